@@ -49,6 +49,7 @@ class Watch:
     _last: Progress | None = None
     _start_s: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108 - a test may set another clock
     _reported_s: float = -1.0
+    _best_s: float = math.inf
     quiet_until_s: float = 0.0  # until then ``look`` takes the time to be left
 
     def __post_init__(self) -> None:
@@ -71,6 +72,11 @@ class Watch:
     def is_due(self) -> bool:
         """Whether a report would be passed on now."""
         return self.on_progress is not None and self.elapsed_s - self._reported_s >= _REPORT_EVERY_S
+
+    def is_news(self, score_s: float) -> bool:
+        """Whether a score is better than all that were asked about before: such a plan is told at once."""
+        better, self._best_s = score_s < self._best_s, min(score_s, self._best_s)
+        return better
 
     def interrupted(self, reserve_s: float = 0.0) -> bool:
         """Whether to stop now, ``reserve_s`` before the time limit; stays true once it was."""

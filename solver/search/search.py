@@ -77,6 +77,8 @@ from meshwright.solver.space.factored import Crossing, rows_of
 
 
 _SAMPLE = 1024  # rows looked at
+_MANY = 4_000_000  # legal rows that take a second to bound: a better plan is sought among some before
+_IMPROVING, _TRIED = 8192, 24  # rows for that, and how many of them are solved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +109,10 @@ def first_plan(
     return None
 
 
-def _spread(count: int) -> IntArray:
+def _spread(count: int, most: int = _SAMPLE) -> IntArray:
     """Row numbers from end to end."""
     return (
-        np.unique(np.linspace(0, count - 1, min(count, _SAMPLE)).astype(np.int64))
-        if count
-        else np.arange(0)
+        np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64)) if count else np.arange(0)
     )
 
 
@@ -294,6 +294,8 @@ def _of_whole(
             opening = None if limited else _opening(found, space, watch)
             if opening is not None:
                 found, adopted = replace(found, frontier=opening.frontier), [opening.row]
+                if len(space.rows) > _MANY:
+                    found = _improved(found, space, watch)
     with watch.cut():
         if not found.space.whole:
             adopted = rows_of(space.rows, _configurations(found.frontier))
@@ -304,6 +306,19 @@ def _of_whole(
             frontier.adopt(row)
         return replace(found, space=space, frontier=frontier)
     return found
+
+
+def _improved(found: Found, space: Space, watch: Watch) -> Found:
+    """The best of a larger sample, where that is better than the first plan."""
+    _interrupt(found.problem, watch, space, found.frontier, now=True)
+    sample = space.rows.take(_spread(len(space.rows), _IMPROVING))
+    frontier = Frontier.of(priced_space(found.problem, found.profile, sample), 1)
+    frontier.covers_all = False
+    frontier.run(lambda state: len(state.solved) >= _TRIED or watch.interrupted())
+    if not frontier.ranked or frontier.ranked[0].score_s >= found.frontier.ranked[0].score_s:
+        return found
+    _interrupt(found.problem, watch, space, frontier, now=True)
+    return replace(found, space=replace(space, whole=False), frontier=frontier)
 
 
 def _of_no_rows(problem: Problem, profile: Profile) -> Frontier:
@@ -367,6 +382,7 @@ def _interrupt(
 ) -> bool:
     """Report where that is due, or ``now``, and say whether to stop."""
     reserve_s = _PLAN_S * len(frontier.ranked)
+    now |= bool(frontier.ranked) and watch.is_news(frontier.ranked[0].score_s)
     if not (now or watch.is_due):
         return watch.interrupted(reserve_s)
     best = frontier.ranked[0].score_s if frontier.ranked else None

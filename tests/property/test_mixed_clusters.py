@@ -13,7 +13,7 @@ from meshwright.profiles.profile import default_profile
 from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.candidates import fastest
-from meshwright.solver.search.placement.bounds import Reach, floors_of, step_bound_s
+from meshwright.solver.search.placement.bounds import Reach, field_bound_s, floors_of, step_bound_s
 from meshwright.solver.search.placement.frontier import PlacedFrontier
 from meshwright.solver.search.placement.program import Field, Program
 from meshwright.solver.search.placement.replicas import least_split_s, shares_of, solve_split, split_bound_s
@@ -67,13 +67,14 @@ def test_no_placement_simulates_below_the_bounds(problem: Problem, data: st.Data
         choice[outer.group_of[berth], 0] = berth
     alone, row = floors.at(choice, np.array([field.row])), columns.take(np.array([field.row]))
     second = step_bound_s(alone, None, row, layers)[0]
+    third = field_bound_s(alone, row, layers)[0]
     least = [objective_bound_s(floors, outer.group_of, columns, layers)[field.row]]
     least.append(objective_bound_s(alone, None, row, layers)[0])
     assert all(max(least) <= field.objective_s(placement) for placement in placements(field))
     simulated = [field.simulated_s(placement) for placement in placements(field)]
     reach, every = Reach(field), set(placements(field))
     for step in simulated:
-        assert max(first, second) <= step
+        assert max(first, second, third) <= step
         assert reach.can_beat(step)
         assert reach.placement(step) in every
 

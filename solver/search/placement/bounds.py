@@ -40,7 +40,8 @@ class Floors:
 
     layer_s: FloatArray
     beside_s: FloatArray  # transfers
-    ends_s: FloatArray  # embedding and head together
+    embedding_s: FloatArray
+    head_s: FloatArray
     most_layers: FloatArray  # of a stage, by memory
     forward_share: FloatArray  # at most, of a stage's time
     tail_s: FloatArray  # of the first stage
@@ -61,8 +62,12 @@ class Floors:
 
     def total_s(self, p: IntArray, layers: int) -> FloatArray:
         """Least sum of all stages' times, (n,)."""
-        ends = (p - 1) * self.least(self.beside_s) + self.least(self.ends_s)
-        return layers * self.least(self.layer_s) + ends
+        return layers * self.least(self.layer_s) + (p - 1) * self.least(self.beside_s) + self.ends_s
+
+    @property
+    def ends_s(self) -> FloatArray:
+        """The least that embedding and head take, be they on two berths, (n,)."""
+        return self.least(self.embedding_s) + self.least(self.head_s)
 
 
 def floors_of(outer: Outer) -> Floors:
@@ -96,7 +101,8 @@ def _of_berth(rows: Rows, hop_s: FloatArray) -> dict[str, FloatArray]:
     return {
         "layer_s": rows.layer_s.min(axis=1),
         "beside_s": 2.0 * hop_s,
-        "ends_s": rows.embedding_s + rows.head_s,
+        "embedding_s": rows.embedding_s,
+        "head_s": rows.head_s,
         "most_layers": np.floor(np.maximum(rows.parts_room_bytes, 0.0) / each * (1.0 + 1e-12)),
         "forward_share": np.maximum(share, 0.5),
         "tail_s": prices.rank_tail_s + prices.tail_s[:, -2] + prices.tail_s[:, layers].min(axis=1),
@@ -192,6 +198,76 @@ def step_bound_s(floors: Floors, groups: IntArray | None, columns: Columns, laye
         ends = ends + least(floors.tail_s)
         step = step_of_end_s(ends, least(floors.straggler), least(floors.fixed_s))
     return np.asarray(np.where(np.isfinite(stage_s), step * SAFETY**2, np.inf))
+
+
+# --------------------------------------------------------------------------------------------------
+# The same for a choice of berths, each of which has a stage: what all stages take together depends on how
+# long the slowest may take.
+#
+# With x its time, a berth holds at most the layers that its stages have time and memory for, so that the
+# sum is least with the fastest berths full. It falls with x: between two values of x the larger one's sum P
+# and the smaller one bound (B) and (H) of ``Reach`` for the slowest stage, wherever it stands. With w < m
+# micro-batches in flight p - w stages are before it, none slower, so R >= P - (p - w + 1) x behind it.
+
+
+_STEP, _STEPS = 1.01, 48  # values of x from tau on, to 1.6 tau; the last one counts for all above
+_UNLIMITED = 1e6
+
+
+def field_bound_s(floors: Floors, columns: Columns, layers: int) -> FloatArray:
+    """Lower bound of every row over all placements on its berths, each with a stage, (n,)."""
+    p, m, present = columns.pipeline_parallel_size, columns.num_microbatches, floors.room > 0
+    slowest_s = least_stage_s(floors, None, p, layers)
+    able = np.isfinite(slowest_s)
+    share = np.where(present, floors.forward_share, 0.0).max(axis=0)
+    each, _, forced = stages_of(floors, None, p)
+    order = np.argsort(np.where(present, floors.layer_s, np.inf), axis=0, kind="stable")
+    beside = (p - 1) * floors.least(floors.beside_s) + floors.ends_s
+    flight = np.arange(1, int(np.minimum(m, p).max(initial=1)) + 1)[:, None]
+    ends, below = np.full(len(p), np.inf), np.where(able, slowest_s, 1.0)
+    for step in range(_STEPS):
+        above = below * (_STEP if step < _STEPS - 1 else _UNLIMITED)
+        held = np.where(present, floors.room * _held(floors, above), 0.0)
+        total = filled_s(each, np.take_along_axis(held, order, axis=0), forced, layers) + beside
+        late = total + (m - 1.0) * below - (flight - 1.0) * share * below
+        with np.errstate(invalid="ignore"):
+            there = total + (m - flight) * below + np.maximum(total - (p - flight + 1.0) * above, 0.0)
+            least = np.where(flight < m, np.maximum(late, there), late)
+        ends = np.minimum(ends, np.where(flight <= np.minimum(m, p), least, np.inf).min(axis=0))
+        below = above
+    with np.errstate(invalid="ignore"):
+        ends = ends + floors.least(floors.tail_s)
+        step_s = step_of_end_s(ends, floors.least(floors.straggler), floors.least(floors.fixed_s))
+    return np.asarray(np.where(able, step_s * SAFETY**2, np.inf))
+
+
+def stages_of(
+    floors: Floors, groups: IntArray | None, p: IntArray
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Seconds of a layer, most stages and least layers by group, fastest first, (G, n).
+
+    Without ``groups`` every berth that has room has a stage with a layer.
+    """
+    if groups is not None:
+        each, count = counts_of(floors, groups, p)
+        return np.where(np.isfinite(each), each, 1.0), count, np.zeros_like(count)
+    present = floors.room > 0
+    each = np.where(present, floors.layer_s, np.inf)
+    order = np.argsort(each, axis=0, kind="stable")
+    each = np.take_along_axis(each, order, axis=0)
+    forced = np.take_along_axis(present, order, axis=0).astype(np.float64)
+    room = np.take_along_axis(np.maximum(floors.room - 1, 0), order, axis=0)
+    upto = np.minimum(np.cumsum(room, axis=0), p - present.sum(axis=0))
+    count = np.diff(upto, axis=0, prepend=0) + forced
+    return np.where(np.isfinite(each), each, 1.0), count, forced
+
+
+def filled_s(each: FloatArray, room: FloatArray, forced: FloatArray, layers: int) -> FloatArray:
+    """Seconds of all layers, the fastest berths filled first; +inf where they have no room, (n,)."""
+    free = np.cumsum(np.maximum(room - forced, 0.0), axis=0)
+    taken = np.diff(np.minimum(free, layers - forced.sum(axis=0)), axis=0, prepend=0.0)
+    placed = (taken + forced).sum(axis=0) * (1.0 + 1e-9) >= layers
+    return np.asarray(np.where(placed, ((taken + forced) * each).sum(axis=0), np.inf))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import numpy as np
 
 from meshwright.solver.clock import OutOfTime, look
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray
-from meshwright.solver.search.placement.bounds import Floors, Reach, floors_of, step_bound_s
+from meshwright.solver.search.placement.bounds import Floors, Reach, field_bound_s, floors_of, step_bound_s
 from meshwright.solver.search.placement.program import Field, Placement, Program
 from meshwright.solver.search.placement.rows import MOST_USED, Outer, choices_of
 from meshwright.solver.space.request_rules import names_of
@@ -26,12 +26,14 @@ from meshwright.solver.space.request_rules import names_of
 _NS = 1e9
 _RUNG = 1.00025  # bounds are tried at its powers, in seconds
 _TRIES = 9  # times between the least that the bounds leave and what is known
+_TIGHTENED = 256  # fields whose own bounds are found together
 _OPENED = 64  # rows whose fields are bounded together
 _SAMPLED = 512  # choices of a row that has too many
 _MOST_CHOICES = 2**15  # of berths for a row, or rows opened together; of more a sample is searched
 _MOST_WAITING = 2**20  # fields, some 200 bytes each: while more wait, no further rows are opened
 Layout = tuple[int, ...]
 Waiting = tuple[float, int, tuple[int, ...]]  # a field under its bound: row, berths
+Loose = tuple[float, bool, int, tuple[int, ...]]  # the same with whether ``field_bound_s`` may be larger
 Bound = Callable[[Floors, IntArray | None, Columns, int], FloatArray]
 
 
@@ -65,7 +67,7 @@ class PlacedFrontier:
     _best: dict[Layout, Placed] = field(default_factory=dict)
     _order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     _next: int = 0
-    _heap: list[Waiting] = field(default_factory=list)
+    _heap: list[Loose] = field(default_factory=list)
 
     @classmethod
     def of(cls, outer: Outer, top_k: int) -> PlacedFrontier:
@@ -120,13 +122,25 @@ class PlacedFrontier:
                 rows = self._pieces(self._order[self._next : self._next + _OPENED])[0]
                 self._open(rows)
                 self._next += len(rows)
+            elif self._heap[0][1]:
+                self._tighten()
             else:
-                _, row, berths = entry = heapq.heappop(self._heap)
+                _, _, row, berths = entry = heapq.heappop(self._heap)
+                if (row, berths) in self.objectives:  # adopted
+                    continue
                 try:
                     self.settle(Field(outer=self.outer, row=row, berths=berths))
                 except OutOfTime:
                     heapq.heappush(self._heap, entry)
                     raise
+
+    def adopt(self, other: PlacedFrontier) -> None:
+        """Solve the field of another search's best plan, where it is among these rows."""
+        for placed in other.ranked[:1]:
+            mine, theirs = self.outer.columns, other.outer.columns
+            same = [getattr(mine, name) == getattr(theirs, name)[placed.row] for name in mine.__slots__]
+            for row in np.flatnonzero(np.logical_and.reduce(same)).tolist():
+                self.settle(Field(outer=self.outer, row=row, berths=placed.berths))
 
     @property
     def _settles_first(self) -> bool:
@@ -142,7 +156,23 @@ class PlacedFrontier:
         cutoff_s = self.cutoff_s
         for bound, row, berths in list(self.fields_of(rows, step_bound_s, cutoff_s)):
             if (least := max(bound, float(self.bound_s[row]))) <= cutoff_s:
-                heapq.heappush(self._heap, (least, row, berths))
+                heapq.heappush(self._heap, (least, True, row, berths))
+
+    def _tighten(self) -> None:
+        """Let the first few fields wait under their own bounds."""
+        some = list[Loose]()
+        while self._heap and self._heap[0][1] and len(some) < _TIGHTENED:
+            some.append(heapq.heappop(self._heap))
+        choices = np.full((MOST_USED, len(some)), -1)
+        for at, (_, _, _, berths) in enumerate(some):
+            choices[: len(berths), at] = berths
+        rows = np.array([row for _, _, row, _ in some])
+        bounds = field_bound_s(
+            self.floors.at(choices, rows), self.outer.columns.take(rows), self.outer.layout.num_layers
+        )
+        for bound, (loose, _, row, berths) in zip(bounds.tolist(), some, strict=True):
+            if (least := max(bound, loose)) <= self.cutoff_s:
+                heapq.heappush(self._heap, (least, False, row, berths))
 
     def fields_of(self, rows: IntArray, bound: Bound, limit_s: float) -> Iterator[Waiting]:
         """The fields of some rows whose bound is within a limit."""

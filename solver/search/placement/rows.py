@@ -228,13 +228,21 @@ def choices_of(outer: Outer, rows: IntArray) -> FloatArray:
     return np.asarray((number * used).sum(axis=1))
 
 
-def outer_of(fleet: Fleet, *, wide: bool = False) -> tuple[Outer, int]:
+def _plain(columns: Columns, most: int) -> Columns:
+    """Up to ``most`` rows from end to end, of those that recompute and slice nothing if there are any."""
+    plain = (columns.recompute == 0) & (columns.context_parallel_size == 1) & (columns.zero_stage <= 1)
+    index = np.flatnonzero(plain) if plain.any() else np.arange(len(columns))
+    return columns.take(index[np.linspace(0, len(index) - 1, min(most, len(index))).astype(np.int64)])
+
+
+def outer_of(fleet: Fleet, *, wide: bool = False, most: int | None = None) -> tuple[Outer, int]:
     """All rows that some groups have room for, priced; and how many there were before.
 
     ``wide``: every slice of the sequence and every micro-batch that divides; else those that are usual or
-    that the request limits.
+    that the request limits. ``most``: so many of them, to begin with.
     """
     (columns, number), berths = columns_of(fleet, wide=wide), berths_of(fleet)
+    columns = columns if most is None else _plain(columns, most)
     whole = len(columns) == number and len(fleet.groups) <= _MOST_SHARED
     room = np.stack([_looked(_room(fleet, columns, berth)) for berth in berths])
     groups = np.array([berth.group for berth in berths])

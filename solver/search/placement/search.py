@@ -49,10 +49,12 @@ from meshwright.solver.search.placement.replicas import (
     solve_split,
     split_bound_s,
 )
-from meshwright.solver.search.placement.rows import Outer, outer_of, sets_of
+from meshwright.solver.search.placement.rows import Outer, columns_of, outer_of, sets_of
 from meshwright.solver.search.proof import Least, least_objective
 
 _FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
+_TRIED = 3  # fields that are solved for it
+_FEW, _SOON_PRICED = 1024, 8192  # rows among which a first plan is sought, where there are more than these
 
 
 def search_placed(problem: Problem, profile: Profile, watch: Watch, *, wide: bool = False) -> Answer:
@@ -69,8 +71,10 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch, *, wide: boo
         fleet = Fleet.of(problem, profile)
         frontier, size = PlacedFrontier.of(Outer.of_nothing(fleet), problem.options.top_k), 0
         with watch.at_least(_FIRST_S).cut():
+            frontier = _first(fleet, watch, wide=wide)
             outer, number = outer_of(fleet, wide=wide)
-            frontier, size = PlacedFrontier.of(outer, problem.options.top_k), number
+            first, frontier, size = frontier, PlacedFrontier.of(outer, problem.options.top_k), number
+            frontier.adopt(first)
         outer, shared = frontier.outer, _Shared(fleet, [], [])
         waiting: list[tuple[float, tuple[int, ...]]] | None = None  # nobody looked yet
         every_split = False
@@ -108,6 +112,18 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch, *, wide: boo
         return search_placed(problem, profile, watch, wide=True)
     space: Literal["usual", "every"] = "every" if wide else "usual"
     return replace(answer, warnings=(*answer.warnings, *certificate.warnings), space=space)
+
+
+def _first(fleet: Fleet, watch: Watch, *, wide: bool) -> PlacedFrontier:
+    """A few rows with a first plan, before all are priced; none where those are few as well."""
+    if columns_of(fleet, wide=wide)[1] <= _SOON_PRICED:
+        return PlacedFrontier.of(Outer.of_nothing(fleet), 1)
+    frontier = PlacedFrontier.of(outer_of(fleet, wide=wide, most=_FEW)[0], 1)
+    frontier.outer = replace(frontier.outer, whole=False)
+    frontier.run(lambda state: (_interrupt(watch, state) and bool(state.ranked)) or state.solved >= _TRIED)
+    best = frontier.ranked[0].score_s if frontier.ranked else None
+    watch.report("enumerating", incumbent_s=best, now=best is not None)
+    return frontier
 
 
 def _certified(
@@ -191,14 +207,14 @@ class _Shared:
 
 def _interrupt(watch: Watch, frontier: PlacedFrontier) -> bool:
     """Report, and say whether to stop."""
-    best = frontier.ranked[0].score_s if frontier.ranked else None
+    best = min([*(one.score_s for one in frontier.ranked[:1]), *frontier.rivals_s], default=None)
     waiting = min(frontier.waiting_s, best or np.inf)
     watch.report(
         "solving",
         explored=frontier.settled,
         total=len(frontier.outer),
         incumbent_s=best,
-        bound_s=waiting if np.isfinite(waiting) else None,
+        bound_s=waiting if np.isfinite(waiting) and frontier.outer.whole else None,
     )
     return watch.interrupted()
 
