@@ -53,7 +53,7 @@ from meshwright.solver.cost.objective import UNITS, natural_objective
 from meshwright.solver.explain.compare import Side, compared
 from meshwright.solver.explain.reasons import reasons_of
 from meshwright.solver.planner.plan import ask
-from meshwright.solver.predict import predicted
+from meshwright.solver.predict import predict as predicted
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop, problem_digest
 from meshwright.solver.runs.table import Run, read_runs
 from meshwright.solver.space.launcher_rules import beyond_positions, overlap_notes

@@ -266,23 +266,14 @@ def prediction_of(
     )
 
 
-def predict_all(
+def _predict_meshes(
     problem: Problem, profile: Profile, configurations: Sequence[Configuration]
 ) -> list[Prediction]:
-    """The predictions of several configurations of one problem, in their order.
-
-    Raises:
-        InvalidProblemError: a framework option of the workload is unknown or has a wrong value.
-    """
+    """The predictions of meshes over equal nodes, in their order; errors as ``predict_all``."""
     if not configurations:
         return []
     priced = _priced(problem, profile, configurations)
     return [_prediction(problem, profile, priced, row, c) for row, c in enumerate(configurations)]
-
-
-def predict(problem: Problem, profile: Profile, configuration: Configuration) -> Prediction:
-    """The prediction of one configuration; errors as ``predict_all``."""
-    return predict_all(problem, profile, [configuration])[0]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -443,7 +434,7 @@ def _numbered(stages: Iterator[StagePrediction]) -> Iterator[StagePrediction]:
 # The prediction of any configuration: a mesh over equal nodes, or stages on the node groups they name.
 
 
-def predicted_all(
+def predict_all(
     problem: Problem, profile: Profile, configurations: Sequence[Configuration]
 ) -> list[Prediction]:
     """The predictions of several configurations of one problem, in their order.
@@ -453,12 +444,12 @@ def predicted_all(
     Raises:
         InvalidProblemError: a framework option of the workload is unknown or has a wrong value.
     """
-    meshes = iter(predict_all(problem, profile, [one for one in configurations if not one.is_placed]))
+    meshes = iter(_predict_meshes(problem, profile, [one for one in configurations if not one.is_placed]))
     return [
         predict_mixed(problem, profile, one) if one.is_placed else next(meshes) for one in configurations
     ]
 
 
-def predicted(problem: Problem, profile: Profile, configuration: Configuration) -> Prediction:
-    """The prediction of one configuration; errors as ``predicted_all``."""
-    return predicted_all(problem, profile, [configuration])[0]
+def predict(problem: Problem, profile: Profile, configuration: Configuration) -> Prediction:
+    """The prediction of one configuration; errors as ``predict_all``."""
+    return predict_all(problem, profile, [configuration])[0]

@@ -49,13 +49,7 @@ def explain(
                 "--plan is a whole question with its answer: nothing else goes with it"
             )
         raise typer.Exit(run_explain_plan(plan, as_json=json_output))
-    asked = Asked(
-        config=config,
-        assign=assign or [],
-        from_args=from_args or [],
-        variables=variable or [],
-        ignored=ignored or [],
-    )
+    asked = Asked(config=config, assign=assign, from_args=from_args, variables=variable, ignored=ignored)
     raise typer.Exit(run_explain(request, asked, as_json=json_output, calibration=profile))
 
 

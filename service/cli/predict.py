@@ -38,13 +38,7 @@ def predict_command(
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Price one configuration: step time, memory by stage, risk of running out of it."""
-    asked = Asked(
-        config=config,
-        assign=assign or [],
-        from_args=from_args or [],
-        variables=variable or [],
-        ignored=ignored or [],
-    )
+    asked = Asked(config=config, assign=assign, from_args=from_args, variables=variable, ignored=ignored)
     raise typer.Exit(run_predict(request, asked, as_json=json_output, calibration=profile))
 
 

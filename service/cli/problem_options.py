@@ -446,13 +446,13 @@ def _beside(path: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Where the configuration comes from."""
+    """Where the configuration comes from, as options that may be absent say it."""
 
     config: Path | None = None
-    assign: Sequence[str] = ()
-    from_args: Sequence[Path] = ()  # launch files, or one folder of them
-    variables: Sequence[str] = ()  # NAME=VALUE of the shell
-    ignored: Sequence[str] = ()  # flags to pass by
+    assign: Sequence[str] | None = None
+    from_args: Sequence[Path] | None = None  # launch files, or one folder of them
+    variables: Sequence[str] | None = None  # NAME=VALUE of the shell
+    ignored: Sequence[str] | None = None  # flags to pass by
 
 
 def own_of(request: Request, asked: Asked) -> Own:
@@ -461,16 +461,16 @@ def own_of(request: Request, asked: Asked) -> Own:
     Raises:
         InvalidProblemError: the problem, the configuration or the launch command is wrong.
     """
-    settings = settings_of("--set", asked.assign)
+    settings = settings_of("--set", asked.assign or ())
     if not asked.from_args:
         problem = parse_problem(request)
         raw = {**(read_problem_file(asked.config) if asked.config else {}), **settings}
         return Own(problem=problem, configuration=completed(raw, problem))
     if asked.config:
         raise InvalidProblemError.of("--from-args", "the launch file is the configuration: no --config")
-    variables = _variables(asked.variables)
+    variables = _variables(asked.variables or ())
     source = source_of(asked.from_args)
-    return own_of_files(request, source, variables=variables, values=settings, ignored=asked.ignored)
+    return own_of_files(request, source, variables=variables, values=settings, ignored=asked.ignored or ())
 
 
 def _variables(texts: Sequence[str]) -> dict[str, str]:

@@ -28,7 +28,7 @@ from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import Configuration, plan_id_of
 from meshwright.solver.cost.objective import CHECKPOINT_BYTES_PER_WEIGHT, slowdown
 from meshwright.solver.explain.remedies import first_plans
-from meshwright.solver.predict import predicted_all
+from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import Problem, problem_digest
 from meshwright.solver.splits import divisors
 
@@ -99,7 +99,7 @@ def replanned(job: Changed, profile: Profile) -> Replan:
         job: the job and what happened to it.
         profile: the costs that its question is priced with.
     """
-    (now,) = predicted_all(job.problem, profile, [job.plan.config])  # what was learnt since it was found
+    (now,) = predict_all(job.problem, profile, [job.plan.config])  # what was learnt since it was found
     job = replace(job, plan=replace(job.plan, prediction=now))
     timing = _Timing(job=job, profile=profile)
     notes, refused = [f"priced with {profile.title}", *timing.notes()], list[str]()
@@ -319,7 +319,7 @@ def _at_pace(job: Changed, profile: Profile, pace: float) -> Layout:
 
     slow = with_groups(Question(problem=job.problem, profile=profile), slower)
     usual, prediction = (
-        predicted_all(one.problem, one.profile, [job.plan.config])[0]
+        predict_all(one.problem, one.profile, [job.plan.config])[0]
         for one in (Question(problem=job.problem, profile=profile), slow)
     )
     scale = prediction.step_time_s / usual.step_time_s

@@ -15,7 +15,7 @@ from meshwright.service.launchers.reading.registry import read_launch_files, rea
 from meshwright.service.requests.configuration import completed
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.configuration import Configuration
-from meshwright.solver.predict import predicted
+from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.rules import ramp_stages
 
@@ -245,7 +245,7 @@ def ramp_notes(own: Own, profile: Profile) -> list[str]:
     *stages, _last = ramp_stages(replace(own.problem, options=options))
     notes = []
     for stage, (batch, end) in zip(stages, own.batch_ramp, strict=True):
-        found = predicted(stage.problem, profile, stage.configuration(own.configuration))
+        found = predict(stage.problem, profile, stage.configuration(own.configuration))
         time = f"{stage.steps:,.0f} steps of {found.step_time_s:.3g} s"
         notes.append(f"until {end:,} tokens the batch is {batch}: {time}")
     return notes

@@ -29,7 +29,7 @@ from meshwright.solver.calibration.calibrate import calibrate
 from meshwright.solver.calibration.fit import TIME_PROCESS
 from meshwright.solver.calibration.observations import Observation
 from meshwright.solver.explain.certainty import log_covariance, odds_of, runs_to_measure
-from meshwright.solver.predict import predicted_all
+from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import Problem, problem_digest
 
 FORMAT = "meshwright-tuning-1"
@@ -87,7 +87,7 @@ def standing(
         costs = found.applied(profile)
     out = {one.plan_id for one in runs if one.outcome != "measured"}
     left = [plan for plan in plans if plan.plan_id not in out]
-    seen = predicted_all(problem, costs, [plan.config for plan in left])
+    seen = predict_all(problem, costs, [plan.config for plan in left])
     priced = [replace(plan, prediction=one) for plan, one in zip(left, seen, strict=True)]
     now = Standing(plans=tuple(priced), calibration=found, runs=tuple(runs))
     return replace(now, plans=_ranked(problem, costs, now))

@@ -17,7 +17,7 @@ from meshwright.solver.answer import Plan, Prediction
 from meshwright.solver.check import violations
 from meshwright.solver.configuration import Configuration, StageGroup
 from meshwright.solver.planner.variants import profile_of_variant
-from meshwright.solver.predict import predicted_all
+from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import Problem
 
 
@@ -84,7 +84,7 @@ def _priced(changed: Question, candidates: Sequence[Candidate]) -> Iterator[Foun
         alike = list(some)
         own = alike[0].asks(changed)
         try:
-            seen = predicted_all(own.problem, own.profile, [one.configuration for one in alike])
+            seen = predict_all(own.problem, own.profile, [one.configuration for one in alike])
         except PlannerError:  # an option that this launcher lacks
             continue
         yield from (

@@ -45,7 +45,7 @@ from meshwright.solver.calibration.observations import (
 from meshwright.solver.configuration import Configuration, FloatArray
 from meshwright.solver.cost.memory import memory_limit_bytes
 from meshwright.solver.cost.residuals import features_of
-from meshwright.solver.predict import Z_80_PERCENT, predict, predicted
+from meshwright.solver.predict import Z_80_PERCENT, predict
 from meshwright.solver.problem import Problem, Workload
 from meshwright.solver.runs.table import CATALOG_RUNS, read_runs
 
@@ -157,7 +157,7 @@ def _beyond(mfu: float, problem: Problem, configuration: Configuration, profile:
     record = record_of(profile.framework.stack, problem.workload)
     if mfu <= _BEYOND * record.mfu:
         return None
-    model_mfu = predicted(problem, profile, configuration).mfu
+    model_mfu = predict(problem, profile, configuration).mfu
     if mfu <= _BEYOND * model_mfu:
         return None
     whose = f"under {profile.framework.stack}" if record.of_stack else "under any software stack"
@@ -276,7 +276,8 @@ def calibrate(
     possible, reasons = _to_learn_from(observations, profile_of)
     timed = [one for one in possible if one.step_time_s is not None]
     time = _time_part(timed, profile_of) if timed else None
-    memory = _memory_part(possible, profile_of)
+    expected = [(one, _expected(one, profile_of)) for one in possible]
+    memory = _memory_part([_judged(one, blind) for one, blind in expected], profile_of)
     return Calibration(
         cluster=cluster,
         stack=_stack_of(possible, profile_of),
@@ -291,7 +292,7 @@ def calibrate(
             *reasons,
             *(time.findings if time else ()),
             *(memory.findings if memory else ()),
-            *(said for one in possible if (said := _filled_by_others(one, profile_of))),
+            *(said for one, blind in expected if (said := _filled_by_others(one, blind))),
         ),
         runs=tuple(called(one) for one in possible),
     )
@@ -362,13 +363,12 @@ def _time_part(timed: Sequence[Observation], profile_of: ProfileOf) -> _Part:
     )
 
 
-def _memory_part(possible: Sequence[Observation], profile_of: ProfileOf) -> _Part | None:
+def _memory_part(told: Sequence[Observation | None], profile_of: ProfileOf) -> _Part | None:
     """Constants and residual of the peak memory; None when no run tells anything.
 
     A run that ran out of memory tells that its peak is above the limit, and nothing where that is
     what was predicted anyway, or where so little was that something else must have filled the GPU.
     """
-    told = [memory_observation(one, profile_of) for one in possible]
     known = [one for one in told if one is not None and one.peak_memory_bytes]
     if not known:
         return None
@@ -389,11 +389,18 @@ def _memory_part(possible: Sequence[Observation], profile_of: ProfileOf) -> _Par
     )
 
 
-def _filled_by_others(one: Observation, profile_of: ProfileOf) -> str | None:
-    """That a run which ran out of memory teaches nothing of it, since far less was expected; else None."""
-    if not one.out_of_memory or one.peak_memory_bytes is not None:
+def _expected(one: Observation, profile_of: ProfileOf) -> Prediction | None:
+    """What was expected of a run that says something of its memory."""
+    if one.peak_memory_bytes is None and not one.out_of_memory:
         return None
-    expected = predict(one.problem, profile_of(one), one.configuration).peak_memory_bytes
+    return predict(one.problem, profile_of(one), one.configuration)
+
+
+def _filled_by_others(one: Observation, blind: Prediction | None) -> str | None:
+    """That a run which ran out of memory teaches nothing of it, since far less was expected; else None."""
+    if blind is None or one.peak_memory_bytes is not None:
+        return None
+    expected = blind.peak_memory_bytes
     limit = memory_limit_bytes(one.problem)
     if expected >= _LEAST_FILLED * limit:
         return None
@@ -405,15 +412,19 @@ def _filled_by_others(one: Observation, profile_of: ProfileOf) -> str | None:
 
 def memory_observation(one: Observation, profile_of: ProfileOf) -> Observation | None:
     """The run as its memory is to be judged; None when it tells nothing."""
-    if one.peak_memory_bytes is None and not one.out_of_memory:
+    return _judged(one, _expected(one, profile_of))
+
+
+def _judged(one: Observation, blind: Prediction | None) -> Observation | None:
+    """``memory_observation`` with what was expected of the run."""
+    if blind is None:
         return None
-    prediction = predict(one.problem, profile_of(one), one.configuration)
-    judged_as = memory_configuration(one.configuration, prediction, recompute_known=one.recompute_known)
+    judged_as = memory_configuration(one.configuration, blind, recompute_known=one.recompute_known)
     judged = replace(one, configuration=judged_as)
     if one.peak_memory_bytes is not None:
         return judged
     limit = memory_limit_bytes(one.problem)
-    if not _LEAST_FILLED * limit <= prediction.peak_memory_bytes < limit:
+    if not _LEAST_FILLED * limit <= blind.peak_memory_bytes < limit:
         return None
     return replace(judged, peak_memory_bytes=float(limit), memory_kind="device", memory_rank="worst")
 

@@ -24,7 +24,7 @@ from meshwright.solver.cost.pipelines import Assembled
 from meshwright.solver.explain.alternatives import Judge, settle, short_bytes
 from meshwright.solver.explain.reasons import fallen
 from meshwright.solver.explain.waterfall import placed_all
-from meshwright.solver.predict import predicted
+from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.rules import rules_of, violation_masks
 from meshwright.solver.splits import even_split
@@ -342,7 +342,7 @@ def compared(profile: Profile, first: Side, second: Side) -> Comparison:
     for name, problem in _option_changes(first.problem, second.problem, profile.framework):
         stops.append(_Stop(name, problem, first.configuration))
     stops += _path(second.problem, profile, first.configuration, second.configuration)
-    priced = [predicted(stop.problem, profile, stop.configuration) for stop in stops]
+    priced = [predict(stop.problem, profile, stop.configuration) for stop in stops]
     falls = [
         fallen(stop.problem, profile, [stop.configuration], [found.step_time_s])[0]
         for stop, found in zip(stops, priced, strict=True)

@@ -15,7 +15,7 @@ from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.explain.alternatives import Alternative, alternatives_of, placed_alternatives_of
 from meshwright.solver.explain.waterfall import NO_LOSS, placed_all, placed_waterfalls, waterfalls
-from meshwright.solver.predict import predicted_all
+from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import Problem
 
 # --------------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ class _Tried:
         found, right = dict[tuple[str, Configuration], Outcome](), set[tuple[str, Configuration]]()
         for name, some in wanted.items():
             problem, batch = problems[name], problems[name].workload.global_batch_size
-            steps = [one.step_time_s for one in predicted_all(problem, profile, list(some))]
+            steps = [one.step_time_s for one in predict_all(problem, profile, list(some))]
             for one, step, fall in zip(
                 some, steps, fallen(problem, profile, list(some), steps), strict=True
             ):

@@ -32,7 +32,7 @@ from meshwright.solver.check import violations, violations_of_all
 from meshwright.solver.clock import relative_gap
 from meshwright.solver.configuration import Columns, Configuration, plan_id_of
 from meshwright.solver.cost.objective import DAY_S, outlook_of, slowdown, weighing_of
-from meshwright.solver.predict import predicted
+from meshwright.solver.predict import predict
 from meshwright.solver.problem import EVERY_SWITCH, Problem, Workload, changes_of, problem_digest
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals, layouts_of
 from meshwright.solver.space.launcher_rules import problem_faults
@@ -186,7 +186,7 @@ def with_baseline(problem: Problem, profile: Profile, answer: Answer) -> Answer:
     config = problem.options.baseline
     if config is None:
         return answer
-    prediction = predicted(problem, profile, config)
+    prediction = predict(problem, profile, config)
     score = score_s(problem, profile, config, prediction)
     scores = [score_s(problem, profile, plan.config, plan.prediction) for plan in answer.plans]
     better = sum(other < score for other in scores)

@@ -2,10 +2,10 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,21 @@ from meshwright.profiles.model_shapes import model_to_mapping
 from tests.problems.measured_profiles import TINY
 
 ROOT = Path(__file__).parents[2]
-COMMAND = ["meshwright.service.cli.main", "profile", "--seq-length", "32", "--device", "cpu", "--quick"]
+COMMAND = ["-m", "meshwright.service.cli.main"]
+QUESTION = ["profile", "--seq-length", "32", "--device", "cpu", "--quick"]
+# Ctrl-C as the first task is done, written and told: typed by the test it might come after the last.
+INTERRUPTED = """
+import os, signal
+from meshwright.service.cli import main, profile
+say = profile._say
+def interrupted(line):
+    say(line)
+    if profile._say is interrupted:
+        profile._say = say
+        os.kill(os.getpid(), signal.SIGINT)
+profile._say = interrupted
+main.main()
+"""
 
 
 @pytest.fixture
@@ -26,12 +40,14 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "p.json"
 
 
-def start(out: Path, *options: str, ranks: int = 1) -> subprocess.Popen[str]:
+def start(
+    out: Path, *options: str, ranks: int = 1, command: Sequence[str] = COMMAND
+) -> subprocess.Popen[str]:
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     launcher = torchrun if ranks > 1 else []
     model = ["--model", str(out.with_name("tiny.json")), "--out", str(out)]
     return subprocess.Popen(
-        [sys.executable, *launcher, "-m", *COMMAND, *model, *options],
+        [sys.executable, *launcher, *command, *QUESTION, *model, *options],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -85,11 +101,8 @@ def test_a_second_start_measures_only_what_is_new(out: Path) -> None:
 
 def test_an_interrupted_start_keeps_what_it_measured_and_the_next_goes_on(out: Path) -> None:
     options = ("--only", "gemm,layer", "--tp", "1,2,4", "--micro-batch", "1,2,3,4")
-    process = start(out, *options)
-    assert process.stderr is not None
-    process.stderr.readline()  # the first task is done and written
-    process.send_signal(signal.SIGINT)
-    stderr = process.communicate(timeout=60)[1]
+    process = start(out, *options, command=["-c", INTERRUPTED])
+    stderr = process.communicate()[1]
     assert process.returncode == 130, stderr
     assert stderr.endswith("interrupted: what was measured is kept, the same command goes on from there\n")
     kept = read_measured_profile(out)

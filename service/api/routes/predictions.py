@@ -19,7 +19,7 @@ from meshwright.service.requests.launch_files import Own, given_launch_file, own
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.explain.reasons import reasons_of
-from meshwright.solver.predict import predicted
+from meshwright.solver.predict import predict
 from meshwright.solver.space.launcher_rules import beyond_positions, overlap_notes
 
 _PARTS = {"problem", "configuration", "launch_file"}
@@ -41,7 +41,7 @@ def create_prediction(body: BodyDep, tenant: TenantDep, service: ServiceDep) -> 
     own = own_of_body(service, tenant, body)
     problem, configuration = service.profiles.resolved(tenant, own.problem), own.configuration
     profile = service.profiles.profile_of(problem)
-    prediction = predicted(problem, profile, configuration)
+    prediction = predict(problem, profile, configuration)
     require_credible(problem, profile, [(configuration, prediction)])
     return PredictionView(
         config=configuration,

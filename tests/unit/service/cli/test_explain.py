@@ -5,22 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.service.cli.main import main
+from tests.served.requests import run_here
 from tests.unit.service.launchers.reading.test_megatron_lm import SCRIPT
 
 PLAN = ["plan", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes", "1",
         "--global-batch-size", "64", "--seq-length", "4096", "--certify", "none",
         "--top-k", "3"]  # fmt: skip
-
-
-def run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
-) -> tuple[int, str, str]:
-    monkeypatch.setattr("sys.argv", ["meshwright", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    told = capsys.readouterr()
-    return int(ended.value.code or 0), told.out, told.err
 
 
 @pytest.fixture
@@ -34,11 +24,11 @@ def test_two_plans_are_compared_by_rank_and_by_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    _, text, _ = run(monkeypatch, capsys, *PLAN, "--json", "--measure-next", "2")
+    _, text, _ = run_here(monkeypatch, capsys, *PLAN, "--json", "--measure-next", "2")
     answer = json.loads(text)
     assert len(answer["measure_next"]) == 2
     ids = [plan["plan_id"] for plan in answer["plans"]]
-    code, text, _ = run(monkeypatch, capsys, "compare", ids[0], ids[2], "--json")
+    code, text, _ = run_here(monkeypatch, capsys, "compare", ids[0], ids[2], "--json")
     found = json.loads(text)
     assert code == 0
     steps = [plan["prediction"]["step_time_s"] for plan in answer["plans"]]
@@ -46,10 +36,10 @@ def test_two_plans_are_compared_by_rank_and_by_id(
     assert total == pytest.approx(steps[2] - steps[0])
     file = tmp_path / "answer.json"
     file.write_text(json.dumps(answer))
-    code, text, _ = run(monkeypatch, capsys, "compare", "1", "3", "--from", str(file))
+    code, text, _ = run_here(monkeypatch, capsys, "compare", "1", "3", "--from", str(file))
     assert code == 0
     assert f"#1 {ids[0][:4]}" in text
-    code, _, error = run(monkeypatch, capsys, "compare", ids[0], "ffffffffffff")
+    code, _, error = run_here(monkeypatch, capsys, "compare", ids[0], "ffffffffffff")
     assert code == 2
     assert "no plan" in error
 
@@ -59,21 +49,21 @@ def test_a_plan_that_was_found_is_told_in_full(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "160")
-    _, text, _ = run(monkeypatch, capsys, *PLAN, "--json")
+    _, text, _ = run_here(monkeypatch, capsys, *PLAN, "--json")
     second = json.loads(text)["plans"][1]
-    code, text, _ = run(monkeypatch, capsys, "explain", "--plan", second["plan_id"][:8])
+    code, text, _ = run_here(monkeypatch, capsys, "explain", "--plan", second["plan_id"][:8])
     assert code == 0
     assert "from ideal to real" in text
     assert sum(line.strip().startswith("costs: ") for line in text.splitlines()) == 3
     assert "that #2 is the fastest of its ranking" in text
-    code, text, _ = run(monkeypatch, capsys, "explain", "--plan", second["plan_id"], "--json")
+    code, text, _ = run_here(monkeypatch, capsys, "explain", "--plan", second["plan_id"], "--json")
     assert json.loads(text)["why"] == second["why"]
-    code, _, error = run(monkeypatch, capsys, "explain", "--plan", "ab", "--set", "tp=2")
+    code, _, error = run_here(monkeypatch, capsys, "explain", "--plan", "ab", "--set", "tp=2")
     assert code == 2
     assert "nothing else goes with it" in error
     alone = {name: part for name, part in json.loads(text).items() if name != "status"}
     (tmp_path / "plan.json").write_text(json.dumps({"plans": [alone], "problem": {}}))
-    code, _, error = run(monkeypatch, capsys, "report", "--from", str(tmp_path / "plan.json"))
+    code, _, error = run_here(monkeypatch, capsys, "report", "--from", str(tmp_path / "plan.json"))
     assert (code, "--from: the file holds a plan without its search" in error) == (2, True)
 
 
@@ -82,12 +72,12 @@ def test_a_launch_script_is_priced_and_explained(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     cluster = ("--from-args", str(script), "--cluster", "dgx-h100", "--json")
-    code, text, _ = run(monkeypatch, capsys, "predict", *cluster)
+    code, text, _ = run_here(monkeypatch, capsys, "predict", *cluster)
     priced = json.loads(text)
     assert code == 0
     assert priced["config"]["data_parallel_size"] == 4
     assert priced["unread"] == ["--strange-flag"]
-    code, text, _ = run(monkeypatch, capsys, "explain", *cluster, "--certify", "none")
+    code, text, _ = run_here(monkeypatch, capsys, "explain", *cluster, "--certify", "none")
     found = json.loads(text)
     assert code == 0
     assert found["comparison"]["first"]["step_time_s"] == priced["prediction"]["step_time_s"]
@@ -105,7 +95,7 @@ def test_what_is_missing_or_too_much_is_said(
         (("--cluster", "dgx-h100", "--seq-length", "1"), "do not divide 1 tokens"),
         (("--cluster", "dgx-h100", "--var", "TP"), "is not NAME=VALUE"),
     ):
-        code, _, error = run(monkeypatch, capsys, *file, *words)
+        code, _, error = run_here(monkeypatch, capsys, *file, *words)
         assert code == 2
         assert says in error
 
@@ -115,7 +105,7 @@ def test_the_users_own_configuration_is_explained_in_words(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     words = [word for word in PLAN[1:] if word not in ("--top-k", "3")]
-    code, text, _ = run(monkeypatch, capsys, "explain", *words, "--set", "tp=8", "--set", "zero=1")
+    code, text, _ = run_here(monkeypatch, capsys, "explain", *words, "--set", "tp=8", "--set", "zero=1")
     assert code == 0
     assert text.splitlines()[1].startswith("yours")
     assert "tp 8 → " in text
@@ -126,12 +116,12 @@ def test_shapes_are_told_as_json_and_as_a_table(
 ) -> None:
     words = ["shapes", "--model", "gpt-3-350m", "--cluster", "dgx-h100", "--num-nodes", "1"]
     words += ["--global-batch-size", "64", "--seq-length", "2048"]
-    code, text, _ = run(monkeypatch, capsys, *words, "--json")
+    code, text, _ = run_here(monkeypatch, capsys, *words, "--json")
     found = json.loads(text)
     assert code == 0
     # heads of 64 feed attention kernels badly (profiles: a narrow head reaches 0.6 to 0.8 of the rate)
     assert any(shape["change"].startswith("heads 16 × 64 → 8 × 128") for shape in found["shapes"])
-    code, text, _ = run(monkeypatch, capsys, *words)
+    code, text, _ = run_here(monkeypatch, capsys, *words)
     assert code == 0
     assert "heads 16 × 64" in text.replace("\n", " ")
 
@@ -141,12 +131,12 @@ def test_an_explanation_by_energy_says_what_plans_are_ranked_by(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     words = ["explain", *PLAN[1:], "--objective", "energy_per_token", "--set", "tp=4"]
-    _, text, _ = run(monkeypatch, capsys, *words, "--json")
+    _, text, _ = run_here(monkeypatch, capsys, *words, "--json")
     ranked = json.loads(text)["ranked_by"]
     assert (ranked["name"], ranked["unit"]) == ("energy per token", "J/token")
     assert ranked["values"][1] < ranked["values"][0]
-    code, text, _ = run(monkeypatch, capsys, *words)
+    code, text, _ = run_here(monkeypatch, capsys, *words)
     assert code == 0
     assert "ranked by energy per token: yours" in text.replace("\xa0", " ")
-    _, text, _ = run(monkeypatch, capsys, "explain", *PLAN[1:], "--set", "tp=4", "--json")
+    _, text, _ = run_here(monkeypatch, capsys, "explain", *PLAN[1:], "--set", "tp=4", "--json")
     assert json.loads(text)["ranked_by"] is None

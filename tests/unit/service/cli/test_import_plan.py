@@ -21,7 +21,7 @@ from meshwright.service.library import answer_document
 from meshwright.service.requests.measured_runs import shape_of_plan
 from meshwright.service.requests.parse import problem_to_mapping
 from meshwright.solver.answer import Plan
-from meshwright.solver.predict import predicted
+from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from meshwright.solver.runs.table import read_runs
 from tests.builders import a_plan, a_problem, an_answer
@@ -80,7 +80,7 @@ def calibrated(table: Path) -> Path:
 
 
 def expected_s(problem: Problem, plan: Plan, profile: Path | None = None) -> float:
-    return predicted(problem, profile_for(problem, profile), plan.config).step_time_s
+    return predict(problem, profile_for(problem, profile), plan.config).step_time_s
 
 
 @pytest.mark.parametrize("share", [0.9, 1.1, 1.25])
@@ -88,7 +88,7 @@ def test_the_measured_plan_is_predicted_as_it_was_measured(tmp_path: Path, share
     saved(tmp_path)
     measured_s = share * expected_s(PROBLEM, PLAN)
     profile = calibrated(imported(tmp_path, logged(tmp_path, measured_s)))
-    seen = predicted(PROBLEM, profile_for(PROBLEM, profile), PLAN.config)
+    seen = predict(PROBLEM, profile_for(PROBLEM, profile), PLAN.config)
     assert seen.step_time_s == pytest.approx(measured_s, rel=0.03)
     assert seen.step_time_low_s < measured_s < seen.step_time_high_s
     assert 1.01 < seen.step_time_high_s / seen.step_time_s < 1.2
@@ -298,7 +298,7 @@ def test_the_command_takes_the_plan_that_it_found(tmp_path: Path) -> None:
     table, profile = str(tmp_path / "runs.csv"), str(tmp_path / "ours.json")
     meshwright("import", str(tmp_path / "train.log"), "--plan", plan_id, "--into", table)
     meshwright("calibrate", table, "--out", profile)
-    seen = predicted(found.problem, profile_for(found.problem, Path(profile)), found.plan.config)
+    seen = predict(found.problem, profile_for(found.problem, Path(profile)), found.plan.config)
     assert seen.step_time_s == pytest.approx(measured_s, rel=0.03)
     assert seen.step_time_low_s < measured_s < seen.step_time_high_s
     # a GPU that turned out slower is slower for the best plan, too, which may be another one now

@@ -22,7 +22,7 @@ from meshwright.service.launchers.registry import export, launcher_names
 from meshwright.service.launchers.target import Target
 from meshwright.service.requests.launch_files import own_of_files, ramp_notes
 from meshwright.solver.configuration import Configuration
-from meshwright.solver.predict import predicted
+from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem, Workload
 from meshwright.solver.space.enumerate import enumerate_space
 from tests.launchers.cases import (
@@ -324,7 +324,7 @@ def test_every_earlier_batch_is_priced_with_its_steps() -> None:
     assert first.startswith("until 131,072,000 tokens the batch is 16: 1,000 steps of ")
     assert second.startswith("until 393,216,000 tokens the batch is 32: 1,000 steps of ")
     times = [float(note.split()[-2]) for note in (first, second)]
-    last = predicted(own.problem, profile, own.configuration).step_time_s
+    last = predict(own.problem, profile, own.configuration).step_time_s
     assert times[0] < times[1] < last < 4 * times[0]
 
 

@@ -10,7 +10,6 @@ from fastapi.testclient import TestClient
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.profile import default_profile
-from meshwright.service.cli.main import main
 from meshwright.service.library import side_of
 from meshwright.service.requests.configuration import broken_rules, completed
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
@@ -18,6 +17,7 @@ from meshwright.solver.answer import Answer, plan_from_json
 from meshwright.solver.explain.compare import compared
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
+from tests.served.requests import run_here
 
 GROUPS = [
     {"gpu": "a100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 4},
@@ -163,40 +163,30 @@ def test_the_api_prices_a_placed_configuration(client: TestClient) -> None:
     assert (wrong.status_code, wrong.json()["errors"][0]["pointer"]) == (422, "/configuration/stage_groups")
 
 
-def run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
-) -> tuple[int, str, str]:
-    monkeypatch.setattr("sys.argv", ["meshwright", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    told = capsys.readouterr()
-    return int(ended.value.code or 0), told.out, told.err
-
-
 def test_a_kept_placed_plan_is_compared_and_predicted_by_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     problem = tmp_path / "problem.json"
     problem.write_text(json.dumps({**REQUEST, "search": {"top_k": 8, "certify": "none"}}))
-    _, text, _ = run(monkeypatch, capsys, "plan", str(problem), "--json", "--measure-next", "1")
+    _, text, _ = run_here(monkeypatch, capsys, "plan", str(problem), "--json", "--measure-next", "1")
     answer = json.loads(text)
     assert answer["measure_next"][0]["log_gain"] > 0.0
     first, second = answer["plans"][:2]
-    code, text, _ = run(monkeypatch, capsys, "compare", first["plan_id"], second["plan_id"], "--json")
+    code, text, _ = run_here(monkeypatch, capsys, "compare", first["plan_id"], second["plan_id"], "--json")
     assert code == 0
     gap = second["prediction"]["step_time_s"] - first["prediction"]["step_time_s"]
     assert sum(step["step_change_s"] for step in json.loads(text)["steps"]) == pytest.approx(gap, abs=1e-12)
     config = tmp_path / "config.json"
     config.write_text(json.dumps(first["config"]))
     words = ("predict", str(problem), "--config", str(config))
-    _, text, _ = run(monkeypatch, capsys, *words, "--json")
+    _, text, _ = run_here(monkeypatch, capsys, *words, "--json")
     assert json.loads(text)["prediction"] == first["prediction"]
-    code, text, _ = run(monkeypatch, capsys, *words)
+    code, text, _ = run_here(monkeypatch, capsys, *words)
     assert "from ideal to real" in text
-    code, text, _ = run(monkeypatch, capsys, "explain", str(problem), "--config", str(config))
+    code, text, _ = run_here(monkeypatch, capsys, "explain", str(problem), "--config", str(config))
     assert (code, "the same configuration" in text) == (0, True)
-    code, _, error = run(monkeypatch, capsys, "compare", "zzz", first["plan_id"])
+    code, _, error = run_here(monkeypatch, capsys, "compare", "zzz", first["plan_id"])
     assert code == 2
     assert any(plan["plan_id"] in error for plan in answer["plans"])  # the nearest are named
 
@@ -209,7 +199,7 @@ def test_a_short_id_that_fits_many_plans_names_five(
     folder.mkdir(parents=True)
     plans = [{"plan_id": f"ab{number:010d}", "config": {}} for number in range(60)]
     (folder / "one.json").write_text(json.dumps({"plans": plans}))
-    _, _, error = run(monkeypatch, capsys, "compare", "ab", "ab")
+    _, _, error = run_here(monkeypatch, capsys, "compare", "ab", "ab")
     assert '"ab" fits 60 plans' in error
     assert error.count("ab0") == 5
     assert "and 55 more" in error

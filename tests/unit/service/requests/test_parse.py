@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import digest_of, parse_problem, problem_to_mapping
 from meshwright.solver.planner.variants import profile_of_variant
 from meshwright.solver.problem import SearchOptions, problem_digest
+from tests.served.requests import fault, faults
 
 Request = dict[str, object]
 WORKLOAD: Request = {"global_batch_size": 512, "seq_length": 8192}
@@ -28,15 +29,8 @@ def request(**parts: object) -> Request:
     return {**base, **parts}
 
 
-def faults(raw: Mapping[str, object]) -> list[FieldError]:
-    with pytest.raises(InvalidProblemError) as caught:
-        parse_problem(raw)
-    return list(caught.value.errors)
-
-
 def sentence(raw: Mapping[str, object]) -> str:
-    (fault,) = faults(raw)
-    return fault.sentence()
+    return fault(raw).sentence()
 
 
 def test_the_smallest_request_gets_the_documented_defaults() -> None:
@@ -304,21 +298,7 @@ def test_whatever_divides_is_accepted_and_survives_its_canonical_request(
 
 
 def searching(**search: object) -> Request:
-    """Llama 3.1 70B on 16 DGX H100 with a part ``search``."""
-    return {
-        "model": {"name": "llama-3.1-70b"},
-        "cluster": {"name": "dgx-h100", "num_nodes": 16},
-        "workload": {"global_batch_size": 512, "seq_length": 8192},
-        "search": search,
-    }
-
-
-def fault(raw: Request) -> FieldError:
-    """The one fault of a request."""
-    with pytest.raises(InvalidProblemError) as caught:
-        parse_problem(raw)
-    (found,) = caught.value.errors
-    return found
+    return request(search=search)
 
 
 def test_a_fault_of_a_constraint_names_the_character_and_the_nearest_variable() -> None:
@@ -390,18 +370,9 @@ def test_what_is_no_split_is_refused(pin: dict[str, object], words: str) -> None
 
 # Limits and precisions that the GPUs of the request cannot give.
 
-REQUEST: Mapping[str, object] = {
-    "model": {"name": "llama-3.1-70b"},
-    "cluster": {"name": "dgx-h100", "num_nodes": 16},
-    "workload": {"global_batch_size": 512, "seq_length": 8192},
-}
-
 
 def refusal(**parts: object) -> str:
-    with pytest.raises(InvalidProblemError) as caught:
-        parse_problem({**REQUEST, **parts})
-    (error,) = caught.value.errors
-    return error.sentence()
+    return sentence(request(**parts))
 
 
 def test_bounds_that_need_more_gpus_than_there_are_say_so_not_that_the_batch_is_wrong() -> None:
@@ -458,9 +429,9 @@ def test_short_names_mean_the_long_ones_wherever_variables_are_named() -> None:
         "pin": {"tensor_parallel_size": 4}, "forbid": {"expert_parallel_size": [2]},
         "bounds": {"pipeline_parallel_size": [1, 4]}, "constraints": ["tp * cp <= 8"],
     }  # fmt: skip
-    given = {**REQUEST, "search": {**short, "baseline": {"tp": 4, "pp": 2}}}
+    given = request(search={**short, "baseline": {"tp": 4, "pp": 2}})
     written = {
-        **REQUEST,
+        **request(),
         "search": {**long, "baseline": {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}},
     }
     assert parse_problem(given) == parse_problem(written)
@@ -480,6 +451,6 @@ def test_faults_of_short_names_point_at_what_was_written(
     search: dict[str, object], pointer: str, message: str
 ) -> None:
     with pytest.raises(InvalidProblemError) as caught:
-        parse_problem({**REQUEST, "search": search})
+        parse_problem(request(search=search))
     assert [one.pointer for one in caught.value.errors] == [pointer]
     assert message in caught.value.errors[0].message

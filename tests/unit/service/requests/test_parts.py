@@ -5,8 +5,9 @@ import json
 import pytest
 
 from meshwright.profiles.cluster import Reliability
-from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
+from tests.served.requests import fault
 
 Request = dict[str, object]
 
@@ -19,13 +20,6 @@ def request(cluster: Request | None = None, workload: Request | None = None, **s
         "workload": {"global_batch_size": 128, "seq_length": 8192, **(workload or {})},
         "search": search,
     }
-
-
-def fault(raw: Request) -> FieldError:
-    with pytest.raises(InvalidProblemError) as caught:
-        parse_problem(raw)
-    (found,) = caught.value.errors
-    return found
 
 
 def survives(raw: Request) -> None:

@@ -10,7 +10,7 @@ from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import Configuration, StageGroup, joined, settled
 from meshwright.solver.cost.objective import outlook_of
 from meshwright.solver.cost.pipelines import placed_pipeline, placed_pipelines
-from meshwright.solver.predict import predicted
+from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
 from tests.problems.mixed_clusters import a_group, a_mixed_problem
@@ -38,7 +38,7 @@ def test_pipelines_priced_together_are_those_priced_alone() -> None:
 def test_every_cause_of_a_step_is_named_and_they_add_up() -> None:
     problem, profile, plans = found()
     crossing = next(plan for plan in plans if len({s.group for s in plan.config.stage_groups}) == 2)
-    causes = predicted(problem, profile, crossing.config).time_breakdown_s
+    causes = predict(problem, profile, crossing.config).time_breakdown_s
     assert {"compute", "tensor_parallel", "recompute", "bubble", "pipeline_transfer"} <= causes.keys()
     assert sum(causes.values()) == pytest.approx(crossing.prediction.step_time_s)
 
@@ -55,7 +55,7 @@ def test_a_mesh_on_a_mixed_cluster_goes_at_the_pace_of_its_slowest_gpus() -> Non
         ),
         8,
     )
-    assert predicted(problem, profile, stands).step_time_s < predicted(problem, profile, mesh).step_time_s
+    assert predict(problem, profile, stands).step_time_s < predict(problem, profile, mesh).step_time_s
 
 
 def test_what_the_search_found_is_whole_already() -> None:
@@ -72,7 +72,7 @@ def test_energy_counts_every_groups_gpus_at_their_own_power() -> None:
     known = replace(problem, cluster=replace(problem.cluster, groups=groups))
     profile = default_profile(known.cluster, "none")
     crossing = next(plan for plan in plans if len({s.group for s in plan.config.stage_groups}) == 2)
-    prediction = predicted(known, profile, crossing.config)
+    prediction = predict(known, profile, crossing.config)
     per_token = outlook_of(known, profile, crossing.config, prediction).energy_per_token_j
     tokens = 8 * 8192
     assert per_token is not None

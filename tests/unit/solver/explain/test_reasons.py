@@ -19,7 +19,7 @@ from meshwright.solver.explain.certainty import log_covariance, runs_to_measure
 from meshwright.solver.explain.reasons import Way, reasons_of, ways_of
 from meshwright.solver.explain.waterfall import placed_all, placed_waterfalls, waterfalls
 from meshwright.solver.planner.plan import ask
-from meshwright.solver.predict import predict, predicted
+from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
 from tests.problems.mixed_clusters import a_group, a_mixed_problem
@@ -197,7 +197,7 @@ def test_on_one_group_alone_the_waterfall_is_that_of_a_mesh() -> None:
     mesh = replace(config, stage_groups=())
     alone = placed_all(problem, profile, [config])[0].classes[0].stages[0].on
     step = predict(alone.problem, alone.profile, mesh).step_time_s
-    assert predicted(problem, profile, config).step_time_s == pytest.approx(step)
+    assert predict(problem, profile, config).step_time_s == pytest.approx(step)
     right = waterfalls(alone.problem, alone.profile, [mesh], [step])[0]
     assert placed_waterfalls(placed_all(problem, profile, [config]), [step])[0] == pytest.approx(right)
 
@@ -238,7 +238,7 @@ def test_reasons_of_a_mesh_and_a_placed_plan_come_in_their_order() -> None:
     problem, profile, answer = placed_answer()
     placed = answer.plans[0].config
     mesh = Configuration(data_parallel_size=4, num_microbatches=6, stage_layers=(8,))
-    steps = [predicted(problem, profile, one).step_time_s for one in (mesh, placed)]
+    steps = [predict(problem, profile, one).step_time_s for one in (mesh, placed)]
     found = reasons_of(problem, profile, [mesh, placed], steps)
     assert [sum(why.waterfall_s.values()) for why in found] == pytest.approx(steps)
 
@@ -260,7 +260,7 @@ def alone(problem: Problem, profile: Profile, group: str, size: int) -> Plan:
     place = StageGroup(group=group, num_gpus=0, num_nodes=0.0, tensor_parallel_size=size)
     raw = Configuration(data_parallel_size=2 // size, stage_layers=(8,), stage_groups=(place,))
     config = settled(problem.cluster, raw, 24)
-    prediction = predicted(problem, profile, config)
+    prediction = predict(problem, profile, config)
     return Plan(plan_id=f"{group}{size}", rank=1, config=config, prediction=prediction, objective_s=1.0)
 
 
