@@ -22,8 +22,14 @@ Split = tuple[int, ...]
 
 def divisors(number: int) -> list[int]:
     """All divisors of a positive number, ascending."""
+    return list(_divisors(number))
+
+
+@lru_cache(maxsize=4096)
+def _divisors(number: int) -> tuple[int, ...]:
+    """The same, found once: a search asks for those of a few numbers thousands of times."""
     small = [size for size in range(1, isqrt(number) + 1) if number % size == 0]
-    return sorted({*small, *(number // size for size in small)})
+    return tuple(sorted({*small, *(number // size for size in small)}))
 
 
 def even_split(num_layers: int, num_chunks: int) -> Split:

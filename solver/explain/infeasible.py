@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, islice, product
+from itertools import chain, combinations, islice, product
 from math import ceil
 from typing import Literal
 
@@ -96,16 +96,16 @@ def explain(problem: Problem, profile: Profile, space: Space, rows: Rows) -> Inf
     shortfall = _shortfall(rows)
     reasons = [_memory_reason(problem, rows, shortfall)] if shortfall else []
     reasons += _request_reasons(space, conflicts)
-    changes = [
-        *_risk_changes(problem, profile, shortfall),
-        *_dropped_limits(space, corrections),
-        *_more_nodes(problem, profile),
-    ]
+    changes = chain(
+        _risk_changes(problem, profile, shortfall),
+        _dropped_limits(space, corrections),
+        _more_nodes(problem, profile),
+    )
     return Infeasibility(
         reasons=tuple(reasons),
         conflicts=tuple(tuple(_words(names, conflict)) for conflict in conflicts),
         nearest=shortfall,
-        changes=tuple(changes[:_MOST_CHANGES]),
+        changes=tuple(islice(changes, _MOST_CHANGES)),
     )
 
 

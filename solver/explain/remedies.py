@@ -245,6 +245,7 @@ _MOST = 8
 _ENOUGH = 2  # of the kinds where each further change only goes further
 
 Fastest = tuple[Configuration, Prediction] | Literal["unknown"] | None
+Judge = Callable[[Change], Fastest]
 
 
 def with_remedies(
@@ -252,10 +253,14 @@ def with_remedies(
     profile: Profile,
     found: Infeasibility,
     watch: Watch,
+    judge: Judge | None = None,
 ) -> Infeasibility:
-    """The reasons with verified changes, those that were found before the time was over; they say so."""
+    """The reasons with verified changes, those that were found before the time was over; they say so.
+
+    ``judge``: one that answers for several launchers share, as many of their changes are the same.
+    """
     groups: list[list[Remedy]] = [[] for _ in range(4)]
-    complete, judged = False, True
+    judge, complete, judged = judge or judge_of_changes(), False, True
     with watch.cut():
         kinds = (
             (_free(problem, profile, found), _MOST),
@@ -264,7 +269,7 @@ def with_remedies(
             (other_gpus(problem), 1),
         )
         for group, (changes, enough) in zip(groups, kinds, strict=True):
-            judged &= _add_fitting(group, changes, enough, _fastest_of)
+            judged &= _add_fitting(group, changes, enough, judge)
         complete = True
     found = replace(found, reasons=(*found.reasons, *missing(complete=complete, judged=judged)))
     cheap, work, nodes, gpus = (sorted(group, key=lambda one: one.gpu_s_per_token) for group in groups)
@@ -281,9 +286,7 @@ def _free(problem: Problem, profile: Profile, found: Infeasibility) -> Iterator[
     yield from done_otherwise(problem, profile)
 
 
-def _add_fitting(
-    group: list[Remedy], changes: Iterator[Change], enough: int, judge: Callable[[Change], Fastest]
-) -> bool:
+def _add_fitting(group: list[Remedy], changes: Iterator[Change], enough: int, judge: Judge) -> bool:
     """Add changes that have a plan until there are ``enough``; whether all that were tried were judged."""
     judged = True
     for change in changes:
@@ -303,9 +306,17 @@ def _add_fitting(
     return judged
 
 
-def _fastest_of(change: Change) -> Fastest:
-    """The first plan of a changed problem."""
-    return fastest(change.problem, change.profile)
+def judge_of_changes() -> Judge:
+    """The first plan of every changed problem, sought once however often it is asked for."""
+    known = dict[tuple[str, str], Fastest]()
+
+    def judge(change: Change) -> Fastest:
+        one = repr(change.problem), change.profile.version
+        if one not in known:
+            known[one] = fastest(change.problem, change.profile)
+        return known[one]
+
+    return judge
 
 
 def fastest(problem: Problem, profile: Profile) -> Fastest:

@@ -15,9 +15,11 @@ from meshwright.solver.cost.objective import claim_of, is_asked_for, is_plain, o
 from meshwright.solver.explain.certainty import with_odds
 from meshwright.solver.explain.reasons import unsaid, with_reasons
 from meshwright.solver.explain.remedies import (
+    Judge,
     More,
     Run,
     fastest_run,
+    judge_of_changes,
     on_nodes,
     on_nodes_of,
     placed_infeasibility,
@@ -155,7 +157,8 @@ def ask(
         if watch.interrupted():
             break
     if not any(one.answer.plans for one in answered):  # else nobody reads how the others would have one
-        answered = [_with_changes(problem, one, watch) for one in answered]
+        judge = judge_of_changes()
+        answered = [_with_changes(problem, one, watch, judge) for one in answered]
     unasked = len(variants) - len(answered)
     answer = _explained(merged(problem, answered, unasked=unasked, skipped=skipped), answered, watch)
     if unasked:
@@ -228,13 +231,13 @@ def _explained(answer: Answer, answered: Sequence[Answered], watch: Watch) -> An
     return replace(answer, plans=tuple(explained[plan.plan_id] for plan in answer.plans))
 
 
-def _with_changes(asked: Problem, one: Answered, watch: Watch) -> Answered:
+def _with_changes(asked: Problem, one: Answered, watch: Watch, judge: Judge) -> Answered:
     """The answer of a variant of ``asked`` that has no plan, with the changes that give it one."""
     found, options = one.answer.infeasible, asked.options
     late = one.answer.status == "infeasible" and options.deadline_days is not None
     if one.variant.follows or found is None or late or options.gpus == "fewest" or options.batch_ramp:
         return one
-    reasons = with_remedies(one.variant.problem, one.variant.profile, found, watch)
+    reasons = with_remedies(one.variant.problem, one.variant.profile, found, watch, judge)
     return replace(one, answer=replace(one.answer, infeasible=reasons))
 
 

@@ -41,7 +41,7 @@ from meshwright.solver.configuration import (
 from meshwright.solver.cost.objective import is_plain
 from meshwright.solver.problem import Problem, are_named, batch_sizes, gpu_counts, usable_gpus, with_batch
 from meshwright.solver.schedules.schedule import SPLIT_BACKWARD, plain_schedule, schedules_of
-from meshwright.solver.space.factored import Crossing, crossed, legal_rows, outer_legal
+from meshwright.solver.space.factored import Block, Crossing, crossed, legal_rows, outer_legal, parts_of
 from meshwright.solver.space.request_rules import limited_by
 from meshwright.solver.space.rule import Rule
 from meshwright.solver.space.rules import common_island, rules_of, violation_masks
@@ -103,6 +103,7 @@ MAX_MICRO_BATCH_SIZE = 32
 _MAX_FALLBACKS = 64
 _MOST_COUNTS = 8  # GPU counts searched together where the whole cluster does not factor
 _MOST_REFUTED = 50_000  # rows of which all candidates, some ten times as many, are written down
+_TOGETHER = 64  # meshes whose rows are asked together, of several pipeline sizes where those have few
 _NEARLY = 0.9  # of the largest of them
 LARGE_OUTER = 150_000  # rows without their chunks: more are sampled before they are enumerated
 MOST_OUTER = 1_000_000  # more, at some 300 bytes each, are never written down
@@ -194,17 +195,21 @@ def _steps(problem: Problem, pp: int, *, wide: bool) -> IntArray:
     return np.array([(size, zero) for size in sizes for zero in stages], dtype=np.int64)
 
 
-def _blocks(problem: Problem, num_gpus: int, *, wide: bool) -> Iterator[tuple[Columns, IntArray]]:
-    """The two factors of a cross product for each pipeline size: rows with one chunk, and chunkings."""
+def _blocks(problem: Problem, num_gpus: int, *, wide: bool) -> Iterator[Block]:
+    """Rows with one chunk a rank, of one pipeline size or several small ones, and the chunkings of each."""
     meshes = _meshes(problem, num_gpus, wide=wide)
-    for pp in np.unique(meshes[:, 2]).tolist():
-        outer = _outer_of(problem, meshes, pp, wide=wide)
-        yield widened(problem, outer, wide=wide), chunkings_of(problem, pp)
+    sizes, counts = np.unique(meshes[:, 2], return_counts=True)
+    ends = np.flatnonzero(np.diff(np.cumsum(counts) // _TOGETHER) + np.diff(sizes > 1)) + 1
+    for some in np.split(sizes, ends) if len(sizes) else ():
+        outer = _outer_of(problem, meshes[np.isin(meshes[:, 2], some)], wide=wide)
+        outer = widened(problem, outer, wide=wide)
+        outer = outer.take(np.argsort(outer.pipeline_parallel_size, kind="stable"))
+        yield outer, [(pp, chunkings_of(problem, pp)) for pp in some.tolist()]
 
 
-def _outer_of(problem: Problem, meshes: IntArray, pp: int, *, wide: bool) -> Columns:
-    """Rows with one chunk of a pipeline size, before they are widened."""
-    mesh, step = meshes[meshes[:, 2] == pp], _steps(problem, pp, wide=wide)
+def _outer_of(problem: Problem, mesh: IntArray, *, wide: bool) -> Columns:
+    """Rows with one chunk of meshes that all have stages, or all have one, before they are widened."""
+    step = _steps(problem, int(mesh[:, 2].max(initial=1)), wide=wide)
     i, j = np.nonzero(_are_tried(problem, mesh, step))
     return _one_chunk(problem, np.concatenate([mesh[i], step[j]], axis=1))
 
@@ -246,7 +251,7 @@ def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: 
         masks = np.broadcast_to(np.int64(0), len(rows))  # a hundred million zeros take eight bytes
         return Space(rows=rows, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(), refuted=refuted,
                      every=asked.wide)  # fmt: skip
-    columns = Columns.concatenate([crossed(*block) for block in blocks])
+    columns = Columns.concatenate([crossed(*part) for block in blocks for part in parts_of(block)])
     masks = violation_masks(rules, columns)
     return Space(rows=columns, masks=masks, rules=rules, num_gpus=num_gpus, warnings=(), every=asked.wide)
 
@@ -430,7 +435,7 @@ def sampled_space(problem: Problem, *, wide: bool = False, legal_only: bool = Tr
         sizes = np.unique(meshes[:, 2]).tolist()
         few = max(_SAMPLED // max(len(sizes) * len(chosen), 1), 2)
         for pp in sizes:
-            outer = _outer_of(one, meshes, pp, wide=wide)
+            outer = _outer_of(one, meshes[meshes[:, 2] == pp], wide=wide)
             outer = outer.take(outer_legal(rules, outer)) if legal_only else outer
             light = outer.take(outer.micro_batch_size == outer.micro_batch_size.min(initial=2**31))
             plain = Columns.concatenate([_thinned(outer, few), _thinned(light, few)])
@@ -460,6 +465,8 @@ def empty_space(problem: Problem) -> Space:
 
 def _among(count: int, most: int) -> IntArray:
     """Up to ``most`` of the numbers below ``count``, from end to end."""
+    if count <= most:
+        return np.arange(count)
     return np.unique(np.linspace(0, max(count - 1, 0), min(count, most)).astype(np.int64))
 
 
@@ -507,9 +514,11 @@ def _of_counts(problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...
     if asked.wide or usual.num_legal or asked.whole_too_large():
         return usual
     wider = _of_candidates(problem, counts, rules, replace(asked, legal_only=True, wide=True))
+    if asked.legal_only:  # where it has no row either, it is the proof that none is legal
+        return wider
     if not wider.num_legal:
         return usual
-    return wider if asked.legal_only else _of_candidates(problem, counts, rules, replace(asked, wide=True))
+    return _of_candidates(problem, counts, rules, replace(asked, wide=True))
 
 
 def _of_candidates(

@@ -8,7 +8,7 @@ written down when somebody asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TypeVar
@@ -31,7 +31,8 @@ from meshwright.solver.schedules.schedule import SPLIT_BACKWARD, fill_share
 from meshwright.solver.space.rule import Rule
 from meshwright.solver.space.rules import violation_masks
 
-Block = tuple[Columns, IntArray]  # rows with one chunk, and rows of OF_CHUNKS
+Chunkings = tuple[int, IntArray]  # a pipeline size, and its rows of OF_CHUNKS
+Block = tuple[Columns, list[Chunkings]]  # rows with one chunk, by pipeline size, and the chunkings of each
 OF_CHUNKS = ("virtual_pipeline_size", "recompute", "recompute_layers", "pipeline_schedule")
 _RECOMPUTE_LAYERS = OF_CHUNKS.index("recompute_layers")
 _OUTER = tuple(f.name for f in fields(Columns) if f.name not in OF_CHUNKS)
@@ -85,6 +86,13 @@ class Crossing:
         return np.asarray(self.inner[self.begin[row] + index - self.first[row], _RECOMPUTE_LAYERS])
 
     @classmethod
+    def nothing(cls) -> Crossing:
+        """No rows."""
+        none = np.zeros(0, dtype=np.int64)
+        inner = none.reshape(0, len(OF_CHUNKS))
+        return cls(outer=Columns.nothing(), inner=inner, begin=none, first=np.zeros(1, dtype=np.int64))
+
+    @classmethod
     def concatenate(cls, parts: Sequence[Crossing]) -> Crossing:
         """All rows, part after part."""
         inner = np.cumsum([0, *(len(part.inner) for part in parts)])
@@ -110,6 +118,18 @@ def crossed(outer: Columns, inner: IntArray) -> Columns:
     return Columns(**lines)
 
 
+def parts_of(block: Block) -> Iterator[tuple[Columns, IntArray]]:
+    """The rows of each pipeline size of a block, and their chunkings."""
+    outer, every = block
+    if len(every) == 1:
+        yield outer, every[0][1]
+        return
+    sizes = [pp for pp, _ in every]
+    begin, end = (np.searchsorted(outer.pipeline_parallel_size, sizes, side) for side in ("left", "right"))
+    for at, (_, inner) in enumerate(every):
+        yield outer.take(slice(begin[at], end[at])), inner
+
+
 def legal_rows(
     rules: tuple[Rule, ...], blocks: Iterable[Block], tick: Callable[[], object] = lambda: None
 ) -> tuple[Crossing, int]:
@@ -117,20 +137,25 @@ def legal_rows(
 
     ``tick`` is called meanwhile.
     """
-    parts, size = list[Crossing](), 0
-    for outer, inner in blocks:
-        size += len(outer) * len(inner)
-        parts.append(_legal_of(rules, outer, inner, tick))
+    parts, size = [Crossing.nothing()], 0
+    for block in blocks:
+        outer, every = block
+        size += sum(len(outer) * len(inner) for outer, inner in parts_of(block))
+        keeps, left = _outer_legal(rules, outer)
+        kept = outer.take(np.flatnonzero(keeps))
+        some = parts_of((kept, every))
+        parts += [_legal_of(left, outer, inner, tick) for outer, inner in some if len(outer)]
     rows = Crossing.concatenate(parts)
     return rows, size - len(rows)
 
 
 def _legal_of(
-    rules: tuple[Rule, ...], outer: Columns, inner: IntArray, tick: Callable[[], object]
+    left: Sequence[_Left], outer: Columns, inner: IntArray, tick: Callable[[], object]
 ) -> Crossing:
-    """The legal rows of one cross product; those outer rows that have the same ones share a list."""
-    keeps, left = _outer_legal(rules, outer)
-    outer = outer.take(np.flatnonzero(keeps))
+    """The legal rows of one cross product; those outer rows that have the same ones share a list.
+
+    ``outer`` breaks no rule on its own account; ``left`` are the rules that see chunks too.
+    """
     lists, which = np.ones((1, len(inner)), dtype=np.bool_), np.zeros(len(outer), dtype=np.int64)
     for together, names in left:
         own, of_row = _lists_of(together, names, outer, inner, tick)
@@ -215,15 +240,16 @@ def outer_legal(rules: tuple[Rule, ...], outer: Columns) -> BoolArray:
     return _outer_legal(rules, outer)[0]
 
 
-def _outer_legal(
-    rules: tuple[Rule, ...], outer: Columns
-) -> tuple[BoolArray, list[tuple[list[Rule], frozenset[str]]]]:
+_Left = tuple[list[Rule], frozenset[str]]
+
+
+def _outer_legal(rules: tuple[Rule, ...], outer: Columns) -> tuple[BoolArray, list[_Left]]:
     """Rows that break no rule on themselves alone; the rules that see chunks too, with what they read.
 
     Those that any row may break are asked together, each of the others by itself.
     """
     keeps, read = np.ones(len(outer), dtype=np.bool_), set[str]()
-    together, alone = list[Rule](), list[tuple[list[Rule], frozenset[str]]]()
+    together, alone = list[Rule](), list[_Left]()
     for rule in rules:
         look()
         names = frozenset(rule.reads)

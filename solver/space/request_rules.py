@@ -6,7 +6,7 @@ import difflib
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from typing import Any, Literal
 
 import numpy as np
@@ -71,6 +71,7 @@ ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
+@lru_cache(maxsize=1024)
 def constraint_of(text: str) -> Node:
     """The checked tree of a constraint.
 
@@ -93,9 +94,10 @@ def _written_out(node: Node) -> Node:
     return replace(node, operands=tuple(map(_written_out, node.operands))) if node.operands else node
 
 
-def names_of(texts: tuple[str, ...]) -> set[str]:
+@lru_cache(maxsize=1024)
+def names_of(texts: tuple[str, ...]) -> frozenset[str]:
     """Every variable that some constraint of a request names."""
-    return {name for text in texts for name in names_in(constraint_of(text))}
+    return frozenset(name for text in texts for name in names_in(constraint_of(text)))
 
 
 def limited_by(problem: Problem) -> frozenset[str]:

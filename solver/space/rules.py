@@ -29,6 +29,7 @@ from meshwright.solver.configuration import (
     Columns,
     Configuration,
     IntArray,
+    is_one_of,
 )
 from meshwright.solver.cost.context import (
     ACTIVATIONS_OFFLOADED,
@@ -70,13 +71,13 @@ def host_rules(problem: Problem) -> Iterator[Rule]:
         name="offloaded optimizer states fit the hosts",
         reason=reason,
         reads=_all_but(*_OF_STEPS),
-        violated=lambda c: _too_large(problem, _aside(c, _OF_STEPS), OPTIMIZER_OFFLOADED, share),
+        violated=lambda c: _too_large(problem, c, _OF_STEPS, OPTIMIZER_OFFLOADED, share),
     )
     yield Rule(
         name="offloaded activations fit the hosts as well",
         reason=reason,
         reads=_all_but(*_OF_ORDER),
-        violated=lambda c: _too_large(problem, _aside(c, _OF_ORDER), ACTIVATIONS_OFFLOADED, share),
+        violated=lambda c: _too_large(problem, c, _OF_ORDER, ACTIVATIONS_OFFLOADED, share),
         concerns=lambda c: (c.offload & ACTIVATIONS_OFFLOADED) > 0,
     )
 
@@ -117,12 +118,12 @@ def _aside(c: Columns, names: tuple[str, ...]) -> Columns:
     )
 
 
-def _too_large(problem: Problem, c: Columns, bit: int, share: int) -> BoolArray:
+def _too_large(problem: Problem, c: Columns, aside: tuple[str, ...], bit: int, share: int) -> BoolArray:
     """Rows that offload what ``bit`` stands for, and more than the host has in all."""
     broken = np.zeros(len(c), dtype=np.bool_)
     index = np.flatnonzero(c.offload & bit)
     if len(index):
-        rows = Columns(**{f.name: getattr(c, f.name)[index] for f in fields(Columns)})
+        rows = _aside(c.take(index), aside)
         if bit == OPTIMIZER_OFFLOADED:
             rows = replace(rows, offload=rows.offload & bit)
         profile = default_profile(problem.cluster, problem.priced_as)
@@ -373,13 +374,13 @@ def _repeated_order(c: Columns) -> BoolArray:
 
 def _batch_rules(problem: Problem) -> Iterator[Rule]:
     """Micro-batches make up the global batch; sharding needs somebody to share with."""
-    batches = np.array(batch_sizes(problem))
+    batches = batch_sizes(problem)
     words = " or ".join(str(batch) for batch in batches)
     yield Rule(
         name=BATCH_RULE,
         reason=f"a step processes {words} sequences, no more and no fewer",
         reads=("data_parallel_size", "micro_batch_size", "num_microbatches"),
-        violated=lambda c: ~np.isin(c.global_batch_size, batches),
+        violated=lambda c: ~is_one_of(c.global_batch_size, batches),
     )
     yield Rule(
         name="ZeRO needs data-parallel ranks",

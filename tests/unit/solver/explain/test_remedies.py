@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from meshwright.profiles.profile import default_profile
+from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import Infeasibility
 from meshwright.solver.check import violations
 from meshwright.solver.clock import Watch
@@ -16,6 +16,7 @@ from meshwright.solver.explain.remedies import (
     asked_less,
     done_otherwise,
     fastest,
+    judge_of_changes,
     less_work,
     more_hardware,
     other_gpus,
@@ -130,3 +131,21 @@ def test_variables_that_a_constraint_ties_together_are_all_looked_at() -> None:
     assert found is not None
     assert found != "unknown"
     assert found[1].step_time_s == pytest.approx(plans[0].prediction.step_time_s)
+
+
+def test_a_change_that_several_launchers_share_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 4 GiB are too few under either: "launcher none" changes both into one problem, whatever its words
+    cluster = a_cluster(num_nodes=1, gpu=a_gpu(memory_bytes=4 * 2**30))
+    searched = list[Problem]()
+
+    def noted(problem: Problem, _: Profile) -> None:
+        searched.append(problem)
+
+    monkeypatch.setattr(remedies, "fastest", noted)
+    judge = judge_of_changes()
+    for name in ("megatron-lm", "deepspeed"):
+        problem = replace(a_problem(model=SMALL, cluster=cluster, batch=64), launcher=name)
+        for change in done_otherwise(problem, default_profile(cluster, name)):
+            judge(change)
+    assert "none" in {problem.launcher for problem in searched}
+    assert not [one for at, one in enumerate(searched) if one in searched[:at]]
