@@ -255,12 +255,9 @@ def with_remedies(
     watch: Watch,
     judge: Judge | None = None,
 ) -> Infeasibility:
-    """The reasons with verified changes, those that were found before the time was over; they say so.
-
-    ``judge``: one that answers for several launchers share, as many of their changes are the same.
-    """
+    """The reasons with verified changes, those that were found before the time was over; they say so."""
     groups: list[list[Remedy]] = [[] for _ in range(4)]
-    judge, complete, judged = judge or judge_of_changes(), False, True
+    complete, judged = False, True
     with watch.cut():
         kinds = (
             (_free(problem, profile, found), _MOST),
@@ -269,7 +266,7 @@ def with_remedies(
             (other_gpus(problem), 1),
         )
         for group, (changes, enough) in zip(groups, kinds, strict=True):
-            judged &= _add_fitting(group, changes, enough, judge)
+            judged &= _add_fitting(group, changes, enough, judge or _fastest_of)
         complete = True
     found = replace(found, reasons=(*found.reasons, *missing(complete=complete, judged=judged)))
     cheap, work, nodes, gpus = (sorted(group, key=lambda one: one.gpu_s_per_token) for group in groups)
@@ -306,17 +303,9 @@ def _add_fitting(group: list[Remedy], changes: Iterator[Change], enough: int, ju
     return judged
 
 
-def judge_of_changes() -> Judge:
-    """The first plan of every changed problem, sought once however often it is asked for."""
-    known = dict[tuple[str, str], Fastest]()
-
-    def judge(change: Change) -> Fastest:
-        one = repr(change.problem), change.profile.version
-        if one not in known:
-            known[one] = fastest(change.problem, change.profile)
-        return known[one]
-
-    return judge
+def _fastest_of(change: Change) -> Fastest:
+    """The first plan of a changed problem."""
+    return fastest(change.problem, change.profile)
 
 
 def fastest(problem: Problem, profile: Profile) -> Fastest:

@@ -15,11 +15,13 @@ from meshwright.solver.cost.objective import claim_of, is_asked_for, is_plain, o
 from meshwright.solver.explain.certainty import with_odds
 from meshwright.solver.explain.reasons import unsaid, with_reasons
 from meshwright.solver.explain.remedies import (
+    Change,
+    Fastest,
     Judge,
     More,
     Run,
+    fastest,
     fastest_run,
-    judge_of_changes,
     on_nodes,
     on_nodes_of,
     placed_infeasibility,
@@ -157,7 +159,7 @@ def ask(
         if watch.interrupted():
             break
     if not any(one.answer.plans for one in answered):  # else nobody reads how the others would have one
-        judge = judge_of_changes()
+        judge = judge_of_changes()  # many changes of one launcher are those of another
         answered = [_with_changes(problem, one, watch, judge) for one in answered]
     unasked = len(variants) - len(answered)
     answer = _explained(merged(problem, answered, unasked=unasked, skipped=skipped), answered, watch)
@@ -229,6 +231,19 @@ def _explained(answer: Answer, answered: Sequence[Answered], watch: Watch) -> An
         found = with_reasons(own.problem, own.profile, some, watch.closing())
         explained |= {plan.plan_id: plan for plan in found}
     return replace(answer, plans=tuple(explained[plan.plan_id] for plan in answer.plans))
+
+
+def judge_of_changes() -> Judge:
+    """The first plan of every changed problem, sought once however often it is asked for."""
+    known = dict[tuple[str, str], Fastest]()
+
+    def judge(change: Change) -> Fastest:
+        one = repr(change.problem), change.profile.version
+        if one not in known:
+            known[one] = fastest(change.problem, change.profile)
+        return known[one]
+
+    return judge
 
 
 def _with_changes(asked: Problem, one: Answered, watch: Watch, judge: Judge) -> Answered:

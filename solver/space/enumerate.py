@@ -201,15 +201,14 @@ def _blocks(problem: Problem, num_gpus: int, *, wide: bool) -> Iterator[Block]:
     sizes, counts = np.unique(meshes[:, 2], return_counts=True)
     ends = np.flatnonzero(np.diff(np.cumsum(counts) // _TOGETHER) + np.diff(sizes > 1)) + 1
     for some in np.split(sizes, ends) if len(sizes) else ():
-        outer = _outer_of(problem, meshes[np.isin(meshes[:, 2], some)], wide=wide)
-        outer = widened(problem, outer, wide=wide)
+        outer = widened(problem, _outer_of(problem, meshes, some, wide=wide), wide=wide)
         outer = outer.take(np.argsort(outer.pipeline_parallel_size, kind="stable"))
         yield outer, [(pp, chunkings_of(problem, pp)) for pp in some.tolist()]
 
 
-def _outer_of(problem: Problem, mesh: IntArray, *, wide: bool) -> Columns:
-    """Rows with one chunk of meshes that all have stages, or all have one, before they are widened."""
-    step = _steps(problem, int(mesh[:, 2].max(initial=1)), wide=wide)
+def _outer_of(problem: Problem, meshes: IntArray, sizes: IntArray, *, wide: bool) -> Columns:
+    """Rows with one chunk of pipeline sizes that are all 1, or all more, before they are widened."""
+    mesh, step = meshes[np.isin(meshes[:, 2], sizes)], _steps(problem, int(sizes[0]), wide=wide)
     i, j = np.nonzero(_are_tried(problem, mesh, step))
     return _one_chunk(problem, np.concatenate([mesh[i], step[j]], axis=1))
 
@@ -435,7 +434,7 @@ def sampled_space(problem: Problem, *, wide: bool = False, legal_only: bool = Tr
         sizes = np.unique(meshes[:, 2]).tolist()
         few = max(_SAMPLED // max(len(sizes) * len(chosen), 1), 2)
         for pp in sizes:
-            outer = _outer_of(one, meshes[meshes[:, 2] == pp], wide=wide)
+            outer = _outer_of(one, meshes, np.array([pp]), wide=wide)
             outer = outer.take(outer_legal(rules, outer)) if legal_only else outer
             light = outer.take(outer.micro_batch_size == outer.micro_batch_size.min(initial=2**31))
             plain = Columns.concatenate([_thinned(outer, few), _thinned(light, few)])
@@ -465,8 +464,6 @@ def empty_space(problem: Problem) -> Space:
 
 def _among(count: int, most: int) -> IntArray:
     """Up to ``most`` of the numbers below ``count``, from end to end."""
-    if count <= most:
-        return np.arange(count)
     return np.unique(np.linspace(0, max(count - 1, 0), min(count, most)).astype(np.int64))
 
 
@@ -514,11 +511,9 @@ def _of_counts(problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...
     if asked.wide or usual.num_legal or asked.whole_too_large():
         return usual
     wider = _of_candidates(problem, counts, rules, replace(asked, legal_only=True, wide=True))
-    if asked.legal_only:  # where it has no row either, it is the proof that none is legal
-        return wider
-    if not wider.num_legal:
-        return usual
-    return _of_candidates(problem, counts, rules, replace(asked, wide=True))
+    if wider.num_legal and not asked.legal_only:
+        return _of_candidates(problem, counts, rules, replace(asked, wide=True))
+    return wider if asked.legal_only else usual  # of legal rows alone, that there is none is the proof
 
 
 def _of_candidates(

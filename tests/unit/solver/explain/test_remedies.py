@@ -16,13 +16,13 @@ from meshwright.solver.explain.remedies import (
     asked_less,
     done_otherwise,
     fastest,
-    judge_of_changes,
     less_work,
     more_hardware,
     other_gpus,
     with_remedies,
 )
-from meshwright.solver.planner.plan import ask
+from meshwright.solver.planner import plan
+from meshwright.solver.planner.plan import ask, judge_of_changes
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
@@ -141,7 +141,7 @@ def test_a_change_that_several_launchers_share_is_searched_once(monkeypatch: pyt
     def noted(problem: Problem, _: Profile) -> None:
         searched.append(problem)
 
-    monkeypatch.setattr(remedies, "fastest", noted)
+    monkeypatch.setattr(plan, "fastest", noted)
     judge = judge_of_changes()
     for name in ("megatron-lm", "deepspeed"):
         problem = replace(a_problem(model=SMALL, cluster=cluster, batch=64), launcher=name)
