@@ -27,7 +27,14 @@ from meshwright.solver.search.candidates import fastest
 from meshwright.solver.search.frontier import Frontier, layouts_of
 from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.search.splits import Split
-from meshwright.solver.space.enumerate import Space, empty_space, is_large, sampled_space, searched_space
+from meshwright.solver.space.enumerate import (
+    LARGE_OUTER,
+    Space,
+    empty_space,
+    estimated_outer,
+    sampled_space,
+    searched_space,
+)
 from meshwright.solver.space.factored import rows_of
 from meshwright.solver.space.rules import RampStage, ramp_stages
 
@@ -133,7 +140,7 @@ def ramp_search(
     ramp = _ramp_of(problem, profile, space.columns)
     sampled = True
     with first.cut():
-        sampled = is_large(problem)
+        sampled = estimated_outer(problem) > LARGE_OUTER
         if not sampled:
             space = searched_space(problem, legal_only=True, one_by_one=True)
             sampled = len(space.rows) * (1 + len(ramp.stages)) > _MOST_PRICED

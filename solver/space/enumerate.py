@@ -408,11 +408,6 @@ def _estimated_rows(problem: Problem, *, wide: bool = False) -> float:
     return outer if outer > _MOST_WRITTEN else outer * len(chunkings_of(problem, min(2, layers)))
 
 
-def is_large(problem: Problem, *, wide: bool = False) -> bool:
-    """Whether so many rows are expected that a plan is sought among a sample before they are enumerated."""
-    return estimated_outer(problem, wide=wide) > LARGE_OUTER
-
-
 def is_too_large(problem: Problem, *, wide: bool = False) -> bool:
     """Whether more rows are expected than are ever written down: only a sample of them is searched."""
     return estimated_outer(problem, wide=wide) > MOST_OUTER

@@ -198,7 +198,7 @@ def test_more_time_is_not_advised_for_a_ramp_of_which_a_sample_alone_is_searched
     gpu = replace(problem.cluster.groups[0].gpu, memory_bytes=2**30)
     group = replace(problem.cluster.groups[0], gpu=gpu)
     problem = replace(problem, cluster=replace(problem.cluster, groups=(group,)))
-    monkeypatch.setattr(ramp, "is_large", lambda _: True)
+    monkeypatch.setattr(ramp, "LARGE_OUTER", 0)
     answer = answered(problem)
     assert (answer.status, answer.plans) == ("unknown", ())
     assert verdict_of(answer, problem).certainty[1].startswith("More time alone will not help")
