@@ -59,7 +59,7 @@ def test_help_and_version_exit_0() -> None:
         (["plan", "--top-k"], "error: Option '--top-k' requires an argument. See: "),
         (["plan", "a.json", "b.json"], "error: Got unexpected extra argument(s) (b.json). See: "),
         (["plan", "--json", "--csv"], "error: --json or --csv, not both. See: "),
-        (["plna"], "error: No such command 'plna'. Did you mean 'plan'? See: "),
+        (["plna"], "error: No such command 'plna'. Did you mean 'plan', 'replan'? See: "),
         (["jobs", "show"], "error: Missing argument 'job_id'. See: "),
         (["export"], "error: give a plan id, or --from with an answer's file. See: "),
     ],
