@@ -5,7 +5,7 @@ Each is checked without the solver; a few milliseconds each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import groupby
@@ -18,7 +18,7 @@ from meshwright.solver.check import violations
 from meshwright.solver.configuration import Configuration, StageGroup
 from meshwright.solver.planner.variants import profile_of_variant
 from meshwright.solver.predict import predict_all
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, with_changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +27,12 @@ class Candidate:
 
     configuration: Configuration
     launcher: str
-    workload: tuple[tuple[str, str], ...] = ()  # precision, optimizer, where they are not those asked for
+    workload: tuple[tuple[str, str], ...] = ()  # what is not as asked for, as a plan names it
 
     def asks(self, question: Question) -> Question:
         """The question as the candidate settles it."""
-        workload: Mapping[str, str] = dict(self.workload)
-        problem = replace(
-            question.problem,
-            launcher=self.launcher,
-            workload=replace(question.problem.workload, **workload),  # type: ignore[arg-type]
-        )
+        workload = with_changes(question.problem.workload, dict(self.workload))
+        problem = replace(question.problem, launcher=self.launcher, workload=workload)
         return Question(problem=problem, profile=profile_of_variant(problem, question.profile))
 
 

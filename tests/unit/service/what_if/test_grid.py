@@ -6,10 +6,12 @@ import pytest
 
 from meshwright.profiles.profile import default_profile
 from meshwright.service.report.what_if import WhatIfs
-from meshwright.service.what_if.carried import Found
+from meshwright.service.what_if.carried import Found, candidate_of
 from meshwright.service.what_if.changes import Question
 from meshwright.service.what_if.grid import Method, searched, what_ifs
 from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import changes_of, with_changes
+from tests.builders import a_plan, a_problem
 from tests.problems.mixed_clusters import a_group, a_mixed_problem
 from tests.served.reports import small_answer
 
@@ -152,3 +154,14 @@ def test_stages_on_unlike_nodes_are_carried_over_with_all_their_groups() -> None
     assert searched_too is not None
     assert "cut short after 2 s" in searched_too.method
     assert int(searched_too.rows[1].rate.replace(" ", "")) >= int(found.rows[1].rate.replace(" ", "")) - 1
+
+
+def test_a_plan_with_its_own_switches_is_carried_over_with_them() -> None:
+    problem = a_problem()
+    switched = {"precision": "fp8", "moe_dispatcher": "hybridep", "overlap_experts": "true"}
+    workload = with_changes(problem.workload, switched)
+    assert workload.framework_options == {"moe_dispatcher": "hybridep", "overlap_experts": True}
+    assert changes_of(workload, problem.workload) == switched
+    candidate = candidate_of(replace(a_plan(), workload=switched), problem)
+    question = Question(problem=problem, profile=default_profile(problem.cluster, problem.launcher))
+    assert candidate.asks(question).problem.workload == workload
