@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.fit.accuracy_order import MOST_CORRELATION_LOST, lost, orders_of
+from benchmarks.fit.accuracy_order import lost, orders_of
 from meshwright.profiles.calibration import UPPER_BOUNDS
 from meshwright.profiles.profile import Profile
 from meshwright.solver.accuracy import spearman, validate
@@ -77,13 +77,11 @@ def test_sixteen_runs_order_a_cluster_whose_framework_has_one_constant_far_off(
         by_group.setdefault(runs[JEANZAY][i].rank_group or "", []).append(i)
     large = [mine for name, mine in by_group.items() if name and len(mine) >= 5]
     assert large
-    regrets, before, after = [], [], []
+    regrets, correlations = [], []
     for mine in large:
-        blind = [step_s(unlike[i], default_profile_of(unlike[i])) for i in mine]
         told = [step_s(unlike[i], learnt.applied(default_profile_of(unlike[i]))) for i in mine]
         true = [unlike[i].step_time_s or 1.0 for i in mine]
         regrets.append(100.0 * (true[int(np.argmin(told))] / min(true) - 1.0))
-        before.append(spearman(blind, true) or 0.0)
-        after.append(spearman(told, true) or 0.0)
+        correlations.append(spearman(told, true) or 0.0)
     assert float(np.mean(regrets)) <= 5.0
-    assert float(np.mean(after)) >= float(np.mean(before)) - MOST_CORRELATION_LOST
+    assert float(np.mean(correlations)) >= 0.6
