@@ -134,7 +134,7 @@ def test_nanotrons_own_split_completes_a_configuration_and_another_one_breaks_it
             "Allowed: one layer or more in every chunk",
         ),
         ({"num_microbatches": 7}, "but the global batch is 512. Nearest: 4"),
-        ({"tp": 8}, 'unknown "tp"'),
+        ({"tpp": 8}, 'unknown "tpp"'),
         ({"data_parallel_size": 256}, "there are 128 GPUs. Nearest: 128"),
         (
             {"data_parallel_size": 3},
