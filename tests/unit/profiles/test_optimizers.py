@@ -9,8 +9,8 @@ def test_every_optimizer_names_its_source() -> None:
 
 
 def test_8_bit_moments_take_a_quarter_of_the_fp32_ones() -> None:
-    # two bytes, and two fp32 scales for 2048 weights
-    assert optimizer_named("adamw-8bit").state_bytes == pytest.approx(2.0 + 8.0 / 2048)
+    # two bytes, and two fp32 scales for 256 weights
+    assert optimizer_named("adamw-8bit").state_bytes == pytest.approx(2.0 + 8.0 / 256)
     assert optimizer_named("adamw").state_bytes == 8.0
 
 

@@ -171,16 +171,16 @@ def test_a_batch_may_be_constrained() -> None:
 
 
 def test_launchers_that_cannot_express_a_fact_of_the_model_are_named_with_it_and_not_searched() -> None:
-    """A norm of queries and keys: neither torchtitan's llama3 nor nanotron's Qwen2 has one (both files'
-    modules are ``wq, wk, wv, wo``: torchtitan 0.3.0 models/llama3/model.py, nanotron models/qwen.py)."""
-    shape = a_model(**SHAPE, query_key_norm="per_head")
+    """A norm over the queries or keys of all heads, as OLMo-2's: torchtitan's models norm each head or nothing
+    (0.3.0 models/qwen3/model.py, models/llama3/model.py), nanotron's Qwen2 has none (models/qwen.py)."""
+    shape = a_model(**SHAPE, query_key_norm="all_heads")
     answer = answered(replace(small(), launcher="any", model=shape))
     assert answer.status == "optimal"
     skipped = {one.launcher: one.reasons for one in answer.skipped_launchers}
     assert {"torchtitan", "nanotron"} <= set(skipped)
     for name in ("torchtitan", "nanotron"):
-        assert skipped[name] == (f"{name} cannot express query-key norm of each head",)
-    assert not {"megatron-lm", "deepspeed"} & set(skipped)
+        assert skipped[name] == (f"{name} cannot express query-key norm over all heads",)
+    assert not {"accelerate", "deepspeed"} & set(skipped)
     assert not {name for plan in answer.plans for name in plan.launchers} & set(skipped)
     alone = answered(replace(small(), model=shape))
     assert alone.skipped_launchers == ()
