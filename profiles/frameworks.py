@@ -70,7 +70,8 @@ _NOT_OPTIONS = {
 # Kernels with a backward pass in 8 bits (Transformer Engine: cuDNN's fused attention; FlashAttention 3).
 FP8_KERNELS = ("cudnn", "flash3")
 _DEDUPLICATING = ("deepep", "hybridep")
-_NO_FRAMEWORKS = ("built_models", "capabilities", "common", "judged")  # files of the directory that describe no framework
+# files of the directory that describe no framework
+_NO_FRAMEWORKS = ("built_models", "capabilities", "common", "judged")
 FLASH_KERNELS = ("flash1", "flash2", "flash3", "cudnn", "triton")
 
 
