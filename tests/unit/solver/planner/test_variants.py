@@ -172,7 +172,7 @@ def test_a_batch_may_be_constrained() -> None:
 
 def test_launchers_that_cannot_express_a_fact_of_the_model_are_named_with_it_and_not_searched() -> None:
     """A norm over the queries or keys of all heads, as OLMo-2's: torchtitan's models norm each head or
-    nothing (0.3.0 models/qwen3/model.py, models/llama3/model.py), nanotron's Qwen2 has none (models/qwen.py)."""
+    nothing (0.3.0 models/qwen3/model.py, models/llama3/model.py); nanotron has none (models/qwen.py)."""
     shape = a_model(**SHAPE, query_key_norm="all_heads")
     answer = answered(replace(small(), launcher="any", model=shape))
     assert answer.status == "optimal"
