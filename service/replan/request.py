@@ -180,7 +180,7 @@ def read_replan_request(raw: Mapping[str, object]) -> ReplanRequest:
     try:
         return ReplanRequest.model_validate(raw)
     except ValidationError as fault:
-        raise InvalidProblemError(field_errors(fault)) from None
+        raise InvalidProblemError(field_errors(fault, ReplanRequest)) from None
 
 
 def changed_job(asked: ReplanRequest, problem: Problem, plan: Plan) -> Changed:

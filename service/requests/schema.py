@@ -189,11 +189,16 @@ _KINDS = {
 }
 
 
-def field_errors(fault: ValidationError) -> list[FieldError]:
-    """Every fault pydantic found, in the planner's words; one entry per field."""
+def field_errors(fault: ValidationError, root: type[BaseModel] | None = None) -> list[FieldError]:
+    """Every fault pydantic found, in the planner's words; one entry per field.
+
+    Args:
+        fault: what pydantic found.
+        root: the shape of what was read; a problem's by default.
+    """
     found: dict[str, FieldError] = {}
     for detail in fault.errors(include_url=False):
-        error = _field_error(detail)
+        error = _field_error(detail, root or ProblemRequest)
         found.setdefault(error.pointer, error)
         if len(found) == MAX_ERRORS:
             break
@@ -210,42 +215,42 @@ def _message(detail: ErrorDetails, where: Sequence[int | str]) -> str:
     return _KINDS.get(detail["type"], detail["msg"])
 
 
-def _field_error(detail: ErrorDetails) -> FieldError:
+def _field_error(detail: ErrorDetails, root: type[BaseModel]) -> FieldError:
     """One of pydantic's error records as a FieldError."""
     where = _location(detail["loc"])
     at, kind, value = pointer(*where), detail["type"], detail["input"]
     context = detail.get("ctx", {})
     if kind == "extra_forbidden":
-        return _unknown_field(where)
+        return _unknown_field(where, root)
     if kind == "literal_error":
-        return _not_among(where, value)
+        return _not_among(where, value, root)
     if kind in {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}:
         limit = next(iter(context.values()))
         nearest = str(limit) if kind.endswith("equal") else None
         message = f"{shown(str(value))} is out of range"
-        return FieldError(pointer=at, message=message, allowed=_range_of(where), nearest=nearest)
+        return FieldError(pointer=at, message=message, allowed=_range_of(where, root), nearest=nearest)
     if kind in {"too_short", "too_long"}:
         if context.get("max_length", 2) > 2:  # noqa: PLR2004 - not the two numbers of a bound
             return FieldError(
                 pointer=at, message="holds too much", allowed=f"up to {context['max_length']} entries"
             )
         return FieldError(pointer=at, message="must hold exactly two numbers", allowed="[lowest, highest]")
-    return FieldError(pointer=at, message=_message(detail, where), allowed=_range_of(where))
+    return FieldError(pointer=at, message=_message(detail, where), allowed=_range_of(where, root))
 
 
 def _location(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
     """Pydantic's location without the names of union members, which are no part of the input."""
-    members = {"int", "str", "float", "bool"}
+    members = {"int", "str", "float", "bool", "constrained-int", "dict[str,int]"}
     if loc[:2] == ("search", "pin"):
         return loc[:3]
     if loc[:2] in {("workload", "global_batch_size"), ("search", "num_nodes")}:
         return loc[:2]  # a number, a list or a range
-    return (*loc[:2], *(part for part in loc[2:] if part not in members))
+    return (*loc[:1], *(part for part in loc[1:] if part not in members))
 
 
-def _owner(where: Sequence[int | str]) -> type[BaseModel]:
+def _owner(where: Sequence[int | str], root: type[BaseModel]) -> type[BaseModel]:
     """The model class that holds the last name of ``where``."""
-    owner: type[BaseModel] = ProblemRequest
+    owner = root
     for part in where[:-1]:
         info = owner.model_fields.get(str(part))
         if info is None or not (
@@ -256,19 +261,19 @@ def _owner(where: Sequence[int | str]) -> type[BaseModel]:
     return owner
 
 
-def _unknown_field(where: Sequence[int | str]) -> FieldError:
+def _unknown_field(where: Sequence[int | str], root: type[BaseModel]) -> FieldError:
     """An unknown field, with the nearest names of its siblings."""
-    known = sorted(_owner(where).model_fields)
+    known = sorted(_owner(where, root).model_fields)
     near = difflib.get_close_matches(str(where[-1])[:256], known, n=2, cutoff=0.6)
     nearest = " or ".join(near) or None
     allowed = None if near else ", ".join(known)
     return FieldError(pointer=pointer(*where), message="unknown field", allowed=allowed, nearest=nearest)
 
 
-def _not_among(where: Sequence[int | str], value: object) -> FieldError:
+def _not_among(where: Sequence[int | str], value: object, root: type[BaseModel]) -> FieldError:
     """A word outside the set that its field, or each entry of its field, accepts."""
     named = where[:-1] if isinstance(where[-1], int) else where
-    annotation = _owner(named).model_fields[str(named[-1])].annotation
+    annotation = _owner(named, root).model_fields[str(named[-1])].annotation
     (entry,) = get_args(annotation) if get_origin(annotation) is list else (annotation,)
     words = [str(word) for word in get_args(entry)] if get_origin(entry) is Literal else []
     given = value if isinstance(value, str) else ""
@@ -280,9 +285,10 @@ def _not_among(where: Sequence[int | str], value: object) -> FieldError:
     )
 
 
-def _range_of(where: Sequence[int | str]) -> str | None:
+def _range_of(where: Sequence[int | str], root: type[BaseModel]) -> str | None:
     """The declared range of a numeric field, in words."""
-    info = _owner(where).model_fields.get(str(where[-1])) if where else None
+    fields = _owner(where, root).model_fields
+    info = next((fields[str(name)] for name in reversed(where[-2:]) if str(name) in fields), None)
     if info is None:
         return None
     limits: Mapping[type, str] = {
@@ -296,8 +302,8 @@ def _range_of(where: Sequence[int | str]) -> str | None:
 
 
 def _marks_of(info: FieldInfo) -> Sequence[object]:
-    """The limits of a field; of a number, a list or a range those of the number."""
-    if info.metadata:
+    """The limits of a field; of a number, a list, a range or an object those of the number."""
+    if any(not isinstance(mark, annotated_types.MaxLen) for mark in info.metadata):
         return info.metadata
     for member in get_args(info.annotation):
         for inner in getattr(member, "__metadata__", ()):

@@ -94,6 +94,8 @@ def test_a_job_without_an_answer_and_one_that_is_not_there(client: TestClient) -
         ({"slow_nodes": {"0": 2}}, "/slow_nodes/0"),
         ({"strange": 1}, "/strange"),
         ({"checkpoint": {"num_parameters": 1000}}, "/checkpoint/num_parameters"),
+        ({"checkpoint": {"place": {}}}, "/checkpoint/place"),
+        ({"checkpoint": {"layers": 1}}, "/checkpoint/layers"),
     ],
 )  # fmt: skip
 def test_the_service_names_the_field_that_is_wrong(
