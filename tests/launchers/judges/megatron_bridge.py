@@ -8,15 +8,11 @@ there.
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import os
 import shlex
 import sys
 import typing
-from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -26,48 +22,13 @@ from packaging.version import Version
 sys.path.remove(str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parent))  # this folder has the names of packages
 from protocol import Case, Seen, serve
+from stand_ins import StandIns
 
 ENTERED = ("megatron.bridge", "megatron.bridge.models", "megatron.bridge.recipes")
-SILENT = ["megatron.bridge.peft.lora", "megatron.bridge.peft.dora", "datasets", "six", "regex"]
+SILENT = ("megatron.bridge.peft.lora", "megatron.bridge.peft.dora", "datasets", "six", "regex")
 
 
-class StandIn(ModuleType):
-    """A module whose every name is a class that does nothing."""
-
-    def __getattr__(self, name: str) -> object:
-        """An empty class."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {"__init__": lambda *_args, **_options: None})
-
-
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the stand-ins before Python finds anything else."""
-
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: object = None,  # noqa: ARG002
-    ) -> importlib.machinery.ModuleSpec | None:
-        """A package without code for the names above."""
-        if fullname not in (*ENTERED, *SILENT) and fullname.partition(".")[0] not in SILENT:
-            return None
-        spec = importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-        folders = [Path(folder) / fullname.rpartition(".")[2] for folder in path or ()]
-        if fullname in ENTERED:
-            spec.submodule_search_locations = [str(folder) for folder in folders if folder.is_dir()]
-        return spec
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """The stand-in."""
-        return StandIn(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run."""
-
-
-sys.meta_path.insert(0, Finder())
+stand_ins = StandIns(ENTERED, SILENT)
 typing.override = typing_extensions.override  # type: ignore[attr-defined]
 torch.cuda.get_device_capability = lambda *_args: (9, 0)
 torch.cuda.get_device_properties = lambda *_args: type("Hopper", (), {"major": 9, "minor": 0})()
@@ -88,7 +49,7 @@ for kernel in (
 ):
     setattr(moe_utils, f"fused_{kernel}", lambda *_args: None)  # Transformer Engine's
 rope.fused_apply_rotary_pos_emb = rope.fused_apply_rotary_pos_emb or (lambda *_args: None)
-SILENT.append("transformer_engine")
+stand_ins.silent.add("transformer_engine")
 
 from megatron.bridge import models  # noqa: E402
 from megatron.bridge.models.gpt_provider import GPTModelProvider  # noqa: E402

@@ -6,8 +6,6 @@ does to Megatron-Core and Transformer Engine, process groups and the inference e
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import json
 import os
 import re
@@ -15,57 +13,20 @@ import shlex
 import sys
 import tempfile
 import typing
-from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 import typing_extensions
 
 sys.path.remove(str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parent))  # this folder has the names of packages
 from protocol import Case, Seen, serve
+from stand_ins import StandIns
 
 ENTERED = ("swift.megatron",)
 SILENT = ("mcore_bridge", "swift.infer_engine", "swift.megatron.init", "swift.megatron.utils")
 
 
-class StandIn(ModuleType):
-    """A module whose every name is a class that does nothing."""
-
-    def __getattr__(self, name: str) -> object:
-        """An empty class."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {"__init__": lambda *_args, **_options: None})
-
-
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the stand-ins before Python finds anything else."""
-
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: object = None,  # noqa: ARG002
-    ) -> importlib.machinery.ModuleSpec | None:
-        """A package without code for the names above."""
-        if fullname not in (*ENTERED, *SILENT) and fullname.partition(".")[0] not in SILENT:
-            return None
-        spec = importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-        folders = [Path(folder) / fullname.rpartition(".")[2] for folder in path or ()]
-        if fullname in ENTERED:
-            spec.submodule_search_locations = [str(folder) for folder in folders if folder.is_dir()]
-        return spec
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """The stand-in."""
-        return StandIn(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run."""
-
-
-sys.meta_path.insert(0, Finder())
+StandIns(ENTERED, SILENT)
 typing.override = typing_extensions.override  # type: ignore[attr-defined]
 os.environ |= {"HF_HUB_OFFLINE": "1", "MODELSCOPE_CACHE": tempfile.gettempdir()}
 

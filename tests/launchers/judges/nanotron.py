@@ -9,15 +9,12 @@ exported files start, compute the same costs (src/nanotron/models/qwen.py:813).
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import torch
 import yaml
@@ -25,49 +22,13 @@ import yaml
 sys.path.remove(str(Path(__file__).parent))  # this file has the name of the package
 sys.path.append(str(Path(__file__).parent))  # ... which comes first now
 from protocol import Case, Seen, serve
+from stand_ins import StandIns
 
 ABSENT = ("flash_attn", "dacite", "functorch", "datasets", "safetensors", "transformers")
 ENTERED = ("nanotron.models", "nanotron.parallel.pipeline_parallel")  # submodules are nanotron's own
-SILENT = "nanotron.logging"
 
 
-class StandIn(ModuleType):
-    """A module whose every name is a class that does nothing."""
-
-    def __getattr__(self, name: str) -> object:
-        """An empty class."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {"__init__": lambda *_args, **_options: None})
-
-
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the stand-ins before Python finds anything else."""
-
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: object = None,  # noqa: ARG002
-    ) -> importlib.machinery.ModuleSpec | None:
-        """A package without code for the names above."""
-        if fullname not in (*ENTERED, SILENT) and fullname.partition(".")[0] not in ABSENT:
-            return None
-        spec = importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-        folders = [Path(folder) / fullname.rpartition(".")[2] for folder in path or ()]
-        if fullname in ENTERED:
-            spec.submodule_search_locations = [str(folder) for folder in folders if folder.is_dir()]
-        return spec
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """The stand-in."""
-        return StandIn(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run."""
-
-
-sys.meta_path.insert(0, Finder())
+StandIns(ENTERED, ("nanotron.logging", *ABSENT))
 
 distributed = import_module("nanotron.distributed")
 base = import_module("nanotron.models.base")
