@@ -1,11 +1,7 @@
 """A run that is killed goes on under another layout with the files of a re-plan: the same losses."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,25 +12,10 @@ from meshwright.service.launchers.target import ExportBundle
 from meshwright.service.replan.checkpoint import read_checkpoint
 from meshwright.service.replan.request import changed_job, read_replan_request
 from tests.builders import a_plan, a_problem
+from tests.processes.bounded import output_of
 
 SCRIPT = Path(__file__).parent / "resumed_training.py"
 WEIGHTS = 2 * (16 * 32 + 32 + 32 * 16 + 16) + 16 * 4 + 4  # two blocks up and down, and the head
-
-
-def bounded(words: list[str], timeout_s: float) -> str:
-    """The output of a program and its ranks, all of them killed where it takes too long."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env=environment,
-    ) as running:  # fmt: skip
-        try:
-            out, said = running.communicate(timeout=timeout_s)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(running.pid, signal.SIGKILL)
-    assert running.returncode == 0, said[-3000:]
-    return out
 
 
 def test_a_killed_run_goes_on_under_other_layouts_with_the_same_losses(
@@ -45,7 +26,7 @@ def test_a_killed_run_goes_on_under_other_layouts_with_the_same_losses(
         ExportBundle(files={}), "torchtitan", plan, plan, saved_step=None, checkpoint_format="dcp"
     )
     (tmp_path / "resume.py").write_text(bundle.files["resume.py"])
-    out = bounded([sys.executable, str(SCRIPT), str(tmp_path), str(tmp_path)], 120)
+    out = output_of([sys.executable, str(SCRIPT), str(tmp_path), str(tmp_path)], timeout_s=120)
     found = json.loads(out.splitlines()[-1])
     losses = found["undisturbed"]
     for name in ("smaller", "tensor"):  # 2 ranks of data with 4 sequences each; 2 tensor ranks with all 8

@@ -1,38 +1,22 @@
 """``meshwright tune`` trains the short list for real: two gloo processes, exported Megatron-LM files."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
 from examples.cpu_training.closed_loop import TINY, problem_of
+from tests.processes.bounded import output_of
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "examples" / "cpu_training" / "train.py"
 
 
 def meshwright(folder: Path, *words: str, timeout_s: float = 180.0) -> str:
-    """The output of a command, which is killed with all its processes where it takes too long."""
-    environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "XDG_STATE_HOME": str(folder),
-        "PYTHONPATH": str(ROOT / "src"),
-    }  # fmt: skip
+    """The output of a command."""
+    environment = {"XDG_STATE_HOME": str(folder), "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-m", "meshwright", *words]
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
-        start_new_session=True,
-    ) as running:  # fmt: skip
-        try:
-            out, said = running.communicate(timeout=timeout_s)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(running.pid, signal.SIGKILL)
-    assert running.returncode == 0, said[-3000:]
-    return out
+    return output_of(command, timeout_s=timeout_s, environment=environment, cwd=folder)
 
 
 def test_the_short_list_is_trained_and_the_fastest_measured_plan_wins(tmp_path: Path) -> None:
