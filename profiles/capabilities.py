@@ -60,6 +60,9 @@ class Capabilities:
         False  # it splits the layers itself (``meshwright.solver.splits.nanotron_split``)
     )
     model_facts: tuple[str, ...] = ()  # of the function ``model_facts``: what it can state; or "any"
+    batchings: tuple[str, ...] = ()  # how it makes sequences of documents whose lengths are stated
+    batching_note: str = ""  # what it does instead
+    batching_constraints: tuple[str, ...] = ()  # as ``constraints``, where lengths are stated
     constraints: tuple[
         str, ...
     ] = ()  # expressions of ``meshwright.solver.space.expressions`` that every plan satisfies
@@ -111,7 +114,7 @@ def launchers_of(launcher: str) -> tuple[str, ...]:
 _LIMITING = ("experts_need_sequence_parallel", "heads_whole_on_ranks", "halves_on_ranks", "balances_stages",
              "data_parallel_alike", "sinks_need_all_to_all", "offloads_modules",
              "biased_experts_whole", "tied_on_one_stage")  # fmt: skip
-_LIMITING_WORDS = ("constraints", "adapter_constraints")
+_LIMITING_WORDS = ("constraints", "adapter_constraints", "batching_constraints")
 
 
 def _union(parts: list[Capabilities]) -> Capabilities:

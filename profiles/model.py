@@ -22,6 +22,7 @@ from meshwright.profiles.limits import (
     ROTARY_SCALING_LIMITS,
     refuse_out_of_range,
 )
+from meshwright.profiles.sequences import Documents
 
 LayerKind = Literal["dense", "moe"]
 Normalization = Literal[
@@ -513,8 +514,13 @@ class ModelSpec:
         idle = (self.moe.num_experts - self.moe.top_k) * each
         return self.num_parameters() - idle * self.layer_kinds().count("moe")
 
-    def attended_tokens(self, seq_length: int) -> float:
-        """Mean number of keys a query attends to under a causal mask, averaged over layers."""
+    def attended_tokens(self, seq_length: float | Documents) -> float:
+        """Mean number of keys a query attends to under a causal mask, averaged over layers.
+
+        Of documents of several lengths, the mean over all of their tokens.
+        """
+        if isinstance(seq_length, tuple):
+            return sum(share * self.attended_tokens(length) for length, share in seq_length)
         whole = (seq_length + 1) / 2
         if self.sliding_window is None or self.sliding_window >= seq_length:
             return whole
@@ -527,7 +533,7 @@ class ModelSpec:
         global_share = self.local_layers().count(False) / self.num_layers
         return whole * global_share + local * (1 - global_share)
 
-    def layer_forward_flops_per_token(self, kind: LayerKind, seq_length: int) -> float:
+    def layer_forward_flops_per_token(self, kind: LayerKind, seq_length: int | Documents) -> float:
         """Forward FLOPs of one layer per token: 2 per active weight plus the attention scores.
 
         Scores and weighted values cost ``2 * heads * (qk + v) * attended keys`` each token.
@@ -540,7 +546,7 @@ class ModelSpec:
             active += self.shared_expert_parameters() + self.router_parameters()
         return 2 * active + self.score_flops_per_token(seq_length)
 
-    def score_flops_per_token(self, seq_length: int) -> float:
+    def score_flops_per_token(self, seq_length: int | Documents) -> float:
         """Forward FLOPs of one layer's scores and weighted values per token; they have no weights."""
         qk_and_v = self.head_dim + self.v_head_dim
         return 2 * self.num_attention_heads * qk_and_v * self.attended_tokens(seq_length)
@@ -549,7 +555,7 @@ class ModelSpec:
         """Forward FLOPs of the output head per token."""
         return 2.0 * self.hidden_size * self.vocab_size
 
-    def model_flops_per_token(self, seq_length: int, *, frozen: bool = False) -> float:
+    def model_flops_per_token(self, seq_length: int | Documents, *, frozen: bool = False) -> float:
         """Forward and backward FLOPs per token, recomputation not counted (3x the forward).
 
         Frozen weights have no gradients of their own: their products run twice, scores three times.

@@ -14,6 +14,7 @@ import numpy as np
 
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import Profile
+from meshwright.profiles.sequences import Documents
 from meshwright.solver.answer import Prediction, StagePrediction
 from meshwright.solver.configuration import (
     BoolArray,
@@ -172,7 +173,7 @@ def _stage_predictions(
 
 
 def recomputed_flops_per_token(
-    model: ModelSpec, seq_length: int, configuration: Configuration, layout: LayerLayout
+    model: ModelSpec, seq_length: int | Documents, configuration: Configuration, layout: LayerLayout
 ) -> float:
     """FLOPs that recomputation adds per token: whole forward passes, or the attention cores."""
     if configuration.recompute_granularity == "selective":
@@ -239,8 +240,9 @@ def prediction_of(
         log_memory_sigma: the same of peak memory.
         extrapolated: what lies outside the measured range.
     """
-    step, seq = sum(breakdown_s.values()), problem.workload.seq_length
-    rate = configuration.global_batch_size * seq / step / configuration.num_gpus
+    step, seq = sum(breakdown_s.values()), problem.workload.documents
+    tokens = configuration.global_batch_size * problem.workload.tokens_per_sequence
+    rate = tokens / step / configuration.num_gpus
     flops = problem.model.model_flops_per_token(seq, frozen=problem.workload.lora_rank > 0)
     layout = LayerLayout.of(problem.model)
     again = recomputed_flops_per_token(problem.model, seq, configuration, layout)
@@ -404,9 +406,9 @@ def predict_mixed(problem: Problem, profile: Profile, config: Configuration) -> 
     heaviest = max(range(len(classes)), key=lambda at: classes[at].out_of_memory_probability)
     before = sum(len(one.stages) for one in classes[:heaviest])
     peaks = mean_peak_flops(fleet, tuple(stage for one in config.replicas for stage in one.stage_groups))
-    rate = config.global_batch_size * problem.workload.seq_length / step / config.num_gpus
+    rate = config.global_batch_size * problem.workload.tokens_per_sequence / step / config.num_gpus
     flops = problem.model.model_flops_per_token(
-        problem.workload.seq_length, frozen=problem.workload.lora_rank > 0
+        problem.workload.documents, frozen=problem.workload.lora_rank > 0
     )
     wide = slowest.step_time_high_s / slowest.step_time_s
     return replace(

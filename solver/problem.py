@@ -14,6 +14,7 @@ from meshwright.profiles.errors import InternalError
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.optimizers import OPTIMIZERS
+from meshwright.profiles.sequences import Documents, Filled, SequenceLengths, filled
 from meshwright.profiles.switches import switches
 from meshwright.solver.configuration import Configuration
 
@@ -103,6 +104,24 @@ class Workload:
     base_precision: BasePrecision = "bf16"  # of the frozen model's linear layers, where lora_rank > 0
     # Overrides of the framework's facts: attention_kernel, gradient_dtype, loss_fused, …
     framework_options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    lengths: SequenceLengths | None = None  # of documents; None: every sequence is one whole document
+
+    @property
+    def filled(self) -> Filled | None:
+        """How documents lie in the sequences; None where each is as long as its sequence."""
+        return None if self.lengths is None else filled(self.lengths, self.seq_length)
+
+    @property
+    def tokens_per_sequence(self) -> float:
+        """Tokens of a sequence that are trained on: padding is left out."""
+        found = self.filled
+        return self.seq_length if found is None else found.real_share * self.seq_length
+
+    @property
+    def documents(self) -> int | Documents:
+        """Lengths that tokens attend within: one, or several with their shares of all tokens."""
+        found = self.filled
+        return self.seq_length if found is None else found.documents
 
 
 def changes_of(workload: Workload, asked: Workload) -> dict[str, str]:
@@ -185,6 +204,8 @@ def problem_digest(problem: Problem) -> str:
     workload = asdict(problem.workload)
     if workload["base_precision"] == "bf16":
         del workload["base_precision"]
+    if problem.workload.lengths is None:
+        del workload["lengths"]
     parts = {
         "model": model_to_mapping(problem.model),
         "cluster": asdict(problem.cluster),

@@ -34,7 +34,7 @@ from meshwright.service.cli.assignments import (
 )
 from meshwright.service.launchers.reading.base import MAX_BYTES, MAX_FILES, Source
 from meshwright.service.requests.configuration import completed
-from meshwright.service.requests.documents import read_problem_file
+from meshwright.service.requests.documents import read_lengths_file, read_problem_file
 from meshwright.service.requests.launch_files import Own, own_of_files
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.space.expressions import ExpressionError
@@ -110,6 +110,15 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
         str | None, typer.Option(metavar="N|N,N|LOW:HIGH", help="Sequences per optimizer step.")
     ] = None,
     seq_length: Annotated[int | None, typer.Option(help="Tokens per sequence.")] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|pN=N,…", help="Of documents: percentiles, p50=900,p100=8192, or a file."
+        ),
+    ] = None,
+    batching: Annotated[
+        str | None, typer.Option(help="Documents become sequences by packing or padding.")
+    ] = None,
     precision: Annotated[str | None, typer.Option(help="bf16, fp16, fp8, mxfp8 or nvfp4.")] = None,
     optimizer: Annotated[str | None, typer.Option(help=", ".join(OPTIMIZERS))] = None,
     lora_rank: Annotated[int | None, typer.Option(help="Adapters beside a frozen model; 0: none.")] = None,
@@ -161,6 +170,7 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     workload: dict[str, object] = {
         "global_batch_size": counts_of("--global-batch-size", global_batch_size),
         "seq_length": seq_length,
+        "lengths": _lengths_part(request, lengths, batching),
         **_precision_part(request, precision),
     }
     workload |= {"optimizer": optimizer, "lora_rank": lora_rank}
@@ -191,6 +201,29 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     _extend(request, "forbid", prohibitions_of("--forbid", forbid or ()))
     _append_constraints(request, constraint or ())
     return request
+
+
+def _lengths_part(request: Request, given: str | None, batching: str | None) -> dict[str, object] | None:
+    """Lengths of documents over those of the problem file: ``p50=900,p100=8192``, or a file."""
+    if given is None and batching is None:
+        return None
+    found = dict(_object(_object(request, "workload"), "lengths")) if given is None else _lengths_of(given)
+    return found if batching is None else {**found, "batching": batching}
+
+
+def _lengths_of(given: str) -> dict[str, object]:
+    """What ``--lengths`` names."""
+    if "=" in given:
+        percentiles = dict[str, object]()
+        for part in given.split(","):
+            name, _, value = part.partition("=")
+            if not value.strip().isdigit():
+                raise InvalidProblemError.of(
+                    "--lengths", f"{shown(part)} is no percentile", allowed="p50=900"
+                )
+            percentiles[name.strip()] = int(value)
+        return {"percentiles": percentiles}
+    return dict(read_lengths_file(Path(given)))
 
 
 def _own_configuration(path: Path | None) -> object:

@@ -62,6 +62,7 @@ _OPTIONS = {
     "/workload": "--global-batch-size and --seq-length",
     "/workload/global_batch_size": "--global-batch-size",
     "/workload/seq_length": "--seq-length",
+    "/workload/lengths": "--lengths",
 }
 
 

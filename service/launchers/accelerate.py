@@ -7,7 +7,13 @@ from collections.abc import Iterator, Sequence
 import yaml
 
 from meshwright.service.launchers.common_rules import refuse_first
-from meshwright.service.launchers.export import Start, bundled, common_warnings, model_is_in_the_script
+from meshwright.service.launchers.export import (
+    Start,
+    bundled,
+    common_warnings,
+    model_is_in_the_script,
+    sequences_in_the_script,
+)
 from meshwright.service.launchers.target import ExportBundle, Target
 
 # --------------------------------------------------------------------------------------------------
@@ -151,7 +157,7 @@ def found_warnings(target: Target) -> Iterator[str]:
     """What accelerate does differently from the plan, or what the plan leaves to the script."""
     yield from accelerate_warnings(target)
     yield model_is_in_the_script(target)
-    yield f"the script must pack its data into sequences of {target.workload.seq_length} tokens"
+    yield sequences_in_the_script(target)
     if target.config.context_parallel_size > 1:
         yield "context parallelism needs accelerator.maybe_context_parallel around each step, and SDPA"
 

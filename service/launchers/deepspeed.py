@@ -8,7 +8,13 @@ from collections.abc import Iterator
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.service.launchers.accelerate import CONFIG_FILE, deepspeed_plugin_file
 from meshwright.service.launchers.common_rules import refuse_first
-from meshwright.service.launchers.export import Start, bundled, common_warnings, model_is_in_the_script
+from meshwright.service.launchers.export import (
+    Start,
+    bundled,
+    common_warnings,
+    model_is_in_the_script,
+    sequences_in_the_script,
+)
 from meshwright.service.launchers.target import ExportBundle, Target
 from meshwright.solver.configuration import Configuration
 
@@ -204,6 +210,8 @@ def found_warnings(target: Target) -> Iterator[str]:
     config = target.config
     yield from common_warnings(target)
     yield model_is_in_the_script(target)
+    if target.workload.lengths is not None:
+        yield sequences_in_the_script(target)
     yield f"{CODE_FILE} holds what DeepSpeed takes in code; its JSON alone is not the plan"
     if config.pipeline_parallel_size > 1:
         yield "the embedding and the head must not be of the class that the stages are balanced by"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from meshwright.profiles.capabilities import judged_versions, model_facts
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.units import GIB
-from meshwright.service.launchers.target import ExportBundle, Target
+from meshwright.service.launchers.target import ExportBundle, Target, pads
 from meshwright.service.report.sentences import limit_sentence, time_sentence
 from meshwright.service.report.verdict import title_of
 from meshwright.solver.configuration import RANK_ORDERS, VARIABLES
@@ -36,6 +36,19 @@ def common_warnings(target: Target, written: Sequence[str] = ("launch_blocking",
         yield f"the prediction assumes the request's framework options ({names}); no file here sets them"
     if target.workload.precision == "bf16" and "bf16" not in target.gpu.peak_flops:
         yield f"{target.gpu.display_name} has no bf16 units; fp16 is what it runs fast"
+
+
+def sequences_in_the_script(target: Target) -> str:
+    """How the user's script has to make sequences."""
+    seq_length = target.workload.seq_length
+    if target.workload.lengths is None:
+        return f"the script must pack its data into sequences of {seq_length} tokens"
+    if pads(target):
+        return f"the script must pad every document to {seq_length} tokens"
+    return (
+        f"the script must pack whole documents into sequences of {seq_length} tokens and give attention "
+        "their boundaries (cu_seqlens)"
+    )
 
 
 def model_is_in_the_script(target: Target) -> str:

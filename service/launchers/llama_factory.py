@@ -109,6 +109,7 @@ def values_of(target: Target) -> Values:
         "gradient_accumulation_steps": config.num_microbatches,
         "cutoff_len": target.workload.seq_length,
         "packing": True,
+        "neat_packing": True if target.workload.lengths else None,  # documents attend to themselves alone
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
         "accumulate_allreduce_grads_in_fp32": known.gradient_dtype == "fp32",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import lcm
 
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
@@ -193,7 +194,25 @@ def _batch(target: Target) -> Values:
         "train.global_batch_size": target.workload.global_batch_size,
         "model.seq_length": target.workload.seq_length,
         _data_length(target.version): target.workload.seq_length,
+        **(_packing(target) if target.workload.lengths else {}),
     }
+
+
+def _packing(target: Target) -> Values:
+    """Packed whole documents of a fine-tuning recipe (Megatron-Bridge, docs/training/packed-sequences.md).
+
+    Under context parallelism each is padded to two chunks a rank, and losses are averaged by token.
+    """
+    config, older = target.config, target.version in ("", "0.3", "0.4", "0.5")
+    specs = "dataset.packed_sequence_specs" if older else "dataset.offline_packing_specs"
+    cp, tp = config.context_parallel_size, config.tensor_parallel_size
+    rings, sharded = (2 * cp if cp > 1 else 1), (cp * tp if config.sequence_parallel else 1)
+    values: Values = {} if older else {"dataset.enable_offline_packing": True}
+    values[f"{specs}.packed_sequence_size"] = target.workload.seq_length
+    values[f"{specs}.pad_seq_to_mult"] = lcm(rings, sharded)
+    if cp > 1:
+        values |= {"model.calculate_per_token_loss": True, "ddp.average_in_collective": False}
+    return values
 
 
 def _data_length(version: str) -> str:
@@ -395,6 +414,8 @@ def found_warnings(target: Target) -> Iterator[str]:
     """What the recipe decides, or does differently from the plan."""
     yield from common_warnings(target, written=SWITCHES_OF_ALL)
     yield "attention backend, tokenizer, data and learning rate are the recipe's"
+    if target.workload.lengths is not None:
+        yield "packed documents need a recipe for fine-tuning, whose data set has packed_sequence_specs"
     # No override names a function (training/utils/omegaconf_utils.py _restore_excluded_fields); providers
     # of the gated models that are exported have silu already (models/*/*_provider.py: activation_func).
     activation = target.model.mlp_activation

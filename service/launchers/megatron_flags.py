@@ -285,6 +285,7 @@ def _batch(target: Target) -> list[Flag]:
         flag("micro-batch-size", target.config.micro_batch_size),
         flag("step-batch-size-schedule", schedule_text(steps)) if steps else batch,
         flag("seq-length", target.workload.seq_length),
+        *([flag("sft")] if target.workload.lengths else []),
     ]
 
 

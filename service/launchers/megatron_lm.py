@@ -39,7 +39,7 @@ from meshwright.service.launchers.megatron_lm_model_rules import MODEL_RULES
 from meshwright.service.launchers.megatron_lm_rules import PARALLEL_RULES, sizes_are_positive
 from meshwright.service.launchers.megatron_names import REFUSED, decided_flags, environment
 from meshwright.service.launchers.rules import model_is_stated, refuse
-from meshwright.service.launchers.target import ExportBundle, Target
+from meshwright.service.launchers.target import ExportBundle, Target, pads
 from meshwright.solver.space.launcher_rules import overlap_notes
 
 # --------------------------------------------------------------------------------------------------
@@ -172,6 +172,9 @@ class MegatronLm:
 def found_warnings(target: Target) -> Iterator[str]:
     """What Megatron-LM will do differently from the plan, or what the plan leaves open."""
     yield from _placement_warnings(target)
+    if target.workload.lengths is not None:
+        line = "one conversation" if pads(target) else "conversations that are packed already, one sequence"
+        yield f"--sft reads DATA_PATH as JSON lines, each of {line}, and has no MOCK_DATA"
     yield from ramp_warnings(target)
     yield from _value_warnings(target)
     yield from _model_warnings(target)

@@ -171,6 +171,18 @@ def every_weight_is_trained(target: Target) -> Iterator[FieldError]:
         )
 
 
+def documents_pass_one_sequence_at_a_time(target: Target) -> Iterator[FieldError]:
+    """Boundaries of documents are those of one sequence (``pretrain_gpt.py get_batch``, from ``--sft``)."""
+    size = target.config.micro_batch_size
+    if target.workload.lengths is not None and size > 1:
+        yield fault(
+            "micro_batch_size",
+            f"{size} sequences of documents whose lengths are stated: --sft packs one a micro-batch",
+            allowed="1",
+            nearest=1,
+        )
+
+
 def states_alone_are_offloaded(target: Target) -> Iterator[FieldError]:
     """``--optimizer-cpu-offload`` needs the distributed optimizer (``validate_args``: precision-aware)."""
     offload, able = target.config.offload, launcher_capabilities("megatron-lm")
@@ -249,6 +261,7 @@ MODEL_RULES: tuple[Rule, ...] = (
     precision_is_known,
     optimizer_is_known,
     every_weight_is_trained,
+    documents_pass_one_sequence_at_a_time,
     states_alone_are_offloaded,
     fp8_recipe_is_known,
     gradients_fit_the_weights,

@@ -63,6 +63,12 @@ class Target:
         return self.config.data_parallel_size * self.config.context_parallel_size
 
 
+def pads(target: Target) -> bool:
+    """Whether every document is padded to a sequence of its own."""
+    lengths = target.workload.lengths
+    return lengths is not None and lengths.batching == "padding"
+
+
 def target_of(plan: Plan, problem: Problem) -> Target:
     """The plan with the problem that it answers: its own batch, precision, optimizer and switches."""
     workload = with_changes(problem.workload, plan.workload)

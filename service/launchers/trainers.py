@@ -23,7 +23,7 @@ from meshwright.service.launchers.accelerate import (
 )
 from meshwright.service.launchers.common_rules import refuse_first
 from meshwright.service.launchers.export import Start, bundled, model_is_in_the_script
-from meshwright.service.launchers.target import ExportBundle, Target
+from meshwright.service.launchers.target import ExportBundle, Target, pads
 
 Values = dict[str, object]
 WEIGHTS_SHARDED = 3  # ZeRO-3
@@ -79,7 +79,7 @@ def axolotl_values(target: Target) -> Values:
         "micro_batch_size": config.micro_batch_size,
         "gradient_accumulation_steps": config.num_microbatches,
         "sequence_len": target.workload.seq_length,
-        "sample_packing": True,  # every sequence is full, as the prediction assumes
+        "sample_packing": not pads(target),  # every sequence is full, as the prediction assumes
         "pad_to_sequence_len": True,
         "bf16": True,
         "fp16": False,
@@ -170,8 +170,7 @@ def trl_values(target: Target) -> Values:
         "per_device_train_batch_size": config.micro_batch_size,
         "gradient_accumulation_steps": config.num_microbatches,
         "max_length": target.workload.seq_length,
-        "packing": True,  # every sequence is full, as the prediction assumes
-        "packing_strategy": "wrapped",  # and none is a batch flattened into one, which others make of it
+        **_batching(target),
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
         "gradient_checkpointing": recomputes_in_script(target),  # SFTConfig's own default is true
@@ -181,6 +180,14 @@ def trl_values(target: Target) -> Values:
         "optim": "adamw_torch_fused",
         **_adapter_values(target),
     }
+
+
+def _batching(target: Target) -> Values:
+    """How sequences are made; cut at their ends, none is a batch flattened into one."""
+    if pads(target):
+        return {"packing": False, "pad_to_multiple_of": target.workload.seq_length}
+    strategy = "wrapped" if target.workload.lengths is None else "bfd"
+    return {"packing": True, "packing_strategy": strategy}
 
 
 def _adapter_values(target: Target) -> Values:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
@@ -260,7 +261,7 @@ def _steps_total(asked: ReplanRequest, problem: Problem) -> int | None:
     if asked.steps_total is not None or tokens is None:
         return asked.steps_total
     workload = problem.workload
-    return -(-tokens // (workload.global_batch_size * workload.seq_length))
+    return ceil(tokens / (workload.global_batch_size * workload.tokens_per_sequence))
 
 
 def _step_faults(asked: ReplanRequest, total: int | None) -> Iterator[FieldError]:

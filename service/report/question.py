@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from meshwright.service.report.formatting import count, tied, wrapped
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, Workload
 
 _LAUNCHERS = {"none": "no launcher's limits", "any": "for any launcher"}
 
@@ -21,10 +21,20 @@ def question_words(problem: Problem) -> tuple[str, str, str, str, str]:
     return (
         f"{clean(model.title)} ({count(model.num_parameters())} parameters)",
         clean(problem.cluster.title),
-        f"batch {_batches(problem)} × {workload.seq_length} tokens",
+        f"batch {_batches(problem)} × {workload.seq_length} tokens{lengths_words(workload)}",
         workload.precision,
         _LAUNCHERS.get(problem.launcher, f"for {problem.launcher}"),
     )
+
+
+def lengths_words(workload: Workload) -> str:
+    """How documents of unequal length lie in the sequences, and how many tokens are real; else nothing."""
+    lengths, found = workload.lengths, workload.filled
+    if lengths is None or found is None:
+        return ""
+    mean = found.lengths.mean()
+    verb = "packed" if lengths.batching == "packing" else "padded"
+    return f", {verb} with documents of {mean:.0f} on average: {100 * found.real_share:.1f} % of them real"
 
 
 def _batches(problem: Problem) -> str:

@@ -127,6 +127,7 @@ _LOSSES: Mapping[str, str] = {
     "context_parallel": "context-parallel exchange",
     "expert_parallel": "expert all-to-alls",
     "pipeline_transfer": "transfers between stages",
+    "unequal_lengths": "waiting for longer documents",
     "imbalance": "unequal stages",
     "bubble": "the pipeline's bubble",
     "data_parallel": "data-parallel collectives",

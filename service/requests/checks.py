@@ -14,6 +14,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownN
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.optimizers import OPTIMIZERS, optimizer_named
 from meshwright.profiles.profile import framework_of
+from meshwright.profiles.sequences import beyond
 from meshwright.profiles.switches import switches
 from meshwright.service.requests.parts import ramp_limits, run_limits
 from meshwright.service.requests.sizes import batch_size, gpu_count, model_sizes
@@ -75,6 +76,7 @@ def check_limits(problem: Problem) -> None:
         _trainable,
         _precision,
         _framework_options,
+        _lengths,
         _switches,
         _ranks,
         run_limits,
@@ -86,6 +88,18 @@ def check_limits(problem: Problem) -> None:
         faults = list(islice(check(problem), MAX_ERRORS))
         if faults:
             raise InvalidProblemError(faults)
+
+
+def _lengths(problem: Problem) -> Iterator[FieldError]:
+    """No document is longer than a sequence, or than the positions that the model has."""
+    workload, positions = problem.workload, problem.model.max_position_embeddings
+    if workload.lengths is None:
+        return
+    at = ("workload", "lengths")
+    yield from beyond(workload.lengths, workload.seq_length, f"seq_length {workload.seq_length}", at)
+    if positions is not None and positions < workload.seq_length:
+        what = f"the {positions} positions of {problem.model.title}"
+        yield from beyond(workload.lengths, positions, what, at)
 
 
 def _given(options: SearchOptions) -> Iterator[tuple[str, str, int | str, str]]:

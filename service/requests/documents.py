@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from meshwright.profiles.documents import FILE, YAML_FILE, read_json, read_yaml, shown_path
+from meshwright.profiles.documents import (
+    FILE,
+    YAML_FILE,
+    Limits,
+    read_json,
+    read_yaml,
+    shown,
+    shown_path,
+)
 from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.sequences import mapping_of_counts
+
+_COLUMNS = 2  # of a table of lengths: tokens, documents
+_NUMBER = re.compile(r"[0-9]{1,12}")
 
 
 def read_problem_file(path: Path) -> Mapping[str, object]:
@@ -18,16 +32,51 @@ def read_problem_file(path: Path) -> Mapping[str, object]:
             names the file.
     """
     is_yaml = path.suffix.lower() in {".yaml", ".yml"}
-    limits = YAML_FILE if is_yaml else FILE
+    content = _content(path, YAML_FILE if is_yaml else FILE)
+    try:
+        return read_yaml(content) if is_yaml else read_json(content)
+    except InvalidProblemError as fault:
+        raise InvalidProblemError(_of_file(path, error) for error in fault.errors) from None
+
+
+def read_lengths_file(path: Path) -> Mapping[str, object]:
+    """Lengths of documents as a request states them (``workload.lengths``).
+
+    A ``.json``, ``.yaml`` or ``.yml`` file holds just that. Any other is a table: the tokens of one
+    document in each line, or of several with their number behind a comma; a first line without a number is
+    its title.
+
+    Raises:
+        InvalidProblemError: the file cannot be read, or holds something else; names it.
+    """
+    if path.suffix.lower() in {".json", ".yaml", ".yml"}:
+        return read_problem_file(path)
+    counts = Counter[int]()
+    for number, line in enumerate(_content(path, FILE).decode("utf-8", "replace").splitlines(), start=1):
+        cells = [cell.strip() for cell in line.split(",")]
+        if not line.strip() or (number == 1 and not cells[0][:1].isdigit()):
+            continue
+        if len(cells) > _COLUMNS or not all(_NUMBER.fullmatch(cell) for cell in cells):
+            message = f"{shown_path(path)}, line {number}: {shown(line)}"
+            raise InvalidProblemError.of("/workload/lengths", message, allowed="TOKENS or TOKENS,COUNT")
+        counts[int(cells[0])] += int(cells[1]) if len(cells) > 1 else 1
+    if not counts.total():
+        raise InvalidProblemError.of("/workload/lengths", f"{shown_path(path)} holds no document")
+    return mapping_of_counts(counts)
+
+
+def _content(path: Path, limits: Limits) -> bytes:
+    """What a file holds.
+
+    Raises:
+        InvalidProblemError: it cannot be read; names it.
+    """
     try:
         with path.open("rb") as file:
-            content = file.read(limits.max_bytes + 1)  # a device has no size and no end
-        return read_yaml(content) if is_yaml else read_json(content)
+            return file.read(limits.max_bytes + 1)  # a device has no size and no end
     except OSError as fault:
         reason = fault.strerror or "cannot be read"
         raise InvalidProblemError.of("", f"{shown_path(path)}: {reason}") from None
-    except InvalidProblemError as fault:
-        raise InvalidProblemError(_of_file(path, error) for error in fault.errors) from None
 
 
 def _of_file(path: Path, error: FieldError) -> FieldError:

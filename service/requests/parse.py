@@ -22,6 +22,7 @@ from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping,
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.profile import framework_of
+from meshwright.profiles.sequences import lengths_from_mapping
 from meshwright.service.requests.checks import check_launcher, check_limits
 from meshwright.service.requests.configuration import completed
 from meshwright.service.requests.parts import (
@@ -100,6 +101,7 @@ def problem_to_mapping(problem: Problem) -> dict[str, object]:
             "lora_targets": list(workload.lora_targets),
             **({"base_precision": workload.base_precision} if workload.base_precision != "bf16" else {}),
             "framework_options": dict(sorted(workload.framework_options.items())),
+            **({} if workload.lengths is None else {"lengths": workload.lengths.to_mapping()}),
         },
         "launcher": problem.launcher,
         **({} if problem.stack is None else {"stack": problem.stack}),
@@ -166,6 +168,9 @@ def _workload(request: WorkloadRequest) -> Workload:
         lora_targets=tuple(name for name in LORA_TARGETS if name in request.lora_targets),
         base_precision=request.base_precision,
         framework_options=dict(sorted(request.framework_options.items())),
+        lengths=None
+        if request.lengths is None
+        else lengths_from_mapping(request.lengths, ("workload", "lengths")),
     )
 
 

@@ -97,6 +97,13 @@ class WorkloadRequest(Part):
         max_length=MAX_NAMES,
         description="overrides of the framework's facts, e.g. gradient_dtype",
     )
+    lengths: dict[str, JsonValue] | None = Field(
+        default=None,
+        max_length=MAX_NAMES,
+        description="of the documents, where they are not all seq_length long: percentiles "
+        '({"p50": 900, "p100": 8192}) or histogram ([{"length": 900, "share": 0.5}, ...]), and batching, '
+        "packing (the default) or padding",
+    )
 
 
 class SearchRequest(Part):

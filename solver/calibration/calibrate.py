@@ -112,9 +112,10 @@ def impossible(one: Observation, profile: Profile) -> str | None:
 
 def _model_flops(problem: Problem, configuration: Configuration) -> float:
     """The model's FLOPs of one step on one GPU."""
-    seq, frozen = problem.workload.seq_length, problem.workload.lora_rank > 0
+    workload, frozen = problem.workload, problem.workload.lora_rank > 0
     sequences = configuration.global_batch_size / configuration.num_gpus
-    return problem.model.model_flops_per_token(seq, frozen=frozen) * seq * sequences
+    each = problem.model.model_flops_per_token(workload.documents, frozen=frozen)
+    return each * workload.tokens_per_sequence * sequences
 
 
 def record_of(stack: str, workload: Workload) -> Record:

@@ -272,7 +272,24 @@ def _formula_flash_s(ctx: Context) -> FloatArray:
 
 
 def core_attention(ctx: Context) -> PassSeconds:
-    """Scores and weighted values of one layer, causal.
+    """Scores and weighted values of one layer, causal; of packed documents each within itself.
+
+    Kernels for sequences of unequal length (``cu_seqlens``) take as long as for each length its share of
+    the tokens would alone; context parallelism splits every document (Transformer Engine 2, ``thd``).
+    """
+    filled = ctx.workload.filled
+    if filled is None or not ctx.packs:
+        return _core_attention(ctx)
+    total = np.zeros_like(ctx.t)
+    for length, share in filled.documents:
+        each = ctx.micro_batch * (ctx.seq_length / length)
+        own = _core_attention(replace(ctx, micro_batch=each, seq_length=length))
+        total = total + filled.real_share * share * own.forward
+    return PassSeconds(forward=total, backward=total * ctx.operators.attention_backward)
+
+
+def _core_attention(ctx: Context) -> PassSeconds:
+    """The same of sequences that are one document each.
 
     Without flash attention the whole square of scores is computed and moved through memory several
     times (Korthikanti et al. 2022, arXiv:2205.05198, section 4.1).

@@ -133,7 +133,7 @@ class Context:
     layers: MeasuredLayers | None
     columns: Columns
     placement: Placement
-    seq_length: int
+    seq_length: float
     optimizer: Optimizer
     workload: Workload
     host: Host
@@ -175,6 +175,12 @@ class Context:
                 rate = peak[name] * share.get(name, share["fp16"]) * self.constants.gemm
                 return rate * (_SCALED.get(self.facts.precision_recipe, 1.0) if name == "fp8" else 1.0)
         raise InvalidProblemError.of("/cluster", f"{self.gpu.slug} has no peak for {precision}")
+
+    @property
+    def packs(self) -> bool:
+        """Whether documents are packed, and attention's kernel skips what lies between them."""
+        lengths = self.workload.lengths
+        return lengths is not None and lengths.batching == "packing" and self.facts.flash
 
     @property
     def low_precision(self) -> bool:
@@ -271,7 +277,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         constants=profile.constants,
         operators=profile.gpu_operators,
         fabric=fabric,
-        layers=profile.layers,
+        layers=None if workload.lengths else profile.layers,  # which were timed on whole sequences
         columns=columns,
         placement=(place := placement_of(columns)),
         seq_length=workload.seq_length,

@@ -136,7 +136,7 @@ def _most_s(problem: Problem, columns: Columns, sequences: FloatArray) -> FloatA
     days, tokens = problem.options.deadline_days, problem.options.total_tokens
     if days is None or tokens is None:
         return np.full(len(columns), np.inf)
-    steps = np.ceil(tokens / (sequences * problem.workload.seq_length))
+    steps = np.ceil(tokens / (sequences * problem.workload.tokens_per_sequence))
     return np.asarray(days * DAY_S / steps / _slowdowns(problem, columns.num_gpus))
 
 
@@ -178,7 +178,7 @@ def outlooks_of(
 def _outlook(problem: Problem, config: Configuration, step_s: float, energy_j: float | None) -> Outlook:
     """The run of a configuration whose joules for each token are known."""
     options, gpus = problem.options, config.num_gpus
-    tokens = config.global_batch_size * problem.workload.seq_length
+    tokens = config.global_batch_size * problem.workload.tokens_per_sequence
     slower, written = slowdown(problem, gpus), CHECKPOINT_BYTES_PER_WEIGHT * problem.model.num_parameters()
     hours = gpus * step_s * slower / HOUR_S / tokens
     days = None
@@ -213,7 +213,8 @@ def _energies_j(
             power = power_of(gpu)
             own = power.waiting_w * step_s + (power.busy_w - power.waiting_w) * next(busy)
             joules = config.num_gpus * own
-        yield None if joules is None else joules / (config.global_batch_size * problem.workload.seq_length)
+        tokens = config.global_batch_size * problem.workload.tokens_per_sequence
+        yield None if joules is None else joules / tokens
 
 
 def natural_objective(
@@ -259,7 +260,7 @@ def _natural(problem: Problem, profile: Profile, score_s: float | None) -> float
     name, gpus = problem.options.objective, usable_gpus(problem)
     if score_s is None or name == "step_time":
         return score_s
-    tokens = problem.workload.global_batch_size * problem.workload.seq_length
+    tokens = problem.workload.global_batch_size * problem.workload.tokens_per_sequence
     gpu_s_per_token = score_s * gpus / tokens
     if name == "tokens_per_s_per_gpu":
         return 1.0 / gpu_s_per_token if gpu_s_per_token > 0.0 else None

@@ -7,13 +7,16 @@ operations; nothing here loops over rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
 from meshwright.profiles.collectives.collectives import Group
-from meshwright.profiles.model import LayerKind
+from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.profile import Profile
+from meshwright.profiles.sequences import Filled, Work
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import Columns, FloatArray
 from meshwright.solver.cost.communication import (
@@ -41,7 +44,7 @@ from meshwright.solver.cost.compute import (
     replayed_s,
     shared_expert_gemms,
 )
-from meshwright.solver.cost.context import Context, context_of
+from meshwright.solver.cost.context import SHARD_WEIGHTS, Context, context_of
 from meshwright.solver.cost.memory import memory_prices, spilled_s
 from meshwright.solver.cost.parameters import (
     Weights,
@@ -91,6 +94,52 @@ def weight_gradients_s(ctx: Context, kinds: tuple[LayerKind, ...]) -> FloatArray
     return np.where(split[:, None], np.stack(columns, axis=1), 0.0)
 
 
+# --------------------------------------------------------------------------------------------------
+# What a step waits for where its sequences hold documents of unequal length.
+
+
+UNEQUAL_LENGTHS = "unequal_lengths"  # a cause of passes, where the request states lengths
+# Of a pipeline's slots, which m micro-batches fill on p stages, m / (m + 2 (p - 1)) wait for the slowest of
+# the p micro-batches in flight: so wait simulated pipelines in 1F1B whose micro-batches are unequal
+# (``tests/unit/solver/cost/test_sequences.py``).
+_RAMP = 2.0
+
+
+@lru_cache(maxsize=16)
+def _work_of(filled: Filled, model: ModelSpec) -> Work:
+    """Work of attention in the sequences that documents fill: queries times attended keys."""
+    return filled.work(lambda length: length * model.attended_tokens(length))
+
+
+def unequal_attention(ctx: Context, attention: PassSeconds) -> PassSeconds:
+    """What a step waits for in attention because its sequences hold documents of unequal length.
+
+    Ranks that exchange tokens or weights in every layer (experts, ZeRO-3) wait for the busiest of them in
+    each micro-batch, stages for the slowest micro-batch in flight, replicas for the busiest at the end of
+    the step: each an expected maximum (``Work.expected_maximum``). Parts of a document on the ranks of
+    context parallelism are equal (two chunks each, one from either end; Transformer Engine 2, ``thd``).
+    """
+    filled = ctx.workload.filled
+    if filled is None or not ctx.packs:
+        return _nothing(ctx)
+    work, columns = _work_of(filled, ctx.model), ctx.columns
+    together = np.clip(np.ceil(ctx.e * ctx.et / (ctx.t * ctx.c)), 1.0, ctx.d)
+    together = np.where(columns.zero_stage >= SHARD_WEIGHTS, ctx.d, together)
+    shapes = np.stack([together, ctx.p, ctx.d, columns.num_microbatches, ctx.micro_batch], axis=1)
+    few, of_row = np.unique(shapes, axis=0, return_inverse=True)
+    share = np.array([_waited(work, shape) for shape in few.tolist()])[of_row.ravel()]
+    return PassSeconds(forward=attention.forward * share, backward=attention.backward * share)
+
+
+def _waited(work: Work, shape: Sequence[float]) -> float:
+    """Waiting over work, of m micro-batches of ``size`` sequences that some replicas begin together."""
+    together, stages, replicas, m, size = shape
+    each = work.expected_maximum(together, size)
+    in_flight = work.expected_maximum(together * stages, size)
+    at_end = work.expected_maximum(replicas / together, m * size)
+    return each + (in_flight - each) * m / (m + _RAMP * (stages - 1.0)) + at_end - 2.0
+
+
 CAUSES = (
     "compute", "tensor_parallel", "context_parallel", "expert_parallel", "recompute", "data_parallel",
     "rest",
@@ -132,8 +181,16 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     tensor = tensor_parallel(ctx, _tensor_blocks(ctx, kind))
     rings = context_parallel(ctx, attention)
     experts = _expert_exchange(ctx) if kind == "moe" else _nothing(ctx)
-    again = replayed_s(ctx, kind, attention, experts)
-    busy = compute + tensor + rings + experts + PassSeconds(forward=np.zeros_like(again), backward=again)
+    uneven = unequal_attention(ctx, attention)
+    again = replayed_s(ctx, kind, attention + uneven, experts)
+    busy = (
+        compute
+        + uneven
+        + tensor
+        + rings
+        + experts
+        + PassSeconds(forward=np.zeros_like(again), backward=again)
+    )
     beyond = _beyond(ctx, kind, compute, tensor)
     passes = launched(ctx, busy, layer_floor_s(ctx, kind)) + beyond
     if ctx.offloads_activations.any():
@@ -148,6 +205,8 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
         "data_parallel": gathers.forward + gathers.backward,
         "rest": passes.forward + passes.backward - busy.forward - busy.backward,
     }
+    if ctx.workload.lengths is not None:
+        causes[UNEQUAL_LENGTHS] = uneven.forward + uneven.backward
     whole = passes + gathers
     return PartPrice(
         passes=whole,
@@ -186,6 +245,11 @@ def _beyond(ctx: Context, kind: LayerKind, compute: PassSeconds, tensor: PassSec
     return beyond_price(ctx, kind, price_s)
 
 
+def _causes(ctx: Context) -> tuple[str, ...]:
+    """What the time of a pass is split into."""
+    return CAUSES if ctx.workload.lengths is None else (*CAUSES, UNEQUAL_LENGTHS)
+
+
 def _nothing(ctx: Context) -> PassSeconds:
     """No time."""
     zero = np.zeros_like(ctx.t)
@@ -203,7 +267,7 @@ def _end_price(
     trained = trained_weights(ctx, own, None)
     compute = compute + accumulation(ctx, trained.dense)
     gathers = weight_gathers(ctx, own, trained, compute + tensor, again=False)
-    causes = dict.fromkeys(CAUSES, zero)
+    causes = dict.fromkeys(_causes(ctx), zero)
     causes["compute"] = compute.forward + compute.backward
     causes["tensor_parallel"] = tensor.forward + tensor.backward
     causes["data_parallel"] = gathers.forward + gathers.backward
@@ -332,7 +396,7 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
         fixed_s=fixed_s(ctx),
         straggler=profile.time_factor * straggler_share(columns, profile),
         **memory_prices(ctx, layout, weights, trained),
-        breakdown_s={name: columns_of([part.causes[name] for part in parts]) for name in CAUSES},
+        breakdown_s={name: columns_of([part.causes[name] for part in parts]) for name in _causes(ctx)},
         tail_breakdown_s={
             "data_parallel": columns_of([tail.data_parallel for tail in tails]),
             "optimizer": columns_of([tail.optimizer for tail in tails]),

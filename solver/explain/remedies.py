@@ -161,7 +161,7 @@ def less_work(problem: Problem, profile: Profile) -> Iterator[Change]:
             words = f"a global batch of {near}"
             yield Change(words=words, problem=replace(problem, workload=work), profile=profile)
     seq = problem.workload.seq_length // 2
-    while seq >= _SHORTEST:
+    while seq >= _SHORTEST and problem.workload.lengths is None:
         work = replace(problem.workload, seq_length=seq)
         yield Change(
             words=f"sequences of {seq} tokens", problem=replace(problem, workload=work), profile=profile
@@ -169,7 +169,7 @@ def less_work(problem: Problem, profile: Profile) -> Iterator[Change]:
         seq //= 2
 
 
-def remedy_of(words: str, config: Configuration, prediction: Prediction, *, tokens: int) -> Remedy:
+def remedy_of(words: str, config: Configuration, prediction: Prediction, *, tokens: float) -> Remedy:
     """A change in words with its plan; ``tokens`` are those of a step."""
     return Remedy(
         change=words,
@@ -298,7 +298,7 @@ def _add_fitting(group: list[Remedy], changes: Iterator[Change], enough: int, ju
             continue
         config, prediction = best
         workload = change.problem.workload
-        tokens = workload.global_batch_size * workload.seq_length
+        tokens = workload.global_batch_size * workload.tokens_per_sequence
         group.append(remedy_of(change.words, config, prediction, tokens=tokens))
     return judged
 
@@ -475,7 +475,7 @@ def _as_asked(change: Change) -> list[Remedy]:
 
 def _remedy(problem: Problem, words: str, plan: Plan) -> Remedy:
     """A change with its plan."""
-    tokens = plan.config.global_batch_size * problem.workload.seq_length
+    tokens = plan.config.global_batch_size * problem.workload.tokens_per_sequence
     return remedy_of(words, plan.config, plan.prediction, tokens=tokens)
 
 

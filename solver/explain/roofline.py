@@ -179,5 +179,5 @@ def _attention_work(ctx: Context) -> tuple[float, float]:
     model, tokens = ctx.model, _one(ctx.tokens)
     heads, kv = model.num_attention_heads / _one(ctx.t), max(model.num_kv_heads / _one(ctx.t), 1.0)
     width = model.head_dim + model.v_head_dim
-    flops = 2.0 * tokens * heads * width * model.attended_tokens(ctx.seq_length)
+    flops = 2.0 * tokens * heads * width * model.attended_tokens(ctx.workload.documents)
     return flops, 2.0 * tokens * width * (heads + kv * _one(ctx.c))

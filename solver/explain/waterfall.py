@@ -24,7 +24,7 @@ from meshwright.solver.cost.pipelines import (
     PlacedStage,
     placed_pipelines,
 )
-from meshwright.solver.cost.price import price, straggler_share
+from meshwright.solver.cost.price import UNEQUAL_LENGTHS, price, straggler_share
 from meshwright.solver.cost.stages import LayerLayout, RowPrices, columns_of, end_of_step_s
 from meshwright.solver.predict import groups_of
 from meshwright.solver.problem import Problem
@@ -96,7 +96,7 @@ def ideal_parts_s(ctx: Context) -> tuple[FloatArray, FloatArray]:
 
     By layer kind, then embedding and head; ``_ideal_s`` of one part.
     """
-    model, seq, half = ctx.model, ctx.seq_length, ctx.gpu.peak_bf16_flops
+    model, seq, half = ctx.model, ctx.workload.documents, ctx.gpu.peak_bf16_flops
     linear, passes = ctx.gpu.peak_flops.get(ctx.linear_precision, half), (2.0 if ctx.frozen else 3.0)
     score, kinds = model.score_flops_per_token(seq), LayerLayout.of(model).kinds
     products = {kind: model.layer_forward_flops_per_token(kind, seq) - score for kind in ("dense", "moe")}
@@ -115,13 +115,13 @@ def _ideal_s(problem: Problem, ctx: Context) -> tuple[FloatArray, FloatArray]:
     """
     model, workload, gpu = problem.model, problem.workload, ctx.gpu
     passes, depth = (2.0 if ctx.frozen else 3.0), model.num_mtp_layers
-    whole = model.model_flops_per_token(workload.seq_length, frozen=ctx.frozen)
-    scores = 3.0 * (model.num_layers + depth) * model.score_flops_per_token(workload.seq_length)
+    whole = model.model_flops_per_token(workload.documents, frozen=ctx.frozen)
+    scores = 3.0 * (model.num_layers + depth) * model.score_flops_per_token(workload.documents)
     head = passes * (1 + depth) * model.head_forward_flops_per_token()
     half = gpu.peak_bf16_flops
     linear = gpu.peak_flops.get(ctx.linear_precision, half)
     sequences = ctx.columns.data_parallel_size * ctx.columns.micro_batch_size * ctx.columns.num_microbatches
-    tokens = sequences * float(workload.seq_length) / ctx.columns.num_gpus
+    tokens = sequences * workload.tokens_per_sequence / ctx.columns.num_gpus
     return tokens * ((whole - scores - head) / linear + head / half), tokens * scores / half
 
 
@@ -168,8 +168,9 @@ def waterfalls_of(
     terms["straggler"] = (scale - scale / share) * own
     terms["calibration"] = (scale / share - 1.0) * own
     terms["fixed"] = fixed
-    columns = {name: terms[name].tolist() for name in TERMS}
-    return [{name: columns[name][row] for name in TERMS} for row in range(len(steps_s))]
+    names = TERMS if problem.workload.lengths is None else (*TERMS, UNEQUAL_LENGTHS)
+    columns = {name: terms[name].tolist() for name in names}
+    return [{name: columns[name][row] for name in names} for row in range(len(steps_s))]
 
 
 def _time_of_slowest(found: Assembled) -> FloatArray:
@@ -193,7 +194,9 @@ def _inside(problem: Problem, profile: Profile, found: Assembled) -> dict[str, F
     spilled = _offloaded(problem, profile, found, causes["rest"], mean)
     transfers = 2.0 * m * c.virtual_pipeline_size * prices.transfer_s
     total = m * found.stages.rank_time_s.sum(axis=1) / ranks
+    waiting = {UNEQUAL_LENGTHS: causes[UNEQUAL_LENGTHS]} if UNEQUAL_LENGTHS in causes else {}
     return {
+        **waiting,
         "ideal": work.ideal_gemm_s + work.ideal_attention_s,
         "gemm_efficiency": gemm - work.ideal_gemm_s,
         "attention_efficiency": attention - work.ideal_attention_s,

@@ -75,6 +75,14 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
                 message=f"{name} names no {', '.join(others)}",
                 allowed=", ".join(named),
             )
+    if workload.lengths is not None and workload.lengths.batching not in able.batchings:
+        why = f": {able.batching_note}" if able.batching_note else ""
+        yield FieldError(
+            pointer="/workload/lengths/batching",
+            message=f"{name} is not planned with {workload.lengths.batching}{why}",
+            allowed=", ".join(able.batchings) or "launchers that pack or pad whole documents",
+            nearest=able.batchings[0] if able.batchings else None,
+        )
     yield from _overlap_faults(problem, able)
     yield from switch_faults(
         able.launcher, workload.framework_options, problem.model,
@@ -286,6 +294,8 @@ def constraints_of(problem: Problem, able: Capabilities) -> tuple[str, ...]:
     found = list(able.constraints)
     if workload.lora_rank:
         found += able.adapter_constraints
+    if workload.lengths is not None:
+        found += able.batching_constraints
     if workload.base_precision != "bf16":  # bitsandbytes cuts none of its tensors
         found += ["tensor_parallel_size == 1", "zero_stage <= 2"]
     if able.tied_on_one_stage and model.tied_embeddings:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.profiles.profile import default_profile
+from meshwright.profiles.sequences import SequenceLengths
 from meshwright.solver.answer import Answer
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.priced_space import priced_rows
@@ -40,6 +41,14 @@ def ordered_problem() -> Problem:
     return replace(problem, launcher="none")
 
 
+def unequal_problem() -> Problem:
+    """6 layers on packed documents of unequal length, for which stages and replicas wait."""
+    problem = a_problem(model=a_model(num_layers=6), cluster=a_cluster(num_nodes=1), batch=16, **LIMITS)
+    lengths = SequenceLengths(percentiles=((0.0, 1), (50.0, 400), (90.0, 2000), (100.0, 4096)))
+    options = replace(problem.options, bounds={"micro_batch_size": (1, 2), "zero_stage": (1, 3)})
+    return replace(problem, workload=replace(problem.workload, lengths=lengths), options=options)
+
+
 LIMITS: dict[str, object] = {
     "top_k": 5,
     "certify": "cp-sat-all",
@@ -48,7 +57,7 @@ LIMITS: dict[str, object] = {
 }
 
 
-@pytest.fixture(scope="module", params=[dense_problem, mixed_problem, ordered_problem])
+@pytest.fixture(scope="module", params=[dense_problem, mixed_problem, ordered_problem, unequal_problem])
 def tried(request: pytest.FixtureRequest) -> tuple[Answer, Rows, list[Exhaustive]]:
     """The answer, the legal rows, and every split of each that fits."""
     problem: Problem = request.param()

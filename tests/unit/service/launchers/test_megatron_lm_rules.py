@@ -10,6 +10,7 @@ import pytest
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec
 from meshwright.profiles.errors import RefusedExportError
 from meshwright.profiles.model import ModelSpec, MoeSpec
+from meshwright.profiles.sequences import SequenceLengths
 from meshwright.service.launchers import megatron_lm_model_rules as model_rules
 from meshwright.service.launchers import megatron_lm_rules as rules
 from meshwright.service.launchers.megatron_lm import MegatronLm
@@ -193,6 +194,10 @@ PAIRS = [
          "workload.optimizer", "adamw"),
     pair(model_rules.every_weight_is_trained, case(), asking(ONE, lora_rank=16),
          "workload.lora_rank", "0"),
+    pair(model_rules.documents_pass_one_sequence_at_a_time,
+         asking(ONE, lengths=SequenceLengths(histogram=((8, 1.0),))),
+         asking(replace(ONE, micro_batch_size=2), lengths=SequenceLengths(histogram=((8, 1.0),))),
+         "config.micro_batch_size", "1"),
     pair(model_rules.states_alone_are_offloaded, case(), case(TINY, replace(ONE, offload="activations")),
          "config.offload", "none"),
     pair(model_rules.states_alone_are_offloaded,

@@ -90,6 +90,13 @@ def test_the_digest_does_not_depend_on_the_order_of_keys() -> None:
         {"workload": {**WORKLOAD, "framework_options": {"gradient_dtype": "bf16"}}},
         {"workload": {**WORKLOAD, "optimizer": "muon"}},
         {"workload": {**WORKLOAD, "lora_rank": 8}},
+        {"workload": {**WORKLOAD, "lengths": {"percentiles": {"p50": 900, "p100": 8192}}}},
+        {
+            "workload": {
+                **WORKLOAD,
+                "lengths": {"histogram": [{"length": 9, "share": 1.0}], "batching": "padding"},
+            }
+        },
         {"workload": {**WORKLOAD, "lora_rank": 8, "lora_targets": ["linear_fc1"]}},
     ],
 )
@@ -454,3 +461,47 @@ def test_faults_of_short_names_point_at_what_was_written(
         parse_problem(request(search=search))
     assert [one.pointer for one in caught.value.errors] == [pointer]
     assert message in caught.value.errors[0].message
+
+
+# --- lengths of documents
+def with_lengths(seq_length: int = 8192, **lengths: object) -> Request:
+    return request(workload={**WORKLOAD, "seq_length": seq_length, "lengths": lengths})
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        {"percentiles": {"p50": 900, "p99.9": 8000, "p100": 8192}},
+        {
+            "histogram": [{"length": 512, "share": 0.25}, {"length": 8192, "share": 0.75}],
+            "batching": "padding",
+        },
+    ],
+)
+def test_lengths_survive_the_canonical_request(lengths: Request) -> None:
+    problem = parse_problem(request(workload={**WORKLOAD, "lengths": lengths}))
+    assert parse_problem(json.loads(json.dumps(problem_to_mapping(problem)))) == problem
+
+
+def test_a_document_longer_than_a_sequence_is_refused_with_the_longest_that_fits() -> None:
+    found = fault(with_lengths(percentiles={"p50": 900, "p100": 9000}))
+    assert (found.pointer, found.allowed, found.nearest) == (
+        "/workload/lengths/percentiles/p100", "1 to 8192", "8192")  # fmt: skip
+
+
+def test_a_document_longer_than_the_models_positions_is_refused_however_long_the_sequences() -> None:
+    found = fault(with_lengths(262_144, histogram=[{"length": 200_000, "share": 1.0}]))
+    assert found.pointer == "/workload/lengths/histogram/0/length"
+    assert (found.nearest, "131072 positions" in found.message) == ("131072", True)
+
+
+def test_lengths_that_are_no_object_are_refused() -> None:
+    found = fault(request(workload={**WORKLOAD, "lengths": [900, 8192]}))
+    assert (found.pointer, found.message) == ("/workload/lengths", "must be an object")
+
+
+def test_unlike_nodes_take_no_lengths() -> None:
+    group = {"gpu": "h100-sxm-80gb", "num_nodes": 2}
+    mixed = {"groups": [group, {**group, "gpu": "a100-sxm-80gb"}]}
+    raw = {**with_lengths(percentiles={"p100": 8192}), "cluster": mixed, "launcher": "none"}
+    assert "/workload/lengths" in {one.pointer for one in faults(raw)}

@@ -1,0 +1,189 @@
+"""Documents of unequal length, priced, against simulated steps that draw and pack their own documents."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from meshwright.profiles.sequences import SequenceLengths
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.compute import PassSeconds, core_attention
+from meshwright.solver.cost.context import context_of
+from meshwright.solver.cost.price import unequal_attention
+from meshwright.solver.predict import predict
+from meshwright.solver.problem import Problem
+from meshwright.solver.search.search import search
+from tests.builders import a_cluster, a_model
+from tests.problems.pricing import a_layout, a_problem, a_profile
+
+SEQ = 32768
+LONG_TAIL = ((0.0, 1), (50.0, 900), (90.0, 4000), (100.0, SEQ))
+Array = NDArray[np.float64]
+
+
+def packed(problem: Problem, batching: str = "packing") -> Problem:
+    """The problem on documents with a long tail."""
+    lengths = SequenceLengths(batching=batching, percentiles=LONG_TAIL)  # type: ignore[arg-type]
+    return replace(problem, workload=replace(problem.workload, lengths=lengths))
+
+
+# ------------------------------------------------------------- the simulation, which shares nothing
+
+
+def drawn_pairs(sequences: int, seed: int) -> Array:
+    """Pairs of query and key in sequences of drawn documents, packed first-fit."""
+    chance = np.random.default_rng(seed)
+    percents, tokens = zip(*LONG_TAIL, strict=True)
+    free, pairs = np.full(2 * sequences, SEQ), np.zeros(2 * sequences)
+    while free[:sequences].sum() > 0.01 * SEQ * sequences:
+        drawn = np.interp(chance.random(512) * 100, percents, tokens).astype(int)
+        for length in np.sort(drawn)[::-1]:
+            at = np.argmax(free >= length)
+            if free[at] >= length:
+                free[at] -= length
+                pairs[at] += length * (length + 1) / 2
+    return np.asarray(chance.permutation(pairs[:sequences]))
+
+
+POOL = drawn_pairs(3000, 1)
+WORK = POOL / POOL.mean()
+
+
+def steps(count: int, replicas: int, m: int, size: int, *, seed: int = 2) -> Array:
+    """Work of micro-batches in drawn steps, (count, replicas, m): means of their sequences."""
+    drawn = np.random.default_rng(seed).choice(WORK, (count, replicas, m, size))
+    return np.asarray(drawn.mean(axis=3))
+
+
+def one_forward_one_backward_s(work: Array, stages: int) -> Array:
+    """End of a 1F1B pipeline whose micro-batch j takes work[..., j] a stage, a third of it forward."""
+    m, never = work.shape[-1], np.full(work.shape[:-1], np.nan)
+    ahead, back = [[[never] * m for _ in range(stages)] for _ in range(2)]
+    clock = [np.zeros(work.shape[:-1]) for _ in range(stages)]
+    order = []
+    for stage in range(stages):
+        early = min(stages - stage, m)
+        turns = [("F", j) for j in range(early)]
+        for j in range(m):
+            turns += [("B", j)] + ([("F", j + early)] if j + early < m else [])
+        order.append(turns)
+    while any(order):
+        for stage, turns in enumerate(order):
+            while turns:
+                kind, j = turns[0]
+                if kind == "F":
+                    ready = ahead[stage - 1][j] if stage else np.zeros(work.shape[:-1])
+                else:
+                    ready = back[stage + 1][j] if stage + 1 < stages else ahead[stage][j]
+                if np.isnan(ready).any():
+                    break
+                share = 1 / 3 if kind == "F" else 2 / 3
+                clock[stage] = np.maximum(clock[stage], ready) + share * work[..., j]
+                (ahead if kind == "F" else back)[stage][j] = clock[stage]
+                turns.pop(0)
+    return np.asarray(np.max(clock, axis=0))
+
+
+# ------------------------------------------------------------- held against the price
+
+
+def waiting_share(configuration: Configuration) -> float:
+    """What is waited for over attention's own time."""
+    problem = packed(a_problem(a_model(num_layers=4), cluster=a_cluster(num_nodes=16), seq_length=SEQ))
+    ctx = context_of(problem, Columns.of([configuration]), a_profile(problem))
+    one = np.ones(1)
+    return float(unequal_attention(ctx, PassSeconds(forward=one, backward=one)).forward[0])
+
+
+def test_packed_attention_takes_the_share_of_pairs_that_documents_have() -> None:
+    # all pairs of a causal sequence: SEQ (SEQ + 1) / 2; shorter documents run below the rate of long ones
+    whole = a_problem(a_model(), seq_length=SEQ)
+    columns, profile = Columns.of([a_layout(stage_layers=(80,))]), a_profile(whole)
+    equal, unequal = (
+        core_attention(context_of(one, columns, profile)).forward[0] for one in (whole, packed(whole))
+    )
+    share = POOL.mean() / (SEQ * (SEQ + 1) / 2)
+    assert share * 0.99 < unequal / equal < share * 1.25
+
+
+@pytest.mark.parametrize(("replicas", "m", "size"), [(8, 8, 1), (64, 16, 2), (4, 8, 2)])
+def test_replicas_wait_for_the_busiest_of_them_once_a_step(replicas: int, m: int, size: int) -> None:
+    layout = a_layout(data_parallel_size=replicas, num_microbatches=m, micro_batch_size=size)
+    busiest = steps(400, replicas, m, size).mean(axis=2).max(axis=1).mean()
+    assert waiting_share(layout) == pytest.approx(busiest - 1.0, rel=0.1)
+
+
+def test_under_zero_3_they_wait_in_every_micro_batch() -> None:
+    layout = a_layout(data_parallel_size=16, num_microbatches=8, zero_stage=3, zero_shard_size=16)
+    busiest = steps(400, 16, 8, 1).max(axis=1).mean()
+    assert waiting_share(layout) == pytest.approx(busiest - 1.0, rel=0.1)
+
+
+@pytest.mark.parametrize(("stages", "m"), [(2, 16), (4, 8), (4, 32), (8, 32), (8, 64)])
+def test_stages_wait_for_the_slowest_micro_batch_in_flight(stages: int, m: int) -> None:
+    # an even pipeline of mean work ends after m + p - 1
+    layout = a_layout(pipeline_parallel_size=stages, num_microbatches=m, stage_layers=(4,) * stages)
+    end = one_forward_one_backward_s(steps(60, 1, m, 1)[:, 0], stages).mean()
+    assert 1.0 + waiting_share(layout) == pytest.approx(end / (m + stages - 1), rel=0.12)
+
+
+def a_question(*, lengths: bool) -> Problem:
+    """Which of context parallelism and micro-batches to take, with all else fixed."""
+    model = a_model(num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
+    found = a_problem(model, cluster=a_cluster(num_nodes=4), seq_length=SEQ)
+    pin = {"tensor_parallel_size": 4, "pipeline_parallel_size": 1, "zero_stage": 1}
+    forbid: dict[str, tuple[int | str, ...]] = {"recompute_granularity": ("full", "selective")}
+    options = replace(found.options, pin=pin, forbid=forbid, certify="none")
+    found = replace(found, launcher="none", options=options)
+    return packed(found) if lengths else found
+
+
+def first_of(problem: Problem) -> Configuration:
+    return search(problem, a_profile(problem)).plans[0].config
+
+
+def drawn_step_s(problem: Problem, config: Configuration) -> float:
+    """A step of one stage by drawing documents: the rest of an even step, and attention by drawn pairs."""
+    even = replace(problem, workload=replace(problem.workload, lengths=None))
+    profile = a_profile(even)
+    attention = core_attention(context_of(even, Columns.of([config]), profile))
+    each = float(attention.forward[0] + attention.backward[0])
+    whole = each * config.num_microbatches * problem.model.num_layers
+    shares = steps(400, config.data_parallel_size, config.num_microbatches, config.micro_batch_size)
+    busiest = shares.mean(axis=2).max(axis=1).mean() * POOL.mean() / (SEQ * (SEQ + 1) / 2)
+    return predict(even, profile, config).step_time_s - whole * (1.0 - float(busiest))
+
+
+def test_unequal_documents_turn_the_choice_between_slices_and_micro_batches() -> None:
+    """Fewer replicas wait less; with whole sequences slices only cost their ring."""
+    equal, unequal = first_of(a_question(lengths=False)), first_of(a_question(lengths=True))
+    assert (equal.context_parallel_size, equal.micro_batch_size) == (1, 1)
+    assert unequal.context_parallel_size > 1
+    problem, profile = a_question(lengths=True), a_profile(a_question(lengths=True))
+    for config in (equal, unequal):
+        assert predict(problem, profile, config).step_time_s == pytest.approx(
+            drawn_step_s(problem, config), rel=0.06
+        )
+    assert drawn_step_s(problem, unequal) < drawn_step_s(problem, equal)
+
+
+def test_padding_keeps_the_step_and_loses_the_tokens() -> None:
+    config = first_of(a_question(lengths=False))
+    even = a_question(lengths=False)
+    whole, padded, filled = (
+        predict(one, a_profile(one), config) for one in (even, packed(even, "padding"), packed(even))
+    )
+    percents, tokens = zip(*LONG_TAIL, strict=True)
+    share = np.interp(np.linspace(0, 100, 100_001), percents, tokens).mean() / SEQ
+    assert padded.step_time_s == pytest.approx(whole.step_time_s)
+    assert padded.tokens_per_s_per_gpu == pytest.approx(share * whole.tokens_per_s_per_gpu, rel=1e-3)
+    assert filled.tokens_per_s_per_gpu > whole.tokens_per_s_per_gpu > padded.tokens_per_s_per_gpu
+    assert padded.mfu < filled.mfu
+
+
+def test_what_is_waited_for_is_a_cause_of_its_own_and_the_causes_make_up_the_step() -> None:
+    problem = a_question(lengths=True)
+    found = predict(problem, a_profile(problem), first_of(problem))
+    assert found.time_breakdown_s["unequal_lengths"] > 0.0
+    assert sum(found.time_breakdown_s.values()) == pytest.approx(found.step_time_s)
