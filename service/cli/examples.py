@@ -59,6 +59,11 @@ EXAMPLES = {
         "meshwright tune 992b --budget-gpu-minutes 120 --save-dir tuning/",
         "meshwright tune --from run/answer.json -- torchrun --nproc-per-node 8 train.py --steps {steps}",
     ),
+    "verify": (
+        "meshwright verify --install megatron-lm",
+        "meshwright verify 992b",
+        "meshwright verify --from run/answer.json --rank 2 --json",
+    ),
     "replan": (
         "meshwright replan 992b --lost-nodes 3 --steps-done 120000 --steps-total 900000",
         "meshwright replan 992b --slow-node 17=.7 --checkpoint run/checkpoints --save-dir run2/",

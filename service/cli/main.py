@@ -69,6 +69,10 @@ COMMANDS = {
         "tune:tune",
         "Run the best plans a few steps each, learn from every run, stop when the best is decided.",
     ),
+    "verify": (
+        "verify:verify_command",
+        "Let the launcher's own code build every distinct rank of a plan on this CPU, and compare.",
+    ),
     "replan": (
         "replan:replan",
         "Rank the ways to finish a running job after its cluster has changed: soonest first.",

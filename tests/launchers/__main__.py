@@ -28,6 +28,7 @@ from meshwright.service.launchers.nanotron import nanotron_file
 from meshwright.service.launchers.registry import export, launcher_names
 from meshwright.service.launchers.target import Target
 from meshwright.service.launchers.torchtitan import is_stated_by_0_2
+from meshwright.service.verify.environments import Environment
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.space.launcher_rules import problem_faults
 from meshwright.solver.splits import nanotron_split
@@ -37,7 +38,6 @@ from tests.launchers.edits import EDITS, found_by_us
 from tests.launchers.environments import (
     ENVIRONMENTS,
     TORCH_ENVIRONMENT,
-    Environment,
     newest,
     ready,
     versions,

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model import MoeSpec
 from meshwright.service.launchers.target import Target
+from meshwright.service.verify.priced import rank_kinds, rank_layers, rank_matrices, rank_weights
 from meshwright.solver.configuration import Configuration
 from tests.launchers.cases import CASES, GPT3_175B, MIXTRAL, target
 from tests.launchers.mutants import CHUNKS, LLAMA, SHARDED, STAGES, TENSOR
 from tests.launchers.plans import CASES as OTHER_CASES
-from tests.launchers.rank_weights import rank_kinds, rank_layers, rank_matrices, rank_weights
 
 TIED = replace(
     GPT3_175B, name="small-tied", num_layers=30, hidden_size=1024, ffn_hidden_size=4096,

@@ -11,53 +11,25 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
-import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from meshwright.service.verify.environments import (
+    ACCELERATE,
+    DEEPSPEED,
+    MEGATRON_LM,
+    TORCH,
+    TORCHTITAN,
+    Environment,
+    make,
+)
+
 ROOT = Path(__file__).parents[2] / ".venv-launchers"
-TORCH = (
-    "torch==2.13.0", "numpy", "packaging", "pandas", "tqdm", "pyyaml", "typing_extensions", "setuptools",
-    "wheel",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Environment:
-    """One launcher's environment."""
-
-    name: str
-    packages: tuple[str, ...]  # installed, dependencies included
-    unpacked: tuple[str, ...] = ()  # wheels without their dependencies, put on the path
-    checkout: str = ""  # a variable that names a folder of sources no package index has, put on the path
-
-    @property
-    def folder(self) -> Path:
-        """Where it lives."""
-        return ROOT / self.name
-
-    @property
-    def python(self) -> Path:
-        """Its interpreter."""
-        return self.folder / "bin" / "python"
-
-    @property
-    def pinned(self) -> str:
-        """The launcher's own version: of the package that is unpacked, or installed last."""
-        return (self.unpacked or self.packages)[-1].partition("==")[2]
-
-    @property
-    def path(self) -> Path:
-        """Unpacked wheels, to go first on the path."""
-        return self.folder / "unpacked"
-
-
-TORCH_ENVIRONMENT = Environment("torch", TORCH)
+TORCH_ENVIRONMENT = Environment("torch", TORCH, root=ROOT)
 ENVIRONMENTS = {
-    found.name: found
+    found.name: replace(found, root=ROOT)
     for found in (
-        Environment("megatron-lm", ("triton==3.9.0", "einops==0.8.2"), ("megatron-core==0.19.2",)),
+        MEGATRON_LM,
         Environment(
             "megatron-bridge",
             ("triton==3.9.0", "einops==0.8.2", "hydra-core==1.3.2", "omegaconf==2.3.0"),
@@ -95,9 +67,9 @@ ENVIRONMENTS = {
             ("llamafactory==0.9.5", "megatron-core==0.19.2"),
             checkout="MCORE_ADAPTER",
         ),
-        Environment("deepspeed", ("deepspeed==0.19.8",)),
+        DEEPSPEED,
         Environment("nanotron", (), ("nanotron==0.4",)),
-        Environment("accelerate", ("accelerate==1.15.0", "transformers==5.23.0")),
+        ACCELERATE,
         Environment(
             "axolotl",
             (
@@ -114,7 +86,7 @@ ENVIRONMENTS = {
             ("axolotl==0.19.0",),
         ),
         Environment("trl", ("trl==1.16.0", "peft==0.21.2", "transformers==5.23.0", "accelerate==1.15.0")),
-        Environment("torchtitan-0.3", ("triton==3.9.0", "torchtitan==0.3.0")),
+        TORCHTITAN,
         Environment("torchtitan-0.2", ("triton==3.9.0", "torchtitan==0.2.2")),
     )
 }
@@ -135,43 +107,11 @@ def ready(environment: Environment) -> str | None:
     """Make the environment where it is missing; why it cannot be had, or None."""
     if environment.checkout and environment.checkout not in os.environ:
         return f"{environment.checkout} is not set to a folder of its sources"
-    stamp = environment.folder / "ready"
-    if stamp.exists():
-        return None
     try:
-        _make(environment)
+        make(environment)
     except subprocess.CalledProcessError as error:
         return str(error.stderr or error)[-300:].replace("\n", " ")
-    stamp.touch()
     return None
-
-
-def _make(environment: Environment) -> None:
-    _run(sys.executable, "-m", "venv", str(environment.folder))
-    if environment is not TORCH_ENVIRONMENT:
-        shared = next(TORCH_ENVIRONMENT.folder.glob("lib/python*/site-packages"))
-        own = next(environment.folder.glob("lib/python*/site-packages"))
-        (own / "torch.pth").write_text(f"{shared}\n")
-    if environment.packages:
-        _pip(environment, "install", "--no-build-isolation", *environment.packages)
-    for wheel in environment.unpacked:
-        _pip(
-            environment, "download", "--no-deps", "--only-binary=:all:", "--python-version", "3.12",
-            "--platform", "manylinux_2_28_x86_64", "--platform", "manylinux_2_24_x86_64",
-            "--dest", str(environment.path), wheel,
-        )  # fmt: skip
-        for file in environment.path.glob("*.whl"):
-            zipfile.ZipFile(file).extractall(environment.path)
-
-
-def _pip(environment: Environment, command: str, *arguments: str) -> None:
-    quiet = ("--quiet", "--disable-pip-version-check")
-    _run(str(environment.python), "-m", "pip", command, *quiet, *arguments)
-
-
-def _run(*command: str) -> None:
-    plain = {**os.environ, "DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"}  # DeepSpeed compiles nothing
-    subprocess.run(command, check=True, capture_output=True, text=True, env=plain)
 
 
 def versions(environment: Environment) -> str:

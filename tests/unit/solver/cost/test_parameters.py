@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from meshwright.profiles.model import ModelSpec
+from meshwright.service.verify.priced import context_for, rank_weights
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.compute import memory_bound
 from meshwright.solver.cost.memory import layer_activation_bytes
 from meshwright.solver.cost.parameters import layer_weights
 from tests.launchers.cases import DEEPSEEK_V3, GPT3_175B, LLAMA_3_70B, target
-from tests.launchers.rank_weights import context_for, rank_weights
 
 WHOLE = Configuration(data_parallel_size=8, num_microbatches=4, stage_layers=(96,))
 SPLIT = replace(WHOLE, tensor_parallel_size=8, sequence_parallel=True)

@@ -1,0 +1,110 @@
+"""``meshwright verify``: a plan before its launcher's own code, without a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.units import GIB
+from meshwright.service.cli.export import chosen_plan
+from meshwright.service.cli.terminal import BAD_INPUT, FOUND, NO_PLAN, say_error
+from meshwright.service.verify.environments import make
+from meshwright.service.verify.verify import BUILDERS, MEMORY_BYTES, TIME_S, Quantity, Verification, verify
+
+_EXIT = {"verified": FOUND, "partly verified": FOUND, "differs": NO_PLAN, "not built": NO_PLAN}
+
+
+def verify_command(
+    plan_id: Annotated[str | None, typer.Argument(help="Id that plan printed; a prefix will do.")] = None,
+    *,
+    source: Annotated[Path | None, typer.Option("--from", help="answer.json, or plan --json.")] = None,
+    rank: Annotated[int, typer.Option(help="Which plan of --from.")] = 1,
+    launcher: Annotated[str | None, typer.Option(help="Another launcher than the problem's.")] = None,
+    install: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LAUNCHER|all", help="Make the pinned environment of a launcher, and stop."),
+    ] = None,
+    memory_gib: Annotated[float, typer.Option(help="Limit of the launcher's process.")] = MEMORY_BYTES
+    / GIB,
+    time_limit: Annotated[float, typer.Option(help="The same in seconds.")] = TIME_S,
+    json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
+) -> None:
+    """Let the launcher's own code build every distinct rank of a plan on this CPU, and compare."""
+    if install:
+        raise typer.Exit(_install(install))
+    if (plan_id is None) == (source is None):
+        raise typer.BadParameter("give a plan id, or --from with an answer's file")
+    chosen = chosen_plan(plan_id, source, rank)
+    found = verify(
+        chosen.plan, chosen.problem, launcher, memory_bytes=int(memory_gib * GIB), time_s=time_limit
+    )
+    if json_output:
+        sys.stdout.write(json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
+    else:
+        sys.stdout.write("\n".join(verification_lines(found)) + "\n")
+    raise typer.Exit(_EXIT[found.verdict])
+
+
+def _install(names: list[str]) -> int:
+    """Make environments, one after the other.
+
+    Raises:
+        InvalidProblemError: there is no such launcher.
+    """
+    wanted = list(BUILDERS) if "all" in names else names
+    for name in wanted:
+        if name not in BUILDERS:
+            message = f"{name} builds no rank without a GPU"
+            raise InvalidProblemError.of("--install", message, allowed=", ".join((*BUILDERS, "all")))
+    for name in wanted:
+        environment = BUILDERS[name].environment
+        try:
+            make(environment)
+        except subprocess.CalledProcessError as fault:
+            said = " ".join(str(fault.stderr or fault).split())
+            say_error(f"the environment of {name} cannot be made: {said[-300:]}")
+            return BAD_INPUT
+        sys.stdout.write(f"{name} {environment.pinned} in {environment.folder}\n")
+    return FOUND
+
+
+def verification_lines(found: Verification) -> list[str]:
+    """The verification as a table, one line for each quantity of each rank."""
+    lines = [f"plan {found.plan_id[:10]} built by {found.launcher} {found.version}: {found.verdict}"]
+    lines += [f"  {text}" for text in found.reasons]
+    if found.quantities:
+        lines += ["", f"  {'rank':>5} {'stage':>5}  {'quantity':<16} {'priced':>22} {'built':>22}"]
+        lines += [_line(one) for one in found.quantities]
+    if found.peak_memory_bytes is not None:
+        whole = found.peak_memory_bytes / GIB
+        lines += ["", f"  Traced peak with context, buffers and reserve: {whole:.1f} GiB of a GPU."]
+    return lines
+
+
+def _line(one: Quantity) -> str:
+    """One quantity of one rank."""
+    said = {True: "exact", False: "differs", None: ""}[one.exact]
+    if one.exact is None and one.error is not None:
+        said = f"{100 * one.error:+.1f} %"
+    priced, built = _shown(one.name, one.priced), _shown(one.name, one.built)
+    return (
+        f"  {one.rank:>5} {one.stage:>5}  {one.name.replace('_', ' '):<16} {priced:>22} {built:>22}  {said}"
+    )
+
+
+def _shown(name: str, value: object) -> str:
+    """A figure with its unit; of lists how much they hold."""
+    if isinstance(value, list):
+        if name == "layers":
+            return " ".join(map(str, value)) if len(value) <= 6 else f"{sum(value)} in {len(value)} chunks"  # noqa: PLR2004
+        return f"{len(value)} shapes" if name == "matrices" else f"{len(value)} layers"
+    number = float(str(value))
+    if name.endswith("bytes"):
+        return f"{number / GIB:.3f} GiB"
+    return f"{number / 1e12:.2f} TFLOP" if name == "flops" else f"{number:.0f}"

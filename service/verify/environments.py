@@ -1,0 +1,147 @@
+"""Pinned environments in which launchers build plans: one folder each, made by one command.
+
+torch is shared by all: the interpreter's own where it is the pinned version (``pip install
+'meshwright[verify]'``), else an environment beside the others. Megatron-LM's wheel asks for a newer Python
+than it needs, so it is unpacked, not installed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshwright.profiles.errors import PlannerError
+
+TORCH_VERSION = "2.13.0"
+TORCH = (
+    f"torch=={TORCH_VERSION}", "numpy", "packaging", "pandas", "tqdm", "pyyaml", "typing_extensions",
+    "setuptools", "wheel",
+)  # fmt: skip
+FOLDER_VARIABLE = "MESHWRIGHT_VERIFY_DIR"
+
+
+class MissingEnvironmentError(PlannerError):
+    """A plan cannot be verified here: its launcher's environment was not made."""
+
+    code = "missing_extra"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One launcher's environment."""
+
+    name: str
+    packages: tuple[str, ...]  # installed, dependencies included
+    unpacked: tuple[str, ...] = ()  # wheels without their dependencies, put on the path
+    checkout: str = ""  # a variable that names a folder of sources no package index has, put on the path
+    root: Path | None = None  # folder of all environments; None: as ``environments_folder`` says
+
+    @property
+    def folder(self) -> Path:
+        """Where it lives."""
+        return (self.root or environments_folder()) / self.name
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.folder / "bin" / "python"
+
+    @property
+    def pinned(self) -> str:
+        """The launcher's own version: of the package that is unpacked, or installed last."""
+        return (self.unpacked or self.packages)[-1].partition("==")[2]
+
+    @property
+    def path(self) -> Path:
+        """Unpacked wheels, to go first on the path."""
+        return self.folder / "unpacked"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it was made to its end, as it is pinned now."""
+        stamp = self.folder / "ready"
+        return stamp.exists() and stamp.read_text() == self.stamp
+
+    @property
+    def stamp(self) -> str:
+        """What it holds."""
+        return "\n".join([*self.packages, *self.unpacked, ""])
+
+
+def environments_folder() -> Path:
+    """Where environments lie: ``MESHWRIGHT_VERIFY_DIR``, or beside the user's other data (XDG)."""
+    named = os.environ.get(FOLDER_VARIABLE)
+    base = Path(os.environ.get("XDG_DATA_HOME", "") or Path.home() / ".local" / "share")
+    return Path(named) if named else base / "meshwright" / "verify"
+
+
+MEGATRON_LM = Environment("megatron-lm", ("triton==3.9.0", "einops==0.8.2"), ("megatron-core==0.19.2",))
+TORCHTITAN = Environment("torchtitan-0.3", ("triton==3.9.0", "torchtitan==0.3.0"))
+DEEPSPEED = Environment("deepspeed", ("deepspeed==0.19.8",))
+ACCELERATE = Environment("accelerate", ("accelerate==1.15.0", "transformers==5.23.0"))
+TORCH_ENVIRONMENT = Environment("torch", TORCH)
+
+
+def make(environment: Environment) -> None:
+    """Make an environment where it is missing or pinned otherwise by now.
+
+    Raises:
+        subprocess.CalledProcessError: packages cannot be had; ``stderr`` says why.
+    """
+    folder = environment.folder.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not environment.is_ready:
+            _make(environment)
+
+
+def _make(environment: Environment) -> None:
+    """Make it anew; whoever else wants one waits."""
+    shutil.rmtree(environment.folder, ignore_errors=True)
+    _run(sys.executable, "-m", "venv", str(environment.folder))
+    if environment.packages is not TORCH:
+        own = next(environment.folder.glob("lib/python*/site-packages"))
+        (own / "torch.pth").write_text(f"{_shared_torch(environment.root)}\n")
+    if environment.packages:
+        _pip(environment, "install", "--no-build-isolation", *environment.packages)
+    for wheel in environment.unpacked:
+        _pip(
+            environment, "download", "--no-deps", "--only-binary=:all:", "--python-version", "3.12",
+            "--platform", "manylinux_2_28_x86_64", "--platform", "manylinux_2_24_x86_64",
+            "--dest", str(environment.path), wheel,
+        )  # fmt: skip
+        for file in environment.path.glob("*.whl"):
+            zipfile.ZipFile(file).extractall(environment.path)
+    (environment.folder / "ready").write_text(environment.stamp)
+
+
+def _shared_torch(root: Path | None) -> Path:
+    """The folder that torch is imported from."""
+    try:
+        if importlib.metadata.version("torch").partition("+")[0] == TORCH_VERSION:
+            return Path(sysconfig.get_paths()["purelib"])
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    shared = Environment("torch", TORCH, root=root)
+    if not shared.is_ready:
+        _make(shared)
+    return next(shared.folder.glob("lib/python*/site-packages"))
+
+
+def _pip(environment: Environment, command: str, *arguments: str) -> None:
+    quiet = ("--quiet", "--disable-pip-version-check")
+    _run(str(environment.python), "-m", "pip", command, *quiet, *arguments)
+
+
+def _run(*command: str) -> None:
+    plain = {**os.environ, "DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"}  # DeepSpeed compiles nothing
+    subprocess.run(command, check=True, capture_output=True, text=True, env=plain)  # noqa: S603 - pip

@@ -1,0 +1,146 @@
+"""What was priced of every pipeline rank of a plan, in the quantities that a launcher can be asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from meshwright.profiles.model import LayerKind
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.service.launchers.target import Target
+from meshwright.solver.configuration import Columns, FloatArray
+from meshwright.solver.cost.compute import Gemm, layer_gemms
+from meshwright.solver.cost.context import Context, context_of
+from meshwright.solver.cost.parameters import part_weights
+from meshwright.solver.cost.stages import LayerLayout, chunks_of
+from meshwright.solver.predict import predict
+
+# Products of flash attention: two forward, five backward (Dao 2022, arXiv:2205.14135, algorithm 4).
+_ATTENTION_TRAINED = 3.5
+_LINEAR_TRAINED = 3.0  # forward, gradient of the input, gradient of the weight
+NOT_TENSORS = ("context", "reserve", "buffers")  # terms of memory that no tensor of a rank is
+
+
+def context_for(target: Target) -> Context:
+    """What the formulas read, for one plan."""
+    problem = target.problem
+    profile = default_profile(problem.cluster, problem.launcher)
+    return context_of(problem, Columns.of([target.config]), profile)
+
+
+def chunk_weights(target: Target) -> tuple[list[int], FloatArray]:
+    """The rank of every chunk, and the weights that each rank of its stage holds of it."""
+    layout = LayerLayout.of(target.model)
+    ctx = context_for(target)
+    chunks = chunks_of(ctx.columns, layout, np.array([target.config.stage_layers]))
+    parts = part_weights(ctx, layout.kinds)
+    each = np.array([part.dense[0] + part.routed[0] for part in parts])
+    return chunks.rank[0].tolist(), chunks.parts[0] @ each
+
+
+def rank_layers(target: Target) -> list[list[int]]:
+    """Layers of every chunk of every pipeline rank."""
+    ranks, _ = chunk_weights(target)
+    layers = target.config.stage_layers
+    return [
+        [layers[chunk] for chunk, rank in enumerate(ranks) if rank == mine]
+        for mine in range(target.config.pipeline_parallel_size)
+    ]
+
+
+def rank_weights(target: Target) -> list[int]:
+    """Weights of every pipeline rank."""
+    ranks, weights = chunk_weights(target)
+    return [
+        round(sum(weights[chunk] for chunk, rank in enumerate(ranks) if rank == mine))
+        for mine in range(target.config.pipeline_parallel_size)
+    ]
+
+
+def rank_kinds(target: Target) -> list[list[LayerKind]]:
+    """The kind of every layer of every pipeline rank, chunk after chunk."""
+    ranks, _ = chunk_weights(target)
+    kinds, first = target.model.layer_kinds(), 0
+    found: list[list[LayerKind]] = [[] for _ in set(ranks)]
+    for rank, count in zip(ranks, target.config.stage_layers, strict=True):
+        found[rank] += kinds[first : first + count]
+        first += count
+    return found
+
+
+def rank_matrices(target: Target, *, whole: bool = False) -> list[list[list[int]]]:
+    """Rows, columns and number of the matrices that the layers of every pipeline rank multiply by.
+
+    ``whole``: before tensor parallelism splits them.
+    """
+    alone = replace(target.config, tensor_parallel_size=1)
+    plan = replace(target.plan, config=alone) if whole else target.plan
+    ctx, found = context_for(replace(target, plan=plan)), []
+    for kinds in rank_kinds(target):
+        shapes = Counter[tuple[int, int]]()
+        for kind in kinds:
+            for gemm in layer_gemms(ctx, kind):
+                rows, columns, count = (round(_first(x)) for x in (gemm.n, gemm.k, gemm.count))
+                shapes[rows, columns] += count
+        found.append(sorted([*shape, count] for shape, count in shapes.items()))
+    return found
+
+
+def rank_flops(target: Target) -> list[float]:
+    """FLOPs of one micro-batch on every pipeline rank: forward, backward, and what is computed again.
+
+    Attention is counted without its mask, as torch's counter counts it. Routers, and the look-up of the
+    embedding, are counted on neither side.
+    """
+    ctx, config, model = context_for(target), target.config, target.model
+    ranks, _ = chunk_weights(target)
+    heads = model.num_attention_heads / config.tensor_parallel_size
+    keys = target.workload.seq_length
+    core = 2.0 * _first(ctx.tokens) * keys * heads * (model.head_dim + model.v_head_dim)
+    core /= max(1, config.context_parallel_size)
+    linear = {
+        kind: sum(_flops(gemm) for gemm in layer_gemms(ctx, kind)) for kind in set(model.layer_kinds())
+    }
+    kinds, first, found = model.layer_kinds(), 0, [0.0] * config.pipeline_parallel_size
+    for chunk, (rank, count) in enumerate(zip(ranks, config.stage_layers, strict=True)):
+        own = kinds[first : first + count]
+        found[rank] += sum(_LINEAR_TRAINED * linear[kind] + _ATTENTION_TRAINED * core for kind in own)
+        if config.recompute_granularity == "full":
+            found[rank] += sum(linear[kind] + core for kind in own[: _recomputed(target, chunk)])
+        if config.recompute_granularity == "selective" and "core_attn" in ctx.facts.recomputed:
+            found[rank] += count * core
+        first += count
+    vocabulary = _first(ctx.padded_vocabulary) / config.tensor_parallel_size
+    found[ranks[-1]] += 2.0 * _LINEAR_TRAINED * _first(ctx.tokens) * model.hidden_size * vocabulary
+    return found
+
+
+def _recomputed(target: Target, chunk: int) -> int:
+    """Layers of a chunk that are computed again."""
+    config = target.config
+    if config.stage_recompute_layers:
+        return config.stage_recompute_layers[chunk]
+    return config.recompute_layers
+
+
+def rank_bytes(target: Target, profile: Profile | None = None) -> list[dict[str, int]]:
+    """Bytes of every pipeline rank by term, and those that tensors take at the peak as ``tensors``."""
+    costs = profile or default_profile(target.problem.cluster, target.problem.launcher)
+    found = []
+    for stage in predict(target.problem, costs, target.config).stages:
+        terms: dict[str, int] = dict(stage.memory_bytes)
+        terms["tensors"] = sum(size for name, size in terms.items() if name not in NOT_TENSORS)
+        found.append(terms)
+    return found
+
+
+def _flops(gemm: Gemm) -> float:
+    """Multiplications and additions of one product, forward."""
+    return 2.0 * _first(gemm.m) * _first(gemm.n) * _first(gemm.k) * _first(gemm.count)
+
+
+def _first(value: Any) -> float:  # noqa: ANN401 - a column of one row, or a number
+    return float(np.ravel(value)[0])

@@ -1,0 +1,297 @@
+"""A plan before its launcher's own code: what was priced of every distinct rank beside what is built.
+
+The exported files are given to the launcher in its pinned environment, a process of its own with limits of
+memory and time. Layers, parameters, matrices, bytes of states and FLOPs must be equal; peaks are traced
+and shown beside the priced ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import isclose
+from pathlib import Path
+from typing import Any, Literal
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.profile import Profile
+from meshwright.service.launchers.registry import export, launcher_of
+from meshwright.service.launchers.target import Target, settled_problem, target_of
+from meshwright.service.verify.environments import (
+    MEGATRON_LM,
+    TORCHTITAN,
+    Environment,
+    MissingEnvironmentError,
+)
+from meshwright.service.verify.priced import (
+    NOT_TENSORS,
+    rank_bytes,
+    rank_flops,
+    rank_kinds,
+    rank_layers,
+    rank_matrices,
+    rank_weights,
+)
+from meshwright.solver.answer import Plan
+from meshwright.solver.problem import Problem
+
+Verdict = Literal["verified", "partly verified", "differs", "not built"]
+MEMORY_BYTES = 8 * 2**30  # of the builder's process; fake tensors take none, torch and its graphs do
+TIME_S = 600.0
+_INSIDE = Path(__file__).parent / "inside"
+_PADDING = 1e-3  # of bytes: launchers round buffers up to whole shards
+_FLOPS_TOLERANCE = 1e-2  # routers, norms and losses are counted by neither side alike
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Builder:
+    """How a launcher is asked."""
+
+    environment: Environment
+    script: str
+
+
+BUILDERS: Mapping[str, Builder] = {
+    "megatron-lm": Builder(environment=MEGATRON_LM, script="build_megatron_lm.py"),
+    "torchtitan": Builder(environment=TORCHTITAN, script="build_torchtitan.py"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """One figure of one rank, priced and built."""
+
+    rank: int
+    stage: int
+    name: str
+    priced: Any
+    built: Any
+    exact: bool | None  # None: a peak, which is compared and not judged
+
+    @property
+    def error(self) -> float | None:
+        """Built / priced - 1 of numbers."""
+        if isinstance(self.priced, list) or not self.priced:
+            return None
+        return float(self.built / self.priced - 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What the launcher's own code says of a plan."""
+
+    plan_id: str
+    launcher: str
+    version: str
+    verdict: Verdict
+    reasons: tuple[str, ...]  # why not all is verified, or what differs
+    ranks: tuple[int, ...]  # that were built: one of each kind
+    quantities: tuple[Quantity, ...]
+    peak_memory_bytes: int | None  # the largest traced peak, with what is priced of no tensor
+
+    def to_json(self) -> dict[str, Any]:
+        """The verification as files and the API show it."""
+        document = asdict(self)
+        for one, shown in zip(self.quantities, document["quantities"], strict=True):
+            shown["error"] = one.error
+        return document
+
+
+def verify(
+    plan: Plan,
+    problem: Problem,
+    launcher: str | None = None,
+    *,
+    profile: Profile | None = None,
+    memory_bytes: int = MEMORY_BYTES,
+    time_s: float = TIME_S,
+) -> Verification:
+    """Let the launcher build every distinct rank of a plan, and compare.
+
+    Args:
+        plan: what was found.
+        problem: what it answers.
+        launcher: another than the problem's.
+        profile: the costs that it was priced with; None: the catalog's.
+        memory_bytes: limit of the launcher's process.
+        time_s: the same in seconds.
+
+    Raises:
+        InvalidProblemError: no launcher is named, or it is one that builds nothing without a GPU.
+        MissingEnvironmentError: its environment was not made on this machine.
+        RefusedExportError: the launcher cannot express the plan.
+    """
+    settled = settled_problem(plan, problem)
+    name = launcher_of(settled, launcher)
+    builder = builder_of(name)
+    target = target_of(plan, replace(settled, launcher=name))
+    files = export(plan, target.problem, name).files
+    ranks = distinct_ranks(target)
+    answers = _asked(builder, _case(target, files, ranks, memory_bytes), time_s)
+    return _judged(target, builder, answers, ranks, profile)
+
+
+def builder_of(launcher: str) -> Builder:
+    """The builder of a launcher.
+
+    Raises:
+        InvalidProblemError: there is none.
+        MissingEnvironmentError: its environment was not made.
+    """
+    if launcher not in BUILDERS:
+        message = f"{launcher} builds no rank without a GPU"
+        raise InvalidProblemError.of("/launcher", message, allowed=", ".join(BUILDERS))
+    builder = BUILDERS[launcher]
+    if not builder.environment.is_ready:
+        message = (
+            f"the environment of {launcher} is not installed in {builder.environment.folder.parent}: "
+            f"meshwright verify --install {launcher}"
+        )
+        raise MissingEnvironmentError(message)
+    return builder
+
+
+def distinct_ranks(target: Target) -> tuple[int, ...]:
+    """The first rank of every pipeline stage, and the last of all, whose shards are smallest."""
+    config = target.config
+    step = config.num_gpus // config.pipeline_parallel_size
+    if config.rank_order == "tp-cp-pp-dp":
+        step = config.tensor_parallel_size * config.context_parallel_size
+    firsts = [stage * step for stage in range(config.pipeline_parallel_size)]
+    return tuple(dict.fromkeys((*firsts, config.num_gpus - 1)))
+
+
+def traced_microbatches(target: Target) -> int:
+    """Micro-batches after which no rank holds more than before: twice the pipeline's stages."""
+    config = target.config
+    return min(config.num_microbatches, 2 * config.pipeline_parallel_size)
+
+
+def _case(target: Target, files: Mapping[str, str], ranks: Sequence[int], memory_bytes: int) -> str:
+    """What the launcher is told beside the files: as much as the cluster would tell it."""
+    launch = files["launch.sh"]
+    return json.dumps({
+        "files": dict(files),
+        "world_size": target.config.num_gpus,
+        "environment": dict(re.findall(r"^export (CUDA_\w+)=(\S+)$", launch, re.MULTILINE)),
+        "ranks": list(ranks),
+        "trace": 0 if target.config.context_parallel_size > 1 else traced_microbatches(target),
+        "memory_bytes": memory_bytes,
+    })  # fmt: skip
+
+
+def _asked(builder: Builder, case: str, time_s: float) -> list[dict[str, Any]]:
+    """The launcher's answers, rank by rank; the last one says how it ended."""
+    environment = builder.environment
+    path = str(environment.path) if environment.unpacked else ""
+    plain = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [str(environment.python), str(_INSIDE / builder.script)]
+    try:
+        done = subprocess.run(  # noqa: S603 - our own script in our own environment
+            command, input=case, capture_output=True, text=True, check=False, env=plain, timeout=time_s
+        )
+        said, errors = done.stdout, done.stderr
+    except subprocess.TimeoutExpired as late:
+        said = (late.stdout or b"").decode()  # bytes, even of a text stream
+        errors = f"it took longer than {time_s:.0f} s"
+    answers: list[dict[str, Any]] = [json.loads(line) for line in said.splitlines() if line.endswith("}")]
+    if not answers or not {"done", "refusal"} & set(answers[-1]):
+        last = [line for line in errors.splitlines() if line.strip()][-1:] or ["no message"]
+        answers.append({"refusal": f"the launcher's process ended: {last[0][:300]}"})
+    return answers
+
+
+# --------------------------------------------------------------------------------------------------
+# Priced beside built.
+
+
+def _judged(
+    target: Target,
+    builder: Builder,
+    answers: Sequence[dict[str, Any]],
+    ranks: Sequence[int],
+    profile: Profile | None,
+) -> Verification:
+    """The verdict over all ranks."""
+    built = [one for one in answers if "rank" in one]
+    priced_bytes = rank_bytes(target, profile)
+    quantities = [each for one in built for each in _compared(target, one, priced_bytes)]
+    reasons = [*_missing(target, built, answers[-1])]
+    wrong = [one for one in quantities if one.exact is False]
+    reasons = [
+        f"rank {one.rank}: {one.name} {one.built} instead of {one.priced}" for one in wrong
+    ] + reasons
+    verdict: Verdict = "verified"
+    if wrong:
+        verdict = "differs"
+    elif not built:
+        verdict = "not built"
+    elif reasons:
+        verdict = "partly verified"
+    peaks = [_whole_peak(one, priced_bytes) for one in built if "peak_bytes" in one]
+    return Verification(
+        plan_id=target.plan.plan_id, launcher=target.problem.launcher, version=builder.environment.pinned,
+        verdict=verdict, reasons=tuple(dict.fromkeys(reasons)),
+        ranks=tuple(one["rank"] for one in built if one["rank"] in ranks),
+        quantities=tuple(quantities), peak_memory_bytes=max(peaks, default=None),
+    )  # fmt: skip
+
+
+def _compared(
+    target: Target, seen: Mapping[str, Any], priced_bytes: Sequence[Mapping[str, int]]
+) -> Iterator[Quantity]:
+    """Every quantity of one rank."""
+    rank, stage = seen["rank"], seen["stage"]
+    terms = priced_bytes[stage]
+    shares = seen.get("shards") or 1
+    priced: dict[str, Any] = {
+        "layers": rank_layers(target)[stage],
+        "kinds": rank_kinds(target)[stage],
+        "parameters": rank_weights(target)[stage] / shares,
+        "matrices": rank_matrices(target, whole=bool(seen.get("whole_matrices")))[stage],
+        "weight_bytes": terms["weights"],
+        "gradient_bytes": terms["gradients"],
+        "optimizer_bytes": terms["optimizer"],
+        "flops": rank_flops(target)[stage],
+    }
+    tolerance = {"flops": _FLOPS_TOLERANCE, **dict.fromkeys(_BYTES, _PADDING)}
+    for name, value in priced.items():
+        if name in seen:
+            same = seen[name] == value
+            if name in tolerance:
+                same = isclose(seen[name], value, rel_tol=tolerance[name])
+            yield Quantity(rank=rank, stage=stage, name=name, priced=value, built=seen[name], exact=same)
+    if "peak_bytes" in seen:
+        peak = seen["peak_bytes"]
+        yield Quantity(
+            rank=rank, stage=stage, name="peak_bytes", priced=terms["tensors"], built=peak, exact=None
+        )
+
+
+_BYTES = ("weight_bytes", "gradient_bytes", "optimizer_bytes")
+
+
+def _whole_peak(seen: Mapping[str, Any], priced_bytes: Sequence[Mapping[str, int]]) -> int:
+    """A traced peak with what a GPU holds beside tensors, as it was priced."""
+    terms: Mapping[str, int] = priced_bytes[seen["stage"]]
+    return int(seen["peak_bytes"]) + sum(terms.get(name, 0) for name in NOT_TENSORS)
+
+
+def _missing(target: Target, built: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> Iterator[str]:
+    """Why something is not verified."""
+    config, model = target.config, target.model
+    if "refusal" in last:
+        yield last["refusal"]
+    if config.context_parallel_size > 1:
+        yield "cp > 1: the local attention cannot split sequences; states are built, no step is traced"
+    elif model.mla is not None and target.problem.launcher == "megatron-lm":
+        yield "latent attention: its fused kernels are Transformer Engine's; no step is traced"
+    if target.workload.precision == "fp8":
+        yield "fp8: weights and activations in 8 bits are Transformer Engine's; bf16 is built"
+    for one in built:
+        if "untraced" in one:
+            yield f"no step is traced: {one['untraced']}"

@@ -1,0 +1,101 @@
+"""``meshwright verify``: launchers build ranks of plans on fake tensors, and what they build was priced."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshwright.service.launchers.registry import export
+from meshwright.service.launchers.target import ExportBundle
+from meshwright.service.verify import verify as module
+from meshwright.service.verify.environments import (
+    FOLDER_VARIABLE,
+    MEGATRON_LM,
+    TORCHTITAN,
+    MissingEnvironmentError,
+    make,
+)
+from meshwright.service.verify.verify import Quantity, Verification, verify
+from meshwright.solver.configuration import Configuration
+from tests.launchers.cases import LLAMA_70B, target
+from tests.launchers.environments import ROOT
+
+SMALL = replace(
+    LLAMA_70B, name="small", num_layers=6, hidden_size=512, ffn_hidden_size=1792, num_attention_heads=8,
+    num_kv_heads=4, head_dim=64, vocab_size=32000,
+)  # fmt: skip
+STAGES = Configuration(
+    tensor_parallel_size=2, sequence_parallel=True, pipeline_parallel_size=2, data_parallel_size=2,
+    zero_stage=1, zero_shard_size=2, num_microbatches=8, pipeline_schedule="1f1b", stage_layers=(2, 4),
+)  # fmt: skip
+SHARDS = replace(STAGES, zero_stage=3)
+
+
+@pytest.fixture(autouse=True)
+def _environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(ROOT))
+
+
+def verified(config: Configuration, launcher: str) -> Verification:
+    """A plan of the small model before its launcher."""
+    found = target(SMALL, config, seq_length=1024)
+    return verify(found.plan, found.problem, launcher)
+
+
+def figures(found: Verification, rank: int) -> Mapping[str, Quantity]:
+    """Quantities of one rank by their names."""
+    return {one.name: one for one in found.quantities if one.rank == rank}
+
+
+def test_megatron_lm_builds_every_stage_with_the_states_and_flops_that_were_priced() -> None:
+    make(MEGATRON_LM)
+    found = verified(STAGES, "megatron-lm")
+    assert (found.verdict, found.reasons) == ("verified", ())
+    assert found.ranks == (0, 4, 7)  # the first of both stages, 2 * 2 ranks each, and the last of all
+    first = figures(found, 0)
+    layer = 512 * (8 + 2 * 4) * 64 // 2 + 512 * 512 // 2 + 3 * 512 * 1792 // 2 + 2 * 512
+    weights = 2 * layer + 32000 * 512 // 2
+    assert first["parameters"].built == weights
+    assert first["weight_bytes"].built == 2 * weights
+    assert first["gradient_bytes"].built == pytest.approx(4 * weights, rel=1e-4)
+    assert first["optimizer_bytes"].built == pytest.approx((4 + 4 + 4) * weights / 2, rel=1e-4)
+    products = 6 * 1024 * (layer - 2 * 512) * 2
+    attention = 3.5 * 2 * 2 * 1024 * 1024 * (8 // 2) * 64 * 2
+    assert first["flops"].built == pytest.approx(products + attention, rel=1e-6)
+    assert first["peak_bytes"].error == pytest.approx(0.0, abs=0.15)
+    assert "peak_bytes" not in figures(found, 7)  # built like rank 4, which was traced
+
+
+def test_torchtitan_builds_every_stage_with_the_parameters_that_were_priced() -> None:
+    make(TORCHTITAN)
+    found = verified(SHARDS, "torchtitan")
+    assert (found.verdict, found.reasons) == ("verified", ())
+    assert [figures(found, rank)["layers"].built for rank in (0, 4)] == [[2], [4]]
+
+
+def test_a_file_that_states_another_model_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    make(MEGATRON_LM)
+
+    def edited(*given: object) -> ExportBundle:
+        bundle = export(*given)  # type: ignore[arg-type]
+        files = {
+            name: text.replace("--ffn-hidden-size 1792", "--ffn-hidden-size 1856")
+            for name, text in bundle.files.items()
+        }
+        return replace(bundle, files=files)
+
+    monkeypatch.setattr(module, "export", edited)
+    found = verified(STAGES, "megatron-lm")
+    assert found.verdict == "differs"
+    wrong = {one.name for one in found.quantities if one.exact is False}
+    assert wrong == {"parameters", "matrices", "weight_bytes", "gradient_bytes", "optimizer_bytes", "flops"}
+
+
+def test_a_launcher_that_was_not_installed_is_named_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, os.fspath(tmp_path))
+    with pytest.raises(MissingEnvironmentError, match="meshwright verify --install megatron-lm"):
+        verified(STAGES, "megatron-lm")
