@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import sqrt
+from typing import Any
 
 from meshwright.profiles.collectives.measured import MeasuredLink
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.units import GIB
 
 MAX_NODES = 1_000_000
 MAX_GPUS_PER_NODE = 1024
@@ -71,6 +73,13 @@ class LinkSpec:
             )
 
 
+# What a node group may state of its host.
+HOST_FIELDS = (
+    "host_link_bytes_per_s", "host_memory_bytes", "host_memory_bytes_per_s", "nvme_bytes",
+    "nvme_read_bytes_per_s", "nvme_write_bytes_per_s",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup:
     """Nodes that are all alike."""
@@ -83,6 +92,10 @@ class NodeGroup:
     inter_node: LinkSpec
     host_link_bytes_per_s: float | None = None  # GPU to host memory, each direction; None: the usual
     host_memory_bytes: int | None = None  # of one node; None: the usual node's
+    host_memory_bytes_per_s: float | None = None  # of one node, read and written together; None: as above
+    nvme_bytes: int | None = None  # of one node's drives; 0: it has none
+    nvme_read_bytes_per_s: float | None = None  # of all drives of a node
+    nvme_write_bytes_per_s: float | None = None
     measured: MeasuredLink | None = None  # collectives timed on these very nodes
 
     def __post_init__(self) -> None:
@@ -98,9 +111,11 @@ class NodeGroup:
                 raise InvalidProblemError.of(
                     f"/cluster/{name}", f"{value} is out of range", allowed=f"1 to {limit}"
                 )
-        for name in ("host_link_bytes_per_s", "host_memory_bytes"):
+        for name in HOST_FIELDS:
             stated = getattr(self, name)
-            if stated is not None and not 0 < stated < math.inf:
+            if stated is None or (name == "nvme_bytes" and stated == 0):
+                continue
+            if not 0 < stated < math.inf:
                 raise InvalidProblemError.of(f"/cluster/{name}", "must be positive")
         island, node = self.island_gpus, self.gpus_per_node
         if island < 1 or (node % island and island % node):
@@ -114,6 +129,13 @@ class NodeGroup:
     def num_gpus(self) -> int:
         """GPUs of the whole group."""
         return self.num_nodes * self.gpus_per_node
+
+    def to_mapping(self) -> dict[str, Any]:
+        """All fields for names and digests; what was added later only where it is stated."""
+        later = HOST_FIELDS[2:]
+        return {
+            name: value for name, value in asdict(self).items() if name not in later or value is not None
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +162,11 @@ class ClusterSpec:
             raise InvalidProblemError.of(
                 pointer, f"{self.num_gpus} GPUs are too many", allowed=f"{MAX_GPUS} GPUs in all"
             )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """As of a group: what was added later only where it is stated."""
+        groups = tuple(group.to_mapping() for group in self.groups)
+        return {**asdict(self), "groups": groups}
 
     @property
     def num_gpus(self) -> int:
@@ -188,10 +215,9 @@ class ClusterSpec:
 
 
 # --------------------------------------------------------------------------------------------------
-# The host beside each GPU: the link to it, its memory, and how fast its CPUs update weights.
+# The host beside each GPU: the link to it, its memory, how fast its CPUs update weights, its NVMe drives.
 #
-# Figures of the usual node of each architecture, one GPU's share; a node group may state its own link and
-# memory.
+# Figures of the usual node of each architecture, one GPU's share; a node group may state its own.
 
 
 _REACHED = 0.8  # pinned copies over the line rate (nvbandwidth host_to_device_memcpy_ce: 25 of 31.5 GB/s)
@@ -205,45 +231,92 @@ class Host:
     link_bytes_per_s: float  # between GPU and host memory, each direction, as copies reach it
     memory_bytes: int
     memory_bytes_per_s: float  # as CPU optimizers reach it
+    nvme_bytes: int
+    nvme_read_bytes_per_s: float
+    nvme_write_bytes_per_s: float
     source: str
 
 
-def _host(line_bytes_per_s: float, memory_gb: int, memory_bytes_per_s: float, source: str) -> Host:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drives:
+    """One GPU's share of the drives of its node."""
+
+    size_bytes: int
+    read_bytes_per_s: float
+    write_bytes_per_s: float
+
+
+# A drive of 3.84 TB for each GPU: four of a DGX A100 read 25 GB/s together (NVIDIA DGX A100 system
+# architecture white paper, storage); one writes 3.8 GB/s (Samsung PM1733 data sheet, 3.84 TB).
+_NVME = _Drives(size_bytes=3840 * 10**9, read_bytes_per_s=6.25e9, write_bytes_per_s=3.8e9)
+# DGX-1: four SATA drives of 1.92 TB in RAID 0, 6 Gbit/s each, for eight GPUs.
+_SATA = _Drives(size_bytes=960 * 10**9, read_bytes_per_s=0.27e9, write_bytes_per_s=0.26e9)
+
+
+def _host(
+    line_bytes_per_s: float,
+    memory_gib: int,
+    memory_bytes_per_s: float,
+    source: str,
+    drives: _Drives = _NVME,
+) -> Host:
     """A host from its data sheet."""
     return Host(
         link_bytes_per_s=_REACHED * line_bytes_per_s,
-        memory_bytes=memory_gb * 10**9,
+        memory_bytes=memory_gib * GIB,
         memory_bytes_per_s=_UPDATE_SHARE * memory_bytes_per_s,
+        nvme_bytes=drives.size_bytes,
+        nvme_read_bytes_per_s=drives.read_bytes_per_s,
+        nvme_write_bytes_per_s=drives.write_bytes_per_s,
         source=source,
     )
 
 
 _PCIE_3, _PCIE_4, _PCIE_5 = 15.75e9, 31.5e9, 63.0e9  # x16, each direction (PCI-SIG base specifications)
-_VOLTA = _host(_PCIE_3, 64, 153.6e9 / 8, "DGX-1: 512 GB, 2 x 4 channels DDR4-2400, PCIe 3.0 x16")
-_AMPERE = _host(_PCIE_4, 250, 409.6e9 / 8, "DGX A100: 2 TB, 2 x 8 channels DDR4-3200, PCIe 4.0 x16")
-_HOPPER = _host(_PCIE_5, 250, 614.4e9 / 8, "DGX H100: 2 TB, 2 x 8 channels DDR5-4800, PCIe 5.0 x16")
+# Memory in GiB: data sheets add up modules of 16, 32 and 64 GiB.
+_VOLTA = _host(
+    _PCIE_3,
+    64,
+    153.6e9 / 8,
+    "DGX-1: 512 GB, 2 x 4 channels DDR4-2400, PCIe 3.0 x16, 4 x 1.92 TB SATA",
+    _SATA,
+)
+_AMPERE = _host(
+    _PCIE_4, 256, 409.6e9 / 8, "DGX A100: 2 TB, 2 x 8 channels DDR4-3200, PCIe 4.0 x16, 8 x 3.84 TB NVMe"
+)
+_HOPPER = _host(
+    _PCIE_5, 256, 614.4e9 / 8, "DGX H100: 2 TB, 2 x 8 channels DDR5-4800, PCIe 5.0 x16, 8 x 3.84 TB NVMe"
+)
 _USUAL: Mapping[str, Host] = {
     "volta": _VOLTA, "turing": _VOLTA, "ampere": _AMPERE, "ada": _AMPERE, "cdna2": _AMPERE,
     "hopper": _HOPPER, "blackwell": _HOPPER, "cdna3": _HOPPER, "cdna4": _HOPPER,
 }  # fmt: skip
 _GRACE_2 = _host(
-    225e9, 240, 512e9 / 2, "GB200 NVL72: NVLink-C2C 900 GB/s both ways and 480 GB for two GPUs"
+    225e9, 223, 512e9 / 2, "GB200 NVL72: NVLink-C2C 900 GB/s both ways and 480 GB for two GPUs"
 )
 _SUPERCHIPS: Mapping[str, Host] = {
     "gb200": _GRACE_2,
     "gb300": _GRACE_2,
-    "gh200": _host(450e9, 480, 512e9, "GH200: NVLink-C2C 900 GB/s both ways and 480 GB for one GPU"),
+    "gh200": _host(450e9, 447, 512e9, "GH200: NVLink-C2C 900 GB/s both ways and 480 GB for one GPU"),
 }
 
 
 def host_of(group: NodeGroup) -> Host:
     """One GPU's share of its host: what the group states, else the usual node's."""
     usual = _SUPERCHIPS.get(group.gpu.slug.split("-")[0], _USUAL.get(group.gpu.architecture, _AMPERE))
+    each, own = group.gpus_per_node, dict[str, Any]()
     if group.host_link_bytes_per_s is not None:
-        usual = replace(usual, link_bytes_per_s=group.host_link_bytes_per_s)
+        own["link_bytes_per_s"] = group.host_link_bytes_per_s
     if group.host_memory_bytes is not None:
-        usual = replace(usual, memory_bytes=group.host_memory_bytes // group.gpus_per_node)
-    return usual
+        own["memory_bytes"] = group.host_memory_bytes // each
+    if group.host_memory_bytes_per_s is not None:
+        own["memory_bytes_per_s"] = _UPDATE_SHARE * group.host_memory_bytes_per_s / each
+    if group.nvme_bytes is not None:
+        own["nvme_bytes"] = group.nvme_bytes // each
+    for name in ("nvme_read_bytes_per_s", "nvme_write_bytes_per_s"):
+        if getattr(group, name) is not None:
+            own[name] = getattr(group, name) / each
+    return replace(usual, **own)
 
 
 # --------------------------------------------------------------------------------------------------

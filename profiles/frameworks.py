@@ -65,7 +65,7 @@ _NOT_OPTIONS = {
     "name", "stack", "weight_bytes", "optimizer_bytes", "own_gradient_bytes", "selective_keeps",
     "accumulation_bytes", "gathered_layers", "vocabulary_multiple", "unstated_recompute",
     "reduced_every_pass", "all_reduced_stages", "blocking_stages", "replicas_reduced_every_pass",
-    "reshards_after_backward", "torch_pipelines", "replicated_gradient_dtype",
+    "reshards_after_backward", "torch_pipelines", "replicated_gradient_dtype", "offloads_gradients",
 }  # fmt: skip
 # Kernels with a backward pass in 8 bits (Transformer Engine: cuDNN's fused attention; FlashAttention 3).
 FP8_KERNELS = ("cudnn", "flash3")
@@ -119,6 +119,7 @@ class FrameworkFacts:
     recompute_modules: str  # what selective recomputation replays, joined by +
     offload_modules: str  # whose activations go to the host where activations do: all, or joined by +
     offload_layers: float  # layers whose activations go to the host; 0: all
+    offloads_gradients: bool  # shards of gradients lie on the host where optimizer states do
     unstated_recompute: str  # of runs that do not state recomputation: none, or unknown
     logit_bytes: float  # of one logit at the loss's peak: itself, fp32 copies, gradients
     bucket_bytes: float  # of buckets for reduction and gathering that are there for the whole step

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from meshwright.profiles.cluster import (
+    HOST_FIELDS,
     MAX_GPUS_PER_NODE,
     MAX_NODES,
     ClusterSpec,
@@ -130,7 +132,7 @@ def _group(reader: FieldReader, warnings: list[str]) -> NodeGroup | None:
     gpus_per_node = reader.optional_integer("gpus_per_node", high=MAX_GPUS_PER_NODE)
     island_gpus = reader.optional_integer("island_gpus")
     links = {key: _link(reader.child(key)) for key in ("intra_node", "inter_node")}
-    host_link, host_memory = _host(reader)
+    host = _host(reader)
     measured = measured_from(reader.child("measured"))
     reader.refuse_unknown()
     if reader.faults:
@@ -146,19 +148,22 @@ def _group(reader: FieldReader, warnings: list[str]) -> NodeGroup | None:
             island_gpus=island_gpus or _usual_island(gpu, per_node),
             intra_node=links["intra_node"] or gpu.intra_node,
             inter_node=links["inter_node"] or gpu.inter_node,
-            host_link_bytes_per_s=host_link,
-            host_memory_bytes=host_memory,
             measured=measured,
+            **host,
         )
     except InvalidProblemError as error:
         raise _moved(error, reader.pointer) from error
 
 
-def _host(reader: FieldReader) -> tuple[float | None, int | None]:
-    """The link to the host and a node's host memory, where they are stated."""
-    name = "host_link_bytes_per_s"
-    link = reader.number(name, low=1, high=MAX_BYTES_PER_S) if reader.has(name) else None
-    return link, reader.optional_integer("host_memory_bytes", high=_MAX_HOST_BYTES)
+def _host(reader: FieldReader) -> dict[str, Any]:
+    """What is stated of the hosts: links and rates, and bytes of memory and drives."""
+    return {
+        name: reader.number(name, low=1, high=MAX_BYTES_PER_S)
+        if name.endswith("_per_s")
+        else reader.integer(name, low=0 if name == "nvme_bytes" else 1, high=_MAX_HOST_BYTES)
+        for name in HOST_FIELDS
+        if reader.value(name) is not None
+    }
 
 
 def _usual_island(gpu: GpuSpec, gpus_per_node: int) -> int:
@@ -222,10 +227,8 @@ def _group_to_mapping(group: NodeGroup) -> dict[str, Json]:
         "intra_node": _link_to_mapping(group.intra_node),
         "inter_node": _link_to_mapping(group.inter_node),
     }
-    if group.host_link_bytes_per_s is not None:
-        raw["host_link_bytes_per_s"] = group.host_link_bytes_per_s
-    if group.host_memory_bytes is not None:
-        raw["host_memory_bytes"] = group.host_memory_bytes
+    stated = {name: getattr(group, name) for name in HOST_FIELDS}
+    raw |= {name: value for name, value in stated.items() if value is not None}
     if group.measured is not None:
         raw["measured"] = measured_to_mapping(group.measured)
     return raw

@@ -277,8 +277,8 @@ class Profile:
     @property
     def version(self) -> str:
         """First 12 hex digits of SHA-256 over every number: equal profiles, equal versions."""
-        parts = (self.framework, self.constants, self.gpu_operators, self.group)
-        text = repr([asdict(part) for part in parts]) + repr(
+        parts = [asdict(part) for part in (self.framework, self.constants, self.gpu_operators)]
+        text = repr([*parts, self.group.to_mapping()]) + repr(
             (
                 self.time_factor,
                 self.log_time_sigma,

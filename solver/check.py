@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 import numpy as np
 
 from meshwright.profiles.capabilities import launcher_capabilities
-from meshwright.profiles.cluster import ClusterSpec, NodeGroup
+from meshwright.profiles.cluster import ClusterSpec, NodeGroup, host_of
 from meshwright.profiles.profile import PLACING_LAUNCHER, Profile
 from meshwright.solver.answer import Plan, Prediction
 from meshwright.solver.configuration import (
@@ -97,6 +97,31 @@ def _offload_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         yield from (
             f"{rule.name}: {rule.reason}" for rule in host_rules(problem) if rule.violated(one).any()
         )
+        yield from _room_faults(problem, config)
+
+
+def _room_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """The least that hosts and drives must hold, in plain numbers: weights and AdamW's states alone.
+
+    Every copy of the model has 12 bytes of states (fp32 weight, two moments) and 2 of weights for each
+    parameter, wherever its ranks lie; all nodes together have so much memory and so many drives.
+    """
+    work, sharded = problem.workload, max(config.zero_shard_size, 1)
+    if work.optimizer != "adamw" or work.lora_rank or config.zero_stage == 0:
+        return
+    copies = config.data_parallel_size * config.context_parallel_size // sharded
+    needed = {"": 0, "nvme": 0}
+    for part in config.offload.split("+"):
+        name, _, drive = part.partition("@")
+        needed[drive] += (
+            {"optimizer": 12, "parameters": 2}.get(name, 0) * problem.model.num_parameters() * copies
+        )
+    hosts = [host_of(group) for group in problem.cluster.groups]
+    rooms = {"": min(host.memory_bytes for host in hosts), "nvme": min(host.nvme_bytes for host in hosts)}
+    for drive, words in (("", "host memory"), ("nvme", "NVMe")):
+        room = rooms[drive] * config.num_gpus
+        if needed[drive] > room:
+            yield f"{words} of {room} bytes cannot hold {needed[drive]} bytes of offloaded states"
 
 
 def _order_faults(problem: Problem, config: Configuration) -> Iterator[str]:

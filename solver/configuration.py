@@ -38,7 +38,12 @@ SCHEDULES = (
     "zb_1p", "zb_2p", "zb_h1", "zb_h2", "zb_v", "dualpipe_v",
 )  # fmt: skip
 RECOMPUTE = ("none", "selective", "full")
-OFFLOAD = ("none", "optimizer", "activations", "optimizer+activations")  # bits: 1 optimizer, 2 activations
+# What leaves the GPU, joined by +, for host memory or for NVMe drives.
+OFFLOAD = (
+    "none", "optimizer", "activations", "optimizer+activations", "optimizer+parameters",
+    "optimizer+parameters@nvme", "optimizer@nvme", "optimizer@nvme+parameters",
+    "optimizer@nvme+parameters@nvme",
+)  # fmt: skip
 CONTEXT_MODES = ("ring", "all_to_all")
 RING = CONTEXT_MODES.index("ring")
 # Orders in which ranks are numbered along the axes of the mesh, fastest first. Tensor-parallel ranks come
@@ -190,9 +195,10 @@ class Configuration:
             part_of="recompute_granularity",
         ),
     ] = 0
-    offload: Annotated[str, Variable("What is kept in host memory", words=OFFLOAD, uniform_only=True)] = (
-        "none"
-    )
+    offload: Annotated[
+        str,
+        Variable("What is kept in host memory, or on its NVMe drives", words=OFFLOAD, uniform_only=True),
+    ] = "none"
     context_parallel_mode: Annotated[
         str,
         Variable(

@@ -208,7 +208,7 @@ def problem_digest(problem: Problem) -> str:
         del workload["lengths"]
     parts = {
         "model": model_to_mapping(problem.model),
-        "cluster": asdict(problem.cluster),
+        "cluster": problem.cluster.to_mapping(),
         "workload": workload,
         "launcher": problem.launcher,
         **({} if problem.stack is None else {"stack": problem.stack}),

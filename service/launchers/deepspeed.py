@@ -16,7 +16,13 @@ from meshwright.service.launchers.export import (
     sequences_in_the_script,
 )
 from meshwright.service.launchers.target import ExportBundle, Target
-from meshwright.solver.configuration import Configuration
+from meshwright.solver.cost.memory import (
+    STATE_BUFFERS,
+    SWAPPED_GROUP,
+    WEIGHT_BUFFERS,
+    WEIGHTS_IN_CPU,
+    largest_tensor,
+)
 
 # --------------------------------------------------------------------------------------------------
 # What DeepSpeed takes in code: a Python module of values, each with the call that it belongs to.
@@ -123,6 +129,13 @@ _STAGE_3 = {
     "stage3_gather_16bit_weights_on_model_save": False,
 }
 SHARDED_WEIGHTS = 3
+OFFLOADED = {
+    "optimizer": "offload_optimizer",
+    "parameters": "offload_param",
+}  # keys, by what leaves the GPU
+NVME_PATH = "/local_nvme"  # as DeepSpeed's own examples have it; the README says to change it
+# Blocks of 1 MiB, eight in flight: defaults of runtime/swap_tensor/constants.py, stated to be tuned.
+_AIO = {"block_size": 1_048_576, "queue_depth": 8, "single_submit": False, "overlap_events": True}
 
 
 def json_file(head: str, target: Target) -> str:
@@ -139,14 +152,17 @@ def json_file(head: str, target: Target) -> str:
         "bf16": {"enabled": workload.precision == "bf16"},
         "fp16": {"enabled": workload.precision == "fp16"},
         "communication_data_type": workload.precision if gradients != "fp32" else "fp32",
-        "zero_optimization": _zero(config),
+        "zero_optimization": _zero(target),
     }
+    if "@nvme" in config.offload:
+        values["aio"] = _AIO
     if config.tensor_parallel_size > 1:
         values["tensor_parallel"] = {"autotp_size": config.tensor_parallel_size}
     return json.dumps(values, indent=2) + "\n"
 
 
-def _zero(config: Configuration) -> dict[str, object]:
+def _zero(target: Target) -> dict[str, object]:
+    config = target.config
     stage = config.zero_stage
     values: dict[str, object] = {"stage": stage}
     if stage:
@@ -157,9 +173,35 @@ def _zero(config: Configuration) -> dict[str, object]:
             "reduce_bucket_size": _BUCKET,
             "allgather_bucket_size": _BUCKET,
         }
-    if config.offload == "optimizer":
-        values["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    return values | (_STAGE_3 if stage == SHARDED_WEIGHTS else {})
+    return values | _offload(target) | (_STAGE_3 if stage == SHARDED_WEIGHTS else {})
+
+
+def _offload(target: Target) -> dict[str, object]:
+    """What leaves the GPU, with the buffers that its host memory was counted with."""
+    devices = offload_devices(target.config.offload)
+    values: dict[str, object] = {}
+    for part, key in OFFLOADED.items():
+        if part in devices:
+            drive: dict[str, object] = {"nvme_path": NVME_PATH} if devices[part] == "nvme" else {}
+            values[key] = {"device": devices[part], "pin_memory": True, **drive}
+    if devices.get("optimizer") == "nvme":
+        values["offload_optimizer"] |= {  # type: ignore[operator]
+            "buffer_count": STATE_BUFFERS, "pipeline_read": False, "pipeline_write": False,
+        }  # fmt: skip
+        values["sub_group_size"] = SWAPPED_GROUP
+    if devices.get("parameters") == "nvme":
+        values["offload_param"] |= {  # type: ignore[operator]
+            "buffer_count": WEIGHT_BUFFERS,
+            "buffer_size": int(largest_tensor(target.model) // target.config.zero_shard_size) + 1,
+            "max_in_cpu": WEIGHTS_IN_CPU,
+        }
+    return values
+
+
+def offload_devices(offload: str) -> dict[str, str]:
+    """Where each part goes: ``{"optimizer": "nvme", "parameters": "cpu"}``."""
+    parts = (one.partition("@") for one in offload.split("+") if one != "none")
+    return {name: device or "cpu" for name, _, device in parts}
 
 
 PRODUCT = "DeepSpeed 0.19.8"
@@ -219,5 +261,8 @@ def found_warnings(target: Target) -> Iterator[str]:
         yield "AutoTP splits the linear layers of Hugging Face models; its own ranks must be consecutive"
     if config.offload != "none":
         yield "the script's optimizer must be deepspeed.ops.adam.DeepSpeedCPUAdam, or the JSON's own"
+        yield "torch pins memory in powers of two: DS_PIN_MEMORY_BACKEND=native pins what is needed"
+    if "@nvme" in config.offload:
+        yield f"nvme_path is {NVME_PATH}: mount the drives of every node there as one, or change it"
     if config.expert_parallel_size > 1:
         yield "the experts must be deepspeed.moe.layer.MoE"

@@ -14,6 +14,7 @@ import yaml
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from meshwright.profiles.calibration import FORMAT as CALIBRATION
+from meshwright.profiles.capabilities import launcher_capabilities, launcher_names
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.documents import DOCUMENT, FILE, MAX_DEPTH, PROBLEM, YAML_FILE
 from meshwright.profiles.inline import cluster_to_mapping
@@ -35,6 +36,7 @@ from meshwright.service.report.formatting import (
     words,
 )
 from meshwright.service.web.callers import DOCUMENT_FORM, QUESTION_FORM
+from meshwright.solver.configuration import OFFLOAD
 
 # --------------------------------------------------------------------------------------------------
 # docs/reference/cli.md: every command with its help, its options and its examples, from the code.
@@ -388,7 +390,9 @@ def _cluster() -> list[str]:
         *_yaml(written),
         "Of a group only `gpu` and `num_nodes` are needed: what is left out is the GPU's usual node's,",
         "and a warning says so. `bytes_per_s` is of one GPU and one direction; `island_gpus` are joined",
-        "by the fast link; `host_memory_bytes` and `host_link_bytes_per_s` matter to offloading;",
+        "by the fast link; `host_memory_bytes`, `host_link_bytes_per_s`, `host_memory_bytes_per_s`,",
+        "`nvme_bytes`, `nvme_read_bytes_per_s` and `nvme_write_bytes_per_s` (of a whole node but for the",
+        "link, which is a GPU's) matter to offloading;",
         "`measured` holds curves that [`meshwright import`](cli.md#import) adds from nccl-tests.",
         "",
     ]
@@ -473,7 +477,32 @@ is its step shorter or its memory smaller
 
 def switches_page() -> str:
     """The page."""
-    return _SWITCHES_HEAD + "\n".join(_switch_section(switch) for switch in switches().values())
+    sections = [*(_switch_section(switch) for switch in switches().values()), _offload_section()]
+    return _SWITCHES_HEAD + "\n".join(sections)
+
+
+def _offload_section() -> str:
+    """What may leave the GPU: a variable of the plan, searched where ``offload`` is allowed."""
+    able = {name: launcher_capabilities(name) for name in launcher_names()}
+    rows = [
+        f"| `{word}` | {' | '.join('yes' if word in one.offload else '–' for one in able.values())} |"
+        for word in OFFLOAD[1:]
+    ]
+    conditions = [
+        f"- {name}: {text}"
+        for name, one in able.items()
+        for text in (*(f"`{rule}`" for rule in one.constraints if "offload" in rule), one.offload_note)
+        if text
+    ]
+    return "\n".join([
+        "## `offload` {#offload}", "",
+        "What leaves the GPU, to host memory or to NVMe: a variable of every configuration, searched where",
+        "`offload` is allowed (`switches` does not mean it). Sources are beside each launcher's entry in",
+        "`profiles/catalog/frameworks/capabilities.yaml`.", "",
+        f"| | {' | '.join(able)} |",
+        f"|---|{'---|' * len(able)}",
+        *rows, "", *conditions, "",
+    ])  # fmt: skip
 
 
 def _switch_section(switch: Switch) -> str:

@@ -179,9 +179,18 @@ def inner_words(configuration: Configuration) -> list[str]:
         },
         f"shards of {shards}": hybrid,
         order: bool(order),
-        f"{configuration.offload} in host memory": configuration.offload != "none",
+        offload_words(configuration.offload): configuration.offload != "none",
     }
     return [words for words, applies in said.items() if applies]
+
+
+def offload_words(offload: str) -> str:
+    """``optimizer in host memory, parameters on NVMe``: where everything goes that leaves the GPU."""
+    places = dict[str, list[str]]()
+    for one in offload.split("+"):
+        name, _, drive = one.partition("@")
+        places.setdefault("on NVMe" if drive else "in host memory", []).append(name)
+    return ", ".join(f"{'+'.join(names)} {place}" for place, names in places.items())
 
 
 def _order_words(configuration: Configuration) -> str:

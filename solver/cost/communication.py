@@ -186,8 +186,8 @@ def weight_gathers(
     in ``context_parallel``; all is seen of reductions that a framework waits for.
     """
     gathered_bytes = 1.0 if ctx.low_precision and ctx.facts.low_precision_gathers else 2.0
-    gather = _sharded_s(ctx, weights, gathered_bytes)
-    reduce = np.where(reduces_every_pass(ctx), _reduced_s(ctx, trained), 0.0)
+    gather = _fetched_s(ctx, weights, _sharded_s(ctx, weights, gathered_bytes))
+    reduce = np.where(reduces_every_pass(ctx), _reduced_s(ctx, trained) + _kept_s(ctx, trained), 0.0)
     hidden = ~is_one_of(ctx.columns.zero_stage, ctx.facts.blocking_stages)
     forward, backward = gathers_in_passes(ctx)
     needed = again | in_torch_pipeline(ctx)
@@ -197,6 +197,37 @@ def weight_gathers(
         forward=_unhidden_s(ctx, weights, gather * forward, passes.forward),
         backward=behind + np.where(hidden, 0.0, reduce),
     )
+
+
+def _shard(ctx: Context, weights: Weights) -> FloatArray:
+    """Elements of a part that one rank holds."""
+    dense, routed = shards(ctx, ctx.data_group), shards(ctx, ctx.expert_data_group)
+    return weights.dense / dense + weights.routed / routed
+
+
+def _fetched_s(ctx: Context, weights: Weights, gather: FloatArray) -> FloatArray:
+    """A gather of shards that come from the host: each rank copies its own over its own link first.
+
+    The copy is in the gather's stream (DeepSpeed 0.19 ``partition_parameters.py``), a drive is read ahead
+    of both (``partitioned_param_coordinator.py __prefetch_nvme_param_partitions``; ZeRO-Infinity,
+    arXiv:2104.07857, section 6.2).
+    """
+    away = ctx.offloads_weights
+    if not away.any():
+        return gather
+    sent = 2.0 * _shard(ctx, weights)
+    found = gather + sent / ctx.host.link_bytes_per_s
+    read = np.where(ctx.swaps_weights, sent / ctx.host.nvme_read_bytes_per_s, 0.0)
+    return np.where(away, np.maximum(found, read), gather)
+
+
+def _kept_s(ctx: Context, trained: Weights) -> FloatArray:
+    """Gradients that are kept on the host, to the GPU and back for every addition (``stage3.py:1900``)."""
+    away = ctx.offloads_gradients
+    if not away.any():
+        return np.zeros_like(ctx.t)
+    moved = 2.0 * ctx.facts.gradient_bytes * _shard(ctx, trained)
+    return np.where(away, moved / ctx.host.link_bytes_per_s, 0.0)
 
 
 def _reduced_s(ctx: Context, trained: Weights) -> FloatArray:
@@ -218,7 +249,8 @@ def replayed_gathers(ctx: Context, weights: Weights, forward: FloatArray) -> Flo
     if not ctx.facts.gathers_modules:
         return np.zeros_like(ctx.t)
     far = 2.0 * (weights.dense + weights.routed) > _LIVE_WEIGHTS
-    gather = np.where(ctx.columns.zero_stage == SHARD_WEIGHTS, _sharded_s(ctx, weights, 2.0), 0.0)
+    gather = _fetched_s(ctx, weights, _sharded_s(ctx, weights, 2.0))
+    gather = np.where(ctx.columns.zero_stage == SHARD_WEIGHTS, gather, 0.0)
     return np.where(far, _unhidden_s(ctx, weights, gather, forward), 0.0)
 
 

@@ -15,7 +15,15 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.operators.operators import GpuOperators
 from meshwright.profiles.optimizers import Optimizer, optimizer_named
 from meshwright.profiles.profile import Constants, Profile
-from meshwright.solver.configuration import RANK_ORDERS, RECOMPUTE, BoolArray, Columns, FloatArray, IntArray
+from meshwright.solver.configuration import (
+    OFFLOAD,
+    RANK_ORDERS,
+    RECOMPUTE,
+    BoolArray,
+    Columns,
+    FloatArray,
+    IntArray,
+)
 from meshwright.solver.problem import Problem, Workload
 
 
@@ -107,8 +115,20 @@ def _alike(columns: Columns, order: IntArray | int, other: IntArray | int, most:
 
 SHARD_GRADIENTS = 2  # the ZeRO stages that shard gradients, and weights as well
 SHARD_WEIGHTS = 3
-OPTIMIZER_OFFLOADED = 1  # bits of the offload column
-ACTIVATIONS_OFFLOADED = 2
+# What leaves the GPU under each word of the offload column.
+_PARTS = [frozenset(word.split("+")) for word in OFFLOAD]
+WITHOUT_ACTIVATIONS = np.array(  # the same word with activations on the GPU
+    [
+        next(at for at, one in enumerate(_PARTS) if one - {"none"} == word - {"activations", "none"})
+        for word in _PARTS
+    ]
+)
+
+
+def is_offloaded(offload: IntArray, *parts: str) -> BoolArray:
+    """Rows that keep one of these outside the GPU: optimizer, activations, parameters, or some @nvme."""
+    return np.array([bool(word & set(parts)) for word in _PARTS])[offload]
+
 
 # What GEMMs of the linear layers run in under a recipe; attention, head and router stay in bf16.
 _GEMM_PRECISION = {
@@ -194,13 +214,34 @@ class Context:
 
     @property
     def offloads_optimizer(self) -> BoolArray:
-        """Rows whose optimizer states live, and are updated, on the host."""
-        return (self.columns.offload & OPTIMIZER_OFFLOADED) > 0
+        """Rows whose optimizer states live on the host or its drives; they are updated on the host."""
+        return is_offloaded(self.columns.offload, "optimizer", "optimizer@nvme")
+
+    @property
+    def offloads_gradients(self) -> BoolArray:
+        """Rows that keep their shards of gradients in host memory from one micro-batch to the next."""
+        sharded = self.columns.zero_stage >= SHARD_GRADIENTS
+        return np.asarray(self.offloads_optimizer & sharded & self.facts.offloads_gradients)
+
+    @property
+    def offloads_weights(self) -> BoolArray:
+        """Rows whose shards of the 2-byte weights live on the host or its drives (ZeRO-3)."""
+        return is_offloaded(self.columns.offload, "parameters", "parameters@nvme")
+
+    @property
+    def swaps_optimizer(self) -> BoolArray:
+        """Rows whose optimizer states live on NVMe drives."""
+        return is_offloaded(self.columns.offload, "optimizer@nvme")
+
+    @property
+    def swaps_weights(self) -> BoolArray:
+        """Rows whose 2-byte weights live on NVMe drives."""
+        return is_offloaded(self.columns.offload, "parameters@nvme")
 
     @property
     def offloads_activations(self) -> BoolArray:
         """Rows whose activations go to the host between forward and backward pass."""
-        return (self.columns.offload & ACTIVATIONS_OFFLOADED) > 0
+        return is_offloaded(self.columns.offload, "activations")
 
     @property
     def padded_vocabulary(self) -> FloatArray:

@@ -76,7 +76,7 @@ def _bytes_of(
     return StateBytes(
         # adapters stand beside the weights, which are trained themselves without them
         weights=(count + (trained if ctx.frozen else 0.0)) * _weight_bytes(ctx, sharing, matrices=matrices),
-        gradients=trained * (gradient + own),
+        gradients=trained * (np.where(ctx.offloads_gradients, 0.0, gradient) + own),
         optimizer=trained * (states + copy) / sharing * np.where(ctx.offloads_optimizer, 0.0, 1.0),
     )
 
@@ -88,8 +88,13 @@ def _without_copy(
     stage = ctx.columns.zero_stage
     held = 2.0 * (count + (trained if ctx.frozen else 0.0))
     return StateBytes(
-        weights=held / np.where(stage == SHARD_WEIGHTS, sharing, 1.0),
-        gradients=2.0 * trained / np.where(stage >= SHARD_GRADIENTS, sharing, 1.0),
+        weights=held
+        / np.where(stage == SHARD_WEIGHTS, sharing, 1.0)
+        * np.where(ctx.offloads_weights, 0.0, 1.0),
+        gradients=2.0
+        * trained
+        / np.where(stage >= SHARD_GRADIENTS, sharing, 1.0)
+        * np.where(ctx.offloads_gradients, 0.0, 1.0),
         optimizer=trained * moments / sharing * np.where(ctx.offloads_optimizer, 0.0, 1.0),
     )
 
@@ -98,7 +103,7 @@ def _weight_bytes(ctx: Context, sharing: FloatArray, *, matrices: bool) -> Float
     """Bytes of one weight as GEMMs read it; ZeRO-3's shards, and what stays gathered beside them."""
     stage, torch = ctx.columns.zero_stage, in_torch_pipeline(ctx)
     gathered = np.where(torch, 2.0 * (share_gathered(ctx) if matrices else 1.0), 0.0)
-    shard = ctx.facts.weight_bytes / sharing + gathered
+    shard = ctx.facts.weight_bytes / sharing * np.where(ctx.offloads_weights, 0.0, 1.0) + gathered
     return np.where(stage == SHARD_WEIGHTS, shard, np.where(torch, gathered, _low_precision_bytes(ctx)))
 
 
@@ -106,7 +111,9 @@ def state_bytes(ctx: Context, weights: Weights, trained: Weights, *, matrices: b
     """Weights, gradients and optimizer states of one part under its ZeRO stage.
 
     ``matrices`` is False for embedding and head, which some optimizers treat apart. Offloaded optimizer
-    states and their fp32 copy lie in host memory (ZeRO-Offload, arXiv:2101.06840, section 4.1).
+    states and their fp32 copy lie in host memory (ZeRO-Offload, arXiv:2101.06840, section 4.1), offloaded
+    shards of weights too: what is gathered of them is counted with the buffers (ZeRO-Infinity,
+    arXiv:2104.07857, section 5.1).
     """
     shared = shards(ctx, ctx.data_group)
     dense = _bytes_of(ctx, weights.dense, trained.dense, shared, matrices=matrices)
@@ -404,27 +411,72 @@ def memory_prices(
 
 
 # --------------------------------------------------------------------------------------------------
-# Host memory that offloading takes: what one GPU's rank keeps in its node's memory.
+# Host memory and drives that offloading takes: what one GPU's rank keeps in its node's.
 
 
-def host_bytes(ctx: Context) -> FloatArray:
-    """Bytes on the host for the fullest rank of an even split, shape (n,); 0 where nothing is offloaded.
+# Elements of a group of parameters that DeepSpeed updates together from NVMe (``sub_group_size``, as it
+# is exported), buffers for parameter, gradient and two moments (``offload_optimizer.buffer_count``) and for
+# weights that are read (``offload_param.buffer_count``, the default).
+SWAPPED_GROUP, STATE_BUFFERS, WEIGHT_BUFFERS = 100_000_000, 4, 5
+WEIGHTS_IN_CPU = 1_000_000_000  # that stay in host memory beside NVMe: ``max_in_cpu``, its default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """Bytes that the fullest rank of an even split keeps outside its GPU, shape (n,)."""
+
+    host: FloatArray  # 0 where nothing is offloaded
+    nvme: FloatArray
+
+
+def outside_bytes(ctx: Context) -> Outside:
+    """Host memory and drives.
 
     Optimizer states and fp32 copies leave the GPU, and gradients have a buffer where they arrive
     (ZeRO-Offload, arXiv:2101.06840, section 4.1: 14 of 16 bytes a weight); activations of every micro-batch
-    in flight, or what recomputation keeps of them. The fullest rank has ``ceil(L / pp)`` layers of the
-    larger kind and the larger end of the model, or both ends.
+    in flight, or what recomputation keeps of them. Where a framework keeps gradients on the host
+    (DeepSpeed 0.19 ``stage3.py:740``), the buffer is beside an fp32 gradient that Adam reads (``1287``;
+    below stage 3 beside a 2-byte copy of the weights, ``stage_1_and_2.py:505``); drives hold copy, moments
+    and that fp32 gradient instead (``swap_tensor/optimizer_utils.py``), and pinned buffers are left on the
+    host. The fullest rank has ``ceil(L / pp)`` layers of the larger kind and the larger end of the model,
+    or both ends.
     """
-    layout = LayerLayout.of(ctx.model)
+    layout, facts = LayerLayout.of(ctx.model), ctx.facts
     here = replace(ctx, columns=replace(ctx.columns, offload=np.zeros_like(ctx.columns.offload)))
     weights = part_weights(here, layout.kinds)
     memory = memory_prices(here, layout, weights, trained_parts(here, layout.kinds, weights))
     layers = np.ceil(layout.num_layers / ctx.p)
     states = _fullest(memory["optimizer_bytes"], layers, ctx)
-    states = states * (1.0 + ctx.facts.gradient_bytes / ctx.facts.optimizer_bytes)
-    return np.where(ctx.offloads_optimizer, states, 0.0) + np.where(
-        ctx.offloads_activations, _first_rank_activations(ctx, memory, layers), 0.0
+    shard = _fullest(memory["weights_bytes"], layers, ctx)
+    elements = states / facts.optimizer_bytes
+    arriving, main = elements * facts.gradient_bytes, np.zeros_like(states)
+    if facts.offloads_gradients:
+        arriving = arriving + np.where(ctx.columns.zero_stage == SHARD_WEIGHTS, 0.0, 2.0 * elements)
+        main = 4.0 * elements
+    swapped, pinned = ctx.swaps_optimizer, largest_tensor(ctx.model) / shards(ctx, ctx.data_group)
+    group = np.minimum(SWAPPED_GROUP + pinned, elements)
+    updated = np.where(swapped, arriving + STATE_BUFFERS * 4.0 * group, states + main + arriving)
+    read = 2.0 * (WEIGHT_BUFFERS * pinned + np.minimum(WEIGHTS_IN_CPU, elements))
+    held = np.where(ctx.swaps_weights, read, np.where(ctx.offloads_weights, shard, 0.0))
+    activations = np.where(ctx.offloads_activations, _first_rank_activations(ctx, memory, layers), 0.0)
+    return Outside(
+        host=np.where(ctx.offloads_optimizer, updated, 0.0) + held + activations,
+        nvme=np.where(swapped, states + main, 0.0) + np.where(ctx.swaps_weights, shard, 0.0),
     )
+
+
+def largest_tensor(model: ModelSpec) -> int:
+    """Elements of the model's largest tensor, as a script without tensor parallelism has it.
+
+    The embedding, a matrix of attention or of an MLP, or all experts' of a layer together, gates and what
+    they gate as one (transformers 5, ``MixtralExperts.gate_up_proj``).
+    """
+    moe, h = model.moe, model.hidden_size
+    heads = model.num_attention_heads * max(model.head_dim, model.v_head_dim)
+    sizes = [model.vocab_size * h, h * heads, h * model.ffn_hidden_size]
+    if moe is not None:
+        sizes.append(moe.num_experts * h * moe.ffn_hidden_size * (model.mlp_matrices - 1))
+    return max(sizes)
 
 
 def _fullest(price: FloatArray, layers: FloatArray, ctx: Context) -> FloatArray:

@@ -40,7 +40,8 @@ def exposed_s(seconds: FloatArray, hiding_s: FloatArray, least: FloatArray | flo
     return np.asarray(seconds - beside + least * beside)
 
 
-_WEIGHT_BYTES = 2.0
+_WEIGHT_BYTES, _FP32_BYTES = 2.0, 4.0
+_ADAMW_STATES = 8.0  # bytes that ``optimizer_bytes`` counts beside the fp32 copy
 # A gather of lists of tensors (nanotron, ``distributed.py all_gather_coalesced``): for each tensor and rank
 # Python slices it twice, views it in a flat buffer and launches a copy, 6 microseconds on the host of a DGX
 # A100 (ZeRO-1 against none on the open runs); its bytes are flattened, spread and copied back, each 2 + 2.
@@ -195,10 +196,24 @@ def _orthogonal_s(ctx: Context, dense: FloatArray, routed: FloatArray) -> FloatA
 def _offloaded_s(ctx: Context, updated: FloatArray) -> FloatArray:
     """Gradients to the host, the update there by bytes of host memory, 2-byte weights back.
 
-    One after the other, as in ZeRO-Offload without its delayed update (arXiv:2101.06840, section 4).
+    One after the other, as in ZeRO-Offload without its delayed update (arXiv:2101.06840, section 4). Where
+    gradients are kept on the host their fp32 sum is copied (DeepSpeed 0.19 ``stage3.py``
+    ``_offload_grad_partition_at_boundary``), and weights stay there under ZeRO-Infinity. States on drives
+    are read with the gradient that was written there, and written back, group by group without a pipeline
+    (``partitioned_optimizer_swapper.py``; arXiv:2104.07857, section 5.2.2).
     """
-    copied = (ctx.facts.gradient_bytes + _WEIGHT_BYTES) / ctx.host.link_bytes_per_s
-    return updated * (copied + ctx.optimizer.moved_bytes / ctx.host.memory_bytes_per_s)
+    host, facts = ctx.host, ctx.facts
+    gradient = _FP32_BYTES if facts.offloads_gradients else facts.gradient_bytes
+    back = np.where(ctx.offloads_weights, 0.0, _WEIGHT_BYTES)
+    seconds = (
+        gradient + back
+    ) / host.link_bytes_per_s + ctx.optimizer.moved_bytes / host.memory_bytes_per_s
+    if ctx.swaps_optimizer.any():
+        states = facts.optimizer_bytes - _ADAMW_STATES + ctx.optimizer.end_state_bytes + _FP32_BYTES
+        swapped = states / host.nvme_read_bytes_per_s + states / host.nvme_write_bytes_per_s
+        seconds = seconds + np.where(ctx.swaps_optimizer, swapped, 0.0)
+    written = _WEIGHT_BYTES / host.nvme_write_bytes_per_s
+    return updated * (seconds + np.where(ctx.swaps_weights, written, 0.0))
 
 
 def copies_s(ctx: Context) -> FloatArray:

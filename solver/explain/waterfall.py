@@ -15,7 +15,7 @@ from meshwright.profiles.model import LayerKind
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import Columns, Configuration, FloatArray
 from meshwright.solver.cost.compute import Gemm, PassSeconds, core_attention, gemm_seconds, linear_seconds
-from meshwright.solver.cost.context import ACTIVATIONS_OFFLOADED, Context, context_of
+from meshwright.solver.cost.context import WITHOUT_ACTIVATIONS, Context, context_of, is_offloaded
 from meshwright.solver.cost.parameters import adapter_gemms
 from meshwright.solver.cost.pipelines import (
     Assembled,
@@ -218,10 +218,9 @@ def _offloaded(
 ) -> FloatArray:
     """What moving activations to the host and back adds to the passes, shape (n,)."""
     c = found.columns
-    away = (c.offload & ACTIVATIONS_OFFLOADED) > 0
-    if not away.any():
+    if not is_offloaded(c.offload, "activations").any():
         return np.zeros_like(rest_s)
-    kept = replace(c, offload=np.where(away, c.offload - ACTIVATIONS_OFFLOADED, c.offload))
+    kept = replace(c, offload=WITHOUT_ACTIVATIONS[c.offload])
     return rest_s - mean(price(problem, kept, profile).breakdown_s["rest"])
 
 

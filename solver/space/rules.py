@@ -31,13 +31,8 @@ from meshwright.solver.configuration import (
     IntArray,
     is_one_of,
 )
-from meshwright.solver.cost.context import (
-    ACTIVATIONS_OFFLOADED,
-    OPTIMIZER_OFFLOADED,
-    context_of,
-    same_ranks,
-)
-from meshwright.solver.cost.memory import host_bytes
+from meshwright.solver.cost.context import WITHOUT_ACTIVATIONS, context_of, is_offloaded, same_ranks
+from meshwright.solver.cost.memory import Outside, outside_bytes
 from meshwright.solver.problem import Problem, batch_sizes
 from meshwright.solver.schedules.schedule import (
     needs_two_a_stage,
@@ -50,36 +45,76 @@ from meshwright.solver.space.request_rules import request_rules
 from meshwright.solver.space.rule import Rule
 
 # --------------------------------------------------------------------------------------------------
-# What is offloaded fits into the memory of the hosts.
+# What is offloaded fits into the memory of the hosts, and onto their drives.
 #
 # Counted for the fullest stage of an even split, as though a whole node held ranks of that stage: a limit
 # of the row, whatever its split, and a little on the safe side where a node holds ranks of several
 # stages.
 
 
-USABLE = 0.9  # of a host's memory; the rest is the operating system's and the data loaders' (assumed)
+# Of a host's memory and drives; the rest is the operating system's, the data loaders' and the data's. Of
+# the memory it takes at most 8 GiB for each GPU, however much there is. (Assumed.)
+USABLE = 0.9
+_MOST_KEPT = 8 * GIB
 # What states on the host do not hang on: read by the other rule alone, so that this one is asked early.
 _OF_STEPS = ("virtual_pipeline_size", "recompute", "recompute_layers", "pipeline_schedule", "rank_order")
 _OF_ORDER = ("rank_order",)  # activations lie where they lie
 
 
 def host_rules(problem: Problem) -> Iterator[Rule]:
-    """The two limits."""
-    share = host_share_bytes(problem)
-    reason = f"{USABLE * share / GIB:.0f} GiB of host memory for each GPU ({USABLE:.0%} of it)"
+    """The limits: of states alone, of activations as well, and of drives."""
+    share = usable_host_bytes(problem)
+    reason = (
+        f"{share / GIB:.0f} GiB of host memory for each GPU ({share / host_share_bytes(problem):.0%} of it)"
+    )
     yield Rule(
         name="offloaded optimizer states fit the hosts",
         reason=reason,
         reads=_all_but(*_OF_STEPS),
-        violated=lambda c: _too_large(problem, c, _OF_STEPS, OPTIMIZER_OFFLOADED, share),
+        violated=lambda c: _too_large(problem, c, c.offload > 0, share),
     )
     yield Rule(
         name="offloaded activations fit the hosts as well",
         reason=reason,
         reads=_all_but(*_OF_ORDER),
-        violated=lambda c: _too_large(problem, c, _OF_ORDER, ACTIVATIONS_OFFLOADED, share),
-        concerns=lambda c: (c.offload & ACTIVATIONS_OFFLOADED) > 0,
+        violated=lambda c: _too_large(
+            problem, c, is_offloaded(c.offload, "activations"), share, every=True
+        ),
+        concerns=lambda c: is_offloaded(c.offload, "activations"),
     )
+    if "offload" in problem.options.allow:
+        yield _drive_rule(problem)
+
+
+def _drive_rule(problem: Problem) -> Rule:
+    """States on NVMe fit the drives of their nodes."""
+    share = USABLE * min(host_of(group).nvme_bytes for group in problem.cluster.groups)
+
+    def swapped(c: Columns) -> BoolArray:
+        """Rows that keep anything on drives."""
+        return is_offloaded(c.offload, "optimizer@nvme", "parameters@nvme")
+
+    def violated(c: Columns) -> BoolArray:
+        """Rows that keep more there than there is."""
+        broken = np.zeros(len(c), dtype=np.bool_)
+        index = np.flatnonzero(swapped(c))
+        if len(index):
+            broken[index] = _outside(problem, c.take(index), _OF_STEPS).nvme > share
+        return broken
+
+    return Rule(
+        name="offloaded states fit the drives",
+        reason=f"{share / GIB:.0f} GiB of NVMe for each GPU ({USABLE:.0%} of it)",
+        reads=_all_but(*_OF_STEPS),
+        violated=violated,
+        concerns=swapped,
+    )
+
+
+def usable_host_bytes(problem: Problem) -> float:
+    """Host memory of one GPU that may be filled."""
+    share = host_share_bytes(problem)
+    return share - min((1.0 - USABLE) * share, float(_MOST_KEPT))
 
 
 def host_share_bytes(problem: Problem) -> int:
@@ -92,16 +127,28 @@ def host_warnings(problem: Problem) -> tuple[str, ...]:
     if "offload" not in problem.options.allow:
         return ()
     return tuple(
-        f"host memory of {group.gpu.slug} nodes is not stated: the usual node's {_node_gib(group)} GiB "
-        f"are assumed ({host_of(group).source}); host_memory_bytes says otherwise"
+        f"host memory of {group.gpu.slug} nodes is not stated: the usual node's "
+        f"{_node_gib(group, host_of(group).memory_bytes)} GiB are assumed ({host_of(group).source}); "
+        "host_memory_bytes says otherwise"
         for group in problem.cluster.distinct_groups
         if group.host_memory_bytes is None
+    ) + tuple(
+        f"drives of {group.gpu.slug} nodes are not stated: the usual node's "
+        f"{_node_gib(group, host_of(group).nvme_bytes)} GiB of NVMe are assumed; nvme_bytes, "
+        "nvme_read_bytes_per_s and nvme_write_bytes_per_s say otherwise"
+        for group in problem.cluster.distinct_groups
+        if group.nvme_bytes is None and _swaps(problem)
     )
 
 
-def _node_gib(group: NodeGroup) -> str:
-    """Host memory of one node."""
-    return f"{host_of(group).memory_bytes * group.gpus_per_node / GIB:.0f}"
+def _swaps(problem: Problem) -> bool:
+    """Whether the launcher keeps anything on drives."""
+    return any("@nvme" in word for word in launcher_capabilities(problem.launcher).offload)
+
+
+def _node_gib(group: NodeGroup, share_bytes: int) -> str:
+    """What GPUs' shares of a node make up."""
+    return f"{share_bytes * group.gpus_per_node / GIB:.0f}"
 
 
 def _all_but(*names: str) -> tuple[str, ...]:
@@ -118,17 +165,25 @@ def _aside(c: Columns, names: tuple[str, ...]) -> Columns:
     )
 
 
-def _too_large(problem: Problem, c: Columns, aside: tuple[str, ...], bit: int, share: int) -> BoolArray:
-    """Rows that offload what ``bit`` stands for, and more than the host has in all."""
+def _too_large(
+    problem: Problem, c: Columns, asked: BoolArray, share: float, *, every: bool = False
+) -> BoolArray:
+    """Rows among those ``asked`` about whose states, or all that they offload, exceed the host's share."""
     broken = np.zeros(len(c), dtype=np.bool_)
-    index = np.flatnonzero(c.offload & bit)
+    index = np.flatnonzero(asked)
     if len(index):
-        rows = _aside(c.take(index), aside)
-        if bit == OPTIMIZER_OFFLOADED:
-            rows = replace(rows, offload=rows.offload & bit)
-        profile = default_profile(problem.cluster, problem.priced_as)
-        broken[index] = host_bytes(context_of(problem, rows, profile)) > USABLE * share
+        rows = c.take(index)
+        if not every:
+            rows = replace(rows, offload=WITHOUT_ACTIVATIONS[rows.offload])
+        aside = _OF_ORDER if every else _OF_STEPS
+        broken[index] = _outside(problem, rows, aside).host > share
     return broken
+
+
+def _outside(problem: Problem, c: Columns, aside: tuple[str, ...]) -> Outside:
+    """What rows keep outside the GPU."""
+    profile = default_profile(problem.cluster, problem.priced_as)
+    return outside_bytes(context_of(problem, _aside(c, aside), profile))
 
 
 # --------------------------------------------------------------------------------------------------

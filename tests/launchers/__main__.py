@@ -87,6 +87,9 @@ def plans(name: str, count: int) -> Iterator[Target]:
     for index, problem in enumerate(problems):
         share = count // len(problems) + (index < count % len(problems))
         yield from random_targets(problem, share, random.Random(f"{launcher} {index}"))
+        if len(able.offload) > 1:
+            away = replace(problem, options=replace(problem.options, allow=("offload",)))
+            yield from random_targets(away, share // 4, random.Random(f"{launcher} {index} offloaded"))
     if launcher == "megatron-lm":
         yield growing()
         yield CASES["mixtral-8x7b-overlapped"]

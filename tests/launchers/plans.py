@@ -78,6 +78,9 @@ CASES: dict[str, dict[str, Target]] = {
     "deepspeed": {
         "llama-3.1-70b-zero3": _for("deepspeed", LLAMA_70B, SHARDED),
         "llama-3.1-70b-offloaded": _for("deepspeed", LLAMA_70B, replace(SHARDED, offload="optimizer")),
+        "llama-3.1-70b-swapped": _for(
+            "deepspeed", LLAMA_70B, replace(SHARDED, offload="optimizer@nvme+parameters@nvme")
+        ),
         "llama-3.1-70b-stages": _for("deepspeed", LLAMA_70B, STAGES),
         "llama-3.1-70b-tensor": _for("deepspeed", LLAMA_70B, TENSOR),
         "mixtral-8x7b-experts": _for("deepspeed", MIXTRAL, EXPERTS, 4096),

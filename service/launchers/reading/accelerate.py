@@ -12,9 +12,10 @@ from dataclasses import replace
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
+from meshwright.service.launchers.deepspeed import OFFLOADED
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.commands import script_of
-from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
+from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader, read_offload
 from meshwright.service.launchers.reading.documents import document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.known import Known, known_of
@@ -134,7 +135,7 @@ def require_same_machines(fields: Fields, known: Known) -> None:
 
 _AT = "deepspeed_config."
 _FILE = f"{_AT}deepspeed_config_file"
-_DEVICES = ("none", "cpu", "nvme")
+_PLACES = {part: (f"{_AT}{key}_device", f"{_AT}{key}_nvme_path") for part, key in OFFLOADED.items()}
 _MAX_STAGE, _DEFAULT_STAGE = 3, 2
 # What accelerate refuses beside a file of DeepSpeed's, because that file says it.
 _OF_THE_FILE = (
@@ -196,7 +197,8 @@ def _of_its_file(fields: Fields, source: Source, told: Told) -> LaunchFile:
 
 def _of_values(fields: Fields, known: Known) -> LaunchFile:
     """Plain data parallelism with a ZeRO stage, and states on the host."""
-    zero, offload = _deepspeed_zero(fields), _offload(fields)
+    zero = _deepspeed_zero(fields)
+    offload = read_offload(fields, zero, _PLACES)
     machines = fields.integer("num_machines", 1)
     processes = fields.optional("num_processes")
     precision = fields.word("mixed_precision", "no", allowed=("no", "bf16", "fp16", "fp8"))
@@ -259,16 +261,6 @@ def _deepspeed_zero(fields: Fields) -> int:
     elif not fields.has(name):
         fields.note(f"zero_stage is not given: {_DEFAULT_STAGE} is accelerate's default")
     return min(stage, _MAX_STAGE)
-
-
-def _offload(fields: Fields) -> str:
-    """What lies in host memory."""
-    names = (f"{_AT}offload_optimizer_device", f"{_AT}offload_param_device")
-    optimizer, weights = (fields.word(name, "none", allowed=_DEVICES) for name in names)
-    for name, device in zip(names, (optimizer, weights), strict=True):
-        if device == "nvme" or (device != "none" and name == names[1]):
-            fields.fault(name, "weights on the host, and NVMe, are not priced", allowed="none")
-    return "none" if optimizer == "none" else "optimizer"
 
 
 _OWN = ("distributed_type", "num_processes", "fsdp_config", "num_machines", "compute_environment")

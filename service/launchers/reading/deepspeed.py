@@ -5,11 +5,12 @@ Keys: DeepSpeed 0.19.8, runtime/config.py, runtime/constants.py, runtime/zero/co
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.model import ModelSpec
-from meshwright.service.launchers.deepspeed import CODE_FILE
+from meshwright.service.launchers.deepspeed import CODE_FILE, OFFLOADED
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.documents import document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
@@ -32,6 +33,11 @@ _OPTIMIZERS = {
 }
 _MAX_STAGE_WITH_PIPELINE = 1
 _MAX_STAGE, _SHARDED_WEIGHTS = 3, 3
+_DEVICES = ("none", "cpu", "nvme")
+_PLACES = {
+    part: (f"zero_optimization.{key}.device", f"zero_optimization.{key}.nvme_path")
+    for part, key in OFFLOADED.items()
+}
 _DTYPES = {"fp32": "fp32", "bf16": "bf16", "bfp16": "bf16", "fp16": "fp16"}
 _OF_ZERO = (  # beginnings of DeepSpeedZeroConfig's other keys
     "contiguous_gradients", "reduce_", "use_multi_rank", "allgather_", "compute_grad_norm", "leaf_",
@@ -90,7 +96,8 @@ class DeepSpeedReader:
                 fields.fault(name, f"cannot be read: {why}")
         zero = _zero(fields)
         precision = _precision(fields, known)
-        offload = _offload(fields)
+        offload = read_offload(fields, zero)
+        _whole(fields)
         options = _options(fields, precision, zero)
         optimizer = _optimizer(fields)
         fields.stop()
@@ -154,16 +161,40 @@ def _precision(fields: Fields, known: Known) -> str:
     return "fp16" if fp16 else "bf16"
 
 
-def _offload(fields: Fields) -> str:
-    """What lies in host memory."""
-    kinds = ("none", "cpu", "nvme")
-    optimizer = fields.word("zero_optimization.offload_optimizer.device", "none", allowed=kinds)
-    weights = fields.word("zero_optimization.offload_param.device", "none", allowed=kinds)
-    if weights != "none" or "nvme" in (optimizer, weights):
-        name = "offload_param" if weights != "none" else "offload_optimizer"
-        fields.fault(f"zero_optimization.{name}.device", "weights on the host, and NVMe, are not priced",
-                     allowed="none, or cpu for the optimizer")  # fmt: skip
-    return "none" if optimizer == "none" else "optimizer"
+def read_offload(fields: Fields, zero: int, places: Mapping[str, tuple[str, str]] = _PLACES) -> str:
+    """What lies in host memory or on drives, as ``offload_config.py`` and each stage's optimizer take it.
+
+    ``places``: for each part the fields of its device and of the folder on the drive.
+    """
+    devices = {part: fields.word(device, "none", allowed=_DEVICES) for part, (device, _) in places.items()}
+    sharded = zero == _SHARDED_WEIGHTS
+    found = devices["optimizer"], devices["parameters"]
+    wrong = {  # part: what is wrong with its device there, and what would not be
+        "optimizer": [
+            (found[0] == "nvme" and not sharded, f"stage {zero} keeps no states on drives", "none, cpu"),
+            (found[0] != "none" and not zero, "stage 0 shards no states: DeepSpeed ignores it", "none"),
+        ],
+        "parameters": [
+            (found[1] != "none" and not sharded, f"stage {zero} shards no weights: it is ignored", "none"),
+            (found[1] != "none" and found[0] == "none",
+             "weights away, optimizer states on the GPU: not priced", "none, or the optimizer away too"),
+        ],
+    }  # fmt: skip
+    for part, faults in wrong.items():
+        device, path = places[part]
+        for _, message, allowed in (one for one in faults if one[0]):
+            fields.fault(device, message, allowed=allowed, nearest=allowed.split(",", maxsplit=1)[0])
+        if devices[part] == "nvme" and fields.raw(path) is None:
+            fields.fault(path, f"is missing beside device nvme: DeepSpeed keeps {part} in files there")
+    words = [part + "@nvme" * (device == "nvme") for part, device in devices.items() if device != "none"]
+    return "+".join(words) or "none"
+
+
+def _whole(fields: Fields) -> None:
+    """States that are offloaded in part alone are not priced."""
+    name = "zero_optimization.offload_optimizer.ratio"
+    if fields.number(name, 1.0) < 1.0:
+        fields.fault(name, "cannot be read: states are offloaded as a whole", allowed="1.0", nearest="1.0")
 
 
 def _options(fields: Fields, precision: str, zero: int) -> dict[str, str | int | float | bool]:

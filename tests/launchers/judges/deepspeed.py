@@ -20,10 +20,12 @@ sys.path.remove(str(Path(__file__).parent))  # this file has the name of the pac
 from deepspeed.runtime import config as module
 from deepspeed.runtime.config import DeepSpeedConfig
 from deepspeed.runtime.utils import partition_balanced
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
 sys.path.insert(0, str(Path(__file__).parent))
 from protocol import Case, Seen, serve
 
+STATES_OF_ADAM, SHARDED_WEIGHTS = 4, 3
 module.dist.get_rank = lambda *_args: 0
 module.dist.is_initialized = lambda *_args: True
 
@@ -54,8 +56,24 @@ def judge(case: Case) -> Seen:
         "zero_stage": int(zero.stage),
         "tensor_parallel_size": raw.get("tensor_parallel", {}).get("autotp_size", 1),
         "data_parallel_size": config.world_size,
+        "offload": offload_of(zero),
         **stages_of(case["files"].get("deepspeed_plan.py", "")),
     }
+
+
+def offload_of(zero: DeepSpeedZeroConfig) -> str:
+    """What leaves the GPU; the optimizer asks drives for a path and for a buffer of each state."""
+    words = []
+    for name, part in (("optimizer", zero.offload_optimizer), ("parameters", zero.offload_param)):
+        if part is None or part.device == "none":
+            continue
+        drive = part.device == "nvme"
+        assert part.nvme_path is not None or not drive, f"{name}: no nvme_path"
+        words.append(name + "@nvme" * drive)
+    if "optimizer@nvme" in words:  # swap_tensor: parameter, gradient, two moments
+        assert zero.offload_optimizer.buffer_count >= STATES_OF_ADAM
+        assert zero.stage == SHARDED_WEIGHTS
+    return "+".join(words) or "none"
 
 
 def stages_of(code: str) -> Seen:

@@ -34,7 +34,22 @@ def test_a_node_group_may_state_its_own_host() -> None:
     assert (host_of(own).link_bytes_per_s, host_of(own).memory_bytes) == (1e10, 10**11)
 
 
-@pytest.mark.parametrize("name", ["host_link_bytes_per_s", "host_memory_bytes"])
+def test_a_node_group_may_state_its_own_drives() -> None:
+    # of eight GPUs each has an eighth; unstated, a drive of 3.84 TB each
+    usual = host_of(group_of("h100-sxm-80gb"))
+    assert usual.nvme_bytes == 3840 * 10**9
+    own = replace(group_of("h100-sxm-80gb"), nvme_bytes=8 * 10**12, nvme_read_bytes_per_s=4e10)
+    assert (host_of(own).nvme_bytes, host_of(own).nvme_read_bytes_per_s) == (10**12, 5e9)
+    assert host_of(own).nvme_write_bytes_per_s == usual.nvme_write_bytes_per_s
+
+
+def test_what_a_group_does_not_state_of_its_drives_is_no_part_of_its_name() -> None:
+    plain = group_of("h100-sxm-80gb")
+    assert "nvme_bytes" not in plain.to_mapping()
+    assert replace(plain, nvme_bytes=10**12).to_mapping()["nvme_bytes"] == 10**12
+
+
+@pytest.mark.parametrize("name", ["host_link_bytes_per_s", "host_memory_bytes", "nvme_read_bytes_per_s"])
 def test_a_host_without_speed_or_memory_is_refused(name: str) -> None:
     with pytest.raises(InvalidProblemError, match="must be positive"):
         replace(group_of("h100-sxm-80gb"), **{name: 0})  # type: ignore[arg-type]

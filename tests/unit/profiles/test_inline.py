@@ -281,11 +281,14 @@ def test_a_figure_out_of_range_names_the_nearest_one() -> None:
 
 
 def test_a_group_may_state_its_host_and_keeps_it_in_its_mapping() -> None:
-    host = {"host_link_bytes_per_s": 2.5e10, "host_memory_bytes": 10**12}
+    host = {
+        "host_link_bytes_per_s": 2.5e10, "host_memory_bytes": 10**12, "host_memory_bytes_per_s": 4e11,
+        "nvme_bytes": 0, "nvme_read_bytes_per_s": 2e10, "nvme_write_bytes_per_s": 1e10,
+    }  # fmt: skip
     raw = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 2, **host}]}
     cluster = cluster_from_mapping(raw)
     (group,) = cluster.groups
-    assert (group.host_link_bytes_per_s, group.host_memory_bytes) == (2.5e10, 10**12)
+    assert {name: getattr(group, name) for name in host} == host
     assert cluster_from_mapping(cluster_to_mapping(cluster)) == cluster
 
 
@@ -293,6 +296,22 @@ def test_a_host_link_that_is_no_speed_is_named() -> None:
     raw = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 2, "host_link_bytes_per_s": 0}]}
     with pytest.raises(InvalidProblemError, match="host_link_bytes_per_s"):
         cluster_from_mapping(raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "nearest"),
+    [
+        ("nvme_bytes", -1, "0"),
+        ("nvme_read_bytes_per_s", 0, "1"),
+        ("host_memory_bytes_per_s", 1e16, "1e+15"),
+    ],
+)
+def test_a_drive_that_cannot_be_names_the_nearest_one(name: str, value: float, nearest: str) -> None:
+    raw = {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 2, name: value}]}
+    with pytest.raises(InvalidProblemError) as caught:
+        cluster_from_mapping(raw)
+    (fault,) = caught.value.errors
+    assert (fault.pointer, fault.nearest) == (f"/cluster/groups/0/{name}", nearest)
 
 
 # Models and clusters written out and read back are equal.

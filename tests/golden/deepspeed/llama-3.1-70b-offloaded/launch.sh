@@ -11,6 +11,7 @@
 # Warning: load the model that was planned, of 70553706496 parameters: 80 layers, hidden 8192, MLP 28672, 64 heads, 8 key/value heads, vocabulary 128256; llama3 rotary scaling
 # Warning: deepspeed_plan.py holds what DeepSpeed takes in code; its JSON alone is not the plan
 # Warning: the script's optimizer must be deepspeed.ops.adam.DeepSpeedCPUAdam, or the JSON's own
+# Warning: torch pins memory in powers of two: DS_PIN_MEMORY_BACKEND=native pins what is needed
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 

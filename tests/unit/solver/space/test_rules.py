@@ -20,7 +20,7 @@ from meshwright.solver.configuration import (
     IntArray,
 )
 from meshwright.solver.cost.context import context_of
-from meshwright.solver.cost.memory import host_bytes
+from meshwright.solver.cost.memory import outside_bytes
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.enumerate import enumerate_space
@@ -101,7 +101,7 @@ def on_hosts(gib_a_gpu: float, *, launcher: str = "none", **options: object) -> 
 def needed(problem: Problem, config: Configuration) -> float:
     """Bytes on the host of one GPU."""
     profile = default_profile(problem.cluster, problem.launcher)
-    return float(host_bytes(context_of(problem, Columns.of([config]), profile))[0])
+    return float(outside_bytes(context_of(problem, Columns.of([config]), profile)).host[0])
 
 
 def test_the_fullest_rank_keeps_16_bytes_of_each_of_its_weights_over_the_ranks_that_share_them() -> None:
@@ -149,7 +149,7 @@ def test_the_search_offloads_no_more_than_the_hosts_hold(launcher: str) -> None:
     columns = space.columns.take(space.legal)
     away = columns.take(columns.offload > 0)
     assert len(away) > 0
-    assert host_bytes(context_of(problem, away, profile)).max() <= USABLE * 8 * GIB
+    assert outside_bytes(context_of(problem, away, profile)).host.max() <= 8 * GIB * USABLE
     assert len(away) < int((enumerate_space(on_hosts(64, launcher=launcher)).legal).sum())
 
 

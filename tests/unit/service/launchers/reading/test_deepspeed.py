@@ -1,0 +1,60 @@
+"""What DeepSpeed's JSON may send away from the GPU, and what it may not."""
+
+import json
+
+import pytest
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
+from tests.launchers.cases import LLAMA_70B
+
+CPU, DRIVE = {"device": "cpu"}, {"device": "nvme", "nvme_path": "/scratch"}
+
+
+def read(stage: int, **sections: object) -> LaunchFile:
+    """A run on 64 GPUs."""
+    raw = {
+        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {"enabled": True},
+        "zero_optimization": {"stage": stage, **sections},
+    }  # fmt: skip
+    told = Told(model=LLAMA_70B, num_gpus=64, values={"seq_length": 4096})
+    return DeepSpeedReader().read(Source(name="ds_config.json", text=json.dumps(raw)), told)
+
+
+@pytest.mark.parametrize(
+    ("sections", "offload"),
+    [
+        ({"offload_optimizer": CPU}, "optimizer"),
+        ({"offload_optimizer": DRIVE}, "optimizer@nvme"),
+        ({"offload_optimizer": CPU, "offload_param": CPU}, "optimizer+parameters"),
+        ({"offload_optimizer": CPU, "offload_param": DRIVE}, "optimizer+parameters@nvme"),
+        ({"offload_optimizer": DRIVE, "offload_param": DRIVE}, "optimizer@nvme+parameters@nvme"),
+        ({"offload_optimizer": {"device": "none"}, "offload_param": {"device": "none"}}, "none"),
+    ],
+)
+def test_devices_of_stage_3_are_read(sections: dict[str, object], offload: str) -> None:
+    assert read(3, **sections).configuration.offload == offload
+
+
+@pytest.mark.parametrize(
+    ("stage", "sections", "field", "nearest"),
+    [
+        (2, {"offload_optimizer": DRIVE}, "offload_optimizer.device", "none"),
+        (2, {"offload_optimizer": CPU, "offload_param": CPU}, "offload_param.device", "none"),
+        (0, {"offload_optimizer": CPU}, "offload_optimizer.device", "none"),
+        (3, {"offload_param": CPU}, "offload_param.device", "none"),
+        (3, {"offload_optimizer": {"device": "nvme"}}, "offload_optimizer.nvme_path", None),
+        (3, {"offload_optimizer": {"device": "disk"}}, "offload_optimizer.device", None),
+        (3, {"offload_optimizer": {"device": "cpu", "ratio": 0.5}}, "offload_optimizer.ratio", "1.0"),
+    ],
+)
+def test_what_deepspeed_ignores_or_refuses_is_named(
+    stage: int, sections: dict[str, object], field: str, nearest: str | None
+) -> None:
+    with pytest.raises(InvalidProblemError) as caught:
+        read(stage, **sections)
+    faults = {one.pointer: one for one in caught.value.errors}
+    (fault,) = (one for pointer, one in faults.items() if pointer.endswith(field))
+    if nearest is not None:
+        assert fault.nearest == nearest

@@ -1,0 +1,194 @@
+"""Weights, gradients and states outside the GPU: what hosts and drives hold, and how long it takes."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from meshwright.profiles.cluster import Host, host_of
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.profile import default_profile
+from meshwright.service.launchers.registry import export
+from meshwright.solver.check import violations
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.context import Context, context_of, is_offloaded
+from meshwright.solver.cost.memory import largest_tensor, outside_bytes
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.stages import RowPrices
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import Problem
+from meshwright.solver.space.enumerate import enumerate_space
+from tests.builders import a_cluster, a_model, a_problem
+from tests.launchers.plans import CASES
+
+# 128 layers of 12 h^2 weights with h = 25 600: a trillion (ZeRO-Infinity, arXiv:2104.07857, table 1)
+TRILLION = a_model(
+    name="trillion", num_layers=128, hidden_size=25600, ffn_hidden_size=102400, num_attention_heads=160,
+    num_kv_heads=160, head_dim=160, vocab_size=32000, gated_mlp=False,
+)  # fmt: skip
+SMALL = replace(TRILLION, num_layers=4, hidden_size=8192, ffn_hidden_size=32768, num_attention_heads=64,
+                num_kv_heads=64, head_dim=128)  # fmt: skip
+LAYER, DP = 12 * 8192**2 + 2 * 8192, 16
+WHOLE = 4 * LAYER + 2 * 32000 * 8192 + 8192
+EVERYTHING_SWAPPED = "optimizer@nvme+parameters@nvme"
+
+
+def a_run(offload: str, **changes: object) -> Configuration:
+    """ZeRO-3 on 16 GPUs."""
+    plain = Configuration(
+        data_parallel_size=DP, zero_stage=3, zero_shard_size=DP, num_microbatches=2, stage_layers=(4,),
+        recompute_granularity="full", recompute_layers=4, offload=offload,
+    )  # fmt: skip
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def on_drives(model: ModelSpec = SMALL, *, num_nodes: int = 2, batch: int = 32, **host: object) -> Problem:
+    """DeepSpeed on DGX H100 nodes."""
+    found = a_problem(
+        model=model, cluster=a_cluster(num_nodes=num_nodes), batch=batch,
+        allow=("offload",), certify="none", top_k=1, time_limit_s=60.0,
+    )  # fmt: skip
+    group = replace(found.cluster.groups[0], **host)  # type: ignore[arg-type]
+    cluster = replace(found.cluster, groups=(group,))
+    work = replace(found.workload, seq_length=1024)
+    return replace(found, cluster=cluster, workload=work, launcher="deepspeed")
+
+
+def context(problem: Problem, config: Configuration) -> Context:
+    return context_of(problem, Columns.of([config]), default_profile(problem.cluster, "deepspeed"))
+
+
+def priced(config: Configuration) -> RowPrices:
+    problem = on_drives()
+    return price(problem, Columns.of([config]), default_profile(problem.cluster, "deepspeed"))
+
+
+def host() -> Host:
+    return host_of(on_drives().cluster.groups[0])
+
+
+def outside(config: Configuration) -> tuple[float, float]:
+    """Bytes of one rank in host memory and on drives."""
+    found = outside_bytes(context(on_drives(), config))
+    return float(found.host[0]), float(found.nvme[0])
+
+
+def test_states_in_host_memory_take_18_bytes_of_each_weight_and_weights_2_more() -> None:
+    # 12 of states, an fp32 gradient, and a 2-byte one to add to
+    assert outside(a_run("optimizer")) == pytest.approx((18 * WHOLE / DP, 0.0), rel=1e-3)
+    assert outside(a_run("optimizer+parameters")) == pytest.approx((20 * WHOLE / DP, 0.0), rel=1e-3)
+
+
+def test_states_on_drives_take_16_bytes_there_and_leave_gradients_and_buffers_in_memory() -> None:
+    there, drives = outside(a_run("optimizer@nvme"))
+    assert drives == pytest.approx(16 * WHOLE / DP, rel=1e-3)
+    # 2 bytes of each gradient; four fp32 buffers of a group of parameters
+    group = min(100_000_000 + 4 * 8192**2 / DP, WHOLE / DP)
+    assert there == pytest.approx(2 * WHOLE / DP + 4 * 4 * group, rel=1e-3)
+
+
+def test_weights_on_drives_leave_five_buffers_of_the_largest_tensor() -> None:
+    # and up to a billion of them stay in memory (max_in_cpu): here all
+    assert largest_tensor(SMALL) == 4 * 8192**2
+    more = outside(a_run("optimizer+parameters@nvme"))[0] - outside(a_run("optimizer"))[0]
+    assert more == pytest.approx(2 * (5 * 4 * 8192**2 + WHOLE) / DP, rel=1e-3)
+    assert outside(a_run("optimizer+parameters@nvme"))[1] == pytest.approx(2 * WHOLE / DP, rel=1e-3)
+
+
+def test_on_the_gpu_stays_what_is_gathered() -> None:
+    here, away = priced(a_run("none")), priced(a_run(EVERYTHING_SWAPPED))
+    for name in ("weights_bytes", "gradients_bytes", "optimizer_bytes"):
+        assert getattr(here, name)[0, 0] > 0
+        assert getattr(away, name)[0, 0] == 0
+    assert away.buffer_bytes[0] == here.buffer_bytes[0]
+
+
+def test_the_update_reads_and_writes_16_bytes_of_each_weight_on_drives() -> None:
+    # and 2 bytes of weights that are written there; nothing returns to the GPU
+    cpu, drives = (
+        float(priced(a_run(word)).tail_breakdown_s["optimizer"][0, 0])
+        for word in ("optimizer", EVERYTHING_SWAPPED)
+    )
+    each, weights = host(), LAYER / DP
+    assert cpu == pytest.approx(weights * (6 / each.link_bytes_per_s + 30 / each.memory_bytes_per_s))
+    swapped = 16 / each.nvme_read_bytes_per_s + (16 + 2) / each.nvme_write_bytes_per_s
+    expected = cpu + weights * (swapped - 2 / each.link_bytes_per_s)
+    assert drives == pytest.approx(expected)
+
+
+def test_each_pass_reads_the_rank_s_own_shard() -> None:
+    # of 805 million weights 101 MB over the link of each rank, and read ahead from its drive
+    host_s, drive_s = (
+        priced(a_run(word)).forward_s[0, 0] for word in ("optimizer+parameters", EVERYTHING_SWAPPED)
+    )
+    here_s = priced(a_run("optimizer")).forward_s[0, 0]
+    assert here_s < host_s < drive_s
+    assert drive_s >= 2 * LAYER / DP / host().nvme_read_bytes_per_s
+
+
+def test_no_place_is_faster_than_the_one_above_it_and_none_takes_more_of_the_gpu() -> None:
+    order = ["none", "optimizer", "optimizer+parameters", "optimizer+parameters@nvme", EVERYTHING_SWAPPED]
+    prices = [priced(a_run(word)) for word in order]
+    times = [float(2 * (one.forward_s + one.backward_s).sum() + one.tail_s.sum()) for one in prices]
+    assert times == sorted(times)
+    held = [float(one.state_bytes.sum()) for one in prices]
+    assert held == sorted(held, reverse=True)
+
+
+def swapped_rows(problem: Problem) -> Columns:
+    """Legal rows that keep anything on drives."""
+    space = enumerate_space(problem)
+    legal = space.columns.take(space.legal)
+    return legal.take(is_offloaded(legal.offload, "optimizer@nvme", "parameters@nvme"))
+
+
+def test_drives_hold_shards_of_stage_3_alone() -> None:
+    rows = swapped_rows(on_drives())
+    assert len(rows) > 0
+    assert set(rows.zero_stage.tolist()) == {3}
+
+
+def test_a_trillion_parameters_train_on_one_node_with_drives() -> None:
+    # 2 TiB of memory hold 2 bytes of each gradient, 27.6 of 30.7 TB of drives 16 of states and 2 of weights
+    problem = on_drives(TRILLION, num_nodes=1, batch=64)
+    answer = ask(problem, default_profile(problem.cluster, "deepspeed"))
+    (best,) = answer.plans
+    assert answer.status == "optimal"
+    assert best.config.offload == EVERYTHING_SWAPPED
+    assert list(violations(problem, default_profile(problem.cluster, "deepspeed"), best)) == []
+
+
+@pytest.mark.parametrize(
+    "lacking", [{"nvme_bytes": 0}, {"nvme_bytes": 16 * 10**12}, {"host_memory_bytes": 2**40}]
+)
+def test_without_the_drives_or_the_memory_they_do_not(lacking: dict[str, object]) -> None:
+    assert len(swapped_rows(on_drives(TRILLION, num_nodes=1, batch=64))) > 0
+    assert len(swapped_rows(on_drives(TRILLION, num_nodes=1, batch=64, **lacking))) == 0
+
+
+def test_the_check_counts_the_room_by_itself() -> None:
+    # 14 bytes of each of 3.7 billion weights are 52 GB; a node of 8 x 1 GB cannot hold its half
+    problem = on_drives(host_memory_bytes=8 * 10**9)
+    faults = list(
+        violations(problem, default_profile(problem.cluster, "deepspeed"), a_run("optimizer+parameters"))
+    )
+    assert any("host memory of 16000000000 bytes cannot hold" in one for one in faults)
+
+
+def test_slower_drives_make_a_longer_step() -> None:
+    config = a_run(EVERYTHING_SWAPPED)
+    fast, slow = (
+        price(one, Columns.of([config]), default_profile(one.cluster, "deepspeed")).tail_s.sum()
+        for one in (on_drives(), on_drives(nvme_read_bytes_per_s=1e9, nvme_write_bytes_per_s=1e9))
+    )
+    assert slow > 10 * fast
+
+
+def test_buffers_in_the_file_are_those_that_were_counted() -> None:
+    found = CASES["deepspeed"]["llama-3.1-70b-swapped"]
+    zero = json.loads(export(found.plan, found.problem, "deepspeed").files["ds_config.json"])[
+        "zero_optimization"
+    ]
+    # the embedding, 128 256 x 8192, is the largest tensor: a 64th of it, rounded up
+    assert zero["offload_param"]["buffer_size"] == 128256 * 8192 // 64 + 1
+    assert (zero["sub_group_size"], zero["offload_optimizer"]["buffer_count"]) == (100_000_000, 4)
