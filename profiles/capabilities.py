@@ -47,11 +47,11 @@ class Capabilities:
     recipes: tuple[
         str, ...
     ] = ()  # of 8-bit runs (``precision_recipe``); empty: not limited by the launcher
+    fp8_recipe: str = ""  # what 8 bits are where a request names no recipe; empty: the framework's own
     adapters: tuple[str, ...] = ()  # beside a frozen model: of "fused" layers, or of "single" ones
     adapter_constraints: tuple[str, ...] = ()  # as ``constraints``, where adapters are trained
     sequence_parallel: bool = True  # beside tensor parallelism; else ranks repeat norms
     heads_whole_on_ranks: bool = False  # tensor_parallel_size divides the key/value heads too
-    tied_on_one_stage: bool = False  # tied embeddings beside no pipeline
     halves_on_ranks: bool = False  # tp * 2 cp divides the sequence, not only tp * cp and 2 cp
     overlaps_experts: bool = False  # all-to-alls of experts run under another micro-batch's computing
     sinks_need_all_to_all: bool = False  # attention sinks beside context parallelism
@@ -63,6 +63,10 @@ class Capabilities:
     batchings: tuple[str, ...] = ()  # how it makes sequences of documents whose lengths are stated
     batching_note: str = ""  # what it does instead
     batching_constraints: tuple[str, ...] = ()  # as ``constraints``, where lengths are stated
+    # Where it has several models: the facts of each; one of them must have all of a model's.
+    model_families: tuple[tuple[str, ...], ...] = ()
+    # A fact, and expressions as ``constraints`` that plans of a model with it satisfy as well.
+    model_constraints: tuple[tuple[str, tuple[str, ...]], ...] = ()
     constraints: tuple[
         str, ...
     ] = ()  # expressions of ``meshwright.solver.space.expressions`` that every plan satisfies
@@ -113,8 +117,9 @@ def launchers_of(launcher: str) -> tuple[str, ...]:
 # What takes something away from a launcher: "any" lacks only what all of them lack.
 _LIMITING = ("experts_need_sequence_parallel", "heads_whole_on_ranks", "halves_on_ranks", "balances_stages",
              "data_parallel_alike", "sinks_need_all_to_all", "offloads_modules",
-             "biased_experts_whole", "tied_on_one_stage")  # fmt: skip
-_LIMITING_WORDS = ("constraints", "adapter_constraints", "batching_constraints")
+             "biased_experts_whole")  # fmt: skip
+_LIMITING_WORDS = ("constraints", "adapter_constraints", "model_constraints", "batching_constraints")
+_OF_ONE = ("model_families", "fp8_recipe")  # no matter of all of them together
 
 
 def _union(parts: list[Capabilities]) -> Capabilities:
@@ -122,6 +127,8 @@ def _union(parts: list[Capabilities]) -> Capabilities:
     values: dict[str, Any] = {}
     for name in (field.name for field in fields(Capabilities)):
         found = [getattr(part, name) for part in parts]
+        if name in _OF_ONE:
+            continue
         if name in _LIMITING_WORDS:
             values[name] = tuple(word for word in found[0] if all(word in words for words in found))
         elif isinstance(found[0], tuple):
@@ -152,6 +159,10 @@ def launcher_capabilities(launcher: str) -> Capabilities:
         name: tuple(value) if isinstance(value, list | dict) else value
         for name, value in _catalog()[launcher].items()
     }
+    of_models = _catalog()[launcher].get("model_constraints", {})
+    families = _catalog()[launcher].get("model_families", {})
+    entry["model_constraints"] = tuple((fact, tuple(texts)) for fact, texts in of_models.items())
+    entry["model_families"] = tuple(tuple(facts) for facts in families.values())
     try:
         return Capabilities(launcher=launcher, **entry)
     except TypeError as error:
@@ -159,10 +170,12 @@ def launcher_capabilities(launcher: str) -> Capabilities:
 
 
 def lacking_facts(able: Capabilities, model: ModelSpec) -> tuple[str, ...]:
-    """Facts of a model that a launcher cannot state, in alphabetical order."""
+    """Facts of a model that a launcher cannot state (of its models that which lacks fewest), in order."""
     if "any" in able.model_facts:
         return ()
-    return tuple(sorted(model_facts(model) - set(able.model_facts)))
+    own = model_facts(model)
+    families = able.model_families or (able.model_facts,)
+    return min((tuple(sorted(own.difference(facts))) for facts in families), key=len)
 
 
 def launchers_stating(model: ModelSpec) -> tuple[str, ...]:

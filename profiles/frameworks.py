@@ -166,6 +166,11 @@ class FrameworkFacts:
         return int(groups), int(chosen)
 
     @property
+    def gathers_8_bits(self) -> bool:
+        """Whether ZeRO-3 gathers 8-bit weights: with one scale each (torchao 0.18 float8/config.py:270)."""
+        return self.low_precision_gathers and self.precision_recipe != "fp8-rowwise"
+
+    @property
     def flash(self) -> bool:
         """Whether attention keeps no score matrix."""
         return self.attention_kernel in FLASH_KERNELS

@@ -10,7 +10,7 @@ from meshwright.profiles.errors import FieldError, RefusedExportError
 from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import RANK_ORDERS, VARIABLES, Columns
 from meshwright.solver.schedules.schedule import plain_schedule, schedules_of
-from meshwright.solver.space.expressions import names_in
+from meshwright.solver.space.expressions import Node
 from meshwright.solver.space.launcher_rules import (
     constraints_of,
     is_a_row,
@@ -216,6 +216,12 @@ def _most_stages(target: Target) -> int:
     return max(filled, default=1)
 
 
+def _first_name(node: Node) -> str:
+    """The variable that an expression names first."""
+    inside = (_first_name(operand) for operand in node.operands)
+    return str(node.value) if node.sign == "name" else next(filter(None, inside), "")
+
+
 def _constraint_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
     """Combinations that the launcher does not run."""
     if not is_a_row(target.config):
@@ -224,6 +230,6 @@ def _constraint_faults(able: Capabilities, target: Target) -> Iterator[FieldErro
     for text in constraints_of(target.problem, able):
         node = constraint_of(text)
         if broken_by(node, one, target.model.num_layers).any():
-            name = min(names_in(node), key=text.index)
+            name = _first_name(node)
             value = getattr(target.config, name)
             yield fault(name, f"{able.launcher} does not run {value} beside the others", allowed=text)

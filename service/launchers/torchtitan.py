@@ -1,7 +1,6 @@
 """torchtitan: a plan becomes a Python module for 0.3, a TOML with its model for 0.2, and scripts.
 
-The module builds Llama 3's layers, or Qwen3's where queries and keys are normalised; the TOML is written
-for what 0.2's llama3 can be.
+What the module builds stands in ``torchtitan_model``; the TOML is written for what 0.2's llama3 can be.
 """
 
 from __future__ import annotations
@@ -14,6 +13,14 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.common_rules import refuse_first
 from meshwright.service.launchers.export import Start, Variable, bundled, common_warnings
 from meshwright.service.launchers.target import ExportBundle, Target
+from meshwright.service.launchers.torchtitan_model import (
+    LLAMA,
+    family_of,
+    in_8_bits,
+    model_text,
+    norm_epsilon,
+    rotary_factor,
+)
 
 # --------------------------------------------------------------------------------------------------
 # What torchtitan 0.2 and 0.3 call the values of a plan: the same names in TOML and in Python.
@@ -29,18 +36,6 @@ SCHEDULES = {  # torch.distributed.pipelining.schedules, get_schedule_class
 }  # fmt: skip
 SPLITS_BACKWARD = ("interleaved_zb", "zb_v", "dualpipe_v")  # stages must not be compiled
 RESHARD = {0: "default", 2: "never", 3: "always"}
-
-
-def rotary_factor(target: Target) -> float:
-    """The factor of Llama 3.1's rotary scaling; 1 where there is none: it then changes no frequency."""
-    scaling = target.model.rotary_scaling
-    return float(scaling.factor) if scaling else 1.0
-
-
-def norm_epsilon(target: Target) -> float:
-    """Of all norms; where the model does not state it, Llama's."""
-    epsilon = target.model.norm_epsilon
-    return 1e-5 if epsilon is None else epsilon
 
 
 def training_values(target: Target) -> Values:
@@ -75,6 +70,12 @@ def parallelism_values(target: Target, head_name: str) -> Values:
         values["pipeline_parallel_microbatch_size"] = config.micro_batch_size
         values["module_fqns_per_model_part"] = stage_modules(config.stage_layers, head_name)
     return values
+
+
+def overlaps_tensor(target: Target) -> bool:
+    """Whether tensor-parallel collectives run under products: asked for, and the model is compiled."""
+    asked = target.workload.framework_options.get("overlap_tensor", False)
+    return bool(asked) and "model" in compiled_parts(target) and target.config.sequence_parallel
 
 
 def compiled_parts(target: Target) -> list[str]:
@@ -117,21 +118,10 @@ PYTHON_FILE = f"{MODULE}.py"
 _TEXT = '''\
 """One configuration of torchtitan 0.3: --module torchtitan_plan --config plan."""
 
-import os
+@STANDARD@
 from functools import partial
 
-from torch import nn
-from torchtitan.components.loss import CrossEntropyLoss
-from torchtitan.components.optimizer import default_adamw
-from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig
-from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
-from torchtitan.distributed.pipeline_parallel import pipeline_llm
-from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
-from torchtitan.models.common import @ROPE@, Embedding, Linear, RMSNorm
-from torchtitan.models.common.config_utils import get_attention_config, make_ffn_config, make_gqa_config
 @IMPORTS@
-from torchtitan.protocols.model_spec import ModelSpec
-from torchtitan.trainer import Trainer
 
 RECOMPUTATION = {"none": lambda: None, "selective": SelectiveAC.Config, "full": FullAC.Config}
 
@@ -147,59 +137,7 @@ _NORM = {"weight": nn.init.ones_}
 _EMBEDDING = {"weight": partial(nn.init.normal_, std=1.0)}
 
 
-def layer():
-    """One transformer layer."""
-    rope = @ROPE@.Config(
-        dim=HEAD_DIM,
-        max_seq_len=MAX_SEQ_LEN,
-        theta=ROTARY_BASE,
-        scaling=ROTARY_SCALING,
-        scaling_factor=ROTARY_SCALING_FACTOR,
-    )
-    return @FAMILY@TransformerBlock.Config(
-        attention_norm=RMSNorm.Config(normalized_shape=HIDDEN_SIZE, eps=NORM_EPSILON, param_init=_NORM),
-        ffn_norm=RMSNorm.Config(normalized_shape=HIDDEN_SIZE, eps=NORM_EPSILON, param_init=_NORM),
-        attention=make_gqa_config(
-            dim=HIDDEN_SIZE,
-            n_heads=NUM_HEADS,
-            n_kv_heads=NUM_KV_HEADS,
-            head_dim=HEAD_DIM,
-            wqkv_param_init=_LINEAR,
-            wo_param_init=_LINEAR,
-            inner_attention=get_attention_config("flex"),
-            fuse_qkv=True,
-            rope=rope,@NORM@
-        ),
-        feed_forward=make_ffn_config(
-            dim=HIDDEN_SIZE,
-            hidden_dim=FFN_HIDDEN_SIZE,
-            w1_param_init=_LINEAR,
-            w2w3_param_init=_LINEAR,
-        ),
-    )
-
-
-def model_spec():
-    """The model as torchtitan builds it."""
-    model = @FAMILY@Model.Config(
-        dim=HIDDEN_SIZE,
-        vocab_size=VOCAB_SIZE,@TIED@
-        tok_embeddings=Embedding.Config(
-            num_embeddings=VOCAB_SIZE, embedding_dim=HIDDEN_SIZE, param_init=_EMBEDDING
-        ),
-        norm=RMSNorm.Config(normalized_shape=HIDDEN_SIZE, eps=NORM_EPSILON, param_init=_NORM),
-        lm_head=Linear.Config(in_features=HIDDEN_SIZE, out_features=VOCAB_SIZE, param_init=_LINEAR),
-        layers=[layer() for _ in range(NUM_LAYERS)],
-    )
-    return ModelSpec(
-        name="@NAME@",
-        flavor="@FLAVOR@",
-        model=model,
-        parallelize_fn=parallelize_@SHORT@,
-        pipelining_fn=pipeline_llm,
-        post_optimizer_build_fn=None,
-        state_dict_adapter=@FAMILY@StateDictAdapter,
-    )
+@FUNCTIONS@
 
 
 def plan() -> Trainer.Config:
@@ -207,7 +145,7 @@ def plan() -> Trainer.Config:
     return Trainer.Config(
         model_spec=model_spec(),
         hf_assets_path=HF_ASSETS_PATH,
-        loss=CrossEntropyLoss.Config(global_vocab_size=VOCAB_SIZE),
+        loss=@LOSS@.Config(global_vocab_size=VOCAB_SIZE),
         dataloader=HuggingFaceTextDataLoader.Config(dataset=DATASET),
         optimizer=default_adamw(lr=LEARNING_RATE),
         training=TrainingConfig(
@@ -217,64 +155,49 @@ def plan() -> Trainer.Config:
 @PARALLELISM@
         ),
         activation_checkpoint=RECOMPUTATION["@RECOMPUTE@"](),
-        compile=CompileConfig(enable=True, components=@COMPILED@),
+        compile=CompileConfig(@COMPILE@),
     )
 '''
-
-
-_IMPORTS = """\
-from torchtitan.models.@NAME@.model import @FAMILY@Model, @FAMILY@TransformerBlock
-from torchtitan.models.@NAME@.parallelize import parallelize_@SHORT@
-from torchtitan.models.@NAME@.state_dict_adapter import @FAMILY@StateDictAdapter"""
-_QUERY_KEY_NORM = """
-            qk_norm=RMSNorm.Config(normalized_shape=HEAD_DIM, eps=NORM_EPSILON, param_init=_NORM),"""
-_TIED = """
-        enable_weight_tying=True,"""
-
-
-def _family(model: ModelSpec) -> dict[str, str]:
-    """The names of torchtitan's model: Qwen3 normalises queries and keys, and pairs halves of a head."""
-    if model.query_key_norm == "none":
-        return {"FAMILY": "Llama3", "NAME": "llama3", "SHORT": "llama", "ROPE": "ComplexRoPE", "NORM": ""}
-    rope = "ComplexRoPE" if model.rotary_scaling else "CosSinRoPE"  # which has no scaling of Llama's
-    return {"FAMILY": "Qwen3", "NAME": "qwen3", "SHORT": "qwen3", "ROPE": rope, "NORM": _QUERY_KEY_NORM}
+_IMPORTS = (  # whatever the model
+    "from torch import nn",
+    "from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig",
+    "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC",
+    "from torchtitan.distributed.pipeline_parallel import pipeline_llm",
+    "from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader",
+    "from torchtitan.protocols.model_spec import ModelSpec",
+    "from torchtitan.trainer import Trainer",
+)
 
 
 def python_file(head: str, target: Target) -> str:
     """The module's text."""
-    model, workload = target.model, target.workload
-    shape: Values = {
-        "NUM_LAYERS": model.num_layers,
-        "HIDDEN_SIZE": model.hidden_size,
-        "FFN_HIDDEN_SIZE": model.ffn_hidden_size,
-        "NUM_HEADS": model.num_attention_heads,
-        "NUM_KV_HEADS": model.num_kv_heads,
-        "HEAD_DIM": model.head_dim,
-        "VOCAB_SIZE": model.vocab_size,
-        "MAX_SEQ_LEN": max(workload.seq_length, model.max_position_embeddings or 0),
-        "ROTARY_BASE": float(model.rotary_base or 10_000),
-        "ROTARY_SCALING": "llama" if model.rotary_scaling else "none",
-        "ROTARY_SCALING_FACTOR": rotary_factor(target),
-        "NORM_EPSILON": norm_epsilon(target),
-    }
+    model = model_text(target, flavor(target))
     # CUDA graphs are on by default, refused with pipelines, and not part of the prediction.
     training = training_values(target) | {"disable_cuda_graphs": True}
     parallelism = parallelism_values(target, "lm_head")
     parallelism["enable_sequence_parallel"] = target.config.sequence_parallel
+    compiled = {"enable": True, "components": compiled_parts(target)}
+    if overlaps_tensor(target):
+        compiled["enable_async_tensor_parallel"] = True
     text = _TEXT
     for name, value in {
-        "IMPORTS": _IMPORTS,
-        **_family(model),
-        "TIED": _TIED if model.tied_embeddings else "",
-        "MODEL": "\n".join(f"{name} = {value!r}" for name, value in shape.items()),
-        "FLAVOR": flavor(target),
+        "STANDARD": model.standard,
+        "IMPORTS": "\n".join(sorted([*_IMPORTS, *model.imports])),
+        "MODEL": model.constants,
+        "FUNCTIONS": model.functions,
+        "LOSS": model.loss,
         "TRAINING": _arguments(training),
         "PARALLELISM": _arguments(parallelism),
         "RECOMPUTE": target.config.recompute_granularity,
-        "COMPILED": json.dumps(compiled_parts(target)),
+        "COMPILE": ", ".join(f"{name}={_python(value)}" for name, value in compiled.items()),
     }.items():
         text = text.replace(f"@{name}@", value)
     return head + text
+
+
+def _python(value: object) -> str:
+    """A value as Python writes it, strings in double quotes."""
+    return json.dumps(value) if isinstance(value, list | str) else repr(value)
 
 
 def _arguments(values: Values) -> str:
@@ -300,7 +223,7 @@ def _arguments(values: Values) -> str:
 def is_stated_by_0_2(model: ModelSpec) -> bool:
     """Whether 0.2's llama3 can be the model: heads fill the hidden size, and the output head is its own."""
     fills = model.head_dim * model.num_attention_heads == model.hidden_size
-    return fills and model.query_key_norm == "none" and not model.tied_embeddings
+    return fills and family_of(model) is LLAMA and not model.tied_embeddings
 
 
 TOML_FILE = "torchtitan_0_2.toml"
@@ -323,13 +246,14 @@ llama3_args["@FLAVOR@"] = TransformerModelArgs(
 def toml_file(head: str, target: Target) -> str:
     """The configuration; ``launch.sh`` asks for data set and tokenizer."""
     recompute = target.config.recompute_granularity
+    asynchronous = {"enable_async_tensor_parallel": True} if overlaps_tensor(target) else {}
     sections: dict[str, Values] = {
         "job": {"description": f"Meshwright plan {target.plan.plan_id}"},
         "model": {"name": "llama3", "flavor": flavor(target)},
         "experimental": {"custom_import": FLAVOR_MODULE},
         "optimizer": {"name": "AdamW", "lr": 0.0003},
         "training": training_values(target) | {"dtype": "float32"},
-        "parallelism": parallelism_values(target, "output"),
+        "parallelism": parallelism_values(target, "output") | asynchronous,
         "activation_checkpoint": {"mode": recompute, "selective_ac_option": "op"},
         "compile": {"enable": True, "components": compiled_parts(target)},
     }
@@ -352,13 +276,13 @@ def flavor_file(head: str, target: Target) -> str:
         "vocab_size": model.vocab_size,
         "multiple_of": model.ffn_hidden_size,
         "ffn_dim_multiplier": round(min(1.0, model.ffn_hidden_size / plain) * 0.999, 6),
-        "norm_eps": norm_epsilon(target),
+        "norm_eps": norm_epsilon(target.model),
         "rope_theta": float(model.rotary_base or 10_000),
         "max_seq_len": max(target.workload.seq_length, model.max_position_embeddings or 0),
     }
     lines = "\n".join(f"    {name}={value!r}," for name, value in arguments.items())
     text = _FLAVOR.replace("@FLAVOR@", flavor(target)).replace("@ARGUMENTS@", lines)
-    return head + text.replace("@FACTOR@", repr(rotary_factor(target)))
+    return head + text.replace("@FACTOR@", repr(rotary_factor(target.model)))
 
 
 PRODUCT = "torchtitan 0.3.0 and 0.2.2"
@@ -422,10 +346,13 @@ class Torchtitan:
             RefusedExportError: torchtitan cannot run the plan; one FieldError per fault.
         """
         refuse_first(target, self.name)
-        both = is_stated_by_0_2(target.model)
+        both = is_stated_by_0_2(target.model) and not in_8_bits(target)
         version = target.version or self.versions[0]
         if version != self.versions[0] and not both:
-            why = "0.2's llama3 has no query-key norms, no tied embeddings and no heads of another size"
+            why = (
+                "0.2's llama3 has no query-key norms, no tied embeddings, no heads of another size, "
+                "no experts and no latent attention; products in 8 bits are written for 0.3"
+            )
             raise RefusedExportError([FieldError(pointer="/launcher", message=why, allowed="0.3")])
         return bundled(
             target,
@@ -446,8 +373,13 @@ def _files_of_0_2(head: str, target: Target) -> dict[str, str]:
 def found_warnings(target: Target) -> Iterator[str]:
     """What torchtitan does differently from the plan, or what the plan leaves open."""
     config = target.config
-    yield from common_warnings(target)
-    if is_stated_by_0_2(target.model):
+    asked = target.workload.framework_options
+    written = {"launch_blocking", "precision_recipe"} - {"" if in_8_bits(target) else "precision_recipe"}
+    written |= {"overlap_tensor"} if overlaps_tensor(target) or not asked.get("overlap_tensor") else set()
+    yield from common_warnings(target, tuple(written))
+    if target.model.moe:
+        yield "experts are balanced by torchtitan's bias of the router's choice, not by a loss"
+    if is_stated_by_0_2(target.model) and not in_8_bits(target):
         yield "set TORCHTITAN_VERSION=0.2 to start the TOML instead of the module for 0.3"
     yield "0.3 computes attention with FlexAttention; the prediction assumed a flash attention kernel"
     if config.zero_stage == 2:  # noqa: PLR2004 - ZeRO-2

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pydantic import ValidationError
 
 from meshwright.profiles.adapters import LORA_TARGETS
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.documents import pointer, require_plain
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
@@ -37,6 +38,7 @@ from meshwright.service.requests.parts import (
 )
 from meshwright.service.requests.schema import ProblemRequest, SearchRequest, WorkloadRequest, field_errors
 from meshwright.solver.problem import ALLOWED, Problem, SearchOptions, Workload
+from meshwright.solver.space.launcher_rules import with_recipe
 
 
 def parse_problem(raw: Mapping[str, object]) -> Problem:
@@ -61,10 +63,11 @@ def _parsed(raw: Mapping[str, object]) -> Problem:
         raise UnknownNameError.among("/stack", request.stack, framework_names())
     priced_as = framework_of(request.stack or request.launcher)
     with_options(framework_facts(priced_as), request.workload.framework_options)
+    workload, able = _workload(request.workload), launcher_capabilities(request.launcher)
     problem = Problem(
         model=model,
         cluster=cluster,
-        workload=_workload(request.workload),
+        workload=with_recipe(workload, workload.precision, able),
         launcher=request.launcher,
         options=_options(request),
         profile=request.profile,

@@ -74,9 +74,11 @@ def rank_kinds(target: Target) -> list[list[LayerKind]]:
 def rank_matrices(target: Target, *, whole: bool = False) -> list[list[list[int]]]:
     """Rows, columns and number of the matrices that the layers of every pipeline rank multiply by.
 
-    ``whole``: before tensor parallelism splits them.
+    ``whole``: before tensor and expert parallelism split them.
     """
-    alone = replace(target.config, tensor_parallel_size=1)
+    alone = replace(
+        target.config, tensor_parallel_size=1, expert_parallel_size=1, expert_tensor_parallel_size=1
+    )
     plan = replace(target.plan, config=alone) if whole else target.plan
     ctx, found = context_for(replace(target, plan=plan)), []
     for kinds in rank_kinds(target):

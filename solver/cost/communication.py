@@ -185,7 +185,7 @@ def weight_gathers(
     others). Hidden under the passes (recomputation belongs to the backward one) but for a least share, as
     in ``context_parallel``; all is seen of reductions that a framework waits for.
     """
-    gathered_bytes = 1.0 if ctx.low_precision and ctx.facts.low_precision_gathers else 2.0
+    gathered_bytes = 1.0 if ctx.low_precision and ctx.facts.gathers_8_bits else 2.0
     gather = _fetched_s(ctx, weights, _sharded_s(ctx, weights, gathered_bytes))
     reduce = np.where(reduces_every_pass(ctx), _reduced_s(ctx, trained) + _kept_s(ctx, trained), 0.0)
     hidden = ~is_one_of(ctx.columns.zero_stage, ctx.facts.blocking_stages)

@@ -35,7 +35,7 @@ from meshwright.solver.cost.objective import DAY_S, outlook_of, slowdown, weighi
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import EVERY_SWITCH, Problem, Workload, changes_of, problem_digest
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals, layouts_of
-from meshwright.solver.space.launcher_rules import problem_faults
+from meshwright.solver.space.launcher_rules import problem_faults, with_recipe
 from meshwright.solver.space.rules import ramp_stages
 
 
@@ -113,13 +113,14 @@ def _workloads(problem: Problem, launcher: str) -> list[Workload]:
     workload, allow = problem.workload, problem.options.allow
     recipe = workload.framework_options.get("precision_recipe", "none")
     every_gpu = all("fp8" in group.gpu.peak_flops for group in problem.cluster.groups)
-    able = every_gpu and "fp8" in launcher_capabilities(launcher).precisions
+    limits = launcher_capabilities(launcher)
+    able = every_gpu and "fp8" in limits.precisions
     precisions = [workload.precision]
     if "fp8" in allow and able and recipe == "none" and workload.precision != "fp8":
         precisions.append("fp8")
     optimizers = list(dict.fromkeys([workload.optimizer, *(name for name in OPTIMIZERS if name in allow)]))
     return [
-        replace(workload, precision=precision, optimizer=optimizer)
+        replace(with_recipe(workload, precision, limits), optimizer=optimizer)
         for precision in precisions
         for optimizer in optimizers
     ]

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
+from math import gcd
 
 import numpy as np
 
 from meshwright.profiles.adapters import FUSED_TARGETS, SINGLE_TARGETS
-from meshwright.profiles.capabilities import Capabilities, lacking_facts, launchers_stating
+from meshwright.profiles.capabilities import (
+    Capabilities,
+    lacking_facts,
+    launchers_stating,
+    model_facts,
+)
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.switches import switch_faults, switches
@@ -27,7 +34,7 @@ from meshwright.solver.configuration import (
     is_one_of,
 )
 from meshwright.solver.cost.context import DEFAULT, overlap_limits
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, Workload
 from meshwright.solver.space.request_rules import broken_by, columns_named, constraint_of, names_of
 from meshwright.solver.space.rule import Rule
 from meshwright.solver.splits import Prescribed, launcher_split
@@ -42,14 +49,18 @@ from meshwright.solver.splits import Prescribed, launcher_split
 def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
     """What the launcher cannot train, whatever the configuration."""
     name, workload = able.launcher, problem.workload
+    recipe = str(workload.framework_options.get("precision_recipe", "none"))
+    if with_recipe(workload, workload.precision, able) != workload:
+        yield FieldError(
+            pointer="/workload/framework_options/precision_recipe",
+            message=f"{name} is not planned with fp8 that names no recipe",
+            allowed=", ".join(one for one in able.recipes if one != "none"),
+            nearest=able.fp8_recipe,
+        )
     for field, word, words in (
         ("precision", workload.precision, able.precisions),
         ("optimizer", workload.optimizer, able.optimizers),
-        (
-            "framework_options/precision_recipe",
-            str(workload.framework_options.get("precision_recipe", "none")),
-            able.recipes,
-        ),
+        ("framework_options/precision_recipe", recipe, able.recipes),
     ):
         if words and word not in words:
             yield FieldError(
@@ -98,6 +109,14 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
             nearest=str(positions),
         )
     yield from model_faults(model, able)
+
+
+def with_recipe(workload: Workload, precision: str, able: Capabilities) -> Workload:
+    """The workload in a precision; in 8 bits with the launcher's recipe where none is stated."""
+    changed, options = replace(workload, precision=precision), workload.framework_options
+    if precision != "fp8" or not able.fp8_recipe or options.get("precision_recipe", "none") != "none":
+        return changed
+    return replace(changed, framework_options={**options, "precision_recipe": able.fp8_recipe})
 
 
 def beyond_positions(problem: Problem) -> tuple[str, ...]:
@@ -298,11 +317,26 @@ def constraints_of(problem: Problem, able: Capabilities) -> tuple[str, ...]:
         found += able.batching_constraints
     if workload.base_precision != "bf16":  # bitsandbytes cuts none of its tensors
         found += ["tensor_parallel_size == 1", "zero_stage <= 2"]
-    if able.tied_on_one_stage and model.tied_embeddings:
-        found.append("pipeline_parallel_size == 1")
+    if able.model_constraints:
+        found += _constraints_of_model(model, able)
     if able.biased_experts_whole and model.expert_bias_parameters():
         found.append("expert_tensor_parallel_size == 1")
     return tuple(found)
+
+
+def _constraints_of_model(model: ModelSpec, able: Capabilities) -> list[str]:
+    """What plans of a model with such facts satisfy; ``{num_experts}`` and the like stand for its sizes.
+
+    ``expert_width`` is what divides both sides of an expert's matrices.
+    """
+    moe, own = model.moe, model_facts(model)
+    sizes = (moe.num_experts, gcd(moe.ffn_hidden_size, model.hidden_size)) if moe else (1, 1)
+    return [
+        text.format(num_experts=sizes[0], expert_width=sizes[1])
+        for fact, texts in able.model_constraints
+        if fact in own
+        for text in texts
+    ]
 
 
 def broken_constraints(problem: Problem, able: Capabilities, columns: Columns) -> BoolArray:

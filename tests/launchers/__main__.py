@@ -44,6 +44,7 @@ from tests.launchers.environments import (
 )
 from tests.launchers.model_types import judged, record, recorded, unlike_model
 from tests.launchers.mutants import MUTANTS, Mutant
+from tests.launchers.plans import CASES as OTHER_CASES
 from tests.launchers.plans import problem_of, random_targets
 
 MODELS = (
@@ -93,6 +94,8 @@ def plans(name: str, count: int) -> Iterator[Target]:
     if launcher == "megatron-lm":
         yield growing()
         yield CASES["mixtral-8x7b-overlapped"]
+    if name == "torchtitan-0.3":
+        yield from OTHER_CASES[launcher].values()
 
 
 def growing() -> Target:
@@ -139,6 +142,8 @@ def differences(found: Target, seen: dict[str, object]) -> Iterator[str]:
         "last_rank": found.num_nodes - 1,
         "stage_layers": list(config.stage_layers),
         "head_stage": config.pipeline_parallel_size - 1,
+        "precision": found.workload.precision,
+        **found.workload.framework_options,
     }
     facts: dict[str, object] = seen.pop("model", {})  # type: ignore[assignment]
     yield from unlike_model(found.model, facts)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.profiles.library import find_model
-from meshwright.profiles.model import MoeSpec
+from meshwright.profiles.model import ModelSpec, MoeSpec
 from meshwright.service.launchers.target import Target
 from meshwright.service.verify.priced import rank_kinds, rank_layers, rank_matrices, rank_weights
 from meshwright.solver.configuration import Configuration
-from tests.launchers.cases import CASES, GPT3_175B, MIXTRAL, target
+from tests.launchers.cases import CASES, DEEPSEEK_V3, GPT3_175B, MIXTRAL, target
 from tests.launchers.mutants import CHUNKS, LLAMA, SHARDED, STAGES, TENSOR
 from tests.launchers.plans import CASES as OTHER_CASES
 
@@ -22,11 +22,13 @@ TIED = replace(
     GPT3_175B, name="small-tied", num_layers=30, hidden_size=1024, ffn_hidden_size=4096,
     num_attention_heads=16, num_kv_heads=16, head_dim=64, vocab_size=50257,
 )  # fmt: skip
-SHARED = replace(
-    MIXTRAL, name="small-experts", num_layers=14, num_kv_heads=4, tied_embeddings=True,
-    moe=MoeSpec(num_experts=16, top_k=4, ffn_hidden_size=1408, num_shared_experts=2,
-                shared_ffn_hidden_size=2816, num_dense_layers=2),
+SIXTEEN = MoeSpec(
+    num_experts=16, top_k=4, ffn_hidden_size=1408, num_shared_experts=2, shared_ffn_hidden_size=2816,
+    num_dense_layers=2,
 )  # fmt: skip
+SHARED = replace(
+    MIXTRAL, name="small-experts", num_layers=14, num_kv_heads=4, tied_embeddings=True, moe=SIXTEEN
+)
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,43 @@ def torchtitan() -> list[DryRun]:
         DryRun("both ends on one rank", _titan(CHUNKS, zero_stage=2, zero_shard_size=8,
                                                 pipeline_schedule="zb_v"), shards=8),
         DryRun("rings", OTHER_CASES["torchtitan"]["llama-3.1-70b-stages"], shards=4),
+        *_titan_experts(),
     ]  # fmt: skip
 
 
-def _titan(config: Configuration, **changes: object) -> Target:
+def _titan_experts() -> Iterator[DryRun]:
+    """Experts over shards, over tensor ranks too, split by these, over stages, with latent attention.
+
+    Which ranks share which weights is the judge's to undo: experts have shard sets of their own.
+    """
+    experts = replace(SHARED, tied_embeddings=False)
+    alone = replace(SHARDED, zero_shard_size=8, data_parallel_size=8, stage_layers=(14,))
+    tensor = replace(alone, tensor_parallel_size=2, sequence_parallel=True)
+    stages = replace(STAGES, pipeline_parallel_size=2, zero_stage=2, zero_shard_size=8, stage_layers=(8, 6))
+    grouped = replace(
+        SIXTEEN, router_score="sigmoid", selection_bias=True, router_groups=4, router_top_groups=2
+    )
+    latent = replace(
+        DEEPSEEK_V3, num_layers=4, hidden_size=1024, ffn_hidden_size=4096, num_attention_heads=16,
+        num_kv_heads=16, vocab_size=4096, moe=grouped,
+    )  # fmt: skip
+    for name, model, config in (
+        ("experts over shards", experts, replace(alone, expert_parallel_size=4)),
+        ("experts over shards and tensor ranks", experts, replace(tensor, expert_parallel_size=8)),
+        ("experts split by tensor ranks", SHARED, replace(tensor, expert_tensor_parallel_size=2)),
+        ("experts on stages", experts, replace(stages, expert_parallel_size=2)),
+        ("fewer experts than shards", replace(experts, moe=replace(SIXTEEN, num_experts=4)),
+         replace(tensor, expert_parallel_size=2)),
+        ("latent attention", latent, replace(alone, expert_parallel_size=8, stage_layers=(4,))),
+        ("latent attention on tensor ranks", replace(latent, num_mtp_layers=0),
+         replace(tensor, expert_parallel_size=2, stage_layers=(4,))),
+    ):  # fmt: skip
+        yield DryRun(name, _titan(config, model), shards=None)
+
+
+def _titan(config: Configuration, model: ModelSpec = LLAMA, **changes: object) -> Target:
     changed = replace(config, **changes)  # type: ignore[arg-type]
-    found = target(LLAMA, changed, seq_length=4096)
+    found = target(model, changed, seq_length=4096)
     return replace(found, problem=replace(found.problem, launcher="torchtitan"))
 
 

@@ -52,6 +52,12 @@ TITAN = Configuration(
     num_microbatches=8, pipeline_schedule="interleaved_1f1b", recompute_granularity="selective",
     stage_layers=(9, 10, 10, 10, 10, 11, 11, 9),
 )  # fmt: skip
+TITAN_TENSOR = replace(TENSOR, sequence_parallel=True, zero_stage=3)
+TITAN_EXPERTS = Configuration(
+    tensor_parallel_size=2, sequence_parallel=True, data_parallel_size=64, expert_parallel_size=32,
+    zero_stage=3, zero_shard_size=64, num_microbatches=16, recompute_granularity="full",
+    recompute_layers=61, stage_layers=(61,),
+)  # fmt: skip
 NANOTRON = Configuration(
     tensor_parallel_size=8, sequence_parallel=True, data_parallel_size=8, num_microbatches=16,
     recompute_granularity="full", recompute_layers=80, stage_layers=(80,),
@@ -65,6 +71,12 @@ EXPERTS = Configuration(
 def _for(launcher: str, model: ModelSpec, config: Configuration, seq_length: int = 8192) -> Target:
     found = target(model, config, seq_length=seq_length)
     return replace(found, problem=replace(found.problem, launcher=launcher))
+
+
+def _asked(found: Target, precision: str, **options: str | float) -> Target:
+    """The same plan of a workload with options of the framework."""
+    workload = replace(found.workload, precision=precision, framework_options=dict(sorted(options.items())))
+    return replace(found, problem=replace(found.problem, workload=workload))
 
 
 CASES: dict[str, dict[str, Target]] = {
@@ -88,6 +100,15 @@ CASES: dict[str, dict[str, Target]] = {
     "torchtitan": {
         "llama-3.1-70b-fsdp": _for("torchtitan", LLAMA_70B, SHARDED),
         "llama-3.1-70b-stages": _for("torchtitan", LLAMA_70B, TITAN),
+        "llama-3.1-70b-fp8": _asked(
+            _for("torchtitan", LLAMA_70B, TITAN_TENSOR),
+            precision="fp8",
+            precision_recipe="fp8-rowwise",
+            overlap_tensor=True,
+        ),
+        "deepseek-v3-experts": _for(
+            "torchtitan", replace(DEEPSEEK_V3, norm_epsilon=1e-6), TITAN_EXPERTS, 4096
+        ),
     },
     "accelerate": {
         "llama-3.1-70b-fsdp": _for("accelerate", LLAMA_70B, SHARDED),

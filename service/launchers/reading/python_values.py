@@ -103,6 +103,11 @@ def arguments_of(tree: ast.AST, callee: str, names: Mapping[str, Found]) -> dict
     return {}
 
 
+def calls(tree: ast.AST, callee: str) -> bool:
+    """Whether something is called by that last name."""
+    return any(isinstance(node, ast.Call) and called_name(node) == callee for node in ast.walk(tree))
+
+
 def called_name(call: ast.Call) -> str:
     """``c`` of ``a.b.c(…)``, and ``B.Config`` of ``B.Config(…)``."""
     function = call.func
@@ -118,7 +123,11 @@ def called_name(call: ast.Call) -> str:
 # The values of torchtitan 0.3's Python configuration, under the names that 0.2's TOML has for them.
 
 
-_SECTIONS = {"TrainingConfig": "training", "ParallelismConfig": "parallelism"}
+FLOAT8 = "quantize.linear.float8"  # as 0.2 calls it
+_SECTIONS = {
+    "TrainingConfig": "training", "ParallelismConfig": "parallelism", "CompileConfig": "compile",
+    "Float8LinearConverter.Config": FLOAT8,
+}  # fmt: skip
 _MODEL_ARGUMENTS = "TransformerModelArgs"  # of 0.2's flavors
 _RECOMPUTE = {"FullAC.Config": "full", "SelectiveAC.Config": "selective"}
 # Names that this package's own modules give the model's shape.
@@ -127,7 +136,18 @@ _SHAPE = {
     "NUM_HEADS": "n_heads", "NUM_KV_HEADS": "n_kv_heads", "VOCAB_SIZE": "vocab_size",
     "HEAD_DIM": "head_dim",
     "MAX_SEQ_LEN": "max_seq_len", "ROTARY_BASE": "rope_theta", "NORM_EPSILON": "norm_eps",
-    "ROTARY_SCALING_FACTOR": "scaling_factor",
+    "ROTARY_SCALING_FACTOR": "scaling_factor", "ROTARY_SCALING": "scaling",
+    "ROTARY_ORIGINAL_LENGTH": "original_seq_len", "SOFTMAX_MSCALE": "mscale",
+    "NUM_MTP_LAYERS": "num_mtp_layers",
+    **{
+        name: name.lower()
+        for name in (
+            "NUM_EXPERTS", "TOP_K", "EXPERT_HIDDEN_SIZE", "SHARED_HIDDEN_SIZE", "DENSE_LAYERS",
+            "ROUTER_SCORE", "ROUTER_NORMALIZED", "ROUTER_GROUPS", "ROUTER_TOP_GROUPS",
+            "ROUTER_SCALING", "ROUTER_BIAS", "Q_LORA_RANK", "KV_LORA_RANK",
+            "QK_NOPE_HEAD_DIM", "QK_ROPE_HEAD_DIM", "V_HEAD_DIM",
+        )
+    },
 }  # fmt: skip
 _SWITCHES = ("qk_norm", "enable_weight_tying")  # arguments that are given only where they hold
 _USUAL_FACTOR = 8.0  # of 0.2, models/llama3/model/args.py RoPEScalingArgs: it scales where nothing is said
@@ -150,6 +170,9 @@ def module_values(source: Source) -> dict[str, Found]:
     found: dict[str, Found] = {}
     for callee, section in _SECTIONS.items():
         arguments = arguments_of(tree, callee, names)
+        if section == FLOAT8 and calls(tree, callee):
+            found["model.converters"] = Found([FLOAT8], 0)
+            arguments.setdefault("recipe_name", Found("rowwise", 0))  # 0.3's default
         found |= {f"{section}.{name}": value for name, value in arguments.items()}
     if not any(name.startswith("parallelism.") for name in found):
         raise refused(f"{source.name[:64]}: no ParallelismConfig(…) with values is in it")

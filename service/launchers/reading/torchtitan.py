@@ -10,23 +10,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.profiles.documents import shown
-from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.model_shapes import model_from_shape
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.commands import script_of
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.python_values import (
-    SHAPE,
-    flavor_values,
+    FLOAT8,
     looks_like_module,
     module_values,
 )
 from meshwright.service.launchers.reading.split import divided, first_larger
+from meshwright.service.launchers.reading.torchtitan_model import model_of
 from meshwright.service.launchers.rules import near_divisors, near_multiples
-from meshwright.service.launchers.torchtitan import FLAVOR_FILE, SCHEDULES
+from meshwright.service.launchers.torchtitan import SCHEDULES
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 
@@ -35,7 +33,7 @@ from meshwright.solver.problem import Workload
 
 
 _RECOMPUTE = "activation-checkpoint:"
-_SECTIONS = ("parallelism", "training", "activation_checkpoint", "optimizer", "model")
+_SECTIONS = ("parallelism", "training", "activation_checkpoint", "optimizer", "model", "compile")
 
 
 def overrides(known: Known) -> dict[str, Found]:
@@ -70,161 +68,6 @@ def over(values: dict[str, Found], known: Known) -> tuple[dict[str, Found], list
         if name not in values or str(values[name].value).lower() != str(found.value).lower()
     ]
     return values | given, notes
-
-
-# --------------------------------------------------------------------------------------------------
-# The model of a torchtitan configuration: a flavor of its own, one beside the file, or a told one.
-
-
-# torchtitan 0.2.2 and 0.3.0, models/llama3/__init__.py.
-_Shape = dict[str, object]
-_FLAVORS = {"8B": "llama-3.1-8b", "70B": "llama-3.1-70b", "405B": "llama-3.1-405b"}
-
-
-def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, *, tied: bool = False) -> _Shape:
-    """A dense Qwen3 of torchtitan 0.2.2, models/qwen3/__init__.py."""
-    return {
-        "hidden_size": hidden, "num_layers": layers, "num_attention_heads": heads, "num_kv_heads": kv_heads,
-        "ffn_hidden_size": ffn, "head_dim": 128, "vocab_size": 151_936, "rotary_base": 1_000_000,
-        "query_key_norm": "per_head", "norm_epsilon": 1e-6, "tied_embeddings": tied,
-        "max_position_embeddings": 40_960,
-    }  # fmt: skip
-
-
-def _deepseek(sizes: tuple[int, int, int, int], moe: _Shape, *, q_rank: int, vocabulary: int) -> _Shape:
-    """A DeepSeek of torchtitan 0.2.2, models/deepseek_v3/__init__.py: hidden, layers, heads, width."""
-    hidden, layers, heads, ffn = sizes
-    return {
-        "hidden_size": hidden, "num_layers": layers, "num_attention_heads": heads, "ffn_hidden_size": ffn,
-        "vocab_size": vocabulary, "rotary_base": 10_000, "norm_epsilon": 1e-6, "moe": moe,
-        "max_position_embeddings": 16_384,
-        "mla": {
-            "q_lora_rank": q_rank, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
-        },
-    }  # fmt: skip
-
-
-_SHAPES: dict[tuple[str, str], _Shape] = {
-    ("llama3", "debugmodel"): {
-        "hidden_size": 256, "num_layers": 6, "num_attention_heads": 16, "ffn_hidden_size": 768,
-        "vocab_size": 2048, "rotary_base": 500_000, "norm_epsilon": 1e-5,
-        "max_position_embeddings": 131_072,
-    },
-    ("qwen3", "0.6B"): _qwen3(1024, 28, 16, 8, 3072, tied=True),
-    ("qwen3", "1.7B"): _qwen3(2048, 28, 16, 8, 6144, tied=True),
-    ("qwen3", "4B"): _qwen3(2560, 36, 32, 8, 9728, tied=True),
-    ("qwen3", "8B"): _qwen3(4096, 36, 32, 8, 12_288),
-    ("qwen3", "14B"): _qwen3(5120, 40, 40, 8, 17_408),
-    ("qwen3", "32B"): _qwen3(5120, 64, 64, 8, 25_600),
-    ("qwen3", "30B-A3B"): _qwen3(2048, 48, 32, 4, 6144)
-    | {"moe": {"num_experts": 128, "top_k": 8, "ffn_hidden_size": 768}},
-    ("qwen3", "235B-A22B"): _qwen3(4096, 94, 64, 4, 12_288)
-    | {"moe": {"num_experts": 128, "top_k": 8, "ffn_hidden_size": 1536}},
-    ("deepseek_v3", "16B"): _deepseek(
-        (2048, 27, 16, 10_944),
-        {"num_experts": 64, "top_k": 6, "ffn_hidden_size": 1408, "num_shared_experts": 2,
-         "shared_ffn_hidden_size": 2816, "num_dense_layers": 1, "normalized_top_k": False},
-        q_rank=0, vocabulary=102_400,
-    ),
-    ("deepseek_v3", "236B"): _deepseek(
-        (5120, 60, 128, 12_288),
-        {"num_experts": 160, "top_k": 6, "ffn_hidden_size": 1536, "num_shared_experts": 2,
-         "shared_ffn_hidden_size": 3072, "num_dense_layers": 1, "normalized_top_k": False,
-         "router_groups": 8, "router_top_groups": 3, "router_scaling": 16.0},
-        q_rank=1536, vocabulary=102_400,
-    ),
-    ("deepseek_v3", "671B"): _deepseek(
-        (7168, 61, 128, 18_432),
-        {"num_experts": 256, "top_k": 8, "ffn_hidden_size": 2048, "num_shared_experts": 1,
-         "shared_ffn_hidden_size": 2048, "num_dense_layers": 3, "router_score": "sigmoid",
-         "router_groups": 8, "router_top_groups": 4, "router_scaling": 2.5, "selection_bias": True},
-        q_rank=1536, vocabulary=129_280,
-    ),
-}  # fmt: skip
-_NEEDED = {
-    "dim": "hidden_size", "n_layers": "num_layers", "n_heads": "num_attention_heads",
-    "vocab_size": "vocab_size",
-}  # fmt: skip
-_MAX_FACTOR = 1_000_000.0
-
-
-def model_of(fields: Fields, known: Known) -> ModelSpec:
-    """The model.
-
-    Raises:
-        InvalidProblemError: neither the files nor anybody names one that is known.
-    """
-    flavor = fields.word("model.flavor") if fields.has("model.flavor") else ""
-    fields.word("model.name")
-    if known.told.model is not None:
-        return known.told.model
-    if fields.has(f"{SHAPE}dim"):
-        return _shape(fields)
-    if FLAVOR_FILE in known.source.files:
-        text = known.source.files[FLAVOR_FILE]
-        return _shape(Fields(FLAVOR_FILE, flavor_values(FLAVOR_FILE, text)))
-    name = fields.word("model.name", "llama3")
-    if name == "llama3" and flavor in _FLAVORS:
-        return find_model(_FLAVORS[flavor])
-    if (name, flavor) in _SHAPES:
-        return model_from_shape(_SHAPES[name, flavor], name=f"{name}-{flavor}".lower())
-    if known.header.model is not None:
-        return known.header.model
-    flavors = [*_FLAVORS] if name == "llama3" else []
-    flavors += [one for model, one in _SHAPES if model == name]
-    fields.fault(
-        "model.flavor",
-        f'"{flavor[:40]}" of "{name[:40]}" is no model of torchtitan that is read; name it with --model',
-        allowed=", ".join(flavors) or "models llama3, qwen3, deepseek_v3",
-    )
-    fields.stop()
-    raise refused("no model is named")
-
-
-def _shape(fields: Fields) -> ModelSpec:
-    """A shape in torchtitan's own names.
-
-    Raises:
-        InvalidProblemError: a size is missing, or the shape is none that can be priced.
-    """
-    for name in _NEEDED:
-        fields.expect(SHAPE + name)
-    fields.stop()
-    raw: dict[str, object] = {wanted: fields.integer(SHAPE + name, 1) for name, wanted in _NEEDED.items()}
-    heads = fields.integer(f"{SHAPE}n_heads", 1)
-    raw |= {
-        "num_kv_heads": fields.integer(f"{SHAPE}n_kv_heads", heads),
-        "ffn_hidden_size": fields.optional(f"{SHAPE}ffn_hidden_size") or _ffn(fields),
-        "rotary_base": max(int(min(fields.number(f"{SHAPE}rope_theta", 10_000.0), 2e9)), 1),
-        "norm_epsilon": fields.number(f"{SHAPE}norm_eps", 1e-5),
-        "max_position_embeddings": fields.integer(f"{SHAPE}max_seq_len", 131_072),
-        "query_key_norm": "per_head" if fields.has(f"{SHAPE}qk_norm") else "none",
-        "tied_embeddings": fields.has(f"{SHAPE}enable_weight_tying"),
-    }
-    if fields.has(f"{SHAPE}head_dim"):
-        raw["head_dim"] = fields.integer(f"{SHAPE}head_dim", 1)
-    factor = fields.number(f"{SHAPE}scaling_factor", 1.0)
-    if factor != 1:
-        raw["rotary_scaling"] = {
-            "kind": "llama3", "factor": factor, "original_max_position_embeddings": 8192,
-        }  # fmt: skip
-    fields.stop()
-    return model_from_shape(raw, name="launch file")
-
-
-def _ffn(fields: Fields) -> int:
-    """Width of the MLP: torchtitan 0.2.2, models/llama3/model/model.py FeedForward.
-
-    ``multiple_of * ceil(int(multiplier * int(8 dim / 3)) / multiple_of)``.
-    """
-    hidden, unit = fields.integer(f"{SHAPE}dim", 1), fields.integer(f"{SHAPE}multiple_of", 256)
-    factor = fields.number(f"{SHAPE}ffn_dim_multiplier", 1.0)
-    if not 0 < factor < _MAX_FACTOR:
-        fields.fault(f"{SHAPE}ffn_dim_multiplier", "is out of range")
-        fields.stop()
-    plain = int(factor * int(2 * 4 * hidden / 3))
-    return unit * -(-plain // unit)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -319,7 +162,8 @@ _RESHARD = ("default", "always", "never")
 _DTYPES = {"bfloat16": "bf16"}
 _IRRELEVANT = (
     "job.", "model.", "experimental.", "optimizer.", "lr_scheduler.", "checkpoint.", "metrics.",
-    "profiling.", "compile.", "comm.", "validation.", "debug.", "fault_tolerance.", "training.dataset",
+    "quantize.", "profiling.", "compile.", "comm.", "validation.", "debug.", "fault_tolerance.",
+    "training.dataset",
     "training.steps", "training.max_norm", "training.dtype", "training.mixed_precision", "training.gc_",
     "memory_estimation.", "training.disable_cuda_graphs", "activation_checkpoint.selective",
     "parallelism.disable_loss", "parallelism.context_parallel_rotate", "dataloader", "hf_assets_path",
@@ -433,6 +277,8 @@ def _configuration(
         virtual_pipeline_size=vpp,
         context_parallel_size=mesh.cp,
         expert_parallel_size=experts,
+        # without expert parallelism the tensor ranks split every expert
+        expert_tensor_parallel_size=mesh.tp if model.moe is not None and experts == 1 else 1,
         data_parallel_size=dp,
         zero_stage=zero,
         zero_shard_size=mesh.shard * mesh.cp if zero else 1,
@@ -539,8 +385,33 @@ def _workload(fields: Fields, known: Known, batch: int) -> Workload:
     if fields.word("optimizer.name", "AdamW") not in ("AdamW", "Adam"):
         fields.fault("optimizer.name", "is not priced", allowed="AdamW")
     seq_length = fields.optional("training.seq_len")
+    recipe = _recipe(fields)
+    options: dict[str, str | int | float | bool] = {"precision_recipe": recipe} if recipe else {}
+    asynchronous = [f"{section}.enable_async_tensor_parallel" for section in ("compile", "parallelism")]
+    if sum(fields.flag(name, default=False) for name in asynchronous):  # both are taken
+        options["overlap_tensor"] = True
     return Workload(
         global_batch_size=batch,
         seq_length=known.required("seq_length", seq_length, "training.seq_len in the file"),
-        precision="bf16",
+        precision="fp8" if recipe else "bf16",
+        framework_options=dict(sorted(options.items())),
     )
+
+
+_RECIPES = {
+    "tensorwise": "fp8-current", "rowwise": "fp8-rowwise", "rowwise_with_gw_hp": "fp8-rowwise",
+}  # fmt: skip
+
+
+def _recipe(fields: Fields) -> str:
+    """The recipe of linear layers in 8 bits; empty in 16.
+
+    torchtitan 0.2.2, config/job_config.py:738: without a name one scale for each tensor.
+    """
+    converters = fields.raw("model.converters")
+    name = fields.word(f"{FLOAT8}.recipe_name", "tensorwise", allowed=tuple(_RECIPES))
+    if not isinstance(converters, list) or FLOAT8 not in converters:
+        return ""
+    if name == "rowwise_with_gw_hp":
+        fields.note("rowwise_with_gw_hp keeps gradients of weights in bf16; priced as rowwise")
+    return _RECIPES[name]

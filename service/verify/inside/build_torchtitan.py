@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,17 @@ from building import (
     answer,
     matrices,
 )
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 os.environ |= {"HF_ASSETS_PATH": "./tests/assets/tokenizer", "DATASET": "c4"}  # which the plan asks for
 torch._utils._get_available_device_type = lambda: "cpu"  # or torchtitan takes CUDA for granted
+from torchtitan.components.quantization import float8
 from torchtitan.config.manager import ConfigManager
 from torchtitan.distributed.parallel_dims import ParallelDims
+
+float8.has_cuda_capability = lambda *_capability: True  # as on the GPUs of the plan
 
 
 def build(case: Case) -> Iterator[Built]:
@@ -70,23 +76,26 @@ def rank_of(case: Case) -> Built:
         "stage": dims.get_mesh("pp").get_local_rank() if dims.pp > 1 else 0,
         "layers": [len(part.layers) for part in parts],
         "parameters": sum(held(weight) for weight in weights),
-        "matrices": matrices(
-            (weight.shape[0] * (2 if ".w1." in name else 1), *weight.shape[1:])
-            for part in parts
-            for name, weight in part.layers.named_parameters()
-            if ".w3." not in name
-        ),
+        "matrices": matrices(shape for part in parts for shape in shapes(part)),
         "whole_matrices": True,
     }
     return found
 
 
+def shapes(part: Any) -> Iterator[tuple[int, ...]]:
+    """Of its layers' matrices before any split, every expert's for itself; gate and up are one product."""
+    for name, weight in part.layers.named_parameters():
+        if weight.dim() > 1 and ".w3" not in name and "router" not in name:
+            *experts, rows, columns = weight.shape
+            yield from repeat((rows * (2 if ".w1" in name else 1), columns), *experts or (1,))
+
+
 def held(weight: Any) -> int:
-    """Elements of a weight that a tensor-parallel rank holds before FSDP shards them."""
+    """Elements of a weight that a tensor- or expert-parallel rank holds before FSDP shards them."""
     shape, mesh = list(weight.shape), getattr(weight, "device_mesh", None)
     for axis, placement in zip(mesh.mesh_dim_names, weight.placements, strict=True) if mesh else ():
-        if axis == "tp" and placement.is_shard():
-            shape[placement.dim] = -(-shape[placement.dim] // mesh["tp"].size())
+        if axis in ("tp", "ep") and isinstance(placement, Shard | _StridedShard):
+            shape[placement.dim] = -(-shape[placement.dim] // mesh[axis].size())
     return math.prod(shape)
 
 

@@ -14,7 +14,12 @@ sys.path.remove(str(Path(__file__).parent))  # this file has the name of the pac
 
 os.environ |= {"HF_ASSETS_PATH": "./tests/assets/tokenizer", "DATASET": "c4"}
 NEW = importlib.metadata.version("torchtitan") >= "0.3"
-if not NEW:
+if NEW:
+    from torchtitan.components.quantization import float8
+    from torchtitan.models.common.linear import Linear
+
+    float8.has_cuda_capability = lambda *_capability: True  # as on the GPUs of the plan
+else:
     from torchtitan.models.llama3 import llama3_args
     from torchtitan.models.llama3.model.model import FeedForward
 import torch  # noqa: E402
@@ -55,9 +60,30 @@ def of_module(case: Case) -> Seen:
     recompute = type(config.activation_checkpoint).__qualname__.removesuffix("AC.Config").lower()
     seen = seen_of(config, dims)
     seen["num_layers"] = len(model.layers)
-    seen["ffn_hidden_size"] = model.layers[0].feed_forward.w1.out_features
+    dense = next((layer.feed_forward for layer in model.layers if layer.feed_forward), None)
+    if dense:
+        seen["ffn_hidden_size"] = dense.w1.out_features
     seen["recompute_granularity"] = {"nonetype": "none"}.get(recompute, recompute)
+    eighth = [one for one in model.traverse(Linear.Config) if "Float8" in type(one[1]).__qualname__]
+    seen["precision"] = "fp8" if eighth else "bf16"
+    if eighth:
+        assert len(eighth) == len([*model.traverse(Linear.Config)]) - 1 - routers(model)  # but the head
+        seen["precision_recipe"] = "fp8-rowwise"  # it names what Float8Linear was told
+        assert config_of(eighth) == "AXISWISE"
+    if config.compile.enable_async_tensor_parallel:
+        seen["overlap_tensor"] = True
     return seen
+
+
+def routers(model: Any) -> int:
+    """Layers with a router."""
+    return sum(layer.moe is not None for layer in model.layers)
+
+
+def config_of(eighth: list[Any]) -> str:
+    """How torchao scales the weights of these layers."""
+    (name,) = {one[1]._torchao_config.cast_config_weight.scaling_granularity.name for one in eighth}
+    return str(name)
 
 
 def of_toml(case: Case, folder: Path) -> Seen:
@@ -97,6 +123,7 @@ def seen_of(config: Any, dims: Any) -> Seen:
         "context_parallel_size": dims.cp,
         "pipeline_parallel_size": pp,
         "data_parallel_size": dp,
+        "expert_parallel_size": dims.ep,
         "micro_batch_size": mbs,
         "num_microbatches": gbs // (dp * mbs),
         "global_batch_size": gbs,

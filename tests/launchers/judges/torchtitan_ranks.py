@@ -19,15 +19,20 @@ from typing import Any
 sys.path.remove(str(Path(__file__).parent))  # a judge beside this one has the name of the package
 
 import torch
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 os.environ |= {"HF_ASSETS_PATH": "./tests/assets/tokenizer", "DATASET": "c4"}  # which the plan asks for
 torch._utils._get_available_device_type = lambda: "cpu"  # or torchtitan takes CUDA for granted
+from torchtitan.components.quantization import float8  # noqa: E402
 from torchtitan.config.manager import ConfigManager  # noqa: E402
 from torchtitan.distributed.parallel_dims import ParallelDims  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent))
 from protocol import Case, Seen, serve  # noqa: E402
+
+float8.has_cuda_capability = lambda *_capability: True  # as on the GPUs of the plan
 
 
 def judge(case: Case) -> Seen:
@@ -70,22 +75,23 @@ def built(world_size: int, rank: int) -> Seen:
 
 
 def held(weight: Any) -> int:
-    """Elements of a weight that a tensor-parallel rank holds before FSDP shards them."""
+    """Elements of a weight that a tensor- or expert-parallel rank holds before FSDP shards them."""
     shape, mesh = list(weight.shape), getattr(weight, "device_mesh", None)
     for axis, placement in zip(mesh.mesh_dim_names, weight.placements, strict=True) if mesh else ():
-        if axis == "tp" and placement.is_shard():
-            shape[placement.dim] = -(-shape[placement.dim] // mesh["tp"].size())
+        if axis in ("tp", "ep") and isinstance(placement, Shard | _StridedShard):
+            shape[placement.dim] = -(-shape[placement.dim] // mesh[axis].size())
     return math.prod(shape)
 
 
 def matrices(parts: list[Any]) -> list[list[int]]:
     """Rows, columns and number of the layers' matrices before any split; gate and up are one product."""
-    found = Counter(
-        (weight.shape[0] * (2 if ".w1." in name else 1), weight.shape[1])
-        for part in parts
-        for name, weight in part.layers.named_parameters()
-        if weight.dim() == 2 and ".w3." not in name
-    )
+    found = Counter[tuple[int, ...]]()
+    for part in parts:
+        for name, weight in part.layers.named_parameters():
+            if weight.dim() < 2 or ".w3" in name or "router" in name:
+                continue
+            *experts, rows, columns = weight.shape
+            found[rows * (2 if ".w1" in name else 1), columns] += experts[0] if experts else 1
     return sorted([*shape, count] for shape, count in found.items())
 
 
@@ -93,21 +99,58 @@ def facts() -> Seen:
     """The model's facts as torchtitan understood them."""
     config: Any = ConfigManager().parse_args(["--module", "torchtitan_plan", "--config", "plan"])
     model = config.model_spec.model
-    attention, rope = model.layers[0].attention, model.layers[0].attention.rope
+    rope = model.layers[0].attention.rope
+    dense = next((layer.feed_forward for layer in model.layers if layer.feed_forward), None)
     return {
         "num_layers": len(model.layers),
         "hidden_size": model.dim,
         "vocab_size": model.vocab_size,
-        "num_attention_heads": attention.n_heads,
-        "num_kv_heads": attention.n_kv_heads or attention.n_heads,
-        "head_dim": attention.head_dim or model.dim // attention.n_heads,
-        "ffn_hidden_size": model.layers[0].feed_forward.w1.out_features,
-        "query_key_norm": "per_head" if attention.qk_norm else "none",
-        "qkv_bias": bool(attention.qkv_linear.wqkv.bias),
         "tied_embeddings": model.enable_weight_tying,
         "norm_epsilon": model.norm.eps,
         "rotary_base": rope.theta,
-        "rotary_scaling.factor": rope.scaling_factor if rope.scaling == "llama" else None,
+        "rotary_scaling.factor": {"llama": rope.scaling_factor, "yarn": rope.rope_factor}.get(rope.scaling),
+        "layer_kinds": ["moe" if layer.moe else "dense" for layer in model.layers],
+        "num_mtp_layers": len(getattr(model, "mtp_layers", ())),
+        **({"ffn_hidden_size": dense.w1.out_features} if dense else {}),
+        **attention_facts(model),
+        **expert_facts(model),
+    }
+
+
+def attention_facts(model: Any) -> Seen:
+    """Heads, and of latent attention its ranks and widths."""
+    attention = model.layers[0].attention
+    if not hasattr(attention, "kv_lora_rank"):
+        return {
+            "num_attention_heads": attention.n_heads,
+            "num_kv_heads": attention.n_kv_heads or attention.n_heads,
+            "head_dim": attention.head_dim or model.dim // attention.n_heads,
+            "query_key_norm": "per_head" if attention.qk_norm else "none",
+            "qkv_bias": bool(attention.qkv_linear.wqkv.bias),
+        }
+    widths = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return {
+        "num_attention_heads": attention.n_heads,
+        **{f"mla.{name}": getattr(attention, name) for name in widths},
+    }
+
+
+def expert_facts(model: Any) -> Seen:
+    """Experts and their router."""
+    moe = next((layer.moe for layer in model.layers if layer.moe), None)
+    if moe is None:
+        return {"moe": None}
+    router = moe.router
+    return {
+        "moe.num_experts": moe.num_experts,
+        "moe.top_k": router.top_k,
+        "moe.ffn_hidden_size": moe.routed_experts.inner_experts.hidden_dim,
+        "moe.shared_ffn_hidden_size": moe.shared_experts.w1.out_features if moe.shared_experts else 0,
+        "moe.router_score": router.score_func,
+        "moe.normalized_top_k": router.route_norm,
+        "moe.router_scaling": router.route_scale,
+        "moe.router_groups": router.num_expert_groups or 0,
+        "moe.router_top_groups": router.num_limited_groups or 0,
     }
 
 

@@ -11,7 +11,7 @@ import pytest
 from meshwright.profiles.capabilities import launcher_capabilities, model_facts
 from meshwright.profiles.errors import RefusedExportError
 from meshwright.profiles.library import find_model
-from meshwright.profiles.model import ModelSpec, MoeSpec
+from meshwright.profiles.model import MlaSpec, ModelSpec, MoeSpec
 from meshwright.service.launchers.registry import export, launcher_names
 from meshwright.service.launchers.rules import within_capabilities
 from meshwright.service.launchers.target import Target
@@ -112,11 +112,71 @@ def test_a_workload_that_a_launcher_does_not_train_is_refused(
 
 
 def test_a_model_that_a_launcher_cannot_build_is_refused_by_its_features() -> None:
-    assert fields(case("torchtitan", ONE, EXPERTS)) == {"model"}
+    assert fields(case("torchtitan", ONE, replace(EXPERTS, mlp_bias=True))) == {"model"}
+    assert not fields(case("torchtitan", ONE, EXPERTS))
     assert not fields(case("ms-swift", ONE, EXPERTS))
     (fault,) = within_capabilities("nanotron")(case("nanotron", ONE, replace(EXPERTS, mlp_bias=True)))
     assert "bias of the MLP, experts" in fault.message
     assert fault.allowed == "the launchers accelerate, axolotl, deepspeed, trl, none"
+
+
+def test_a_model_is_refused_where_no_single_model_of_the_launcher_has_all_its_facts() -> None:
+    # torchtitan predicts further tokens with latent attention alone, and normalises queries without it
+    further = replace(TINY, num_mtp_layers=1, query_key_norm="per_head")
+    (fault,) = within_capabilities("torchtitan")(case("torchtitan", ONE, further))
+    assert fault.message == "torchtitan cannot express multi-token prediction"
+
+
+WHOLE_EXPERTS = sharded(3, expert_parallel_size=2)
+SPLIT_EXPERTS = sharded(3, tensor_parallel_size=2, sequence_parallel=True, expert_tensor_parallel_size=2)
+WHOLE_ON_BOTH = replace(SPLIT_EXPERTS, expert_tensor_parallel_size=1)
+
+
+@pytest.mark.parametrize(
+    ("legal", "illegal", "field"),
+    [
+        # experts lie on shards and tensor ranks: 2 * 1 and 2 * 2 ranks here, never on 4 of 2
+        (WHOLE_EXPERTS, replace(WHOLE_EXPERTS, expert_parallel_size=4), "config.zero_shard_size"),
+        # they are whole, or split over all tensor ranks
+        (
+            SPLIT_EXPERTS,
+            replace(SPLIT_EXPERTS, expert_tensor_parallel_size=1),
+            "config.expert_parallel_size",
+        ),
+        (SPLIT_EXPERTS, replace(SPLIT_EXPERTS, expert_parallel_size=2), "config.expert_parallel_size"),
+    ],
+)
+def test_torchtitan_takes_the_ranks_of_experts_from_shards_and_tensor_ranks(
+    legal: Configuration, illegal: Configuration, field: str
+) -> None:
+    assert not fields(case("torchtitan", legal, EXPERTS))
+    assert field in fields(case("torchtitan", illegal, EXPERTS))
+
+
+def test_more_shards_than_experts_cut_each_of_them_evenly() -> None:
+    # 8 shards of 4 experts cut their sides, 24 and 8: by 8 evenly; 3 experts over 16 do not
+    many = sharded(3, 8, data_parallel_size=8)
+    model = replace(EXPERTS, moe=MoeSpec(num_experts=4, top_k=2, ffn_hidden_size=24))
+    assert not fields(case("torchtitan", many, model))
+    model = replace(EXPERTS, moe=MoeSpec(num_experts=4, top_k=2, ffn_hidden_size=20))
+    assert fields(case("torchtitan", many, model)) == {"config.zero_shard_size"}
+
+
+def test_tokens_ahead_are_predicted_on_one_stage_of_torchtitan_without_rings() -> None:
+    latent = MlaSpec(q_lora_rank=0, kv_lora_rank=4, qk_nope_head_dim=2, qk_rope_head_dim=2, v_head_dim=2)
+    model = replace(TINY, num_kv_heads=4, head_dim=4, mla=latent, num_mtp_layers=1)
+    stages = replace(STAGES, data_parallel_size=2, zero_stage=2, zero_shard_size=2)
+    assert not fields(case("torchtitan", ONE, model))
+    assert fields(case("torchtitan", stages, model)) == {"config.pipeline_parallel_size"}
+
+
+def test_8_bits_of_torchtitan_are_its_own_recipe() -> None:
+    recipe = "workload.framework_options.precision_recipe"
+    assert fields(case("torchtitan", ONE, precision="fp8")) == {recipe}
+    own = case("torchtitan", ONE, precision="fp8", framework_options={"precision_recipe": "fp8-rowwise"})
+    assert not fields(own)
+    other = case("torchtitan", ONE, precision="fp8", framework_options={"precision_recipe": "fp8-delayed"})
+    assert fields(other) == {recipe}
 
 
 MUTANT_CASES = [(name, mutant) for name, mutants in MUTANTS.items() for mutant in mutants()]

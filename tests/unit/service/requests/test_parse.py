@@ -505,3 +505,13 @@ def test_unlike_nodes_take_no_lengths() -> None:
     mixed = {"groups": [group, {**group, "gpu": "a100-sxm-80gb"}]}
     raw = {**with_lengths(percentiles={"p100": 8192}), "cluster": mixed, "launcher": "none"}
     assert "/workload/lengths" in {one.pointer for one in faults(raw)}
+
+
+def test_8_bits_mean_the_recipe_that_the_launcher_has() -> None:
+    def options(launcher: str, precision: str) -> dict[str, object]:
+        asked = request(launcher=launcher, workload={**WORKLOAD, "precision": precision})
+        problem = parse_problem(asked)
+        return dict(problem.workload.framework_options)
+
+    assert options("torchtitan", "fp8") == {"precision_recipe": "fp8-rowwise"}
+    assert options("torchtitan", "bf16") == options("megatron-lm", "fp8") == {}

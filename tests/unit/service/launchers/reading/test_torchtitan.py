@@ -64,3 +64,19 @@ def test_torchtitan_takes_only_layers_a_stage_that_fill_all_ranks_alike() -> Non
     for layers, stages in ((9, 10), (25, 4)):
         with pytest.raises(InvalidProblemError, match=f"makes {stages} stages of 82 layers"):
             split_by_torchtitan(each.format(layers))
+
+
+def test_8_bits_and_asynchronous_tensor_ranks_are_read_from_flags_and_tables() -> None:
+    assert read("").workload.framework_options == {}
+    found = read("--compile.enable_async_tensor_parallel=true")
+    assert found.workload.framework_options == {"overlap_tensor": True}
+    text = export(STAGED.plan, STAGED.problem, "torchtitan").files["torchtitan_0_2.toml"]
+    text = text.replace('flavor = "meshwright-0123456789ab"', 'flavor = "70B"')
+    text = text.replace("[model]", '[model]\nconverters = ["quantize.linear.float8"]')
+
+    def recipe(lines: str) -> tuple[str, object]:
+        read = read_launch_files(Source(name="plan.toml", text=text + lines))
+        return read.workload.precision, read.workload.framework_options.get("precision_recipe")
+
+    assert recipe("") == ("fp8", "fp8-current")  # 0.2 scales tensors unless it is told otherwise
+    assert recipe('\n[quantize.linear.float8]\nrecipe_name = "rowwise"\n') == ("fp8", "fp8-rowwise")
