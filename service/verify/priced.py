@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.profiles.model import LayerKind
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.service.launchers.target import Target
-from meshwright.solver.configuration import Columns, FloatArray
+from meshwright.solver.configuration import Columns, Configuration, FloatArray
 from meshwright.solver.cost.compute import Gemm, layer_gemms
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.parameters import part_weights
@@ -76,9 +76,7 @@ def rank_matrices(target: Target, *, whole: bool = False) -> list[list[list[int]
 
     ``whole``: before tensor and expert parallelism split them.
     """
-    alone = replace(
-        target.config, tensor_parallel_size=1, expert_parallel_size=1, expert_tensor_parallel_size=1
-    )
+    alone = Configuration(stage_layers=(target.model.num_layers,))  # on one rank
     plan = replace(target.plan, config=alone) if whole else target.plan
     ctx, found = context_for(replace(target, plan=plan)), []
     for kinds in rank_kinds(target):
