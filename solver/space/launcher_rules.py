@@ -49,26 +49,7 @@ from meshwright.solver.splits import Prescribed, launcher_split
 def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
     """What the launcher cannot train, whatever the configuration."""
     name, workload = able.launcher, problem.workload
-    recipe = str(workload.framework_options.get("precision_recipe", "none"))
-    if with_recipe(workload, workload.precision, able) != workload:
-        yield FieldError(
-            pointer="/workload/framework_options/precision_recipe",
-            message=f"{name} is not planned with fp8 that names no recipe",
-            allowed=", ".join(one for one in able.recipes if one != "none"),
-            nearest=able.fp8_recipe,
-        )
-    for field, word, words in (
-        ("precision", workload.precision, able.precisions),
-        ("optimizer", workload.optimizer, able.optimizers),
-        ("framework_options/precision_recipe", recipe, able.recipes),
-    ):
-        if words and word not in words:
-            yield FieldError(
-                pointer=f"/workload/{field}",
-                message=f"{name} is not planned with {word[:40]}",
-                allowed=", ".join(words),
-                nearest=words[0],
-            )
+    yield from _word_faults(workload, able)
     if workload.lora_rank and not able.adapters:
         yield FieldError(
             pointer="/workload/lora_rank",
@@ -109,6 +90,31 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
             nearest=str(positions),
         )
     yield from model_faults(model, able)
+
+
+def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]:
+    """Precisions, optimizers and recipes that the launcher lacks."""
+    name = able.launcher
+    recipe = str(workload.framework_options.get("precision_recipe", "none"))
+    if with_recipe(workload, workload.precision, able) != workload:
+        yield FieldError(
+            pointer="/workload/framework_options/precision_recipe",
+            message=f"{name} is not planned with fp8 that names no recipe",
+            allowed=", ".join(one for one in able.recipes if one != "none"),
+            nearest=able.fp8_recipe,
+        )
+    for field, word, words in (
+        ("precision", workload.precision, able.precisions),
+        ("optimizer", workload.optimizer, able.optimizers),
+        ("framework_options/precision_recipe", recipe, able.recipes),
+    ):
+        if words and word not in words:
+            yield FieldError(
+                pointer=f"/workload/{field}",
+                message=f"{name} is not planned with {word[:40]}",
+                allowed=", ".join(words),
+                nearest=words[0],
+            )
 
 
 def with_recipe(workload: Workload, precision: str, able: Capabilities) -> Workload:
