@@ -69,7 +69,12 @@ CURVE_CLUSTERS = (
     "zerobubble-a100", "dgxc-h100-nemo-24.11",
 )  # fmt: skip
 RANDOM_SEEDS = 2
-QUICK_CLUSTERS = ("zerobubble-a100", "mosaic-a100-40gb-fsdp", "jeanzay-a100", "vtrain-a100-multi")
+# Every open cluster with groups of at least five configurations, whose order calibration may not cost, and
+# two of other software.
+QUICK_CLUSTERS = (
+    "zerobubble-a100", "mosaic-a100-40gb-fsdp", "jeanzay-a100", "vtrain-a100-multi", "vtrain-a100-single",
+    "ultrascale-h100-efa",
+)  # fmt: skip
 
 INTRODUCTION = """# How accurate are the predictions?
 

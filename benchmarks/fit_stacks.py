@@ -34,7 +34,14 @@ from benchmarks.fit.leave_out import (
     profile_of_unknown_stack,
     sigma_of,
 )
-from benchmarks.fit.spreads import CAUSES, errors_of, fitted_causes, sigma_of_unknown_stack, stack_sigmas
+from benchmarks.fit.spreads import (
+    CAUSES,
+    errors_of,
+    fitted_causes,
+    sigma_of_unknown_stack,
+    stack_sigmas,
+    together,
+)
 from benchmarks.fit.uncertainty import level_constants
 from meshwright.profiles.profile import (
     STACKS_FILE,
@@ -145,9 +152,10 @@ def _spreads_of_times(runs: Sequence[Run], levels: dict[str, Any]) -> None:
     evidence = Evidence.of_times(runs)
     left_out = blind_profile_of(evidence, pair_of, known=LAUNCH_FACTS, steps=1)
     errors = errors_of(validate(runs, profile_of=left_out).runs, left_out)
-    general, added = fitted_causes(errors)
     foreign = profile_of_unknown_stack(evidence)
-    unknown = sigma_of_unknown_stack(errors_of(validate(runs, profile_of=foreign).runs, foreign), added)
+    strange = errors_of(validate(runs, profile_of=foreign).runs, foreign)
+    general, added = fitted_causes(together(errors, strange))
+    unknown = sigma_of_unknown_stack(strange, added)
     levels["global"]["log_time_sigma"] = _two_digits(unknown)
     for stack, sigma in stack_sigmas(errors, added, general=general, unknown=unknown).items():
         levels["stacks"][stack]["log_time_sigma"] = _two_digits(sigma)

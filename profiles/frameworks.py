@@ -44,7 +44,17 @@ OPTION_PARTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("none", "layer", "full_iteration"),
     ),
     "recompute_modules": (
-        ("core_attn", "mla_up_proj", "layernorm", "mlp_up", "mlp", "shared_experts", "moe_act", "moe"),
+        (
+            "core_attn",
+            "mla_up_proj",
+            "attn_proj",
+            "layernorm",
+            "mlp_up",
+            "mlp",
+            "shared_experts",
+            "moe_act",
+            "moe",
+        ),
         (),
     ),
     "offload_modules": (
@@ -70,6 +80,7 @@ _NOT_OPTIONS = {
 # Kernels with a backward pass in 8 bits (Transformer Engine: cuDNN's fused attention; FlashAttention 3).
 FP8_KERNELS = ("cudnn", "flash3")
 _DEDUPLICATING = ("deepep", "hybridep")
+_XLA_MODULES = ("attn_proj", "mlp_up")  # of MaxText's ``remat_policy``
 # files of the directory that describe no framework
 _NO_FRAMEWORKS = ("built_models", "capabilities", "common", "judged")
 FLASH_KERNELS = ("flash1", "flash2", "flash3", "cudnn", "triton")
@@ -388,15 +399,20 @@ def _exchange_contradictions(facts: FrameworkFacts) -> list[_Contradiction]:
 def _module_contradictions(facts: FrameworkFacts) -> list[_Contradiction]:
     """Modules that are recomputed, captured and offloaded.
 
-    Megatron-LM d98e8a64 ``transformer_config.py``: 1991 (shared experts), 2148-2170 (offloaded modules),
-    2790-2850 (CUDA graphs), 3030 and 3066 (overlapped exchanges).
+    Megatron-LM d98e8a64 ``transformer_config.py``: 1940 (its modules), 1991 (shared experts), 2148-2170
+    (offloaded modules), 2790-2850 (CUDA graphs), 3030 and 3066 (overlapped exchanges).
     """
     replayed, sent = facts.recomputed, facts.offload_modules.split("+")
+    foreign = [name for name in replayed if name in _XLA_MODULES and facts.stack == "megatron-core"]
     graph = facts.cuda_graph.split("+")
     router = "moe_router" in graph
     inside = [name for name in ("expert_fc1", "moe_act") if name in sent]
     captured = [name for name in ("mlp", "moe") if name in graph]
     return [
+        (
+            "recompute_modules", bool(foreign), f"{facts.name}, which replays no {' or '.join(foreign)}",
+            "mlp or full recomputation",
+        ),
         (
             "recompute_modules", "moe" in replayed and facts.overlap_experts, "overlap_experts = true",
             "moe_act",

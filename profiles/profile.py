@@ -65,6 +65,7 @@ def _levels() -> dict[str, Any]:
 def forget_levels() -> None:
     """Read the file again at the next use: after it was changed."""
     _levels.cache_clear()
+    untold_constants.cache_clear()
 
 
 def stack_names() -> tuple[str, ...]:
@@ -97,6 +98,13 @@ def level_values(stack: str | None) -> dict[str, float]:
         values |= {name: constant.value for name, constant in level.constants.items()}
         values.update(level.sigmas)
     return values
+
+
+@cache
+def untold_constants(stack: str) -> tuple[str, ...]:
+    """Constants that no run of a stack tells: its level has none of its own, or does not identify it."""
+    told = {name for name, constant in level_of(stack).constants.items() if constant.identified}
+    return tuple(name for name in level_of(None).constants if name not in told)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -245,6 +253,7 @@ class Profile:
     log_time_sigma: float = 0.15
     log_memory_sigma: float = 0.08
     warnings: tuple[str, ...] = field(default=())
+    untold: tuple[str, ...] = ()  # constants that no run of the software stack tells: the global level's
     by_group: tuple[Profile, ...] = ()  # of each of a mixed cluster's distinct groups; empty: all alike
     uncalibrated: Profile | None = None  # what a calibration corrected; None: nothing did
     learnt_from: tuple[str, ...] = ()  # names of the runs that the calibration learnt from
@@ -403,4 +412,21 @@ def _profile_of(group: NodeGroup, launcher_or_framework: str) -> Profile:
         log_time_sigma=constants.log_time_sigma,
         log_memory_sigma=constants.log_memory_sigma,
         warnings=tuple(warnings),
+        untold=untold_constants(facts.stack),
+    )
+
+
+def of_unknown_software(profile: Profile) -> Profile:
+    """The profile as of a framework that nobody measured: the global level's constants and its doubts.
+
+    What the framework keeps, fuses and shards stays that of the nearest known one.
+    """
+    general = stack_constants(None)
+    return replace(
+        profile,
+        title=f"{profile.title}, software unknown",
+        constants=general,
+        untold=tuple(level_of(None).constants),
+        log_time_sigma=general.log_time_sigma,
+        log_memory_sigma=general.log_memory_sigma,
     )

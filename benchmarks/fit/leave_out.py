@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.fit.evidence import MEMORY, Evidence, Linear, Quantity, fitted, linearised, solved
+from benchmarks.fit.uncertainty import level_constants
 from meshwright.profiles.frameworks import framework_facts
-from meshwright.profiles.profile import Constants, Profile, stack_constants
+from meshwright.profiles.profile import Constants, Profile, stack_constants, untold_constants
 from meshwright.solver.accuracy import RunPrediction, validate
 from meshwright.solver.calibration.calibrate import default_profile_of
 from meshwright.solver.calibration.observations import Observation, ProfileOf
@@ -39,9 +40,23 @@ class LeftOut:
     log_error: float  # ln(measured / predicted)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blind:
+    """What a stack's runs with other keys teach."""
+
+    constants: Constants
+    untold: tuple[str, ...]  # constants of the quantity that no such run tells
+
+    def known_to(self, profile: Profile, names: Sequence[str]) -> Profile:
+        """The profile with what is known of these constants."""
+        own = {name: getattr(self.constants, name) for name in names}
+        others = tuple(name for name in profile.untold if name not in names)
+        return replace(profile, constants=replace(profile.constants, **own), untold=(*others, *self.untold))
+
+
 def blind_constants(
     evidence: Evidence, key_of: KeyOf, *, known: Sequence[str] = (), steps: int = 0
-) -> dict[tuple[str, str], Constants]:
+) -> dict[tuple[str, str], Blind]:
     """The constants of each (stack, key), both of whose levels were fitted on runs with other keys only.
 
     Args:
@@ -81,17 +96,21 @@ class _Levels:
         whole = linearised(evidence.shared, stack_constants(None))
         return cls(evidence=evidence, whole=whole, own=own, blind={})
 
-    def without(self, kept: BoolArray, stack: str, *, known: Sequence[str], steps: int) -> Constants:
+    def without(self, kept: BoolArray, stack: str, *, known: Sequence[str], steps: int) -> Blind:
         """A stack's constants from the runs that are kept, round a global level that saw no other."""
         shipped, names = stack_constants(stack), self.evidence.quantity.names
         general = self._general(kept, steps)
         centre = replace(shipped, **{n: getattr(general, n) for n in names if n not in known})
         mine = kept[np.array([own == stack for own in self.evidence.stacks])]
+        own, widths = self.own[stack].take(mine), self.evidence.quantity.widths
+        told = set(known) - set(untold_constants(stack))
         if not steps or not mine.any():
-            return without_runs(self.own[stack], mine, centre)
-        widths = self.evidence.quantity.widths
-        runs = self.evidence.of_stack(stack).at(mine)
-        return fitted(runs, centre, start=shipped, widths=widths, iterations=steps)
+            found = without_runs(self.own[stack], mine, centre)
+        else:
+            runs = self.evidence.of_stack(stack).at(mine)
+            found = fitted(runs, centre, start=shipped, widths=widths, iterations=steps)
+        told |= {n for n, one in level_constants(found, own, widths).items() if one.identified} - set(known)
+        return Blind(constants=found, untold=tuple(name for name in names if name not in told))
 
     def _general(self, kept: BoolArray, steps: int) -> Constants:
         """The global level from the runs that are kept."""
@@ -160,7 +179,7 @@ def profile_of_unknown_stack(evidence: Evidence) -> ProfileOf:
         own = {name: getattr(found, name) for name in names}
         sigma = general.log_time_sigma
         constants = replace(profile.constants, **own, log_time_sigma=sigma)
-        return replace(profile, constants=constants, log_time_sigma=sigma)
+        return replace(profile, constants=constants, log_time_sigma=sigma, untold=tuple(names))
 
     return profile_of
 
@@ -187,10 +206,7 @@ def blind_profile_of(
     def profile_of(one: Observation) -> Profile:
         profile = under(one)
         found = blind.get((profile.framework.stack, key_of(one)))
-        if found is None:
-            return profile
-        own = {name: getattr(found, name) for name in names}
-        return replace(profile, constants=replace(profile.constants, **own))
+        return profile if found is None else found.known_to(profile, names)
 
     return profile_of
 

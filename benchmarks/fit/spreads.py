@@ -20,7 +20,7 @@ from meshwright.solver.configuration import BoolArray, Columns, FloatArray
 from meshwright.solver.cost.uncertainty import SHARES, shares_of
 from meshwright.solver.predict import Z_80_PERCENT
 
-CAUSES = (*SHARES, "experts", "unmeasured_gpu")
+CAUSES = (*SHARES, "experts", "unmeasured_gpu", *(f"untold_{name}" for name in SHARES))
 _FREEDOM = 4.0  # of Student's t
 _FACTORS = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)
 _SWEEPS = 12
@@ -34,7 +34,7 @@ class Errors:
     """Log errors of left-out runs, and what makes them doubtful."""
 
     log_error: FloatArray  # ln(measured / predicted), (n,)
-    causes: FloatArray  # (n, 4): how much of each cause of doubt a run has, 0 to 1
+    causes: FloatArray  # (n, 6): how much of each cause of doubt a run has, 0 to 1
     weights: FloatArray  # a cluster counts as 60 runs at most
     clusters: tuple[str, ...]
     stacks: tuple[str, ...]
@@ -72,7 +72,23 @@ def _causes(row: RunPrediction, profile_of: ProfileOf) -> tuple[str, list[float]
     profile, splits = profile_of(one), np.array([one.configuration.stage_layers], dtype=np.int64)
     shares = shares_of(one.problem, Columns.of([one.configuration]), splits, profile)
     flags = [float(one.problem.model.moe is not None), float(not profile.gpu_operators.measured)]
-    return profile.framework.stack, [*(float(share[0]) for share in shares.values()), *flags]
+    untold = [float(constant in profile.untold) for constant in SHARES.values()]
+    of_share = [float(share[0]) for share in shares.values()]
+    known = [share * (1.0 - none) for share, none in zip(of_share, untold, strict=True)]
+    unknown = [share * none for share, none in zip(of_share, untold, strict=True)]
+    return profile.framework.stack, [*known, *flags, *unknown]
+
+
+def together(errors: Errors, foreign: Errors) -> Errors:
+    """Errors of runs whose pair was left out, and of those whose whole stack was, its runs 60 at most."""
+    fair = _stacks_alike(foreign)
+    return Errors(
+        log_error=np.concatenate([errors.log_error, fair.log_error]),
+        causes=np.concatenate([errors.causes, fair.causes]),
+        weights=np.concatenate([errors.weights, fair.weights]),
+        clusters=(*errors.clusters, *fair.clusters),
+        stacks=(*errors.stacks, *fair.stacks),
+    )
 
 
 def fitted_causes(errors: Errors) -> tuple[float, FloatArray]:
@@ -117,14 +133,19 @@ def sigma_of_unknown_stack(errors: Errors, added: FloatArray) -> float:
 
     A run counts by its stack too, 60 at most: otherwise the largest stack alone would speak.
     """
+    fair = _stacks_alike(errors)
+    everything = np.ones(len(fair.log_error), dtype=bool)
+    return covering(fair, everything, lambda own: errors.sigma(own, added))
+
+
+def _stacks_alike(errors: Errors) -> Errors:
+    """The errors with every stack counting as 60 runs at most."""
     per_stack = {
         stack: sum(w for w, own in zip(errors.weights, errors.stacks, strict=True) if own == stack)
         for stack in set(errors.stacks)
     }
     even = [min(1.0, CLUSTER_WEIGHT / per_stack[stack]) for stack in errors.stacks]
-    fair = replace(errors, weights=errors.weights * np.array(even))
-    everything = np.ones(len(even), dtype=bool)
-    return covering(fair, everything, lambda own: errors.sigma(own, added))
+    return replace(errors, weights=errors.weights * np.array(even))
 
 
 def stack_sigmas(errors: Errors, added: FloatArray, *, general: float, unknown: float) -> dict[str, float]:

@@ -17,7 +17,7 @@ import numpy as np
 from meshwright.profiles.calibration import LOWER_BOUNDS, UPPER_BOUNDS, Calibration
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import framework_facts
-from meshwright.profiles.profile import Constants, Profile, default_profile
+from meshwright.profiles.profile import Constants, Profile, default_profile, of_unknown_software
 from meshwright.profiles.units import GIB
 from meshwright.solver.answer import Prediction
 from meshwright.solver.calibration.fit import (
@@ -256,8 +256,9 @@ class _Part:
 
 
 def default_profile_of(one: Observation) -> Profile:
-    """The uncalibrated profile of an observation."""
-    return default_profile(one.problem.cluster, one.framework)
+    """The uncalibrated profile of an observation; of software that nobody measured, the global level's."""
+    profile = default_profile(one.problem.cluster, one.framework)
+    return profile if one.software_known else of_unknown_software(profile)
 
 
 def calibrate(

@@ -33,6 +33,7 @@ class Observation:
     memory_rank: str = "unknown"  # first, last, worst, unknown: whose peak it is
     out_of_memory: bool = False
     recompute_known: bool = True
+    software_known: bool = True  # False: the framework is the nearest known one
 
     @classmethod
     def of(cls, run: Run) -> Observation | None:
@@ -60,6 +61,7 @@ class Observation:
             framework=shape.framework,
             step_time_s=None,
             recompute_known=shape.recompute_known,
+            software_known=shape.software_known,
         )
 
 
@@ -112,8 +114,8 @@ def batches_of(observations: Sequence[Observation], profile_of: ProfileOf) -> li
     """Group what can be priced together."""
     groups: dict[str, list[int]] = defaultdict(list)
     for index, one in enumerate(observations):
-        workload = replace(one.problem.workload, global_batch_size=1)
-        key = (one.framework, replace(one.problem, workload=workload), one.problem.model.name)
+        problem = replace(one.problem, workload=replace(one.problem.workload, global_batch_size=1))
+        key = (one.framework, one.software_known, problem, problem.model.name)
         groups[repr(key)].append(index)
     return [_batch(observations, index, profile_of) for index in groups.values()]
 

@@ -397,14 +397,16 @@ def _fused_permutation(facts: FrameworkFacts) -> float:
 def replayed_s(ctx: Context, kind: LayerKind, attention: PassSeconds, experts: PassSeconds) -> FloatArray:
     """Seconds of what selective recomputation replays of a layer, module by module.
 
-    Modules as in Megatron-LM d98e8a64 ``transformer_config.py:1940 recompute_modules``; ``mlp_up`` is an
-    MLP without its last product, whose output no backward pass needs.
+    Modules as in Megatron-LM d98e8a64 ``transformer_config.py:1940 recompute_modules``. As XLA replays them
+    (MaxText's ``remat_policy``): ``mlp_up`` is an MLP without its last product, whose output no backward
+    pass needs; ``attn_proj`` is attention's output projection.
     """
     if not ctx.selective.any():
         return np.zeros_like(ctx.t)
     of_module: dict[str, Callable[[], FloatArray | float]] = {
         "core_attn": lambda: attention.forward,
         "mla_up_proj": lambda: _forward_s(ctx, _up_projections(ctx)),
+        "attn_proj": lambda: _forward_s(ctx, attention_gemms(ctx)[-1:]),
         "layernorm": lambda: 8.0 * ctx.tokens * ctx.row_share * ctx.model.hidden_size / ctx.hbm_bytes_per_s,
         "mlp_up": lambda: _forward_s(ctx, _dense_mlp(ctx, kind)[:1]),
         "mlp": lambda: _forward_s(ctx, _dense_mlp(ctx, kind)),

@@ -225,6 +225,9 @@ def _freed_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArray | flo
     if module == "mla_up_proj" and model.mla is not None:
         widths = 2.0 * model.head_dim + model.v_head_dim
         return ctx.tokens * 2.0 * model.num_attention_heads / t * widths
+    if module == "attn_proj":  # the attention output that it reads, and what is added to the residual
+        read = (3.0 if ctx.low_precision else 2.0) * model.num_attention_heads / t * model.v_head_dim
+        return ctx.tokens * (read + 2.0 * model.hidden_size * ctx.row_share)
     if module == "layernorm":
         return ctx.tokens * model.hidden_size * (2.0 if ctx.low_precision else 4.0) * ctx.row_share
     if module in ("mlp", "mlp_up") and kind == "dense":

@@ -2,8 +2,9 @@
 
 Calibrated: what the residual process says at each configuration. Uncalibrated: the stack's own spread,
 and beside it what clusters differ by most: how fast they launch kernels and how much of their network
-they reach, each counted by the share of the step that hangs on it; routing to experts; a GPU whose
-operators nobody measured. All are fitted to clusters that were left out (``benchmarks/fit_stacks.py``).
+they reach, each counted by the share of the step that hangs on it, and by more where no run of the stack
+tells the constant; routing to experts; a GPU whose operators nobody measured. All are fitted to runs that
+were left out (``benchmarks/fit_stacks.py``).
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from meshwright.solver.cost.stages import LayerLayout, assemble, objective_s
 from meshwright.solver.problem import Problem
 
 SPREADS_FILE = CATALOG / "calibration" / "spreads.yaml"
-# The constants that shares of a step hang on.
+# The constants that shares of a step hang on, and a usual doubt of each towards slower steps, log: a step
+# that launches do not bind under our floor may hang on them under a higher one.
 SHARES: Mapping[str, str] = {"launch": "floor_s", "network": "network"}
-_STEP = -0.05  # of a finite difference
+_SLOWER: Mapping[str, float] = {"floor_s": 0.5, "network": -0.5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,7 @@ class Doubts:
     """Standard deviations, log, that add to a stack's own spread (as squares)."""
 
     shares: Mapping[str, float]  # of what each share of the step hangs on; times the share
+    untold_shares: Mapping[str, float]  # the same, of constants that no run of the stack tells
     experts: float
     unmeasured_gpu: float
 
@@ -61,6 +64,7 @@ def doubts() -> Doubts:
     own = catalog_spreads()["uncalibrated"]
     return Doubts(
         shares={name: float(own[name]) for name in SHARES},
+        untold_shares={name: float(own[f"untold_{name}"]) for name in SHARES},
         experts=float(own["experts"]),
         unmeasured_gpu=float(own["unmeasured_gpu"]),
     )
@@ -87,7 +91,8 @@ def log_time_sigma(
     known = doubts()
     variance = np.full(len(columns), profile.log_time_sigma**2 + _squared_doubts(problem, profile, known))
     for name, share in shares_of(problem, columns, splits, profile, replayed_layers).items():
-        variance += (known.shares[name] * share) ** 2
+        untold = SHARES[name] in profile.untold
+        variance += ((known.untold_shares if untold else known.shares)[name] * share) ** 2
     return np.asarray(np.sqrt(variance))
 
 
@@ -106,8 +111,8 @@ def shares_of(
 ) -> dict[str, FloatArray]:
     """Which share of the step of each row hangs on launches and on the network, shape (n,) each.
 
-    The relative change of the step time with the constant: 1 where all of it hangs there. Arguments as in
-    ``log_time_sigma``.
+    The change of the logarithm of the step time with the constant's, over a usual doubt of it: 1 where all
+    of it hangs there. Arguments as in ``log_time_sigma``.
     """
     names = tuple(SHARES.values())
     n, layout = len(columns), LayerLayout.of(problem.model)
@@ -118,7 +123,8 @@ def shares_of(
     counts = None if replayed_layers is None else replayed_layers[rows]
     stages = assemble(prices, many, layout, splits[rows], counts)
     seconds = np.log(objective_s(prices, many, stages)).reshape(len(names) + 1, n)
-    effects = np.minimum(np.abs((seconds[1:] - seconds[0]) / _STEP), 1.0)
+    doubts_log = np.array([[abs(_SLOWER[name])] for name in names])
+    effects = np.clip((seconds[1:] - seconds[0]) / doubts_log, 0.0, 1.0)
     return dict(zip(SHARES, effects, strict=True))
 
 
@@ -127,7 +133,7 @@ def _moved_one_by_one(profile: Profile, names: Sequence[str], repeat: int) -> di
     moved: dict[str, Any] = {}
     for index, name in enumerate(names):
         factors = np.ones(len(names) + 1)
-        factors[index + 1] = np.exp(_STEP)
+        factors[index + 1] = np.exp(_SLOWER[name])
         moved[name] = np.repeat(getattr(profile.constants, name) * factors, repeat)
     return moved
 

@@ -289,7 +289,9 @@ def _reconciled(
     Delayed weight gradients do nothing without overlapped experts, which exclude the overlap of shared
     experts and the recomputation of whole ones; a fused kernel of one grouped product is what recipes with
     stated fusions run. Of NVIDIA's recipes of experts on NVL72 racks 26 of 30 capture graphs; those that
-    say nothing get the usual scope.
+    say nothing get the usual scope. Their recipes with latent attention that recompute selectively replay
+    its up-projections, and dense MLPs where no token is dropped (Megatron-Bridge 0.1
+    ``scripts/performance/configs/deepseek/deepseek_v3_llm_pretrain.py recompute_modules``).
     """
     changed: dict[str, str | float | bool | None] = {}
     if stated["attention_kernel"] == "torch" and framework in _MEGATRON_CORE:
@@ -308,6 +310,11 @@ def _reconciled(
     racks = (cells.text("gpu") or "").startswith(("gb200", "gb300"))
     if framework == "nemo" and racks and cells.count("num_experts") and stated["cuda_graph"] is None:
         changed["cuda_graph"] = "attn+moe_router+moe_preprocess"
+    latent = cells.count("head_dim") == _MLA_QK_DIM
+    silent = cells.text("recompute") == "selective" and not stated["recompute_modules"]
+    if framework == "nemo" and latent and silent:
+        drops = bool(cells.number("moe_capacity_factor"))
+        changed["recompute_modules"] = "mla_up_proj" if drops else "mla_up_proj+mlp"
     return changed
 
 

@@ -48,6 +48,7 @@ class RunShape:
     framework: str
     warnings: tuple[str, ...]  # what was assumed
     recompute_known: bool  # False: the source does not say whether layers were recomputed
+    software_known: bool = True  # False: the framework is the nearest known one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,7 @@ def _shape_of(cells: Cells, plan_shape: PlanReader) -> RunShape:
         warnings=tuple(one for one in (framework.warning, vocabulary_warning(cells)) if one),
         recompute_known=cells.text("recompute") is not None
         or framework_facts(framework.name).unstated_recompute == "none",
+        software_known=framework.warning is None,
     )
 
 

@@ -15,7 +15,7 @@ from benchmarks.fit.evidence import (
     teaches,
 )
 from benchmarks.fit.leave_out import LeftOut, blind_profile_of, cluster_of, sigma_of
-from benchmarks.fit.spreads import Errors, fitted_causes, sigma_of_unknown_stack, stack_sigmas
+from benchmarks.fit.spreads import CAUSES, Errors, fitted_causes, sigma_of_unknown_stack, stack_sigmas
 from benchmarks.fit.uncertainty import at_bound, level_constants, posterior_log_sds
 from meshwright.profiles.profile import Constants, Profile, stack_constants
 from meshwright.solver.calibration.calibrate import default_profile_of
@@ -81,6 +81,18 @@ def test_the_profile_of_a_left_out_cluster_does_not_depend_on_its_measurements(r
     assert profiles[0][0].constants != stack_constants("fsdp")
 
 
+def test_without_its_runs_nothing_tells_what_a_stack_launches_in(runs: list[Run]) -> None:
+    tiny = [run for run in read_runs(CATALOG_RUNS) if run.cluster == "megatron-ci-a100"]
+    one = Observation.of(tiny[0])
+    assert one is not None
+    evidence = Evidence.of_times([*tiny, *runs])
+    assert "floor_s" not in default_profile_of(one).untold
+    assert "floor_s" in blind_profile_of(evidence, cluster_of)(one).untold
+    known = blind_profile_of(evidence, cluster_of, known=("floor_s",))(one)
+    assert "floor_s" not in known.untold
+    assert "network" in known.untold
+
+
 def test_constants_move_no_further_than_their_bounds() -> None:
     shipped = stack_constants("fsdp")
     after = moved(shipped, TIME.names, np.full(len(TIME.names), 9.0))
@@ -134,7 +146,7 @@ RUNS = 400
 def errors(own: float, launch: float) -> Errors:
     """Normal errors of one stack in four clusters; half of the runs hang on launches."""
     rng = np.random.default_rng(0)
-    causes = np.zeros((RUNS, 4))
+    causes = np.zeros((RUNS, len(CAUSES)))
     causes[::2, 0] = 1.0
     sigma = np.sqrt(own**2 + (launch * causes[:, 0]) ** 2)
     return Errors(
@@ -154,7 +166,7 @@ def test_what_launches_add_is_told_from_what_every_run_is_off_by() -> None:
 
 def test_a_stack_of_four_clusters_covers_eighty_per_cent_of_its_runs() -> None:
     seen = errors(own=0.2, launch=0.0)
-    nothing: FloatArray = np.zeros(4)
+    nothing: FloatArray = np.zeros(len(CAUSES))
     own = stack_sigmas(seen, nothing, general=0.05, unknown=0.3)["one"]
     assert own == pytest.approx(0.2, rel=0.1)
     everything = np.ones(RUNS, dtype=bool)
@@ -164,7 +176,7 @@ def test_a_stack_of_four_clusters_covers_eighty_per_cent_of_its_runs() -> None:
 def test_a_stack_of_one_cluster_stays_as_doubtful_as_an_unknown_one() -> None:
     # sqrt(0.05^2 + (0.3^2 - 0.05^2) / 1) = 0.3; with two clusters sqrt(0.0025 + 0.0875 / 2) = 0.2151
     alone = replace(errors(own=0.01, launch=0.0), clusters=("only",) * RUNS)
-    nothing: FloatArray = np.zeros(4)
+    nothing: FloatArray = np.zeros(len(CAUSES))
     assert stack_sigmas(alone, nothing, general=0.05, unknown=0.3)["one"] == pytest.approx(0.3)
     two = replace(alone, clusters=("a", "b") * (RUNS // 2))
     assert stack_sigmas(two, nothing, general=0.05, unknown=0.3)["one"] == pytest.approx(0.2151, abs=1e-4)
@@ -175,11 +187,11 @@ def test_a_large_stack_does_not_decide_alone_what_an_unknown_one_is_off_by() -> 
     seen = replace(
         errors(own=0.0, launch=0.0),
         log_error=np.where(np.arange(RUNS) < 300, 0.01, 0.5),
-        causes=np.zeros((RUNS, 4)),
+        causes=np.zeros((RUNS, len(CAUSES))),
         weights=np.ones(RUNS),
         stacks=("large",) * 300 + ("small",) * 100,
     )
-    assert sigma_of_unknown_stack(seen, np.zeros(4)) == pytest.approx(0.5 / 1.2816, rel=0.01)
+    assert sigma_of_unknown_stack(seen, np.zeros(len(CAUSES))) == pytest.approx(0.5 / 1.2816, rel=0.01)
 
 
 QUANTITY = replace(TIME, widths={"gemm": 0.12, "network": 0.35})

@@ -79,6 +79,7 @@ def test_gradients_quantised_to_8_bits_carry_a_scale_for_each_256() -> None:
         ({"delay_wgrad": True}, "delay_wgrad", "overlap_experts = true"),
         ({"overlap_experts": True, "shared_expert_overlap": True}, "shared_expert_overlap", "= false"),
         ({"overlap_experts": True, "recompute_modules": "moe"}, "recompute_modules", "moe_act"),
+        ({"recompute_modules": "core_attn+attn_proj"}, "recompute_modules", "full recomputation"),
         ({"low_precision_dispatch": True}, "low_precision_dispatch", "deepep or hybridep"),
         ({"fp8_attention": True, "attention_kernel": "flash2"}, "fp8_attention", "cudnn or flash3"),
         ({"cuda_graphs": False, "cuda_graph": "layer"}, "cuda_graphs", "one of the two"),

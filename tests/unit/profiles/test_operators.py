@@ -386,6 +386,29 @@ def test_fp8_is_faster_than_bf16_where_it_counts_and_missing_on_an_a100() -> Non
         measured_gemm_s(8192, 8192, 8192, tables=load_operator_tables("a100-sxm-80gb"), precision="fp8")
 
 
+@pytest.mark.parametrize(
+    ("gpu", "precision"),
+    [
+        ("a100-sxm-80gb", "bf16"),
+        ("h100-sxm-80gb", "bf16"),
+        ("h100-sxm-80gb", "fp8"),
+        ("h200-sxm-141gb", "bf16"),
+        ("h200-sxm-141gb", "fp8"),
+    ],
+)
+def test_the_share_of_a_gpu_stands_for_its_table_at_the_sizes_of_training(gpu: str, precision: str) -> None:
+    # the median product of 2 048 to 32 768 rows and columns takes as long by the formula as measured
+    spec = find_gpu(gpu)
+    known, table = operators_of(spec), load_operator_tables(gpu).find("gemm", precision)
+    sides = np.meshgrid(*3 * [2.0 ** np.arange(11, 16)])
+    m, n, k = (side.ravel() for side in sides)
+    seconds = gemm_s(
+        m, n, k, operators=known, flops=known.gemm[precision] * spec.peak_flops[precision],
+        bytes_per_s=spec.hbm_bytes_per_s, element_bytes=1.0 if precision == "fp8" else 2.0,
+    )  # fmt: skip
+    assert float(np.median(seconds / table.seconds(m, n, k))) == pytest.approx(1.0, abs=0.05)
+
+
 def test_what_was_not_measured_is_marked() -> None:
     tables = load_operator_tables("h100-sxm-80gb")
     gemm = tables.find("gemm")

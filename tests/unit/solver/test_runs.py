@@ -5,6 +5,7 @@ import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.units import GIB
+from meshwright.solver.accuracy import validate
 from meshwright.solver.runs.layouts import READ_COLUMNS
 from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
 
@@ -158,6 +159,17 @@ def test_an_unlisted_family_falls_back_with_a_warning(tmp_path: Path) -> None:
     assert any("colossal" in warning for warning in run.shape.warnings)
 
 
+def test_software_that_nobody_measured_has_the_band_of_unknown_software(tmp_path: Path) -> None:
+    # a model so small that the CPU, whose launches nobody measured, decides
+    small = {"hidden_size": "256", "ffn_hidden_size": "1024", "num_experts": "", "seq_length": "512"}
+    bands = []
+    for family in ("megatron-core", "colossal"):
+        [row] = validate([only(tmp_path, framework_family=family, **small)]).runs
+        assert row.prediction is not None
+        bands.append(row.prediction.step_time_high_s / row.prediction.step_time_low_s)
+    assert bands[1] > 1.5 * bands[0]
+
+
 def test_a_kernel_that_no_fact_knows_counts_as_unknown(tmp_path: Path) -> None:
     run = only(tmp_path, attention_kernel="ring-of-fire", flash_attention="1")
     assert run.shape is not None
@@ -187,6 +199,18 @@ def test_recipes_of_nemo_and_bridge_reduce_in_bf16_and_hold_8_bit_weights(tmp_pa
     run = only(tmp_path, framework="Megatron-Bridge 26.02")
     assert run.shape is not None
     assert run.shape.framework == "nemo"
+
+
+def test_recipes_with_latent_attention_replay_its_up_projections_where_they_do_not_say_what(
+    tmp_path: Path,
+) -> None:
+    cells = {"framework": "Megatron-Bridge 25.09", "head_dim": "192", "recompute": "selective"}
+    replayed = []
+    for stated in ({"moe_capacity_factor": "1"}, {}, {"recompute_modules": "moe_act"}):
+        run = only(tmp_path, **cells, **stated)
+        assert run.shape is not None
+        replayed.append(run.shape.problem.workload.framework_options["recompute_modules"])
+    assert replayed == ["mla_up_proj", "mla_up_proj+mlp", "moe_act"]
 
 
 def test_megatrons_own_tests_keep_scores_where_there_is_room(tmp_path: Path) -> None:

@@ -277,11 +277,18 @@ def test_one_kernel_for_each_operation_moves_more_than_fused_ones() -> None:
 ON_8: Mapping[str, object] = {"expert_parallel_size": 8, "data_parallel_size": 8}
 
 
-def of(model: ModelSpec = GPT, layout: Mapping[str, object] | None = None, **options: object) -> Context:
+def of(
+    model: ModelSpec = GPT,
+    layout: Mapping[str, object] | None = None,
+    framework: str = "megatron-core",
+    /,
+    **options: object,
+) -> Context:
     """One row of a model under some options."""
     problem = a_problem(model, framework_options=options)
     rows = Columns.of([a_layout(**(layout or {}))])
-    return context_of(problem, rows, a_profile(problem, floor_s=1e-3, floor_moe=4.0, floor_tensor=0.5))
+    profile = a_profile(problem, framework, floor_s=1e-3, floor_moe=4.0, floor_tensor=0.5)
+    return context_of(problem, rows, profile)
 
 
 def floor(
@@ -409,22 +416,29 @@ def replayed(modules: str, **layout: object) -> float:
     """Seconds that a dense layer replays."""
     nothing = PassSeconds(forward=np.zeros(1), backward=np.zeros(1))
     attention = PassSeconds(forward=np.array([1.0]), backward=np.array([2.0]))
-    ctx = of(GPT, {**SELECTIVE, **layout}, recompute_modules=modules)
+    ctx = of(GPT, {**SELECTIVE, **layout}, "maxtext", recompute_modules=modules)
     return float(replayed_s(ctx, "dense", attention, nothing)[0])
 
 
 def test_only_modules_that_are_recomputed_are_replayed() -> None:
     assert replayed("core_attn") == 1.0
     assert 0.0 < replayed("layernorm") < replayed("mlp_up") < replayed("mlp") < 1.0
+    assert 0.0 < replayed("attn_proj") < replayed("mlp_up")  # h x h against h x 4 h
     assert replayed("core_attn+mlp") == pytest.approx(1.0 + replayed("mlp"))
     assert replayed("core_attn", recompute_granularity="none") == 0.0
 
 
-def kept(modules: str, layout: Mapping[str, object] | None = None, **options: object) -> float:
+def kept(
+    modules: str,
+    layout: Mapping[str, object] | None = None,
+    framework: str = "megatron-core",
+    /,
+    **options: object,
+) -> float:
     """Bytes that a layer keeps."""
     problem = a_problem(framework_options={"recompute_modules": modules, **options})
     rows = Columns.of([a_layout(**(layout or SELECTIVE))])
-    return float(price(problem, rows, a_profile(problem)).activation_bytes[0, 0])
+    return float(price(problem, rows, a_profile(problem, framework)).activation_bytes[0, 0])
 
 
 def test_replayed_modules_free_what_they_keep_for_themselves() -> None:
@@ -432,6 +446,9 @@ def test_replayed_modules_free_what_they_keep_for_themselves() -> None:
     whole = kept("core_attn")  # flash attention keeps no scores
     assert whole - kept("mlp") == pytest.approx(2048 * 4096 * 2 * 2)
     assert whole - kept("layernorm") == pytest.approx(2048 * 1024 * 4)
+    # the attention output, and the sum with the residual that the second norm reads: 1024 wide each
+    by_xla = [kept(names, SELECTIVE, "maxtext") for names in ("core_attn", "attn_proj")]
+    assert by_xla[0] - by_xla[1] == pytest.approx(2048 * 1024 * (2 + 2))
 
 
 def test_offloaded_modules_leave_the_rest_on_the_gpu() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.profile import Constants, default_profile
+from meshwright.profiles.profile import Constants, default_profile, level_of, untold_constants
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.uncertainty import SHARES, doubts, extrapolated, log_time_sigma, shares_of
 from meshwright.solver.problem import Problem
@@ -38,6 +38,28 @@ def test_nothing_of_a_large_model_and_nearly_all_of_a_tiny_one_hangs_on_launches
 def test_a_tiny_model_is_predicted_with_a_wider_band() -> None:
     large = sigma(a_problem(), a_configuration())
     assert sigma(a_problem(model=TINY), a_configuration()) > 2.0 * large  # launches are most of its step
+
+
+def test_a_framework_whose_launches_nobody_measured_has_a_wider_band_where_launches_bind() -> None:
+    # of a step that hangs on launches alone: untold² instead of told²
+    problem, configuration = a_problem(model=TINY), a_configuration()
+    columns, splits = Columns.of([configuration]), np.array([configuration.stage_layers])
+    told = default_profile(problem.cluster, problem.launcher)
+    assert "floor_s" not in told.untold
+    untold = replace(told, untold=("floor_s",))
+    sigmas = [log_time_sigma(problem, columns, splits, known)[0] for known in (told, untold)]
+    share, known = shares(TINY)["launch"], doubts()
+    added = (known.untold_shares["launch"] ** 2 - known.shares["launch"] ** 2) * share**2
+    assert sigmas[1] ** 2 - sigmas[0] ** 2 == pytest.approx(added)
+    assert known.untold_shares["launch"] > 2.0 * known.shares["launch"]
+
+
+def test_constants_of_a_stack_that_its_runs_do_not_identify_are_untold() -> None:
+    # Composer's runs are bound by kernels; those of Megatron-Core's tests by launches
+    assert "floor_s" in untold_constants("fsdp")
+    assert "gemm" not in untold_constants("fsdp")
+    assert "floor_s" not in untold_constants("megatron-core")
+    assert set(untold_constants("a stack that nobody ran")) == set(level_of(None).constants)
 
 
 def test_the_band_counts_the_layers_that_each_stage_recomputes() -> None:
