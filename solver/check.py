@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from meshwright.solver.cost.stages import LayerLayout, assemble, objective_s
 from meshwright.solver.predict import objective_of, predict_all, predict_mixed, share_of
 from meshwright.solver.problem import Problem, problem_digest, usable_gpus
 from meshwright.solver.space.launcher_rules import is_a_row, own_faults
-from meshwright.solver.space.request_rules import constraint_of, holds_for
+from meshwright.solver.space.request_rules import constraint_of, holds_for, names_of
 from meshwright.solver.space.rules import host_rules, rules_of, violation_masks
 
 # --------------------------------------------------------------------------------------------------
@@ -61,7 +61,6 @@ def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         yield f"{able.launcher} has no expert parallelism"
     yield from _state_faults(problem, config)
     yield from _order_faults(problem, config)
-    yield from own_faults(problem, able, config)
 
 
 def _state_faults(problem: Problem, config: Configuration) -> Iterator[str]:
@@ -162,9 +161,9 @@ def request_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 def _constraint_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     """Side constraints, evaluated for this one configuration."""
-    derived = {"num_gpus": config.num_gpus, "global_batch_size": config.global_batch_size}
     for text in problem.options.constraints:
-        if not holds_for(constraint_of(text), {**asdict(config), **derived}):
+        named = {name: getattr(config, name) for name in names_of((text,))}
+        if not holds_for(constraint_of(text), named):
             yield f"the constraint {text} does not hold"
 
 
@@ -307,6 +306,10 @@ def violations_of_all(
         list(placed_violations(problem, profile, plan) if apart else _configuration_faults(problem, config))
         for plan, config, apart in zip(plans, configs, placed, strict=True)
     ]
+    rows = [at for at, one in enumerate(configs) if not placed[at] and not any(_missing(one))]
+    own = own_faults(problem, launcher_capabilities(problem.launcher), [configs[at] for at in rows])
+    for at, faults in zip(rows, own, strict=True):
+        found[at] += faults
     right = [at for at, faults in enumerate(found) if not faults and not placed[at]]
     predictions = predict_all(problem, profile, [configs[at] for at in right])
     objectives = _objectives_s(problem, profile, [configs[at] for at in right])
@@ -333,11 +336,18 @@ def _objectives_s(problem: Problem, profile: Profile, configs: Sequence[Configur
     return found
 
 
+_COUNTS = [one.name for one in fields(Configuration) if one.name.endswith(("_size", "num_microbatches"))]
+
+
+def _missing(config: Configuration) -> Iterator[str]:
+    """Sizes of nothing: they divide whatever else is asked."""
+    return (f"{name} must be at least 1" for name in _COUNTS if getattr(config, name) < 1)
+
+
 def _configuration_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     """Everything that needs no prices."""
-    sizes = [name for name in asdict(config) if name.endswith("_size") or name == "num_microbatches"]
-    small = [name for name in sizes if getattr(config, name) < 1]
-    yield from (f"{name} must be at least 1" for name in small)
+    small = list(_missing(config))
+    yield from small
     if small:
         return
     yield from _mesh_faults(problem, config)

@@ -365,17 +365,21 @@ def is_a_row(config: Configuration) -> bool:
     )
 
 
-def own_faults(problem: Problem, able: Capabilities, config: Configuration) -> Iterator[str]:
-    """The same for one configuration, as sentences, and a split that is not the launcher's own."""
-    own = launcher_split(problem, config)
-    if own and own != config.stage_layers:
-        yield f"{able.launcher} splits the layers itself, as {' '.join(map(str, own))}"
-    if not is_a_row(config):
-        return  # its words are refused elsewhere
-    one = Columns.of([config])
-    for rule in own_rules(problem, able):
-        if rule.violated(one).any():
-            yield f"{rule.name}: {rule.reason}"
+def own_faults(problem: Problem, able: Capabilities, configs: Sequence[Configuration]) -> list[list[str]]:
+    """The same for each of several configurations, as sentences, and a split that is not its own."""
+    found: list[list[str]] = [[] for _ in configs]
+    for faults, config in zip(found, configs, strict=True):
+        own = launcher_split(problem, config)
+        if own and own != config.stage_layers:
+            faults.append(f"{able.launcher} splits the layers itself, as {' '.join(map(str, own))}")
+    rows = [
+        at for at, config in enumerate(configs) if is_a_row(config)
+    ]  # other words are refused elsewhere
+    columns = Columns.of([configs[at] for at in rows])
+    for rule in own_rules(problem, able) if rows else ():
+        for row in np.flatnonzero(rule.violated(columns)):
+            found[rows[row]].append(f"{rule.name}: {rule.reason}")
+    return found
 
 
 def launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:

@@ -14,6 +14,7 @@ interruptions (Young 1974, Daly 2006), and the days of a run.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations, pairwise, product
 from math import ceil, sqrt
 from random import Random
@@ -89,11 +90,10 @@ def of_each_switch(problem: Problem) -> list[Problem]:
 
     Positions that never pay are among them; those that the launcher refuses together are not.
     """
-    raw = yaml.safe_load((CATALOG / "switches.yaml").read_text(encoding="utf-8"))
     asked = set(problem.options.allow)
     choices = [
         [{}, *(each["set"] for each in one["settings"].values() if _takes(problem, one, each))]
-        for name, one in raw.items()
+        for name, one in _switches().items()
         if name in asked or "switches" in asked
     ]
     found = dict[str, Problem]()
@@ -107,6 +107,13 @@ def of_each_switch(problem: Problem) -> list[Problem]:
         switched = replace(problem, workload=workload) if choices else problem
         found.setdefault(way_of(switched), switched)
     return list(found.values())
+
+
+@cache
+def _switches() -> dict[str, Any]:
+    """What ``switches.yaml`` says."""
+    found: dict[str, Any] = yaml.safe_load((CATALOG / "switches.yaml").read_text(encoding="utf-8"))
+    return found
 
 
 def _takes(problem: Problem, switch: Mapping[str, Any], setting: Mapping[str, Any]) -> bool:
@@ -391,14 +398,14 @@ class Judged:
     @classmethod
     def of(cls, problem: Problem, profile: Profile, some: list[Configuration]) -> "Judged":
         """Its verdict on each of ``some``, in every phase of a ramp."""
-        found: list[list[str]] = [[] for _ in some]
+        legal, too_large = some, set[Configuration]()
         for phase, _ in phases_of(problem):
-            here = violations_of_all(phase, profile, [in_phase(config, phase) for config in some])
-            found = [[*before, *now] for before, now in zip(found, here, strict=True)]
-        return cls(
-            legal=sum(all(" bytes, the budget is " in fault for fault in faults) for faults in found),
-            fitting=[one for one, faults in zip(some, found, strict=True) if not faults],
-        )
+            faults = violations_of_all(phase, profile, [in_phase(config, phase) for config in legal])
+            left = [(one, bool(wrong)) for one, wrong in zip(legal, faults, strict=True)
+                    if all(" bytes, the budget is " in fault for fault in wrong)]  # fmt: skip
+            legal = [one for one, _ in left]
+            too_large |= {one for one, wrong in left if wrong}
+        return cls(legal=len(legal), fitting=[one for one in legal if one not in too_large])
 
 
 def tried(problem: Problem, profile: Profile, some: list[Configuration]) -> list[Tried]:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from random import Random
 from typing import Any
 
@@ -150,29 +150,36 @@ def in_time(problem: Problem, one: Tried) -> bool:
 def usable_by(problem: Problem, counts: list[int], used: set[int]) -> set[int]:
     """Numbers of GPUs that one launcher means: these; where none is legal there, as many as can be used."""
     profile = profile_of(problem)
-    if problem.options.num_nodes or judged_on(problem, profile, counts).legal:
+    if problem.options.num_nodes or any_legal(problem, profile, counts):
         return set(counts)
     each, most = problem.cluster.groups[0].gpus_per_node, max(counts)
     fewer = sorted(
         range(1, most), key=lambda count: (count % each > 0, -count)
     )  # whole nodes before others
-    first = next((count for count in fewer if judged_on(problem, profile, [count]).legal), None)
+    first = next((count for count in fewer if any_legal(problem, profile, [count])), None)
     if first is None:
         return set()
     near = {count for count in used if count >= 0.9 * first}  # these may be ranked beside them
-    return {first, *(count for count in near if judged_on(problem, profile, [count]).legal)}
+    return {first, *(count for count in near if any_legal(problem, profile, [count]))}
 
 
 def tried_on(problem: Problem, counts: Iterable[int]) -> list[Tried]:
     """All configurations of one launcher on so many GPUs."""
     profile = profile_of(problem)
-    return tried(problem, profile, judged_on(problem, profile, counts).fitting)
+    return tried(problem, profile, Judged.of(problem, profile, list(on_any_of(problem, counts))).fitting)
 
 
-def judged_on(problem: Problem, profile: Profile, counts: Iterable[int]) -> Judged:
-    """The check's verdict on every configuration on these numbers of GPUs."""
-    every = [config for count in counts for config in configurations(problem, count)]
-    return Judged.of(problem, profile, every)
+def on_any_of(problem: Problem, counts: Iterable[int]) -> Iterator[Configuration]:
+    """Every configuration on these numbers of GPUs."""
+    return (config for count in counts for config in configurations(problem, count))
+
+
+def any_legal(problem: Problem, profile: Profile, counts: Iterable[int]) -> bool:
+    """Whether the check finds one of them legal, whatever its memory."""
+    every = on_any_of(problem, counts)
+    return any(
+        Judged.of(problem, profile, some).legal for some in iter(lambda: list(islice(every, 64)), [])
+    )
 
 
 def launcher_of(problem: Problem, plan: Plan) -> str:
