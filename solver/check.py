@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 
-import numpy as np
-
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import ClusterSpec, NodeGroup, host_of
 from meshwright.profiles.profile import PLACING_LAUNCHER, Profile
@@ -28,9 +26,7 @@ from meshwright.solver.configuration import (
 )
 from meshwright.solver.cost.memory import memory_budget_bytes
 from meshwright.solver.cost.pipelines import alike, placed_pipeline
-from meshwright.solver.cost.price import price
-from meshwright.solver.cost.stages import LayerLayout, assemble, objective_s
-from meshwright.solver.predict import objective_of, predict_all, predict_mixed, share_of
+from meshwright.solver.predict import objective_of, predict_mixed, predictions_and_objectives, share_of
 from meshwright.solver.problem import Problem, problem_digest, usable_gpus
 from meshwright.solver.space.launcher_rules import is_a_row, own_faults
 from meshwright.solver.space.request_rules import constraint_of, holds_for, names_of
@@ -311,28 +307,11 @@ def violations_of_all(
     for at, faults in zip(rows, own, strict=True):
         found[at] += faults
     right = [at for at, faults in enumerate(found) if not faults and not placed[at]]
-    predictions = predict_all(problem, profile, [configs[at] for at in right])
-    objectives = _objectives_s(problem, profile, [configs[at] for at in right])
-    for at, expected, seconds in zip(right, predictions, objectives, strict=True):
+    priced = predictions_and_objectives(problem, profile, [configs[at] for at in right])
+    for at, (expected, seconds) in zip(right, priced, strict=True):
         found[at] += _memory_faults(problem, profile, expected)
         if isinstance(plan := plans[at], Plan):
             found[at] += _plan_faults(problem, plan, expected, seconds)
-    return found
-
-
-def _objectives_s(problem: Problem, profile: Profile, configs: Sequence[Configuration]) -> list[float]:
-    """The closed form of each configuration, which are priced together."""
-    if not configs:
-        return []
-    columns, layout, found = Columns.of(configs), LayerLayout.of(problem.model), list[float]()
-    prices = price(problem, columns, profile)
-    for at, config in enumerate(configs):
-        index = np.array([at])
-        row, of_row = columns.take(index), prices.take(index)
-        splits = np.array([config.stage_layers], dtype=np.int64)
-        own = np.array([config.stage_recompute_layers], dtype=np.int64)
-        stages = assemble(of_row, row, layout, splits, own if own.size else None)
-        found.append(float(objective_s(of_row, row, stages)[0]))
     return found
 
 

@@ -44,10 +44,11 @@ from meshwright.solver.cost.stages import (
     Stages,
     assemble,
     chunks_of,
+    objective_s,
     step_of_end_s,
 )
 from meshwright.solver.cost.timed_layers import is_timed, log_sigma_of_timed
-from meshwright.solver.cost.uncertainty import extrapolated, log_time_sigma
+from meshwright.solver.cost.uncertainty import extrapolated, log_time_sigma, moved_prices
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import ANY_COUNT, fill_share
 from meshwright.solver.schedules.simulate import rank_finish_s
@@ -74,7 +75,8 @@ def _priced(problem: Problem, profile: Profile, configurations: Sequence[Configu
     """Price and assemble every configuration."""
     layout = LayerLayout.of(problem.model)
     columns = Columns.of(configurations)
-    prices = price(problem, columns, profile)
+    moved = moved_prices(problem, columns, profile) if profile.residual is None else None  # all at once
+    prices = price(problem, columns, profile) if moved is None else moved.take(slice(len(columns)))
     splits, replayed = padded(configurations), replayed_layers(configurations, columns)
     return _Priced(
         layout=layout,
@@ -83,7 +85,7 @@ def _priced(problem: Problem, profile: Profile, configurations: Sequence[Configu
         chunks=chunks_of(columns, layout, splits, replayed),
         stages=assemble(prices, columns, layout, splits, replayed),
         phi=fill_share(columns),
-        log_time_sigma=log_time_sigma(problem, columns, splits, profile, replayed),
+        log_time_sigma=log_time_sigma(problem, columns, splits, profile, replayed, moved=moved),
         layers_timed=_layers_timed(problem, columns, profile, layout),
         extrapolated=extrapolated(problem, columns, profile),
     )
@@ -272,10 +274,21 @@ def _predict_meshes(
     problem: Problem, profile: Profile, configurations: Sequence[Configuration]
 ) -> list[Prediction]:
     """The predictions of meshes over equal nodes, in their order; errors as ``predict_all``."""
+    return [prediction for prediction, _ in predictions_and_objectives(problem, profile, configurations)]
+
+
+def predictions_and_objectives(
+    problem: Problem, profile: Profile, configurations: Sequence[Configuration]
+) -> list[tuple[Prediction, float]]:
+    """The prediction of each of several meshes with its closed form, s; errors as ``predict_all``."""
     if not configurations:
         return []
     priced = _priced(problem, profile, configurations)
-    return [_prediction(problem, profile, priced, row, c) for row, c in enumerate(configurations)]
+    seconds = objective_s(priced.prices, priced.columns, priced.stages).tolist()
+    return [
+        (_prediction(problem, profile, priced, row, one), seconds[row])
+        for row, one in enumerate(configurations)
+    ]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from meshwright.solver.cost.compute import flash_lookup, layer_gemms
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.residuals import features
-from meshwright.solver.cost.stages import LayerLayout, assemble, objective_s
+from meshwright.solver.cost.stages import LayerLayout, RowPrices, assemble, objective_s
 from meshwright.solver.problem import Problem
 
 SPREADS_FILE = CATALOG / "calibration" / "spreads.yaml"
@@ -76,6 +76,8 @@ def log_time_sigma(
     splits: IntArray,
     profile: Profile,
     replayed_layers: IntArray | None = None,
+    *,
+    moved: RowPrices | None = None,
 ) -> FloatArray:
     """Sigma of ln(measured / predicted) of each row, shape (n,).
 
@@ -85,12 +87,13 @@ def log_time_sigma(
         splits: layers of their chunks, shape (n, C).
         profile: calibrated or not.
         replayed_layers: recomputed layers of the chunks, (n, C), where stages have counts of their own.
+        moved: ``moved_prices`` of the rows, where they are known already.
     """
     if profile.residual is not None:
         return profile.residual.sigma(features(problem, columns))
     known = doubts()
     variance = np.full(len(columns), profile.log_time_sigma**2 + _squared_doubts(problem, profile, known))
-    for name, share in shares_of(problem, columns, splits, profile, replayed_layers).items():
+    for name, share in shares_of(problem, columns, splits, profile, replayed_layers, moved=moved).items():
         untold = SHARES[name] in profile.untold
         variance += ((known.untold_shares if untold else known.shares)[name] * share) ** 2
     return np.asarray(np.sqrt(variance))
@@ -108,6 +111,8 @@ def shares_of(
     splits: IntArray,
     profile: Profile,
     replayed_layers: IntArray | None = None,
+    *,
+    moved: RowPrices | None = None,
 ) -> dict[str, FloatArray]:
     """Which share of the step of each row hangs on launches and on the network, shape (n,) each.
 
@@ -116,16 +121,23 @@ def shares_of(
     """
     names = tuple(SHARES.values())
     n, layout = len(columns), LayerLayout.of(problem.model)
-    constants = replace(profile.constants, **_moved_one_by_one(profile, names, n))
     rows = np.tile(np.arange(n), len(names) + 1)
     many = columns.take(rows)
-    prices = price(problem, many, replace(profile, constants=constants))
+    prices = moved_prices(problem, columns, profile) if moved is None else moved
     counts = None if replayed_layers is None else replayed_layers[rows]
     stages = assemble(prices, many, layout, splits[rows], counts)
     seconds = np.log(objective_s(prices, many, stages)).reshape(len(names) + 1, n)
     doubts_log = np.array([[abs(_SLOWER[name])] for name in names])
     effects = np.clip((seconds[1:] - seconds[0]) / doubts_log, 0.0, 1.0)
     return dict(zip(SHARES, effects, strict=True))
+
+
+def moved_prices(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
+    """Prices of all rows as they are, then once more for each constant of ``SHARES``, moved alone."""
+    names, n = tuple(SHARES.values()), len(columns)
+    constants = replace(profile.constants, **_moved_one_by_one(profile, names, n))
+    many = columns.take(np.tile(np.arange(n), len(names) + 1))
+    return price(problem, many, replace(profile, constants=constants))
 
 
 def _moved_one_by_one(profile: Profile, names: Sequence[str], repeat: int) -> dict[str, Any]:

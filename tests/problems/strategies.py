@@ -200,12 +200,12 @@ def offered_splits(rows: Rows, row: int) -> Iterator[tuple[int, ...]]:
     pp, vpp, layers = int(rows.p[row]), int(rows.v[row]), rows.layout.num_layers
     chunks, smallest = pp * vpp, int(rows.smallest_chunk[row])
     some = {tuple(split) for split in offered(layers, chunks, smallest).tolist()}
+    ranks = rank_of_chunk(rows.columns.take(np.array([row])), chunks)[0].tolist()
     for cut in combinations(range(1, layers), chunks - 1):
         edges = (0, *cut, layers)
         split = tuple(b - a for a, b in pairwise(edges))
         if min(split) < smallest or (not rows.uneven_stages and len(set(split)) > 1):
             continue
-        ranks = rank_of_chunk(rows.columns, chunks)[row].tolist()
         offers = split in some if not rows.is_uniform else vpp == 1 or interleaves(split, ranks)
         if vpp > 1 and rows.uneven_stages and not offers:
             continue

@@ -12,9 +12,10 @@ from meshwright.solver.problem import Problem
 from meshwright.solver.search.priced_space import priced_rows
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import enumerate_space
+from meshwright.solver.space.expressions import names_in
 from meshwright.solver.space.request_rules import constraint_of, holds_for
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
-from tests.property.exhaustive import exhaust
+from tests.property.exhaustive import exhaust_all
 
 SHAPE = {"num_layers": 4, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
 CLUSTER = a_cluster(num_nodes=2, gpu=a_gpu(power_watts=700.0))
@@ -57,8 +58,7 @@ def test_no_legal_row_has_a_better_closed_form_minimum(
     rows = priced_rows(problem, profile, legal)
     weighing = weighing_of(problem, profile, legal)
     scores = []
-    for row in range(len(rows)):
-        tried = exhaust(rows, row)
+    for row, tried in enumerate(exhaust_all(rows)):
         if tried.splits:
             best = tried.objective_s <= tried.objective_s.min() * (1 + 1e-9)
             step = float(tried.simulated_s[best].max())
@@ -75,10 +75,10 @@ def kept_by_hand(problem: Problem, columns: Columns) -> int:
     """Legal rows that keep every constraint, one by one."""
     nodes = [constraint_of(text) for text in problem.options.constraints]
     kept = 0
+    names = sorted(set().union(*map(names_in, nodes)))
     for row in range(len(columns)):
         config = columns.configuration(row, (problem.model.num_layers,))
-        values = {name: getattr(config, name) for name in config.__dataclass_fields__}
-        values |= {"num_gpus": config.num_gpus, "global_batch_size": config.global_batch_size}
+        values = {name: getattr(config, name) for name in names}
         kept += all(holds_for(node, values) for node in nodes)
     return kept
 

@@ -4,13 +4,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.solver.search.candidates import candidates
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import Priced
 from meshwright.solver.search.rows import Rows
-from meshwright.solver.search.splits import best_splits
 from tests.problems.strategies import priced_rows
-from tests.property.exhaustive import simulated_s
+from tests.property.exhaustive import candidates_s
 
 
 def ranked(rows: Rows, top_k: int) -> list[int]:
@@ -29,11 +27,9 @@ def layout_of(rows: Rows, row: int) -> tuple[int, int]:
 
 def scores_of(rows: Rows) -> dict[int, float]:
     """The score of every row that has a split: its fastest candidate, written out."""
-    found = {}
-    for row, split in enumerate(best_splits(rows)):
-        if split is not None:
-            tried = candidates(rows.take([row]), split)
-            found[row] = min(simulated_s(rows, row, one) for one in tried)
+    found = dict[int, float]()
+    for row, tried in candidates_s(rows):
+        found[row] = min(tried, found.get(row, np.inf))
     return found
 
 

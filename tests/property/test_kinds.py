@@ -21,7 +21,7 @@ from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.space.factored import Crossing, Kinds
 from tests.builders import a_cluster, a_model, a_problem
 from tests.problems.small_problems import small_problems
-from tests.property.exhaustive import exhaust
+from tests.property.exhaustive import exhaust_all
 
 EXAMPLES = int(os.environ.get("SEARCH_EXAMPLES", "12"))
 ROUNDING = 1 + 1e-9
@@ -55,8 +55,7 @@ def test_the_bounds_of_a_kind_hold_for_every_split_of_its_rows(problem: Problem)
     crossing, kinds, steps, objectives, able = bounds_of_kinds(problem)
     every = np.arange(len(crossing))
     rows = priced_rows(problem, profile_of(problem), crossing.take(every))
-    for row, kind in zip(every.tolist(), kinds.of(every).tolist(), strict=True):
-        found = exhaust(rows, row)
+    for found, kind in zip(exhaust_all(rows), kinds.of(every).tolist(), strict=True):
         assert able[kind] or not found.splits
         if found.splits:
             assert steps[kind] <= found.simulated_s.min() * ROUNDING

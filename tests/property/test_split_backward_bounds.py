@@ -40,7 +40,7 @@ def zero_bubble_rows(draw: st.DrawFn) -> tuple[Rows, tuple[int, ...]]:
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_no_bound_lies_above_the_simulation(drawn: tuple[Rows, tuple[int, ...]]) -> None:
     rows, split = drawn
-    simulated = simulated_s(rows, 0, split)
+    simulated = simulated_s(rows, [split])[0]
     tiers = [float(tier(rows)[0]) for tier in (fractional_s, whole_layers_s)]
     tiers.append(float(split_s(rows, rows.stages([split]))[0]))
     assert tiers[0] <= tiers[1] <= tiers[2] * ROUNDING

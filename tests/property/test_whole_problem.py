@@ -14,7 +14,7 @@ from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import searched_space
 from tests.builders import a_cluster, a_model, a_moe_model, a_problem
-from tests.property.exhaustive import Exhaustive, exhaust
+from tests.property.exhaustive import Exhaustive, exhaust_all
 
 
 def dense_problem() -> Problem:
@@ -64,7 +64,7 @@ def tried(request: pytest.FixtureRequest) -> tuple[Answer, Rows, list[Exhaustive
     profile = default_profile(problem.cluster, problem.launcher)
     space = searched_space(problem)
     rows = priced_rows(problem, profile, space.columns.take(space.legal))
-    return search(problem, profile), rows, [exhaust(rows, row) for row in range(len(rows))]
+    return search(problem, profile), rows, exhaust_all(rows)
 
 
 def test_no_split_of_any_row_simulates_below_the_bound(

@@ -20,15 +20,13 @@ from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.check import violations
 from meshwright.solver.configuration import Columns, Configuration, plan_id_of
 from meshwright.solver.problem import Problem, problem_digest
-from meshwright.solver.search.candidates import candidates
 from meshwright.solver.search.frontier import INNER
 from meshwright.solver.search.priced_space import priced_rows
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.search import search
-from meshwright.solver.search.splits import best_splits
 from meshwright.solver.space.enumerate import searched_space
 from tests.problems.small_problems import small_problems
-from tests.property.exhaustive import exhaust, simulated_s
+from tests.property.exhaustive import candidates_s, exhaust_all
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = int(os.environ.get("SEARCH_EXAMPLES", "12"))
@@ -50,11 +48,9 @@ def best_of_layouts_s(rows: Rows) -> list[float]:
     """The least simulation among the candidates of every layout's rows, ascending; nothing is skipped."""
     outer = [getattr(rows.columns, f.name) for f in fields(Columns) if f.name not in INNER]
     best: dict[tuple[int, ...], float] = {}
-    for row, split in enumerate(best_splits(rows)):
-        if split is not None:
-            layout = tuple(int(values[row]) for values in outer)
-            tried = [simulated_s(rows, row, one) for one in candidates(rows.take([row]), split)]
-            best[layout] = min(*tried, best.get(layout, np.inf), np.inf)
+    for row, tried in candidates_s(rows):
+        layout = tuple(int(values[row]) for values in outer)
+        best[layout] = min(tried, best.get(layout, np.inf))
     return sorted(best.values())
 
 
@@ -70,7 +66,7 @@ def test_the_ranking_the_bound_and_the_least_objective_are_those_of_trying_every
     assert answer.status == ("optimal" if scores else "infeasible")
     if not scores:
         return
-    every = [exhaust(rows, row) for row in range(len(rows))]
+    every = exhaust_all(rows)
     fastest = min(float(one.simulated_s.min(initial=np.inf)) for one in every)
     least = min(float(one.objective_s.min(initial=np.inf)) for one in every)
     assert answer.bound_step_time_s is not None
