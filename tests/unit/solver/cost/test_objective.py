@@ -1,21 +1,20 @@
 """What plans are ranked by: every objective against brute force over the plans of a step-time search."""
 
 from dataclasses import replace
-from functools import cache
 
 import pytest
 
 from meshwright.profiles.cluster import BUSY_SHARE, WAITING_SHARE, Reliability, power_of
 from meshwright.profiles.profile import Profile, default_profile
-from meshwright.solver.answer import Answer, Plan
+from meshwright.solver.answer import Plan
 from meshwright.solver.cost.objective import outlook_of
 from meshwright.solver.explain.remedies import fastest_run
-from meshwright.solver.planner.plan import ask
 from meshwright.solver.planner.variants import score_s
 from meshwright.solver.problem import Objective, Problem
 from meshwright.solver.search.search import search
 from meshwright.solver.space import enumerate as candidates
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
+from tests.problems.asked import answered
 
 SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
 GPU = a_gpu(power_watts=700.0)
@@ -36,11 +35,6 @@ def profile_of(problem: Problem) -> Profile:
     return default_profile(problem.cluster, problem.launcher)
 
 
-def answered(problem: Problem) -> Answer:
-    return ask(problem, profile_of(problem))
-
-
-@cache
 def every_layout(nodes: int = 2, **options: object) -> tuple[Plan, ...]:
     """All layouts of a space, by step time."""
     return answered(small(nodes, top_k=10_000, **options)).plans
@@ -77,7 +71,7 @@ def test_the_best_of_every_gpu_count_is_the_best_of_all(objective: Objective) ->
     counts = (1, 2)
     free = small(objective=objective, num_nodes=counts)
     profile = profile_of(free)
-    answer = ask(free, profile)
+    answer = answered(free)
     assert answer.status == "optimal"
     everyone = [
         score_s(free, profile, plan.config, plan.prediction)
@@ -220,7 +214,7 @@ def test_a_deadline_that_all_miss_is_said_of_the_candidates_that_were_searched(
 ) -> None:
     # 130 million candidates of a large model would be written down for it, 7 GB
     monkeypatch.setattr(candidates, "_NAMED", 0)
-    answer = answered(small(deadline_days=0.01, total_tokens=10**11))
+    answer = answered(small(deadline_days=0.01, total_tokens=10**11), anew=True)
     assert (answer.status, answer.space) == ("infeasible", "usual")
     assert answer.infeasible is not None
     assert answer.infeasible.reasons[0].startswith("deadline: the fastest plan takes ")

@@ -6,13 +6,13 @@ import pytest
 
 from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.profiles import profile_with
-from meshwright.solver.answer import Answer, ParetoFront, ParetoPoint
+from meshwright.solver.answer import ParetoFront, ParetoPoint
 from meshwright.solver.planner.pareto import STEP, undominated
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_model, a_plan, a_prediction, a_problem
+from tests.problems.asked import answered
 
 SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
 
@@ -25,12 +25,8 @@ def small(nodes: int = 1, **options: object) -> Problem:
     )
 
 
-def answered(problem: Problem) -> Answer:
-    return ask(problem, default_profile(problem.cluster, problem.launcher))
-
-
-def front(problem: Problem) -> ParetoFront:
-    found = answered(problem).pareto
+def front(problem: Problem, *, anew: bool = False) -> ParetoFront:
+    found = answered(problem, anew=anew).pareto
     assert found is not None
     return found
 
@@ -111,7 +107,7 @@ def test_a_front_of_too_many_rows_does_not_blame_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("meshwright.solver.planner.pareto.is_too_large", lambda _: True)
-    found = front(small(pareto=True))
+    found = front(small(pareto=True), anew=True)
     assert not found.complete
     assert "time limit" not in found.claim
     assert "too many configurations" in found.claim
@@ -124,7 +120,7 @@ def test_a_front_that_ends_with_its_number_of_points_says_that_lighter_layouts_r
     assert whole.complete
     assert len(whole.points) > 1
     monkeypatch.setattr("meshwright.solver.planner.pareto._MOST_POINTS", 1)
-    found = front(small(pareto=True))
+    found = front(small(pareto=True), anew=True)
     assert not found.complete
     assert "lighter layouts remain" in found.claim
     assert "time limit" not in found.claim

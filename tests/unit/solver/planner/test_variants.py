@@ -104,7 +104,8 @@ def test_what_one_launcher_runs_on_fewer_gpus_is_searched_under_all() -> None:
 
 
 def test_a_plan_names_every_launcher_that_can_run_it() -> None:
-    asked = replace(small(top_k=1, pin={"context_parallel_size": 1}, pareto=True), launcher="any")
+    pin = {"context_parallel_size": 1, "micro_batch_size": 1}
+    asked = replace(small(top_k=1, pin=pin, pareto=True), launcher="any")
     answer = answered(asked)
     assert answer.pareto is not None
     for plan in (answer.plans[0], *(point.plan for point in answer.pareto.points)):

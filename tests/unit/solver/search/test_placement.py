@@ -19,43 +19,39 @@ from meshwright.solver.search.placement.frontier import PlacedFrontier
 from meshwright.solver.search.placement.replicas import best_split, shares_of
 from meshwright.solver.search.placement.rows import choices_of
 from meshwright.solver.search.proof import least_objective
-from meshwright.solver.search.search import search
 from tests.builders import INFINIBAND
+from tests.problems.asked import searched
 from tests.problems.mixed_clusters import a_group, a_mixed_problem, outer_space
 
 FAST, SLOW_GROUP = a_group(speed=1.0, slug="fast"), a_group(speed=0.4, slug="slow")
 
 
-def answered(problem: Problem) -> Answer:
-    return search(problem, default_profile(problem.cluster, problem.launcher))
-
-
 def best_s(problem: Problem) -> float:
-    return answered(problem).plans[0].prediction.step_time_s
+    return searched(problem).plans[0].prediction.step_time_s
 
 
 def test_permuting_the_groups_changes_no_step_time() -> None:
-    one = answered(a_mixed_problem((FAST, SLOW_GROUP)))
-    other = answered(a_mixed_problem((SLOW_GROUP, FAST)))
+    one = searched(a_mixed_problem((FAST, SLOW_GROUP)))
+    other = searched(a_mixed_problem((SLOW_GROUP, FAST)))
     steps = [[plan.prediction.step_time_s for plan in answer.plans] for answer in (one, other)]
     assert steps[0] == pytest.approx(steps[1], rel=1e-9)
 
 
 def test_an_answer_from_a_sample_of_the_rows_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = a_mixed_problem((FAST, SLOW_GROUP))
-    whole = answered(problem)
+    whole = searched(problem)
     assert whole.status == "optimal"
     monkeypatch.setattr("meshwright.solver.search.placement.rows._MOST_ROWS", 20)
-    sample = answered(problem)
+    sample = searched(problem, anew=True)
     assert sample.status == "feasible"
     assert sample.plans[0].prediction.step_time_s >= whole.plans[0].prediction.step_time_s
 
 
 def test_an_answer_from_a_sample_of_the_berths_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = a_mixed_problem((FAST, SLOW_GROUP))
-    whole = answered(problem)
+    whole = searched(problem)
     monkeypatch.setattr("meshwright.solver.search.placement.frontier._MOST_CHOICES", 4)
-    sample = answered(problem)
+    sample = searched(problem, anew=True)
     assert (sample.status, sample.bound_step_time_s, sample.gap) == ("feasible", None, None)
     assert sample.plans[0].prediction.step_time_s >= whole.plans[0].prediction.step_time_s
     for plan in sample.plans:
@@ -68,7 +64,7 @@ def test_more_time_is_not_advised_where_a_sample_of_placements_is_all_that_is_se
     small = [a_group(speed=1.0, memory_gib=1.0, slug=slug) for slug in ("fast", "slow")]
     monkeypatch.setattr("meshwright.solver.search.placement.rows._MOST_ROWS", 20)
     problem = a_mixed_problem((small[0], replace(small[1], num_nodes=2)))
-    answer = answered(problem)
+    answer = searched(problem, anew=True)
     assert (answer.status, answer.plans) == ("unknown", ())
     assert verdict_of(answer, problem).certainty[1].startswith("More time alone will not help")
 
@@ -94,8 +90,8 @@ def test_choices_of_berths_are_counted_and_listed_as_their_product() -> None:
 
 
 def test_a_homogeneous_cluster_told_as_two_equal_groups_gives_the_homogeneous_answer() -> None:
-    whole = answered(a_mixed_problem((replace(FAST, num_nodes=2),), between=None))
-    halves = answered(a_mixed_problem((FAST, FAST), between=INFINIBAND))
+    whole = searched(a_mixed_problem((replace(FAST, num_nodes=2),), between=None))
+    halves = searched(a_mixed_problem((FAST, FAST), between=INFINIBAND))
     assert [plan.config for plan in whole.plans] == [plan.config for plan in halves.plans]
     assert whole.plans[0].prediction == halves.plans[0].prediction
 
@@ -122,7 +118,7 @@ def test_a_limit_on_gpus_holds_for_the_stages_together() -> None:
         pins = {"pipeline_parallel_size": 2, "data_parallel_size": 1, "micro_batch_size": 1}
         options = {"top_k": top_k, "certify": "none", "pin": pins, "constraints": constraints}
         problem = a_mixed_problem((FAST, SLOW_GROUP), **options)  # type: ignore[arg-type]
-        return [plan.config.num_gpus for plan in answered(problem).plans]
+        return [plan.config.num_gpus for plan in searched(problem).plans]
 
     free = gpus()
     assert set(free) == {2, 3, 4}
@@ -136,10 +132,10 @@ def test_a_limit_on_gpus_holds_for_the_stages_together() -> None:
 
 def test_the_least_closed_form_of_all_placements_is_proved() -> None:
     pins = {"zero_stage": 0, "micro_batch_size": 1}
-    answer = answered(a_mixed_problem((FAST, SLOW_GROUP), certify="none", top_k=1, pin=pins))
+    answer = searched(a_mixed_problem((FAST, SLOW_GROUP), certify="none", top_k=1, pin=pins))
     assert answer.objective_gap == 0.0
     assert answer.objective_excess is not None
-    many = answered(a_mixed_problem((FAST, SLOW_GROUP), certify="none", top_k=100, pin=pins))
+    many = searched(a_mixed_problem((FAST, SLOW_GROUP), certify="none", top_k=100, pin=pins))
     least = min(plan.objective_s for plan in many.plans)
     assert answer.plans[0].objective_s * (1.0 - answer.objective_excess) <= least * (1 + 1e-9)
 
@@ -155,7 +151,7 @@ def test_the_least_closed_form_is_known_where_classes_left_no_field_to_solve() -
 def test_every_plan_reads_back_from_json_and_passes_the_check() -> None:
     problem = a_mixed_problem((FAST, SLOW_GROUP), top_k=100, pin={"micro_batch_size": 1, "zero_stage": 0})
     profile = default_profile(problem.cluster, "none")
-    answer = search(problem, profile)
+    answer = searched(problem)
     assert any(plan.config.replicas for plan in answer.plans)
     assert any(plan.config.stage_groups for plan in answer.plans)
     for plan in answer.plans:
@@ -167,7 +163,7 @@ def test_every_plan_reads_back_from_json_and_passes_the_check() -> None:
 def test_the_check_counts_the_gpus_and_bytes_of_each_group() -> None:
     problem = a_mixed_problem((FAST, SLOW_GROUP))
     profile = default_profile(problem.cluster, "none")
-    plan = next(p for p in search(problem, profile).plans if p.config.stage_groups)
+    plan = next(p for p in searched(problem).plans if p.config.stage_groups)
     stage = plan.config.stage_groups[0]
     more = replace(stage, num_gpus=stage.num_gpus + 1)
     wrong = replace(plan.config, stage_groups=(more, *plan.config.stage_groups[1:]))
@@ -209,7 +205,7 @@ def test_the_split_of_a_batch_minimises_the_largest_share() -> None:
 
 def test_launchers_that_cannot_place_stages_say_so() -> None:
     problem = replace(a_mixed_problem((FAST, SLOW_GROUP)), launcher="megatron-lm")
-    warnings = answered(problem).warnings
+    warnings = searched(problem).warnings
     assert any("the slowest GPU (slow) sets the pace of every stage" in warning for warning in warnings)
 
 
@@ -218,7 +214,7 @@ def classes_of(answer: Answer) -> list[tuple[Configuration, ...]]:
 
 
 def test_a_prescribed_split_is_every_class_s_split() -> None:
-    answer = answered(a_mixed_problem((FAST, SLOW_GROUP), stage_layers=(3, 1), top_k=100))
+    answer = searched(a_mixed_problem((FAST, SLOW_GROUP), stage_layers=(3, 1), top_k=100))
     assert any(plan.config.replicas for plan in answer.plans)
     assert {one.stage_layers for classes in classes_of(answer) for one in classes} == {(3, 1)}
     wrong = replace(answer.plans[0].config, stage_layers=(1, 3))
@@ -236,7 +232,7 @@ def test_a_prescribed_split_is_every_class_s_split() -> None:
     ],
 )
 def test_limits_on_micro_batches_hold_for_each_class(limit: object, fewest: int, most: int) -> None:
-    answer = answered(a_mixed_problem((FAST, SLOW_GROUP), top_k=100, **limit))  # type: ignore[arg-type]
+    answer = searched(a_mixed_problem((FAST, SLOW_GROUP), top_k=100, **limit))  # type: ignore[arg-type]
     assert any(plan.config.replicas for plan in answer.plans)
     numbers = [one.num_microbatches for classes in classes_of(answer) for one in classes]
     assert min(numbers) >= fewest
@@ -245,7 +241,7 @@ def test_limits_on_micro_batches_hold_for_each_class(limit: object, fewest: int,
 
 def test_limits_on_all_replicas_together_leave_no_unlike_classes() -> None:
     for limit in ({"pin": {"data_parallel_size": 2}}, {"constraints": ("num_gpus <= 2",)}):
-        answer = answered(a_mixed_problem((FAST, SLOW_GROUP), top_k=100, **limit))
+        answer = searched(a_mixed_problem((FAST, SLOW_GROUP), top_k=100, **limit))
         assert answer.plans
         assert not any(plan.config.replicas for plan in answer.plans)
     assert all(plan.config.num_gpus <= 2 for plan in answer.plans)
@@ -253,7 +249,7 @@ def test_limits_on_all_replicas_together_leave_no_unlike_classes() -> None:
 
 def test_sizes_of_unlike_classes_add_up() -> None:
     problem = a_mixed_problem((FAST, SLOW_GROUP), top_k=100, pin={"micro_batch_size": 1, "zero_stage": 0})
-    configs = [plan.config for plan in answered(problem).plans if plan.config.replicas]
+    configs = [plan.config for plan in searched(problem).plans if plan.config.replicas]
     assert configs
     for config in configs:
         assert config.data_parallel_size == sum(one.data_parallel_size for one in config.replicas)
@@ -275,6 +271,6 @@ def test_sizes_of_unlike_classes_add_up() -> None:
 def test_slices_that_a_request_names_are_searched_however_short(limit: dict[str, object]) -> None:
     # 2 048 tokens in two slices of 1 024, half of what is tried otherwise
     problem = a_mixed_problem((FAST, SLOW_GROUP), certify="none", top_k=1, **limit)  # type: ignore[arg-type]
-    answer = answered(replace(problem, workload=replace(problem.workload, seq_length=2048)))
+    answer = searched(replace(problem, workload=replace(problem.workload, seq_length=2048)))
     assert answer.status == "optimal"
     assert answer.plans[0].config.context_parallel_size == 2
