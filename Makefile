@@ -27,7 +27,7 @@ test: $(STAMP) ## all tests, with their own PostgreSQL and Redis; WITH=torch, WI
 ifdef WITH
 	@OMP_NUM_THREADS=2 MESHWRIGHT_TEST_TORCH=1 MESHWRIGHT_TEST_BROWSER=1 .ci/environment $(WITH) python -m pytest tests/$(WITH) $(ARGS)
 else
-	@$(BIN)/python -m pytest -m "not alone" --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -m "not alone" --numprocesses auto --dist loadfile --no-loadscope-reorder
 	@$(BIN)/python -m pytest -m alone # what is promised in seconds, with the machine to itself
 endif
 

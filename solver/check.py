@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from itertools import chain
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import ClusterSpec, NodeGroup, host_of
@@ -25,8 +26,14 @@ from meshwright.solver.configuration import (
     plan_id_of,
 )
 from meshwright.solver.cost.memory import memory_budget_bytes
-from meshwright.solver.cost.pipelines import alike, placed_pipeline
-from meshwright.solver.predict import objective_of, predict_mixed, predictions_and_objectives, share_of
+from meshwright.solver.cost.pipelines import PlacedPipeline, alike
+from meshwright.solver.predict import (
+    objective_of,
+    pipelines_of,
+    predict_mixed,
+    predictions_and_objectives,
+    share_of,
+)
 from meshwright.solver.problem import Problem, problem_digest, usable_gpus
 from meshwright.solver.space.launcher_rules import is_a_row, own_faults
 from meshwright.solver.space.request_rules import constraint_of, holds_for, names_of
@@ -175,10 +182,10 @@ def placed_violations(problem: Problem, profile: Profile, plan: Plan | Configura
     if faults:
         return
     yield from broken_on_groups(problem, config)
-    for one in config.replicas or (config,):
-        yield from _placed_memory_faults(share_of(problem, one), profile, one)
+    pipelines = pipelines_of(problem, profile, config)
+    yield from chain.from_iterable(map(_placed_memory_faults, pipelines))
     if isinstance(plan, Plan):
-        yield from _placed_plan_faults(problem, profile, plan)
+        yield from _placed_plan_faults(problem, profile, plan, pipelines)
 
 
 def _placed_configuration_faults(problem: Problem, config: Configuration) -> Iterator[str]:
@@ -255,9 +262,8 @@ def _rule_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         yield from (f"{stage.group}: {rule.name}" for bit, rule in enumerate(rules) if mask >> bit & 1)
 
 
-def _placed_memory_faults(problem: Problem, profile: Profile, config: Configuration) -> Iterator[str]:
+def _placed_memory_faults(pipeline: PlacedPipeline) -> Iterator[str]:
     """Every stage stays within the budget of its own GPU."""
-    pipeline = placed_pipeline(problem, profile, config)
     budgets = pipeline.budgets_bytes()
     for number, (stage, budget) in enumerate(zip(pipeline.stages, budgets, strict=True)):
         used = sum(stage.memory_bytes().values())
@@ -265,16 +271,19 @@ def _placed_memory_faults(problem: Problem, profile: Profile, config: Configurat
             yield f"stage {number} needs {used} bytes, the budget is {budget:.0f}"
 
 
-def _placed_plan_faults(problem: Problem, profile: Profile, plan: Plan) -> Iterator[str]:
+def _placed_plan_faults(
+    problem: Problem, profile: Profile, plan: Plan, pipelines: Sequence[PlacedPipeline]
+) -> Iterator[str]:
     """Name, rank, objective and prediction."""
     if plan.plan_id != plan_id_of(problem_digest(problem), plan.config):
         yield "plan_id does not name this configuration"
     if plan.rank < 1:
         yield "rank must be at least 1"
-    expected = objective_of(problem, profile, plan.config)
+    expected = objective_of(problem, profile, plan.config, pipelines)
     if not math.isclose(plan.objective_s, expected, rel_tol=_RELATIVE):
         yield f"objective_s is {plan.objective_s}, should be {expected}"
-    found, right = asdict(plan.prediction), asdict(predict_mixed(problem, profile, plan.config))
+    found = asdict(plan.prediction)
+    right = asdict(predict_mixed(problem, profile, plan.config, pipelines))
     for name, value in right.items():
         exact = not isinstance(value, float)
         if (found[name] != value) if exact else not math.isclose(found[name], value, rel_tol=_RELATIVE):

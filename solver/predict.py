@@ -343,9 +343,9 @@ def _log_time_sigma(pipeline: PlacedPipeline) -> float:
     return float(max(sigmas))
 
 
-def predict_placed(problem: Problem, profile: Profile, config: Configuration) -> Prediction:
+def _predict_placed(problem: Problem, profile: Profile, pipeline: PlacedPipeline) -> Prediction:
     """The prediction of a configuration with ``stage_groups``: one pipeline, all replicas alike."""
-    pipeline = placed_pipeline(problem, profile, config)
+    config = pipeline.config
     finish = pipeline.finish_s()
     ends = [end + stage.tail_s for end, stage in zip(finish, pipeline.stages, strict=True)]
     last = int(np.argmax(ends))
@@ -392,24 +392,35 @@ def groups_of(fleet: Fleet, config: Configuration) -> tuple[int, ...]:
     return tuple(fleet.names.index(one.stage_groups[0].group) for one in config.replicas)
 
 
-def objective_of(problem: Problem, profile: Profile, config: Configuration) -> float:
+def pipelines_of(problem: Problem, profile: Profile, config: Configuration) -> list[PlacedPipeline]:
+    """The pipeline of a placed configuration, priced; those of its classes where replicas are unlike."""
+    return [placed_pipeline(share_of(problem, one), profile, one) for one in config.replicas or (config,)]
+
+
+def objective_of(
+    problem: Problem, profile: Profile, config: Configuration, pipelines: Sequence[PlacedPipeline]
+) -> float:
     """The closed form of a placed configuration: the slowest class's, with the exchange between them."""
+    slowest = max(one.objective_s for one in pipelines)
     if not config.replicas:
-        return placed_pipeline(problem, profile, config).objective_s
+        return slowest
     fleet = Fleet.of(problem, profile)
-    classes = [placed_pipeline(share_of(problem, one), profile, one).objective_s for one in config.replicas]
-    return max(classes) + fleet.exchange_s(groups_of(fleet, config))
+    return slowest + fleet.exchange_s(groups_of(fleet, config))
 
 
-def predict_mixed(problem: Problem, profile: Profile, config: Configuration) -> Prediction:
+def predict_mixed(
+    problem: Problem, profile: Profile, config: Configuration, pipelines: Sequence[PlacedPipeline] = ()
+) -> Prediction:
     """The prediction of a configuration with ``stage_groups`` or with unlike ``replicas``.
 
     The slowest class's time and its causes, and the exchange of gradients behind it; memory of the stages
-    of all classes one after the other, heaviest by its own GPU's limit.
+    of all classes one after the other, heaviest by its own GPU's limit. ``pipelines``: ``pipelines_of`` it,
+    where they are known.
     """
+    pipelines = pipelines or pipelines_of(problem, profile, config)
+    classes = [_predict_placed(share_of(problem, one.config), profile, one) for one in pipelines]
     if not config.replicas:
-        return predict_placed(problem, profile, config)
-    classes = [predict_placed(share_of(problem, one), profile, one) for one in config.replicas]
+        return classes[0]
     slowest = max(classes, key=lambda one: one.step_time_s)
     fleet = Fleet.of(problem, profile)
     exchange = fleet.exchange_s(groups_of(fleet, config))

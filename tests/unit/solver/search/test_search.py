@@ -1,7 +1,6 @@
 """Whole searches on real prices: proofs, limits, interruption, repeatability."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -23,7 +22,6 @@ from meshwright.solver.search.search import _prove, search
 from meshwright.solver.space.enumerate import enumerate_space, searched_space
 from meshwright.solver.space.factored import rows_of
 from tests.builders import a_cluster, a_configuration, a_gpu, a_model, a_moe_model, a_problem
-from tests.processes.cpu_clock import count_cpu_seconds, count_seconds
 
 
 def small_problem(**options: object) -> Problem:
@@ -141,15 +139,6 @@ def test_gpus_that_do_not_factor_are_left_out_and_the_answer_says_so() -> None:
     assert answer.warnings[0].startswith("at most 16 of 24 GPUs are used")
 
 
-@pytest.fixture
-def cpu_clock() -> Iterator[None]:
-    """Limits are CPU seconds: how busy the machine is changes no answer."""
-    count_cpu_seconds()
-    yield
-    count_seconds()
-
-
-@pytest.mark.usefixtures("cpu_clock")
 def test_a_time_limit_of_nothing_still_gives_a_plan_and_claims_nothing_of_it() -> None:
     answer = answer_to(small_problem(time_limit_s=0.0))
     assert (answer.status, len(answer.plans), answer.certified_by) == ("feasible", 1, ())
