@@ -88,6 +88,7 @@ def jobs_over(database: Database, engine: JobEngine) -> Jobs:
     return Jobs(database, engine, PollingQueue(), queue_timeout_s=3600.0)
 
 
+@pytest.mark.alone
 def test_f22_a_job_with_ten_thousand_plans_is_stored_and_read_in_pages(
     database: Database, engine: JobEngine
 ) -> None:

@@ -153,6 +153,7 @@ def test_ctrl_c_in_the_terminal_ends_everything_quietly_even_while_it_starts(tmp
     assert "Traceback" not in said
 
 
+@pytest.mark.alone
 def test_an_open_long_poll_does_not_hold_up_the_servers_end(tmp_path: Path) -> None:
     with serving({**settings_in(tmp_path), "workers": "0"}) as running:
         job = running.post_job(PROBLEM)
@@ -206,7 +207,7 @@ def test_a_worker_outlives_a_heavy_search_that_is_cancelled_and_takes_the_next_j
         "cluster": {"name": "dgx-h100", "num_nodes": 256},
         "workload": {"global_batch_size": 4096, "seq_length": 4096},
         "launcher": "none",
-        "search": {"time_limit_s": 5, "allow": ["offload"]},
+        "search": {"time_limit_s": 2, "allow": ["offload"]},
     }
     with serving({**settings_in(tmp_path), "workers": "1"}) as server:
         workers = workers_of(server.process)

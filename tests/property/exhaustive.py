@@ -86,7 +86,7 @@ def _exhausted(rows: Rows, splits: dict[int, list[tuple[int, ...]]]) -> Iterator
     end = 0
     for own in splits.values():
         start, end = end, end + len(own)
-        able = start + np.flatnonzero(fits[start:end])
+        able: list[int] = (start + np.flatnonzero(fits[start:end])).tolist()
         yield Exhaustive(
             splits=[own[at - start] for at in able],
             objective_s=objectives[able],

@@ -78,9 +78,9 @@ def test_a_peer_that_takes_too_long_is_stopped_with_all_that_it_started(tmp_path
     began = time.monotonic()
     with pytest.raises(UnavailableError, match="not done when time was up"):
         ask("it", python(code), {}, Budget(limit_s=2.0))
-    assert time.monotonic() - began < 10.0
+    assert time.monotonic() - began < 50.0
     while not is_gone(pid.read_text()):  # a killed process may be seen for a moment
-        assert time.monotonic() - began < 10.0
+        assert time.monotonic() - began < 50.0
         time.sleep(0.02)
     with pytest.raises(UnavailableError, match="time is up"):
         ask("it", python("pass"), {}, Budget(limit_s=0.0))

@@ -120,7 +120,7 @@ def test_the_files_of_a_way_start_it_from_a_whole_checkpoint(answer_file: Path, 
         environment = {"PATH": "/usr/bin:/bin", "START": "echo", "CHECKPOINTS": str(saved), **given}
         words = ["bash", str(tmp_path / "run" / "resume.sh"), "--exit-interval", "5"]
         done = subprocess.run(
-            words, capture_output=True, text=True, env=environment, timeout=10, check=False
+            words, capture_output=True, text=True, env=environment, timeout=100, check=False
         )
         return done.returncode, done.stdout + done.stderr
 

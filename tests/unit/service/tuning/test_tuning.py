@@ -80,7 +80,7 @@ def test_a_hung_run_is_killed_with_all_that_it_started(
     began = time.monotonic()
     found = run(tmp_path, script, limit_s=1.0)
     assert found.outcome == "hung"
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 100  # the run itself would sleep for 600
     state = Path(
         f"/proc/{int((tmp_path / 'rank.pid').read_text())}/stat"
     )  # gone, or dead and not yet buried
