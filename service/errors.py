@@ -3,6 +3,7 @@
 ServiceError
 ├── NotFoundError              no such job or plan for this tenant
 ├── NotReadyError              the job has no answer (yet)
+├── MissingExtraError          what it would take is not installed here
 ├── IdempotencyConflictError   the key was used with another body
 ├── BadPageTokenError          the page token is not one of ours
 ├── TooManyRequestsError       this tenant has asked for as much as it may
@@ -37,6 +38,12 @@ class NotReadyError(ServiceError):
     def __init__(self, message: str, *, finished: bool) -> None:
         self.finished = finished
         super().__init__(message)
+
+
+class MissingExtraError(ServiceError):
+    """What this would take is not installed where the service runs."""
+
+    code = "missing_extra"
 
 
 class IdempotencyConflictError(ServiceError):

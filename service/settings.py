@@ -57,6 +57,10 @@ class Settings(BaseSettings):
     worker_memory_bytes: int | None = Field(
         default=None, ge=2**29, description="a search that wants more fails; None: no limit"
     )
+    verify_memory_bytes: int = Field(
+        default=8 * 2**30, ge=2**30, description="a launcher's process that wants more fails"
+    )
+    verify_time_s: Seconds = Field(default=600.0, description="the same in seconds")
     auto_migrate: bool | None = Field(default=None, description="None: on SQLite only")
     database_wait_s: float = Field(
         default=60.0,

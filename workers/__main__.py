@@ -19,16 +19,20 @@ from meshwright.service import telemetry as logs
 from meshwright.service.db import migrations
 from meshwright.service.db.database import DATABASE_AWAY, Database
 from meshwright.service.jobs.engine import JobEngine
-from meshwright.service.jobs.queue import queue_for
+from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.jobs.queue import QUEUE_NAME, VERIFY_QUEUE_NAME, queue_for
 from meshwright.service.jobs.retention import Retention
 from meshwright.service.jobs.sweeps import Sweeps
 from meshwright.service.settings import Settings, fault_of
-from meshwright.workers.poller import poll, prune, sweep
+from meshwright.service.stores.verifications import Verifications
+from meshwright.workers.poller import poll, prune, repeat, sweep
 from meshwright.workers.runner import Runner, SearchCall
 from meshwright.workers.search import StoredSearch
+from meshwright.workers.verifying import verify_next
 
 PARENT_LOOK_S = 1.0
 DATABASE_LOOK_S = 1.0
+VERIFY_LOOK_S = 1.0  # of a worker that searches, at plans to be verified
 
 
 def main(argv: list[str] | None = None, *, search: SearchCall | None = None) -> int:
@@ -50,7 +54,10 @@ def main(argv: list[str] | None = None, *, search: SearchCall | None = None) -> 
         signal.signal(number, lambda *_: leaving.set())
     if arguments.parent_pid is not None:
         _start(lambda: _watch_parent(arguments.parent_pid, leaving), leaving)
-    _work(settings, search, leaving, celery=arguments.celery)
+    if arguments.verify:
+        _verify(settings, leaving, celery=arguments.celery)
+    else:
+        _work(settings, search, leaving, celery=arguments.celery)
     return 0
 
 
@@ -81,14 +88,54 @@ def _work(settings: Settings, search: SearchCall | None, leaving: threading.Even
     )
     if celery and settings.redis_url:
         from meshwright.workers.celery_app import run_celery  # noqa: PLC0415 - embedded workers do without Celery
+        from meshwright.workers.tasks import register  # noqa: PLC0415 - the same
 
         slow = settings.slow_poll_s
         _start(lambda: poll(runner, every_s=slow, leaving=leaving, min_age_s=slow), leaving)
-        run_celery(settings.redis_url, runner, leaving=leaving)
+        run_celery(settings.redis_url, lambda app: register(app, runner), queue=QUEUE_NAME, leaving=leaving)
     else:
+        following = _following(settings, database)
+        _start(lambda: repeat(following, every_s=VERIFY_LOOK_S, leaving=leaving), leaving)
         poll(runner, every_s=settings.poll_s, leaving=leaving)
     runner.wait_idle()
     database.close()
+
+
+def _verify(settings: Settings, leaving: threading.Event, *, celery: bool) -> None:
+    """Put plans before their launchers, and do nothing else."""
+    database = Database(settings.database_url)
+    _require_schema(database, leaving)
+    following = _following(settings, database)
+    if celery and settings.redis_url:
+        from meshwright.workers.celery_app import run_celery  # noqa: PLC0415 - embedded workers do without Celery
+        from meshwright.workers.tasks import register_verifying  # noqa: PLC0415 - the same
+
+        _start(lambda: repeat(following, every_s=settings.slow_poll_s, leaving=leaving), leaving)
+        run_celery(
+            settings.redis_url,
+            lambda app: register_verifying(app, following),
+            queue=VERIFY_QUEUE_NAME,
+            leaving=leaving,
+        )
+    else:
+        repeat(following, every_s=settings.poll_s, leaving=leaving)
+    database.close()
+
+
+def _following(settings: Settings, database: Database) -> Callable[[], bool]:
+    """Verifies the plan that waits longest; several callers in one process take turns."""
+    engine = JobEngine(database, lease_s=settings.lease_s)
+    queue = queue_for(settings.redis_url)
+    jobs = Jobs(database, engine, queue, queue_timeout_s=settings.queue_timeout_s)
+    store, turn = Verifications(database, jobs, queue), threading.Lock()
+
+    def following() -> bool:
+        with turn:
+            return verify_next(
+                store, memory_bytes=settings.verify_memory_bytes, time_s=settings.verify_time_s
+            )
+
+    return following
 
 
 def _require_schema(database: Database, leaving: threading.Event) -> None:
@@ -115,6 +162,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--database-url", help="default: MESHWRIGHT_DATABASE_URL")
     parser.add_argument("--redis-url", help="default: MESHWRIGHT_REDIS_URL")
     parser.add_argument("--celery", action="store_true", help="take wake-ups from Redis, poll slowly")
+    parser.add_argument("--verify", action="store_true", help="verify plans and do nothing else")
     parser.add_argument("--parent-pid", type=int, help="leave when this parent process is gone")
     return parser.parse_args(argv)
 

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 
 from celery import Celery
 from celery.signals import setup_logging, worker_shutting_down
 from celery.worker import state
 
-from meshwright.service.jobs.queue import QUEUE_NAME, publisher_conf
-from meshwright.workers.runner import Runner
-from meshwright.workers.tasks import register
+from meshwright.service.jobs.queue import publisher_conf
 
 BLOCKING_READ_S = 10.0  # the worker's Redis socket waits in a blocking read longer than a publisher's
 
 
-def run_celery(redis_url: str, runner: Runner, *, leaving: threading.Event) -> None:
-    """Consume hints until SIGTERM or ``leaving``; the running search is stopped and its job given back."""
+def run_celery(
+    redis_url: str, add_task: Callable[[Celery], None], *, queue: str, leaving: threading.Event
+) -> None:
+    """Consume the hints of one queue until SIGTERM or ``leaving``, which stops what runs."""
 
     def leave(**_details: object) -> None:
         leaving.set()
@@ -34,9 +35,9 @@ def run_celery(redis_url: str, runner: Runner, *, leaving: threading.Event) -> N
     threading.Thread(target=stop_consuming, daemon=True).start()
     setup_logging.connect(_keep_logging)  # Celery then leaves the process's own logging alone
     app = make_app(redis_url)
-    register(app, runner)
+    add_task(app)
     alone = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-    app.worker_main(["--quiet", "worker", "--pool=solo", *alone, f"--queues={QUEUE_NAME}"])
+    app.worker_main(["--quiet", "worker", "--pool=solo", *alone, f"--queues={queue}"])
 
 
 def make_app(redis_url: str) -> Celery:

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 def poll(runner: Runner, *, every_s: float, leaving: threading.Event, min_age_s: float = 0.0) -> None:
     """Run queued jobs one after another until ``leaving``; look again ``every_s`` when there is none."""
-    _repeat(lambda: runner.run_next(min_age_s=min_age_s), every_s=every_s, leaving=leaving)
+    repeat(lambda: runner.run_next(min_age_s=min_age_s), every_s=every_s, leaving=leaving)
 
 
 def sweep(
@@ -34,7 +34,7 @@ def sweep(
 ) -> None:
     """Sweep while this worker leads, and publish again what waits: this is the outbox of submitting."""
     lead_s = LEAD_SWEEPS * every_s
-    _repeat(
+    repeat(
         lambda: engine.leads(worker, lead_s) and sweep_once(engine, queue, sweeps),
         every_s=every_s,
         leaving=leaving,
@@ -56,14 +56,14 @@ def prune(
     engine: JobEngine, retention: Retention, *, worker: str, every_s: float, leaving: threading.Event
 ) -> None:
     """Forget what is too old while this worker leads, a batch at a time."""
-    _repeat(
+    repeat(
         lambda: engine.leads(worker, LEAD_SWEEPS * every_s) and retention.prune().may_be_more,
         every_s=every_s,
         leaving=leaving,
     )
 
 
-def _repeat(step: Callable[[], bool], *, every_s: float, leaving: threading.Event) -> None:
+def repeat(step: Callable[[], bool], *, every_s: float, leaving: threading.Event) -> None:
     """Call ``step`` until ``leaving``: at once after True, after a pause else, slower after failures."""
     pause_s = every_s
     while not leaving.is_set():

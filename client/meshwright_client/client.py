@@ -25,10 +25,12 @@ from meshwright_client.plans import (
     ProfilePage,
     Replan,
     StoredProfile,
+    Verification,
 )
 from meshwright_client.transport import Transport
 from meshwright_client.waiting import OnProgress, Waiting
 
+VERIFY_LOOK_S = 1.0
 PAGE_SIZE = 200  # the most that the service gives at once
 Json = Mapping[str, Any]
 Page = TypeVar("Page", JobPage, PlanPage, ProfilePage)
@@ -173,6 +175,24 @@ class Client:
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         path = f"/v1/plans/{plan_id}/measurements"
         return decoded(Learnt, self._transport.ask("POST", path, json=dict(measured), headers=headers))
+
+    def verify(self, plan: Plan | str, *, timeout_s: float = 900.0) -> Verification:
+        """Let the plan's launcher build it without a GPU, and wait for what it says.
+
+        Raises:
+            NotReadyError: its environment is not installed where the service runs; the message says how.
+            TimeoutError: it takes longer than ``timeout_s``.
+        """
+        plan_id = plan if isinstance(plan, str) else plan.plan_id
+        found = decoded(Verification, self._transport.ask("POST", f"/v1/plans/{plan_id}:verify"))
+        until = time.monotonic() + timeout_s
+        while found.state != "done":
+            if time.monotonic() > until:
+                raise TimeoutError(f"plan {plan_id} is {found.state} after {timeout_s:g} s")
+            time.sleep(VERIFY_LOOK_S)
+            path = f"/v1/plans/{plan_id}/verification"
+            found = decoded(Verification, self._transport.ask("GET", path))
+        return found
 
     def replan(self, job: Job | str, changed: Json, save_dir: str | Path | None = None) -> Replan:
         """Ways to finish a running job whose cluster changed, the soonest first.

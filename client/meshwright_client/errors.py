@@ -83,7 +83,7 @@ class NotFoundError(ProblemError):
 
 
 class NotReadyError(ProblemError):
-    """409: the job has no answer, or none yet."""
+    """409: the job has no answer, or none yet; or the service lacks what this would take."""
 
 
 class InvalidRequestError(ProblemError):

@@ -139,6 +139,35 @@ class PlanSummary:
     out_of_memory_probability: float | None = None
     cost: float | None = None
     measured: Measured | None = None  # None: no run of it was reported
+    verified: str | None = None  # queued, running, or the launcher's verdict; None: never asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """One figure of one rank, priced and built."""
+
+    rank: int
+    stage: int
+    name: str
+    priced: Any
+    built: Any
+    exact: bool | None = None  # None: a peak, which is compared and not judged
+    error: float | None = None  # built / priced - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What a launcher's own code built of a plan, beside what was priced."""
+
+    plan_id: str
+    state: str  # queued, running, done
+    verdict: str | None = None  # verified, partly verified, differs, not built
+    launcher: str | None = None
+    version: str | None = None
+    reasons: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    quantities: tuple[Quantity, ...] = ()
+    peak_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ from meshwright.service.settings import Settings
 from meshwright.service.stores.definitions import Definitions
 from meshwright.service.stores.measurements import Measurements
 from meshwright.service.stores.profiles import ProfileStore
+from meshwright.service.stores.verifications import Verifications
 
 
 def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: False) -> FastAPI:
@@ -90,5 +91,6 @@ def _service(settings: Settings, is_stopping: Callable[[], bool]) -> Service:
         profiles=ProfileStore(database),
         definitions=Definitions(database),
         measurements=Measurements(database, use_cases),
+        verifications=Verifications(database, use_cases, queue),
         watch=Watch(database, is_stopping=is_stopping),
     )

@@ -33,6 +33,7 @@ from meshwright.service.settings import Settings
 from meshwright.service.stores.definitions import Definitions
 from meshwright.service.stores.measurements import Measurements
 from meshwright.service.stores.profiles import ProfileStore
+from meshwright.service.stores.verifications import Verifications
 from meshwright.service.telemetry import add, current_traceparent
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")  # W3C, level 1
@@ -60,6 +61,7 @@ class Service:
     profiles: ProfileStore
     definitions: Definitions
     measurements: Measurements
+    verifications: Verifications
     watch: Watch  # of jobs, for long polls and event streams
     problems: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_PROBLEMS))
     documents: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_DOCUMENTS))

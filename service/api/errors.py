@@ -23,6 +23,7 @@ STATUS_OF: Mapping[str, int] = {
     "not_found": 404,
     "body_too_slow": 408,
     "not_ready": 409,
+    "missing_extra": 409,
     "body_too_large": 413,
     "unsupported_media_type": 415,
     "misdirected": 421,

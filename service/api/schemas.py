@@ -103,6 +103,7 @@ class PlanView(BaseModel):
     plan: Plan
 
 
+PlanVerified = Literal["queued", "running", "verified", "partly verified", "differs", "not built"]
 PlanSort = Literal[
     "step_time_s", "-step_time_s", "tokens_per_s_per_gpu", "-tokens_per_s_per_gpu", "mfu", "-mfu",
     "peak_memory_bytes", "-peak_memory_bytes", "out_of_memory_probability", "-out_of_memory_probability",
@@ -145,6 +146,9 @@ class PlanQuery(BaseModel):
     max_measured_step_time_s: _Positive = None
     min_tokens_per_s_per_gpu: _Positive = None
     min_mfu: Annotated[float | None, Field(ge=0, le=1)] = None
+    verified: Annotated[
+        PlanVerified | None, Field(description="what the launcher said, or how far it has come")
+    ] = None
     measured: Annotated[
         bool | None, Field(description="only plans that a run was reported of, or only others")
     ] = None
@@ -203,6 +207,7 @@ class PlanSummary(BaseModel):
     out_of_memory_probability: float | None
     cost: float | None
     measured: MeasuredView | None  # null: no run of it was reported
+    verified: str | None  # queued, running, or the launcher's verdict; null: never asked
 
 
 class PlanPage(BaseModel):
@@ -224,6 +229,32 @@ def plan_summary(one: PlanFigures) -> PlanSummary:
     return PlanSummary(
         **values, found_at=moment(one.found_at_s), measured=measured if one.num_measurements else None
     )
+
+
+class QuantityView(BaseModel):
+    """One figure of one rank."""
+
+    rank: int
+    stage: int
+    name: str
+    priced: float | list[Any]
+    built: float | list[Any]
+    exact: bool | None  # null: a peak, which is compared and not judged
+    error: float | None  # built / priced - 1
+
+
+class VerificationView(BaseModel):
+    """What the launcher's own code built of a plan, beside what was priced."""
+
+    plan_id: str
+    state: Literal["queued", "running", "done"]
+    verdict: Literal["verified", "partly verified", "differs", "not built"] | None = None
+    launcher: str | None = None
+    version: str | None = None
+    reasons: list[str] = []
+    ranks: list[int] = []
+    quantities: list[QuantityView] = []
+    peak_memory_bytes: int | None = None  # traced, with what is priced of no tensor
 
 
 class ExportView(BaseModel):

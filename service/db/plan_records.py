@@ -26,7 +26,7 @@ from sqlalchemy import (
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.records import MAX_NAMES
-from meshwright.service.db.tables import jobs, measurements, plans
+from meshwright.service.db.tables import jobs, measurements, plans, verifications
 
 MOVED = (jobs.c.id, jobs.c.tenant, jobs.c.state, jobs.c.checkpoint)  # what a transition returns to be kept
 MAX_NAME = 200  # characters of a model's or cluster's name; longer ones are cut
@@ -89,6 +89,7 @@ class PlanFigures:
     measured_step_time_s: float | None
     measured_peak_memory_bytes: int | None
     measured_out_of_memory: bool | None
+    verified: str | None
 
 
 _FIGURES = tuple(plans.c[one.name] for one in fields(PlanFigures))
@@ -196,6 +197,7 @@ def insert_plans(
     ]
     connection.execute(insert(plans).values(found_at_s=now_s()), rows)
     note_measured(connection, tenant, [row["plan_id"] for row in rows])
+    note_verified(connection, tenant, [row["plan_id"] for row in rows])
 
 
 def figures_of(plan: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,6 +250,17 @@ def note_measured(connection: Connection, tenant: str, plan_ids: Sequence[str]) 
         for plan_id, known in bodies.items():
             same = update(plans).where(plans.c.tenant == tenant, plans.c.plan_id == plan_id)
             connection.execute(same.values(**_measured(known)))
+
+
+def note_verified(connection: Connection, tenant: str, plan_ids: Sequence[str]) -> None:
+    """Write beside some plans what their launcher said of them."""
+    for start in range(0, len(plan_ids), MAX_NAMES):
+        some = plan_ids[start : start + MAX_NAMES]
+        query = select(verifications.c.plan_id, verifications.c.state, verifications.c.body)
+        query = query.where(verifications.c.tenant == tenant, verifications.c.plan_id.in_(some))
+        for plan_id, state, body in connection.execute(query).all():
+            same = update(plans).where(plans.c.tenant == tenant, plans.c.plan_id == plan_id)
+            connection.execute(same.values(verified=(body or {}).get("verdict", state)))
 
 
 def _measured(bodies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -147,9 +147,22 @@ plans = Table(
     Column("measured_step_time_s", Double),  # the median
     Column("measured_peak_memory_bytes", BigInteger),  # the highest
     Column("measured_out_of_memory", Boolean),  # of any run
+    Column("verified", String(32)),  # queued, running, or the launcher's verdict; None: never asked
     Index(None, "tenant", "found_at_s"),
     Index(None, "tenant", "step_time_s"),
     Index(None, "tenant", "measured_step_time_s"),
+)
+
+verifications = Table(
+    "verifications",
+    metadata,
+    Column("tenant", String(64), primary_key=True),
+    Column("plan_id", String(64), primary_key=True),
+    Column("state", String(32), nullable=False),  # queued, running, done, failed
+    Column("asked_at_s", Double, nullable=False),
+    Column("claimed_at_s", Double),
+    Column("body", JSON(none_as_null=True)),  # what the launcher built
+    Index(None, "state", "asked_at_s"),
 )
 
 idempotency_keys = Table(

@@ -11,6 +11,8 @@ from typing import Literal, Protocol
 
 TASK_NAME = "meshwright.run_job"
 QUEUE_NAME = "meshwright"
+VERIFY_TASK_NAME = "meshwright.verify_plan"
+VERIFY_QUEUE_NAME = "meshwright-verify"  # launchers take minutes and memory: workers of their own
 MUTE_S = 5.0  # after a failed publish the broker is left alone for this long
 CONNECT_TIMEOUT_S = 0.3
 SOCKET_TIMEOUT_S = 0.5
@@ -26,6 +28,10 @@ class WakeUpQueue(Protocol):
         """Tell a worker about ``job_id``; best effort, never raises, returns within a second."""
         ...
 
+    def wake_verifier(self, plan_id: str) -> None:
+        """Tell a verifying worker about ``plan_id``, in the same way."""
+        ...
+
     def health(self) -> QueueHealth:
         """``degraded``: the broker does not answer, and workers only poll."""
         ...
@@ -35,6 +41,9 @@ class PollingQueue:
     """No queue: embedded workers look at the table several times a second."""
 
     def wake(self, job_id: str) -> None:
+        """Nobody needs to be told."""
+
+    def wake_verifier(self, plan_id: str) -> None:
         """Nobody needs to be told."""
 
     def health(self) -> QueueHealth:
@@ -55,13 +64,20 @@ class CeleryQueue:
 
     def wake(self, job_id: str) -> None:
         """Publish; after a failure stay silent for a while, so that no request waits for a dead broker."""
+        self._send(TASK_NAME, job_id, QUEUE_NAME)
+
+    def wake_verifier(self, plan_id: str) -> None:
+        """Publish on the queue of verifying workers."""
+        self._send(VERIFY_TASK_NAME, plan_id, VERIFY_QUEUE_NAME)
+
+    def _send(self, task: str, about: str, queue: str) -> None:
         if time.monotonic() < self._muted_until:
             return
         try:
-            self._app.send_task(TASK_NAME, args=[job_id], queue=QUEUE_NAME, ignore_result=True, retry=False)
+            self._app.send_task(task, args=[about], queue=queue, ignore_result=True, retry=False)
         except Exception as fault:  # noqa: BLE001 - kombu, redis and the socket each raise their own
             self._muted_until = time.monotonic() + MUTE_S
-            _log.warning("wake-up not published (%s); workers will find the job", type(fault).__name__)
+            _log.warning("wake-up not published (%s); workers will find it", type(fault).__name__)
 
     def health(self) -> QueueHealth:
         """Ask the broker; answers within a second or so."""

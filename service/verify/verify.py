@@ -131,7 +131,7 @@ def verify(
     target = target_of(plan, replace(settled, launcher=name))
     files = export(plan, target.problem, name).files
     ranks = distinct_ranks(target)
-    answers = _asked(builder, _case(target, files, ranks, memory_bytes), time_s)
+    answers = _asked(builder, _case(target, files, ranks, memory_bytes, time_s), time_s)
     return _judged(target, builder, answers, ranks, profile)
 
 
@@ -171,7 +171,9 @@ def traced_microbatches(target: Target) -> int:
     return min(config.num_microbatches, 2 * config.pipeline_parallel_size)
 
 
-def _case(target: Target, files: Mapping[str, str], ranks: Sequence[int], memory_bytes: int) -> str:
+def _case(
+    target: Target, files: Mapping[str, str], ranks: Sequence[int], memory_bytes: int, time_s: float
+) -> str:
     """What the launcher is told beside the files: as much as the cluster would tell it."""
     launch = files["launch.sh"]
     return json.dumps({
@@ -181,6 +183,7 @@ def _case(target: Target, files: Mapping[str, str], ranks: Sequence[int], memory
         "ranks": list(ranks),
         "trace": 0 if target.config.context_parallel_size > 1 else traced_microbatches(target),
         "memory_bytes": memory_bytes,
+        "time_s": int(time_s),
     })  # fmt: skip
 
 

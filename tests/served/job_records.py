@@ -30,6 +30,9 @@ class RememberingQueue:
     def __init__(self) -> None:
         self.woken: list[str] = []
 
+    def wake_verifier(self, plan_id: str) -> None:
+        """Nobody verifies here."""
+
     def wake(self, job_id: str) -> None:
         self.woken.append(job_id)
 

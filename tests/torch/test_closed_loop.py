@@ -1,4 +1,4 @@
-"""The closed loop on this CPU: plan, tune, report, re-plan with what was learnt."""
+"""The closed loop on this CPU: plan, verify, tune, report, re-plan with what was learnt."""
 
 import json
 import sys
@@ -8,20 +8,29 @@ import pytest
 
 from examples.cpu_training.closed_loop import TINY, problem_of
 from meshwright.service.cli.demo import running_service
+from meshwright.service.verify.environments import FOLDER_VARIABLE, MEGATRON_LM, make
 from meshwright_client import Client
+from tests.launchers.environments import ROOT as LAUNCHERS
 from tests.torch.test_tune import TRAIN, meshwright
 
 TRAINS = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(TRAIN),
           "{save_dir}/megatron_args.sh", "--steps", "{steps}")  # fmt: skip
 
 
-def test_a_plan_is_tuned_launched_reported_and_planned_anew_with_what_was_learnt(tmp_path: Path) -> None:
+def test_a_plan_is_verified_tuned_launched_reported_and_planned_anew_with_what_was_learnt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(LAUNCHERS))
+    make(MEGATRON_LM)
     problem = problem_of(TINY)
     problem["search"] |= {"top_k": 4, "constraints": ["num_gpus == 2"]}
     problem["search"]["pin"]["recompute_granularity"] = "none"
     with running_service(tmp_path) as (url, _log), Client(url) as service:
         job = service.wait(service.submit(problem), timeout_s=60)
         answer = service.plans(job)
+        checked = service.verify(answer.plans[0])
+        assert (checked.verdict, checked.version) == ("verified", "0.19.2"), checked.reasons
+        assert [plan.plan_id for plan in service.find_plans(verified="verified")] == [checked.plan_id]
         (tmp_path / "problem.json").write_text(json.dumps(problem))
         (tmp_path / "answer.json").write_text(meshwright(tmp_path, "plan", "problem.json", "--json"))
         tuned = json.loads(meshwright(

@@ -15,10 +15,15 @@ from meshwright.service.api.schemas import (
     PlanPage,
     PlanQuery,
     PlanView,
+    VerificationView,
     plan_summary,
 )
-from meshwright.service.launchers.registry import export
+from meshwright.service.errors import MissingExtraError
+from meshwright.service.launchers.registry import export, launcher_of
+from meshwright.service.launchers.target import settled_problem
 from meshwright.service.requests.parse import parse_problem
+from meshwright.service.verify.environments import MissingEnvironmentError
+from meshwright.service.verify.verify import builder_of
 from meshwright.solver.answer import plan_from_json
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"], responses=declared(401, 403, 422, 503))
@@ -53,6 +58,37 @@ def export_plan(
     chosen = launcher or problem.launcher
     bundle = export(plan_from_json(body), problem, chosen)
     return ExportView(plan_id=plan_id, launcher=chosen, files=bundle.files, warnings=bundle.warnings)
+
+
+@router.post(
+    "/{plan_id}:verify",
+    dependencies=[SUBMITS],
+    status_code=202,
+    responses=declared(404, 409),
+    summary="Let a plan's launcher build it",
+)
+def verify_plan(plan_id: str, service: ServiceDep, tenant: TenantDep) -> VerificationView:
+    """Queue a plan for its launcher's own code, which builds every distinct rank of it without a GPU."""
+    job, body = service.jobs.plan(tenant, plan_id)
+    problem = settled_problem(plan_from_json(body), parse_problem(job.request))
+    try:
+        builder_of(launcher_of(problem, None))
+    except MissingEnvironmentError as fault:
+        raise MissingExtraError(str(fault)) from None
+    service.verifications.ask(tenant, plan_id)
+    return read_verification(plan_id, service, tenant)
+
+
+@router.get(
+    "/{plan_id}/verification",
+    dependencies=[READS],
+    responses=declared(404),
+    summary="What a plan's launcher built",
+)
+def read_verification(plan_id: str, service: ServiceDep, tenant: TenantDep) -> VerificationView:
+    """How far the verification of a plan has come, and what was priced beside what was built."""
+    state, found = service.verifications.find(tenant, plan_id)
+    return VerificationView(**{**(found or {}), "plan_id": plan_id, "state": state})
 
 
 @router.post(

@@ -33,7 +33,8 @@ def answer(build: Callable[[Case], Iterator[Built]]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the launcher prints is no answer
     case = json.load(sys.stdin)
-    resource.setrlimit(resource.RLIMIT_DATA, (case["memory_bytes"],) * 2)
+    limit(resource.RLIMIT_DATA, case["memory_bytes"])
+    limit(resource.RLIMIT_CPU, case["time_s"])  # also where nobody waits for the answer any more
     try:
         for one in build(case):
             answers.write(json.dumps(one) + "\n")
@@ -43,6 +44,13 @@ def answer(build: Callable[[Case], Iterator[Built]]) -> None:
         answers.write(json.dumps({"refusal": said(error)}) + "\n")
     answers.flush()
     os._exit(0)  # nothing is left to end in order: no process group was real
+
+
+def limit(what: int, most: int) -> None:
+    """Limit this process, which may be limited closer already."""
+    _, known = resource.getrlimit(what)
+    least = most if known == resource.RLIM_INFINITY else min(most, known)
+    resource.setrlimit(what, (least, known))
 
 
 def said(error: BaseException) -> str:

@@ -1,0 +1,116 @@
+"""Plans that are put before their launchers: asked for, claimed by one worker, and what was built.
+
+The table is the queue. A worker that dies leaves its claim, which another takes after ``STALE_S``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, insert, or_, select, update
+
+from meshwright.service.db.clock import now_s
+from meshwright.service.db.database import Database
+from meshwright.service.db.plan_records import note_verified
+from meshwright.service.db.tables import verifications
+from meshwright.service.errors import NotFoundError
+from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.jobs.queue import WakeUpQueue
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.answer import Plan, plan_from_json
+from meshwright.solver.problem import Problem
+
+STALE_S = 3600.0  # longer than any launcher may take
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One plan that a worker has claimed."""
+
+    tenant: str
+    plan_id: str
+    plan: Plan
+    problem: Problem
+
+
+class Verifications:
+    """The use cases of verified plans."""
+
+    def __init__(self, database: Database, jobs: Jobs, queue: WakeUpQueue) -> None:
+        self._database = database
+        self._jobs = jobs
+        self._queue = queue
+
+    def ask(self, tenant: str, plan_id: str) -> None:
+        """Queue a plan; one that is queued or running stays as it is, one that was built is built again.
+
+        Raises:
+            NotFoundError: this tenant has no such plan.
+        """
+        self._jobs.plan(tenant, plan_id)
+        with self._database.write() as connection:
+            known = connection.execute(_this(tenant, plan_id).with_for_update()).first()
+            if known is None:
+                row = {"tenant": tenant, "plan_id": plan_id, "state": "queued", "asked_at_s": now_s()}
+                connection.execute(insert(verifications).values(**row))
+            elif known.state not in ("queued", "running"):
+                _set(connection, tenant, plan_id, state="queued", asked_at_s=now_s(), body=None)
+            note_verified(connection, tenant, [plan_id])
+        self._queue.wake_verifier(plan_id)
+
+    def find(self, tenant: str, plan_id: str) -> tuple[str, Mapping[str, Any] | None]:
+        """The state of a plan's verification, and what was built.
+
+        Raises:
+            NotFoundError: nobody has asked for it.
+        """
+        with self._database.read() as connection:
+            known = connection.execute(_this(tenant, plan_id)).first()
+        if known is None:
+            raise NotFoundError("this plan was not verified: POST to its address with :verify behind it")
+        return known.state, known.body
+
+    def claim(self) -> Asked | None:
+        """The plan that waits longest, for this worker alone; None: none waits."""
+        waits = or_(
+            verifications.c.state == "queued",
+            (verifications.c.state == "running") & (verifications.c.claimed_at_s < now_s() - STALE_S),
+        )
+        query = select(verifications.c.tenant, verifications.c.plan_id).where(waits)
+        query = query.order_by(verifications.c.asked_at_s).limit(1)
+        with self._database.read() as connection:  # most looks find nothing, and hold up nobody
+            if connection.execute(query).first() is None:
+                return None
+        with self._database.write() as connection:
+            row = connection.execute(query.with_for_update(skip_locked=True)).first()
+            if row is None:
+                return None
+            _set(connection, row.tenant, row.plan_id, state="running", claimed_at_s=now_s())
+            note_verified(connection, row.tenant, [row.plan_id])
+        try:
+            job, body = self._jobs.plan(row.tenant, row.plan_id)
+        except NotFoundError:  # forgotten by now
+            self.settle(row.tenant, row.plan_id, {"verdict": "not built", "reasons": ["the plan is gone"]})
+            return None
+        return Asked(
+            tenant=row.tenant, plan_id=row.plan_id, plan=plan_from_json(body),
+            problem=parse_problem(job.request),
+        )  # fmt: skip
+
+    def settle(self, tenant: str, plan_id: str, found: Mapping[str, Any]) -> None:
+        """Keep what was built, and the verdict beside the plan."""
+        with self._database.write() as connection:
+            _set(connection, tenant, plan_id, state="done", body=dict(found))
+            note_verified(connection, tenant, [plan_id])
+
+
+def _this(tenant: str, plan_id: str) -> Any:  # noqa: ANN401 - a select of two columns
+    query = select(verifications.c.state, verifications.c.body)
+    return query.where(verifications.c.tenant == tenant, verifications.c.plan_id == plan_id)
+
+
+def _set(connection: Connection, tenant: str, plan_id: str, **values: object) -> None:
+    this = verifications.c.tenant == tenant, verifications.c.plan_id == plan_id
+    connection.execute(update(verifications).where(*this).values(**values))
