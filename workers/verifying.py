@@ -6,7 +6,6 @@ import logging
 
 from meshwright.profiles.errors import InvalidProblemError, PlannerError, RefusedExportError
 from meshwright.service.stores.verifications import Verifications
-from meshwright.service.verify.verify import verify
 
 _log = logging.getLogger(__name__)
 
@@ -16,6 +15,8 @@ def verify_next(store: Verifications, *, memory_bytes: int, time_s: float) -> bo
     asked = store.claim()
     if asked is None:
         return False
+    from meshwright.service.verify.verify import verify  # noqa: PLC0415 - all launchers: a worker starts without them
+
     try:
         found = verify(asked.plan, asked.problem, memory_bytes=memory_bytes, time_s=time_s).to_json()
     except PlannerError as fault:

@@ -184,7 +184,9 @@ class Client:
             TimeoutError: it takes longer than ``timeout_s``.
         """
         plan_id = plan if isinstance(plan, str) else plan.plan_id
-        found = decoded(Verification, self._transport.ask("POST", f"/v1/plans/{plan_id}:verify"))
+        headers = {"Idempotency-Key": uuid.uuid4().hex}
+        asked = self._transport.ask("POST", f"/v1/plans/{plan_id}:verify", headers=headers)
+        found = decoded(Verification, asked)
         until = time.monotonic() + timeout_s
         while found.state != "done":
             if time.monotonic() > until:

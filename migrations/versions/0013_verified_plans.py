@@ -22,6 +22,7 @@ def upgrade() -> None:
         sa.Column("state", sa.String(32), nullable=False),
         sa.Column("asked_at_s", sa.Double, nullable=False),
         sa.Column("claimed_at_s", sa.Double),
+        sa.Column("idempotency_key", sa.String(255)),
         sa.Column("body", sa.JSON),
     )
     op.create_index("ix_verifications_state_asked_at_s", "verifications", ["state", "asked_at_s"])

@@ -161,6 +161,7 @@ verifications = Table(
     Column("state", String(32), nullable=False),  # queued, running, done, failed
     Column("asked_at_s", Double, nullable=False),
     Column("claimed_at_s", Double),
+    Column("idempotency_key", String(255)),  # of the request that queued it
     Column("body", JSON(none_as_null=True)),  # what the launcher built
     Index(None, "state", "asked_at_s"),
 )

@@ -43,8 +43,10 @@ class Verifications:
         self._jobs = jobs
         self._queue = queue
 
-    def ask(self, tenant: str, plan_id: str) -> None:
+    def ask(self, tenant: str, plan_id: str, *, key: str | None = None) -> None:
         """Queue a plan; one that is queued or running stays as it is, one that was built is built again.
+
+        ``key``: of a request that may be repeated; what it has queued before is not queued again.
 
         Raises:
             NotFoundError: this tenant has no such plan.
@@ -53,10 +55,11 @@ class Verifications:
         with self._database.write() as connection:
             known = connection.execute(_this(tenant, plan_id).with_for_update()).first()
             if known is None:
-                row = {"tenant": tenant, "plan_id": plan_id, "state": "queued", "asked_at_s": now_s()}
-                connection.execute(insert(verifications).values(**row))
-            elif known.state not in ("queued", "running"):
-                _set(connection, tenant, plan_id, state="queued", asked_at_s=now_s(), body=None)
+                new = insert(verifications).values(tenant=tenant, plan_id=plan_id)
+                connection.execute(new.values(state="queued", asked_at_s=now_s(), idempotency_key=key))
+            elif known.state == "done" and (key is None or key != known.idempotency_key):
+                again = {"state": "queued", "asked_at_s": now_s(), "idempotency_key": key, "body": None}
+                _set(connection, tenant, plan_id, **again)
             note_verified(connection, tenant, [plan_id])
         self._queue.wake_verifier(plan_id)
 
@@ -106,8 +109,8 @@ class Verifications:
             note_verified(connection, tenant, [plan_id])
 
 
-def _this(tenant: str, plan_id: str) -> Any:  # noqa: ANN401 - a select of two columns
-    query = select(verifications.c.state, verifications.c.body)
+def _this(tenant: str, plan_id: str) -> Any:  # noqa: ANN401 - a select of three columns
+    query = select(verifications.c.state, verifications.c.body, verifications.c.idempotency_key)
     return query.where(verifications.c.tenant == tenant, verifications.c.plan_id == plan_id)
 
 

@@ -22,6 +22,7 @@ from meshwright.profiles.profile import Profile
 from meshwright.service.launchers.registry import export, launcher_of
 from meshwright.service.launchers.target import Target, settled_problem, target_of
 from meshwright.service.verify.environments import (
+    ACCELERATE,
     MEGATRON_LM,
     TORCHTITAN,
     Environment,
@@ -57,6 +58,7 @@ class Builder:
 
 BUILDERS: Mapping[str, Builder] = {
     "megatron-lm": Builder(environment=MEGATRON_LM, script="build_megatron_lm.py"),
+    "accelerate": Builder(environment=ACCELERATE, script="build_accelerate.py"),
     "torchtitan": Builder(environment=TORCHTITAN, script="build_torchtitan.py"),
 }
 
@@ -184,6 +186,7 @@ def _case(
         "trace": 0 if target.config.context_parallel_size > 1 else traced_microbatches(target),
         "memory_bytes": memory_bytes,
         "time_s": int(time_s),
+        "model": asdict(target.model),
     })  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from meshwright.service.launchers.registry import export
 from meshwright.service.launchers.target import ExportBundle
 from meshwright.service.verify import verify as module
 from meshwright.service.verify.environments import (
+    ACCELERATE,
     FOLDER_VARIABLE,
     MEGATRON_LM,
     TORCHTITAN,
@@ -73,6 +74,22 @@ def test_torchtitan_builds_every_stage_with_the_parameters_that_were_priced() ->
     found = verified(SHARDS, "torchtitan")
     assert (found.verdict, found.reasons) == ("verified", ())
     assert [figures(found, rank)["layers"].built for rank in (0, 4)] == [[2], [4]]
+
+
+def test_accelerate_shards_a_model_of_transformers_as_it_was_priced() -> None:
+    make(ACCELERATE)
+    config = Configuration(
+        data_parallel_size=8, zero_stage=3, zero_shard_size=8, num_microbatches=2, stage_layers=(6,)
+    )
+    found = verified(config, "accelerate")
+    assert (found.verdict, found.reasons) == ("verified", ())
+    layer = 512 * (8 + 2 * 4) * 64 + 512 * 512 + 3 * 512 * 1792 + 2 * 512
+    weights = 6 * layer + 2 * 32000 * 512 + 512
+    for rank in (0, 7):
+        built = figures(found, rank)
+        assert built["parameters"].built == weights
+        assert built["weight_bytes"].built == 4 * weights / 8
+        assert built["optimizer_bytes"].built == 2 * 4 * weights / 8
 
 
 def test_a_file_that_states_another_model_differs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,9 @@ def export_plan(
     responses=declared(404, 409),
     summary="Let a plan's launcher build it",
 )
-def verify_plan(plan_id: str, service: ServiceDep, tenant: TenantDep) -> VerificationView:
+def verify_plan(
+    plan_id: str, service: ServiceDep, tenant: TenantDep, idempotency_key: KeyDep
+) -> VerificationView:
     """Queue a plan for its launcher's own code, which builds every distinct rank of it without a GPU."""
     job, body = service.jobs.plan(tenant, plan_id)
     problem = settled_problem(plan_from_json(body), parse_problem(job.request))
@@ -75,7 +77,7 @@ def verify_plan(plan_id: str, service: ServiceDep, tenant: TenantDep) -> Verific
         builder_of(launcher_of(problem, None))
     except MissingEnvironmentError as fault:
         raise MissingExtraError(str(fault)) from None
-    service.verifications.ask(tenant, plan_id)
+    service.verifications.ask(tenant, plan_id, key=idempotency_key)
     return read_verification(plan_id, service, tenant)
 
 

@@ -63,11 +63,11 @@ def said(error: BaseException) -> str:
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of all storages, each counted once."""
-    found: dict[int, int] = {}
+    found = {}
     for tensor in tensors:
         storage = local(tensor).untyped_storage()
-        found[storage._cdata] = storage.nbytes()
-    return sum(found.values())
+        found[storage._cdata] = storage  # kept: the address of one that is gone is given to the next
+    return sum(storage.nbytes() for storage in found.values())
 
 
 def local(tensor: Any) -> torch.Tensor:

@@ -15,6 +15,7 @@ from meshwright.service.verify.environments import FOLDER_VARIABLE, MEGATRON_LM
 from tests.served.api_client import answer_next, submit
 from tests.served.job_records import TENANT
 
+KEY = {"Idempotency-Key": "once"}
 BUILT = {
     "plan_id": "aaa", "launcher": "megatron-lm", "version": "0.19.2", "verdict": "verified", "reasons": [],
     "ranks": [0], "peak_memory_bytes": 2**35,
@@ -72,6 +73,9 @@ def test_a_plan_is_queued_once_claimed_by_one_worker_and_its_verdict_stands_in_l
     assert store.claim() is None
     assert client.post(f"{found}:verify").json()["state"] == "running"
     store.settle(asked.tenant, asked.plan_id, BUILT)
+    assert client.post(f"{found}:verify", headers=KEY).json()["state"] == "queued"  # it may be built again
+    store.settle(asked.tenant, asked.plan_id, BUILT)
+    assert client.post(f"{found}:verify", headers=KEY).json()["state"] == "done"  # asked once, told twice
     told = client.get(f"{found}/verification").json()
     assert (told["state"], told["verdict"], told["peak_memory_bytes"]) == ("done", "verified", 2**35)
     assert verified_in_lists(client, verified="verified") == {"aaa": "verified"}
