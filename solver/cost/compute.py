@@ -77,9 +77,10 @@ def flash_s(ctx: Context) -> FloatArray:
 
 
 def kernel_rate(ctx: Context) -> float:
-    """Rate of the attention kernel over that of the measured one."""
+    """Rate of the attention kernel over that of the measured one; in 8 bits only where products are."""
     rates = _KERNEL_RATES.get(ctx.gpu.architecture, {})
-    return rates.get(ctx.facts.attention_kernel, 1.0) * (_FP8_RATE if ctx.facts.fp8_attention else 1.0)
+    eighth = ctx.facts.fp8_attention and ctx.low_precision
+    return rates.get(ctx.facts.attention_kernel, 1.0) * (_FP8_RATE if eighth else 1.0)
 
 
 def routed_rows(ctx: Context, moe: MoeSpec) -> tuple[FloatArray, FloatArray]:

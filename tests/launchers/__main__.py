@@ -24,6 +24,7 @@ from meshwright.profiles.capabilities import BUILT_MODELS, exact_types, launcher
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
+from meshwright.service.launchers.accelerate import compiles
 from meshwright.service.launchers.nanotron import nanotron_file
 from meshwright.service.launchers.registry import export, launcher_names
 from meshwright.service.launchers.target import Target
@@ -143,6 +144,7 @@ def differences(found: Target, seen: dict[str, object]) -> Iterator[str]:
         "stage_layers": list(config.stage_layers),
         "head_stage": config.pipeline_parallel_size - 1,
         "precision": found.workload.precision,
+        "compiled": compiles(found),
         **found.workload.framework_options,
     }
     facts: dict[str, object] = seen.pop("model", {})  # type: ignore[assignment]

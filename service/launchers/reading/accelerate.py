@@ -11,7 +11,9 @@ from dataclasses import replace
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.profile import framework_of
 from meshwright.service.launchers.deepspeed import OFFLOADED
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.commands import script_of
@@ -33,7 +35,8 @@ ACCUMULATION = "gradient_accumulation_steps"
 CHECKPOINTING = "gradient_checkpointing"
 NO_LENGTH = "no field of it holds the sequence: --seq-length"
 _ADDRESS = "main_process_ip"
-_ARGUMENTS = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, _ADDRESS)
+_COMPILED = ("dynamo_config.dynamo_backend", "dynamo_config.backend", "dynamo_backend")
+_ARGUMENTS = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, _ADDRESS, "dynamo_backend", "torch_compile")
 _OWN_MULTINODE = "deepspeed_config.deepspeed_multinode_launcher"
 _MAX_DIGITS = 7
 
@@ -333,6 +336,7 @@ def mesh_run(
         fields.note("distributed_type NO starts one process, whatever num_processes says")
     configuration = _configuration(fields, known, model, given, kind)
     precision = precision or _precision(fields)
+    options = _as_compiled(fields, given, launcher)
     fields.stop()
     machines = fields.integer("num_machines", 1)
     world = configuration.num_gpus
@@ -343,6 +347,7 @@ def mesh_run(
             global_batch_size=configuration.global_batch_size,
             seq_length=known.required("seq_length", seq_length, NO_LENGTH),
             precision=precision,
+            framework_options=options,
         ),
         configuration=configuration,
         num_nodes=machines,
@@ -351,6 +356,17 @@ def mesh_run(
         unread=_unread(fields),
         places={"tensor_parallel_size": fields.place(f"{_MESH}tp_size")},
     )
+
+
+def _as_compiled(fields: Fields, given: Arguments, launcher: str) -> dict[str, str | int | float | bool]:
+    """Options of a run that is not compiled, where the launcher's plans are; none of one that is."""
+    backends = [fields.word(name, "no") for name in _COMPILED]
+    backends += [given[name].text for name in ("dynamo_backend", "torch_compile") if name in given]
+    compiled = any(word.lower() not in ("no", "false") for word in backends)
+    if compiled or not framework_facts(framework_of(launcher)).elementwise_fused:
+        return {}
+    fields.note("no dynamo_backend is named: nothing is compiled, operators run one by one")
+    return {"elementwise_fused": False, "norm_fused": False}
 
 
 def _unread(fields: Fields) -> tuple[str, ...]:

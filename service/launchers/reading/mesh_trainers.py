@@ -13,6 +13,8 @@ from typing import Any
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.frameworks import framework_facts
+from meshwright.profiles.profile import framework_of
 from meshwright.service.launchers.reading.accelerate import (
     ACCUMULATION,
     CHECKPOINTING,
@@ -31,6 +33,7 @@ from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.shell_values import Word
 from meshwright.service.launchers.reading.split import divided
 from meshwright.service.launchers.reading.trainer import adapted
+from meshwright.service.launchers.trainers import ATTENTION
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 
@@ -102,6 +105,7 @@ class AxolotlReader:
                 global_batch_size=configuration.global_batch_size,
                 seq_length=fields.integer("sequence_len", 1),
                 precision="bf16",
+                framework_options=_kernel(fields, self.name, configuration),
             ),
             configuration=configuration,
             num_nodes=nodes,
@@ -110,6 +114,19 @@ class AxolotlReader:
             unread=fields.unread((*_AXOLOTL_IRRELEVANT, "optimizer", "gradient_checkpointing")),
             places={"tensor_parallel_size": fields.place("tensor_parallel_size")},
         )
+
+
+# Attention kernels by transformers' names of them (AttentionInterface): those that its exporter writes.
+_KERNELS = {ATTENTION[name]: name for name in ("flash3", "flash2", "cudnn", "torch", "triton")}
+
+
+def _kernel(
+    fields: Fields, launcher: str, configuration: Configuration
+) -> dict[str, str | int | float | bool]:
+    """The attention kernel, where another is named than is priced anyway; rings have their own."""
+    found = _KERNELS.get(fields.word("attn_implementation", "").lower(), "")
+    usual = found in ("", framework_facts(framework_of(launcher)).attention_kernel)
+    return {} if usual or configuration.context_parallel_size > 1 else {"attention_kernel": found}
 
 
 def _require_bf16(fields: Fields) -> None:
@@ -226,13 +243,15 @@ class TrlReader:
             fields.note(f"packing is off: every sequence is priced as one of {_LENGTH} tokens")
         given, length = _sft_arguments(fields, known)
         adapters = _peft(fields)
+        fields.word("attn_implementation", "")
         fields.stop()
         unread = fields.unread(_TRL_IRRELEVANT)
         plain = {"distributed_type": Found("MULTI_GPU", 0), "num_processes": Found(known.num_gpus(), 0)}
         rest = Fields(mesh.name, document_of(mesh)) if mesh else Fields(source.name, plain)
         run = mesh_run(self.name, rest, known, given, seq_length=length, precision=precision)
         rest.word("mixed_precision")
-        run = replace(run, workload=replace(run.workload, **adapters))
+        options = {**run.workload.framework_options, **_kernel(fields, self.name, run.configuration)}
+        run = replace(run, workload=replace(run.workload, framework_options=options, **adapters))
         return replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread))
 
 

@@ -6,6 +6,7 @@ The form and the names of a file decide; ``launcher`` forces one.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
@@ -49,6 +50,7 @@ _READERS: Mapping[str, Reader] = {
         MsSwiftReader(), MegatronLmReader(),
     )
 }  # fmt: skip
+_BLOCKING = re.compile(r"^\s*(?:export\s+)?CUDA_LAUNCH_BLOCKING=1\b", re.MULTILINE)
 _KINDS = (
     "a Megatron-LM, Megatron-Bridge or ms-swift command, DeepSpeed JSON, torchtitan TOML or Python, "
     "accelerate, nanotron, NeMo, LLaMA-Factory, Axolotl or TRL YAML, arguments of transformers' Trainer"
@@ -86,7 +88,17 @@ def read_launch_files(source: Source, told: Told | None = None, launcher: str | 
     _require_agreement(launch, told)
     _require_divided(launch)
     _require_one_start(found, told)
-    return launch
+    return _with_environment(launch, found)
+
+
+def _with_environment(launch: LaunchFile, source: Source) -> LaunchFile:
+    """The run as its scripts' environment makes it: kernels that the CPU waits for, one by one."""
+    workload = launch.workload
+    blocking = any(_BLOCKING.search(script.text) for script in source.scripts())
+    if not blocking or "launch_blocking" in workload.framework_options:
+        return launch
+    options = dict(sorted({**workload.framework_options, "launch_blocking": True}.items()))
+    return replace(launch, workload=replace(workload, framework_options=options))
 
 
 def launcher_of(source: Source, only: str | None = None) -> str | None:

@@ -14,7 +14,7 @@ from accelerate.commands.launch import (
     launch_command_parser,
 )
 from accelerate.parallelism_config import ParallelismConfig
-from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate.utils import FullyShardedDataParallelPlugin, TorchDynamoPlugin
 from accelerate.utils.launch import prepare_multi_gpu_env
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -36,7 +36,11 @@ def judge(case: Case) -> Seen:
     os.environ.clear()
     os.environ.update(BEFORE)
     os.environ.update({k: v for k, v in prepare_multi_gpu_env(args).items() if v is not None})
-    seen: Seen = {"num_gpus": args.num_processes}
+    dynamo = TorchDynamoPlugin()  # of the environment
+    seen: Seen = {
+        "num_gpus": args.num_processes,
+        "compiled": dynamo.backend == "INDUCTOR" and dynamo.use_regional_compilation,
+    }
     if args.use_fsdp:
         plugin = FullyShardedDataParallelPlugin()
         sizes = ParallelismConfig()

@@ -1,0 +1,115 @@
+"""What is priced is what is started: every variable and every switch, for every launcher.
+
+A switch that changes a plan's price is refused, named as one that no file sets, or written: then the file,
+read back, has the same price. The cases come from the code: every fact that a request may override, at
+another value than the launcher's own, beside every plan of the golden files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from meshwright.profiles.errors import InvalidProblemError, PlannerError
+from meshwright.profiles.frameworks import (
+    OPTION_NUMBERS,
+    OPTION_PARTS,
+    OPTION_WORDS,
+    FrameworkFacts,
+    framework_facts,
+    with_options,
+)
+from meshwright.profiles.profile import default_profile, framework_of
+from meshwright.service.launchers.reading.base import Source
+from meshwright.service.launchers.reading.registry import read_launch_files
+from meshwright.service.launchers.registry import export, launcher_names
+from meshwright.service.launchers.target import Target
+from meshwright.solver.configuration import Columns
+from meshwright.solver.cost.price import price
+from meshwright.solver.problem import Problem
+from tests.launchers.cases import CASES as MEGATRON
+from tests.launchers.plans import CASES
+from tests.property.test_reading_every_launcher import MAIN
+
+Option = str | float | bool
+# Kernels that a launcher calls by one name: the file says no more, and the first of them is read.
+ONE_NAME = {"flash1", "triton", "torch", "megatron-fused"}
+
+
+def targets(launcher: str) -> list[Target]:
+    """A plan of a dense model, and one of experts where there is such."""
+    found = list((MEGATRON if launcher == "megatron-lm" else CASES[launcher]).values())
+    dense = next(one for one in found if one.model.moe is None)
+    return [dense, *[one for one in found if one.model.moe is not None][:1]]
+
+
+def values(launcher: str) -> Iterator[tuple[str, Option]]:
+    """Every fact that a request may override, at every other value that it may have."""
+    facts = framework_facts(framework_of(launcher))
+    for name in (field.name for field in fields(FrameworkFacts)):
+        own = getattr(facts, name)
+        if name in OPTION_WORDS:
+            others: list[Option] = [word for word in OPTION_WORDS[name] if word != own]
+        elif name in OPTION_PARTS:
+            parts, alone = OPTION_PARTS[name]
+            others = [word for word in (*parts, *alone) if word != own]
+        elif name in OPTION_NUMBERS:
+            low, high = OPTION_NUMBERS[name]
+            others = [value for value in (low, min(2.0, high)) if value != own]
+        elif isinstance(own, bool):
+            others = [not own]
+        elif name == "moe_routing_groups":
+            others = ["8/4"]
+        else:
+            continue
+        for value in others:
+            try:
+                with_options(facts, {name: value})
+            except PlannerError:
+                continue  # no option, or it contradicts the launcher's own facts
+            yield name, value
+
+
+def priced(problem: Problem, found: Target) -> list[float]:
+    """Seconds and bytes of the plan's row, all of them."""
+    row = price(problem, Columns.of([found.config]), default_profile(problem.cluster, problem.launcher))
+    parts = (getattr(row, one.name) for one in fields(row) if not one.name.endswith("breakdown_s"))
+    return [float(np.sum(part)) for part in parts if isinstance(part, np.ndarray)]
+
+
+def outcome(found: Target, launcher: str, name: str, value: Option) -> str:
+    """What became of one switch of one plan."""
+    options = dict(sorted({**found.workload.framework_options, name: value}.items()))
+    asked = replace(found.problem, workload=replace(found.workload, framework_options=options))
+    try:
+        wanted = priced(asked, found)
+    except InvalidProblemError:
+        return "refused"
+    if wanted == priced(found.problem, found):
+        return "no price hangs on it"
+    try:
+        bundle = export(found.plan, asked, launcher)
+    except PlannerError:
+        return "refused"
+    if any(name in warning for warning in bundle.warnings):
+        return "named as set by no file"
+    main = MAIN[launcher]
+    read = read_launch_files(Source(name=main, text=bundle.files[main], files=bundle.files))
+    again = replace(asked, workload=read.workload)
+    same = read.configuration == found.config and priced(again, found) == wanted
+    return "written" if same else f"read as {dict(read.workload.framework_options)}"
+
+
+@pytest.mark.parametrize("launcher", launcher_names())
+def test_every_switch_that_is_priced_is_written_or_said_to_be_unwritten(launcher: str) -> None:
+    wrong, seen, left = {}, set(), [*values(launcher)]
+    for found in targets(launcher):  # of experts only what changes no dense model's price
+        became = {switch: outcome(found, launcher, *switch) for switch in left}
+        seen |= {*became.values()}
+        wrong |= {switch: word for switch, word in became.items() if word.startswith("read")}
+        left = [switch for switch, word in became.items() if word.startswith("no price")]
+    assert {value for _, value in wrong} <= ONE_NAME, wrong
+    assert seen & {"written", "named as set by no file"}
