@@ -105,7 +105,7 @@ def outcome(found: Target, launcher: str, name: str, value: Option) -> str:
 
 @pytest.mark.parametrize("launcher", launcher_names())
 def test_every_switch_that_is_priced_is_written_or_said_to_be_unwritten(launcher: str) -> None:
-    wrong, seen, left = {}, set(), [*values(launcher)]
+    wrong, seen, left = dict[tuple[str, Option], str](), set[str](), [*values(launcher)]
     for found in targets(launcher):  # of experts only what changes no dense model's price
         became = {switch: outcome(found, launcher, *switch) for switch in left}
         seen |= {*became.values()}
