@@ -400,7 +400,8 @@ def _module_contradictions(facts: FrameworkFacts) -> list[_Contradiction]:
     """Modules that are recomputed, captured and offloaded.
 
     Megatron-LM d98e8a64 ``transformer_config.py``: 1940 (its modules), 1991 (shared experts), 2148-2170
-    (offloaded modules), 2790-2850 (CUDA graphs), 3030 and 3066 (overlapped exchanges).
+    (offloaded modules), 2790-2850 (CUDA graphs), 2929 (a graph of whole steps offloads nothing by modules),
+    3030 and 3066 (overlapped exchanges).
     """
     replayed, sent = facts.recomputed, facts.offload_modules.split("+")
     foreign = [name for name in replayed if name in _XLA_MODULES and facts.stack == "megatron-core"]
@@ -437,6 +438,14 @@ def _module_contradictions(facts: FrameworkFacts) -> list[_Contradiction]:
         (
             "offload_modules", "attn_proj" in sent and "core_attn" not in sent,
             "itself: attn_proj goes with core_attn", "core_attn+attn_proj",
+        ),
+        (
+            "offload_modules", facts.cuda_graph == "full_iteration" and facts.offload_modules != "all",
+            "cuda_graph = full_iteration", "another scope, or none",
+        ),
+        (
+            "cuda_graph", facts.cuda_graph == "full_iteration" and facts.offload_modules != "all",
+            f"offload_modules = {facts.offload_modules}", "another scope, or none",
         ),
         (
             "offload_modules", bool(inside) and "moe" in replayed,

@@ -7,7 +7,7 @@ not contradict each other, less those that another one beats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
@@ -25,6 +25,7 @@ from meshwright.profiles.model import ModelSpec
 Option = str | int | float | bool
 Options = Mapping[str, Option]
 
+EVERY_SWITCH = "switches"  # every one that the launcher has and the request does not state
 RECOMPUTATION = ("none", "selective", "full")
 NEEDS: Mapping[str, Callable[[ModelSpec], bool]] = {
     "experts": lambda model: model.moe is not None,
@@ -48,6 +49,7 @@ class Setting:
     gpus: tuple[str, ...] = ()  # architectures or types; empty: any
     recompute: tuple[str, ...] = RECOMPUTATION  # kinds of recomputation that it goes with
     beats: tuple[str, ...] = ()  # settings of the switch under which no step is shorter, no memory less
+    only: str = ""  # a constraint on the configurations that it is about; empty: it is about all
 
     def fault(self, model: ModelSpec, gpu: GpuSpec) -> str:
         """Why a model or GPU does not take it; empty: they do."""
@@ -66,6 +68,7 @@ class Switch:
     name: str  # as ``search.allow`` calls it
     meaning: str
     settings: tuple[Setting, ...]
+    beside: str = ""  # searched where the request allows this; empty: its own name, or every switch
 
     @property
     def options(self) -> frozenset[str]:
@@ -109,12 +112,25 @@ def _switch(name: str, entry: Mapping[str, Any]) -> Switch:
         strange |= {*one.needs} - {*NEEDS} | {*one.recompute} - {*RECOMPUTATION} | {*one.beats} - known
         if strange:
             raise ProfileError(f"catalog/switches.yaml, {name}/{one.name}: {', '.join(sorted(strange))}")
-    return Switch(name=name, meaning=entry["meaning"], settings=settings)
+    return Switch(name=name, meaning=entry["meaning"], settings=settings, beside=entry.get("beside", ""))
+
+
+def allowed_switches(allow: Collection[str]) -> list[str]:
+    """The switches that a request leaves open, in alphabetical order."""
+    every = EVERY_SWITCH in allow
+    return sorted(
+        name
+        for name, one in switches().items()
+        if (one.beside in allow if one.beside else every or name in allow)
+    )
 
 
 def _setting(switch: str, name: str, raw: Mapping[str, Any], needs: Sequence[str]) -> Setting:
     """One setting of the catalog; what its switch needs it needs too."""
-    values = {key: tuple(value) for key, value in raw.items() if key in ("gpus", "recompute", "beats")}
+    values: dict[str, Any] = {
+        key: tuple(value) for key, value in raw.items() if key in ("gpus", "recompute", "beats")
+    }
+    values["only"] = raw.get("only", "")
     return Setting(
         switch=switch, name=name, options=raw["set"], launchers=raw["launchers"],
         needs=(*needs, *raw.get("needs", ())), **values,
@@ -153,6 +169,7 @@ class Combination:
 
     options: dict[str, Option] = field(default_factory=dict)  # that differ from the framework's facts
     recompute: tuple[str, ...] = RECOMPUTATION  # kinds of recomputation that it is searched for
+    constraints: tuple[str, ...] = ()  # on the configurations that it is searched for
 
 
 def combinations(
@@ -179,7 +196,8 @@ def combinations(
         if kinds:
             changed = {name: value for one in some for name, value in one.options.items()}
             changed = {name: value for name, value in changed.items() if getattr(facts, name) != value}
-            found.append(Combination(options=changed, recompute=tuple(kinds)))
+            only = tuple(one.only for one in some if one.only)
+            found.append(Combination(options=changed, recompute=tuple(kinds), constraints=only))
     return sorted(found, key=lambda one: -sum(len(str(value).split("+")) for value in one.options.values()))
 
 
@@ -226,4 +244,6 @@ def _contradict(
         # Megatron-LM d98e8a64 transformer_config.py:2001; training/arguments.py:1924
         (delayed and bool({"moe_act", "layernorm"} & {*found.recomputed}))
         or (biased and found.delay_wgrad and "attn" in found.cuda_graph.split("+"))
+        # --grad-reduce-in-bf16 is for bf16 weights: arguments.py:1213
+        or (precision == "fp16" and found.gradient_dtype == "bf16")
     )

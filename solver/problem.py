@@ -15,7 +15,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.sequences import Documents, Filled, SequenceLengths, filled
-from meshwright.profiles.switches import switches
+from meshwright.profiles.switches import EVERY_SWITCH, switches
 from meshwright.solver.configuration import Configuration
 
 # --------------------------------------------------------------------------------------------------
@@ -44,8 +44,10 @@ Certify = Literal["none", "cp-sat", "cp-sat-all"]
 # What follows from the others; constraints may name it.
 DERIVED_VARIABLES = ("num_gpus", "global_batch_size")
 
-EVERY_SWITCH = "switches"  # of ALLOWED: every one that the launcher has and the request does not state
-ALLOWED = ("offload", "fp8", *OPTIMIZERS, EVERY_SWITCH, *switches())
+ALLOWED = (
+    "offload", "fp8", *OPTIMIZERS, EVERY_SWITCH,
+    *(name for name, one in switches().items() if one.beside in ("", name)),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -512,6 +512,11 @@ def _switch_section(switch: Switch) -> str:
         f"## `{switch.name}`",
         "",
         f"{switch.meaning}.",
+        *(
+            [f"Searched where `{switch.beside}` is allowed; `switches` does not mean it."]
+            if switch.beside
+            else []
+        ),
         "",
         f"| setting | where | beats | {' | '.join(launchers)} |",
         "|---|---|---|" + "---|" * len(launchers),
@@ -535,4 +540,6 @@ def _setting_where(setting: Setting) -> str:
     parts = [*setting.needs, *([f"on {', '.join(setting.gpus)}"] if setting.gpus else [])]
     if setting.recompute != RECOMPUTATION:
         parts.append(f"recomputation {' or '.join(setting.recompute)}")
+    if setting.only:
+        parts.append(f"only `{setting.only}`")
     return "; ".join(parts)

@@ -49,7 +49,7 @@ LoraTarget = Literal[
 Allowed = Literal[
     "offload", "fp8",
     "adamw", "adamw-bf16", "adamw-8bit", "adamw-8bit-bf16", "galore", "muon", "sgd-momentum",
-    "switches", "moe_dispatcher", "overlap_experts", "cuda_graph", "recompute_modules",
+    "switches", "moe_dispatcher", "overlap_experts", "cuda_graph", "recompute_modules", "gradient_dtype",
 ]  # fmt: skip
 Scalar = bool | int | float | str
 Value = bool | int | str

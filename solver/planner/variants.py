@@ -16,7 +16,7 @@ import numpy as np
 from meshwright.profiles.capabilities import launcher_capabilities, launchers_of
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.profile import Profile, default_profile, framework_of
-from meshwright.profiles.switches import combinations, switches
+from meshwright.profiles.switches import RECOMPUTATION, allowed_switches, combinations
 from meshwright.solver.answer import (
     SAMPLE,
     Answer,
@@ -33,7 +33,7 @@ from meshwright.solver.clock import relative_gap
 from meshwright.solver.configuration import Columns, Configuration, plan_id_of
 from meshwright.solver.cost.objective import DAY_S, outlook_of, slowdown, weighing_of
 from meshwright.solver.predict import predict
-from meshwright.solver.problem import EVERY_SWITCH, Problem, Workload, changes_of, problem_digest
+from meshwright.solver.problem import Problem, Workload, changes_of, problem_digest
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals, layouts_of
 from meshwright.solver.space.launcher_rules import problem_faults, with_recipe
 from meshwright.solver.space.rules import ramp_stages
@@ -68,11 +68,11 @@ def variants_of(problem: Problem, profile: Profile) -> list[Variant]:
 def _switched(problem: Problem, profile: Profile) -> list[Problem]:
     """The problem under every combination of the switches that the request leaves open."""
     workload, options = problem.workload, problem.options
-    names = switches() if EVERY_SWITCH in options.allow else set(options.allow) & {*switches()}
+    names = allowed_switches(options.allow)
     if not names:
         return [problem]
     found = combinations(
-        sorted(names),
+        names,
         problem.launcher,
         model=problem.model,
         gpus=[group.gpu for group in problem.cluster.groups],
@@ -84,7 +84,11 @@ def _switched(problem: Problem, profile: Profile) -> list[Problem]:
         replace(
             problem,
             workload=replace(workload, framework_options={**workload.framework_options, **one.options}),
-            options=replace(options, recompute_kinds=one.recompute),
+            options=replace(
+                options,
+                recompute_kinds=one.recompute if len(one.recompute) < len(RECOMPUTATION) else (),
+                constraints=(*options.constraints, *one.constraints),
+            ),
         )
         for one in found
     ]

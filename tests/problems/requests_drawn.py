@@ -165,7 +165,8 @@ def _switched(random: Random, problem: Problem) -> Problem:
     """Some switches of Megatron-Core's launchers, or all of them, are open."""
     launcher = random.choice(["megatron-lm", "megatron-lm", "megatron-bridge", "ms-swift"])
     some = random.sample(sorted(switches()), random.randint(1, 2))
-    allow = ("switches",) if random.randint(0, 2) == 0 else tuple(some)
+    named = tuple(dict.fromkeys(switches()[name].beside or name for name in some))
+    allow = ("switches",) if random.randint(0, 2) == 0 else named
     return _with(replace(problem, launcher=launcher), allow=allow)
 
 

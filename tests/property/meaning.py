@@ -94,7 +94,7 @@ def of_each_switch(problem: Problem) -> list[Problem]:
     choices = [
         [{}, *(each["set"] for each in one["settings"].values() if _takes(problem, one, each))]
         for name, one in _switches().items()
-        if name in asked or "switches" in asked
+        if (one["beside"] in asked if "beside" in one else name in asked or "switches" in asked)
     ]
     found = dict[str, Problem]()
     for some in product(*choices):

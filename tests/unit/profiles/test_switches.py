@@ -7,7 +7,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import OPTION_PARTS, framework_facts, with_options
 from meshwright.profiles.library import find_gpu, find_model
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.switches import Combination, combinations, switches
+from meshwright.profiles.switches import Combination, allowed_switches, combinations, switches
 from tests.builders import a_moe_model
 
 H100, GB200, V100 = (find_gpu(name) for name in ("h100-sxm-80gb", "gb200", "v100-sxm-32gb"))
@@ -20,8 +20,8 @@ def tried(
 ) -> list[Combination]:  # fmt: skip
     facts = framework_facts("megatron-core")
     return combinations(
-        names or switches(), launcher, model=model, gpus=[gpu], facts=facts, stated=stated,
-        precision=precision,
+        names or allowed_switches(("switches",)), launcher, model=model, gpus=[gpu], facts=facts,
+        stated=stated, precision=precision,
     )  # fmt: skip
 
 
@@ -138,3 +138,32 @@ def test_every_part_that_is_captured_replayed_or_offloaded_is_a_known_one() -> N
             for name, value in one.options.items():
                 parts, alone = OPTION_PARTS.get(name, ((), ()))
                 assert not parts or value in alone or set(str(value).split("+")) <= {*parts}
+
+
+def test_modules_are_offloaded_where_offload_is_allowed_and_not_by_their_own_name() -> None:
+    assert "offload_modules" not in allowed_switches(("switches",))
+    assert "offload_modules" not in allowed_switches(("offload_modules",))
+    assert allowed_switches(("offload",)) == ["offload_modules"]
+
+
+def test_a_set_of_offloaded_modules_is_about_configurations_that_offload_activations() -> None:
+    dense = {one.options.get("offload_modules"): one for one in tried(DENSE, H100, "offload_modules")}
+    # nothing; attention; attention with norms: the other sets are of experts
+    assert len(dense) == 3
+    assert dense[None].constraints == ()
+    assert all("activations" in one.constraints[0] for name, one in dense.items() if name)
+    assert len(tried(EXPERTS, H100, "offload_modules")) == 6
+
+
+def test_a_graph_of_whole_steps_offloads_no_modules() -> None:
+    both = {"cuda_graph": "full_iteration", "offload_modules": "core_attn+attn_proj"}
+    with pytest.raises(InvalidProblemError) as caught:
+        with_options(framework_facts("megatron-core"), both)
+    assert {one.pointer.rsplit("/", 1)[-1] for one in caught.value.errors} == set(both)
+
+
+def test_gradients_in_bf16_are_tried_by_their_own_name_and_beside_bf16_weights_alone() -> None:
+    assert "gradient_dtype" not in allowed_switches(("switches",))
+    assert allowed_switches(("gradient_dtype",)) == ["gradient_dtype"]
+    assert values(tried(DENSE, H100, "gradient_dtype"), "gradient_dtype") == {"bf16"}  # it beats fp32
+    assert values(tried(DENSE, H100, "gradient_dtype", precision="fp16"), "gradient_dtype") == {None}
