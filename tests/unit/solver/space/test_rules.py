@@ -185,5 +185,5 @@ def test_a_launcher_that_offloads_is_asked_to_where_the_states_do_not_fit_otherw
     plain = replace(tight, options=replace(tight.options, allow=()))
     assert ask(plain, default_profile(plain.cluster, "megatron-lm")).status == "infeasible"
     answer = ask(tight, default_profile(tight.cluster, "megatron-lm"))
-    assert answer.plans[0].config.offload == "optimizer"
+    assert "optimizer" in answer.plans[0].config.offload
     assert answer.plans[0].config.zero_stage == 1
