@@ -92,8 +92,8 @@ def rank_matrices(target: Target, *, whole: bool = False) -> list[list[list[int]
 def rank_flops(target: Target) -> list[float]:
     """FLOPs of one micro-batch on every pipeline rank: forward, backward, and what is computed again.
 
-    Attention is counted without its mask, as torch's counter counts it. Routers, and the look-up of the
-    embedding, are counted on neither side.
+    Attention is counted without its mask, as torch's counter counts it, and experts as equally loaded, as
+    a step without data loads them. Routers and the look-up of the embedding are left out.
     """
     ctx, config, model = context_for(target), target.config, target.model
     ranks, _ = chunk_weights(target)
@@ -101,8 +101,10 @@ def rank_flops(target: Target) -> list[float]:
     keys = target.workload.seq_length
     core = 2.0 * _first(ctx.tokens) * keys * heads * (model.head_dim + model.v_head_dim)
     core /= max(1, config.context_parallel_size)
+    busiest = _first(ctx.expert_load) if config.expert_parallel_size > 1 else 1.0
     linear = {
-        kind: sum(_flops(gemm) for gemm in layer_gemms(ctx, kind)) for kind in set(model.layer_kinds())
+        kind: sum(_flops(gemm) / (busiest if gemm.grouped else 1.0) for gemm in layer_gemms(ctx, kind))
+        for kind in set(model.layer_kinds())
     }
     kinds, first, found = model.layer_kinds(), 0, [0.0] * config.pipeline_parallel_size
     for chunk, (rank, count) in enumerate(zip(ranks, config.stage_layers, strict=True)):

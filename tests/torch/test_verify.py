@@ -69,6 +69,21 @@ def test_megatron_lm_builds_every_stage_with_the_states_and_flops_that_were_pric
     assert "peak_bytes" not in figures(found, 7)  # built like rank 4, which was traced
 
 
+def test_recomputed_layers_are_computed_and_counted_again() -> None:
+    make(MEGATRON_LM)
+    found = verified(replace(STAGES, recompute_granularity="full", recompute_layers=1), "megatron-lm")
+    assert (found.verdict, found.reasons) == ("verified", ())
+    assert all(one.exact for one in found.quantities if one.name == "flops")
+
+
+def test_sequences_split_over_ranks_are_verified_in_part_with_the_reason() -> None:
+    make(MEGATRON_LM)
+    found = verified(replace(STAGES, context_parallel_size=2, zero_shard_size=4), "megatron-lm")
+    assert found.verdict == "partly verified"
+    assert found.reasons[0].startswith("cp > 1")
+    assert all(one.exact for one in found.quantities)
+
+
 def test_torchtitan_builds_every_stage_with_the_parameters_that_were_priced() -> None:
     make(TORCHTITAN)
     found = verified(SHARDS, "torchtitan")

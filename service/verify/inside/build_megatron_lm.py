@@ -161,11 +161,15 @@ def _attention(self: Any, query: Any, key: Any, value: Any, *_mask: Any, **_opti
 _attention_made = DotProductAttention.__init__
 
 
-def _attention_of_any_width(self: Any, *given: Any, **options: Any) -> None:
-    """The local attention, which has no weights, told nothing of latent attention's widths."""
-    _attention_made(
-        self, *given, **{k: v for k, v in options.items() if k not in ("k_channels", "v_channels")}
-    )
+def _attention_of_any_width(self: Any, config: Any, *given: Any, **options: Any) -> None:
+    """The local attention, which has no weights, told nothing of latent attention's widths and of rings."""
+    widths = ("k_channels", "v_channels")
+    size, config.context_parallel_size = config.context_parallel_size, 1
+    try:
+        kept = {name: value for name, value in options.items() if name not in widths}
+        _attention_made(self, config, *given, **kept)
+    finally:
+        config.context_parallel_size = size
 
 
 def _halved(given: torch.Tensor, *_bias: Any, **_options: Any) -> Any:
@@ -222,6 +226,8 @@ def build(case: Case) -> Iterator[Built]:
     args, config = configured(case)
     tensor_parallel.random.initialize_rng_tracker()
     tensor_parallel.random._CUDA_RNG_STATE_TRACKER = _Generators()
+    tensor_parallel.random._set_cuda_rng_state = lambda *_given, **_options: None
+    tensor_parallel.random._get_cuda_rng_state = lambda *_given, **_options: torch.zeros(1)
     like: dict[str, int] = {}
     for rank in case["ranks"]:
         torch.distributed.init_process_group(
