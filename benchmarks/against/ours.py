@@ -1,7 +1,8 @@
 """Meshwright's side of a comparison: ``python -m benchmarks.against.ours``, one process a question.
 
 Standard input: JSON {"problem": a request, "layers": {"file", "gpu", "memory"} or null: a foreign
-profile of layer times and one of memory, "judge": [configurations]}. Without ``judge`` it searches.
+profile of layer times and one of memory, "measured": [files of measured profiles], "judge":
+[configurations]}. Without ``judge`` it searches.
 Standard output: JSON {"configurations", "status", "certified_by", "plans": [{"config", "step_time_s"}]},
 or {"judged": [{"step_time_s", "fits"}]}.
 """
@@ -12,15 +13,18 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from meshwright.profiles.importers.layer_times import Taken, measured_from_layers
 from meshwright.profiles.importers.registry import import_profile
 from meshwright.profiles.library import find_gpu
 from meshwright.profiles.measured.profile import Session
+from meshwright.profiles.measured.read import read_measured_profile
 from meshwright.profiles.measurements import LayerProfile, MemoryProfile
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.service.requests.parse import parse_problem
+from meshwright.service.requests.profiles import profile_with
 from meshwright.solver.calibration.timed import with_measured
 from meshwright.solver.configuration import Columns, Configuration, configuration_from_json
 from meshwright.solver.cost.price import price
@@ -107,7 +111,11 @@ def main() -> None:
     """Answer one request."""
     request = json.load(sys.stdin)
     problem = parse_problem(request["problem"])
-    profile = profile_of(problem, request.get("layers"))
+    if request.get("measured"):
+        given = [read_measured_profile(Path(one)) for one in request["measured"]]
+        profile, _warnings = profile_with(problem, given)
+    else:
+        profile = profile_of(problem, request.get("layers"))
     configs = request.get("judge")
     print(json.dumps(searched(problem, profile) if configs is None else judged(problem, profile, configs)))
 

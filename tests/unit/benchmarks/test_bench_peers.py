@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.against import calculon, galvatron
+from benchmarks.against import calculon, galvatron, sailor
 from benchmarks.against.layouts import configuration_of, row_of
 from benchmarks.against.ours import judged, profile_of, searched
 from benchmarks.against.process import SCRIPTS, Budget, Run, UnavailableError, ask
@@ -89,7 +89,7 @@ def test_a_peer_that_takes_too_long_is_stopped_with_all_that_it_started(tmp_path
 def test_calculon_without_a_checkout_is_a_line_and_so_is_an_empty_one(tmp_path: Path) -> None:
     assert "give --calculon PATH" in "\n".join(compared("calculon", Budget(limit_s=1.0), None))
     assert "has no bin/calculon" in "\n".join(compared("calculon", Budget(limit_s=1.0), tmp_path))
-    assert set(PEERS) == {"galvatron", "calculon", "llm-analysis", "aiconfigurator"}
+    assert set(PEERS) == {"galvatron", "calculon", "sailor", "llm-analysis", "aiconfigurator"}
 
 
 def test_a_table_holds_medians_and_the_page_keeps_what_stands_around_it() -> None:
@@ -99,8 +99,10 @@ def test_a_table_holds_medians_and_the_page_keeps_what_stands_around_it() -> Non
     lines = Comparison(question="What?", rows=(row,), remarks=("so",)).lines()
     assert lines[0] == "**What?**"
     assert lines[-2:] == ["* so", ""]
-    assert written(f"a\n{BEGIN}\nold\n{END}\nb", "new") == f"a\n{BEGIN}\nnew\n{END}\nb"
-    assert written(DOCUMENT.read_text(), "new").count("new") >= 1
+    begin, end = BEGIN.format("it"), END.format("it")
+    assert written(f"a\n{begin}\nold\n{end}\nb", "it", "new") == f"a\n{begin}\nnew\n{end}\nb"
+    for name in PEERS:
+        assert "only this" in written(DOCUMENT.read_text(), name, "only this")
 
 
 def test_times_show_three_digits_and_ratios_whether_they_are_reached() -> None:
@@ -235,3 +237,20 @@ def test_ours_searches_and_judges_on_galvatrons_profile(monkeypatch: pytest.Monk
     (verdict,) = judged(problem, profile, [config])["judged"]
     assert verdict == {"step_time_s": found["plans"][0]["step_time_s"], "fits": True}
     assert list(violations(problem, profile, configuration_from_json(config))) == []
+
+
+def test_sailor_without_a_built_planner_is_a_line_and_its_plans_count_embedding_and_head(
+    tmp_path: Path,
+) -> None:
+    assert "give --sailor PATH" in "\n".join(compared("sailor", Budget(limit_s=1.0), None))
+    assert "no built libplanner" in "\n".join(compared("sailor", Budget(limit_s=1.0), tmp_path))
+    config = {
+        "stage_layers": [13, 11],
+        "tensor_parallel_size": 2,
+        "data_parallel_size": 3,
+        "micro_batch_size": 4,
+    }
+    plan = sailor.plan_for_it(config)
+    (pipeline,) = plan["pipeline_list"]
+    assert pipeline["layers_per_stage"] == [list(range(14)), list(range(14, 26))]
+    assert (pipeline["dp"], plan["mbs"]) == ([3, 3], 4)
