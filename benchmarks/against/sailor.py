@@ -6,8 +6,8 @@ as between nodes, and counts gradients in the bytes that it is told: all of that
 whose layers are priced as it timed them. Where its plan's replicas do not divide the batch it
 trains on more sequences, and so do we.
 
-Its planner is C++: ``make libplanner.so`` in sailor/Planner/sailor_planner/cpp_src, against the Python that
-runs this, and a copy in sailor/Planner/simulations, as its own code does.
+Its planner is C++: its Makefile in sailor/Planner/sailor_planner/cpp_src builds ``libplanner``, against the
+Python that runs this; a copy belongs into sailor/Planner/simulations, as its own code does it.
 """
 
 from __future__ import annotations
