@@ -220,7 +220,7 @@ def figures(plan: Sequence[str], dimension: Sequence[str]) -> list[Figure]:
         Figure("product: private functions used once", 100 * once / functions, unit="%"),
         Figure("product files that one plan runs", len(plan), 110, where=by_room),
         Figure(
-            "product files that a parallel dimension opens", len(dimension), 15, where=f"naming {DIMENSION}"
+            "product files that a parallel dimension opens", len(dimension), 14, where=f"naming {DIMENSION}"
         ),
     ]
 

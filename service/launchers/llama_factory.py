@@ -42,6 +42,11 @@ from meshwright.service.launchers.trainers import OF_THE_RUN
 
 PRODUCT = "LLaMA-Factory 0.9.5 with mcore_adapter"
 CONFIG_FILE = "llama_factory.yaml"
+# The adapter's arguments; other sizes go to Megatron-Core's configuration as they are.
+_SIZES = (
+    "tensor_model_parallel_size", "sequence_parallel", "pipeline_model_parallel_size",
+    "context_parallel_size", "expert_model_parallel_size",
+)  # fmt: skip
 
 
 def gradients_are_kept_in_fp32(target: Target) -> Iterator[FieldError]:
@@ -100,7 +105,9 @@ def values_of(target: Target) -> Values:
     """Every value that the plan decided; what is not set is not written."""
     config, precision = target.config, target.workload.precision
     known = megatron_facts(target)
-    values = parallel_values(target) | split_values(target) | recompute_values(target, known)
+    sizes = parallel_values(target)
+    values = {name: sizes.pop(name) for name in _SIZES if name in sizes}
+    values |= split_values(target) | recompute_values(target, known)
     values |= distributed_optimizer(target, known)
     if known.recomputed and "recompute_modules" in values:
         values["recompute_modules"] = ",".join(known.recomputed)
@@ -130,9 +137,7 @@ def values_of(target: Target) -> Values:
     additional["apply_rope_fusion"] = target.model.has_rotary_positions and target.model.mla is None
     switches = kernel_values(target, known) | exchange_values(target, known) | dropout_values(known)
     additional |= {name: _plain(value) for name, value in switches.items()}
-    if target.model.moe:
-        additional["expert_tensor_parallel_size"] = values.pop("expert_tensor_parallel_size")
-    values["additional_configs"] = additional
+    values["additional_configs"] = additional | sizes
     return {name: value for name, value in values.items() if value is not None}
 
 
