@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -147,6 +147,8 @@ class Plan:
     odds: Odds | None = None  # of being the fastest of its answer
     workload: Mapping[str, str] = field(default_factory=dict)  # where it differs from the request's
     launchers: tuple[str, ...] = ()  # that can run it, where the request leaves that open
+    bound_step_time_s: float | None = None  # no plan that could have this rank steps faster
+    gap: float | None = None  # between its objective and the best that its rank could have, relative
 
     def to_json(self) -> dict[str, Any]:
         """The plan as the API shows it."""
@@ -205,6 +207,7 @@ class Remedy:
     num_gpus: int
     gpu_s_per_token: float  # what changes are ordered by
     peak_memory_bytes: int
+    kind: str = ""  # risk, limits, precision, optimizer, offload, launcher, batch, sequence, nodes, gpus, …
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +218,7 @@ class Infeasibility:
     conflicts: tuple[tuple[str, ...], ...] = ()  # minimal sets of limits that cannot hold together
     nearest: Shortfall | None = None
     changes: tuple[str, ...] = ()  # smallest changes that were verified to fit
-    remedies: tuple[Remedy, ...] = ()  # the same with their plans, cheapest first
+    remedies: tuple[Remedy, ...] = ()  # the same with their plans, the cheapest of each kind first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +231,33 @@ class SkippedLauncher:
 
 # The note of an answer that a longer search would not change: all of the sample was searched.
 SAMPLE = {"sample": "there are too many configurations: a sample alone is searched, and all of it was"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFloors:
+    """What no configuration of a mesh, or of a layout, scores less than, of those that may be ranked.
+
+    Seconds of the objective; keyed by what tells meshes, or layouts, apart. Empty where it is not known.
+    """
+
+    meshes: Mapping[tuple[object, ...], float] = field(default_factory=dict)
+    layouts: Mapping[tuple[object, ...], float] = field(default_factory=dict)
+
+    def of_ranks(self, plans: int, meshes: int) -> list[float]:
+        """No ranking of so many plans of so many meshes has a k-th score that is less, k from 1.
+
+        At most k - 1 floors are less than the k-th one, so at most as many layouts score less than that.
+        Where meshes are fewer than plans, only so many plans are of other layouts; the ranks behind as
+        many are bounded by the floors of meshes as well.
+        """
+        by_mesh, by_layout = sorted(self.meshes.values()), sorted(self.layouts.values())
+        if not by_layout:
+            return by_mesh[:plans]
+        others = plans - meshes if by_mesh else plans
+        return [
+            max(by_layout[min(at, len(by_layout) - 1)], by_mesh[at - others] if at >= others else 0.0)
+            for at in range(plans)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,10 +290,39 @@ class Answer:
     space: Literal["usual", "every"] = "usual"  # candidates that rows, bound and proof are of
     skipped_launchers: tuple[SkippedLauncher, ...] = ()  # where the request leaves the launcher open
     model: Mapping[str, str | int] | None = None  # its name and exact counts of parameters
+    floors: RankFloors = field(default_factory=RankFloors)  # what the gaps of ranks are made of; not shown
 
     def to_json(self) -> dict[str, Any]:
         """The answer as the command line and the API show it; finite numbers only."""
-        return asdict(self)
+        shown = asdict(replace(self, floors=RankFloors()))
+        del shown["floors"]
+        return shown
+
+
+def with_gaps(
+    plans: Sequence[Plan],
+    scores: Sequence[float],
+    floors: Sequence[float],
+    least: float | None,
+    *,
+    of_steps: bool,
+) -> tuple[Plan, ...]:
+    """Ranked plans with the gap of each rank, and the bound on its step.
+
+    Args:
+        plans: best first.
+        scores: what each is ranked by, s.
+        floors: what no k-th best scores less than (``RankFloors.of_ranks``); none where that is not known.
+        least: what no configuration scores less than, s; None: not known.
+        of_steps: whether scores are step times.
+    """
+    found = []
+    for at, (plan, score) in enumerate(zip(plans, scores, strict=True)):
+        known = [floor for floor in (*(floors[at : at + 1] if at else ()), least) if floor is not None]
+        bound = min(max(known), score) if known else None
+        gap = None if bound is None else (score - bound) / score
+        found.append(replace(plan, gap=gap, bound_step_time_s=bound if of_steps else None))
+    return tuple(found)
 
 
 def prediction_from_json(raw: Mapping[str, Any]) -> Prediction:
@@ -287,6 +346,8 @@ def plan_from_json(raw: Mapping[str, Any]) -> Plan:
         odds=Odds(**raw["odds"]) if raw.get("odds") else None,
         workload=dict(raw.get("workload", {})),
         launchers=tuple(raw.get("launchers", ())),
+        bound_step_time_s=raw.get("bound_step_time_s"),
+        gap=raw.get("gap"),
     )
 
 

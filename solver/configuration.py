@@ -268,6 +268,19 @@ SHORT_NAMES = {one.name: one.short for one in VARIABLES.values() if one.short}
 PLACED_ONLY = {one.name: one.off for one in VARIABLES.values() if one.uniform_only}
 
 
+# Sizes that lay GPUs out; plans that have all of them in common are of one mesh.
+_OF_A_MESH = ("virtual_pipeline_size", "zero_shard_size", "micro_batch_size", "num_microbatches")
+MESH = tuple(name for name in SIZES if name not in _OF_A_MESH)
+
+
+def mesh_of(config: Configuration) -> tuple[object, ...]:
+    """What plans of one mesh have in common; where stages are placed, the groups that they stand on too."""
+    if config.replicas:
+        return tuple(map(mesh_of, config.replicas))
+    berths = {(one.group, one.tensor_parallel_size) for one in config.stage_groups}
+    return (*(getattr(config, name) for name in MESH), *sorted(berths))
+
+
 def plan_id_of(problem_digest: str, config: Configuration) -> str:
     """A stable name: the first 12 hex digits of SHA-256 over problem and configuration."""
     values = {name: v for name, v in asdict(config).items() if name not in _LATER or v != _DEFAULTS[name]}

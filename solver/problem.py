@@ -55,6 +55,7 @@ class SearchOptions:
     """Limits of one search; already checked by the edge that built it."""
 
     top_k: int = 10
+    diverse: bool = True  # each plan the best of its mesh, as far as there are meshes; else of its layout
     certify: Certify = "cp-sat"
     time_limit_s: float = 30.0
     seed: int = 0

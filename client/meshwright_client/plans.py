@@ -98,6 +98,8 @@ class Plan:
     odds: Mapping[str, Any] | None = None
     workload: Mapping[str, str] = field(default_factory=dict)
     launchers: tuple[str, ...] = ()
+    bound_step_time_s: float | None = None  # no plan that could have this rank steps faster
+    gap: float | None = None  # to the best that its rank could have
     point: int | None = None  # of a sweep: the place in ``points`` of what it answers
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from meshwright.service.api.problems import ProblemView, type_of
 from meshwright.service.db.key_records import AuditRecord, KeyRecord
@@ -15,6 +15,7 @@ from meshwright.service.db.plan_records import MAX_NAME, PlanFigures, PlanFilter
 from meshwright.service.db.profile_records import ProfileRecord
 from meshwright.service.db.records import JobRecord, JobSummary
 from meshwright.service.jobs.states import TERMINAL_STATES
+from meshwright.service.requests.parts import written_out
 from meshwright.solver.answer import (
     Baseline,
     Infeasibility,
@@ -157,6 +158,12 @@ class PlanQuery(BaseModel):
     page_token: Annotated[
         str | None, Field(max_length=256, description="next_page_token of the page before")
     ] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written_out(cls, given: object) -> object:
+        """Short names of variables, ``tp``, as long ones."""
+        return written_out(given, ()) if isinstance(given, dict) else given
 
     def wanted(self) -> PlanFilter:
         """The filter that this query spells."""

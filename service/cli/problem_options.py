@@ -131,6 +131,13 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
         typer.Option(help=_STACKS, autocompletion=_complete_stack),
     ] = None,
     top_k: Annotated[int | None, typer.Option(help="Ranked plans wanted.")] = None,
+    diverse: Annotated[
+        bool | None,
+        typer.Option(
+            help="The best plan of each mesh first (default), or layouts that differ in ZeRO stage and "
+            "micro-batch alone as well."
+        ),
+    ] = None,
     time_limit_s: Annotated[float | None, typer.Option(help="Seconds the search may take.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same answer.")] = None,
     objective: Annotated[
@@ -182,6 +189,7 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
         request["stack"] = stack
     limits = {
         "top_k": top_k,
+        "diverse": diverse,
         "time_limit_s": time_limit_s,
         "seed": seed,
         "certify": certify,

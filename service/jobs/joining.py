@@ -61,7 +61,10 @@ def join(points: Iterable[SolvedPoint], *, objective: str, top_k: int, cancelled
     for row in rows:
         row["rank"] = ranks.get((row["point"], 1)) if row["plan_id"] else None
         row["efficient"] = _is_efficient(row, rows)
-    plans = [{**plan, "rank": place, "point": at} for place, (_, at, _, plan) in enumerate(best, 1)]
+    unknown = {"gap": None, "bound_step_time_s": None}  # a plan's are of its rank in its own point
+    plans = [
+        {**plan, **unknown, "rank": place, "point": at} for place, (_, at, _, plan) in enumerate(best, 1)
+    ]
     answer = _answer(rows, answers, best)
     state = _state(rows, answer["status"], cancelled=cancelled)
     return Joined(state=state, answer=answer, plans=plans, problem=_problem(rows, state))

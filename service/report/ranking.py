@@ -119,7 +119,8 @@ def columns_of(plans: Sequence[Plan] = (), *, moe: bool, marked: bool = False) -
         for name, short in figures.SHORT_NAMES.items()
         if moe or name != "expert_parallel_size"
     ]
-    equal = equal_to_first(plans)
+    equal, known = equal_to_first(plans), any(plan.gap is not None for plan in plans)
+    gaps = [Column(title="gap", cell=_gap, leaves=5)] if known else []
     return [
         Column(title="#", cell=lambda plan: str(plan.rank or "–")),  # 0: not ranked
         *_differing(plans),
@@ -132,6 +133,7 @@ def columns_of(plans: Sequence[Plan] = (), *, moe: bool, marked: bool = False) -
             title="peak memory (stage)", cell=lambda plan: figures.peak_memory(plan.prediction), left=True
         ),
         Column(title="OOM risk", cell=_risk, leaves=1),
+        *gaps,
         _last(plans, marked=marked),
     ]
 
@@ -176,6 +178,11 @@ def _best(plan: Plan) -> str:
 def _also(plan: Plan) -> str:
     """What few plans choose, where this one does."""
     return " · ".join(figures.inner_words(plan.config))
+
+
+def _gap(plan: Plan) -> str:
+    """How far the plan may be from the best that its rank could have."""
+    return "–" if plan.gap is None else f"{plan.gap * 100:.1f} %"
 
 
 def _risk(plan: Plan) -> str:

@@ -12,8 +12,8 @@ from rich.text import Text
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.service.report import formatting
 from meshwright.service.report.formatting import tied, words, wrapped
-from meshwright.solver.answer import Limit, Loss, Odds, Plan, Remedy, Why
-from meshwright.solver.configuration import VARIABLES
+from meshwright.solver.answer import Answer, Limit, Loss, Odds, Plan, Remedy, Why
+from meshwright.solver.configuration import VARIABLES, mesh_of
 from meshwright.solver.problem import Problem
 
 # --------------------------------------------------------------------------------------------------
@@ -55,6 +55,18 @@ def proof_words(problem: Problem) -> str:
     split = [] if options.stage_layers else ["split of layers"]
     names += [*split, *(name for name in options.allow if name != "offload")]
     return f"under our model, over these switches: {', '.join(names)}"
+
+
+def ranks_words(answer: Answer, problem: Problem) -> list[str]:
+    """What the plans behind the first are, where that is proved: ``#2 to #10 are …``; else nothing."""
+    last, meshes = len(answer.plans), len({mesh_of(plan.config) for plan in answer.plans})
+    if answer.status != "optimal" or last <= 1:
+        return []
+    whose = f"#2 to #{last} are" if answer.plans[2:] else "#2 is"
+    if not problem.options.diverse or meshes == 1:
+        return [f"{whose} the next best layouts"]
+    of_every = "" if meshes == last else " there is, beside the best other layouts"
+    return [f"{whose} the best plan of each next best mesh{of_every}"]
 
 
 def odds_words(odds: Odds, subject: str, rivals: str) -> str:

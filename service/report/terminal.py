@@ -18,7 +18,14 @@ from meshwright.service.report.beyond import beyond_lines
 from meshwright.service.report.formatting import pieces, tied, wrapped
 from meshwright.service.report.question import clean, header
 from meshwright.service.report.ranking import ranking
-from meshwright.service.report.sentences import proof_words, reason_lines, remedy_line, sentences, spent_s
+from meshwright.service.report.sentences import (
+    proof_words,
+    ranks_words,
+    reason_lines,
+    remedy_line,
+    sentences,
+    spent_s,
+)
 from meshwright.service.report.tradeoff import tradeoff_lines
 from meshwright.solver.answer import Answer, Infeasibility, Plan, Prediction, Shortfall, Why
 from meshwright.solver.configuration import Configuration
@@ -95,6 +102,7 @@ def _search_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
         claim += f"under this model no {what}{_of_which(answer, problem)} can be under "
         claim += tied(figures.seconds(bound))
         claim += f"{_remainder(answer)})"
+    claim = "; ".join([claim, *ranks_words(answer, problem)])
     return [
         wrapped(f"{searched}{tied(figures.count(answer.legal))} legal{fit}", width),
         wrapped(claim, width, style=style),

@@ -10,7 +10,14 @@ from meshwright.service.report import formatting as figures
 from meshwright.service.report.formatting import seconds_like as _like
 from meshwright.service.report.formatting import sentence_case, words
 from meshwright.service.report.question import clean, question_words
-from meshwright.service.report.sentences import limit_words, odds_words, proof_words, remedy_line, signed
+from meshwright.service.report.sentences import (
+    limit_words,
+    odds_words,
+    proof_words,
+    ranks_words,
+    remedy_line,
+    signed,
+)
 from meshwright.service.report.terminal import profile_words, skipped_words
 from meshwright.solver.answer import Answer, Plan, Shortfall
 from meshwright.solver.problem import Problem
@@ -103,7 +110,8 @@ def _found(answer: Answer, problem: Problem) -> Verdict:
     )
     by = ", ".join(answer.certified_by) or "the search"
     if proved:
-        claim = f"Proved optimal {proof_words(problem)}; by {by}."
+        words = (f"Proved optimal {proof_words(problem)}", f"by {by}", *ranks_words(answer, problem))
+        claim = f"{'; '.join(words)}."
     else:
         gap = f", at most {answer.gap * 100:.1f} % from the bound" if answer.gap is not None else ""
         claim = f"The best found before the search stopped, not proved optimal{gap}."

@@ -187,6 +187,7 @@ def _options(whole: ProblemRequest) -> SearchOptions:
     request = whole.search
     return SearchOptions(
         top_k=request.top_k,
+        diverse=request.diverse,
         certify=request.certify,
         time_limit_s=request.time_limit_s,
         seed=request.seed,

@@ -336,6 +336,7 @@ def run_to_mapping(options: SearchOptions) -> dict[str, object]:
     own = {} if options.baseline is None else {"baseline": _plain(options.baseline)}
     return {
         **own,
+        "diverse": options.diverse,
         "gpus": options.gpus,
         "pareto": options.pareto,
         "num_nodes": list(options.num_nodes),

@@ -110,6 +110,10 @@ class SearchRequest(Part):
     """Limits of the search."""
 
     top_k: int = Field(default=10, ge=1, le=MAX_TOP_K, description="ranked plans wanted")
+    diverse: bool = Field(
+        default=True,
+        description="each plan the best of its mesh, not one mesh with other ZeRO stages and micro-batches",
+    )
     certify: Certify = "cp-sat"
     time_limit_s: float = Field(default=30.0, gt=0, le=MAX_TIME_LIMIT_S)
     seed: int = Field(default=0, ge=0, le=2**31 - 1)

@@ -24,7 +24,7 @@ from meshwright.solver.configuration import BoolArray, Columns, Configuration, F
 from meshwright.solver.cost.memory import memory_limit_bytes, out_of_memory_probability
 from meshwright.solver.cost.pipelines import Fleet, placed_pipeline
 from meshwright.solver.problem import Problem
-from meshwright.solver.search.feasible import fitting, lightest, nearest, some_fits
+from meshwright.solver.search.feasible import fitting, lightest, nearest
 from meshwright.solver.search.placement.frontier import Placed, PlacedFrontier
 from meshwright.solver.search.placement.plans import of_placement, of_split
 from meshwright.solver.search.placement.program import Field, Program
@@ -39,13 +39,12 @@ from meshwright.solver.search.placement.rows import (
 )
 from meshwright.solver.search.priced_space import CHUNK, priced_rows
 from meshwright.solver.search.rows import Rows
-from meshwright.solver.space.enumerate import Space, enumerate_space, with_whole
+from meshwright.solver.space.enumerate import Space, with_whole
 from meshwright.solver.space.request_rules import request_rules, without_limits
 from meshwright.solver.space.rule import Rule
 from meshwright.solver.space.rules import rules_of, violation_masks
 from meshwright.solver.splits import Prescribed
 
-_MOST_NODES_FACTOR = 16
 _LARGEST_CONFLICT = 4
 _MOST_CONFLICTS = 4
 _MOST_CHANGES = 4
@@ -99,7 +98,6 @@ def explain(problem: Problem, profile: Profile, space: Space, rows: Rows) -> Inf
     changes = chain(
         _risk_changes(problem, profile, shortfall),
         _dropped_limits(space, corrections),
-        _more_nodes(problem, profile),
     )
     return Infeasibility(
         reasons=tuple(reasons),
@@ -222,24 +220,6 @@ def _dropped_limits(space: Space, corrections: Sequence[int]) -> Iterator[str]:
     for mask in corrections:
         if mask and mask & ~request == 0:
             yield "without " + " and ".join(_words([rule.name for rule in space.rules], mask))
-
-
-def _more_nodes(problem: Problem, profile: Profile) -> Iterator[str]:
-    """The first doubling of the nodes that fits."""
-    factor = 2
-    while factor <= _MOST_NODES_FACTOR:
-        groups = tuple(replace(g, num_nodes=g.num_nodes * factor) for g in problem.cluster.groups)
-        options = replace(
-            problem.options, num_nodes=(), num_gpus=()
-        )  # all of them, whatever numbers were asked for
-        larger = replace(problem, cluster=replace(problem.cluster, groups=groups), options=options)
-        group = replace(profile.group, num_nodes=profile.group.num_nodes * factor)
-        wider = replace(profile, group=group)
-        space = enumerate_space(larger, legal_only=True)
-        if some_fits(larger, wider, space.rows):
-            yield f"{larger.cluster.num_nodes} nodes"
-            return
-        factor *= 2
 
 
 # --------------------------------------------------------------------------------------------------

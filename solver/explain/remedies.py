@@ -7,6 +7,7 @@ work, that before hardware.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -34,7 +35,7 @@ from meshwright.solver.explain.infeasible import (
 )
 from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import Problem, SearchOptions, batch_sizes, with_batch
-from meshwright.solver.search.feasible import recompute_alike, some_fits
+from meshwright.solver.search.feasible import have_room, recompute_alike, some_fits
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.space.enumerate import (
@@ -44,6 +45,7 @@ from meshwright.solver.space.enumerate import (
     refuted_space,
     with_whole,
 )
+from meshwright.solver.space.launcher_rules import problem_faults
 from meshwright.solver.space.request_rules import without_limits
 
 # --------------------------------------------------------------------------------------------------
@@ -55,14 +57,16 @@ _SMALLEST = "adamw-8bit"
 CUT = "the time limit came before all changes were tried: there may be others, and cheaper ones"
 _OPEN = "some changes could not be searched whole: whether they have a plan is not known"
 NODE_FACTORS = (1.5, 2, 3, 4, 6, 8, 12, 16)
+_DIGITS = 4  # of a number of nodes, in binary: up to 16 every one is tried, then 18, 20, …
 _SHORTEST = 1024  # tokens of a sequence that is still offered
 _MOST_GPUS = 6  # sizes of memory that are tried
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Change:
     """A changed problem with the profile that prices it."""
 
+    kind: str  # risk, limits, precision, optimizer, offload, launcher, batch, sequence, nodes, gpus
     words: str
     problem: Problem
     profile: Profile
@@ -83,14 +87,14 @@ def asked_less(problem: Problem, profile: Profile, shortfall: Shortfall | None) 
             accepted = ceil(risk * 1000 + _ROUNDING) / 1000  # never rounded down
             options = replace(problem.options, max_out_of_memory_probability=accepted)
             words = f"an out-of-memory risk of {accepted * 100:.1f} %"
-            yield Change(words=words, problem=replace(problem, options=options), profile=profile)
+            yield Change("risk", words, replace(problem, options=options), profile)
     space = with_whole(problem, refuted_space(problem))
     request = sum(1 << bit for bit, rule in enumerate(space.rules) if rule.of_request)
     for mask in correction_masks(problem, profile, space):
         if mask and mask & ~request == 0:
             names = _names(space, mask)
             words = "without " + " and ".join(names)
-            yield Change(words=words, problem=without_limits(problem, names), profile=profile)
+            yield Change("limits", words, without_limits(problem, names), profile)
 
 
 def _names(space: Space, mask: int) -> list[str]:
@@ -106,22 +110,24 @@ def done_otherwise(problem: Problem, profile: Profile) -> Iterator[Change]:
             other = replace(problem, launcher=name)
             words = "no launcher's limits (launcher none)" if name == "none" else f"launcher {name}"
             own = _profile(other, profile)
-            yield Change(words=words, problem=other, profile=own)
+            yield Change("launcher", words, other, own)
             for change in lighter(other, own):
-                yield replace(change, words=f"{words} and {change.words}", last_resort=True)
+                words_of_both = f"{words} and {change.words}"
+                yield replace(change, kind="launcher", words=words_of_both, last_resort=True)
 
 
 def lighter(problem: Problem, profile: Profile, *, offload: bool = True) -> Iterator[Change]:
     """Smaller gradients, states, and states on the host: one after the other, then all together."""
     together, words = problem, list[str]()
-    for change in (_gradients, _states, *((_offloaded,) if offload else ())):
+    ways = (("precision", _gradients), ("optimizer", _states), ("offload", _offloaded))
+    for kind, change in ways[: 3 if offload else 2]:
         alone, joined = change(problem), change(together)
         if alone is not None and joined is not None:
-            yield Change(words=alone[0], problem=alone[1], profile=profile)
+            yield Change(kind, alone[0], alone[1], profile)
             together = joined[1]
             words.append(alone[0])
     if len(words) > 1:
-        yield Change(words=" and ".join(words), problem=together, profile=profile, last_resort=True)
+        yield Change("precision", " and ".join(words), together, profile, last_resort=True)
 
 
 def _gradients(problem: Problem) -> tuple[str, Problem] | None:
@@ -159,20 +165,21 @@ def less_work(problem: Problem, profile: Profile) -> Iterator[Change]:
         if unit > 1 and near not in (0, batch):
             work = replace(problem.workload, global_batch_size=near)
             words = f"a global batch of {near}"
-            yield Change(words=words, problem=replace(problem, workload=work), profile=profile)
+            yield Change("batch", words, replace(problem, workload=work), profile)
     seq = problem.workload.seq_length // 2
     while seq >= _SHORTEST and problem.workload.lengths is None:
         work = replace(problem.workload, seq_length=seq)
-        yield Change(
-            words=f"sequences of {seq} tokens", problem=replace(problem, workload=work), profile=profile
-        )
+        yield Change("sequence", f"sequences of {seq} tokens", replace(problem, workload=work), profile)
         seq //= 2
 
 
-def remedy_of(words: str, config: Configuration, prediction: Prediction, *, tokens: float) -> Remedy:
-    """A change in words with its plan; ``tokens`` are those of a step."""
+def remedy_of(
+    told: tuple[str, str], config: Configuration, prediction: Prediction, *, tokens: float
+) -> Remedy:
+    """A change, its kind and its words, with its plan; ``tokens`` are those of a step."""
     return Remedy(
-        change=words,
+        kind=told[0],
+        change=told[1],
         config=config,
         step_time_s=prediction.step_time_s,
         num_gpus=config.num_gpus,
@@ -190,14 +197,31 @@ def on_nodes(problem: Problem, profile: Profile, nodes: int) -> Change:
 
     cluster = replace(problem.cluster, groups=tuple(map(grown_group, problem.cluster.groups)))
     larger, wider = _on(problem, cluster), replace(profile, group=grown_group(profile.group))
-    return Change(words=f"{cluster.num_nodes} nodes", problem=larger, profile=wider)
+    return Change("nodes", f"{cluster.num_nodes} nodes", larger, wider)
 
 
 def more_hardware(problem: Problem, profile: Profile) -> Iterator[Change]:
-    """More nodes, fewest first."""
+    """More nodes: the fewest that were found to fit, then more of them.
+
+    Between the fewest whose memory holds the states and 16 times as many, where what fits is halved: round
+    numbers, which split well. They need not fit from one number on, so that fewer may do as well.
+    """
     now = problem.cluster.num_nodes
-    for factor in NODE_FACTORS:
-        yield on_nodes(problem, profile, ceil(now * factor))
+    counts = sorted({_round(count) for count in range(now + 1, NODE_FACTORS[-1] * now + 1)})
+    more = {ceil(now * factor) for factor in NODE_FACTORS}
+
+    def fits(count: int) -> bool:
+        """Whether so many nodes have room, and their lightest configurations are not refuted."""
+        look()
+        change = on_nodes(problem, profile, count)
+        return have_room(change.problem, change.profile) and not _is_refuted(change.problem, change.profile)
+
+    least = bisect_left(counts, True, key=fits)
+    if least < len(counts):
+        yield on_nodes(problem, profile, counts[least])
+    for count in sorted(more):
+        if count > (counts[least] if least < len(counts) else now):
+            yield on_nodes(problem, profile, count)
 
 
 def other_gpus(problem: Problem) -> Iterator[Change]:
@@ -206,9 +230,7 @@ def other_gpus(problem: Problem) -> Iterator[Change]:
         groups = tuple(with_gpu(group, gpu) for group in problem.cluster.groups)
         changed = _on(problem, replace(problem.cluster, groups=groups))
         words = f"{gpu.display_name} instead"
-        yield Change(
-            words=words, problem=changed, profile=default_profile(changed.cluster, changed.priced_as)
-        )
+        yield Change("gpus", words, changed, default_profile(changed.cluster, changed.priced_as))
 
 
 def with_gpu(group: NodeGroup, gpu: GpuSpec) -> NodeGroup:
@@ -269,12 +291,21 @@ def with_remedies(
             judged &= _add_fitting(group, changes, enough, judge or _fastest_of)
         complete = True
     found = replace(found, reasons=(*found.reasons, *missing(complete=complete, judged=judged)))
-    cheap, work, nodes, gpus = (sorted(group, key=lambda one: one.gpu_s_per_token) for group in groups)
-    hardware = sorted([*nodes, *gpus], key=lambda one: one.gpu_s_per_token)
-    remedies = (*cheap[: _MOST - 3], *work[:1], *hardware)
+    cheap, work, nodes, gpus = groups
+    remedies = in_order(cheap, work, [*nodes, *gpus])
     if not remedies:
         return found
     return replace(found, remedies=remedies, changes=tuple(remedy.change for remedy in remedies))
+
+
+def in_order(*groups: Sequence[Remedy]) -> tuple[Remedy, ...]:
+    """The cheapest change of each kind, group after group, then what else there is of each."""
+    every = [one for group in groups for one in sorted(group, key=lambda one: one.gpu_s_per_token)]
+    firsts = dict[str, Remedy]()
+    for one in every:
+        firsts.setdefault(one.kind, one)
+    others = [one for one in every if firsts[one.kind] is not one]
+    return (*firsts.values(), *others)[:_MOST]
 
 
 def _free(problem: Problem, profile: Profile, found: Infeasibility) -> Iterator[Change]:
@@ -299,7 +330,7 @@ def _add_fitting(group: list[Remedy], changes: Iterator[Change], enough: int, ju
         config, prediction = best
         workload = change.problem.workload
         tokens = workload.global_batch_size * workload.tokens_per_sequence
-        group.append(remedy_of(change.words, config, prediction, tokens=tokens))
+        group.append(remedy_of((change.kind, change.words), config, prediction, tokens=tokens))
     return judged
 
 
@@ -325,11 +356,14 @@ def first_plans(
     Raises:
         OutOfTime: the clock that this runs under was over first.
     """
+    faults = any(problem_faults(problem, launcher_capabilities(problem.launcher)))
+    if faults or not have_room(problem, profile):
+        return []
     if is_too_large(problem, wide=wide):
         return "unknown"
+    if not wide and _is_refuted(problem, profile):
+        return []
     space = enumerate_space(problem, legal_only=True, wide=wide)
-    if not _ties(problem) and recompute_alike(space.rows) and not some_fits(problem, profile, space.rows):
-        return [] if space.every else first_plans(problem, profile, most, wide=True)
     frontier = Frontier.of(priced_space(problem, profile, space.rows), most)
     frontier.run(lambda _: False)
     look()  # a frontier ends in silence where the time is over
@@ -345,6 +379,19 @@ def first_plans(
     return list(zip(found, predict_all(problem, profile, found), strict=True))
 
 
+def _is_refuted(problem: Problem, profile: Profile) -> bool:
+    """Whether none of all candidates fits: the lightest ones, of the smallest micro-batch, tell of all."""
+    pinned = {"micro_batch_size", "recompute_granularity", "recompute_layers"} & problem.options.named
+    if _ties(problem) or pinned or problem.options.stage_layers:
+        return False
+    pin = {**problem.options.pin, "micro_batch_size": 1}
+    light = replace(problem, options=replace(problem.options, pin=pin))
+    if is_too_large(light, wide=True):
+        return False
+    rows = enumerate_space(light, legal_only=True, wide=True).rows
+    return bool(len(rows)) and recompute_alike(rows) and not some_fits(problem, profile, rows)
+
+
 def _ties(problem: Problem) -> bool:
     """Whether the request ties variables to one another: then the lightest rows do not stand for all."""
     return bool(problem.options.constraints) or "num_microbatches" in problem.options.named
@@ -358,7 +405,6 @@ def _ties(problem: Problem) -> bool:
 
 _TENTH = 10.0
 _TRIES = 8  # numbers of nodes that are searched
-_DIGITS = 4  # of a number of nodes, in binary: up to 16 every one is tried, then 18, 20, …
 _MOST_TIMES_NODES = 64  # times as many nodes that are still tried
 _SEARCH_S = 10.0  # for each of them
 
@@ -420,7 +466,7 @@ def too_late(problem: Problem, run: Run, more: Sequence[More], watch: Watch) -> 
     """
     asked, gpus = problem.options.deadline_days or 0.0, run.plan.config.num_gpus
     reason = f"deadline: the fastest plan takes {run.days:.1f} days on {gpus} GPUs, {asked:g} are allowed"
-    remedies = [_remedy(problem, f"a deadline of {_up(run.days):.1f} days", run.plan)]
+    remedies = [_remedy(problem, ("deadline", f"a deadline of {_up(run.days):.1f} days"), run.plan)]
     complete = False
     with watch.cut():
         for one in more:
@@ -470,13 +516,13 @@ def _as_asked(change: Change) -> list[Remedy]:
     run = _first_run(problem, change.profile)
     if run is None or run.days > (problem.options.deadline_days or 0.0):
         return []
-    return [_remedy(problem, f"{change.words} ({run.days:.1f} days)", run.plan)]
+    return [_remedy(problem, (change.kind, f"{change.words} ({run.days:.1f} days)"), run.plan)]
 
 
-def _remedy(problem: Problem, words: str, plan: Plan) -> Remedy:
+def _remedy(problem: Problem, told: tuple[str, str], plan: Plan) -> Remedy:
     """A change with its plan."""
     tokens = plan.config.global_batch_size * problem.workload.tokens_per_sequence
-    return remedy_of(words, plan.config, plan.prediction, tokens=tokens)
+    return remedy_of(told, plan.config, plan.prediction, tokens=tokens)
 
 
 def _up(days: float) -> float:
@@ -510,8 +556,7 @@ def placed_infeasibility(problem: Problem, profile: Profile, watch: Watch) -> In
             for changes in (_more_nodes(problem, profile, group), _larger_gpus(problem, profile, group)):
                 judged &= _add_fitting(hardware, changes, len(hardware) + 1, _fastest_placed)
         complete = True
-    kinds = [sorted(kind, key=lambda one: one.gpu_s_per_token) for kind in (cheap, work, hardware)]
-    remedies = (*kinds[0][: _MOST - 4], *kinds[1][:1], *kinds[2][:3])
+    remedies = in_order(cheap, work, hardware)
     reasons = (*found.reasons, *missing(complete=complete, judged=judged))
     offered = tuple(one.change for one in remedies)
     return replace(found, reasons=reasons, remedies=remedies, changes=offered)
@@ -536,7 +581,7 @@ def _more_risk(problem: Problem, profile: Profile, lack: Lack | None) -> Iterato
         accepted = ceil(risk * 1000 + _ROUNDING) / 1000  # never rounded down
         options = replace(problem.options, max_out_of_memory_probability=accepted)
         words = f"an out-of-memory risk of {accepted * 100:.1f} %"
-        yield Change(words=words, problem=replace(problem, options=options), profile=profile)
+        yield Change("risk", words, replace(problem, options=options), profile)
 
 
 def _asked_less(limits: Limits) -> Iterator[Change]:
@@ -550,7 +595,7 @@ def _asked_less(limits: Limits) -> Iterator[Change]:
                 continue
             dropped.append(set(some))
             problem = without_limits(limits.problem, some)
-            yield Change(words=f"without {' and '.join(some)}", problem=problem, profile=limits.profile)
+            yield Change("limits", f"without {' and '.join(some)}", problem, limits.profile)
 
 
 def _more_nodes(problem: Problem, profile: Profile, group: int) -> Iterator[Change]:
@@ -564,7 +609,7 @@ def on_nodes_of(problem: Problem, profile: Profile, group: int, nodes: int) -> C
     """The problem with so many nodes of one of its distinct groups."""
     larger = replace(problem.cluster.distinct_groups[group], num_nodes=nodes)
     words = f"{nodes} nodes of {problem.cluster.group_names[group]}"
-    return _with_group(problem, profile, group, larger, words)
+    return _with_group(problem, profile, group, larger, ("nodes", words))
 
 
 def _larger_gpus(problem: Problem, profile: Profile, group: int) -> Iterator[Change]:
@@ -572,10 +617,12 @@ def _larger_gpus(problem: Problem, profile: Profile, group: int) -> Iterator[Cha
     own, name = problem.cluster.distinct_groups[group], problem.cluster.group_names[group]
     for gpu in larger_gpus(own):
         words = f"{gpu.display_name} instead of {name}"
-        yield _with_group(problem, profile, group, with_gpu(own, gpu), words)
+        yield _with_group(problem, profile, group, with_gpu(own, gpu), ("gpus", words))
 
 
-def _with_group(problem: Problem, profile: Profile, at: int, group: NodeGroup, words: str) -> Change:
+def _with_group(
+    problem: Problem, profile: Profile, at: int, group: NodeGroup, told: tuple[str, str]
+) -> Change:
     """The problem with one of its distinct groups changed; others keep the profile that prices them."""
     groups = (*problem.cluster.distinct_groups[:at], group, *problem.cluster.distinct_groups[at + 1 :])
     changed = replace(problem, cluster=replace(problem.cluster, groups=groups))
@@ -584,7 +631,7 @@ def _with_group(problem: Problem, profile: Profile, at: int, group: NodeGroup, w
         same_gpu = profile.by_group[at].group.gpu == group.gpu
         own = replace(profile.by_group[at], group=group) if same_gpu else fresh.by_group[at]
         fresh = replace(fresh, by_group=(*profile.by_group[:at], own, *profile.by_group[at + 1 :]))
-    return Change(words=words, problem=changed, profile=fresh)
+    return Change(*told, changed, fresh)
 
 
 def _fastest_placed(change: Change) -> Fastest:

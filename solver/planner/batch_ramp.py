@@ -14,17 +14,27 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.profiles.profile import Profile
-from meshwright.solver.answer import SAMPLE, Answer, Infeasibility, ObjectiveClaim, Outlook, Plan, Status
+from meshwright.solver.answer import (
+    SAMPLE,
+    Answer,
+    Infeasibility,
+    ObjectiveClaim,
+    Outlook,
+    Plan,
+    RankFloors,
+    Status,
+    with_gaps,
+)
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import Watch, relative_gap
-from meshwright.solver.configuration import Columns, Configuration, FloatArray, plan_id_of
+from meshwright.solver.configuration import MESH, Columns, Configuration, FloatArray, mesh_of, plan_id_of
 from meshwright.solver.cost.objective import DAY_S, outlooks_of, slowdown
 from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import InvalidPlanError, OnProgress, Problem, ShouldStop, problem_digest
 from meshwright.solver.search.answers import versions
 from meshwright.solver.search.candidates import fastest
-from meshwright.solver.search.frontier import Frontier, layouts_of
+from meshwright.solver.search.frontier import LAYOUT, Frontier, Layout, layouts_of, least_by
 from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.search.splits import Split
 from meshwright.solver.space.enumerate import (
@@ -60,14 +70,18 @@ class _Ramp:
     frontiers: Sequence[Frontier]
     bound_s: FloatArray  # (n,) of the whole ramp; +inf where a stage does not fit
     top_k: int
-    found: dict[tuple[int, ...], _Scored]
+    apart: tuple[str, ...]  # columns that tell plans apart
+    found: dict[Layout, _Scored]
+    meshes: tuple[_Scored, ...] = ()  # the best of each mesh, where those are fewer than K (``fill``)
     finished: bool = False
     opened: int = 0
 
     @property
     def ranked(self) -> list[_Scored]:
-        """The best K layouts so far."""
-        return sorted(self.found.values())[: self.top_k]
+        """The best K layouts so far, or meshes; the best of too few meshes beside their best layouts."""
+        best, known = sorted(self.found.values()), {one.row for one in self.meshes}
+        others = [one for one in best if one.row not in known]
+        return sorted([*self.meshes, *others[: self.top_k - len(self.meshes)]])
 
     def run(self, watch: Watch, first: Watch, known: Sequence[int] = ()) -> None:
         """Open rows until nothing can rank higher; ``known`` are opened before, to have a good cutoff.
@@ -80,16 +94,43 @@ class _Ramp:
         order = np.argsort(self.bound_s, kind="stable")
         order = order[np.isfinite(self.bound_s[order])]
         for row in order.tolist():
-            ranked = self.ranked
-            cutoff = ranked[-1].total_s if len(ranked) == self.top_k else np.inf
-            if self.bound_s[row] > cutoff:
+            if self.bound_s[row] > self._cutoff_s:
                 break
             watch.report("solving", explored=self.opened, total=len(self.bound_s))
             if (watch if self.found else first).interrupted():
                 return
-            self.opened += 1
-            self._open(row)
+            best = self.found.get(self._keys([row])[0])
+            if best is None or self.bound_s[row] <= best.total_s:
+                self.opened += 1
+                self._open(row)
         self.finished = True
+
+    def fill(self, watch: Watch) -> None:
+        """Where fewer than K meshes have a plan: find their best other layouts."""
+        self.meshes, self.apart, self.found, self.finished = tuple(self.ranked), LAYOUT, {}, False
+        self.run(watch, watch, [one.row for one in self.meshes])
+
+    def floors(self) -> RankFloors:
+        """What no row of a mesh, or of a layout, takes less than, of those that may be ranked."""
+        last_s = max([self._cutoff_s, *(one.total_s for one in self.ranked)])
+        index = np.flatnonzero((self.bound_s <= last_s) & (self.bound_s < np.inf))
+        columns = self.frontiers[-1].rows.columns
+        return RankFloors(
+            meshes={}
+            if self.apart == LAYOUT and not self.meshes
+            else least_by(layouts_of(columns, index, MESH), self.bound_s[index]),
+            layouts={} if self.apart == MESH else least_by(layouts_of(columns, index), self.bound_s[index]),
+        )
+
+    @property
+    def _cutoff_s(self) -> float:
+        """The time of the K-th best so far; +inf while there are fewer."""
+        best = sorted(self.found.values())[: self.top_k]
+        return best[-1].total_s if len(best) == self.top_k else np.inf
+
+    def _keys(self, rows: list[int]) -> list[Layout]:
+        """What tells the plans of rows apart."""
+        return layouts_of(self.frontiers[-1].rows.columns, rows, self.apart)
 
     def _open(self, row: int) -> None:
         """Score one row, where every stage has a split, and keep the best of its layout."""
@@ -102,7 +143,7 @@ class _Ramp:
         if not scores:
             return
         best = _Scored(min(scores)[0], row, min(scores)[1])
-        key = layouts_of(self.frontiers[-1].rows.columns, [row])[0]
+        key = self._keys([row])[0]
         if key not in self.found or best < self.found[key]:
             self.found[key] = best
 
@@ -148,6 +189,8 @@ def ramp_search(
             space = sampled_space(problem)
         ramp = _ramp_of(problem, profile, space.columns)
         ramp.run(watch, first, rows_of(space.columns, known))
+        if ramp.apart == MESH and ramp.finished and 0 < len(ramp.found) < ramp.top_k:
+            ramp.fill(watch)
     notes = SAMPLE if ramp.finished and sampled and not watch.interrupted() else {}
     ramp.finished &= space.whole
     plans = _plans(problem, profile, ramp, watch.closing())
@@ -164,7 +207,15 @@ def _ramp_of(problem: Problem, profile: Profile, columns: Columns) -> _Ramp:
     bound = np.zeros(len(columns))
     for stage, frontier in zip(stages, frontiers, strict=True):
         bound = bound + stage.steps * frontier.bound_s[:]
-    return _Ramp(stages=stages, frontiers=frontiers, bound_s=bound, top_k=problem.options.top_k, found={})
+    apart = MESH if problem.options.diverse else LAYOUT
+    return _Ramp(
+        stages=stages,
+        frontiers=frontiers,
+        bound_s=bound,
+        top_k=problem.options.top_k,
+        apart=apart,
+        found={},
+    )
 
 
 def _plans(problem: Problem, profile: Profile, ramp: _Ramp, watch: Watch) -> tuple[Plan, ...]:
@@ -224,6 +275,9 @@ def _answer(
     least = float(ramp.bound_s.min(initial=np.inf)) if space.whole else np.inf
     bound = min(least, value) if value is not None and np.isfinite(least) else None
     gap = relative_gap(value, bound)
+    floors, found = ramp.floors() if proved and plans else RankFloors(), ramp.ranked[: len(plans)]
+    ranks = floors.of_ranks(len(plans), len({mesh_of(plan.config) for plan in plans}))
+    plans = with_gaps(plans, [one.total_s for one in found], ranks, bound, of_steps=False)
     return Answer(
         status=outcomes[0 if plans else 1],
         plans=plans,
@@ -247,6 +301,7 @@ def _answer(
         infeasible=None if plans or not proved else _reasons(ramp),
         space="every" if space.every else "usual",
         objective=ObjectiveClaim(name="ramp_time", unit="s", value=value, bound=bound, gap=gap),
+        floors=floors,
     )
 
 

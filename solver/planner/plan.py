@@ -250,7 +250,7 @@ def _with_changes(asked: Problem, one: Answered, watch: Watch, judge: Judge) -> 
     """The answer of a variant of ``asked`` that has no plan, with the changes that give it one."""
     found, options = one.answer.infeasible, asked.options
     late = one.answer.status == "infeasible" and options.deadline_days is not None
-    if one.variant.follows or found is None or late or options.gpus == "fewest" or options.batch_ramp:
+    if one.variant.follows or found is None or late or options.batch_ramp:
         return one
     reasons = with_remedies(one.variant.problem, one.variant.profile, found, watch, judge)
     return replace(one, answer=replace(one.answer, infeasible=reasons))

@@ -25,13 +25,15 @@ from meshwright.solver.answer import (
     ObjectiveClaim,
     Plan,
     Prediction,
+    RankFloors,
     SkippedLauncher,
     Status,
+    with_gaps,
 )
 from meshwright.solver.check import violations, violations_of_all
 from meshwright.solver.clock import relative_gap
-from meshwright.solver.configuration import Columns, Configuration, plan_id_of
-from meshwright.solver.cost.objective import DAY_S, outlook_of, slowdown, weighing_of
+from meshwright.solver.configuration import Columns, Configuration, mesh_of, plan_id_of
+from meshwright.solver.cost.objective import DAY_S, is_plain, outlook_of, slowdown, weighing_of
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem, Workload, changes_of, problem_digest
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals, layouts_of
@@ -248,13 +250,14 @@ def merged(
         return answered[0].answer
     reached = _on_fewest(asked, answered)
     ranked, told = _ranked(asked, reached), min(answered, key=_effort)
-    plans = _named(asked, answered, ranked)
     first = ranked[0][0].answer if ranked else told.answer
     answers = [one.answer for one in answered]
     missing: list[Status] = ["unknown"] * unasked
     status = _status([*(one.status for one in answers), *missing])
     kept = [one.answer for one in reached]
     claim, proved = _claim(kept, first, unasked), status == "optimal"
+    floors = _floors(reached, unasked)
+    plans = _named(asked, answered, _with_gaps(asked, ranked, floors, claim))
     return replace(
         first,
         status=status,
@@ -275,7 +278,58 @@ def merged(
         num_gpus_used=plans[0].config.num_gpus if plans else first.num_gpus_used,
         space="every" if all(one.space == "every" for one in answers) else "usual",
         skipped_launchers=_skipped(answered, skipped, unasked) if asked.launcher == "any" else (),
+        floors=floors,
     )
+
+
+def _floors(answered: Sequence[Answered], unasked: int) -> RankFloors:
+    """The floors of all variants together; none where a variant with a plan has none.
+
+    A mesh or layout of one workload has one, whatever the launcher and its switches.
+    """
+    found = [one for one in answered if one.answer.status != "infeasible"]
+    if unasked or any(one.answer.status != "optimal" for one in found):
+        return RankFloors()
+    whole = all(one.answer.floors.layouts for one in found)  # else of some variants meshes alone are known
+    return RankFloors(
+        meshes=_least_of(found, lambda floors: floors.meshes),
+        layouts=_least_of(found, lambda floors: floors.layouts if whole else {}),
+    )
+
+
+def _least_of(
+    answered: Sequence[Answered], of: Callable[[RankFloors], Mapping[tuple[object, ...], float]]
+) -> dict[tuple[object, ...], float]:
+    """The least floor of each key, of every workload by itself."""
+    least = dict[tuple[object, ...], float]()
+    for one in answered:
+        for key, floor in of(one.answer.floors).items():
+            own = (*_work(one), *key)
+            least[own] = min(least.get(own, inf), floor)
+    return least
+
+
+def _work(one: Answered) -> tuple[str, str]:
+    """What keeps a layout of one variant apart from that of another."""
+    workload = one.variant.problem.workload
+    return workload.precision, workload.optimizer
+
+
+def _with_gaps(
+    asked: Problem,
+    ranked: Sequence[tuple[Answered, Plan]],
+    floors: RankFloors,
+    claim: ObjectiveClaim | None,
+) -> list[tuple[Answered, Plan]]:
+    """The ranked plans with the gap of each rank among all variants."""
+    scores = [_score(one.variant, plan) for one, plan in ranked]
+    gap = None if claim is None else claim.gap
+    least = scores[0] * (1.0 - gap) if scores and gap is not None else None
+    meshes = len({(_work(one), mesh_of(plan.config)) for one, plan in ranked})
+    known = floors.of_ranks(len(ranked), meshes)
+    of_steps = is_plain(asked) and not asked.options.batch_ramp
+    plans = with_gaps([plan for _, plan in ranked], scores, known, least, of_steps=of_steps)
+    return [(one, plan) for (one, _), plan in zip(ranked, plans, strict=True)]
 
 
 _UNLIKE_STACKS = (
@@ -355,7 +409,8 @@ def _status(found: Sequence[Status]) -> Status:
 def rivals_of(asked: Problem, answered: Sequence[Answered]) -> Rivals:
     """What the plans found so far score; nobody is one's rival while there are fewer than K."""
     ranked = _ranked(asked, answered)
-    if len(ranked) < asked.options.top_k:
+    meshes = {(_work(one), mesh_of(plan.config)) for one, plan in ranked}
+    if len(meshes if asked.options.diverse else ranked) < asked.options.top_k:
         return NO_RIVALS
     scores = [_score(one.variant, plan) for one, plan in ranked]
     return Rivals(scores[0], scores[-1])
@@ -375,7 +430,11 @@ def _on_fewest(asked: Problem, answered: Sequence[Answered]) -> list[Answered]:
 
 
 def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[tuple[Answered, Plan]]:
-    """The best K plans, each with the variant that found it; a layout of one workload stands once."""
+    """The best K plans, each with the variant that found it; a layout of one workload stands once.
+
+    Diverse plans are of K meshes; of as many as there are, beside their best other layouts, where those are
+    fewer.
+    """
     scored: list[tuple[float, int, Plan]] = []
     for order, one in enumerate(answered):
         change = workload_of(one.variant.problem, asked)
@@ -386,11 +445,16 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[tuple[Answered
     for _, order, plan in sorted(
         scored, key=lambda one: (one[0], len(one[2].workload), one[1], one[2].rank)
     ):
+        one = answered[order]  # a layout stands once, under its best switches
         (layout,) = layouts_of(Columns.of([plan.config]), [0])
-        workload = answered[order].variant.problem.workload  # a layout stands once, under its best switches
-        kept.setdefault((layout, workload.precision, workload.optimizer), (answered[order], plan))
-    best = list(kept.values())[: asked.options.top_k]
-    return [(one, replace(plan, rank=rank)) for rank, (one, plan) in enumerate(best, 1)]
+        kept.setdefault((_work(one), layout), (one, plan))
+    most, best, first = asked.options.top_k, list(kept.values()), dict[tuple[object, ...], int]()
+    if asked.options.diverse:
+        for at, (one, plan) in enumerate(best):
+            first.setdefault((_work(one), mesh_of(plan.config)), at)
+        others = [at for at in range(len(best)) if at not in first.values()]
+        best = [best[at] for at in sorted([*first.values(), *others][:most])]
+    return [(one, replace(plan, rank=rank)) for rank, (one, plan) in enumerate(best[:most], 1)]
 
 
 def _score(variant: Variant, plan: Plan) -> float:

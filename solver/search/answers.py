@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 
 from meshwright.profiles.profile import Profile
-from meshwright.solver.answer import Answer, Outlook, Plan, Status
+from meshwright.solver.answer import Answer, Outlook, Plan, RankFloors, Status, with_gaps
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import Watch, relative_gap
-from meshwright.solver.configuration import plan_id_of
-from meshwright.solver.cost.objective import claim_of, is_asked_for, outlooks_of
+from meshwright.solver.configuration import mesh_of, plan_id_of
+from meshwright.solver.cost.objective import claim_of, is_asked_for, is_plain, outlooks_of
 from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import InvalidPlanError, Problem, problem_digest
@@ -35,6 +35,7 @@ class Proof:
     objective_excess: float | None = None
     objective_gap: float | None = None  # from the least closed form that is known to a bound on all of them
     survivors: tuple[int, ...] = ()  # the first plan's row, then rows that its objective leaves standing
+    floors: RankFloors = field(default_factory=RankFloors)
 
 
 def objectives_s(frontier: Frontier) -> list[float]:
@@ -124,6 +125,9 @@ def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
     claimed = proof.bound_s if score is None or proof.bound_s is None else min(proof.bound_s, score)
     bound = least_step_s(frontier.rows, frontier.ranked[0].row, claimed) if plans else claimed
     bound = bound if best is None or bound is None else min(bound, best)
+    scores = [one.score_s for one in frontier.ranked[: len(plans)]]
+    floors = proof.floors.of_ranks(len(plans), len({mesh_of(plan.config) for plan in plans}))
+    plans = with_gaps(plans, scores, floors, claimed, of_steps=is_plain(found.problem))
     cp_sat = ("cp-sat",) if plans and "cp-sat" in plans[0].certified_by else ()
     outcomes: tuple[Status, Status] = ("optimal", "infeasible") if proved else ("feasible", "unknown")
     return Answer(
@@ -154,6 +158,7 @@ def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
         notes={"profile": found.profile.title},
         objective=claim_of(found.problem, found.profile, score, claimed),
         space="every" if space.every else "usual",
+        floors=proof.floors,
     )
 
 

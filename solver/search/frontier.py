@@ -10,7 +10,7 @@ that come in kinds are looked at kind by kind (``unopened``).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -35,7 +35,8 @@ from meshwright.solver.space.factored import Crossing, distinct
 #
 # Rows that differ in how one layout is run (recomputation, chunks a rank, schedule, shard sets, sequence
 # parallelism, offload, way of context parallelism, order of ranks) are one *layout*; the best of them
-# stands for it, so that the best K are K layouts and not one layout with K numbers of chunks.
+# stands for it, so that the best K are K layouts and not one layout with K numbers of chunks. Layouts that
+# differ in ZeRO stage and micro-batches alone are one *mesh*, and diverse plans are the best of K meshes.
 
 
 _NS = 1e9
@@ -43,7 +44,7 @@ INNER = (
     "recompute", "recompute_layers", "virtual_pipeline_size", "pipeline_schedule", "zero_shard_size",
     "sequence_parallel", "offload", "context_parallel_mode", "rank_order",
 )  # fmt: skip
-_LAYOUT = tuple(f.name for f in fields(Columns) if f.name not in INNER)
+LAYOUT = tuple(f.name for f in fields(Columns) if f.name not in INNER)
 Layout = tuple[int, ...]
 Rank = tuple[int, int, int, int, int, int]
 
@@ -58,10 +59,20 @@ class Ranked:
     split: Split  # simulates to the score
 
 
-def layouts_of(columns: Columns | Crossing, index: IntArray | list[int]) -> list[Layout]:
-    """What tells the plans of rows apart: everything but ``INNER``."""
+def layouts_of(
+    columns: Columns | Crossing, index: IntArray | list[int], apart: tuple[str, ...] = LAYOUT
+) -> list[Layout]:
+    """What tells the plans of rows apart: everything but ``INNER``, or the columns that are given."""
     taken = columns.take(np.asarray(index, dtype=np.int64))
-    return list(zip(*(getattr(taken, name).tolist() for name in _LAYOUT), strict=True))
+    return list(zip(*(getattr(taken, name).tolist() for name in apart), strict=True))
+
+
+def least_by(keys: Sequence[Layout], values: FloatArray) -> dict[tuple[object, ...], float]:
+    """The least value of each key."""
+    found = dict[tuple[object, ...], float]()
+    for key, value in zip(keys, values.tolist(), strict=True):
+        found[key] = min(found.get(key, np.inf), value)
+    return found
 
 
 def ranked(columns: Columns | Crossing, row: int, score_s: float, split: Split) -> Ranked:
@@ -99,6 +110,7 @@ class Scout:
     bound_s: Bounds | FloatArray  # (n,), changed in place; every change is proved
     any_plan: bool = False  # whoever wants any plan has rows refuted by their memory alone
     limit_s: float = np.inf  # a score that is known: rows that cannot beat it promise nothing
+    apart: tuple[str, ...] = LAYOUT
 
     def promising(self, order: IntArray, most: int, interrupted: Callable[[], bool]) -> list[int]:
         """Up to ``most`` rows of different layouts, best bound first; ``order`` is by first bounds.
@@ -117,7 +129,7 @@ class Scout:
             bounds = self.bound_s[index]
             rows = [*best.values(), *index[np.isfinite(bounds) & (bounds <= self.limit_s)].tolist()]
             rows.sort(key=lambda row: (self.bound_s[row], row), reverse=True)  # the last of a layout stays
-            best = dict(zip(layouts_of(self.rows.columns, rows), rows, strict=True))
+            best = dict(zip(layouts_of(self.rows.columns, rows, self.apart), rows, strict=True))
         return sorted(best.values(), key=lambda row: (self.bound_s[row], row))[:most]
 
     def _raise(self, index: IntArray) -> None:
@@ -177,6 +189,8 @@ class Frontier:
     any_plan: bool = False  # one is enough, the first that is found
     covers_all: bool = True  # every legal row is here, so that the least bound holds for all of them
     limit_s: float = np.inf  # a score that others have K times: rows that are worse are not sought
+    apart: tuple[str, ...] = LAYOUT  # columns that tell ranked plans apart: LAYOUT or MESH
+    filled_s: float = np.inf  # the score of the K-th best layout, where meshes were too few (``fill``)
     _scored: set[int] = field(default_factory=set)  # rows that were simulated
     _best: dict[Layout, Ranked] = field(default_factory=dict)  # of every layout simulated so far
     _ends: Ends = field(default_factory=Ends)
@@ -187,9 +201,11 @@ class Frontier:
     _primed_from_s: float = np.inf  # the least bound while rows are ranked out of their order
 
     @classmethod
-    def of(cls, rows: Priced, top_k: int, limit_s: float = np.inf) -> Frontier:
+    def of(
+        cls, rows: Priced, top_k: int, limit_s: float = np.inf, apart: tuple[str, ...] = LAYOUT
+    ) -> Frontier:
         """Bound every row, or every kind of row; none is solved yet."""
-        frontier = cls(rows=rows, top_k=top_k, bound_s=Bounds(len(rows)), limit_s=limit_s)
+        frontier = cls(rows=rows, top_k=top_k, bound_s=Bounds(len(rows)), limit_s=limit_s, apart=apart)
         if rows.kinds is not None:
             unopened = frontier._unopened = Unopened.of(rows)
             frontier.fits = unopened.rows_within(np.inf)
@@ -243,7 +259,7 @@ class Frontier:
     def cutoff_s(self) -> float:
         """The score of the K-th best row so far, or the limit; +inf while there are fewer rows."""
         own = self.ranked[-1].score_s if len(self.ranked) == self.top_k else np.inf
-        return min(own, self.limit_s)
+        return min(own, self.limit_s, self.filled_s)
 
     @property
     def waiting_s(self) -> float:
@@ -278,10 +294,11 @@ class Frontier:
         closed = self._unopened.rows_within(self.cutoff_s) if self._unopened else 0
         return len(self.rows) - len(waiting) - int((unopened <= self.cutoff_s).sum()) - closed
 
-    def is_open(self, row: int) -> bool:
-        """Whether a row has more splits than its candidates."""
-        uneven = self.rows.uneven_stages and not self.rows.only_split
-        return uneven and (self.rows.is_uniform or bool(self.rows.take([row]).v[0] == 1))
+    def are_open(self, index: IntArray) -> BoolArray:
+        """Whether rows have more splits than their candidates, (n,)."""
+        if not self.rows.uneven_stages or self.rows.only_split:
+            return np.zeros(len(index), dtype=np.bool_)
+        return np.asarray(self.rows.is_uniform | (self.rows.columns.take(index).virtual_pipeline_size == 1))
 
     def adopt(self, row: int) -> None:
         """Rank a row, if it has a split that fits."""
@@ -297,6 +314,17 @@ class Frontier:
             self._run(interrupted)
         except OutOfTime:
             return
+
+    def fill(self, interrupted: Interrupt) -> None:
+        """Where fewer than K meshes have a plan: rank their best other layouts beside those plans."""
+        meshes, order = self.ranked, self.bound_s.below(np.inf)
+        self.apart, self.finished, self.ranked = LAYOUT, False, []
+        self._best, self._scored, self._order, self._next, self._heap = {}, set(), order, 0, []
+        self.run(interrupted)
+        known = set(self._layouts([one.row for one in meshes]))
+        others = [one for one in self.ranked if self._layouts([one.row])[0] not in known]
+        self.filled_s = self.cutoff_s
+        self.ranked = sorted([*meshes, *others[: self.top_k - len(meshes)]])
 
     def _run(self, interrupted: Interrupt) -> None:
         """The same; raises where the clock is over."""
@@ -335,7 +363,9 @@ class Frontier:
     def _raised_first(self, most: int, interrupted: Interrupt) -> list[int]:
         """Promising rows by bounds that are raised."""
         limit, waiting = self.cutoff_s, self._order
-        scout = Scout(rows=self.rows, bound_s=self.bound_s, any_plan=self.any_plan, limit_s=limit)
+        scout = Scout(
+            rows=self.rows, bound_s=self.bound_s, any_plan=self.any_plan, limit_s=limit, apart=self.apart
+        )
         before = int(np.isinf(self.bound_s[waiting]).sum())  # of a run that was cut
         try:
             return scout.promising(waiting, most, lambda: interrupted(self))
@@ -356,7 +386,7 @@ class Frontier:
             index = index[[split is not None for split in splits]]
             rows = self.rows.take(index)
             bounds = split_s(rows, rows.stages([one for one in splits if one], with_memory=False))
-            layouts = layouts_of(self.rows.columns, index)
+            layouts = self._layouts(index)
             for layout, bound, row in zip(layouts, bounds.tolist(), index.tolist(), strict=True):
                 best[layout] = min(best.get(layout, (np.inf, row)), (bound, row))
         return [row for _, row in sorted(best.values())[:most]]
@@ -387,7 +417,7 @@ class Frontier:
             heapq.heappush(self._heap, entry)
         index = np.array(batch, dtype=np.int64)
         try:
-            found = self.solve(index[self.bound_s[index] <= self._limit_s(index)].tolist())
+            found = self.solve(index[self.bound_s[index] <= self.limits_s(index)].tolist())
         except OutOfTime:
             for row in batch:
                 heapq.heappush(self._heap, (float(self.bound_s[row]), row))
@@ -395,9 +425,13 @@ class Frontier:
         for solved in found:
             heapq.heappush(self._heap, (solved.bound_s, solved.row))
 
-    def _limit_s(self, index: IntArray) -> FloatArray:
-        """The score that each row must not exceed to change the ranking."""
-        known = [self._best.get(layout) for layout in layouts_of(self.rows.columns, index)]
+    def _layouts(self, index: IntArray | list[int]) -> list[Layout]:
+        """What tells the plans of rows apart."""
+        return layouts_of(self.rows.columns, index, self.apart)
+
+    def limits_s(self, index: IntArray) -> FloatArray:
+        """The score that each row must not exceed to change the ranking, (n,)."""
+        known = [self._best.get(layout) for layout in self._layouts(index)]
         scores = np.array([np.inf if best is None else best.score_s for best in known])
         return np.asarray(np.minimum(scores, np.minimum(self.rows.latest(index), self.cutoff_s)))
 
@@ -408,7 +442,7 @@ class Frontier:
             return
         size = _GLANCE if self.cutoff_s < np.inf or not self.rows.is_uniform else _BATCH
         index = self._order[self._next : self._next + size]
-        limit = self._limit_s(index)
+        limit = self.limits_s(index)
         able = self._able(index, limit)
         lost = index[~able]
         self._raise(lost, np.nextafter(limit[~able], np.inf))
@@ -470,11 +504,11 @@ class Frontier:
         """Score a solved row and rank it, unless it was or its layout is known to be faster otherwise."""
         if row in self._scored:
             return
-        layout, bound = layouts_of(self.rows.columns, [row])[0], self.solved[row].bound_s
+        layout, bound = self._layouts([row])[0], self.solved[row].bound_s
         known = self._best.get(layout)
         if known is not None and known.score_s < bound:
             return
-        limit = float(self._limit_s(np.array([row]))[0]) + 1.0 / _NS  # scores are compared in whole ones
+        limit = float(self.limits_s(np.array([row]))[0]) + 1.0 / _NS  # scores are compared in whole ones
         score, split = self.score(self.solved[row], limit)
         self._scored.add(row)
         if score > limit:

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.solver.answer import RankFloors
 from meshwright.solver.clock import Watch, look
-from meshwright.solver.configuration import Columns, FloatArray, IntArray
+from meshwright.solver.configuration import MESH, Columns, FloatArray, IntArray
 from meshwright.solver.cost.stages import objective_s, step_of_end_s
 from meshwright.solver.search.bounds import SAFETY, Bounds, objective_bound_s, whole_layers_s
 from meshwright.solver.search.branch import (
@@ -30,7 +31,7 @@ from meshwright.solver.search.branch import (
 from meshwright.solver.search.candidates import simulated_s
 from meshwright.solver.search.fill import can_beat, least_bound_s
 from meshwright.solver.search.fill_kinds import may_reach_objective
-from meshwright.solver.search.frontier import Frontier, Solved
+from meshwright.solver.search.frontier import LAYOUT, Frontier, Layout, Solved, layouts_of, least_by
 from meshwright.solver.search.placement.bounds import Floors, filled_s, least_stage_s, stages_of
 from meshwright.solver.search.placement.frontier import PlacedFrontier, Waiting
 from meshwright.solver.search.placement.program import Field, Program
@@ -220,6 +221,61 @@ def least_of_candidates_s(
         simulated.add(at)
         heapq.heapreplace(waiting, (max(bound, float(simulated_s(row, splits).min()) * SAFETY), at))
     return best_s
+
+
+# --------------------------------------------------------------------------------------------------
+# How fast the k-th best plan could be: no split of any row of a mesh, or layout, simulates faster.
+#
+# A row that was refuted is held by the score that it was held against; one with no other splits than its
+# candidates has its score. Of the others the time is bisected that they cannot beat. The k-th least of
+# these floors bounds the k-th best of all simulations: of any k layouts one has a floor that is no less.
+
+
+_NEAR = 1e-3  # share of a time up to which a floor is bisected
+
+
+def floors_of(frontier: Frontier, low_s: float, tick: Callable[[], object] = lambda: None) -> RankFloors:
+    """Floors of all that may rank in a frontier that is finished; ``low_s`` is one of every row."""
+    columns, ranked = frontier.rows.columns, frontier.ranked
+    last_s = max([frontier.cutoff_s, *(one.score_s for one in ranked)])
+    index = frontier.bound_s.below(np.nextafter(last_s, np.inf))
+    index = np.union1d(index, np.array([one.row for one in ranked], dtype=np.int64))
+    limit_s, meshes = frontier.limits_s(index), layouts_of(columns, index, MESH)
+    is_filled = frontier.filled_s < np.inf
+    if is_filled:  # the best plan of a slow mesh may take longer than the last layout
+        own = layouts_of(columns, [one.row for one in ranked[::-1]], MESH)
+        best = dict(zip(own, (one.score_s for one in ranked[::-1]), strict=True))
+        limit_s = np.maximum(limit_s, [best.get(mesh, 0.0) for mesh in meshes])
+    floor_s, bound_s = limit_s.copy(), np.maximum(frontier.bound_s[index], low_s)
+    asked = np.flatnonzero((bound_s < limit_s) & frontier.are_open(index))
+    numbers = dict[Layout, int]()
+    keys = layouts_of(columns, index[asked], frontier.apart)
+    group = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+    rows = frontier.rows.take(index[asked])
+    floor_s[asked] = _bisected_s(rows, bound_s[asked], limit_s[asked], group, tick)
+    by_mesh = {} if frontier.apart == LAYOUT and not is_filled else least_by(meshes, floor_s)
+    by_layout = {} if frontier.apart == MESH else least_by(layouts_of(columns, index), floor_s)
+    return RankFloors(meshes=by_mesh, layouts=by_layout)
+
+
+def _bisected_s(
+    rows: Rows, low_s: FloatArray, high_s: FloatArray, group: IntArray, tick: Callable[[], object]
+) -> FloatArray:
+    """Times up to ``high_s`` that no split of each row beats; ``low_s`` are some, (n,).
+
+    Rows whose floor is above what another row of their group may reach are not followed.
+    """
+    low_s, high_s = low_s.copy(), high_s.copy()
+    asked, tried_s = np.arange(len(rows)), high_s.copy()
+    while len(asked):
+        tick()
+        able = can_beat(rows.take(asked), tried_s)
+        high_s[asked[able]], low_s[asked[~able]] = tried_s[able], tried_s[~able]
+        least = np.full(int(group.max()) + 1, np.inf)
+        np.minimum.at(least, group, high_s)
+        asked = np.flatnonzero((high_s - low_s > _NEAR * high_s) & (low_s < least[group]))
+        tried_s = (low_s[asked] + high_s[asked]) / 2.0
+    return low_s
 
 
 # --------------------------------------------------------------------------------------------------

@@ -46,19 +46,24 @@ from functools import partial
 import numpy as np
 
 from meshwright.profiles.profile import PLACING_LAUNCHER, Profile
-from meshwright.solver.answer import SAMPLE, Answer, Infeasibility
+from meshwright.solver.answer import SAMPLE, Answer, Infeasibility, RankFloors
 from meshwright.solver.clock import Watch, look, relative_gap
-from meshwright.solver.configuration import Columns, Configuration, IntArray
+from meshwright.solver.configuration import MESH, Columns, Configuration, IntArray
 from meshwright.solver.cost.objective import is_plain, is_weighed_by_kind
 from meshwright.solver.explain.infeasible import explain
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop
 from meshwright.solver.search.answers import Found, Proof, answer_of, objectives_s, plans_of
 from meshwright.solver.search.certify.judge import Certificate, Judge
 from meshwright.solver.search.feasible import lightest_of
-from meshwright.solver.search.frontier import NO_RIVALS, Frontier, Rivals
+from meshwright.solver.search.frontier import LAYOUT, NO_RIVALS, Frontier, Rivals
 from meshwright.solver.search.placement.search import search_placed
 from meshwright.solver.search.priced_space import least_step_s, priced_rows, priced_space, steps_s
-from meshwright.solver.search.proof import least_of_candidates_s, least_step_bound_s, rivals_of
+from meshwright.solver.search.proof import (
+    floors_of,
+    least_of_candidates_s,
+    least_step_bound_s,
+    rivals_of,
+)
 from meshwright.solver.space.enumerate import (
     LARGE_OUTER,
     MOST_OUTER,
@@ -167,6 +172,9 @@ def search(
         frontier = found.frontier
         with watch.cut():
             frontier.run(lambda state: _interrupt(problem, watch, found.space, state))
+            few = frontier.finished and 0 < len(frontier.ranked) < options.top_k
+            if few and frontier.apart == MESH and frontier.limit_s == np.inf:
+                frontier.fill(lambda state: _interrupt(problem, watch, found.space, state))
         sampled = frontier.finished and not frontier.covers_all and not watch.interrupted()
         frontier.finished &= frontier.covers_all
         proof = _prove(frontier, watch, rivals)
@@ -324,9 +332,14 @@ def _improved(found: Found, space: Space, watch: Watch) -> Found:
 def _of_no_rows(problem: Problem, profile: Profile) -> Frontier:
     """The state of a search that has looked at nothing."""
     rows = priced_space(problem, profile, empty_space(problem).rows)
-    frontier = Frontier.of(rows, problem.options.top_k)
+    frontier = Frontier.of(rows, problem.options.top_k, apart=_apart(problem))
     frontier.covers_all = False
     return frontier
+
+
+def _apart(problem: Problem) -> tuple[str, ...]:
+    """The columns that tell ranked plans apart."""
+    return MESH if problem.options.diverse else LAYOUT
 
 
 def _of_sample(found: Found, watch: Watch, *, wide: bool) -> Found:
@@ -339,7 +352,8 @@ def _of_sample(found: Found, watch: Watch, *, wide: bool) -> Found:
         found = replace(found, space=space, frontier=opening.frontier)
     until_s = watch.time_limit_s * _SAMPLE_SHARE
     with watch.cut():
-        frontier = Frontier.of(priced_space(problem, found.profile, space.rows), problem.options.top_k)
+        rows = priced_space(problem, found.profile, space.rows)
+        frontier = Frontier.of(rows, problem.options.top_k, apart=_apart(problem))
         frontier.covers_all = False
         if opening is not None:
             frontier.adopt(opening.row)
@@ -374,7 +388,7 @@ def _frontier(found: Found, space: Space, watch: Watch) -> Frontier:
     )
     look()
     rows = priced_space(problem, found.profile, space.rows)
-    return Frontier.of(rows, problem.options.top_k, before.limit_s)
+    return Frontier.of(rows, problem.options.top_k, before.limit_s, _apart(problem))
 
 
 def _interrupt(
@@ -407,15 +421,19 @@ def _prove(frontier: Frontier, watch: Watch, beside: Rivals = NO_RIVALS) -> Proo
     if not frontier.covers_all:
         return Proof()
     low = frontier.least_s if np.isfinite(frontier.least_s) else None
-    if frontier.finished and not frontier.ranked and low is not None and low < beside.best_s < np.inf:
+    floors = RankFloors()
+    if frontier.finished and not frontier.ranked and low is not None and beside.best_s < np.inf:
         with watch.cut():
-            low = _least_simulation_s(frontier, low, beside.best_s, watch)
+            if low < beside.best_s:
+                low = _least_simulation_s(frontier, low, beside.best_s, watch)
+            floors = floors_of(frontier, low, watch.tick)
     if not frontier.ranked or not frontier.finished or low is None:
-        return Proof(bound_s=low)
+        return Proof(bound_s=low, floors=floors)
     best, first = frontier.ranked[0].score_s, frontier.ranked[0].row
     bound, objective = low, objectives_s(frontier)[0]
     with watch.cut():
         bound = _least_simulation_s(frontier, low, best, watch)
+        floors = floors_of(frontier, bound, watch.tick)
     own = frontier.solved[first].objective_s
     rivals, left = rivals_of(frontier, own, watch)
     least = min([own, *(rival.objective_s for rival in rivals)])
@@ -425,13 +443,15 @@ def _prove(frontier: Frontier, watch: Watch, beside: Rivals = NO_RIVALS) -> Proo
         objective_excess=relative_gap(objective, least),
         objective_gap=relative_gap(least, min(least, left)) if left > -np.inf else None,
         survivors=survivors,
+        floors=floors,
     )
 
 
 def _least_simulation_s(frontier: Frontier, low: float, best: float, watch: Watch) -> float:
     """No split of any row simulates faster; at most ``best``."""
     contenders = frontier.bound_s.below(best)
-    offered = [row for row in contenders.tolist() if row in frontier.solved and not frontier.is_open(row)]
+    closed = contenders[~frontier.are_open(contenders)]
+    offered = [row for row in closed.tolist() if row in frontier.solved]
     few = [frontier.solved[row] for row in offered]
     bound = least_of_candidates_s(frontier.rows.take(offered), few, best, watch.tick)
     others = frontier.rows.take(np.setdiff1d(contenders, offered))

@@ -201,6 +201,7 @@ def _unlimited(random: Random) -> Problem:
         wanted = random.randint(0, 5)
         options = replace(options, reserve_nodes=int(wanted == 1),
                           num_nodes=(1, nodes) if wanted == 2 else ())  # fmt: skip
+    options = replace(options, diverse=options.top_k % 2 == 0 or batch % 4 == 0)
     seq = random.choice([512, 1024, 1536, 2048, 4096, 8192])
     return Problem(model=model, cluster=cluster, launcher=launcher, options=options,
                    workload=Workload(global_batch_size=batch, seq_length=seq))  # fmt: skip

@@ -7,7 +7,7 @@ ramp or a front: each of these is several searches.
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice, pairwise
@@ -21,6 +21,7 @@ from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
+from meshwright.solver.search.feasible import have_room
 from meshwright.solver.search.search import search
 from tests.problems.requests_drawn import OPEN_KINDS, a_drawn_request, an_open_request
 from tests.property.meaning import (
@@ -123,6 +124,7 @@ def judge(problem: Problem, answer: Answer) -> None:
         assert_named(problem, answer, found)
         assert_bounds(problem, answer, able)
         assert_ranking(problem, answer.plans, able, sure)
+        assert_gaps(problem, answer.plans, able)
     if problem.options.pareto and answer.plans:
         assert_front(problem, answer, found)
 
@@ -166,7 +168,9 @@ def usable_by(problem: Problem, counts: list[int], used: set[int]) -> set[int]:
 def tried_on(problem: Problem, counts: Iterable[int]) -> list[Tried]:
     """All configurations of one launcher on so many GPUs."""
     profile = profile_of(problem)
-    return tried(problem, profile, Judged.of(problem, profile, list(on_any_of(problem, counts))).fitting)
+    fitting = Judged.of(problem, profile, list(on_any_of(problem, counts))).fitting
+    assert have_room(problem, profile) or not fitting
+    return tried(problem, profile, fitting)
 
 
 def on_any_of(problem: Problem, counts: Iterable[int]) -> Iterator[Configuration]:
@@ -232,21 +236,70 @@ def assert_bounds(problem: Problem, answer: Answer, able: list[Tried]) -> None:
         assert first.score * share <= min(one.score for one in able) * ROUNDING
 
 
+def mesh(config: Configuration) -> tuple[int, ...]:
+    """How the GPUs are laid out."""
+    names = ("tensor", "pipeline", "context", "expert", "expert_tensor", "data")
+    return tuple(getattr(config, f"{name}_parallel_size") for name in names)
+
+
+def best_by(some: list[Tried], name: Callable[[Configuration], Any]) -> dict[Any, float]:
+    """The best score of all that has a name in common."""
+    best: dict[Any, float] = {}
+    for one in some:
+        best[name(one.config)] = min(one.score, best.get(name(one.config), one.score))
+    return best
+
+
+def best_scores(problem: Problem, some: list[Tried]) -> list[float]:
+    """The scores of the best K layouts; diverse ones of the best K meshes, of all where there are fewer.
+
+    Then their best other layouts stand beside them: those that are not the best of their mesh.
+    """
+    top_k, scores = problem.options.top_k, best_by(some, layout_of)
+    if not problem.options.diverse:
+        return sorted(scores.values())[:top_k]
+    first: dict[tuple[int, ...], float] = {}
+    others = list[float]()
+    for layout, score in sorted(scores.items(), key=lambda one: one[1]):
+        if mesh(layout) in first:
+            others.append(score)
+        else:
+            first[mesh(layout)] = score
+    ahead = sorted(first.values())[:top_k]
+    return sorted([*ahead, *others[: top_k - len(ahead)]])
+
+
 def assert_ranking(problem: Problem, plans: tuple[Plan, ...], able: list[Tried], sure: list[Tried]) -> None:
-    """The plans are the best layouts, in order, and none that is better is left out."""
+    """The plans are the best, in order, each the best of its layout or mesh, and none is left out."""
     known = {(one.launcher, one.config): one.score for one in able}
     scores = [known[launcher_of(problem, plan), plan.config] for plan in plans]
     assert all(one <= other * RANKING for one, other in pairwise(scores))
-    shown = {layout_of(plan.config): score for plan, score in zip(plans, scores, strict=True)}
+    shown = [layout_of(plan.config) for plan in plans]
+    assert len({*shown}) == len(plans)
     top_k, layouts = problem.options.top_k, {layout_of(one.config) for one in able}
-    assert len(shown) == len(plans)
     assert (
         min(top_k, len({layout_of(one.config) for one in sure})) <= len(plans) <= min(top_k, len(layouts))
     )
-    for one in sure:
-        score = shown.get(layout_of(one.config), scores[-1])
-        if len(plans) == top_k or layout_of(one.config) in shown:
-            assert score <= one.score * RANKING
+    surely = best_scores(problem, sure)
+    assert all(score <= most * RANKING for score, most in zip(scores, surely, strict=False))
+    meshes = {mesh(plan.config) for plan in plans}
+    if problem.options.diverse and len(meshes) < len(plans):  # else others would be better worth reading
+        assert {mesh(one.config) for one in sure} <= meshes
+    name = mesh if problem.options.diverse else layout_of
+    best = best_by(sure, name)
+    firsts = {name(plan.config): score for plan, score in zip(plans[::-1], scores[::-1], strict=True)}
+    assert all(score <= best.get(key, score) * RANKING for key, score in firsts.items())
+
+
+def assert_gaps(problem: Problem, plans: tuple[Plan, ...], able: list[Tried]) -> None:
+    """No rank could have a plan that is better by more than its gap, whatever its split."""
+    known = {(one.launcher, one.config): one.score for one in able}
+    for plan, least in zip(plans, best_scores(problem, able), strict=False):
+        assert plan.gap is not None
+        score = known[launcher_of(problem, plan), plan.config]
+        assert score * (1.0 - plan.gap) <= least * ROUNDING
+        if plan.bound_step_time_s is not None:
+            assert plan.bound_step_time_s <= least * ROUNDING
 
 
 def assert_front(problem: Problem, answer: Answer, found: list[Tried]) -> None:

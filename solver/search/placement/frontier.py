@@ -64,13 +64,15 @@ class PlacedFrontier:
     solved: int = 0
     fields: int = 0
     finished: bool = False
+    meshes: bool = False  # plans that differ in ZeRO stage and micro-batch alone are told apart as one
+    floors_s: dict[Layout, float] = field(default_factory=dict)  # no placement of a layout is faster
     _best: dict[Layout, Placed] = field(default_factory=dict)
     _order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     _next: int = 0
     _heap: list[Loose] = field(default_factory=list)
 
     @classmethod
-    def of(cls, outer: Outer, top_k: int) -> PlacedFrontier:
+    def of(cls, outer: Outer, top_k: int, *, meshes: bool = False) -> PlacedFrontier:
         """Bound every row; none is opened yet."""
         floors = floors_of(outer)
         look()
@@ -79,7 +81,7 @@ class PlacedFrontier:
             outer = replace(outer, whole=False)
         order = np.argsort(bound, kind="stable")
         order = order[: int(np.isfinite(bound).sum())]
-        return cls(outer=outer, floors=floors, top_k=top_k, bound_s=bound, _order=order)
+        return cls(outer=outer, floors=floors, top_k=top_k, bound_s=bound, meshes=meshes, _order=order)
 
     @property
     def cutoff_s(self) -> float:
@@ -133,6 +135,20 @@ class PlacedFrontier:
                 except OutOfTime:
                     heapq.heappush(self._heap, entry)
                     raise
+
+    def fill(self, interrupted: Callable[[PlacedFrontier], bool]) -> None:
+        """Where fewer than K meshes have a plan: rank their best other layouts beside those plans."""
+        every, meshes = PlacedFrontier.of(self.outer, self.top_k), self.ranked
+        every.rivals_s = self.rivals_s
+        for one in meshes:
+            every.settle(Field(outer=self.outer, row=one.row, berths=one.berths))
+        every.run(interrupted)
+        known, room = {(one.row, one.berths) for one in meshes}, self.top_k - len(self.rivals_s)
+        others = [one for one in every.ranked if (one.row, one.berths) not in known]
+        self.ranked = sorted([*meshes, *others[: room - len(meshes)]])
+        self.meshes, self.floors_s, self.finished = False, every.floors_s, every.finished
+        self.objectives |= every.objectives
+        self.proved_s, self.solved = min(self.proved_s, every.proved_s), self.solved + every.solved
 
     def adopt(self, other: PlacedFrontier) -> None:
         """Solve the field of another search's best plan, where it is among these rows."""
@@ -253,8 +269,10 @@ class PlacedFrontier:
 
     def settle(self, one: Field, *, unconditionally: bool = False) -> None:
         """Refute a field, or solve it and rank its best candidate."""
-        reach, cutoff = Reach(one), np.inf if unconditionally else self.cutoff_s
-        if cutoff < np.inf and not reach.can_beat(cutoff):
+        reach, layout = Reach(one), self._layout_of(one)
+        known = self._best.get(layout)
+        limit = min(self.cutoff_s, np.inf if known is None else known.score_s)
+        if not unconditionally and limit < np.inf and not reach.can_beat(limit):
             return
         best = Program(one).solve()
         if best is None:
@@ -263,6 +281,7 @@ class PlacedFrontier:
         self.objectives[one.row, one.berths] = best.objective_s
         rung = self._least_rung(one, reach)
         self.proved_s = min(self.proved_s, _rung_s(rung - 1))
+        self.floors_s[layout] = min(self.floors_s.get(layout, np.inf), _rung_s(rung - 1))
         placement = min(self._candidates(one, reach, best.placement, rung), key=one.simulated_s)
         self._rank(one, one.simulated_s(placement), placement)
 
@@ -297,12 +316,11 @@ class PlacedFrontier:
             self.ranked = sorted([*others, placed])[: self.top_k]
 
     def _layout_of(self, one: Field) -> Layout:
-        """What tells plans apart: everything but recomputation and the split."""
+        """What tells plans apart: everything but recomputation and the split, or the mesh alone."""
         c, row = self.outer.columns, one.row
-        sizes = (
-            c.context_parallel_size, c.expert_parallel_size, c.data_parallel_size, c.zero_stage,
-            c.pipeline_parallel_size, c.micro_batch_size,
-        )  # fmt: skip
+        sizes = [c.context_parallel_size, c.expert_parallel_size, c.data_parallel_size,
+                 c.pipeline_parallel_size]  # fmt: skip
+        sizes += [] if self.meshes else [c.zero_stage, c.micro_batch_size]
         return (*(int(size[row]) for size in sizes), *one.berths)
 
     def _key(self, one: Field, score_s: float) -> tuple[int, ...]:

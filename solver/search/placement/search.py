@@ -31,8 +31,9 @@ from typing import Literal
 import numpy as np
 
 from meshwright.profiles.profile import Profile
-from meshwright.solver.answer import SAMPLE, Answer, Plan, Status
+from meshwright.solver.answer import SAMPLE, Answer, Plan, RankFloors, Status, with_gaps
 from meshwright.solver.clock import Watch, relative_gap
+from meshwright.solver.configuration import mesh_of
 from meshwright.solver.cost.objective import claim_of
 from meshwright.solver.cost.pipelines import Fleet
 from meshwright.solver.problem import Problem
@@ -73,7 +74,8 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch, *, wide: boo
         with watch.at_least(_FIRST_S).cut():
             frontier = _first(fleet, watch, wide=wide)
             outer, number = outer_of(fleet, wide=wide)
-            first, frontier, size = frontier, PlacedFrontier.of(outer, problem.options.top_k), number
+            first, size = frontier, number
+            frontier = PlacedFrontier.of(outer, problem.options.top_k, meshes=problem.options.diverse)
             frontier.adopt(first)
         outer, shared = frontier.outer, _Shared(fleet, [], [])
         waiting: list[tuple[float, tuple[int, ...]]] | None = None  # nobody looked yet
@@ -93,15 +95,23 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch, *, wide: boo
         idle = frontier.waiting_s == np.inf or frontier.waiting_s > frontier.cutoff_s
         sampled = idle and every_split and not frontier.outer.whole and not watch.interrupted()
         frontier.finished &= every_split
-        candidates = [of_placement(outer, placed) for placed in frontier.ranked]
-        candidates += [of_split(outer.fleet, shared.shares, split) for split in shared.splits]
-        best = ranked(problem, candidates)
+        best = _ranking(problem, frontier, shared)
         bound = _bound_s(frontier, shared, best, waiting, watch)
+        floors = _floors(frontier, shared, best, bound, watch)
+        if frontier.finished and frontier.meshes and 0 < len(best) < problem.options.top_k:
+            with watch.cut():
+                frontier.fill(lambda state: _interrupt(watch, state))
+            best = _ranking(problem, frontier, shared)
+            layouts = _floors(frontier, shared, best, bound, watch).layouts
+            floors = replace(floors, layouts=layouts) if layouts else RankFloors()
         least: Least | None = None
         with watch.cut():
             least = _least(frontier, shared, best)
         certificate = _certified(problem, judge, frontier, best, watch)
     plans = plans_of(problem, profile, best, certificate.rows, watch.closing())
+    scores = [one.score_s for one in best[: len(plans)]]
+    ranks = floors.of_ranks(len(plans), len({mesh_of(plan.config) for plan in plans}))
+    plans = with_gaps(plans, scores, ranks, bound, of_steps=True)
     answer = _answer(problem, profile, frontier, plans, watch=watch, size=size, bound_s=bound)
     answer = replace(answer, notes={**answer.notes, **(SAMPLE if sampled else {})})
     if least is not None:
@@ -124,6 +134,33 @@ def _first(fleet: Fleet, watch: Watch, *, wide: bool) -> PlacedFrontier:
     best = frontier.ranked[0].score_s if frontier.ranked else None
     watch.report("enumerating", incumbent_s=best, now=best is not None)
     return frontier
+
+
+def _ranking(problem: Problem, frontier: PlacedFrontier, shared: _Shared) -> list[Candidate]:
+    """The best placements and splits of the batch."""
+    outer = frontier.outer
+    candidates = [of_placement(outer, placed) for placed in frontier.ranked]
+    candidates += [of_split(outer.fleet, shared.shares, split) for split in shared.splits]
+    return ranked(problem, candidates)
+
+
+def _floors(
+    frontier: PlacedFrontier, shared: _Shared, best: list[Candidate], least_s: float | None, watch: Watch
+) -> RankFloors:
+    """What no placement of a mesh, or of a layout, simulates faster than; a set of groups is one of each.
+
+    What was refuted takes as long as the last that is ranked, or the best of its own layout.
+    """
+    if not frontier.finished or least_s is None or not best:
+        return RankFloors()
+    floors: dict[tuple[object, ...], float] = dict(frontier.floors_s.items())
+    with watch.cut():
+        for groups in shared.sets():
+            exchange = shared.fleet.exchange_s(groups)
+            floor = split_bound_s(shared.shares, groups, exchange, best[-1].score_s)
+            floors["classes", *groups] = max(floor, least_s)
+        return RankFloors(**{"meshes" if frontier.meshes else "layouts": floors})
+    return RankFloors()
 
 
 def _certified(

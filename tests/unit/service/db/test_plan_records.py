@@ -169,6 +169,12 @@ def test_the_api_filters_sorts_and_pages(client: TestClient) -> None:
     assert second["next_page_token"] is None
 
 
+@pytest.mark.usefixtures("two_jobs")
+def test_the_api_filters_by_short_names_too(client: TestClient) -> None:
+    found = [client.get("/v1/plans", params={name: 4}).json() for name in ("tp", "tensor_parallel_size")]
+    assert found[0]["plans"] == found[1]["plans"] != []
+
+
 @pytest.mark.parametrize(
     ("query", "pointer"),
     [

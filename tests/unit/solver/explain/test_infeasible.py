@@ -103,12 +103,6 @@ def test_a_risk_that_is_offered_is_enough(z: float) -> None:
     assert fits(replace(problem, options=options))
 
 
-def test_more_nodes_are_offered_and_really_fit() -> None:
-    problem = a_problem(cluster=a_cluster(num_nodes=1), certify="none")
-    nodes = next(change for change in explained(problem).changes if change.endswith("nodes"))
-    assert fits(replace(problem, cluster=a_cluster(num_nodes=int(nodes.split()[0]))))
-
-
 def test_a_pin_that_costs_the_memory_is_named_with_it_and_its_removal_fits() -> None:
     model = a_model(num_layers=32, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
     pins = {"pin": {"tensor_parallel_size": 1, "zero_stage": 0, "pipeline_parallel_size": 1}}

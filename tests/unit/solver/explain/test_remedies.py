@@ -18,12 +18,14 @@ from meshwright.solver.explain.remedies import (
     fastest,
     less_work,
     more_hardware,
+    on_nodes,
     other_gpus,
     with_remedies,
 )
 from meshwright.solver.planner import plan
 from meshwright.solver.planner.plan import ask, judge_of_changes
 from meshwright.solver.problem import Problem
+from meshwright.solver.search.feasible import have_room
 from meshwright.solver.search.search import search
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
 
@@ -70,16 +72,32 @@ def test_changes_that_keep_the_machines_come_first_each_kind_by_its_price() -> N
     assert prices == sorted(prices)
 
 
-def test_the_fewest_nodes_of_those_tried_are_offered() -> None:
-    problem, found = reasons(12.0)
-    changes = changes_of(problem, found)
-    nodes = next(words for words in found.changes if words.endswith(" nodes"))
-    fewer = [
-        words
-        for words in changes
-        if words.endswith(" nodes") and int(words.split()[0]) < int(nodes.split()[0])
-    ]
-    assert all(fastest(changes[words].problem, changes[words].profile) is None for words in fewer)
+def test_no_fewer_nodes_than_those_that_are_offered_have_a_plan() -> None:
+    problem, found = reasons(6.0)
+    profile = default_profile(problem.cluster, problem.launcher)
+    nodes = next(int(words.split()[0]) for words in found.changes if words.endswith(" nodes"))
+    assert nodes > 2  # 8 GPUs of 6 GiB hold a third of the states: 5.3e9 weights of 18 bytes are 89 GiB
+    fewer = [on_nodes(problem, profile, count) for count in range(1, nodes)]
+    assert all(search(one.problem, one.profile).status == "infeasible" for one in fewer)
+
+
+def test_the_cheapest_change_of_each_kind_comes_before_the_others() -> None:
+    _, found = reasons(12.0)
+    kinds = [remedy.kind for remedy in found.remedies]
+    first = len(set(kinds))
+    assert first > 2
+    assert len({*kinds[:first]}) == first
+    for kind, one in zip(kinds, found.remedies, strict=True):
+        cheapest = found.remedies[kinds.index(kind)]
+        assert cheapest.gpu_s_per_token <= one.gpu_s_per_token
+
+
+def test_states_that_no_memory_holds_refute_every_configuration() -> None:
+    # one weight, gradient and state of each parameter on 8 GPUs: 5.3e9 * 18 / 8 = 11.1 GiB a GPU
+    problem, _ = reasons(12.0)
+    profile = default_profile(problem.cluster, problem.launcher)
+    assert not have_room(problem, profile)
+    assert have_room(replace(problem, cluster=a_cluster(num_nodes=1)), profile)
 
 
 def test_a_pin_that_costs_the_memory_is_given_up_first() -> None:
@@ -106,6 +124,7 @@ def test_too_many_configurations_prove_nothing(monkeypatch: pytest.MonkeyPatch) 
     profile = default_profile(problem.cluster, problem.launcher)
     assert fastest(problem, profile) is None
     monkeypatch.setattr(remedies, "is_too_large", lambda *_, **__: True)
+    monkeypatch.setattr(remedies, "have_room", lambda *_: True)  # else that is a proof
     assert fastest(problem, profile) == "unknown"
     assert shapes.shape_advice(problem, profile) == "unknown"
     found = with_remedies(problem, profile, Infeasibility(reasons=("why",)), Watch(time_limit_s=60.0))
