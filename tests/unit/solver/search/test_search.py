@@ -219,7 +219,7 @@ def test_more_memory_per_gpu_never_makes_the_best_plan_slower() -> None:
 
 @pytest.mark.alone
 def test_many_wanted_plans_leave_time_to_predict_and_check_them() -> None:
-    problem = a_problem(top_k=5000, time_limit_s=2.0)
+    problem = a_problem(top_k=5000, diverse=False, time_limit_s=2.0)
     answer = search(problem, default_profile(problem.cluster, problem.launcher))
     assert answer.status == "feasible"
     assert len(answer.plans) > 10
