@@ -21,7 +21,7 @@ from meshwright.solver.search.priced_space import CHUNK, priced_rows
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import Split, best_splits, even_chunks, only_bound_s, only_fits
 from meshwright.solver.space.factored import Crossing, Kinds
-from meshwright.solver.space.rules import USABLE, host_share_bytes
+from meshwright.solver.space.rules import usable_host_bytes
 
 _CANDIDATES = 64  # rows looked at closely for the smallest peak
 _BISECTIONS = 40
@@ -95,26 +95,33 @@ def have_room(problem: Problem, profile: Profile) -> bool:
 
     Whatever the layout, some rank holds their mean or more: each weight, gradient and optimizer state is
     somewhere at least once. One copy is priced on one rank, and of a stage with as many chunks as layers,
-    of which torch's pipeline runtime keeps fewest gathered; at the ZeRO stage that needs least. What is
-    offloaded lies on the hosts, whose rule counts the fullest rank.
+    of which torch's pipeline runtime keeps fewest gathered; at the ZeRO stage and the offload that need
+    least. Optimizer states that are offloaded to host memory fit there as a whole.
     """
     if profile.residual is not None:  # it may make a row lighter
         return True
-    layers, stages = problem.model.num_layers, launcher_capabilities(problem.launcher).zero_stages
+    able, parts = launcher_capabilities(problem.launcher), LayerLayout.of(problem.model).cumulative[-1]
+    is_open = "offload" in problem.options.allow or "offload" in problem.options.named
+    places = able.offload if is_open else able.offload[:1]
+    ways = [(1, 1), (2, 1), (2, problem.model.num_layers)]
     rows = Columns.of([
-        Configuration(zero_stage=stage, pipeline_parallel_size=pp, virtual_pipeline_size=chunks)
-        for stage in stages
-        for pp, chunks in ((1, 1), (2, 1), (2, layers))
+        Configuration(zero_stage=stage, offload=place, pipeline_parallel_size=pp, virtual_pipeline_size=v)
+        for place in places
+        for stage in able.zero_stages
+        for pp, v in ways
     ])  # fmt: skip
-    prices, parts = price_memory(problem, rows, profile), LayerLayout.of(problem.model).cumulative[-1]
-    states, kept = ((held @ np.append(parts, (1.0, 1.0))) / max(gpu_counts(problem)) for held in (
-        prices.optimizer_bytes, prices.weights_bytes + prices.gradients_bytes))  # fmt: skip
+    prices, each = price_memory(problem, rows, profile), len(able.zero_stages) * len(ways)
+    held = prices.weights_bytes + prices.gradients_bytes + prices.optimizer_bytes
+    least, states = (
+        ((part @ np.append(parts, (1.0, 1.0))) / max(gpu_counts(problem))).reshape(-1, each).min(axis=1)
+        for part in (held, prices.optimizer_bytes)
+    )
     budget = memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability)
-    if (states + kept).min() <= budget * (1.0 + _EQUAL):
-        return True
-    offloads = "offload" in problem.options.allow or "offload" in problem.options.named
-    on_host = states.min() <= USABLE * host_share_bytes(problem) * (1.0 + _EQUAL)
-    return bool(offloads and on_host and kept.min() <= budget * (1.0 + _EQUAL))
+    in_memory = np.array([f"{place}+".startswith("optimizer+") for place in places])
+    fits = (least <= budget * (1.0 + _EQUAL)) & (
+        ~in_memory | (states[0] <= usable_host_bytes(problem) * (1.0 + _EQUAL))
+    )
+    return bool(fits.any())
 
 
 def recompute_alike(rows: Columns | Crossing) -> bool:
