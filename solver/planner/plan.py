@@ -153,7 +153,7 @@ def ask(
         one = replace(variant.problem, options=options)
         own = partial(run, known=known, on_progress=on_progress)
         if variant.follows and problem.options.gpus == "all" and not problem.options.batch_ramp:
-            own = partial(own, rivals=rivals_of(problem, answered), explained=False)
+            own = partial(own, rivals=rivals_of(problem, answered, variant), explained=False)
         answer = _answer(one, variant.profile, own, watch)
         answered.append(Answered(variant=variant, answer=answer))
         if watch.interrupted():

@@ -304,14 +304,14 @@ def _least_of(
     least = dict[tuple[object, ...], float]()
     for one in answered:
         for key, floor in of(one.answer.floors).items():
-            own = (*_work(one), *key)
+            own = (*_work(one.variant), *key)
             least[own] = min(least.get(own, inf), floor)
     return least
 
 
-def _work(one: Answered) -> tuple[str, str]:
+def _work(variant: Variant) -> tuple[str, str]:
     """What keeps a layout of one variant apart from that of another."""
-    workload = one.variant.problem.workload
+    workload = variant.problem.workload
     return workload.precision, workload.optimizer
 
 
@@ -325,7 +325,7 @@ def _with_gaps(
     scores = [_score(one.variant, plan) for one, plan in ranked]
     gap = None if claim is None else claim.gap
     least = scores[0] * (1.0 - gap) if scores and gap is not None else None
-    meshes = len({(_work(one), mesh_of(plan.config)) for one, plan in ranked})
+    meshes = len({(_work(one.variant), mesh_of(plan.config)) for one, plan in ranked})
     known = floors.of_ranks(len(ranked), meshes)
     of_steps = is_plain(asked) and not asked.options.batch_ramp
     plans = with_gaps([plan for _, plan in ranked], scores, known, least, of_steps=of_steps)
@@ -406,14 +406,24 @@ def _status(found: Sequence[Status]) -> Status:
     return "optimal" if proved else "feasible" if some else "unknown"
 
 
-def rivals_of(asked: Problem, answered: Sequence[Answered]) -> Rivals:
-    """What the plans found so far score; nobody is one's rival while there are fewer than K."""
+def rivals_of(asked: Problem, answered: Sequence[Answered], variant: Variant) -> Rivals:
+    """What the plans found so far score that a variant's are ranked with.
+
+    Nobody is one's rival while there are fewer than K, and of diverse plans those of fewer than K meshes.
+    """
     ranked = _ranked(asked, answered)
-    meshes = {(_work(one), mesh_of(plan.config)) for one, plan in ranked}
-    if len(meshes if asked.options.diverse else ranked) < asked.options.top_k:
-        return NO_RIVALS
     scores = [_score(one.variant, plan) for one, plan in ranked]
-    return Rivals(scores[0], scores[-1])
+    if not asked.options.diverse:
+        return Rivals(scores[0], scores[-1]) if len(ranked) == asked.options.top_k else NO_RIVALS
+    meshes = {(_work(one.variant), mesh_of(plan.config)) for one, plan in ranked}
+    if len(meshes) < asked.options.top_k:
+        return NO_RIVALS
+    own = {
+        mesh_of(plan.config): score
+        for (one, plan), score in zip(ranked, scores, strict=True)
+        if _work(one.variant) == _work(variant)
+    }
+    return Rivals(scores[0], scores[-1], own)
 
 
 def _on_fewest(asked: Problem, answered: Sequence[Answered]) -> list[Answered]:
@@ -447,11 +457,11 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[tuple[Answered
     ):
         one = answered[order]  # a layout stands once, under its best switches
         (layout,) = layouts_of(Columns.of([plan.config]), [0])
-        kept.setdefault((_work(one), layout), (one, plan))
+        kept.setdefault((_work(one.variant), layout), (one, plan))
     most, best, first = asked.options.top_k, list(kept.values()), dict[tuple[object, ...], int]()
     if asked.options.diverse:
         for at, (one, plan) in enumerate(best):
-            first.setdefault((_work(one), mesh_of(plan.config)), at)
+            first.setdefault((_work(one.variant), mesh_of(plan.config)), at)
         others = [at for at in range(len(best)) if at not in first.values()]
         best = [best[at] for at in sorted([*first.values(), *others][:most])]
     return [(one, replace(plan, rank=rank)) for rank, (one, plan) in enumerate(best[:most], 1)]

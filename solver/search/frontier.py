@@ -10,7 +10,7 @@ that come in kinds are looked at kind by kind (``unopened``).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -45,7 +45,7 @@ INNER = (
     "sequence_parallel", "offload", "context_parallel_mode", "rank_order",
 )  # fmt: skip
 LAYOUT = tuple(f.name for f in fields(Columns) if f.name not in INNER)
-Layout = tuple[int, ...]
+Layout = tuple[object, ...]
 Rank = tuple[int, int, int, int, int, int]
 
 
@@ -67,9 +67,9 @@ def layouts_of(
     return list(zip(*(getattr(taken, name).tolist() for name in apart), strict=True))
 
 
-def least_by(keys: Sequence[Layout], values: FloatArray) -> dict[tuple[object, ...], float]:
+def least_by(keys: Sequence[Layout], values: FloatArray) -> dict[Layout, float]:
     """The least value of each key."""
-    found = dict[tuple[object, ...], float]()
+    found = dict[Layout, float]()
     for key, value in zip(keys, values.tolist(), strict=True):
         found[key] = min(found.get(key, np.inf), value)
     return found
@@ -170,6 +170,7 @@ class Rivals:
 
     best_s: float
     last_s: float  # of the K-th best: what is slower is not ranked
+    of_meshes: Mapping[Layout, float] = field(default_factory=dict)  # the best of each
 
 
 NO_RIVALS = Rivals(np.inf, np.inf)
@@ -190,6 +191,7 @@ class Frontier:
     covers_all: bool = True  # every legal row is here, so that the least bound holds for all of them
     limit_s: float = np.inf  # a score that others have K times: rows that are worse are not sought
     apart: tuple[str, ...] = LAYOUT  # columns that tell ranked plans apart: LAYOUT or MESH
+    rivals_s: Mapping[Layout, float] = field(default_factory=dict)  # scores of others, by that
     filled_s: float = np.inf  # the score of the K-th best layout, where meshes were too few (``fill``)
     _scored: set[int] = field(default_factory=set)  # rows that were simulated
     _best: dict[Layout, Ranked] = field(default_factory=dict)  # of every layout simulated so far
@@ -431,8 +433,11 @@ class Frontier:
 
     def limits_s(self, index: IntArray) -> FloatArray:
         """The score that each row must not exceed to change the ranking, (n,)."""
-        known = [self._best.get(layout) for layout in self._layouts(index)]
+        layouts = self._layouts(index)
+        known = [self._best.get(layout) for layout in layouts]
         scores = np.array([np.inf if best is None else best.score_s for best in known])
+        if self.rivals_s:
+            scores = np.minimum(scores, [self.rivals_s.get(layout, np.inf) for layout in layouts])
         return np.asarray(np.minimum(scores, np.minimum(self.rows.latest(index), self.cutoff_s)))
 
     def _glance(self) -> None:

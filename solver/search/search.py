@@ -257,6 +257,7 @@ def _found(
     first, nothing = watch.at_least(_FIRST_S), empty_space(problem)
     found = Found(problem, profile, nothing, _of_no_rows(problem, profile), Proof(), Certificate())
     found.frontier.limit_s = rivals.last_s * (1.0 + _ROUNDING)
+    found.frontier.rivals_s = {mesh: score * (1.0 + _ROUNDING) for mesh, score in rivals.of_meshes.items()}
     has_plans, expected = rivals.last_s < np.inf, math.inf  # where the time is over before they are counted
     with first.cut():
         expected = estimated_outer(problem, wide=wide)
@@ -388,7 +389,9 @@ def _frontier(found: Found, space: Space, watch: Watch) -> Frontier:
     )
     look()
     rows = priced_space(problem, found.profile, space.rows)
-    return Frontier.of(rows, problem.options.top_k, before.limit_s, _apart(problem))
+    frontier = Frontier.of(rows, problem.options.top_k, before.limit_s, _apart(problem))
+    frontier.rivals_s = before.rivals_s
+    return frontier
 
 
 def _interrupt(
