@@ -5,7 +5,9 @@ time in a process of its own: once by the exact programs alone, once with CP-SAT
 problem: configurations covered, rows that got a split, seconds to the first plan and to the proof, CPU
 seconds, the gap between the best step and its bound, and the largest memory of the process. A second table
 shows how the best plan so far came near the proved one, as progress told it, and holds that against what is
-promised of an answer at any time; what comes later is marked. ``--write`` puts both into
+promised of an answer at any time; what comes later is marked. A third one shows what each switch of the
+launcher gains, and all of them together: how much shorter the proved best step is where the search may
+choose it, and the CPU seconds of the proof of the top 10 with all. ``--write`` puts them into
 docs/how-the-search-works.md.
 """
 
@@ -25,10 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.growth import grow
-from meshwright.profiles.profile import default_profile
+from meshwright.profiles.profile import PLACING_LAUNCHER, Profile, default_profile
+from meshwright.profiles.switches import switches
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.parse import parse_problem
-from meshwright.solver.problem import Certify, Progress
+from meshwright.solver.planner.plan import ask
+from meshwright.solver.problem import EVERY_SWITCH, Certify, Problem, Progress
 from meshwright.solver.search.search import search
 
 ROOT = Path(__file__).parents[1]
@@ -40,6 +44,7 @@ METHODS: tuple[Certify, ...] = ("none", "cp-sat")
 # that share of those to the proof.
 PROMISED = ((1.10, 1.0, 0.10), (1.03, 2.0, 0.30))
 ANY_TIME = ("problem", "best plan so far / proved one", "within 10 %", "within 3 %", "proof")
+SWITCHED = ("problem", *switches(), "all", "proof with all")
 HEADINGS = (
     "problem", "GPUs", "configurations", "solved", "first plan", "proof of the top 10", "CPU",
     "with CP-SAT", "gap", "memory",
@@ -83,8 +88,29 @@ def _cpu_s() -> float:
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
+def switched(path: Path) -> dict[str, Any]:
+    """What each switch gains in this process: share of the best step, by name; None: there is no choice."""
+    problem = parse_problem(read_problem_file(path))
+    profile, gains = default_profile(problem.cluster, problem.launcher), dict[str, float | None]()
+    step_s, cpu_s = _best_step_s(problem, profile, ())[0], 0.0
+    for name in (*switches(), EVERY_SWITCH):
+        began_s = _cpu_s()
+        best_s, variants = _best_step_s(problem, profile, (name,))
+        gains[name] = 1.0 - best_s / step_s if variants > 1 else None
+        cpu_s = _cpu_s() - began_s
+    return {"gains": gains, "cpu_s": cpu_s}
+
+
+def _best_step_s(problem: Problem, profile: Profile, allow: tuple[str, ...]) -> tuple[float, int]:
+    """The proved best step where these switches are open, and the number of their combinations."""
+    top_k = problem.options.top_k if allow == (EVERY_SWITCH,) else 1
+    options = replace(problem.options, allow=allow, certify="none", top_k=top_k)
+    answer = ask(replace(problem, options=options), profile)
+    return answer.plans[0].prediction.step_time_s, int(answer.notes.get("variants", "1"))
+
+
 def in_a_process(path: Path, certify: str) -> dict[str, Any]:
-    """The same in a fresh process."""
+    """The same in a fresh process; ``certify`` may be ``switches``."""
     command = [sys.executable, "-m", "benchmarks.search", "--one", certify, str(path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=ROOT)
@@ -128,6 +154,12 @@ def at_any_time(name: str, exact: Mapping[str, Any]) -> tuple[str, ...]:
     return (name, points, *reached, f"{exact['cpu_s']:.2f} s")
 
 
+def by_switch(name: str, found: Mapping[str, Any]) -> tuple[str, ...]:
+    """One row of the third table."""
+    gains = ["–" if gain is None else f"{gain:.1%}" for gain in found["gains"].values()]
+    return (name, *gains, f"{found['cpu_s']:.2f} s")
+
+
 def aligned(headings: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
     """The lines as a Markdown table that reads well in a terminal too."""
     rows = [headings, *lines]
@@ -150,7 +182,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("problems", nargs="*", type=Path, help="problem files; all of benchmarks/problems")
     parser.add_argument("--write", action="store_true", help="put the table into the document")
-    parser.add_argument("--one", choices=METHODS, help="search one problem here and print figures as JSON")
+    parser.add_argument(
+        "--one", choices=(*METHODS, EVERY_SWITCH), help="search one problem here and print figures as JSON"
+    )
     parser.add_argument("--growth", action="store_true", help="draw how the search grows instead")
     asked = parser.parse_args()
     if asked.growth:
@@ -158,15 +192,23 @@ def main() -> None:
         return
     paths = asked.problems or sorted(PROBLEMS.glob("*.json"))
     if asked.one:
-        print(json.dumps(measured(paths[0], asked.one)))
+        one = switched(paths[0]) if asked.one == EVERY_SWITCH else measured(paths[0], asked.one)
+        print(json.dumps(one))
         return
-    lines, curves = [], []
+    lines, curves, gains = [], [], []
     for path in paths:
         found: dict[str, dict[str, Any]] = {method: in_a_process(path, method) for method in METHODS}
         lines.append(line(path, found))
         print("  ".join(lines[-1]), flush=True)
         curves.append(at_any_time(path.stem, found["none"]))
-    tables = {"search": aligned(HEADINGS, lines), "any-time": aligned(ANY_TIME, curves)}
+        if read_problem_file(path)["launcher"] != PLACING_LAUNCHER:  # which has no switches
+            gains.append(by_switch(path.stem, in_a_process(path, EVERY_SWITCH)))
+            print("  ".join(gains[-1]), flush=True)
+    tables = {
+        "search": aligned(HEADINGS, lines),
+        "any-time": aligned(ANY_TIME, curves),
+        "by-switch": aligned(SWITCHED, gains),
+    }
     print("\n\n".join(tables.values()))
     if asked.write:
         document = DOCUMENT.read_text(encoding="utf-8")

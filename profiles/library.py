@@ -284,3 +284,24 @@ def _fits(slug: str, said: set[str], memory_bytes: int) -> bool:
     has_bytes = find_gpu(slug).memory_bytes
     near = abs(has_bytes - memory_bytes) <= REPORTED_MEMORY_TOLERANCE * has_bytes
     return near and words <= said and ("pcie" in words) == ("pcie" in said)
+
+
+_MOST_GPUS = 6  # sizes of memory
+
+
+def with_gpu(group: NodeGroup, gpu: GpuSpec) -> NodeGroup:
+    """As many nodes with other GPUs and their links."""
+    return replace(group, gpu=gpu, intra_node=gpu.intra_node, inter_node=gpu.inter_node)
+
+
+def larger_gpus(group: NodeGroup) -> list[GpuSpec]:
+    """GPUs of more memory on a link of the same kind: one of each size, the smallest first."""
+    every = {gpu.slug: gpu for gpu in map(find_gpu, gpu_names())}.values()
+    alike = [
+        gpu
+        for gpu in every
+        if gpu.memory_bytes > group.gpu.memory_bytes and gpu.intra_node.kind == group.intra_node.kind
+    ]
+    sizes = {gpu.memory_bytes: gpu for gpu in sorted(alike, key=lambda gpu: gpu.slug, reverse=True)}
+    larger = [sizes[size] for size in sorted(sizes)]
+    return larger[:_MOST_GPUS]

@@ -14,6 +14,7 @@ from meshwright.solver.configuration import (
     FloatArray,
     IntArray,
     configuration_from_json,
+    mesh_of,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -210,6 +211,30 @@ class Remedy:
     kind: str = ""  # risk, limits, precision, optimizer, offload, launcher, batch, sequence, nodes, gpus, …
 
 
+def remedy_of(
+    told: tuple[str, str], config: Configuration, prediction: Prediction, *, tokens: float
+) -> Remedy:
+    """A change, its kind and its words, with its plan; ``tokens`` are those of a step."""
+    return Remedy(
+        kind=told[0],
+        change=told[1],
+        config=config,
+        step_time_s=prediction.step_time_s,
+        num_gpus=config.num_gpus,
+        gpu_s_per_token=prediction.step_time_s * config.num_gpus / tokens,
+        peak_memory_bytes=prediction.peak_memory_bytes,
+    )
+
+
+def remedies_in_order(*groups: Sequence[Remedy]) -> tuple[Remedy, ...]:
+    """The cheapest change of each kind, group after group, then what else there is of each."""
+    every = [one for group in groups for one in sorted(group, key=lambda one: one.gpu_s_per_token)]
+    firsts = dict[str, Remedy]()
+    for one in every:
+        firsts.setdefault(one.kind, one)
+    return (*firsts.values(), *(one for one in every if firsts[one.kind] is not one))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Infeasibility:
     """Reasons of a proved infeasible answer."""
@@ -244,7 +269,7 @@ class RankFloors:
     layouts: Mapping[tuple[object, ...], float] = field(default_factory=dict)
 
     def of_ranks(self, plans: int, meshes: int) -> list[float]:
-        """No ranking of so many plans of so many meshes has a k-th score that is less, k from 1.
+        """No ranking of so many plans, of so many meshes, has a k-th score that is less, k from 1.
 
         At most k - 1 floors are less than the k-th one, so at most as many layouts score less than that.
         Where meshes are fewer than plans, only so many plans are of other layouts; the ranks behind as
@@ -290,7 +315,7 @@ class Answer:
     space: Literal["usual", "every"] = "usual"  # candidates that rows, bound and proof are of
     skipped_launchers: tuple[SkippedLauncher, ...] = ()  # where the request leaves the launcher open
     model: Mapping[str, str | int] | None = None  # its name and exact counts of parameters
-    floors: RankFloors = field(default_factory=RankFloors)  # what the gaps of ranks are made of; not shown
+    floors: RankFloors = field(default_factory=RankFloors, compare=False)  # of ranks' gaps; not shown
 
     def to_json(self) -> dict[str, Any]:
         """The answer as the command line and the API show it; finite numbers only."""
@@ -302,7 +327,7 @@ class Answer:
 def with_gaps(
     plans: Sequence[Plan],
     scores: Sequence[float],
-    floors: Sequence[float],
+    floors: RankFloors,
     least: float | None,
     *,
     of_steps: bool,
@@ -312,13 +337,15 @@ def with_gaps(
     Args:
         plans: best first.
         scores: what each is ranked by, s.
-        floors: what no k-th best scores less than (``RankFloors.of_ranks``); none where that is not known.
+        floors: what no mesh, or layout, scores less than.
         least: what no configuration scores less than, s; None: not known.
         of_steps: whether scores are step times.
     """
-    found = []
+    asked = ("precision", "optimizer")  # keep plans of one mesh apart
+    meshes = {(mesh_of(plan.config), *map(plan.workload.get, asked)) for plan in plans}
+    found, ranks = [], floors.of_ranks(len(plans), len(meshes))
     for at, (plan, score) in enumerate(zip(plans, scores, strict=True)):
-        known = [floor for floor in (*(floors[at : at + 1] if at else ()), least) if floor is not None]
+        known = [floor for floor in (*(ranks[at : at + 1] if at else ()), least) if floor is not None]
         bound = min(max(known), score) if known else None
         gap = None if bound is None else (score - bound) / score
         found.append(replace(plan, gap=gap, bound_step_time_s=bound if of_steps else None))

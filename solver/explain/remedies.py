@@ -15,10 +15,18 @@ from math import ceil
 from typing import Literal
 
 from meshwright.profiles.capabilities import launcher_capabilities, launcher_names
-from meshwright.profiles.cluster import ClusterSpec, GpuSpec, NodeGroup
-from meshwright.profiles.library import find_gpu, gpu_names
+from meshwright.profiles.cluster import ClusterSpec, NodeGroup
+from meshwright.profiles.library import larger_gpus, with_gpu
 from meshwright.profiles.profile import Profile, default_profile
-from meshwright.solver.answer import Infeasibility, Plan, Prediction, Remedy, Shortfall
+from meshwright.solver.answer import (
+    Infeasibility,
+    Plan,
+    Prediction,
+    Remedy,
+    Shortfall,
+    remedies_in_order,
+    remedy_of,
+)
 from meshwright.solver.check import violations
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import Configuration
@@ -35,9 +43,9 @@ from meshwright.solver.explain.infeasible import (
 )
 from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import Problem, SearchOptions, batch_sizes, with_batch
-from meshwright.solver.search.feasible import have_room, recompute_alike, some_fits
+from meshwright.solver.search.feasible import recompute_alike, some_fits
 from meshwright.solver.search.frontier import Frontier
-from meshwright.solver.search.priced_space import priced_space
+from meshwright.solver.search.priced_space import have_room, priced_space
 from meshwright.solver.space.enumerate import (
     Space,
     enumerate_space,
@@ -45,7 +53,6 @@ from meshwright.solver.space.enumerate import (
     refuted_space,
     with_whole,
 )
-from meshwright.solver.space.launcher_rules import problem_faults
 from meshwright.solver.space.request_rules import without_limits
 
 # --------------------------------------------------------------------------------------------------
@@ -59,7 +66,6 @@ _OPEN = "some changes could not be searched whole: whether they have a plan is n
 NODE_FACTORS = (1.5, 2, 3, 4, 6, 8, 12, 16)
 _DIGITS = 4  # of a number of nodes, in binary: up to 16 every one is tried, then 18, 20, …
 _SHORTEST = 1024  # tokens of a sequence that is still offered
-_MOST_GPUS = 6  # sizes of memory that are tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +89,7 @@ def asked_less(problem: Problem, profile: Profile, shortfall: Shortfall | None) 
     if shortfall is not None:
         limit = float(memory_limit_bytes(problem))
         risk = out_of_memory_probability(shortfall.needed_bytes, limit, profile.log_memory_sigma)
-        if problem.options.max_out_of_memory_probability < risk <= LARGEST_RISK:
-            accepted = ceil(risk * 1000 + _ROUNDING) / 1000  # never rounded down
-            options = replace(problem.options, max_out_of_memory_probability=accepted)
-            words = f"an out-of-memory risk of {accepted * 100:.1f} %"
-            yield Change("risk", words, replace(problem, options=options), profile)
+        yield from _accepted(problem, profile, risk)
     space = with_whole(problem, refuted_space(problem))
     request = sum(1 << bit for bit, rule in enumerate(space.rules) if rule.of_request)
     for mask in correction_masks(problem, profile, space):
@@ -95,6 +97,15 @@ def asked_less(problem: Problem, profile: Profile, shortfall: Shortfall | None) 
             names = _names(space, mask)
             words = "without " + " and ".join(names)
             yield Change("limits", words, without_limits(problem, names), profile)
+
+
+def _accepted(problem: Problem, profile: Profile, risk: float) -> Iterator[Change]:
+    """A larger chance to run out of memory, where a moderate one is enough."""
+    if problem.options.max_out_of_memory_probability < risk <= LARGEST_RISK:
+        accepted = ceil(risk * 1000 + _ROUNDING) / 1000  # never rounded down
+        options = replace(problem.options, max_out_of_memory_probability=accepted)
+        words = f"an out-of-memory risk of {accepted * 100:.1f} %"
+        yield Change("risk", words, replace(problem, options=options), profile)
 
 
 def _names(space: Space, mask: int) -> list[str]:
@@ -173,21 +184,6 @@ def less_work(problem: Problem, profile: Profile) -> Iterator[Change]:
         seq //= 2
 
 
-def remedy_of(
-    told: tuple[str, str], config: Configuration, prediction: Prediction, *, tokens: float
-) -> Remedy:
-    """A change, its kind and its words, with its plan; ``tokens`` are those of a step."""
-    return Remedy(
-        kind=told[0],
-        change=told[1],
-        config=config,
-        step_time_s=prediction.step_time_s,
-        num_gpus=config.num_gpus,
-        gpu_s_per_token=prediction.step_time_s * config.num_gpus / tokens,
-        peak_memory_bytes=prediction.peak_memory_bytes,
-    )
-
-
 def on_nodes(problem: Problem, profile: Profile, nodes: int) -> Change:
     """The problem on so many nodes, all of which may be used; several groups grow alike."""
     now = problem.cluster.num_nodes
@@ -208,7 +204,6 @@ def more_hardware(problem: Problem, profile: Profile) -> Iterator[Change]:
     """
     now = problem.cluster.num_nodes
     counts = sorted({_round(count) for count in range(now + 1, NODE_FACTORS[-1] * now + 1)})
-    more = {ceil(now * factor) for factor in NODE_FACTORS}
 
     def fits(count: int) -> bool:
         """Whether so many nodes have room, and their lightest configurations are not refuted."""
@@ -216,12 +211,10 @@ def more_hardware(problem: Problem, profile: Profile) -> Iterator[Change]:
         change = on_nodes(problem, profile, count)
         return have_room(change.problem, change.profile) and not _is_refuted(change.problem, change.profile)
 
-    least = bisect_left(counts, True, key=fits)
-    if least < len(counts):
-        yield on_nodes(problem, profile, counts[least])
-    for count in sorted(more):
-        if count > (counts[least] if least < len(counts) else now):
-            yield on_nodes(problem, profile, count)
+    found = counts[bisect_left(counts, True, key=fits) :][:1]
+    more = (ceil(now * factor) for factor in NODE_FACTORS)
+    for count in (*found, *(one for one in more if one > max(found, default=now))):
+        yield on_nodes(problem, profile, count)
 
 
 def other_gpus(problem: Problem) -> Iterator[Change]:
@@ -231,24 +224,6 @@ def other_gpus(problem: Problem) -> Iterator[Change]:
         changed = _on(problem, replace(problem.cluster, groups=groups))
         words = f"{gpu.display_name} instead"
         yield Change("gpus", words, changed, default_profile(changed.cluster, changed.priced_as))
-
-
-def with_gpu(group: NodeGroup, gpu: GpuSpec) -> NodeGroup:
-    """As many nodes with other GPUs and their links."""
-    return replace(group, gpu=gpu, intra_node=gpu.intra_node, inter_node=gpu.inter_node)
-
-
-def larger_gpus(group: NodeGroup) -> list[GpuSpec]:
-    """GPUs of more memory on a link of the same kind: one of each size, the smallest first."""
-    every = {gpu.slug: gpu for gpu in map(find_gpu, gpu_names())}.values()
-    alike = [
-        gpu
-        for gpu in every
-        if gpu.memory_bytes > group.gpu.memory_bytes and gpu.intra_node.kind == group.intra_node.kind
-    ]
-    sizes = {gpu.memory_bytes: gpu for gpu in sorted(alike, key=lambda gpu: gpu.slug, reverse=True)}
-    larger = [sizes[size] for size in sorted(sizes)]
-    return larger[:_MOST_GPUS]
 
 
 def _on(problem: Problem, cluster: ClusterSpec) -> Problem:
@@ -292,20 +267,10 @@ def with_remedies(
         complete = True
     found = replace(found, reasons=(*found.reasons, *missing(complete=complete, judged=judged)))
     cheap, work, nodes, gpus = groups
-    remedies = in_order(cheap, work, [*nodes, *gpus])
+    remedies = remedies_in_order(cheap, work, [*nodes, *gpus])[:_MOST]
     if not remedies:
         return found
     return replace(found, remedies=remedies, changes=tuple(remedy.change for remedy in remedies))
-
-
-def in_order(*groups: Sequence[Remedy]) -> tuple[Remedy, ...]:
-    """The cheapest change of each kind, group after group, then what else there is of each."""
-    every = [one for group in groups for one in sorted(group, key=lambda one: one.gpu_s_per_token)]
-    firsts = dict[str, Remedy]()
-    for one in every:
-        firsts.setdefault(one.kind, one)
-    others = [one for one in every if firsts[one.kind] is not one]
-    return (*firsts.values(), *others)[:_MOST]
 
 
 def _free(problem: Problem, profile: Profile, found: Infeasibility) -> Iterator[Change]:
@@ -356,8 +321,7 @@ def first_plans(
     Raises:
         OutOfTime: the clock that this runs under was over first.
     """
-    faults = any(problem_faults(problem, launcher_capabilities(problem.launcher)))
-    if faults or not have_room(problem, profile):
+    if not have_room(problem, profile):
         return []
     if is_too_large(problem, wide=wide):
         return "unknown"
@@ -384,11 +348,9 @@ def _is_refuted(problem: Problem, profile: Profile) -> bool:
     pinned = {"micro_batch_size", "recompute_granularity", "recompute_layers"} & problem.options.named
     if _ties(problem) or pinned or problem.options.stage_layers:
         return False
-    pin = {**problem.options.pin, "micro_batch_size": 1}
-    light = replace(problem, options=replace(problem.options, pin=pin))
-    if is_too_large(light, wide=True):
-        return False
-    rows = enumerate_space(light, legal_only=True, wide=True).rows
+    options = replace(problem.options, pin={**problem.options.pin, "micro_batch_size": 1})
+    light = replace(problem, options=options)
+    rows = () if is_too_large(light, wide=True) else enumerate_space(light, legal_only=True, wide=True).rows
     return bool(len(rows)) and recompute_alike(rows) and not some_fits(problem, profile, rows)
 
 
@@ -556,7 +518,7 @@ def placed_infeasibility(problem: Problem, profile: Profile, watch: Watch) -> In
             for changes in (_more_nodes(problem, profile, group), _larger_gpus(problem, profile, group)):
                 judged &= _add_fitting(hardware, changes, len(hardware) + 1, _fastest_placed)
         complete = True
-    remedies = in_order(cheap, work, hardware)
+    remedies = remedies_in_order(cheap, work, hardware)[:_MOST]
     reasons = (*found.reasons, *missing(complete=complete, judged=judged))
     offered = tuple(one.change for one in remedies)
     return replace(found, reasons=reasons, remedies=remedies, changes=offered)
@@ -565,23 +527,13 @@ def placed_infeasibility(problem: Problem, profile: Profile, watch: Watch) -> In
 def _free_placed(limits: Limits, lack: Lack | None) -> Iterator[Change]:
     """What needs neither other work nor other machines."""
     problem, profile = limits.problem, limits.profile
-    yield from _more_risk(problem, profile, lack)
+    if lack is not None:
+        fleet = Fleet.of(problem, profile)
+        limit = float(memory_limit_bytes(fleet.problems[fleet.names.index(lack.group)]))
+        risk = out_of_memory_probability(lack.shortfall.needed_bytes, limit, lack.log_memory_sigma)
+        yield from _accepted(problem, profile, risk)
     yield from _asked_less(limits)
     yield from lighter(problem, profile, offload=False)
-
-
-def _more_risk(problem: Problem, profile: Profile, lack: Lack | None) -> Iterator[Change]:
-    """A larger chance to run out of memory, where a moderate one is enough."""
-    if lack is None:
-        return
-    fleet = Fleet.of(problem, profile)
-    limit = float(memory_limit_bytes(fleet.problems[fleet.names.index(lack.group)]))
-    risk = out_of_memory_probability(lack.shortfall.needed_bytes, limit, lack.log_memory_sigma)
-    if problem.options.max_out_of_memory_probability < risk <= LARGEST_RISK:
-        accepted = ceil(risk * 1000 + _ROUNDING) / 1000  # never rounded down
-        options = replace(problem.options, max_out_of_memory_probability=accepted)
-        words = f"an out-of-memory risk of {accepted * 100:.1f} %"
-        yield Change("risk", words, replace(problem, options=options), profile)
 
 
 def _asked_less(limits: Limits) -> Iterator[Change]:

@@ -27,7 +27,7 @@ from meshwright.solver.answer import (
 )
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import Watch, relative_gap
-from meshwright.solver.configuration import MESH, Columns, Configuration, FloatArray, mesh_of, plan_id_of
+from meshwright.solver.configuration import MESH, Columns, Configuration, FloatArray, plan_id_of
 from meshwright.solver.cost.objective import DAY_S, outlooks_of, slowdown
 from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.predict import predict_all
@@ -276,8 +276,8 @@ def _answer(
     bound = min(least, value) if value is not None and np.isfinite(least) else None
     gap = relative_gap(value, bound)
     floors, found = ramp.floors() if proved and plans else RankFloors(), ramp.ranked[: len(plans)]
-    ranks = floors.of_ranks(len(plans), len({mesh_of(plan.config) for plan in plans}))
-    plans = with_gaps(plans, [one.total_s for one in found], ranks, bound, of_steps=False)
+    known = floors if len(plans) == len(ramp.ranked) else RankFloors()
+    plans = with_gaps(plans, [one.total_s for one in found], known, bound, of_steps=False)
     return Answer(
         status=outcomes[0 if plans else 1],
         plans=plans,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer, Plan, Status
 from meshwright.solver.calibration.calibrate import require_credible
@@ -42,7 +43,7 @@ from meshwright.solver.planner.variants import (
 )
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop, on_gpus
 from meshwright.solver.search.search import places_stages, search
-from meshwright.solver.space.launcher_rules import beyond_positions, overlap_warnings
+from meshwright.solver.space.launcher_rules import beyond_positions, overlap_warnings, problem_faults
 
 # --------------------------------------------------------------------------------------------------
 # A request whose stages are placed on unlike node groups: what it asks for beside the ranking.
@@ -240,7 +241,8 @@ def judge_of_changes() -> Judge:
     def judge(change: Change) -> Fastest:
         one = repr(change.problem), change.profile.version
         if one not in known:
-            known[one] = fastest(change.problem, change.profile)
+            able = not any(problem_faults(change.problem, launcher_capabilities(change.problem.launcher)))
+            known[one] = fastest(change.problem, change.profile) if able else None
         return known[one]
 
     return judge

@@ -325,10 +325,8 @@ def _with_gaps(
     scores = [_score(one.variant, plan) for one, plan in ranked]
     gap = None if claim is None else claim.gap
     least = scores[0] * (1.0 - gap) if scores and gap is not None else None
-    meshes = len({(_work(one.variant), mesh_of(plan.config)) for one, plan in ranked})
-    known = floors.of_ranks(len(ranked), meshes)
     of_steps = is_plain(asked) and not asked.options.batch_ramp
-    plans = with_gaps([plan for _, plan in ranked], scores, known, least, of_steps=of_steps)
+    plans = with_gaps([plan for _, plan in ranked], scores, floors, least, of_steps=of_steps)
     return [(one, plan) for (one, _), plan in zip(ranked, plans, strict=True)]
 
 

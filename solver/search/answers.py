@@ -13,7 +13,7 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Answer, Outlook, Plan, RankFloors, Status, with_gaps
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import Watch, relative_gap
-from meshwright.solver.configuration import mesh_of, plan_id_of
+from meshwright.solver.configuration import plan_id_of
 from meshwright.solver.cost.objective import claim_of, is_asked_for, is_plain, outlooks_of
 from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.predict import predict_all
@@ -126,7 +126,7 @@ def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
     bound = least_step_s(frontier.rows, frontier.ranked[0].row, claimed) if plans else claimed
     bound = bound if best is None or bound is None else min(bound, best)
     scores = [one.score_s for one in frontier.ranked[: len(plans)]]
-    floors = proof.floors.of_ranks(len(plans), len({mesh_of(plan.config) for plan in plans}))
+    floors = proof.floors if len(plans) == len(frontier.ranked) else RankFloors()
     plans = with_gaps(plans, scores, floors, claimed, of_steps=is_plain(found.problem))
     cp_sat = ("cp-sat",) if plans and "cp-sat" in plans[0].certified_by else ()
     outcomes: tuple[Status, Status] = ("optimal", "infeasible") if proved else ("feasible", "unknown")

@@ -6,14 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.profile import Profile
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import BoolArray, Columns, Configuration, FloatArray, IntArray
-from meshwright.solver.cost.memory import memory_budget_bytes
-from meshwright.solver.cost.price import price_memory
-from meshwright.solver.cost.stages import LayerLayout
-from meshwright.solver.problem import Problem, gpu_counts
+from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray
+from meshwright.solver.problem import Problem
 from meshwright.solver.search.bounds import whole_layers_s
 from meshwright.solver.search.fill import can_beat
 from meshwright.solver.search.memory_limits import layer_caps, may_fit
@@ -21,7 +17,6 @@ from meshwright.solver.search.priced_space import CHUNK, priced_rows
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import Split, best_splits, even_chunks, only_bound_s, only_fits
 from meshwright.solver.space.factored import Crossing, Kinds
-from meshwright.solver.space.rules import usable_host_bytes
 
 _CANDIDATES = 64  # rows looked at closely for the smallest peak
 _BISECTIONS = 40
@@ -88,40 +83,6 @@ def some_fits(problem: Problem, profile: Profile, rows: Columns | Crossing) -> b
     index = lightest_of(rows)
     pieces = np.split(index, range(CHUNK, len(index), CHUNK))
     return any(any_fits(priced_rows(problem, profile, rows.take(piece))) for piece in pieces)
-
-
-def have_room(problem: Problem, profile: Profile) -> bool:
-    """Whether the states of the model fit in the memory of all GPUs and hosts; False: nothing fits.
-
-    Whatever the layout, some rank holds their mean or more: each weight, gradient and optimizer state is
-    somewhere at least once. One copy is priced on one rank, and of a stage with as many chunks as layers,
-    of which torch's pipeline runtime keeps fewest gathered; at the ZeRO stage and the offload that need
-    least. Optimizer states that are offloaded to host memory fit there as a whole.
-    """
-    if profile.residual is not None:  # it may make a row lighter
-        return True
-    able, parts = launcher_capabilities(problem.launcher), LayerLayout.of(problem.model).cumulative[-1]
-    is_open = "offload" in problem.options.allow or "offload" in problem.options.named
-    places = able.offload if is_open else able.offload[:1]
-    ways = [(1, 1), (2, 1), (2, problem.model.num_layers)]
-    rows = Columns.of([
-        Configuration(zero_stage=stage, offload=place, pipeline_parallel_size=pp, virtual_pipeline_size=v)
-        for place in places
-        for stage in able.zero_stages
-        for pp, v in ways
-    ])  # fmt: skip
-    prices, each = price_memory(problem, rows, profile), len(able.zero_stages) * len(ways)
-    held = prices.weights_bytes + prices.gradients_bytes + prices.optimizer_bytes
-    least, states = (
-        ((part @ np.append(parts, (1.0, 1.0))) / max(gpu_counts(problem))).reshape(-1, each).min(axis=1)
-        for part in (held, prices.optimizer_bytes)
-    )
-    budget = memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability)
-    in_memory = np.array([f"{place}+".startswith("optimizer+") for place in places])
-    fits = (least <= budget * (1.0 + _EQUAL)) & (
-        ~in_memory | (states[0] <= usable_host_bytes(problem) * (1.0 + _EQUAL))
-    )
-    return bool(fits.any())
 
 
 def recompute_alike(rows: Columns | Crossing) -> bool:

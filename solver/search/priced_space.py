@@ -16,16 +16,17 @@ import numpy as np
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.profile import Profile
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import Columns, FloatArray, IntArray
+from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray
 from meshwright.solver.cost.memory import memory_budget_bytes
 from meshwright.solver.cost.objective import Weighing, is_plain, is_weighed_by_kind, weighing_of
 from meshwright.solver.cost.price import price, price_memory, price_unsharded
 from meshwright.solver.cost.stages import LayerLayout, RowPrices
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, gpu_counts
 from meshwright.solver.search.bounds import least_of_kind_s, objective_bound_s
 from meshwright.solver.search.memory_limits import may_fit
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.space.factored import Crossing, Families, Kinds, distinct
+from meshwright.solver.space.rules import usable_host_bytes
 from meshwright.solver.splits import ANY_SPLIT, Prescribed
 
 CHUNK = 16384  # rows priced or bounded between two looks at the clock; their arrays stay in the cache
@@ -447,3 +448,44 @@ def least_step_s(rows: Priced, row: int, bound: float | None) -> float | None:
     weighing = rows.weighing
     least = float(((bound - weighing.offset[alike]) / weighing.scale[alike]).min())
     return least if least > 0.0 else None
+
+
+# --------------------------------------------------------------------------------------------------
+# Whether one copy of all states fits at all, before anything is enumerated.
+
+
+_ROUNDED = 1.0 + 1e-9
+
+
+def have_room(problem: Problem, profile: Profile) -> bool:
+    """Whether the states of the model fit in the memory of all GPUs and hosts; False: nothing fits.
+
+    Whatever the layout, some rank holds their mean or more: each weight, gradient and optimizer state is
+    somewhere at least once. One copy is priced on one rank, and of a stage with as many chunks as layers,
+    of which torch's pipeline runtime keeps fewest gathered; at the ZeRO stage and the offload that need
+    least. Optimizer states that are offloaded to host memory fit there as a whole.
+    """
+    if profile.residual is not None:  # it may make a row lighter
+        return True
+    able, parts = launcher_capabilities(problem.launcher), LayerLayout.of(problem.model).cumulative[-1]
+    is_open = "offload" in problem.options.allow or "offload" in problem.options.named
+    places = able.offload if is_open else able.offload[:1]
+    ways = [(1, 1), (2, 1), (2, problem.model.num_layers)]
+    rows = Columns.of([
+        Configuration(zero_stage=stage, offload=place, pipeline_parallel_size=pp, virtual_pipeline_size=v)
+        for place in places
+        for stage in able.zero_stages
+        for pp, v in ways
+    ])  # fmt: skip
+    prices, each = price_memory(problem, rows, profile), len(able.zero_stages) * len(ways)
+    held = prices.weights_bytes + prices.gradients_bytes + prices.optimizer_bytes
+    least, states = (
+        ((part @ np.append(parts, (1.0, 1.0))) / max(gpu_counts(problem))).reshape(-1, each).min(axis=1)
+        for part in (held, prices.optimizer_bytes)
+    )
+    budget = memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability)
+    in_memory = np.array([f"{place}+".startswith("optimizer+") for place in places])
+    fits = (least <= budget * _ROUNDED) & (
+        ~in_memory | (states[0] <= usable_host_bytes(problem) * _ROUNDED)
+    )
+    return bool(fits.any())

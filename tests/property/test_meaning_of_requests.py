@@ -21,7 +21,7 @@ from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
-from meshwright.solver.search.feasible import have_room
+from meshwright.solver.search.priced_space import have_room
 from meshwright.solver.search.search import search
 from tests.problems.requests_drawn import OPEN_KINDS, a_drawn_request, an_open_request
 from tests.property.meaning import (

@@ -33,7 +33,6 @@ import numpy as np
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import SAMPLE, Answer, Plan, RankFloors, Status, with_gaps
 from meshwright.solver.clock import Watch, relative_gap
-from meshwright.solver.configuration import mesh_of
 from meshwright.solver.cost.objective import claim_of
 from meshwright.solver.cost.pipelines import Fleet
 from meshwright.solver.problem import Problem
@@ -110,8 +109,8 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch, *, wide: boo
         certificate = _certified(problem, judge, frontier, best, watch)
     plans = plans_of(problem, profile, best, certificate.rows, watch.closing())
     scores = [one.score_s for one in best[: len(plans)]]
-    ranks = floors.of_ranks(len(plans), len({mesh_of(plan.config) for plan in plans}))
-    plans = with_gaps(plans, scores, ranks, bound, of_steps=True)
+    known = floors if len(plans) == len(best) else RankFloors()
+    plans = with_gaps(plans, scores, known, bound, of_steps=True)
     answer = _answer(problem, profile, frontier, plans, watch=watch, size=size, bound_s=bound)
     answer = replace(answer, notes={**answer.notes, **(SAMPLE if sampled else {})})
     if least is not None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.units import GIB
-from meshwright.solver.answer import Answer, Infeasibility
+from meshwright.solver.answer import Answer, Infeasibility, remedy_of
 from meshwright.solver.check import violations
 from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import Configuration
@@ -29,7 +29,6 @@ from meshwright.solver.explain.infeasible import (
 from meshwright.solver.explain.infeasible import (
     explained as explained_limits,
 )
-from meshwright.solver.explain.remedies import remedy_of
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.placement.frontier import Placed

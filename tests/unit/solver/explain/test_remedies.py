@@ -25,7 +25,7 @@ from meshwright.solver.explain.remedies import (
 from meshwright.solver.planner import plan
 from meshwright.solver.planner.plan import ask, judge_of_changes
 from meshwright.solver.problem import Problem
-from meshwright.solver.search.feasible import have_room
+from meshwright.solver.search.priced_space import have_room
 from meshwright.solver.search.search import search
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
 
