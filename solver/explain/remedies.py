@@ -238,8 +238,7 @@ def _profile(problem: Problem, profile: Profile) -> Profile:
     return profile if other.framework.name == profile.framework.name else other
 
 
-_MOST = 8
-_ENOUGH = 2  # of the kinds where each further change only goes further
+_MOST, _ENOUGH = 8, 2  # changes; of the kinds where each further one only goes further
 
 Fastest = tuple[Configuration, Prediction] | Literal["unknown"] | None
 Judge = Callable[[Change], Fastest]
@@ -350,7 +349,9 @@ def _is_refuted(problem: Problem, profile: Profile) -> bool:
         return False
     options = replace(problem.options, pin={**problem.options.pin, "micro_batch_size": 1})
     light = replace(problem, options=options)
-    rows = () if is_too_large(light, wide=True) else enumerate_space(light, legal_only=True, wide=True).rows
+    if is_too_large(light, wide=True):
+        return False
+    rows = enumerate_space(light, legal_only=True, wide=True).rows
     return bool(len(rows)) and recompute_alike(rows) and not some_fits(problem, profile, rows)
 
 
