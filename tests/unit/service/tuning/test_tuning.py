@@ -35,7 +35,7 @@ def asked() -> tuple[Problem, Profile, Answer]:
     problem = parse_problem(
         {"model": {"name": "gpt-3-350m"}, "cluster": {"name": "dgx-h100", "num_nodes": 1},
          "workload": {"global_batch_size": 64, "seq_length": 2048}, "launcher": "megatron-lm",
-         "search": {"top_k": 6, "certify": "none"}}
+         "search": {"top_k": 6, "diverse": False, "certify": "none"}}
     )  # fmt: skip
     profile = default_profile(problem.cluster, problem.launcher)
     return problem, profile, ask(problem, profile)
