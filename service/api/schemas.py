@@ -159,11 +159,7 @@ class PlanQuery(BaseModel):
         str | None, Field(max_length=256, description="next_page_token of the page before")
     ] = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _written_out(cls, given: object) -> object:
-        """Short names of variables, ``tp``, as long ones."""
-        return written_out(given, ()) if isinstance(given, dict) else given
+    _with_long_names = model_validator(mode="before")(lambda given: written_out(given, ()))
 
     def wanted(self) -> PlanFilter:
         """The filter that this query spells."""
