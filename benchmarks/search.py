@@ -28,11 +28,11 @@ from typing import Any
 
 from benchmarks.growth import grow
 from meshwright.profiles.profile import PLACING_LAUNCHER, Profile, default_profile
-from meshwright.profiles.switches import switches
+from meshwright.profiles.switches import EVERY_SWITCH, switches
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.planner.plan import ask
-from meshwright.solver.problem import EVERY_SWITCH, Certify, Problem, Progress
+from meshwright.solver.problem import Certify, Problem, Progress
 from meshwright.solver.search.search import search
 
 ROOT = Path(__file__).parents[1]
