@@ -15,7 +15,8 @@ import numpy as np
 from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.collectives.collectives import Blocks, Fabric, Group
 from meshwright.profiles.collectives.tables import IndexArray, SlowdownTable
-from meshwright.profiles.model import LayerKind, MoeSpec
+from meshwright.profiles.model import LayerKind
+from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.operators.operators import GpuOperators, operators_of
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import Columns, FloatArray

@@ -206,6 +206,10 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
         "clamped queries, keys and values": model.attention_clip is not None,
         "queries scaled by their position": model.position_scaled_queries,
         "latent attention": model.mla is not None,
+        "keys chosen by an indexer": model.indexer is not None,
+        "differential attention": model.differential_attention,
+        "projected embeddings": model.embedding_size is not None,
+        "transform before the output head": model.head_transform,
         "bias of latent attention": bool(model.mla and model.mla.latent_bias),
         **_window_facts(model),
         **_norm_facts(model),
@@ -247,6 +251,7 @@ def _norm_facts(model: ModelSpec) -> dict[str, bool]:
         "query-key norm of each head's own": model.query_key_norm == "each_head",
         "query-key norm without weights": model.query_key_norm == "per_head_without_weights",
         "norm of the embedding": model.embedding_norm,
+        "first norm before its residual": model.early_first_norm,
     }
 
 

@@ -14,6 +14,7 @@ MODEL_LIMITS: Limits = {
     "num_kv_heads": (1, 2**16),
     "head_dim": (1, 2**14),
     "vocab_size": (1, 2**27),
+    "embedding_size": (1, 2**20),
     "num_mtp_layers": (0, 64),
     "sliding_window": (1, 2**31 - 1),
     "sliding_window_every": (1, 10_000),
@@ -53,6 +54,11 @@ MLA_LIMITS: Limits = {
     "qk_nope_head_dim": (1, 2**14),
     "qk_rope_head_dim": (1, 2**14),
     "v_head_dim": (1, 2**14),
+}
+INDEXER_LIMITS: Limits = {
+    "num_heads": (1, 2**16),
+    "head_dim": (1, 2**14),
+    "top_k": (1, 2**31 - 1),
 }
 ROTARY_SCALING_LIMITS: Limits = {
     "factor": (1e-3, 1e6),

@@ -15,13 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.limits import (
-    MLA_LIMITS,
-    MODEL_LIMITS,
-    MOE_LIMITS,
-    ROTARY_SCALING_LIMITS,
-    refuse_out_of_range,
-)
+from meshwright.profiles.limits import MODEL_LIMITS, refuse_out_of_range
+from meshwright.profiles.model_parts import IndexerSpec, MlaSpec, MoeSpec, RotaryScaling
 from meshwright.profiles.sequences import Documents
 
 LayerKind = Literal["dense", "moe"]
@@ -34,123 +29,11 @@ Activation = Literal["silu", "gelu", "quick_gelu", "relu", "squared_relu", "xiel
 # One vector for every head alike, one for all heads together, one of each head's own, or none.
 QueryKeyNorm = Literal["none", "per_head", "all_heads", "each_head", "per_head_without_weights"]
 AttentionGate = Literal["none", "per_head", "per_element"]
-RotaryScalingKind = Literal["llama3", "yarn", "linear", "dynamic", "longrope"]
 
 _VECTORS = {"rmsnorm": 1, "rmsnorm_without_weights": 0, "layernorm": 2, "layernorm_without_bias": 1,
             "layernorm_without_weights": 0}  # fmt: skip
 _NORMS = {"before": 2, "after": 2, "before_and_after": 4, "after_residual": 2}  # of one layer
 _TRAINED_SCALARS = {"xielu": 2}  # of one MLP's activation (arXiv:2411.13010)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoeSpec:
-    """The mixture-of-experts part of a model."""
-
-    num_experts: int  # routed experts per MoE layer
-    top_k: int  # routed experts each token visits
-    ffn_hidden_size: int  # hidden width of one routed expert
-    num_shared_experts: int = 0  # experts every token visits
-    shared_ffn_hidden_size: int = 0  # hidden width of *all* shared experts together
-    num_dense_layers: int = 0  # leading layers without experts
-    frequency: int = 1  # after the leading ones, every ``frequency``-th layer is MoE
-    dense_layers: tuple[int, ...] = ()  # and these, counted from 0, are dense as well
-    router_score: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
-    normalized_top_k: bool = True  # the weights of the chosen experts sum to 1
-    router_groups: int = 0  # groups of experts of which some are chosen first; 0: none
-    router_top_groups: int = 0  # how many of them
-    router_scaling: float = 1.0  # factor of the chosen experts' weights
-    router_bias: bool = False  # a trained bias of the scores
-    selection_bias: bool = False  # an untrained bias that balances the choice (arXiv:2408.15664)
-    selection_bias_counted: bool = False  # it stands among the parameters, not among the buffers
-    weights_on_input: bool = False  # an expert's input, not its output, is weighted
-    expert_bias: bool = True  # routed experts have the biases of the other MLPs, where those have any
-    output_norm: bool = False  # one more norm, of what the layer's experts add
-    shared_expert_gate: bool = False  # the shared experts' output times a sigmoid of one more row
-
-    def __post_init__(self) -> None:
-        """Refuse experts that cannot be routed to.
-
-        Raises:
-            InvalidProblemError: a size is out of range, top_k exceeds the experts, or shared
-                experts are counted without a width (or the reverse).
-        """
-        refuse_out_of_range(self, "/model/moe", MOE_LIMITS)
-        if self.top_k > self.num_experts:
-            raise InvalidProblemError.of(
-                "/model/moe/top_k",
-                f"{self.top_k} is more than num_experts = {self.num_experts}",
-                allowed=f"1 to {self.num_experts}",
-            )
-        if bool(self.num_shared_experts) != bool(self.shared_ffn_hidden_size):
-            raise InvalidProblemError.of(
-                "/model/moe/shared_ffn_hidden_size",
-                "num_shared_experts and shared_ffn_hidden_size are both positive or both 0",
-            )
-        if self.router_top_groups > self.router_groups:
-            raise InvalidProblemError.of(
-                "/model/moe/router_top_groups",
-                f"{self.router_top_groups} is more than router_groups = {self.router_groups}",
-                allowed=f"0 to {self.router_groups}",
-            )
-        if self.shared_expert_gate and not self.num_shared_experts:
-            raise InvalidProblemError.of("/model/moe/shared_expert_gate", "there are no shared experts")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MlaSpec:
-    """Multi-head latent attention: low-rank queries and keys/values (DeepSeek-V2, section 2.1)."""
-
-    q_lora_rank: int  # 0: queries are projected directly
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
-    norms: bool = True  # RMSNorm of the low-rank queries and of the low-rank keys/values
-    latent_bias: bool = False  # of the down-projections
-
-    def __post_init__(self) -> None:
-        """Refuse ranks and head sizes out of range.
-
-        Raises:
-            InvalidProblemError: a size is out of range.
-        """
-        refuse_out_of_range(self, "/model/mla", MLA_LIMITS)
-
-    def norm_parameters(self) -> int:
-        """Weights of both norms."""
-        return (self.q_lora_rank + self.kv_lora_rank) * int(self.norms)
-
-    @property
-    def latent_width(self) -> int:
-        """Columns of the down-projections together, which every tensor-parallel rank holds whole."""
-        return self.q_lora_rank + self.kv_lora_rank + self.qk_rope_head_dim
-
-    def bias_parameters(self) -> int:
-        """Biases of the down-projections."""
-        return self.latent_width * int(self.latent_bias)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RotaryScaling:
-    """How rotary frequencies are stretched; the names are those of Hugging Face ``rope_scaling``."""
-
-    kind: RotaryScalingKind
-    factor: float
-    original_max_position_embeddings: int | None = None
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 4.0  # llama3
-    beta_fast: float = 32.0  # yarn (arXiv:2309.00071)
-    beta_slow: float = 1.0  # yarn
-    mscale: float | None = None  # yarn under latent attention
-    mscale_all_dim: float | None = None  # yarn under latent attention
-
-    def __post_init__(self) -> None:
-        """Refuse factors out of range.
-
-        Raises:
-            InvalidProblemError: a factor is out of range.
-        """
-        refuse_out_of_range(self, "/model/rotary_scaling", ROTARY_SCALING_LIMITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,8 +53,10 @@ class ModelSpec:
     activation_clamp: float | None = None  # both inputs of a gated MLP's product are clamped to it
     gate_offset: float = 0.0  # added to the linear half of a gated MLP
     tied_embeddings: bool = False
+    embedding_size: int | None = None  # of the token embedding and the head, projected; None: hidden_size
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
+    indexer: IndexerSpec | None = None  # beside latent attention: chooses the keys that it reads
     num_mtp_layers: int = 0  # multi-token-prediction layers after the last one
     sliding_window: int | None = None  # attended tokens of a local layer; None: all attend to all
     sliding_window_every: int = 1  # 1: every layer local; n: every n-th layer is global
@@ -197,13 +82,16 @@ class ModelSpec:
     shared_norm: bool = False  # and through one norm
     query_key_norm: QueryKeyNorm = "none"
     embedding_norm: bool = False
+    early_first_norm: bool = False  # the first layer's attention norm stands before its residual, too
     final_norm: bool = True  # before the output head
     inner_norms: bool = False  # of what the last product of attention and of the MLP reads
+    differential_attention: bool = False  # two attentions, one subtracted (arXiv:2410.05258)
     attention_gate: AttentionGate = "none"  # attention's output times what one more projection yields
     qkv_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False  # of dense MLPs and of experts
     head_bias: bool = False
+    head_transform: bool = False  # a square product, the activation and a norm before the head
     attention_softcap: float | None = None  # scores: softcap * tanh(score / softcap)
     logit_softcap: float | None = None
     attention_sinks: bool = False  # a trained score of each head that attends to nothing
@@ -258,6 +146,10 @@ class ModelSpec:
             raise InvalidProblemError.of(
                 "/model/shared_norm", "needs parallel_residual, and norm_position before"
             )
+        if self.indexer and not (self.mla and self.mla.q_lora_rank):
+            raise InvalidProblemError.of("/model/indexer", "needs latent attention with mla.q_lora_rank")
+        if self.early_first_norm and self.norm_position not in ("before", "before_and_after"):
+            raise InvalidProblemError.of("/model/early_first_norm", "needs norms before attention")
         if self.mla and (self.qkv_bias or self.query_key_norm != "none"):
             name = "qkv_bias" if self.qkv_bias else "query_key_norm"
             raise InvalidProblemError.of(
@@ -333,6 +225,15 @@ class ModelSpec:
         """Size of one head's value vector."""
         return self.mla.v_head_dim if self.mla else self.head_dim
 
+    @property
+    def embedding_width(self) -> int:
+        """Columns of the token embedding and of the output head."""
+        return self.embedding_size or self.hidden_size
+
+    def projection_parameters(self) -> int:
+        """Weights between the embedding's width and the hidden size, at either end; 0 where they agree."""
+        return 0 if self.embedding_size is None else self.embedding_size * self.hidden_size
+
     def attention_parameters(self) -> int:
         """Weights of one attention block, norms not counted."""
         if self.mla is None:
@@ -406,7 +307,8 @@ class ModelSpec:
         """Weights of all norms of one layer that every tensor-parallel rank holds whole."""
         experts = bool(self.moe and self.moe.output_norm) and kind == "moe"
         outer = (self.norms_per_layer + int(experts)) * self.norm_weights()
-        return outer + self.query_key_norm_parameters() + self.inner_norm_parameters(kind)
+        index = 2 * self.indexer.head_dim if self.indexer else 0  # a LayerNorm whatever the others are
+        return outer + index + self.query_key_norm_parameters() + self.inner_norm_parameters(kind)
 
     def inner_norm_parameters(self, kind: LayerKind) -> int:
         """Weights of the norms inside attention and the MLP of one layer; experts have none."""
@@ -424,6 +326,21 @@ class ModelSpec:
     def sink_parameters(self) -> int:
         """Attention sinks of one layer."""
         return self.num_attention_heads * int(self.attention_sinks)
+
+    def indexer_parameters(self) -> int:
+        """Weights of one layer's indexer, its norm not counted."""
+        if self.indexer is None or self.mla is None:
+            return 0
+        return self.indexer.matrix_parameters(self.mla.q_lora_rank, self.hidden_size)
+
+    @property
+    def num_attentions(self) -> int:
+        """How often one layer computes its scores: for each half of the values where they differ."""
+        return 2 if self.differential_attention else 1
+
+    def lambda_parameters(self) -> int:
+        """Vectors of one layer that weigh its two attentions (transformers, ``DiffLlamaAttention``)."""
+        return 4 * self.head_dim * int(self.differential_attention)
 
     def split_bias_parameters(self, kind: LayerKind) -> int:
         """Biases of one layer that tensor parallelism splits: of what is wider than the hidden size."""
@@ -452,6 +369,7 @@ class ModelSpec:
         """All weights of one layer."""
         common = self.attention_parameters() + self.norm_parameters(kind) + self.sink_parameters()
         common += self.bias_parameters(kind) + self.activation_parameters()
+        common += self.indexer_parameters() + self.lambda_parameters()
         if kind == "dense" or self.moe is None:
             return common + self.dense_mlp_parameters()
         experts = self.moe.num_experts * (self.expert_parameters() + self.expert_bias_parameters())
@@ -462,12 +380,17 @@ class ModelSpec:
         positions = (self.max_position_embeddings or 0) + self.learned_position_offset
         learned = positions * self.hidden_size if self.learned_position_embeddings else 0
         norm = self.norm_weights() * int(self.embedding_norm)
-        return self.vocab_size * self.hidden_size + learned + norm
+        return self.vocab_size * self.embedding_width + self.projection_parameters() + learned + norm
 
     def head_parameters(self) -> int:
-        """Weights of the output head; its bias alone when it shares the embedding's."""
-        matrix = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
-        return matrix + self.vocab_size * int(self.head_bias)
+        """Weights of the output head and of what precedes it; a tied matrix is the embedding's."""
+        matrix = 0 if self.tied_embeddings else self.vocab_size * self.embedding_width
+        return matrix + self.vocab_size * int(self.head_bias) + self.before_head_parameters()
+
+    def before_head_parameters(self) -> int:
+        """Weights between the final norm and the head, and none of a vocabulary's size."""
+        transform = (self.hidden_size**2 + self.norm_weights()) * int(self.head_transform)
+        return transform + self.projection_parameters()
 
     def mtp_parameters(self) -> int:
         """Weights of the multi-token-prediction layers: a layer, a 2h-by-h projection and three norms each.
@@ -522,15 +445,15 @@ class ModelSpec:
         if isinstance(seq_length, tuple):
             return sum(share * self.attended_tokens(length) for length, share in seq_length)
         whole = (seq_length + 1) / 2
-        if self.sliding_window is None or self.sliding_window >= seq_length:
+        window = self.indexer.top_k if self.indexer else self.sliding_window
+        if window is None or window >= seq_length:
             return whole
-        window = self.sliding_window
         if self.chunked_attention:
             chunks, rest = divmod(seq_length, window)
             local = (chunks * window * (window + 1) + rest * (rest + 1)) / (2 * seq_length)
         else:
             local = window - window * (window - 1) / (2 * seq_length)
-        global_share = self.local_layers().count(False) / self.num_layers
+        global_share = 0.0 if self.indexer else self.local_layers().count(False) / self.num_layers
         return whole * global_share + local * (1 - global_share)
 
     def layer_forward_flops_per_token(self, kind: LayerKind, seq_length: int | Documents) -> float:
@@ -538,7 +461,7 @@ class ModelSpec:
 
         Scores and weighted values cost ``2 * heads * (qk + v) * attended keys`` each token.
         """
-        active = self.attention_parameters()
+        active = self.attention_parameters() + self.indexer_parameters()
         if kind == "dense" or self.moe is None:
             active += self.dense_mlp_parameters()
         else:
@@ -548,12 +471,22 @@ class ModelSpec:
 
     def score_flops_per_token(self, seq_length: int | Documents) -> float:
         """Forward FLOPs of one layer's scores and weighted values per token; they have no weights."""
-        qk_and_v = self.head_dim + self.v_head_dim
-        return 2 * self.num_attention_heads * qk_and_v * self.attended_tokens(seq_length)
+        qk_and_v = (self.head_dim + self.v_head_dim) * self.num_attentions
+        attention = 2 * self.num_attention_heads * qk_and_v * self.attended_tokens(seq_length)
+        return attention + self.index_flops_per_token(seq_length)
+
+    def index_flops_per_token(self, seq_length: float | Documents) -> float:
+        """Forward FLOPs of the scores of one layer's indexer per token, which reads all earlier ones."""
+        if self.indexer is None:
+            return 0.0
+        lengths = seq_length if isinstance(seq_length, tuple) else ((seq_length, 1.0),)
+        earlier = sum(share * (length + 1) / 2 for length, share in lengths)
+        return 2 * self.indexer.num_heads * self.indexer.head_dim * earlier
 
     def head_forward_flops_per_token(self) -> float:
-        """Forward FLOPs of the output head per token."""
-        return 2.0 * self.hidden_size * self.vocab_size
+        """Forward FLOPs of the output head per token, with what precedes it."""
+        before = self.projection_parameters() + self.hidden_size**2 * int(self.head_transform)
+        return 2.0 * (self.embedding_width * self.vocab_size + before)
 
     def model_flops_per_token(self, seq_length: int | Documents, *, frozen: bool = False) -> float:
         """Forward and backward FLOPs per token, recomputation not counted (3x the forward).
@@ -561,7 +494,7 @@ class ModelSpec:
         Frozen weights have no gradients of their own: their products run twice, scores three times.
         """
         layers = sum(self.layer_forward_flops_per_token(kind, seq_length) for kind in self.layer_kinds())
-        forward = layers + self.head_forward_flops_per_token()
+        forward = layers + self.head_forward_flops_per_token() + 2.0 * self.projection_parameters()
         if self.num_mtp_layers:
             mtp = self.layer_forward_flops_per_token(self.mtp_kind, seq_length) + 4.0 * self.hidden_size**2
             forward += self.num_mtp_layers * (mtp + self.head_forward_flops_per_token())

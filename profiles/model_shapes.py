@@ -9,13 +9,15 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from meshwright.profiles.limits import (
+    INDEXER_LIMITS,
     MLA_LIMITS,
     MODEL_LIMITS,
     MOE_LIMITS,
     ROTARY_SCALING_LIMITS,
     Limits,
 )
-from meshwright.profiles.model import MlaSpec, ModelSpec, MoeSpec, RotaryScaling
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_parts import IndexerSpec, MlaSpec, MoeSpec, RotaryScaling
 from meshwright.profiles.reading import FieldReader
 
 Json = str | int | float | bool | list["Json"] | dict[str, "Json"] | None
@@ -24,6 +26,7 @@ _PARTS: Mapping[type, Limits] = {
     ModelSpec: MODEL_LIMITS,
     MoeSpec: MOE_LIMITS,
     MlaSpec: MLA_LIMITS,
+    IndexerSpec: INDEXER_LIMITS,
     RotaryScaling: ROTARY_SCALING_LIMITS,
 }
 _BIASES = ("qkv_bias", "attention_output_bias", "mlp_bias")

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
-from meshwright.profiles.model import ModelSpec, MoeSpec
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.units import GB, GIB, MICROSECOND_S, TERA
 from meshwright.solver.answer import Answer, Infeasibility, Plan, Prediction, Shortfall, StagePrediction
 from meshwright.solver.configuration import Configuration

@@ -1,10 +1,11 @@
 """Writes what transformers' configuration classes take where a config says nothing, for the planned types.
 
-    python benchmarks/catalog/model_types.py
+    .ci/environment torch python -m benchmarks.catalog.model_types [TYPE ...]
 
-in an environment with ``transformers==5.23.0``; it writes ``profiles/catalog/model_types.json``. Taken are
+writes ``profiles/catalog/model_types.json`` for its types and those named. Taken are
 the fields' own defaults (what a class derives from other fields is the importer's task), the base of rotary
-positions, and the other names of keys (``attribute_map``). It imports nothing of Meshwright.
+positions, the other names of keys (``attribute_map``), and keys that change other types' models but not
+this one's, as building both tells. It imports nothing of Meshwright.
 """
 
 from __future__ import annotations
@@ -21,6 +22,17 @@ SOURCE = "huggingface/transformers {version}, src/transformers/models/*/configur
 NO_FACTS = re.compile(
     r"token_id|dropout|pdrop|use_cache|initializer|init_std|output_router|aux_loss|init_device"
 )
+# Keys that change the sizes of some types' models, each with a value that no class defaults to.
+PROBES: dict[str, Any] = {
+    "num_key_value_heads": 2, "head_dim": 96, "intermediate_size": 1536, "n_inner": 1000, "ffn_dim": 1000,
+    "moe_intermediate_size": 300, "shared_expert_intermediate_size": 640, "dense_intermediate_size": 900,
+    "num_experts": 16, "num_local_experts": 16, "n_routed_experts": 16, "moe_num_experts": 16,
+    "n_shared_experts": 2, "num_shared_experts": 2, "moe_num_shared_experts": 2,
+    "shared_intermediate_size": 640,
+    "first_k_dense_replace": 2, "num_dense_layers": 1, "decoder_sparse_step": 2, "moe_layer_freq": 2,
+    "interleave_moe_layer_step": 2, "moe_layer_interval": 2, "mlp_only_layers": [0],
+    "kv_lora_rank": 64, "word_embed_proj_dim": 128,
+}  # fmt: skip
 OF_THE_BASE = {"tie_word_embeddings"}  # the one field of the base class that changes a model
 
 
@@ -42,6 +54,33 @@ def defaults_of(config: type) -> dict[str, Any]:
     return found
 
 
+def unread(model_type: str) -> list[str]:
+    """The probes that the class has no field for, and that leave the model that it builds as it is."""
+    from tests.torch.drawn_configs import (  # noqa: PLC0415
+        CONFIG_MAPPING,
+        LAYERS,
+        NEEDED_BY_TYPE,
+        needed,
+        parameters,
+    )
+
+    config = CONFIG_MAPPING[model_type]
+    fields = {field.name for field in dataclasses.fields(config)}
+    base = {**needed(config), **NEEDED_BY_TYPE.get(model_type, {})}
+    if model_type != "gpt_neo":  # whose kinds of layers are listed
+        base |= dict.fromkeys(filter(LAYERS.match, fields), 3)
+    plain, found = parameters(model_type, base), []
+    for key, value in PROBES.items():
+        if key in fields or key in config.attribute_map:
+            continue
+        try:
+            if parameters(model_type, {**base, key: value}) == plain:
+                found.append(key)
+        except Exception:  # noqa: BLE001, S112 - it is read, and contradicts another
+            continue
+    return found
+
+
 def main() -> int:
     """Write the table of every type that the file already names, or that is named on the command line."""
     import transformers  # noqa: PLC0415
@@ -53,7 +92,7 @@ def main() -> int:
         config = CONFIG_MAPPING[name]
         names = {other: own for other, own in config.attribute_map.items() if other != own}
         own = {names.get(key, key): value for key, value in defaults_of(config).items()}
-        types[name] = {"defaults": own, "names": names}
+        types[name] = {"defaults": own, "names": names, "unread": unread(name)}
         for part, part_config in (getattr(config, "sub_configs", None) or {}).items():
             parts = defaults_of(part_config).items()
             types[name]["defaults"] |= {

@@ -12,7 +12,8 @@ from typing import Any, cast
 
 from meshwright.profiles.documents import FILE, read_json
 from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
-from meshwright.profiles.importers.huggingface_families import FAMILIES, Family, completed
+from meshwright.profiles.importers.huggingface_defaults import completed
+from meshwright.profiles.importers.huggingface_families import FAMILIES, Family
 from meshwright.profiles.importers.huggingface_keys import (
     FIXED,
     harmless_reason,
@@ -20,12 +21,20 @@ from meshwright.profiles.importers.huggingface_keys import (
     refuse_unsupported,
 )
 from meshwright.profiles.importers.huggingface_layers import (
+    MAX_LAYERS,
     attention_layers,
     layers_without_rotary,
     moe_placement,
 )
-from meshwright.profiles.limits import MLA_LIMITS, MODEL_LIMITS, MOE_LIMITS, ROTARY_SCALING_LIMITS
-from meshwright.profiles.model import Activation, MlaSpec, ModelSpec, MoeSpec, RotaryScaling, spaced
+from meshwright.profiles.limits import (
+    INDEXER_LIMITS,
+    MLA_LIMITS,
+    MODEL_LIMITS,
+    MOE_LIMITS,
+    ROTARY_SCALING_LIMITS,
+)
+from meshwright.profiles.model import Activation, ModelSpec, spaced
+from meshwright.profiles.model_parts import IndexerSpec, MlaSpec, MoeSpec, RotaryScaling
 from meshwright.profiles.reading import MAX_TEXT, FieldReader
 
 _ROTARY_BASE = 10_000  # of the configuration classes that have no other default
@@ -89,7 +98,7 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
     whole, added = completed(model_type, cast("Mapping[str, object]", config))
     reader = FieldReader(whole, "/model")
     reader.text("model_type")
-    refuse_unsupported(reader)
+    refuse_unsupported(reader, planned=("index_topk",) if family.indexer else ())
     num_layers, hidden_size = (_size(reader, family, key) for key in ("num_layers", "hidden_size"))
     heads, kv_heads = _heads(reader, family)
     mla = _mla(reader, family, max(1, hidden_size // heads))
@@ -106,6 +115,8 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
         "tied_embeddings": reader.flag("tie_word_embeddings", default=family.tied),
         "moe": _moe(reader, family, num_layers),
         "mla": mla,
+        "indexer": _indexer(reader) if family.indexer else None,
+        "embedding_size": _embedding_size(reader, hidden_size),
         "num_mtp_layers": _prediction_layers(reader),
         "max_position_embeddings": reader.optional_integer(family.keys["max_position_embeddings"]),
     }
@@ -191,11 +202,12 @@ def _positions(
     if rope.has("full_attention"):
         rope, local = rope.child("full_attention") or rope, rope.child("sliding_attention")
     base = _rotary_base(rope, "rope_theta")
-    names = ("rotary_emb_base", "attn_config.rope_theta", "rope_theta")
+    names = ("rotary_emb_base", "attn_config.rope_theta", "global_rope_theta", "rope_theta")
     outer = _rotary_base(reader, reader.first(names))
     reader.value("rope_theta")
     base = base or outer
     local_base = _rotary_base(local, "rope_theta") if local else None
+    outer_local = _rotary_base(reader, reader.first(("rope_local_base_freq", "local_rope_theta")))
     scaling = _rotary_scaling(reader, rope)
     if model_type == "olmo3" and scaling:
         local_base = local_base or base  # Olmo3Model: layers with a window are not scaled
@@ -206,7 +218,7 @@ def _positions(
         _refuse_unread(one, _OF_SCALING)
     facts = {
         "rotary_base": base or _ROTARY_BASE,
-        "rotary_local_base": _rotary_base(reader, "rope_local_base_freq") or local_base,
+        "rotary_local_base": outer_local or local_base,
         "rotary_fraction": fraction,
         "rotary_local_fraction": None if local_fraction == fraction else local_fraction,
         "rotary_scaling": scaling,
@@ -403,6 +415,39 @@ def _mla(reader: FieldReader, family: Family, head_dim: int) -> MlaSpec | None:
     bias = bool(flag) and reader.flag(flag, default=False)
     reader.finish()
     return MlaSpec(**sizes, latent_bias=bias)
+
+
+def _indexer(reader: FieldReader) -> IndexerSpec:
+    """What chooses the keys of latent attention, in every layer.
+
+    Raises:
+        UnsupportedModelError: some layers use the choice of others.
+    """
+    names = ("index_n_heads", "index_head_dim", "index_topk")
+    sizes = {
+        field: reader.integer(key, low=int(low), high=int(high))
+        for key, (field, (low, high)) in zip(names, INDEXER_LIMITS.items(), strict=True)
+    }
+    every = reader.integer("index_topk_freq", low=0, default=1, high=MAX_LAYERS)
+    reader.value("index_skip_topk_offset")
+    for name in ("indexer_types", "index_topk_pattern"):
+        listed = reader.value(name)
+        if listed is not None and any(kind not in ("full", "F") for kind in cast("list[str]", listed)):
+            raise UnsupportedModelError.field(name, "layers that use the keys which another has chosen")
+    if every > 1 and not reader.has("indexer_types"):
+        raise UnsupportedModelError.field(
+            "index_topk_freq", "layers that use the keys which another has chosen"
+        )
+    reader.finish()
+    return IndexerSpec(**sizes)
+
+
+def _embedding_size(reader: FieldReader, hidden_size: int) -> int | None:
+    """The width of embeddings that are projected to the hidden size (OPT-350M); None: none are."""
+    if not reader.has("word_embed_proj_dim"):
+        return None
+    size = _integer(reader, "word_embed_proj_dim", limits="embedding_size")
+    return None if size == hidden_size else size
 
 
 _EXPERTS = (

@@ -1,18 +1,14 @@
 """What each Hugging Face model type is made of: the keys of its config and its fixed facts.
 
 Source: the modeling classes of ``transformers`` 5.23 (one folder a type). What the configuration classes
-take where a config says nothing is data (``catalog/model_types.json``, written by
-``benchmarks/catalog/model_types.py``); here stands what they derive.
+take where a config says nothing is data (``huggingface_defaults``); here stands what they derive.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 
-from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.importers.huggingface_layers import GlobalRule
 
 Facts = Mapping[str, object]  # fields of ModelSpec
@@ -64,6 +60,7 @@ class Family:
     activation: str = "silu"  # where the config names none
     own_activation: bool = False  # the class does not use the one that the config names
     ffn_of_hidden: int = 0  # the MLP's width in hidden sizes, where the config states none
+    indexer: bool = False  # chooses the keys of latent attention
     dense_ffn_key: str = ""  # the width of layers without experts, where it has a key of its own
     shared_experts_of_ffn: int = 0  # shared experts that no key counts, each as wide as the MLP
     rounds_head_dim: bool = False  # where hidden_size / heads is no whole number
@@ -172,6 +169,7 @@ FAMILIES: Mapping[str, Family] = {
     # Llama and what differs from it by sizes or biases
     **dict.fromkeys(("llama", "internlm3", "iquestcoder"), LLAMA),
     "helium": Family(flags={**_QKV_FLAG, **_MLP_FLAG}, heads_fill_hidden=True),
+    "diffllama": replace(_BIASED_ATTENTION, facts={"differential_attention": True}),
     "smollm3": replace(LLAMA, global_layers="with_rotary"),
     "cwm": replace(_PLAIN, flags=_MLP_FLAG, global_layers="every_first", global_every=4),
     "granite": _GRANITE,
@@ -187,7 +185,9 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("mistral", "ministral", "ministral3"), _LOCAL),
     "phi3": replace(_LOCAL, fixed={"full_attn_mod": 1, "interpolate_factor": 1}),
     "ernie4_5": Family(flags={"use_bias": (False, _ALL_BIASES)}),
-    "bitnet": replace(_BIASED_ATTENTION, activation="relu2", facts={"inner_norms": True}),
+    "bitnet": replace(
+        _BIASED_ATTENTION, activation="relu2", facts={"inner_norms": True}, heads_fill_hidden=True
+    ),
     "arcee": replace(LLAMA, activation="relu2", facts={"gated_mlp": False}),
     "apertus": replace(_BIASED_ATTENTION, activation="xielu", facts={"gated_mlp": False, **_PER_HEAD}),
     "nanochat": replace(
@@ -254,6 +254,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "deepseek_v3": _DEEPSEEK_V3,
     "kimi_k2": replace(_DEEPSEEK_V3, like="deepseek_v3"),
+    "deepseek_v32": replace(_DEEPSEEK_V3, indexer=True, defaults={"first_k_dense_replace": 3}),
+    "glm_moe_dsa": replace(_DEEPSEEK_V3, indexer=True, defaults={"first_k_dense_replace": 3}),
     "glm4_moe_lite": replace(_DEEPSEEK_V3, defaults=_FIRST_DENSE),
     "axk1": replace(_DEEPSEEK_V3, defaults=_FIRST_DENSE, router={**_SIGMOID, "output_norm": True}),
     # Experts
@@ -283,7 +285,8 @@ FAMILIES: Mapping[str, Family] = {
         global_layers="flint",
     ),
     "olmoe": replace(
-        _BIASED_ATTENTION, experts="num_experts", facts={"query_key_norm": "all_heads"}, numbers=_CLIP
+        _BIASED_ATTENTION, experts="num_experts", facts={"query_key_norm": "all_heads"}, numbers=_CLIP,
+        heads_fill_hidden=True,
     ),
     "flex_olmo": replace(_OLMO_2, experts="num_experts"),
     "aria_text": replace(LLAMA, experts="moe_num_experts", router={"expert_bias": False}),
@@ -396,6 +399,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     # GPT and its kind
     "gpt2": _GPT_2,
+    "gpt-sw3": replace(_GPT_2, like="gpt2"),
     "gpt_bigcode": replace(
         _GPT_2, one_kv_head_flag="multi_query",
         fixed={"scale_attn_weights": True, "add_cross_attention": False},
@@ -425,6 +429,25 @@ FAMILIES: Mapping[str, Family] = {
         activation="gelu",
         facts={"gated_mlp": False, "normalization": "layernorm", "mlp_bias": True},
         defaults={"partial_rotary_factor": 0.25},
+    ),
+    "modernbert-decoder": Family(
+        flags={
+            **_ATTENTION_FLAG, **_MLP_FLAG,
+            "norm_bias": (False, {"normalization": "layernorm"}),
+            "decoder_bias": (True, {"head_bias": True}),
+        },
+        activation="gelu",
+        facts={
+            "normalization": "layernorm_without_bias", "early_first_norm": True, "head_transform": True,
+        },
+        defaults={
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 160_000}, "sliding_attention": {"rope_theta": 10_000},
+            },
+        },
+        fixed={"classifier_bias": False, "classifier_activation": "gelu"},
+        global_layers="every_first",
+        global_every=3,
     ),
     "phi": Family(
         activation="gelu",
@@ -521,27 +544,3 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
 }  # fmt: skip
-
-
-@cache
-def _types() -> Mapping[str, Mapping[str, Mapping[str, object]]]:
-    """What transformers' classes take where a config says nothing, and the other names of keys."""
-    raw = json.loads((CATALOG / "model_types.json").read_text("utf-8"))
-    return dict(raw["types"])
-
-
-def completed(model_type: str, config: Mapping[str, object]) -> tuple[dict[str, object], frozenset[str]]:
-    """The config under its class's own names, with all that it leaves out; and which keys are defaults."""
-    family = FAMILIES[model_type]
-    entry = _types().get(family.like or model_type, {"defaults": {}, "names": {}})
-    names = {**{str(key): str(value) for key, value in entry["names"].items()}, **family.names}
-    stated: dict[str, object] = {}
-    for key, value in config.items():
-        part = value if key in family.parts and isinstance(value, Mapping) else None
-        if part is not None:
-            stated |= {f"{key}.{inner}": inside for inner, inside in part.items()}
-        elif names.get(key, key) == key or names[key] not in config:
-            stated[names.get(key, key)] = value
-    defaults = {**entry["defaults"], **family.defaults}
-    added = {key: value for key, value in defaults.items() if key not in stated}
-    return {**stated, **added}, frozenset(added)

@@ -79,7 +79,8 @@ HARMLESS: Mapping[str, str] = {
         _ARITHMETIC,
     ),
     **dict.fromkeys(
-        ("rope_interleave", "rope_interleaved"), "which pairs rotate: an order of the same weights"
+        ("rope_interleave", "rope_interleaved", "indexer_rope_interleave"),
+        "which pairs rotate: an order of the same weights",
     ),
     **dict.fromkeys(
         ("pretraining_tp", "ep_size"), "how the published weights were computed; the result is the same"
@@ -128,20 +129,64 @@ HARMLESS: Mapping[str, str] = {
 
 # Types that are refused, with the reason; any other type that is not in FAMILIES is refused as unknown.
 REFUSED_TYPES: Mapping[str, str] = {
-    **dict.fromkeys(("bert", "roberta", "distilbert", "electra", "deberta", "deberta-v2"), "an encoder"),
+    **dict.fromkeys(
+        (
+            "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "deberta", "deberta-v2",
+            "distilbert", "electra", "ernie", "megatron-bert", "rembert", "roberta",
+            "roberta-prelayernorm", "roc_bert", "roformer", "xlm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+        ),
+        "an encoder",
+    ),
     **dict.fromkeys(("vit", "clip", "siglip", "dinov2"), "a vision model"),
-    **dict.fromkeys(("t5", "mt5", "bart", "mbart", "pegasus", "whisper"), "an encoder-decoder model"),
+    **dict.fromkeys(
+        (
+            "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mt5",
+            "musicgen", "musicgen_melody", "mvp", "pegasus", "plbart", "prophetnet", "t5", "trocr",
+            "whisper",
+        ),
+        "an encoder-decoder model",
+    ),
+    **dict.fromkeys(
+        (
+            "dots3_note", "emu3", "fuyu", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "git",
+            "got_ocr2", "llama4", "mllama", "moshi", "moss_transcribe_diarize", "phi4_multimodal",
+            "qwen3_5", "qwen3_5_moe", "qwen4_exp",
+        ),
+        "a model of several modalities; where its config has a text_config, give that one",
+    ),
+    **dict.fromkeys(
+        ("gemma4_assistant", "gemma4_unified_assistant"), "a draft model that reads another one's keys"
+    ),
     **dict.fromkeys(
         ("mamba", "mamba2", "rwkv", "rwkv5", "xlstm", "falcon_mamba"), "layers without attention"
     ),
     **dict.fromkeys(
         (
-            "bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "nemotron-nas", "zamba",
-            "zamba2", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "minimax",
+            "bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "jamba", "kimi_linear", "lfm2",
+            "lfm2_moe", "lfm3", "minimax", "nemotron_h", "nemotron-nas", "olmo_hybrid", "qwen3_next",
+            "qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text", "recurrent_gemma", "zamba", "zamba2",
         ),
         "layers of mixed kinds",
     ),
-    "gemma4_text": "heads of several sizes",
+    **dict.fromkeys(
+        ("gemma4_text", "gemma4_unified_text", "mimo_v2_flash", "dots3_note_text"),
+        "layers whose attention heads have several sizes",
+    ),
+    **dict.fromkeys(("inkling_text", "inkling2_text", "zaya"), "convolutions inside attention"),
+    **dict.fromkeys(("deepseek_v4", "hy_v4"), "several streams of residuals (hyper-connections)"),
+    "gemma3n_text": "embeddings of each layer",
+    "axk2": "norms with gates of their own",
+    "beam": "residuals scaled by their depth",
+    "blt": "patches of bytes",
+    "cohere_compass_text": "positions of several axes",
+    "cpmant": "trained relative positions and embeddings of segments",
+    "doge": "attention masked by trained states",
+    "gpt_neox_japanese": "a bias in the last layer alone",
+    "hrm_text": "layers that run in cycles",
+    "jetmoe": "experts of attention",
+    "longcat_flash": "two attentions and MLPs in a layer, beside experts some of which do nothing",
+    "reformer": "hashed attention",
+    "xlnet": "attention over permuted orders",
     "orion": "remote code: LayerNorm, though its config names RMSNorm's epsilon",
     "baichuan": "remote code: a normalised output head",
 }  # fmt: skip
@@ -219,24 +264,16 @@ _REASONS: Mapping[str, str] = {
 _PREFIXES: Mapping[str, str] = {"mamba_": "state-space layers", "ssm_": "state-space layers"}
 
 
-def refuse_unsupported(reader: FieldReader) -> None:
-    """Refuse what only another kind of model has.
+def refuse_unsupported(reader: FieldReader, planned: tuple[str, ...] = ()) -> None:
+    """Refuse what only another kind of model has, keys that the type plans aside.
 
     Raises:
         UnsupportedModelError: names the name.
     """
     for name, why in _REASONS.items():
-        if reader.value(name) not in (None, False, 0, [], {}, ""):
+        if name not in planned and reader.value(name) not in (None, False, 0, [], {}, ""):
             raise UnsupportedModelError.field(name, why)
     for name in reader.names():
         for prefix, why in _PREFIXES.items():
             if name.startswith(prefix) and reader.has(name):
                 raise UnsupportedModelError.field(name[:60], why)
-    _refuse_projected_embeddings(reader)
-
-
-def _refuse_projected_embeddings(reader: FieldReader) -> None:
-    """OPT-350M projects its word embeddings; no other model does."""
-    size = reader.value("word_embed_proj_dim")
-    if size is not None and size != reader.value("hidden_size"):
-        raise UnsupportedModelError.field("word_embed_proj_dim", "projected word embeddings")

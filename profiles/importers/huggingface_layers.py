@@ -14,6 +14,7 @@ from meshwright.profiles.model import expert_placement, spaced
 from meshwright.profiles.reading import FieldReader
 
 _GLOBAL, _LOCAL, _CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+_INDEXED = "indexed_attention"  # reads what an indexer chooses of all tokens
 MAX_LAYERS = 10_000
 
 # Which layers attend to all tokens where no ``layer_types`` says so; the others attend within the window.
@@ -113,6 +114,8 @@ def attention_layers(
     name = "attention_chunk_size" if chunked else reader.first(("sliding_window", "window_size"))
     reader.value("sliding_window")
     window = reader.integer(name, low=0, default=0)
+    if reader.has("local_attention"):  # ModernBERT: to both sides
+        window = reader.integer("local_attention", low=0) // 2
     layers = by_rule if kinds is None else [layer for layer in range(num_layers) if kinds[layer] == _GLOBAL]
     if not window or len(layers) == num_layers:
         return {}
@@ -135,6 +138,7 @@ def _stated_kinds(reader: FieldReader, num_layers: int) -> list[str] | None:
     if not isinstance(kinds, list) or len(kinds) < num_layers:
         reader.fault("layer_types", f"must be a list of {num_layers} kinds of layers")
         return None
+    kinds = [_GLOBAL if kind == _INDEXED and reader.has("index_topk") else kind for kind in kinds]
     if not all(kind in (_GLOBAL, _LOCAL, _CHUNKED) for kind in kinds):
         raise UnsupportedModelError.field(
             "layer_types", f"only {_GLOBAL}, {_LOCAL} and {_CHUNKED} are understood"

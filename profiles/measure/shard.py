@@ -44,9 +44,14 @@ class Shard:
         """Refuse what does not divide.
 
         Raises:
-            InvalidProblemError: heads, key/value heads, MLP columns or experts cannot be split so.
+            InvalidProblemError: layers that are not measured; or heads, key/value heads, MLP columns or
+                experts cannot be split so.
         """
         size, model = self.tensor_parallel_size, self.model
+        if model.indexer or model.differential_attention:
+            raise InvalidProblemError.of(
+                "--model", "an indexer and differential attention are not measured"
+            )
         _refuse_rest("--tp", size, model.num_attention_heads, "num_attention_heads")
         widths = {"ffn_hidden_size": model.ffn_hidden_size}
         if model.moe is not None:

@@ -13,7 +13,8 @@ from itertools import groupby, pairwise
 
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
-from meshwright.profiles.model import MlaSpec, ModelSpec, MoeSpec
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_parts import MlaSpec, MoeSpec
 from meshwright.service.launchers.megatron_names import (
     DROPOUT,
     STAGES_BEFORE_DATA,

@@ -18,7 +18,7 @@ from meshwright.profiles.collectives.collectives import (
     all_to_all_s,
     point_to_point_s,
 )
-from meshwright.profiles.model import MoeSpec
+from meshwright.profiles.model_parts import MoeSpec
 from meshwright.solver.configuration import RING, FloatArray, is_one_of
 from meshwright.solver.cost.compute import PassSeconds
 from meshwright.solver.cost.context import SHARD_WEIGHTS, Context, experts_overlap, shards

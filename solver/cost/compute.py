@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.profiles.frameworks import FrameworkFacts
-from meshwright.profiles.model import LayerKind, ModelSpec, MoeSpec
+from meshwright.profiles.model import LayerKind, ModelSpec
+from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.operators.operators import flash_attention_s, gemm_s
 from meshwright.profiles.operators.tables import IndexArray, OperatorTable, load_operator_tables
 from meshwright.solver.configuration import FloatArray
@@ -183,8 +184,18 @@ def attention_gemms(ctx: Context) -> list[Gemm]:
         Gemm(m=rows, n=mla.kv_lora_rank + mla.qk_rope_head_dim, k=h),
         Gemm(m=tokens, n=heads * (mla.qk_nope_head_dim + mla.v_head_dim) / t, k=mla.kv_lora_rank),
         *gate,
+        *_indexer_gemms(ctx, mla.q_lora_rank),
         Gemm(m=tokens, n=h, k=heads * mla.v_head_dim / t),
     ]
+
+
+def _indexer_gemms(ctx: Context, q_lora_rank: int) -> list[Gemm]:
+    """An indexer's products, of all tokens on every tensor rank (Megatron-Core 0.19, ``DSAIndexer``)."""
+    indexer, tokens = ctx.model.indexer, ctx.tokens
+    if indexer is None:
+        return []
+    queries = Gemm(m=tokens, n=indexer.num_heads * indexer.head_dim, k=q_lora_rank)
+    return [queries, Gemm(m=tokens, n=indexer.head_dim + indexer.num_heads, k=ctx.model.hidden_size)]
 
 
 def _mlp_gemms(model: ModelSpec, tokens: FloatArray, width: FloatArray) -> list[Gemm]:
@@ -298,8 +309,9 @@ def _core_attention(ctx: Context) -> PassSeconds:
     model = ctx.model
     if ctx.facts.flash:
         forward = flash_s(ctx) if ctx.operators.tables else _formula_flash_s(ctx)
+        forward = model.num_attentions * forward + _index_s(ctx)
         return PassSeconds(forward=forward, backward=forward * ctx.operators.attention_backward)
-    scores = ctx.tokens * model.num_attention_heads / ctx.t * ctx.seq_length
+    scores = model.num_attentions * ctx.tokens * model.num_attention_heads / ctx.t * ctx.seq_length
     width = model.head_dim + model.v_head_dim
     multiply = 2.0 * scores * width / (ctx.gpu.peak_bf16_flops * ctx.constants.score_gemm)
     if model.head_dim % _ALIGNED:
@@ -307,7 +319,14 @@ def _core_attention(ctx: Context) -> PassSeconds:
     move = scores * ctx.constants.score_bytes / ctx.hbm_bytes_per_s
     if ctx.facts.attention_kernel == "torch":
         move = move * 2.0  # scale, mask, softmax and dropout as separate kernels
+    multiply = multiply + _index_s(ctx)
     return PassSeconds(forward=multiply + move, backward=2.0 * multiply + 1.5 * move)
+
+
+def _index_s(ctx: Context) -> FloatArray:
+    """Forward seconds of an indexer's scores, whole on every tensor rank (arXiv:2512.02556, section 2.1)."""
+    rate = ctx.gpu.peak_bf16_flops * ctx.operators.flash * ctx.constants.attention * kernel_rate(ctx)
+    return np.asarray(ctx.tokens * ctx.model.index_flops_per_token(ctx.seq_length) / rate)
 
 
 def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
@@ -464,23 +483,6 @@ def _experts_again_s(ctx: Context, kind: LayerKind) -> FloatArray | float:
         return 0.0
     products = linear_seconds(ctx, kind).forward - _forward_s(ctx, attention_gemms(ctx))
     return products + permuted_bytes(ctx) * ctx.constants.elementwise / ctx.hbm_bytes_per_s
-
-
-def head_seconds(ctx: Context) -> PassSeconds:
-    """Final norm, projection to the vocabulary, and the loss, for one token prediction."""
-    split = ctx.t if ctx.facts.logits_sharded else np.ones_like(ctx.t)
-    vocabulary = ctx.model.vocab_size / ctx.t
-    gemm = Gemm(m=ctx.tokens, n=vocabulary, k=ctx.model.hidden_size)
-    product = gemm_seconds(ctx, [gemm], "bf16", trained=not ctx.frozen)
-    logits = ctx.tokens * ctx.model.vocab_size / split
-    loss = logits * ctx.constants.loss_bytes * (0.5 if ctx.facts.loss_fused else 1.0) / ctx.hbm_bytes_per_s
-    return product + PassSeconds(forward=0.5 * loss, backward=0.5 * loss)
-
-
-def embedding_seconds(ctx: Context) -> PassSeconds:
-    """The look-up: reads and writes a row per token; its backward pass adds into fp32 rows."""
-    moved = ctx.tokens * ctx.model.hidden_size / ctx.hbm_bytes_per_s
-    return PassSeconds(forward=4.0 * moved, backward=(0.0 if ctx.frozen else 10.0) * moved)
 
 
 def accumulation(ctx: Context, weights: FloatArray) -> PassSeconds:

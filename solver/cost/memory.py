@@ -140,7 +140,8 @@ def _attention_inner_bytes(ctx: Context) -> FloatArray:
     else:
         latent = (model.mla.q_lora_rank + model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * 2.0
         qkv = heads * (2.0 * model.head_dim + model.v_head_dim) + latent
-    kept: FloatArray = tokens * 2.0 * (qkv + heads * model.v_head_dim)
+    outputs = heads * model.num_attentions * model.v_head_dim
+    kept: FloatArray = tokens * 2.0 * (qkv + outputs) + _index_bytes(ctx)
     quantised = 1.0 if ctx.low_precision else 0.0  # the projection's own copy of its input
     flash: FloatArray = kept + tokens * heads * (4.0 + quantised * model.v_head_dim)  # 4: log-sum-exp
     if ctx.facts.flash:
@@ -151,6 +152,15 @@ def _attention_inner_bytes(ctx: Context) -> FloatArray:
     scores = tokens * heads * ctx.seq_length * per_score
     again = ctx.selective & ("core_attn" in ctx.facts.recomputed)
     return np.where(ctx.c > 1, flash, kept + np.where(again, 0.0, scores))
+
+
+def _index_bytes(ctx: Context) -> FloatArray | float:
+    """Kept of an indexer: queries, key and weights in 2 bytes each, and the chosen tokens' numbers in 4."""
+    indexer = ctx.model.indexer
+    if indexer is None:
+        return 0.0
+    widths = (indexer.num_heads + 1.0) * indexer.head_dim + indexer.num_heads
+    return ctx.tokens * (2.0 * widths + 4.0 * min(indexer.top_k, ctx.seq_length))
 
 
 def _mlp_bytes(ctx: Context, kind: LayerKind) -> FloatArray:

@@ -32,11 +32,12 @@ def layer_weights(ctx: Context, kind: LayerKind) -> Weights:
     So are biases of what is summed over tp ranks: of the output of attention, MLP and experts
     (Megatron-Core 0.19, ``RowParallelLinear``: "bias is not parallelized"), and latent attention's
     down-projections (``MLASelfAttention``: Transformer Engine's are ``parallel_mode = "duplicated"``).
-    Attention sinks are split as heads are (``DotProductAttention``: ``softmax_offset``).
+    Attention sinks are split as heads are (``DotProductAttention``: ``softmax_offset``). An indexer is
+    whole (``experimental_attention_variant/dsa.py``, ``DSAIndexer``: ``parallel_mode="duplicated"``).
     """
     model, moe = ctx.model, ctx.model.moe
     whole = float(model.norm_parameters(kind) + model.summed_bias_parameters(kind))
-    whole += model.activation_parameters()
+    whole += model.activation_parameters() + model.lambda_parameters() + model.indexer_parameters()
     down = model.hidden_size * model.mla.latent_width if model.mla else 0
     whole += down
     split = model.attention_parameters() - down
@@ -56,8 +57,8 @@ def layer_weights(ctx: Context, kind: LayerKind) -> Weights:
 def embedding_weights(ctx: Context) -> Weights:
     """The embedding, split over tp by the padded vocabulary; learned positions are whole."""
     model = ctx.model
-    positions = float(model.embedding_parameters() - model.vocab_size * model.hidden_size)
-    table = ctx.padded_vocabulary * model.hidden_size / ctx.t
+    positions = float(model.embedding_parameters() - model.vocab_size * model.embedding_width)
+    table = ctx.padded_vocabulary * model.embedding_width / ctx.t
     return Weights(dense=table + positions, routed=np.zeros_like(ctx.t))
 
 
@@ -70,15 +71,15 @@ def copied_embedding(ctx: Context) -> FloatArray:
     """
     model = ctx.model
     copies = int(model.tied_embeddings) + int(model.num_mtp_layers > 0)
-    return np.where(ctx.p > 1, copies * ctx.padded_vocabulary * model.hidden_size / ctx.t, 0.0)
+    return np.where(ctx.p > 1, copies * ctx.padded_vocabulary * model.embedding_width / ctx.t, 0.0)
 
 
 def output_weights(ctx: Context) -> Weights:
     """Output matrix (none of its own where it is tied), final norm, and the copy of the embedding."""
     model = ctx.model
-    own = 0.0 if model.tied_embeddings else ctx.padded_vocabulary * model.hidden_size / ctx.t
+    own = 0.0 if model.tied_embeddings else ctx.padded_vocabulary * model.embedding_width / ctx.t
     own = own + ctx.padded_vocabulary / ctx.t * int(model.head_bias)
-    output = copied_embedding(ctx) + own
+    output = copied_embedding(ctx) + own + model.before_head_parameters()
     return Weights(dense=output + model.final_norm_parameters(), routed=np.zeros_like(ctx.t))
 
 

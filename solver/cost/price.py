@@ -33,10 +33,8 @@ from meshwright.solver.cost.compute import (
     PassSeconds,
     accumulation,
     core_attention,
-    embedding_seconds,
     fixed_s,
     gemm_seconds,
-    head_seconds,
     launched,
     layer_floor_s,
     linear_seconds,
@@ -278,6 +276,36 @@ def _end_price(
     if ctx.layers is not None:
         causes = shared_out(causes, passes.forward + passes.backward)
     return PartPrice(passes=passes, replay=zero, causes=causes)
+
+
+def head_gemms(ctx: Context) -> list[Gemm]:
+    """The projection to the vocabulary, and the products before it, where a model has any."""
+    model = ctx.model
+    gemms = [Gemm(m=ctx.tokens, n=model.vocab_size / ctx.t, k=model.embedding_width)]
+    if model.embedding_size:
+        gemms.append(Gemm(m=ctx.tokens, n=model.embedding_size, k=model.hidden_size))
+    if model.head_transform:
+        gemms.append(Gemm(m=ctx.tokens, n=model.hidden_size, k=model.hidden_size))
+    return gemms
+
+
+def head_seconds(ctx: Context) -> PassSeconds:
+    """Final norm, projection to the vocabulary, and the loss, for one token prediction."""
+    split = ctx.t if ctx.facts.logits_sharded else np.ones_like(ctx.t)
+    product = gemm_seconds(ctx, head_gemms(ctx), "bf16", trained=not ctx.frozen)
+    logits = ctx.tokens * ctx.model.vocab_size / split
+    loss = logits * ctx.constants.loss_bytes * (0.5 if ctx.facts.loss_fused else 1.0) / ctx.hbm_bytes_per_s
+    return product + PassSeconds(forward=0.5 * loss, backward=0.5 * loss)
+
+
+def embedding_seconds(ctx: Context) -> PassSeconds:
+    """The look-up: reads and writes a row per token; its backward pass adds into fp32 rows."""
+    moved = ctx.tokens * ctx.model.embedding_width / ctx.hbm_bytes_per_s
+    look_up = PassSeconds(forward=4.0 * moved, backward=(0.0 if ctx.frozen else 10.0) * moved)
+    if not ctx.model.embedding_size:
+        return look_up
+    project = Gemm(m=ctx.tokens, n=ctx.model.hidden_size, k=ctx.model.embedding_size)
+    return look_up + gemm_seconds(ctx, [project], "bf16", trained=not ctx.frozen)
 
 
 def _head_price(ctx: Context) -> PartPrice:

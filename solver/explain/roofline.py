@@ -20,7 +20,10 @@ from meshwright.solver.problem import Problem
 
 _ELEMENT_BYTES = {"fp8": 1.0, "fp4": 0.5}  # of an input; 2 otherwise, and of every output
 _ATTENTION = ("attention in (QKV)", "attention out")
-_LATENT = ("query up", "query down", "key/value down", "key/value up", "attention out")
+_LATENT = (
+    "query up", "query down", "key/value down", "key/value up", "attention gate", "indexer queries",
+    "indexer keys", "attention out",
+)  # fmt: skip
 _DENSE = ("MLP up", "MLP down")
 _EXPERTS = "routed experts"
 
@@ -150,7 +153,10 @@ def _names(ctx: Context, kind: LayerKind, count: int) -> list[str]:
     """What the plain products of a layer are, in the order of ``layer_gemms``."""
     names = list(_ATTENTION)
     if ctx.model.mla is not None:
-        names = [name for name in _LATENT if ctx.model.mla.q_lora_rank or name != "query down"]
+        lacking = {"query down"} if not ctx.model.mla.q_lora_rank else set()
+        lacking |= set() if ctx.model.gate_width else {"attention gate"}
+        lacking |= set() if ctx.model.indexer else {"indexer queries", "indexer keys"}
+        names = [name for name in _LATENT if name not in lacking]
     shared = "shared experts" if kind == "moe" and ctx.model.moe else "MLP"
     return [*names, *(name.replace("MLP", shared) for name in _DENSE)][:count]
 

@@ -24,7 +24,7 @@ from meshwright.solver.cost.pipelines import (
     PlacedStage,
     placed_pipelines,
 )
-from meshwright.solver.cost.price import UNEQUAL_LENGTHS, price, straggler_share
+from meshwright.solver.cost.price import UNEQUAL_LENGTHS, head_gemms, price, straggler_share
 from meshwright.solver.cost.stages import LayerLayout, RowPrices, columns_of, end_of_step_s
 from meshwright.solver.predict import groups_of
 from meshwright.solver.problem import Problem
@@ -81,8 +81,7 @@ def _layer(ctx: Context, kind: LayerKind) -> tuple[PassSeconds, PassSeconds]:
 def _head(ctx: Context) -> tuple[FloatArray, FloatArray]:
     """Products and attention of the head with its multi-token-prediction layers."""
     model, depth = ctx.model, ctx.model.num_mtp_layers
-    logits = Gemm(m=ctx.tokens, n=model.vocab_size / ctx.t, k=model.hidden_size)
-    one = _both(gemm_seconds(ctx, [logits], "bf16", trained=not ctx.frozen))
+    one = _both(gemm_seconds(ctx, head_gemms(ctx), "bf16", trained=not ctx.frozen))
     if not depth:
         return one, np.zeros_like(ctx.t)
     project = Gemm(m=ctx.tokens, n=model.hidden_size / ctx.t, k=2.0 * model.hidden_size)

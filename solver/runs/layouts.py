@@ -14,7 +14,8 @@ from meshwright.profiles.collectives.measured import measured_network
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import FP8_KERNELS, OPTION_PARTS, OPTION_WORDS, framework_facts
 from meshwright.profiles.library import find_gpu
-from meshwright.profiles.model import LayerKind, MlaSpec, ModelSpec, MoeSpec
+from meshwright.profiles.model import LayerKind, ModelSpec
+from meshwright.profiles.model_parts import MlaSpec, MoeSpec
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.units import GBIT
 from meshwright.solver.configuration import OFFLOAD, RECOMPUTE, SCHEDULES, Configuration

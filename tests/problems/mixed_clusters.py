@@ -7,7 +7,7 @@ from itertools import combinations, pairwise, permutations, product
 from hypothesis import strategies as st
 
 from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
-from meshwright.profiles.model import MoeSpec
+from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.units import GB, GIB, MICROSECOND_S
 from meshwright.solver.cost.pipelines import Fleet

@@ -7,7 +7,8 @@ from random import Random
 
 from meshwright.profiles.capabilities import lacking_facts, launcher_capabilities, launcher_names
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
-from meshwright.profiles.model import ModelSpec, MoeSpec
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.switches import switches
 from meshwright.profiles.units import GB, GIB, MICROSECOND_S

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from meshwright.profiles.model import MoeSpec
+from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.units import GIB
 from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_gpu, a_model, a_problem

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from meshwright.profiles.cluster import NodeGroup
-from meshwright.profiles.model import MoeSpec
+from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.profile import Profile
 from meshwright.profiles.units import GB
 from meshwright.solver.check import violations_of_all

@@ -30,7 +30,7 @@ NO_SWITCH = re.compile(
 )
 # Sizes that are drawn anew, and what from. Heads divide the hidden sizes of all classes' defaults.
 SIZES: dict[str, tuple[Any, ...]] = {
-    "vocab_size": (1000, 32_001, 50_257),
+    "vocab_size": (1000, 32_001, 50_257), "word_embed_proj_dim": (None, 384),
     "intermediate_size": (768, 5_504), "ffn_dim": (768, 5_504), "n_inner": (None, 768, 5_504),
     "ffn_hidden_size": (None, 768), "moe_intermediate_size": (256, 768),
     "num_key_value_heads": (None, 1, 2), "num_kv_heads": (None, 1, 2),

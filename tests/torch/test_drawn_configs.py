@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-import pytest
+import dataclasses
 
-from meshwright.profiles.errors import InvalidProblemError
+import pytest
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from benchmarks.catalog.model_types import PROBES
+from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.importers.huggingface_families import FAMILIES
-from tests.torch.drawn_configs import cases, known_types
+from meshwright.profiles.importers.huggingface_keys import REFUSED_TYPES
+from tests.torch.drawn_configs import (
+    LAYERS,
+    NEEDED_BY_TYPE,
+    cases,
+    known_types,
+    needed,
+    parameters,
+)
 
 DRAWS = 2
 KNOWN = sorted(set(FAMILIES) & known_types())
@@ -28,6 +41,32 @@ def test_a_drawn_config_has_as_many_parameters_as_the_model_that_transformers_bu
         assert ours == count, config
         equal += 1
     assert equal, "at least one config of the type is planned"
+
+
+def test_every_type_of_causal_language_models_is_planned_or_refused_with_a_reason() -> None:
+    types = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    assert types - set(FAMILIES) - set(REFUSED_TYPES) == set()
+    assert set(FAMILIES) & set(REFUSED_TYPES) == set()
+    for name in types - set(FAMILIES):
+        with pytest.raises(UnsupportedModelError, match=f'"{name}" is '):
+            model_from_config({"model_type": name}, name="x")
+
+
+@pytest.mark.parametrize("model_type", KNOWN)
+def test_a_key_of_another_type_is_refused_or_counts_for_us_as_for_transformers(model_type: str) -> None:
+    config = CONFIG_MAPPING[model_type]
+    base = {**needed(config), **NEEDED_BY_TYPE.get(model_type, {})}
+    if model_type != "gpt_neo":  # whose kinds of layers are listed
+        base |= {one.name: 3 for one in dataclasses.fields(config) if LAYERS.match(one.name)}
+    for key, value in PROBES.items():
+        try:
+            ours = model_from_config({"model_type": model_type, **base, key: value}, name="x")
+            count = parameters(model_type, {**base, key: value})
+        except InvalidProblemError:
+            continue
+        except Exception:  # noqa: BLE001, S112 - the library refuses in many ways
+            continue
+        assert ours.num_parameters() == count, key
 
 
 def test_only_types_of_remote_code_are_missing_from_the_library() -> None:

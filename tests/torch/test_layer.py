@@ -8,7 +8,8 @@ from meshwright.profiles.measure.device import Device
 from meshwright.profiles.measure.layer import Layer, _kept_bytes, build_layer, measure_layer
 from meshwright.profiles.measure.shard import Shard
 from meshwright.profiles.measure.timing import QUICK, Label
-from meshwright.profiles.model import LayerKind, MlaSpec, ModelSpec, MoeSpec
+from meshwright.profiles.model import LayerKind, ModelSpec
+from meshwright.profiles.model_parts import MlaSpec, MoeSpec
 from tests.problems.measured_profiles import TINY
 
 LATENT = MlaSpec(q_lora_rank=32, kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16)

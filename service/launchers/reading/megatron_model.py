@@ -8,15 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.model import (
-    Activation,
-    MlaSpec,
-    ModelSpec,
-    MoeSpec,
-    RotaryScaling,
-    expert_placement,
-    spaced,
-)
+from meshwright.profiles.model import Activation, ModelSpec, expert_placement, spaced
+from meshwright.profiles.model_parts import MlaSpec, MoeSpec, RotaryScaling
 from meshwright.service.launchers.reading.base import Include
 from meshwright.service.launchers.reading.given import Given
 from meshwright.service.launchers.reading.shell_values import UNKNOWN

@@ -16,7 +16,7 @@ from meshwright.profiles.capabilities import (
 )
 from meshwright.profiles.errors import UnknownNameError
 from meshwright.profiles.library import find_model
-from meshwright.profiles.model import RotaryScaling
+from meshwright.profiles.model_parts import RotaryScaling
 from meshwright.service.reference.models import models_page
 from tests.launchers.model_types import configs
 

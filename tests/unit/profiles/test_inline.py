@@ -22,7 +22,8 @@ from meshwright.profiles.library import (
     gpu_names,
     model_names,
 )
-from meshwright.profiles.model import MlaSpec, ModelSpec, MoeSpec, RotaryScaling
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_parts import MlaSpec, MoeSpec, RotaryScaling
 from meshwright.profiles.model_shapes import model_to_mapping
 
 FIXTURES = Path(__file__).parent / "fixtures"

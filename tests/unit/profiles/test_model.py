@@ -9,7 +9,8 @@ import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_model
-from meshwright.profiles.model import MlaSpec, ModelSpec, MoeSpec
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_parts import MlaSpec, MoeSpec
 
 # name, published total in billions, where it is published
 PUBLISHED_TOTALS = [

@@ -36,7 +36,7 @@ DRAWN = json.loads((FIXTURES / "drawn-configs.json").read_text())
 # Types that are refused by name; every other one of REAL is planned.
 REFUSED = {
     "baichuan", "bamba", "bert", "chatglm", "deepseek", "deepseek_v4",
-    "falcon_h1", "gemma4_text", "glm_moe_dsa", "granitemoehybrid", "jamba",
+    "falcon_h1", "gemma4_text", "granitemoehybrid", "jamba",
     "mamba", "mamba2", "mimo", "minicpm", "minimax", "nemotron-nas", "nemotron_h",
     "orion", "qwen", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "rwkv", "rwkv5", "t5", "vit",
     "xlstm", "zamba2",
@@ -217,9 +217,35 @@ def test_every_second_layer_sparse_starts_with_a_dense_one() -> None:
     assert model.layer_kinds()[:4] == ("dense", "moe", "dense", "moe")
 
 
-def test_projected_word_embeddings_are_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="word_embed_proj_dim"):
-        model_from_config(_config("opt-6.7b", word_embed_proj_dim=512), name="x")
+def test_projected_word_embeddings_are_narrower_at_both_ends() -> None:
+    whole = model_from_config(_config("opt-6.7b"), name="x")
+    narrow = model_from_config(_config("opt-6.7b", word_embed_proj_dim=512), name="x")
+    # the one table, tied to the head, and a projection of 512 by 4096 at either end
+    saved = whole.vocab_size * (4096 - 512) - 2 * 512 * 4096
+    assert whole.num_parameters() - narrow.num_parameters() == saved
+
+
+def test_a_key_that_a_class_does_not_read_is_harmless_or_refused_never_counted() -> None:
+    plain = model_from_config(_config("gpt-neox-20b"), name="x").num_parameters()
+    for key in ("num_key_value_heads", "head_dim"):
+        assert model_from_config(_config("gpt-neox-20b", **{key: 8}), name="x").num_parameters() == plain
+    with pytest.raises(UnsupportedModelError, match="unsupported: decoder_sparse_step "):
+        model_from_config(_config("mixtral-8x7b", decoder_sparse_step=2), name="x")
+    model_from_config(_config("mixtral-8x7b", decoder_sparse_step=1), name="x")
+
+
+def test_sparse_attention_reads_the_keys_that_its_indexer_chooses() -> None:
+    model = model_from_config(REAL["glm-5"]["config"], name="x")
+    assert model.indexer is not None
+    # 78 layers: queries 2048·32·128, key 6144·128, weights 6144·32, and a LayerNorm of 128
+    index = 2048 * 32 * 128 + 6144 * (128 + 32) + 2 * 128
+    without = replace(model, indexer=None)
+    assert model.num_parameters() - without.num_parameters() == 78 * index
+    # Each token reads up to 2048: the first 2048 all before them, of 8192 on average
+    assert model.attended_tokens(8192) == pytest.approx(2048 - 2048 * 2047 / (2 * 8192))
+    assert without.attended_tokens(8192) == pytest.approx(8193 / 2)
+    with pytest.raises(UnsupportedModelError, match="index_topk_freq"):
+        model_from_config({**REAL["glm-5"]["config"], "index_topk_freq": 4}, name="x")
 
 
 @pytest.mark.parametrize(

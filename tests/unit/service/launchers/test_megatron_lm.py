@@ -11,7 +11,7 @@ from meshwright.profiles.capabilities import launchers_stating
 from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError, UnknownNameError
 from meshwright.profiles.library import find_cluster, find_model, model_names
-from meshwright.profiles.model import MoeSpec
+from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.profile import default_profile
 from meshwright.service.launchers.megatron_flags import linear_ramp
 from meshwright.service.launchers.megatron_lm import MegatronLm

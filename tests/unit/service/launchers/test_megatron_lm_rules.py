@@ -9,7 +9,8 @@ import pytest
 
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec
 from meshwright.profiles.errors import RefusedExportError
-from meshwright.profiles.model import ModelSpec, MoeSpec
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.sequences import SequenceLengths
 from meshwright.service.launchers import megatron_lm_model_rules as model_rules
 from meshwright.service.launchers import megatron_lm_rules as rules

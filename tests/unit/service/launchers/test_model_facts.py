@@ -13,7 +13,8 @@ import pytest
 from meshwright.profiles.capabilities import model_facts
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.importers.huggingface import model_from_config
-from meshwright.profiles.model import MlaSpec, ModelSpec, MoeSpec
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_parts import MlaSpec, MoeSpec
 from meshwright.service.launchers import megatron_flags
 
 FIXTURES = Path(__file__).parents[2] / "profiles" / "fixtures"

@@ -11,7 +11,8 @@ import pytest
 from meshwright.profiles.capabilities import launcher_capabilities, model_facts
 from meshwright.profiles.errors import RefusedExportError
 from meshwright.profiles.library import find_model
-from meshwright.profiles.model import MlaSpec, ModelSpec, MoeSpec
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_parts import MlaSpec, MoeSpec
 from meshwright.service.launchers.registry import export, launcher_names
 from meshwright.service.launchers.rules import within_capabilities
 from meshwright.service.launchers.target import Target

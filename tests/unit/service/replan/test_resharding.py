@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from meshwright.profiles.model import ModelSpec, MoeSpec
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_parts import MoeSpec
 from meshwright.service.replan.resharding import STATE_BYTES, WEIGHT_BYTES, moved, positions_of
 from meshwright.solver.configuration import Configuration
 

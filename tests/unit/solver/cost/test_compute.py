@@ -8,7 +8,8 @@ import pytest
 
 from meshwright.profiles.collectives.collectives import all_to_all_s
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.model import LayerKind, ModelSpec, MoeSpec
+from meshwright.profiles.model import LayerKind, ModelSpec
+from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.operators.tables import attention_forward_s, grouped_mlp_s, load_operator_tables
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.communication import dispatched_copies, expert_parallel

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.profiles.model import MoeSpec
+from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.answer import Answer
 from meshwright.solver.problem import Certify, Problem, ProofMismatchError
