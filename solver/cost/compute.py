@@ -324,7 +324,7 @@ def _core_attention(ctx: Context) -> PassSeconds:
 
 
 def _index_s(ctx: Context) -> FloatArray:
-    """Forward seconds of an indexer's scores, whole on every tensor rank (arXiv:2512.02556, section 2.1)."""
+    """Forward seconds of an indexer's scores, whole on every tensor rank (arXiv:2512.02556, 2.1)."""
     rate = ctx.gpu.peak_bf16_flops * ctx.operators.flash * ctx.constants.attention * kernel_rate(ctx)
     return np.asarray(ctx.tokens * ctx.model.index_flops_per_token(ctx.seq_length) / rate)
 
