@@ -15,8 +15,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.limits import MODEL_LIMITS, refuse_out_of_range
-from meshwright.profiles.model_parts import IndexerSpec, MlaSpec, MoeSpec, RotaryScaling
+from meshwright.profiles.model_parts import (
+    MODEL_LIMITS,
+    IndexerSpec,
+    MlaSpec,
+    MoeSpec,
+    RotaryScaling,
+    refuse_out_of_range,
+)
 from meshwright.profiles.sequences import Documents
 
 LayerKind = Literal["dense", "moe"]

@@ -8,16 +8,19 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from meshwright.profiles.limits import (
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_parts import (
     INDEXER_LIMITS,
     MLA_LIMITS,
     MODEL_LIMITS,
     MOE_LIMITS,
     ROTARY_SCALING_LIMITS,
+    IndexerSpec,
     Limits,
+    MlaSpec,
+    MoeSpec,
+    RotaryScaling,
 )
-from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.model_parts import IndexerSpec, MlaSpec, MoeSpec, RotaryScaling
 from meshwright.profiles.reading import FieldReader
 
 Json = str | int | float | bool | list["Json"] | dict[str, "Json"] | None

@@ -12,10 +12,10 @@ from typing import Any, cast
 
 from meshwright.profiles.documents import FILE, read_json
 from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
-from meshwright.profiles.importers.huggingface_defaults import completed
 from meshwright.profiles.importers.huggingface_families import FAMILIES, Family
 from meshwright.profiles.importers.huggingface_keys import (
     FIXED,
+    completed,
     harmless_reason,
     refuse_type,
     refuse_unsupported,
@@ -26,15 +26,18 @@ from meshwright.profiles.importers.huggingface_layers import (
     layers_without_rotary,
     moe_placement,
 )
-from meshwright.profiles.limits import (
+from meshwright.profiles.model import Activation, ModelSpec, spaced
+from meshwright.profiles.model_parts import (
     INDEXER_LIMITS,
     MLA_LIMITS,
     MODEL_LIMITS,
     MOE_LIMITS,
     ROTARY_SCALING_LIMITS,
+    IndexerSpec,
+    MlaSpec,
+    MoeSpec,
+    RotaryScaling,
 )
-from meshwright.profiles.model import Activation, ModelSpec, spaced
-from meshwright.profiles.model_parts import IndexerSpec, MlaSpec, MoeSpec, RotaryScaling
 from meshwright.profiles.reading import MAX_TEXT, FieldReader
 
 _ROTARY_BASE = 10_000  # of the configuration classes that have no other default

@@ -1,7 +1,7 @@
 """What each Hugging Face model type is made of: the keys of its config and its fixed facts.
 
 Source: the modeling classes of ``transformers`` 5.23 (one folder a type). What the configuration classes
-take where a config says nothing is data (``huggingface_defaults``); here stands what they derive.
+take where a config says nothing is data (``huggingface_keys``); here stands what they derive.
 """
 
 from __future__ import annotations
