@@ -66,7 +66,7 @@ class SequenceLengths:
         if self.percentiles:
             return {
                 "batching": self.batching,
-                "percentiles": {f"p{percent:g}": tokens for percent, tokens in self.percentiles},
+                "percentiles": {f"p{percent:.15g}": tokens for percent, tokens in self.percentiles},
             }
         histogram = [{"length": tokens, "share": share} for tokens, share in self.histogram]
         return {"batching": self.batching, "histogram": histogram}
@@ -231,6 +231,7 @@ def mapping_of_counts(counts: Mapping[int, int]) -> dict[str, object]:
         }
     percents = np.append(np.arange(0.0, _WHOLE, 0.5), [99.9, _WHOLE])
     least = np.searchsorted(np.cumsum(number) / number.sum(), percents / _WHOLE - _TOLERANCE)
+    least[-1] = len(tokens) - 1  # however few are as long
     return {
         "percentiles": {
             f"p{one:g}": tokens[at] for one, at in zip(percents.tolist(), least.tolist(), strict=True)

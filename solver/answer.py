@@ -226,13 +226,14 @@ def remedy_of(
     )
 
 
-def remedies_in_order(*groups: Sequence[Remedy]) -> tuple[Remedy, ...]:
-    """The cheapest change of each kind, group after group, then what else there is of each."""
+def remedies_in_order(*groups: Sequence[Remedy], most: int) -> tuple[Remedy, ...]:
+    """The cheapest change of each kind, group after group, then others up to ``most`` in all."""
     every = [one for group in groups for one in sorted(group, key=lambda one: one.gpu_s_per_token)]
     firsts = dict[str, Remedy]()
     for one in every:
         firsts.setdefault(one.kind, one)
-    return (*firsts.values(), *(one for one in every if firsts[one.kind] is not one))
+    others = [one for one in every if firsts[one.kind] is not one]
+    return (*firsts.values(), *others[: max(most - len(firsts), 0)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -435,7 +435,9 @@ def _indexer(reader: FieldReader) -> IndexerSpec:
     reader.value("index_skip_topk_offset")
     for name in ("indexer_types", "index_topk_pattern"):
         listed = reader.value(name)
-        if listed is not None and any(kind not in ("full", "F") for kind in cast("list[str]", listed)):
+        if listed is not None and not isinstance(listed, list | str):
+            raise UnsupportedModelError.field(name, "no list with a kind for each layer, such as 'full'")
+        if listed is not None and any(kind not in ("full", "F") for kind in listed):
             raise UnsupportedModelError.field(name, "layers that use the keys which another has chosen")
     if every > 1 and not reader.has("indexer_types"):
         raise UnsupportedModelError.field(

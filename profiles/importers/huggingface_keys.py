@@ -331,7 +331,8 @@ def _refuse_unread(key: str, value: object, family: Family) -> None:
     Raises:
         UnsupportedModelError: the config means a model that transformers' class does not build.
     """
-    harmless = key in _OF_HEADS or (not family.experts and harmless_reason(key))
+    width = family.experts and key == "intermediate_size"  # of dense layers, which this type has none of
+    harmless = key in _OF_HEADS or width or (not family.experts and harmless_reason(key))
     neutral = value in (None, False, 0, [], {}, family.defaults.get(key), _NEUTRAL.get(key))
     if not (harmless or neutral):
         why = "transformers' class of this type does not read this key; remove it, or correct model_type"

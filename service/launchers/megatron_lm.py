@@ -51,13 +51,16 @@ from meshwright.solver.space.launcher_rules import overlap_notes
 VERSIONS = "0.16 to 0.19"
 ARGUMENTS_FILE = "megatron_args.sh"
 PRODUCT = f"Megatron-LM {VERSIONS}"
-NEEDS = (  # as the script says them
+_TOKENIZER = "for instance HuggingFaceTokenizer"
+# With ``--sft`` (training/datasets/sft_dataset.py calls tokenize_conversation).
+_CONVERSATIONS = {"DATA_PATH": "a file of conversations, one JSON a line", "TOKENIZER_TYPE": "SFTTokenizer"}
+NEEDS: tuple[tuple[str, str], ...] = (  # as the script says them
     ("MEGATRON_LM_DIR", f"a checkout of Megatron-LM {VERSIONS}"),
     (
         "DATA_PATH",
         "the prefix of an indexed data set; MOCK_DATA=1 is a dry start without one",
     ),
-    ("TOKENIZER_TYPE", "for instance HuggingFaceTokenizer"),
+    ("TOKENIZER_TYPE", _TOKENIZER),
     ("TOKENIZER_MODEL", "the file, folder or name of the tokenizer"),
     ("TRAIN_ITERS", "the number of steps"),
     ("LR", "the learning rate"),
@@ -111,6 +114,13 @@ exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \\
     "${MEGATRON_LM_DIR}/pretrain_gpt.py" "${MEGATRON_ARGS[@]}" "${run_args[@]}" "$@"
 """
 
+_NO_MOCK = """\
+# What the plan does not decide. Conversations (--sft) have no synthetic tokens.
+if [[ "${MOCK_DATA:-0}" == 1 ]]; then
+    echo "error: MOCK_DATA=1: --sft reads DATA_PATH alone" >&2
+    exit 2
+"""
+
 
 def arguments_file(head: str, sections: Iterable[Section]) -> str:
     """A Bash array ``MEGATRON_ARGS`` with one flag a line."""
@@ -141,7 +151,15 @@ def _filled(text: str, target: Target) -> str:
     }
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
-    return text
+    return text if target.workload.lengths is None else _of_conversations(text)
+
+
+def _of_conversations(text: str) -> str:
+    """The script for ``--sft``, whose data set takes SFTTokenizer's alone and no synthetic tokens."""
+    begin, end = text.index("# What the plan does not decide."), text.index("else\n")
+    text = text[:begin] + _NO_MOCK + text[end:]
+    text = text.replace(", or set MOCK_DATA=1}", "}").replace(_TOKENIZER, _CONVERSATIONS["TOKENIZER_TYPE"])
+    return text.replace("the prefix of an indexed data set", _CONVERSATIONS["DATA_PATH"])
 
 
 class MegatronLm:
@@ -165,7 +183,10 @@ class MegatronLm:
             TORCHRUN_FILE: torchrun_script(head, target),
             SLURM_FILE: slurm_script(head, target),
         }
-        start = Start(program="pretrain_gpt.py", needs=NEEDS)
+        needs = NEEDS
+        if target.workload.lengths is not None:
+            needs = tuple((name, _CONVERSATIONS.get(name, text)) for name, text in NEEDS)
+        start = Start(program="pretrain_gpt.py", needs=needs)
         return with_readme(target, files, product=PRODUCT, start=start, warnings=warnings)
 
 

@@ -272,7 +272,7 @@ def _infeasible(answer: Answer, problem: Problem, width: int) -> list[Renderable
     lines += [f"because: {reason}" for reason in found.reasons]
     lines += [_conflict(limits) for limits in found.conflicts]
     if found.remedies:
-        lines.append("changes that fit, cheapest first:")
+        lines.append("changes that fit, the cheapest of each kind first:")
         lines += [f"    {remedy_line(remedy)}" for remedy in found.remedies]
     elif found.changes:
         lines.append(f"smallest changes that fit: {' · or '.join(found.changes)}")

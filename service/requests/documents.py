@@ -51,8 +51,11 @@ def read_lengths_file(path: Path) -> Mapping[str, object]:
     """
     if path.suffix.lower() in {".json", ".yaml", ".yml"}:
         return read_problem_file(path)
-    counts = Counter[int]()
-    for number, line in enumerate(_content(path, FILE).decode("utf-8", "replace").splitlines(), start=1):
+    counts, content = Counter[int](), _content(path, FILE)
+    if len(content) > FILE.max_bytes:
+        message = f"{shown_path(path)} is too long; state a histogram"
+        raise InvalidProblemError.of("/workload/lengths", message, allowed=f"up to {FILE.max_bytes} bytes")
+    for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), start=1):
         cells = [cell.strip() for cell in line.split(",")]
         if not line.strip() or (number == 1 and not cells[0][:1].isdigit()):
             continue

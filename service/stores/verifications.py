@@ -11,11 +11,13 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, or_, select, update
 
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.plan_records import note_verified
 from meshwright.service.db.tables import verifications
 from meshwright.service.errors import NotFoundError
+from meshwright.service.jobs.idempotency import settled
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.queue import WakeUpQueue
 from meshwright.service.requests.parse import parse_problem
@@ -52,6 +54,11 @@ class Verifications:
             NotFoundError: this tenant has no such plan.
         """
         self._jobs.plan(tenant, plan_id)
+        settled(lambda: self._queued(tenant, plan_id, key))
+        self._queue.wake_verifier(plan_id)
+
+    def _queued(self, tenant: str, plan_id: str, key: str | None) -> None:
+        """The row of a plan, queued unless it is already."""
         with self._database.write() as connection:
             known = connection.execute(_this(tenant, plan_id).with_for_update()).first()
             if known is None:
@@ -61,7 +68,6 @@ class Verifications:
                 again = {"state": "queued", "asked_at_s": now_s(), "idempotency_key": key, "body": None}
                 _set(connection, tenant, plan_id, **again)
             note_verified(connection, tenant, [plan_id])
-        self._queue.wake_verifier(plan_id)
 
     def find(self, tenant: str, plan_id: str) -> tuple[str, Mapping[str, Any] | None]:
         """The state of a plan's verification, and what was built.
@@ -97,10 +103,13 @@ class Verifications:
         except NotFoundError:  # forgotten by now
             self.settle(row.tenant, row.plan_id, {"verdict": "not built", "reasons": ["the plan is gone"]})
             return None
-        return Asked(
-            tenant=row.tenant, plan_id=row.plan_id, plan=plan_from_json(body),
-            problem=parse_problem(job.request),
-        )  # fmt: skip
+        try:
+            plan, problem = plan_from_json(body), parse_problem(job.request)
+        except (InvalidProblemError, KeyError, TypeError, ValueError) as fault:  # of another version
+            why = f"its stored request or plan cannot be read: {fault}"
+            self.settle(row.tenant, row.plan_id, {"verdict": "not built", "reasons": [why]})
+            return None
+        return Asked(tenant=row.tenant, plan_id=row.plan_id, plan=plan, problem=problem)
 
     def settle(self, tenant: str, plan_id: str, found: Mapping[str, Any]) -> None:
         """Keep what was built, and the verdict beside the plan."""

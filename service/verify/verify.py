@@ -204,6 +204,8 @@ def _asked(builder: Builder, case: str, time_s: float) -> list[dict[str, Any]]:
     except subprocess.TimeoutExpired as late:
         said = (late.stdout or b"").decode()  # bytes, even of a text stream
         errors = f"it took longer than {time_s:.0f} s"
+    except OSError as fault:  # its Python was moved or removed
+        said, errors = "", f"{environment.python} does not start: {fault.strerror}; install it again"
     answers: list[dict[str, Any]] = [json.loads(line) for line in said.splitlines() if line.endswith("}")]
     if not answers or not {"done", "refusal"} & set(answers[-1]):
         last = [line for line in errors.splitlines() if line.strip()][-1:] or ["no message"]

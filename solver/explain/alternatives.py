@@ -64,12 +64,17 @@ def moves_of(problem: Problem, configuration: Configuration) -> list[Move]:
 
 
 def settle(problem: Problem, changed: Configuration) -> Configuration | None:
-    """The configuration with everything that follows from its sizes; None where chunks lack layers."""
+    """The configuration with everything that follows from its sizes.
+
+    None where chunks lack layers, or experts ranks: there is no such mesh to price.
+    """
     c, layers = changed, problem.model.num_layers
     chunks = c.pipeline_parallel_size * c.virtual_pipeline_size
     if chunks > layers or min(c.data_parallel_size, c.micro_batch_size, c.pipeline_parallel_size) < 1:
         return None
     ranks = c.data_parallel_size * c.context_parallel_size
+    if ranks * c.tensor_parallel_size % c.expert_ranks:
+        return None
     zero = c.zero_stage if ranks > 1 else 0
     own = launcher_split(problem, c)
     if own is None:

@@ -1,4 +1,4 @@
-"""Nothing fits: the nearest changes that do, each with its best plan, cheapest first.
+"""Nothing fits: the nearest changes that do, each with its best plan, the cheapest of each kind first.
 
 A change is offered only after its own space was searched and its best plan has passed the independent
 check; it costs the GPU seconds of a token. Changes of the request and of its methods come before less
@@ -43,7 +43,7 @@ from meshwright.solver.explain.infeasible import (
 )
 from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import Problem, SearchOptions, batch_sizes, with_batch
-from meshwright.solver.search.feasible import recompute_alike, some_fits
+from meshwright.solver.search.feasible import none_fits
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import have_room, priced_space
 from meshwright.solver.space.enumerate import (
@@ -266,7 +266,7 @@ def with_remedies(
         complete = True
     found = replace(found, reasons=(*found.reasons, *missing(complete=complete, judged=judged)))
     cheap, work, nodes, gpus = groups
-    remedies = remedies_in_order(cheap, work, [*nodes, *gpus])[:_MOST]
+    remedies = remedies_in_order(cheap, work, [*nodes, *gpus], most=_MOST)
     if not remedies:
         return found
     return replace(found, remedies=remedies, changes=tuple(remedy.change for remedy in remedies))
@@ -347,12 +347,12 @@ def _is_refuted(problem: Problem, profile: Profile) -> bool:
     pinned = {"micro_batch_size", "recompute_granularity", "recompute_layers"} & problem.options.named
     if _ties(problem) or pinned or problem.options.stage_layers:
         return False
-    options = replace(problem.options, pin={**problem.options.pin, "micro_batch_size": 1})
-    light = replace(problem, options=options)
+    pin = {**problem.options.pin, "micro_batch_size": 1}
+    light = replace(problem, options=replace(problem.options, pin=pin))
     if is_too_large(light, wide=True):
         return False
     rows = enumerate_space(light, legal_only=True, wide=True).rows
-    return bool(len(rows)) and recompute_alike(rows) and not some_fits(problem, profile, rows)
+    return none_fits(problem, profile, rows)
 
 
 def _ties(problem: Problem) -> bool:
@@ -494,7 +494,7 @@ def _up(days: float) -> float:
 
 
 # --------------------------------------------------------------------------------------------------
-# Nothing fits on a mixed cluster: the nearest changes that do, each with its best plan, cheapest first.
+# Nothing fits on a mixed cluster: the nearest changes that do, each with its best plan.
 #
 # A change is offered only after its own space was searched and its best plan passed the independent
 # check.
@@ -519,7 +519,7 @@ def placed_infeasibility(problem: Problem, profile: Profile, watch: Watch) -> In
             for changes in (_more_nodes(problem, profile, group), _larger_gpus(problem, profile, group)):
                 judged &= _add_fitting(hardware, changes, len(hardware) + 1, _fastest_placed)
         complete = True
-    remedies = remedies_in_order(cheap, work, hardware)[:_MOST]
+    remedies = remedies_in_order(cheap, work, hardware, most=_MOST)
     reasons = (*found.reasons, *missing(complete=complete, judged=judged))
     offered = tuple(one.change for one in remedies)
     return replace(found, reasons=reasons, remedies=remedies, changes=offered)

@@ -8,7 +8,7 @@ from functools import cache, partial
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.profile import Profile
-from meshwright.solver.answer import Answer, Plan, Status
+from meshwright.solver.answer import Answer, Plan, RankFloors, Status, with_gaps
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.clock import Watch, relative_gap
 from meshwright.solver.configuration import Configuration
@@ -107,6 +107,8 @@ def _left(problem: Problem, profile: Profile, answer: Answer, kept: list[Plan]) 
     if len(plans) == len(answer.plans):
         return answer
     late, step = len(answer.plans) - len(plans), plans[0].prediction.step_time_s
+    steps, least = [plan.prediction.step_time_s for plan in plans], answer.bound_step_time_s
+    plans = with_gaps(plans, steps, RankFloors(), least, of_steps=True)  # floors are of other ranks
     said = f"{late} of the {len(answer.plans)} plans of shortest step miss the deadline and are left out"
     return replace(
         answer,

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from meshwright.profiles.frameworks import with_options
 from meshwright.profiles.profile import Profile
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray
+from meshwright.solver.configuration import SCHEDULES, BoolArray, Columns, FloatArray, IntArray, is_one_of
+from meshwright.solver.cost.context import SHARD_GRADIENTS
 from meshwright.solver.problem import Problem
+from meshwright.solver.schedules.schedule import SPLIT_BACKWARD
 from meshwright.solver.search.bounds import whole_layers_s
 from meshwright.solver.search.fill import can_beat
 from meshwright.solver.search.memory_limits import layer_caps, may_fit
@@ -83,6 +86,26 @@ def some_fits(problem: Problem, profile: Profile, rows: Columns | Crossing) -> b
     index = lightest_of(rows)
     pieces = np.split(index, range(CHUNK, len(index), CHUNK))
     return any(any_fits(priced_rows(problem, profile, rows.take(piece))) for piece in pieces)
+
+
+def none_fits(problem: Problem, profile: Profile, rows: Columns | Crossing) -> bool:
+    """Whether none of these rows fits, as far as a look at the lightest tells.
+
+    It does not tell where fewer micro-batches may need less (a framework that shards gradients once a step
+    keeps them whole until then), or where a split backward pass keeps what full recomputation frees.
+    """
+    if isinstance(rows, Columns) or not len(rows) or not recompute_alike(rows):
+        return False
+    columns, split = rows.outer, [SCHEDULES.index(name) for name in SPLIT_BACKWARD]
+    facts = with_options(profile.framework, problem.workload.framework_options)
+    sharded = columns.zero_stage >= SHARD_GRADIENTS
+    late = sharded & ~is_one_of(columns.zero_stage, facts.reduced_every_pass)
+    if late.any() or is_one_of(rows.inner[:, -1], split).any() or some_fits(problem, profile, rows):
+        return False
+    # A rank with one layer keeps its input beside what it recomputes, and is lighter without.
+    alone = rows.among(columns.pipeline_parallel_size == problem.model.num_layers)
+    pieces = np.split(np.arange(len(alone)), range(CHUNK, len(alone), CHUNK))
+    return not any(any_fits(priced_rows(problem, profile, alone.take(piece))) for piece in pieces)
 
 
 def recompute_alike(rows: Columns | Crossing) -> bool:

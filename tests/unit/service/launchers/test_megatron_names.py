@@ -60,6 +60,8 @@ def asked(found: Target, launcher: str, options: Options) -> Target:
     config = found.config
     if "recompute_modules" in options:
         config = replace(config, recompute_granularity="selective", recompute_layers=0)
+    if "offload_modules" in options:
+        config = replace(config, offload="activations")
     return replace(found, plan=replace(found.plan, config=config), problem=problem)
 
 
