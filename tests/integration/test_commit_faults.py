@@ -13,7 +13,7 @@ from tests.processes.warm import run_warm
 from tests.reliability.figures import measured
 from tests.served.job_records import SUCCESS, add_job, claimed, job_in, let_lease_run_out, num_plans
 
-# BEGIN, (SQLite: its own,) UPDATE jobs, INSERT plans, what was measured and verified of them, COMMIT, after it
+# BEGIN, (SQLite: its own,) UPDATE jobs, INSERT plans, what is noted of them, COMMIT, after it
 STEPS = range(1, 11)
 
 
