@@ -76,9 +76,18 @@ def test_how_many_rows_are_opened_together_changes_no_plan_and_no_claim(problem:
         return found
 
     one, many = answer(1), answer(usual)
-    assert (one.plans, one.status, one.explored) == (many.plans, many.status, many.space_size)
+    assert (one.status, one.explored) == (many.status, many.space_size)
+    assert [replace(plan, gap=None, bound_step_time_s=None) for plan in one.plans] == [
+        replace(plan, gap=None, bound_step_time_s=None) for plan in many.plans
+    ]
     for name in ("bound_step_time_s", "objective_excess") if one.plans else ():  # bounds are halved to 1e-5
         assert getattr(one, name) == pytest.approx(getattr(many, name), rel=2e-5, abs=1e-9), name
+    for some in (
+        *one.plans,
+        *many.plans,
+    ):  # floors of ranks: how far they are raised depends on what was opened
+        assert some.bound_step_time_s is not None
+        assert some.bound_step_time_s <= some.prediction.step_time_s * ROUNDING
 
 
 def with_every_shard_size(launcher: str) -> Problem:
