@@ -51,21 +51,31 @@ from meshwright.solver.space.launcher_rules import overlap_notes
 VERSIONS = "0.16 to 0.19"
 ARGUMENTS_FILE = "megatron_args.sh"
 PRODUCT = f"Megatron-LM {VERSIONS}"
-_TOKENIZER = "for instance HuggingFaceTokenizer"
-# With ``--sft`` (training/datasets/sft_dataset.py calls tokenize_conversation).
-_CONVERSATIONS = {"DATA_PATH": "a file of conversations, one JSON a line", "TOKENIZER_TYPE": "SFTTokenizer"}
-NEEDS: tuple[tuple[str, str], ...] = (  # as the script says them
-    ("MEGATRON_LM_DIR", f"a checkout of Megatron-LM {VERSIONS}"),
-    (
-        "DATA_PATH",
-        "the prefix of an indexed data set; MOCK_DATA=1 is a dry start without one",
-    ),
-    ("TOKENIZER_TYPE", _TOKENIZER),
-    ("TOKENIZER_MODEL", "the file, folder or name of the tokenizer"),
-    ("TRAIN_ITERS", "the number of steps"),
-    ("LR", "the learning rate"),
-    ("CHECKPOINTS", "where checkpoints are kept; unset: checkpoints in this folder"),
-)
+# What the data of a run are called: tokens of a pretraining, or conversations (--sft), whose data set asks
+# SFTTokenizer for ``tokenize_conversation`` (training/datasets/sft_dataset.py) and has no synthetic tokens.
+_TOKENS = {
+    "DATA": "the prefix of an indexed data set",
+    "DRY": "; MOCK_DATA=1 is a dry start without one",
+    "TOKENIZER": "for instance HuggingFaceTokenizer",
+    "OR_MOCK": ", or set MOCK_DATA=1",
+    "MOCK": """\
+# What the plan does not decide. MOCK_DATA=1 is a dry start: synthetic tokens, ten steps, no tokenizer, no
+# checkpoint. It logs the time of every step for `meshwright import`; Megatron-LM's interval is 100 steps.
+if [[ "${MOCK_DATA:-0}" == 1 ]]; then
+    run_args=(--mock-data --tokenizer-type NullTokenizer --train-iters "${TRAIN_ITERS:-10}"
+        --lr "${LR:-1e-4}" --eval-iters 0 --log-interval "${LOG_INTERVAL:-1}" --log-throughput)""",
+}
+_CONVERSATIONS = {
+    "DATA": "a file of conversations, one JSON a line",
+    "DRY": "",
+    "TOKENIZER": "SFTTokenizer",
+    "OR_MOCK": "",
+    "MOCK": """\
+# What the plan does not decide. Conversations (--sft) have no synthetic tokens.
+if [[ "${MOCK_DATA:-0}" == 1 ]]; then
+    echo "error: MOCK_DATA=1: --sft reads DATA_PATH alone" >&2
+    exit 2""",
+}
 
 _TORCHRUN = """\
 set -euo pipefail
@@ -84,17 +94,13 @@ if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
     exit 2
 fi
 
-# What the plan does not decide. MOCK_DATA=1 is a dry start: synthetic tokens, ten steps, no tokenizer, no
-# checkpoint. It logs the time of every step for `meshwright import`; Megatron-LM's interval is 100 steps.
-if [[ "${MOCK_DATA:-0}" == 1 ]]; then
-    run_args=(--mock-data --tokenizer-type NullTokenizer --train-iters "${TRAIN_ITERS:-10}"
-        --lr "${LR:-1e-4}" --eval-iters 0 --log-interval "${LOG_INTERVAL:-1}" --log-throughput)
+@MOCK@
 else
-    : "${DATA_PATH:?set it to the prefix of an indexed data set, or set MOCK_DATA=1}"
-    : "${TOKENIZER_TYPE:?set it, for instance HuggingFaceTokenizer, or set MOCK_DATA=1}"
-    : "${TOKENIZER_MODEL:?set it to the file, folder or name of the tokenizer, or set MOCK_DATA=1}"
-    : "${TRAIN_ITERS:?set it to the number of steps, or set MOCK_DATA=1}"
-    : "${LR:?set it to the learning rate, or set MOCK_DATA=1}"
+    : "${DATA_PATH:?set it to @DATA@@OR_MOCK@}"
+    : "${TOKENIZER_TYPE:?set it, @TOKENIZER@@OR_MOCK@}"
+    : "${TOKENIZER_MODEL:?set it to the file, folder or name of the tokenizer@OR_MOCK@}"
+    : "${TRAIN_ITERS:?set it to the number of steps@OR_MOCK@}"
+    : "${LR:?set it to the learning rate@OR_MOCK@}"
     run_args=(--data-path "${DATA_PATH}" --tokenizer-type "${TOKENIZER_TYPE}"
         --tokenizer-model "${TOKENIZER_MODEL}" --train-iters "${TRAIN_ITERS}" --lr "${LR}"
         --log-interval "${LOG_INTERVAL:-10}" --log-throughput
@@ -112,13 +118,6 @@ exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \\
     --rdzv-backend static --node-rank "${NODE_RANK}" \\
     --master-addr "${MASTER_ADDR}" --master-port "${MASTER_PORT}" \\
     "${MEGATRON_LM_DIR}/pretrain_gpt.py" "${MEGATRON_ARGS[@]}" "${run_args[@]}" "$@"
-"""
-
-_NO_MOCK = """\
-# What the plan does not decide. Conversations (--sft) have no synthetic tokens.
-if [[ "${MOCK_DATA:-0}" == 1 ]]; then
-    echo "error: MOCK_DATA=1: --sft reads DATA_PATH alone" >&2
-    exit 2
 """
 
 
@@ -147,19 +146,30 @@ def _filled(text: str, target: Target) -> str:
         "ENVIRONMENT": environment_lines(
             (*environment(target, facts(target)), *common_environment(target))
         ),
+        **_data(target),
         "GUARD": guard((*decided_flags(), *REFUSED, *planned)).rstrip("\n"),
     }
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
-    return text if target.workload.lengths is None else _of_conversations(text)
+    return text
 
 
-def _of_conversations(text: str) -> str:
-    """The script for ``--sft``, whose data set takes SFTTokenizer's alone and no synthetic tokens."""
-    begin, end = text.index("# What the plan does not decide."), text.index("else\n")
-    text = text[:begin] + _NO_MOCK + text[end:]
-    text = text.replace(", or set MOCK_DATA=1}", "}").replace(_TOKENIZER, _CONVERSATIONS["TOKENIZER_TYPE"])
-    return text.replace("the prefix of an indexed data set", _CONVERSATIONS["DATA_PATH"])
+def _data(target: Target) -> dict[str, str]:
+    return _TOKENS if target.workload.lengths is None else _CONVERSATIONS
+
+
+def needs(target: Target) -> tuple[tuple[str, str], ...]:
+    """What a run needs beside the plan, as the script says it."""
+    data = _data(target)
+    return (
+        ("MEGATRON_LM_DIR", f"a checkout of Megatron-LM {VERSIONS}"),
+        ("DATA_PATH", data["DATA"] + data["DRY"]),
+        ("TOKENIZER_TYPE", data["TOKENIZER"]),
+        ("TOKENIZER_MODEL", "the file, folder or name of the tokenizer"),
+        ("TRAIN_ITERS", "the number of steps"),
+        ("LR", "the learning rate"),
+        ("CHECKPOINTS", "where checkpoints are kept; unset: checkpoints in this folder"),
+    )
 
 
 class MegatronLm:
@@ -183,10 +193,7 @@ class MegatronLm:
             TORCHRUN_FILE: torchrun_script(head, target),
             SLURM_FILE: slurm_script(head, target),
         }
-        needs = NEEDS
-        if target.workload.lengths is not None:
-            needs = tuple((name, _CONVERSATIONS.get(name, text)) for name, text in NEEDS)
-        start = Start(program="pretrain_gpt.py", needs=needs)
+        start = Start(program="pretrain_gpt.py", needs=needs(target))
         return with_readme(target, files, product=PRODUCT, start=start, warnings=warnings)
 
 
