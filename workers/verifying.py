@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from meshwright.profiles.errors import InvalidProblemError, PlannerError, RefusedExportError
-from meshwright.service.stores.verifications import Verifications
+from meshwright.service.stores.verifications import Verifications, not_built
 
 _log = logging.getLogger(__name__)
 
@@ -22,15 +22,10 @@ def verify_next(store: Verifications, *, memory_bytes: int, time_s: float) -> bo
     except PlannerError as fault:
         faulty = isinstance(fault, InvalidProblemError | RefusedExportError)
         reasons = [one.sentence() for one in fault.errors] if faulty else [str(fault)]  # type: ignore[attr-defined]
-        found = _not_built(asked.plan_id, reasons)
+        found = not_built(*reasons)
     except Exception as fault:  # noqa: BLE001 - searches beside it go on, and it is not tried for ever
         _log.exception("plan %s could not be verified", asked.plan_id)
-        found = _not_built(asked.plan_id, [f"an error of our own, {type(fault).__name__}: {fault}"])
+        found = not_built(f"an error of our own, {type(fault).__name__}: {fault}")
     _log.info("plan %s: %s", asked.plan_id, found["verdict"])
     store.settle(asked.tenant, asked.plan_id, found)
     return True
-
-
-def _not_built(plan_id: str, reasons: list[str]) -> dict[str, object]:
-    """What is kept of a plan that no launcher built."""
-    return {"plan_id": plan_id, "verdict": "not built", "reasons": reasons}

@@ -100,22 +100,26 @@ class Verifications:
             note_verified(connection, row.tenant, [row.plan_id])
         try:
             job, body = self._jobs.plan(row.tenant, row.plan_id)
-        except NotFoundError:  # forgotten by now
-            self.settle(row.tenant, row.plan_id, {"verdict": "not built", "reasons": ["the plan is gone"]})
-            return None
-        try:
             plan, problem = plan_from_json(body), parse_problem(job.request)
+        except NotFoundError:  # forgotten by now
+            found = not_built("the plan is gone")
         except (InvalidProblemError, KeyError, TypeError, ValueError) as fault:  # of another version
-            why = f"its stored request or plan cannot be read: {fault}"
-            self.settle(row.tenant, row.plan_id, {"verdict": "not built", "reasons": [why]})
-            return None
-        return Asked(tenant=row.tenant, plan_id=row.plan_id, plan=plan, problem=problem)
+            found = not_built(f"its stored request or plan cannot be read: {fault}")
+        else:
+            return Asked(tenant=row.tenant, plan_id=row.plan_id, plan=plan, problem=problem)
+        self.settle(row.tenant, row.plan_id, found)
+        return None
 
     def settle(self, tenant: str, plan_id: str, found: Mapping[str, Any]) -> None:
         """Keep what was built, and the verdict beside the plan."""
         with self._database.write() as connection:
             _set(connection, tenant, plan_id, state="done", body=dict(found))
             note_verified(connection, tenant, [plan_id])
+
+
+def not_built(*reasons: str) -> dict[str, Any]:
+    """What is kept of a plan that no launcher built."""
+    return {"verdict": "not built", "reasons": list(reasons)}
 
 
 def _this(tenant: str, plan_id: str) -> Any:  # noqa: ANN401 - a select of three columns

@@ -106,16 +106,16 @@ def _left(problem: Problem, profile: Profile, answer: Answer, kept: list[Plan]) 
     plans = tuple(replace(plan, rank=rank) for rank, plan in enumerate(kept, 1))
     if len(plans) == len(answer.plans):
         return answer
-    late, step = len(answer.plans) - len(plans), plans[0].prediction.step_time_s
-    steps, least = [plan.prediction.step_time_s for plan in plans], answer.bound_step_time_s
-    plans = with_gaps(plans, steps, RankFloors(), least, of_steps=True)  # floors are of other ranks
+    late, bound_s = len(answer.plans) - len(plans), answer.bound_step_time_s
+    steps = [plan.prediction.step_time_s for plan in plans]
+    plans = with_gaps(plans, steps, RankFloors(), bound_s, of_steps=True)  # floors are of other ranks
     said = f"{late} of the {len(answer.plans)} plans of shortest step miss the deadline and are left out"
     return replace(
         answer,
         plans=plans,
-        gap=relative_gap(step, answer.bound_step_time_s),
+        gap=relative_gap(steps[0], bound_s),
         num_gpus_used=plans[0].config.num_gpus,
-        objective=claim_of(problem, profile, step, answer.bound_step_time_s),
+        objective=claim_of(problem, profile, steps[0], bound_s),
         warnings=(*answer.warnings, f"{said}; plans of longer step were not sought in their place"),
     )
 
