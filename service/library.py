@@ -161,7 +161,7 @@ class PredictResult(Result):
             "why": asdict(self.why),
             "notes": list(self.notes),
             "profile": self.profile.version,
-            "model": self.problem.model.figures(),
+            "model": self.problem.model_figures,
         }
 
     def render(self, width: int) -> RenderableType:

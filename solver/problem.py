@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
-from meshwright.profiles.adapters import ATTENTION_TARGETS, BasePrecision
+from meshwright.profiles.adapters import ATTENTION_TARGETS, BasePrecision, adapter_parameters
 from meshwright.profiles.cluster import ClusterSpec, Reliability
 from meshwright.profiles.errors import InternalError
 from meshwright.profiles.model import ModelSpec
@@ -170,6 +170,13 @@ class Problem:
     def priced_as(self) -> str:
         """The framework, or the launcher whose framework, sets the price."""
         return self.stack or self.launcher
+
+    @property
+    def model_figures(self) -> dict[str, str | int]:
+        """The model's name and exact counts, and how many of its weights, or beside them, are trained."""
+        figures, rank = self.model.figures(), self.workload.lora_rank
+        trained = adapter_parameters(self.model, rank, self.workload.lora_targets)
+        return {**figures, "num_trainable_parameters": trained if rank else figures["num_parameters"]}
 
 
 # --------------------------------------------------------------------------------------------------

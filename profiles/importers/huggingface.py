@@ -50,7 +50,8 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 # Keys of rotary scaling that follow from the others, say how a bound is rounded, or are read elsewhere.
 _OF_SCALING = (
     "attention_factor", "long_factor", "short_factor", "truncate", "rope_type", "type", "rope_theta",
-    "partial_rotary_factor", "max_position_embeddings", "llama_4_scaling_beta",
+    "partial_rotary_factor", "max_position_embeddings", "llama_4_scaling_beta", "long_mscale",
+    "short_mscale", "alpha", "attn_factor", "extrapolation_factor", "finetuned",
 )  # fmt: skip
 _SCALINGS = {"llama3": "llama3", "yarn": "yarn", "linear": "linear", "dynamic": "dynamic",
              "longrope": "longrope", "su": "longrope"}  # fmt: skip
@@ -137,7 +138,7 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
     if model_type == "falcon":
         facts["shared_norm"] = _falcon_shares_a_norm(reader, facts)
     reader.finish()
-    _refuse_unread(reader, tuple(added))
+    _refuse_unread(reader, (*added, *family.unused))
     source = f"config.json, model_type {model_type}" + _assumed(family, whole, added)
     return ModelSpec(name=name[:MAX_TEXT], source=source[:MAX_TEXT], **facts)
 
@@ -179,11 +180,19 @@ def _layers(reader: FieldReader, family: Family, num_layers: int) -> dict[str, A
 
 
 def _falcon_shares_a_norm(reader: FieldReader, facts: Mapping[str, Any]) -> bool:
-    """Falcon's attention and MLP share a norm, but for the newer of its architectures (modeling_falcon)."""
-    two = reader.flag("new_decoder_architecture", default=False)
-    if two and reader.value("num_ln_in_parallel_attn") == 1:
-        two = False
-    return bool(facts.get("parallel_residual")) and not two
+    """Falcon's attention and MLP share a norm, but for the newer of its architectures (modeling_falcon).
+
+    Raises:
+        UnsupportedModelError: norms that the class builds and does not read, or lacks.
+    """
+    newer, norms = (
+        reader.flag("new_decoder_architecture", default=False),
+        reader.value("num_ln_in_parallel_attn"),
+    )
+    if norms not in ((None, 1, 2) if newer else (None, 1)):
+        why = f"{str(norms)[:20]}: the class runs with 1, or 2 where new_decoder_architecture is true"
+        raise UnsupportedModelError.field("num_ln_in_parallel_attn", why)
+    return bool(facts.get("parallel_residual")) and not (newer and norms != 1)
 
 
 def _prediction_layers(reader: FieldReader) -> int:

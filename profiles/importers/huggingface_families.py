@@ -53,6 +53,8 @@ class Family:
     latent_bias_flag: str = ""  # latent attention: a key that gives its down-projections biases
     numbers: Mapping[str, tuple[str, Callable[[float], float]]] = field(default_factory=dict)
     fixed: Mapping[str, object] = field(default_factory=dict)
+    each_layer: tuple[str, ...] = ()  # keys that may list a value for each layer
+    unused: tuple[str, ...] = ()  # of published configs; the class builds nothing by them
     parts: tuple[str, ...] = ()  # objects inside the config whose keys are read as ``part.key``
     global_layers: GlobalRule = "all"
     global_every: int = 0
@@ -135,8 +137,13 @@ _COHERE = Family(
     facts={"normalization": "layernorm_without_bias", "parallel_residual": True, "shared_norm": True},
 )
 _COHERE_2 = replace(
-    _COHERE, flags=_ATTENTION_FLAG, global_layers="every_last", global_every=4, rotary_on_local_layers=True
-)
+    _COHERE, flags=_ATTENTION_FLAG, global_layers="every_last", global_every=4, rotary_on_local_layers=True,
+    fixed={
+        "layer_switch": 4, "order_of_interleaved_layers": "local_attn_first",
+        "position_embedding_type": "rope_gptj", "rotary_pct": 1.0, "use_embedding_sharing": True,
+        "use_gated_activation": True, "use_parallel_block": True, "use_parallel_embedding": True,
+    },
+)  # fmt: skip
 _EXAONE = Family(facts=_PER_HEAD, global_layers="every_last", global_every=4, rotary_on_local_layers=True)
 _QWEN_LOCAL: GlobalRule = "before_max_window_layers"
 _GPT_FACTS: Facts = {"gated_mlp": False, "normalization": "layernorm", **_ALL_BIASES}
@@ -161,7 +168,23 @@ _GPT_J = Family(
     },
     fixed={"scale_attn_weights": True, "rotary": True},
 )  # fmt: skip
-_HUNYUAN = Family(flags=_ATTENTION_FLAG, facts=_PER_HEAD)
+_HUNYUAN = Family(
+    flags=_ATTENTION_FLAG,
+    facts=_PER_HEAD,
+    names={"attention_head_dim": "head_dim"},
+    fixed={
+        "use_qk_norm": True, "use_rotary_pos_emb": True, "norm_type": "rms",
+        "add_classification_head": False, "num_shared_expert": 1, "use_mixed_mlp_moe": True,
+        "moe_layer_num_skipped": 0, "group_limited_greedy": False, "use_mla": False,
+        "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+    },
+    each_layer=("moe_topk", "num_shared_expert", "moe_intermediate_size"),
+    unused=(
+        "cla_share_factor", "class_num", "dense_list", "im_end_id", "im_start_id", "im_newline_id",
+        "mask_init_id", "pool_type", "text_start_id", "text_end_id", "video_start_id", "video_end_id",
+        "moe_drop_tokens", "moe_random_routing_dropped_token", "capacity_factor",
+    ),
+)  # fmt: skip
 _QUICK_GELU: Facts = {"activation": "quick_gelu", "gate_offset": 1.0}
 _CLAMP = {"swiglu_limit": ("activation_clamp", _itself)}
 
@@ -189,7 +212,11 @@ FAMILIES: Mapping[str, Family] = {
         _BIASED_ATTENTION, activation="relu2", facts={"inner_norms": True}, heads_fill_hidden=True
     ),
     "arcee": replace(LLAMA, activation="relu2", facts={"gated_mlp": False}),
-    "apertus": replace(_BIASED_ATTENTION, activation="xielu", facts={"gated_mlp": False, **_PER_HEAD}),
+    "apertus": replace(
+        _BIASED_ATTENTION, activation="xielu",
+        facts={"gated_mlp": False, **_PER_HEAD},
+        fixed={"qk_norm": True},
+    ),
     "nanochat": replace(
         _BIASED_ATTENTION,
         activation="relu2",
@@ -293,6 +320,8 @@ FAMILIES: Mapping[str, Family] = {
     "ernie4_5_moe": Family( experts="moe_num_experts",
         flags={"use_bias": (False, {**_ALL_BIASES, "head_bias": True})},
         router={"selection_bias": True, "selection_bias_counted": True, "expert_bias": False},
+        fixed={"moe_gate": "topk", "moe_use_aux_free": True},
+        unused=("moe_capacity", "moe_layer_use_gate", "sinkhorn_2gate"),
     ),
     "hunyuan_v1_moe": replace(_HUNYUAN, experts="num_experts", shared_experts_of_ffn=1),
     "hy_v3": replace(
@@ -343,7 +372,10 @@ FAMILIES: Mapping[str, Family] = {
         fixed={
             "scoring_func": "sigmoid", "use_qk_norm": True, "qk_norm_type": "per_layer",
             "use_routing_bias": True, "shared_intermediate_size": 0, "mtp_transformer_layers": 1,
+            "layernorm_full_attention_beta": 1.0, "layernorm_linear_attention_beta": 1.0,
+            "layernorm_mlp_beta": 1.0,
         },
+        unused=("mlp_intermediate_size", "shared_moe_mode", "swa_rope_theta"),
     ),
     "minimax_m3_vl_text": Family( experts="num_local_experts",
         facts={**_PER_HEAD, "zero_centered_norm": True, **_QUICK_GELU},

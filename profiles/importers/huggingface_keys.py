@@ -27,6 +27,11 @@ FIXED: Mapping[str, tuple[object, str]] = {  # keys that a type does not read, a
     "use_mrope": (False, "positions of several axes"),
     "use_parallel_residual": (False, "this model type adds attention and MLP one after the other"),
     "use_logn_attn": (False, "scores that grow with the sequence"),
+    "bias": (False, _BIAS),
+    "qk_norm": (False, "this model type has no such norm"),
+    "post_norm": (False, "this model type has its norms elsewhere"),
+    "use_cla": (False, "layers that share keys and values"),
+    "use_dynamic_ntk": (False, "positions that stretch with the sequence"),
     "swiglu_limit": (None, "clamped activations of this model type"),
     "shared_expert_intermediate_size": (0, "shared experts of a model without experts"),
 }
@@ -44,7 +49,12 @@ HARMLESS: Mapping[str, str] = {
             "num_return_sequences",
             "no_repeat_ngram_size", "early_stopping", "task_specific_params", "tokenizer_class",
             "tokenizer_name", "bad_words_ids", "forced_bos_token_id", "forced_eos_token_id",
-            "model_max_length", "image_token_id", "generation_config",
+            "model_max_length", "image_token_id", "generation_config", "num_beam_groups",
+            "diversity_penalty", "encoder_no_repeat_ngram_size", "output_scores", "remove_invalid_values",
+            "return_dict_in_generate", "exponential_decay_length_penalty", "suppress_tokens",
+            "begin_suppress_tokens", "decoder_start_token_id", "prefix", "bos_token", "eos_token",
+            "output_past", "inference_runner", "max_batch_size", "pad_key_length", "max_model_len",
+            "pre_allocate_kv_cache", "validate_runner_input",
         ),
         _TOKENS,
     ),
@@ -56,12 +66,19 @@ HARMLESS: Mapping[str, str] = {
             "num_labels", "problem_type", "return_dict", "output_attentions", "output_hidden_states",
             "torchscript", "use_bfloat16", "is_llama_config", "is_decoder", "gradient_checkpointing",
             "unsloth_fixed", "unsloth_version", "use_flash_attn", "name", "pruned_heads",
-            "chunk_size_feed_forward", "slow_but_exact", "onnx_safe",
+            "chunk_size_feed_forward", "slow_but_exact", "onnx_safe", "tf_legacy_loss", "use_return_dict",
+            "tie_encoder_decoder", "finetuning_task", "_attn_implementation_internal",
+            "use_flash_attention", "_output_attentions", "_flash_attn_2_enabled", "flash_attn",
+            "flash_rotary", "fused_dense", "fused_bias_fc", "fused_dropout_add_ln", "fused_mlp",
+            "use_sdpa_with_kv_cache",
         ),
         _SOFTWARE,
     ),
     **dict.fromkeys(
-        ("initializer_range", "initializer_factor", "init_std", "embedding_initializer_range"),
+        (
+            "initializer_range", "initializer_factor", "init_std", "embedding_initializer_range",
+            "initializer_cutoff_factor", "lambda_std_dev",
+        ),
         "initial weights change no cost; the launch files leave the launcher's own",
     ),
     **dict.fromkeys(
@@ -70,7 +87,7 @@ HARMLESS: Mapping[str, str] = {
             "residual_dropout", "embedding_dropout", "classifier_dropout", "activation_dropout",
             "layerdrop", "expert_dropout", "router_jitter_noise", "input_jitter_noise",
             "router_aux_loss_coef", "aux_loss_alpha", "seq_aux", "output_router_logits",
-            "router_z_loss_coef",
+            "router_z_loss_coef", "neftune_noise_alpha",
         ),
         _RECIPE,
     ),
@@ -118,7 +135,14 @@ HARMLESS: Mapping[str, str] = {
     "learned_pos_emb": "an unused key of MPT, whose positions are ALiBi's",
     "attn_uses_sequence_id": "how sequences are packed",
     "is_encoder_decoder": "refused where it is true",
-    "quantization_config": "of the published weights; training has the request's precision",
+    **dict.fromkeys(
+        ("quantization_config", "quantization", "compression_config", "_pre_quantization_dtype"),
+        "of the published weights; training has the request's precision",
+    ),
+    "dual_chunk_attention_config": "of inference beyond the trained length",
+    "max_sequence_length": "repeats max_position_embeddings",
+    "org_vocab_size": "the tokens before padding; the table has vocab_size",
+    "pad_vocab_size_multiple": "how vocab_size was rounded",
     "max_window_layers": "read where use_sliding_window is true",
     "n_ctx": "repeats n_positions",
     "initial_context_length": "repeats what rope_scaling states",
@@ -265,6 +289,7 @@ _REASONS: Mapping[str, str] = {
     "num_kv_shared_layers": "layers that share keys and values",
     "use_parallel_residual_experts": "parallel experts",
 }
+_ATTENTION = {"attn_type_list": "1"}  # what a list of kinds says of a layer with attention
 _PREFIXES: Mapping[str, str] = {"mamba_": "state-space layers", "ssm_": "state-space layers"}
 
 
@@ -275,7 +300,11 @@ def refuse_unsupported(reader: FieldReader, planned: tuple[str, ...] = ()) -> No
         UnsupportedModelError: names the name.
     """
     for name, why in _REASONS.items():
-        if name not in planned and reader.value(name) not in (None, False, 0, [], {}, ""):
+        value = reader.value(name)
+        alike = (
+            isinstance(value, list) and name in _ATTENTION and set(map(str, value)) == {_ATTENTION[name]}
+        )
+        if name not in planned and not alike and value not in (None, False, 0, [], {}, ""):
             raise UnsupportedModelError.field(name, why)
     for name in reader.names():
         for prefix, why in _PREFIXES.items():
@@ -317,12 +346,30 @@ def completed(model_type: str, config: Mapping[str, object]) -> tuple[dict[str, 
             stated |= {f"{key}.{inner}": inside for inner, inside in part.items()}
         elif names.get(key, key) == key or names[key] not in config:
             stated[names.get(key, key)] = value
+    stated |= {key: _one_value(key, stated[key]) for key in family.each_layer if key in stated}
     unread = [key for key in entry.get("unread", ()) if key in stated]
     for key in unread:
-        _refuse_unread(key, stated.pop(key), family)
+        value = stated.pop(key)
+        if key != "moe_intermediate_size" or value != stated.get("intermediate_size"):
+            _refuse_unread(key, value, family)
     defaults = {**entry["defaults"], **family.defaults}
+    off = {key: False for key, value in stated.items() if value is None and defaults.get(key) is True}
+    stated |= off  # a switch that is null is off, whatever it is where nothing is said
     added = {key: value for key, value in defaults.items() if key not in stated}
     return {**stated, **added}, frozenset(added)
+
+
+def _one_value(key: str, value: object) -> object:
+    """What a list states of every layer; anything else as it is.
+
+    Raises:
+        UnsupportedModelError: layers differ.
+    """
+    if not isinstance(value, list) or not value:
+        return value
+    if any(one != value[0] for one in value):
+        raise UnsupportedModelError.field(key, "layers of different sizes")
+    return value[0]
 
 
 def _refuse_unread(key: str, value: object, family: Family) -> None:

@@ -276,6 +276,7 @@ class ModelFigures(BaseModel):
     num_parameters: int
     num_active_parameters: int  # that one token uses
     num_mtp_parameters: int  # of multi-token prediction, beside num_parameters
+    num_trainable_parameters: int  # of adapters beside frozen weights, else num_parameters
 
 
 class PredictionView(BaseModel):

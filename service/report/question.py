@@ -18,8 +18,12 @@ def header(problem: Problem, width: int) -> Text:
 def question_words(problem: Problem) -> tuple[str, str, str, str, str]:
     """Model, cluster, batch, precision and launcher of a question."""
     model, workload = problem.model, problem.workload
+    figures = problem.model_figures
+    trained = (
+        f", {count(int(figures['num_trainable_parameters']))} of LoRA trained" if workload.lora_rank else ""
+    )
     return (
-        f"{clean(model.title)} ({count(model.num_parameters())} parameters)",
+        f"{clean(model.title)} ({count(int(figures['num_parameters']))} parameters{trained})",
         clean(problem.cluster.title),
         f"batch {_batches(problem)} × {workload.seq_length} tokens{lengths_words(workload)}",
         workload.precision,

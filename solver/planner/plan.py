@@ -188,7 +188,7 @@ _FOLLOWING = 0.1  # of a search's time: what one that rivals cut short is expect
 def _of_model(problem: Problem, answer: Answer) -> Answer:
     """The answer with its model's counts, and what the model was not made for."""
     said = (*answer.warnings, *beyond_positions(problem))
-    return replace(answer, model=problem.model.figures(), warnings=said)
+    return replace(answer, model=problem.model_figures, warnings=said)
 
 
 def _run_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Callable[..., Answer]:

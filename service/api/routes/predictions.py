@@ -49,7 +49,7 @@ def create_prediction(body: BodyDep, tenant: TenantDep, service: ServiceDep) -> 
         why=reasons_of(problem, profile, [configuration], [prediction.step_time_s])[0],
         breaks=broken_rules(problem, configuration),
         profile=profile.version,
-        model=ModelFigures.model_validate(problem.model.figures()),
+        model=ModelFigures.model_validate(problem.model_figures),
         launcher=own.launcher,
         notes=[
             *own.notes,

@@ -301,3 +301,47 @@ def test_the_rotary_base_is_the_stated_one_or_the_library_default() -> None:
     config = _config("llama-3.1-8b")
     del config["rope_theta"]
     assert model_from_config(config, name="x").rotary_base == 10_000, "the default of LlamaConfig"
+
+
+# Keys of published configs that no size hangs on, beside those that the classes read.
+PUBLISHED_KEYS: dict[str, dict[str, Any]] = {
+    "llama": {"max_sequence_length": 2048, "num_beam_groups": 1, "diversity_penalty": 0.0, "prefix": None,
+              "tf_legacy_loss": False, "encoder_no_repeat_ngram_size": 0, "quantization": {"bits": 4}},
+    "gpt2": {"output_past": True, "n_ctx": 1024},
+    "opt": {"prefix": "</s>"},
+    "phimoe": {"original_max_position_embeddings": 4096, "rope_scaling": {
+        "type": "longrope", "long_mscale": 1.24, "short_mscale": 1.24, "long_factor": [1.0],
+        "short_factor": [1.0], "original_max_position_embeddings": 4096}},
+    "hunyuan_v1_dense": {"use_cla": False, "cla_share_factor": 2, "use_qk_norm": True,
+                         "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}},
+    "minimax_m2": {"attn_type_list": [1] * 62, "mlp_intermediate_size": 8192,
+                   "layernorm_mlp_beta": 1.0, "attn_window_size": None},
+    "apertus": {"qk_norm": True, "post_norm": False},
+    "cohere2": {"layer_switch": 4, "use_gated_activation": True, "rotary_pct": 1.0},
+    "diffllama": {"lambda_std_dev": 0.1},
+    "modernbert-decoder": {"initializer_cutoff_factor": 2.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", PUBLISHED_KEYS)
+def test_keys_that_published_configs_add_change_no_size(model_type: str) -> None:
+    plain = model_from_config({"model_type": model_type}, name="x")
+    whole = model_from_config({"model_type": model_type, **PUBLISHED_KEYS[model_type]}, name="x")
+    assert whole.num_parameters() == plain.num_parameters()
+
+
+def test_a_list_that_states_one_value_for_every_layer_is_that_value_and_unlike_ones_are_refused() -> None:
+    config = {"model_type": "hunyuan_v1_moe", "num_experts": 64, "num_hidden_layers": 3}
+    one = model_from_config({**config, "moe_topk": 8}, name="x")
+    assert model_from_config({**config, "moe_topk": [8, 8, 8]}, name="x") == one
+    with pytest.raises(UnsupportedModelError, match=r"moe_topk .layers of different sizes"):
+        model_from_config({**config, "moe_topk": [8, 8, 4]}, name="x")
+
+
+def test_falcon_has_as_many_norms_as_its_architecture_runs_with() -> None:
+    with pytest.raises(UnsupportedModelError, match="num_ln_in_parallel_attn"):
+        model_from_config({"model_type": "falcon", "num_ln_in_parallel_attn": 2}, name="x")
+    # a switch that is null is off, though the class has it on: two norms' vectors of 4544 in 32 layers more
+    parallel = model_from_config({"model_type": "falcon"}, name="x")
+    serial = model_from_config({"model_type": "falcon", "parallel_attn": None}, name="x")
+    assert serial.num_parameters() - parallel.num_parameters() == 32 * 2 * 4544

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+from meshwright.profiles.library import find_model
 from meshwright.profiles.profile import default_profile
 from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.report.question import header
@@ -39,6 +40,16 @@ def test_everything_survives_json_and_is_printed() -> None:
     sent = {**json.loads(json.dumps(answer.to_json())), "job_id": "1", "next_page_token": None}
     assert answer_from_json(sent) == answer
     assert render_answer(answer, problem, width=160)
+
+
+def test_the_header_counts_what_is_trained_beside_frozen_weights() -> None:
+    problem = replace(a_problem(batch=32), model=find_model("llama-3.1-8b"))
+    adapters = replace(problem.workload, lora_rank=16, lora_targets=("q_proj", "v_proj"))
+    problem = replace(problem, workload=adapters)
+    # 32 layers, A and B of rank 16 beside 4096 to 4096 and 4096 to 8 heads of 128
+    assert problem.model_figures["num_trainable_parameters"] == 32 * 16 * (8192 + 5120) == 6_815_744
+    words = header(problem, 300).plain.replace("\xa0", " ")
+    assert "(8 030 261 248 parameters, 6 815 744 of LoRA trained)" in words
 
 
 def test_what_is_left_open_stands_in_the_header() -> None:

@@ -14,17 +14,30 @@ from meshwright.profiles.capabilities import model_facts
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.model_parts import MlaSpec, MoeSpec
+from meshwright.profiles.model_parts import IndexerSpec, MlaSpec, MoeSpec
 from meshwright.service.launchers import megatron_flags
 
 FIXTURES = Path(__file__).parents[2] / "profiles" / "fixtures"
 PARTS: tuple[tuple[str, type], ...] = (("", ModelSpec), ("moe", MoeSpec), ("mla", MlaSpec))
-NAMES = {"name", "source", "display_name", "moe", "mla", "rotary_scaling"}
+NAMES = {"name", "source", "display_name", "moe", "mla"}
+# What no config has without another: the fact that it goes with, gone as well.
+TOGETHER = {
+    "num_shared_experts": {"shared_ffn_hidden_size": 0, "shared_expert_gate": False},
+    "shared_ffn_hidden_size": {"num_shared_experts": 0, "shared_expert_gate": False},
+    "router_groups": {"router_top_groups": 0},
+}
+# And what only some configs of a type have: layers without positions that are not every n-th.
+LISTED = {"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layers": [1, 0, 0, 1]}
+LATENT = {"model_type": "deepseek_v3", "num_experts_per_tok": 8}
+SPARSE = {"model_type": "deepseek_v32"}
 
 
 def models() -> list[ModelSpec]:
-    """Every planned model of the real and the drawn configs."""
-    found = []
+    """Every planned model of the real and the drawn configs, and what launch files alone can state."""
+    latent = model_from_config(LATENT, name="x")
+    assert latent.mla
+    bare = replace(latent, mla=replace(latent.mla, norms=False))  # Megatron-LM without --qk-layernorm
+    found = [model_from_config(LISTED, name="x"), bare]
     for file in ("real-configs.json", "drawn-configs.json"):
         for one in json.loads((FIXTURES / file).read_text()):
             try:
@@ -62,7 +75,7 @@ def without(model: ModelSpec, part: str, name: str, default: object) -> Iterator
     if name == "frequency" and model.layer_kinds().count("moe") == 1:  # of one layer there is no distance
         return
     try:
-        changed = replace(holder, **{name: default})
+        changed = replace(holder, **{name: default, **TOGETHER.get(name, {})})
         yield replace(model, **{part: changed}) if part else changed
     except InvalidProblemError:
         return
@@ -81,6 +94,13 @@ def test_a_model_without_one_of_its_facts_has_another_count_price_name_or_flag(
     part: str, name: str, default: object
 ) -> None:
     pairs = [(model, one) for model in MODELS for one in without(model, part, name, default)]
-    if not pairs:
-        pytest.skip("no config has it alone")
+    assert pairs, "a config has it"
     assert all(seen(model) != seen(one) for model, one in pairs)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(IndexerSpec)])
+def test_every_size_of_an_indexer_changes_the_count_or_the_work(name: str) -> None:
+    model = model_from_config(SPARSE, name="x")
+    assert model.indexer
+    other = replace(model.indexer, **{name: getattr(model.indexer, name) // 2})
+    assert seen(replace(model, indexer=other)) != seen(model)

@@ -113,7 +113,7 @@ def test_an_answer_carries_the_exact_count_and_warns_beyond_the_models_positions
     # 32·(2·4096² + 2·4096·1024 + 3·4096·14336 + 2·4096) + 4096 + 2·128256·4096
     assert answer.model == {
         "name": short.model.name, "num_parameters": 8_030_261_248, "num_active_parameters": 8_030_261_248,
-        "num_mtp_parameters": 0,
+        "num_mtp_parameters": 0, "num_trainable_parameters": 8_030_261_248,
     }  # fmt: skip
     said = "seq_length 2048 is longer than the 1024 positions that Llama 3.1 70B states"
     assert said in answer.warnings
