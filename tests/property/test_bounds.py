@@ -1,9 +1,5 @@
-"""Bounds hold for every split, and each tier is at most the next.
+"""Bounds hold for every split, and each tier is at most the next."""
 
-``BOUND_EXAMPLES=2500`` tries that many problems instead of the few that suffice from day to day.
-"""
-
-import os
 from dataclasses import replace
 
 import numpy as np
@@ -25,11 +21,12 @@ from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import Priced
 from meshwright.solver.search.proof import dominates, least_of_candidates_s, least_step_bound_s
 from meshwright.solver.search.rows import Rows
+from tests.draws import draws
 from tests.problems.strategies import priced_rows
 from tests.property.exhaustive import exhaust
 
 ROUNDING = 1 + 1e-9
-EXAMPLES = int(os.environ.get("BOUND_EXAMPLES", "120"))
+EXAMPLES = draws(80)
 
 
 @given(priced_rows(any_schedule=True))

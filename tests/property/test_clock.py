@@ -3,13 +3,11 @@
 Requests are drawn from the whole schema and answered in a process of their own, which measures the most
 CPU seconds between two looks at the clock, those beyond a limit or a cancel, and its own largest
 resident memory. The clock itself counts CPU seconds there, so that a busy machine changes nothing.
-MESHWRIGHT_CLOCK_REQUESTS sets how many legal requests are drawn.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import resource
 import subprocess
@@ -21,7 +19,9 @@ from typing import Any
 
 import pytest
 
-REQUESTS = int(os.environ.get("MESHWRIGHT_CLOCK_REQUESTS", "14"))
+from tests.draws import draws
+
+REQUESTS = draws(6)
 MOST_BETWEEN_LOOKS_S = 0.25
 MOST_BEYOND_S = 1.0  # of a limit, or of a cancel
 MOST_MIB = 1024

@@ -11,6 +11,7 @@ from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
 from meshwright.solver.space.request_rules import request_rules, without_limits
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
+from tests.draws import draws
 from tests.property.unexplained import unexplained
 
 SMALL = a_model(num_layers=24, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
@@ -49,7 +50,7 @@ def gpus_used(problem: Problem, limits: Collection[str]) -> int:
     st.fixed_dictionaries({}, optional={name: st.sampled_from(values) for name, values in PINS.items()}),
     st.sampled_from((10.0, 24.0, 79.0)),
 )
-@settings(max_examples=20, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=draws(10), deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 def test_every_conflict_is_infeasible_and_without_any_member_it_is_not(
     pins: dict[str, int | str], memory_gib: float
 ) -> None:

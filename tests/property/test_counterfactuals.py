@@ -21,6 +21,7 @@ from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem, Workload
 from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.splits import even_split
+from tests.draws import draws
 
 MODELS = ("llama-3.1-8b", "mixtral-8x7b", "gpt-3-350m", "llama-3.1-70b")
 CLUSTERS = ("dgx-h100", "dgx-a100")
@@ -171,7 +172,9 @@ def check(start: Start, why: Why) -> int:
     return said
 
 
-@settings(max_examples=15, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=draws(10), deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+)
 @given(problems(), st.integers(0, 2**32 - 1))
 def test_every_change_that_is_named_has_the_sign_that_is_said(problem: Problem, seed: int) -> None:
     profile = default_profile(problem.cluster, problem.launcher)

@@ -1,6 +1,5 @@
 """What holds for a kind of rows holds for every row of it, and looking kind by kind changes no answer."""
 
-import os
 from dataclasses import fields, replace
 
 import numpy as np
@@ -20,10 +19,11 @@ from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.space.factored import Crossing, Kinds
 from tests.builders import a_cluster, a_model, a_problem
+from tests.draws import draws
 from tests.problems.small_problems import small_problems
 from tests.property.exhaustive import exhaust_all
 
-EXAMPLES = int(os.environ.get("SEARCH_EXAMPLES", "12"))
+EXAMPLES = draws(8)
 ROUNDING = 1 + 1e-9
 
 

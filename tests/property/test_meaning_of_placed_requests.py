@@ -1,10 +1,7 @@
 """Answers on unlike node groups against every placement that a request means (``placed_meaning``).
 
-Nothing here imports the product's enumeration, its exact program or its bounds. ``SEARCH_EXAMPLES=5000``
-tries a tenth as many requests as that.
-"""
+Nothing here imports the product's enumeration, its exact program or its bounds."""
 
-import os
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
@@ -17,9 +14,10 @@ from meshwright.solver.answer import Answer
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
+from tests.draws import draws
 from tests.property.placed_meaning import Placed, a_placed_request, all_placed
 
-EXAMPLES = int(os.environ.get("SEARCH_EXAMPLES", "200")) // 10
+EXAMPLES = draws(8)
 PARTS = 4
 ROUNDING = 1 + 1e-9
 RANKING = 1 + 1e-7  # scores are compared in whole nanoseconds

@@ -1,11 +1,9 @@
 """Answers to random requests against every configuration that the request means (``meaning``).
 
-Nothing here imports the product's enumeration. ``SEARCH_EXAMPLES=5000`` tries that many requests instead of
-the 200 of every day, and half as many that leave the launcher or the nodes open or have a deadline, a batch
-ramp or a front: each of these is several searches.
+Nothing here imports the product's enumeration. Half as many requests leave the launcher or the nodes open
+or have a deadline, a batch ramp or a front: each of these is several searches.
 """
 
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +21,7 @@ from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.priced_space import have_room
 from meshwright.solver.search.search import search
+from tests.draws import draws
 from tests.problems.requests_drawn import OPEN_KINDS, a_drawn_request, an_open_request
 from tests.property.meaning import (
     Judged,
@@ -37,7 +36,7 @@ from tests.property.meaning import (
 )
 from tests.property.unexplained import unexplained
 
-EXAMPLES = int(os.environ.get("SEARCH_EXAMPLES", "200"))
+EXAMPLES = draws(80)
 PARTS = 10
 ROUNDING = 1 + 1e-9
 RANKING = 1 + 1e-7  # scores are compared in whole nanoseconds

@@ -1,6 +1,5 @@
 """Mixed clusters: exact programs and bounds against brute force over every placement."""
 
-import os
 from dataclasses import replace
 from itertools import chain, combinations, pairwise
 
@@ -20,9 +19,10 @@ from meshwright.solver.search.placement.replicas import least_split_s, shares_of
 from meshwright.solver.search.proof import least_objective
 from meshwright.solver.search.proof import placed_objective_bound_s as objective_bound_s
 from meshwright.solver.search.search import search
+from tests.draws import draws
 from tests.problems.mixed_clusters import fields_of, mixed_problems, outer_space, placements
 
-EXAMPLES = int(os.environ.get("BOUND_EXAMPLES", "40"))
+EXAMPLES = draws(24)
 NS = 1e-9
 
 

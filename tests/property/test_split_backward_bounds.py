@@ -1,6 +1,5 @@
 """Bounds of the zero-bubble family against the simulation of its passes."""
 
-import os
 from dataclasses import replace
 
 import numpy as np
@@ -12,11 +11,12 @@ from meshwright.solver.schedules.schedule import SPLIT_BACKWARD, V_SHAPED
 from meshwright.solver.search.bounds import fractional_s, least_end_s, split_s, whole_layers_s
 from meshwright.solver.search.fill import can_beat
 from meshwright.solver.search.rows import Rows
+from tests.draws import draws
 from tests.problems.strategies import Shape, columns_of, layout_of, prices_of
 from tests.property.exhaustive import simulated_s
 
 ROUNDING = 1 + 1e-9
-EXAMPLES = int(os.environ.get("BOUND_EXAMPLES", "120"))
+EXAMPLES = draws(80)
 
 
 @st.composite

@@ -1,7 +1,4 @@
-"""Whole searches of random small problems against trying everything, and what must hold between searches.
-
-``SEARCH_EXAMPLES=2000`` tries that many problems instead of the few that suffice from day to day.
-"""
+"""Whole searches of random small problems against trying everything, and what holds between searches."""
 
 import json
 import os
@@ -25,11 +22,12 @@ from meshwright.solver.search.priced_space import priced_rows
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import searched_space
+from tests.draws import draws
 from tests.problems.small_problems import small_problems
 from tests.property.exhaustive import candidates_s, exhaust_all
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = int(os.environ.get("SEARCH_EXAMPLES", "12"))
+EXAMPLES = draws(8)
 ROUNDING = 1 + 1e-9
 
 
