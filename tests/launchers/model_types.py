@@ -99,20 +99,16 @@ def alone(launcher: str, model: ModelSpec) -> DryRun:
 def row_of(launcher: str, model: ModelSpec, rng: random.Random) -> DryRun | None:
     """A legal row of the search's own space with stages and tensor ranks, where there is such."""
     problem = problem_of(launcher, model, seq_length=SEQUENCE, num_nodes=2, batch=32)
-    space = enumerate_space(problem, legal_only=True)
-    columns, sharded = space.columns, launcher == "torchtitan"  # which has no tensor ranks without shards
+    columns = enumerate_space(problem, legal_only=True).columns
+    sharded = launcher == "torchtitan"  # which has no tensor ranks without shards
     stages, chunks = columns.pipeline_parallel_size, columns.virtual_pipeline_size
     # Where key heads are fewer than tensor ranks, Megatron-LM's ranks hold parts of heads and gather them.
-    legal = (
-        space.legal
-        & ((columns.zero_stage <= 1) != sharded)
-        & (columns.tensor_parallel_size <= model.num_kv_heads)
-    )
+    legal = ((columns.zero_stage <= 1) != sharded) & (columns.tensor_parallel_size <= model.num_kv_heads)
     split = (stages > 1) & (stages <= MOST_STAGES) & (stages * chunks <= model.num_layers)
     rows = (legal & split if (legal & split).any() else legal).nonzero()[0].tolist()
     if not rows:
         return None
-    found = target_of_row(problem, space, rng.choice(rows), rng)
+    found = target_of_row(problem, columns, rng.choice(rows), rng)
     ends = model.moe is not None and model.moe.num_experts * model.num_layers > MANY_EXPERTS
     return DryRun(f"{model.name}, a row", found, shards=None if sharded else 1, ends=ends)
 

@@ -12,9 +12,9 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.library import find_cluster
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.target import Target
-from meshwright.solver.configuration import Configuration
+from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.problem import Problem, Workload
-from meshwright.solver.space.enumerate import Space, enumerate_space
+from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.splits import launcher_split
 from tests.launchers.cases import (
     DEEPSEEK_EXPERTS,
@@ -149,18 +149,19 @@ def problem_of(
 
 def random_targets(problem: Problem, count: int, rng: random.Random) -> Iterator[Target]:
     """Legal rows of the search's own space, drawn at random, each with a split that the launcher takes."""
-    space = enumerate_space(problem, legal_only=True)
-    legal = np.flatnonzero(space.legal)
-    for row in rng.sample(legal.tolist(), min(count, len(legal))):
-        yield target_of_row(problem, space, row, rng)
+    rows = enumerate_space(problem, legal_only=True).rows
+    drawn = rng.sample(range(len(rows)), min(count, len(rows)))
+    columns = rows.take(np.array(drawn, dtype=np.int64))
+    for row in range(len(columns)):
+        yield target_of_row(problem, columns, row, rng)
 
 
-def target_of_row(problem: Problem, space: Space, row: int, rng: random.Random) -> Target:
+def target_of_row(problem: Problem, columns: Columns, row: int, rng: random.Random) -> Target:
     """One row, with a split that the launcher takes."""
-    chunks = int((space.columns.pipeline_parallel_size * space.columns.virtual_pipeline_size)[row])
+    chunks = int(columns.pipeline_parallel_size[row] * columns.virtual_pipeline_size[row])
     split = _split(problem, chunks, rng)
-    own = launcher_split(problem, space.columns.configuration(row, split))
-    config = space.columns.configuration(row, own or split)
+    own = launcher_split(problem, columns.configuration(row, split))
+    config = columns.configuration(row, own or split)
     return Target(plan=plan(config), problem=problem)
 
 

@@ -45,17 +45,14 @@ def problems(draw: st.DrawFn) -> Problem:
 
 def starts(problem: Problem, seed: int, count: int = 6) -> list[Configuration]:
     """Legal configurations drawn evenly, good and bad ones, with even splits."""
-    space = enumerate_space(problem, legal_only=True)
-    legal = np.flatnonzero(space.legal)
-    if not len(legal):
-        return []
-    rows = np.random.default_rng(seed).choice(legal, size=min(count, len(legal)), replace=False)
-    found = []
-    for row in rows.tolist():
-        one = space.columns.configuration(row, (problem.model.num_layers,))
+    legal = enumerate_space(problem, legal_only=True).rows
+    some = np.random.default_rng(seed).permutation(len(legal))[:count]
+    columns, found = legal.take(some), []
+    for row in range(len(columns)):
+        one = columns.configuration(row, (problem.model.num_layers,))
         chunks = one.pipeline_parallel_size * one.virtual_pipeline_size
         split = even_split(problem.model.num_layers, chunks)
-        found.append(space.columns.configuration(row, split))
+        found.append(columns.configuration(row, split))
     return found
 
 

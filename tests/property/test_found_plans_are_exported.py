@@ -73,12 +73,12 @@ def test_a_row_of_every_value_that_a_launcher_offers_is_exported(launcher: str) 
         problem = replace(plain, workload=workload, options=replace(plain.options, allow=("offload",)))
         if list(problem_faults(problem, able)):
             continue
-        space = enumerate_space(problem)
+        columns = enumerate_space(problem, legal_only=True).columns
         for name, words in WORDS.items():
-            values = getattr(space.columns, name)
-            for value in np.unique(values[space.legal]):
-                row = int(np.flatnonzero(space.legal & (values == value))[-1])
-                found = target_of_row(problem, space, row, random.Random(row))
+            values = getattr(columns, name)
+            for value in np.unique(values):
+                row = int(np.flatnonzero(values == value)[-1])
+                found = target_of_row(problem, columns, row, random.Random(row))
                 assert export(found.plan, problem, launcher).files
                 drawn[name].add(words[value])
     offered = {

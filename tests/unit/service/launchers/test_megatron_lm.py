@@ -351,13 +351,12 @@ def nearly_even(num_layers: int, chunks: int) -> list[int]:
 
 def proposed(problem: Problem) -> list[Configuration]:
     """Legal rows of the search's own space, evenly spread over it, each with a split."""
-    space = enumerate_space(problem)
-    legal = np.flatnonzero(space.legal)
-    chosen = legal[np.linspace(0, len(legal) - 1, ROWS_A_MODEL).astype(int)]
-    chunks = space.columns.pipeline_parallel_size * space.columns.virtual_pipeline_size
+    rows = enumerate_space(problem, legal_only=True).rows
+    columns = rows.take(np.linspace(0, len(rows) - 1, ROWS_A_MODEL).astype(int))
+    chunks = (columns.pipeline_parallel_size * columns.virtual_pipeline_size).tolist()
     return [
-        space.columns.configuration(row, nearly_even(problem.model.num_layers, int(chunks[row])))
-        for row in chosen
+        columns.configuration(row, nearly_even(problem.model.num_layers, chunks[row]))
+        for row in range(len(columns))
     ]
 
 
