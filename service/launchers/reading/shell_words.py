@@ -62,6 +62,9 @@ def _number(node: ast.expr) -> int:
 _OPERATORS = re.compile(r"\r?\n|;;&?|;&|;|&&|\|\||&>>?|>&|<&|>>|<<<|>\||\||&|<|>|\(|\)")
 _HEREDOC = re.compile(r"<<(-?)[ \t]*(?:'([^'\n]+)'|\"([^\"\n]+)\"|\\?([\w.!@%+-]+))")
 _PAIRS = {"{": "}", "(": ")"}
+# Within a word a # begins no comment.
+_PLAIN = re.compile(r"""[^\\'"$`#<>;&|() \t\r\n][^\\'"$`<>;&|() \t\r\n]*""")
+_QUOTED = {"'": re.compile("[^']+"), '"': re.compile(r'[^"\\$`]+')}
 REDIRECTIONS = ("<", ">", ">>", ">&", "<&", "&>", "&>>", "<<<", ">|")
 Kind = Literal["word", "operator", "heredoc"]
 
@@ -129,6 +132,9 @@ class _Lexer:
 
     def _step(self) -> None:
         """Take what comes next."""
+        if (found := _PLAIN.match(self._text, self._at)) is not None:
+            self._add(Part(self._taken(len(found.group()))))
+            return
         char = self._text[self._at]
         if char == "\\":
             self._escape()
@@ -240,20 +246,20 @@ class _Lexer:
         self._add(Part("", quoted=True))
         self._move(1)
         while self._at < len(self._text) and self._text[self._at] != mark:
+            if (found := _QUOTED[mark].match(self._text, self._at)) is not None:
+                self._add(Part(self._taken(len(found.group())), quoted=True))
+                continue
             char = self._text[self._at]
-            if mark == '"' and char in "$`":
+            if char in "$`":
                 self._add(Part(self._expansion(), expands=True, quoted=True))
                 continue
-            if (
-                mark == '"'
-                and char == "\\"
-                and self._text[self._at + 1 : self._at + 2] in ('"', "$", "\\", "`")
-            ):
-                self._move(1)
-                char = self._text[self._at]
-            elif mark == '"' and char == "\\" and self._text[self._at + 1 : self._at + 2] == "\n":
+            following = self._text[self._at + 1 : self._at + 2]  # of a backslash
+            if following == "\n":
                 self._move(2)
                 continue
+            if following and following in '"$\\`':
+                self._move(1)
+                char = following
             self._add(Part(char, quoted=True))
             self._move(1)
         if self._at >= len(self._text):
