@@ -11,7 +11,7 @@ from meshwright.service.launchers.reading.base import MAX_BYTES, Include, Source
 from meshwright.service.launchers.reading.shell import read_script
 from meshwright.service.launchers.reading.shell_values import Script, Word
 
-_BATCH = re.compile(r"^#SBATCH\s+(--?[\w-]+)[=\s]\s*(\S+)", re.MULTILINE)
+_BATCH = re.compile(r"^#SBATCH[ \t]+(--?[\w-]+)(?:=|[ \t]+)(\S+)", re.MULTILINE)
 _NODES = ("--nnodes", "--num-nodes", "--num-machines", "--nodes", "-N")
 _PER_NODE = ("--nproc-per-node", "--num-gpus", "--gpus-per-node", "--gres", "--ntasks-per-node")
 _TOTAL = ("--num-processes",)  # accelerate counts all of them
@@ -22,6 +22,20 @@ _FILES = (".json", ".yaml", ".yml", ".toml", ".sh")
 _COUNTED_BY_KIND = ("--gres", "--gpus-per-node")  # gpu:h100:8
 _Texts = tuple[tuple[str, str], ...]  # by name
 _SUBCOMMANDS = ("megatron", "swift", "llamafactory-cli")
+_PRINTERS = ("echo", "printf", "cat", "tee")
+# Programs and subcommands that take a training's flags and train no sequence by them.
+_OTHERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), does)
+    for pattern, does in (
+        (r"(\w+_)?(text_gen|inference)\w*\.py|(generate|infer|sample)(_\w*)?\.py", "generates text"),
+        (r"(\w+_)?(evaluate|eval|mmlu|validate)(_\w*)?\.py", "evaluates a model"),
+        (r"(convert|hf2|export|merge|prune|quantize)\w*\.py|\w+_ptq\.py", "converts a checkpoint"),
+        (r"(preprocess|analyze|tokenize|prepare|report|offline)_\w+\.py", "prepares data"),
+        ((r"(swift|megatron|llamafactory-cli) (infer|eval|export|deploy|app|web-ui|sample|"
+         r"merge-lora|rollout|chat|api|webchat|webui)"), "trains nothing"),
+        (r"(swift|megatron) rlhf|rlhf\.py", "trains on preferences or rewards"),
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +103,32 @@ def best(commands: Sequence[Command], is_known: Callable[[str], bool]) -> tuple[
     counts = [sum(is_known(word.text) for word in command.words) for command in commands]
     started = [place for place, command in enumerate(commands) if command.program and counts[place]]
     places = started or range(len(commands))
-    chosen = max(places, key=lambda place: counts[place])
+    chosen = max(places, key=lambda place: (not _other(commands[place]), counts[place]))
     return commands[chosen], counts[chosen]
+
+
+def require_training(command: Command, name: str) -> None:
+    """Refuse a program that takes the flags of a training and does something else with them.
+
+    Raises:
+        InvalidProblemError: it generates, evaluates, converts, or trains on other than sequences.
+    """
+    does = _other(command)
+    if does:
+        line = next((word.line for word in (*command.before, *command.words)), 0)
+        program = command.program.rsplit("/", 1)[-1][:64]
+        raise refused(
+            f"line {line} of {name[:64]}: {program} {does}, which is not priced",
+            allowed="a script that pre-trains or fine-tunes on sequences",
+        )
+
+
+def _other(command: Command) -> str:
+    """What a program does that is no training on sequences; empty for all others."""
+    base = command.program.rsplit("/", 1)[-1]
+    if base == "main.py" and any(word.text == "--task" for word in command.words):
+        return "evaluates a model on a task"  # Megatron-LM, tasks/main.py
+    return next((does for pattern, does in _OTHERS if pattern.fullmatch(base)), "")
 
 
 def files_named(script: Script, *, programs: bool = True) -> Iterator[Word]:
@@ -142,9 +180,12 @@ def started_gpus(world: World, told: Told, note: Callable[[str], None]) -> int |
 
 def _command(words: Sequence[Word]) -> Command | None:
     """The program that a command starts: a ``.py`` file, or a subcommand of a known tool."""
+    if words and words[0].text in _PRINTERS:
+        return None
+    tool = next((i for i, word in enumerate(words[:-1]) if word.text in _SUBCOMMANDS), None)
     at = next((i for i, word in enumerate(words) if word.text.endswith(".py")), None)
-    if at is None and len(words) > 1 and words[0].text in _SUBCOMMANDS:
-        return Command(f"{words[0].text} {words[1].text}", words[2:], words[:1])
+    if tool is not None and (at is None or tool < at):
+        return Command(f"{words[tool].text} {words[tool + 1].text}", words[tool + 2 :], words[: tool + 1])
     if at is None and any(word.text == "torchrun" for word in words[:2]):
         at = _first_unknown(words)
     return None if at is None else Command(words[at].text, words[at + 1 :], words[:at])

@@ -31,6 +31,13 @@ _REFUSED = {
     "bitfit": "training biases alone is not priced",
     "glu-activation": "gated activations of BigScience's fork are not read",
     "use-cpu-initialization-model": "is not read",
+    "kd": "distilling from a teacher is not priced",
+    "mos": "distilling from a teacher is not priced",
+    "load-teacher": "distilling from a teacher is not priced",
+    "vision-model-type": "vision models are not priced",
+    "img-h": "vision models are not priced",
+    "language-model-type": "vision models are not priced",
+    "freeze-ViT": "vision models are not priced",
 }
 _HARMLESS = (
     "deepspeed", "deepspeed_config", "zero-stage", "no-pipeline-parallel",

@@ -16,6 +16,7 @@ from meshwright.service.launchers.reading.commands import (
     World,
     best,
     commands_of,
+    require_training,
     script_of,
     started_gpus,
     world_of,
@@ -37,7 +38,9 @@ _LEAST_FLAGS = 2
 _OTHER_PROGRAMS = {
     "pretrain_bert.py": "an encoder", "pretrain_t5.py": "an encoder-decoder",
     "pretrain_ict.py": "an encoder", "pretrain_retro.py": "a retrieval model",
-    "pretrain_vlm.py": "a vision model",
+    "pretrain_vlm.py": "a vision model", "pretrain_llava.py": "a vision model",
+    "pretrain_megatron_llava.py": "a vision model", "finetune_megatron_llava.py": "a vision model",
+    "finetune_megatron_qwen_vl.py": "a vision model", "train_esm2.py": "an encoder",
     "pretrain_mamba.py": "a state-space model", "pretrain_hybrid.py": "a state-space model",
     "pretrain_vision_classify.py": "a vision model", "pretrain_vision_dino.py": "a vision model",
     "pretrain_vision_inpaint.py": "a vision model",
@@ -72,6 +75,7 @@ class MegatronLmReader:
                 "(pretrain_gpt.py --num-layers …)"
             )
         program = command.program.rsplit("/", 1)[-1]
+        require_training(command, source.name)
         if program in _OTHER_PROGRAMS:
             line = command.before[0].line if command.before else 1
             raise refused(f"line {line}: {program} trains {_OTHER_PROGRAMS[program]}, which is not priced")

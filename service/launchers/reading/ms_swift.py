@@ -16,6 +16,7 @@ from meshwright.service.launchers.reading.commands import (
     World,
     best,
     commands_of,
+    require_training,
     script_of,
     world_of,
 )
@@ -78,6 +79,7 @@ class MsSwiftReader:
         command, count = best(commands_of(script), _is_name)
         if count < _LEAST_NAMES:
             raise refused(f"{source.name[:64]}: no command with arguments of ms-swift is in it")
+        require_training(command, source.name)
         given, others = _given(command.words)
         for note in script.notes:
             given.note(note)

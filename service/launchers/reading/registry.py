@@ -17,6 +17,7 @@ from meshwright.service.launchers.reading.accelerate import AccelerateReader
 from meshwright.service.launchers.reading.base import (
     MAX_BYTES,
     MAX_FILES,
+    MAX_LISTED,
     WHOLE_FILE,
     LaunchFile,
     Reader,
@@ -28,6 +29,7 @@ from meshwright.service.launchers.reading.captured import is_capture, source_of_
 from meshwright.service.launchers.reading.commands import files_named, script_of, world_of
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
 from meshwright.service.launchers.reading.documents import DOCUMENTS, document_of, looks_like_document
+from meshwright.service.launchers.reading.foreign import foreign
 from meshwright.service.launchers.reading.llama_factory import LlamaFactoryReader
 from meshwright.service.launchers.reading.megatron_bridge import MegatronBridgeReader
 from meshwright.service.launchers.reading.megatron_lm import MegatronLmReader
@@ -112,10 +114,16 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
     reached: list[Source] = []
     for candidate in chain(_kept(reached, _reached(source)), map(source.at, sorted(source.files))):
         if (name := launcher_of(candidate, launcher)) is not None:
+            others = list(foreign(candidate)) if candidate.suffix in DOCUMENTS else []
+            if others:
+                raise InvalidProblemError(others)
             return candidate, _READERS[name]
     missing = list(_missing(reached))
     if launcher is not None and source.suffix not in DOCUMENTS and not missing:
         return source, _READERS[launcher]  # it says what is missing
+    named = [fault for one in reached or [source] for fault in foreign(one)][:MAX_LISTED]
+    if named:
+        raise InvalidProblemError([*missing, *named])
     names = f"no names of {launcher}" if launcher is not None else "no launcher's names"
     nobody = FieldError(
         pointer=WHOLE_FILE, message=f"{shown(source.name)}: {names} are in it", allowed=_KINDS

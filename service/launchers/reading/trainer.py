@@ -16,7 +16,14 @@ from meshwright.profiles.adapters import ATTENTION_TARGETS, LORA_TARGETS, SINGLE
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
-from meshwright.service.launchers.reading.commands import Command, best, commands_of, script_of, world_of
+from meshwright.service.launchers.reading.commands import (
+    Command,
+    best,
+    commands_of,
+    require_training,
+    script_of,
+    world_of,
+)
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
@@ -53,12 +60,18 @@ _NOT_PRICED = {  # what trains otherwise than a plan can say
     "quant_bits": "quantised base weights are not priced from launch files yet",
     "load_in_4bit": "quantised base weights are not priced from launch files yet",
     "load_in_8bit": "quantised base weights are not priced from launch files yet",
+    "use_4bit_quantization": "quantised base weights are not priced from launch files yet",
+    "use_8bit_quantization": "quantised base weights are not priced from launch files yet",
+    "rlhf_type": "training on preferences or rewards is not priced",
+    "num_labels": "a classifier's head is not priced", "problem_type": "a classifier's head is not priced",
+    "vision_model_name_or_path": "vision models are not priced",
     "use_galore": "GaLore is not priced", "use_badam": "BAdam is not priced",
     "use_apollo": "APOLLO is not priced", "mixture_of_depths": "mixtures of depths are not priced",
     "use_unsloth": "Unsloth's kernels are not priced", "use_kt": "KTransformers is not priced",
     "sequence_parallel_size": "Ulysses sequence parallelism is not read",
     "use_adam_mini": "Adam-mini is not priced",
 }  # fmt: skip
+_STORED = re.compile(r"[-_](awq|gptq|int[48]|4bit|8bit|bnb|gguf)(?=$|[-_/])", re.IGNORECASE)
 _STAGES = ("sft", "pt", "pretrain", "")
 _SWIFT = ("swift", "megatron")
 _BUILT_IN = re.compile(r"(?:ds_z|zero|ds_zero|stage)_?([0-3])(?:_(offload))?(?:_config)?(?:\.json)?")
@@ -120,6 +133,7 @@ class TrainerReader:
             raise refused(
                 f"{source.name[:64]}: no command with arguments of transformers' Trainer is in it"
             )
+        require_training(command, source.name)
         known.world = world_of(source.text, script, command)
         fields = Fields(source.name, _values(command.words))
         for note in script.notes:
@@ -142,6 +156,10 @@ def trainer_run(
     _refuse_unpriced(fields)
     named = next((name for name in _MODELS if fields.has(name)), None)
     text = str(fields.raw(named)) if named else ""
+    if named and _STORED.search(text):
+        fields.fault(
+            named, f"{shown(text)} is stored quantised: such weights are not priced from launch files yet"
+        )
     model = known.model(Word(text, fields.place(named)[1]) if named and text else None)
     world = known.told.num_gpus or known.num_gpus() or started
     if world is None:
@@ -324,7 +342,7 @@ def _adapters(fields: Fields, tool: _Tool) -> tuple[int, tuple[str, ...]]:
     """Rank and targets of LoRA, where it trains such."""
     names = ("finetuning_type", "tuner_type", "train_type")
     kind = next((fields.word(name) for name in names if fields.has(name)), tool.tuner)
-    if fields.flag("use_peft", default=False):
+    if any(fields.flag(name, default=False) for name in ("use_peft", "use_peft_lora", "use_lora")):
         kind = "lora"
     if kind not in ("full", "lora"):
         fields.fault(
@@ -372,7 +390,8 @@ def _recomputes(fields: Fields, tool: _Tool) -> bool:
 
 def _zero(fields: Fields) -> int:
     """The stage that FSDP's strategy is; 0: plain replicas."""
-    strategy = str(fields.raw("fsdp") or "").lower()
+    said = fields.raw("fsdp") or ""
+    strategy = " ".join(map(str, said) if isinstance(said, list) else [str(said)]).lower()
     fields.has("fsdp_config")
     if strategy in ("", "false", "none"):
         return _zero_argument(fields)

@@ -169,3 +169,96 @@ def test_the_corpus_is_counted_and_nothing_in_it_is_read_wrong() -> None:
     assert here, "the fixtures are gone"
     assert [one for one in here if one.kind == "wrong"] == []
     assert sum(one.kind in ("right", "rightly refused") for one in here) >= LEAST_RIGHT * len(here)
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("torchrun tools/run_text_generation_server.py {flags}", "generates text"),
+        ("torchrun examples/inference/gpt_static_inference.py {flags}", "generates text"),
+        ("python tasks/main.py --task LAMBADA {flags}", "evaluates a model on a task"),
+        ("python tools/evaluate_gpt.py {flags}", "evaluates a model"),
+        ("torchrun text_generation_ptq.py {flags}", "generates text"),
+        ("torchrun quantize.py {flags}", "converts a checkpoint"),
+        (("swift rlhf --rlhf_type grpo --model Qwen/Qwen3-8B --per_device_train_batch_size 1 "
+         "--external_plugins plugin.py"), "trains on preferences or rewards"),
+        ("megatron rlhf --rlhf_type dpo --micro_batch_size 1 --global_batch_size 8", "preferences"),
+        ("swift export --model a --per_device_train_batch_size 1 --tuner_type lora", "trains nothing"),
+    ],
+)  # fmt: skip
+def test_what_takes_a_trainings_flags_and_trains_no_sequence_is_refused(command: str, reason: str) -> None:
+    flags = FLAGS + "--bf16 --vocab-size 512 --micro-batch-size 1"
+    with pytest.raises(InvalidProblemError, match=f"line 1 of a.sh: .*{reason}"):
+        read(command.format(flags=flags) + "\n", told=Told(num_gpus=8))
+
+
+def test_of_a_training_and_its_evaluation_the_training_is_read() -> None:
+    evaluates = megatron(
+        "--bf16 --vocab-size 512 --micro-batch-size 7 --global-batch-size 56 --fp8-format hybrid"
+    )
+    text = evaluates.replace("pretrain_gpt.py", "tasks/main.py --task WIKI")
+    found = read(text + megatron("--bf16 --vocab-size 512 --global-batch-size 16 --micro-batch-size 2"))
+    assert found.configuration.micro_batch_size == 2
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [("--vision-model-type clip", "vision"), ("--kd", "teacher"), ("--freeze-ViT", "vision")],
+)
+def test_flags_of_other_models_are_refused_by_name(flag: str, reason: str) -> None:
+    with pytest.raises(
+        InvalidProblemError, match=f"{flag.split(maxsplit=1)[0]}: line 1: cannot be read: .*{reason}"
+    ):
+        read(megatron(f"--bf16 --vocab-size 512 {flag}"))
+
+
+@pytest.mark.parametrize(
+    ("argument", "reason"),
+    [
+        ("--use_4bit_quantization True", "quantised"),
+        ("--num_labels 2", "classifier"),
+        ("--model Qwen/Qwen2.5-7B-Instruct-AWQ", "stored quantised"),
+    ],
+)
+def test_fine_tuning_that_no_plan_describes_is_refused_by_name(argument: str, reason: str) -> None:
+    text = f"torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 1 --bf16 True {argument}"
+    model = "" if "--model" in argument else " --model_name_or_path Qwen/Qwen2.5-7B"
+    with pytest.raises(
+        InvalidProblemError, match=f"{argument.split(maxsplit=1)[0][2:]}: line 1: .*{reason}"
+    ):
+        read(text + model + " --max_seq_length 2048\n")
+
+
+def test_adapters_by_peft_are_read() -> None:
+    text = (
+        "torchrun --nproc_per_node 8 --nnodes 1 train.py --model_name_or_path mistralai/Mistral-7B-v0.1 "
+        "--per_device_train_batch_size 8 --max_length 2048 --bf16 True --use_peft_lora True --lora_r 32\n"
+    )
+    assert read(text).workload.lora_rank == 32
+
+
+def test_a_header_line_of_slurm_ends_with_its_line() -> None:
+    text = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --exclusive\n#SBATCH --gres=gpu:8\n"
+    flags = f'CMD="pretrain_gpt.py {FLAGS} --bf16 --vocab-size 512 --global-batch-size 16"\n'
+    found = read(text + flags + 'echo $CMD\nsrun bash -c "python $CMD"\n', "a.slurm")
+    assert (found.num_nodes, found.gpus_per_node) == (2, 8)  # not 2 × 1: --exclusive has no value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("pod.yaml", "apiVersion: v1\nkind: Pod\nspec:\n  containers: []\n", "a Kubernetes manifest"),
+        ("20B.yml", '{"pipe-parallel-size": 4, "model-parallel-size": 2, "hidden": 6}\n', "GPT-NeoX's"),
+        ("70b.yaml", ("system:\n  tensor_model_parallel_size: 4\n  pipeline_model_parallel_size: 2\n"
+         "model:\n  num_layers: 8\n  hidden_size: 64\n"), "FlagScale's"),
+        ("ppo.yaml", "actor_rollout_ref:\n  model:\n    path: a\n", "verl's"),
+        ("recipe.py", "import nemo_run as run\n", "a recipe of NeMo 2"),
+        ("train.py", "print('hello')\n", "a Python program"),
+        ("config.json", '{"model_type": "llama", "hidden_size": 64}', "a model's own configuration"),
+    ],
+)  # fmt: skip
+def test_what_nobody_reads_is_called_by_its_name_with_the_next_step(
+    name: str, text: str, what: str
+) -> None:
+    with pytest.raises(InvalidProblemError, match=f"{name} is {what}.* which is not read. Allowed: "):
+        read(text, name)
