@@ -94,7 +94,7 @@ def _work(settings: Settings, search: SearchCall | None, leaving: threading.Even
         _start(lambda: poll(runner, every_s=slow, leaving=leaving, min_age_s=slow), leaving)
         run_celery(settings.redis_url, lambda app: register(app, runner), queue=QUEUE_NAME, leaving=leaving)
     else:
-        following = _following(settings, database)
+        following = _following(settings, database, leaving)
         _start(lambda: repeat(following, every_s=VERIFY_LOOK_S, leaving=leaving), leaving)
         poll(runner, every_s=settings.poll_s, leaving=leaving)
     runner.wait_idle()
@@ -105,7 +105,7 @@ def _verify(settings: Settings, leaving: threading.Event, *, celery: bool) -> No
     """Put plans before their launchers, and do nothing else."""
     database = Database(settings.database_url)
     _require_schema(database, leaving)
-    following = _following(settings, database)
+    following = _following(settings, database, leaving)
     if celery and settings.redis_url:
         from meshwright.workers.celery_app import run_celery  # noqa: PLC0415 - embedded workers do without Celery
         from meshwright.workers.tasks import register_verifying  # noqa: PLC0415 - the same
@@ -122,17 +122,21 @@ def _verify(settings: Settings, leaving: threading.Event, *, celery: bool) -> No
     database.close()
 
 
-def _following(settings: Settings, database: Database) -> Callable[[], bool]:
+def _following(settings: Settings, database: Database, leaving: threading.Event) -> Callable[[], bool]:
     """Verifies the plan that waits longest; several callers in one process take turns."""
     engine = JobEngine(database, lease_s=settings.lease_s)
     queue = queue_for(settings.redis_url)
     jobs = Jobs(database, engine, queue, queue_timeout_s=settings.queue_timeout_s)
-    store, turn = Verifications(database, jobs, queue), threading.Lock()
+    store = Verifications(database, jobs, queue, lease_s=settings.lease_s)
+    turn = threading.Lock()
 
     def following() -> bool:
         with turn:
             return verify_next(
-                store, memory_bytes=settings.verify_memory_bytes, time_s=settings.verify_time_s
+                store,
+                memory_bytes=settings.verify_memory_bytes,
+                time_s=settings.verify_time_s,
+                leaving=leaving,
             )
 
     return following

@@ -1,24 +1,42 @@
-"""Verifications as a worker runs them: one at a time, each in a process of its own with its own limits."""
+"""Verifications as a worker runs them: one at a time, each in a process of its own with its own limits.
+
+The claim is renewed while the launcher builds; a worker that is told to leave stops the launcher and gives
+the plan back.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from meshwright.profiles.errors import InvalidProblemError, PlannerError, RefusedExportError
-from meshwright.service.stores.verifications import Verifications, not_built
+from meshwright.service.db.database import DATABASE_AWAY
+from meshwright.service.stores.verifications import Asked, Verifications, not_built
 
 _log = logging.getLogger(__name__)
 
 
-def verify_next(store: Verifications, *, memory_bytes: int, time_s: float) -> bool:
-    """Put the plan that waits longest before its launcher; False: none waits."""
+def verify_next(
+    store: Verifications, *, memory_bytes: int, time_s: float, leaving: threading.Event
+) -> bool:
+    """Put the plan that waits longest before its launcher; False: none waits, or this worker leaves."""
+    if leaving.is_set():
+        return False
     asked = store.claim()
     if asked is None:
         return False
-    from meshwright.service.verify.verify import verify  # noqa: PLC0415 - all launchers: a worker starts without them
+    from meshwright.service.verify.verify import StoppedError, verify  # noqa: PLC0415 - all launchers: a worker starts without them
 
     try:
-        found = verify(asked.plan, asked.problem, memory_bytes=memory_bytes, time_s=time_s).to_json()
+        with _kept(store, asked):
+            found = verify(
+                asked.plan, asked.problem, memory_bytes=memory_bytes, time_s=time_s, stop=leaving
+            ).to_json()
+    except StoppedError:
+        store.give_back(asked)
+        return False
     except PlannerError as fault:
         faulty = isinstance(fault, InvalidProblemError | RefusedExportError)
         reasons = [one.sentence() for one in fault.errors] if faulty else [str(fault)]  # type: ignore[attr-defined]
@@ -29,3 +47,26 @@ def verify_next(store: Verifications, *, memory_bytes: int, time_s: float) -> bo
     _log.info("plan %s: %s", asked.plan_id, found["verdict"])
     store.settle(asked.tenant, asked.plan_id, found)
     return True
+
+
+@contextmanager
+def _kept(store: Verifications, asked: Asked) -> Iterator[None]:
+    """Renew the claim three times a lease until this ends; a database that is away is asked again."""
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(store.lease_s / 3.0):
+            try:
+                store.keep(asked)
+            except DATABASE_AWAY as fault:
+                _log.warning(
+                    "the claim of plan %s was not renewed (%s)", asked.plan_id, type(fault).__name__
+                )
+
+    thread = threading.Thread(target=renew, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

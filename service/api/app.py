@@ -91,6 +91,6 @@ def _service(settings: Settings, is_stopping: Callable[[], bool]) -> Service:
         profiles=ProfileStore(database),
         definitions=Definitions(database),
         measurements=Measurements(database, use_cases),
-        verifications=Verifications(database, use_cases, queue),
+        verifications=Verifications(database, use_cases, queue, lease_s=settings.lease_s),
         watch=Watch(database, is_stopping=is_stopping),
     )

@@ -1,6 +1,7 @@
 """Plans that are put before their launchers: asked for, claimed by one worker, and what was built.
 
-The table is the queue. A worker that dies leaves its claim, which another takes after ``STALE_S``.
+The table is the queue. A worker renews its claim while its launcher builds, as it renews a job's lease;
+a claim that was not renewed for ``lease_s`` is another worker's, and a worker that leaves gives it back.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.plan_records import note_verified
 from meshwright.service.db.tables import verifications
-from meshwright.service.errors import NotFoundError
+from meshwright.service.errors import IdempotencyConflictError, NotFoundError
 from meshwright.service.jobs.idempotency import settled
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.queue import WakeUpQueue
@@ -24,7 +25,7 @@ from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Plan, plan_from_json
 from meshwright.solver.problem import Problem
 
-STALE_S = 3600.0  # longer than any launcher may take
+LEASE_S = 15.0  # the default of ``Settings.lease_s``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +41,13 @@ class Asked:
 class Verifications:
     """The use cases of verified plans."""
 
-    def __init__(self, database: Database, jobs: Jobs, queue: WakeUpQueue) -> None:
+    def __init__(
+        self, database: Database, jobs: Jobs, queue: WakeUpQueue, *, lease_s: float = LEASE_S
+    ) -> None:
         self._database = database
         self._jobs = jobs
         self._queue = queue
+        self.lease_s = lease_s
 
     def ask(self, tenant: str, plan_id: str, *, key: str | None = None) -> None:
         """Queue a plan; one that is queued or running stays as it is, one that was built is built again.
@@ -52,6 +56,7 @@ class Verifications:
 
         Raises:
             NotFoundError: this tenant has no such plan.
+            IdempotencyConflictError: the key was used for another plan.
         """
         self._jobs.plan(tenant, plan_id)
         settled(lambda: self._queued(tenant, plan_id, key))
@@ -60,6 +65,8 @@ class Verifications:
     def _queued(self, tenant: str, plan_id: str, key: str | None) -> None:
         """The row of a plan, queued unless it is already."""
         with self._database.write() as connection:
+            if key is not None and connection.execute(_of_another(tenant, plan_id, key)).first():
+                raise IdempotencyConflictError("this idempotency key was used with another plan")
             known = connection.execute(_this(tenant, plan_id).with_for_update()).first()
             if known is None:
                 new = insert(verifications).values(tenant=tenant, plan_id=plan_id)
@@ -85,7 +92,7 @@ class Verifications:
         """The plan that waits longest, for this worker alone; None: none waits."""
         waits = or_(
             verifications.c.state == "queued",
-            (verifications.c.state == "running") & (verifications.c.claimed_at_s < now_s() - STALE_S),
+            (verifications.c.state == "running") & (verifications.c.claimed_at_s < now_s() - self.lease_s),
         )
         query = select(verifications.c.tenant, verifications.c.plan_id).where(waits)
         query = query.order_by(verifications.c.asked_at_s).limit(1)
@@ -110,6 +117,18 @@ class Verifications:
         self.settle(row.tenant, row.plan_id, found)
         return None
 
+    def keep(self, asked: Asked) -> None:
+        """Renew a claim: its launcher still builds."""
+        with self._database.write() as connection:
+            _set(connection, asked.tenant, asked.plan_id, claimed_at_s=now_s())
+
+    def give_back(self, asked: Asked) -> None:
+        """Queue a claimed plan again: this worker leaves before its launcher has ended."""
+        with self._database.write() as connection:
+            _set(connection, asked.tenant, asked.plan_id, state="queued", claimed_at_s=None)
+            note_verified(connection, asked.tenant, [asked.plan_id])
+        self._queue.wake_verifier(asked.plan_id)
+
     def settle(self, tenant: str, plan_id: str, found: Mapping[str, Any]) -> None:
         """Keep what was built, and the verdict beside the plan."""
         with self._database.write() as connection:
@@ -125,6 +144,11 @@ def not_built(*reasons: str) -> dict[str, Any]:
 def _this(tenant: str, plan_id: str) -> Any:  # noqa: ANN401 - a select of three columns
     query = select(verifications.c.state, verifications.c.body, verifications.c.idempotency_key)
     return query.where(verifications.c.tenant == tenant, verifications.c.plan_id == plan_id)
+
+
+def _of_another(tenant: str, plan_id: str, key: str) -> Any:  # noqa: ANN401 - a select of one column
+    query = select(verifications.c.plan_id).where(verifications.c.tenant == tenant)
+    return query.where(verifications.c.idempotency_key == key, verifications.c.plan_id != plan_id)
 
 
 def _set(connection: Connection, tenant: str, plan_id: str, **values: object) -> None:

@@ -11,13 +11,15 @@ import json
 import os
 import re
 import subprocess
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import isclose
 from pathlib import Path
 from typing import Any, Literal
 
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import InvalidProblemError, PlannerError
 from meshwright.profiles.profile import Profile
 from meshwright.service.launchers.registry import export, launcher_of
 from meshwright.service.launchers.target import Target, settled_problem, target_of
@@ -40,9 +42,17 @@ from meshwright.service.verify.priced import (
 from meshwright.solver.answer import Plan
 from meshwright.solver.problem import Problem
 
+
+class StoppedError(PlannerError):
+    """The launcher's process was stopped before it had answered."""
+
+    code = "stopped"
+
+
 Verdict = Literal["verified", "partly verified", "differs", "not built"]
 MEMORY_BYTES = 8 * 2**30  # of the builder's process; fake tensors take none, torch and its graphs do
 TIME_S = 600.0
+_LOOK_S = 0.5  # between two looks at the clock, and at who wants to leave
 _INSIDE = Path(__file__).parent / "inside"
 _PADDING = 1e-3  # of bytes: launchers round buffers up to whole shards
 _FLOPS_TOLERANCE = 1e-2  # routers, norms and losses are counted by neither side alike
@@ -111,6 +121,7 @@ def verify(
     profile: Profile | None = None,
     memory_bytes: int = MEMORY_BYTES,
     time_s: float = TIME_S,
+    stop: threading.Event | None = None,
 ) -> Verification:
     """Let the launcher build every distinct rank of a plan, and compare.
 
@@ -121,8 +132,10 @@ def verify(
         profile: the costs that it was priced with; None: the catalog's.
         memory_bytes: limit of the launcher's process.
         time_s: the same in seconds.
+        stop: ends the launcher's process when it is set.
 
     Raises:
+        StoppedError: ``stop`` was set.
         InvalidProblemError: no launcher is named, or it is one that builds nothing without a GPU.
         MissingEnvironmentError: its environment was not made on this machine.
         RefusedExportError: the launcher cannot express the plan.
@@ -133,7 +146,7 @@ def verify(
     target = target_of(plan, replace(settled, launcher=name))
     files = export(plan, target.problem, name).files
     ranks = distinct_ranks(target)
-    answers = _asked(builder, _case(target, files, ranks, memory_bytes, time_s), time_s)
+    answers = _asked(builder, _case(target, files, ranks, memory_bytes, time_s), time_s, stop)
     return _judged(target, builder, answers, ranks, profile)
 
 
@@ -190,20 +203,16 @@ def _case(
     })  # fmt: skip
 
 
-def _asked(builder: Builder, case: str, time_s: float) -> list[dict[str, Any]]:
+def _asked(
+    builder: Builder, case: str, time_s: float, stop: threading.Event | None
+) -> list[dict[str, Any]]:
     """The launcher's answers, rank by rank; the last one says how it ended."""
     environment = builder.environment
     path = str(environment.path) if environment.unpacked else ""
     plain = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [str(environment.python), str(_INSIDE / builder.script)]
     try:
-        done = subprocess.run(  # noqa: S603 - our own script in our own environment
-            command, input=case, capture_output=True, text=True, check=False, env=plain, timeout=time_s
-        )
-        said, errors = done.stdout, done.stderr
-    except subprocess.TimeoutExpired as late:
-        said = (late.stdout or b"").decode()  # bytes, even of a text stream
-        errors = f"it took longer than {time_s:.0f} s"
+        said, errors = _output(command, case, plain, time_s, stop or threading.Event())
     except OSError as fault:  # its Python was moved or removed
         said, errors = "", f"{environment.python} does not start: {fault.strerror}; install it again"
     answers: list[dict[str, Any]] = [json.loads(line) for line in said.splitlines() if line.endswith("}")]
@@ -211,6 +220,33 @@ def _asked(builder: Builder, case: str, time_s: float) -> list[dict[str, Any]]:
         last = [line for line in errors.splitlines() if line.strip()][-1:] or ["no message"]
         answers.append({"refusal": f"the launcher's process ended: {last[0][:300]}"})
     return answers
+
+
+def _output(
+    command: Sequence[str], given: str, environment: Mapping[str, str], time_s: float, stop: threading.Event
+) -> tuple[str, str]:
+    """What a process of our own says in ``time_s`` seconds at most, and its errors.
+
+    Raises:
+        StoppedError: ``stop`` was set meanwhile.
+    """
+    ends_s, unsent = time.monotonic() + time_s, given or None
+    with subprocess.Popen(  # noqa: S603 - our own script in our own environment
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=dict(environment),
+    ) as process:  # fmt: skip
+        while True:
+            try:
+                return process.communicate(unsent, timeout=_LOOK_S)
+            except subprocess.TimeoutExpired:
+                late, unsent = time.monotonic() > ends_s, None
+                if not (late or stop.is_set()):
+                    continue
+                process.kill()
+                said, _ = process.communicate()
+                if late:
+                    return said, f"it took longer than {time_s:.0f} s"
+                raise StoppedError("the launcher's process was stopped") from None
 
 
 # --------------------------------------------------------------------------------------------------

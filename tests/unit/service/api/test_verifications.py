@@ -1,5 +1,7 @@
 """Plans put before their launchers over HTTP; tests/torch lets real launchers build."""
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.queue import PollingQueue
 from meshwright.service.stores.verifications import Verifications
 from meshwright.service.verify.environments import FOLDER_VARIABLE, MEGATRON_LM
+from meshwright.workers.verifying import verify_next
 from tests.served.api_client import answer_next, submit
 from tests.served.job_records import TENANT
 
@@ -42,6 +45,10 @@ def store(database: Database, engine: JobEngine) -> Verifications:
 def install_nothing_but_its_stamp() -> None:
     MEGATRON_LM.folder.mkdir(parents=True)
     (MEGATRON_LM.folder / "ready").write_text(MEGATRON_LM.stamp)
+
+
+def verified_by(store: Verifications, leaving: threading.Event) -> bool:
+    return verify_next(store, memory_bytes=2**30, time_s=60.0, leaving=leaving)
 
 
 def verified_in_lists(client: TestClient, **wanted: str) -> dict[str, str | None]:
@@ -80,6 +87,59 @@ def test_a_plan_is_queued_once_claimed_by_one_worker_and_its_verdict_stands_in_l
     assert (told["state"], told["verdict"], told["peak_memory_bytes"]) == ("done", "verified", 2**35)
     assert verified_in_lists(client, verified="verified") == {"aaa": "verified"}
     assert client.get("/v1/plans", params={"verified": "perhaps"}).status_code == 422
+
+
+def test_a_key_stands_for_one_plan(client: TestClient, found: str) -> None:
+    install_nothing_but_its_stamp()
+    assert client.post(f"{found}:verify", headers=KEY).status_code == 202
+    other = client.post("/v1/plans/bbb:verify", headers=KEY)
+    assert (other.status_code, other.json()["type"]) == (
+        422, "urn:meshwright:problem:idempotency_conflict",
+    )  # fmt: skip
+    assert verified_in_lists(client) == {"aaa": "queued", "bbb": None}
+
+
+@pytest.mark.usefixtures("found")
+def test_a_claim_that_nobody_renews_is_another_workers_after_the_lease(store: Verifications) -> None:
+    store.ask(TENANT, "aaa")
+    store.lease_s = 0.3
+    first = store.claim()
+    assert first is not None
+    for _ in range(3):  # .6 s, renewed every .2
+        time.sleep(0.2)
+        store.keep(first)
+        assert store.claim() is None
+    time.sleep(0.4)  # its worker is gone
+    assert store.claim() == first
+
+
+def test_a_worker_that_leaves_stops_the_launcher_and_gives_the_plan_back(
+    client: TestClient, found: str, store: Verifications, engine: JobEngine
+) -> None:
+    install_nothing_but_its_stamp()
+    submit(
+        client,
+        model={"name": "llama-3.1-70b"},
+        cluster={"name": "dgx-h100", "num_nodes": 16},
+        workload={"global_batch_size": 512, "seq_length": 8192},
+    )  # whose plans can be exported
+    answer_next(engine)
+    python = MEGATRON_LM.python
+    python.parent.mkdir(parents=True, exist_ok=True)
+    python.write_text("#!/bin/sh\nexec sleep 60\n")  # a launcher that takes its time
+    python.chmod(0o755)
+    store.ask(TENANT, "aaa")
+    leaving = threading.Event()
+    threading.Timer(0.2, leaving.set).start()
+    started = time.monotonic()
+    assert not verified_by(store, leaving)
+    assert time.monotonic() - started < 10.0
+    assert verified_in_lists(client)["aaa"] == "queued"
+    assert not verified_by(store, leaving)  # nor does it take another
+    python.write_text("#!/bin/sh\necho no fan >&2\n")
+    assert verified_by(store, threading.Event())
+    told = client.get(f"{found}/verification").json()
+    assert (told["verdict"], told["reasons"]) == ("not built", ["the launcher's process ended: no fan"])
 
 
 def test_a_plan_that_is_found_again_keeps_its_verdict(
