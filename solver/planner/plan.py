@@ -38,6 +38,7 @@ from meshwright.solver.planner.variants import (
     merged,
     rivals_of,
     searchable,
+    switches_left_closed,
     variants_of,
     with_baseline,
 )
@@ -174,8 +175,11 @@ def ask(
     priced = variants[0].profile
     of_a_step = is_plain(problem) and not problem.options.batch_ramp
     if of_a_step:  # odds are of the shortest step
+        closed: tuple[str, ...] = ()
         with watch.closing().cut():
             answer = replace(answer, plans=with_odds(first, priced, answer.plans))
+            closed = switches_left_closed(problem, priced, answer.plans) if answer.plans else ()
+        answer = replace(answer, warnings=(*answer.warnings, *closed))
     answer = replace(answer, warnings=(*answer.warnings, *unsaid(answer.plans, odds=of_a_step)))
     if problem.options.pareto and answer.plans:
         answer = replace(answer, pareto=front_of(problem, variants, watch), elapsed_s=watch.elapsed_s)

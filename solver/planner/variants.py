@@ -16,7 +16,7 @@ import numpy as np
 from meshwright.profiles.capabilities import launcher_capabilities, launchers_of
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.profile import Profile, default_profile, framework_of
-from meshwright.profiles.switches import RECOMPUTATION, allowed_switches, combinations
+from meshwright.profiles.switches import EVERY_SWITCH, RECOMPUTATION, allowed_switches, combinations
 from meshwright.solver.answer import (
     SAMPLE,
     Answer,
@@ -34,8 +34,8 @@ from meshwright.solver.check import violations, violations_of_all
 from meshwright.solver.clock import relative_gap
 from meshwright.solver.configuration import Columns, Configuration, mesh_of, plan_id_of
 from meshwright.solver.cost.objective import DAY_S, is_plain, outlook_of, slowdown, weighing_of
-from meshwright.solver.predict import predict
-from meshwright.solver.problem import Problem, Workload, changes_of, problem_digest
+from meshwright.solver.predict import predict, predict_all
+from meshwright.solver.problem import Problem, Workload, changes_of, problem_digest, with_changes
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals, layouts_of
 from meshwright.solver.space.launcher_rules import problem_faults, with_recipe
 from meshwright.solver.space.rules import ramp_stages
@@ -218,6 +218,70 @@ def score_s(problem: Problem, profile: Profile, config: Configuration, predictio
     weighing = weighing_of(problem, profile, Columns.of([config]))
     weighed = weighing.scale * prediction.step_time_s + weighing.offset
     return float(np.asarray(weighed)[0])
+
+
+# --------------------------------------------------------------------------------------------------
+# Switches that a request leaves closed.
+
+_WORTH_SAYING = 0.02  # of the step
+_TRIED = 3  # layouts, and combinations for each kind of recomputation
+
+
+def switches_left_closed(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> tuple[str, ...]:
+    """That switches which the request leaves closed would make a listed layout faster than the first plan.
+
+    Tried are, on the first plans of as many GPUs and sequences, the combinations that change most for each
+    kind of recomputation; a search of the switches finds at least as good a plan. Empty: nothing
+    noticeable is found.
+    """
+    first = plans[0]
+    if first.config.is_placed or problem.options.batch_ramp or EVERY_SWITCH in problem.options.allow:
+        return ()
+    alike = (first.config.num_gpus, first.config.global_batch_size)
+    some = [plan.config for plan in plans[:_TRIED]]
+    configs = [one for one in some if (one.num_gpus, one.global_batch_size) == alike]
+    asked = replace(
+        problem,
+        launcher=first.launchers[0] if first.launchers else problem.launcher,
+        workload=with_changes(problem.workload, first.workload),
+        options=replace(problem.options, allow=(*problem.options.allow, EVERY_SWITCH)),
+    )
+    own = profile_of_variant(asked, profile)
+    step_s, best = first.prediction.step_time_s * (1.0 - _WORTH_SAYING), asked
+    left = dict.fromkeys(RECOMPUTATION, _TRIED)
+    for one in _switched(asked, own):  # that which changes most first
+        kinds = [kind for kind in one.options.recompute_kinds or RECOMPUTATION if left[kind]]
+        left |= {kind: left[kind] - 1 for kind in kinds}
+        layouts = list(dict.fromkeys(_recomputing(config, kind) for config in configs for kind in kinds))
+        steps = [found.step_time_s for found in predict_all(one, own, layouts)]
+        faster = [at for at in range(len(steps)) if steps[at] < step_s]
+        faults = violations_of_all(one, own, [layouts[at] for at in faster])
+        for at in (at for at, found in zip(faster, faults, strict=True) if not found):
+            step_s, best = min((step_s, best), (steps[at], one), key=lambda pair: pair[0])
+    if best is asked:
+        return ()
+    words = ", ".join(
+        f"{name} {value}" for name, value in changes_of(best.workload, asked.workload).items()
+    )
+    said = (
+        f"switches are not searched (search.allow: {EVERY_SWITCH}); under {words} a layout of these meshes "
+        f"takes {step_s:.3g} s instead of {first.prediction.step_time_s:.3g} s"
+    )
+    return (said,)
+
+
+def _recomputing(config: Configuration, kind: str) -> Configuration:
+    """The configuration with another kind of recomputation, by single sequences."""
+    if config.recompute_granularity == kind:
+        return config
+    return replace(
+        config,
+        micro_batch_size=1,
+        num_microbatches=config.num_microbatches * config.micro_batch_size,
+        recompute_granularity=kind,
+        recompute_layers=sum(config.stage_layers) if kind == "full" else 0,
+        stage_recompute_layers=(),
+    )
 
 
 # --------------------------------------------------------------------------------------------------

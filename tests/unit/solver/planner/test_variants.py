@@ -1,10 +1,12 @@
 """Several launchers, precisions, optimizers and batches in one request."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from meshwright.profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
+from meshwright.profiles.library import find_model
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import SAMPLE, Answer, Infeasibility, ObjectiveClaim, Outlook, Plan, Remedy
 from meshwright.solver.check import violations
@@ -332,3 +334,34 @@ def test_a_merged_answer_is_of_a_sample_where_more_time_changes_no_part_of_it() 
     for others, expected in (((refuted,), True), ((sampled,), True), ((unknown,), False)):
         assert ("sample" in merged(ASKED, for_megatron_lm(sampled, *others)).notes) is expected
     assert "sample" not in merged(ASKED, for_megatron_lm(sampled), unasked=1).notes
+
+
+def told_s(answer: Answer) -> list[float]:
+    """The steps that warnings about switches left closed name."""
+    return [
+        float(match[1])
+        for text in answer.warnings
+        if (match := re.search(r"switches .* takes ([\d.]+) s", text))
+    ]
+
+
+def test_an_answer_tells_what_switches_would_win_that_were_not_searched() -> None:
+    # the experts' exchange under computing, and layers launched at once, are worth more than 2 % of a step
+    moe = a_problem(model=find_model("qwen3-30b-a3b"), cluster=a_cluster(num_nodes=2), batch=64, top_k=3,
+                    certify="none")  # fmt: skip
+    closed, opened = (
+        answered(moe),
+        answered(replace(moe, options=replace(moe.options, allow=("switches",)))),
+    )
+    (step_s,) = told_s(closed)
+    assert step_s < 0.98 * closed.plans[0].prediction.step_time_s
+    assert opened.plans[0].prediction.step_time_s <= step_s * 1.005, "three digits are printed"
+    assert told_s(opened) == []
+
+
+def test_nothing_is_told_of_switches_that_are_stated_or_that_the_launcher_does_not_have() -> None:
+    asked = small()
+    stated = replace(asked.workload, framework_options={"cuda_graph": "full_iteration"})
+    assert len(told_s(answered(asked))) == 1, "6 narrow layers wait for their launches"
+    assert told_s(answered(replace(asked, workload=stated))) == []
+    assert told_s(answered(replace(asked, launcher="deepspeed"))) == []
