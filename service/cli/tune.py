@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +21,9 @@ from meshwright.service.files import write_text
 from meshwright.service.launchers.registry import export, launcher_of
 from meshwright.service.report.formatting import configuration_words
 from meshwright.service.tuning.decide import (
+    Begun,
     Standing,
+    held,
     keep_runs,
     kept_runs,
     likely_gpu_minutes,
@@ -29,7 +32,7 @@ from meshwright.service.tuning.decide import (
     short_list,
     standing,
 )
-from meshwright.service.tuning.runs import Start, run_plan
+from meshwright.service.tuning.runs import OUT, Start, run_plan
 from meshwright.solver.answer import Plan
 from meshwright.solver.problem import Problem
 
@@ -91,6 +94,10 @@ class _Tuning:
 
     def tuned(self, confidence: float, budget_gpu_minutes: float) -> tuple[Standing, str]:
         """What is known when the best is decided or the budget is used up, and which of them it was."""
+        with held(self.folder):
+            return self._decided(confidence, budget_gpu_minutes)
+
+    def _decided(self, confidence: float, budget_gpu_minutes: float) -> tuple[Standing, str]:
         runs = [one for one in kept_runs(self.folder, self.problem) if one.plan_id in self._ids()]
         while True:
             now = standing(self.problem, self.profile, self.plans, runs)
@@ -108,6 +115,8 @@ class _Tuning:
             start = Start(
                 command=self.start.command, steps=self.start.steps, limit_s=min(self.start.limit_s, left_s)
             )
+            begun = Begun(plan_id=plan.plan_id, num_gpus=plan.config.num_gpus, at_s=time.time())
+            keep_runs(self.folder, self.problem, runs, begun)
             runs.append(run_plan(plan.plan_id, plan.config, folder, start))
             keep_runs(self.folder, self.problem, runs)
             sys.stderr.write(f"       {runs[-1].outcome} {runs[-1].step_time_s or ''}\n")
@@ -135,7 +144,7 @@ def _save(now: Standing, why: str, plans: tuple[Plan, ...], folder: Path) -> Non
         text = json.dumps(now.calibration.to_json(), indent=1, allow_nan=False)
         write_text(folder / PROFILE_FILE, text + "\n")
     for one in now.runs:
-        if one.outcome != "measured":
+        if one.outcome in OUT:
             last = one.said.splitlines()[-1] if one.said else "its log is empty"
             say_warnings([f"plan {one.plan_id}: {one.outcome}: {last}"])
 

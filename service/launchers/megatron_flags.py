@@ -30,6 +30,7 @@ from meshwright.service.launchers.megatron_names import (
 )
 from meshwright.service.launchers.rules import fault
 from meshwright.service.launchers.target import Target
+from meshwright.solver.configuration import Configuration
 
 # --------------------------------------------------------------------------------------------------
 # Which facts of the framework become flags: the search priced the plan under exactly these.
@@ -68,6 +69,15 @@ def facts(target: Target) -> FrameworkFacts:
 def is_fsdp(target: Target) -> bool:
     """Whether the plan runs under Megatron-FSDP (ZeRO 2 and 3)."""
     return target.config.zero_stage >= FIRST_FSDP_STAGE
+
+
+def reshards_states(config: Configuration) -> bool:
+    """Whether launch files save optimizer states that another tp or pp can load.
+
+    Since Megatron-LM 0.15 those of the distributed optimizer, with ``--dist-ckpt-optim-fully-reshardable``
+    (training/checkpointing.py; its default is buffers of one layout). FSDP has a format of its own.
+    """
+    return 0 < config.zero_stage < FIRST_FSDP_STAGE and "optimizer" not in config.offload
 
 
 def uses_fp8(target: Target) -> bool:

@@ -33,6 +33,7 @@ from meshwright.service.launchers.megatron_flags import (
     padded_vocabulary,
     ramp_is_whole,
     ramp_warnings,
+    reshards_states,
     sections,
 )
 from meshwright.service.launchers.megatron_lm_model_rules import MODEL_RULES
@@ -63,7 +64,8 @@ _TOKENS = {
 # checkpoint. It logs the time of every step for `meshwright import`; Megatron-LM's interval is 100 steps.
 if [[ "${MOCK_DATA:-0}" == 1 ]]; then
     run_args=(--mock-data --tokenizer-type NullTokenizer --train-iters "${TRAIN_ITERS:-10}"
-        --lr "${LR:-1e-4}" --eval-iters 0 --log-interval "${LOG_INTERVAL:-1}" --log-throughput)""",
+        --lr "${LR:-1e-4}" --eval-iters 0 --eval-interval 1000
+        --log-interval "${LOG_INTERVAL:-1}" --log-throughput)""",
 }
 _CONVERSATIONS = {
     "DATA": "a file of conversations, one JSON a line",
@@ -76,6 +78,10 @@ if [[ "${MOCK_DATA:-0}" == 1 ]]; then
     echo "error: MOCK_DATA=1: --sft reads DATA_PATH alone" >&2
     exit 2""",
 }
+
+_RESHARDS = """
+        # Optimizer states that another tp or pp can load, not other replicas alone.
+        --ckpt-format torch_dist --dist-ckpt-optim-fully-reshardable"""
 
 _TORCHRUN = """\
 set -euo pipefail
@@ -104,9 +110,10 @@ else
     run_args=(--data-path "${DATA_PATH}" --tokenizer-type "${TOKENIZER_TYPE}"
         --tokenizer-model "${TOKENIZER_MODEL}" --train-iters "${TRAIN_ITERS}" --lr "${LR}"
         --log-interval "${LOG_INTERVAL:-10}" --log-throughput
+        --eval-interval "${EVAL_INTERVAL:-1000}"  # 0.17 and later do not start without one
         # A run that is started again goes on from the last checkpoint.
         --save "${CHECKPOINTS:-${here}/checkpoints}" --load "${CHECKPOINTS:-${here}/checkpoints}"
-        --save-interval "${SAVE_INTERVAL:-1000}")
+        --save-interval "${SAVE_INTERVAL:-1000}"@RESHARDS@)
 fi
 # A rank that waits this long for the others has lost one; gradients are clipped as GPT-3's were.
 run_args+=(--distributed-timeout-minutes "${TIMEOUT_MINUTES:-30}" --clip-grad "${CLIP_GRAD:-1.0}")
@@ -147,6 +154,7 @@ def _filled(text: str, target: Target) -> str:
             (*environment(target, facts(target)), *common_environment(target))
         ),
         **_data(target),
+        "RESHARDS": _RESHARDS if reshards_states(target.config) else "",
         "GUARD": guard((*decided_flags(), *REFUSED, *planned)).rstrip("\n"),
     }
     for name, value in values.items():

@@ -37,12 +37,11 @@ cd "${here}"
 # shellcheck disable=SC2086 # START is a command with its arguments
 exec ${START:-bash @LAUNCH@} @ARGUMENTS@ "$@"
 """
-# Megatron-Core 0.19, training/checkpointing.py and config/training_config.py. What it saves from now on can
-# be resharded too: --dist-ckpt-optim-fully-reshardable.
+# Megatron-Core 0.19, training/checkpointing.py and config/training_config.py.
 _MEGATRON = (
     "--auto-detect-ckpt-format", "--ckpt-step", '"${step}"', "--exit-on-missing-checkpoint",
 )  # fmt: skip
-_TORCH_DIST = ("--ckpt-fully-parallel-load", "--dist-ckpt-optim-fully-reshardable")
+_TORCH_DIST = ("--ckpt-fully-parallel-load",)
 # torchtitan 0.2.2, config/job_config.py; 0.3.0, components/checkpointer/base.py: the same names.
 _TORCHTITAN = (
     "--checkpoint.enable", "--checkpoint.folder", '"${CHECKPOINTS}"', "--checkpoint.load_step", '"${step}"',

@@ -13,6 +13,7 @@ from meshwright.profiles.cluster import MAX_NODES, ClusterSpec
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.model import ModelSpec
+from meshwright.service.launchers.megatron_flags import reshards_states
 from meshwright.service.launchers.target import settled_problem
 from meshwright.service.requests.parts import Part
 from meshwright.service.requests.schema import field_errors
@@ -369,6 +370,8 @@ def _format(given: CheckpointRequest, problem: Problem, plan: Plan) -> Format:
     written = _WRITTEN.get(problem.launcher)
     if written == "torch_dist" and plan.config.zero_stage >= _FSDP:
         written = "fsdp_dtensor"
+    elif problem.launcher == "megatron-lm" and reshards_states(plan.config):
+        written = "torch_dist_fully_reshardable"  # as our launch files have it saved
     name = given.format or written
     if name is None:
         message = f"is required: {problem.launcher} has no usual one"

@@ -7,12 +7,15 @@ of memory, hung or failed is out. The plan that is likeliest the fastest must ha
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from math import log
+from math import log, sqrt
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile, framework_of
 from meshwright.service.files import write_text
 from meshwright.service.launchers.target import settled_problem
-from meshwright.service.tuning.runs import Measured
+from meshwright.service.tuning.runs import LOG_FILE, OUT, Measured, end_leftovers
 from meshwright.solver.answer import Odds, Plan
 from meshwright.solver.calibration.calibrate import calibrate
 from meshwright.solver.calibration.fit import TIME_PROCESS
@@ -33,9 +36,18 @@ from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import Problem, problem_digest
 
 FORMAT = "meshwright-tuning-1"
-STATE_FILE = "tuning.json"
+STATE_FILE, _LOCK_FILE = "tuning.json", ".lock"
 REPEATS = 3  # runs of one plan at most
-_LIMIT = 2.0  # times the dearest run so far that the next one may take
+_EXPECTED = 2.0  # repeats that weigh as much as what is known of noise beforehand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A run that has not ended yet."""
+
+    plan_id: str
+    num_gpus: int
+    at_s: float  # of the system's clock, since 1970
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +59,18 @@ class Standing:
     runs: tuple[Measured, ...]
 
     @property
-    def best(self) -> Plan | None:
-        """The plan that is likeliest the fastest."""
+    def likeliest(self) -> Plan | None:
+        """The plan that is likeliest the fastest, whether it was run or not."""
         return self.plans[0] if self.plans else None
 
+    @property
+    def best(self) -> Plan | None:
+        """The plan to go on with: of those that were run the likeliest, before any was that of all."""
+        ran = [plan for plan in self.plans if self.times_of(plan.plan_id)]
+        return ran[0] if ran else self.likeliest
+
     def chance(self) -> float:
-        """That the first plan is the fastest of those that can run."""
+        """That the best plan is the fastest of those that can run."""
         best = self.best
         return 0.0 if best is None or best.odds is None else best.odds.best_probability
 
@@ -85,7 +103,7 @@ def standing(
     if any(one.step_time_s for one in taught):
         found = calibrate(taught, cluster=problem.cluster.name)
         costs = found.applied(profile)
-    out = {one.plan_id for one in runs if one.outcome != "measured"}
+    out = {one.plan_id for one in runs if one.outcome in OUT}
     left = [plan for plan in plans if plan.plan_id not in out]
     seen = predict_all(problem, costs, [plan.config for plan in left])
     priced = [replace(plan, prediction=one) for plan, one in zip(left, seen, strict=True)]
@@ -102,13 +120,13 @@ def _ranked(problem: Problem, costs: Profile, now: Standing) -> tuple[Plan, ...]
     if not now.plans:
         return ()
     means = np.log([plan.prediction.step_time_s for plan in now.plans])
-    together = log_covariance(problem, costs, now.plans)
+    together, noise = log_covariance(problem, costs, now.plans), noise_of(now.runs)
     for at, plan in enumerate(now.plans):
         times = now.times_of(plan.plan_id)
         if times:
             means[at] = log(median(times))
             together[at, :] = together[:, at] = 0.0
-            together[at, at] = TIME_PROCESS.noise**2 / len(times)
+            together[at, at] = noise**2 / len(times)
     chances, regrets = odds_of(means, together, problem.options.seed)
     found = [
         replace(plan, odds=Odds(best_probability=float(chance), regret_p90=float(regret)))
@@ -118,18 +136,35 @@ def _ranked(problem: Problem, costs: Profile, now: Standing) -> tuple[Plan, ...]
     return tuple(found[at] for at in order)
 
 
+def noise_of(runs: Sequence[Measured]) -> float:
+    """By how much runs of one plan differ, as a share of the step time (the deviation of its logarithm).
+
+    What runs elsewhere showed, or what the steps of these runs let expect where that is more, and what
+    repeats of a plan have shown; the expectation counts as much as ``_EXPECTED`` repeats.
+    """
+    logs: dict[str, list[float]] = {}
+    for one in runs:
+        if one.step_time_s:
+            logs.setdefault(one.plan_id, []).append(log(one.step_time_s))
+    inside = [one.noise for one in runs if one.step_time_s]
+    expected = max(TIME_PROCESS.noise, median(inside) if inside else 0.0)
+    squares = sum((one - fmean(some)) ** 2 for some in logs.values() for one in some)
+    repeats = sum(len(some) - 1 for some in logs.values())
+    return sqrt((_EXPECTED * expected**2 + squares) / (_EXPECTED + repeats))
+
+
 def next_plan(problem: Problem, profile: Profile, now: Standing, confidence: float) -> Plan | None:
     """The plan to run next; None: the best is decided, or no run can tell more.
 
     The likeliest is run before any other; then the one whose run would decide most, as often as
     ``REPEATS``; those that were never run go before repeats.
     """
-    best = now.best
-    if best is None:
+    first = now.likeliest
+    if first is None:
         return None
     times = {plan.plan_id: len(now.times_of(plan.plan_id)) for plan in now.plans}
-    if not times[best.plan_id]:
-        return best
+    if not times[first.plan_id]:
+        return first
     if now.chance() >= confidence:
         return None
     open_ones = [plan for plan in now.plans if times[plan.plan_id] < REPEATS]
@@ -167,8 +202,31 @@ def _observation(problem: Problem, plan: Plan, one: Measured) -> Observation:
 # The tuning in its folder: written after every run, taken up again by the next start.
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """The folder for this tuning alone; what a killed one has left running in it is ended.
+
+    Raises:
+        InvalidProblemError: another tuning works in it, or it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = (folder / _LOCK_FILE).open("w")
+    except OSError as fault:
+        raise InvalidProblemError.of("--save-dir", fault.strerror or "cannot be written") from None
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go of when the process ends, however
+        except OSError:
+            message = f"another tuning works in {shown_path(folder)}; wait for it, or choose another folder"
+            raise InvalidProblemError.of("--save-dir", message) from None
+        yield
+
+
 def kept_runs(folder: Path, problem: Problem) -> list[Measured]:
     """Runs of an earlier start of the same question; none where the folder is new.
+
+    A run during which the tuning was killed counts against the budget, and is ended if it still runs.
 
     Raises:
         InvalidProblemError: the folder holds the tuning of another question, or none that can be read.
@@ -180,17 +238,32 @@ def kept_runs(folder: Path, problem: Problem) -> list[Measured]:
         state: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         same = (state["format"], state["problem"]) == (FORMAT, problem_digest(problem))
         runs = [Measured(**one) for one in state["runs"]]
+        begun = None if state.get("running") is None else Begun(**state["running"])
     except (OSError, ValueError, LookupError, TypeError):
         raise InvalidProblemError.of("--save-dir", f"{shown_path(path)} cannot be read") from None
     if not same:
         message = f"{shown_path(folder)} holds the tuning of another question; choose another folder"
         raise InvalidProblemError.of("--save-dir", message)
-    return runs
+    return runs if begun is None else [*runs, _interrupted(folder, begun)]
 
 
-def keep_runs(folder: Path, problem: Problem, runs: Sequence[Measured]) -> None:
-    """Write all runs; a reader sees those before or all of them."""
-    state = {"format": FORMAT, "problem": problem_digest(problem), "runs": [asdict(one) for one in runs]}
+def _interrupted(folder: Path, begun: Begun) -> Measured:
+    """A run that nobody watched to its end: the machines were held until its last line, or until now."""
+    log_file = folder / begun.plan_id / LOG_FILE
+    ended_s = time.time() if end_leftovers(folder) or not log_file.exists() else log_file.stat().st_mtime
+    seconds = max(ended_s - begun.at_s, 0.0)
+    return Measured(
+        plan_id=begun.plan_id, outcome="interrupted", seconds=seconds,
+        gpu_minutes=seconds * begun.num_gpus / 60.0,
+    )  # fmt: skip
+
+
+def keep_runs(folder: Path, problem: Problem, runs: Sequence[Measured], begun: Begun | None = None) -> None:
+    """Write all runs, and which one begins now; a reader sees those before or all of them."""
+    state = {
+        "format": FORMAT, "problem": problem_digest(problem), "runs": [asdict(one) for one in runs],
+        "running": None if begun is None else asdict(begun),
+    }  # fmt: skip
     write_text(folder / STATE_FILE, json.dumps(state, indent=1, allow_nan=False) + "\n")
 
 
@@ -216,8 +289,9 @@ def report_of(now: Standing, names: Mapping[str, str], why: str) -> str:
             f"| {plan.prediction.step_time_s:.3f} s | {chance:.0f} % |"
         )
     for one in now.runs:
-        if one.outcome != "measured":
+        if one.outcome in OUT:
             lines.append(f"| {one.plan_id} | {names[one.plan_id]} | 1 | {one.outcome} | – | 0 % |")
     found = now.calibration.findings if now.calibration else ()
-    lines += ["", *(f"- {text}" for text in found)] if found else []
+    noise = f"Runs of one plan are taken to differ by {100 * noise_of(now.runs):.1f} %."
+    lines += ["", noise, "", *(f"- {text}" for text in found)]
     return "\n".join([*lines, ""])

@@ -1,7 +1,8 @@
 """One short run of a plan on the machines at hand: started, watched, ended for sure, and read.
 
 A run ends measured, out of memory, hung (it took longer than its limit), or failed. Whatever it started is
-gone afterwards: its processes are asked to end, and killed where they do not.
+gone afterwards: its processes are asked to end, and killed where they do not. Every one of them carries the
+folder of its run in its environment, so that those of a tuning that was killed are found by the next one.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import log as ln
+from math import sqrt
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,12 +27,17 @@ from meshwright.profiles.importers.run_logs import OUT_OF_MEMORY
 from meshwright.profiles.measurements import MeasuredRun
 from meshwright.solver.configuration import Configuration
 
-Outcome = Literal["measured", "out of memory", "hung", "failed"]
+Outcome = Literal["measured", "out of memory", "hung", "failed", "interrupted"]
+OUT: tuple[Outcome, ...] = ("out of memory", "hung", "failed")  # such a plan is out of the race
 GRACE_S = 10.0  # from the request to end until processes are killed
 _LOOK_S = 0.1
 _TAIL_BYTES = 2**20
 _MEMORY = re.compile(rf"{OUT_OF_MEMORY.pattern}|DefaultCPUAllocator: can't allocate memory|MemoryError")
+_ERROR = re.compile(r"(?:^|\s|\.)\w*(?:Error|Exception)\b(?=:)|^error:", re.IGNORECASE)
 LOG_FILE = "tune.log"
+_MARK = "MESHWRIGHT_SAVE_DIR"  # in the environment of every process of a run: its folder
+# Of a normal distribution: from the 10th to the 90th percentile, and what a median is worse than a mean.
+_PERCENTILES, _MEDIAN = 2.0 * 1.2816, 1.2533
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +49,7 @@ class Measured:
     seconds: float  # that the machines were held
     gpu_minutes: float
     step_time_s: float | None = None
+    noise: float = 0.0  # standard error of the step time's logarithm, as far as its own steps tell
     peak_memory_bytes: float | None = None
     memory_kind: str = "unknown"
     memory_rank: str = "unknown"
@@ -77,7 +86,7 @@ def run_plan(plan_id: str, config: Configuration, folder: Path, start: Start) ->
         except OSError as fault:
             message = f"{words[0]}: {fault.strerror or 'cannot be started'}"
             raise InvalidProblemError.of("command", message) from None
-        code = _code_within(child, start.limit_s)
+        code = _code_within(child, folder, start.limit_s)
     seconds = time.monotonic() - began_s
     outcome, found, said = _read(log, code)
     return Measured(
@@ -91,7 +100,7 @@ def _words(start: Start, config: Configuration, folder: Path) -> list[str]:
     if not start.command:
         nodes = os.environ.get("SLURM_JOB_ID") and (folder / "launch.sbatch").is_file()
         return ["bash", "launch.sbatch" if nodes else "launch.sh"]
-    sizes = {name: getattr(config, name) for name in config.__slots__}
+    sizes = {name: getattr(config, name) for name in (*config.__slots__, "num_gpus")}
     known = {**sizes, "save_dir": folder, "steps": start.steps}
     filled = []
     for word in start.command:
@@ -104,37 +113,54 @@ def _words(start: Start, config: Configuration, folder: Path) -> list[str]:
 def _environment(start: Start, config: Configuration, folder: Path) -> dict[str, str]:
     """What launch files and scripts are told: a dry start of so many steps, each of them logged."""
     known = {"TRAIN_ITERS": start.steps, "LOG_INTERVAL": 1, "SLURM_SUBMIT_DIR": folder,
-             "MESHWRIGHT_SAVE_DIR": folder, "MESHWRIGHT_STEPS": start.steps,
-             "MESHWRIGHT_NUM_GPUS": config.num_gpus}  # fmt: skip
+             _MARK: folder, "MESHWRIGHT_STEPS": start.steps,
+             "MESHWRIGHT_NUM_GPUS": config.num_gpus, "PYTHONPATH": _modules(folder)}  # fmt: skip
     dry = {} if "DATA_PATH" in os.environ else {"MOCK_DATA": "1"}
     return {**dry, **{name: str(value) for name, value in known.items()}}
 
 
-def _code_within(child: subprocess.Popen[bytes], limit_s: float) -> int | None:
+def _modules(folder: Path) -> str:
+    """Where Python looks for modules: a plan's own first, as torchtitan's."""
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+
+
+def _code_within(child: subprocess.Popen[bytes], folder: Path, limit_s: float) -> int | None:
     """The exit code; None: the limit came first. None of its processes is left either way."""
     try:
         code: int | None = child.wait(timeout=limit_s)
     except subprocess.TimeoutExpired:
         code = None
     finally:
-        _end(child)
+        _end(child, folder)
     return code
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end(child: subprocess.Popen[bytes], folder: Path) -> None:
     """Ask every process of a run to end, and kill those that do not within the grace."""
-    family = _family(child.pid)
+    family = _family(child.pid) | _marked(folder)
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGTERM)
     _wait(family, GRACE_S)
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
+    _killed(family | _marked(folder))
+    child.wait()
+
+
+def end_leftovers(folder: Path) -> int:
+    """Kill what runs below a folder have left behind, and say how many processes that were."""
+    family = _marked(folder.resolve())
+    _killed(family)
+    return len(family)
+
+
+def _killed(family: dict[int, str]) -> None:
+    """Kill those that still run, and wait until they are gone."""
     for pid, began in family.items():
         if _is_alive((pid, began)):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     _wait(family, GRACE_S)
-    child.wait()
 
 
 def _wait(family: dict[int, str], most_s: float) -> None:
@@ -162,6 +188,27 @@ def _family(pid: int) -> dict[int, str]:
         family.update(more)
         grown = bool(more)
     return family
+
+
+def _marked(folder: Path) -> dict[int, str]:
+    """Processes of runs in this folder or below it, whoever their parents are by now."""
+    found = {}
+    for pid, value in _marks():
+        if pid != os.getpid() and Path(value).is_relative_to(folder):
+            stat = _stat(pid)
+            if stat is not None:
+                found[pid] = stat[1]
+    return found
+
+
+def _marks() -> Iterator[tuple[int, str]]:
+    """This user's processes that are of a run, and the folder of each."""
+    mark = f"{_MARK}=".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            for one in path.read_bytes().split(b"\0"):
+                if one.startswith(mark):
+                    yield int(path.parent.name), os.fsdecode(one.removeprefix(mark))
 
 
 def _stat(pid: int) -> tuple[int, str] | None:
@@ -202,7 +249,13 @@ def _figures(log: Path, text: str) -> dict[str, Any]:
     kind = "reserved" if run.peak_reserved_bytes else "allocated"
     rank = "worst" if run.num_memory_ranks > 1 else "unknown"
     memory = {"peak_memory_bytes": peak, "memory_kind": kind, "memory_rank": rank} if peak else {}
-    return {"step_time_s": run.step_time_s, **memory} if run.step_time_s else {}
+    return {"step_time_s": run.step_time_s, "noise": _noise(run), **memory} if run.step_time_s else {}
+
+
+def _noise(run: MeasuredRun) -> float:
+    """How unsure the median of a run's steps is, in logarithms: from how far its steps differ."""
+    low, high = run.step_time_low_s, run.step_time_high_s
+    return _MEDIAN * ln(high / low) / _PERCENTILES / sqrt(run.num_steps) if low and high else 0.0
 
 
 def _stated(text: str) -> dict[str, Any]:
@@ -225,5 +278,7 @@ def _tail(log: Path) -> str:
 
 
 def _last_lines(text: str) -> str:
-    """What a run said last."""
-    return "\n".join(line for line in text.splitlines() if line.strip())[-400:]
+    """What a run said last; the last error that it names comes at the end."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    named = [line.strip() for line in lines if _ERROR.search(line)]
+    return "\n".join([*lines[-4:], *named[-1:]])[-600:]

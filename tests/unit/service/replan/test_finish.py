@@ -131,7 +131,8 @@ def test_more_nodes_are_used_where_that_is_sooner() -> None:
 
 def test_a_format_that_holds_the_layout_fast_is_loaded_under_it_alone() -> None:
     running_config = running()[2].config
-    found = answered(lost_nodes=4)  # Megatron-Core's usual format: tensor and pipeline ranks stay
+    usual = {"checkpoint": {"format": "torch_dist"}}  # Megatron-Core's: tensor and pipeline ranks stay
+    found = answered(lost_nodes=4, **usual)
     for one in found.ways:
         assert one.layout.config.tensor_parallel_size == running_config.tensor_parallel_size
         assert one.layout.config.stage_layers == running_config.stage_layers
@@ -204,7 +205,7 @@ def test_a_cluster_of_a_million_gpus_is_answered_within_bounds() -> None:
 def test_a_padded_vocabulary_is_the_same_model() -> None:
     own = running()[0].model
     padded = own.num_parameters() + 2 * 256 * own.hidden_size  # embedding and head, 256 rows each
-    assert asked(lost_nodes=1, checkpoint={"num_parameters": padded}).format.name == "torch_dist"
+    assert asked(lost_nodes=1, checkpoint={"num_parameters": padded}).plan == running()[2]
 
 
 def test_the_steps_of_a_run_follow_from_its_tokens() -> None:

@@ -1,0 +1,76 @@
+"""Launchers that train on the processes of this machine: Megatron-LM and torchtitan themselves, on gloo.
+
+``examples/cpu_training/launchers`` makes them do without a GPU; here are their pinned environments, the
+questions that are asked for them, and the commands that start a plan.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from examples.cpu_training.closed_loop import TINY, problem_of
+from meshwright.service.verify.environments import Environment, make
+from tests.launchers.environments import ENVIRONMENTS
+from tests.processes.servers import free_port
+
+SCRIPTS = Path(__file__).parents[2] / "examples" / "cpu_training" / "launchers"
+LAYERS, BATCH = 4, 8
+
+
+@dataclass(frozen=True)
+class OnCpu:
+    """A launcher and how it is started here."""
+
+    launcher: str
+    environment: Environment
+    command: tuple[str, ...]  # of ``tune``; empty: the plan's own launch.sh
+
+    def variables(self, folder: Path) -> dict[str, str]:
+        """What its processes find: its own torchrun first on the path, one thread each.
+
+        Args:
+            folder: where a program that starts torchrun is put.
+        """
+        make(self.environment)
+        torchrun = folder / "bin" / "torchrun"
+        torchrun.parent.mkdir(parents=True, exist_ok=True)
+        torchrun.write_text(f'#!/bin/sh\nexec "{self.environment.python}" -m torch.distributed.run "$@"\n')
+        torchrun.chmod(0o755)
+        return {
+            "PATH": f"{torchrun.parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(self.environment.path),
+            "MEGATRON_LM_DIR": str(SCRIPTS),
+            "MASTER_PORT": str(free_port()),
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def problem(self, processes: int, top_k: int) -> dict[str, Any]:
+        """Which plans train a GPT of four layers on so many processes of this machine."""
+        problem = problem_of(TINY)
+        pinned = {"virtual_pipeline_size", "context_parallel_size", "expert_parallel_size"}
+        cores = {**problem["cluster"]["groups"][0], "gpus_per_node": processes, "island_gpus": processes}
+        search = {
+            **problem["search"], "top_k": top_k, "constraints": [f"num_gpus == {processes}"],
+            "pin": {"recompute_granularity": "none", **dict.fromkeys(sorted(pinned), 1)},
+        }  # fmt: skip
+        return {
+            **problem, "launcher": self.launcher, "search": search,
+            "model": {**problem["model"], "num_layers": LAYERS},
+            "cluster": {**problem["cluster"], "groups": [cores]},
+            "workload": {**problem["workload"], "global_batch_size": BATCH},
+        }  # fmt: skip
+
+
+MEGATRON_LM = OnCpu("megatron-lm", ENVIRONMENTS["megatron-lm"], ())
+TORCHTITAN = OnCpu(
+    "torchtitan",
+    ENVIRONMENTS["torchtitan-0.2"],
+    (
+        "torchrun", "--standalone", "--nproc-per-node", "{num_gpus}", str(SCRIPTS / "torchtitan_train.py"),
+        "--job.config_file", "{save_dir}/torchtitan_0_2.toml", "--training.steps", "{steps}",
+        "--metrics.log_freq", "1",
+    ),
+)  # fmt: skip
