@@ -308,8 +308,8 @@ def embedding_seconds(ctx: Context) -> PassSeconds:
     return look_up + gemm_seconds(ctx, [project], "bf16", trained=not ctx.frozen)
 
 
-def _head_price(ctx: Context) -> PartPrice:
-    """Time of the head: one prediction, and one with a layer and a projection for each extra token."""
+def _head_price(ctx: Context, layer: PartPrice) -> PartPrice:
+    """Time of the head: one prediction, and one with a ``layer`` and a projection for each extra token."""
     depth = ctx.model.num_mtp_layers
     compute, tensor = head_seconds(ctx), vocabulary_parallel(ctx)
     one, pair, own = compute, tensor, output_weights(ctx)
@@ -319,9 +319,7 @@ def _head_price(ctx: Context) -> PartPrice:
         project = Gemm(m=ctx.tokens, n=h / ctx.t, k=2.0 * h)
         compute = compute + one + gemm_seconds(ctx, [project], ctx.linear_precision)
         tensor = tensor + pair
-    kind: LayerKind = "moe" if ctx.model.moe else "dense"
-    layers = [_layer_price(ctx, kind)] * depth if depth else []
-    return _end_price(ctx, compute, tensor, own=own, layers=layers)
+    return _end_price(ctx, compute, tensor, own=own, layers=[layer] * depth)
 
 
 def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
@@ -329,7 +327,10 @@ def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
     compute, tensor = embedding_seconds(ctx), vocabulary_parallel(ctx)
     compute = compute + beyond_price(ctx, "embedding", timed_together(ctx, compute, tensor))
     first = _end_price(ctx, compute, tensor, own=embedding_weights(ctx), layers=[])
-    return [*(_layer_price(ctx, kind) for kind in layout.kinds), first, _head_price(ctx)]
+    layers = {kind: _layer_price(ctx, kind) for kind in layout.kinds}
+    kind: LayerKind = "moe" if ctx.model.moe else "dense"  # of layers that predict further tokens
+    again = layers[kind] if kind in layers else _layer_price(ctx, kind)
+    return [*layers.values(), first, _head_price(ctx, again)]
 
 
 def _tails(ctx: Context, layout: LayerLayout, trained: list[Weights], parts: list[PartPrice]) -> list[Tail]:

@@ -8,7 +8,9 @@ are replayed where the row says so (``first_layers``), or as few of them as let 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -32,21 +34,21 @@ from meshwright.solver.search.splits import even_chunks
 _SHARES = (0.0, 0.5, 0.7, 0.85, 0.95, 1.05, 1.2, 1.5)  # of an even share: where pieces begin
 
 
-def reaches(rows: Rows, p: int, step_s: FloatArray, *, closely: bool) -> BoolArray:
-    """Whether filling ``p`` ranks within ``step_s`` places every layer, shape (n,); False is a proof.
+def _reaches(filling: _Filling, step_s: FloatArray, *, closely: bool) -> BoolArray:
+    """Whether filling all ranks within ``step_s`` places every layer, shape (n,); False is a proof.
 
     Rank 0's tail grows with its layers: ``closely`` tries rows that are not refuted with the least tail
     again in pieces, with at least so many layers on rank 0 and their tail, and at most so many.
     """
-    num_layers = rows.layout.num_layers
-    alive = _Filling.of(rows, p, step_s).places_all(1, num_layers)
+    rows, p, num_layers = filling.rows, filling.p, filling.rows.layout.num_layers
+    alive = filling.places_all(1, num_layers, step_s)
     if not closely or p == 1:
         return alive
     left, able = np.flatnonzero(alive), np.zeros(len(rows), dtype=np.bool_)
     for low, high in _pieces(num_layers, p):
         if not len(left):
             break
-        placed = _Filling.of(rows.take(left), p, step_s[left]).places_all(low, high)
+        placed = _Filling.of(rows.take(left), p).places_all(low, high, step_s[left])
         able[left[placed]] = True
         left = left[~placed]
     return able
@@ -77,7 +79,6 @@ class _Filling:
 
     rows: Rows
     p: int
-    limit_s: FloatArray  # (n,) end and tail of the slowest rank
     time_s: FloatArray
     forward_s: FloatArray
     states_bytes: FloatArray
@@ -88,13 +89,12 @@ class _Filling:
     replays: Replays
 
     @classmethod
-    def of(cls, rows: Rows, p: int, step_s: FloatArray) -> _Filling:
-        """Ready to fill within ``step_s``."""
+    def of(cls, rows: Rows, p: int) -> _Filling:
+        """Ready to fill within any time."""
         prices, held = rows.prices, rows.held[:, :p].astype(np.float64)
         return cls(
             rows=rows,
             p=p,
-            limit_s=end_limit_s(rows, step_s),
             time_s=sums_of(rows, rows.layer_s),
             forward_s=sums_of(rows, prices.forward_s[:, :-2]),
             states_bytes=sums_of(rows, rows.state_bytes[:, :-2]),
@@ -105,11 +105,11 @@ class _Filling:
             replays=Replays.of(rows),
         )
 
-    def places_all(self, low: int, high: int) -> BoolArray:
-        """Whether every layer finds a place with ``low`` to ``high`` of them on rank 0, (n,)."""
+    def places_all(self, low: int, high: int, step_s: FloatArray) -> BoolArray:
+        """Whether every layer finds a place within ``step_s``, ``low`` to ``high`` of them on rank 0."""
         rows, num_layers = self.rows, self.rows.layout.num_layers
         own_tail = sums_of(rows, rows.prices.tail_s[:, :-2])[low] + end_tail_s(rows)
-        limit = self.limit_s - np.maximum(least_tail_s(rows), own_tail)
+        limit = end_limit_s(rows, step_s) - np.maximum(least_tail_s(rows), own_tail)
         used = np.zeros(len(rows), dtype=np.int64)
         alive = np.ones(len(rows), dtype=np.bool_)
         for rank in range(self.p):
@@ -218,31 +218,41 @@ _ROUNDING = 1e-9
 _BISECTIONS = 40
 
 
-def have_room(rows: Rows, room: FloatArray, each: FloatArray) -> BoolArray:
-    """Whether all layers may find a place, shape (n,).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What all layers of rows of one shape cost at least, on the ranks that hold them."""
 
-    Args:
-        rows: n rows of one shape.
-        room: what the layers of each rank may cost, (n, p).
-        each: what a layer of each kind costs on each rank, (n, p, K) or (n, 1, K).
-    """
-    cost = np.broadcast_to(each, (*room.shape, each.shape[-1]))
-    counts = rows.layout.cumulative[-1].astype(np.float64)
-    ample = room + _ROUNDING * np.abs(room)
-    left = ample - _set_aside(rows, cost)
-    able = (left >= 0.0).all(axis=1)
-    left = np.maximum(left, 0.0)
-    aside = rows.p * rows.v * rows.smallest_chunk
-    able &= (np.floor(share_of(left[:, :, None], cost)).sum(axis=1) >= counts - aside[:, None]).all(axis=1)
-    able &= np.floor(share_of(left, cost.min(axis=2))).sum(axis=1) >= rows.layout.num_layers - aside
-    whole = np.maximum(ample, 0.0).sum(axis=1)
-    return np.asarray(able & (whole >= cost.min(axis=1) @ counts * (1.0 - _ROUNDING)))
+    rows: Rows
+    each: FloatArray  # what a layer of each kind costs on each rank, (n, p, K) or (n, 1, K)
+    cheapest: FloatArray  # the least of the kinds', (n, p) or (n, 1)
+    aside: FloatArray  # what the least layers of every chunk of a rank cost, (n, p)
+    whole: FloatArray  # all layers, each on the rank where it costs least, (n,)
 
+    @classmethod
+    def of(cls, rows: Rows, each: FloatArray) -> Needs:
+        """Of rows of one shape."""
+        counts = rows.layout.cumulative[-1].astype(np.float64)
+        least = np.where(_reachable_by_rank(rows), each[:, None], np.inf).min(axis=3)
+        return cls(
+            rows=rows,
+            each=each,
+            cheapest=each.min(axis=2),
+            aside=least.sum(axis=1) * rows.smallest_chunk[:, None],
+            whole=each.min(axis=1) @ counts * (1.0 - _ROUNDING),
+        )
 
-def _set_aside(rows: Rows, cost: FloatArray) -> FloatArray:
-    """What the least layers of every chunk of a rank cost at least, (n, p)."""
-    cheapest = np.where(_reachable_by_rank(rows), cost[:, None], np.inf).min(axis=3)
-    return np.asarray(cheapest.sum(axis=1) * rows.smallest_chunk[:, None])
+    def fit_in(self, room: FloatArray) -> BoolArray:
+        """Whether all layers may find a place where those of a rank may cost so much (n, p); shape (n,)."""
+        rows, counts = self.rows, self.rows.layout.cumulative[-1].astype(np.float64)
+        ample = room + _ROUNDING * np.abs(room)
+        left = ample - self.aside
+        able = (left >= 0.0).all(axis=1)
+        left = np.maximum(left, 0.0)
+        aside = rows.p * rows.v * rows.smallest_chunk
+        alone = np.floor(share_of(left[:, :, None], self.each)).sum(axis=1)
+        able &= (alone >= counts - aside[:, None]).all(axis=1)
+        able &= np.floor(share_of(left, self.cheapest)).sum(axis=1) >= rows.layout.num_layers - aside
+        return np.asarray(able & (np.maximum(ample, 0.0).sum(axis=1) >= self.whole))
 
 
 def _reachable_by_rank(rows: Rows) -> BoolArray:
@@ -268,36 +278,49 @@ def _reachable(rows: Rows) -> BoolArray:
     return np.asarray(there | ~there.any(axis=2, keepdims=True))  # no layer is left: not a row of the space
 
 
-def can_beat_interleaved(rows: Rows, pp: int, vpp: int, step_s: FloatArray) -> BoolArray:
-    """Whether rows of one shape may have a split that fits and simulates within ``step_s``."""
+Reach = Callable[..., BoolArray]  # (step_s, closely) -> whether rows may have a split that is no slower
+
+
+def _interleaved(rows: Rows, pp: int, vpp: int) -> Reach:
+    """Whether rows of one shape may have a split that fits and simulates within a time."""
     fits = fits_by_kind(rows, pp, vpp)
     if not fits.any():
-        return fits
+        return lambda *_, **__: fits
     prices, m = rows.prices, rows.m[:, None]
-    limit = end_limit_s(rows, step_s)[:, None]
     rank = np.arange(pp)[None, :]
     own = RankCosts.of_all(rows)
-    time, tail = own.time_s, own.tail_s
     shortest = rows.smallest_chunk * prices.forward_s[:, :-2].min(axis=1) + prices.transfer_s
     there = np.where(rank > 0, prices.forward_s[:, -2:-1], 0.0) + rank * shortest[:, None]
     both = rows.smallest_chunk * rows.layer_s.min(axis=1) + rows.chunk_s
     back = np.where(rank > 0, rows.embedding_s[:, None], 0.0) + rank * both[:, None]
-    away = limit - tail - there - m * time
-    able = have_room(rows, away, (m * rows.layer_s + prices.tail_s[:, :-2])[:, None, :])
-    home = limit - least_tail_s(rows)[:, None] - back - m * time
-    able &= have_room(rows, home, (m * rows.layer_s)[:, None, :])
-    return fits & able & _late_room(rows, pp, vpp, limit - tail - m * time)
+    busy = m * own.time_s
+    wait, late = _late_needs(rows, pp, vpp)
+    limits = (  # beside the end of the slowest rank
+        (-own.tail_s - there - busy, Needs.of(rows, (m * rows.layer_s + prices.tail_s[:, :-2])[:, None])),
+        (-least_tail_s(rows)[:, None] - back - busy, Needs.of(rows, (m * rows.layer_s)[:, None])),
+        (-own.tail_s - busy - wait, late),
+    )
+
+    def able(step_s: FloatArray, **_: bool) -> BoolArray:
+        limit, kept = end_limit_s(rows, step_s)[:, None], fits
+        for beside, needs in limits:
+            if not kept.any():
+                break
+            kept = kept & needs.fit_in(limit + beside)
+        return kept
+
+    return able
 
 
-def can_be_busy(rows: Rows, pp: int, vpp: int, step_s: FloatArray) -> BoolArray:
+def _busy(rows: Rows, pp: int, vpp: int) -> Reach:
     """The same for rows that split the backward pass: each rank works all its micro-batches, (E)."""
-    limit = end_limit_s(rows, step_s)
-    room, each = _busy_room(rows, rows.m)
-    return have_room(rows, limit[:, None] + room, each) & fits_by_kind(rows, pp, vpp)
+    room, needs = _busy_needs(rows, rows.m)
+    fits = fits_by_kind(rows, pp, vpp)
+    return lambda step_s, **_: fits & needs.fit_in(end_limit_s(rows, step_s)[:, None] + room)
 
 
-def _late_room(rows: Rows, pp: int, vpp: int, room_s: FloatArray) -> BoolArray:
-    """Whether (D) leaves room: ranks first wait for all forward passes of the first micro-batch."""
+def _late_needs(rows: Rows, pp: int, vpp: int) -> tuple[FloatArray, Needs]:
+    """(D): how long ranks wait for all forward passes of the first micro-batch (n, p), and what is left."""
     prices, held = rows.prices, rows.held[:, : pp * vpp].reshape(len(rows), vpp, pp)
     own, counts = held.astype(np.float64), rows.layout.cumulative[-1].astype(np.float64)
     wait = prices.forward_s[:, :-2] @ counts + prices.forward_s[:, -2] + prices.forward_s[:, -1]
@@ -307,7 +330,7 @@ def _late_room(rows: Rows, pp: int, vpp: int, room_s: FloatArray) -> BoolArray:
     early[:, -1] += own[:, -1, -1] * prices.forward_s[:, -1]
     each = rows.m[:, None, None] * rows.layer_s[:, None, :] + prices.tail_s[:, None, :-2]
     each = each - own.max(axis=1)[:, :, None] * prices.forward_s[:, None, :-2]
-    return have_room(rows, room_s - wait[:, None] + early, each)
+    return wait[:, None] - early, Needs.of(rows, each)
 
 
 def fits_by_kind(rows: Rows, pp: int, vpp: int) -> BoolArray:
@@ -330,7 +353,7 @@ def fits_by_kind(rows: Rows, pp: int, vpp: int) -> BoolArray:
     more = np.maximum(kept[:, None, :] - least[:, :, None], 0.0)
     each = rows.state_bytes[:, None, :-2] + (least * slope)[:, :, None]
     each = each + held.min(axis=1)[:, :, None] * more
-    return have_room(rows, room_bytes(rows, held) + least * offset, each)
+    return Needs.of(rows, each).fit_in(room_bytes(rows, held) + least * offset)
 
 
 def _lightest(held: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -352,33 +375,31 @@ def may_reach_objective(rows: Rows, objective_s: float) -> BoolArray:
     for pp, vpp, index in groups_of_shape(rows):
         look()
         group = rows.take(index)
-        room, each = _busy_room(group, group.m - group.phi)
+        room, needs = _busy_needs(group, group.m - group.phi)
         share = end_limit_s(group, objective_s)
         share = share - group.phi * group.total_s
-        able[index] = have_room(group, room + share[:, None], each) & fits_by_kind(group, pp, vpp)
+        able[index] = needs.fit_in(room + share[:, None]) & fits_by_kind(group, pp, vpp)
     return able
 
 
-def _busy_room(rows: Rows, passes: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _busy_needs(rows: Rows, passes: FloatArray) -> tuple[FloatArray, Needs]:
     """What every rank's constants take from the time of the slowest, and what layers take of it.
 
     ``passes`` are micro-batches, shape (n,): m, or m - phi in the closed form.
     """
-    prices, share = rows.prices, passes[:, None]
-    return -RankCosts.of_all(rows).objective_s(passes), (share * rows.layer_s + prices.tail_s[:, :-2])[
-        :, None, :
-    ]
+    each = passes[:, None] * rows.layer_s + rows.prices.tail_s[:, :-2]
+    return -RankCosts.of_all(rows).objective_s(passes), Needs.of(rows, each[:, None, :])
 
 
 def least_objective_s(rows: Rows) -> FloatArray:
     """Lower bound on the closed form over all splits of rows of one shape, shape (n,)."""
     prices = rows.prices
-    room, each = _busy_room(rows, rows.m - rows.phi)
+    room, needs = _busy_needs(rows, rows.m - rows.phi)
     low = -room.min(axis=1)
-    high = low + each[:, 0] @ rows.layout.cumulative[-1].astype(np.float64)
+    high = low + needs.each[:, 0] @ rows.layout.cumulative[-1].astype(np.float64)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2.0
-        able = have_room(rows, middle[:, None] + room, each)
+        able = needs.fit_in(middle[:, None] + room)
         low, high = np.where(able, low, middle), np.where(able, middle, high)
     ends: FloatArray = rows.phi * rows.total_s + low
     return step_of_end_s(ends, prices.straggler, prices.fixed_s) * SAFETY
@@ -398,16 +419,13 @@ def least_objective_s(rows: Rows) -> FloatArray:
 # bounds.
 
 
-def can_beat_mixed_split(rows: Rows, p: int, step_s: FloatArray) -> BoolArray:
-    """Whether rows of ``p`` ranks may have a split that fits and simulates within ``step_s``, (n,).
-
-    False is a proof.
-    """
-    fill = _Fill.of(rows, p, step_s)
+def _split_reaches(fill: _Fill, step_s: FloatArray) -> BoolArray:
+    """Whether rows may have a split that fits and simulates within ``step_s``, (n,); False is a proof."""
+    rows, p, limit = fill.rows, fill.p, end_limit_s(fill.rows, step_s)
     used = np.zeros(len(rows), dtype=np.int64)
     alive = np.ones(len(rows), dtype=np.bool_)
     for rank in range(p):
-        end = np.minimum(fill.furthest(rank, used), rows.layout.num_layers - (p - 1 - rank))
+        end = np.minimum(fill.furthest(rank, used, limit), rows.layout.num_layers - (p - 1 - rank))
         alive &= end > used
         used = np.maximum(end, used)
     return np.asarray(alive & (used >= rows.layout.num_layers))
@@ -419,7 +437,6 @@ class _Fill:
 
     rows: Rows
     p: int
-    limit_s: FloatArray  # (n,) end and tail of the slowest rank
     forward_s: FloatArray
     input_s: FloatArray  # input gradients
     busy_s: FloatArray  # all micro-batches of a layer, and its tail
@@ -429,14 +446,13 @@ class _Fill:
     room_bytes: FloatArray  # (n, p)
 
     @classmethod
-    def of(cls, rows: Rows, p: int, step_s: FloatArray) -> _Fill:
-        """Ready to fill within ``step_s``."""
+    def of(cls, rows: Rows, p: int) -> _Fill:
+        """Ready to fill within any time."""
         prices = rows.prices
         held = rows.held[:, :p].astype(np.float64)
         return cls(
             rows=rows,
             p=p,
-            limit_s=end_limit_s(rows, step_s),
             forward_s=sums_of(rows, prices.forward_s[:, :-2]),
             input_s=sums_of(rows, _input_s(rows)[:, :-2]),
             busy_s=sums_of(rows, rows.m[:, None] * rows.layer_s + prices.tail_s[:, :-2]),
@@ -446,11 +462,14 @@ class _Fill:
             room_bytes=room_bytes(rows, held[:, None, :]),
         )
 
-    def furthest(self, rank: int, used: IntArray) -> IntArray:
-        """The last layer that a rank may hold which begins behind ``used`` of them, (n,)."""
+    def furthest(self, rank: int, used: IntArray, limit_s: FloatArray) -> IntArray:
+        """The last layer that a rank may hold which begins behind ``used`` of them, (n,).
+
+        ``limit_s``: end and tail of the slowest rank, (n,).
+        """
         own, held = RankCosts.of(self.rows, rank), self.held[:, rank]
         busy = self.rows.m * own.time_s[:, 0] + own.tail_s[:, 0]
-        left = self.limit_s - busy
+        left = limit_s - busy
         weighs = self.states_bytes + held * self.kept_bytes
         late = self.busy_s - held * self.forward_s - self.input_s
         wait = self._wait_s(rank, used) - held * own.forward_s[:, 0]
@@ -458,7 +477,7 @@ class _Fill:
             furthest(weighs, used, self.room_bytes[:, rank]),
             furthest(self.busy_s, used, left),
             furthest(late, used, left - wait),
-            self._return_end(rank, used),
+            self._return_end(rank, used, limit_s),
         )
         return np.asarray(np.minimum.reduce(ends))
 
@@ -471,7 +490,7 @@ class _Fill:
             wait = wait + prices.forward_s[:, -2]
         return np.asarray(wait + (behind > 0) * _input_s(self.rows)[:, -1])
 
-    def _return_end(self, rank: int, used: IntArray) -> IntArray:
+    def _return_end(self, rank: int, used: IntArray, limit_s: FloatArray) -> IntArray:
         """Where (G) ends a rank."""
         rows, prices = self.rows, self.rows.prices
         both, ends = self.forward_s + self.input_s, prices.forward_s + _input_s(rows)
@@ -479,7 +498,7 @@ class _Fill:
         before = at(both, used) + rank * 2.0 * prices.transfer_s + (rank > 0) * ends[:, -2]
         last = prices.weight_gradient_s[:, :-2].min(axis=1) + prices.weight_gradient_s[:, -2]
         tail = prices.tail_s[:, :-2].min(axis=1) + prices.rank_tail_s + prices.tail_s[:, -2]
-        room = self.limit_s - before - last - tail - rows.m * own
+        room = limit_s - before - last - tail - rows.m * own
         return furthest(rows.m * both, used, room)
 
 
@@ -505,31 +524,34 @@ def can_beat_mixed(rows: Rows, step_s: FloatArray, *, closely: bool = True) -> B
     ``closely``: rank 0's tail is counted as that of its layers, at several times the cost.
     """
     answer = np.asarray(whole_layers_s(rows) * SAFETY <= step_s)
+    kept = np.flatnonzero(answer)
+    for some, reach in _reaches_of(rows.take(kept)):
+        index = kept[some]
+        answer[index] = reach(step_s[index], closely=closely)
+    return answer
+
+
+def _reaches_of(rows: Rows) -> Iterator[tuple[IntArray, Reach]]:
+    """Rows of one shape, and what they can reach: whatever depends on no time is found once."""
     for split in (False, True):
-        kept = np.flatnonzero((rows.splits_backward == split) & answer)
-        answer[kept] = _can_beat(rows.take(kept), step_s[kept], split=split, closely=closely)
-    return answer
+        kept = np.flatnonzero(rows.splits_backward == split)
+        for pp, vpp, members in groups_of_shape(rows.take(kept)):
+            for start in range(0, len(members), _BATCH):
+                look()
+                index = kept[members[start : start + _BATCH]]
+                yield index, _reach(rows.take(index), pp, vpp, split=split)
 
 
-def _can_beat(rows: Rows, step_s: FloatArray, *, split: bool, closely: bool) -> BoolArray:
-    """The same for rows whose backward pass is split, or in one."""
-    answer = np.zeros(len(rows), dtype=np.bool_)
-    for pp, vpp, members in groups_of_shape(rows):
-        for start in range(0, len(members), _BATCH):
-            index = members[start : start + _BATCH]
-            look()
-            group = rows.take(index)
-            if not rows.uneven_stages:
-                answer[index] = _only_split(group, pp * vpp, step_s[index])
-            elif split and vpp > 1:
-                answer[index] = can_be_busy(group, pp, vpp, step_s[index])
-            elif split:
-                answer[index] = can_beat_mixed_split(group, pp, step_s[index])
-            elif vpp > 1:
-                answer[index] = can_beat_interleaved(group, pp, vpp, step_s[index])
-            else:
-                answer[index] = reaches(group, pp, step_s[index], closely=closely)
-    return answer
+def _reach(group: Rows, pp: int, vpp: int, *, split: bool) -> Reach:
+    """What rows of one shape can reach, whose backward pass is split, or in one."""
+    if not group.uneven_stages:
+        return _only_split(group, pp * vpp)
+    if vpp > 1:
+        return (_busy if split else _interleaved)(group, pp, vpp)
+    if split:
+        fill = _Fill.of(group, pp)
+        return lambda step_s, **_: _split_reaches(fill, step_s)
+    return partial(_reaches, _Filling.of(group, pp))
 
 
 def tightened_s(rows: Rows, bound_s: FloatArray, limit_s: FloatArray) -> FloatArray:
@@ -538,20 +560,28 @@ def tightened_s(rows: Rows, bound_s: FloatArray, limit_s: FloatArray) -> FloatAr
     To solve a row takes longer than to ask a few times about many. ``limit_s``: times that the rows may
     beat as far as is known; up to there, or to half as much again as their bounds, they are bisected.
     """
-    low = bound_s.copy()
+    low, floor = bound_s.copy(), whole_layers_s(rows) * SAFETY
     high = np.minimum(np.maximum(limit_s, low), low * _MOST_RAISED)
-    while len(index := np.flatnonzero(high - low > _CLOSE * low)):
-        middle = (low[index] + high[index]) / 2.0
-        able = can_beat_mixed(rows.take(index), middle, closely=False)
-        low[index[~able]], high[index[able]] = middle[~able], middle[able]
+    asked = np.flatnonzero(high - low > _CLOSE * low)
+    for some, reach in _reaches_of(rows.take(asked)):
+        index = asked[some]
+        below, above, least = low[index], high[index], floor[index]
+        while (wide := above - below > _CLOSE * below).any():
+            look()
+            middle = (below + above) / 2.0
+            able = reach(middle, closely=False) & (least <= middle)
+            below, above = np.where(wide & ~able, middle, below), np.where(wide & able, middle, above)
+        low[index] = below
     return low
 
 
-def _only_split(group: Rows, chunks: int, step_s: FloatArray) -> BoolArray:
+def _only_split(group: Rows, chunks: int) -> Reach:
     """The same for rows of one shape that have a single split."""
     split = even_chunks(group, chunks)
     if split is None:
-        return np.zeros(len(group), dtype=np.bool_)
+        return lambda step_s, **_: np.zeros(len(step_s), dtype=np.bool_)
     stages = group.stages([split] * len(group))
     fits = stages.peak_memory_bytes.max(axis=1) <= group.budget_bytes
-    return np.asarray(fits & (group.smallest_chunk <= min(split)) & (split_s(group, stages) <= step_s))
+    fits &= group.smallest_chunk <= min(split)
+    own = split_s(group, stages)
+    return lambda step_s, **_: np.asarray(fits & (own <= step_s))
