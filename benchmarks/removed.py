@@ -74,7 +74,8 @@ def _one_rail(size: FloatArray, stride: FloatArray, fabric: Fabric, blocks: Bloc
     """A group that crosses islands on one rail, however many rails its ranks own there."""
     group = _GROUP_OF(size, stride, fabric, blocks)
     rate = fabric.lines.ring_bytes_per_s(np.ones_like(size), group.islands)
-    return replace(group, ring_s_per_byte=(size - 1.0) / rate)
+    vars(group)["ring_s_per_byte"] = (size - 1.0) / rate  # before it is found
+    return group
 
 
 def _at_line_rate(_table: SlowdownTable, row: IndexArray, part_bytes: FloatArray) -> FloatArray:

@@ -263,9 +263,10 @@ SAMPLE = {"sample": "there are too many configurations: a sample alone is search
 class RankFloors:
     """What no configuration of a mesh, or of a layout, scores less than, of those that may be ranked.
 
-    Seconds of the objective; keyed by what tells meshes, or layouts, apart. Empty where it is not known.
+    Seconds of the objective; keyed by what tells meshes, or layouts, apart.
     """
 
+    known: bool = False  # else there are none, whatever else may be ranked
     meshes: Mapping[tuple[object, ...], float] = field(default_factory=dict)
     layouts: Mapping[tuple[object, ...], float] = field(default_factory=dict)
 

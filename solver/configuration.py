@@ -493,6 +493,26 @@ def _recomputed(configuration: Configuration) -> int:
     return ALL_LAYERS if every else configuration.recompute_layers
 
 
+HASH_SEED = 20
+
+
+def distinct(values: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
+    """The first row of each distinct combination, and for every row which combination it has.
+
+    Combinations are told apart by a random linear hash, which is then checked value by value.
+    """
+    odd = np.random.default_rng(HASH_SEED).integers(0, 2**62, len(values)) * 2 + 1
+    hashed = np.zeros(len(values[0]), dtype=np.int64)
+    with np.errstate(over="ignore"):
+        for value, factor in zip(values, odd, strict=True):
+            hashed += value * factor
+    _, first, inverse = np.unique(hashed, return_index=True, return_inverse=True)
+    alike = first[inverse]
+    if not all(np.array_equal(value, value[alike]) for value in values):
+        _, first, inverse = np.unique(np.stack(values), axis=1, return_index=True, return_inverse=True)
+    return first, inverse.ravel()
+
+
 _COLUMNS = tuple(f.name for f in fields(Columns))
 VARIABLE_OF = {one.column or one.name: one for one in VARIABLES.values()}  # by column
 _OFF = tuple(

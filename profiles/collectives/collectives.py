@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,17 +38,14 @@ class Blocks:
     stages: FloatArray
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Group:
-    """Ranks of one collective; arrays of shape (n,)."""
+    """Ranks of one collective; arrays of shape (n,). What it takes is found when somebody asks."""
 
     size: FloatArray
     in_island: FloatArray  # ranks of the group inside one island: the rails it owns there
     islands: FloatArray
-    row: IndexArray  # of the tables
-    ring_s_per_byte: FloatArray  # of one rank's part of a payload, at line rate; 0 for a rank alone
-    exchange_s_per_byte: FloatArray  # the same of an all-to-all
-    start_s: FloatArray  # of any collective; 0 for a rank alone
+    fabric: Fabric
 
     @classmethod
     def of(
@@ -61,17 +59,34 @@ class Group:
         inside = _together(size, stride, island)
         if blocks is not None:
             inside = _together_in_blocks(size, stride, island, blocks)
-        islands = np.ceil(size / inside)
-        others = size - 1.0
-        return cls(
-            size=size,
-            in_island=inside,
-            islands=islands,
-            row=row_of(inside, islands),
-            ring_s_per_byte=others / fabric.lines.ring_bytes_per_s(inside, islands),
-            exchange_s_per_byte=others / fabric.lines.exchange_bytes_per_s(inside, islands),
-            start_s=np.where(size > 1, fabric.launch_s, 0.0),
-        )
+        return cls(size=size, in_island=inside, islands=np.ceil(size / inside), fabric=fabric)
+
+    def take(self, index: IndexArray) -> Group:
+        """The groups at ``index``, in that order."""
+        size, inside, islands = (one.take(index) for one in (self.size, self.in_island, self.islands))
+        return Group(size=size, in_island=inside, islands=islands, fabric=self.fabric)
+
+    @cached_property
+    def row(self) -> IndexArray:
+        """Of the tables."""
+        return row_of(self.in_island, self.islands)
+
+    @cached_property
+    def ring_s_per_byte(self) -> FloatArray:
+        """Of one rank's part of a payload, at line rate; 0 for a rank alone."""
+        rate = self.fabric.lines.ring_bytes_per_s(self.in_island, self.islands)
+        return np.asarray((self.size - 1.0) / rate)
+
+    @cached_property
+    def exchange_s_per_byte(self) -> FloatArray:
+        """The same of an all-to-all."""
+        rate = self.fabric.lines.exchange_bytes_per_s(self.in_island, self.islands)
+        return np.asarray((self.size - 1.0) / rate)
+
+    @cached_property
+    def start_s(self) -> FloatArray:
+        """Of any collective; 0 for a rank alone."""
+        return np.where(self.size > 1, self.fabric.launch_s, 0.0)
 
 
 def _together(size: FloatArray, stride: FloatArray, island_gpus: float) -> FloatArray:

@@ -494,7 +494,7 @@ def accumulation(ctx: Context, weights: FloatArray) -> PassSeconds:
     ``fsdp/_fully_shard/_fsdp_param.py:802-820``): 2 bytes read, 4 written; 2 and 4 read, 4 written.
     """
     facts = ctx.facts
-    if facts.gradient_bytes > _OUTPUT_BYTES and facts.main_gradient:
+    if ctx.adds_every_gradient:
         moved = np.full_like(ctx.t, facts.accumulation_bytes)
     else:
         moved = 3.0 * _OUTPUT_BYTES * (1.0 - 1.0 / ctx.columns.num_microbatches)

@@ -208,6 +208,11 @@ class Context:
         return self.linear_precision in ("fp8", "fp4")
 
     @property
+    def adds_every_gradient(self) -> bool:
+        """Whether each micro-batch's gradients are added to a buffer, the first one's too: an fp32 one."""
+        return self.facts.gradient_bytes > 2.0 and self.facts.main_gradient  # noqa: PLR2004 - bytes of bf16
+
+    @property
     def frozen(self) -> bool:
         """Whether the model's own weights are frozen beside trained adapters."""
         return self.workload.lora_rank > 0

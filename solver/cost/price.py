@@ -8,7 +8,7 @@ operations; nothing here loops over rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
 import numpy as np
@@ -18,7 +18,7 @@ from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.profile import Profile
 from meshwright.profiles.sequences import Filled, Work
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import Columns, FloatArray
+from meshwright.solver.configuration import ALL_LAYERS, Columns, FloatArray, IntArray, distinct
 from meshwright.solver.cost.communication import (
     context_parallel,
     expert_parallel,
@@ -375,24 +375,79 @@ def price_memory(problem: Problem, columns: Columns, profile: Profile) -> RowPri
     return with_residuals(prices, problem, columns, profile)
 
 
+_SEVERAL = 2  # tells several from one
+
+
+def _passes_of(ctx: Context, problem: Problem, profile: Profile) -> tuple[Context, IntArray]:
+    """Rows whose passes differ while nobody shares weights, and which of them each row's are like.
+
+    Of the size of a pipeline and its chunks passes then read whether there are several, of micro-batches
+    whether gradients add up, of replicas and shards nothing, of the order of ranks the links that their
+    groups cross. Where bytes are offloaded, documents are unequal, layers are timed, or the framework has
+    torch's runtime or waits for messages, all may count.
+    """
+    c, facts = ctx.columns, ctx.facts
+    told = ctx.layers is not None or ctx.workload.lengths is not None
+    plain = (c.offload == 0) & (not (told or facts.torch_pipelines or facts.synchronous_transfers))
+    m = np.minimum(c.num_microbatches, _SEVERAL) if ctx.adds_every_gradient else c.num_microbatches
+    read = {
+        "pipeline_parallel_size": np.minimum(c.pipeline_parallel_size, _SEVERAL),
+        "virtual_pipeline_size": np.minimum(c.virtual_pipeline_size, _SEVERAL),
+        "num_microbatches": m,
+        "zero_stage": np.maximum(c.zero_stage, 1),
+        **dict.fromkeys(("data_parallel_size", "zero_shard_size"), 1),
+        **dict.fromkeys(("recompute_layers", "pipeline_schedule", "rank_order"), 0),
+    }
+    c = replace(c, **{name: np.where(plain, value, getattr(c, name)) for name, value in read.items()})
+    links = [
+        one for group in (ctx.context_group, ctx.expert_group) for one in (group.in_island, group.islands)
+    ]
+    told_by = [*(getattr(c, f.name) for f in fields(c)), *(one.astype(np.int64) for one in links)]
+    first, of_row = distinct([one for one in told_by if (one != one[:1]).any()] or told_by[:1])
+    few = context_of(problem, c.take(first), profile)
+    alone = Group.of(np.ones_like(few.t), np.ones_like(few.t), ctx.fabric)
+    few = replace(
+        few, context_group=ctx.context_group.take(first), expert_group=ctx.expert_group.take(first),
+        data_group=alone, shard_group=alone, expert_data_group=alone,
+    )  # fmt: skip
+    return few, of_row
+
+
+def least_work_s(problem: Problem, columns: Columns, profile: Profile) -> FloatArray:
+    """No step of a row is shorter, (n,), however its layers are split and whatever its shard sets are.
+
+    Some rank has the mean of all passes or more to run, of every micro-batch; rows share few passes, so
+    that this is far cheaper than prices. It holds for the closed form as well.
+    """
+    look()
+    ctx = context_of(problem, columns, profile)
+    few, of_row = _passes_of(ctx, problem, profile)
+    layout = LayerLayout.of(problem.model)
+    passes = _pass_prices(_part_prices(few, layout))
+    parts = np.append(layout.cumulative[-1], (1.0, 1.0))
+    once, again = ((passes["forward_s"] + passes["backward_s"]) @ parts, passes["replay_s"] @ parts)
+    whole = once[of_row] + np.where(columns.recompute_layers == ALL_LAYERS, again[of_row], 0.0)
+    known = {"fixed_s": fixed_s(ctx), "straggler": profile.time_factor * straggler_share(columns, profile)}
+    prices = with_residuals(RowPrices.partly(len(columns), len(parts), known), problem, columns, profile)
+    return np.asarray(prices.straggler * (columns.num_microbatches / ctx.p) * whole + prices.fixed_s)
+
+
 def price_unsharded(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     """Prices of which the times alone are filled in, none larger than under any size of the shard sets.
 
     Collectives among the ranks that share or replicate weights, and what follows the last micro-batch, are
-    free; every other time is the same for all sizes.
+    free; every other time is the same for all sizes. Rows share few passes: each is priced once.
 
     Raises:
         InvalidProblemError: as ``price``.
     """
     look()
     ctx = context_of(problem, columns, profile)
-    one = np.ones_like(ctx.t)
-    alone = Group.of(one, one, ctx.fabric)
-    ctx = replace(ctx, data_group=alone, shard_group=alone, expert_data_group=alone)
+    few, of_row = _passes_of(ctx, problem, profile)
     layout = LayerLayout.of(problem.model)
-    parts = _part_prices(ctx, layout)
+    parts = _part_prices(few, layout)
     known = {
-        **_pass_prices(parts),
+        **{name: seconds.take(of_row, axis=0) for name, seconds in _pass_prices(parts).items()},
         "weight_gradient_s": weight_gradients_s(ctx, layout.kinds),
         "transfer_s": transfer(ctx),
         "rank_tail_s": rank_tail_s(ctx),

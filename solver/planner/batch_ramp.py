@@ -116,6 +116,7 @@ class _Ramp:
         index = np.flatnonzero((self.bound_s <= last_s) & (self.bound_s < np.inf))
         columns = self.frontiers[-1].rows.columns
         return RankFloors(
+            known=True,
             meshes={}
             if self.apart == LAYOUT and not self.meshes
             else least_by(layouts_of(columns, index, MESH), self.bound_s[index]),

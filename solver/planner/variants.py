@@ -352,18 +352,15 @@ def _floors(answered: Sequence[Answered], unasked: int) -> RankFloors:
     A mesh or layout of one workload has one, whatever the launcher and its switches.
     """
     found = [one for one in answered if one.answer.status != "infeasible"]
-    if unasked or any(one.answer.status != "optimal" or not _has_floors(one.answer) for one in found):
+    if unasked or any(one.answer.status != "optimal" or not one.answer.floors.known for one in found):
         return RankFloors()
-    whole = all(one.answer.floors.layouts for one in found)  # else of some variants meshes alone are known
+    every = [one.answer.floors for one in found]
+    whole = all(one.layouts for one in every if one.meshes)  # else of some variants meshes alone are known
     return RankFloors(
+        known=True,
         meshes=_least_of(found, lambda floors: floors.meshes),
         layouts=_least_of(found, lambda floors: floors.layouts if whole else {}),
     )
-
-
-def _has_floors(answer: Answer) -> bool:
-    """Whether it is known what its meshes or layouts cannot go below: not where the clock ended first."""
-    return bool(answer.floors.meshes or answer.floors.layouts)
 
 
 def _least_of(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from meshwright.solver.clock import OutOfTime, look
-from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray
+from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray, distinct
 from meshwright.solver.cost.stages import objective_s
 from meshwright.solver.search.bounds import Bounds, split_s
 from meshwright.solver.search.candidates import Ends, candidates_of, fastest
@@ -25,7 +25,7 @@ from meshwright.solver.search.fill import can_beat
 from meshwright.solver.search.fill_kinds import can_beat_mixed, tightened_s
 from meshwright.solver.search.priced_space import CHUNK, Priced, Unopened
 from meshwright.solver.search.splits import Split, best_splits
-from meshwright.solver.space.factored import Crossing, distinct
+from meshwright.solver.space.factored import Crossing
 
 # --------------------------------------------------------------------------------------------------
 # How rows rank, and which of them are one layout.
@@ -209,7 +209,7 @@ class Frontier:
         """Bound every row, or every kind of row; none is solved yet."""
         frontier = cls(rows=rows, top_k=top_k, bound_s=Bounds(len(rows)), limit_s=limit_s, apart=apart)
         if rows.kinds is not None:
-            unopened = frontier._unopened = Unopened.of(rows)
+            unopened = frontier._unopened = Unopened.of(rows, limit_s)
             frontier.fits = unopened.rows_within(np.inf)
             if unopened.least_s <= limit_s:
                 frontier._open_kinds(unopened)

@@ -10,22 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
 
 import numpy as np
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.profile import Profile
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray
+from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray, distinct
 from meshwright.solver.cost.memory import memory_budget_bytes
 from meshwright.solver.cost.objective import Weighing, is_plain, is_weighed_by_kind, weighing_of
-from meshwright.solver.cost.price import price, price_memory, price_unsharded
+from meshwright.solver.cost.price import least_work_s, price, price_memory, price_unsharded
 from meshwright.solver.cost.stages import LayerLayout, RowPrices
 from meshwright.solver.problem import Problem, gpu_counts
-from meshwright.solver.search.bounds import least_of_kind_s, objective_bound_s
+from meshwright.solver.search.bounds import SAFETY, least_of_kind_s, objective_bound_s
 from meshwright.solver.search.memory_limits import may_fit
 from meshwright.solver.search.rows import Rows
-from meshwright.solver.space.factored import Crossing, Families, Kinds, distinct
+from meshwright.solver.space.factored import Crossing, Families, Kinds
 from meshwright.solver.space.rules import usable_host_bytes
 from meshwright.solver.splits import ANY_SPLIT, Prescribed
 
@@ -70,8 +71,9 @@ class Priced:
     only_split: Prescribed = ANY_SPLIT
     weighing: Weighing | None = None  # of rows, or outer rows (``weight_of``); None: the step time
     kinds: Kinds | None = None
-    families: Families | None = None  # of the kinds that memory does not refute at sight
+    fitting: Callable[[Families], Families] | None = None  # the kinds that memory does not refute at sight
     unsharded: Callable[[IntArray], RowPrices] | None = None  # no kind's times are less than its family's
+    least_work_s: Callable[[IntArray], FloatArray] | None = None  # nor is its objective, told at less cost
 
     @classmethod
     def of(cls, rows: Rows) -> Priced:
@@ -88,6 +90,11 @@ class Priced:
     def __len__(self) -> int:
         """Number of rows."""
         return len(self.columns)
+
+    @cached_property
+    def families(self) -> Families | None:
+        """The kinds that memory does not refute at sight; None of rows that were written down."""
+        return None if self.kinds is None or self.fitting is None else self.fitting(self.kinds.families)
 
     @property
     def is_uniform(self) -> bool:
@@ -190,7 +197,6 @@ def _of_none(problem: Problem, profile: Profile) -> Priced:
 def _priced_kinds(problem: Problem, profile: Profile, columns: Crossing) -> Priced:
     """Rows whose kinds are priced when somebody asks for one."""
     kinds = Kinds(crossing=columns, by_chunks=_counts_chunks(profile))
-    families = _families_that_may_fit(problem, profile, kinds)
     weighing = least = None
     if not is_plain(problem):
         weighing = weighing_of(problem, profile, columns.outer)
@@ -207,21 +213,25 @@ def _priced_kinds(problem: Problem, profile: Profile, columns: Crossing) -> Pric
         prices = price_unsharded(problem, kinds.quickest(some), profile)
         return prices if least is None else _scaled(prices, least, kinds.outer_of(some))
 
+    def work_s(some: IntArray) -> FloatArray:
+        seconds = least_work_s(problem, kinds.quickest(some), profile)
+        outer = kinds.outer_of(some)
+        return seconds if least is None else seconds * least.scale[outer] + least.offset[outer]
+
     none = _of_none(problem, profile)
     prices = PriceList(none.prices.table, np.full(len(kinds), -1, dtype=np.int64), find)
     return replace(
-        none, columns=columns, prices=prices, weighing=weighing, kinds=kinds, families=families,
-        unsharded=unsharded,
+        none, columns=columns, prices=prices, weighing=weighing, kinds=kinds, unsharded=unsharded,
+        least_work_s=work_s, fitting=partial(_that_may_fit, problem, profile, kinds),
     )  # fmt: skip
 
 
-def _families_that_may_fit(problem: Problem, profile: Profile, kinds: Kinds) -> Families:
-    """The kinds whose lightest representative may fit.
+def _that_may_fit(problem: Problem, profile: Profile, kinds: Kinds, families: Families) -> Families:
+    """The kinds of some families whose lightest representative may fit.
 
     More ranks of a shard set leave less to each of them and change no other memory, so that the smallest
     set that fits is bisected.
     """
-    families = kinds.families
     low, high = np.zeros(len(families), dtype=np.int64), families.sizes
     index, turn = np.arange(len(families)), 0
     while len(index):  # most families fit with every size or with none: the ends are tried first
@@ -291,6 +301,8 @@ def _bare(prices: RowPrices) -> RowPrices:
 # kind's rows are numbered, priced and bounded one by one only when its turn comes. Kinds that differ in
 # the size of their shard sets alone are one *family*: its bound is that of prices that no size undercuts
 # (``cost.price.price_unsharded``), and its kinds are priced and bounded one by one once that comes first.
+# Where other searches have set a limit, families beyond it are bounded and left: nothing more is asked of
+# them, not even whether they fit, unless for the least closed form.
 
 
 AT_ONCE = 16384  # rows opened together
@@ -301,28 +313,18 @@ def _none() -> FloatArray:
     return np.zeros(0)
 
 
-@dataclass(slots=True, kw_only=True)
-class Unopened:
-    """Kinds in the order of their bounds, those before ``at`` open, and families not taken apart."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounded:
+    """Families with what no row of theirs takes less than; arrays are (f,)."""
 
-    rows: Priced
-    kinds: Kinds
-    families: Families  # best bound first; kinds that memory refutes at sight are none of their members
-    families_s: FloatArray  # bounds of the families in that order
-    families_objective_s: FloatArray  # bounds on the closed form of each family, in that order
-    families_rows: IntArray  # rows of each family
-    order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # kinds taken apart
-    bound_s: FloatArray = field(default_factory=_none)  # of the kinds in that order
-    objective_s: FloatArray = field(default_factory=_none)  # bound on the closed form of each kind
-    behind: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
-    at: int = 0
+    families: Families
+    step_s: FloatArray
+    objective_s: FloatArray  # on the closed form
+    rows: IntArray  # of each family
 
     @classmethod
-    def of(cls, rows: Priced) -> Unopened:
-        """All kinds that may fit."""
-        kinds, families = rows.kinds, rows.families
-        if kinds is None or families is None:
-            raise ValueError("rows that were written down have no kinds")
+    def of(cls, rows: Priced, kinds: Kinds, families: Families) -> Bounded:
+        """Best bound first."""
         first = families.members[families.begin[:-1]]
         bounds, objectives = np.zeros(len(first)), np.zeros(len(first))
         for start in range(0, len(first), CHUNK):
@@ -331,35 +333,100 @@ class Unopened:
             quickest = rows.quickest_of_families(here)
             bounds[start : start + CHUNK] = least_of_kind_s(quickest)
             objectives[start : start + CHUNK] = objective_bound_s(quickest, kinds.least_fill[here])
-        order = np.argsort(bounds, kind="stable")
+        return cls._sorted(kinds, families, bounds, objectives)
+
+    @classmethod
+    def roughly(cls, rows: Priced, kinds: Kinds, families: Families) -> Bounded:
+        """The same by the work of their passes alone."""
+        first = families.members[families.begin[:-1]]
+        if rows.least_work_s is None:
+            raise ValueError("rows that were written down have no families")
+        bounds = rows.least_work_s(first) * SAFETY
+        return cls._sorted(kinds, families, bounds, bounds)
+
+    @classmethod
+    def _sorted(
+        cls, kinds: Kinds, families: Families, step_s: FloatArray, objective_s: FloatArray
+    ) -> Bounded:
+        """Best bound first."""
+        first = families.members[families.begin[:-1]]
         each = kinds.sizes[first] * families.sizes  # kinds of a family have the same chunkings
-        found = cls(
-            rows=rows,
-            kinds=kinds,
-            families=families.take(order),
-            families_s=bounds[order],
-            families_objective_s=objectives[order],
-            families_rows=each[order],
+        found = cls(families=families, step_s=step_s, objective_s=objective_s, rows=each)
+        return found.take(np.argsort(step_s, kind="stable"))
+
+    def __len__(self) -> int:
+        """Number of families."""
+        return len(self.families)
+
+    def take(self, index: IntArray) -> Bounded:
+        """Some families, in that order."""
+        return Bounded(
+            families=self.families.take(index),
+            step_s=self.step_s[index],
+            objective_s=self.objective_s[index],
+            rows=self.rows[index],
         )
+
+    def split(self, limit_s: float) -> tuple[Bounded, Bounded]:
+        """The families that may have a row that takes no longer, and the others."""
+        near, far = np.split(np.arange(len(self)), [self.within(limit_s)])
+        return self.take(near), self.take(far)
+
+    def within(self, limit_s: float) -> int:
+        """How many families may have a row that takes no longer."""
+        return int(np.searchsorted(self.step_s, limit_s, side="right"))
+
+    @property
+    def least_s(self) -> float:
+        """No row steps faster."""
+        return float(self.step_s[0]) if len(self) else np.inf
+
+
+@dataclass(slots=True, kw_only=True)
+class Unopened:
+    """Kinds in the order of their bounds, those before ``at`` open, and families not taken apart."""
+
+    rows: Priced
+    kinds: Kinds
+    near: Bounded  # kinds that memory refutes at sight are none of their members
+    far: list[Bounded]  # beyond the limit; whether they fit was not asked
+    order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # kinds taken apart
+    bound_s: FloatArray = field(default_factory=_none)  # of the kinds in that order
+    objective_s: FloatArray = field(default_factory=_none)  # bound on the closed form of each kind
+    behind: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    at: int = 0
+
+    @classmethod
+    def of(cls, rows: Priced, limit_s: float = np.inf) -> Unopened:
+        """All kinds that may fit, and may have a row within the limit."""
+        kinds, fitting = rows.kinds, rows.fitting
+        if kinds is None or fitting is None:
+            raise ValueError("rows that were written down have no kinds")
+        families, far = kinds.families, list[Bounded]()
+        if limit_s < np.inf:  # few are within it
+            for bounded in (Bounded.roughly, Bounded.of):
+                near, beyond = bounded(rows, kinds, families).split(limit_s)
+                families, far = near.families, [*far, beyond]
+        found = cls(rows=rows, kinds=kinds, near=Bounded.of(rows, kinds, fitting(families)), far=far)
         found._settle()
         return found
 
     def _take_apart(self, index: IntArray) -> None:
-        """Price and bound the kinds of some families, and sort them in."""
-        fresh = self.families.members_of(index)
+        """Price and bound the kinds of some near families, and sort them in."""
+        fresh = self.near.families.members_of(index)
+        left = np.ones(len(self.near), dtype=np.bool_)
+        left[index] = False
+        self.near = self.near.take(np.flatnonzero(left))
+        self._sort_in(fresh)
+
+    def _sort_in(self, fresh: IntArray) -> None:
+        """Price and bound some kinds, and let them wait."""
         bounds, objectives = np.zeros(len(fresh)), np.zeros(len(fresh))
         for start in range(0, len(fresh), CHUNK):
             here = fresh[start : start + CHUNK]
             quickest = self.rows.quickest(here)
             bounds[start : start + CHUNK] = least_of_kind_s(quickest)
             objectives[start : start + CHUNK] = objective_bound_s(quickest, self.kinds.least_fill[here])
-        left = np.ones(len(self.families), dtype=np.bool_)
-        left[index] = False
-        self.families, self.families_s = self.families.take(np.flatnonzero(left)), self.families_s[left]
-        self.families_objective_s, self.families_rows = (
-            self.families_objective_s[left],
-            self.families_rows[left],
-        )
         order, bounds = np.append(self.order, fresh), np.append(self.bound_s, bounds)
         waiting = self.at + np.lexsort((order[self.at :], bounds[self.at :]))
         by_bound = np.concatenate([np.arange(self.at), waiting])
@@ -367,23 +434,36 @@ class Unopened:
         self.objective_s = np.append(self.objective_s, objectives)[by_bound]
         self.behind = np.concatenate([[0], np.cumsum(self.kinds.sizes[self.order])])
 
+    def _take_apart_far(self, limit_s: float) -> None:
+        """Take apart the families beyond the limit that fit and whose closed form may be less."""
+        far = list[Bounded]()
+        for some in self.far:
+            less = some.objective_s < limit_s
+            far.append(some.take(np.flatnonzero(~less)))
+            closer = Bounded.of(self.rows, self.kinds, some.families.take(np.flatnonzero(less)))
+            less = closer.objective_s < limit_s
+            far.append(closer.take(np.flatnonzero(~less)))
+            if less.any() and self.rows.fitting is not None:
+                self._sort_in(self.rows.fitting(closer.families.take(np.flatnonzero(less))).members)
+        self.far = [some for some in far if len(some)]
+
     def _settle(self) -> None:
         """Take families apart until the next AT_ONCE rows are those of least bound, or nearly so.
 
         Once _MANY kinds are taken apart for that, it is enough that the first of them are.
         """
         taken = 0
-        while len(self.families):
+        while len(self.near):
             last = self._end() - 1
             enough = last >= self.at and self.behind[last + 1] - self.behind[self.at] >= AT_ONCE
             sure = self.bound_s[last if taken < _MANY else self.at] if enough else -np.inf
-            if enough and sure < self.families_s[0]:
+            if enough and sure < self.near.least_s:
                 return
-            number = int(np.searchsorted(self.families_s, sure, side="right"))
-            most = int(np.searchsorted(self.families.begin, _MANY, side="right")) - 1
-            few = int(np.searchsorted(self.families.begin, _APART))
-            number = max(min(max(number, few), most, len(self.families)), 1)
-            taken += int(self.families.begin[number])
+            number, begin = self.near.within(sure), self.near.families.begin
+            most = int(np.searchsorted(begin, _MANY, side="right")) - 1
+            few = int(np.searchsorted(begin, _APART))
+            number = max(min(max(number, few), most, len(self.near)), 1)
+            taken += int(begin[number])
             self._take_apart(np.arange(number))
 
     def _end(self) -> int:
@@ -395,21 +475,20 @@ class Unopened:
     def least_s(self) -> float:
         """No row that is not open steps faster."""
         waiting = float(self.bound_s[self.at]) if self.at < len(self.order) else np.inf
-        return min(waiting, float(self.families_s[0]) if len(self.families) else np.inf)
+        return min(waiting, self.near.least_s, *(some.least_s for some in self.far))
 
     @property
     def least_objective_s(self) -> float:
         """No row's closed form is less, open or not."""
-        return float(
-            min(self.objective_s.min(initial=np.inf), self.families_objective_s.min(initial=np.inf))
-        )
+        parts = [self.objective_s, *(some.objective_s for some in (self.near, *self.far))]
+        return float(min(part.min(initial=np.inf) for part in parts))
 
     def rows_within(self, limit_s: float) -> int:
         """How many rows that are not open may have no larger bound."""
         end = int(np.searchsorted(self.bound_s, limit_s, side="right"))
-        far = int(np.searchsorted(self.families_s, limit_s, side="right"))
         waiting = int(self.behind[max(end, self.at)] - self.behind[self.at])
-        return waiting + int(self.families_rows[:far].sum())
+        left = (self.near, *self.far)
+        return waiting + sum(int(some.rows[: some.within(limit_s)].sum()) for some in left)
 
     def open(self) -> IntArray:
         """The rows of the next kinds, AT_ONCE of them or a few more."""
@@ -419,8 +498,9 @@ class Unopened:
 
     def open_objectives(self, limit_s: float) -> IntArray:
         """The rows that are not open and whose closed form may be less; they stay where they are."""
-        if len(near := np.flatnonzero(self.families_objective_s < limit_s)):
-            self._take_apart(near)
+        if len(index := np.flatnonzero(self.near.objective_s < limit_s)):
+            self._take_apart(index)
+        self._take_apart_far(limit_s)
         left = slice(self.at, None)
         return self.kinds.rows(self.order[left][self.objective_s[left] < limit_s])
 

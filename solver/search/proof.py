@@ -255,7 +255,7 @@ def floors_of(frontier: Frontier, low_s: float, tick: Callable[[], object] = lam
     floor_s[asked] = _bisected_s(rows, bound_s[asked], limit_s[asked], group, tick)
     by_mesh = {} if frontier.apart == LAYOUT and not is_filled else least_by(meshes, floor_s)
     by_layout = {} if frontier.apart == MESH else least_by(layouts_of(columns, index), floor_s)
-    return RankFloors(meshes=by_mesh, layouts=by_layout)
+    return RankFloors(known=True, meshes=by_mesh, layouts=by_layout)
 
 
 def _bisected_s(

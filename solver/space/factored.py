@@ -18,6 +18,7 @@ import numpy as np
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import (
     ALL_LAYERS,
+    HASH_SEED,
     PER_STAGE,
     RECOMPUTE,
     SCHEDULES,
@@ -26,6 +27,7 @@ from meshwright.solver.configuration import (
     Configuration,
     FloatArray,
     IntArray,
+    distinct,
 )
 from meshwright.solver.schedules.schedule import SPLIT_BACKWARD, fill_share
 from meshwright.solver.space.rule import Rule
@@ -37,7 +39,6 @@ OF_CHUNKS = ("virtual_pipeline_size", "recompute", "recompute_layers", "pipeline
 _RECOMPUTE_LAYERS = OF_CHUNKS.index("recompute_layers")
 _OUTER = tuple(f.name for f in fields(Columns) if f.name not in OF_CHUNKS)
 _AT_ONCE = 2**18  # rows written at once
-_HASH_SEED = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,32 +210,6 @@ def _alike(outer: Columns, names: frozenset[str]) -> tuple[IntArray, IntArray]:
     return distinct(unlike or [np.zeros(len(outer), dtype=np.int64)])
 
 
-def distinct(values: list[IntArray]) -> tuple[IntArray, IntArray]:
-    """The first row of each distinct combination, and for every row which combination it has.
-
-    Combinations are told apart by a random linear hash, which is then checked value by value.
-    """
-    odd = np.random.default_rng(_HASH_SEED).integers(0, 2**62, len(values)) * 2 + 1
-    hashed = np.zeros(len(values[0]), dtype=np.int64)
-    with np.errstate(over="ignore"):
-        for value, factor in zip(values, odd, strict=True):
-            look()
-            hashed += value * factor
-    _, first, inverse = np.unique(hashed, return_index=True, return_inverse=True)
-    if not _agree(values, first[inverse]):
-        _, first, inverse = np.unique(np.stack(values), axis=1, return_index=True, return_inverse=True)
-    return first, inverse.ravel()
-
-
-def _agree(values: list[IntArray], representative: IntArray) -> bool:
-    """Whether every row has the values of its representative."""
-    for value in values:
-        look()
-        if not np.array_equal(value, value[representative]):
-            return False
-    return True
-
-
 def outer_legal(rules: tuple[Rule, ...], outer: Columns) -> BoolArray:
     """Rows that break no rule that looks at them alone, without their chunks, shape (n,)."""
     return _outer_legal(rules, outer)[0]
@@ -400,7 +375,7 @@ class Kinds:
         columns = self.crossing.outer
         values = [getattr(columns, f.name) for f in fields(columns) if f.name not in _APART]
         values = [value for value in [self.crossing.begin, *values] if (value != value[:1]).any()]
-        odd = np.random.default_rng(_HASH_SEED).integers(0, 2**62, len(values)) * 2 + 1
+        odd = np.random.default_rng(HASH_SEED).integers(0, 2**62, len(values)) * 2 + 1
         hashed = np.zeros(len(columns), dtype=np.int64)
         with np.errstate(over="ignore"):
             for value, factor in zip(values, odd, strict=True):

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import Answer
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray
+from meshwright.solver.cost.price import least_work_s, price, price_unsharded
 from meshwright.solver.problem import Problem
 from meshwright.solver.search import priced_space as unopened
 from meshwright.solver.search.bounds import least_of_kind_s, objective_bound_s
@@ -55,11 +57,13 @@ def test_the_bounds_of_a_kind_hold_for_every_split_of_its_rows(problem: Problem)
     crossing, kinds, steps, objectives, able = bounds_of_kinds(problem)
     every = np.arange(len(crossing))
     rows = priced_rows(problem, profile_of(problem), crossing.take(every))
+    work = least_work_s(problem, kinds.quickest(np.arange(len(kinds))), profile_of(problem))
     for found, kind in zip(exhaust_all(rows), kinds.of(every).tolist(), strict=True):
         assert able[kind] or not found.splits
         if found.splits:
             assert steps[kind] <= found.simulated_s.min() * ROUNDING
             assert objectives[kind] <= found.objective_s.min() * ROUNDING
+            assert work[kind] <= min(found.simulated_s.min(), found.objective_s.min()) * ROUNDING
 
 
 @given(small_problems())
@@ -127,6 +131,43 @@ def test_a_family_is_bounded_and_refuted_as_each_shard_size_of_it_by_itself(laun
     assert (objective_bound_s(together)[which] <= objective_bound_s(apart) * ROUNDING).all()
     for name in ("forward_s", "backward_s", "replay_s", "tail_s"):
         assert (getattr(together.prices, name)[which] <= getattr(apart.prices, name) * ROUNDING).all(), name
+
+
+@pytest.mark.parametrize("launcher", ["none", "megatron-lm", "deepspeed"])
+@pytest.mark.parametrize("changed", [{}, {"gradient_dtype": "bf16"}, {"moe_dispatcher": "allgather"}])
+def test_passes_that_many_rows_share_take_as_long_as_priced_row_by_row(
+    launcher: str, changed: dict[str, str]
+) -> None:
+    moe = MoeSpec(num_experts=8, top_k=2, ffn_hidden_size=2048, num_dense_layers=1)
+    problem = a_problem(model=a_model(num_layers=8, moe=moe), cluster=a_cluster(num_nodes=4), batch=64)
+    problem = replace(
+        problem, launcher=launcher, workload=replace(problem.workload, framework_options=changed)
+    )
+    profile = profile_of(problem)
+    columns = enumerate_space(problem, legal_only=True).rows
+    every = columns.take(np.arange(len(columns)))
+    rows = every.take(np.flatnonzero(every.zero_stage < 2)[:20_000])  # no weights travel in their passes
+    together, apart = (priced(problem, rows, profile) for priced in (price_unsharded, price))
+    assert len(rows) > 50
+    for name in ("forward_s", "backward_s", "replay_s", "weight_gradient_s", "transfer_s", "fixed_s"):
+        np.testing.assert_allclose(getattr(together, name), getattr(apart, name), rtol=1e-12, err_msg=name)
+
+
+@given(small_problems())
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_families_beyond_a_limit_are_left_and_bounded_all_the_same(problem: Problem) -> None:
+    space = enumerate_space(problem, legal_only=True)
+    if not len(space.rows):
+        return
+    rows = priced_space(problem, profile_of(problem), space.rows)
+    every = Unopened.of(rows)
+    limit = every.least_s * 1.2
+    some = Unopened.of(rows, limit)
+    assert some.least_objective_s <= every.least_objective_s * ROUNDING
+    assert min(some.least_s, limit) == pytest.approx(min(every.least_s, limit))
+    for queue in (every, some):
+        queue.open_objectives(np.inf)  # takes all families apart, those beyond the limit too
+    assert sorted(every.order.tolist()) == sorted(some.order.tolist())
 
 
 def test_a_search_prices_few_of_the_shard_sizes_one_by_one() -> None:

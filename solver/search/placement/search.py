@@ -158,7 +158,8 @@ def _floors(
             exchange = shared.fleet.exchange_s(groups)
             floor = split_bound_s(shared.shares, groups, exchange, best[-1].score_s)
             floors["classes", *groups] = max(floor, least_s)
-        return RankFloors(**{"meshes" if frontier.meshes else "layouts": floors})
+        meshes, layouts = (floors, {}) if frontier.meshes else ({}, floors)
+        return RankFloors(known=True, meshes=meshes, layouts=layouts)
     return RankFloors()
 
 
