@@ -21,7 +21,7 @@ from meshwright.profiles.collectives.collectives import (
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.solver.configuration import RING, FloatArray, is_one_of
 from meshwright.solver.cost.compute import PassSeconds
-from meshwright.solver.cost.context import SHARD_WEIGHTS, Context, experts_overlap, shards
+from meshwright.solver.cost.context import SHARD_WEIGHTS, Context, experts_overlap, paired_passes, shards
 from meshwright.solver.cost.parameters import Weights
 from meshwright.solver.cost.sharding import (
     all_reduces,
@@ -114,7 +114,8 @@ def expert_parallel(ctx: Context) -> PassSeconds:
     routed tokens among the ranks that share an expert.
 
     Where another micro-batch hides them, a third of a backward pass can do so only if weight gradients,
-    one of its two products, are put off (``delay_wgrad``).
+    one of its two products, are put off (``delay_wgrad``). DualPipe-V hides those of the passes that it
+    runs in pairs, a forward and a whole backward pass (``paired_passes``).
     """
     moe = ctx.model.moe
     if moe is None:
@@ -136,7 +137,11 @@ def expert_parallel(ctx: Context) -> PassSeconds:
         late = seen if facts.delay_wgrad else seen + (1.0 - seen) * _WEIGHT_GRADIENTS
         forward = forward * np.where(hidden, seen, 1.0)
         backward = backward * np.where(hidden, late, 1.0)
-    return PassSeconds(forward=forward, backward=backward)
+        paired = np.where(hidden, 0.0, paired_passes(ctx.columns))
+    else:
+        paired = paired_passes(ctx.columns)
+    left = 1.0 - paired * (1.0 - constants.expert_exposed)
+    return PassSeconds(forward=forward * left, backward=backward * left)
 
 
 def dispatched_copies(ctx: Context, moe: MoeSpec) -> FloatArray | float:

@@ -19,6 +19,7 @@ from meshwright.solver.configuration import (
     OFFLOAD,
     RANK_ORDERS,
     RECOMPUTE,
+    SCHEDULES,
     BoolArray,
     Columns,
     FloatArray,
@@ -346,6 +347,24 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         shard_group=Group.of(shard, t, fabric, place.blocks),
         expert_data_group=Group.of(expert_data, e * et, fabric, place.blocks),
     )  # fmt: skip
+
+
+_DUALPIPE_V = SCHEDULES.index("dualpipe_v")
+
+
+def paired_passes(columns: Columns) -> FloatArray:
+    """Share of the passes that run in pairs, a forward with a backward one, (n,); 0 but in DualPipe-V.
+
+    Of its 2 m forward passes rank r runs 2 (m - 2 p + r + 1) in pairs in the main phase and p - r - 1
+    behind it, each with a whole backward pass (torch 2.13 ``ScheduleDualPipeV``, steps 4 and 5; rank p - 1
+    takes its first two apart): 2 m - 5 p / 2 + 1 / 2 - 1 / p on the mean. The exchanges of one run under
+    the other's computing (DeepSeek-V3, arXiv:2412.19437, figure 4; torchtitan ``distributed/dual_pipe_v.py
+    overlap_callback``). ZB-V runs its passes one by one.
+    """
+    m, p = columns.num_microbatches, columns.pipeline_parallel_size
+    share = 1.0 - (2.5 * p - 0.5 + 1.0 / p) / (2.0 * m)
+    paired = (columns.pipeline_schedule == _DUALPIPE_V) & (p > 1)
+    return np.where(paired, np.maximum(share, 0.0), 0.0)
 
 
 def experts_overlap(columns: Columns, model: ModelSpec) -> BoolArray:

@@ -42,7 +42,7 @@ from meshwright.solver.cost.compute import (
     replayed_s,
     shared_expert_gemms,
 )
-from meshwright.solver.cost.context import SHARD_WEIGHTS, Context, context_of
+from meshwright.solver.cost.context import SHARD_WEIGHTS, Context, context_of, paired_passes
 from meshwright.solver.cost.memory import memory_prices, spilled_s
 from meshwright.solver.cost.parameters import (
     Weights,
@@ -389,6 +389,7 @@ def _passes_of(ctx: Context, problem: Problem, profile: Profile) -> tuple[Contex
     c, facts = ctx.columns, ctx.facts
     told = ctx.layers is not None or ctx.workload.lengths is not None
     plain = (c.offload == 0) & (not (told or facts.torch_pipelines or facts.synchronous_transfers))
+    plain &= paired_passes(c) == 0.0  # of which the length of the pipeline tells how many are
     m = np.minimum(c.num_microbatches, _SEVERAL) if ctx.adds_every_gradient else c.num_microbatches
     read = {
         "pipeline_parallel_size": np.minimum(c.pipeline_parallel_size, _SEVERAL),

@@ -6,8 +6,8 @@ micro-batches); gpipe, looped_bfs, interleaved_zb, zb_v and dualpipe_v follow
 ``torch.distributed.pipelining.schedules`` (PyTorch 2.8); zb_h1 and zb_h2 figures 2 and 3 of Qi et al.
 2023 (arXiv:2401.10241), which for zb_h1 is PyTorch's interleaved_zb with one chunk a rank; zb_1p and
 zb_2p have these orders as one of those that ``simulate`` tries; zb_v is the order of Qi et al. 2024
-(arXiv:2405.15362). dualpipe_v is run as zb_v: that it overlaps a forward with a backward pass is
-not modelled.
+(arXiv:2405.15362). dualpipe_v is run as zb_v: what it hides of the exchanges of
+experts is in the times of passes (``meshwright.solver.cost.context.paired_passes``).
 
 A pass is a *slot* ``block * m + micro-batch``. A micro-batch visits blocks 1 … 2 C one after the other:
 chunks 0 … C-1 forward are blocks 1 … C, chunks C-1 … 0 backward are blocks C+1 … 2 C. Where the backward

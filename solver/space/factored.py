@@ -249,7 +249,8 @@ def _outer_legal(rules: tuple[Rule, ...], outer: Columns) -> tuple[BoolArray, li
 
 Values = TypeVar("Values", IntArray, FloatArray)
 _FULL = RECOMPUTE.index("full")
-_SPLIT = np.array([name in SPLIT_BACKWARD for name in SCHEDULES])
+# Schedules of one number are priced alike: those that split backward passes, and the one that runs pairs.
+_PRICED_AS = np.array([(name in SPLIT_BACKWARD) + (name == "dualpipe_v") for name in SCHEDULES])
 _APART = ("zero_shard_size", *OF_CHUNKS)  # what rows of one outer family differ in
 
 
@@ -306,7 +307,7 @@ class Kinds:
         """The kind of each inner row, 0 … K - 1, shape (c,)."""
         chunks, recompute, layers, schedule = self.crossing.inner.T
         several = chunks if self.by_chunks else np.minimum(chunks, 2)
-        order = schedule if self.by_chunks else _SPLIT[schedule]
+        order = schedule if self.by_chunks else _PRICED_AS[schedule]
         code = (recompute * (int(several.max(initial=1)) + 1) + several) * len(SCHEDULES) + order
         code = code * 2 + (layers == PER_STAGE)
         return np.unique(code, return_inverse=True)[1].ravel()

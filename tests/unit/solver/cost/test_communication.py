@@ -9,7 +9,7 @@ from meshwright.service.launchers.registry import export
 from meshwright.solver.configuration import CONTEXT_MODES, Columns
 from meshwright.solver.cost.communication import context_parallel, expert_parallel
 from meshwright.solver.cost.compute import PassSeconds, core_attention
-from meshwright.solver.cost.context import Context, context_of
+from meshwright.solver.cost.context import Context, context_of, paired_passes
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.step_end import exposed_s
 from meshwright.solver.planner.plan import ask
@@ -44,6 +44,46 @@ def test_in_a_pipeline_they_hide_only_under_another_chunk() -> None:
     plain = experts(overlap=False, pipeline=2)
     assert experts(overlap=True, pipeline=2).forward[0] == plain.forward[0]
     assert experts(overlap=True, pipeline=2, virtual=2).forward[0] == pytest.approx(0.2 * plain.forward[0])
+
+
+def in_pairs(p: int, rank: int, m: int) -> int:
+    """Forward passes that torch's DualPipe-V pairs with a backward one on a rank, step by step."""
+    paired = 0
+    for turn in range(m - 2 * p + rank + 1):  # the main phase: F0 with B1, then F1 with B0
+        paired += 1 if turn == 0 and rank == p - 1 else 2  # the last rank takes its first F0 and B1 apart
+    return paired + p - rank - 1  # B1 alone, then F1 with B0
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 32), (8, 20)])
+def test_dualpipe_v_pairs_as_many_passes_as_its_ranks_do_on_the_mean(p: int, m: int) -> None:
+    columns = Columns.of([
+        a_layout(
+            pipeline_parallel_size=p, virtual_pipeline_size=2, pipeline_schedule=schedule,
+            num_microbatches=m, stage_layers=(1,) * 2 * p,
+        )
+        for schedule in ("dualpipe_v", "zb_v")
+    ])  # fmt: skip
+    mean = sum(in_pairs(p, rank, m) for rank in range(p)) / p / (2 * m)
+    assert paired_passes(columns).tolist() == pytest.approx([mean, 0.0])
+
+
+def test_dualpipe_v_hides_the_exchanges_of_paired_passes_and_zb_v_none() -> None:
+    # 2 stages, 8 micro-batches: rank 0 pairs 2 x 5 + 1 = 11 of 16 passes, rank 1 pairs 2 x 6 - 1 = 11;
+    # a fifth of what they exchange is seen: 1 - 11/16 x 0.8 = 0.45
+    problem = a_problem(a_moe_model())
+    layouts = [
+        a_layout(
+            expert_parallel_size=8, data_parallel_size=8, pipeline_parallel_size=2, num_microbatches=8,
+            virtual_pipeline_size=2, pipeline_schedule=schedule, stage_layers=(8,) * 4,
+        )
+        for schedule in ("zb_v", "dualpipe_v")
+    ]  # fmt: skip
+    profile = a_profile(problem, expert_exposed=0.2)
+    exchanged = expert_parallel(context_of(problem, Columns.of(layouts), profile))
+    for apart, paired in (exchanged.forward.tolist(), exchanged.backward.tolist()):
+        assert paired == pytest.approx(0.45 * apart)
+    passes = price(problem, Columns.of(layouts), profile).forward_s
+    assert passes[1].sum() < passes[0].sum()
 
 
 def ring(size: int) -> tuple[Context, PassSeconds]:
