@@ -172,7 +172,7 @@ def test_a_hostile_name_is_just_unknown(name: str) -> None:
     for find in (find_model, find_gpu, find_cluster):
         with pytest.raises(UnknownNameError) as caught:
             find(name)
-        assert len(str(caught.value)) < 2000
+        assert len(str(caught.value)) < 3000  # all that is known, and little of the name
 
 
 def test_names_are_found_in_any_case() -> None:
@@ -296,5 +296,8 @@ def test_the_catalog_counts_what_model_cards_print() -> None:
     published = {
         "qwen2.5-14b": 14_770_033_664, "qwen2.5-72b": 72_706_203_648, "qwen3-4b": 4_022_468_096,
         "qwen3-1.7b": 1_720_574_976, "mistral-7b": 7_241_732_096, "dbrx": 131_596_523_520,
+        "phi-4": 14_659_507_200, "mistral-nemo-12b": 12_247_782_400, "starcoder2-3b": 3_030_371_328,
+        "mistral-large-123b": 122_610_069_504, "deepseek-v2": 235_741_434_880, "glm-4.6": 352_797_814_784,
+        "falcon3-7b": 7_455_550_464, "smollm2-1.7b": 1_711_376_384, "gpt2-xl": 1_557_611_200,
     }  # fmt: skip
     assert {name: find_model(name).num_parameters() for name in published} == published
