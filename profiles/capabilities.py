@@ -50,6 +50,7 @@ class Capabilities:
     fp8_recipe: str = ""  # what 8 bits are where a request names no recipe; empty: the framework's own
     adapters: tuple[str, ...] = ()  # beside a frozen model: of "fused" layers, or of "single" ones
     adapter_constraints: tuple[str, ...] = ()  # as ``constraints``, where adapters are trained
+    base_precisions: tuple[str, ...] = ("bf16",)  # of weights that are frozen beside adapters
     sequence_parallel: bool = True  # beside tensor parallelism; else ranks repeat norms
     heads_whole_on_ranks: bool = False  # tensor_parallel_size divides the key/value heads too
     halves_on_ranks: bool = False  # tp * 2 cp divides the sequence, not only tp * cp and 2 cp
@@ -67,6 +68,7 @@ class Capabilities:
     model_families: tuple[tuple[str, ...], ...] = ()
     # A fact, and expressions as ``constraints`` that plans of a model with it satisfy as well.
     model_constraints: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    optimizer_constraints: tuple[tuple[str, tuple[str, ...]], ...] = ()  # the same of an optimizer
     constraints: tuple[
         str, ...
     ] = ()  # expressions of ``meshwright.solver.space.expressions`` that every plan satisfies
@@ -118,7 +120,8 @@ def launchers_of(launcher: str) -> tuple[str, ...]:
 _LIMITING = ("experts_need_sequence_parallel", "heads_whole_on_ranks", "halves_on_ranks", "balances_stages",
              "data_parallel_alike", "sinks_need_all_to_all", "offloads_modules",
              "biased_experts_whole")  # fmt: skip
-_LIMITING_WORDS = ("constraints", "adapter_constraints", "model_constraints", "batching_constraints")
+_LIMITING_WORDS = ("constraints", "adapter_constraints", "model_constraints", "batching_constraints",
+                   "optimizer_constraints")  # fmt: skip
 _OF_ONE = ("model_families", "fp8_recipe")  # no matter of all of them together
 
 
@@ -159,9 +162,10 @@ def launcher_capabilities(launcher: str) -> Capabilities:
         name: tuple(value) if isinstance(value, list | dict) else value
         for name, value in _catalog()[launcher].items()
     }
-    of_models = _catalog()[launcher].get("model_constraints", {})
     families = _catalog()[launcher].get("model_families", {})
-    entry["model_constraints"] = tuple((fact, tuple(texts)) for fact, texts in of_models.items())
+    for name in ("model_constraints", "optimizer_constraints"):
+        stated = _catalog()[launcher].get(name, {})
+        entry[name] = tuple((word, tuple(texts)) for word, texts in stated.items())
     entry["model_families"] = tuple(tuple(facts) for facts in families.values())
     try:
         return Capabilities(launcher=launcher, **entry)

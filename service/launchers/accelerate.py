@@ -140,6 +140,17 @@ def recomputes_in_script(target: Target) -> bool:
     return target.config.recompute_granularity == "full" and target.config.zero_stage == 0
 
 
+def optimizer(target: Target) -> str:
+    """The optimizer that was priced, by transformers' name.
+
+    bitsandbytes' operators take no DTensor (Axolotl 0.19.0, utils/schemas/validation.py:1149): FSDP2's
+    shards are updated by torchao's 8-bit Adam, whose blocks are as long.
+    """
+    if target.workload.optimizer == "adamw":
+        return "adamw_torch_fused"
+    return "adamw_bnb_8bit" if target.config.zero_stage == 0 else "adamw_torch_8bit"
+
+
 def accelerate_launch(target: Target) -> list[str]:
     """The lines of ``accelerate launch`` before the program."""
     return [
@@ -160,6 +171,7 @@ def accelerate_command(target: Target) -> str:
         f"    --per_device_train_batch_size {config.micro_batch_size} \\",
         f"    --gradient_accumulation_steps {config.num_microbatches} \\",
         f"    --gradient_checkpointing {str(checkpointing).lower()} \\",
+        *([f"    --optim {optimizer(target)} \\"] if target.workload.optimizer != "adamw" else []),
         f"    --{target.workload.precision} true --max_grad_norm 1.0 --ddp_timeout 1800 \\",
         '    --logging_steps 1 --save_steps "${SAVE_STEPS:-500}" "$@"',
     ]

@@ -90,7 +90,8 @@ class MsSwift:
 def decided_names(parts: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
     """Every argument of the plan, and what ms-swift's defaults or the model decide."""
     planned = [word.split()[0] for _, words in parts for word in words]
-    return (*planned, *decided_flags(), "--megatron_extra_kwargs", "--padding_free", "--rope_scaling")
+    others = ("--megatron_extra_kwargs", "--padding_free", "--rope_scaling", "--tuner_type", "--lora_rank")
+    return (*planned, *decided_flags(), *others)
 
 
 def argument_parts(target: Target) -> list[tuple[str, list[str]]]:
@@ -105,12 +106,14 @@ def argument_parts(target: Target) -> list[tuple[str, list[str]]]:
         ("Data parallelism", distributed_optimizer(target, known)),
         ("Activation recomputation", recompute),
         ("Precision", _precision(target)),
+        ("Adapters beside frozen weights", _adapters(target)),
         ("Kernels", _kernels(target)),
         ("Experts over the network, and what goes to Megatron-Core as it is", _switches(target)),
     )
     return [
         (title, [_written(name, value) for name, value in values.items() if value is not None])
         for title, values in parts
+        if values
     ]
 
 
@@ -169,6 +172,20 @@ def _precision(target: Target) -> Values:
         "main_grads_dtype": None if known.gradient_dtype == "fp32" else "bf16",  # else fp32 again
         "optimizer": "adam",
         **(OFFLOADED_OPTIMIZER if target.config.offload == "optimizer" else {}),
+    }
+
+
+def _adapters(target: Target) -> Values:
+    """LoRA of Megatron-Core's layers; alpha is twice the rank."""
+    workload = target.workload
+    if not workload.lora_rank:
+        return {}
+    return {
+        "tuner_type": "lora",
+        "lora_rank": workload.lora_rank,
+        "lora_alpha": 2 * workload.lora_rank,
+        "lora_dropout": 0.0,
+        "target_modules": workload.lora_targets,
     }
 
 

@@ -19,6 +19,7 @@ from meshwright.service.launchers.accelerate import (
     accelerate_launch,
     accelerate_warnings,
     mesh,
+    optimizer,
     recomputes_in_script,
 )
 from meshwright.service.launchers.common_rules import refuse_first
@@ -55,7 +56,8 @@ AXOLOTL_NEEDS = (
 # What else would change the plan: other names of the same, other engines, frozen weights.
 AXOLOTL_OTHERS = (
     "adapter", "batch_size", "bfloat16", "deepspeed", "expert_parallel_size", "flash_attention", "float16",
-    "fp8", "fsdp", "load_in_4bit", "load_in_8bit", "lora_r", "sdp_attention", "sequence_parallel_degree",
+    "fp8", "fsdp", "load_in_4bit", "load_in_8bit", "lora_r", "lora_target_linear", "lora_target_modules",
+    "sdp_attention", "sequence_parallel_degree",
     "torch_compile",
 )  # fmt: skip
 # The two files become one; of a key in both the last would win without a word.
@@ -86,7 +88,8 @@ def axolotl_values(target: Target) -> Values:
         # its rings take no other kernel than FlashAttention 2
         "attn_implementation": attention(target) if sizes["cp_size"] == 1 else "flash_attention_2",
         "gradient_checkpointing": False,  # FSDP's own wrapper recomputes
-        "optimizer": "adamw_torch_fused",
+        "optimizer": optimizer(target),
+        **_axolotl_adapter(target),
         "tensor_parallel_size": sizes["tp_size"],
         "context_parallel_size": sizes["cp_size"],
         "dp_replicate_size": sizes["dp_replicate_size"],
@@ -103,6 +106,20 @@ def axolotl_values(target: Target) -> Values:
     }
 
 
+def _axolotl_adapter(target: Target) -> Values:
+    """Adapters of peft beside weights in bf16; alpha is twice the rank."""
+    workload = target.workload
+    if not workload.lora_rank:
+        return {}
+    return {
+        "adapter": "lora",
+        "lora_r": workload.lora_rank,
+        "lora_alpha": 2 * workload.lora_rank,
+        "lora_dropout": 0.0,
+        "lora_target_modules": list(workload.lora_targets),
+    }
+
+
 class Axolotl:
     """Exports to ``python -m axolotl.cli.train``."""
 
@@ -116,7 +133,7 @@ class Axolotl:
         """
         refuse_first(target, self.name)
         values = axolotl_values(target)
-        decided = (*sorted(values), *AXOLOTL_OTHERS)
+        decided = (*sorted(values), *(name for name in AXOLOTL_OTHERS if name not in values))
         return bundled(
             target,
             product=AXOLOTL,
@@ -176,8 +193,9 @@ def trl_values(target: Target) -> Values:
         "gradient_checkpointing": recomputes_in_script(target),  # SFTConfig's own default is true
         # torch's rings take no other kernel than SDPA's
         "attn_implementation": attention(target) if config.context_parallel_size == 1 else "sdpa",
-        "dtype": "float32",  # FSDP's shards, or autocast's weights, as was priced
-        "optim": "adamw_torch_fused",
+        # FSDP's shards, or autocast's weights; bf16 where no copy of them was priced
+        "dtype": "bfloat16" if target.workload.optimizer == "adamw-8bit-bf16" else "float32",
+        "optim": optimizer(target),
         **_adapter_values(target),
     }
 
@@ -200,7 +218,8 @@ def _adapter_values(target: Target) -> Values:
         "lora_r": workload.lora_rank,
         "lora_alpha": 2 * workload.lora_rank,
         "lora_dropout": 0.0,
-        "lora_target_modules": list(workload.lora_targets),
+        # A list of one becomes a word, which peft takes for a pattern of whole paths (trainer/utils.py).
+        "lora_target_modules": list(workload.lora_targets) * (2 if len(workload.lora_targets) == 1 else 1),
         "dtype": "bfloat16",
     }
     if workload.base_precision != "bf16":

@@ -13,6 +13,8 @@ from meshwright.profiles.adapters import FUSED_TARGETS, SINGLE_TARGETS
 from meshwright.profiles.capabilities import (
     Capabilities,
     lacking_facts,
+    launcher_capabilities,
+    launchers_of,
     launchers_stating,
     model_facts,
 )
@@ -53,7 +55,7 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
     if workload.lora_rank and not able.adapters:
         yield FieldError(
             pointer="/workload/lora_rank",
-            message=f"{name} is not planned with adapters",
+            message=f"{name} is not planned with adapters; {', '.join(_adapting())} are",
             allowed="0",
             nearest="0",
         )
@@ -66,6 +68,13 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
                 pointer="/workload/lora_targets",
                 message=f"{name} names no {', '.join(others)}",
                 allowed=", ".join(named),
+            )
+        if workload.base_precision not in able.base_precisions:
+            yield FieldError(
+                pointer="/workload/base_precision",
+                message=f"{name} is not planned with frozen weights in {workload.base_precision}",
+                allowed=", ".join(able.base_precisions),
+                nearest=able.base_precisions[0],
             )
     if workload.lengths is not None and workload.lengths.batching not in able.batchings:
         why = f": {able.batching_note}" if able.batching_note else ""
@@ -90,6 +99,11 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
             nearest=str(positions),
         )
     yield from model_faults(model, able)
+
+
+def _adapting() -> list[str]:
+    """The launchers that train adapters."""
+    return [name for name in launchers_of("any") if launcher_capabilities(name).adapters]
 
 
 def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]:
@@ -319,6 +333,7 @@ def constraints_of(problem: Problem, able: Capabilities) -> tuple[str, ...]:
     found = list(able.constraints)
     if workload.lora_rank:
         found += able.adapter_constraints
+    found += dict(able.optimizer_constraints).get(workload.optimizer, ())
     if workload.lengths is not None:
         found += able.batching_constraints
     if workload.base_precision != "bf16":  # bitsandbytes cuts none of its tensors

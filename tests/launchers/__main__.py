@@ -31,6 +31,7 @@ from meshwright.service.launchers.target import Target
 from meshwright.service.launchers.torchtitan import is_stated_by_0_2
 from meshwright.service.verify.environments import Environment
 from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Workload
 from meshwright.solver.space.launcher_rules import problem_faults
 from meshwright.solver.splits import nanotron_split
 from tests.launchers.cases import CASES, plan
@@ -46,7 +47,7 @@ from tests.launchers.environments import (
 from tests.launchers.model_types import judged, record, recorded, unlike_model
 from tests.launchers.mutants import MUTANTS, Mutant
 from tests.launchers.plans import CASES as OTHER_CASES
-from tests.launchers.plans import problem_of, random_targets
+from tests.launchers.plans import problem_of, random_targets, tuned
 
 MODELS = (
     "llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "llama-3.1-70b",
@@ -95,6 +96,7 @@ def plans(name: str, count: int) -> Iterator[Target]:
     if launcher == "megatron-lm":
         yield growing()
         yield CASES["mixtral-8x7b-overlapped"]
+    yield from tuned(launcher)
     if name == "torchtitan-0.3":
         yield from OTHER_CASES[launcher].values()
 
@@ -145,6 +147,7 @@ def differences(found: Target, seen: dict[str, object]) -> Iterator[str]:
         "head_stage": config.pipeline_parallel_size - 1,
         "precision": found.workload.precision,
         "compiled": compiles(found),
+        **trained(found.workload),
         **found.workload.framework_options,
     }
     facts: dict[str, object] = seen.pop("model", {})  # type: ignore[assignment]
@@ -153,6 +156,19 @@ def differences(found: Target, seen: dict[str, object]) -> Iterator[str]:
         wanted = planned[name] if name in planned else getattr(config, name, None)
         if value != wanted:
             yield f"{name}: {value} instead of {wanted}"
+
+
+def trained(workload: Workload) -> dict[str, object]:
+    """Adapters, what they stand beside, and the optimizer's bits; targets are in no order."""
+    return {
+        "lora_rank": workload.lora_rank,
+        "lora_targets": sorted(workload.lora_targets) if workload.lora_rank else [],
+        "base_precision": workload.base_precision,
+        "optimizer_bits": 8 if "8bit" in workload.optimizer else 32,
+        "loaded_as": "bfloat16"
+        if workload.lora_rank or workload.optimizer == "adamw-8bit-bf16"
+        else "float32",
+    }
 
 
 def try_plans(name: str, environment: Environment, judge: str, targets: list[Target], count: Count) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from meshwright.profiles.capabilities import launcher_capabilities
-from meshwright.profiles.library import find_cluster
+from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Columns, Configuration
@@ -133,6 +133,41 @@ CASES: dict[str, dict[str, Target]] = {
         "mixtral-8x7b-experts": _for("llama-factory", MIXTRAL, MIXTRAL_EXPERTS, 4096),
     },
 }
+
+
+# Adapters and 8-bit Adam as people run them on one node.
+REPLICAS = Configuration(data_parallel_size=8, num_microbatches=16, stage_layers=(32,))
+SHARDS = replace(REPLICAS, zero_stage=3, zero_shard_size=8)
+TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
+    "trl": (
+        (REPLICAS, {"lora_rank": 16, "lora_targets": ("q_proj", "v_proj"), "base_precision": "nf4"}),
+        (REPLICAS, {"lora_rank": 8, "lora_targets": ("o_proj",), "base_precision": "nf4-double"}),
+        (SHARDS, {"lora_rank": 64, "lora_targets": ("q_proj", "k_proj", "v_proj", "o_proj")}),
+        (REPLICAS, {"optimizer": "adamw-8bit"}),
+        (SHARDS, {"optimizer": "adamw-8bit"}),
+        (REPLICAS, {"optimizer": "adamw-8bit-bf16"}),
+    ),
+    "axolotl": (
+        (SHARDS, {"lora_rank": 32, "lora_targets": ("q_proj", "gate_proj", "up_proj", "down_proj")}),
+        (SHARDS, {"optimizer": "adamw-8bit-bf16"}),
+    ),
+    "ms-swift": (
+        (REPLICAS, {"lora_rank": 16, "lora_targets": ("linear_qkv", "linear_proj")}),
+        (
+            replace(REPLICAS, data_parallel_size=4, tensor_parallel_size=2, num_microbatches=32,
+                    zero_stage=1, zero_shard_size=4),
+            {"lora_rank": 8, "lora_targets": ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")},
+        ),
+    ),
+}  # fmt: skip
+
+
+def tuned(launcher: str) -> Iterator[Target]:
+    """Plans of Llama 3.1 8B on one node that train adapters, or by 8-bit Adam, where there are such."""
+    problem = problem_of(launcher, find_model("llama-3.1-8b"), num_nodes=1)
+    for config, changes in TUNED.get(launcher, ()):
+        workload = replace(problem.workload, **changes)  # type: ignore[arg-type]
+        yield Target(plan=plan(config), problem=replace(problem, workload=workload))
 
 
 def problem_of(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from meshwright.profiles.adapters import SINGLE_TARGETS
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import framework_facts
@@ -32,7 +33,7 @@ from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.shell_values import Word
 from meshwright.service.launchers.reading.split import divided
-from meshwright.service.launchers.reading.trainer import adapted
+from meshwright.service.launchers.reading.trainer import OPTIMIZERS, adapted
 from meshwright.service.launchers.trainers import ATTENTION
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
@@ -65,6 +66,7 @@ def _refuse_other_engines(fields: Fields) -> None:
 _AXOLOTL_OWN = ("base_model", "sequence_len", "sample_packing", "pad_to_sequence_len", "dp_shard_size")
 _AXOLOTL_IRRELEVANT = (
     *_OF_THE_TRAINER, "base_model", "sample_packing", "pad_to_sequence_len", "strict", "tf32", "model_type",
+    "lora_alpha", "lora_dropout",
     "tokenizer", "train_on_inputs", "shuffle", "test_datasets", "excess_length", "attn_implementation",
     "flash_attention", "xformers", "sdp_attention", "fsdp_config.state_dict", "fsdp_config.final_state",
     "fsdp_config.cpu_ram", "fsdp_config.sync", "fsdp_config.use_orig", "fsdp_config.transformer_layer",
@@ -90,8 +92,7 @@ class AxolotlReader:
         """
         fields, known = Fields(source.name, document_of(source)), known_of(source, told)
         _refuse_other_engines(fields)
-        if fields.has("adapter"):
-            fields.fault("adapter", "adapters under Axolotl are not priced", allowed="no adapter")
+        tuned = _axolotl_tuned(fields)
         _require_bf16(fields)
         for name in ("micro_batch_size", "sequence_len"):
             fields.expect(name)
@@ -106,14 +107,32 @@ class AxolotlReader:
                 seq_length=fields.integer("sequence_len", 1),
                 precision="bf16",
                 framework_options=_kernel(fields, self.name, configuration),
+                **tuned,
             ),
             configuration=configuration,
             num_nodes=nodes,
             gpus_per_node=each,
             notes=tuple(fields.notes),
-            unread=fields.unread((*_AXOLOTL_IRRELEVANT, "optimizer", "gradient_checkpointing")),
+            unread=fields.unread((*_AXOLOTL_IRRELEVANT, "gradient_checkpointing")),
             places={"tensor_parallel_size": fields.place("tensor_parallel_size")},
         )
+
+
+def _axolotl_tuned(fields: Fields) -> dict[str, Any]:
+    """What is trained, beside what, and by which optimizer; 8-bit Adam updates weights in bf16 alone."""
+    found: dict[str, Any] = {}
+    name = OPTIMIZERS.get(str(fields.raw("optimizer")))
+    if name:
+        fields.has("optimizer")
+        found["optimizer"] = "adamw-8bit-bf16" if name == "adamw-8bit" else name
+    kind = fields.word("adapter", "")
+    if kind not in ("", "none", "lora"):
+        fields.fault("adapter", f"{shown(kind)} under Axolotl is not priced", allowed="lora, no adapter")
+    if kind == "lora":
+        every = fields.flag("lora_target_linear", default=False)
+        found["lora_rank"] = fields.integer("lora_r", 8)
+        found["lora_targets"] = SINGLE_TARGETS if every else adapted(fields)
+    return found
 
 
 # Attention kernels by transformers' names of them (AttentionInterface): those that its exporter writes.
@@ -208,7 +227,7 @@ _OTHERS_NAMES = (
     "max_seq_length",
 )  # fmt: skip
 _TRL_IRRELEVANT = (
-    *_OF_THE_TRAINER, "model_name", "packing", "optim", "attn_implementation", "dtype", "assistant_only",
+    *_OF_THE_TRAINER, "model_name", "packing", "attn_implementation", "dtype", "assistant_only",
     "completion_only", "eos_token", "pad_token", "loss_type", "model_revision",
     "lora_alpha", "lora_dropout", "lora_task_type", "use_rslora",
 )  # fmt: skip
@@ -243,6 +262,7 @@ class TrlReader:
             fields.note(f"packing is off: every sequence is priced as one of {_LENGTH} tokens")
         given, length = _sft_arguments(fields, known)
         adapters = _peft(fields)
+        adapters |= _sft_optimizer(fields, frozen=bool(adapters))
         fields.word("attn_implementation", "")
         fields.stop()
         unread = fields.unread(_TRL_IRRELEVANT)
@@ -253,6 +273,17 @@ class TrlReader:
         options = {**run.workload.framework_options, **_kernel(fields, self.name, run.configuration)}
         run = replace(run, workload=replace(run.workload, framework_options=options, **adapters))
         return replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread))
+
+
+def _sft_optimizer(fields: Fields, *, frozen: bool) -> dict[str, str]:
+    """The optimizer; of 8 bits over weights that SFTConfig loads in bf16 no copy of them is kept."""
+    name = fields.word("optim", "adamw_torch_fused")
+    if name not in OPTIMIZERS:
+        fields.fault("optim", f"{shown(name)} is not priced", allowed=", ".join(OPTIMIZERS))
+    found = OPTIMIZERS.get(name, "adamw")
+    whole = fields.word("dtype", "float32") in ("float32", "auto")
+    bare = found == "adamw-8bit" and not whole and not frozen
+    return {"optimizer": f"{found}-bf16" if bare else found}
 
 
 def _peft(fields: Fields) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from meshwright.profiles.adapters import ATTENTION_TARGETS
+from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
 from meshwright.service.launchers.reading.commands import (
@@ -198,4 +198,5 @@ def _adapters(others: dict[str, str]) -> tuple[int, tuple[str, ...]]:
     rank = others.get("lora_rank", "8")
     if kind != "lora" or not (rank.isascii() and rank.isdecimal() and len(rank) < 6):  # noqa: PLR2004
         return 0, ATTENTION_TARGETS
-    return int(rank), ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+    named = others.get("target_modules", "all-linear").split()
+    return int(rank), tuple(one for one in FUSED_TARGETS if one in named) or FUSED_TARGETS

@@ -50,9 +50,10 @@ _IRRELEVANT = (
     "per_device_ev", "use_reentrant", "gradient_checkpointing_kwargs", "ddp_find", "enable_thinking",
     "local_rank", "data", "print_loss", "tf32", "target_modules", "bf16", "fp16", "tensorboard", "ray_",
 )  # fmt: skip
-_OPTIMIZERS = {
+OPTIMIZERS = {
     "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw": "adamw",
-    "adamw_8bit": "adamw-8bit", "adamw_bnb_8bit": "adamw-8bit", "sgd": "sgd-momentum",
+    "adamw_8bit": "adamw-8bit", "adamw_bnb_8bit": "adamw-8bit", "adamw_torch_8bit": "adamw-8bit",
+    "sgd": "sgd-momentum",
 }  # fmt: skip
 _NOT_PRICED = {  # what trains otherwise than a plan can say
     "quantization_bit": "quantised base weights are not priced from launch files yet",
@@ -333,9 +334,9 @@ def _precision(fields: Fields, known: Known, tool: _Tool) -> str:
 def _optimizer(fields: Fields) -> str:
     """By its name in transformers."""
     name = fields.word("optim", "adamw_torch")
-    if name not in _OPTIMIZERS:
-        fields.fault("optim", f"{shown(name)} is not priced", allowed=", ".join(_OPTIMIZERS))
-    return _OPTIMIZERS.get(name, "adamw")
+    if name not in OPTIMIZERS:
+        fields.fault("optim", f"{shown(name)} is not priced", allowed=", ".join(OPTIMIZERS))
+    return OPTIMIZERS.get(name, "adamw")
 
 
 def _adapters(fields: Fields, tool: _Tool) -> tuple[int, tuple[str, ...]]:

@@ -96,6 +96,8 @@ def judge(case: Case) -> Seen:
         "global_batch_size": args.global_batch_size,
         "recompute_granularity": args.recompute_granularity or "none",
         "offload": "optimizer" if args.optimizer_cpu_offload else "none",
+        "lora_rank": args.lora_rank if args.tuner_type == "lora" else 0,
+        "lora_targets": sorted(args.target_modules) if args.tuner_type == "lora" else [],
     }
 
 

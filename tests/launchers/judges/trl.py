@@ -11,6 +11,7 @@ from pathlib import Path
 HERE = str(Path(__file__).parent)
 sys.path.remove(HERE)  # this file has the name of the package
 
+from trl import get_peft_config  # noqa: E402
 from trl.scripts.sft import make_parser  # noqa: E402
 
 sys.path.insert(0, HERE)
@@ -46,8 +47,20 @@ def judge(case: Case) -> Seen:
             folder,
         ]
         script, sft, model, _ = make_parser().parse_args_and_config([*words, "--learning_rate", "1e-4"])
-    if (script.dataset_name, model.dtype, sft.packing) != ("d", "float32", True):
-        raise ValueError(f"{script.dataset_name}, {model.dtype}, packing {sft.packing}")
+    if (script.dataset_name, sft.packing) != ("d", True):
+        raise ValueError(f"{script.dataset_name}, packing {sft.packing}")
+    adapters = get_peft_config(model)
+    targets = adapters.target_modules if adapters else set()
+    if isinstance(targets, str):
+        raise TypeError(f"{targets} is a pattern of whole paths")  # peft, check_target_module_exists
+    nested = "nf4-double" if model.use_bnb_nested_quant else model.bnb_4bit_quant_type
+    seen |= {
+        "lora_rank": adapters.r if adapters else 0,
+        "lora_targets": sorted(targets),
+        "base_precision": nested if model.load_in_4bit else "bf16",
+        "optimizer_bits": 8 if "8bit" in str(getattr(sft.optim, "value", sft.optim)) else 32,
+        "loaded_as": model.dtype,
+    }
     if sft.gradient_checkpointing:
         seen["recompute_granularity"] = "full"
     return seen | {
