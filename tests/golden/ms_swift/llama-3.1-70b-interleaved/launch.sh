@@ -42,7 +42,7 @@ readonly PLAN_DECIDES=(
     ffn-hidden-size fine-grained-activation-offloading fp16 fp8-dot-product-attention fp8-format
     fp8-param-gather fp8-recipe global-batch-size glu-linear-offset grad-reduce-in-bf16
     gradient-accumulation-fusion group-query-attention hidden-dropout hidden-size kv-channels
-    kv-lora-rank make-vocab-size-divisible-by masked-softmax-fusion max-length
+    kv-lora-rank lora-rank make-vocab-size-divisible-by masked-softmax-fusion max-length
     max-position-embeddings megatron-extra-kwargs micro-batch-size
     microbatch-group-size-per-virtual-pipeline-stage microbatch-group-size-per-vp-stage
     moe-enable-deepep moe-expert-capacity-factor moe-ffn-hidden-size moe-flex-dispatcher-backend
@@ -61,9 +61,9 @@ readonly PLAN_DECIDES=(
     recompute-granularity recompute-method recompute-modules recompute-num-layers rope-freq
     rope-fusion rope-scaling seq-length sequence-parallel softmax-type squared-relu
     step-batch-size-schedule swiglu tensor-model-parallel-size torch-dtype tp-comm-overlap
-    transformer-impl untie-embeddings-and-output-weights use-custom-fsdp use-distributed-optimizer
-    use-flash-attn use-megatron-fsdp use-precision-aware-optimizer use-rope-scaling
-    use-tp-pp-dp-mapping v-head-dim virtual-pipeline-model-parallel-size vocab-size
+    transformer-impl tuner-type untie-embeddings-and-output-weights use-custom-fsdp
+    use-distributed-optimizer use-flash-attn use-megatron-fsdp use-precision-aware-optimizer
+    use-rope-scaling use-tp-pp-dp-mapping v-head-dim virtual-pipeline-model-parallel-size vocab-size
     window-attn-skip-freq window-size
 )
 plain_name() {
