@@ -30,6 +30,7 @@ class Capabilities:
     context_parallel: bool
     expert_parallel: bool
     source: str
+    standalone_stages: bool = False  # the embedding, and the head with the loss, without a layer
     recompute_per_stage: bool = False  # a count of its own for every stage
     expert_tensor_parallel: bool = False  # experts split otherwise than attention
     hybrid_sharding: bool = False  # shard sets smaller than the data-parallel group, from ZeRO 1 on

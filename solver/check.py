@@ -22,6 +22,7 @@ from meshwright.solver.configuration import (
     Columns,
     Configuration,
     StageGroup,
+    holds_layers,
     plain_order,
     plan_id_of,
 )
@@ -390,7 +391,7 @@ def _split_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         return
     if sum(split) != problem.model.num_layers:
         yield f"stage_layers holds {sum(split)} layers, the model has {problem.model.num_layers}"
-    if min(split) < 1:
+    if not holds_layers(split, standalone=launcher_capabilities(problem.launcher).standalone_stages):
         yield "stage_layers has a chunk without a layer"
     if vpp > 1 and pp == 1:
         yield "virtual_pipeline_size > 1 needs pipeline stages"
@@ -426,7 +427,7 @@ def _recompute_faults(config: Configuration) -> Iterator[str]:
     elif config.recompute_granularity != "full":
         if layers:
             yield "recompute_layers must be 0 unless whole layers are recomputed"
-    elif not own and layers != sum(split) and not 1 <= layers <= min(*split, max(split) - 1):
+    elif not own and layers != sum(split) and not 1 <= layers <= min(max(split) - 1, *filter(None, split)):
         yield "recompute_layers must fit every chunk and leave a layer of one, or be all of the model's"
     if own and (config.recompute_granularity != "full" or layers != max(own) or not layers):
         yield "stage_recompute_layers goes with full recomputation, recompute_layers is its largest, not 0"

@@ -254,6 +254,21 @@ class Configuration:
         return self.stage_layers[stage::pp]
 
 
+def holds_layers(split: Sequence[int], *, standalone: bool) -> bool:
+    """Whether every chunk holds a layer.
+
+    Where ``standalone``, the first of several chunks may hold the embedding alone, the last one the head.
+    """
+    inner = split[1:-1] if standalone and len(split) > 1 else split
+    return min(inner, default=1) >= 1 and min(split, default=0) >= 0
+
+
+def chunk_sizes(standalone: bool) -> str:
+    """What ``holds_layers`` asks of a split, in words."""
+    every = "one layer or more in every chunk"
+    return f"{every}; the first and the last of several may have none" if standalone else every
+
+
 VARIABLES: Mapping[str, Variable] = {
     name: replace(one, name=name, off=getattr(Configuration(), name))
     for name, hint in get_type_hints(Configuration, include_extras=True).items()

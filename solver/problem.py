@@ -44,8 +44,9 @@ Certify = Literal["none", "cp-sat", "cp-sat-all"]
 # What follows from the others; constraints may name it.
 DERIVED_VARIABLES = ("num_gpus", "global_batch_size")
 
+STANDALONE_STAGES = "standalone_stages"  # of the embedding, and of the head with the loss
 ALLOWED = (
-    "offload", "fp8", *OPTIMIZERS, EVERY_SWITCH,
+    "offload", "fp8", STANDALONE_STAGES, *OPTIMIZERS, EVERY_SWITCH,
     *(name for name, one in switches().items() if one.beside in ("", name)),
 )  # fmt: skip
 
@@ -78,6 +79,8 @@ class SearchOptions:
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # inclusive
     stage_layers: tuple[int, ...] = ()  # the only split; empty: the search finds it
     allow: tuple[str, ...] = ()  # of ALLOWED: searched beside what is asked for
+    # The embedding may have a stage of its own, and the head: one of the ways that ``allow`` leaves open.
+    standalone_stages: bool = False
     # Kinds of recomputation that one combination of switches is searched for; empty: all.
     recompute_kinds: tuple[str, ...] = ()
     constraints: tuple[
@@ -165,6 +168,16 @@ class Problem:
     options: SearchOptions = field(default_factory=SearchOptions)
     profile: str | None = None  # measured costs that somebody gave, by name; None: those that ship
     stack: str | None = None  # the framework that launchers are priced as; None: each launcher's own
+
+    @property
+    def counts_ends(self) -> bool:
+        """Whether splits of the search count the embedding and the head, so that these may stand alone."""
+        return self.options.standalone_stages or 0 in self.options.stage_layers
+
+    @property
+    def most_chunks(self) -> int:
+        """Chunks that the layers, and the ends where they count, are split into at most."""
+        return self.model.num_layers + (2 if self.counts_ends else 0)
 
     @property
     def priced_as(self) -> str:

@@ -110,7 +110,10 @@ def usual_split(problem: Problem, config: Configuration) -> Split:
 
 @dataclass(frozen=True, slots=True)
 class Prescribed:
-    """The only split that a row may have: the request's, or that of a launcher that splits by itself."""
+    """The only split that a row may have: the request's, or that of a launcher that splits by itself.
+
+    It counts what the problem's splits count (``Problem.counts_ends``).
+    """
 
     READS: ClassVar = ("tensor_parallel_size", "pipeline_parallel_size", "virtual_pipeline_size")
 
@@ -121,7 +124,10 @@ class Prescribed:
     def of(cls, problem: Problem) -> Prescribed:
         """What the request and the launcher prescribe together."""
         own = launcher_capabilities(problem.launcher).balances_stages
-        return cls(asked=problem.options.stage_layers, balanced=problem.model if own else None)
+        asked = problem.options.stage_layers
+        if asked and problem.counts_ends:
+            asked = tuple(count + (at == 0) + (at == len(asked) - 1) for at, count in enumerate(asked))
+        return cls(asked=asked, balanced=problem.model if own else None)
 
     def __bool__(self) -> bool:
         """Whether anything is prescribed."""

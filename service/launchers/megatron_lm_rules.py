@@ -108,9 +108,11 @@ def split_has_every_layer(target: Target) -> Iterator[FieldError]:
 
 
 def no_stage_is_empty(target: Target) -> Iterator[FieldError]:
-    """Every chunk has a layer (an empty layout stage passes every parser)."""
-    for stage, layers in enumerate(target.config.stage_layers):
-        if layers < 1:
+    """Every chunk has a layer, the embedding or the loss (an empty layout stage passes every parser)."""
+    split = target.config.stage_layers
+    ends = {0, len(split) - 1} if len(split) > 1 else set()
+    for stage, layers in enumerate(split):
+        if layers < (stage not in ends):
             yield fault(f"stage_layers/{stage}", f"{layers} layers", allowed="1 or more", nearest=1)
 
 

@@ -8,7 +8,13 @@ from dataclasses import replace
 from meshwright.profiles.capabilities import Capabilities, launcher_capabilities
 from meshwright.profiles.errors import FieldError, RefusedExportError
 from meshwright.service.launchers.target import Target
-from meshwright.solver.configuration import RANK_ORDERS, VARIABLES, Columns
+from meshwright.solver.configuration import (
+    RANK_ORDERS,
+    VARIABLES,
+    Columns,
+    chunk_sizes,
+    holds_layers,
+)
 from meshwright.solver.schedules.schedule import plain_schedule, schedules_of
 from meshwright.solver.space.expressions import Node
 from meshwright.solver.space.launcher_rules import (
@@ -194,6 +200,8 @@ def _stage_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
     own = launcher_split(target.problem, config)
     if len(set(split)) > 1 and not able.uneven_stages:
         yield fault("stage_layers", f"{able.launcher} has no stages of different size")
+    elif not holds_layers(split, standalone=able.standalone_stages):
+        yield fault("stage_layers", "a chunk without a layer", allowed=chunk_sizes(able.standalone_stages))
     elif own is None:
         yield fault(
             "pipeline_parallel_size",

@@ -477,8 +477,24 @@ is its step shorter or its memory smaller
 
 def switches_page() -> str:
     """The page."""
-    sections = [*(_switch_section(switch) for switch in switches().values()), _offload_section()]
+    own = [_switch_section(switch) for switch in switches().values()]
+    sections = [*own, _standalone_section(), _offload_section()]
     return _SWITCHES_HEAD + "\n".join(sections)
+
+
+def _standalone_section() -> str:
+    """Stages without a layer, for the embedding and the head."""
+    able = {name: launcher_capabilities(name).standalone_stages for name in launcher_names()}
+    return "\n".join([
+        "## `standalone_stages` {#standalone}", "",
+        "The embedding may have the model's first chunk to itself, and the head (with loss and prediction",
+        "layers) its last one: `stage_layers` then begins or ends with 0. Such splits are searched beside the",
+        "others where `standalone_stages` is allowed (`switches` does not mean it), for pipelines that recompute",
+        "no layers or all of them. A pinned split may begin or end with 0 anyway.", "",
+        f"| {' | '.join(able)} |",
+        "|" + "---|" * len(able),
+        f"| {' | '.join('yes' if one else '–' for one in able.values())} |", "",
+    ])  # fmt: skip
 
 
 def _offload_section() -> str:

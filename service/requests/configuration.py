@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
 
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.documents import MAX_ERRORS, pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.service.launchers.rules import near_divisors
@@ -22,7 +23,9 @@ from meshwright.solver.configuration import (
     Columns,
     Configuration,
     StageGroup,
+    chunk_sizes,
     configuration_from_json,
+    holds_layers,
     joined,
     settled,
 )
@@ -374,12 +377,13 @@ def _misfits(configuration: Configuration, problem: Problem) -> Iterator[FieldEr
         )
     if sequences != batch:
         yield _unshared(configuration, batch)
-    if len(split) != chunks or sum(split) != layers or min(split, default=0) < 1:
+    standalone = launcher_capabilities(problem.launcher).standalone_stages
+    if len(split) != chunks or sum(split) != layers or not holds_layers(split, standalone=standalone):
         yield FieldError(
             pointer=pointer("configuration", "stage_layers"),
             message=f"{len(split)} chunks with {sum(split)} layers, "
             f"but {chunks} chunks share {layers} layers",
-            allowed="one layer or more in every chunk",
+            allowed=chunk_sizes(standalone),
         )
 
 

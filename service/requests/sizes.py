@@ -11,9 +11,14 @@ from dataclasses import replace
 from itertools import chain
 from math import prod
 
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError
-from meshwright.solver.configuration import Configuration
+from meshwright.solver.configuration import (
+    Configuration,
+    chunk_sizes,
+    holds_layers,
+)
 from meshwright.solver.problem import Problem, SearchOptions, usable_gpus
 from meshwright.solver.splits import launcher_split
 
@@ -44,12 +49,13 @@ def model_sizes(problem: Problem) -> Iterator[FieldError]:
 
 
 def _split(problem: Problem) -> Iterator[FieldError]:
-    """A pinned split holds every layer of the model once, and at least one in each chunk."""
+    """A pinned split holds every layer of the model once, and at least one in each chunk but its ends."""
     split, layers = problem.options.stage_layers, problem.model.num_layers
     at = pointer("search", "pin", "stage_layers")
-    if split and (sum(split) != layers or min(split) < 1):
+    standalone = launcher_capabilities(problem.launcher).standalone_stages
+    if split and (sum(split) != layers or not holds_layers(split, standalone=standalone)):
         message = f"{len(split)} chunks with {sum(split)} layers, but the model has {layers}"
-        yield FieldError(pointer=at, message=message, allowed="one layer or more in every chunk")
+        yield FieldError(pointer=at, message=message, allowed=chunk_sizes(standalone))
     elif split:
         yield from _launchers_own(problem, at)
 

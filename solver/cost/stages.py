@@ -42,11 +42,17 @@ class LayerLayout:
 
     kinds: tuple[LayerKind, ...]  # the K kinds that occur
     cumulative: IntArray  # (L + 1, K): layers of each kind among the first l
+    counts_ends: bool = False  # splits count the embedding and the head too: layers of two more kinds
 
     @property
     def num_layers(self) -> int:
-        """L."""
+        """L; two more where splits count the ends."""
         return len(self.cumulative) - 1
+
+    @property
+    def num_kinds(self) -> int:
+        """K; two more where splits count the ends."""
+        return int(self.cumulative.shape[1])
 
     @classmethod
     def of(cls, model: ModelSpec) -> LayerLayout:
@@ -56,6 +62,30 @@ class LayerLayout:
         one_hot = np.array([[layer == kind for kind in kinds] for layer in sequence], dtype=np.int64)
         zeros = np.zeros((1, len(kinds)), dtype=np.int64)
         return cls(kinds=kinds, cumulative=np.concatenate([zeros, np.cumsum(one_hot, axis=0)]))
+
+    def with_ends(self) -> LayerLayout:
+        """The same with the embedding as the first layer of all and the head as the last.
+
+        A chunk then holds one of these at least, not a layer: either end may have a stage of its own.
+        """
+        layers, kinds = self.num_layers, len(self.kinds)
+        cumulative = np.zeros((layers + 3, kinds + 2), dtype=np.int64)
+        cumulative[1:-1, :kinds], cumulative[-1, :kinds] = self.cumulative, self.cumulative[-1]
+        cumulative[1:, kinds], cumulative[-1, kinds + 1] = 1, 1
+        return replace(self, cumulative=cumulative, counts_ends=True)
+
+    def without_ends(self) -> LayerLayout:
+        """``with_ends`` undone."""
+        return replace(self, cumulative=self.cumulative[1:-1, :-2], counts_ends=False)
+
+    def layers_of(self, split: Sequence[int]) -> tuple[int, ...]:
+        """The layers of each chunk of a split, without the ends that it may count."""
+        if not self.counts_ends:
+            return tuple(split)
+        layers = list(split)
+        layers[0] -= 1
+        layers[-1] -= 1
+        return tuple(layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +156,21 @@ class RowPrices:
             breakdown_s={name: _at(value, index) for name, value in self.breakdown_s.items()},
             tail_breakdown_s={name: _at(value, index) for name, value in self.tail_breakdown_s.items()},
         )
+
+    def with_ends(self) -> RowPrices:
+        """The same for a layout that counts the ends: they are kinds of layers, which nothing replays.
+
+        What no split moves, the workspace of the head, stays with the last chunk, which always holds it.
+        """
+        added = {name: np.pad(getattr(self, name), ((0, 0), (0, 2))) for name in _BY_PART}
+        added["checkpoint_bytes"][:, -4:-2] = self.activation_bytes[:, -2:]
+        return replace(self, **added, breakdown_s={}, tail_breakdown_s={})
+
+    def without_ends(self) -> RowPrices:
+        """``with_ends`` undone."""
+        left = {name: getattr(self, name)[:, :-2].copy() for name in _BY_PART}
+        left["checkpoint_bytes"][:, -2:] = 0.0
+        return replace(self, **left)
 
     @property
     def state_bytes(self) -> FloatArray:
@@ -207,14 +252,14 @@ def chunks_of(
     num_chunks, num_ranks = p * columns.virtual_pipeline_size, int(p.max(initial=1))
     rank = rank_of_chunk(columns, width)
     # parts lead in memory, so that the counts of one kind lie together
-    shape = (len(layout.kinds) + 2, *stage_layers.shape)
+    shape = (layout.num_kinds + 2, *stage_layers.shape)
     parts, replayed = (np.moveaxis(np.zeros(shape), 0, 2) for _ in range(2))
     most = columns.recompute_layers[:, None] if replayed_layers is None else replayed_layers
     again = np.minimum(stage_layers, most)
     parts[..., 0], replayed[..., 0] = stage_layers, again
-    if len(layout.kinds) > 1:  # all layers so far; those of other kinds leave
+    if layout.num_kinds > 1:  # all layers so far; those of other kinds leave
         starts = np.cumsum(stage_layers, axis=1) - stage_layers
-        for kind in range(1, len(layout.kinds)):
+        for kind in range(1, layout.num_kinds):
             before = layout.cumulative[:, kind].astype(np.float64)
             first = before[starts]
             parts[..., kind] = before[starts + stage_layers] - first

@@ -159,7 +159,7 @@ def _shortfall(legal: Rows) -> Shortfall | None:
     stage = int(stages.peak_memory_bytes[0].argmax())
     memory = {name: round(float(value[0, stage])) for name, value in stages.memory_bytes.items()}
     return Shortfall(
-        config=one.columns.configuration(0, split, one.replayed([split])[0]),
+        config=one.configurations([split])[0],
         stage=stage,
         needed_bytes=sum(memory.values()),
         limit_bytes=int(rows.budget_bytes),

@@ -334,8 +334,7 @@ def first_plans(
         return [] if space.every else first_plans(problem, profile, most, wide=True)
     found = []
     for ranked in frontier.ranked[:most]:
-        row = frontier.rows.take([ranked.row])
-        config = row.columns.configuration(0, ranked.split, row.replayed([ranked.split])[0])
+        (config,) = frontier.rows.take([ranked.row]).configurations([ranked.split])
         if any(violations(problem, profile, config)):
             return "unknown"
         found.append(config)

@@ -238,7 +238,7 @@ def _some_plans(
     """Some ranked rows as plans; ``before`` are ranked higher."""
     last = ramp.frontiers[-1].rows.take([one.row for one in some])
     splits = [one.split for one in some]
-    configs = [last.columns.configuration(at, split) for at, split in enumerate(splits)]
+    configs = last.configurations(splits)
     for stage in ramp.stages:
         here = [stage.configuration(config) for config in configs]
         faults = [fault for found in violations_of_all(stage.problem, profile, here) for fault in found]

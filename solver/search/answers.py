@@ -75,11 +75,9 @@ def _plans(
     """The plans of some ranked rows."""
     ranked, before = frontier.ranked[some], some.start
     digest = problem_digest(problem)
-    columns = frontier.rows.columns.take(np.array([one.row for one in ranked], dtype=np.int64))
-    counts = frontier.rows.take([one.row for one in ranked]).replayed([one.split for one in ranked])
-    configurations = [columns.configuration(at, one.split, counts[at]) for at, one in enumerate(ranked)]
-    predictions = predict_all(problem, profile, configurations)
     rows = [one.row for one in ranked]
+    configurations = frontier.rows.take(rows).configurations([one.split for one in ranked])
+    predictions = predict_all(problem, profile, configurations)
     objectives = steps_s(frontier.rows, rows, np.array(_objectives_s(frontier, ranked)))
     outlooks: Sequence[Outlook | None] = [None] * len(ranked)
     if is_asked_for(problem):

@@ -27,7 +27,7 @@ from meshwright.solver.schedules.simulate import MAX_PASSES, finish_of_many_s, r
 from meshwright.solver.search.bounds import SAFETY, split_s
 from meshwright.solver.search.branch import makes_its_order
 from meshwright.solver.search.rows import Rows
-from meshwright.solver.search.splits import Split, balanced, ends_in_a_v, offered, tapers, windows
+from meshwright.solver.search.splits import Split, balanced, ends_in_a_v, offered_to, tapers, windows
 
 _DEEP = 4  # micro-batches a rank from which on the slowest rank alone decides
 _ENDS = 9  # lengths tried of either end of a deep pipeline
@@ -145,9 +145,7 @@ def _tried(rows: Rows, at: int, split: Split) -> list[Split]:
     if not several and not (rows.is_uniform and (_is_deep(rows, at) or splits_backward)):
         return [split]
     if not rows.is_uniform:
-        more = offered(rows.layout.num_layers, len(split), int(rows.smallest_chunk[at])).tolist()
-        others = map(tuple, more)
-        return list(dict.fromkeys([split, *others]))
+        return list(dict.fromkeys([split, *offered_to(rows, len(split), int(rows.smallest_chunk[at]))]))
     if several:
         return list(dict.fromkeys([split, *_windowed(rows, at, split)]))
     return [split, *(_moved(rows, at, split) if splits_backward else _tapered(rows, at))]

@@ -103,7 +103,7 @@ def none_fits(problem: Problem, profile: Profile, rows: Columns | Crossing) -> b
     if late.any() or is_one_of(rows.inner[:, -1], split).any() or some_fits(problem, profile, rows):
         return False
     # A rank with one layer keeps its input beside what it recomputes, and is lighter without.
-    alone = rows.among(columns.pipeline_parallel_size == problem.model.num_layers)
+    alone = rows.among(columns.pipeline_parallel_size >= problem.model.num_layers)
     pieces = np.split(np.arange(len(alone)), range(CHUNK, len(alone), CHUNK))
     return not any(any_fits(priced_rows(problem, profile, alone.take(piece))) for piece in pieces)
 

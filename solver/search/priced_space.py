@@ -99,7 +99,7 @@ class Priced:
     @property
     def is_uniform(self) -> bool:
         """Whether all layers are of one kind."""
-        return len(self.layout.kinds) == 1
+        return self.layout.num_kinds == 1
 
     def latest(self, index: IntArray | int) -> FloatArray:
         """The largest objective of rows that meets the request's deadline; +inf without one."""
@@ -149,15 +149,21 @@ class Priced:
 
 def priced_rows(problem: Problem, profile: Profile, columns: Columns) -> Rows:
     """Rows of a problem with their prices and the memory that each rank may use."""
-    return _rows(problem, profile, columns, price(problem, columns, profile))
+    return _rows(problem, profile, columns, _laid_out(problem, price(problem, columns, profile)))
+
+
+def _laid_out(problem: Problem, prices: RowPrices) -> RowPrices:
+    """Prices by what the splits of a problem count: layers, or the ends of the model too."""
+    return prices.with_ends() if problem.counts_ends else prices
 
 
 def _rows(problem: Problem, profile: Profile, columns: Columns, prices: RowPrices) -> Rows:
-    """Rows with these prices."""
+    """Rows with these prices, which are laid out."""
+    layout = LayerLayout.of(problem.model)
     return Rows(
         columns=columns,
         prices=prices,
-        layout=LayerLayout.of(problem.model),
+        layout=layout.with_ends() if problem.counts_ends else layout,
         budget_bytes=memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability),
         uneven_stages=launcher_capabilities(problem.launcher).uneven_stages,
         only_split=Prescribed.of(problem),
@@ -182,7 +188,7 @@ def priced_space(problem: Problem, profile: Profile, columns: Columns | Crossing
     for start in range(0, len(first), CHUNK):
         look()
         some = columns.take(first[start : start + CHUNK])
-        parts.append(_bare(price(problem, some, profile)))
+        parts.append(_bare(_laid_out(problem, price(problem, some, profile))))
     prices = PriceList(RowPrices.concatenate(parts), price_of)
     found = replace(_of_none(problem, profile), columns=columns, prices=prices)
     return found if is_plain(problem) else weighed(found, weighing_of(problem, profile, columns))
@@ -191,7 +197,9 @@ def priced_space(problem: Problem, profile: Profile, columns: Columns | Crossing
 def _of_none(problem: Problem, profile: Profile) -> Priced:
     """No rows of a problem."""
     none = Columns.nothing()
-    return Priced.of(_rows(problem, profile, none, price_memory(problem, none, profile)))
+    return Priced.of(
+        _rows(problem, profile, none, _laid_out(problem, price_memory(problem, none, profile)))
+    )
 
 
 def _priced_kinds(problem: Problem, profile: Profile, columns: Crossing) -> Priced:
@@ -206,11 +214,11 @@ def _priced_kinds(problem: Problem, profile: Profile, columns: Crossing) -> Pric
     def find(some: IntArray) -> RowPrices:
         parts = [some[start : start + CHUNK] for start in range(0, len(some), CHUNK)]
         found = [_bare(price(problem, kinds.quickest(part), profile)) for part in parts]
-        prices = RowPrices.concatenate(found)
+        prices = _laid_out(problem, RowPrices.concatenate(found))
         return prices if weighing is None else _scaled(prices, weighing, kinds.outer_of(some))
 
     def unsharded(some: IntArray) -> RowPrices:
-        prices = price_unsharded(problem, kinds.quickest(some), profile)
+        prices = _laid_out(problem, price_unsharded(problem, kinds.quickest(some), profile))
         return prices if least is None else _scaled(prices, least, kinds.outer_of(some))
 
     def work_s(some: IntArray) -> FloatArray:
@@ -240,7 +248,8 @@ def _that_may_fit(problem: Problem, profile: Profile, kinds: Kinds, families: Fa
             here = index[start : start + CHUNK]
             tried = (high[here] - 1, low[here], (low[here] + high[here]) // 2)[min(turn, 2)]
             columns = kinds.lightest(families.members[families.begin[here] + tried])
-            able = may_fit(_rows(problem, profile, columns, price_memory(problem, columns, profile)))
+            lightest = _laid_out(problem, price_memory(problem, columns, profile))
+            able = may_fit(_rows(problem, profile, columns, lightest))
             high[here[able]], low[here[~able]] = tried[able], tried[~able] + 1
         index, turn = np.flatnonzero(low < high), turn + 1
     return families.without(high)
@@ -550,7 +559,7 @@ def have_room(problem: Problem, profile: Profile) -> bool:
     able, parts = launcher_capabilities(problem.launcher), LayerLayout.of(problem.model).cumulative[-1]
     is_open = "offload" in problem.options.allow or "offload" in problem.options.named
     places = able.offload if is_open else able.offload[:1]
-    ways = [(1, 1), (2, 1), (2, problem.model.num_layers)]
+    ways = [(1, 1), (2, 1), (2, problem.most_chunks)]
     rows = Columns.of([
         Configuration(zero_stage=stage, offload=place, pipeline_parallel_size=pp, virtual_pipeline_size=v)
         for place in places

@@ -6,12 +6,20 @@ layers alone (chunks of a rank differ by at most one layer, earlier chunks are t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from meshwright.solver.configuration import ALL_LAYERS, PER_STAGE, BoolArray, Columns, FloatArray, IntArray
+from meshwright.solver.configuration import (
+    ALL_LAYERS,
+    PER_STAGE,
+    BoolArray,
+    Columns,
+    Configuration,
+    FloatArray,
+    IntArray,
+)
 from meshwright.solver.cost.stages import LayerLayout, RowPrices, Stages, assemble, parts_room_bytes
 from meshwright.solver.schedules.schedule import fill_share, in_a_v, in_flight, splits_backward
 from meshwright.solver.splits import ANY_SPLIT, Prescribed
@@ -50,6 +58,12 @@ class Rows:
             only_split=self.only_split,
         )
 
+    def without_ends(self) -> Rows:
+        """The same where splits count layers alone, of which the first and the last chunk may hold none."""
+        if not self.layout.counts_ends:
+            return self
+        return replace(self, prices=self.prices.without_ends(), layout=self.layout.without_ends())
+
     def stages(self, splits: list[tuple[int, ...]], *, with_memory: bool = True) -> Stages:
         """Stage times and memory of every row under its split."""
         width = max(len(split) for split in splits)
@@ -64,6 +78,13 @@ class Rows:
             counts = self.take([row]).replayed_layers(np.array([splits[row]]))
             found[row] = () if counts is None else tuple(counts[0].tolist())
         return found
+
+    def configurations(self, splits: list[tuple[int, ...]]) -> list[Configuration]:
+        """Every row with its split."""
+        counts, layers = self.replayed(splits), self.layout.layers_of
+        return [
+            self.columns.configuration(at, layers(split), counts[at]) for at, split in enumerate(splits)
+        ]
 
     def replayed_layers(self, splits: IntArray) -> IntArray | None:
         """Layers that every chunk recomputes, (n, C): the least that fit where stages have their own count.
@@ -106,7 +127,7 @@ class Rows:
     @property
     def is_uniform(self) -> bool:
         """Whether all layers are of one kind."""
-        return len(self.layout.kinds) == 1
+        return self.layout.num_kinds == 1
 
     @cached_property
     def m(self) -> FloatArray:

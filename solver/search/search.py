@@ -374,10 +374,8 @@ def _opening(found: Found, space: Space, watch: Watch) -> Opening | None:
 
 def _configurations(frontier: Frontier) -> list[Configuration]:
     """The ranked rows of a frontier."""
-    rows = [one.row for one in frontier.ranked]
-    columns = frontier.rows.take(rows).columns
-    counts = frontier.rows.take(rows).replayed([one.split for one in frontier.ranked]) if rows else []
-    return [columns.configuration(at, one.split, counts[at]) for at, one in enumerate(frontier.ranked)]
+    ranked = frontier.ranked
+    return frontier.rows.take([one.row for one in ranked]).configurations([one.split for one in ranked])
 
 
 def _frontier(found: Found, space: Space, watch: Watch) -> Frontier:

@@ -146,12 +146,39 @@ _MOST_CUT = 4  # layers that the model's last chunk may lack, for head, loss and
 
 
 @lru_cache(maxsize=512)
-def offered(num_layers: int, chunks: int, smallest: int) -> IntArray:
-    """Every split on offer into ``chunks`` chunks of at least ``smallest`` layers, (k, chunks)."""
+def offered(num_layers: int, chunks: int, smallest: int, *, counts_ends: bool = False) -> IntArray:
+    """Every split on offer into ``chunks`` chunks of at least ``smallest`` layers, (k, chunks).
+
+    ``counts_ends``: the embedding and the head are among the layers, and may each fill a chunk.
+    """
+    if counts_ends:
+        return _with_ends(num_layers - 2, chunks)
     found = [
         split for first, last in product((0, 1), range(_MOST_CUT + 1))
         for split in windows(num_layers, chunks, first=first, last=last, smallest=smallest, starts=_STARTS)
     ]  # fmt: skip
+    return np.unique(np.array(found, dtype=np.int64).reshape(-1, chunks), axis=0)
+
+
+def offered_to(rows: Rows, chunks: int, smallest: int) -> list[Split]:
+    """Those of rows of one shape."""
+    ends = rows.layout.counts_ends
+    found = offered(rows.layout.num_layers, chunks, smallest, counts_ends=ends).tolist()
+    return [tuple(split) for split in found]
+
+
+def _with_ends(num_layers: int, chunks: int) -> IntArray:
+    """The splits on offer of so many layers and the two ends of the model, (k, chunks)."""
+    found = []
+    for first_alone, last_alone in product((0, 1), repeat=2):
+        inner = chunks - first_alone - last_alone
+        cuts = product(range(2 - first_alone), range(1 if last_alone else _MOST_CUT + 1))
+        for first, last in cuts if inner > 0 else ():
+            for split in windows(num_layers, inner, first=first, last=last, smallest=1, starts=_STARTS):
+                sizes = [*[0] * first_alone, *split, *[0] * last_alone]
+                sizes[0] += 1
+                sizes[-1] += 1
+                found.append(sizes)
     return np.unique(np.array(found, dtype=np.int64).reshape(-1, chunks), axis=0)
 
 
@@ -161,7 +188,7 @@ def best_offered(rows: Rows) -> list[Split | None]:
     shapes = np.stack([rows.p * rows.v, rows.smallest_chunk], axis=1)
     for chunks, smallest in np.unique(shapes, axis=0).tolist():
         index = np.flatnonzero((shapes == (chunks, smallest)).all(axis=1))
-        splits = [tuple(split) for split in offered(rows.layout.num_layers, chunks, smallest).tolist()]
+        splits = offered_to(rows, chunks, smallest)
         for start in range(0, len(index) if splits else 0, _TOGETHER):
             look()
             some = index[start : start + _TOGETHER]

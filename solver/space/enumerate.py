@@ -68,7 +68,7 @@ def with_request(problem: Problem, variable: str, candidates: list[int]) -> list
 
 def chunkings_of(problem: Problem, pp: int) -> IntArray:
     """(vpp, recompute, recompute_layers, pipeline_schedule) rows of a pipeline of ``pp`` stages."""
-    layers, options = problem.model.num_layers, problem.options
+    layers, options = problem.most_chunks, problem.options
     limited = "recompute_layers" in limited_by(problem)
     # Energy's weights would depend on the split; the stages of a ramp would each have counts of their own.
     alike = limited or options.objective == "energy_per_token" or bool(options.batch_ramp)
@@ -80,8 +80,9 @@ def chunkings_of(problem: Problem, pp: int) -> IntArray:
         last = even if layers % (pp * vpp) else even - 1  # all of an even split: ALL_LAYERS
         for name in _schedules(problem, pp, vpp):
             word = SCHEDULES.index(name)
-            rows += [(vpp, recompute, 0, word) for recompute in range(_FULL)]
-            rows.append((vpp, _FULL, ALL_LAYERS, word))
+            rows += [*((vpp, kind, 0, word) for kind in range(_FULL)), (vpp, _FULL, ALL_LAYERS, word)]
+            if problem.counts_ends:
+                continue  # the leading layer may be the embedding, which nothing replays
             if per_stage and vpp == 1 and pp > 1 and name not in SPLIT_BACKWARD:
                 rows.append((vpp, _FULL, PER_STAGE, word))
             if name not in SPLIT_BACKWARD:  # where whole layers are not recomputed, one row says so
@@ -177,7 +178,7 @@ def _meshes(problem: Problem, num_gpus: int, *, wide: bool) -> IntArray:
         for cp in context
         if num_gpus % (tp * cp) == 0
         for pp in divisors(num_gpus // (tp * cp))
-        if pp <= model.num_layers
+        if pp <= problem.most_chunks
         for ep in experts
         if ep == 1 or num_gpus // pp % ep == 0
     ]
@@ -266,7 +267,7 @@ def _within_limits(problem: Problem, variable: str, values: list[int]) -> list[i
 def _products(problem: Problem) -> IntArray:
     """Numbers of GPUs that axes and batch can make up, ascending."""
     tensor, context = _inner_axes(problem, wide=True)
-    stages = list(range(1, problem.model.num_layers + 1))
+    stages = list(range(1, problem.most_chunks + 1))
     data = sorted({size for batch in batch_sizes(problem) for size in divisors(batch)})
     products = np.ones(1, dtype=np.int64)
     for axis, sizes in (("tensor", tensor), ("context", context), ("pipeline", stages), ("data", data)):
@@ -404,8 +405,8 @@ def _estimated_on(problem: Problem, num_gpus: int, *, wide: bool) -> tuple[float
 
 def _estimated_rows(problem: Problem, *, wide: bool = False) -> float:
     """About how many rows there are with their chunks; at most, as most chunkings are of few stages."""
-    outer, layers = estimated_outer(problem, wide=wide), problem.model.num_layers
-    return outer if outer > _MOST_WRITTEN else outer * len(chunkings_of(problem, min(2, layers)))
+    outer, stages = estimated_outer(problem, wide=wide), min(2, problem.most_chunks)
+    return outer if outer > _MOST_WRITTEN else outer * len(chunkings_of(problem, stages))
 
 
 def is_too_large(problem: Problem, *, wide: bool = False) -> bool:

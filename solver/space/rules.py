@@ -356,12 +356,12 @@ def _expert_rules(problem: Problem) -> Iterator[Rule]:
 
 def _pipeline_rules(problem: Problem) -> Iterator[Rule]:
     """Stages and chunks hold at least one layer; interleaving needs whole groups."""
-    layers = problem.model.num_layers
+    layers, chunks = problem.model.num_layers, problem.most_chunks
     yield Rule(
         name="every chunk holds a layer",
         reason=f"{layers} layers are split over pp * vpp chunks",
         reads=("pipeline_parallel_size", "virtual_pipeline_size"),
-        violated=lambda c: c.pipeline_parallel_size * c.virtual_pipeline_size > layers,
+        violated=lambda c: c.pipeline_parallel_size * c.virtual_pipeline_size > chunks,
     )
     yield Rule(
         name="interleaving needs two stages",

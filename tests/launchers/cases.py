@@ -139,6 +139,11 @@ LLAMA_405B_UNEVEN = Configuration(
     zero_stage=1, zero_shard_size=8, micro_batch_size=1, num_microbatches=64, pipeline_schedule="1f1b",
     recompute_granularity="selective", stage_layers=(7, *(8,) * 14, 7),
 )  # fmt: skip
+LLAMA_405B_STANDALONE = Configuration(
+    tensor_parallel_size=8, sequence_parallel=True, pipeline_parallel_size=16, virtual_pipeline_size=8,
+    data_parallel_size=8, zero_stage=1, zero_shard_size=8, micro_batch_size=1, num_microbatches=64,
+    pipeline_schedule="interleaved_1f1b", stage_layers=(0, *(1,) * 126, 0),
+)  # fmt: skip
 GPT3_BLOCK = Configuration(
     tensor_parallel_size=8, sequence_parallel=True, pipeline_parallel_size=8, virtual_pipeline_size=3,
     data_parallel_size=2, micro_batch_size=1, num_microbatches=32, pipeline_schedule="interleaved_1f1b",
@@ -150,6 +155,7 @@ DEEPSEEK_EXPERTS = Configuration(
     pipeline_schedule="interleaved_1f1b", recompute_granularity="full", recompute_layers=61,
     stage_layers=(3, *(4,) * 14, 2),
 )  # fmt: skip
+DEEPSEEK_STANDALONE = replace(DEEPSEEK_EXPERTS, pipeline_parallel_size=16, stage_layers=(1, *(2,) * 30, 0))
 MIXTRAL_EXPERTS = Configuration(
     tensor_parallel_size=2, sequence_parallel=True, pipeline_parallel_size=2, data_parallel_size=8,
     expert_parallel_size=8, zero_stage=1, zero_shard_size=8, micro_batch_size=2, num_microbatches=16,
@@ -176,8 +182,10 @@ MIXTRAL_OVERLAPPED = replace(
 CASES = {
     "llama-3.1-70b-interleaved": target(LLAMA_70B, LLAMA_70B_EVEN),
     "llama-3.1-405b-uneven": target(LLAMA_405B, LLAMA_405B_UNEVEN),
+    "llama-3.1-405b-standalone": target(LLAMA_405B, LLAMA_405B_STANDALONE),
     "gpt-3-175b-block-recompute": target(GPT3_175B, GPT3_BLOCK, gpu=A100, seq_length=2048),
     "deepseek-v3-experts": target(DEEPSEEK_V3, DEEPSEEK_EXPERTS, seq_length=4096),
+    "deepseek-v3-standalone": target(DEEPSEEK_V3, DEEPSEEK_STANDALONE, seq_length=4096),
     "mixtral-8x7b-experts": target(MIXTRAL, MIXTRAL_EXPERTS, seq_length=4096),
     "mixtral-8x7b-overlapped": target(
         MIXTRAL,

@@ -108,7 +108,7 @@ def _megatron_lm_lets_pass() -> list[Mutant]:
         Mutant("sequence not divided by tp", of(LLAMA, TENSOR, seq_length=4098), noticed=False),
         Mutant("states on the host without the distributed optimizer",
                of(LLAMA, replace(PLAIN, offload="optimizer")), noticed=False),
-        Mutant("an empty stage", of(LLAMA, replace(STAGES, stage_layers=(0, 11, 11, 10))), noticed=False),
+        Mutant("an empty stage", of(LLAMA, replace(STAGES, stage_layers=(11, 0, 11, 10))), noticed=False),
         Mutant("a layout of twice the stages", of(LLAMA, replace(STAGES, stage_layers=(3, *(4,) * 6, 5))),
                noticed=False),
         Mutant("tensor ranks across nodes", of(LLAMA, TENSOR, per_node=2), noticed=False),

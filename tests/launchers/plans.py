@@ -18,6 +18,7 @@ from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.splits import launcher_split
 from tests.launchers.cases import (
     DEEPSEEK_EXPERTS,
+    DEEPSEEK_STANDALONE,
     DEEPSEEK_V3,
     LLAMA_3_70B,
     LLAMA_70B,
@@ -52,6 +53,7 @@ TITAN = Configuration(
     num_microbatches=8, pipeline_schedule="interleaved_1f1b", recompute_granularity="selective",
     stage_layers=(9, 10, 10, 10, 10, 11, 11, 9),
 )  # fmt: skip
+TITAN_STANDALONE = replace(TITAN, stage_layers=(0, 13, 13, 14, 14, 13, 13, 0))
 TITAN_TENSOR = replace(TENSOR, sequence_parallel=True, zero_stage=3)
 TITAN_EXPERTS = Configuration(
     tensor_parallel_size=2, sequence_parallel=True, data_parallel_size=64, expert_parallel_size=32,
@@ -83,6 +85,7 @@ CASES: dict[str, dict[str, Target]] = {
     "megatron-bridge": {
         "llama-3.1-405b-uneven": _for("megatron-bridge", LLAMA_405B, LLAMA_405B_UNEVEN),
         "deepseek-v3-experts": _for("megatron-bridge", DEEPSEEK_V3, DEEPSEEK_EXPERTS, 4096),
+        "deepseek-v3-standalone": _for("megatron-bridge", DEEPSEEK_V3, DEEPSEEK_STANDALONE, 4096),
         "llama-3.1-70b-fsdp": _for("megatron-bridge", LLAMA_70B, LLAMA_70B_FSDP),
         "llama-3.1-70b-offloaded": _for("megatron-bridge", LLAMA_70B, LLAMA_70B_OFFLOADED),
         "llama-3.1-70b-near-stages": _for("megatron-bridge", LLAMA_70B, LLAMA_70B_NEAR_STAGES),
@@ -100,6 +103,7 @@ CASES: dict[str, dict[str, Target]] = {
     "torchtitan": {
         "llama-3.1-70b-fsdp": _for("torchtitan", LLAMA_70B, SHARDED),
         "llama-3.1-70b-stages": _for("torchtitan", LLAMA_70B, TITAN),
+        "llama-3.1-70b-standalone": _for("torchtitan", LLAMA_70B, TITAN_STANDALONE),
         "llama-3.1-70b-fp8": _asked(
             _for("torchtitan", LLAMA_70B, TITAN_TENSOR),
             precision="fp8",
@@ -201,8 +205,13 @@ def target_of_row(problem: Problem, columns: Columns, row: int, rng: random.Rand
 
 
 def _split(problem: Problem, chunks: int, rng: random.Random) -> list[int]:
-    """Any split of at least one layer a chunk, where the launcher takes any; else the even one."""
+    """Any split of at least one layer a chunk, where the launcher takes any; else the even one.
+
+    One in four leaves the embedding and the head alone, where the launcher has such stages.
+    """
     layers, able = problem.model.num_layers, launcher_capabilities(problem.launcher)
+    if able.standalone_stages and chunks > 2 and rng.randrange(4) == 0:
+        return [0, *_split(replace(problem, launcher="none"), chunks - 2, rng), 0]
     if not able.uneven_stages or chunks == layers:
         return [layers // chunks] * chunks
     least = 1 + (layers // chunks - 1) // 2  # recomputed layers of the row fit into most chunks

@@ -171,6 +171,17 @@ def _switched(random: Random, problem: Problem) -> Problem:
     return _with(replace(problem, launcher=launcher), allow=allow)
 
 
+def _standing_alone(random: Random, problem: Problem) -> Problem:
+    """The embedding and the head may have stages of their own."""
+    launcher = random.choice(["megatron-lm", "megatron-bridge", "torchtitan"])
+    model = problem.model
+    if lacking_facts(launcher_capabilities(launcher), model):
+        model = replace(model, moe=None)
+    vocabulary = random.choice([model.vocab_size, 512_000])  # as heavy as several layers
+    problem = replace(problem, launcher=launcher, model=replace(model, vocab_size=vocabulary))
+    return _with(problem, allow=(*problem.options.allow, "standalone_stages"))
+
+
 # What a request may ask beside the ranking of one launcher's plans, and how it is drawn.
 OPEN_KINDS = {
     "any": _as_it_is,
@@ -179,6 +190,7 @@ OPEN_KINDS = {
     "ramp": _ramped,
     "front": _with_front,
     "switches": _switched,
+    "standalone": _standing_alone,
 }
 
 
@@ -212,7 +224,8 @@ def _limited(random: Random, problem: Problem) -> Problem:
     """The problem with limits around one of its configurations, until few are left."""
     _, anchor = _anchor(random, problem)
     values = {name: getattr(anchor, name) for name in VARIABLES}
-    if len(set(problem.model.layer_kinds())) > 1:  # splits into chunks of unlike layers are not all offered
+    unlike = len(set(problem.model.layer_kinds())) > 1 or "standalone_stages" in problem.options.allow
+    if unlike:  # splits into chunks of unlike layers, or of layers and ends, are not all offered
         problem = with_limit(problem, "pin", "virtual_pipeline_size", 1)
         values["virtual_pipeline_size"] = 1
     if random.randint(0, 7) == 0:

@@ -190,7 +190,7 @@ def _meshes(problem: Problem, limits: Limits, num_gpus: int) -> Iterator[dict[st
                 dp = num_gpus // (tp * cp * pp)
                 sizes = {"tensor_parallel_size": tp, "context_parallel_size": cp,
                          "pipeline_parallel_size": pp, "data_parallel_size": dp}  # fmt: skip
-                if pp > problem.model.num_layers or not limits.allow(**sizes):
+                if pp > most_chunks(problem) or not limits.allow(**sizes):
                     continue
                 for ep, etp in product(experts, divisors(tp) if moe else [1]):
                     split = {"expert_parallel_size": ep, "expert_tensor_parallel_size": etp}
@@ -232,7 +232,7 @@ def _runs(
     chunked: list[tuple[int, str]] = [(1, "none")]
     if pp > 1:
         chunked = [(1, name) for name in SCHEDULES_OF_ONE_CHUNK]
-        for chunks in range(2, problem.model.num_layers // pp + 1):
+        for chunks in range(2, most_chunks(problem) // pp + 1):
             chunked += [(chunks, name) for name in (*SCHEDULES_OF_CHUNKS, *SCHEDULES_IN_A_V)]
     for (size, number), (chunks, name) in product(parts, chunked):
         run: dict[str, Any] = {"micro_batch_size": size, "num_microbatches": number,
@@ -266,9 +266,9 @@ def _recomputations(
     layers = problem.model.num_layers
     found: list[tuple[str, int, tuple[int, ...]]] = [("none", 0, ()), ("selective", 0, ())]
     found.append(("full", layers, ()))
-    if able.recompute_layer_counts:
+    if able.recompute_layer_counts and min(split) > 0:  # where the ends stand alone, all layers or none
         found += [("full", count, ()) for count in range(1, min(*split, max(split) - 1, layers) + 1)]
-    if by_stage(problem) and chunks == 1 < len(split):
+    if by_stage(problem) and chunks == 1 < len(split) and min(split) > 0:
         counts = product(*(range(size + 1) for size in split))
         found += [("full", max(own), own) for own in counts if any(own)]
     return (one for one in found if one[0] in able.recompute)
@@ -295,10 +295,31 @@ def splits(problem: Problem, pp: int, chunks: int, *, in_a_v: bool) -> Iterator[
         yield from [given] if len(given) == count else []
         return
     kinds = len(set(problem.model.layer_kinds()))
-    for cut in combinations(range(1, layers), count - 1):
-        split = tuple(end - start for start, end in pairwise((0, *cut, layers)))
+    for split in _cut(layers, count):
         if chunks == 1 or len(set(split)) == 1 or (kinds == 1 and _alike(split, pp, in_a_v=in_a_v)):
             yield split
+    if count > 1 and stand_alone(problem):
+        for first, last in ((0, 1), (1, 0), (1, 1)):
+            inner = _cut(layers, count - first - last) if first + last < count else ()
+            yield from ((0,) * first + split + (0,) * last for split in inner)
+
+
+def stand_alone(problem: Problem) -> bool:
+    """Whether the embedding and the head may have stages of their own (docs/requests.md)."""
+    able = ("megatron-lm", "megatron-bridge", "torchtitan")
+    asked = "standalone_stages" in problem.options.allow and problem.launcher in able
+    return asked and not (problem.options.stage_layers or problem.options.batch_ramp)
+
+
+def most_chunks(problem: Problem) -> int:
+    """A layer each, beside a chunk for the embedding and one for the head."""
+    return problem.model.num_layers + 2 * stand_alone(problem)
+
+
+def _cut(layers: int, chunks: int) -> Iterator[tuple[int, ...]]:
+    """Every split into chunks of a layer or more."""
+    for cut in combinations(range(1, layers), chunks - 1):
+        yield tuple(end - start for start, end in pairwise((0, *cut, layers)))
 
 
 def _alike(split: tuple[int, ...], pp: int, *, in_a_v: bool) -> bool:

@@ -19,7 +19,11 @@ from meshwright.service.launchers.megatron_names import (
 from meshwright.service.launchers.reading.given import Given
 from meshwright.service.launchers.reading.megatron_forks import DEEPSPEED, partition
 from meshwright.service.launchers.rules import near_divisors, near_multiples
-from meshwright.solver.configuration import Configuration, plain_order
+from meshwright.solver.configuration import (
+    Configuration,
+    holds_layers,
+    plain_order,
+)
 from meshwright.solver.problem import Workload
 
 # --------------------------------------------------------------------------------------------------
@@ -32,7 +36,7 @@ _MAX_LAYOUT = 20_000
 
 def chunks_of(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
     """Layers of each chunk in model order; faults are left in ``given``."""
-    if pp > num_layers:
+    if pp > num_layers + 2:
         given.fault("pipeline-model-parallel-size", f"{pp} stages for {num_layers} layers")
         return ()
     if f"--{DEEPSPEED}" in given.others:
@@ -102,13 +106,16 @@ def _layout(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
     if len(text) >= _MAX_LAYOUT or set(text) - set("Etm|L"):
         given.fault(name, "is no layout of E, t, m, L, |, (…)*N")
         return ()
-    split = tuple(stage.count("t") for stage in text.split("|"))
+    stages = text.split("|")
+    split = tuple(stage.count("t") for stage in stages)
     if len(split) % pp:
         given.fault(name, f"has {len(split)} stages, which {pp} pipeline ranks do not share evenly")
     elif sum(split) != num_layers:
         given.fault(name, f"holds {sum(split)} layers, --num-layers is {num_layers}")
-    elif min(split) < 1:
-        given.fault(name, "has a stage without a layer (an embedding or a loss alone), which is not priced")
+    elif any("m" in stage for stage in stages[:-1]):
+        given.fault(name, "has multi-token prediction before the stage of the loss, which is not priced")
+    elif not holds_layers(split, standalone=True):
+        given.fault(name, "has a stage without a layer between the first and the last, which is not priced")
     else:
         return split
     return ()

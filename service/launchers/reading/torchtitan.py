@@ -25,7 +25,10 @@ from meshwright.service.launchers.reading.split import divided, first_larger
 from meshwright.service.launchers.reading.torchtitan_model import model_of
 from meshwright.service.launchers.rules import near_divisors, near_multiples
 from meshwright.service.launchers.torchtitan import SCHEDULES
-from meshwright.solver.configuration import Configuration
+from meshwright.solver.configuration import (
+    Configuration,
+    holds_layers,
+)
 from meshwright.solver.problem import Workload
 
 # --------------------------------------------------------------------------------------------------
@@ -101,8 +104,15 @@ def split_of(fields: Fields, model: ModelSpec, pp: int, schedule: str) -> tuple[
             f"the stages do not hold layers.0 to layers.{model.num_layers - 1} once each and in order; "
             "torchtitan would not notice",
         )
-    elif not all(layers):
-        fields.fault(_NAME, "a stage without a layer is not priced")
+    elif any(set(part) & {*_ENDS[:1]} for part in names[1:]) or any(
+        set(part) & {*_ENDS[1:]} for part in names[:-1]
+    ):
+        fields.fault(
+            _NAME,
+            "tok_embeddings belongs to the first stage, norm and output to the last: others are not priced",
+        )
+    elif not holds_layers([len(part) for part in layers], standalone=True):
+        fields.fault(_NAME, "a stage without a layer between the first and the last is not priced")
     else:
         return tuple(len(part) for part in layers)
     fields.stop()
@@ -143,7 +153,7 @@ def _own(fields: Fields, model: ModelSpec, pp: int, schedule: str) -> tuple[int,
             fields.fault(_LESS.format(name), message, allowed=f"0 to {most}", nearest=most)
         split[end] -= weight
     fields.note(f"no list of modules: torchtitan splits the layers {' '.join(map(str, split))}")
-    if min(split) < 1:
+    if not holds_layers(split, standalone=True):
         fields.fault("parallelism.pipeline_parallel_degree", "leaves a stage without a layer: not priced")
     fields.stop()
     return tuple(split)

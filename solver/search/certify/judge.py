@@ -116,13 +116,14 @@ class Judge:
         """Whether CP-SAT proves the exact program's minimum over ``rows``; False: not in time."""
         solved = frontier.solve(list(rows))
         best = min(solved, key=lambda s: (s.objective_s, s.row))
-        layout = frontier.rows.layout
+        asked = frontier.rows.take([s.row for s in solved])
+        layout = asked.without_ends().layout
         request = Request(
             num_layers=layout.num_layers,
             cumulative=layout.cumulative.T.tolist(),
-            rows=[row_request(frontier.rows.take([s.row]), 0) for s in solved],
+            rows=[row_request(asked, at) for at in range(len(solved))],
             hint_row=solved.index(best),
-            hint_split=best.split,
+            hint_split=asked.layout.layers_of(best.split),
             seed=self._options.seed,
             time_limit_s=max(watch.left_s, _POLL_S),
             deterministic_limit=_DETERMINISTIC_LIMIT,
@@ -186,7 +187,7 @@ def _compare(frontier: Frontier, rows: list[int], verdict: Mapping[str, Any], ex
     Raises:
         ProofMismatchError: they differ.
     """
-    found = frontier.rows.take([rows[verdict["row"]]])
+    found = frontier.rows.take([rows[verdict["row"]]]).without_ends()
     stages = found.stages([tuple(verdict["split"])])
     again_s = float(objective_s(found.prices, found.columns, stages)[0])
     proved_s = verdict["objective_us"] * 1e-6

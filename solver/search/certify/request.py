@@ -22,7 +22,7 @@ from meshwright.solver.configuration import VARIABLE_OF, FloatArray
 from meshwright.solver.schedules.schedule import in_flight, rank_of_chunk
 from meshwright.solver.search.memory_limits import held_by_rank, room_bytes
 from meshwright.solver.search.rows import RankCosts, Rows
-from meshwright.solver.search.splits import even_chunks, offered
+from meshwright.solver.search.splits import even_chunks, offered_to
 
 _NS = 1e9
 LARGEST = 2**52  # coefficients and sums stay exact in float64 and far from overflow in int64
@@ -37,6 +37,7 @@ class RowRequest:
     values: Mapping[str, int]  # the row's DECISIONS
     rank_of_chunk: Sequence[int]
     smallest_chunk: int
+    standalone: bool  # the first and the last chunk of the model may hold no layer
     replayed_layers: int  # of each chunk; 0 where none or every layer is recomputed
     by_stage: bool  # or as many of each chunk as the judge likes, one layer at least
     splits: Sequence[Sequence[int]] | None  # the splits on offer; None: all that keep chunks alike
@@ -80,8 +81,9 @@ def _whole(values: FloatArray) -> list[int]:
 
 
 def row_request(rows: Rows, row: int) -> RowRequest:
-    """Row ``row`` in whole numbers."""
-    one = rows.take([row])
+    """Row ``row`` in whole numbers; splits are of layers, whatever the row's count."""
+    counted, standalone = rows.take([row]), rows.layout.counts_ends
+    one = counted.without_ends()
     p, v = int(one.p[0]), int(one.v[0])
     own = bool(one.per_stage[0])
     chosen = (
@@ -95,9 +97,10 @@ def row_request(rows: Rows, row: int) -> RowRequest:
         values={name: int(getattr(one.columns, name)[0]) for name in DECISIONS},
         rank_of_chunk=rank_of_chunk(one.columns, p * v)[0].tolist(),
         smallest_chunk=int(one.smallest_chunk[0]),
+        standalone=standalone,
         replayed_layers=int(one.some_layers[0]),
         by_stage=own,
-        splits=_offered(one, p, v),
+        splits=_offered(counted, p, v),
         sum_const=round(_NS * sum_const),
         sum_replay=_whole(scale * one.phi[0] * replay),
         rank_const=_whole(_NS * rank_const),
@@ -111,15 +114,15 @@ def row_request(rows: Rows, row: int) -> RowRequest:
 
 def _offered(one: Rows, p: int, v: int) -> list[list[int]] | None:
     """The splits of a row where the space offers some only."""
+    layers = one.layout.layers_of
     if one.only_split:
-        return [list(split) for split in one.only_split.splits(one.columns) if split is not None]
+        return [list(layers(split)) for split in one.only_split.splits(one.columns) if split is not None]
     if not one.uneven_stages:
         even = even_chunks(one, p * v)
         return [list(even)] if even else []
     if v == 1 or one.is_uniform:
         return None
-    splits: list[list[int]] = offered(one.layout.num_layers, p * v, int(one.smallest_chunk[0])).tolist()
-    return splits
+    return [list(layers(split)) for split in offered_to(one, p * v, int(one.smallest_chunk[0]))]
 
 
 def _constants_s(one: Rows, chosen: bool) -> tuple[float, FloatArray]:

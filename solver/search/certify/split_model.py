@@ -41,6 +41,12 @@ def chunks_of(request: Request, row: int) -> int:
     return values["pipeline_parallel_size"] * values["virtual_pipeline_size"]
 
 
+def least_of_chunk(request: Request, row: int, chunk: int) -> int:
+    """Layers that a chunk of a row holds at least."""
+    one, last = request.rows[row], chunks_of(request, row) - 1
+    return 0 if one.standalone and last and chunk in (0, last) else one.smallest_chunk
+
+
 def declare(request: Request) -> Decision:
     """All variables, not yet constrained but for the layer counts that follow from the boundaries."""
     model = cp_model.CpModel()
@@ -134,10 +140,11 @@ def every_layer_sits_once(decision: Decision) -> None:
 def chunks_are_large_enough(decision: Decision) -> None:
     """Each chunk of the chosen row holds a layer, or as many as are recomputed; others are empty."""
     model, bounds = decision.model, decision.bounds
-    for i, (row, literal) in enumerate(zip(decision.request.rows, decision.chosen, strict=True)):
+    for i, literal in enumerate(decision.chosen):
         count = chunks_of(decision.request, i)
         for chunk in range(count):
-            model.add(bounds[chunk + 1] - bounds[chunk] >= row.smallest_chunk).only_enforce_if(literal)
+            least = least_of_chunk(decision.request, i, chunk)
+            model.add(bounds[chunk + 1] - bounds[chunk] >= least).only_enforce_if(literal)
         model.add(bounds[count] == decision.request.num_layers).only_enforce_if(literal)
 
 
@@ -257,13 +264,15 @@ def _counted(decision: Decision, row: int) -> list[Terms]:
 
 def _most_layers(request: Request, row: int, rank: int, own: list[int]) -> int:
     """Layers of one kind that a rank's memory holds in its lightest chunks (``caps.lightest_chunks``)."""
-    one, least = request.rows[row], request.rows[row].smallest_chunk
+    one, least = request.rows[row], {chunk: least_of_chunk(request, row, chunk) for chunk in own}
     light = one.memory_replay if one.by_stage else [[0]] * len(one.memory_layer)
     prices = [[kept[0] + less[0]] for kept, less in zip(one.memory_layer, light, strict=True)]
-    room = request.rows[row].room[rank] - least * sum(prices[chunk][0] for chunk in own)
+    room = request.rows[row].room[rank] - sum(least[chunk] * prices[chunk][0] for chunk in own)
     growing = [chunk for chunk in reversed(own) if chunk or len(own) == 1]
-    count, at = least * len(own) if room >= 0 else 0, 0
-    while 0 < count < request.num_layers:
+    if room < 0:
+        return 0
+    count, at = sum(least.values()), 0
+    while count < request.num_layers:
         room -= prices[growing[at % len(growing)]][0]
         if room < 0:
             break

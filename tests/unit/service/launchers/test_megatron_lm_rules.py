@@ -27,6 +27,7 @@ TINY = ModelSpec(
 )  # fmt: skip
 ONE = Configuration(stage_layers=(2,))
 PIPELINE = Configuration(pipeline_parallel_size=2, pipeline_schedule="1f1b", stage_layers=(1, 1))
+THREE = replace(PIPELINE, pipeline_parallel_size=3)
 FOUR_LAYERS = replace(TINY, num_layers=4)
 INTERLEAVED = Configuration(
     pipeline_parallel_size=2, virtual_pipeline_size=2, num_microbatches=2, stage_layers=(1, 1, 1, 1),
@@ -117,7 +118,7 @@ PAIRS = [
     pair(rules.split_has_every_layer, case(config=PIPELINE),
          case(config=replace(PIPELINE, stage_layers=(1, 2))), "config.stage_layers", "a sum of 2"),
     pair(rules.no_stage_is_empty, case(config=PIPELINE),
-         case(config=replace(PIPELINE, stage_layers=(2, 0))), "config.stage_layers.1", "1"),
+         case(config=replace(THREE, stage_layers=(1, 0, 1))), "config.stage_layers.1", "1"),
     pair(rules.schedule_is_known, case(), case(config=replace(ONE, pipeline_schedule="1f1b")),
          "config.pipeline_schedule", "none"),
     pair(rules.schedule_is_known, case(config=PIPELINE),

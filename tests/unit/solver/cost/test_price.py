@@ -43,6 +43,29 @@ def step_s(configuration: Configuration, cluster: ClusterSpec) -> float:
     return float(objective_s(prices, columns, stages)[0])
 
 
+@pytest.mark.parametrize("configuration", LAYOUTS)
+def test_a_split_that_counts_the_ends_has_the_stages_of_the_one_that_does_not(
+    configuration: Configuration,
+) -> None:
+    problem, layout = a_problem(), LayerLayout.of(GPT)
+    columns, split = Columns.of([configuration]), np.array([configuration.stage_layers])
+    prices = price(problem, columns, a_profile(problem))
+    plain = assemble(prices, columns, layout, split)
+    counted = split.copy()
+    counted[0, 0] += 1  # the embedding
+    counted[0, -1] += 1  # the head
+    ends = layout.with_ends()
+    assert ends.layers_of(counted[0].tolist()) == configuration.stage_layers
+    if configuration.recompute_layers in (0, sum(configuration.stage_layers)):
+        found = assemble(prices.with_ends(), columns, ends, counted)
+        np.testing.assert_allclose(found.rank_time_s, plain.rank_time_s, rtol=1e-12)
+        np.testing.assert_allclose(found.rank_tail_s, plain.rank_tail_s, rtol=1e-12)
+        np.testing.assert_allclose(found.peak_memory_bytes, plain.peak_memory_bytes, rtol=1e-12)
+    again = prices.with_ends().without_ends()
+    np.testing.assert_array_equal(again.state_bytes, prices.state_bytes)
+    np.testing.assert_array_equal(ends.without_ends().cumulative, layout.cumulative)
+
+
 def total(parts: dict[str, FloatArray]) -> FloatArray:
     return np.asarray(sum(parts.values()))
 

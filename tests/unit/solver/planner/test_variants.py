@@ -365,3 +365,26 @@ def test_nothing_is_told_of_switches_that_are_stated_or_that_the_launcher_does_n
     assert len(told_s(answered(asked))) == 1, "6 narrow layers wait for their launches"
     assert told_s(answered(replace(asked, workload=stated))) == []
     assert told_s(answered(replace(asked, launcher="deepspeed"))) == []
+
+
+def test_a_heavy_head_takes_a_stage_of_its_own_where_that_is_allowed() -> None:
+    # 6 layers of 59 M weights and a vocabulary of 512 000 x 2048 = 1 049 M on 4 stages
+    pin = {"context_parallel_size": 1, "pipeline_parallel_size": 4, "tensor_parallel_size": 1}
+    plain = small(pin=pin, certify="cp-sat")
+    heavy = replace(plain, model=replace(plain.model, vocab_size=512_000))
+    asked = replace(heavy, options=replace(heavy.options, allow=("standalone_stages",)))
+    before, after = answered(heavy), answered(asked)
+    assert (before.status, after.status) == ("optimal", "optimal")
+    assert before.plans[0].config.stage_layers[-1] == 1
+    assert after.plans[0].config.stage_layers[-1] == 0
+    assert after.plans[0].prediction.step_time_s < before.plans[0].prediction.step_time_s
+    assert after.plans[0].certified_by == ("exact-dp", "cp-sat")
+    # a launcher without such stages is searched as it was
+    other = replace(asked, launcher="ms-swift")
+    assert len(variants_of(other, profile_of(other))) == 1
+
+
+def test_a_pinned_split_may_leave_the_ends_alone() -> None:
+    found = answered(small(stage_layers=(0, 3, 3, 0), certify="cp-sat"))
+    assert found.status == "optimal"
+    assert {plan.config.stage_layers for plan in found.plans} == {(0, 3, 3, 0)}

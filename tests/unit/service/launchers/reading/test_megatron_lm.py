@@ -128,6 +128,8 @@ def test_the_same_plan_gives_the_same_bytes(found: Target) -> None:
 
 KNOWN = (Path(__file__).parents[4] / "fixtures" / "megatron_lm_flags.txt").read_text().splitlines()
 BOTH = "--num-virtual-stages-per-pipeline-rank 2 --num-layers-per-virtual-pipeline-stage 4"
+EMPTY = "--pipeline-model-parallel-layout 'Et*16||t*16|L'"
+EARLY = "--pipeline-model-parallel-layout 'Et*15|t*15|t*2m|L'"
 TWO_SPLITS = "--pipeline-model-parallel-layout 'Et*16|t*16L' --account-for-loss-in-pipeline-split"
 OLDER = {"--use-custom-fsdp", "--use-flash-attn"}  # of Megatron-LM before 0.16
 SCRIPT = """\
@@ -252,6 +254,8 @@ def test_every_flag_of_the_table_is_one_of_megatron_lms() -> None:
         (("--bf16", "--bf16 --expert-model-parallel-size 2"), "2 for a model without experts"),
         (("--bf16", "--bf16 --recompute-granularity selective --recompute-num-layers 2"), "contradicts"),
         (("--bf16", "--bf16 --pipeline-model-parallel-layout 't*16|t*16L'"), "must begin with E"),
+        (("--bf16", f"--bf16 {EMPTY}"), "between the first and the last"),
+        (("--bf16", f"--bf16 {EARLY}"), "before the stage of the loss"),
         (("--bf16", "--bf16 --pipeline-model-parallel-layout 'Et*16|t*16'"), "exactly one L"),
         (("--bf16", f"--bf16 {TWO_SPLITS}"), "contradicts --pipeline-model-parallel-layout"),
         (("embeddings 8192", "embeddings 4096"), "less than --seq-length 8192"),
@@ -313,6 +317,12 @@ def test_uneven_ends_and_counted_embeddings_are_splits() -> None:
     layout = "--bf16 --pipeline-model-parallel-layout 'Et*7|(tt|)*8t*9L'"
     chunks = read_launch_file(SCRIPT.replace("--bf16", layout)).configuration.stage_layers
     assert chunks == (7, *(2,) * 8, 9)
+
+
+def test_an_embedding_and_a_loss_alone_are_stages_without_a_layer() -> None:
+    layout = "--bf16 --pipeline-model-parallel-layout 'E|(tt|)*16L'"
+    chunks = read_launch_file(SCRIPT.replace("--bf16", layout)).configuration.stage_layers
+    assert chunks == (0, *(2,) * 16, 0)
 
 
 @given(st.text(alphabet=st.sampled_from("-abfz0189=\"'$(){}[]\\\n #*+|&;<>`\t"), max_size=300))

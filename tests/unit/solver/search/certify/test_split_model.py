@@ -27,6 +27,7 @@ def a_row(pp: int = 2, vpp: int = 1, **changes: object) -> RowRequest:
         values={name: sizes.get(name, 1) for name in DECISIONS},
         rank_of_chunk=list(range(pp)) * vpp,
         smallest_chunk=1,
+        standalone=False,
         replayed_layers=0,
         by_stage=False,
         splits=None,
@@ -82,6 +83,18 @@ def test_memory_moves_layers_and_ends_the_search_where_they_have_no_place() -> N
 def test_every_chunk_holds_as_many_layers_as_are_recomputed() -> None:
     assert verdict(a_row(smallest_chunk=2)).status == "OPTIMAL"
     assert verdict(a_row(smallest_chunk=3)).status == "INFEASIBLE"
+
+
+def test_the_first_and_the_last_stage_may_stand_without_a_layer() -> None:
+    # the head takes 4000 ns, a layer 1000: beside 2 layers each on three ranks the last holds none
+    alone = a_row(pp=4, rank_const=[0, 0, 0, 4000], standalone=True)
+    found = verdict(alone, num_layers=6)
+    assert found.split is not None
+    assert (found.objective_us, found.split[-1]) == (4, 0)
+    # a layer on the last rank, which must have one, makes it 5
+    assert verdict(replace(alone, standalone=False), num_layers=6).objective_us == 5
+    # of a single stage nothing is left out
+    assert verdict(a_row(pp=1, standalone=True), num_layers=6).split == (6,)
 
 
 def test_chunks_of_a_rank_differ_by_at_most_one_layer() -> None:
@@ -175,6 +188,7 @@ def a_priced_row(pp: int = 2, *, kinds: int = 1, replayed: int = 0, by_stage: bo
         values={name: sizes.get(name, 1) for name in DECISIONS},
         rank_of_chunk=list(range(pp)),
         smallest_chunk=1,
+        standalone=False,
         replayed_layers=replayed,
         by_stage=by_stage,
         splits=None,
