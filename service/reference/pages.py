@@ -488,9 +488,9 @@ def _standalone_section() -> str:
     return "\n".join([
         "## `standalone_stages` {#standalone}", "",
         "The embedding may have the model's first chunk to itself, and the head (with loss and prediction",
-        "layers) its last one: `stage_layers` then begins or ends with 0. Such splits are searched beside the",
-        "others where `standalone_stages` is allowed (`switches` does not mean it), for pipelines that recompute",
-        "no layers or all of them. A pinned split may begin or end with 0 anyway.", "",
+        "layers) its last one: `stage_layers` then begins or ends with 0. Such splits are searched beside",
+        "the others where `standalone_stages` is allowed (`switches` does not mean it), for pipelines that",
+        "recompute no layers or all of them. A pinned split may begin or end with 0 anyway.", "",
         f"| {' | '.join(able)} |",
         "|" + "---|" * len(able),
         f"| {' | '.join('yes' if one else '–' for one in able.values())} |", "",
