@@ -35,16 +35,9 @@ from meshwright.solver.clock import relative_gap
 from meshwright.solver.configuration import Columns, Configuration, mesh_of, plan_id_of
 from meshwright.solver.cost.objective import DAY_S, is_plain, outlook_of, slowdown, weighing_of
 from meshwright.solver.predict import predict, predict_all
-from meshwright.solver.problem import (
-    STANDALONE_STAGES,
-    Problem,
-    Workload,
-    changes_of,
-    problem_digest,
-    with_changes,
-)
+from meshwright.solver.problem import Problem, Workload, changes_of, problem_digest, with_changes
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals, layouts_of
-from meshwright.solver.space.launcher_rules import problem_faults, with_recipe
+from meshwright.solver.space.launcher_rules import problem_faults, standing_alone, with_recipe
 from meshwright.solver.space.rules import ramp_stages
 
 
@@ -77,7 +70,7 @@ def variants_of(problem: Problem, profile: Profile) -> list[Variant]:
 def _switched(problem: Problem, profile: Profile) -> list[Problem]:
     """The problem under every combination of the switches that the request leaves open."""
     workload, options = problem.workload, problem.options
-    layouts = [problem, *_standing_alone(problem)]
+    layouts = [problem, *standing_alone(problem)]
     names = allowed_switches(options.allow)
     if not names:
         return layouts
@@ -103,19 +96,6 @@ def _switched(problem: Problem, profile: Profile) -> list[Problem]:
         for layout in layouts
         for one in found
     ]
-
-
-def _standing_alone(problem: Problem) -> list[Problem]:
-    """The problem with splits in which the embedding and the head may have stages of their own.
-
-    A ramp keeps one split in every stage, a pinned one is the only one.
-    """
-    options, able = problem.options, launcher_capabilities(problem.launcher)
-    asked = STANDALONE_STAGES in options.allow and able.standalone_stages
-    if not asked or options.stage_layers or options.batch_ramp:
-        return []
-    several = (*options.constraints, "pipeline_parallel_size > 1")
-    return [replace(problem, options=replace(options, standalone_stages=True, constraints=several))]
 
 
 def searchable(variants: Sequence[Variant]) -> tuple[list[Variant], tuple[SkippedLauncher, ...]]:

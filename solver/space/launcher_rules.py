@@ -36,7 +36,7 @@ from meshwright.solver.configuration import (
     is_one_of,
 )
 from meshwright.solver.cost.context import DEFAULT, overlap_limits
-from meshwright.solver.problem import Problem, Workload
+from meshwright.solver.problem import STANDALONE_STAGES, Problem, Workload
 from meshwright.solver.space.request_rules import broken_by, columns_named, constraint_of, names_of
 from meshwright.solver.space.rule import Rule
 from meshwright.solver.splits import Prescribed, launcher_split
@@ -358,6 +358,19 @@ def _constraints_of_model(model: ModelSpec, able: Capabilities) -> list[str]:
         if fact in own
         for text in texts
     ]
+
+
+def standing_alone(problem: Problem) -> list[Problem]:
+    """The problem with splits in which the embedding and the head may have stages of their own.
+
+    A ramp keeps one split in every stage, a pinned one is the only one.
+    """
+    options, able = problem.options, launcher_capabilities(problem.launcher)
+    asked = STANDALONE_STAGES in options.allow and able.standalone_stages
+    if not asked or options.stage_layers or options.batch_ramp:
+        return []
+    several = (*options.constraints, "pipeline_parallel_size > 1")
+    return [replace(problem, options=replace(options, standalone_stages=True, constraints=several))]
 
 
 def broken_constraints(problem: Problem, able: Capabilities, columns: Columns) -> BoolArray:
