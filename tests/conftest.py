@@ -28,8 +28,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as `nohup make test &` 
 
 
 def pytest_collection_finish() -> None:
-    """Modules and thousands of tests stay to the end: no search for garbage looks through them."""
+    """Modules and thousands of tests stay to the end: garbage is sought beside them, and seldom."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop() -> Iterator[None]:
+    """All searches of this process take turns with one solver: loading it takes half a second."""
+    from meshwright.solver.search.certify.judge import kept_child  # noqa: PLC0415 - bytecode is set
+
+    with kept_child():
+        return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -51,6 +51,7 @@ from meshwright.solver.answer import Answer
 from meshwright.solver.explain.certainty import runs_to_measure
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
+from meshwright.solver.search.certify.judge import kept_child
 
 FROM_CAPTURE_HELP = "Model, batch and launcher of what meshwright capture wrote, or of a launch file."
 
@@ -201,7 +202,7 @@ def run_sweep(
     if sweep is None:
         raise InvalidProblemError.of("/sweep", "is required")
     options = sweep.problems[0].options
-    with cancellable() as cancellation:
+    with cancellable() as cancellation, kept_child():
         points = _solved(sweep, calibration, cancellation)
         whole = join(points, objective=options.objective, top_k=options.top_k)
     answer = {**whole.answer, "plans": whole.plans}

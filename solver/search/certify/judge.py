@@ -5,16 +5,20 @@ least objective over the first plan's row and up to MAX_RIVALS rows that its obj
 for the first plan's row alone where another has the least, and for each further plan's row
 (``cp-sat-all``). Its proved minimum must be the exact program's, to the
 microsecond it counts in; another value is a bug and raises. No answer in time means not certified.
+Searches one after the other may take turns with one child (``kept_child``).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import select
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -55,6 +59,38 @@ class Certificate:
     warnings: tuple[str, ...] = ()
 
 
+_KEPT: ContextVar[list[subprocess.Popen[bytes]] | None] = ContextVar("kept", default=None)
+os.register_at_fork(after_in_child=lambda: _KEPT.set(None))  # it is the parent's
+
+
+@contextmanager
+def kept_child() -> Iterator[None]:
+    """Searches in this block take turns with one child, which ends with the outermost block."""
+    if _KEPT.get() is not None:
+        yield
+        return
+    waiting = list[subprocess.Popen[bytes]]()
+    before = _KEPT.set(waiting)
+    try:
+        yield
+    finally:
+        _KEPT.reset(before)
+        for child in waiting:
+            _end(child)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Kill a child; it holds nothing worth saving."""
+    child.kill()
+    child.wait()
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except BrokenPipeError:  # what was still buffered has no reader
+                continue
+
+
 class Judge:
     """The child process; a context manager that never leaves one behind."""
 
@@ -71,12 +107,22 @@ class Judge:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        kept = _KEPT.get()
+        if kind is None and kept is not None and self._child is not None:  # it waits for a question
+            kept.append(self._child)
+            self._child = None
         self._stop()
 
     def _start(self) -> None:
-        """Start the child, where anything is to be judged."""
+        """Start the child, or take one that waits, where anything is to be judged."""
         if self._options.certify == "none":
             return
+        kept = _KEPT.get()
+        while kept:
+            self._child = kept.pop()
+            if self._child.poll() is None:
+                return
+            _end(self._child)
         self._child = subprocess.Popen(
             [sys.executable, "-m", "meshwright.solver.search.certify.child"],
             stdin=subprocess.PIPE,
@@ -167,18 +213,10 @@ class Judge:
         return None
 
     def _stop(self) -> None:
-        """Kill the child, if there is one; it holds nothing worth saving."""
+        """End the child, if there is one."""
         child, self._child = self._child, None
-        if child is None:
-            return
-        child.kill()
-        child.wait()
-        for pipe in (child.stdin, child.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:  # what was still buffered has no reader
-                    continue
+        if child is not None:
+            _end(child)
 
 
 def _compare(frontier: Frontier, rows: list[int], verdict: Mapping[str, Any], exact_s: float) -> None:

@@ -14,7 +14,7 @@ from meshwright.profiles.profile import default_profile
 from meshwright.solver.clock import Watch
 from meshwright.solver.problem import ProofMismatchError, SearchOptions
 from meshwright.solver.search.certify.child import MEMORY_LIMIT_BYTES
-from meshwright.solver.search.certify.judge import Judge
+from meshwright.solver.search.certify.judge import _KEPT, Judge
 from meshwright.solver.search.certify.request import row_request
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import priced_space
@@ -24,6 +24,14 @@ from tests.processes.postgres_server import is_alive
 from tests.processes.servers import until
 
 LATE = ("CP-SAT did not finish in time for 1 of 1 certificates",)
+
+
+@pytest.fixture(autouse=True)
+def _a_child_of_its_own() -> Iterator[None]:
+    """None that other tests leave waiting."""
+    before = _KEPT.set(None)
+    yield
+    _KEPT.reset(before)
 
 
 @pytest.fixture(scope="module")

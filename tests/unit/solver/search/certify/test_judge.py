@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -12,11 +14,19 @@ import pytest
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.clock import Watch
 from meshwright.solver.problem import ProofMismatchError, SearchOptions
-from meshwright.solver.search.certify.judge import Certificate, Judge, _compare
+from meshwright.solver.search.certify.judge import _KEPT, Certificate, Judge, _compare, kept_child
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_cluster, a_model, a_problem
+
+
+@pytest.fixture(autouse=True)
+def _a_child_of_its_own() -> Iterator[None]:
+    """None that other tests leave waiting."""
+    before = _KEPT.set(None)
+    yield
+    _KEPT.reset(before)
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +65,36 @@ def test_a_child_that_dies_leaves_a_warning_not_an_error(frontier: Frontier) -> 
         certificate = judged(frontier, judge, Watch(time_limit_s=30.0))
     assert certificate.rows == frozenset()
     assert certificate.warnings == ("CP-SAT did not finish in time for 1 of 1 certificates",)
+
+
+def test_searches_in_a_block_take_turns_with_one_child_which_ends_with_it(frontier: Frontier) -> None:
+    with kept_child():
+        with Judge(SearchOptions()) as first:
+            child, certificate = first._child, judged(frontier, first, Watch(time_limit_s=30.0))
+        assert certificate.rows
+        with kept_child(), Judge(SearchOptions()) as second:
+            assert second._child is child
+            assert judged(frontier, second, Watch(time_limit_s=30.0)) == certificate
+        assert child is not None
+        assert child.poll() is None
+    assert child.returncode == -signal.SIGKILL
+
+
+def test_a_child_that_dies_while_it_waits_or_whose_search_fails_is_not_asked_again(
+    frontier: Frontier,
+) -> None:
+    with kept_child():
+        with Judge(SearchOptions()) as first:
+            dead = first._child
+        assert dead is not None
+        dead.kill()
+        dead.wait()
+        with suppress(ProofMismatchError), Judge(SearchOptions()) as second:
+            failed = second._child
+            raise ProofMismatchError
+        with Judge(SearchOptions()) as third:
+            assert third._child not in (dead, failed)
+            assert judged(frontier, third, Watch(time_limit_s=30.0)).rows
 
 
 @pytest.mark.alone
