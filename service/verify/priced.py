@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.model import LayerKind
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.service.launchers.target import Target
@@ -53,11 +54,24 @@ def rank_layers(target: Target) -> list[list[int]]:
 
 def rank_weights(target: Target) -> list[int]:
     """Weights of every pipeline rank."""
-    ranks, weights = chunk_weights(target)
+    ranks, weights = chunk_weights(_with_its_own_routers(target))
     return [
         round(sum(weights[chunk] for chunk, rank in enumerate(ranks) if rank == mine))
         for mine in range(target.config.pipeline_parallel_size)
     ]
+
+
+def _with_its_own_routers(target: Target) -> Target:
+    """The model as the launcher builds it: the untrained bias of the choice is a buffer of its routers.
+
+    Some of transformers' classes count it among the parameters (torchtitan 0.3.0, models/common/moe: the
+    buffer ``expert_bias``; Megatron-Core 0.19, moe/router.py: the buffer of that name).
+    """
+    model, able = target.model, launcher_capabilities(target.problem.launcher)
+    if model.moe is None or not model.moe.selection_bias_counted or "any" in able.model_facts:
+        return target
+    own = replace(model, moe=replace(model.moe, selection_bias_counted=False))
+    return replace(target, problem=replace(target.problem, model=own))
 
 
 def rank_kinds(target: Target) -> list[list[LayerKind]]:
