@@ -8,6 +8,7 @@ import pytest
 
 from meshwright.profiles.collectives.collectives import all_to_all_s
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import find_model
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.operators.tables import attention_forward_s, grouped_mlp_s, load_operator_tables
@@ -462,3 +463,36 @@ def test_offloaded_modules_leave_the_rest_on_the_gpu() -> None:
     half = kept("core_attn", spilled, offload_layers=GPT.num_layers / 2)
     assert half == pytest.approx(whole / 2)
     assert kept("core_attn", spilled) == 0.0
+
+
+# An indexer beside latent attention (DeepSeek-V3.2: 64 heads of 128 choose 2048 keys of each query).
+
+
+def test_an_indexer_adds_its_projections_and_scores_and_leaves_attention_the_keys_it_chose() -> None:
+    model = find_model("deepseek-v3.2")
+    with_it = a_problem(model, seq_length=8192)
+    without = replace(with_it, model=replace(model, indexer=None))
+    on_one, on_eight = a_layout(stage_layers=(61,)), a_layout(tensor_parallel_size=8, stage_layers=(61,))
+    # queries 1536 -> 64 x 128 from their latent, one key of 128 and 64 weights from the hidden 7168
+    index = 2 * 8192 * (1536 * 64 * 128 + 7168 * (128 + 64))
+    for layout in (on_one, on_eight):  # whole on every tensor rank
+        own, other = (flops(layer_gemms(context(one, layout), "dense")) for one in (with_it, without))
+        assert own - other == pytest.approx(index)
+    # 2 heads (qk + v) keys: of 8192 tokens all read 4096.5 on average, or 2048 at most; the indexer all
+    read = 2048 - 2048 * 2047 / (2 * 8192)
+    assert model.score_flops_per_token(8192) == pytest.approx(
+        2 * 128 * (192 + 128) * read + 2 * 64 * 128 * 8193 / 2
+    )
+    seconds = [float(core_attention(context(one, on_one)).forward[0]) for one in (with_it, without)]
+    # a sequence of 8192 is read by half, and its index scores cost a tenth of what whole attention does
+    assert 0.4 < seconds[0] / seconds[1] < 0.8
+
+
+def test_an_indexer_of_a_sequence_that_it_need_not_cut_only_adds() -> None:
+    model = find_model("deepseek-v3.2")
+    short = a_problem(model, seq_length=1024)
+    without = replace(short, model=replace(model, indexer=None))
+    layout = a_layout(stage_layers=(61,))
+    assert model.attended_tokens(1024) == without.model.attended_tokens(1024)
+    own, other = (float(core_attention(context(one, layout)).forward[0]) for one in (short, without))
+    assert own > other

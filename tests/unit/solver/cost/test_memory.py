@@ -3,10 +3,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshwright.profiles.library import find_gpu
+from meshwright.profiles.library import find_gpu, find_model
 from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import Columns, Configuration
-from meshwright.solver.cost.memory import memory_budget_bytes, memory_limit_bytes, out_of_memory_probability
+from meshwright.solver.cost.context import context_of
+from meshwright.solver.cost.memory import (
+    layer_activation_bytes,
+    memory_budget_bytes,
+    memory_limit_bytes,
+    out_of_memory_probability,
+)
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.stages import (
     EACH_RANK,
@@ -274,3 +280,15 @@ def test_a_stage_takes_parts_workspace_and_buffers_times_the_reserve_and_the_con
 def test_a_step_is_its_end_times_the_straggler_and_what_is_fixed() -> None:
     assert step_of_end_s(8.0, 1.25, 0.5) == 10.5
     assert end_of_step_s(10.5, 1.25, 0.5) == 8.0
+
+
+def test_an_indexer_keeps_its_queries_key_and_weights_and_the_chosen_tokens() -> None:
+    model = find_model("deepseek-v3.2")
+    problem = a_problem(model, seq_length=8192)
+    kept = [
+        float(layer_activation_bytes(context_of(one, Columns.of([layout]), a_profile(one)), "dense")[0])
+        for layout in [a_layout(stage_layers=(61,))]
+        for one in (problem, replace(problem, model=replace(model, indexer=None)))
+    ]
+    # a token: 64 queries and a key of 128 and 64 weights in 2 bytes, 2048 chosen tokens' numbers in 4
+    assert kept[0] - kept[1] == pytest.approx(8192 * (2 * (65 * 128 + 64) + 4 * 2048))
