@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
@@ -181,6 +182,11 @@ def lacking_facts(able: Capabilities, model: ModelSpec) -> tuple[str, ...]:
     own = model_facts(model)
     families = able.model_families or (able.model_facts,)
     return min((tuple(sorted(own.difference(facts))) for facts in families), key=len)
+
+
+def fact_sources(launcher: str) -> Mapping[str, str]:
+    """Facts of a model that a launcher can state, or "any", each with the source that says how."""
+    return dict(_catalog()[launcher]["model_facts"])
 
 
 def launchers_stating(model: ModelSpec) -> tuple[str, ...]:

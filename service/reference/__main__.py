@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from meshwright.service.reference.facts import facts_page
 from meshwright.service.reference.models import models_page
 from meshwright.service.reference.pages import (
     api_page,
@@ -20,6 +21,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/api.md": api_page,
     "reference/files.md": files_page,
     "reference/models.md": models_page,
+    "reference/facts.md": facts_page,
     "reference/switches.md": switches_page,
     "glossary.md": glossary_page,
 }

@@ -15,7 +15,7 @@ from meshwright.profiles.importers.huggingface_keys import REFUSED_TYPES
 from meshwright.profiles.model import ModelSpec
 
 # What a config of these types has to state, because their classes leave it open.
-_STATED: dict[str, dict[str, object]] = {
+STATED: dict[str, dict[str, object]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "dbrx": {"ffn_config": {"hidden_size": 2048}},
@@ -31,7 +31,7 @@ draws configs of every type and compares them). What a config leaves out is its 
 - **exact**: the launch file states the model, and the launcher itself has built models of this type rank
   by rank with exactly the weights that are priced (`make launchers`).
 - priced: the launch file states the model, or your own script builds it; no builder has confirmed it.
-- anything else: **refused** with these facts of the type, which the launcher's files cannot state.
+- anything else: **refused** with these [facts](facts.md) of the type, which the launcher's files cannot state.
   `--launcher none` plans it all the same.
 
 Each type stands with its class's own defaults; a config with other switches may have other facts.
@@ -47,9 +47,7 @@ def models_page() -> str:
         "|---|" + "---|" * len(launchers),
     ]
     for model_type in sorted(FAMILIES):
-        model = model_from_config(
-            {"model_type": model_type, **_STATED.get(model_type, {})}, name=model_type
-        )
+        model = model_from_config({"model_type": model_type, **STATED.get(model_type, {})}, name=model_type)
         cells = [_cell(able, model_type, model) for able in launchers]
         lines.append(f"| `{model_type}` | " + " | ".join(cells) + " |")
     return _HEAD + "\n".join(lines) + "\n\n" + _refused()

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,17 +15,12 @@ from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import IndexerSpec, MlaSpec, MoeSpec
 from meshwright.service.launchers import megatron_flags
+from meshwright.service.reference.facts import removed
 
 FIXTURES = Path(__file__).parents[2] / "profiles" / "fixtures"
 PARTS: tuple[tuple[str, type], ...] = (("", ModelSpec), ("moe", MoeSpec), ("mla", MlaSpec))
 NAMES = {"name", "source", "display_name", "moe", "mla"}
-# What no config has without another: the fact that it goes with, gone as well.
-TOGETHER = {
-    "num_shared_experts": {"shared_ffn_hidden_size": 0, "shared_expert_gate": False},
-    "shared_ffn_hidden_size": {"num_shared_experts": 0, "shared_expert_gate": False},
-    "router_groups": {"router_top_groups": 0},
-}
-# And what only some configs of a type have: layers without positions that are not every n-th.
+# What only some configs of a type have: layers without positions that are not every n-th.
 LISTED = {"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layers": [1, 0, 0, 1]}
 LATENT = {"model_type": "deepseek_v3", "num_experts_per_tok": 8}
 SPARSE = {"model_type": "deepseek_v32"}
@@ -66,19 +60,14 @@ def _router(model: ModelSpec) -> list[megatron_flags.Flag]:
 
 
 def without(model: ModelSpec, part: str, name: str, default: object) -> Iterator[ModelSpec]:
-    """The model without the fact; nothing where it has none, or cannot be without it."""
-    holder: Any = getattr(model, part) if part else model
-    if holder is None or getattr(holder, name) == default:
-        return
+    """The model without the fact; nothing where it has none, or where it says nothing of this model."""
     if name == "expert_bias" and not model.mlp_bias:  # no MLP has any
         return
     if name == "frequency" and model.layer_kinds().count("moe") == 1:  # of one layer there is no distance
         return
-    try:
-        changed = replace(holder, **{name: default, **TOGETHER.get(name, {})})
-        yield replace(model, **{part: changed}) if part else changed
-    except InvalidProblemError:
-        return
+    found = removed(model, part, name, default)
+    if found:
+        yield found
 
 
 FACTS = [
