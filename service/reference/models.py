@@ -31,8 +31,8 @@ draws configs of every type and compares them). What a config leaves out is its 
 - **exact**: the launch file states the model, and the launcher itself has built models of this type rank
   by rank with exactly the weights that are priced (`make launchers`).
 - priced: the launch file states the model, or your own script builds it; no builder has confirmed it.
-- anything else: **refused** with these [facts](facts.md) of the type, which the launcher's files cannot state.
-  `--launcher none` plans it all the same.
+- anything else: **refused** with these [facts](facts.md) of the type, which the launcher's files cannot
+  state. `--launcher none` plans it all the same.
 
 Each type stands with its class's own defaults; a config with other switches may have other facts.
 
