@@ -159,6 +159,24 @@ def switch_faults(
                 )
 
 
+def otherwise(
+    launcher: str, stated: Options, model: ModelSpec, gpus: Sequence[GpuSpec], recompute: str
+) -> Iterator[tuple[str, dict[str, Option]]]:
+    """Options in which some switch stands otherwise, in words, where that may need less memory.
+
+    What is stated is given up, switch by switch. Where selective is the only kind of ``recompute`` that is
+    allowed, other modules are replayed; all layers replayed need less than any modules of theirs.
+    """
+    for switch in switches().values():
+        if own := [name for name in stated if name in switch.options and name != "gradient_dtype"]:
+            words = " and ".join(f"{name} {str(stated[name]).lower()}" for name in own)
+            yield f"without {words}", {name: value for name, value in stated.items() if name not in own}
+    if recompute == "selective" and "recompute_modules" not in stated:
+        for setting in switches()["recompute_modules"].settings_of(launcher, model, gpus):
+            words = " ".join(f"{name} {value}" for name, value in setting.options.items())
+            yield words, {**stated, **setting.options}
+
+
 # --------------------------------------------------------------------------------------------------
 # What a search tries.
 

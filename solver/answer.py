@@ -208,7 +208,7 @@ class Remedy:
     num_gpus: int
     gpu_s_per_token: float  # what changes are ordered by
     peak_memory_bytes: int
-    kind: str = ""  # risk, limits, precision, optimizer, offload, launcher, batch, sequence, nodes, gpus, …
+    kind: str = ""  # risk, limits, switch, precision, offload, launcher, batch, nodes, gpus, …
 
 
 def remedy_of(

@@ -18,6 +18,7 @@ from meshwright.profiles.capabilities import launcher_capabilities, launcher_nam
 from meshwright.profiles.cluster import ClusterSpec, NodeGroup
 from meshwright.profiles.library import larger_gpus, with_gpu
 from meshwright.profiles.profile import Profile, default_profile
+from meshwright.profiles.switches import otherwise
 from meshwright.solver.answer import (
     Infeasibility,
     Plan,
@@ -46,13 +47,7 @@ from meshwright.solver.problem import Problem, SearchOptions, batch_sizes, with_
 from meshwright.solver.search.feasible import none_fits
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import have_room, priced_space
-from meshwright.solver.space.enumerate import (
-    Space,
-    enumerate_space,
-    is_too_large,
-    refuted_space,
-    with_whole,
-)
+from meshwright.solver.space.enumerate import enumerate_space, is_too_large, refuted_space, with_whole
 from meshwright.solver.space.request_rules import without_limits
 
 # --------------------------------------------------------------------------------------------------
@@ -72,7 +67,7 @@ _SHORTEST = 1024  # tokens of a sequence that is still offered
 class Change:
     """A changed problem with the profile that prices it."""
 
-    kind: str  # risk, limits, precision, optimizer, offload, launcher, batch, sequence, nodes, gpus
+    kind: str  # risk, limits, switch, precision, optimizer, offload, launcher, batch, sequence, nodes, gpus
     words: str
     problem: Problem
     profile: Profile
@@ -94,7 +89,7 @@ def asked_less(problem: Problem, profile: Profile, shortfall: Shortfall | None) 
     request = sum(1 << bit for bit, rule in enumerate(space.rules) if rule.of_request)
     for mask in correction_masks(problem, profile, space):
         if mask and mask & ~request == 0:
-            names = _names(space, mask)
+            names = [rule.name for bit, rule in enumerate(space.rules) if mask >> bit & 1]
             words = "without " + " and ".join(names)
             yield Change("limits", words, without_limits(problem, names), profile)
 
@@ -108,13 +103,9 @@ def _accepted(problem: Problem, profile: Profile, risk: float) -> Iterator[Chang
         yield Change("risk", words, replace(problem, options=options), profile)
 
 
-def _names(space: Space, mask: int) -> list[str]:
-    """Names of the rules in a mask."""
-    return [rule.name for bit, rule in enumerate(space.rules) if mask >> bit & 1]
-
-
 def done_otherwise(problem: Problem, profile: Profile) -> Iterator[Change]:
-    """The same training with less memory: smaller states, states on the host, another launcher."""
+    """The same training with less memory: other switches, smaller states, another launcher."""
+    yield from _switched(problem, profile)
     yield from lighter(problem, profile)
     for name in launcher_names():
         if name not in (problem.launcher, "any"):
@@ -125,6 +116,15 @@ def done_otherwise(problem: Problem, profile: Profile) -> Iterator[Change]:
             for change in lighter(other, own):
                 words_of_both = f"{words} and {change.words}"
                 yield replace(change, kind="launcher", words=words_of_both, last_resort=True)
+
+
+def _switched(problem: Problem, profile: Profile) -> Iterator[Change]:
+    """Switches of the launcher in another position."""
+    work, gpus = problem.workload, [group.gpu for group in problem.cluster.groups]
+    only = str(problem.options.pin.get("recompute_granularity"))
+    for words, options in otherwise(problem.launcher, work.framework_options, problem.model, gpus, only):
+        other = replace(problem, workload=replace(work, framework_options=options))
+        yield Change("switch", words, other, profile)
 
 
 def lighter(problem: Problem, profile: Profile, *, offload: bool = True) -> Iterator[Change]:

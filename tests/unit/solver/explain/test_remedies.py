@@ -27,7 +27,7 @@ from meshwright.solver.planner.plan import ask, judge_of_changes
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.priced_space import have_room
 from meshwright.solver.search.search import search
-from tests.builders import a_cluster, a_gpu, a_model, a_problem
+from tests.builders import a_cluster, a_gpu, a_model, a_moe_model, a_problem
 
 SMALL = a_model(num_layers=24, hidden_size=4096, ffn_hidden_size=14336, num_attention_heads=32)
 
@@ -150,6 +150,32 @@ def test_variables_that_a_constraint_ties_together_are_all_looked_at() -> None:
     assert found is not None
     assert found != "unknown"
     assert found[1].step_time_s == pytest.approx(plans[0].prediction.step_time_s)
+
+
+def test_other_modules_to_replay_are_offered_where_whole_layers_must_not_be() -> None:
+    # 24 layers on one rank at 4 x 4096 tokens: 40 GiB hold them if other modules are replayed, not else
+    problem, found = reasons(
+        40.0, recompute_granularity="selective", micro_batch_size=4, tensor_parallel_size=1,
+        pipeline_parallel_size=1,
+    )  # fmt: skip
+    offered = next(words for words in found.changes if words.startswith("recompute_modules "))
+    change = changes_of(problem, found)[offered]
+    first = fastest(change.problem, change.profile)
+    assert isinstance(first, tuple)
+    assert not any(violations(change.problem, change.profile, first[0]))
+
+
+def test_switches_that_the_request_states_are_given_up_switch_by_switch() -> None:
+    problem = a_problem(model=a_moe_model(), cluster=a_cluster(num_nodes=1), batch=64)
+    stated: dict[str, str | int | float | bool] = {
+        "overlap_experts": True, "delay_wgrad": True, "moe_dispatcher": "alltoall", "fused_loss": 1,
+    }  # fmt: skip
+    work = replace(problem.workload, framework_options=stated)
+    done = done_otherwise(replace(problem, workload=work), default_profile(problem.cluster, "megatron-lm"))
+    first, second = next(done), next(done)
+    assert first.words == "without moe_dispatcher alltoall"
+    assert second.words == "without overlap_experts true and delay_wgrad true"
+    assert second.problem.workload.framework_options == {"moe_dispatcher": "alltoall", "fused_loss": 1}
 
 
 def test_a_change_that_several_launchers_share_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
