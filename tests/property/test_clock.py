@@ -8,18 +8,18 @@ resident memory. The clock itself counts CPU seconds there, so that a busy machi
 from __future__ import annotations
 
 import json
+import os
 import random
 import resource
-import subprocess
 import sys
 import time
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.draws import draws
+from tests.processes.warm import run_warm
 
 REQUESTS = draws(6)
 MOST_BETWEEN_LOOKS_S = 0.25
@@ -192,10 +192,8 @@ def measured(raw: dict[str, Any], cancel_after_s: float) -> dict[str, Any]:
 def in_a_process(raws: list[dict[str, Any]], cancel_after_s: float = 1e9) -> list[dict[str, Any]]:
     """``measured`` of each request, one after the other, in one process."""
     given = json.dumps([raws, cancel_after_s])
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.property.test_clock"], cwd=Path(__file__).parents[2], input=given,
-        capture_output=True, text=True, check=True, timeout=900,
-    )  # fmt: skip
+    done = run_warm("-m", "tests.property.test_clock", given, env=os.environ, timeout=900)
+    assert done.returncode == 0, done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -240,5 +238,5 @@ def test_drawn_requests_end_at_their_limits_in_a_gibibyte() -> None:
 
 
 if __name__ == "__main__":
-    requests, cancel_s = json.loads(sys.stdin.read())
+    requests, cancel_s = json.loads(sys.argv[1])
     print(json.dumps([measured(raw, cancel_s) for raw in requests]))  # noqa: T201

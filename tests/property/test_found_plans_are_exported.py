@@ -21,6 +21,7 @@ from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.space.launcher_rules import problem_faults
+from tests.draws import TIMES
 from tests.launchers.plans import problem_of, random_targets, target_of_row
 
 MODELS = ("llama-3-8b", "mixtral-8x7b")
@@ -36,8 +37,12 @@ VARIANTS = [
 
 
 def problems(launcher: str) -> Iterator[Problem]:
-    """Every optimizer, precision and recipe; whole models and adapters."""
-    for model, variant in itertools.product(MODELS, VARIANTS):
+    """Every optimizer, precision and recipe; whole models and adapters.
+
+    Each of one of the models, of all of them where more is drawn than every day.
+    """
+    pairs = [*itertools.product(VARIANTS, MODELS)] if TIMES > 1 else zip(VARIANTS, itertools.cycle(MODELS))
+    for variant, model in pairs:
         plain = problem_of(launcher, find_model(model), num_nodes=1, batch=32)
         workload = replace(plain.workload, **variant)  # type: ignore[arg-type]
         yield replace(plain, workload=workload, options=replace(plain.options, allow=("offload",)))

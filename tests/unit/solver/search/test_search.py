@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import count
 
 import numpy as np
@@ -277,6 +277,12 @@ def asked(problem: Problem, known: list[Configuration]) -> Answer:
     return search(problem, default_profile(problem.cluster, problem.launcher), known=known)
 
 
+@cache
+def asked_afresh() -> Answer:
+    """Of a search that knew nothing."""
+    return asked(PROBLEM, [])
+
+
 def timeless(answer: Answer) -> dict[str, object]:
     """Everything but how long it took and how many rows were opened for it."""
     return replace(answer, elapsed_s=0.0, counts={}).to_json()
@@ -284,7 +290,7 @@ def timeless(answer: Answer) -> dict[str, object]:
 
 def test_a_plan_is_found_again_among_the_rows() -> None:
     space = searched_space(PROBLEM, legal_only=True)
-    plans = asked(PROBLEM, []).plans
+    plans = asked_afresh().plans
     for plan in plans:
         (row,) = rows_of(space.rows, [plan.config])
         assert space.columns.configuration(row, plan.config.stage_layers) == plan.config
@@ -294,19 +300,19 @@ def test_what_is_no_row_is_passed_over() -> None:
     space = searched_space(PROBLEM, legal_only=True)
     far = a_configuration(tensor_parallel_size=7)
     assert rows_of(space.rows, [far, a_configuration(stage_layers=())]) == []
-    assert timeless(asked(PROBLEM, [far])) == timeless(asked(PROBLEM, []))
+    assert timeless(asked(PROBLEM, [far])) == timeless(asked_afresh())
 
 
 def test_the_answer_is_the_same_whatever_was_known_beforehand() -> None:
     whole = asked(replace(PROBLEM, options=replace(PROBLEM.options, top_k=40)), [])
-    fresh = timeless(asked(PROBLEM, []))
+    fresh = timeless(asked_afresh())
     found = [plan.config for plan in whole.plans]
     for known in (found[:3], found[-3:], found[::7]):  # the best, far behind, and mixed
         assert timeless(asked(PROBLEM, known)) == fresh
 
 
 def test_what_is_known_is_ranked_before_any_other_row_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    best = asked(PROBLEM, []).plans
+    best = asked_afresh().plans
     began: list[float] = []
     real = Frontier.run
 
@@ -323,7 +329,7 @@ def test_what_is_known_is_ranked_before_any_other_row_is_opened(monkeypatch: pyt
 
 def test_rows_that_are_written_down_are_searched_in_the_same_way() -> None:
     space = searched_space(PROBLEM, legal_only=True)
-    known = [plan.config for plan in asked(PROBLEM, []).plans]
+    known = [plan.config for plan in asked_afresh().plans]
     assert rows_of(space.columns, known) == rows_of(space.rows, known)
 
 

@@ -156,7 +156,8 @@ def test_other_slices_and_micro_batches_are_candidates_where_nothing_else_is_leg
 
 
 def test_the_widest_space_repeats_no_row() -> None:
-    columns = enumerate_space(a_problem(model=a_moe_model(), batch=64), wide=True, legal_only=True).columns
+    problem = a_problem(model=a_moe_model(), cluster=a_cluster(num_nodes=2), batch=16)
+    columns = enumerate_space(problem, wide=True, legal_only=True).columns
     rows = np.stack([getattr(columns, f.name) for f in fields(columns)], axis=1)
     assert len(np.unique(rows, axis=0)) == len(rows)
     assert {2, 4} < set(columns.expert_tensor_parallel_size.tolist())
