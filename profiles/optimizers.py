@@ -23,6 +23,7 @@ class Optimizer:
     state_bytes: float  # beside the fp32 copy
     end_state_bytes: float  # the same of embedding and head, where they are treated apart
     moved_bytes: float  # of one step, the states' reading and writing among them
+    head_apart: bool = True  # an output head of its own is treated as the embedding is
     low_rank: bool = False  # states of matrices shrink with a rank
     fp32_copy: bool = (
         True  # of the weights, where the framework keeps one; else they and gradients are bf16
@@ -54,7 +55,8 @@ _BLOCK, _LEAST = 256, 4096
 _EIGHT_BITS = 2.0 + 8.0 / _BLOCK
 _EIGHT_BIT_SOURCE = (
     "Dettmers et al. 2021 (arXiv:2110.02861): two moments of 8 bits, an fp32 scale for a block of 256 "
-    "(bitsandbytes 0.50); the embedding keeps 32-bit moments (section 2.3)"
+    "(bitsandbytes 0.50); the embedding keeps 32-bit moments (section 2.3; transformers 5.23, trainer.py: "
+    "register_module_override of every Embedding), an output head of its own does not"
 )
 
 
@@ -85,6 +87,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
             name="adamw-8bit",
             state_bytes=_EIGHT_BITS,
             end_state_bytes=8.0,
+            head_apart=False,
             moved_bytes=18.0,
             source=_EIGHT_BIT_SOURCE,
         ),
@@ -92,6 +95,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
             name="adamw-8bit-bf16",
             state_bytes=_EIGHT_BITS,
             end_state_bytes=8.0,
+            head_apart=False,
             moved_bytes=10.0,
             fp32_copy=False,
             source=f"{_EIGHT_BIT_SOURCE}; weights and gradients in bf16 alone",

@@ -390,8 +390,9 @@ def memory_prices(
     """
     zero, one = np.zeros_like(ctx.t), np.ones_like(ctx.t)
     last = len(layout.kinds)
+    head = [] if ctx.optimizer.head_apart or ctx.model.tied_embeddings else [last + 1]
     states = [
-        state_bytes(ctx, *both, matrices=part < last)
+        state_bytes(ctx, *both, matrices=part < last or part in head)
         for part, both in enumerate(zip(weights, trained, strict=True))
     ]
     saved = [quantized_weights(ctx, kind)[1] for kind in layout.kinds]

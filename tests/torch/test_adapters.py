@@ -20,8 +20,13 @@ from meshwright.profiles.adapters import (
     quantized_layers,
 )
 from meshwright.profiles.importers.huggingface import model_from_config
+from meshwright.profiles.library import find_cluster
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import eight_bit_state_bytes
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.predict import predict
+from meshwright.solver.problem import Problem, Workload
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning", "ignore::RuntimeWarning"
@@ -127,3 +132,32 @@ def test_8_bit_adam_keeps_as_many_bytes_of_every_tensor(elements: int) -> None:
     state = optimizer.state[weight]
     tensors = [one for name, one in state.items() if name not in ("step", "qmap1", "qmap2")]
     assert sum(one.numel() * one.element_size() for one in tensors) == eight_bit_state_bytes(elements)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_8_bit_adam_keeps_as_many_bytes_of_a_whole_model_as_are_priced(tied: bool) -> None:
+    config = {**CONFIGS["llama"], "num_hidden_layers": 3, "vocab_size": 2048, "tie_word_embeddings": tied}
+    options = {name: value for name, value in config.items() if name != "model_type"}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**options)).bfloat16()
+    manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+    manager.register_module_override(model.model.embed_tokens, "weight", {"optim_bits": 32})  # trainer.py
+    optimizer = bitsandbytes.optim.AdamW8bit(model.parameters())
+    for weight in model.parameters():
+        weight.grad = torch.randn_like(weight)
+    optimizer.step()
+    kept = sum(
+        one.numel() * one.element_size()
+        for state in optimizer.state.values()
+        for name, one in state.items()
+        if isinstance(one, torch.Tensor) and name not in ("step", "qmap1", "qmap2")
+    )
+    ours = model_from_config(config, name="small")
+    cluster = find_cluster("dgx-h100", num_nodes=1)
+    workload = Workload(global_batch_size=8, seq_length=128, optimizer="adamw-8bit-bf16")
+    problem = Problem(model=ours, cluster=cluster, workload=workload, launcher="trl")
+    alone = Configuration(data_parallel_size=8, num_microbatches=1, stage_layers=(3,))
+    priced = predict(problem, default_profile(cluster, "trl"), alone).stages[0].memory_bytes["optimizer"]
+    # norms of 256, fewer than 4096 elements, keep 8 bytes where 2 + 8 / 256 are priced: two in a layer,
+    # and the last beside a head of its own
+    norms = 3 * 2 + int(not tied)
+    assert kept - priced == pytest.approx(norms * 256 * (8 - 2 - 8 / 256), abs=2)
