@@ -342,8 +342,11 @@ def _position_facts(model: ModelSpec) -> dict[str, bool]:
             usual = (scaling.low_freq_factor, scaling.high_freq_factor, original) == (1, 4, 8192)
             name += "" if usual else " of other wavelengths"
         elif scaling.kind == "yarn" and model.mla:
-            usual = (scaling.beta_fast, scaling.beta_slow, original) == (32, 1, 4096)
+            given = (scaling.beta_fast, scaling.beta_slow, original, scaling.truncate)
+            usual = given == (32, 1, 4096, True) and scaling.attention_factor is None
             name += " of latent attention" if usual else " of other wavelengths"
+        elif scaling.kind == "yarn":
+            name += "" if scaling.attention_factor is None else " by an attention factor"
         elif scaling.kind == "linear":
             name += " by a whole factor" if scaling.factor == int(scaling.factor) else " by a fraction"
         facts[name] = True

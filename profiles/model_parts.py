@@ -76,6 +76,7 @@ ROTARY_SCALING_LIMITS: Limits = {
     "beta_slow": (1e-3, 1e6),
     "mscale": (0.0, 1e6),
     "mscale_all_dim": (0.0, 1e6),
+    "attention_factor": (1e-3, 1e6),
 }
 
 
@@ -235,6 +236,8 @@ class RotaryScaling:
     beta_slow: float = 1.0  # yarn
     mscale: float | None = None  # yarn under latent attention
     mscale_all_dim: float | None = None  # yarn under latent attention
+    truncate: bool = True  # yarn: the corrected frequencies end at whole dimensions
+    attention_factor: float | None = None  # yarn: of the logits; None: 0.1 ln(factor) + 1, or by mscale
 
     def __post_init__(self) -> None:
         """Refuse factors out of range.

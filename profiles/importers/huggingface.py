@@ -7,6 +7,7 @@ harmless, or refused as ``unsupported: <key>``; a missing or garbled field is na
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import log
 from pathlib import Path
 from typing import Any, cast
 
@@ -49,10 +50,11 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 }  # fmt: skip
 # Keys of rotary scaling that follow from the others, say how a bound is rounded, or are read elsewhere.
 _OF_SCALING = (
-    "attention_factor", "long_factor", "short_factor", "truncate", "rope_type", "type", "rope_theta",
+    "long_factor", "short_factor", "rope_type", "type", "rope_theta",
     "partial_rotary_factor", "max_position_embeddings", "llama_4_scaling_beta", "long_mscale",
     "short_mscale", "alpha", "attn_factor", "extrapolation_factor", "finetuned",
 )  # fmt: skip
+_ROUNDING = 1e-4  # of a factor that is written down
 _SCALINGS = {"llama3": "llama3", "yarn": "yarn", "linear": "linear", "dynamic": "dynamic",
              "longrope": "longrope", "su": "longrope"}  # fmt: skip
 
@@ -277,6 +279,13 @@ def _rotary_scaling(reader: FieldReader, rope: FieldReader) -> RotaryScaling | N
     for name, (low, high) in ROTARY_SCALING_LIMITS.items():
         if name not in values and scaling.has(name):
             values[name] = scaling.number(name, low=low, high=high)
+    whole_dimensions = scaling.flag("truncate", default=True)
+    stated = values.pop("attention_factor", None)
+    if kind == "yarn":
+        values["truncate"] = whole_dimensions
+        usual = 0.1 * log(max(values["factor"], 1.0)) + 1.0
+        if stated is not None and abs(stated - usual) > _ROUNDING:
+            values["attention_factor"] = stated
     _refuse_unread(scaling, _OF_SCALING)
     return None if scaling.faults else RotaryScaling(**values)
 

@@ -20,7 +20,7 @@ from meshwright.service.launchers.export import (
     bundled,
     common_warnings,
 )
-from meshwright.service.launchers.megatron_flags import expert_layers
+from meshwright.service.launchers.megatron_flags import expert_layers, positions_of, yarn_values
 from meshwright.service.launchers.megatron_lm_model_rules import (
     experts_with_tensor_ranks_need_sequence_parallel,
     prediction_layers_need_rotary,
@@ -284,7 +284,10 @@ def _model(model: ModelSpec) -> Values:
         "add_qkv_bias": model.qkv_bias and not model.mlp_bias,
         "share_embeddings_and_output_weights": model.tied_embeddings,
         "normalization": "RMSNorm" if model.normalization == "rmsnorm" else "LayerNorm",
-        "position_embedding_type": "learned_absolute" if model.learned_position_embeddings else "rope",
+        "position_embedding_type": positions_of(model),
+        "softmax_type": "learnable" if model.attention_sinks else "vanilla",
+        "activation_func_clamp_value": model.activation_clamp,
+        "glu_linear_offset": model.gate_offset,
     }
     if model.norm_epsilon is not None:
         values["layernorm_epsilon"] = model.norm_epsilon
@@ -318,7 +321,10 @@ def _positions(model: ModelSpec) -> Values:
             values["apply_rope_fusion"] = False  # fused for YaRN only
         return values
     values["rope_scaling"] = scaling is not None and scaling.kind == "llama3"
-    if scaling:
+    if scaling and scaling.kind == "yarn":
+        values |= yarn_values(model, scaling)
+        values["yarn_correction_range_round_to_int"] = scaling.truncate
+    elif scaling:
         name = "rope_scaling_factor" if scaling.kind == "llama3" else "seq_len_interpolation_factor"
         values[name] = scaling.factor
     return values
@@ -422,6 +428,8 @@ def found_warnings(target: Target) -> Iterator[str]:
     if activation != "silu":
         yield f"no override names the activation: take a recipe whose model has {activation}"
     yield from overlap_notes(target.problem, target.config)
+    if positions_of(target.model) == "yarn":
+        yield "YaRN's numbers are keys of the recipe's model provider: take a recipe of such a model"
     if target.model.mla:
         yield "latent attention is of the recipe's model provider; only its sizes are overridden"
     if target.workload.precision == "fp8" and recipe(target) == FP8_RECIPES["none"]:

@@ -14,7 +14,7 @@ from itertools import groupby, pairwise
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.model_parts import MlaSpec, MoeSpec
+from meshwright.profiles.model_parts import MlaSpec, MoeSpec, RotaryScaling
 from meshwright.service.launchers.megatron_names import (
     DROPOUT,
     STAGES_BEFORE_DATA,
@@ -435,7 +435,7 @@ def _norms(model: ModelSpec) -> list[Flag]:
 def _positions(model: ModelSpec, seq_length: int) -> list[Flag]:
     rows = (model.max_position_embeddings or 0) + model.learned_position_offset
     flags = [
-        flag("position-embedding-type", "rope" if model.has_rotary_positions else "learned_absolute"),
+        flag("position-embedding-type", positions_of(model)),
         flag("max-position-embeddings", max(seq_length, rows)),
     ]
     if not model.has_rotary_positions:
@@ -447,6 +447,35 @@ def _positions(model: ModelSpec, seq_length: int) -> list[Flag]:
     if any(model.layers_without_rotary()):
         flags.append(flag("no-rope-freq", _layers_without_positions(model)))
     return flags + _rotary_scaling(model)
+
+
+def positions_of(model: ModelSpec) -> str:
+    """How Megatron-Core calls the model's positions; latent attention has a YaRN of its own."""
+    if not model.has_rotary_positions:
+        return "learned_absolute"
+    return "yarn" if is_yarn(model) else "rope"
+
+
+def is_yarn(model: ModelSpec) -> bool:
+    """Whether plain attention turns by YaRN's frequencies."""
+    return model.mla is None and model.rotary_scaling is not None and model.rotary_scaling.kind == "yarn"
+
+
+def yarn_values(model: ModelSpec, scaling: RotaryScaling) -> dict[str, int | float]:
+    """YaRN's numbers, by the names of the attributes that ``GPTModel`` reads.
+
+    Where a config states one ``mscale`` alone, ``transformers`` reads neither.
+    """
+    both = scaling.mscale is not None and scaling.mscale_all_dim is not None
+    original = scaling.original_max_position_embeddings or model.max_position_embeddings
+    return {
+        "yarn_rotary_scaling_factor": scaling.factor,
+        "yarn_original_max_position_embeddings": original or 4096,
+        "yarn_beta_fast": scaling.beta_fast,
+        "yarn_beta_slow": scaling.beta_slow,
+        "yarn_mscale": (scaling.mscale if both else None) or 1.0,
+        "yarn_mscale_all_dim": (scaling.mscale_all_dim if both else None) or 0.0,
+    }
 
 
 def layer_list(marked: Sequence[bool]) -> str:
@@ -482,6 +511,17 @@ def _rotary_scaling(model: ModelSpec) -> list[Flag]:
         ]
     if scaling is None:
         return []
+    if scaling.kind == "yarn":
+        # training/argument_utils.py _apply_yarn_config_from_args: three of them have no prefix
+        values = yarn_values(model, scaling)
+        whole = "yarn" if scaling.truncate else "no-yarn"
+        return [
+            flag("rotary-scaling-factor", values.pop("yarn_rotary_scaling_factor")),
+            flag("mscale", values.pop("yarn_mscale")),
+            flag("mscale-all-dim", values.pop("yarn_mscale_all_dim")),
+            *(flag(name.replace("_", "-"), value) for name, value in values.items()),
+            flag(f"{whole}-correction-range-round-to-int"),
+        ]
     if scaling.kind == "linear":
         return [flag("rotary-seq-len-interpolation-factor", int(scaling.factor))]
     return [flag("use-rope-scaling"), flag("rope-scaling-factor", scaling.factor)]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.errors import FieldError
-from meshwright.service.launchers.megatron_flags import FP8_RECIPES, facts, uses_fp8
+from meshwright.service.launchers.megatron_flags import FP8_RECIPES, facts, positions_of, uses_fp8
 from meshwright.service.launchers.rules import Rule, fault, near_divisors, near_multiples
 from meshwright.service.launchers.target import Target
 from meshwright.solver.space.launcher_rules import offloads
@@ -237,13 +237,14 @@ def gradients_fit_the_weights(target: Target) -> Iterator[FieldError]:
 
 
 def prediction_layers_need_rotary(target: Target) -> Iterator[FieldError]:
-    """Multi-token prediction works with rotary positions only (``validate_args``)."""
-    model = target.model
-    if model.num_mtp_layers and model.learned_position_embeddings:
+    """Multi-token prediction works with plain rotary positions only (``validate_args``)."""
+    model, positions = target.model, positions_of(target.model)
+    if model.num_mtp_layers and positions != "rope":
+        words = "learned positions" if positions == "learned_absolute" else "positions by YaRN"
         yield FieldError(
             pointer="/model/num_mtp_layers",
-            message=f"{model.num_mtp_layers} with learned positions",
-            allowed="0 with learned positions",
+            message=f"{model.num_mtp_layers} with {words}",
+            allowed=f"0 with {words}",
             nearest="0",
         )
 

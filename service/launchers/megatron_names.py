@@ -37,6 +37,7 @@ _SWITCHES = (
     "use-rope-scaling", "quick-geglu", "squared-relu", "no-bias-gelu-fusion", "moe-shared-expert-gate",
     "moe-router-pre-softmax", "moe-router-enable-expert-bias", "delay-wgrad-compute",
     "enable-cuda-graph", "external-cuda-graph", "fine-grained-activation-offloading",
+    "yarn-correction-range-round-to-int", "no-yarn-correction-range-round-to-int",
     "fp8-dot-product-attention", "fp8-param-gather", "moe-enable-deepep",
     "moe-pad-expert-input-to-capacity", "moe-permute-fusion", "moe-router-force-load-balancing",
     "moe-shared-expert-overlap", "no-bias-dropout-fusion", "no-bias-swiglu-fusion",
@@ -64,12 +65,13 @@ _INTEGERS = (
     "pipeline-model-parallel-size", "q-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim",
     "recompute-num-layers", "rotary-base", "seq-length", "tensor-model-parallel-size", "v-head-dim",
     "moe-router-num-groups", "moe-router-group-topk", "vocab-size", "window-attn-skip-freq",
+    "yarn-original-max-position-embeddings",
 )  # fmt: skip
 _NUMBERS = (
     "activation-func-clamp-value", "attention-dropout", "glu-linear-offset", "hidden-dropout", "mscale",
     "mscale-all-dim", "moe-expert-capacity-factor", "moe-router-topk-scaling-factor", "norm-epsilon",
     "optimizer-offload-fraction", "rope-scaling-factor", "rotary-percent", "rotary-scaling-factor",
-    "rotary-seq-len-interpolation-factor",
+    "rotary-seq-len-interpolation-factor", "yarn-beta-fast", "yarn-beta-slow",
 )  # fmt: skip
 _KINDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
     ("switch", _SWITCHES),

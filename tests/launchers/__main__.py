@@ -51,7 +51,7 @@ from tests.launchers.plans import problem_of, random_targets, tuned
 
 MODELS = (
     "llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "llama-3.1-70b",
-    "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "glm-4.5-air", "llama-3-8b",
+    "llama-2-7b", "qwen3-8b", "qwen2.5-7b", "glm-4.5-air", "llama-3-8b", "gpt-oss-20b",
 )  # fmt: skip
 JUDGES = Path(__file__).parent / "judges"
 SPLITS = 500  # random models whose split nanotron is asked for

@@ -75,11 +75,17 @@ def megatron_lm() -> list[DryRun]:
 def real_models() -> Iterator[DryRun]:
     """Published models on one rank a stage: the whole count, which ``transformers`` counted too."""
     alone = Configuration(num_microbatches=8, stage_layers=(1,))
-    for name in ("qwen3-8b", "qwen3-30b-a3b", "qwen2.5-7b", "llama-3.2-1b", "glm-4.5-air", "llama-3.1-8b"):
+    for name in (
+        "qwen3-8b",
+        "qwen3-30b-a3b",
+        "qwen2.5-7b",
+        "llama-3.2-1b",
+        "glm-4.5-air",
+        "llama-3.1-8b",
+        "gpt-oss-20b",
+    ):
         model = find_model(name)
         yield DryRun(name, target(model, replace(alone, stage_layers=(model.num_layers,)), seq_length=4096))
-    sinks = replace(find_model("gpt-oss-20b"), name="gpt-oss-20b without yarn", rotary_scaling=None)
-    yield DryRun(sinks.name, target(sinks, replace(alone, stage_layers=(24,)), seq_length=4096))
 
 
 def torchtitan() -> list[DryRun]:

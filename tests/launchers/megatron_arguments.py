@@ -19,7 +19,7 @@ SWITCHES = [
     "use-precision-aware-optimizer", "optimizer-cpu-offload", "add-qkv-bias", "apply-layernorm-1p",
     "moe-router-enable-expert-bias", "moe-router-pre-softmax", "moe-shared-expert-gate",
     "no-bias-gelu-fusion", "no-rope-fusion", "qk-layernorm", "quick-geglu", "squared-relu",
-    "use-rope-scaling",
+    "use-rope-scaling", "yarn-correction-range-round-to-int", "no-yarn-correction-range-round-to-int",
 ]  # fmt: skip
 WORDS = [
     "attention-backend", "ckpt-format", "cp-comm-type", "cross-entropy-fusion-impl",
@@ -41,11 +41,13 @@ NUMBERS = [
     "num-virtual-stages-per-pipeline-rank", "pipeline-model-parallel-size", "q-lora-rank",
     "qk-head-dim", "qk-pos-emb-head-dim", "recompute-num-layers", "seq-length",
     "tensor-model-parallel-size", "v-head-dim", "vocab-size", "window-attn-skip-freq",
+    "yarn-original-max-position-embeddings",
 ]  # fmt: skip
 FRACTIONS = [
     "activation-func-clamp-value", "attention-dropout", "glu-linear-offset", "hidden-dropout", "mscale",
     "mscale-all-dim", "moe-router-topk-scaling-factor", "norm-epsilon", "optimizer-offload-fraction",
     "rope-scaling-factor", "rotary-percent", "rotary-scaling-factor",
+    "yarn-beta-fast", "yarn-beta-slow",
 ]  # fmt: skip
 
 

@@ -18,7 +18,8 @@ from meshwright.solver.space.launcher_rules import problem_faults
 from tests.launchers.plans import CASES, problem_of, random_targets
 
 # One of each kind: plain, biases and learned positions, experts, wide heads, latent attention.
-MODELS = ("llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "llama-3.1-70b")
+MODELS = ("llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "llama-3.1-70b",
+          "gpt-oss-20b")  # fmt: skip
 MAIN = {
     "megatron-lm": "launch.sh", "megatron-bridge": "launch.sh", "ms-swift": "launch.sh",
     "deepspeed": "ds_config.json", "accelerate": "accelerate.yaml", "nanotron": "nanotron.yaml",

@@ -25,6 +25,9 @@ _RENAMED: Mapping[str, str] = {
     "layernorm_zero_centered_gamma": "apply-layernorm-1p",
     "rope_scaling": "use-rope-scaling",  # Megatron-Bridge
     "seq_len_interpolation_factor": "rotary-seq-len-interpolation-factor",  # Megatron-Bridge
+    "yarn_rotary_scaling_factor": "rotary-scaling-factor",  # Megatron-Bridge, models/gpt_oss
+    "yarn_mscale": "mscale",
+    "yarn_mscale_all_dim": "mscale-all-dim",
     "max_length": "seq-length",  # ms-swift
     "cutoff_len": "seq-length",  # LLaMA-Factory
     "sequence_length": "seq-length",
@@ -32,6 +35,7 @@ _RENAMED: Mapping[str, str] = {
 }
 _INVERTED: Mapping[str, str] = {
     "add_bias_linear": "disable-bias-linear",
+    "yarn_correction_range_round_to_int": "no-yarn-correction-range-round-to-int",
     "share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",
     "overlap_p2p_comm": "no-overlap-p2p-communication",
     "bias_dropout_fusion": "no-bias-dropout-fusion",

@@ -151,7 +151,8 @@ def _number(given: Given, name: str) -> float | None:
 
 def _activation(given: Given) -> Activation | None:
     """The MLP's activation where it is not the usual one."""
-    if given.has("quick-geglu"):
+    # transformer_config.py: the offset goes with quick_gelu alone; files of Bridge name no activation
+    if given.has("quick-geglu") or _number(given, "glu-linear-offset"):
         return "quick_gelu"
     return "squared_relu" if given.has("squared-relu") else None
 
@@ -231,11 +232,29 @@ def _rotary_scaling(given: Given, mla: MlaSpec | None) -> RotaryScaling | None:
             mscale=_number(given, "mscale"),
             mscale_all_dim=_number(given, "mscale-all-dim"),
         )
+    if given.word("position-embedding-type") == "yarn":
+        return _yarn(given)
     if given.has("use-rope-scaling"):
         factor = _number(given, "rope-scaling-factor") or 8.0
         return RotaryScaling(kind="llama3", factor=factor, original_max_position_embeddings=8192)
     factor = _number(given, "rotary-seq-len-interpolation-factor") or 1.0
     return RotaryScaling(kind="linear", factor=factor) if factor != 1 else None
+
+
+def _yarn(given: Given) -> RotaryScaling:
+    """Of plain attention, with the defaults of ``_apply_yarn_config_from_args``."""
+    mscale, of_all = _number(given, "mscale"), _number(given, "mscale-all-dim")
+    usual = mscale in (None, 1.0) and not of_all  # what YaRN does by itself
+    return RotaryScaling(
+        kind="yarn",
+        factor=_number(given, "rotary-scaling-factor") or 1.0,
+        original_max_position_embeddings=given.integer("yarn-original-max-position-embeddings", 4096),
+        beta_fast=_number(given, "yarn-beta-fast") or 32.0,
+        beta_slow=_number(given, "yarn-beta-slow") or 1.0,
+        mscale=None if usual else mscale,
+        mscale_all_dim=None if usual else of_all,
+        truncate=not given.has("no-yarn-correction-range-round-to-int"),
+    )
 
 
 def _window(given: Given) -> int | None:

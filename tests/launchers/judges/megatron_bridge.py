@@ -24,7 +24,9 @@ sys.path.append(str(Path(__file__).parent))  # this folder has the names of pack
 from protocol import Case, Seen, serve
 from stand_ins import StandIns
 
-ENTERED = ("megatron.bridge", "megatron.bridge.models", "megatron.bridge.recipes")
+ENTERED = (
+    "megatron.bridge", "megatron.bridge.models", "megatron.bridge.models.gpt_oss", "megatron.bridge.recipes"
+)  # fmt: skip
 SILENT = ("megatron.bridge.peft.lora", "megatron.bridge.peft.dora", "datasets", "six", "regex")
 
 
@@ -55,6 +57,7 @@ from megatron.bridge import models  # noqa: E402
 from megatron.bridge.models.gpt_provider import GPTModelProvider  # noqa: E402
 
 models.GPTModelProvider = GPTModelProvider  # as its ``__init__`` has it
+from megatron.bridge.models.gpt_oss.gpt_oss_provider import GPTOSSProvider  # noqa: E402
 from megatron.bridge.models.mla_provider import MLAModelProvider  # noqa: E402
 from megatron.bridge.recipes.common import _pretrain_common  # noqa: E402
 from megatron.bridge.training.config import runtime_config_update  # noqa: E402
@@ -63,8 +66,10 @@ from megatron.bridge.training.utils.omegaconf_utils import process_config_with_o
 SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
 
-def recipe(*, latent: bool) -> typing.Any:
-    """A run of a small model: everything that the plan decides has another value here."""
+def recipe(words: list[str]) -> typing.Any:
+    """A run of a small model of the plan's kind; what the plan decides has another value here."""
+    latent = any(word.startswith("model.kv_lora_rank=") for word in words)
+    yarn = "model.position_embedding_type=yarn" in words
     config = _pretrain_common()
     sizes = {
         "num_layers": 1,
@@ -73,7 +78,11 @@ def recipe(*, latent: bool) -> typing.Any:
         "vocab_size": 1024,
         "seq_length": 512,
     }
-    config.model = (MLAModelProvider if latent else GPTModelProvider)(**sizes, activation_func=F.silu)
+    if yarn:
+        config.model = GPTOSSProvider(**sizes, num_query_groups=1, yarn_rotary_scaling_factor=2.0,
+                                      yarn_original_max_position_embeddings=64)  # fmt: skip
+    else:
+        config.model = (MLAModelProvider if latent else GPTModelProvider)(**sizes, activation_func=F.silu)
     config.tokenizer.tokenizer_type, config.tokenizer.vocab_size = "NullTokenizer", 1024
     return config
 
@@ -84,8 +93,7 @@ def judge(case: Case) -> Seen:
     words = shlex.split(body, comments=True)
     os.environ.update(RANK="0", WORLD_SIZE=str(case["world_size"]), LOCAL_RANK="0")
     os.environ.update(case["environment"])
-    latent = any(word.startswith("model.kv_lora_rank=") for word in words)
-    config = process_config_with_overrides(recipe(latent=latent), cli_overrides=words)
+    config = process_config_with_overrides(recipe(words), cli_overrides=words)
     runtime_config_update(config)
     calculator.unset_num_microbatches_calculator()
     calculator.init_num_microbatches_calculator(
@@ -131,8 +139,19 @@ def facts_of(model: typing.Any) -> Seen:
     """The model's facts as Megatron-Bridge understood them."""
     latent = bool(model.multi_latent_attention)
     scaling = model.rope_scaling_factor if model.rope_scaling else None
+    found: Seen = {}
+    if model.position_embedding_type == "yarn":
+        scaling = model.yarn_rotary_scaling_factor
+        found = {
+            "rotary_scaling.original_max_position_embeddings": model.yarn_original_max_position_embeddings,
+            "rotary_scaling.truncate": model.yarn_correction_range_round_to_int,
+        }
     experts = model.num_moe_experts
     return {
+        **found,
+        "attention_sinks": model.softmax_type == "learnable",
+        "activation_clamp": model.activation_func_clamp_value,
+        "gate_offset": model.glu_linear_offset,
         "vocab_size": model.vocab_size,
         "hidden_size": model.hidden_size,
         "num_attention_heads": model.num_attention_heads,

@@ -129,14 +129,31 @@ def positions_of(args: typing.Any, config: typing.Any) -> Seen:
     """Windows, and positions by table or rotation."""
     layers = range(1, config.num_layers + 1)
     window, skipped = config.window_size, config.window_attn_skip_freq
-    rotates, latent = args.position_embedding_type == "rope", bool(config.multi_latent_attention)
+    yarn, latent = args.position_embedding_type == "yarn", bool(config.multi_latent_attention)
+    rotates = yarn or args.position_embedding_type == "rope"
     scaling = (
         args.rope_scaling_factor if args.use_rope_scaling else args.rotary_seq_len_interpolation_factor
     )
     if latent:
         scaling = config.rotary_scaling_factor if config.rope_type == "yarn" else None
     scaled = latent and scaling is not None
-    return {
+    found: Seen = (
+        {
+            "rotary_scaling.kind": "yarn",
+            "rotary_scaling.original_max_position_embeddings": config.yarn_original_max_position_embeddings,
+            "rotary_scaling.beta_fast": config.yarn_beta_fast,
+            "rotary_scaling.beta_slow": config.yarn_beta_slow,
+            "rotary_scaling.truncate": config.yarn_correction_range_round_to_int,
+        }
+        if yarn
+        else {}
+    )
+    if yarn:
+        scaling = config.yarn_rotary_scaling_factor
+        assert (config.yarn_mscale, config.yarn_mscale_all_dim) == (1.0, 0.0), (
+            "what transformers has by default"
+        )
+    return found | {
         "learned_position_embeddings": not rotates,
         "rotary_base": args.rotary_base if rotates else None,
         "rotary_fraction": args.rotary_percent,

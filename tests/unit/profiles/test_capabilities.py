@@ -49,6 +49,15 @@ def test_megatron_scales_the_positions_of_latent_attention_by_yarn_alone() -> No
     assert lacking == ("linear rotary scaling of latent attention",)
 
 
+def test_megatron_takes_yarn_of_plain_attention_with_the_usual_factor_of_logits() -> None:
+    """Megatron-LM 0.19.2, training/argument_utils.py ``_apply_yarn_config_from_args``: none is given."""
+    model, able = find_model("gpt-oss-20b"), launcher_capabilities("megatron-lm")
+    assert lacking_facts(able, model) == ()
+    assert model.rotary_scaling is not None
+    scaled = replace(model, rotary_scaling=replace(model.rotary_scaling, attention_factor=1.0))
+    assert lacking_facts(able, scaled) == ("yarn rotary scaling by an attention factor",)
+
+
 @pytest.mark.parametrize("launcher", ["megatron-lm", "torchtitan"])
 def test_what_the_launcher_has_built_is_what_the_table_calls_exact(launcher: str) -> None:
     """``make launchers`` holds the record against the launcher; here it is held against its neighbours."""

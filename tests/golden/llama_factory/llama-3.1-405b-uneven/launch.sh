@@ -59,7 +59,8 @@ readonly PLAN_DECIDES=(
     squared-relu step-batch-size-schedule swiglu tensor-model-parallel-size tp-comm-overlap
     transformer-impl untie-embeddings-and-output-weights use-custom-fsdp use-distributed-optimizer
     use-flash-attn use-megatron-fsdp use-precision-aware-optimizer use-rope-scaling
-    use-tp-pp-dp-mapping v-head-dim vocab-size window-attn-skip-freq window-size
+    use-tp-pp-dp-mapping v-head-dim vocab-size window-attn-skip-freq window-size yarn-beta-fast
+    yarn-beta-slow yarn-correction-range-round-to-int yarn-original-max-position-embeddings
 )
 plain_name() {
     REPLY="${1%%[= ]*}"

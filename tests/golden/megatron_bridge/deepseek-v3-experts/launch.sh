@@ -58,26 +58,29 @@ readonly PLAN_DECIDES=(
     model.moe-shared-expert-overlap model.moe-token-dispatcher-type model.mscale
     model.mscale-all-dim model.mtp-num-layers model.multi-latent-attention
     model.no-bias-dropout-fusion model.no-bias-gelu-fusion model.no-bias-swiglu-fusion
-    model.no-overlap-p2p-communication model.no-rope-freq model.no-rope-fusion model.normalization
-    model.num-attention-heads model.num-distributed-optimizer-instances model.num-experts
-    model.num-layers model.num-layers-per-virtual-pipeline-stage model.num-moe-experts
-    model.num-query-groups model.num-virtual-stages-per-pipeline-rank model.offload-modules
-    model.optimizer model.optimizer-cpu-offload model.optimizer-offload-fraction
-    model.overlap-grad-reduce model.overlap-moe-expert-parallel-comm model.overlap-p2p-comm
-    model.overlap-param-gather model.pipeline-model-parallel-layout
-    model.pipeline-model-parallel-size model.position-embedding-type model.q-lora-rank
-    model.qk-head-dim model.qk-layernorm model.qk-pos-emb-head-dim model.quick-geglu
-    model.rampup-batch-size model.recompute-activations model.recompute-granularity
-    model.recompute-method model.recompute-modules model.recompute-num-layers model.rope-type
-    model.rotary-percent model.rotary-scaling-factor model.seq-length model.sequence-parallel
-    model.share-embeddings-and-output-weights model.should-pad-vocab model.softmax-type
-    model.squared-relu model.step-batch-size-schedule model.swiglu model.tensor-model-parallel-size
-    model.tp-comm-overlap model.transformer-impl model.untie-embeddings-and-output-weights
-    model.use-custom-fsdp model.use-distributed-optimizer model.use-flash-attn
-    model.use-megatron-fsdp model.use-precision-aware-optimizer model.use-rope-scaling
-    model.use-tp-pp-dp-mapping model.v-head-dim model.virtual-pipeline-model-parallel-size
-    model.vocab-size model.window-attn-skip-freq model.window-size optimizer.optimizer
-    optimizer.use-distributed-optimizer train.global-batch-size train.micro-batch-size
+    model.no-overlap-p2p-communication model.no-rope-freq model.no-rope-fusion
+    model.no-yarn-correction-range-round-to-int model.normalization model.num-attention-heads
+    model.num-distributed-optimizer-instances model.num-experts model.num-layers
+    model.num-layers-per-virtual-pipeline-stage model.num-moe-experts model.num-query-groups
+    model.num-virtual-stages-per-pipeline-rank model.offload-modules model.optimizer
+    model.optimizer-cpu-offload model.optimizer-offload-fraction model.overlap-grad-reduce
+    model.overlap-moe-expert-parallel-comm model.overlap-p2p-comm model.overlap-param-gather
+    model.pipeline-model-parallel-layout model.pipeline-model-parallel-size
+    model.position-embedding-type model.q-lora-rank model.qk-head-dim model.qk-layernorm
+    model.qk-pos-emb-head-dim model.quick-geglu model.rampup-batch-size model.recompute-activations
+    model.recompute-granularity model.recompute-method model.recompute-modules
+    model.recompute-num-layers model.rope-type model.rotary-percent model.rotary-scaling-factor
+    model.seq-length model.sequence-parallel model.share-embeddings-and-output-weights
+    model.should-pad-vocab model.softmax-type model.squared-relu model.step-batch-size-schedule
+    model.swiglu model.tensor-model-parallel-size model.tp-comm-overlap model.transformer-impl
+    model.untie-embeddings-and-output-weights model.use-custom-fsdp model.use-distributed-optimizer
+    model.use-flash-attn model.use-megatron-fsdp model.use-precision-aware-optimizer
+    model.use-rope-scaling model.use-tp-pp-dp-mapping model.v-head-dim
+    model.virtual-pipeline-model-parallel-size model.vocab-size model.window-attn-skip-freq
+    model.window-size model.yarn-beta-fast model.yarn-beta-slow
+    model.yarn-correction-range-round-to-int model.yarn-original-max-position-embeddings
+    optimizer.optimizer optimizer.use-distributed-optimizer train.global-batch-size
+    train.micro-batch-size
 )
 plain_name() {
     REPLY="${1%%[= ]*}"

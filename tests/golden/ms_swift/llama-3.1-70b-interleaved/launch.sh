@@ -64,7 +64,8 @@ readonly PLAN_DECIDES=(
     transformer-impl tuner-type untie-embeddings-and-output-weights use-custom-fsdp
     use-distributed-optimizer use-flash-attn use-megatron-fsdp use-precision-aware-optimizer
     use-rope-scaling use-tp-pp-dp-mapping v-head-dim virtual-pipeline-model-parallel-size vocab-size
-    window-attn-skip-freq window-size
+    window-attn-skip-freq window-size yarn-beta-fast yarn-beta-slow
+    yarn-correction-range-round-to-int yarn-original-max-position-embeddings
 )
 plain_name() {
     REPLY="${1%%[= ]*}"

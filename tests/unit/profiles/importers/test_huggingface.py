@@ -199,6 +199,23 @@ def test_what_the_cost_model_cannot_express_is_refused_by_field(
     assert caught.value.errors[0].pointer == f"/model/{field}"
 
 
+@pytest.mark.parametrize(
+    ("stated", "kept"),
+    [
+        ({}, None),
+        ({"attention_factor": 1.2079}, None),  # 0.1 ln(8) + 1, what the others give
+        ({"attention_factor": 1.0}, 1.0),
+    ],
+)
+def test_a_factor_of_logits_is_kept_where_it_is_not_yarns_own(
+    stated: dict[str, float], kept: float
+) -> None:
+    scaling = {"rope_type": "yarn", "factor": 8.0, "truncate": False, **stated}
+    found = model_from_config(_config("llama-3.1-8b", rope_scaling=scaling), name="x").rotary_scaling
+    assert found is not None
+    assert (found.attention_factor, found.truncate) == (kept, False)
+
+
 def test_layers_that_follow_no_rule_are_listed_one_by_one() -> None:
     model = model_from_config(_config("qwen3-30b-a3b", mlp_only_layers=[5]), name="x")
     assert [layer for layer, kind in enumerate(model.layer_kinds()) if kind == "dense"] == [5]
