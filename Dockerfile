@@ -14,7 +14,8 @@ COPY migrations migrations
 RUN /opt/meshwright/bin/pip install --constraint constraints.txt '.[service]'
 
 FROM python:3.11-slim-bookworm
-RUN groupadd --gid 10001 meshwright && useradd --system --uid 10001 --gid 10001 --create-home meshwright
+RUN groupadd --gid 10001 meshwright && useradd --system --uid 10001 --gid 10001 --create-home meshwright \
+    && install --directory --owner 10001 --group 10001 /var/lib/meshwright/verify
 COPY --from=build /opt/meshwright /opt/meshwright
 COPY docker/entrypoint.sh /usr/local/bin/meshwright-entrypoint
 ENV PATH=/opt/meshwright/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

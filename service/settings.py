@@ -61,6 +61,10 @@ class Settings(BaseSettings):
         default=8 * 2**30, ge=2**30, description="a launcher's process that wants more fails"
     )
     verify_time_s: Seconds = Field(default=600.0, description="the same in seconds")
+    verify_elsewhere: bool = Field(
+        default=False,
+        description="verifying workers elsewhere have the launchers: take plans without a look here",
+    )
     auto_migrate: bool | None = Field(default=None, description="None: on SQLite only")
     database_wait_s: float = Field(
         default=60.0,

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Callable
 
@@ -49,6 +50,8 @@ def main(argv: list[str] | None = None, *, search: SearchCall | None = None) -> 
     _limit_memory(settings.worker_memory_bytes)
     if arguments.celery and not settings.redis_url:
         raise SystemExit("error: --celery needs --redis-url or MESHWRIGHT_REDIS_URL")
+    if arguments.install:
+        _install()
     leaving = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: leaving.set())
@@ -122,6 +125,22 @@ def _verify(settings: Settings, leaving: threading.Event, *, celery: bool) -> No
     database.close()
 
 
+def _install() -> None:
+    """Make the environments of all launchers that build, where they are missing.
+
+    Raises:
+        SystemExit: one cannot be made.
+    """
+    from meshwright.service.verify.environments import make  # noqa: PLC0415 - searching workers do without it
+    from meshwright.service.verify.verify import BUILDERS  # noqa: PLC0415 - the same
+
+    for name, builder in BUILDERS.items():
+        try:
+            make(builder.environment)
+        except subprocess.CalledProcessError as fault:
+            raise SystemExit(f"error: the environment of {name}: {fault.stderr or fault}") from None
+
+
 def _following(settings: Settings, database: Database, leaving: threading.Event) -> Callable[[], bool]:
     """Verifies the plan that waits longest; several callers in one process take turns."""
     engine = JobEngine(database, lease_s=settings.lease_s)
@@ -167,6 +186,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--redis-url", help="default: MESHWRIGHT_REDIS_URL")
     parser.add_argument("--celery", action="store_true", help="take wake-ups from Redis, poll slowly")
     parser.add_argument("--verify", action="store_true", help="verify plans and do nothing else")
+    parser.add_argument("--install", action="store_true", help="first make the launchers' environments")
     parser.add_argument("--parent-pid", type=int, help="leave when this parent process is gone")
     return parser.parse_args(argv)
 

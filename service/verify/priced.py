@@ -22,7 +22,7 @@ from meshwright.solver.predict import predict
 # Products of flash attention: two forward, five backward (Dao 2022, arXiv:2205.14135, algorithm 4).
 _ATTENTION_TRAINED = 3.5
 _LINEAR_TRAINED = 3.0  # forward, gradient of the input, gradient of the weight
-NOT_TENSORS = ("context", "reserve", "buffers")  # terms of memory that no tensor of a rank is
+_NOT_TENSORS = ("context", "reserve")  # terms of memory that no tensor of a rank is
 
 
 def context_for(target: Target) -> Context:
@@ -120,18 +120,32 @@ def rank_flops(target: Target) -> list[float]:
         kind: sum(_flops(gemm) / (busiest if gemm.grouped else 1.0) for gemm in layer_gemms(ctx, kind))
         for kind in set(model.layer_kinds())
     }
+    unused = _not_replayed(ctx)
     kinds, first, found = model.layer_kinds(), 0, [0.0] * config.pipeline_parallel_size
     for chunk, (rank, count) in enumerate(zip(ranks, config.stage_layers, strict=True)):
         own = kinds[first : first + count]
         found[rank] += sum(_LINEAR_TRAINED * linear[kind] + _ATTENTION_TRAINED * core for kind in own)
         if config.recompute_granularity == "full":
-            found[rank] += sum(linear[kind] + core for kind in own[: _recomputed(target, chunk)])
+            again = own[: _recomputed(target, chunk)]
+            found[rank] += sum(linear[kind] + core - unused.get(kind, 0.0) for kind in again)
         if config.recompute_granularity == "selective" and "core_attn" in ctx.facts.recomputed:
             found[rank] += count * core
         first += count
     vocabulary = _first(ctx.padded_vocabulary) / config.tensor_parallel_size
     found[ranks[-1]] += 2.0 * _LINEAR_TRAINED * _first(ctx.tokens) * model.hidden_size * vocabulary
     return found
+
+
+def _not_replayed(ctx: Context) -> dict[LayerKind, float]:
+    """FLOPs of a layer's last product where blocks are compiled: nothing in the backward pass reads it.
+
+    torch's partitioner drops it from the replayed forward pass (torch 2.13 ``_functorch/partitioners.py``);
+    a norm behind it would need it.
+    """
+    plain = ctx.model.norm_position == "before" and not ctx.model.inner_norms
+    if not (plain and ctx.facts.stack == "fsdp" and ctx.facts.elementwise_fused):
+        return {}
+    return {"dense": _flops(layer_gemms(ctx, "dense")[-1])}
 
 
 def _recomputed(target: Target, chunk: int) -> int:
@@ -143,13 +157,18 @@ def _recomputed(target: Target, chunk: int) -> int:
 
 
 def rank_bytes(target: Target, profile: Profile | None = None) -> list[dict[str, int]]:
-    """Bytes of every pipeline rank by term, and those that tensors take at the peak as ``tensors``."""
+    """Bytes of every pipeline rank by term, at the peak those of tensors as ``tensors``, others ``rest``.
+
+    Of the buffers, workspaces of libraries (``base_bytes``) are no tensors; buckets and gathered weights
+    are.
+    """
     costs = profile or default_profile(target.problem.cluster, target.problem.launcher)
-    found = []
+    base, found = context_for(target).constants.base_bytes, []
     for stage in predict(target.problem, costs, target.config).stages:
         terms: dict[str, int] = dict(stage.memory_bytes)
-        terms["tensors"] = sum(size for name, size in terms.items() if name not in NOT_TENSORS)
-        found.append(terms)
+        rest = sum(terms.get(name, 0) for name in _NOT_TENSORS)
+        rest += min(round(base), terms.get("buffers", 0))
+        found.append(terms | {"tensors": sum(terms.values()) - rest, "rest": rest})
     return found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import threading
 import time
@@ -31,7 +32,6 @@ from meshwright.service.verify.environments import (
     MissingEnvironmentError,
 )
 from meshwright.service.verify.priced import (
-    NOT_TENSORS,
     rank_bytes,
     rank_flops,
     rank_kinds,
@@ -150,8 +150,8 @@ def verify(
     return _judged(target, builder, answers, ranks, profile)
 
 
-def builder_of(launcher: str) -> Builder:
-    """The builder of a launcher.
+def builder_of(launcher: str, *, elsewhere: bool = False) -> Builder:
+    """The builder of a launcher; ``elsewhere``: its environment is another machine's concern.
 
     Raises:
         InvalidProblemError: there is none.
@@ -161,7 +161,7 @@ def builder_of(launcher: str) -> Builder:
         message = f"{launcher} builds no rank without a GPU"
         raise InvalidProblemError.of("/launcher", message, allowed=", ".join(BUILDERS))
     builder = BUILDERS[launcher]
-    if not builder.environment.is_ready:
+    if not (elsewhere or builder.environment.is_ready):
         message = (
             f"the environment of {launcher} is not installed in {builder.environment.folder.parent}: "
             f"meshwright verify --install {launcher}"
@@ -200,6 +200,8 @@ def _case(
         "memory_bytes": memory_bytes,
         "time_s": int(time_s),
         "model": asdict(target.model),
+        "seq_length": target.workload.seq_length,
+        "micro_batch_size": target.config.micro_batch_size,
     })  # fmt: skip
 
 
@@ -233,7 +235,7 @@ def _output(
     ends_s, unsent = time.monotonic() + time_s, given or None
     with subprocess.Popen(  # noqa: S603 - our own script in our own environment
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=dict(environment),
+        env=dict(environment), start_new_session=True,
     ) as process:  # fmt: skip
         while True:
             try:
@@ -242,7 +244,7 @@ def _output(
                 late, unsent = time.monotonic() > ends_s, None
                 if not (late or stop.is_set()):
                     continue
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)  # ranks are processes of their own
                 said, _ = process.communicate()
                 if late:
                     return said, f"it took longer than {time_s:.0f} s"
@@ -322,7 +324,7 @@ _BYTES = ("weight_bytes", "gradient_bytes", "optimizer_bytes")
 def _whole_peak(seen: Mapping[str, Any], priced_bytes: Sequence[Mapping[str, int]]) -> int:
     """A traced peak with what a GPU holds beside tensors, as it was priced."""
     terms: Mapping[str, int] = priced_bytes[seen["stage"]]
-    return int(seen["peak_bytes"]) + sum(terms.get(name, 0) for name in NOT_TENSORS)
+    return int(seen["peak_bytes"]) + terms["rest"]
 
 
 def _missing(target: Target, built: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> Iterator[str]:
@@ -331,11 +333,12 @@ def _missing(target: Target, built: Sequence[Mapping[str, Any]], last: Mapping[s
     if "refusal" in last:
         yield last["refusal"]
     if config.context_parallel_size > 1:
-        yield "cp > 1: the local attention cannot split sequences; states are built, no step is traced"
+        yield "cp > 1: no attention of a CPU splits sequences over ranks; no step is traced"
     elif model.mla is not None and target.problem.launcher == "megatron-lm":
         yield "latent attention: its fused kernels are Transformer Engine's; no step is traced"
     if target.workload.precision == "fp8":
-        yield "fp8: weights and activations in 8 bits are Transformer Engine's; bf16 is built"
+        kernels = "Transformer Engine's" if target.problem.launcher == "megatron-lm" else "a GPU's"
+        yield f"fp8: weights and activations in 8 bits are {kernels}; bf16 is built"
     for one in built:
         if "untraced" in one:
             yield f"no step is traced: {one['untraced']}"

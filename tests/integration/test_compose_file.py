@@ -19,6 +19,7 @@ import yaml
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
 from meshwright.service.settings import Settings
+from meshwright.service.verify.environments import FOLDER_VARIABLE
 from tests.processes.warm import Warm, run_warm
 
 ROOT = Path(__file__).parents[2]
@@ -66,8 +67,8 @@ def test_the_format_refuses_a_wrong_key_or_kind(service: str, key: str, value: o
 
 
 def test_api_workers_migrations_database_and_queue_are_there() -> None:
-    assert set(SERVICES) == {"api", "worker", "migrate", "postgres", "redis"}
-    assert OURS == ["api", "worker", "migrate"]
+    assert set(SERVICES) == {"api", "worker", "verifier", "migrate", "postgres", "redis"}
+    assert OURS == ["api", "worker", "verifier", "migrate"]
 
 
 def test_what_is_waited_for_exists_and_can_be_waited_for() -> None:
@@ -139,11 +140,23 @@ def test_a_search_meets_its_own_memory_limit_before_the_container_does() -> None
     assert int(environment_of("worker")["MESHWRIGHT_WORKER_MEMORY_BYTES"]) <= 0.75 * 4 * 2**30
 
 
+def test_a_launcher_meets_its_own_memory_limit_before_the_container_does() -> None:
+    assert SERVICES["verifier"]["deploy"]["resources"]["limits"]["memory"] == "12g"
+    assert int(environment_of("verifier")["MESHWRIGHT_VERIFY_MEMORY_BYTES"]) <= 0.75 * 12 * 2**30
+
+
+def test_the_environments_of_launchers_lie_on_a_volume_that_their_owner_may_write() -> None:
+    folder = environment_of("verifier")[FOLDER_VARIABLE]
+    assert SERVICES["verifier"]["volumes"] == [f"verify:{folder}"]
+    assert f"install --directory --owner 10001 --group 10001 {folder}\n" in DOCKERFILE
+
+
 def test_every_process_has_time_to_leave() -> None:
     grace_s = {name: int(one.get("stop_grace_period", "0s").rstrip("s")) for name, one in SERVICES.items()}
     # the API: open requests within MESHWRIGHT_GRACE_S; a worker: 2 s to stop a search, then it is stored
     assert grace_s["api"] >= 2 * float(environment_of("api")["MESHWRIGHT_GRACE_S"])
     assert grace_s["worker"] >= 2.0 + 10.0
+    assert grace_s["verifier"] >= 10.0  # it looks every half second whether it shall leave
     assert min(grace_s["postgres"], grace_s["redis"]) >= 30
 
 
@@ -155,7 +168,7 @@ def test_every_variable_is_one_that_the_settings_read_and_accept(
     own = {key: value for key, value in given.items() if key.startswith("MESHWRIGHT_")}
     assert set(given) - set(own) == {"DATABASE_PASSWORD_FILE"}
     fields = {f"MESHWRIGHT_{field.upper()}" for field in Settings.model_fields}
-    assert set(own) <= fields
+    assert set(own) <= {*fields, FOLDER_VARIABLE}
     for key in fields:
         monkeypatch.delenv(key, raising=False)
     for key, value in own.items():

@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from meshwright.service.db.database import Database
 from meshwright.service.db.tables import jobs
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.queue import QUEUE_NAME, TASK_NAME, CeleryQueue
+from meshwright.service.verify.environments import FOLDER_VARIABLE, MEGATRON_LM
 from tests.processes.servers import SERVE, RedisServer, RunningServer, Settings, serving, until, working
 from tests.reliability.figures import measured
 
@@ -61,6 +63,34 @@ def test_a_celery_worker_answers_what_the_api_took_in(server: RunningServer, set
     answer = httpx.get(server.url + job["links"]["plans"]).json()
     assert answer["status"] == "optimal"
     assert len(answer["plans"]) == 3
+
+
+def test_a_celery_worker_of_its_own_verifies_a_plan_that_was_asked_for(
+    server: RunningServer, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    python = MEGATRON_LM.python
+    python.parent.mkdir(parents=True)
+    (MEGATRON_LM.folder / "ready").write_text(MEGATRON_LM.stamp)
+    refusal = '{"refusal": "no GPU"}'
+    python.write_text(f"#!/bin/sh\ncat >/dev/null; echo '{refusal}'\n")  # a launcher that will not
+    python.chmod(0o755)
+    with working({**settings, "slow_poll_s": "60"}, "--celery"):
+        job = server.finished_job(server.post_job(PROBLEM, **FRESH)["id"])
+    plan = httpx.get(server.url + job["links"]["plans"]).json()["plans"][0]["plan_id"]
+    with (
+        serving({**settings, "verify_elsewhere": "true"}) as trusting,
+        working({**settings, "slow_poll_s": "60"}, "--celery", "--verify"),  # only a hint can start it
+    ):
+        assert httpx.post(f"{trusting.url}/v1/plans/{plan}:verify").json()["state"] == "queued"
+        told: dict[str, Any] = {}
+
+        def is_done() -> bool:
+            told.update(httpx.get(f"{trusting.url}/v1/plans/{plan}/verification").json())
+            return bool(told["state"] == "done")
+
+        until(is_done)
+    assert (told["verdict"], told["reasons"]) == ("not built", ["no GPU"])
 
 
 @pytest.mark.alone

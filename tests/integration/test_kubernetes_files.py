@@ -21,6 +21,7 @@ from meshwright.service.api.metrics import Metrics
 from meshwright.service.db.database import Database
 from meshwright.service.db.tables import jobs
 from meshwright.service.settings import Settings
+from meshwright.service.verify.environments import FOLDER_VARIABLE
 from tests.integration.test_compose_file import DOCKERFILE, PROJECT, ROOT, SERVICES, run
 from tests.served.job_records import add_tiny_job
 
@@ -30,7 +31,7 @@ FIXTURES = ROOT / "tests" / "fixtures" / "kubernetes"
 MANIFESTS: list[Manifest] = [
     manifest for path in sorted(FOLDER.rglob("*.yaml")) for manifest in yaml.safe_load_all(path.read_text())
 ]
-OURS = ["api", "worker", "migrate"]
+OURS = ["api", "worker", "verifier", "migrate"]
 
 
 def schemas() -> dict[str, Manifest]:
@@ -117,7 +118,7 @@ def test_every_variable_is_one_that_the_settings_read_and_accept(
     own = {key: value for key, value in given.items() if key.startswith("MESHWRIGHT_")}
     fields = {f"MESHWRIGHT_{field.upper()}" for field in Settings.model_fields}
     assert set(given) - set(own) == {"DATABASE_PASSWORD_FILE"}
-    assert set(own) <= fields
+    assert set(own) <= {*fields, FOLDER_VARIABLE}
     for key in fields:
         monkeypatch.delenv(key, raising=False)
     for key, value in own.items():
@@ -208,6 +209,11 @@ def test_a_search_meets_its_own_memory_limit_before_its_container_does() -> None
     assert int(variables("worker")["MESHWRIGHT_WORKER_MEMORY_BYTES"]) <= 0.75 * limit
 
 
+def test_a_launcher_meets_its_own_memory_limit_before_its_container_does() -> None:
+    limit = bytes_of(container("verifier")["resources"]["limits"]["memory"])
+    assert int(variables("verifier")["MESHWRIGHT_VERIFY_MEMORY_BYTES"]) <= 0.75 * limit
+
+
 def test_selectors_find_their_pods() -> None:
     for manifest in MANIFESTS:
         if manifest["kind"] in {"Deployment", "StatefulSet"}:
@@ -227,7 +233,10 @@ def test_every_way_that_is_needed_is_open_and_no_other_port() -> None:
         "policyTypes": ["Ingress", "Egress"],
     }
     rules = [rule for one in policies for way in ("ingress", "egress") for rule in one["spec"].get(way, ())]
-    assert {port["port"] for rule in rules for port in rule["ports"]} == {53, 5432, 6379, 8420}
+    assert {port["port"] for rule in rules for port in rule["ports"]} == {53, 443, 5432, 6379, 8420}
+    outside = named("NetworkPolicy", "verifier-to-packages")["spec"]
+    assert outside["podSelector"]["matchLabels"] == {"app.kubernetes.io/component": "verifier"}
+    assert outside["egress"] == [{"ports": [{"port": 443}]}]  # and nobody else's
     url, queue = variables("worker")["MESHWRIGHT_DATABASE_URL"], variables("worker")["MESHWRIGHT_REDIS_URL"]
     assert "@postgres:5432/" in url
     assert "//redis:6379/" in queue

@@ -84,11 +84,23 @@ def test_sequences_split_over_ranks_are_verified_in_part_with_the_reason() -> No
     assert all(one.exact for one in found.quantities)
 
 
-def test_torchtitan_builds_every_stage_with_the_parameters_that_were_priced() -> None:
+def test_torchtitan_builds_every_stage_with_the_states_and_flops_that_were_priced() -> None:
     make(TORCHTITAN)
     found = verified(SHARDS, "torchtitan")
     assert (found.verdict, found.reasons) == ("verified", ())
     assert [figures(found, rank)["layers"].built for rank in (0, 4)] == [[2], [4]]
+    first = figures(found, 0)
+    matrices = 512 * (8 + 2 * 4) * 64 // 2 + 512 * 512 // 2 + 3 * 512 * 1792 // 2
+    weights = 2 * (matrices + 2 * 512) + 32000 * 512 // 2
+    assert first["parameters"].built == weights
+    # fp32 shards of 2 ranks; torch's pipeline keeps weights gathered in bf16, and whole fp32 gradients
+    assert first["weight_bytes"].built == 4 * weights / 2 + 2 * weights
+    assert first["gradient_bytes"].built == 4 * weights
+    assert first["optimizer_bytes"].built == 2 * 4 * weights / 2
+    attention = 3.5 * 2 * 2 * 1024 * 1024 * (8 // 2) * 64 * 2
+    assert first["flops"].built == pytest.approx(6 * 1024 * matrices * 2 + attention, rel=1e-6)
+    assert first["peak_bytes"].error == pytest.approx(0.0, abs=0.1)
+    assert "peak_bytes" not in figures(found, 7)  # built like rank 4, which was traced
 
 
 def test_accelerate_shards_a_model_of_transformers_as_it_was_priced() -> None:
@@ -103,8 +115,31 @@ def test_accelerate_shards_a_model_of_transformers_as_it_was_priced() -> None:
     for rank in (0, 7):
         built = figures(found, rank)
         assert built["parameters"].built == weights
-        assert built["weight_bytes"].built == 4 * weights / 8
-        assert built["optimizer_bytes"].built == 2 * 4 * weights / 8
+    first = figures(found, 0)
+    assert first["weight_bytes"].built == 4 * weights / 8
+    assert first["optimizer_bytes"].built == 2 * 4 * weights / 8
+    assert first["gradient_bytes"].built == 2 * weights  # bf16, whole until the last pass
+    products = 6 * 1024 * (weights - 6 * 2 * 512 - 512 - 32000 * 512)
+    attention = 3.5 * 2 * 2 * 1024 * 1024 * 8 * 64 * 6
+    assert first["flops"].built == pytest.approx(products + attention, rel=1e-6)
+    assert first["peak_bytes"].error is not None
+
+
+def test_a_block_that_is_compiled_and_recomputed_leaves_out_its_last_product() -> None:
+    make(ACCELERATE)
+    config = Configuration(
+        data_parallel_size=8, zero_stage=3, zero_shard_size=8, num_microbatches=2, stage_layers=(2,),
+        recompute_granularity="full", recompute_layers=2,
+    )  # fmt: skip
+    few = replace(SMALL, num_layers=2)
+    found = target(few, config, seq_length=1024)
+    built = figures(verify(found.plan, found.problem, "accelerate"), 0)["flops"]
+    matrices = 512 * (8 + 2 * 4) * 64 + 512 * 512 + 3 * 512 * 1792
+    core = 2 * 2 * 1024 * 1024 * 8 * 64
+    again = 2 * 1024 * (matrices - 512 * 1792) + core
+    step = 2 * (6 * 1024 * matrices + 3.5 * core + again) + 6 * 1024 * 32000 * 512
+    assert built.built == pytest.approx(step, rel=1e-6)
+    assert built.exact
 
 
 def test_a_file_that_states_another_model_differs(monkeypatch: pytest.MonkeyPatch) -> None:

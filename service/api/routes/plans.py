@@ -74,7 +74,7 @@ def verify_plan(
     job, body = service.jobs.plan(tenant, plan_id)
     problem = settled_problem(plan_from_json(body), parse_problem(job.request))
     try:
-        builder_of(launcher_of(problem, None))
+        builder_of(launcher_of(problem, None), elsewhere=service.settings.verify_elsewhere)
     except MissingEnvironmentError as fault:
         raise MissingExtraError(str(fault)) from None
     service.verifications.ask(tenant, plan_id, key=idempotency_key)

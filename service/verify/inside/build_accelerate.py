@@ -1,28 +1,47 @@
-"""accelerate shards a Hugging Face model of a plan's shape on meta tensors, under a fake process group.
+"""accelerate shards a Hugging Face model of a plan's shape under a fake process group, and runs a step.
 
-accelerate's own steps: its parser of launch files, its plugin, its mesh, ``Accelerator.prepare``.
-The model is what the training script would make: transformers' class for these facts.
+accelerate's own steps: its parser of launch files, its plugin, its mesh, ``Accelerator.prepare``, what it
+recomputes and compiles, ``no_sync`` and ``backward``. The model is what the training script would make:
+transformers' class for these facts, with flash attention. What is compiled is cut up by torch's partitioner
+and run operator by operator, since kernels need a GPU.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
-from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
-from building import Built, Case, answer, bytes_of, matrices
+from building import (
+    Built,
+    Case,
+    answer,
+    apart,
+    attention,
+    bytes_of,
+    compiled,
+    gathered,
+    gradients,
+    matrices,
+    said,
+    shards,
+    traced,
+    without_data,
+)
 from hugging_face import unsharded_model
+from torch._dynamo.backends import registry
+from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
-
-BEFORE = dict(os.environ)
+from transformers import AttentionInterface
 
 
 def _use_cpu(self: PartialState) -> None:
@@ -34,26 +53,44 @@ PartialState._prepare_backend = lambda *_given, **_options: ("fake", Distributed
 PartialState.set_device = _use_cpu
 
 
+def _flash_attention(
+    module: Any, query: Any, key: Any, value: Any, mask: Any, **_options: Any
+) -> tuple[Any, None]:
+    """Flash attention over (batch, heads, sequence, width), as transformers calls it."""
+    del module, mask
+    return attention(query, key, value).transpose(1, 2), None
+
+
+AttentionInterface.register("standin", _flash_attention)
+STANDING_IN = "AOT_EAGER"  # of accelerate's names for compilers
+registry.lookup_backend(STANDING_IN.lower())  # which fills the registry
+registry._BACKENDS[STANDING_IN.lower()] = None
+registry._COMPILER_FNS[STANDING_IN.lower()] = compiled
+
+
 def build(case: Case) -> Iterator[Built]:
-    """Every rank that is asked for."""
+    """Every rank that is asked for; a step is traced of the first of those that are built alike."""
+    like: dict[str, int] = {}
     for rank in case["ranks"]:
-        os.environ.clear()
-        os.environ.update(BEFORE | launched(case))
-        os.environ.update(
-            RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(case["world_size"]),
-            MASTER_ADDR="localhost", MASTER_PORT="29500",
-            FSDP_CPU_RAM_EFFICIENT_LOADING="false",  # would read a checkpoint
-        )  # fmt: skip
-        torch.distributed.init_process_group(
-            "fake", store=FakeStore(), rank=rank, world_size=case["world_size"]
-        )
-        try:
-            yield {"rank": rank, **rank_of(case)}
-        finally:
-            for state in (AcceleratorState, PartialState):
-                state._reset_state()
-            GradientState._reset_state()
-            torch.distributed.destroy_process_group()
+        found = apart(rank_of, case, rank, like)
+        if "untraced" not in found:
+            like.setdefault(repr(found["shard_bytes"]), rank)
+        yield {"rank": rank, **found}
+
+
+def join(case: Case, rank: int) -> None:
+    """Be one rank of the launch, whose groups send nothing."""
+    os.environ.update(launched(case))
+    if "ACCELERATE_DYNAMO_BACKEND" in os.environ:
+        os.environ["ACCELERATE_DYNAMO_BACKEND"] = STANDING_IN
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(case["world_size"]),
+        MASTER_ADDR="localhost", MASTER_PORT="29500",
+        FSDP_CPU_RAM_EFFICIENT_LOADING="false",  # would read a checkpoint
+    )  # fmt: skip
+    torch.distributed.init_process_group(
+        "fake", store=FakeStore(), rank=rank, world_size=case["world_size"]
+    )
 
 
 def launched(case: Case) -> dict[str, str]:
@@ -67,9 +104,11 @@ def launched(case: Case) -> dict[str, str]:
     return {name: value for name, value in prepare_multi_gpu_env(args).items() if value is not None}
 
 
-def rank_of(case: Case) -> Built:
-    """A rank's shards of the model and of its optimizer."""
+def rank_of(case: Case, rank: int, like: Mapping[str, int]) -> Built:
+    """A rank's shards of the model and of its optimizer; ``like``: ranks that were traced before."""
+    join(case, rank)
     model = unsharded_model(case["model"])
+    model.set_attn_implementation("standin")
     layers = model.model.layers
     found: Built = {
         "stage": 0,
@@ -78,19 +117,55 @@ def rank_of(case: Case) -> Built:
         "matrices": matrices(joined(layers)),
         "whole_matrices": True,
     }
-    prepared, _ = Accelerator().prepare(model, torch.optim.AdamW(model.parameters()))
-    weights = list(prepared.parameters())
-    optimizer = torch.optim.AdamW(
-        weights
-    )  # the other finds its weights by addresses, which meta tensors lack
+    accelerator = Accelerator()
+    prepared, _ = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    found["shard_bytes"] = bytes_of(prepared.parameters())
+    if repr(found["shard_bytes"]) in like:
+        return found | {"like": like[repr(found["shard_bytes"])]}
+    if not isinstance(prepared, FSDPModule):  # plain replicas: torch's reducer wants tensors with data
+        return found | states_of(list(prepared.parameters()))[0]
+    with without_data():
+        prepared.to_empty(device="cpu")
+        return found | step_of(accelerator, prepared, case)
+
+
+def states_of(weights: list[Any]) -> tuple[Built, list[Any]]:
+    """Bytes of weights and of the optimizer that the trainer makes over them, and the latter's states."""
+    optimizer = torch.optim.AdamW(weights)  # prepare's own finds its weights by addresses, which these lack
     for weight in weights:
         weight.grad = torch.zeros_like(weight)
     optimizer.step()
+    optimizer.zero_grad()
     states = [one for state in optimizer.state.values() for one in state.values() if one.dim()]
-    return found | {
-        "weight_bytes": bytes_of(weights),
-        "optimizer_bytes": bytes_of(states),
-    }
+    return {"weight_bytes": bytes_of(weights), "optimizer_bytes": bytes_of(states)}, states
+
+
+def step_of(accelerator: Any, model: Any, case: Case) -> Built:
+    """Bytes of states, and a step as the trainer runs it."""
+    found, states = states_of(list(model.parameters()))
+    if not case["trace"]:
+        return found
+    tokens = torch.zeros(case["micro_batch_size"], case["seq_length"], dtype=torch.int64)
+    seen: list[tuple[int, int]] = []
+
+    def step() -> None:
+        for last in range(case["trace"] - 1, -1, -1):
+            with accelerator.no_sync(model) if last else nullcontext():
+                loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+                seen.append((bytes_of(gathered(model)), bytes_of(gradients(model))))
+                accelerator.backward(loss)
+        seen.append((0, bytes_of(gradients(model))))
+
+    try:
+        step()
+        model.zero_grad()
+        whole, found["gradient_bytes"] = (max(sizes) for sizes in zip(*seen, strict=True))
+        if not accelerator.state.fsdp_plugin.reshard_after_forward:  # whole weights are the model's, fp32
+            found["weight_bytes"] = whole  # shards the optimizer's copy of them
+            found["optimizer_bytes"] += bytes_of(shards(model))
+        return found | traced(step, [model, *states], case["trace"])
+    except Exception as error:  # noqa: BLE001 - what is built stays, only the step is not traced
+        return found | {"untraced": said(error)}
 
 
 def joined(layers: Any) -> Iterator[tuple[int, ...]]:

@@ -1,8 +1,9 @@
-"""torchtitan builds ranks of a plan on fake CPU tensors, under torch's fake process group.
+"""torchtitan builds ranks of a plan on fake CPU tensors, under torch's fake process group, and runs a step.
 
-The trainer's own steps: mesh, the model's update, its pipelining or parallelize function. Its default
-backend for sharding needs a newer torch: ``partial_dtensor`` is taken, and nothing is compiled; neither
-changes a tensor that is kept.
+The trainer's own steps: mesh, the model's update, its pipelining or parallelize function, optimizer, loss
+and schedule. Its default backend for sharding needs a newer torch: ``partial_dtensor`` is taken. Blocks are
+compiled up to the partitioner that decides what the forward pass keeps, and then run operator by operator:
+kernels need a GPU. In place of FlexAttention, which is one of them, stands what it keeps.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,8 +25,19 @@ from building import (
     Built,
     Case,
     answer,
+    apart,
+    attention,
+    bytes_of,
+    compiled,
+    gathered,
+    gradients,
     matrices,
+    said,
+    shards,
+    traced,
+    without_data,
 )
+from torch.distributed.pipelining import stage as stages
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -32,9 +46,49 @@ os.environ |= {"HF_ASSETS_PATH": "./tests/assets/tokenizer", "DATASET": "c4"}  #
 torch._utils._get_available_device_type = lambda: "cpu"  # or torchtitan takes CUDA for granted
 from torchtitan.components.quantization import float8
 from torchtitan.config.manager import ConfigManager
+from torchtitan.distributed import compile as compiling
+from torchtitan.distributed import utils
 from torchtitan.distributed.parallel_dims import ParallelDims
+from torchtitan.models.common.attention import FlexAttention
 
 float8.has_cuda_capability = lambda *_capability: True  # as on the GPUs of the plan
+compiling._maybe_regional_inductor_backend = lambda _model, backend: backend
+
+
+def _flex_attention(self: Any, q_BLNH: Any, k_BLNH: Any, v_BLNH: Any, **_options: Any) -> Any:
+    """FlexAttention over (batch, sequence, heads, width); shardings are stated by these names."""
+    del self
+    swapped = (given.transpose(1, 2) for given in (q_BLNH, k_BLNH, v_BLNH))
+    return attention(*swapped).transpose(1, 2)
+
+
+class Boundary:
+    """What crosses from stage to stage: everywhere what stage 0, which is built first, would send.
+
+    The runtime runs each stage once to learn that, and tells the next one (``PipelineStage._send_meta``);
+    here there is no next one. Gradients are like what they belong to.
+    """
+
+    metas: tuple[Any, ...] = ()
+
+    def told(self: Any, source: int) -> Any:
+        """In place of ``_recv_meta``."""
+        if source < self.stage_index:
+            return stages._StageForwardMeta(forward_metas=Boundary.metas)
+        grads = tuple(replace(meta, requires_grad=False) for meta in self._stage_meta.outputs)
+        return stages._StageBackwardMeta(backward_metas=grads)
+
+    def tell(self: Any, meta: Any, _stage: int) -> None:
+        """In place of ``_send_meta``."""
+        del self
+        Boundary.metas = getattr(meta, "forward_metas", Boundary.metas)
+
+
+FlexAttention.forward = _flex_attention
+stages.PipelineStage._recv_meta = Boundary.told
+stages.PipelineStage._send_meta = Boundary.tell
+stages.PipelineStage._warmup_forward_vote = lambda *_given, **_options: None
+stages.PipelineStage._warmup_backward_result = lambda *_given, **_options: SimpleNamespace(item=lambda: 0)
 
 
 def build(case: Case) -> Iterator[Built]:
@@ -44,30 +98,44 @@ def build(case: Case) -> Iterator[Built]:
             (Path(folder) / name).write_text(text)
         sys.path.insert(0, folder)
         importlib.invalidate_caches()
+        like: dict[str, int] = {}
         for rank in case["ranks"]:
-            torch.distributed.init_process_group(
-                "fake", store=FakeStore(), rank=rank, world_size=case["world_size"]
-            )
-            try:
-                yield {"rank": rank, **rank_of(case)}
-            finally:
-                torch.distributed.destroy_process_group()
+            found, Boundary.metas = apart(rank_of, case, rank, like)
+            if "untraced" not in found:
+                like.setdefault(alike(found), rank)
+            yield {"rank": rank, **found}
 
 
-def configured() -> Any:
-    """The plan's configuration, for a CPU."""
+def alike(found: Built) -> str:
+    """What ranks have in common that are traced once."""
+    return repr((found["layers"], found["parameters"], found["matrices"], found["shard_bytes"]))
+
+
+def configured(case: Case) -> Any:
+    """The plan's configuration, for a CPU and as many micro-batches as its peak needs."""
     config: Any = ConfigManager().parse_args(["--module", "torchtitan_plan", "--config", "plan"])
     config.parallelism.spmd_backend = "partial_dtensor"
-    config.compile.enable = False
+    config.compile.backend = compiled
+    config.compile.enable_async_tensor_parallel = False  # other collectives, the same tensors
+    if config.parallelism.pipeline_parallel_degree > 1:
+        size = config.parallelism.pipeline_parallel_microbatch_size
+        config.training.local_batch_size = size * max(case["trace"], 1)
     return config
 
 
-def rank_of(case: Case) -> Built:
-    """A rank's chunks, and what they hold."""
-    config = configured()
+def rank_of(case: Case, rank: int, like: Mapping[str, int]) -> tuple[Built, Any]:
+    """A rank's chunks and what they hold, and what it sends to the next stage.
+
+    ``like``: ranks that were traced before.
+    """
+    torch.distributed.init_process_group(
+        "fake", store=FakeStore(), rank=rank, world_size=case["world_size"]
+    )
+    config = configured(case)
+    utils.set_spmd_backend(config.parallelism.spmd_backend)
     dims = ParallelDims.from_config(config.parallelism, case["world_size"])
     dims.build_mesh()
-    parts = parallelized(config, dims)
+    parts, schedule = parallelized(config, dims)
     for part in parts:
         if part.enable_weight_tying:  # again, as ``Decoder.init_states`` does
             part.tok_embeddings.weight = part.lm_head.weight
@@ -78,8 +146,113 @@ def rank_of(case: Case) -> Built:
         "parameters": sum(held(weight) for weight in weights),
         "matrices": matrices(shape for part in parts for shape in shapes(part)),
         "whole_matrices": True,
+        "shard_bytes": bytes_of(weights),
     }
-    return found
+    if alike(found) in like:
+        found["like"] = like[alike(found)]
+    elif case["trace"]:
+        with without_data():
+            for part in parts:
+                part.to_empty(device="cpu")
+            found |= step_of(config, parts, schedule, case)
+    return found, Boundary.metas
+
+
+def step_of(config: Any, parts: list[Any], schedule: Any, case: Case) -> Built:
+    """Bytes of states, and a step of the trainer."""
+    training = config.training
+    count = case["trace"]
+    size = training.local_batch_size
+    loss_of = config.loss.build(compile_config=config.compile)
+    tokens = torch.zeros(size, training.seq_len, dtype=torch.int64)
+    total = torch.ones(())
+    options = {"positions": torch.zeros_like(tokens)}
+
+    def step() -> None:
+        if schedule is None:
+            for _ in range(count):
+                loss, _ = loss_of(parts[0](tokens, **options), tokens, total)
+                held.look()
+                loss.backward()
+            return
+        first, last = (
+            any(getattr(one, name) for one in staged(schedule)) for name in ("is_first", "is_last")
+        )
+        schedule.step(  # of a whole batch: torch 2.13 takes no lists of micro-batches yet
+            *[tokens] * first, target=tokens if last else None, losses=[] if last else None,
+            loss_kwargs={"global_valid_tokens": total}, return_outputs=False, **options,
+        )  # fmt: skip
+
+    held = Held(parts)
+    try:
+        step()
+        held.look()
+        optimizers = config.optimizer.build(model_parts=parts)
+        optimizers.step()
+        optimizers.zero_grad()
+        states = [
+            one for each in optimizers for state in each.state.values() for one in state.values()
+            if one.dim()
+        ]  # fmt: skip
+        found = held.bytes_by_term(bytes_of(states), config.parallelism)
+        return found | traced(step, [*parts, *states], count)
+    except Exception as error:  # noqa: BLE001 - what is built stays, only the step is not traced
+        return {"untraced": said(error)}
+
+
+class Held:
+    """Shards, gathered weights and gradients when a rank holds most of each.
+
+    A pipeline's runtime keeps weights gathered and adds whole gradients up until it reduces them; elsewhere
+    gradients are reduced with each pass, and weights that stay gathered are whole behind the forward pass.
+    """
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = parts
+        self.seen: list[Built] = []
+        reduce = stages.PipelineStage.perform_reduce_grad
+
+        def perform_reduce_grad(stage: Any, factor: int) -> None:
+            """Look, and reduce."""
+            self.look()
+            reduce(stage, factor)
+
+        stages.PipelineStage.perform_reduce_grad = perform_reduce_grad
+
+    def look(self) -> None:
+        """Note what is held now."""
+        self.seen.append(
+            {
+                name: bytes_of(one for part in self.parts for one in tensors(part))
+                for name, tensors in (("shards", shards), ("gathered", gathered), ("gradients", gradients))
+            }
+        )
+
+    def bytes_by_term(self, states: int, parallelism: Any) -> Built:
+        """The most that was held, in the words of the prices.
+
+        Of fp32 weights that are no shards two bytes are the model's, two the optimizer's copy; where
+        gathered weights stay, these are the model's, and the fp32 shards the optimizer's copy of them.
+        """
+        most = {name: max(one[name] for one in self.seen) for name in self.seen[0]}
+        copies = 0
+        if parallelism.data_parallel_shard_degree * parallelism.context_parallel_degree == 1:
+            weights = copies = most["shards"] // 2
+        elif parallelism.fsdp_reshard_after_forward == "never":
+            weights, copies = most["gathered"], most["shards"]
+        else:
+            kept = parallelism.pipeline_parallel_degree > 1
+            weights = most["shards"] + most["gathered"] * kept
+        return {
+            "weight_bytes": weights,
+            "gradient_bytes": most["gradients"],
+            "optimizer_bytes": states + copies,
+        }
+
+
+def staged(schedule: Any) -> list[Any]:
+    """The stages of this rank."""
+    return getattr(schedule, "_stages", None) or [schedule._stage]
 
 
 def shapes(part: Any) -> Iterator[tuple[int, ...]]:
@@ -99,8 +272,8 @@ def held(weight: Any) -> int:
     return math.prod(shape)
 
 
-def parallelized(config: Any, dims: Any) -> list[Any]:
-    """The chunks of this rank as the trainer makes them."""
+def parallelized(config: Any, dims: Any) -> tuple[list[Any], Any]:
+    """The chunks of this rank as the trainer makes them, and the schedule of their pipeline if any."""
     spec = config.model_spec
     spec.model.update_from_config(config=config)
     with torch.device("meta"):
@@ -110,12 +283,12 @@ def parallelized(config: Any, dims: Any) -> list[Any]:
         "compile_config": config.compile, "ac_config": config.activation_checkpoint, "dump_folder": "",
     }  # fmt: skip
     if dims.pp == 1:
-        return [spec.parallelize_fn(model, **given)]
-    _schedule, parts, _first, _last = spec.pipelining_fn(
+        return [spec.parallelize_fn(model, **given)], None
+    schedule, parts, _first, _last = spec.pipelining_fn(
         model, **given, device=torch.device("cpu"), model_config=spec.model,
         parallelize_fn=spec.parallelize_fn, loss_fn=config.loss.build(compile_config=config.compile),
     )  # fmt: skip
-    return list(parts)
+    return list(parts), schedule
 
 
 if __name__ == "__main__":

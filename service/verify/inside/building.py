@@ -10,18 +10,24 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import resource
 import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import get_default_op_list, min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
-from torch.utils.flop_counter import FlopCounterMode
+from torch.distributed.fsdp import FSDPModule
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 Case = dict[str, Any]
 Built = dict[str, Any]
@@ -53,6 +59,33 @@ def limit(what: int, most: int) -> None:
     resource.setrlimit(what, (least, known))
 
 
+def apart(work: Callable[..., Any], *given: Any) -> Any:
+    """What ``work`` returns in a process of its own: nothing that torch keeps of a rank reaches the next.
+
+    Raises:
+        RuntimeError: it raised, or its process ended.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with os.fdopen(writing, "wb") as answers:
+            try:
+                pickle.dump((True, work(*given)), answers)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - as in ``answer``
+                pickle.dump((False, said(error)), answers)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as answers:
+        told = answers.read()
+    os.waitpid(child, 0)
+    well, found = False, "the process of a rank ended without a word"
+    if told:
+        well, found = pickle.loads(told)  # noqa: S301 - of our own child
+    if not well:
+        raise RuntimeError(found)
+    return found
+
+
 def said(error: BaseException) -> str:
     """An error as one line, with the function that raised it."""
     traceback.print_exception(error)
@@ -68,6 +101,35 @@ def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
         storage = local(tensor).untyped_storage()
         found[storage._cdata] = storage  # kept: the address of one that is gone is given to the next
     return sum(storage.nbytes() for storage in found.values())
+
+
+def _fsdp_parameters(model: Any) -> Iterator[Any]:
+    """FSDP2's own records of a model's parameters."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                yield from group.fsdp_params
+
+
+def shards(model: Any) -> Iterator[torch.Tensor]:
+    """Shards of FSDP2's parameters."""
+    for one in _fsdp_parameters(model):
+        yield one._sharded_param_data
+
+
+def gathered(model: Any) -> Iterator[torch.Tensor]:
+    """What is gathered of FSDP2's parameters now."""
+    for one in _fsdp_parameters(model):
+        yield from one.all_gather_outputs
+
+
+def gradients(model: Any) -> Iterator[torch.Tensor]:
+    """Gradients of FSDP2's parameters: shards, and those that add up whole."""
+    for one in _fsdp_parameters(model):
+        whole = getattr(one, "_unsharded_param", None)
+        for grad in (one.sharded_param.grad, one.unsharded_accumulated_grad, getattr(whole, "grad", None)):
+            if grad is not None:
+                yield grad
 
 
 def local(tensor: Any) -> torch.Tensor:
@@ -101,11 +163,33 @@ class _NoModules:
 
 
 class Memory(MemTracker):
-    """torch's memory tracker over a whole step: many micro-batches through the same modules."""
+    """torch's memory tracker over a whole step: many micro-batches through the same modules.
+
+    It adds up the FLOPs that torch's counter knows, too. What ``torch.compile`` makes may run under it:
+    it sees what the compiled forward and backward passes keep, since the same partitioner divides them.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._mod_tracker = _NoModules()
+        self.flops = 0.0
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if Kernels.inside:
+            return func(*args, **(kwargs or {}))
+        found = super().__torch_dispatch__(func, types, args, kwargs)
+        if found is not NotImplemented and func._overloadpacket in flop_registry:
+            counted = flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=found)
+            self.flops += float(counted)
+        return found
 
     def peak_bytes(self) -> int:
         """The most that all tensors together took."""
@@ -118,6 +202,7 @@ class Kernels:
     """FLOPs of the kernels that stand in for those of a GPU, which torch's counter cannot see."""
 
     flops = 0.0
+    inside = False  # of a fused kernel: what it computes on its way takes no memory
 
 
 class Attention(torch.autograd.Function):
@@ -144,6 +229,108 @@ class Attention(torch.autograd.Function):
         Kernels.flops += 2.5 * ctx.work
         del output, gradient
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+# The same as an operator, which compiled code takes as it is. Shapes: (batch, heads, sequence, width).
+@torch.library.custom_op("standin::attention", mutates_args=())
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return _attended(query, key, value)
+
+
+@torch.library.custom_op("standin::attention_backward", mutates_args=())
+def _attention_backward(  # noqa: PLR0917 - operators name what they take one by one
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    output: torch.Tensor, sums: torch.Tensor, gradient: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    return _attended_backward(query, key, value, output, sums, gradient)
+
+
+@_attention.register_fake
+def _attended(query: Any, key: Any, value: Any) -> Any:
+    del key
+    output = query.new_empty(*query.shape[:-1], value.shape[-1])
+    return output, query.new_empty(query.shape[:-1], dtype=torch.float32)
+
+
+@_attention_backward.register_fake
+def _attended_backward(query: Any, key: Any, value: Any, *_kept: Any) -> Any:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _backward(ctx: Any, gradient: Any, _of_sums: Any) -> Any:
+    return _attention_backward(*ctx.saved_tensors, gradient)
+
+
+_attention.register_autograd(_backward, setup_context=_keep)
+
+
+@register_flop_formula(torch.ops.standin.attention)
+def _attention_flops(query: Any, key: Any, value: Any, *_given: Any, **_options: Any) -> float:
+    return 2.0 * math.prod(query[:3]) * key[2] * (query[3] + value[3])
+
+
+@register_flop_formula(torch.ops.standin.attention_backward)
+def _attention_backward_flops(*given: Any, **_options: Any) -> float:
+    return 2.5 * _attention_flops(*given)
+
+
+def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Flash attention in compiled code; shapes (batch, heads, sequence, width)."""
+    return torch.ops.standin.attention(query, key, value)[0]
+
+
+class _Fused(torch.fx.Interpreter):
+    """A compiled graph: what fused kernels hand to each other or to products takes memory, nothing else.
+
+    ``OpTypes.is_fusible`` of torch's partitioner says which operators inductor fuses; scatters into
+    constants it rewrites to such (``fx_passes/post_grad.py``, ``scatter_upon_const_tensor``). One whose
+    readers are all fused with it is never stored.
+    """
+
+    def __init__(self, graph: torch.fx.GraphModule) -> None:
+        super().__init__(graph)
+        kinds = get_default_op_list()
+        kinds.fusible_ops.add(torch.ops.aten.scatter)
+
+        self.on_the_way = set()
+        for node in reversed(self.module.graph.nodes):  # readers first: of a view, whoever reads it counts
+            if node.op == "call_function" and (kinds.is_fusible(node) or kinds.is_view(node)):
+                readers = (
+                    reader in self.on_the_way if kinds.is_view(reader) else kinds.is_fusible(reader)
+                    for reader in node.users
+                )
+                if all(readers):
+                    self.on_the_way.add(node)
+
+    def run_node(self, node: torch.fx.Node) -> Any:
+        Kernels.inside = node in self.on_the_way
+        try:
+            return super().run_node(node)
+        finally:
+            Kernels.inside = False
+
+
+def _run_fused(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+    def run(given: list[Any]) -> Any:
+        return _Fused(graph).boxed_run(given)
+
+    run._boxed_call = True  # type: ignore[attr-defined]  # it lets go of what it was given
+    return run
+
+
+# inductor's decompositions and the partitioner that decides what a forward pass keeps, without its kernels
+compiled = aot_autograd(
+    fw_compiler=_run_fused,
+    bw_compiler=_run_fused,
+    partition_fn=partial(min_cut_rematerialization_partition, compiler="inductor"),
+    decompositions=select_decomp_table,
+)
 
 
 class Kept(torch.autograd.Function):
@@ -217,10 +404,10 @@ def traced(step: Callable[[], object], states: Iterable[Any], num_microbatches: 
         states: modules and tensors that exist before it.
         num_microbatches: of the step.
     """
-    memory, flops = Memory(), FlopCounterMode(display=False)
+    memory = Memory()
     memory.track_external(*states)
     Kernels.flops = 0.0
-    with memory, flops:
+    with memory:
         step()
-    total = flops.get_total_flops() + Kernels.flops
+    total = memory.flops + Kernels.flops
     return {"flops": total / num_microbatches, "peak_bytes": memory.peak_bytes()}
