@@ -112,28 +112,39 @@ def find_model(name: str) -> ModelSpec:
         UnknownNameError: no such model; lists the nearest names.
     """
     wanted = name[:MAX_NAME].lower()
-    if wanted not in model_names():
-        wanted = _hub_ids().get(_without_tuning(wanted), "")
-    if not wanted:
-        known = tuple(_hub_ids()) if "/" in name else model_names()
+    if wanted in model_names():
+        return _model(wanted)
+    ids = _hub_ids()
+    found = next((ids[spelt] for spelt in _spellings(wanted) if spelt in ids), None)
+    if found is None:
+        known = tuple(ids) if "/" in name else model_names()
         raise UnknownNameError.among("/model/name", name[:MAX_NAME], known)
-    return _model(wanted)
+    return _model(found)
 
 
-# What a fine-tuned or converted model's name adds; its architecture is the base model's.
-_TUNING = re.compile(r"-(?:hf|base|pt|it|instruct|chat|thinking|v\d\.\d|\d{4})(?=-|$)")
+# What a fine-tuned or converted model's name adds; its architecture is the base model's. Versions that are
+# other models (DeepSeek-V3.1, Mistral 7B v0.3) are listed as they are, and found first.
+_TUNING = re.compile(r"-(?:hf|base|pt|it|instruct|chat|thinking|\d{4})(?=-|$)")
+_VERSION = re.compile(r"-v[01]\.\d(?=-|$)")
 
 
-def _without_tuning(hub_id: str) -> str:
-    """A hub id without the words that say how the weights were trained."""
-    return _TUNING.sub("", hub_id.lower())
+def _spellings(hub_id: str) -> tuple[str, str, str]:
+    """A hub id as it is, without the words that say how the weights were trained, and without a version."""
+    plain = _TUNING.sub("", hub_id.lower())
+    return hub_id.lower(), plain, _VERSION.sub("", plain)
 
 
 @cache
 def _hub_ids() -> Mapping[str, str]:
     """The catalog's name of each hub id (``model_hub_ids.yaml``)."""
     raw = yaml.load((CATALOG / "model_hub_ids.yaml").read_text("utf-8"), Loader=_Loader)  # noqa: S506
-    return {_without_tuning(hub_id): str(name) for name, ids in raw.items() for hub_id in ids}
+    listed = [
+        (spelt, str(name)) for name, ids in raw.items() for hub_id in ids for spelt in _spellings(hub_id)
+    ]
+    found: dict[str, str] = {}
+    for spelt, name in listed:
+        found.setdefault(spelt, name)
+    return found | {hub_id.lower(): str(name) for name, ids in raw.items() for hub_id in ids}
 
 
 def usual_group(gpu: GpuSpec, num_nodes: int) -> NodeGroup:
