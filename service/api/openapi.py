@@ -96,6 +96,13 @@ _LAUNCH_FILE: dict[str, Any] = {
         "launcher": {"enum": list(reader_names()), "description": "found out by its names if left out"},
         "files": _texts_of("files of the same folder, by name", MAX_FILES, MAX_TEXT),
         "variables": _texts_of("values of shell variables", MAX_VARIABLES, MAX_TEXT),
+        "ignore": {
+            "type": "array",
+            "description": "flags and names of the file to pass by",
+            "maxItems": MAX_VARIABLES,
+            "items": {"type": "string", "maxLength": MAX_NAME},
+        },
+        "run": {"type": "integer", "minimum": 1, "description": "which of several runs that it starts"},
     },
 }
 PREDICTION_BODY = json_body_of(

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from meshwright.service.cli.calibrate import profile_for
-from meshwright.service.cli.predict import FROM_ARGS_HELP, IGNORE_HELP, SET_HELP, VAR_HELP
+from meshwright.service.cli.predict import FROM_ARGS_HELP, IGNORE_HELP, RUN_HELP, SET_HELP, VAR_HELP
 from meshwright.service.cli.problem_options import PROFILE_HELP, Asked, Request, own_of, with_request
 from meshwright.service.cli.progress import ProgressLine, cancellable
 from meshwright.service.cli.saved_plans import find_answer, keep, plan_of
@@ -36,6 +36,7 @@ def explain(
         list[str] | None, typer.Option("--var", metavar="NAME=VALUE", help=VAR_HELP)
     ] = None,
     ignored: Annotated[list[str] | None, typer.Option("--ignore", metavar="FLAG", help=IGNORE_HELP)] = None,
+    run: Annotated[int | None, typer.Option("--run", min=1, help=RUN_HELP)] = None,
     plan: Annotated[
         str | None, typer.Option(metavar="ID", help="A plan that was found, in full, instead of yours.")
     ] = None,
@@ -49,7 +50,9 @@ def explain(
                 "--plan is a whole question with its answer: nothing else goes with it"
             )
         raise typer.Exit(run_explain_plan(plan, as_json=json_output))
-    asked = Asked(config=config, assign=assign, from_args=from_args, variables=variable, ignored=ignored)
+    asked = Asked(
+        config=config, assign=assign, from_args=from_args, variables=variable, ignored=ignored, run=run
+    )
     raise typer.Exit(run_explain(request, asked, as_json=json_output, calibration=profile))
 
 

@@ -13,6 +13,7 @@ import typer
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile
 from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.predict import RUN_HELP
 from meshwright.service.cli.problem_options import (
     PROFILE_HELP,
     SWEEP_HELP,
@@ -70,12 +71,13 @@ def plan(
     sweep: Annotated[list[str] | None, typer.Option(metavar="NAME=V,V", help=SWEEP_HELP)] = None,
     measure_next: Annotated[int, typer.Option(min=0, help="Name so many plans worth measuring.")] = 0,
     from_capture: Annotated[Path | None, typer.Option(help=FROM_CAPTURE_HELP)] = None,
+    run: Annotated[int | None, typer.Option("--run", min=1, help=RUN_HELP)] = None,
 ) -> None:
     """Search the best parallel configurations for a model, a cluster and a batch."""
     if json_output and csv_output:
         raise typer.BadParameter("--json or --csv, not both")
     if from_capture is not None:
-        request = dict(request_of_files(request, source_of([from_capture])))
+        request = dict(request_of_files(request, source_of([from_capture]), run))
     form: Literal["json", "csv", "table"] = "json" if json_output else "csv" if csv_output else "table"
     if with_sweep(request, sweep or ()):
         if save_dir or measure_next:

@@ -21,6 +21,7 @@ SET_HELP = "Part of the configuration (tp, pp, … or full names), or what launc
 FROM_ARGS_HELP = "A launch file of any launcher (again: those beside it), or a folder of them."
 VAR_HELP = "Value of a shell variable, before the script's own (1=…: its first argument)."
 IGNORE_HELP = "A flag of the launch file to pass by, such as a broken one."
+RUN_HELP = "Which of several runs that the launch file starts, from 1; its refusal lists them."
 
 
 @with_request
@@ -35,10 +36,13 @@ def predict_command(
         list[str] | None, typer.Option("--var", metavar="NAME=VALUE", help=VAR_HELP)
     ] = None,
     ignored: Annotated[list[str] | None, typer.Option("--ignore", metavar="FLAG", help=IGNORE_HELP)] = None,
+    run: Annotated[int | None, typer.Option("--run", min=1, help=RUN_HELP)] = None,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Price one configuration: step time, memory by stage, risk of running out of it."""
-    asked = Asked(config=config, assign=assign, from_args=from_args, variables=variable, ignored=ignored)
+    asked = Asked(
+        config=config, assign=assign, from_args=from_args, variables=variable, ignored=ignored, run=run
+    )
     raise typer.Exit(run_predict(request, asked, as_json=json_output, calibration=profile))
 
 

@@ -494,6 +494,7 @@ class Asked:
     from_args: Sequence[Path] | None = None  # launch files, or one folder of them
     variables: Sequence[str] | None = None  # NAME=VALUE of the shell
     ignored: Sequence[str] | None = None  # flags to pass by
+    run: int | None = None  # of several that a script starts
 
 
 def own_of(request: Request, asked: Asked) -> Own:
@@ -511,7 +512,9 @@ def own_of(request: Request, asked: Asked) -> Own:
         raise InvalidProblemError.of("--from-args", "the launch file is the configuration: no --config")
     variables = _variables(asked.variables or ())
     source = source_of(asked.from_args)
-    return own_of_files(request, source, variables=variables, values=settings, ignored=asked.ignored or ())
+    return own_of_files(
+        request, source, variables=variables, values=settings, ignored=asked.ignored or (), run=asked.run
+    )
 
 
 def _variables(texts: Sequence[str]) -> dict[str, str]:

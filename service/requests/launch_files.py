@@ -44,6 +44,7 @@ def own_of_files(
     variables: Mapping[str, str] | None = None,
     values: Values | None = None,
     ignored: Sequence[str] = (),
+    run: int | None = None,
 ) -> Own:
     """The problem and the configuration of launch files.
 
@@ -54,6 +55,7 @@ def own_of_files(
         variables: of the shell.
         values: parts of the configuration by glossary name; they count before the files.
         ignored: flags to pass by.
+        run: which of several runs that a script starts, from 1.
 
     Raises:
         InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
@@ -61,28 +63,64 @@ def own_of_files(
     named = request.get("launcher")
     if launcher is None and isinstance(named, str) and named in reader_names():
         launcher = named
-    told = replace(_told(request, variables or {}, values or {}), ignored=tuple(ignored))
+    told = replace(_told(request, variables or {}, values or {}), ignored=tuple(ignored), run=run)
     found = renamed(read_launch_files(source, told, launcher), _name_of(source))
-    problem = parse_problem(_request_of(request, found))
-    read = asdict(found.configuration).items()
-    raw = {name: list(value) if isinstance(value, tuple) else value for name, value in read if value != ()}
+    raw, workload, notes = _overridden(found, told)
+    problem = parse_problem(_request_of(request, found, workload))
     return Own(
         problem=problem,
         configuration=completed(raw, problem),
         launcher=found.launcher,
-        notes=found.notes,
+        notes=(*found.notes, *notes),
         unread=found.unread,
         batch_ramp=found.batch_ramp,
     )
 
 
-def request_of_files(request: Request, source: Source) -> dict[str, object]:
+# What follows from sizes that somebody changes: how many replicas, and what each of them holds.
+_FOLLOW = ("data_parallel_size", "zero_shard_size", "num_microbatches")
+_SPLIT = ("stage_layers", "pipeline_schedule")
+_OF_STAGES = ("pipeline_parallel_size", "virtual_pipeline_size")
+
+
+def _overridden(found: LaunchFile, told: Told) -> tuple[dict[str, object], Values, list[str]]:
+    """The configuration of files with what is told over it, what that is of the workload, and what changed.
+
+    What follows from a changed size is left out, for ``completed`` to fill in.
+    """
+    read = asdict(found.configuration)
+    of_workload = {name: getattr(found.workload, name) for name in _TOLD}
+    changed = {
+        name: old
+        for name, old in {**read, **of_workload}.items()
+        if name in told.values and told.values[name] != old
+    }
+    notes = [
+        f"{name} {old} of the files is told otherwise: {told.values[name]}"[:200]
+        for name, old in changed.items()
+    ]
+    gpus = found.configuration.num_gpus
+    if told.num_gpus is not None and told.num_gpus != gpus:
+        notes.append(f"the files run on {gpus} GPUs; {told.num_gpus} are told: more or fewer replicas")
+        changed["num_gpus"] = gpus
+    follow = (*_FOLLOW, *(_SPLIT if any(name in changed for name in _OF_STAGES) else ())) if changed else ()
+    raw: dict[str, object] = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in read.items()
+        if value != () and name not in follow
+    }
+    raw |= {name: value for name, value in told.values.items() if name in read}
+    return raw, {name: told.values[name] for name in of_workload if name in changed}, notes
+
+
+def request_of_files(request: Request, source: Source, run: int | None = None) -> dict[str, object]:
     """A request whose model, workload and launcher are those of launch files, for a search of its own.
 
     Raises:
         InvalidProblemError: as ``own_of_files``.
     """
-    found = renamed(read_launch_files(source, _told(request, {}, {})), _name_of(source))
+    told = replace(_told(request, {}, {}), run=run)
+    found = renamed(read_launch_files(source, told), _name_of(source))
     given = request.get("workload")
     complete = dict(_request_of(request, found))
     if isinstance(given, Mapping) and isinstance(complete["workload"], dict):
@@ -140,9 +178,10 @@ def _plain(values: Values, part: str) -> dict[str, int | str | bool]:
     return found
 
 
-def _request_of(request: Request, found: LaunchFile) -> Request:
-    """The request with the files' model, workload and number of nodes in it."""
+def _request_of(request: Request, found: LaunchFile, told: Values | None = None) -> Request:
+    """The request with the files' model, workload (``told`` over it) and number of nodes in it."""
     workload = {name: value for name, value in asdict(found.workload).items() if value != ()}
+    workload |= told or {}
     workload["lora_targets"] = list(found.workload.lora_targets)
     complete = {**request, "model": model_to_mapping(found.model), "workload": workload}
     complete.setdefault("launcher", found.launcher)
@@ -170,7 +209,7 @@ MAX_FILES = 8  # beside the first
 MAX_NAME = 128
 MAX_VARIABLES = 64
 _AT = "launch_file"
-_NAMES = ("name", "text", "launcher", "files", "variables")
+_NAMES = ("name", "text", "launcher", "files", "variables", "ignore", "run")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +219,8 @@ class GivenLaunchFile:
     source: Source
     launcher: str | None
     variables: Mapping[str, str]
+    ignored: tuple[str, ...] = ()
+    run: int | None = None
 
 
 def given_launch_file(raw: Mapping[str, object]) -> GivenLaunchFile:
@@ -202,7 +243,31 @@ def given_launch_file(raw: Mapping[str, object]) -> GivenLaunchFile:
         message = "the files are too big together"
         raise InvalidProblemError.of(pointer(_AT, "files"), message, allowed=f"{MAX_TEXT} characters")
     source = Source(name=name, text=text, files={**files, name: text} if files else {})
-    return GivenLaunchFile(source=source, launcher=str(launcher) if launcher else None, variables=variables)
+    return GivenLaunchFile(
+        source=source,
+        launcher=str(launcher) if launcher else None,
+        variables=variables,
+        ignored=_ignored(raw.get("ignore", [])),
+        run=_run(raw.get("run")),
+    )
+
+
+def _ignored(value: object) -> tuple[str, ...]:
+    """Flags to pass by."""
+    if (
+        isinstance(value, list)
+        and len(value) <= MAX_VARIABLES
+        and all(isinstance(one, str) for one in value)
+    ):
+        return tuple(one[:MAX_NAME] for one in value)
+    raise InvalidProblemError.of(pointer(_AT, "ignore"), f"must be a list of at most {MAX_VARIABLES} flags")
+
+
+def _run(value: object) -> int | None:
+    """Which of several runs."""
+    if value is None or (type(value) is int and value > 0):
+        return value
+    raise InvalidProblemError.of(pointer(_AT, "run"), "must be a whole number", allowed="1 and more")
 
 
 def _name(value: object, *where: str) -> str:

@@ -83,7 +83,13 @@ def _from_launch_file(request: Mapping[str, object], body: Mapping[str, object])
     given = given_launch_file(_part(body, "launch_file"))
     try:
         return own_of_files(
-            request, given.source, launcher=given.launcher, variables=given.variables, values=values
+            request,
+            given.source,
+            launcher=given.launcher,
+            variables=given.variables,
+            values=values,
+            ignored=given.ignored,
+            run=given.run,
         )
     except InvalidProblemError as fault:
         raise InvalidProblemError(_in_the_text(one) for one in fault.errors) from None

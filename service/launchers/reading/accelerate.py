@@ -296,7 +296,7 @@ class AccelerateReader:
         Raises:
             InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
         """
-        fields = Fields(source.name, document_of(source))
+        fields = Fields(source.name, document_of(source), told)
         if fields.word("distributed_type", "NO", allowed=_TYPES) == "DEEPSPEED":
             return plugin_run(fields, source, told)
         known = known_of(source, told)

@@ -65,6 +65,7 @@ class Told:
     variables: Mapping[str, str] = field(default_factory=dict)  # of the shell
     values: Mapping[str, int | str | bool] = field(default_factory=dict)  # of configuration and workload
     ignored: tuple[str, ...] = ()  # flags to pass by, as the file calls them
+    run: int | None = None  # of several that a script starts, from 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +100,11 @@ class Reader(Protocol):
         Raises:
             InvalidProblemError: what cannot be read, or contradicts itself, with line and field.
         """
+
+
+def passed_by(told: Told, name: str) -> bool:
+    """Whether somebody wants a name passed by (``--ignore``), with its dashes or without."""
+    return name in told.ignored or name in [one.lstrip("-") for one in told.ignored]
 
 
 def refused(message: str, *, allowed: str | None = None) -> InvalidProblemError:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.reading.base import MAX_BYTES, Include, Source, Told, refused
 from meshwright.service.launchers.reading.shell import read_script
 from meshwright.service.launchers.reading.shell_values import Script, Word
@@ -105,6 +106,58 @@ def best(commands: Sequence[Command], is_known: Callable[[str], bool]) -> tuple[
     places = started or range(len(commands))
     chosen = max(places, key=lambda place: (not _other(commands[place]), counts[place]))
     return commands[chosen], counts[chosen]
+
+
+def chosen(
+    commands: Sequence[Command], is_known: Callable[[str], bool], told: Told, name: str
+) -> tuple[Command, int]:
+    """The command that is read, as ``best`` finds it; of several runs that differ, the one that is told.
+
+    Raises:
+        InvalidProblemError: the script starts several runs, and nobody says which.
+    """
+    command, count = best(commands, is_known)
+    runs = _runs(commands, is_known, count) if command.program else []
+    if told.run is not None and not 1 <= told.run <= max(len(runs), 1):
+        message = f"{told.run}: {name[:64]} starts {max(len(runs), 1)} runs that differ"
+        raise InvalidProblemError.of("--run", message, allowed=f"1 to {max(len(runs), 1)}")
+    if len(runs) < 2:  # noqa: PLR2004
+        return command, count
+    if told.run is None:
+        said = [_said(one, is_known) for one in runs]
+        shared = set.intersection(*(set(one.items()) for one in said))
+        own = [" ".join(f"{flag} {value}" for flag, value in sorted(one.items() - shared)) for one in said]
+        lines = [one.words[0].line for one in runs]
+        listed = [f"{at + 1} (line {lines[at]}): {text[:80]}" for at, text in enumerate(own[:8])]
+        message = f"{name[:64]} starts {len(runs)} runs that differ: {'; '.join(listed)}"
+        raise refused(message, allowed=f"--run 1 to {len(runs)}")
+    found = runs[told.run - 1]
+    return found, sum(is_known(word.text) for word in found.words)
+
+
+def _runs(commands: Sequence[Command], is_known: Callable[[str], bool], most: int) -> list[Command]:
+    """Started trainings with half of the most known names and more, which differ in these."""
+    found: dict[tuple[tuple[str, str], ...], Command] = {}
+    for command in commands:
+        known = sum(is_known(word.text) for word in command.words)
+        if command.program and 2 * known >= max(most, 2) and not _other(command):
+            found.setdefault(tuple(_said(command, is_known).items()), command)
+    return list(found.values())
+
+
+def _said(command: Command, is_known: Callable[[str], bool]) -> dict[str, str]:
+    """The known names among a command's words with their values; the last of equal ones."""
+    found: dict[str, str] = {}
+    name = ""
+    for word in command.words:
+        if is_known(word.text):
+            name, _, value = word.text.partition("=")
+            found[name] = value
+        elif word.text.startswith("-"):
+            name = ""
+        elif name:
+            found[name] = f"{found[name]} {word.text}".strip()
+    return dict(sorted(found.items()))
 
 
 def require_training(command: Command, name: str) -> None:

@@ -90,7 +90,7 @@ class DeepSpeedReader:
         Raises:
             InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
         """
-        fields, known = Fields(source.name, document_of(source)), known_of(source, told)
+        fields, known = Fields(source.name, document_of(source), told), known_of(source, told)
         for name, why in _PRICED_OTHERWISE.items():
             if fields.raw(name) not in (None, 1, -1, False):
                 fields.fault(name, f"cannot be read: {why}")

@@ -10,7 +10,7 @@ from itertools import zip_longest
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
-from meshwright.service.launchers.reading.base import MAX_LISTED, Place
+from meshwright.service.launchers.reading.base import MAX_LISTED, Place, Told, passed_by
 from meshwright.service.launchers.reading.documents import Found, Values
 
 # --------------------------------------------------------------------------------------------------
@@ -81,11 +81,14 @@ _TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 class Fields:
     """Values of a launch file by dotted name, and what is wrong with them."""
 
-    def __init__(self, file: str, values: Values) -> None:
+    def __init__(self, file: str, values: Values, told: Told | None = None) -> None:
         self.file = file
         self.faults: list[FieldError] = []
         self.notes: list[str] = []
-        self._values = values
+        ignored = [name for name in values if passed_by(told, name)] if told is not None else []
+        for name in ignored:
+            self.note(f"line {values[name].line}: {shown(name)} is passed by, as told (--ignore)")
+        self._values = {name: found for name, found in values.items() if name not in ignored}
         self._taken: set[str] = set()
 
     def has(self, name: str) -> bool:

@@ -136,8 +136,8 @@ class Known:
         return told if isinstance(told, str) else default
 
     def num_gpus(self) -> int | None:
-        """All GPUs: started ones, else the header's, else the cluster's."""
-        return self.world.num_gpus or self.header.value("num_gpus") or self.told.num_gpus
+        """All GPUs: the told cluster's, else those that are started, else the header's."""
+        return self.told.num_gpus or self.world.num_gpus or self.header.value("num_gpus")
 
     def model(self, named: Word | None = None) -> ModelSpec:
         """The told model, else the header's, else the one that the files name.

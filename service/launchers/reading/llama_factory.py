@@ -50,7 +50,7 @@ class LlamaFactoryReader:
             InvalidProblemError: what cannot be read, or contradicts itself, with line and name.
         """
         document, known = document_of(source), known_of(source, told)
-        fields = Fields(source.name, document)
+        fields = Fields(source.name, document, told)
         if not any(name in document for name in _CORE):
             return trainer_run(fields, known)
         given = Given()

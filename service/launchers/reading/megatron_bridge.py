@@ -1,20 +1,29 @@
-"""Reads overrides of a Megatron-Bridge recipe (``model.tensor_model_parallel_size=8``), or their YAML.
+"""Reads recipes of Megatron-Bridge with overrides (``model.context_parallel_size=2``), or YAML of these.
 
-Keys: Megatron-Bridge 0.3.1, training/config.py (ConfigContainer), training/mixed_precision.py.
+What the recipes set stands in the catalog (``benchmarks.catalog.bridge_recipes``). Keys: Megatron-Bridge
+0.3.1, training/config.py (ConfigContainer), training/mixed_precision.py.
 """
 
 from __future__ import annotations
 
+import difflib
+import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
 
+from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.megatron_bridge import FP8_RECIPES, LOW_GRADIENTS
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by, refused
 from meshwright.service.launchers.reading.commands import (
+    Command,
     best,
+    chosen,
     commands_of,
     script_of,
     world_of,
@@ -30,6 +39,7 @@ from meshwright.service.launchers.reading.megatron_core import (
     text_of,
 )
 from meshwright.service.launchers.reading.megatron_lm import launch_file
+from meshwright.service.launchers.reading.shell_values import UNKNOWN, Word
 
 # --------------------------------------------------------------------------------------------------
 # What Megatron-Bridge's mixed precision really runs: a recipe by name, or a configuration of its own.
@@ -54,6 +64,7 @@ _RECIPES: Mapping[str, dict[str, str]] = {
 _NESTED = re.compile(r"\{[^{}]*\}")
 _UNSET = ("null", "none", "", "~")
 _FALSE = ("false", "0", "no")
+Override = tuple[str, str, int]  # key, value as text, line
 
 Overrides = Mapping[str, tuple[str, int]]  # key to value as text and line; the last of equal ones
 
@@ -116,6 +127,135 @@ def _take(given: Given, held: Mapping[str, str], line: int) -> None:
         given.take("--accumulate-allreduce-grads-in-fp32", Value((), line), called=_KEY)
 
 
+# --------------------------------------------------------------------------------------------------
+# Recipes by name: what they set stands below the overrides of the command.
+
+
+_RECIPE_FILE = CATALOG / "recipes" / "megatron_bridge.json"
+_MODES = {"pretrain": "pretrain", "sft": "sft", "lora": "peft", "dora": "peft"}
+_PROGRAM = re.compile(r"(?:.*/)?(pretrain|finetune|sft)_(\w+)\.py")
+# Options of its run_recipe.py that are overrides under another name: -tp of tensor_model_parallel_size.
+_OPTIONS: Mapping[str, str] = {
+    "-gb": "train.global_batch_size", "-mb": "train.micro_batch_size", "-sl": "dataset.seq_length",
+    "-vp": "model.virtual_pipeline_model_parallel_size",
+    **{
+        "-" + "".join(word[0] for word in name.split("_") if word not in ("model", "size")): f"model.{name}"
+        for name in CORE_NAMES
+        if name.endswith("_parallel_size")
+    },
+}  # fmt: skip
+_LONG_OPTIONS = {f"--{key.partition('.')[2]}": key for key in _OPTIONS.values()}
+_COMPUTED = "?"  # in the catalog's recipes
+_LENGTHS = ("dataset.sequence_length", "dataset.seq_length")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What a recipe of Megatron-Bridge sets."""
+
+    name: str
+    hub_id: str  # empty: it spells a shape out, or computes it
+    values: Mapping[str, object]  # by dotted name
+    adapts: bool = False  # it trains adapters alone
+
+
+@cache
+def _recipes() -> dict[str, Recipe]:
+    """Those of the catalog, by name."""
+    raw = json.loads(_RECIPE_FILE.read_text("utf-8"))
+    found = {}
+    for name, row in raw["recipes"].items():
+        values = {key: value for key, value in {**raw["usual"], **row}.items() if value is not None}
+        hub_id, adapts = str(values.pop("hub_id")), bool(values.pop("peft", False))
+        found[name] = Recipe(name=name, hub_id=hub_id, values=values, adapts=adapts)
+    return found
+
+
+def recipe_names() -> tuple[str, ...]:
+    """All recipes that are known, sorted."""
+    return tuple(sorted(_recipes()))
+
+
+def recipe_named(command: Command) -> Word | None:
+    """The recipe that a command names, known or not: by an option, or by its program."""
+    words = command.words
+    said: dict[str, Word] = {}
+    for word, following in pairwise([*words, Word("", 0)]):
+        name, equals, value = word.text.partition("=")
+        said.setdefault(name, Word(value, word.line) if equals else following)
+    if "--recipe" in said:
+        return said["--recipe"]
+    mode = _MODES.get(said["--mode"].text) if "--mode" in said else None
+    if mode and "--model" in said:
+        return Word(f"{said['--model'].text}_{mode}_config", said["--model"].line)
+    program = _PROGRAM.fullmatch(command.program)
+    name = f"{program[2]}_{'pretrain' if program[1] == 'pretrain' else 'sft'}_config" if program else ""
+    line = next((word.line for word in (*command.before, *words)), 0)
+    return Word(name, line) if name in _recipes() else None
+
+
+def _names_recipe(command: Command) -> bool:
+    """Whether a command names a recipe: one that is known, or to the program that takes no other name."""
+    word = recipe_named(command)
+    return word is not None and (word.text in _recipes() or command.program.endswith("run_recipe.py"))
+
+
+def _recipe_of(command: Command, told: Told) -> tuple[Recipe | None, list[Override]]:
+    """The recipe of a command, and its values as the first of the overrides.
+
+    Raises:
+        InvalidProblemError: no such recipe, or one that trains what is not priced.
+    """
+    word = recipe_named(command)
+    if word is None or (word.text not in _recipes() and told.model is not None):
+        return None, []
+    found = _recipes().get(word.text)
+    if UNKNOWN in word.text:
+        given = Given()
+        given.take("--seq-length", Value((word.text,), word.line), called="--recipe")
+        given.stop()
+    if found is None:
+        near = difflib.get_close_matches(word.text, _recipes(), n=1)
+        raise InvalidProblemError.of(
+            "--recipe",
+            f"line {word.line}: {shown(word.text)} is no recipe of Megatron-Bridge that is known",
+            allowed="a recipe of its llama, qwen, deepseek, gpt_oss …, or --model beside the overrides",
+            nearest=near[0] if near else None,
+        )
+    if found.adapts:
+        message = (
+            f"line {word.line}: {found.name} trains adapters, which are not priced under Megatron-Bridge"
+        )
+        raise InvalidProblemError.of("--recipe", message, allowed="a recipe for pretraining or sft")
+    return found, [(key, text_of(value), word.line) for key, value in found.values.items()]
+
+
+def _require_said(values: Sequence[Override], own: Sequence[Override], recipe: Recipe | None) -> None:
+    """Refuse what a recipe computes and the command does not say.
+
+    Raises:
+        InvalidProblemError: such a value, with the line that names the recipe.
+    """
+    said = {key for key, _, _ in own}
+    for key, text, line in values:
+        if text == _COMPUTED and key not in said and recipe is not None:
+            message = f"line {line}: {recipe.name} computes it, and the command does not say it"
+            raise InvalidProblemError.of(key, message, allowed=f"{key}=… in the command")
+
+
+def _overrides(words: Sequence[Word]) -> list[Override]:
+    """``section.key=value``, and the options that are such."""
+    found, options = [], {**_OPTIONS, **_LONG_OPTIONS}
+    for at, word in enumerate(words):
+        key, equals, value = word.text.partition("=")
+        if key in options:
+            following = words[at + 1].text if at + 1 < len(words) else ""
+            found.append((options[key], value if equals else following, word.line))
+        elif equals and not key.startswith("--"):
+            found.append((key.lstrip("+~"), value, word.line))
+    return found
+
+
 _SECTIONS = (
     "model",
     "train",
@@ -143,7 +283,6 @@ _IRRELEVANT = (
     "ddp.average_in", "model.apply_rope", "train.exit_", "ddp.grad_reduce_in_fp32",
 )  # fmt: skip
 _WRITTEN_OVER = ("mixed_precision", "comm_overlap")  # sections that are read after the others
-Override = tuple[str, str, int]  # key, value as text, line
 
 
 class MegatronBridgeReader:
@@ -155,7 +294,9 @@ class MegatronBridgeReader:
         """Whether there are overrides of a recipe."""
         if source.is_script:
             try:
-                return best(commands_of(script_of(source, Told())), _is_override)[1] >= _LEAST_NAMES
+                commands = commands_of(script_of(source, Told()))
+                named = any(_names_recipe(command) for command in commands)
+                return named or best(commands, _is_override)[1] >= _LEAST_NAMES
             except InvalidProblemError:
                 return False
         if source.suffix not in (".yaml", ".yml"):
@@ -170,26 +311,34 @@ class MegatronBridgeReader:
             InvalidProblemError: what cannot be read, or contradicts itself, with line and key.
         """
         given, known = Given(), known_of(source, told)
-        world = known.world
+        world, recipe = known.world, None
         if source.is_script:
             script = script_of(source, told)
-            command, count = best(commands_of(script), _is_override)
-            if count < _LEAST_NAMES:
+            commands = commands_of(script)
+            named = [one for one in commands if _names_recipe(one)]
+            command, count = chosen(named or commands, _is_override, told, source.name)
+            if count < _LEAST_NAMES and not named:
                 raise refused(f"{source.name[:64]}: no overrides of a Megatron-Bridge recipe are in it")
+            recipe, overrides = _recipe_of(command, told)
+            own = _overrides(command.words)
+            if any(key in _LENGTHS for key, _, _ in own):  # the recipe's model takes it too
+                overrides = [one for one in overrides if one[0] != "model.seq_length"]
             for note in script.notes:
                 given.note(note)
             started = world_of(source.text, script, command)
             world = started if started.num_gpus else world
-            pairs = [word.text.partition("=") for word in command.words]
-            overrides = [
-                (key.lstrip("+~"), value, word.line)
-                for (key, equals, value), word in zip(pairs, command.words, strict=True)
-                if equals and not key.startswith("--")
-            ]
+            _require_said(overrides, own, recipe)
+            overrides += own
         else:
             overrides = [(key, text_of(one.value), one.line) for key, one in document_of(source).items()]
-        _take_all(given, overrides)
-        told = replace(told, model=_model(given, known), num_gpus=known.num_gpus())
+        for key, _, line in [one for one in overrides if passed_by(told, one[0])]:
+            given.note(f"line {line}: {key[:64]} is passed by, as told (--ignore)")
+        _take_all(given, [one for one in overrides if not passed_by(told, one[0])])
+        if recipe is not None:
+            given.note(
+                f"{recipe.name} is a recipe of Megatron-Bridge: what the command does not say is its own"
+            )
+        told = replace(told, model=_model(given, known, recipe), num_gpus=known.num_gpus())
         return launch_file(self.name, given, told, world, name="launch file")
 
 
@@ -235,14 +384,20 @@ def _take_overlaps(given: Given, values: dict[str, tuple[str, int]]) -> None:
 
 def _take_length(given: Given, values: dict[str, tuple[str, int]]) -> None:
     """The model's sequence and the dataset's are one."""
-    text, line = values.get("dataset.sequence_length", values.get("dataset.seq_length", ("", 0)))
+    text, line = next((values[name] for name in _LENGTHS if name in values), ("", 0))
     if text and not given.has("seq-length"):
         take(given, "seq_length", text, line, called="dataset.sequence_length")
     elif text and text != given.word("seq-length"):
-        given.fault("seq-length", f"is not the dataset's sequence_length {text[:20]}")
+        given.fault("seq-length", f"is not the dataset's sequence_length {text[:20]} of line {line}")
 
 
-def _model(given: Given, known: Known) -> ModelSpec | None:
-    """The told model; None where the overrides spell the shape out."""
+def _model(given: Given, known: Known, recipe: Recipe | None) -> ModelSpec | None:
+    """The told model, or the recipe's; None where the overrides spell the shape out."""
     names = ("num-layers", "hidden-size", "num-attention-heads", "vocab-size")
-    return known.told.model if all(given.has(name) for name in names) else known.model()
+    if all(given.has(name) for name in names):
+        return known.told.model
+    if recipe is not None and recipe.hub_id in ("", _COMPUTED) and known.told.model is None:
+        raise InvalidProblemError.of(
+            "/model", f"{recipe.name} makes its model itself", allowed="--model with that model"
+        )
+    return known.model(Word(recipe.hub_id, 0) if recipe is not None and recipe.hub_id else None)

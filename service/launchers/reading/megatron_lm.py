@@ -15,6 +15,7 @@ from meshwright.service.launchers.reading.base import Include, LaunchFile, Sourc
 from meshwright.service.launchers.reading.commands import (
     World,
     best,
+    chosen,
     commands_of,
     require_training,
     script_of,
@@ -68,7 +69,7 @@ class MegatronLmReader:
             InvalidProblemError: what cannot be read, or contradicts itself, with line and flag.
         """
         script = script_of(source, told)
-        command, count = best(commands_of(script), _is_flag)
+        command, count = chosen(commands_of(script), _is_flag, told, source.name)
         if count < _LEAST_FLAGS:
             raise refused(
                 f"{source.name[:64]}: no command with flags of Megatron-LM is in it "

@@ -90,7 +90,7 @@ class AxolotlReader:
         Raises:
             InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
         """
-        fields, known = Fields(source.name, document_of(source)), known_of(source, told)
+        fields, known = Fields(source.name, document_of(source), told), known_of(source, told)
         _refuse_other_engines(fields)
         tuned = _axolotl_tuned(fields)
         _require_bf16(fields)
@@ -254,7 +254,7 @@ class TrlReader:
         sft = next((one for one in files if _is_sft(one)), None)
         mesh = next((one for one in files if AccelerateReader().recognises(one)), None)
         known = known_of(mesh or source, told)
-        fields = Fields(sft.name, document_of(sft)) if sft else Fields(source.name, {})
+        fields = Fields(sft.name, document_of(sft), told) if sft else Fields(source.name, {})
         precision = "fp16" if fields.flag("fp16", default=False) else "bf16"
         if precision == "bf16" and not fields.flag("bf16", default=True):
             fields.fault("bf16", "training in fp32 is not priced", allowed="true, or fp16: true")
@@ -267,7 +267,7 @@ class TrlReader:
         fields.stop()
         unread = fields.unread(_TRL_IRRELEVANT)
         plain = {"distributed_type": Found("MULTI_GPU", 0), "num_processes": Found(known.num_gpus(), 0)}
-        rest = Fields(mesh.name, document_of(mesh)) if mesh else Fields(source.name, plain)
+        rest = Fields(mesh.name, document_of(mesh), told) if mesh else Fields(source.name, plain, told)
         run = mesh_run(self.name, rest, known, given, seq_length=length, precision=precision)
         rest.word("mixed_precision")
         options = {**run.workload.framework_options, **_kernel(fields, self.name, run.configuration)}

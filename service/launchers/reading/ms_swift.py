@@ -11,10 +11,11 @@ from dataclasses import replace
 
 from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by, refused
 from meshwright.service.launchers.reading.commands import (
     World,
     best,
+    chosen,
     commands_of,
     require_training,
     script_of,
@@ -76,11 +77,11 @@ class MsSwiftReader:
             InvalidProblemError: what cannot be read, or contradicts itself, with line and name.
         """
         script = script_of(source, told)
-        command, count = best(commands_of(script), _is_name)
+        command, count = chosen(commands_of(script), _is_name, told, source.name)
         if count < _LEAST_NAMES:
             raise refused(f"{source.name[:64]}: no command with arguments of ms-swift is in it")
         require_training(command, source.name)
-        given, others = _given(command.words)
+        given, others = _given(command.words, told)
         for note in script.notes:
             given.note(note)
         known = known_of(source, told)
@@ -126,9 +127,10 @@ def _is_name(text: str) -> bool:
     return name.startswith("--") and "_" in name and "-" not in name[2:] and flag_of(name[2:]) is not None
 
 
-def _given(words: Sequence[Word]) -> tuple[Given, dict[str, str]]:
+def _given(words: Sequence[Word], told: Told) -> tuple[Given, dict[str, str]]:
     """Arguments as flags of Megatron-LM, and the rest of what may matter."""
-    given, others, named = Given(), {}, set()
+    given, others = Given(), {}
+    named: set[str] = set()
     at = 0
     while at < len(words):
         name, equals, attached = words[at].text.partition("=")
@@ -137,7 +139,9 @@ def _given(words: Sequence[Word]) -> tuple[Given, dict[str, str]]:
             end += 1
         following = " ".join(word.text for word in words[at + 1 : end]).strip()  # "$@" may be empty
         text = attached if equals else following or "true"
-        if name.startswith("--"):
+        if name.startswith("--") and passed_by(told, name[2:]):
+            given.note(f"line {words[at].line}: {name[:64]} is passed by, as told (--ignore)")
+        elif name.startswith("--"):
             key = name[2:].replace("-", "_")
             others[key] = text
             named.add(key)
@@ -149,14 +153,19 @@ def _given(words: Sequence[Word]) -> tuple[Given, dict[str, str]]:
                 take(given, key, _off(key, text), words[at].line, called=name)
         at = end
     given.refuse_slips(CORE_NAMES)
+    _take_defaults(given, named)
+    _take_precision(given, others)
+    given.stop()
+    return given, others
+
+
+def _take_defaults(given: Given, named: set[str]) -> None:
+    """What ms-swift takes where a command says nothing; the costly ones are noted."""
     for key, (value, note) in _DEFAULTS.items():
         if key not in named:
             take(given, key, value, 0, called=f"--{key}")
             if key not in _QUIET:
                 given.note(note)
-    _take_precision(given, others)
-    given.stop()
-    return given, others
 
 
 def _take_extra(given: Given, text: str, line: int) -> None:

@@ -45,7 +45,7 @@ class NanotronReader:
         Raises:
             InvalidProblemError: what cannot be read, or contradicts itself, with line and key.
         """
-        fields, known = Fields(source.name, document_of(source)), known_of(source, told)
+        fields, known = Fields(source.name, document_of(source), told), known_of(source, told)
         model = _padded(fields, _read_model(fields, told))
         configuration = _configuration(fields, model)
         fields.expect("tokens.sequence_length")

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by
 from meshwright.service.launchers.reading.commands import World
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
 from meshwright.service.launchers.reading.given import Given, Value
@@ -69,6 +69,8 @@ class NemoReader:
                 message = f"line {document[name].line}: only NeMo's GPT models are read"
                 raise InvalidProblemError.of(name, message)
         given = Given()
+        for name in [name for name in document if passed_by(told, name)]:
+            given.note(f"line {document.pop(name).line}: {name} is passed by, as told (--ignore)")
         for name, found in document.items():
             section, _, key = name.partition(".")
             if section == "model" and key not in _LEFT_OUT and "." not in key:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import chain
 
 from meshwright.profiles.documents import shown
@@ -87,7 +87,7 @@ def read_launch_files(source: Source, told: Told | None = None, launcher: str | 
         launch = reader.read(found, told)
     except InvalidProblemError as fault:
         raise InvalidProblemError(_located(found, one) for one in fault.errors) from None
-    _require_agreement(launch, told)
+    launch = _on_told_gpus(launch, told)
     _require_divided(launch)
     _require_one_start(found, told)
     return _with_environment(launch, found)
@@ -205,16 +205,14 @@ def _require_bounded(source: Source) -> None:
             raise refused(f"{name[:64]}: the file is too big", allowed=f"{MAX_BYTES} characters")
 
 
-def _require_agreement(found: LaunchFile, told: Told) -> None:
-    """Refuse what is told otherwise than the files say it."""
-    said = {**asdict(found.configuration), **asdict(found.workload)}
-    faults = [
-        FieldError(pointer=f"/{name}", message=f"{value} is told, but the files say {said[name]}"[:200])
-        for name, value in told.values.items()
-        if name in said and said[name] != value
-    ]
-    if faults:
-        raise InvalidProblemError(faults)
+def _on_told_gpus(launch: LaunchFile, told: Told) -> LaunchFile:
+    """The run without the files' own nodes, where other GPUs are told than they start."""
+    started = (launch.num_nodes or 0) * (launch.gpus_per_node or 0)
+    if not started or told.num_gpus in (None, started):
+        return launch
+    note = f"the script starts {started} processes; {told.num_gpus} GPUs are told and counted"
+    notes = launch.notes if note in launch.notes else (*launch.notes, note)
+    return replace(launch, num_nodes=None, gpus_per_node=None, notes=notes)
 
 
 def _require_divided(found: LaunchFile) -> None:

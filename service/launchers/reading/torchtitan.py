@@ -214,7 +214,7 @@ class TorchtitanReader:
         is_module = source.suffix == ".py"
         known = known_of(source, told)
         values, notes = over(module_values(source) if is_module else document_of(source), known)
-        fields = Fields(source.name, values)
+        fields = Fields(source.name, values, told)
         for note in notes:
             fields.note(note)
         model = model_of(fields, known)

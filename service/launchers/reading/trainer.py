@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from meshwright.profiles.adapters import ATTENTION_TARGETS, LORA_TARGETS, SINGLE_TARGETS
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by, refused
 from meshwright.service.launchers.reading.commands import (
     Command,
     best,
+    chosen,
     commands_of,
     require_training,
     script_of,
@@ -125,18 +126,18 @@ class TrainerReader:
         """
         known = known_of(source, told)
         if not source.is_script:
-            fields = Fields(source.name, document_of(source))
+            fields = Fields(source.name, document_of(source), told)
             tool = _LLAMA_FACTORY if fields.has("finetuning_type") or fields.has("stage") else _PLAIN
             return trainer_run(fields, known, tool)
         script = script_of(source, told)
-        command, count = best(_commands(script), _is_name)
+        command, count = chosen(_commands(script), _is_name, told, source.name)
         if count < _LEAST_NAMES:
             raise refused(
                 f"{source.name[:64]}: no command with arguments of transformers' Trainer is in it"
             )
         require_training(command, source.name)
         known.world = world_of(source.text, script, command)
-        fields = Fields(source.name, _values(command.words))
+        fields = Fields(source.name, _values(command.words, told), told)
         for note in script.notes:
             fields.note(note)
         _require_no_other_file(command, source)
@@ -235,7 +236,7 @@ def _is_name(text: str) -> bool:
     return name.startswith("--") and name[2:].replace("-", "_") in _OWN
 
 
-def _values(words: Sequence[Word]) -> dict[str, Found]:
+def _values(words: Sequence[Word], told: Told) -> dict[str, Found]:
     """Arguments by name; the last of equal ones counts."""
     found: dict[str, Found] = {}
     for at, word in enumerate(words):
@@ -245,7 +246,7 @@ def _values(words: Sequence[Word]) -> dict[str, Found]:
         following = words[at + 1].text if at + 1 < len(words) else "--"
         text = value if equals else "true" if following.startswith("--") else following
         key = name.replace("-", "_")
-        if UNKNOWN in text:
+        if UNKNOWN in text and not passed_by(told, key):
             unknown = text.split(UNKNOWN)[1]
             if key in (*_OWN, *_LENGTHS, *_MODELS, "zero_stage") and key != "lr_scheduler_type":
                 raise InvalidProblemError.of(

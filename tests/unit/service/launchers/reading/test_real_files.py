@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from meshwright.profiles.library import find_model
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.reading.vocabulary import counted, named_vocabulary, vocabulary_of
+from meshwright.service.requests.launch_files import own_of_files
 
 FLAGS = (
     "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 128 "
@@ -262,3 +264,121 @@ def test_what_nobody_reads_is_called_by_its_name_with_the_next_step(
 ) -> None:
     with pytest.raises(InvalidProblemError, match=f"{name} is {what}.* which is not read. Allowed: "):
         read(text, name)
+
+
+def bridge(rest: str, nodes: int = 2) -> str:
+    start = f"torchrun --nproc_per_node=8 --nnodes={nodes} scripts/training/run_recipe.py"
+    return f"{start} {rest}\n"
+
+
+def test_a_recipe_of_megatron_bridge_is_read_by_its_name_with_overrides() -> None:
+    plain = read(bridge("--recipe llama3_8b_pretrain_config"))
+    assert plain.model.name == "llama-3-8b"
+    assert (plain.configuration.tensor_parallel_size, plain.configuration.context_parallel_size) == (1, 2)
+    assert (plain.workload.global_batch_size, plain.workload.seq_length) == (512, 8192)
+    found = read(
+        bridge("--recipe llama3_8b_pretrain_config -tp 2 train.global_batch_size=128 --seq_length 4096")
+    )
+    assert found.configuration.data_parallel_size == 4  # 16 GPUs over tp 2 × cp 2, which stays the recipe's
+    assert (found.workload.global_batch_size, found.workload.seq_length) == (128, 4096)
+    assert any("llama3_8b_pretrain_config is a recipe" in note for note in found.notes)
+    by_model = read(bridge("--model llama3_70b --mode pretrain", nodes=8))
+    assert (by_model.model.name, by_model.configuration.virtual_pipeline_size) == ("llama-3-70b", 5)
+
+
+def test_a_recipe_that_is_not_known_names_the_nearest_and_adapters_are_refused() -> None:
+    with pytest.raises(
+        InvalidProblemError, match="line 1: llama3_8_pretrain_config is no recipe"
+    ) as refusal:
+        read(bridge("--recipe llama3_8_pretrain_config"))
+    assert refusal.value.errors[0].nearest == "llama3_8b_pretrain_config"
+    with pytest.raises(InvalidProblemError, match="trains adapters"):
+        read(bridge("--recipe llama3_8b_peft_config"))
+
+
+@pytest.mark.parametrize(
+    (
+        "recipe",
+        "model",
+        "sizes",
+        "workload",
+    ),  # tp, pp, cp; batch, micro-batch, tokens: as 0.3.1's sources say
+    [
+        ("qwen3_8b_pretrain_config", "qwen3-8b", (4, 1, 1), (32, 2, 4096)),
+        ("gemma2_9b_pretrain_config", "gemma-2-9b", (8, 1, 1), (32, 2, 4096)),
+        ("qwen25_7b_sft_config", "qwen2.5-7b", (2, 1, 1), (128, 1, 2048)),
+        ("llama31_70b_pretrain_config", "llama-3.1-70b", (4, 4, 2), (512, 1, 131_072)),
+    ],
+)
+def test_recipes_say_what_their_sources_assign(
+    recipe: str, model: str, sizes: tuple[int, ...], workload: tuple[int, ...]
+) -> None:
+    found = read(bridge(f"--recipe {recipe}", nodes=4))  # 32 GPUs
+    config, asked = found.configuration, found.workload
+    assert found.model.name == model
+    read_sizes = config.tensor_parallel_size, config.pipeline_parallel_size, config.context_parallel_size
+    assert read_sizes == sizes
+    assert (asked.global_batch_size, config.micro_batch_size, asked.seq_length) == workload
+
+
+def test_several_runs_of_a_script_are_listed_and_one_is_chosen() -> None:
+    flags = "--bf16 --vocab-size 512 --global-batch-size 16"
+    sizes = (1, 2)
+    loop = "for TP in 1 2; do\n" + megatron(flags + " --tensor-model-parallel-size $TP") + "done\n"
+    two = "".join(megatron(f"{flags} --tensor-model-parallel-size {size}") for size in sizes)
+    for text in (loop, two):
+        with pytest.raises(
+            InvalidProblemError, match=r"a.sh starts 2 runs that differ: 1 .line .*size 1; 2"
+        ):
+            read(text)
+        for run in sizes:
+            assert read(text, told=Told(run=run)).configuration.tensor_parallel_size == run
+    with pytest.raises(InvalidProblemError, match=r"--run: 3: a.sh starts 2 runs"):
+        read(two, told=Told(run=3))
+    same = megatron(flags + " --lr 1e-4") + megatron(flags + " --lr 3e-4")
+    assert read(same).workload.global_batch_size == 16  # no price hangs on the learning rate
+
+
+TITAN = """[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = 8192
+[parallelism]
+tensor_parallel_degree = "two"
+data_parallel_shard_degree = -1
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "ignored", "told"),
+    [
+        ("a.toml", TITAN, "parallelism.tensor_parallel_degree", Told(num_gpus=8)),
+        ("a.sh", ("megatron sft --model Qwen/Qwen3-8B --micro_batch_size 1 --global_batch_size 16 "
+         "--max_length 2048 --context_parallel_size two\n"), "--context_parallel_size", Told(num_gpus=8)),
+        ("a.sh", bridge("--recipe llama3_8b_pretrain_config model.pipeline_model_parallel_size=two"),
+         "model.pipeline_model_parallel_size", Told()),
+        ("a.sh", ("torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen3-8B --bf16 True "
+         "--max_length 2048 --per_device_train_batch_size 2 --gradient_accumulation_steps two\n"),
+         "--gradient_accumulation_steps", Told(num_gpus=8)),
+    ],
+)  # fmt: skip
+def test_every_reader_passes_by_what_it_is_told_to(name: str, text: str, ignored: str, told: Told) -> None:
+    with pytest.raises(InvalidProblemError, match="two"):
+        read(text, name, told)
+    found = read(text, name, replace(told, ignored=(ignored,)))
+    assert any("is passed by, as told (--ignore)" in note for note in found.notes)
+
+
+def test_what_is_told_overrides_every_files_sizes_and_says_so() -> None:
+    request = {"cluster": {"name": "dgx-h100", "num_nodes": 2}}
+    text = TITAN.replace('"two"', "2").replace("shard_degree = -1", "shard_degree = 4")
+    own = own_of_files(request, Source(name="a.toml", text=text), values={"tensor_parallel_size": 4})
+    assert (own.configuration.tensor_parallel_size, own.configuration.data_parallel_size) == (
+        4,
+        4,
+    )  # 16 GPUs
+    said = " ".join(own.notes)
+    assert "tensor_parallel_size 2 of the files is told otherwise: 4" in said
+    assert "the files run on 8 GPUs; 16 are told" in said
