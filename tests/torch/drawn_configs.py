@@ -95,6 +95,27 @@ def drawn(config: type, rng: random.Random) -> Config:
     return changes
 
 
+def single_keys(model_type: str, count: int) -> Iterator[tuple[str, Config]]:
+    """Whole configs of a type without one key, and small ones with one set otherwise, ``count`` each."""
+    config, rng = CONFIG_MAPPING[model_type], random.Random(f"{model_type} keys")
+    base = {**needed(config), **NEEDED_BY_TYPE.get(model_type, {})}
+    fields = {one.name: one.default for one in dataclasses.fields(config)}
+    if model_type != "gpt_neo":  # whose kinds of layers are listed
+        base |= dict.fromkeys(filter(LAYERS.match, fields), 3)
+    whole = json.loads(config(**base).to_json_string(use_diff=False))
+    whole.pop("model_type")
+    for key in rng.sample(sorted(set(whole) & set(fields)), count):
+        yield f"without {key}", {name: value for name, value in whole.items() if name != key}
+    others = {
+        name: [not value] if isinstance(value, bool) else [value * 2, value // 2]
+        for name, value in fields.items()
+        if name not in base_fields() and not NO_SWITCH.search(name) and type(value) in (bool, int) and value
+    }
+    for key in rng.sample(sorted(others), min(count, len(others))):
+        value = rng.choice(others[key])
+        yield f"{key} {value}", {**base, key: value}
+
+
 def parameters(model_type: str, config: Config) -> int:
     """The parameters of the type's language model, shared ones counted once."""
     built = CONFIG_MAPPING[model_type](**config)

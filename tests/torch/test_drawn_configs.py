@@ -20,9 +20,10 @@ from tests.torch.drawn_configs import (
     known_types,
     needed,
     parameters,
+    single_keys,
 )
 
-DRAWS = 2
+DRAWS, SINGLE_KEYS = 2, 3
 KNOWN = sorted(set(FAMILIES) & known_types())
 
 
@@ -41,6 +42,21 @@ def test_a_drawn_config_has_as_many_parameters_as_the_model_that_transformers_bu
         assert ours == count, config
         equal += 1
     assert equal, "at least one config of the type is planned"
+
+
+@pytest.mark.parametrize("model_type", KNOWN)
+def test_a_key_left_out_is_the_class_s_own_and_one_set_otherwise_counts_as_it_is_built(
+    model_type: str,
+) -> None:
+    for what, config in single_keys(model_type, SINGLE_KEYS):
+        try:
+            count = parameters(model_type, config)
+            ours = model_from_config({"model_type": model_type, **config}, name="x").num_parameters()
+        except InvalidProblemError:  # a value that is not priced
+            continue
+        except Exception:  # noqa: BLE001, S112 - the library refuses in many ways
+            continue
+        assert ours == count, what
 
 
 def test_every_type_of_causal_language_models_is_planned_or_refused_with_a_reason() -> None:
