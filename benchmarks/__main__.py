@@ -31,6 +31,10 @@ BENCHMARKS = {
     "mixed": Benchmark("searches of mixed clusters, the same document", "benchmarks.mixed"),
     "cost": Benchmark("configurations priced a second beside published tools", "benchmarks.cost"),
     "recipes": Benchmark("published recipes beside our plans, docs/recipes.md", "benchmarks.recipes"),
+    "verify": Benchmark(
+        "measured peaks beside priced and traced ones, a minute a run; --every 9: some of them",
+        "benchmarks.verify",
+    ),
     "ablation": Benchmark("what each part of the cost model buys; writes", "benchmarks.ablation"),
     "peers": Benchmark("other planners on the same questions, minutes each", "benchmarks.bench_peers"),
     "service": Benchmark(

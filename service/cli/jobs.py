@@ -178,6 +178,7 @@ def print_plans(url: str, query: Mapping[str, str], *, as_json: bool) -> None:
         print_json(page)
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
+    is_verified = any(plan["verified"] for plan in page["plans"])
     for title in (
         "plan",
         "model",
@@ -190,13 +191,15 @@ def print_plans(url: str, query: Mapping[str, str], *, as_json: bool) -> None:
         "step",
         "measured",
         "peak memory",
+        *["verified"] * is_verified,
     ):
         table.add_column(title, no_wrap=True)
     for plan in page["plans"]:
         sizes = (f"{name}_parallel_size" for name in ("tensor", "pipeline", "context", "data"))
         names = ("plan_id", "model", "cluster", "num_gpus", *sizes)
         own = [str(plan[name]) if plan[name] is not None else "–" for name in names]
-        table.add_row(*(Text(cell) for cell in (*own, *_figures_of(plan))))
+        verdict = [plan["verified"] or "–"] * is_verified
+        table.add_row(*(Text(cell) for cell in (*own, *_figures_of(plan), *verdict)))
     screen().print(table)
 
 

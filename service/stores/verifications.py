@@ -6,7 +6,7 @@ a claim that was not renewed for ``lease_s`` is another worker's, and a worker t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +87,14 @@ class Verifications:
         if known is None:
             raise NotFoundError("this plan was not verified: POST to its address with :verify behind it")
         return known.state, known.body
+
+    def verdicts(self, tenant: str, plan_ids: Sequence[str]) -> dict[str, str]:
+        """What is known of some plans: the launcher's verdict, or how far it has come."""
+        query = select(verifications.c.plan_id, verifications.c.state, verifications.c.body)
+        query = query.where(verifications.c.tenant == tenant, verifications.c.plan_id.in_(plan_ids))
+        with self._database.read() as connection:
+            rows = connection.execute(query).all()
+        return {row.plan_id: (row.body or {}).get("verdict", row.state) for row in rows}
 
     def claim(self) -> Asked | None:
         """The plan that waits longest, for this worker alone; None: none waits."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from meshwright.service.api.deps import READS, JobsDep, PageToken, TenantDep
+from meshwright.service.api.deps import READS, JobsDep, PageToken, Service, ServiceDep, TenantDep
 from meshwright.service.api.schemas import State
 from meshwright.service.db.records import JobRecord
 from meshwright.service.jobs.jobs import Jobs
@@ -45,12 +45,13 @@ def list_jobs(
 
 @router.get("/{job_id}", dependencies=[READS])
 def show_job(
-    request: Request, job_id: str, jobs: JobsDep, tenant: TenantDep, page_token: PageToken = None
+    request: Request, job_id: str, service: ServiceDep, tenant: TenantDep, page_token: PageToken = None
 ) -> Response:
     """One job: how its search goes, or what came of it."""
+    jobs = service.jobs
     job = jobs.read(tenant, job_id)
     if job.answer is not None:
-        return _answered(request, jobs, tenant, job.id, page_token)
+        return _answered(request, service, tenant, job.id, page_token)
     title, question = views.named(job)
     return page(
         request,
@@ -70,9 +71,13 @@ def cancel(request: Request, job_id: str, jobs: JobsDep, tenant: TenantDep) -> R
     return seen_at(request, f"/jobs/{jobs.cancel(tenant, job_id).id}")
 
 
-def _answered(request: Request, jobs: Jobs, tenant: str, job_id: str, page_token: str | None) -> Response:
-    """One page of the answer."""
+def _answered(
+    request: Request, service: Service, tenant: str, job_id: str, page_token: str | None
+) -> Response:
+    """One page of the answer, with what launchers said of its plans."""
+    jobs = service.jobs
     job, plans = jobs.plans(tenant, job_id, page_size=LISTED, page_token=page_token)
+    verdicts = service.verifications.verdicts(tenant, [plan["plan_id"] for plan in plans.items])
     return page(
         request,
         "answer.html",
@@ -80,6 +85,11 @@ def _answered(request: Request, jobs: Jobs, tenant: str, job_id: str, page_token
         words=views.STATE_WORDS[job.state],
         document=views.answer_page(job, plans.items, plans.next_page_token),
         children=_children(jobs, tenant, job),
+        verdicts=[
+            (plan["rank"], plan["plan_id"], verdicts[plan["plan_id"]])
+            for plan in plans.items
+            if plan["plan_id"] in verdicts
+        ],
     )
 
 

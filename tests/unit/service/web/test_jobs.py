@@ -10,9 +10,11 @@ from meshwright.service.db.database import Database
 from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.jobs.queue import PollingQueue
+from meshwright.service.stores.verifications import Verifications, not_built
 from meshwright.solver.answer import SkippedLauncher
 from tests.served.answered_jobs import add_answered_job
-from tests.served.job_records import add_tiny_job, claimed
+from tests.served.job_records import TENANT, add_tiny_job, claimed
 from tests.served.reports import Page, small_answer
 
 
@@ -155,3 +157,18 @@ def test_answers_read_back_are_what_pages_show(browser: TestClient, answered: st
     body = browser.get(f"/v1/jobs/{answered}/plans").json()
     answer = answer_from_json(body)
     assert f"{answer.plans[0].prediction.tokens_per_s_per_gpu:.0f}" in browser.get(f"/jobs/{answered}").text
+
+
+def test_an_answer_says_what_launchers_made_of_its_plans(
+    browser: TestClient, answered: str, database: Database, engine: JobEngine
+) -> None:
+    assert "launcher's own code" not in Page(browser.get(f"/jobs/{answered}").text).text
+    first, _, third = plan_ids(browser, answered)
+    queue = PollingQueue()
+    store = Verifications(database, Jobs(database, engine, queue, queue_timeout_s=60.0), queue)
+    for plan in (first, third):
+        store.ask(TENANT, plan)
+    store.settle(TENANT, third, not_built("no GPU"))
+    shown = Page(browser.get(f"/jobs/{answered}").text)
+    assert "without a GPU: #1 queued; #3 not built." in shown.text
+    assert f"/v1/plans/{third}/verification" in {link["href"] for link in shown.all("a")}
