@@ -204,12 +204,17 @@ class Frontier:
 
     @classmethod
     def of(
-        cls, rows: Priced, top_k: int, limit_s: float = np.inf, apart: tuple[str, ...] = LAYOUT
+        cls,
+        rows: Priced,
+        top_k: int,
+        limit_s: float = np.inf,
+        apart: tuple[str, ...] = LAYOUT,
+        at_once: int | None = None,
     ) -> Frontier:
-        """Bound every row, or every kind of row; none is solved yet."""
+        """Bound every row, or every kind of row; none is solved yet. ``at_once``: rows opened together."""
         frontier = cls(rows=rows, top_k=top_k, bound_s=Bounds(len(rows)), limit_s=limit_s, apart=apart)
         if rows.kinds is not None:
-            unopened = frontier._unopened = Unopened.of(rows, limit_s)
+            unopened = frontier._unopened = Unopened.of(rows, limit_s, at_once)
             frontier.fits = unopened.rows_within(np.inf)
             if unopened.least_s <= limit_s:
                 frontier._open_kinds(unopened)

@@ -399,6 +399,7 @@ class Unopened:
     kinds: Kinds
     near: Bounded  # kinds that memory refutes at sight are none of their members
     far: list[Bounded]  # beyond the limit; whether they fit was not asked
+    at_once: int  # rows opened together
     order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # kinds taken apart
     bound_s: FloatArray = field(default_factory=_none)  # of the kinds in that order
     objective_s: FloatArray = field(default_factory=_none)  # bound on the closed form of each kind
@@ -406,7 +407,7 @@ class Unopened:
     at: int = 0
 
     @classmethod
-    def of(cls, rows: Priced, limit_s: float = np.inf) -> Unopened:
+    def of(cls, rows: Priced, limit_s: float = np.inf, at_once: int | None = None) -> Unopened:
         """All kinds that may fit, and may have a row within the limit."""
         kinds, fitting = rows.kinds, rows.fitting
         if kinds is None or fitting is None:
@@ -416,7 +417,10 @@ class Unopened:
             for bounded in (Bounded.roughly, Bounded.of):
                 near, beyond = bounded(rows, kinds, families).split(limit_s)
                 families, far = near.families, [*far, beyond]
-        found = cls(rows=rows, kinds=kinds, near=Bounded.of(rows, kinds, fitting(families)), far=far)
+        found = cls(
+            rows=rows, kinds=kinds, near=Bounded.of(rows, kinds, fitting(families)), far=far,
+            at_once=at_once or AT_ONCE,
+        )  # fmt: skip
         found._settle()
         return found
 
@@ -457,14 +461,14 @@ class Unopened:
         self.far = [some for some in far if len(some)]
 
     def _settle(self) -> None:
-        """Take families apart until the next AT_ONCE rows are those of least bound, or nearly so.
+        """Take families apart until the next ``at_once`` rows are those of least bound, or nearly so.
 
         Once _MANY kinds are taken apart for that, it is enough that the first of them are.
         """
         taken = 0
         while len(self.near):
             last = self._end() - 1
-            enough = last >= self.at and self.behind[last + 1] - self.behind[self.at] >= AT_ONCE
+            enough = last >= self.at and self.behind[last + 1] - self.behind[self.at] >= self.at_once
             sure = self.bound_s[last if taken < _MANY else self.at] if enough else -np.inf
             if enough and sure < self.near.least_s:
                 return
@@ -476,8 +480,8 @@ class Unopened:
             self._take_apart(np.arange(number))
 
     def _end(self) -> int:
-        """Where the kinds of the next AT_ONCE rows, or a few more, end."""
-        enough = int(np.searchsorted(self.behind, self.behind[self.at] + AT_ONCE))
+        """Where the kinds of the next ``at_once`` rows, or a few more, end."""
+        enough = int(np.searchsorted(self.behind, self.behind[self.at] + self.at_once))
         return min(max(enough, self.at + 1), len(self.order))
 
     @property
@@ -500,7 +504,7 @@ class Unopened:
         return waiting + sum(int(some.rows[: some.within(limit_s)].sum()) for some in left)
 
     def open(self) -> IntArray:
-        """The rows of the next kinds, AT_ONCE of them or a few more."""
+        """The rows of the next kinds, ``at_once`` of them or a few more."""
         self._settle()
         begin, self.at = self.at, self._end()
         return self.kinds.rows(self.order[begin : self.at])

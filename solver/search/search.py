@@ -83,7 +83,7 @@ from meshwright.solver.space.factored import Crossing, rows_of
 
 _SAMPLE = 1024  # rows looked at
 _MANY = 4_000_000  # legal rows that take a second to bound: a better plan is sought among some before
-_IMPROVING, _TRIED = 8192, 24  # rows for that, and how many of them are solved
+_IMPROVING, _TRIED = 4096, 24  # outer rows for that, with all their chunkings, and how many rows are solved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,8 +303,9 @@ def _of_whole(
             opening = None if limited else _opening(found, space, watch)
             if opening is not None:
                 found, adopted = replace(found, frontier=opening.frontier), [opening.row]
-                if len(space.rows) > _MANY:
-                    found = _improved(found, space, watch)
+    if found.frontier.ranked and len(space.rows) > _MANY:
+        with first.cut():
+            found = _improved(found, space, watch)
     with watch.cut():
         if not found.space.whole:
             adopted = rows_of(space.rows, _configurations(found.frontier))
@@ -318,10 +319,17 @@ def _of_whole(
 
 
 def _improved(found: Found, space: Space, watch: Watch) -> Found:
-    """The best of a larger sample, where that is better than the first plan."""
+    """The best of a larger sample, where that is better than the first plan.
+
+    Outer rows are sampled: they are opened kind by kind, so that all that differs in chunks and recomputed
+    layers costs little, and an even sample of rows would mostly differ in that.
+    """
     _interrupt(found.problem, watch, space, found.frontier, now=True)
-    sample = space.rows.take(_spread(len(space.rows), _IMPROVING))
-    frontier = Frontier.of(priced_space(found.problem, found.profile, sample), 1)
+    rows = space.rows
+    if isinstance(rows, Columns):
+        return found
+    sample = rows.among(_spread(len(rows.outer), _IMPROVING))
+    frontier = Frontier.of(priced_space(found.problem, found.profile, sample), 1, at_once=_IMPROVING)
     frontier.covers_all = False
     frontier.run(lambda state: len(state.solved) >= _TRIED or watch.interrupted())
     if not frontier.ranked or frontier.ranked[0].score_s >= found.frontier.ranked[0].score_s:
