@@ -3,6 +3,15 @@
 A switch has settings; a setting states some options of the framework, and who takes it: launchers, each
 with its source, models and GPUs. What a search may try is every combination of settings whose options do
 not contradict each other, less those that another one beats.
+
+Dominance: a setting *beats* another of its switch if no configuration that both run, priced under both with
+all else alike, has a shorter step or less memory under the other. Then for every plan of a combination with
+the other there is one of the combination with this setting, legal for the same kinds of recomputation, that
+is no slower and fits where that fits, so that no rank changes when the other is left out. It holds within a
+switch and kind of recomputation by kind, and only where the better combination is legal itself
+(``_better``). ``tests/property/test_switches.py`` holds each pair against drawn configurations,
+``tests/property/test_meaning_of_requests.py`` whole answers against every configuration under every
+combination, beaten ones too.
 """
 
 from __future__ import annotations

@@ -316,6 +316,7 @@ def _bare(prices: RowPrices) -> RowPrices:
 
 AT_ONCE = 16384  # rows opened together
 _APART, _MANY = 2048, 16384  # kinds priced together at least, and at most
+_ROUGHLY = 131072  # families whose passes are looked at together: the more, the more of them are shared
 
 
 def _none() -> FloatArray:
@@ -350,7 +351,8 @@ class Bounded:
         first = families.members[families.begin[:-1]]
         if rows.least_work_s is None:
             raise ValueError("rows that were written down have no families")
-        bounds = rows.least_work_s(first) * SAFETY
+        pieces = np.split(first, range(_ROUGHLY, len(first), _ROUGHLY))
+        bounds = np.concatenate([rows.least_work_s(piece) for piece in pieces]) * SAFETY
         return cls._sorted(kinds, families, bounds, bounds)
 
     @classmethod
