@@ -46,6 +46,10 @@ BENCHMARKS = {
     "replan": Benchmark(
         "re-planning: answer times, a replay of Llama 3, docs/howto/replan.md", "benchmarks.replanning"
     ),
+    "tune": Benchmark(
+        "what tune chooses beside a full sweep, Megatron-LM and torchtitan on this CPU, half an hour",
+        "tests.launchers.tuned",
+    ),
     "newcomer": Benchmark("from a clone to the first table, docs/quickstart.md", "benchmarks.newcomer"),
     "faults": Benchmark(
         "what the tests of F1 to F24 measured, docs/reliability.md; writes (--long: mutants and chaos too)",

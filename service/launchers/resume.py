@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from meshwright.service.launchers.export import TORCHRUN_FILE
+from meshwright.service.launchers.megatron_lm import ARGUMENTS_FILE
 from meshwright.service.launchers.target import ExportBundle
 from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import Configuration
@@ -41,6 +42,7 @@ exec ${START:-bash @LAUNCH@} @ARGUMENTS@ "$@"
 _MEGATRON = (
     "--auto-detect-ckpt-format", "--ckpt-step", '"${step}"', "--exit-on-missing-checkpoint",
 )  # fmt: skip
+_SHARDED = "--use-distributed-optimizer --dist-ckpt-optim-fully-reshardable"
 _TORCH_DIST = ("--ckpt-fully-parallel-load",)
 # torchtitan 0.2.2, config/job_config.py; 0.3.0, components/checkpointer/base.py: the same names.
 _TORCHTITAN = (
@@ -142,6 +144,8 @@ def with_resume_files(
         "after": _sizes(after.config),
     }  # fmt: skip
     files[RESUME_FACTS] = json.dumps(facts, indent=1) + "\n"
+    if ARGUMENTS_FILE in files and checkpoint_format != "fsdp_dtensor":
+        files[ARGUMENTS_FILE] = _as_it_was_saved(files[ARGUMENTS_FILE], before.config, after.config)
     if checkpoint_format == "dcp":
         files[RESUME_MODULE] = _MODULE
     if launcher in _STARTS and checkpoint_format != "torch":
@@ -151,6 +155,14 @@ def with_resume_files(
             f"how {launcher} is told to load a checkpoint is left to its script; see {RESUME_FACTS}"
         )
     return ExportBundle(files=files, warnings=warnings)
+
+
+def _as_it_was_saved(arguments: str, before: Configuration, after: Configuration) -> str:
+    """A single replica, which has nothing to shard, with the distributed optimizer where that has saved."""
+    if not before.zero_stage or after.zero_stage:
+        return arguments
+    body, end, rest = arguments.rpartition("\n)")
+    return f"{body}\n    # As the checkpoint was saved\n    {_SHARDED}{end}{rest}"
 
 
 def _script(launcher: str, after: Plan, saved_step: int | None, checkpoint_format: str) -> str:

@@ -362,6 +362,7 @@ def _new_layouts(job: Changed, profile: Profile) -> tuple[list[Layout], list[str
         pin={**own.pin, **kept},
         bounds={**own.bounds, "zero_stage": (max(least, asked_least), min(most, asked_most))},
         stage_layers=tuple(split) or own.stage_layers,
+        constraints=(*own.constraints, *job.constraints),
     )
     cluster = _without_slow(job.left, len(job.slow))
     problem = replace(job.problem, cluster=cluster, options=options)

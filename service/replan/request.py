@@ -172,6 +172,17 @@ class Changed:
         free = self.format.name == "torch_dist" and not self.plan.config.zero_stage
         return () if free else self.format.keeps
 
+    @property
+    def constraints(self) -> tuple[str, ...]:
+        """What else a layout must meet.
+
+        What Megatron-Core's distributed optimizer has saved it loads alone: tensors have other names. A
+        single replica is never ZeRO; its resume files ask for that optimizer.
+        """
+        least, most = self.format.zero_stages
+        own = self.plan.config.zero_stage
+        return ("zero_stage > 0 or dp * cp == 1",) if (least, most) == _NOT_FSDP and own else ()
+
 
 def read_replan_request(raw: Mapping[str, object]) -> ReplanRequest:
     """Names, types and ranges.
@@ -378,4 +389,8 @@ def _format(given: CheckpointRequest, problem: Problem, plan: Plan) -> Format:
         raise InvalidProblemError.of("/checkpoint/format", message, allowed=", ".join(FORMATS))
     if name not in FORMATS:
         raise UnknownNameError.among("/checkpoint/format", name, FORMATS)
-    return FORMATS[name]
+    found, stage = FORMATS[name], plan.config.zero_stage
+    if found.zero_stages != _NOT_FSDP or stage not in _NOT_FSDP:
+        return found
+    least = 0 if problem.launcher == "megatron-lm" else stage
+    return replace(found, zero_stages=(least, stage))

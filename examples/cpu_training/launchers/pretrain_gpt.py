@@ -10,6 +10,7 @@ that any layout sees the same ones in the same step.
 from __future__ import annotations
 
 import sys
+import types
 import typing
 from collections.abc import Iterator
 from functools import partial
@@ -20,10 +21,45 @@ sys.path.insert(0, str(Path(__file__).parent))
 import on_cpu
 import torch
 import typing_extensions
+from torch.optim.adamw import adamw
 
 typing.override = typing_extensions.override  # type: ignore[attr-defined] # the wheel is for Python 3.12
 torch.compile = lambda function=None, **_options: function or (lambda given: given)
 
+
+class FusedAdam(torch.optim.Optimizer):  # type: ignore[misc] # torch is in its own environment
+    """AdamW that keeps its step as Apex and Transformer Engine do: beside the weights, not with each.
+
+    Megatron-LM's checkpoints count on that: with torch's own it cannot load what it has saved.
+    """
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        named = ("lr", "weight_decay", "betas", "eps")
+        super().__init__(params, {name: options[name] for name in named})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """One step of every weight that has a gradient."""
+        del closure
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            weights = [one for one in group["params"] if one.grad is not None]
+            for one in weights:
+                if not self.state[one]:
+                    self.state[one] = {name: torch.zeros_like(one) for name in ("exp_avg", "exp_avg_sq")}
+            states = [self.state[one] for one in weights]
+            adamw(
+                weights, [one.grad for one in weights], [one["exp_avg"] for one in states],
+                [one["exp_avg_sq"] for one in states], [],
+                [torch.tensor(group["step"] - 1.0) for _ in weights], foreach=False, amsgrad=False,
+                beta1=group["betas"][0], beta2=group["betas"][1], lr=group["lr"],
+                weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
+            )  # fmt: skip
+
+
+sys.modules["apex.optimizers"] = types.SimpleNamespace(FusedAdam=FusedAdam, FusedSGD=torch.optim.SGD)  # type: ignore[assignment]
+
+from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.enums import ModelType
 from megatron.core.tensor_parallel import random
 from megatron.training import get_args, initialize, pretrain
@@ -31,6 +67,7 @@ from megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_
 from megatron.training.arguments import parse_args, validate_args
 from megatron.training.global_vars import set_global_variables
 
+filesystem_async._process_memory = lambda: on_cpu.resident_bytes("VmRSS")  # without psutil
 random._set_cuda_rng_state = lambda state, **_options: torch.set_rng_state(state)
 initialize._compile_dependencies = lambda: None  # of indexed data sets, and kernels
 initialize.set_jit_fusion_options = lambda **_options: None

@@ -1,12 +1,15 @@
 """Ways to finish a job: their seconds add up, the batch is kept, what cannot be is said."""
 
 import time
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile, default_profile
+from meshwright.service.launchers.resume import with_resume_files
+from meshwright.service.launchers.target import ExportBundle
 from meshwright.service.replan.finish import Replan, Way, replanned
 from meshwright.service.replan.request import Changed, changed_job, read_replan_request
 from meshwright.service.requests.parse import parse_problem
@@ -149,6 +152,27 @@ def test_what_megatron_fsdp_wrote_is_loaded_by_it_alone_and_the_other_way_round(
         layouts = [one.layout.config for one in found.ways if one.kind == "new layout"]
         assert layouts
         assert {one.zero_stage for one in layouts} <= stages
+
+
+def test_what_the_distributed_optimizer_saved_is_loaded_by_it_alone() -> None:
+    problem, _, plan = running()
+    assert plan.config.zero_stage == 1
+    assert asked(lost_nodes=4, **ANY_LAYOUT).constraints == ("zero_stage > 0 or dp * cp == 1",)
+    for one in answered(lost_nodes=4, **ANY_LAYOUT).ways:
+        config = one.layout.config
+        assert config.zero_stage == 1 or config.data_parallel_size * config.context_parallel_size == 1
+    plain = replace(plan, config=replace(plan.config, zero_stage=0, zero_shard_size=1))
+    body = {**STEPS, "lost_nodes": 4, **ANY_LAYOUT}
+    assert changed_job(read_replan_request(body), problem, plain).format.zero_stages == (0, 0)
+
+    bundle = ExportBundle(files={"megatron_args.sh": "MEGATRON_ARGS=(\n    --bf16\n)\n"})
+    files = with_resume_files(
+        bundle, "megatron-lm", plan, plain, saved_step=900, checkpoint_format="torch_dist_fully_reshardable"
+    ).files
+    assert (
+        "    --use-distributed-optimizer --dist-ckpt-optim-fully-reshardable\n)\n"
+        in files["megatron_args.sh"]
+    )  # a single replica shards nothing, but it could not load the states otherwise
 
 
 def test_local_checkpoints_move_what_shared_storage_is_read_for() -> None:

@@ -1,0 +1,108 @@
+"""Megatron-LM trains, is killed, and goes on under another layout with a re-plan's files."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from meshwright.service.tuning.runs import end_leftovers
+from tests.launchers.cpu_training import MEGATRON_LM, OnCpu
+from tests.torch.test_tune import ROOT, meshwright
+
+pytestmark = pytest.mark.timeout(1500)
+PATIENCE_S = 600.0
+
+STEPS, SAVED = 8, 4
+LOSS = re.compile(r"iteration +(\d+)/.* lm loss: ([\d.E+-]+)|step: +(\d+) .*loss: +([\d.]+)")
+COLOURS = re.compile(r"\x1b\[[\d;]*m")
+ASKED = {"DATA_PATH": "drawn", "TOKENIZER_TYPE": "NullTokenizer", "TOKENIZER_MODEL": "none",
+         "TRAIN_ITERS": str(STEPS), "LR": "1e-2", "LOG_INTERVAL": "1", "SAVE_INTERVAL": str(SAVED),
+         "MASTER_ADDR": "127.0.0.1"}  # fmt: skip
+
+
+def answered(launcher: OnCpu, folder: Path, **sizes: int) -> tuple[dict[str, str], str]:
+    """``answer.json`` for two nodes of two processes, what runs find, and the rank of a layout in it."""
+    problem = launcher.problem(2, 100)
+    problem["cluster"]["groups"][0]["num_nodes"] = 2
+    problem["search"] |= {"constraints": [], "diverse": False}
+    (folder / "problem.json").write_text(json.dumps(problem))
+    text = meshwright(folder, "plan", "problem.json", "--json")
+    (folder / "answer.json").write_text(text)
+    configs = [one["config"] for one in json.loads(text)["plans"]]
+    rank = next(at for at, one in enumerate(configs, 1) if all(one[name] == sizes[name] for name in sizes))
+    own = launcher.variables(folder)
+    return {**own, "PYTHONPATH": f"{ROOT / 'src'}:{own['PYTHONPATH']}"}, str(rank)
+
+
+class Started:
+    """A start of a script on so many nodes of this machine."""
+
+    def __init__(self, script: Path, nodes: int, environment: Mapping[str, str]) -> None:
+        self.logs = [script.parent / f"{script.stem}.{rank}.log" for rank in range(nodes)]
+        known = {**os.environ, **ASKED, **environment, "MESHWRIGHT_SAVE_DIR": str(script.parent)}
+        self.children = []
+        for rank, log in enumerate(self.logs):
+            with log.open("wb") as out:
+                child = subprocess.Popen(
+                    ["bash", script], env={**known, "NODE_RANK": str(rank)}, stdout=out,
+                    stderr=subprocess.STDOUT, start_new_session=True,
+                )  # fmt: skip
+                self.children.append(child)
+        self.folder = script.parent
+
+    def losses(self) -> dict[int, float]:
+        """Of every step that was logged."""
+        text = COLOURS.sub("", "\n".join(log.read_text(errors="replace") for log in self.logs))
+        return {int(one[1] or one[3]): float(one[2] or one[4]) for one in LOSS.finditer(text)}
+
+    def ended(self) -> dict[int, float]:
+        """Its losses, once it has done all steps."""
+        try:
+            codes = [child.wait(PATIENCE_S) for child in self.children]
+        finally:
+            self.killed()
+        assert not any(codes), self.logs[0].read_text()[-3000:]
+        return self.losses()
+
+    def killed(self) -> None:
+        """All of its processes, at once."""
+        for child in self.children:
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+        end_leftovers(self.folder)
+
+
+def test_megatron_lm_goes_on_with_other_pipeline_and_tensor_ranks(tmp_path: Path) -> None:
+    own, rank = answered(MEGATRON_LM, tmp_path, tensor_parallel_size=2, data_parallel_size=2, zero_stage=1)
+    chosen = ("--from", "answer.json", "--rank", rank)
+    meshwright(tmp_path, "export", *chosen, "--save-dir", "before")
+    undisturbed = Started(
+        tmp_path / "before" / "launch.sh", 2, own | {"CHECKPOINTS": str(tmp_path / "all")}
+    )
+    losses = undisturbed.ended()
+
+    kept = tmp_path / "kept"
+    run = Started(tmp_path / "before" / "launch.sh", 2, own | {"CHECKPOINTS": str(kept)})
+    until = time.monotonic() + PATIENCE_S
+    while max(run.losses(), default=0) <= SAVED:  # it is beyond the checkpoint when it is killed
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    run.killed()
+
+    lost = ("--lost-nodes", "1", "--steps-done", "5", "--steps-total", str(STEPS), "--top-k", "1")
+    said = meshwright(
+        tmp_path, "replan", *chosen, *lost, "--checkpoint", str(kept), "--save-dir", "after", "--json"
+    )
+    layout = json.loads(said)["ways"][0]["layout"]["config"]
+    assert (layout["tensor_parallel_size"], layout["pipeline_parallel_size"]) == (1, 2)
+    went_on = Started(tmp_path / "after" / "resume.sh", 1, own | {"CHECKPOINTS": str(kept)}).ended()
+    assert sorted(went_on) == [5, 6, 7, 8]
+    second = (losses[5] + losses[6]) / 2.0  # Megatron-LM's second line of a start is of two steps
+    for step, loss in {**{at: losses[at] for at in (5, 7, 8)}, 6: second}.items():
+        assert went_on[step] == pytest.approx(loss, rel=1e-4), step  # as far as bf16 is the same
