@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from fastapi.testclient import TestClient
 
+from meshwright.service.capture import capture
 from meshwright.service.launchers.registry import export
 from meshwright.service.requests.launch_files import MAX_FILES, MAX_TEXT
 from tests.launchers.plans import CASES
@@ -58,6 +62,29 @@ def test_what_a_file_leaves_open_is_told_beside_it(client: TestClient) -> None:
     # 64 sequences on 32 GPUs without stages or tensor ranks: 2 micro-batches of 1
     config = read["config"]
     assert (config["num_microbatches"], config["recompute_layers"]) == (2, 32)  # type: ignore[index]
+
+
+def test_a_capture_is_priced_and_of_its_runs_one_is_chosen(client: TestClient, tmp_path: Path) -> None:
+    flags = (
+        "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --bf16 "
+        "--vocab-size 1024 --max-position-embeddings 512 --micro-batch-size 1 --global-batch-size 16"
+    )
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "for TP in 1 2; do torchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py "
+        f"{flags} --tensor-model-parallel-size $TP; done\n"
+    )
+    file = {"name": "run.json", "text": json.dumps(capture(["bash", str(script)]).document)}
+    status, read = post(client, file)
+    assert (status, faults(read)[0][0]) == (422, "/launch_file/text")
+    assert "starts 2 runs that differ" in faults(read)[0][1]
+    status, read = post(client, {**file, "run": 2})
+    assert status == 200, read
+    config = read["config"]  # tp 2 leaves dp 4 of 8 GPUs
+    assert (config["tensor_parallel_size"], config["data_parallel_size"]) == (2, 4)  # type: ignore[index]
+    assert post(client, {**file, "run": 0})[0] == 422
+    status, read = post(client, {**file, "run": 2, "ignore": ["--tensor-model-parallel-size"]})
+    assert read["config"]["data_parallel_size"] == 8, read  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
