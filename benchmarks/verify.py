@@ -2,8 +2,7 @@
 
 Runs of the catalog whose peak is what torch's allocator held, under Megatron-LM's code: its own
 functional tests, SimuMax's validation runs, Megatron-Bridge's measured evidence. Runs that cannot be
-exported, built or traced are counted with the reason. A run's export states its model and layout, not what
-else its launch changed (dropout, kernels that are not fused).
+exported, built or traced are counted with the reason.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.profiles.errors import PlannerError
+from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.units import GIB
 from meshwright.service.launchers.target import Target
@@ -55,7 +55,9 @@ def traced(run: Run, shape: RunShape, time_s: float) -> Peak:
     Raises:
         PlannerError: it cannot be exported or built, or no step of it is traced.
     """
-    problem = replace(shape.problem, launcher=LAUNCHER)
+    facts, options = framework_facts(shape.framework), shape.problem.workload.framework_options
+    workload = replace(shape.problem.workload, framework_options={"dropout": facts.dropout, **options})
+    problem = replace(shape.problem, launcher=LAUNCHER, workload=workload)
     profile = default_profile(problem.cluster, shape.framework)
     prediction = predict(shape.problem, profile, shape.configuration)
     plan = Plan(

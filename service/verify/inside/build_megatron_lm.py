@@ -128,6 +128,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import mlp, torch_norm
 from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.training.argument_utils import core_transformer_config_from_args, gpt_config_from_args
 from megatron.training.arguments import parse_args, validate_args
@@ -148,13 +149,18 @@ def _norm(_class: type, config: Any, hidden_size: int, eps: float = 1e-5, **_opt
 
 
 def _attention(self: Any, query: Any, key: Any, value: Any, *_mask: Any, **_options: Any) -> Any:
-    """Transformer Engine's flash or fused attention.
+    """Transformer Engine's flash or fused attention; its unfused one keeps scores.
+
+    That keeps the softmax's output in 2 bytes, and with dropout what comes out of it and a mask
+    (Transformer Engine, ``dot_product_attention/backends.py``, ``UnfusedDotProductAttention``).
 
     Values that are a slice of the joint projection are copied first, which lets go of the projection
     (``dot_product_attention/utils.py``, ``get_qkv_layout``: strides of all three must be alike).
     """
-    del self
-    output = Attention.apply(query.contiguous(), key.contiguous(), value.contiguous())
+    per_score = 0
+    if self.config.attention_backend == AttnBackend.unfused:
+        per_score = 5 if self.config.attention_dropout else 2
+    output = Attention.apply(query.contiguous(), key.contiguous(), value.contiguous(), per_score)
     return output.view(*output.shape[:2], -1)
 
 

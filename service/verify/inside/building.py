@@ -211,13 +211,17 @@ class Attention(torch.autograd.Function):
     Dao 2023 (arXiv:2307.08691), section 3.1: only the log-sum-exp ``L`` is saved for the backward pass,
     which computes the scores again. Work is counted without a mask, as torch's counter counts: two
     products forward, five backward. Shapes: (sequence, batch, heads, width).
+
+    ``per_score``: bytes of each score that attention in separate kernels keeps besides.
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
+    def forward(ctx: Any, query: Any, key: Any, value: Any, per_score: int = 0) -> Any:
         rows, batch, heads, width = query.shape
         output = torch.empty(rows, batch, heads, value.shape[-1], dtype=query.dtype)
         sums = torch.empty(batch, heads, rows, dtype=torch.float32)
+        if per_score:
+            sums = torch.empty(batch, heads, rows, key.shape[0], per_score, dtype=torch.uint8)
         ctx.save_for_backward(query, key, value, output, sums)
         ctx.work = 2.0 * batch * heads * rows * key.shape[0] * (width + value.shape[-1])
         Kernels.flops += ctx.work
@@ -228,7 +232,7 @@ class Attention(torch.autograd.Function):
         query, key, value, output, _ = ctx.saved_tensors
         Kernels.flops += 2.5 * ctx.work
         del output, gradient
-        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
 
 
 # The same as an operator, which compiled code takes as it is. Shapes: (batch, heads, sequence, width).
