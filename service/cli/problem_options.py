@@ -122,6 +122,12 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     precision: Annotated[str | None, typer.Option(help="bf16, fp16, fp8, mxfp8 or nvfp4.")] = None,
     optimizer: Annotated[str | None, typer.Option(help=", ".join(OPTIMIZERS))] = None,
     lora_rank: Annotated[int | None, typer.Option(help="Adapters beside a frozen model; 0: none.")] = None,
+    lora_target: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="What they adapt: q_proj, linear_qkv, …")
+    ] = None,
+    base_precision: Annotated[
+        str | None, typer.Option(help="Of the frozen model: bf16, nf4 or nf4-double (QLoRA).")
+    ] = None,
     launcher: Annotated[
         str | None,
         typer.Option(help="megatron-lm, torchtitan, …, any or none.", autocompletion=complete_launcher),
@@ -181,6 +187,7 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
         **_precision_part(request, precision),
     }
     workload |= {"optimizer": optimizer, "lora_rank": lora_rank}
+    workload |= {"lora_targets": lora_target, "base_precision": base_precision}
     workload |= {"total_tokens": None if total_tokens is None else round(total_tokens)}
     _override(request, "workload", workload)
     if launcher is not None:

@@ -70,7 +70,9 @@ class WorkloadRequest(Part):
     total_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS, description="of the whole run")
     seq_length: int = Field(ge=1, le=MAX_SEQ_LENGTH, description="tokens per sequence")
     precision: Literal["bf16", "fp16", "fp8"] = "bf16"
-    optimizer: Literal["adamw", "adamw-bf16", "adamw-8bit", "galore", "muon", "sgd-momentum"] = "adamw"
+    optimizer: Literal[
+        "adamw", "adamw-bf16", "adamw-8bit", "adamw-8bit-bf16", "galore", "muon", "sgd-momentum"
+    ] = "adamw"
     optimizer_rank: int = Field(
         default=0, ge=0, le=MAX_RANK, description="of galore's projection; 0: a quarter of the hidden size"
     )

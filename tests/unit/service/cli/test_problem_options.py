@@ -266,3 +266,10 @@ def test_a_format_that_the_file_contradicts_is_refused_with_both(tmp_path: Path)
     ) as refused:
         read_request(problem=file, precision="nvfp4")
     assert "--precision" in str(refused.value)
+
+
+def test_adapters_are_asked_for_by_their_rank_layers_and_what_they_stand_beside() -> None:
+    found = read_request(lora_rank=16, lora_target=["q_proj", "v_proj"], base_precision="nf4")
+    assert found["workload"] == {
+        "lora_rank": 16, "lora_targets": ["q_proj", "v_proj"], "base_precision": "nf4",
+    }  # fmt: skip

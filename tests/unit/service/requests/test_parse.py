@@ -3,14 +3,17 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.parse import digest_of, parse_problem, problem_to_mapping
+from meshwright.service.requests.schema import WorkloadRequest
 from meshwright.solver.planner.variants import profile_of_variant
 from meshwright.solver.problem import SearchOptions, problem_digest
 from tests.served.requests import fault, faults
@@ -515,3 +518,7 @@ def test_8_bits_mean_the_recipe_that_the_launcher_has() -> None:
 
     assert options("torchtitan", "fp8") == {"precision_recipe": "fp8-rowwise"}
     assert options("torchtitan", "bf16") == options("megatron-lm", "fp8") == {}
+
+
+def test_a_request_may_name_every_optimizer_that_is_priced() -> None:
+    assert set(get_args(WorkloadRequest.model_fields["optimizer"].annotation)) == set(OPTIMIZERS)
