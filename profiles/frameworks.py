@@ -69,6 +69,7 @@ OPTION_NUMBERS: Mapping[str, tuple[float, float]] = {
     "logit_bytes": (2.0, 64.0),
     "bucket_bytes": (0.0, 1e12),
     "offload_layers": (0.0, 1e4),
+    "optimizer_offload_fraction": (0.01, 1.0),
 }
 _GROUPS = re.compile(r"(\d{1,4})/(\d{1,4})")
 _NOT_OPTIONS = {
@@ -130,6 +131,7 @@ class FrameworkFacts:
     recompute_modules: str  # what selective recomputation replays, joined by +
     offload_modules: str  # whose activations go to the host where activations do: all, or joined by +
     offload_layers: float  # layers whose activations go to the host; 0: all
+    optimizer_offload_fraction: float  # of the states that go to the host where optimizer states do
     offloads_gradients: bool  # shards of gradients lie on the host where optimizer states do
     unstated_recompute: str  # of runs that do not state recomputation: none, or unknown
     logit_bytes: float  # of one logit at the loss's peak: itself, fp32 copies, gradients

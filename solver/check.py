@@ -113,12 +113,12 @@ def _room_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     if work.optimizer != "adamw" or work.lora_rank or config.zero_stage == 0:
         return
     copies = config.data_parallel_size * config.context_parallel_size // sharded
+    share = float(work.framework_options.get("optimizer_offload_fraction", 1.0))
     needed = {"": 0, "nvme": 0}
     for part in config.offload.split("+"):
         name, _, drive = part.partition("@")
-        needed[drive] += (
-            {"optimizer": 12, "parameters": 2}.get(name, 0) * problem.model.num_parameters() * copies
-        )
+        each = {"optimizer": 12 * share, "parameters": 2}.get(name, 0)
+        needed[drive] += round(each * problem.model.num_parameters() * copies)
     hosts = [host_of(group) for group in problem.cluster.groups]
     rooms = {"": min(host.memory_bytes for host in hosts), "nvme": min(host.nvme_bytes for host in hosts)}
     for drive, words in (("", "host memory"), ("nvme", "NVMe")):

@@ -28,7 +28,6 @@ from meshwright.service.launchers.megatron_lm_model_rules import (
 from meshwright.service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
 from meshwright.service.launchers.megatron_names import (
     CONTEXT_MODES,
-    OFFLOADED_OPTIMIZER,
     STAGES_BEFORE_DATA,
     SWITCHES_OF_ALL,
     Values,
@@ -38,6 +37,7 @@ from meshwright.service.launchers.megatron_names import (
     exchange_values,
     kernel_values,
     offload_values,
+    offloaded_optimizer,
     parallel_values,
     recompute_values,
     split_values,
@@ -234,7 +234,7 @@ def _data_parallel(target: Target) -> Values:
     if config.zero_stage:
         values["ddp.num_distributed_optimizer_instances"] = target.shard_ranks // config.zero_shard_size
     if "optimizer" in config.offload:
-        values |= {f"optimizer.{name}": value for name, value in OFFLOADED_OPTIMIZER.items()}
+        values |= {f"optimizer.{name}": value for name, value in offloaded_optimizer(known).items()}
     if config.zero_stage >= _FIRST_FSDP_STAGE:
         values |= {
             "ddp.use_megatron_fsdp": True,

@@ -311,11 +311,11 @@ def _data_parallel(target: Target) -> list[Flag]:
         instances = shard_instances(target)
         if instances > 1:
             flags.append(flag("num-distributed-optimizer-instances", instances))
-    if "optimizer" in config.offload:  # states live in the precision-aware optimizer, all of them on CPUs
+    if "optimizer" in config.offload:  # states live in the precision-aware optimizer
         flags += [
             flag("use-precision-aware-optimizer"),
             flag("optimizer-cpu-offload"),
-            flag("optimizer-offload-fraction", "1.0"),
+            flag("optimizer-offload-fraction", facts(target).optimizer_offload_fraction),
         ]
     flags += flags_of(offload_values(target, facts(target)))
     if is_fsdp(target):

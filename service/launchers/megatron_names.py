@@ -155,10 +155,6 @@ def _repeated(letter: str, count: int) -> str:
 
 Values = dict[str, object]
 STAGES_BEFORE_DATA = "tp-cp-pp-dp"  # of use_tp_pp_dp_mapping; without it tp-cp-dp-pp
-# All states on CPUs, updated there; Megatron-Core's OptimizerConfig.
-OFFLOADED_OPTIMIZER: Values = {
-    "use_precision_aware_optimizer": True, "optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0,
-}  # fmt: skip
 CONTEXT_MODES = {"ring": "p2p", "all_to_all": "a2a"}  # of cp_comm_type
 FIRST_ARCHITECTURES_WITHOUT_ONE_CONNECTION = ("blackwell",)
 # Megatron-LM 0.16.1, training/arguments.py:940-950: "set CUDA_DEVICE_MAX_CONNECTIONS to 1 or 32", which
@@ -225,8 +221,8 @@ SWITCH_FACTS = (
 # What every launcher over Megatron-Core writes.
 SWITCHES_OF_ALL = (
     *(name for name in SWITCH_FACTS if name != "offload_modules"), "cuda_graphs", "dropout",
-    "gradient_dtype", "launch_blocking", "loss_fused", "overlap_experts", "overlap_gradients",
-    "overlap_tensor", "overlap_transfer", "precision_recipe", "recompute_modules",
+    "gradient_dtype", "launch_blocking", "loss_fused", "optimizer_offload_fraction", "overlap_experts",
+    "overlap_gradients", "overlap_tensor", "overlap_transfer", "precision_recipe", "recompute_modules",
 )  # fmt: skip
 DISPATCHERS = {"allgather": "allgather", "alltoall": "alltoall", "deepep": "flex", "hybridep": "flex"}
 # cuda_graph_scope is cuda_graph_modules since 0.19, which still takes it under its old name.
@@ -253,6 +249,15 @@ def kernel_values(target: Target, facts: FrameworkFacts) -> Values:
 def dropout_values(facts: FrameworkFacts) -> Values:
     """Dropout where it is on, for launchers that take it from the model otherwise."""
     return {"attention_dropout": DROPOUT, "hidden_dropout": DROPOUT} if facts.dropout else {}
+
+
+def offloaded_optimizer(facts: FrameworkFacts) -> Values:
+    """States on CPUs, all or a share of them, updated there; Megatron-Core's OptimizerConfig."""
+    return {
+        "use_precision_aware_optimizer": True,
+        "optimizer_cpu_offload": True,
+        "optimizer_offload_fraction": facts.optimizer_offload_fraction,
+    }
 
 
 def offload_values(target: Target, facts: FrameworkFacts) -> Values:

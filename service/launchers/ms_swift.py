@@ -26,7 +26,6 @@ from meshwright.service.launchers.megatron_lm_model_rules import (
 from meshwright.service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
 from meshwright.service.launchers.megatron_names import (
     CONTEXT_MODES,
-    OFFLOADED_OPTIMIZER,
     SWITCHES_OF_ALL,
     Values,
     decided_flags,
@@ -35,6 +34,7 @@ from meshwright.service.launchers.megatron_names import (
     environment,
     exchange_values,
     kernel_values,
+    offloaded_optimizer,
     parallel_values,
     recompute_values,
     split_values,
@@ -171,7 +171,7 @@ def _precision(target: Target) -> Values:
         "accumulate_allreduce_grads_in_fp32": known.gradient_dtype == "fp32",
         "main_grads_dtype": None if known.gradient_dtype == "fp32" else "bf16",  # else fp32 again
         "optimizer": "adam",
-        **(OFFLOADED_OPTIMIZER if target.config.offload == "optimizer" else {}),
+        **(offloaded_optimizer(known) if target.config.offload == "optimizer" else {}),
     }
 
 

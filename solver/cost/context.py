@@ -219,6 +219,11 @@ class Context:
         return self.workload.lora_rank > 0
 
     @property
+    def share_offloaded(self) -> FloatArray:
+        """Share of the optimizer's states that leave the GPU, shape (n,)."""
+        return np.where(self.offloads_optimizer, self.facts.optimizer_offload_fraction, 0.0)
+
+    @property
     def offloads_optimizer(self) -> BoolArray:
         """Rows whose optimizer states live on the host or its drives; they are updated on the host."""
         return is_offloaded(self.columns.offload, "optimizer", "optimizer@nvme")

@@ -77,7 +77,7 @@ def _bytes_of(
         # adapters stand beside the weights, which are trained themselves without them
         weights=(count + (trained if ctx.frozen else 0.0)) * _weight_bytes(ctx, sharing, matrices=matrices),
         gradients=trained * (np.where(ctx.offloads_gradients, 0.0, gradient) + own),
-        optimizer=trained * (states + copy) / sharing * np.where(ctx.offloads_optimizer, 0.0, 1.0),
+        optimizer=trained * (states + copy) / sharing * (1.0 - ctx.share_offloaded),
     )
 
 
@@ -95,7 +95,7 @@ def _without_copy(
         * trained
         / np.where(stage >= SHARD_GRADIENTS, sharing, 1.0)
         * np.where(ctx.offloads_gradients, 0.0, 1.0),
-        optimizer=trained * moments / sharing * np.where(ctx.offloads_optimizer, 0.0, 1.0),
+        optimizer=trained * moments / sharing * (1.0 - ctx.share_offloaded),
     )
 
 
@@ -474,7 +474,7 @@ def outside_bytes(ctx: Context) -> Outside:
     held = np.where(ctx.swaps_weights, read, np.where(ctx.offloads_weights, shard, 0.0))
     activations = np.where(ctx.offloads_activations, _first_rank_activations(ctx, memory, layers), 0.0)
     return Outside(
-        host=np.where(ctx.offloads_optimizer, updated, 0.0) + held + activations,
+        host=ctx.share_offloaded * updated + held + activations,
         nvme=np.where(swapped, states + main, 0.0) + np.where(ctx.swaps_weights, shard, 0.0),
     )
 

@@ -165,7 +165,10 @@ def tail_of(ctx: Context, weights: Weights, passes: PassSeconds, tensors: float)
         whole = adds_whole_gradients(ctx)
         moved = moved + np.where(whole, weights.dense + weights.routed, updated) * _BUFFER_BYTES
     seconds = moved / ctx.hbm_bytes_per_s + _orthogonal_s(ctx, dense, routed)
-    seconds = np.where(ctx.offloads_optimizer, _offloaded_s(ctx, updated), seconds)
+    # The GPU updates its share of the states while the CPU works: its update is launched first, and the CPU
+    # waits for its own gradients alone (Megatron-Core 0.19 ``cpu_offloading/hybrid_optimizer.py step``).
+    share = ctx.share_offloaded
+    seconds = np.maximum((1.0 - share) * seconds, share * _offloaded_s(ctx, updated))
     return Tail(data_parallel=exchange, optimizer=seconds)
 
 

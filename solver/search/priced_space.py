@@ -15,6 +15,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.frameworks import with_options
 from meshwright.profiles.profile import Profile
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray, distinct
@@ -558,7 +559,7 @@ def have_room(problem: Problem, profile: Profile) -> bool:
     Whatever the layout, some rank holds their mean or more: each weight, gradient and optimizer state is
     somewhere at least once. One copy is priced on one rank, and of a stage with as many chunks as layers,
     of which torch's pipeline runtime keeps fewest gathered; at the ZeRO stage and the offload that need
-    least. Optimizer states that are offloaded to host memory fit there as a whole.
+    least. Optimizer states that are offloaded to host memory fit there, all or as large a share as asked.
     """
     if profile.residual is not None:  # it may make a row lighter
         return True
@@ -580,7 +581,7 @@ def have_room(problem: Problem, profile: Profile) -> bool:
     )
     budget = memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability)
     in_memory = np.array([f"{place}+".startswith("optimizer+") for place in places])
-    fits = (least <= budget * _ROUNDED) & (
-        ~in_memory | (states[0] <= usable_host_bytes(problem) * _ROUNDED)
-    )
+    facts = with_options(profile.framework, problem.workload.framework_options)
+    there = states[0] * facts.optimizer_offload_fraction
+    fits = (least <= budget * _ROUNDED) & (~in_memory | (there <= usable_host_bytes(problem) * _ROUNDED))
     return bool(fits.any())

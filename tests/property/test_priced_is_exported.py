@@ -40,10 +40,11 @@ ONE_NAME = {"flash1", "triton", "torch", "megatron-fused"}
 
 
 def targets(launcher: str) -> list[Target]:
-    """A plan of a dense model, and one of experts where there is such."""
+    """A plan of a dense model, one of experts, and one that offloads, where there are such."""
     found = list((MEGATRON if launcher == "megatron-lm" else CASES[launcher]).values())
     dense = next(one for one in found if one.model.moe is None)
-    return [dense, *[one for one in found if one.model.moe is not None][:1]]
+    experts = [one for one in found if one.model.moe is not None][:1]
+    return [dense, *experts, *[one for one in found if one.config.offload != "none"][:1]]
 
 
 def values(launcher: str) -> Iterator[tuple[str, Option]]:
@@ -106,7 +107,7 @@ def outcome(found: Target, launcher: str, name: str, value: Option) -> str:
 @pytest.mark.parametrize("launcher", launcher_names())
 def test_every_switch_that_is_priced_is_written_or_said_to_be_unwritten(launcher: str) -> None:
     wrong, seen, left = dict[tuple[str, Option], str](), set[str](), [*values(launcher)]
-    for found in targets(launcher):  # of experts only what changes no dense model's price
+    for found in targets(launcher):  # of later ones only what changes no earlier one's price
         became = {switch: outcome(found, launcher, *switch) for switch in left}
         seen |= {*became.values()}
         wrong |= {switch: word for switch, word in became.items() if word.startswith("read")}

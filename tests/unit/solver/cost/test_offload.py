@@ -192,3 +192,24 @@ def test_buffers_in_the_file_are_those_that_were_counted() -> None:
     # the embedding, 128 256 x 8192, is the largest tensor: a 64th of it, rounded up
     assert zero["offload_param"]["buffer_size"] == 128256 * 8192 // 64 + 1
     assert (zero["sub_group_size"], zero["offload_optimizer"]["buffer_count"]) == (100_000_000, 4)
+
+
+def shared_out(share: float) -> tuple[float, float, float]:
+    """Optimizer bytes on the GPU, bytes on the host and seconds of the update, of a share of the states."""
+    problem = a_problem(cluster=a_cluster(num_nodes=2), batch=32)
+    options = {"optimizer_offload_fraction": share}
+    problem = replace(problem, workload=replace(problem.workload, framework_options=options))
+    config = a_run("optimizer", zero_stage=1, stage_layers=(80,), recompute_layers=80)
+    columns, profile = Columns.of([config]), default_profile(problem.cluster, "megatron-lm")
+    prices, ctx = price(problem, columns, profile), context_of(problem, columns, profile)
+    seconds = float(prices.tail_breakdown_s["optimizer"][0, 0])
+    return float(prices.optimizer_bytes[0, 0]), float(outside_bytes(ctx).host[0]), seconds
+
+
+def test_a_share_of_the_states_leaves_the_gpu_and_is_updated_by_the_cpu_meanwhile() -> None:
+    whole, half, quarter = shared_out(1.0), shared_out(0.5), shared_out(0.25)
+    assert whole[0] == 0.0
+    assert quarter[0] == pytest.approx(1.5 * half[0]), "3/4 and 1/2 of the same bytes stay"
+    for share, found in ((0.5, half), (0.25, quarter)):
+        # the CPU takes longer for a quarter of the states than the GPU for the rest
+        assert found[1:] == pytest.approx((share * whole[1], share * whole[2]))

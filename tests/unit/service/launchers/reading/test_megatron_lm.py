@@ -286,11 +286,13 @@ def test_the_order_of_the_ranks_is_read_and_a_flag_that_changes_no_rank_is_the_p
     assert (config.data_parallel_size, config.rank_order) == (1, "tp-cp-dp-pp")
 
 
-def test_offloaded_states_are_read_and_a_part_of_them_is_noted() -> None:
+def test_offloaded_states_are_read_and_so_is_their_share() -> None:
     some = "--bf16 --use-precision-aware-optimizer --optimizer-cpu-offload --optimizer-offload-fraction 0.5"
     found = read_launch_file(SCRIPT.replace("--bf16", some))
     assert found.configuration.offload == "optimizer"
-    assert "--optimizer-offload-fraction 0.5 is priced as 1" in found.notes
+    assert found.workload.framework_options["optimizer_offload_fraction"] == 0.5
+    with pytest.raises(InvalidProblemError, match=r"0\.01 to 1"):
+        read_launch_file(SCRIPT.replace("--bf16", some.replace("0.5", "0")))
     with pytest.raises(InvalidProblemError, match="needs --use-precision-aware-optimizer"):
         read_launch_file(SCRIPT.replace("--bf16", "--bf16 --optimizer-cpu-offload"))
 
