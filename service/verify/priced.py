@@ -11,6 +11,7 @@ import numpy as np
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.model import LayerKind
 from meshwright.profiles.profile import Profile, default_profile
+from meshwright.service.launchers.megatron_flags import FRAMEWORK
 from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Columns, Configuration, FloatArray
 from meshwright.solver.cost.compute import Gemm, layer_gemms
@@ -33,13 +34,23 @@ def context_for(target: Target) -> Context:
 
 
 def chunk_weights(target: Target) -> tuple[list[int], FloatArray]:
-    """The rank of every chunk, and the weights that each rank of its stage holds of it."""
+    """The rank of every chunk, and the weights that each rank of its stage holds of it.
+
+    Beside multi-token prediction Megatron-Core keeps the final norm with the last layer, also where the
+    head stands alone (0.19 ``TransformerBlock.has_final_layernorm_in_this_stage``); it is priced with the
+    head.
+    """
     layout = LayerLayout.of(target.model)
     ctx = context_for(target)
     chunks = chunks_of(ctx.columns, layout, np.array([target.config.stage_layers]))
     parts = part_weights(ctx, layout.kinds)
     each = np.array([part.dense[0] + part.routed[0] for part in parts])
-    return chunks.rank[0].tolist(), chunks.parts[0] @ each
+    weights, model = chunks.parts[0] @ each, target.model
+    if model.num_mtp_layers and ctx.facts.name == FRAMEWORK:
+        last = max(chunk for chunk, layers in enumerate(target.config.stage_layers) if layers)
+        weights[last] += model.final_norm_parameters()
+        weights[-1] -= model.final_norm_parameters()
+    return chunks.rank[0].tolist(), weights
 
 
 def rank_layers(target: Target) -> list[list[int]]:
