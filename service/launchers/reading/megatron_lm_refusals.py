@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from meshwright.profiles.frameworks import OPTION_NUMBERS
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.reading.given import Given
 from meshwright.service.launchers.rules import near_divisors
@@ -102,6 +103,15 @@ def _splits(given: Given, _: ModelSpec) -> None:
         given.fault(_LAYOUT, "must begin with E and hold exactly one L")
 
 
+def _offloaded_share(given: Given, _: ModelSpec) -> None:
+    """Some of the optimizer's states go to the CPU, or all."""
+    name, (low, high) = "optimizer-offload-fraction", OPTION_NUMBERS["optimizer_offload_fraction"]
+    share = given.number(name, 1.0)
+    if given.has("optimizer-cpu-offload") and not low <= share <= high:
+        nearest = f"{min(max(share, low), high):g}"
+        given.fault(name, f"{share:g} of the states", allowed=f"{low:g} to {high:g}", nearest=nearest)
+
+
 def _widths(given: Given, model: ModelSpec) -> None:
     """Tensor ranks divide the MLP (``ensure_divisibility``, on the cluster only)."""
     width = model.ffn_hidden_size
@@ -149,6 +159,7 @@ _RULES: tuple[Callable[[Given, ModelSpec], None], ...] = (
     _recomputation,
     _overlapped_experts,
     _splits,
+    _offloaded_share,
     _lengths,
     _widths,
 )

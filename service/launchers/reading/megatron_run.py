@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
-from meshwright.profiles.frameworks import OPTION_NUMBERS, OPTION_PARTS, FrameworkFacts, framework_facts
+from meshwright.profiles.frameworks import OPTION_PARTS, FrameworkFacts, framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.megatron_flags import FP8_RECIPES, FRAMEWORK
 from meshwright.service.launchers.megatron_names import (
@@ -379,18 +379,6 @@ def _offloaded_modules(given: Given, known: FrameworkFacts) -> str:
     )
 
 
-def _offloaded_share(given: Given, known: FrameworkFacts) -> float:
-    """Of the optimizer's states where they are offloaded."""
-    name, (low, high) = "optimizer-offload-fraction", OPTION_NUMBERS["optimizer_offload_fraction"]
-    if not given.has("optimizer-cpu-offload"):
-        return known.optimizer_offload_fraction
-    fraction = given.number(name, 1.0)
-    if not low <= fraction <= high:
-        nearest = f"{min(max(fraction, low), high):g}"
-        given.fault(name, f"{fraction:g} of the states", allowed=f"{low:g} to {high:g}", nearest=nearest)
-    return fraction
-
-
 _BACKEND = "moe-flex-dispatcher-backend"
 _FACTS: Mapping[str, Callable[[Given, FrameworkFacts], Option]] = {
     "attention_kernel": _kernel,
@@ -409,7 +397,11 @@ _FACTS: Mapping[str, Callable[[Given, FrameworkFacts], Option]] = {
     "moe_force_balance": lambda given, _: given.has("moe-router-force-load-balancing"),
     "moe_permute_fusion": _fused_permutation,
     "offload_modules": _offloaded_modules,
-    "optimizer_offload_fraction": _offloaded_share,
+    "optimizer_offload_fraction": lambda given, known: (
+        given.number("optimizer-offload-fraction", 1.0)
+        if given.has("optimizer-cpu-offload")
+        else known.optimizer_offload_fraction
+    ),
     "overlap_experts": lambda given, _: given.has("overlap-moe-expert-parallel-comm"),
     "overlap_gradients": lambda given, _: given.has("overlap-grad-reduce"),
     "overlap_tensor": _overlap_tensor,
@@ -500,7 +492,7 @@ def _context_mode(given: Given, cp: int) -> str:
 
 
 def _offload(given: Given) -> str:
-    """Optimizer states on the host, all or a share of them (``_offloaded_share``)."""
+    """Optimizer states on the host, all or a share of them."""
     modules = given.has("fine-grained-activation-offloading")
     if modules and not given.words("offload-modules"):
         given.fault("fine-grained-activation-offloading", "needs --offload-modules")
