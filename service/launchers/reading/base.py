@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Protocol
 
@@ -29,6 +29,9 @@ class Source:
     text: str
     files: Mapping[str, str] = field(default_factory=dict)  # given together with it, by base name
     include: Include = lambda _: None  # a file of the same folder that the text names, by base name
+    variables: Mapping[str, str] = field(
+        default_factory=dict
+    )  # told ones of the shell, for whose file it is
 
     @property
     def suffix(self) -> str:
@@ -53,7 +56,7 @@ class Source:
 
     def at(self, name: str) -> Source:
         """Another of the given files, with the same files beside it."""
-        return Source(name=name, text=self.other(name) or "", files=self.files, include=self.include)
+        return replace(self, name=name, text=self.other(name) or "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

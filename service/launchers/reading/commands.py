@@ -72,7 +72,9 @@ def script_of(source: Source, told: Told) -> Script:
     """
     if len(source.text) > MAX_BYTES:
         raise refused(f"{source.name[:64]}: the file is too big", allowed=f"{MAX_BYTES} characters")
-    beside, variables = (tuple(sorted(some.items())) for some in (source.files, told.variables))
+    beside, variables = (
+        tuple(sorted(some.items())) for some in (source.files, told.variables or source.variables)
+    )
     found = _read(source.text, variables, beside, source.include)
     if isinstance(found, str):
         raise refused(found)

@@ -15,6 +15,7 @@ from meshwright.service.launchers.reading.commands import commands_of, require_t
 from meshwright.service.launchers.reading.documents import looks_like_document
 
 _SIZES = "--config, or predict --model with --set tensor_parallel_size=… for each of its sizes"
+_EXIT = "--var NAME=… for what it asks for, or meshwright capture -- bash …"
 _SCRIPT = "the command that it starts, saved as a script"
 _ALL: Callable[..., bool] = all
 _ANY: Callable[..., bool] = any
@@ -52,7 +53,12 @@ def foreign(source: Source) -> Iterator[FieldError]:
     """What a file is that nobody reads, with the next step; nothing where that is not known."""
     if source.is_script:
         try:
-            for command in commands_of(script_of(source, Told())):
+            script = script_of(source, Told())
+            if script.stopped > 0:
+                where = f"line {script.stopped} of {shown(source.name)}"
+                message = f"{where}: it exits there, with nothing started"
+                yield FieldError(pointer=WHOLE_FILE, message=message, allowed=_EXIT)
+            for command in commands_of(script):
                 require_training(command, source.name)
         except InvalidProblemError as fault:
             yield from fault.errors

@@ -82,7 +82,7 @@ def read_launch_files(source: Source, told: Told | None = None, launcher: str | 
     if is_capture(source.text):
         source = source_of_capture(source)
     _require_bounded(source)
-    found, reader = _recognised(source, launcher)
+    found, reader = _recognised(replace(source, variables=told.variables), launcher)
     try:
         launch = reader.read(found, told)
     except InvalidProblemError as fault:
@@ -148,7 +148,7 @@ def _reached(source: Source) -> Iterator[Source]:
             text = None if word.text in seen else _text_of(one, word.text)
             seen.add(word.text)
             if text is not None:
-                queue.append(Source(name=word.text, text=text, files=files, include=source.include))
+                queue.append(replace(source, name=word.text, text=text, files=files))
 
 
 def _text_of(source: Source, name: str) -> str | None:

@@ -382,3 +382,12 @@ def test_what_is_told_overrides_every_files_sizes_and_says_so() -> None:
     said = " ".join(own.notes)
     assert "tensor_parallel_size 2 of the files is told otherwise: 4" in said
     assert "the files run on 8 GPUs; 16 are told" in said
+
+
+def test_a_script_that_exits_before_it_starts_anything_is_told_where() -> None:
+    text = 'IMAGE=""\nif [ -z "$IMAGE" ]; then\n  echo set IMAGE\n  exit 1\nfi\n' + bridge(
+        "--recipe llama3_8b_sft_config"
+    )
+    with pytest.raises(InvalidProblemError, match=r"line 4 of a.sh: it exits there"):
+        read(text)
+    assert read(text, told=Told(variables={"IMAGE": "a"})).model.name == "llama-3-8b"
