@@ -20,6 +20,7 @@ from meshwright.service.verify.environments import (
 )
 from meshwright.service.verify.verify import Quantity, Verification, verify
 from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Workload
 from tests.launchers.cases import LLAMA_70B, target
 from tests.launchers.environments import ROOT
 
@@ -74,6 +75,22 @@ def test_recomputed_layers_are_computed_and_counted_again() -> None:
     found = verified(replace(STAGES, recompute_granularity="full", recompute_layers=1), "megatron-lm")
     assert (found.verdict, found.reasons) == ("verified", ())
     assert all(one.exact for one in found.quantities if one.name == "flops")
+
+
+def test_attention_in_separate_kernels_keeps_its_scores() -> None:
+    make(MEGATRON_LM)
+    alone = Configuration(num_microbatches=1, stage_layers=(6,))
+    peaks = []
+    for kernel in ("flash2", "torch"):
+        asked = Workload(
+            global_batch_size=1, seq_length=1024, framework_options={"attention_kernel": kernel}
+        )
+        found = target(SMALL, alone, workload=asked)
+        built = verify(found.plan, found.problem, "megatron-lm")
+        peaks.append(figures(built, 0)["peak_bytes"].built)
+    scores = 6 * 8 * 1024 * 1024 * 2  # layers, heads, queries, keys: a softmax in 2 bytes each
+    row_sums = 6 * 8 * 1024 * 4  # which flash attention keeps instead
+    assert peaks[1] - peaks[0] == pytest.approx(scores - row_sums, rel=0.01)
 
 
 def test_sequences_split_over_ranks_are_verified_in_part_with_the_reason() -> None:
