@@ -15,11 +15,11 @@ import numpy as np
 
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import LayerKind, ModelSpec
-from meshwright.profiles.model_parts import MoeSpec
+from meshwright.profiles.model_parts import MlaSpec, MoeSpec
 from meshwright.profiles.operators.operators import flash_attention_s, gemm_s
 from meshwright.profiles.operators.tables import IndexArray, OperatorTable, load_operator_tables
 from meshwright.solver.configuration import FloatArray
-from meshwright.solver.cost.context import SHARD_GRADIENTS, Context
+from meshwright.solver.cost.context import SHARD_GRADIENTS, Context, experts_overlap
 from meshwright.solver.cost.sharding import adds_whole_gradients
 
 # --------------------------------------------------------------------------------------------------
@@ -345,6 +345,8 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     heads = (model.num_attention_heads + 2.0 * model.num_kv_heads) * model.head_dim
     rotary = tokens * heads / ctx.t * 4.0
     rows = rows + tokens * _inner_width(ctx, kind) * each
+    if model.mla is not None:
+        rotary = tokens * _latent_rotary_bytes(model.mla) * model.num_attention_heads / ctx.t
     if model.attention_clip is not None:
         rotary = 2.0 * rotary
     if model.gate_width:
@@ -359,9 +361,30 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     moved = (rows + rotary + per_width * width + permute) * ctx.constants.elementwise
     moved = moved + _eager_bytes(ctx, kind, heads / ctx.t, width)
     if ctx.low_precision:  # casts to low precision read 2, write 1, twice (transposed)
-        moved = moved + 4.0 * tokens * (h * ctx.row_share * 2.0 + width / tokens + heads / ctx.t)
+        inner = _cast_width(ctx, heads / ctx.t)
+        moved = moved + 4.0 * tokens * (h * ctx.row_share * 2.0 + width / tokens + inner)
     seconds = moved / ctx.hbm_bytes_per_s
     return PassSeconds(forward=seconds, backward=2.0 * seconds)
+
+
+def _latent_rotary_bytes(mla: MlaSpec) -> float:
+    """Bytes that build the queries and keys of one head and token, forward.
+
+    The rotated part of a query is read and written in place; a key and a value are read together and
+    written each by itself, the key with the rotated part that all heads share (Megatron-Core 0.16,
+    ``fusions/fused_mla_yarn_rope_apply.py``).
+    """
+    together = mla.qk_nope_head_dim + mla.v_head_dim
+    return 2.0 * (2.0 * mla.qk_rope_head_dim + 2.0 * together + mla.qk_rope_head_dim)
+
+
+def _cast_width(ctx: Context, heads_width: FloatArray) -> FloatArray:
+    """Elements of a token on a rank that projections inside attention read, cast for their products."""
+    mla = ctx.model.mla
+    if mla is None:
+        return heads_width
+    output = ctx.model.num_attention_heads * mla.v_head_dim / ctx.t
+    return output + (mla.q_lora_rank + mla.kv_lora_rank) * ctx.row_share
 
 
 def _inner_width(ctx: Context, kind: LayerKind) -> FloatArray:
@@ -397,15 +420,19 @@ def _eager_bytes(
 def permuted_bytes(ctx: Context) -> FloatArray | float:
     """Bytes that one forward pass moves to permute routed tokens and back.
 
-    ``permute_bytes`` is that of a fused permutation round an all-to-all. DeepEP and HybridEP write tokens
-    in the order of their experts; one kernel for both expert layers reads and writes them in place.
+    ``permute_bytes`` is that of a fused permutation round an all-to-all: half on the rank that sends, half
+    on the rank that has gathered what its expert-tensor-parallel group got, unless a single expert takes
+    it as it comes (Megatron-LM d98e8a64 ``moe/token_dispatcher.py``, ``num_local_experts > 1``). DeepEP and
+    HybridEP write tokens in the order of their experts; one kernel for both expert layers reads and writes
+    them in place.
     """
     moe, facts = ctx.model.moe, ctx.facts
     if moe is None:
         return 0.0
     share = _GROUPED_PERMUTES if facts.moe_grouped_mlp_fused else _fused_permutation(facts)
-    routed = ctx.moe_tokens * ctx.et * moe.top_k * ctx.model.hidden_size
-    return share * ctx.constants.permute_bytes * routed
+    sent = ctx.moe_tokens * moe.top_k * ctx.model.hidden_size
+    arrived = np.where(ctx.e < moe.num_experts, sent * ctx.et, 0.0)
+    return share * ctx.constants.permute_bytes * 0.5 * (sent + arrived)
 
 
 def _fused_permutation(facts: FrameworkFacts) -> float:
@@ -516,7 +543,8 @@ def accumulation(ctx: Context, weights: FloatArray) -> PassSeconds:
 
 # Shares of a layer's launches that are left where whole layers, or whole iterations, are captured, and that
 # each captured part takes away. Assumed from the kernels of each part: a dense layer's graph leaves what
-# starts it, its collectives and the copies into its static buffers; experts of changing sizes leave more.
+# starts it, its collectives and the copies into its static buffers; experts of changing sizes leave more,
+# those padded to a capacity do not.
 _LAYER_LEFT: Mapping[LayerKind, float] = {"dense": 0.15, "moe": 0.25}
 _ITERATION_LEFT = 0.03
 _PARTS: Mapping[LayerKind, Mapping[str, float]] = {
@@ -533,6 +561,9 @@ _DISPATCHER: Mapping[str, float] = {"allgather": 0.45, "hybridep": 0.8, "deepep"
 # A blocking launch returns when its kernel has ended: every kernel then waits for a launch and a
 # synchronisation. Three floors on top of the kernels is what the open runs under it show (jeanzay-a100).
 _BLOCKED = 3.0
+# A layer whose exchanges run under another micro-batch is launched in parts, each with its events and its
+# turn between two streams (Megatron-LM d98e8a64 ``models/common/model_chunk_schedule_plan.py``). Assumed.
+_OVERLAP_LAUNCHES = 1.25
 
 
 def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
@@ -548,6 +579,8 @@ def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
     )
     if kind == "moe":
         floor_s = floor_s * constants.floor_moe * _DISPATCHER.get(facts.moe_dispatcher, 1.0)
+        in_parts = facts.overlap_experts & experts_overlap(ctx.columns, ctx.model)
+        floor_s = floor_s * np.where(in_parts, _OVERLAP_LAUNCHES, 1.0)
     if facts.synchronous_transfers:
         waits = (ctx.p > 1) & (ctx.columns.num_gpus > ctx.fabric.lines.island_gpus)
         slower = constants.floor_across * (1.0 + constants.floor_tensor * (ctx.t - 1.0))
@@ -563,7 +596,7 @@ def launches_left(facts: FrameworkFacts, kind: LayerKind) -> float:
     if scope == "full_iteration":
         return _ITERATION_LEFT
     if scope == "layer":
-        return _LAYER_LEFT[kind]
+        return _LAYER_LEFT["dense" if facts.moe_capacity_factor else kind]
     return max(1.0 - sum(_PARTS[kind].get(part, 0.0) for part in scope.split("+")), _LEAST_LEFT)
 
 
@@ -573,21 +606,28 @@ def fixed_s(ctx: Context) -> FloatArray:
     return np.full_like(ctx.t, 1.0) * ctx.constants.fixed_s * (_GRAPHED_STEP if graphed else 1.0)
 
 
-def launched(ctx: Context, busy: PassSeconds, floor_s: FloatArray) -> PassSeconds:
-    """Passes that take at least their launches; blocking launches come on top."""
+def launched(ctx: Context, kind: LayerKind, busy: PassSeconds, floor_s: FloatArray) -> PassSeconds:
+    """Passes of a layer that take at least their launches; blocking launches come on top.
+
+    Where the CPU waits for the sizes of what experts exchange, it starts the rest of the layer anew: what
+    it launches then is seen even where the kernels of the whole layer take longer than its launches.
+    """
     again = ctx.constants.floor_backward
     if ctx.facts.launch_blocking:
         waited = _BLOCKED * floor_s
         return busy + PassSeconds(forward=waited, backward=waited * again)
-    return floored(busy, floor_s, again)
-
-
-def floored(busy: PassSeconds, floor_s: FloatArray, floor_backward: float) -> PassSeconds:
-    """Smooth maximum of passes and their floor."""
+    joined = _rounded_maximum if kind == "moe" and _waits_for_sizes(ctx.facts) else _smooth_maximum
     return PassSeconds(
-        forward=_smooth_maximum(busy.forward, floor_s),
-        backward=_smooth_maximum(busy.backward, floor_s * floor_backward),
+        forward=joined(busy.forward, floor_s), backward=joined(busy.backward, floor_s * again)
     )
+
+
+def _waits_for_sizes(facts: FrameworkFacts) -> bool:
+    """Whether the host learns in every layer how many tokens are exchanged.
+
+    Experts padded to a capacity take as many in every step, an all-gather exchanges all tokens.
+    """
+    return not facts.moe_capacity_factor and facts.moe_dispatcher != "allgather"
 
 
 def _smooth_maximum(seconds: FloatArray, floor_s: FloatArray) -> FloatArray:
@@ -597,3 +637,8 @@ def _smooth_maximum(seconds: FloatArray, floor_s: FloatArray) -> FloatArray:
     ratio *= ratio
     ratio *= ratio
     return np.asarray(high * np.sqrt(np.sqrt(np.sqrt(1.0 + ratio))))
+
+
+def _rounded_maximum(seconds: FloatArray, floor_s: FloatArray) -> FloatArray:
+    """``(x^3 + floor^3)^(1/3)``: a quarter more than either where both are equal."""
+    return np.asarray(np.cbrt(seconds**3 + floor_s**3))

@@ -190,7 +190,7 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
         + PassSeconds(forward=np.zeros_like(again), backward=again)
     )
     beyond = _beyond(ctx, kind, compute, tensor)
-    passes = launched(ctx, busy, layer_floor_s(ctx, kind)) + beyond
+    passes = launched(ctx, kind, busy, layer_floor_s(ctx, kind)) + beyond
     if ctx.offloads_activations.any():
         passes = passes + spilled_s(ctx, kind, passes)
     gathers = weight_gathers(ctx, weights, trained, passes)
@@ -239,7 +239,7 @@ def _beyond(ctx: Context, kind: LayerKind, compute: PassSeconds, tensor: PassSec
     if ctx.layers is None:
         return _nothing(ctx)
     busy = timed_together(ctx, compute, tensor)
-    price_s = launched(ctx, busy, layer_floor_s(ctx, kind))
+    price_s = launched(ctx, kind, busy, layer_floor_s(ctx, kind))
     return beyond_price(ctx, kind, price_s)
 
 

@@ -446,7 +446,7 @@ def _chunks_of_stages(stages: Sequence[int], vpp: int) -> list[tuple[int, ...]]:
 
 
 def _weighed_split(model: ModelSpec, chunks: int) -> tuple[int, ...]:
-    """Even work where the last chunk holds the head, and multi-token-prediction layers with a head each.
+    """Least work of the fullest chunk, where the last holds the head and what predicts further tokens.
 
     As NVIDIA's layouts have it: ``Et*4|(t*4|)*14tmL`` on 16 chunks, ``Et|(tt|)*30mL`` on 32
     (Megatron-Bridge ``src/megatron/bridge/perf_recipes/deepseek``).
@@ -455,9 +455,12 @@ def _weighed_split(model: ModelSpec, chunks: int) -> tuple[int, ...]:
     layer_flops = model.layer_forward_flops_per_token(kind, _USUAL_SEQUENCE)
     head = 2.0 * model.vocab_size * model.hidden_size / layer_flops  # in layers
     ends = model.num_mtp_layers + head * (1 + model.num_mtp_layers)
-    share = (model.num_layers + ends) / chunks
-    last = max(round(share - ends), 0)
-    return (*even_split(model.num_layers - last, chunks - 1), last)
+
+    def load(last: int) -> float:
+        return max(-(-(model.num_layers - last) // (chunks - 1)), last + ends)
+
+    last = min(range(model.num_layers), key=lambda count: (load(count), -count))
+    return (*reversed(even_split(model.num_layers - last, chunks - 1)), last)
 
 
 def _recompute_of(cells: Cells, stage_layers: tuple[int, ...]) -> tuple[str, int]:

@@ -82,6 +82,29 @@ def test_uneven_layers_leave_the_ends_lighter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("stages", "chunks"),
+    [
+        ("16", (*[4] * 15, 1)),  # with 61 layers on 15 of them, one chunk would have 5
+        ("32", (1, *[2] * 30, 0)),
+    ],
+)
+def test_a_last_chunk_that_predicts_further_tokens_is_as_full_as_leaves_no_other_fuller(
+    tmp_path: Path, stages: str, chunks: tuple[int, ...]
+) -> None:
+    # DeepSeek-V3's shape; Megatron-Bridge lays it out as Et*4|(t*4|)*14tmL and Et|(tt|)*30mL
+    shape = {
+        "num_layers": "61", "hidden_size": "7168", "ffn_hidden_size": "18432", "num_attention_heads": "128",
+        "num_kv_heads": "128", "head_dim": "192", "vocab_size": "129280", "gated_mlp": "1",
+        "num_experts": "256", "moe_top_k": "8", "moe_ffn_hidden_size": "2048", "num_shared_experts": "1",
+        "num_dense_layers": "3", "mtp_layers": "1",
+    }  # fmt: skip
+    layout = {"num_gpus": stages, "pipeline_parallel_size": stages, "data_parallel_size": "1"}
+    run = only(tmp_path, **shape, **layout, tensor_parallel_size="1", sequence_parallel="0")
+    assert run.shape is not None
+    assert run.shape.configuration.stage_layers == chunks
+
+
+@pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"peft": "prompt-tuning"}, "peft"),
