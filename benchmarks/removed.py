@@ -20,7 +20,7 @@ from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.operators.operators import GpuOperators, operators_of
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import Columns, FloatArray
-from meshwright.solver.cost.compute import PassSeconds, floored, layer_floor_s
+from meshwright.solver.cost.compute import PassSeconds, launched, layer_floor_s
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.stages import RowPrices, Stages
 from meshwright.solver.problem import Problem
@@ -50,9 +50,14 @@ def _every_expert(_ctx: Context, moe: MoeSpec) -> float:
     return float(moe.top_k)
 
 
-def _never_blocking(ctx: Context, busy: PassSeconds, floor_s: FloatArray) -> PassSeconds:
+def _never(*_any: object) -> bool:
+    """Nowhere."""
+    return False
+
+
+def _never_blocking(ctx: Context, kind: LayerKind, busy: PassSeconds, floor_s: FloatArray) -> PassSeconds:
     """The CPU never waits for a kernel."""
-    return floored(busy, floor_s, ctx.constants.floor_backward)
+    return launched(replace(ctx, facts=replace(ctx.facts, launch_blocking=False)), kind, busy, floor_s)
 
 
 def _never_waiting(ctx: Context, kind: LayerKind) -> FloatArray:
@@ -110,6 +115,7 @@ INGREDIENTS: Mapping[str, tuple[Replacement, ...]] = {
     "nothing": (),
     "CPU floor": (("meshwright.solver.cost.price.layer_floor_s", _zeros),),
     "waiting for messages of stages": (("meshwright.solver.cost.price.layer_floor_s", _never_waiting),),
+    "waiting for sizes of exchanges": (("meshwright.solver.cost.compute._waits_for_sizes", _never),),
     "CUDA graphs": (("meshwright.solver.cost.compute.launches_left", _whole),),
     "blocking launches": (("meshwright.solver.cost.price.launched", _never_blocking),),
     "rates of attention kernels": (("meshwright.solver.cost.compute.kernel_rate", _whole),),

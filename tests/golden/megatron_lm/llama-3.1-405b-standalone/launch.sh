@@ -28,7 +28,8 @@ fi
 # checkpoint. It logs the time of every step for `meshwright import`; Megatron-LM's interval is 100 steps.
 if [[ "${MOCK_DATA:-0}" == 1 ]]; then
     run_args=(--mock-data --tokenizer-type NullTokenizer --train-iters "${TRAIN_ITERS:-10}"
-        --lr "${LR:-1e-4}" --eval-iters 0 --log-interval "${LOG_INTERVAL:-1}" --log-throughput)
+        --lr "${LR:-1e-4}" --eval-iters 0 --eval-interval 1000
+        --log-interval "${LOG_INTERVAL:-1}" --log-throughput)
 else
     : "${DATA_PATH:?set it to the prefix of an indexed data set, or set MOCK_DATA=1}"
     : "${TOKENIZER_TYPE:?set it, for instance HuggingFaceTokenizer, or set MOCK_DATA=1}"
@@ -38,9 +39,12 @@ else
     run_args=(--data-path "${DATA_PATH}" --tokenizer-type "${TOKENIZER_TYPE}"
         --tokenizer-model "${TOKENIZER_MODEL}" --train-iters "${TRAIN_ITERS}" --lr "${LR}"
         --log-interval "${LOG_INTERVAL:-10}" --log-throughput
+        --eval-interval "${EVAL_INTERVAL:-1000}"  # 0.17 and later do not start without one
         # A run that is started again goes on from the last checkpoint.
         --save "${CHECKPOINTS:-${here}/checkpoints}" --load "${CHECKPOINTS:-${here}/checkpoints}"
-        --save-interval "${SAVE_INTERVAL:-1000}")
+        --save-interval "${SAVE_INTERVAL:-1000}"
+        # Optimizer states that another tp or pp can load, not other replicas alone.
+        --ckpt-format torch_dist --dist-ckpt-optim-fully-reshardable)
 fi
 # A rank that waits this long for the others has lost one; gradients are clipped as GPT-3's were.
 run_args+=(--distributed-timeout-minutes "${TIMEOUT_MINUTES:-30}" --clip-grad "${CLIP_GRAD:-1.0}")
