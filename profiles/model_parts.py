@@ -190,6 +190,16 @@ class MlaSpec:
         """Columns of the down-projections together, which every tensor-parallel rank holds whole."""
         return self.q_lora_rank + self.kv_lora_rank + self.qk_rope_head_dim
 
+    @property
+    def rotary_elements(self) -> int:
+        """Elements of a head and token that are read and written to build queries, keys and values.
+
+        The rotated part of a query in place; a key and a value are read together and written each by
+        itself, the key with the rotated part that all heads share (Megatron-Core 0.16,
+        ``fusions/fused_mla_yarn_rope_apply.py``).
+        """
+        return 2 * (self.qk_nope_head_dim + self.v_head_dim) + 3 * self.qk_rope_head_dim
+
     def bias_parameters(self) -> int:
         """Biases of the down-projections."""
         return self.latent_width * int(self.latent_bias)

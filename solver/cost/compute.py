@@ -15,12 +15,11 @@ import numpy as np
 
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import LayerKind, ModelSpec
-from meshwright.profiles.model_parts import MlaSpec, MoeSpec
+from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.operators.operators import flash_attention_s, gemm_s
 from meshwright.profiles.operators.tables import IndexArray, OperatorTable, load_operator_tables
 from meshwright.solver.configuration import FloatArray
-from meshwright.solver.cost.context import SHARD_GRADIENTS, Context, experts_overlap
-from meshwright.solver.cost.sharding import adds_whole_gradients
+from meshwright.solver.cost.context import Context, experts_overlap
 
 # --------------------------------------------------------------------------------------------------
 # Operators priced from the measured tables of the GPU, at the level of the software stack.
@@ -132,7 +131,6 @@ def _distinct(shape: tuple[FloatArray, ...]) -> tuple[IndexArray, IndexArray]:
 _WIDE_HEAD = 128  # flash attention reaches its best rate from this head size on
 _ALIGNED = 8  # elements of 2 bytes: 16 bytes
 _MISALIGNED = 0.2
-_OUTPUT_BYTES = 2.0  # of one element that a product writes
 # Permutation traffic over that of a fused one round an all-to-all, by counting: index_select with its cast
 # moves 42 bytes an element and copy where a fused kernel moves 28; a dispatcher that writes in the order of
 # the experts spares the permutation of one of the two ways; a fused MLP of experts reads through the index.
@@ -346,7 +344,7 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     rotary = tokens * heads / ctx.t * 4.0
     rows = rows + tokens * _inner_width(ctx, kind) * each
     if model.mla is not None:
-        rotary = tokens * _latent_rotary_bytes(model.mla) * model.num_attention_heads / ctx.t
+        rotary = tokens * 2.0 * model.mla.rotary_elements * model.num_attention_heads / ctx.t
     if model.attention_clip is not None:
         rotary = 2.0 * rotary
     if model.gate_width:
@@ -365,17 +363,6 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
         moved = moved + 4.0 * tokens * (h * ctx.row_share * 2.0 + width / tokens + inner)
     seconds = moved / ctx.hbm_bytes_per_s
     return PassSeconds(forward=seconds, backward=2.0 * seconds)
-
-
-def _latent_rotary_bytes(mla: MlaSpec) -> float:
-    """Bytes that build the queries and keys of one head and token, forward.
-
-    The rotated part of a query is read and written in place; a key and a value are read together and
-    written each by itself, the key with the rotated part that all heads share (Megatron-Core 0.16,
-    ``fusions/fused_mla_yarn_rope_apply.py``).
-    """
-    together = mla.qk_nope_head_dim + mla.v_head_dim
-    return 2.0 * (2.0 * mla.qk_rope_head_dim + 2.0 * together + mla.qk_rope_head_dim)
 
 
 def _cast_width(ctx: Context, heads_width: FloatArray) -> FloatArray:
@@ -512,27 +499,6 @@ def _experts_again_s(ctx: Context, kind: LayerKind) -> FloatArray | float:
     return products + permuted_bytes(ctx) * ctx.constants.elementwise / ctx.hbm_bytes_per_s
 
 
-def accumulation(ctx: Context, weights: FloatArray) -> PassSeconds:
-    """Adding weight gradients of one micro-batch to those of the micro-batches before.
-
-    Into an fp32 buffer it is a fact of the framework how; in 2 bytes autograd reads both and writes
-    one, from the second micro-batch on. Gradients that are reduced in every pass add up in shards. FSDP2
-    casts whole ones to the dtype that they are reduced in, then adds there (torch 2.13,
-    ``fsdp/_fully_shard/_fsdp_param.py:802-820``): 2 bytes read, 4 written; 2 and 4 read, 4 written.
-    """
-    facts = ctx.facts
-    if ctx.adds_every_gradient:
-        moved = np.full_like(ctx.t, facts.accumulation_bytes)
-    else:
-        moved = 3.0 * _OUTPUT_BYTES * (1.0 - 1.0 / ctx.columns.num_microbatches)
-    if facts.reduced_gradient_bytes > _OUTPUT_BYTES and not facts.main_gradient:
-        cast = 10.0 - 4.0 / ctx.columns.num_microbatches
-        moved = np.where(ctx.columns.zero_stage >= SHARD_GRADIENTS, cast, moved)
-    kept = adds_whole_gradients(ctx)
-    seconds = np.where(kept, moved * weights / ctx.hbm_bytes_per_s, 0.0)
-    return PassSeconds(forward=np.zeros_like(ctx.t), backward=seconds)
-
-
 # --------------------------------------------------------------------------------------------------
 # How fast a CPU can launch what a GPU runs: the floor under the passes of small models.
 #
@@ -552,8 +518,6 @@ _PARTS: Mapping[LayerKind, Mapping[str, float]] = {
     "moe": {"attn": 0.3, "moe_router": 0.2, "moe_preprocess": 0.2, "moe": 0.3},
 }
 _LEAST_LEFT = 0.1
-_GRAPHED_STEP = 0.15  # of what a step takes once: the optimizer's launches go, data loading stays
-_MOSTLY = 0.5
 # Launches of an expert layer by dispatcher over those with an all-to-all, which copies the sizes of what
 # it exchanges to the host and waits (Megatron-LM d98e8a64 ``moe/token_dispatcher.py:921-960
 # _maybe_dtoh_and_synchronize``). An all-gather needs none of it; HybridEP and DeepEP permute on their way.
@@ -600,12 +564,6 @@ def launches_left(facts: FrameworkFacts, kind: LayerKind) -> float:
     return max(1.0 - sum(_PARTS[kind].get(part, 0.0) for part in scope.split("+")), _LEAST_LEFT)
 
 
-def fixed_s(ctx: Context) -> FloatArray:
-    """Seconds of every step: data loading, logging, launches of the optimizer."""
-    graphed = launches_left(ctx.facts, "dense") < _MOSTLY
-    return np.full_like(ctx.t, 1.0) * ctx.constants.fixed_s * (_GRAPHED_STEP if graphed else 1.0)
-
-
 def launched(ctx: Context, kind: LayerKind, busy: PassSeconds, floor_s: FloatArray) -> PassSeconds:
     """Passes of a layer that take at least their launches; blocking launches come on top.
 
@@ -623,10 +581,7 @@ def launched(ctx: Context, kind: LayerKind, busy: PassSeconds, floor_s: FloatArr
 
 
 def _waits_for_sizes(facts: FrameworkFacts) -> bool:
-    """Whether the host learns in every layer how many tokens are exchanged.
-
-    Experts padded to a capacity take as many in every step, an all-gather exchanges all tokens.
-    """
+    """Whether the host learns in every layer how many tokens are exchanged: not of padded or of all."""
     return not facts.moe_capacity_factor and facts.moe_dispatcher != "allgather"
 
 

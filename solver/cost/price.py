@@ -31,9 +31,7 @@ from meshwright.solver.cost.communication import (
 from meshwright.solver.cost.compute import (
     Gemm,
     PassSeconds,
-    accumulation,
     core_attention,
-    fixed_s,
     gemm_seconds,
     launched,
     layer_floor_s,
@@ -61,8 +59,10 @@ from meshwright.solver.cost.stages import LayerLayout, RowPrices, columns_of
 from meshwright.solver.cost.step_end import (
     OVERLAP_SLOWDOWN,
     Tail,
+    accumulation,
     copies_s,
     exposed_s,
+    fixed_s,
     rank_tail_s,
     tail_of,
 )

@@ -1,4 +1,4 @@
-"""What follows the last micro-batch: gradients, parameters, optimizer; by part of the model."""
+"""Gradients, parameters, optimizer: what follows each micro-batch, and the last; by part of the model."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from meshwright.profiles.collectives.collectives import Group, all_gather_s, all_reduce_s
 from meshwright.solver.configuration import FloatArray
-from meshwright.solver.cost.compute import PassSeconds
-from meshwright.solver.cost.context import Context, shards
+from meshwright.solver.cost.compute import PassSeconds, launches_left
+from meshwright.solver.cost.context import SHARD_GRADIENTS, Context, shards
 from meshwright.solver.cost.parameters import Weights, copied_embedding
 from meshwright.solver.cost.sharding import (
     adds_whole_gradients,
@@ -40,6 +40,9 @@ def exposed_s(seconds: FloatArray, hiding_s: FloatArray, least: FloatArray | flo
     return np.asarray(seconds - beside + least * beside)
 
 
+_OUTPUT_BYTES = 2.0  # of one element that a product writes
+_GRAPHED_STEP = 0.15  # of what a step takes once: the optimizer's launches go, data loading stays
+_MOSTLY = 0.5
 _WEIGHT_BYTES, _FP32_BYTES = 2.0, 4.0
 _ADAMW_STATES = 8.0  # bytes that ``optimizer_bytes`` counts beside the fp32 copy
 # A gather of lists of tensors (nanotron, ``distributed.py all_gather_coalesced``): for each tensor and rank
@@ -234,3 +237,30 @@ def copies_s(ctx: Context) -> FloatArray:
 def rank_tail_s(ctx: Context) -> FloatArray:
     """Latency of a rank's last collectives: gradient reduction and the norm over all ranks."""
     return np.where(ctx.d > 0, ctx.constants.collective_latency_s, 0.0)
+
+
+def accumulation(ctx: Context, weights: FloatArray) -> PassSeconds:
+    """Adding weight gradients of one micro-batch to those of the micro-batches before.
+
+    Into an fp32 buffer it is a fact of the framework how; in 2 bytes autograd reads both and writes
+    one, from the second micro-batch on. Gradients that are reduced in every pass add up in shards. FSDP2
+    casts whole ones to the dtype that they are reduced in, then adds there (torch 2.13,
+    ``fsdp/_fully_shard/_fsdp_param.py:802-820``): 2 bytes read, 4 written; 2 and 4 read, 4 written.
+    """
+    facts = ctx.facts
+    if ctx.adds_every_gradient:
+        moved = np.full_like(ctx.t, facts.accumulation_bytes)
+    else:
+        moved = 3.0 * _OUTPUT_BYTES * (1.0 - 1.0 / ctx.columns.num_microbatches)
+    if facts.reduced_gradient_bytes > _OUTPUT_BYTES and not facts.main_gradient:
+        cast = 10.0 - 4.0 / ctx.columns.num_microbatches
+        moved = np.where(ctx.columns.zero_stage >= SHARD_GRADIENTS, cast, moved)
+    kept = adds_whole_gradients(ctx)
+    seconds = np.where(kept, moved * weights / ctx.hbm_bytes_per_s, 0.0)
+    return PassSeconds(forward=np.zeros_like(ctx.t), backward=seconds)
+
+
+def fixed_s(ctx: Context) -> FloatArray:
+    """Seconds of every step: data loading, logging, launches of the optimizer."""
+    graphed = launches_left(ctx.facts, "dense") < _MOSTLY
+    return np.full_like(ctx.t, 1.0) * ctx.constants.fixed_s * (_GRAPHED_STEP if graphed else 1.0)

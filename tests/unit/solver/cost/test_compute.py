@@ -17,7 +17,6 @@ from meshwright.solver.cost.communication import dispatched_copies, expert_paral
 from meshwright.solver.cost.compute import (
     Gemm,
     PassSeconds,
-    accumulation,
     core_attention,
     gemm_seconds,
     launched,
@@ -33,6 +32,7 @@ from meshwright.solver.cost.compute import (
 )
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.price import price
+from meshwright.solver.cost.step_end import accumulation
 from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_gpu, a_model, a_moe_model
 from tests.problems.pricing import GPT, a_layout, a_problem, a_profile
