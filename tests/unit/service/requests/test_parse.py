@@ -367,7 +367,7 @@ def test_a_pinned_split_that_nanotron_would_not_run_names_the_one_that_it_runs()
     ("pin", "words"),
     [
         ({"stage_layers": [40, 39]}, "2 chunks with 79 layers, but the model has 80"),
-        ({"stage_layers": [80, 0]}, "one layer or more in every chunk"),
+        ({"stage_layers": [40, 0, 40]}, "one layer or more in every chunk"),
         ({"stage_layers": 4}, "must be a list of layers"),
         ({"zero_stage": [1]}, "must be one value"),
         ({"stage_layers": [1.5]}, "each an integer"),
