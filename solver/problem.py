@@ -11,6 +11,7 @@ from typing import Literal
 from meshwright.profiles.adapters import ATTENTION_TARGETS, BasePrecision, adapter_parameters
 from meshwright.profiles.cluster import ClusterSpec, Reliability
 from meshwright.profiles.errors import InternalError
+from meshwright.profiles.frameworks import OPTION_NUMBERS
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.optimizers import OPTIMIZERS
@@ -145,7 +146,7 @@ def changes_of(workload: Workload, asked: Workload) -> dict[str, str]:
 def with_changes(workload: Workload, changes: Mapping[str, str]) -> Workload:
     """The workload with the changes that a plan made to it."""
     options = {
-        name: {"true": True, "false": False}.get(value, value)
+        name: float(value) if name in OPTION_NUMBERS else {"true": True, "false": False}.get(value, value)
         for name, value in changes.items()
         if name not in ("precision", "optimizer")
     }

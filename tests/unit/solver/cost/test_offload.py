@@ -16,7 +16,7 @@ from meshwright.solver.cost.memory import largest_tensor, outside_bytes
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.stages import RowPrices
 from meshwright.solver.planner.plan import ask
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, changes_of, with_changes
 from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_cluster, a_model, a_problem
 from tests.launchers.plans import CASES
@@ -213,3 +213,9 @@ def test_a_share_of_the_states_leaves_the_gpu_and_is_updated_by_the_cpu_meanwhil
     for share, found in ((0.5, half), (0.25, quarter)):
         # the CPU takes longer for a quarter of the states than the GPU for the rest
         assert found[1:] == pytest.approx((share * whole[1], share * whole[2]))
+
+
+def test_a_share_that_a_plan_chose_is_read_as_the_number_that_it_is() -> None:
+    asked = a_problem().workload
+    chosen = replace(asked, framework_options={"optimizer_offload_fraction": 0.25})
+    assert with_changes(asked, changes_of(chosen, asked)) == chosen
