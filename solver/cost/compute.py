@@ -19,7 +19,7 @@ from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.operators.operators import flash_attention_s, gemm_s
 from meshwright.profiles.operators.tables import IndexArray, OperatorTable, load_operator_tables
 from meshwright.solver.configuration import FloatArray
-from meshwright.solver.cost.context import Context, experts_overlap
+from meshwright.solver.cost.context import Context
 
 # --------------------------------------------------------------------------------------------------
 # Operators priced from the measured tables of the GPU, at the level of the software stack.
@@ -525,9 +525,6 @@ _DISPATCHER: Mapping[str, float] = {"allgather": 0.45, "hybridep": 0.8, "deepep"
 # A blocking launch returns when its kernel has ended: every kernel then waits for a launch and a
 # synchronisation. Three floors on top of the kernels is what the open runs under it show (jeanzay-a100).
 _BLOCKED = 3.0
-# A layer whose exchanges run under another micro-batch is launched in parts, each with its events and its
-# turn between two streams (Megatron-LM d98e8a64 ``models/common/model_chunk_schedule_plan.py``). Assumed.
-_OVERLAP_LAUNCHES = 1.25
 
 
 def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
@@ -543,8 +540,6 @@ def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
     )
     if kind == "moe":
         floor_s = floor_s * constants.floor_moe * _DISPATCHER.get(facts.moe_dispatcher, 1.0)
-        in_parts = facts.overlap_experts & experts_overlap(ctx.columns, ctx.model)
-        floor_s = floor_s * np.where(in_parts, _OVERLAP_LAUNCHES, 1.0)
     if facts.synchronous_transfers:
         waits = (ctx.p > 1) & (ctx.columns.num_gpus > ctx.fabric.lines.island_gpus)
         slower = constants.floor_across * (1.0 + constants.floor_tensor * (ctx.t - 1.0))

@@ -82,7 +82,8 @@ readonly PLAN_DECIDES=(
     transformer-impl untie-embeddings-and-output-weights use-checkpoint-args use-custom-fsdp
     use-distributed-optimizer use-flash-attn use-megatron-fsdp use-precision-aware-optimizer
     use-rope-scaling use-torch-fsdp2 use-tp-pp-dp-mapping v-head-dim vocab-size
-    window-attn-skip-freq window-size yaml-cfg
+    window-attn-skip-freq window-size yaml-cfg yarn-beta-fast yarn-beta-slow
+    yarn-correction-range-round-to-int yarn-original-max-position-embeddings
 )
 plain_name() {
     REPLY="${1%%[= ]*}"

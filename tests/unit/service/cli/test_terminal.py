@@ -130,7 +130,7 @@ def test_nanotrons_own_split_completes_a_configuration_and_another_one_breaks_it
         ({"zero_stage": "1"}, "must be an integer. Allowed: from 0 to 2147483647"),
         ({"sequence_parallel": 1}, "sequence_parallel: must be true or false$"),
         (
-            {"stage_layers": [80, 0], "pipeline_parallel_size": 2},
+            {"stage_layers": [40, 0, 40], "pipeline_parallel_size": 3},
             "Allowed: one layer or more in every chunk",
         ),
         ({"num_microbatches": 7}, "but the global batch is 512. Nearest: 4"),

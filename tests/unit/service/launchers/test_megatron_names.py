@@ -62,6 +62,8 @@ def asked(found: Target, launcher: str, options: Options) -> Target:
         config = replace(config, recompute_granularity="selective", recompute_layers=0)
     if "offload_modules" in options:
         config = replace(config, offload="activations")
+    if "optimizer_offload_fraction" in options:
+        config = replace(config, offload="optimizer")
     return replace(found, plan=replace(found.plan, config=config), problem=problem)
 
 

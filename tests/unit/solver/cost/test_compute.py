@@ -317,11 +317,6 @@ def test_an_all_gather_copies_no_sizes_to_the_host() -> None:
     assert floor("moe", moe_dispatcher="allgather") == pytest.approx(4.0 * 0.45)
 
 
-def test_a_layer_whose_exchanges_overlap_is_launched_in_parts() -> None:
-    assert floor("moe", ON_8, overlap_experts=True) == pytest.approx(4.0 * 1.25)
-    assert floor("moe", overlap_experts=True) == pytest.approx(4.0)  # one rank: nothing to overlap
-
-
 def test_a_host_that_waits_for_sizes_launches_beside_what_the_gpu_runs() -> None:
     busy, floor_s = PassSeconds(forward=np.array([1e-3]), backward=np.array([1e-3])), np.array([1e-3])
 
