@@ -171,7 +171,9 @@ def test_a_kept_placed_plan_is_compared_and_predicted_by_command(
     problem.write_text(json.dumps({**REQUEST, "search": {"top_k": 8, "certify": "none"}}))
     _, text, _ = run_here(monkeypatch, capsys, "plan", str(problem), "--json", "--measure-next", "1")
     answer = json.loads(text)
-    assert answer["measure_next"][0]["log_gain"] > 0.0
+    (worth,) = answer["measure_next"]  # one run alone may not change the choice: then it gains nothing
+    assert worth["log_gain"] >= 0.0
+    assert worth["plan_id"] in {plan["plan_id"] for plan in answer["plans"]}
     first, second = answer["plans"][:2]
     code, text, _ = run_here(monkeypatch, capsys, "compare", first["plan_id"], second["plan_id"], "--json")
     assert code == 0
