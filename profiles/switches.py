@@ -271,6 +271,6 @@ def _contradict(
         # Megatron-LM d98e8a64 transformer_config.py:2001; training/arguments.py:1924
         (delayed and bool({"moe_act", "layernorm"} & {*found.recomputed}))
         or (biased and found.delay_wgrad and "attn" in found.cuda_graph.split("+"))
-        # --grad-reduce-in-bf16 is for bf16 weights: arguments.py:1213
-        or (precision == "fp16" and found.gradient_dtype == "bf16")
+        # --grad-reduce-in-bf16 is for bf16 weights: arguments.py:1213; a framework's own gradients stay
+        or (precision == "fp16" and {"gradient_dtype": "bf16"} in [one.options for one in some if one.name])
     )

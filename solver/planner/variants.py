@@ -53,9 +53,10 @@ class Variant:
 def variants_of(problem: Problem, profile: Profile) -> list[Variant]:
     """Every combination that a launcher and the GPUs can run; what the request asks for comes first.
 
-    ``profile`` prices every launcher of its framework; others are priced by the catalog's profile.
+    ``profile`` prices every launcher of its framework; others are priced by the catalog's profile. Where no
+    setting of a switch holds beside what the request states, switches stay as they are.
     """
-    found = []
+    found = list[Variant]()
     for launcher in launchers_of(problem.launcher):
         for workload in _workloads(problem, launcher):
             one = replace(problem, launcher=launcher, workload=workload)
@@ -64,7 +65,10 @@ def variants_of(problem: Problem, profile: Profile) -> list[Variant]:
                 Variant(problem=switched, profile=own, follows=at > 0)
                 for at, switched in enumerate(_switched(one, own))
             ]
-    return found
+    if found:
+        return found
+    kept = tuple(name for name in problem.options.allow if not allowed_switches((name,)))
+    return variants_of(replace(problem, options=replace(problem.options, allow=kept)), profile)
 
 
 def _switched(problem: Problem, profile: Profile) -> list[Problem]:

@@ -388,3 +388,21 @@ def test_a_pinned_split_may_leave_the_ends_alone() -> None:
     found = answered(small(stage_layers=(0, 3, 3, 0), certify="cp-sat"))
     assert found.status == "optimal"
     assert {plan.config.stage_layers for plan in found.plans} == {(0, 3, 3, 0)}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "precision", "stated"),
+    [
+        ("deepspeed", "fp16", {}),  # which keeps gradients in 16 bits of its own accord
+        ("megatron-lm", "fp8", {"recompute_modules": "layernorm"}),  # which no switch can make right
+    ],
+)
+def test_a_request_beside_which_no_switch_moves_is_searched_as_it_stands(
+    launcher: str, precision: str, stated: dict[str, str]
+) -> None:
+    asked = replace(small(), launcher=launcher)
+    work = replace(asked.workload, precision=precision, framework_options=stated)
+    plain = replace(asked, workload=work)
+    opened = replace(plain, options=replace(plain.options, allow=("switches",)))
+    (found,) = variants_of(opened, profile_of(opened))
+    assert found.problem.workload == plain.workload
