@@ -100,6 +100,7 @@ def _work(settings: Settings, search: SearchCall | None, leaving: threading.Even
         following = _following(settings, database, leaving)
         _start(lambda: repeat(following, every_s=VERIFY_LOOK_S, leaving=leaving), leaving)
         poll(runner, every_s=settings.poll_s, leaving=leaving)
+        following()  # takes nothing any more, after the one that gives its plan back
     runner.wait_idle()
     database.close()
 
@@ -120,6 +121,8 @@ def _verify(settings: Settings, leaving: threading.Event, *, celery: bool) -> No
             queue=VERIFY_QUEUE_NAME,
             leaving=leaving,
         )
+        leaving.set()
+        following()  # takes nothing any more, after the one that gives its plan back
     else:
         repeat(following, every_s=settings.poll_s, leaving=leaving)
     database.close()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from meshwright_client.errors import MeshwrightError
 
@@ -17,6 +18,7 @@ SCHEDULERS = ("slurm", "k8s", "torchelastic")
 _GPU_FILE = re.compile(r"nvidia\d+")
 _SMI = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
 SMI_TIMEOUT_S = 10.0
+_PROCESS = uuid4().hex  # tells this process's start from earlier ones
 
 
 class UnknownNodesError(MeshwrightError):
@@ -151,7 +153,10 @@ def _k8s(environ: Mapping[str, str]) -> Nodes:
 
 
 def _of_file(path: Path, environ: Mapping[str, str]) -> Nodes:
-    """A file that states the cluster; which node this is comes from the usual variables."""
+    """A file that states the cluster; which node this is comes from the usual variables.
+
+    Where nodes tell their rank and no scheduler names the start, MESHWRIGHT_RUN_ID tells it from others.
+    """
     try:
         cluster = json.loads(path.read_text(encoding="utf-8"))
     except OSError as fault:
@@ -164,7 +169,9 @@ def _of_file(path: Path, environ: Mapping[str, str]) -> Nodes:
         )
     names = ("RANK", "NODE_RANK", "SLURM_PROCID", "SLURM_NODEID", "PET_NODE_RANK")
     rank = _count(environ, "the environment", *names, least=0, default=0)
-    run_id = environ.get("SLURM_JOB_ID") or environ.get("TORCHELASTIC_RUN_ID") or "file"
+    run_id = environ.get("SLURM_JOB_ID") or environ.get("TORCHELASTIC_RUN_ID")
+    if not run_id:  # nodes that tell their rank have to agree; a process alone is a start of its own
+        run_id = "file" if any(environ.get(name) for name in names) else f"file-{_PROCESS}"
     return Nodes(source=str(path), run_id=_run(environ, run_id), rank=rank, cluster=cluster)
 
 

@@ -128,12 +128,16 @@ class Verifications:
     def keep(self, asked: Asked) -> None:
         """Renew a claim: its launcher still builds."""
         with self._database.write() as connection:
-            _set(connection, asked.tenant, asked.plan_id, claimed_at_s=now_s())
+            _set(connection, asked.tenant, asked.plan_id, only="running", claimed_at_s=now_s())
 
     def give_back(self, asked: Asked) -> None:
-        """Queue a claimed plan again: this worker leaves before its launcher has ended."""
+        """Queue a claimed plan again: this worker leaves before its launcher has ended.
+
+        What a worker has built that took the plan over meanwhile stays.
+        """
+        again = {"state": "queued", "claimed_at_s": None}
         with self._database.write() as connection:
-            _set(connection, asked.tenant, asked.plan_id, state="queued", claimed_at_s=None)
+            _set(connection, asked.tenant, asked.plan_id, only="running", **again)
             note_verified(connection, asked.tenant, [asked.plan_id])
         self._queue.wake_verifier(asked.plan_id)
 
@@ -159,6 +163,11 @@ def _of_another(tenant: str, plan_id: str, key: str) -> Any:  # noqa: ANN401 - a
     return query.where(verifications.c.idempotency_key == key, verifications.c.plan_id != plan_id)
 
 
-def _set(connection: Connection, tenant: str, plan_id: str, **values: object) -> None:
-    this = verifications.c.tenant == tenant, verifications.c.plan_id == plan_id
-    connection.execute(update(verifications).where(*this).values(**values))
+def _set(
+    connection: Connection, tenant: str, plan_id: str, *, only: str | None = None, **values: object
+) -> None:
+    """Write some columns of a plan; ``only``: in this state."""
+    this = update(verifications).where(verifications.c.tenant == tenant, verifications.c.plan_id == plan_id)
+    if only is not None:
+        this = this.where(verifications.c.state == only)
+    connection.execute(this.values(**values))

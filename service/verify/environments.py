@@ -65,6 +65,11 @@ class Environment:
         return self.folder / "unpacked"
 
     @property
+    def unpacking(self) -> Path:
+        """Where pip keeps wheels until they are installed: torch's fill a temporary folder in memory."""
+        return self.folder / "tmp"
+
+    @property
     def is_ready(self) -> bool:
         """Whether it was made to its end, as it is pinned now."""
         stamp = self.folder / "ready"
@@ -108,6 +113,7 @@ def _make(environment: Environment) -> None:
     """Make it anew; whoever else wants one waits."""
     shutil.rmtree(environment.folder, ignore_errors=True)
     _run(sys.executable, "-m", "venv", str(environment.folder))
+    environment.unpacking.mkdir()
     if environment.packages is not TORCH:
         own = next(environment.folder.glob("lib/python*/site-packages"))
         (own / "torch.pth").write_text(f"{_shared_torch(environment.root)}\n")
@@ -121,6 +127,7 @@ def _make(environment: Environment) -> None:
         )  # fmt: skip
         for file in environment.path.glob("*.whl"):
             zipfile.ZipFile(file).extractall(environment.path)
+    shutil.rmtree(environment.unpacking)
     (environment.folder / "ready").write_text(environment.stamp)
 
 
@@ -139,9 +146,11 @@ def _shared_torch(root: Path | None) -> Path:
 
 def _pip(environment: Environment, command: str, *arguments: str) -> None:
     quiet = ("--quiet", "--disable-pip-version-check")
-    _run(str(environment.python), "-m", "pip", command, *quiet, *arguments)
+    apart = {"TMPDIR": str(environment.unpacking)}
+    _run(str(environment.python), "-m", "pip", command, *quiet, *arguments, **apart)
 
 
-def _run(*command: str) -> None:
-    plain = {**os.environ, "DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"}  # DeepSpeed compiles nothing
+def _run(*command: str, **variables: str) -> None:
+    nothing_compiled = {"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"}  # by DeepSpeed
+    plain = {**os.environ, **variables, **nothing_compiled}
     subprocess.run(command, check=True, capture_output=True, text=True, env=plain)  # noqa: S603 - pip

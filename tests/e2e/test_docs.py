@@ -77,6 +77,14 @@ def test_plan_ids_of_commands_that_are_only_shown_were_printed_before_on_the_pag
             assert f"export {plan_id[:4]} " in text[: block.start()], f"{plan_id}: no command printed it"
 
 
+@pytest.mark.parametrize("page", RUN, ids=name_of)
+def test_a_page_shows_no_command_about_a_plan_that_it_did_not_find(page: Path) -> None:
+    for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
+        for one in exchanges(block["body"]):
+            for plan_id in re.findall(r"no plan \"([0-9a-f]{4,12})\"", "\n".join(one.shown)):
+                assert page.name == "troubleshooting.md", f"{plan_id}: {one.typed}"
+
+
 def commands_not_run() -> list[tuple[str, str]]:
     """``meshwright`` commands in ``sh`` blocks: those that need other machines, or other people's files."""
     found = []

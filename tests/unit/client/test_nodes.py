@@ -1,9 +1,12 @@
 """The nodes of a job, from what its scheduler sets."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import meshwright_client.nodes
 from meshwright.profiles.library import find_gpu
 from meshwright_client.nodes import UnknownNodesError, detect, gpu_of
 
@@ -71,6 +74,21 @@ def test_unlike_nodes_need_a_file(tmp_path: Path) -> None:
     file.write_text('{"name": "dgx-a100", "num_nodes": 3}')
     nodes = detect(file, {"NODE_RANK": "1"})
     assert (nodes.rank, nodes.cluster_of({"name": "dgx-h100"})["num_nodes"]) == (1, 3)
+
+
+def test_a_process_alone_with_a_file_is_a_start_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.json"
+    file.write_text('{"name": "dgx-a100"}')
+    told = "from meshwright_client.nodes import detect; import sys; print(detect(sys.argv[1], {}).run_id)"
+    command = [sys.executable, "-c", told, str(file)]
+    own = {"PYTHONPATH": str(Path(meshwright_client.nodes.__file__).parents[1])}
+    first, later = (
+        subprocess.run(command, env=own, capture_output=True, check=True).stdout for _ in range(2)
+    )
+    assert first != later
+    assert detect(file, {}).run_id == detect(file, {}).run_id
+    assert detect(file, {"NODE_RANK": "0"}).run_id == detect(file, {"NODE_RANK": "1"}).run_id
+    assert detect(file, {"MESHWRIGHT_RUN_ID": "9"}).run_id == "9"
 
 
 @pytest.mark.parametrize(

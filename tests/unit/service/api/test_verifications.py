@@ -15,6 +15,7 @@ from meshwright.service.jobs.queue import PollingQueue
 from meshwright.service.stores.verifications import Verifications
 from meshwright.service.verify.environments import FOLDER_VARIABLE, MEGATRON_LM
 from meshwright.workers.verifying import verify_next
+from tests.processes.servers import until, working
 from tests.served.api_client import answer_next, submit
 from tests.served.job_records import TENANT
 
@@ -45,6 +46,22 @@ def store(database: Database, engine: JobEngine) -> Verifications:
 def install_nothing_but_its_stamp() -> None:
     MEGATRON_LM.folder.mkdir(parents=True)
     (MEGATRON_LM.folder / "ready").write_text(MEGATRON_LM.stamp)
+
+
+def a_slow_launcher(client: TestClient, engine: JobEngine) -> None:
+    """Plans that can be exported, and a launcher that takes its time."""
+    install_nothing_but_its_stamp()
+    submit(
+        client,
+        model={"name": "llama-3.1-70b"},
+        cluster={"name": "dgx-h100", "num_nodes": 16},
+        workload={"global_batch_size": 512, "seq_length": 8192},
+    )  # whose plans can be exported
+    answer_next(engine)
+    python = MEGATRON_LM.python
+    python.parent.mkdir(parents=True, exist_ok=True)
+    python.write_text("#!/bin/sh\nexec sleep 60\n")
+    python.chmod(0o755)
 
 
 def verified_by(store: Verifications, leaving: threading.Event) -> bool:
@@ -80,6 +97,9 @@ def test_a_plan_is_queued_once_claimed_by_one_worker_and_its_verdict_stands_in_l
     assert store.claim() is None
     assert client.post(f"{found}:verify").json()["state"] == "running"
     store.settle(asked.tenant, asked.plan_id, BUILT)
+    store.give_back(asked)  # by a worker that lost its claim
+    assert verified_in_lists(client)["aaa"] == "verified"
+    assert store.claim() is None
     assert client.post(f"{found}:verify", headers=KEY).json()["state"] == "queued"  # it may be built again
     store.settle(asked.tenant, asked.plan_id, BUILT)
     assert client.post(f"{found}:verify", headers=KEY).json()["state"] == "done"  # asked once, told twice
@@ -116,18 +136,7 @@ def test_a_claim_that_nobody_renews_is_another_workers_after_the_lease(store: Ve
 def test_a_worker_that_leaves_stops_the_launcher_and_gives_the_plan_back(
     client: TestClient, found: str, store: Verifications, engine: JobEngine
 ) -> None:
-    install_nothing_but_its_stamp()
-    submit(
-        client,
-        model={"name": "llama-3.1-70b"},
-        cluster={"name": "dgx-h100", "num_nodes": 16},
-        workload={"global_batch_size": 512, "seq_length": 8192},
-    )  # whose plans can be exported
-    answer_next(engine)
-    python = MEGATRON_LM.python
-    python.parent.mkdir(parents=True, exist_ok=True)
-    python.write_text("#!/bin/sh\nexec sleep 60\n")  # a launcher that takes its time
-    python.chmod(0o755)
+    a_slow_launcher(client, engine)
     store.ask(TENANT, "aaa")
     leaving = threading.Event()
     threading.Timer(0.2, leaving.set).start()
@@ -136,10 +145,29 @@ def test_a_worker_that_leaves_stops_the_launcher_and_gives_the_plan_back(
     assert time.monotonic() - started < 10.0
     assert verified_in_lists(client)["aaa"] == "queued"
     assert not verified_by(store, leaving)  # nor does it take another
-    python.write_text("#!/bin/sh\necho no fan >&2\n")
+    MEGATRON_LM.python.write_text("#!/bin/sh\necho no fan >&2\n")
     assert verified_by(store, threading.Event())
     told = client.get(f"{found}/verification").json()
     assert (told["verdict"], told["reasons"]) == ("not built", ["the launcher's process ended: no fan"])
+
+
+@pytest.mark.usefixtures("found")
+@pytest.mark.parametrize("options", [(), ("--verify",)])
+def test_a_worker_process_that_is_told_to_end_leaves_no_launcher_behind(
+    client: TestClient,
+    store: Verifications,
+    engine: JobEngine,
+    database: Database,
+    options: tuple[str, ...],
+) -> None:
+    a_slow_launcher(client, engine)
+    said = MEGATRON_LM.folder / "pid"
+    MEGATRON_LM.python.write_text(f"#!/bin/sh\necho $$ >{said}.new; mv {said}.new {said}; exec sleep 60\n")
+    store.ask(TENANT, "aaa")
+    with working({"database_url": str(database.url)}, *options):
+        until(said.exists)
+    assert not Path("/proc", said.read_text().strip()).exists()
+    assert store.find(TENANT, "aaa") == ("queued", None)
 
 
 def test_a_plan_that_is_found_again_keeps_its_verdict(
