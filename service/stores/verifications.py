@@ -72,8 +72,8 @@ class Verifications:
                 new = insert(verifications).values(tenant=tenant, plan_id=plan_id)
                 connection.execute(new.values(state="queued", asked_at_s=now_s(), idempotency_key=key))
             elif known.state == "done" and (key is None or key != known.idempotency_key):
-                again = {"state": "queued", "asked_at_s": now_s(), "idempotency_key": key, "body": None}
-                _set(connection, tenant, plan_id, **again)
+                again: dict[str, Any] = {"state": "queued", "asked_at_s": now_s(), "body": None}
+                _set(connection, tenant, plan_id, idempotency_key=key, **again)
             note_verified(connection, tenant, [plan_id])
 
     def find(self, tenant: str, plan_id: str) -> tuple[str, Mapping[str, Any] | None]:

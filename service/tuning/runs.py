@@ -16,8 +16,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf, sqrt
 from math import log as ln
-from math import sqrt
 from pathlib import Path
 from typing import Any, Literal
 
@@ -263,10 +263,10 @@ def _stated(text: str) -> dict[str, Any]:
     known = {"step_time_s", "peak_memory_bytes", "memory_kind", "memory_rank"}
     for line in reversed(text.splitlines()):
         if line.startswith("{") and '"step_time_s"' in line:
-            with suppress(ValueError, TypeError):
+            with suppress(ValueError, TypeError, KeyError):
                 found = {name: value for name, value in json.loads(line).items() if name in known}
-                if isinstance(found.get("step_time_s"), float) and found["step_time_s"] > 0:
-                    return found
+                if 0.0 < float(found["step_time_s"]) < inf:
+                    return {**found, "step_time_s": float(found["step_time_s"])}
     return {}
 
 

@@ -58,6 +58,8 @@ def test_the_steps_of_a_log_are_measured(tmp_path: Path) -> None:
 def test_a_script_may_state_its_figures_as_json(tmp_path: Path) -> None:
     found = run(tmp_path, """echo '{"step_time_s": 0.5, "peak_memory_bytes": 1000, "loss": 2}'""")
     assert (found.step_time_s, found.peak_memory_bytes) == (0.5, 1000)
+    assert run(tmp_path, """echo '{"step_time_s": 2}'""").step_time_s == 2.0  # without a point
+    assert run(tmp_path, """echo '{"step_time_s": Infinity}'""").outcome == "failed"
 
 
 def test_a_run_out_of_memory_and_one_that_fails_are_told_apart(tmp_path: Path) -> None:
