@@ -22,6 +22,7 @@ from meshwright.service.launchers.reading.megatron_core import flag_of
 CATALOG = Path(__file__).parents[2] / "profiles" / "catalog" / "recipes" / "megatron_bridge.json"
 SOURCE = "NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/recipes, Apache-2.0"
 UNKNOWN = "?"
+FLEX_BACKENDS = ("deepep", "hybridep")
 _DEEPEST = 12
 _READ = ("model", "train", "ddp", "comm_overlap")
 _NO_FACTS = re.compile(
@@ -127,7 +128,33 @@ class Recipes:
                         return found
             elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
                 self._value(statement.value, known)  # it may fill what it is given
+                self._fill_section(statement.value, known)
         return None
+
+    def _fill_section(self, call: ast.Call, known: Values) -> None:
+        """What a function sets of a section that it is given, as in ``set_layout(cfg.model)``.
+
+        Its values are computed there. ``apply_flex_dispatcher_backend`` is the trainer's own
+        (training/flex_dispatcher_backend.py): it takes DeepEP or HybridEP where the GPU has it.
+        """
+        name = call.func.id if isinstance(call.func, ast.Name) else ""
+        variable, section = _path(call.args[0]) if call.args else ("", "")
+        held = known.get(variable)
+        if not section or not isinstance(held, dict):
+            return
+        if name == "apply_flex_dispatcher_backend":
+            backend = [
+                self._value(one, known) for one in (*call.args[1:], *(k.value for k in call.keywords))
+            ]
+            if backend and backend[0] in FLEX_BACKENDS:
+                held[f"{section}.moe_token_dispatcher_type"] = "flex"
+                held[f"{section}.moe_flex_dispatcher_backend"] = backend[0]
+                held[f"{section}.moe_shared_expert_overlap"] = False
+        elif (function := self.functions.get(self.aliases.get(name, name))) and function.args.args:
+            own = function.args.args[0].arg
+            targets = [node.targets[0] for node in ast.walk(function) if isinstance(node, ast.Assign)]
+            names = {rest for of, rest in map(_path, targets) if of == own}
+            held |= {f"{section}.{rest}": UNKNOWN for rest in names - {"", "vocab_size"}}  # that is padded
 
     def _value(self, node: ast.expr, known: Values) -> Any:  # noqa: ANN401 - any value of Python
         """What an expression is; ``?`` where that takes more than these few kinds."""
@@ -236,7 +263,12 @@ def facts(values: Mapping[str, Any]) -> Values:
             found[key] = False
     if not found.get("ddp.use_megatron_fsdp"):
         found.pop("ddp.data_parallel_sharding_strategy", None)
-    sizes = [key for key, value in found.items() if value == 1 and key.endswith("parallel_size")]
+    # One is the usual size of all but the experts' tensor ranks, which are usually as many as the others'.
+    sizes = [
+        key
+        for key, value in found.items()
+        if value == 1 and key.endswith("parallel_size") and not key.endswith("expert_tensor_parallel_size")
+    ]
     kept = {
         key: value
         for key, value in found.items()

@@ -78,7 +78,10 @@ def own_of_files(
 
 
 # What follows from sizes that somebody changes: how many replicas, and what each of them holds.
-_FOLLOW = ("data_parallel_size", "zero_shard_size", "num_microbatches")
+_FOLLOW = ("data_parallel_size", "num_microbatches")
+_OF_REPLICAS = (
+    "num_gpus", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "zero_stage",
+)  # fmt: skip
 _SPLIT = ("stage_layers", "pipeline_schedule")
 _OF_STAGES = ("pipeline_parallel_size", "virtual_pipeline_size")
 
@@ -103,7 +106,11 @@ def _overridden(found: LaunchFile, told: Told) -> tuple[dict[str, object], Value
     if told.num_gpus is not None and told.num_gpus != gpus:
         notes.append(f"the files run on {gpus} GPUs; {told.num_gpus} are told: more or fewer replicas")
         changed["num_gpus"] = gpus
-    follow = (*_FOLLOW, *(_SPLIT if any(name in changed for name in _OF_STAGES) else ())) if changed else ()
+    follow: tuple[str, ...] = _FOLLOW if changed else ()
+    if any(name in changed for name in _OF_REPLICAS):
+        follow += ("zero_shard_size",)
+    if any(name in changed for name in _OF_STAGES):
+        follow += _SPLIT
     raw: dict[str, object] = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in read.items()

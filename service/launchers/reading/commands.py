@@ -111,17 +111,26 @@ def best(commands: Sequence[Command], is_known: Callable[[str], bool]) -> tuple[
 
 
 def chosen(
-    commands: Sequence[Command], is_known: Callable[[str], bool], told: Told, name: str
+    commands: Sequence[Command],
+    is_known: Callable[[str], bool],
+    told: Told,
+    name: str,
+    *,
+    all_train: bool = False,
 ) -> tuple[Command, int]:
     """The command that is read, as ``best`` finds it; of several runs that differ, the one that is told.
+
+    Where ``all_train``, each command is a run, however few names it has.
 
     Raises:
         InvalidProblemError: the script starts several runs, and nobody says which.
     """
     command, count = best(commands, is_known)
-    runs = _runs(commands, is_known, count) if command.program else []
+    runs = _runs(commands, is_known, 0 if all_train else count) if command.program else []
     if told.run is not None and not 1 <= told.run <= max(len(runs), 1):
-        message = f"{told.run}: {name[:64]} starts {max(len(runs), 1)} runs that differ"
+        message = f"{told.run}: {name[:64]} starts {len(runs)} runs that differ"
+        if len(runs) < 2:  # noqa: PLR2004
+            message = f"{told.run}: {name[:64]} starts one run"
         raise InvalidProblemError.of("--run", message, allowed=f"1 to {max(len(runs), 1)}")
     if len(runs) < 2:  # noqa: PLR2004
         return command, count
@@ -153,9 +162,10 @@ def _said(command: Command, is_known: Callable[[str], bool]) -> dict[str, str]:
     name = ""
     for word in command.words:
         if is_known(word.text):
-            name, _, value = word.text.partition("=")
+            name, equals, value = word.text.partition("=")
             found[name] = value
-        elif word.text.startswith("-"):
+            name = "" if equals else name
+        elif word.text.startswith("-") or "=" in word.text:
             name = ""
         elif name:
             found[name] = f"{found[name]} {word.text}".strip()

@@ -177,7 +177,8 @@ def named_model(name: str) -> ModelSpec | None:
     """
     base = name.rstrip("/").rsplit("/", 1)[-1].lower()
     plain = _ADDED.sub("", base)
-    for one in (name, base, plain, plain.removeprefix("meta-"), _OTHER_NAMES.get(plain, "")):
+    version = _ADDED.sub(lambda added: added[0] if "." in added[0] else "", base)  # Mistral 7B v0.3
+    for one in (name, base, version, plain, plain.removeprefix("meta-"), _OTHER_NAMES.get(plain, "")):
         try:
             return find_model(one)
         except InvalidProblemError:

@@ -145,6 +145,7 @@ _OPTIONS: Mapping[str, str] = {
     },
 }  # fmt: skip
 _LONG_OPTIONS = {f"--{key.partition('.')[2]}": key for key in _OPTIONS.values()}
+_NAMING = ("--recipe", "--model", "--mode")
 _COMPUTED = "?"  # in the catalog's recipes
 _LENGTHS = ("dataset.sequence_length", "dataset.seq_length")
 
@@ -316,7 +317,13 @@ class MegatronBridgeReader:
             script = script_of(source, told)
             commands = commands_of(script)
             named = [one for one in commands if _names_recipe(one)]
-            command, count = chosen(named or commands, _is_override, told, source.name)
+            command, count = chosen(
+                named or commands,
+                _is_said if named else _is_override,
+                told,
+                source.name,
+                all_train=bool(named),
+            )
             if count < _LEAST_NAMES and not named:
                 raise refused(f"{source.name[:64]}: no overrides of a Megatron-Bridge recipe are in it")
             recipe, overrides = _recipe_of(command, told)
@@ -347,6 +354,12 @@ def _is_override(text: str) -> bool:
     key, equals, _ = text.lstrip("+~").partition("=")
     section, dot, name = key.partition(".")
     return bool(equals and dot) and section in _SECTIONS and (flag_of(name) is not None)
+
+
+def _is_said(text: str) -> bool:
+    """Whether a word says a recipe, or a size of it."""
+    options = (*_NAMING, *_OPTIONS, *_LONG_OPTIONS)
+    return text.partition("=")[0] in options or _is_override(text)
 
 
 def _take_all(given: Given, overrides: Iterable[Override]) -> None:

@@ -92,6 +92,7 @@ class AxolotlReader:
         """
         fields, known = Fields(source.name, document_of(source), told), known_of(source, told)
         _refuse_other_engines(fields)
+        _take_model(fields, known, "base_model")
         tuned = _axolotl_tuned(fields)
         _require_bf16(fields)
         for name in ("micro_batch_size", "sequence_len"):
@@ -118,13 +119,22 @@ class AxolotlReader:
         )
 
 
+def _take_model(fields: Fields, known: Known, name: str) -> None:
+    """The model that the file names stands where nobody tells one."""
+    if fields.has(name):
+        named = Word(str(fields.raw(name)), fields.place(name)[1])
+        known.told = replace(known.told, model=known.model(named))
+        for note in known.notes:
+            fields.note(note)
+
+
 def _axolotl_tuned(fields: Fields) -> dict[str, Any]:
     """What is trained, beside what, and by which optimizer; 8-bit Adam updates weights in bf16 alone."""
-    found: dict[str, Any] = {}
-    name = OPTIMIZERS.get(str(fields.raw("optimizer")))
-    if name:
-        fields.has("optimizer")
-        found["optimizer"] = "adamw-8bit-bf16" if name == "adamw-8bit" else name
+    said = fields.word("optimizer", "adamw_torch_fused")
+    if said not in OPTIMIZERS:
+        fields.fault("optimizer", f"{shown(said)} is not priced", allowed=", ".join(OPTIMIZERS))
+    name = OPTIMIZERS.get(said, "adamw")
+    found: dict[str, Any] = {"optimizer": "adamw-8bit-bf16" if name == "adamw-8bit" else name}
     kind = fields.word("adapter", "")
     if kind not in ("", "none", "lora"):
         fields.fault("adapter", f"{shown(kind)} under Axolotl is not priced", allowed="lora, no adapter")
@@ -260,6 +270,7 @@ class TrlReader:
             fields.fault("bf16", "training in fp32 is not priced", allowed="true, or fp16: true")
         if not fields.flag("packing", default=False):
             fields.note(f"packing is off: every sequence is priced as one of {_LENGTH} tokens")
+        _take_model(fields, known, "model_name_or_path")
         given, length = _sft_arguments(fields, known)
         adapters = _peft(fields)
         adapters |= _sft_optimizer(fields, frozen=bool(adapters))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
+from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by, refused
 from meshwright.service.launchers.reading.commands import (
@@ -34,6 +35,7 @@ from meshwright.service.launchers.reading.megatron_lm import launch_file
 from meshwright.service.launchers.reading.shell_values import UNKNOWN, Word
 
 _LEAST_NAMES = 2
+_ALL_LINEAR = "all-linear"
 _EXTRA, _MAX_EXTRA = "megatron_extra_kwargs", 64
 # Where ms-swift's default is another than Megatron-LM's, and what it then does.
 _DEFAULTS = {
@@ -92,7 +94,9 @@ class MsSwiftReader:
             world = replace(world, num_nodes=1)  # NNODES is 1 where it is not set
         named = next((others[key] for key in ("model", "load", "model_id_or_path") if key in others), "")
         model = Word(named, 0) if named else None
-        return completed(self.name, given, known, world, adapters=_adapters(others), named=model)
+        return completed(
+            self.name, given, known, world, adapters=_adapters(others, command.words), named=model
+        )
 
 
 def completed(
@@ -201,11 +205,30 @@ def _off(key: str, text: str) -> str:
     return "adam" if key == "optimizer" and text == "adamw" else text
 
 
-def _adapters(others: dict[str, str]) -> tuple[int, tuple[str, ...]]:
-    """Rank and targets of the adapters, where the command trains such."""
-    kind = others.get("tuner_type", others.get("train_type", "full"))
-    rank = others.get("lora_rank", "8")
-    if kind != "lora" or not (rank.isascii() and rank.isdecimal() and len(rank) < 6):  # noqa: PLR2004
+def _adapters(others: dict[str, str], words: Sequence[Word]) -> tuple[int, tuple[str, ...]]:
+    """Rank and targets of the adapters, where the command trains such.
+
+    Raises:
+        InvalidProblemError: what is trained is not priced, with its line.
+    """
+
+    def refusal(name: str, allowed: str) -> InvalidProblemError:
+        line = max((word.line for word in words if word.text.partition("=")[0] == f"--{name}"), default=0)
+        text = shown(others[name].replace(UNKNOWN, "$", 1).replace(UNKNOWN, ""))
+        return InvalidProblemError.of(f"--{name}", f"line {line}: {text} is not priced", allowed=allowed)
+
+    name = "tuner_type" if "tuner_type" in others else "train_type"
+    kind = others.get(name, "full")
+    if kind not in ("full", "lora"):
+        raise refusal(name, "full, lora")
+    if kind == "full":
         return 0, ATTENTION_TARGETS
-    named = others.get("target_modules", "all-linear").split()
-    return int(rank), tuple(one for one in FUSED_TARGETS if one in named) or FUSED_TARGETS
+    rank = others.get("lora_rank", "8")
+    if not (rank.isascii() and rank.isdecimal() and len(rank) < 6 and int(rank)):  # noqa: PLR2004
+        raise refusal("lora_rank", "a whole number from 1 to 99999")
+    named = others.get("target_modules", _ALL_LINEAR).split()
+    if set(named) - {*FUSED_TARGETS, _ALL_LINEAR}:
+        raise refusal("target_modules", ", ".join((_ALL_LINEAR, *FUSED_TARGETS)))
+    return int(rank), FUSED_TARGETS if _ALL_LINEAR in named else tuple(
+        one for one in FUSED_TARGETS if one in named
+    )

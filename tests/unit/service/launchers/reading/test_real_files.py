@@ -321,6 +321,29 @@ def test_recipes_say_what_their_sources_assign(
     assert (asked.global_batch_size, config.micro_batch_size, asked.seq_length) == workload
 
 
+def test_a_recipe_keeps_its_experts_whole_on_tensor_ranks_and_takes_deepep() -> None:
+    found = read(bridge("--recipe qwen3_30b_a3b_pretrain_config", nodes=1))  # tp 4 × pp 2; ep 4 × 1 of tp
+    config = found.configuration
+    assert (config.tensor_parallel_size, config.pipeline_parallel_size) == (4, 2)
+    assert (config.expert_parallel_size, config.expert_tensor_parallel_size) == (4, 1)
+    assert found.workload.framework_options["moe_dispatcher"] == "deepep"
+    with pytest.raises(InvalidProblemError, match="deepseek_v3_pretrain_config computes it"):
+        read(bridge("--recipe deepseek_v3_pretrain_config", nodes=128))  # its layout
+
+
+def test_recipes_of_one_script_are_runs_to_choose_from() -> None:
+    text = bridge("--recipe llama3_8b_pretrain_config") + bridge(
+        "--recipe llama3_70b_pretrain_config -tp 8"
+    )
+    with pytest.raises(
+        InvalidProblemError, match=r"starts 2 runs that differ: 1 .*llama3_8b.*; 2 .*llama3_70b"
+    ):
+        read(text)
+    assert read(text, told=Told(run=1)).model.name == "llama-3-8b"
+    again = bridge("--recipe llama3_8b_pretrain_config logger.log_interval=1")
+    assert read(bridge("--recipe llama3_8b_pretrain_config") + again).model.name == "llama-3-8b"
+
+
 def test_several_runs_of_a_script_are_listed_and_one_is_chosen() -> None:
     flags = "--bf16 --vocab-size 512 --global-batch-size 16"
     sizes = (1, 2)
@@ -382,6 +405,55 @@ def test_what_is_told_overrides_every_files_sizes_and_says_so() -> None:
     said = " ".join(own.notes)
     assert "tensor_parallel_size 2 of the files is told otherwise: 4" in said
     assert "the files run on 8 GPUs; 16 are told" in said
+
+
+SWIFT = (
+    "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B --micro_batch_size 1 --global_batch_size 16 "
+    "--max_length 2048 --tensor_model_parallel_size 2"
+)
+
+
+@pytest.mark.parametrize(
+    ("rest", "fault"),
+    [
+        ("--tuner_type adalora", "--tuner_type: line 1: adalora is not priced"),
+        ("--tuner_type lora --lora_rank sixteen", "--lora_rank: line 1: sixteen is not priced"),
+        ("--tuner_type lora --lora_rank $RANK_OF_IT", r"--lora_rank: line 1: \$RANK_OF_IT is not priced"),
+        (
+            "--tuner_type lora --target_modules linear_qkv all-router",
+            "--target_modules: line 1: .*all-router",
+        ),
+    ],
+)
+def test_adapters_of_ms_swift_that_cannot_be_read_are_refused(rest: str, fault: str) -> None:
+    with pytest.raises(InvalidProblemError, match=fault):  # they were priced as training of every weight
+        read(f"{SWIFT} {rest}\n", told=Told(num_gpus=8))
+
+
+def test_axolotls_base_model_is_the_model() -> None:
+    text = "base_model: meta-llama/Llama-3.1-8B\nsequence_len: 4096\nmicro_batch_size: 1\nbf16: true\n"
+    text += "optimizer: adamw_torch_fused\nsample_packing: true\nfsdp_version: 2\nfsdp_config:\n"
+    text += "  reshard_after_forward: true\n  auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+    assert read(text, "a.yaml", Told(num_gpus=8)).model.name == "llama-3.1-8b"
+    with pytest.raises(InvalidProblemError, match="line 1: our/own-8B is not in the catalog"):
+        read(text.replace("meta-llama/Llama-3.1-8B", "our/own-8B"), "a.yaml", Told(num_gpus=8))
+    with pytest.raises(InvalidProblemError, match="optimizer: line 5: muon is not priced"):
+        read(text.replace("adamw_torch_fused", "muon"), "a.yaml", Told(num_gpus=8))
+
+
+def test_a_folder_of_a_later_version_is_that_version() -> None:
+    for name in ("mistralai/Mistral-7B-Instruct-v0.3", "/models/Mistral-7B-Instruct-v0.3"):
+        found = read(f"{SWIFT} --tensor_model_parallel_size 2\n".replace("Qwen/Qwen3-8B", name),
+                     told=Told(num_gpus=8))  # fmt: skip
+        assert found.model.name == "mistral-7b-v0.3"
+
+
+def test_what_is_told_leaves_the_set_of_ranks_that_shares_states() -> None:
+    request = {"cluster": {"name": "dgx-h100", "num_nodes": 2}}
+    text = TITAN.replace('"two"', "1").replace("shard_degree = -1", "shard_degree = 8")
+    text += "data_parallel_replicate_degree = 2\n"
+    own = own_of_files(request, Source(name="a.toml", text=text), values={"recompute_granularity": "full"})
+    assert (own.configuration.data_parallel_size, own.configuration.zero_shard_size) == (16, 8)
 
 
 def test_a_script_that_exits_before_it_starts_anything_is_told_where() -> None:
