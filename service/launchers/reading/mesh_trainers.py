@@ -273,7 +273,7 @@ class TrlReader:
         _take_model(fields, known, "model_name_or_path")
         given, length = _sft_arguments(fields, known)
         adapters = _peft(fields)
-        adapters |= _sft_optimizer(fields, frozen=bool(adapters))
+        optimizer, in_bf16 = _sft_optimizer(fields), _loads_in_bf16(fields)
         fields.word("attn_implementation", "")
         fields.stop()
         unread = fields.unread(_TRL_IRRELEVANT)
@@ -282,19 +282,26 @@ class TrlReader:
         run = mesh_run(self.name, rest, known, given, seq_length=length, precision=precision)
         rest.word("mixed_precision")
         options = {**run.workload.framework_options, **_kernel(fields, self.name, run.configuration)}
-        run = replace(run, workload=replace(run.workload, framework_options=options, **adapters))
+        if optimizer == "adamw-8bit" and in_bf16 and not adapters and run.configuration.zero_stage == 0:
+            optimizer = (
+                "adamw-8bit-bf16"  # FSDP2 casts what is trained up (accelerate, utils/fsdp_utils.py)
+            )
+        workload = replace(run.workload, framework_options=options, optimizer=optimizer, **adapters)
+        run = replace(run, workload=workload)
         return replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread))
 
 
-def _sft_optimizer(fields: Fields, *, frozen: bool) -> dict[str, str]:
-    """The optimizer; of 8 bits over weights that SFTConfig loads in bf16 no copy of them is kept."""
+def _sft_optimizer(fields: Fields) -> str:
+    """By its name in transformers."""
     name = fields.word("optim", "adamw_torch_fused")
     if name not in OPTIMIZERS:
         fields.fault("optim", f"{shown(name)} is not priced", allowed=", ".join(OPTIMIZERS))
-    found = OPTIMIZERS.get(name, "adamw")
-    whole = fields.word("dtype", "float32") in ("float32", "auto")
-    bare = found == "adamw-8bit" and not whole and not frozen
-    return {"optimizer": f"{found}-bf16" if bare else found}
+    return OPTIMIZERS.get(name, "adamw")
+
+
+def _loads_in_bf16(fields: Fields) -> bool:
+    """Whether weights are loaded in bf16, so that no fp32 copy of them is kept."""
+    return fields.word("dtype", "float32") not in ("float32", "auto")
 
 
 def _peft(fields: Fields) -> dict[str, Any]:
@@ -350,7 +357,9 @@ def _require_own_file(source: Source) -> None:
 
 
 def _beside(source: Source) -> Iterator[Source]:
-    """Documents that the scripts beside a file name."""
+    """Documents that the scripts beside a file name; all that are beside it where there is no script."""
+    if not source.scripts():
+        yield from map(source.at, sorted(source.files))
     for script in source.scripts():
         for word in files_named(script_of(script, Told()), programs=False):
             if (text := source.other(word.text)) is not None:

@@ -83,6 +83,9 @@ def read_launch_files(source: Source, told: Told | None = None, launcher: str | 
         source = source_of_capture(source)
     _require_bounded(source)
     found, reader = _recognised(replace(source, variables=told.variables), launcher)
+    if not found.is_script and told.run not in (None, 1):
+        message = f"{told.run}: {shown(found.name)} is one run"
+        raise InvalidProblemError.of("--run", message, allowed="1, or none")
     try:
         launch = reader.read(found, told)
     except InvalidProblemError as fault:
