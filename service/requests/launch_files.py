@@ -116,7 +116,7 @@ def _overridden(found: LaunchFile, told: Told) -> tuple[dict[str, object], Value
         for name, value in read.items()
         if value != () and name not in follow
     }
-    raw |= {name: value for name, value in told.values.items() if name in read}
+    raw |= {name: value for name, value in told.values.items() if name not in of_workload}
     return raw, {name: told.values[name] for name in of_workload if name in changed}, notes
 
 
