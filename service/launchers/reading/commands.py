@@ -29,7 +29,7 @@ _OTHERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), does)
     for pattern, does in (
         (r"(\w+_)?(text_gen|inference)\w*\.py|(generate|infer|sample)(_\w*)?\.py", "generates text"),
-        (r"(\w+_)?(evaluate|eval|mmlu|validate)(_\w*)?\.py", "evaluates a model"),
+        (r"(?!train)(\w+_)?(evaluate|eval|mmlu|validate)(_\w*)?\.py", "evaluates a model"),
         (r"(convert|hf2|export|merge|prune|quantize)\w*\.py|\w+_ptq\.py", "converts a checkpoint"),
         (r"(preprocess|analyze|tokenize|prepare|report|offline)_\w+\.py", "prepares data"),
         ((r"(swift|megatron|llamafactory-cli) (infer|eval|export|deploy|app|web-ui|sample|"
