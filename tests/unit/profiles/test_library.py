@@ -294,7 +294,8 @@ def test_an_unknown_hub_id_lists_the_nearest_ones_and_every_known_one_has_an_ent
 def test_a_version_that_is_another_model_is_found_as_it_is_listed() -> None:
     found = {
         "deepseek-ai/DeepSeek-V3.1": "deepseek-v3", "deepseek-ai/DeepSeek-V3.2-Exp": "deepseek-v3.2",
-        "mistralai/Mistral-7B-Instruct-v0.2": "mistral-7b-v0.2", "mistralai/Mistral-7B-v0.3": "mistral-7b-v0.3",
+        "mistralai/Mistral-7B-Instruct-v0.2": "mistral-7b-v0.2",
+        "mistralai/Mistral-7B-v0.3": "mistral-7b-v0.3",
         "mistralai/Mistral-7B-Instruct-v0.3": "mistral-7b-v0.3", "google/gemma-3-27b-it": "gemma-3-27b",
     }  # fmt: skip
     assert {hub_id: find_model(hub_id).name for hub_id in found} == found
