@@ -266,14 +266,11 @@ def switches_left_closed(problem: Problem, profile: Profile, plans: Sequence[Pla
             step_s, best = min((step_s, best), (steps[at], one), key=lambda pair: pair[0])
     if best is asked:
         return ()
-    words = ", ".join(
-        f"{name} {value}" for name, value in changes_of(best.workload, asked.workload).items()
-    )
-    said = (
-        f"switches are not searched (search.allow: {EVERY_SWITCH}); under {words} a layout of these meshes "
-        f"takes {step_s:.3g} s instead of {first.prediction.step_time_s:.3g} s"
-    )
-    return (said,)
+    changes = changes_of(best.workload, asked.workload)
+    words = ", ".join(f"{name} {value}" for name, value in changes.items())
+    closed = f"switches are not searched (search.allow: {EVERY_SWITCH})"
+    steps_s = f"{step_s:.3g} s instead of {first.prediction.step_time_s:.3g} s"
+    return (f"{closed}; under {words} a layout of these meshes takes {steps_s}",)
 
 
 def _recomputing(config: Configuration, kind: str) -> Configuration:
