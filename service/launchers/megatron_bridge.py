@@ -323,7 +323,6 @@ def _positions(model: ModelSpec) -> Values:
     values["rope_scaling"] = scaling is not None and scaling.kind == "llama3"
     if scaling and scaling.kind == "yarn":
         values |= yarn_values(model, scaling)
-        values["yarn_correction_range_round_to_int"] = scaling.truncate
     elif scaling:
         name = "rope_scaling_factor" if scaling.kind == "llama3" else "seq_len_interpolation_factor"
         values[name] = scaling.factor

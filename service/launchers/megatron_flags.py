@@ -453,15 +453,11 @@ def positions_of(model: ModelSpec) -> str:
     """How Megatron-Core calls the model's positions; latent attention has a YaRN of its own."""
     if not model.has_rotary_positions:
         return "learned_absolute"
-    return "yarn" if is_yarn(model) else "rope"
+    scaling = model.rotary_scaling
+    return "yarn" if model.mla is None and scaling is not None and scaling.kind == "yarn" else "rope"
 
 
-def is_yarn(model: ModelSpec) -> bool:
-    """Whether plain attention turns by YaRN's frequencies."""
-    return model.mla is None and model.rotary_scaling is not None and model.rotary_scaling.kind == "yarn"
-
-
-def yarn_values(model: ModelSpec, scaling: RotaryScaling) -> dict[str, int | float]:
+def yarn_values(model: ModelSpec, scaling: RotaryScaling) -> dict[str, int | float | bool]:
     """YaRN's numbers, by the names of the attributes that ``GPTModel`` reads.
 
     Where a config states one ``mscale`` alone, ``transformers`` reads neither.
@@ -475,6 +471,7 @@ def yarn_values(model: ModelSpec, scaling: RotaryScaling) -> dict[str, int | flo
         "yarn_beta_slow": scaling.beta_slow,
         "yarn_mscale": (scaling.mscale if both else None) or 1.0,
         "yarn_mscale_all_dim": (scaling.mscale_all_dim if both else None) or 0.0,
+        "yarn_correction_range_round_to_int": scaling.truncate,
     }
 
 
@@ -514,13 +511,13 @@ def _rotary_scaling(model: ModelSpec) -> list[Flag]:
     if scaling.kind == "yarn":
         # training/argument_utils.py _apply_yarn_config_from_args: three of them have no prefix
         values = yarn_values(model, scaling)
-        whole = "yarn" if scaling.truncate else "no-yarn"
+        whole = "" if values.pop("yarn_correction_range_round_to_int") else "no-"
         return [
             flag("rotary-scaling-factor", values.pop("yarn_rotary_scaling_factor")),
             flag("mscale", values.pop("yarn_mscale")),
             flag("mscale-all-dim", values.pop("yarn_mscale_all_dim")),
             *(flag(name.replace("_", "-"), value) for name, value in values.items()),
-            flag(f"{whole}-correction-range-round-to-int"),
+            flag(f"{whole}yarn-correction-range-round-to-int"),
         ]
     if scaling.kind == "linear":
         return [flag("rotary-seq-len-interpolation-factor", int(scaling.factor))]
