@@ -128,6 +128,7 @@ class FrameworkFacts:
     moe_grouped_mlp_fused: bool  # one kernel for both layers of experts, with permutation and activation
     grouped_gemm: str  # grouped: all experts of a rank in one kernel; multi_stream: one product each
     fp8_attention: bool  # attention in 8 bits
+    replay_stops_early: bool  # recomputing a layer ends before its last product, which nothing reads
     recompute_modules: str  # what selective recomputation replays, joined by +
     offload_modules: str  # whose activations go to the host where activations do: all, or joined by +
     offload_layers: float  # layers whose activations go to the host; 0: all
@@ -146,9 +147,7 @@ class FrameworkFacts:
     all_reduced_stages: tuple[int, ...]  # ZeRO stages that all-reduce gradients of which they keep a shard
     blocking_stages: tuple[int, ...]  # ZeRO stages that wait for reductions whatever overlap_gradients says
     replicas_reduced_every_pass: bool  # replicas of shard sets reduce with every reduction, not once a step
-    gathers_tensors: (
-        bool  # ZeRO-1 gathers weights by lists: a slice and a copy of each tensor for each rank
-    )
+    gathers_tensors: bool  # ZeRO-1 and 3 gather weights by lists: a slice and a copy for each rank
     reshards_after_backward: bool  # ZeRO-2 drops weights after a backward pass, gathers them in the next
     # Stages run under torch.distributed.pipelining: it reduces once a step, and weights stay after a
     # backward pass.

@@ -97,7 +97,7 @@ class Prediction:
     step_time_high_s: float
     tokens_per_s_per_gpu: float
     mfu: float  # model FLOPs / time / dense bf16 peak
-    hfu: float  # recomputation counted
+    hfu: float  # recomputation counted, whole forward passes
     peak_flops_per_gpu: float
     bubble_fraction: float
     peak_memory_bytes: int  # of the heaviest stage

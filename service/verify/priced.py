@@ -16,7 +16,7 @@ from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Columns, Configuration, FloatArray
 from meshwright.solver.cost.compute import Gemm, layer_gemms
 from meshwright.solver.cost.context import Context, context_of
-from meshwright.solver.cost.parameters import part_weights
+from meshwright.solver.cost.parameters import part_weights, unread_products
 from meshwright.solver.cost.stages import LayerLayout, chunks_of
 from meshwright.solver.predict import predict
 
@@ -131,32 +131,20 @@ def rank_flops(target: Target) -> list[float]:
         kind: sum(_flops(gemm) / (busiest if gemm.grouped else 1.0) for gemm in layer_gemms(ctx, kind))
         for kind in set(model.layer_kinds())
     }
-    unused = _not_replayed(ctx)
+    spared = {kind: sum(map(_flops, unread_products(ctx, kind))) for kind in set(model.layer_kinds())}
     kinds, first, found = model.layer_kinds(), 0, [0.0] * config.pipeline_parallel_size
     for chunk, (rank, count) in enumerate(zip(ranks, config.stage_layers, strict=True)):
         own = kinds[first : first + count]
         found[rank] += sum(_LINEAR_TRAINED * linear[kind] + _ATTENTION_TRAINED * core for kind in own)
         if config.recompute_granularity == "full":
             again = own[: _recomputed(target, chunk)]
-            found[rank] += sum(linear[kind] + core - unused.get(kind, 0.0) for kind in again)
+            found[rank] += sum(linear[kind] + core - spared[kind] for kind in again)
         if config.recompute_granularity == "selective" and "core_attn" in ctx.facts.recomputed:
             found[rank] += count * core
         first += count
     vocabulary = _first(ctx.padded_vocabulary) / config.tensor_parallel_size
     found[ranks[-1]] += 2.0 * _LINEAR_TRAINED * _first(ctx.tokens) * model.hidden_size * vocabulary
     return found
-
-
-def _not_replayed(ctx: Context) -> dict[LayerKind, float]:
-    """FLOPs of a layer's last product where blocks are compiled: nothing in the backward pass reads it.
-
-    torch's partitioner drops it from the replayed forward pass (torch 2.13 ``_functorch/partitioners.py``);
-    a norm behind it would need it.
-    """
-    plain = ctx.model.norm_position == "before" and not ctx.model.inner_norms
-    if not (plain and ctx.facts.stack == "fsdp" and ctx.facts.elementwise_fused):
-        return {}
-    return {"dense": _flops(layer_gemms(ctx, "dense")[-1])}
 
 
 def _recomputed(target: Target, chunk: int) -> int:

@@ -30,7 +30,13 @@ from meshwright.solver.cost.sharding import (
     in_torch_pipeline,
     reduces_every_pass,
 )
-from meshwright.solver.cost.step_end import OVERLAP_SLOWDOWN, across_replicas_s, all_reduced_s, exposed_s
+from meshwright.solver.cost.step_end import (
+    OVERLAP_SLOWDOWN,
+    TENSOR_COPY_S,
+    across_replicas_s,
+    all_reduced_s,
+    exposed_s,
+)
 
 _ACTIVATION_BYTES = 2.0
 _MERGE_BYTES = 10.0  # a part's output is read in 2 bytes, the sum read and written in 4
@@ -168,12 +174,18 @@ def _distinct(places: FloatArray, chosen: int) -> FloatArray:
 
 
 def _sharded_s(ctx: Context, weights: Weights, element_bytes: FloatArray | float) -> FloatArray:
-    """An all-gather (or reduce-scatter) of one layer's weights over its shard sets."""
+    """An all-gather (or reduce-scatter) of one layer's weights over its shard sets.
+
+    Of lists with a tensor for each rank, each is copied to or from the flat buffer that travels.
+    """
     seconds = np.zeros_like(ctx.t)
     if weights.dense.any():
         parts = ctx.model.mlp_matrices + 2.0 if ctx.facts.gathers_modules else 1.0
         payload = weights.dense * (element_bytes / parts)
-        seconds = seconds + parts * all_gather_s(payload, ctx.shard_group, ctx.fabric)
+        copies = (
+            TENSOR_COPY_S * ctx.operators.host * ctx.shard_group.size if ctx.facts.gathers_tensors else 0.0
+        )
+        seconds = seconds + parts * (all_gather_s(payload, ctx.shard_group, ctx.fabric) + copies)
     if weights.routed.any():
         experts = ctx.stage_group(shards(ctx, ctx.expert_data_group), ctx.e * ctx.et)
         seconds = seconds + all_gather_s(weights.routed * element_bytes, experts, ctx.fabric)

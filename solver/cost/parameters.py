@@ -112,6 +112,20 @@ def weight_tensors(ctx: Context, kinds: Sequence[LayerKind]) -> list[float]:
     return [*(count + ctx.model.norms_per_layer for count in matrices), 1.0, 2.0]
 
 
+def unread_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
+    """Products that recomputing a whole layer leaves out, for nothing in its backward pass reads them.
+
+    A checkpoint of torch that is not reentrant stops at the last tensor that is saved
+    (``replay_stops_early``), a compiler drops what nothing reads: of a dense MLP the last product. A norm
+    or an adapter's product behind it needs more; of experts all is counted.
+    """
+    model, targets = ctx.model, ctx.workload.lora_targets if ctx.frozen else ()
+    followed = model.norm_position != "before" or model.inner_norms
+    if kind == "moe" or followed or not ctx.facts.replay_stops_early:
+        return []
+    return [] if {"linear_fc2", "down_proj"} & set(targets) else layer_gemms(ctx, kind)[-1:]
+
+
 # --------------------------------------------------------------------------------------------------
 # LoRA: a pair of thin trained matrices beside each adapted linear layer of a frozen model.
 #

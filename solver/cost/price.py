@@ -52,6 +52,7 @@ from meshwright.solver.cost.parameters import (
     quantized_weights,
     trained_parts,
     trained_weights,
+    unread_products,
     weight_tensors,
 )
 from meshwright.solver.cost.residuals import with_residuals
@@ -206,11 +207,30 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     if ctx.workload.lengths is not None:
         causes[UNEQUAL_LENGTHS] = uneven.forward + uneven.backward
     whole = passes + gathers
+    replay = passes.forward - _unreplayed_s(ctx, kind, busy, tensor)
     return PartPrice(
         passes=whole,
-        replay=np.where(ctx.full, passes.forward + replayed_gathers(ctx, weights, passes.forward), 0.0),
+        replay=np.where(ctx.full, replay + replayed_gathers(ctx, weights, replay), 0.0),
         causes=causes if ctx.layers is None else shared_out(causes, whole.forward + whole.backward),
     )
+
+
+def _unreplayed_s(
+    ctx: Context, kind: LayerKind, busy: PassSeconds, tensor: PassSeconds
+) -> FloatArray | float:
+    """What recomputing a whole layer spares of its forward pass: the last product and its collective.
+
+    Of the collectives of two tensor-parallel blocks that is the last of two all-reduces, or of four
+    gathers and reductions under sequence parallelism.
+    """
+    unread = unread_products(ctx, kind)
+    if not (unread and ctx.full.any()):
+        return 0.0
+    spared = gemm_seconds(ctx, unread, ctx.linear_precision).forward
+    spared = spared + tensor.forward * np.where(ctx.sequence_parallel, 0.25, 0.5)
+    floor_s = layer_floor_s(ctx, kind)
+    left = replace(busy, forward=busy.forward - spared)
+    return launched(ctx, kind, busy, floor_s).forward - launched(ctx, kind, left, floor_s).forward
 
 
 def _dequantised(ctx: Context, kind: LayerKind) -> PassSeconds:

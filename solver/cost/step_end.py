@@ -48,7 +48,7 @@ _ADAMW_STATES = 8.0  # bytes that ``optimizer_bytes`` counts beside the fp32 cop
 # A gather of lists of tensors (nanotron, ``distributed.py all_gather_coalesced``): for each tensor and rank
 # Python slices it twice, views it in a flat buffer and launches a copy, 6 microseconds on the host of a DGX
 # A100 (ZeRO-1 against none on the open runs); its bytes are flattened, spread and copied back, each 2 + 2.
-_TENSOR_COPY_S, _TENSOR_COPY_BYTES = 6e-6, 12.0
+TENSOR_COPY_S, _TENSOR_COPY_BYTES = 6e-6, 12.0
 _BUFFER_BYTES = 12.0  # write to zero it, read and write to scale it, fp32
 
 
@@ -180,7 +180,7 @@ def _copied_back_s(ctx: Context, weights: Weights, tensors: float) -> FloatArray
     if not ctx.facts.gathers_tensors:
         return 0.0
     ranks = shards(ctx, ctx.data_group)
-    launches = tensors * ranks * _TENSOR_COPY_S * ctx.operators.host
+    launches = tensors * ranks * TENSOR_COPY_S * ctx.operators.host
     moved = (weights.dense + weights.routed) * _TENSOR_COPY_BYTES / ctx.hbm_bytes_per_s
     return np.where((ctx.columns.zero_stage == 1) & (ranks > 1), np.maximum(launches, moved), 0.0)
 

@@ -109,6 +109,8 @@ def framework_of_run(cells: Cells) -> Framework:
     modern = bool(flash) or cells.text("precision") in _MODERN_PRECISIONS
     if family == "megatron-core" or (family == "megatron-lm" and modern):
         return Framework(name=_megatron_core_of(cells), warning=None)
+    if family == "deepspeed-zero" and flash is False:
+        return Framework(name="deepspeed-2021", warning=None)
     if family in _KNOWN_FAMILIES:
         return Framework(name=_KNOWN_FAMILIES[family], warning=None)
     near = "megatron-core"
@@ -378,6 +380,7 @@ _USUAL_ZERO = {
     "fsdp1": 3,
     "maxtext": 3,
     "deepspeed": 3,
+    "deepspeed-2021": 3,
 }
 _LEAST_STATE_BYTES = 4.0  # of one weight: itself and its gradient in 2 bytes each
 _USUAL_SEQUENCE = 4096
