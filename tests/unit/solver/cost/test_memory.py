@@ -202,6 +202,13 @@ def test_logits_take_6_bytes_at_the_peak_and_4_where_the_loss_is_one_kernel() ->
         assert prices.head_workspace_bytes[0] == pytest.approx(expected)
 
 
+def test_the_last_stage_of_deepspeeds_pipeline_holds_fp32_logits_of_two_earlier_micro_batches() -> None:
+    # 2 + 4 bytes of a logit while its loss is made, and the 4 of each output that pipe_buffers keeps
+    prices = prices_of(a_problem(), a_layout(), "megatron-deepspeed")
+    expected = 2048 * 51200 * (2 + 4 + 2 * 4) + 4 * 2048 * 1024
+    assert prices.head_workspace_bytes[0] == pytest.approx(expected)
+
+
 def test_megatron_pads_the_vocabulary_to_128_for_each_tensor_rank() -> None:
     # 50 257 words: 50 304 at tp 1, 51 200 at tp 8
     model = replace(GPT, vocab_size=50257)
