@@ -61,6 +61,9 @@ class Settings(BaseSettings):
         default=8 * 2**30, ge=2**30, description="a launcher's process that wants more fails"
     )
     verify_time_s: Seconds = Field(default=600.0, description="the same in seconds")
+    verify_attempts: int = Field(
+        default=3, ge=1, le=100, description="workers that a plan may cost before it counts as not built"
+    )
     verify_elsewhere: bool = Field(
         default=False,
         description="verifying workers elsewhere have the launchers: take plans without a look here",

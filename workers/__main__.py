@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -50,11 +51,11 @@ def main(argv: list[str] | None = None, *, search: SearchCall | None = None) -> 
     _limit_memory(settings.worker_memory_bytes)
     if arguments.celery and not settings.redis_url:
         raise SystemExit("error: --celery needs --redis-url or MESHWRIGHT_REDIS_URL")
-    if arguments.install:
-        _install()
     leaving = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: leaving.set())
+    if arguments.install:
+        _on_leaving(lambda *_: sys.exit(0))  # the first process of a container is told in no other way
+        _install()
+    _on_leaving(lambda *_: leaving.set())
     if arguments.parent_pid is not None:
         _start(lambda: _watch_parent(arguments.parent_pid, leaving), leaving)
     if arguments.verify:
@@ -62,6 +63,12 @@ def main(argv: list[str] | None = None, *, search: SearchCall | None = None) -> 
     else:
         _work(settings, search, leaving, celery=arguments.celery)
     return 0
+
+
+def _on_leaving(act: Callable[..., None]) -> None:
+    """What SIGTERM and Ctrl-C do from now on."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, act)
 
 
 def _work(settings: Settings, search: SearchCall | None, leaving: threading.Event, *, celery: bool) -> None:
@@ -149,7 +156,9 @@ def _following(settings: Settings, database: Database, leaving: threading.Event)
     engine = JobEngine(database, lease_s=settings.lease_s)
     queue = queue_for(settings.redis_url)
     jobs = Jobs(database, engine, queue, queue_timeout_s=settings.queue_timeout_s)
-    store = Verifications(database, jobs, queue, lease_s=settings.lease_s)
+    store = Verifications(
+        database, jobs, queue, lease_s=settings.lease_s, max_attempts=settings.verify_attempts
+    )
     turn = threading.Lock()
 
     def following() -> bool:

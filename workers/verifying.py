@@ -1,7 +1,7 @@
 """Verifications as a worker runs them: one at a time, each in a process of its own with its own limits.
 
 The claim is renewed while the launcher builds; a worker that is told to leave stops the launcher and gives
-the plan back.
+the plan back, and one that has lost its claim stops it as well.
 """
 
 from __future__ import annotations
@@ -29,14 +29,18 @@ def verify_next(
         return False
     from meshwright.service.verify.verify import StoppedError, verify  # noqa: PLC0415 - all launchers: a worker starts without them
 
+    lost = threading.Event()
     try:
-        with _kept(store, asked):
+        with _kept(store, asked, lost):
             found = verify(
-                asked.plan, asked.problem, memory_bytes=memory_bytes, time_s=time_s, stop=leaving
-            ).to_json()
+                asked.plan, asked.problem, memory_bytes=memory_bytes, time_s=time_s,
+                stop=lambda: leaving.is_set() or lost.is_set(),
+            ).to_json()  # fmt: skip
     except StoppedError:
-        store.give_back(asked)
-        return False
+        if store.give_back(asked):
+            return False
+        _log.warning("plan %s is another worker's by now", asked.plan_id)
+        return True
     except PlannerError as fault:
         faulty = isinstance(fault, InvalidProblemError | RefusedExportError)
         reasons = [one.sentence() for one in fault.errors] if faulty else [str(fault)]  # type: ignore[attr-defined]
@@ -44,20 +48,24 @@ def verify_next(
     except Exception as fault:  # noqa: BLE001 - searches beside it go on, and it is not tried for ever
         _log.exception("plan %s could not be verified", asked.plan_id)
         found = not_built(f"an error of our own, {type(fault).__name__}: {fault}")
-    _log.info("plan %s: %s", asked.plan_id, found["verdict"])
-    store.settle(asked.tenant, asked.plan_id, found)
+    said = found["verdict"] if store.settle(asked, found) else "another worker's by now"
+    _log.info("plan %s: %s", asked.plan_id, said)
     return True
 
 
 @contextmanager
-def _kept(store: Verifications, asked: Asked) -> Iterator[None]:
-    """Renew the claim three times a lease until this ends; a database that is away is asked again."""
+def _kept(store: Verifications, asked: Asked, lost: threading.Event) -> Iterator[None]:
+    """Renew the claim three times a lease until this ends; ``lost`` is set when it is another worker's.
+
+    A database that is away is asked again.
+    """
     ended = threading.Event()
 
     def renew() -> None:
-        while not ended.wait(store.lease_s / 3.0):
+        while not (lost.is_set() or ended.wait(store.lease_s / 3.0)):
             try:
-                store.keep(asked)
+                if not store.keep(asked):
+                    lost.set()
             except DATABASE_AWAY as fault:
                 _log.warning(
                     "the claim of plan %s was not renewed (%s)", asked.plan_id, type(fault).__name__

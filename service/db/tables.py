@@ -158,10 +158,11 @@ verifications = Table(
     metadata,
     Column("tenant", String(64), primary_key=True),
     Column("plan_id", String(64), primary_key=True),
-    Column("state", String(32), nullable=False),  # queued, running, done, failed
+    Column("state", String(32), nullable=False),  # queued, running, done
     Column("asked_at_s", Double, nullable=False),
     Column("claimed_at_s", Double),
-    Column("idempotency_key", String(255)),  # of the request that queued it
+    Column("fence", Integer, nullable=False, server_default="0"),  # raised by each claim
+    Column("attempts", Integer, nullable=False, server_default="0"),  # claims that were not given back
     Column("body", JSON(none_as_null=True)),  # what the launcher built
     Index(None, "state", "asked_at_s"),
 )

@@ -2,6 +2,8 @@
 
 The table is the queue. A worker renews its claim while its launcher builds, as it renews a job's lease;
 a claim that was not renewed for ``lease_s`` is another worker's, and a worker that leaves gives it back.
+Each claim raises ``fence``: a worker that lost its claim writes nothing. A plan whose workers were lost
+``max_attempts`` times is not tried again.
 """
 
 from __future__ import annotations
@@ -10,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, insert, or_, select, update
+from sqlalchemy import ColumnElement, Row, insert, or_, select, update
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.plan_records import note_verified
 from meshwright.service.db.tables import verifications
-from meshwright.service.errors import IdempotencyConflictError, NotFoundError
-from meshwright.service.jobs.idempotency import settled
+from meshwright.service.errors import NotFoundError
+from meshwright.service.jobs.idempotency import ONCE, Repeatable, made_before, remember, settled
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.queue import WakeUpQueue
 from meshwright.service.requests.parse import parse_problem
@@ -26,14 +28,22 @@ from meshwright.solver.answer import Plan, plan_from_json
 from meshwright.solver.problem import Problem
 
 LEASE_S = 15.0  # the default of ``Settings.lease_s``
+MAX_ATTEMPTS = 3  # the default of ``Settings.verify_attempts``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """One plan that a worker has claimed."""
+class Claim:
+    """The right of one worker to verify one plan, until its lease ends or the fence moves on."""
 
     tenant: str
     plan_id: str
+    fence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked(Claim):
+    """One plan that a worker has claimed."""
+
     plan: Plan
     problem: Problem
 
@@ -42,38 +52,46 @@ class Verifications:
     """The use cases of verified plans."""
 
     def __init__(
-        self, database: Database, jobs: Jobs, queue: WakeUpQueue, *, lease_s: float = LEASE_S
+        self,
+        database: Database,
+        jobs: Jobs,
+        queue: WakeUpQueue,
+        *,
+        lease_s: float = LEASE_S,
+        max_attempts: int = MAX_ATTEMPTS,
     ) -> None:
         self._database = database
         self._jobs = jobs
         self._queue = queue
+        self._max_attempts = max_attempts
         self.lease_s = lease_s
 
-    def ask(self, tenant: str, plan_id: str, *, key: str | None = None) -> None:
+    def ask(self, tenant: str, plan_id: str, *, repeatable: Repeatable = ONCE) -> None:
         """Queue a plan; one that is queued or running stays as it is, one that was built is built again.
 
-        ``key``: of a request that may be repeated; what it has queued before is not queued again.
+        ``repeatable``: what such a request has queued before is not queued again.
 
         Raises:
             NotFoundError: this tenant has no such plan.
-            IdempotencyConflictError: the key was used for another plan.
+            IdempotencyConflictError: the key was used for something else.
         """
         self._jobs.plan(tenant, plan_id)
-        settled(lambda: self._queued(tenant, plan_id, key))
+        settled(lambda: self._queued(tenant, plan_id, repeatable))
         self._queue.wake_verifier(plan_id)
 
-    def _queued(self, tenant: str, plan_id: str, key: str | None) -> None:
+    def _queued(self, tenant: str, plan_id: str, repeatable: Repeatable) -> None:
         """The row of a plan, queued unless it is already."""
         with self._database.write() as connection:
-            if key is not None and connection.execute(_of_another(tenant, plan_id, key)).first():
-                raise IdempotencyConflictError("this idempotency key was used with another plan")
-            known = connection.execute(_this(tenant, plan_id).with_for_update()).first()
+            if made_before(connection, tenant, repeatable) is not None:
+                return
+            remember(connection, tenant, repeatable, subject=plan_id)
+            known = connection.execute(_state_of(tenant, plan_id).with_for_update()).first()
+            fresh = {"state": "queued", "asked_at_s": now_s()}
             if known is None:
-                new = insert(verifications).values(tenant=tenant, plan_id=plan_id)
-                connection.execute(new.values(state="queued", asked_at_s=now_s(), idempotency_key=key))
-            elif known.state == "done" and (key is None or key != known.idempotency_key):
-                again: dict[str, Any] = {"state": "queued", "asked_at_s": now_s(), "body": None}
-                _set(connection, tenant, plan_id, idempotency_key=key, **again)
+                connection.execute(insert(verifications).values(tenant=tenant, plan_id=plan_id, **fresh))
+            elif known.state == "done":
+                again = update(verifications).where(*_is(tenant, plan_id))
+                connection.execute(again.values(**fresh, attempts=0, body=None))
             note_verified(connection, tenant, [plan_id])
 
     def find(self, tenant: str, plan_id: str) -> tuple[str, Mapping[str, Any] | None]:
@@ -83,7 +101,7 @@ class Verifications:
             NotFoundError: nobody has asked for it.
         """
         with self._database.read() as connection:
-            known = connection.execute(_this(tenant, plan_id)).first()
+            known = connection.execute(_state_of(tenant, plan_id)).first()
         if known is None:
             raise NotFoundError("this plan was not verified: POST to its address with :verify behind it")
         return known.state, known.body
@@ -97,55 +115,74 @@ class Verifications:
         return {row.plan_id: (row.body or {}).get("verdict", row.state) for row in rows}
 
     def claim(self) -> Asked | None:
-        """The plan that waits longest, for this worker alone; None: none waits."""
-        waits = or_(
-            verifications.c.state == "queued",
-            (verifications.c.state == "running") & (verifications.c.claimed_at_s < now_s() - self.lease_s),
-        )
-        query = select(verifications.c.tenant, verifications.c.plan_id).where(waits)
-        query = query.order_by(verifications.c.asked_at_s).limit(1)
+        """The plan that waits longest, for this worker alone; None: none waits.
+
+        Plans that nobody can put before a launcher are settled on the way.
+        """
+        while (row := self._next()) is not None:
+            claim = Claim(tenant=row.tenant, plan_id=row.plan_id, fence=row.fence)
+            if row.attempts > self._max_attempts:
+                lost = f"its worker was lost while its launcher built it, {row.attempts - 1} times"
+                self.settle(claim, not_built(lost))
+                continue
+            try:
+                job, body = self._jobs.plan(row.tenant, row.plan_id)
+                plan, problem = plan_from_json(body), parse_problem(job.request)
+            except NotFoundError:  # forgotten by now
+                self.settle(claim, not_built("the plan is gone"))
+            except (InvalidProblemError, KeyError, TypeError, ValueError) as fault:  # of another version
+                self.settle(claim, not_built(f"its stored request or plan cannot be read: {fault}"))
+            else:
+                return Asked(
+                    tenant=row.tenant, plan_id=row.plan_id, fence=row.fence, plan=plan, problem=problem
+                )
+        return None
+
+    def _next(self) -> Row[Any] | None:
+        """The row that waits longest, claimed."""
+        table = verifications.c
+        silent = (table.state == "running") & (table.claimed_at_s < now_s() - self.lease_s)
+        query = select(table.tenant, table.plan_id).where(or_(table.state == "queued", silent))
+        query = query.order_by(table.asked_at_s).limit(1)
         with self._database.read() as connection:  # most looks find nothing, and hold up nobody
             if connection.execute(query).first() is None:
                 return None
         with self._database.write() as connection:
-            row = connection.execute(query.with_for_update(skip_locked=True)).first()
-            if row is None:
+            found = connection.execute(query.with_for_update(skip_locked=True)).first()
+            if found is None:
                 return None
-            _set(connection, row.tenant, row.plan_id, state="running", claimed_at_s=now_s())
+            ours = update(verifications).where(*_is(found.tenant, found.plan_id))
+            ours = ours.values(
+                state="running", claimed_at_s=now_s(), fence=table.fence + 1, attempts=table.attempts + 1
+            )
+            columns = (table.tenant, table.plan_id, table.fence, table.attempts)
+            row = connection.execute(ours.returning(*columns)).one()
             note_verified(connection, row.tenant, [row.plan_id])
-        try:
-            job, body = self._jobs.plan(row.tenant, row.plan_id)
-            plan, problem = plan_from_json(body), parse_problem(job.request)
-        except NotFoundError:  # forgotten by now
-            found = not_built("the plan is gone")
-        except (InvalidProblemError, KeyError, TypeError, ValueError) as fault:  # of another version
-            found = not_built(f"its stored request or plan cannot be read: {fault}")
-        else:
-            return Asked(tenant=row.tenant, plan_id=row.plan_id, plan=plan, problem=problem)
-        self.settle(row.tenant, row.plan_id, found)
-        return None
+        return row
 
-    def keep(self, asked: Asked) -> None:
-        """Renew a claim: its launcher still builds."""
+    def keep(self, claim: Claim) -> bool:
+        """Renew a claim, whose launcher still builds; False: it was lost."""
+        return self._write(claim, claimed_at_s=now_s())
+
+    def give_back(self, claim: Claim) -> bool:
+        """Queue a claimed plan again, uncounted: this worker leaves first; False: the claim was lost."""
+        uncounted = verifications.c.attempts - 1
+        given = self._write(claim, state="queued", claimed_at_s=None, attempts=uncounted)
+        self._queue.wake_verifier(claim.plan_id)
+        return given
+
+    def settle(self, claim: Claim, found: Mapping[str, Any]) -> bool:
+        """Keep what was built, and the verdict beside the plan; False: the claim was lost."""
+        return self._write(claim, state="done", body=dict(found))
+
+    def _write(self, claim: Claim, **values: object) -> bool:
+        """Write some columns of a claimed plan, unless another worker has claimed it since."""
+        held = (*_is(claim.tenant, claim.plan_id), verifications.c.fence == claim.fence)
+        mine = update(verifications).where(*held, verifications.c.state == "running")
         with self._database.write() as connection:
-            _set(connection, asked.tenant, asked.plan_id, only="running", claimed_at_s=now_s())
-
-    def give_back(self, asked: Asked) -> None:
-        """Queue a claimed plan again: this worker leaves before its launcher has ended.
-
-        What a worker has built that took the plan over meanwhile stays.
-        """
-        again = {"state": "queued", "claimed_at_s": None}
-        with self._database.write() as connection:
-            _set(connection, asked.tenant, asked.plan_id, only="running", **again)
-            note_verified(connection, asked.tenant, [asked.plan_id])
-        self._queue.wake_verifier(asked.plan_id)
-
-    def settle(self, tenant: str, plan_id: str, found: Mapping[str, Any]) -> None:
-        """Keep what was built, and the verdict beside the plan."""
-        with self._database.write() as connection:
-            _set(connection, tenant, plan_id, state="done", body=dict(found))
-            note_verified(connection, tenant, [plan_id])
+            written = connection.execute(mine.values(**values)).rowcount == 1
+            note_verified(connection, claim.tenant, [claim.plan_id])
+        return written
 
 
 def not_built(*reasons: str) -> dict[str, Any]:
@@ -153,21 +190,10 @@ def not_built(*reasons: str) -> dict[str, Any]:
     return {"verdict": "not built", "reasons": list(reasons)}
 
 
-def _this(tenant: str, plan_id: str) -> Any:  # noqa: ANN401 - a select of three columns
-    query = select(verifications.c.state, verifications.c.body, verifications.c.idempotency_key)
-    return query.where(verifications.c.tenant == tenant, verifications.c.plan_id == plan_id)
+def _is(tenant: str, plan_id: str) -> tuple[ColumnElement[bool], ...]:
+    """The row of a plan."""
+    return verifications.c.tenant == tenant, verifications.c.plan_id == plan_id
 
 
-def _of_another(tenant: str, plan_id: str, key: str) -> Any:  # noqa: ANN401 - a select of one column
-    query = select(verifications.c.plan_id).where(verifications.c.tenant == tenant)
-    return query.where(verifications.c.idempotency_key == key, verifications.c.plan_id != plan_id)
-
-
-def _set(
-    connection: Connection, tenant: str, plan_id: str, *, only: str | None = None, **values: object
-) -> None:
-    """Write some columns of a plan; ``only``: in this state."""
-    this = update(verifications).where(verifications.c.tenant == tenant, verifications.c.plan_id == plan_id)
-    if only is not None:
-        this = this.where(verifications.c.state == only)
-    connection.execute(this.values(**values))
+def _state_of(tenant: str, plan_id: str) -> Any:  # noqa: ANN401 - a select of two columns
+    return select(verifications.c.state, verifications.c.body).where(*_is(tenant, plan_id))

@@ -12,9 +12,8 @@ import os
 import re
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import isclose
 from pathlib import Path
@@ -121,7 +120,7 @@ def verify(
     profile: Profile | None = None,
     memory_bytes: int = MEMORY_BYTES,
     time_s: float = TIME_S,
-    stop: threading.Event | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Verification:
     """Let the launcher build every distinct rank of a plan, and compare.
 
@@ -132,10 +131,10 @@ def verify(
         profile: the costs that it was priced with; None: the catalog's.
         memory_bytes: limit of the launcher's process.
         time_s: the same in seconds.
-        stop: ends the launcher's process when it is set.
+        stop: asked several times a second; True ends the launcher's process.
 
     Raises:
-        StoppedError: ``stop`` was set.
+        StoppedError: ``stop`` said so.
         InvalidProblemError: no launcher is named, or it is one that builds nothing without a GPU.
         MissingEnvironmentError: its environment was not made on this machine.
         RefusedExportError: the launcher cannot express the plan.
@@ -205,16 +204,14 @@ def _case(
     })  # fmt: skip
 
 
-def _asked(
-    builder: Builder, case: str, time_s: float, stop: threading.Event | None
-) -> list[dict[str, Any]]:
+def _asked(builder: Builder, case: str, time_s: float, stop: Callable[[], bool]) -> list[dict[str, Any]]:
     """The launcher's answers, rank by rank; the last one says how it ended."""
     environment = builder.environment
     path = str(environment.path) if environment.unpacked else ""
     plain = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [str(environment.python), str(_INSIDE / builder.script)]
     try:
-        said, errors = _output(command, case, plain, time_s, stop or threading.Event())
+        said, errors = _output(command, case, plain, time_s, stop)
     except OSError as fault:  # its Python was moved or removed
         said, errors = "", f"{environment.python} does not start: {fault.strerror}; install it again"
     answers: list[dict[str, Any]] = [json.loads(line) for line in said.splitlines() if line.endswith("}")]
@@ -225,12 +222,16 @@ def _asked(
 
 
 def _output(
-    command: Sequence[str], given: str, environment: Mapping[str, str], time_s: float, stop: threading.Event
+    command: Sequence[str],
+    given: str,
+    environment: Mapping[str, str],
+    time_s: float,
+    stop: Callable[[], bool],
 ) -> tuple[str, str]:
     """What a process of our own says in ``time_s`` seconds at most, and its errors.
 
     Raises:
-        StoppedError: ``stop`` was set meanwhile.
+        StoppedError: ``stop`` said so meanwhile.
     """
     ends_s, unsent = time.monotonic() + time_s, given or None
     with subprocess.Popen(  # noqa: S603 - our own script in our own environment
@@ -242,7 +243,7 @@ def _output(
                 return process.communicate(unsent, timeout=_LOOK_S)
             except subprocess.TimeoutExpired:
                 late, unsent = time.monotonic() > ends_s, None
-                if not (late or stop.is_set()):
+                if not (late or stop()):
                     continue
                 os.killpg(process.pid, signal.SIGKILL)  # ranks are processes of their own
                 said, _ = process.communicate()

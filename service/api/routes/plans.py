@@ -6,7 +6,16 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from meshwright.service.api.deps import READS, SUBMITS, BodyDep, JobsDep, KeyDep, ServiceDep, TenantDep
+from meshwright.service.api.deps import (
+    READS,
+    SUBMITS,
+    BodyDep,
+    JobsDep,
+    KeyDep,
+    ServiceDep,
+    TenantDep,
+    repeatable_of,
+)
 from meshwright.service.api.openapi import MEASUREMENT_BODY
 from meshwright.service.api.problems import declared
 from meshwright.service.api.schemas import (
@@ -77,7 +86,8 @@ def verify_plan(
         builder_of(launcher_of(problem, None), elsewhere=service.settings.verify_elsewhere)
     except MissingEnvironmentError as fault:
         raise MissingExtraError(str(fault)) from None
-    service.verifications.ask(tenant, plan_id, key=idempotency_key)
+    repeatable = repeatable_of(service, idempotency_key, "verify", plan_id)
+    service.verifications.ask(tenant, plan_id, repeatable=repeatable)
     return read_verification(plan_id, service, tenant)
 
 

@@ -1,18 +1,22 @@
 """Plans put before their launchers over HTTP; tests/torch lets real launchers build."""
 
+import fcntl
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
+from meshwright.service.db.tables import plans, verifications
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.queue import PollingQueue
-from meshwright.service.stores.verifications import Verifications
+from meshwright.service.stores.verifications import Claim, Verifications
 from meshwright.service.verify.environments import FOLDER_VARIABLE, MEGATRON_LM
 from meshwright.workers.verifying import verify_next
 from tests.processes.servers import until, working
@@ -68,6 +72,27 @@ def verified_by(store: Verifications, leaving: threading.Event) -> bool:
     return verify_next(store, memory_bytes=2**30, time_s=60.0, leaving=leaving)
 
 
+def built(store: Verifications) -> None:
+    """The plan that waits, as its launcher built it."""
+    claim = store.claim()
+    assert claim is not None
+    assert store.settle(claim, BUILT)
+
+
+def lost(store: Verifications) -> Claim:
+    """The claim of a worker that was heard of no more."""
+    claim = store.claim()
+    assert claim is not None
+    time.sleep(1.1 * store.lease_s)
+    return claim
+
+
+def waits_for_a_lock(pid: int) -> bool:
+    """Whether the kernel lets a process wait for a file that another has locked."""
+    waiting = (line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" in line)
+    return any(words[5] == str(pid) for words in waiting)
+
+
 def verified_in_lists(client: TestClient, **wanted: str) -> dict[str, str | None]:
     plans = client.get("/v1/plans", params=wanted).json()["plans"]
     return {plan["plan_id"]: plan["verified"] for plan in plans}
@@ -96,12 +121,12 @@ def test_a_plan_is_queued_once_claimed_by_one_worker_and_its_verdict_stands_in_l
     assert (asked.tenant, asked.plan.plan_id) == (TENANT, "aaa")
     assert store.claim() is None
     assert client.post(f"{found}:verify").json()["state"] == "running"
-    store.settle(asked.tenant, asked.plan_id, BUILT)
-    store.give_back(asked)  # by a worker that lost its claim
+    assert store.settle(asked, BUILT)
+    assert not store.give_back(asked)  # it is no claim any more
     assert verified_in_lists(client)["aaa"] == "verified"
     assert store.claim() is None
     assert client.post(f"{found}:verify", headers=KEY).json()["state"] == "queued"  # it may be built again
-    store.settle(asked.tenant, asked.plan_id, BUILT)
+    built(store)
     assert client.post(f"{found}:verify", headers=KEY).json()["state"] == "done"  # asked once, told twice
     told = client.get(f"{found}/verification").json()
     assert (told["state"], told["verdict"], told["peak_memory_bytes"]) == ("done", "verified", 2**35)
@@ -117,6 +142,9 @@ def test_a_key_stands_for_one_plan(client: TestClient, found: str) -> None:
         422, "urn:meshwright:problem:idempotency_conflict",
     )  # fmt: skip
     assert verified_in_lists(client) == {"aaa": "queued", "bbb": None}
+    client.post(f"{found}:verify", headers={"Idempotency-Key": "twice"})  # which forgets none
+    assert client.post("/v1/plans/bbb:verify", headers=KEY).status_code == 422
+    assert client.post("/v1/plans/bbb:verify", headers={"Idempotency-Key": "thrice"}).status_code == 202
 
 
 @pytest.mark.usefixtures("found")
@@ -130,7 +158,75 @@ def test_a_claim_that_nobody_renews_is_another_workers_after_the_lease(store: Ve
         store.keep(first)
         assert store.claim() is None
     time.sleep(0.4)  # its worker is gone
-    assert store.claim() == first
+    second = store.claim()
+    assert second is not None
+    assert (second.plan_id, second.fence) == (first.plan_id, first.fence + 1)
+    # nor was it: all that it may do is to find out
+    assert (store.keep(first), store.give_back(first), store.settle(first, BUILT)) == (False, False, False)
+    assert store.find(TENANT, "aaa") == ("running", None)
+    assert store.settle(second, BUILT)
+
+
+@pytest.mark.usefixtures("found")
+def test_a_plan_that_costs_one_worker_after_another_counts_as_not_built(
+    client: TestClient, store: Verifications
+) -> None:
+    store.lease_s = 0.05
+    store.ask(TENANT, "aaa")
+    claim = lost(store)
+    assert not store.give_back(replace(claim, fence=0))
+    lost(store)
+    claim = lost(store)  # the third of three
+    assert store.claim() is None
+    told = client.get("/v1/plans/aaa/verification").json()
+    reason = "its worker was lost while its launcher built it, 3 times"
+    assert (told["verdict"], told["reasons"]) == ("not built", [reason])
+    assert not store.settle(claim, BUILT)
+    store.ask(TENANT, "aaa")  # who asks again wants it tried again
+    assert store.claim() is not None
+
+
+@pytest.mark.usefixtures("found")
+def test_a_worker_that_leaves_costs_a_plan_no_attempt(store: Verifications) -> None:
+    store.ask(TENANT, "aaa")
+    for _ in range(5):
+        claim = store.claim()
+        assert claim is not None
+        assert store.give_back(claim)
+    assert store.claim() is not None
+
+
+@pytest.mark.usefixtures("found")
+def test_behind_a_plan_that_cannot_be_read_the_next_is_claimed(
+    store: Verifications, database: Database
+) -> None:
+    for plan_id in ("aaa", "bbb"):
+        store.ask(TENANT, plan_id)
+    with database.write() as connection:
+        connection.execute(update(plans).where(plans.c.plan_id == "aaa").values(body={"of": "no version"}))
+    claim = store.claim()
+    assert claim is not None
+    assert claim.plan_id == "bbb"
+    state, found = store.find(TENANT, "aaa")
+    assert (state, (found or {})["verdict"]) == ("done", "not built")
+
+
+def test_a_worker_that_lost_its_claim_stops_its_launcher_and_leaves_the_plan_alone(
+    client: TestClient, found: str, store: Verifications, engine: JobEngine, database: Database
+) -> None:
+    a_slow_launcher(client, engine)
+    store.ask(TENANT, found.rpartition("/")[2])
+    store.lease_s = 0.3
+
+    def taken_over() -> None:
+        with database.write() as connection:
+            connection.execute(update(verifications).values(fence=verifications.c.fence + 1))
+
+    threading.Timer(0.4, taken_over).start()
+    started = time.monotonic()
+    assert verified_by(store, threading.Event())  # and looks at the next plan
+    assert time.monotonic() - started < 10.0
+    assert store.find(TENANT, "aaa") == ("running", None)
 
 
 def test_a_worker_that_leaves_stops_the_launcher_and_gives_the_plan_back(
@@ -170,11 +266,24 @@ def test_a_worker_process_that_is_told_to_end_leaves_no_launcher_behind(
     assert store.find(TENANT, "aaa") == ("queued", None)
 
 
+def test_a_worker_that_still_installs_leaves_when_it_is_told_to(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    lock = tmp_path / ".lock"
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # another process installs, for minutes
+        with working({"database_url": str(database.url)}, "--verify", "--install") as worker:
+            until(lambda: waits_for_a_lock(worker.pid))
+            started = time.monotonic()
+        assert time.monotonic() - started < 5.0
+
+
 def test_a_plan_that_is_found_again_keeps_its_verdict(
     client: TestClient, found: str, store: Verifications, engine: JobEngine
 ) -> None:
     store.ask(TENANT, found.rpartition("/")[2])
-    store.settle(TENANT, "aaa", BUILT)
+    built(store)
     submit(client, search={"top_k": 2})
     answer_next(engine)
     assert verified_in_lists(client) == {"aaa": "verified", "bbb": None}
@@ -184,7 +293,7 @@ def test_plans_survive_a_schema_that_knows_no_verdicts(
     client: TestClient, found: str, store: Verifications, database: Database
 ) -> None:
     store.ask(TENANT, found.rpartition("/")[2])
-    store.settle(TENANT, "aaa", BUILT)
+    built(store)
     migrations.downgrade(database, "0012")
     migrations.upgrade(database)
     assert verified_in_lists(client) == {"aaa": None, "bbb": None}  # and it can be asked for again
