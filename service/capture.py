@@ -33,6 +33,7 @@ MAX_SECONDS = 60.0
 MAX_BYTES = 10_000_000  # of what is kept, of what it prints, and of each file that it writes
 MAX_PROCESSES = 200
 _PAUSE_S = 0.01
+_SHARE_OF_LOOKING = 0.1  # of one core, at most: a look through hundreds of processes takes milliseconds
 _GRACE_S = 3.0  # for what still runs in the background when the command has ended
 _TAIL = 4_000  # characters of its output that are shown where it calls nothing
 _SUBREAPER, _DIE_WITH_PARENT = 36, 1  # PR_SET_CHILD_SUBREAPER and PR_SET_PDEATHSIG of prctl(2)
@@ -165,9 +166,12 @@ class _Run:
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(self._pipe, selectors.EVENT_READ)
+                pause_s = _PAUSE_S
                 while self.stopped is None:
-                    self._read(selector)
+                    self._read(selector, pause_s)
+                    begun_s = time.thread_time()
                     running = _descendants(self._others)
+                    pause_s = max(_PAUSE_S, (time.thread_time() - begun_s) / _SHARE_OF_LOOKING)
                     if len(running) > MAX_PROCESSES:
                         self.stopped = f"more than {MAX_PROCESSES} processes"
                     elif time.monotonic() > self._ends:
@@ -185,10 +189,10 @@ class _Run:
             self._drain()
             os.close(self._pipe)
 
-    def _read(self, selector: selectors.BaseSelector) -> None:
+    def _read(self, selector: selectors.BaseSelector, pause_s: float) -> None:
         """What it printed meanwhile."""
-        if selector.select(_PAUSE_S) and not self._drain():
-            time.sleep(_PAUSE_S)  # nobody writes any more
+        if selector.select(pause_s) and not self._drain():
+            time.sleep(pause_s)  # nobody writes any more
 
     def _drain(self) -> bool:
         """Read what is there; whether there was something."""

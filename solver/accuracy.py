@@ -336,6 +336,8 @@ def _chosen(runs: Sequence[Run], wanted: int, draw: Draw) -> list[Run]:
     too few return one, half of the runs is enough. Neither the order of the rows nor their names change
     anything; among runs of one configuration the first by name is taken.
     """
+    if wanted <= 0:
+        return []
     usable = sorted((run for run in runs if run.shape is not None), key=_by_configuration)
     half = len(usable) // 2
     wanted = min(wanted, half)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -128,7 +129,13 @@ WITHOUT_ACTIVATIONS = np.array(  # the same word with activations on the GPU
 
 def is_offloaded(offload: IntArray, *parts: str) -> BoolArray:
     """Rows that keep one of these outside the GPU: optimizer, activations, parameters, or some @nvme."""
-    return np.array([bool(word & set(parts)) for word in _PARTS])[offload]
+    return _with_any(parts)[offload]
+
+
+@cache
+def _with_any(parts: tuple[str, ...]) -> BoolArray:
+    """The words of the offload column that name one of these parts at least."""
+    return np.array([not word.isdisjoint(parts) for word in _PARTS])
 
 
 # What GEMMs of the linear layers run in under a recipe; attention, head and router stay in bf16.

@@ -24,8 +24,9 @@ _WEIGHTS_APART = SCHEDULES.index("interleaved_zb")
 
 def in_torch_pipeline(ctx: Context) -> BoolArray:
     """Rows whose stages, with shards of gradients or weights, run under torch's pipeline runtime."""
-    stages = (ctx.p > 1) & (ctx.columns.zero_stage >= SHARD_GRADIENTS)
-    return np.asarray(stages & ctx.facts.torch_pipelines)
+    if not ctx.facts.torch_pipelines:
+        return np.zeros(len(ctx.columns), dtype=np.bool_)
+    return np.asarray((ctx.p > 1) & (ctx.columns.zero_stage >= SHARD_GRADIENTS))
 
 
 def reduces_every_pass(ctx: Context) -> BoolArray:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.capture import Captured, capture
+from meshwright.service.capture import MAX_SECONDS, Captured, capture
 from meshwright.service.cli.main import app
 from meshwright.service.launchers.reading.base import Source, Told
 from meshwright.service.launchers.reading.registry import read_launch_files
 
 
-def run(folder: Path, text: str, *arguments: str, seconds: float = 20.0) -> Captured:
+def run(folder: Path, text: str, *arguments: str, seconds: float = MAX_SECONDS) -> Captured:
     path = folder / "train.sh"
     path.write_text(text)
     return capture(["bash", str(path), *arguments], max_seconds=seconds)
@@ -89,7 +89,7 @@ def test_a_capture_is_read_as_a_launch_file(tmp_path: Path) -> None:
 def test_what_goes_beyond_a_limit_is_ended_with_all_that_it_started(
     tmp_path: Path, text: str, why: str
 ) -> None:
-    assert run(tmp_path, text, seconds=2.0 if "sleep 7919" in text else 20.0).stopped == why
+    assert run(tmp_path, text, seconds=2.0 if "sleep 7919" in text else MAX_SECONDS).stopped == why
     assert running(str(tmp_path)) == ""
     assert running("sleep 7919") == ""
 

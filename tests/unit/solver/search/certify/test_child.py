@@ -69,6 +69,14 @@ def asked(frontier: Frontier) -> dict[str, object]:
     }
 
 
+def test_it_starts_without_pandas_which_takes_longer_to_load_than_all_else() -> None:
+    code = (
+        "import sys; from meshwright.solver.search.certify import child; child.main(); "
+        "sys.exit(any(name.startswith('pandas.') for name in sys.modules))"
+    )
+    subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, check=True)
+
+
 def test_it_writes_a_verdict_a_line_and_nothing_else(frontier: Frontier) -> None:
     line = json.dumps(asked(frontier)) + "\n"
     run = subprocess.run(
