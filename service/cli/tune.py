@@ -73,11 +73,10 @@ def tune(
     start = Start(command=command or (), steps=steps, limit_s=run_limit_s)
     tuning = _Tuning(kept.problem, costs, plans, name, start, save_dir)
     now, why = tuning.tuned(confidence, budget_gpu_minutes)
-    _save(now, why, plans, save_dir)
     if json_output:
         sys.stdout.write(json.dumps(_document(now, why), indent=1, allow_nan=False) + "\n")
     else:
-        sys.stdout.write((save_dir / REPORT_FILE).read_text(encoding="utf-8"))
+        sys.stdout.write(report_of(now, _names(plans), why))
     raise typer.Exit(FOUND if any(one.outcome == "measured" for one in now.runs) else NO_PLAN)
 
 
@@ -93,9 +92,14 @@ class _Tuning:
     folder: Path
 
     def tuned(self, confidence: float, budget_gpu_minutes: float) -> tuple[Standing, str]:
-        """What is known when the best is decided or the budget is used up, and which of them it was."""
+        """What is known when the best is decided or the budget is used up, and which of them it was.
+
+        Report and profile are written before another tuning may work in the folder.
+        """
         with held(self.folder):
-            return self._decided(confidence, budget_gpu_minutes)
+            now, why = self._decided(confidence, budget_gpu_minutes)
+            _save(now, why, self.plans, self.folder)
+        return now, why
 
     def _decided(self, confidence: float, budget_gpu_minutes: float) -> tuple[Standing, str]:
         runs = [one for one in kept_runs(self.folder, self.problem) if one.plan_id in self._ids()]
@@ -137,9 +141,7 @@ class _Tuning:
 
 def _save(now: Standing, why: str, plans: tuple[Plan, ...], folder: Path) -> None:
     """The report, and what was learnt as a profile for ``plan --profile``."""
-    names = {plan.plan_id: configuration_words(plan.config) for plan in plans}
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / REPORT_FILE, report_of(now, names, why))
+    write_text(folder / REPORT_FILE, report_of(now, _names(plans), why))
     if now.calibration is not None:
         text = json.dumps(now.calibration.to_json(), indent=1, allow_nan=False)
         write_text(folder / PROFILE_FILE, text + "\n")
@@ -147,6 +149,11 @@ def _save(now: Standing, why: str, plans: tuple[Plan, ...], folder: Path) -> Non
         if one.outcome in OUT:
             last = one.said.splitlines()[-1] if one.said else "its log is empty"
             say_warnings([f"plan {one.plan_id}: {one.outcome}: {last}"])
+
+
+def _names(plans: tuple[Plan, ...]) -> dict[str, str]:
+    """The layout of each plan in words."""
+    return {plan.plan_id: configuration_words(plan.config) for plan in plans}
 
 
 def _document(now: Standing, why: str) -> dict[str, object]:

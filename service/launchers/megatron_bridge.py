@@ -20,7 +20,12 @@ from meshwright.service.launchers.export import (
     bundled,
     common_warnings,
 )
-from meshwright.service.launchers.megatron_flags import expert_layers, positions_of, yarn_values
+from meshwright.service.launchers.megatron_flags import (
+    expert_layers,
+    positions_of,
+    reshards_states,
+    yarn_values,
+)
 from meshwright.service.launchers.megatron_lm_model_rules import (
     experts_with_tensor_ranks_need_sequence_parallel,
     prediction_layers_need_rotary,
@@ -130,6 +135,7 @@ def mixed_precision(target: Target) -> list[tuple[str, object]]:
 Pairs = Sequence[tuple[str, object]]
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 _FIRST_FSDP_STAGE = 2
+RESHARDABLE = "checkpoint.dist_ckpt_optim_fully_reshardable"  # training/config.py, CheckpointConfig
 
 
 def override_parts(target: Target) -> list[tuple[str, list[str]]]:
@@ -242,6 +248,8 @@ def _data_parallel(target: Target) -> Values:
             "ddp.data_parallel_sharding_strategy": _SHARDING[config.zero_stage],
             "checkpoint.ckpt_format": "fsdp_dtensor",
         }
+    elif reshards_states(config):
+        values |= {"checkpoint.ckpt_format": "torch_dist", RESHARDABLE: True}
     return values
 
 

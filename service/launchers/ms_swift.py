@@ -18,7 +18,7 @@ from meshwright.service.launchers.export import (
     common_warnings,
     model_is_in_the_script,
 )
-from meshwright.service.launchers.megatron_flags import attention_backend
+from meshwright.service.launchers.megatron_flags import attention_backend, reshards_states
 from meshwright.service.launchers.megatron_flags import facts as megatron_facts
 from meshwright.service.launchers.megatron_lm_model_rules import (
     experts_with_tensor_ranks_need_sequence_parallel,
@@ -103,7 +103,7 @@ def argument_parts(target: Target) -> list[tuple[str, list[str]]]:
         ("Parallel sizes; data parallel size and micro-batches follow from them", _parallel(target)),
         ("Pipeline split", split_values(target)),
         ("Batch and sequence", _batch(target)),
-        ("Data parallelism", distributed_optimizer(target, known)),
+        ("Data parallelism", distributed_optimizer(target, known) | _states(target)),
         ("Activation recomputation", recompute),
         ("Precision", _precision(target)),
         ("Adapters beside frozen weights", _adapters(target)),
@@ -173,6 +173,11 @@ def _precision(target: Target) -> Values:
         "optimizer": "adam",
         **(offloaded_optimizer(known) if target.config.offload == "optimizer" else {}),
     }
+
+
+def _states(target: Target) -> Values:
+    """Checkpoints whose optimizer states another tp or pp can load; without it, other replicas alone."""
+    return {"dist_ckpt_optim_fully_reshardable": True} if reshards_states(target.config) else {}
 
 
 def _adapters(target: Target) -> Values:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
-from meshwright.service.launchers.export import TORCHRUN_FILE
-from meshwright.service.launchers.megatron_lm import ARGUMENTS_FILE
+from meshwright.service.launchers.export import ARGUMENTS_FILE, TORCHRUN_FILE
+from meshwright.service.launchers.megatron_bridge import RESHARDABLE
+from meshwright.service.launchers.megatron_lm import ARGUMENTS_FILE as MEGATRON_LM_FILE
 from meshwright.service.launchers.target import ExportBundle
 from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import Configuration
@@ -33,27 +34,68 @@ if [[ ! -f "${CHECKPOINTS}/@FOLDER@/.metadata" ]]; then
     echo "error: ${CHECKPOINTS}/@FOLDER@ holds no whole checkpoint of @FORMAT@" >&2
     exit 2
 fi
+echo "goes on from ${CHECKPOINTS}/@FOLDER@" >&2
 export CHECKPOINTS
 cd "${here}"
 # shellcheck disable=SC2086 # START is a command with its arguments
 exec ${START:-bash @LAUNCH@} @ARGUMENTS@ "$@"
 """
-# Megatron-Core 0.19, training/checkpointing.py and config/training_config.py.
-_MEGATRON = (
-    "--auto-detect-ckpt-format", "--ckpt-step", '"${step}"', "--exit-on-missing-checkpoint",
-)  # fmt: skip
-_SHARDED = "--use-distributed-optimizer --dist-ckpt-optim-fully-reshardable"
-_TORCH_DIST = ("--ckpt-fully-parallel-load",)
-# torchtitan 0.2.2, config/job_config.py; 0.3.0, components/checkpointer/base.py: the same names.
-_TORCHTITAN = (
-    "--checkpoint.enable", "--checkpoint.folder", '"${CHECKPOINTS}"', "--checkpoint.load_step", '"${step}"',
-)  # fmt: skip
-_NEWEST = """$(ls "${CHECKPOINTS}" | sed -nE 's/^@NAMES@([0-9]+)$/\\1/p' | sort -n | tail -n 1)"""
-# Of each launcher: the folder of a step, what stands before its number, and what loads it.
-_STARTS: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
-    "megatron-lm": ('iter_$(printf %07d "${step:-0}")', "iter_0*", _MEGATRON),
-    "torchtitan": ("step-${step:-0}", "step-", _TORCHTITAN),
-}
+# A run that is killed while it saves leaves a folder without .metadata, which is written last.
+_NEWEST = """$(ls "${CHECKPOINTS}" | sed -nE 's/^@NAMES@([0-9]+)$/\\1/p' | sort -rn | while read -r step; do
+    if [[ -f "${CHECKPOINTS}/@FOLDER@/.metadata" ]]; then echo "${step}"; cat >/dev/null; fi
+done)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """How a launcher goes on from a checkpoint."""
+
+    folder: str  # of a step, in Bash
+    names: str  # what stands before the number in the names of steps, a regular expression
+    loads: tuple[str, ...]  # arguments that load the step
+    in_parts: tuple[str, ...] = ()  # with which replicas share reading where the format allows it
+    file: str = ""  # of the plan's arguments
+    sharded: str = ""  # what saves and loads states as the distributed optimizer does
+
+
+_STARTS: Mapping[str, _Start] = {
+    # Megatron-Core 0.19, training/checkpointing.py and config/training_config.py.
+    "megatron-lm": _Start(
+        folder='iter_$(printf %07d "${step:-0}")', names="iter_0*",
+        loads=(
+            "--auto-detect-ckpt-format", "--ckpt-step", '"${step}"', "--exit-on-missing-checkpoint",
+        ),
+        in_parts=("--ckpt-fully-parallel-load",), file=MEGATRON_LM_FILE,
+        sharded="--use-distributed-optimizer --dist-ckpt-optim-fully-reshardable",
+    ),
+    # Megatron-Bridge 0.3.1, training/config.py (CheckpointConfig) and checkpointing.py.
+    "megatron-bridge": _Start(
+        folder='iter_$(printf %07d "${step:-0}")', names="iter_0*",
+        loads=(  # quoted for Hydra too
+            """checkpoint.load="'${CHECKPOINTS}'\"""", """checkpoint.save="'${CHECKPOINTS}'\"""",
+            'checkpoint.ckpt_step="${step}"', "checkpoint.exit_on_missing_checkpoint=true",
+        ),
+        in_parts=("checkpoint.fully_parallel_load=true",), file=ARGUMENTS_FILE,
+        sharded="ddp.use_distributed_optimizer=true optimizer.use_distributed_optimizer=true "
+        f"checkpoint.ckpt_format=torch_dist {RESHARDABLE}=true",
+    ),
+    # ms-swift 4.6.0, megatron/utils/megatron_lm_utils.py (load_mcore_checkpoint), trainers/base.py: a
+    # folder for each step, with Megatron-Core's in it; it goes on with its data unless it fine-tunes.
+    "ms-swift": _Start(
+        folder='checkpoint-${step:-0}/iter_$(printf %07d "${step:-0}")', names="checkpoint-",
+        loads=("--mcore_model", '"${CHECKPOINTS}/checkpoint-${step}"', "--finetune", "false"),
+        file=ARGUMENTS_FILE,
+        sharded="--use_distributed_optimizer true --dist_ckpt_optim_fully_reshardable true",
+    ),
+    # torchtitan 0.2.2, config/job_config.py; 0.3.0, components/checkpointer/base.py: the same names.
+    "torchtitan": _Start(
+        folder="step-${step:-0}", names="step-",
+        loads=(
+            "--checkpoint.enable", "--checkpoint.folder", '"${CHECKPOINTS}"', "--checkpoint.load_step",
+            '"${step}"',
+        ),
+    ),
+}  # fmt: skip
 
 _MODULE = '''\
 """Save and load a training state in any layout: torch.distributed.checkpoint reshards it as it is read.
@@ -144,12 +186,13 @@ def with_resume_files(
         "after": _sizes(after.config),
     }  # fmt: skip
     files[RESUME_FACTS] = json.dumps(facts, indent=1) + "\n"
-    if ARGUMENTS_FILE in files and checkpoint_format != "fsdp_dtensor":
-        files[ARGUMENTS_FILE] = _as_it_was_saved(files[ARGUMENTS_FILE], before.config, after.config)
+    start = _STARTS.get(launcher)
+    if start is not None and start.file in files and checkpoint_format != "fsdp_dtensor":
+        files[start.file] = _as_it_was_saved(files[start.file], start, before.config, after.config)
     if checkpoint_format == "dcp":
         files[RESUME_MODULE] = _MODULE
-    if launcher in _STARTS and checkpoint_format != "torch":
-        files[RESUME_SCRIPT] = _script(launcher, after, saved_step, checkpoint_format)
+    if start is not None and checkpoint_format != "torch":
+        files[RESUME_SCRIPT] = _script(start, after, saved_step, checkpoint_format)
     else:
         warnings.append(
             f"how {launcher} is told to load a checkpoint is left to its script; see {RESUME_FACTS}"
@@ -157,23 +200,21 @@ def with_resume_files(
     return ExportBundle(files=files, warnings=warnings)
 
 
-def _as_it_was_saved(arguments: str, before: Configuration, after: Configuration) -> str:
+def _as_it_was_saved(arguments: str, start: _Start, before: Configuration, after: Configuration) -> str:
     """A single replica, which has nothing to shard, with the distributed optimizer where that has saved."""
     if not before.zero_stage or after.zero_stage:
         return arguments
     body, end, rest = arguments.rpartition("\n)")
-    return f"{body}\n    # As the checkpoint was saved\n    {_SHARDED}{end}{rest}"
+    return f"{body}\n    # As the checkpoint was saved\n    {start.sharded}{end}{rest}"
 
 
-def _script(launcher: str, after: Plan, saved_step: int | None, checkpoint_format: str) -> str:
+def _script(start: _Start, after: Plan, saved_step: int | None, checkpoint_format: str) -> str:
     """Checks that the checkpoint is whole, and starts the launch script with what loads it."""
-    folder, names, arguments = _STARTS[launcher]
-    if checkpoint_format.startswith("torch_dist"):
-        arguments = (*arguments, *_TORCH_DIST)
-    newest = _NEWEST.replace("@NAMES@", names)
+    arguments = (*start.loads, *(start.in_parts if checkpoint_format.startswith("torch_dist") else ()))
+    newest = _NEWEST.replace("@NAMES@", start.names)
     values = {
         "STEP": newest if saved_step is None else str(saved_step), "PLAN": after.plan_id,
-        "WHICH": "the newest step" if saved_step is None else f"step {saved_step}", "FOLDER": folder,
+        "WHICH": "the newest step" if saved_step is None else f"step {saved_step}", "FOLDER": start.folder,
         "FORMAT": checkpoint_format, "LAUNCH": TORCHRUN_FILE, "ARGUMENTS": " ".join(arguments),
     }  # fmt: skip
     text = _SCRIPT

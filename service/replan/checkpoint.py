@@ -70,13 +70,16 @@ def read_checkpoint(folder: Path) -> Found:
 
 
 def _newest(folder: Path) -> Path | None:
-    """The step folder of the highest number that holds a whole checkpoint."""
-    try:
-        steps = [(int(found[1]), path) for path in folder.iterdir() if (found := _STEP.search(path.name))]
-    except OSError:
-        return None
-    whole = [(step, path) for step, path in steps if (path / ".metadata").is_file()]
-    return max(whole)[1] if whole else None
+    """The step folder of the highest number that holds a whole checkpoint.
+
+    ms-swift keeps Megatron-Core's folder within one of its own: ``checkpoint-4/iter_0000004``.
+    """
+    found = {}
+    for metadata in (*folder.glob("*/.metadata"), *folder.glob("checkpoint-*/iter_*/.metadata")):
+        step = _STEP.search(metadata.parent.name)
+        if step and metadata.is_file():
+            found[int(step[1])] = metadata.parent
+    return found[max(found)] if found else None
 
 
 def _format(path: Path, tensors: Mapping[str, tuple[int, ...]]) -> str:

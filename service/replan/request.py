@@ -381,7 +381,7 @@ def _format(given: CheckpointRequest, problem: Problem, plan: Plan) -> Format:
     written = _WRITTEN.get(problem.launcher)
     if written == "torch_dist" and plan.config.zero_stage >= _FSDP:
         written = "fsdp_dtensor"
-    elif problem.launcher == "megatron-lm" and reshards_states(plan.config):
+    elif written == "torch_dist" and reshards_states(plan.config):
         written = "torch_dist_fully_reshardable"  # as our launch files have it saved
     name = given.format or written
     if name is None:
@@ -392,5 +392,5 @@ def _format(given: CheckpointRequest, problem: Problem, plan: Plan) -> Format:
     found, stage = FORMATS[name], plan.config.zero_stage
     if found.zero_stages != _NOT_FSDP or stage not in _NOT_FSDP:
         return found
-    least = 0 if problem.launcher == "megatron-lm" else stage
+    least = 0 if _WRITTEN.get(problem.launcher) == "torch_dist" else stage
     return replace(found, zero_stages=(least, stage))

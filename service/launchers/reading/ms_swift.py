@@ -54,7 +54,7 @@ _IRRELEVANT = (
     "tuner_type", "lora_", "target_modules", "streaming", "system", "template", "merge_lora", "use_hf",
     "val_dataset", "cached_dataset", "truncation", "freeze", "add_version", "no_", "padding_free", "async",
     "masked_softmax_fusion", "gradient_accumulation_fusion", "apply_rope_fusion", "logging_", "save_",
-    "ddp_timeout",
+    "ddp_timeout", "dist_ckpt_",
 )  # fmt: skip
 
 

@@ -30,13 +30,13 @@ fi
 # Further arguments may follow on the command line, but none may silently replace what the plan decided: not
 # by its name or the beginning of it, not by its opposite, and not where the plan counts on a default.
 readonly PLAN_DECIDES=(
-    comm-overlap dataset.sequence-length ddp.grad-reduce-in-fp32
-    ddp.num-distributed-optimizer-instances ddp.overlap-grad-reduce ddp.overlap-param-gather
-    ddp.use-distributed-optimizer dist.use-tp-pp-dp-mapping mixed-precision
-    model.account-for-embedding-in-pipeline-split model.account-for-loss-in-pipeline-split
-    model.activation-func-clamp-value model.add-bias-linear model.add-qkv-bias
-    model.apply-layernorm-1p model.attention-backend model.attention-dropout model.bf16
-    model.context-parallel-size model.cp-comm-type model.cross-entropy-fusion-impl
+    checkpoint.ckpt-format checkpoint.dist-ckpt-optim-fully-reshardable comm-overlap
+    dataset.sequence-length ddp.grad-reduce-in-fp32 ddp.num-distributed-optimizer-instances
+    ddp.overlap-grad-reduce ddp.overlap-param-gather ddp.use-distributed-optimizer
+    dist.use-tp-pp-dp-mapping mixed-precision model.account-for-embedding-in-pipeline-split
+    model.account-for-loss-in-pipeline-split model.activation-func-clamp-value model.add-bias-linear
+    model.add-qkv-bias model.apply-layernorm-1p model.attention-backend model.attention-dropout
+    model.bf16 model.context-parallel-size model.cp-comm-type model.cross-entropy-fusion-impl
     model.cross-entropy-loss-fusion model.cuda-graph-impl model.cuda-graph-modules
     model.cuda-graph-scope model.decoder-first-pipeline-num-layers
     model.decoder-last-pipeline-num-layers model.delay-wgrad-compute model.disable-bias-linear

@@ -35,6 +35,8 @@ PLAN_ARGS=(
     optimizer.use_distributed_optimizer=true
     optimizer.optimizer=adam
     ddp.num_distributed_optimizer_instances=1
+    checkpoint.ckpt_format=torch_dist
+    checkpoint.dist_ckpt_optim_fully_reshardable=true
     # Activation recomputation
     model.recompute_granularity=null
     # Precision

@@ -29,6 +29,7 @@ PLAN_ARGS=(
     --use_distributed_optimizer true
     --overlap_grad_reduce true
     --overlap_param_gather true
+    --dist_ckpt_optim_fully_reshardable true
     # Activation recomputation
     --recompute_granularity none
     # Precision

@@ -20,10 +20,16 @@ from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Answer
 from meshwright.solver.planner.plan import ask
 from meshwright.workers.outcome import outcome_of
+from tests.processes.bounded import output_of
 from tests.served.api_client import BODY, submit
 from tests.served.job_records import claimed
 
 PROBLEM = {**BODY, "launcher": "megatron-lm", "search": {"top_k": 2, "certify": "none"}}
+# What saves states that any layout loads → what loads them.
+BRIDGE = """checkpoint.dist_ckpt_optim_fully_reshardable=true → \
+checkpoint.load='{saved}' checkpoint.save='{saved}' checkpoint.ckpt_step=100"""
+MS_SWIFT = """--dist_ckpt_optim_fully_reshardable true → \
+--mcore_model {saved}/checkpoint-100 --finetune false"""
 CHANGE = {"lost_nodes": 1, "steps_done": 1000, "steps_total": 5000, "saved_step": 900}
 
 
@@ -124,11 +130,46 @@ def test_the_files_of_a_way_start_it_from_a_whole_checkpoint(answer_file: Path, 
         )
         return done.returncode, done.stdout + done.stderr
 
-    assert started()[0] == 2  # the newest folder holds half a checkpoint: it says so, and starts nothing
-    code, said = started(STEP="100")
-    assert (code, "--ckpt-step 100" in said, "--exit-interval 5" in said) == (0, True, True)
+    code, said = started(STEP="110")
+    assert (code, "holds no whole checkpoint" in said) == (2, True)  # it says so, and starts nothing
+    for given in ({}, {"STEP": "100"}):  # the newest that is whole, unless another is named
+        code, said = started(**given)
+        assert (code, "--ckpt-step 100" in said, "--exit-interval 5" in said) == (0, True, True)
+        assert "goes on from" in said
     facts = json.loads((tmp_path / "run" / "resume.json").read_text())
     assert facts["global_batch_size"] == 256 == _batch(facts["after"])  # kept by accumulation
+
+
+@pytest.mark.parametrize(
+    ("launcher", "folder", "arguments"),
+    [
+        ("megatron-bridge", "iter_0000100", BRIDGE),
+        ("ms-swift", "checkpoint-100/iter_0000100", MS_SWIFT),
+    ],
+)
+def test_bridge_and_ms_swift_save_what_any_layout_loads_and_go_on_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, folder: str, arguments: str
+) -> None:
+    saves, _, loads = arguments.partition(" → ")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    problem = parse_problem({**PROBLEM, "launcher": launcher})
+    answer = ask(problem, default_profile(problem.cluster, launcher))
+    (tmp_path / "answer.json").write_text(json.dumps(answer_document(answer, problem)))
+    words = ("--lost-nodes", "1", "--steps-done", "109", "--steps-total", "500", "--json")
+    code, out, said = run(
+        "--from", str(tmp_path / "answer.json"), *words, "--save-dir", str(tmp_path / "run")
+    )
+    assert code == 0, said
+    assert json.loads(out)["checkpoint_format"] == "torch_dist_fully_reshardable"
+    assert saves in (tmp_path / "run" / "plan_args.sh").read_text()
+    saved = tmp_path / "check points"
+    (saved / folder).mkdir(parents=True)
+    (saved / folder / ".metadata").touch()
+    environment = {"PATH": "/usr/bin:/bin", "START": "echo", "CHECKPOINTS": str(saved)}
+    started = output_of(
+        ["bash", str(tmp_path / "run" / "resume.sh")], timeout_s=60, environment=environment
+    )
+    assert loads.format(saved=saved) in started
 
 
 def _batch(sizes: dict[str, int]) -> int:

@@ -10,11 +10,13 @@ from typer.testing import CliRunner
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile, default_profile
+from meshwright.service.cli import tune
 from meshwright.service.cli.main import app
+from meshwright.service.files import write_text
 from meshwright.service.library import answer_document
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.tuning import runs as running
-from meshwright.service.tuning.decide import next_plan, standing
+from meshwright.service.tuning.decide import held, next_plan, standing
 from meshwright.service.tuning.runs import Measured, Start, run_plan
 from meshwright.solver.answer import Answer
 from meshwright.solver.configuration import Configuration
@@ -163,6 +165,35 @@ def test_a_tuning_stops_at_its_budget_and_goes_on_where_it_stopped(tmp_path: Pat
     )
     assert (folder / "profile.json").exists()
     assert "| plan | layout |" in (folder / "tuning.md").read_text()
+
+
+def test_report_and_profile_are_written_while_no_other_tuning_may_work_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem, _, answer = asked()
+    (tmp_path / "answer.json").write_text(json.dumps(answer_document(answer, problem)))
+    (tmp_path / "train.sh").write_text("set -- 100.0 $2\n" + LOGS)
+    folder, refused = tmp_path / "tuning", []
+
+    def watched(path: Path, text: str) -> None:
+        if path.name in ("tuning.md", "profile.json"):
+            with pytest.raises(InvalidProblemError, match="another tuning works in"), held(folder):
+                pass
+            refused.append(path.name)
+        write_text(path, text)
+
+    monkeypatch.setattr(tune, "write_text", watched)
+    code, _, said = tuned(
+        tmp_path / "answer.json",
+        folder,
+        tmp_path / "train.sh",
+        "--top",
+        "1",
+        "--budget-gpu-minutes",
+        "0.01",
+    )
+    assert code == 0, said
+    assert refused == ["tuning.md", "profile.json"]
 
 
 def test_a_folder_of_another_question_is_refused(tmp_path: Path) -> None:
