@@ -29,9 +29,9 @@ from meshwright.solver.calibration.observations import (
     memory_configuration,
 )
 from meshwright.solver.configuration import FloatArray
-from meshwright.solver.predict import predict
+from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import problem_digest
-from meshwright.solver.runs.table import Run, RunShape
+from meshwright.solver.runs.table import Run
 
 # --------------------------------------------------------------------------------------------------
 # Error figures: predicted against measured values of many runs.
@@ -364,36 +364,65 @@ def _by_configuration(run: Run) -> tuple[str, str, str]:
     return problem_digest(nameless), repr((run.shape.framework, run.shape.configuration)), run.run_id
 
 
-def _with_assumed_memory(shape: RunShape, profile: Profile, prediction: Prediction) -> Prediction:
-    """Memory of the configuration that memory is judged by; the step time stays the stated layout's."""
-    judged = memory_configuration(shape.configuration, prediction, recompute_known=shape.recompute_known)
-    if judged == shape.configuration:
-        return prediction
-    memory = predict(shape.problem, profile, judged)
-    return replace(
-        prediction,
-        stages=memory.stages,
-        peak_memory_bytes=memory.peak_memory_bytes,
-        heaviest_stage=memory.heaviest_stage,
-        out_of_memory_probability=memory.out_of_memory_probability,
-    )
+def predictions_of(observations: Sequence[Observation], profile_of: ProfileOf) -> list[Prediction]:
+    """The prediction of every run; those of one problem and framework are priced together."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for at, one in enumerate(observations):
+        groups[repr((one.framework, one.software_known, one.problem))].append(at)
+    found: dict[int, Prediction] = {}
+    for mine in groups.values():
+        first = observations[mine[0]]
+        asked = [observations[at].configuration for at in mine]
+        found |= zip(mine, predict_all(first.problem, profile_of(first), asked), strict=True)
+    return [found[at] for at in range(len(observations))]
+
+
+def _with_assumed_memory(
+    observations: Sequence[Observation], profile_of: ProfileOf, predictions: Sequence[Prediction]
+) -> list[Prediction]:
+    """Memory of the configurations that it is judged by; step times stay the stated layouts'."""
+    judged = [
+        replace(
+            one,
+            configuration=memory_configuration(
+                one.configuration, prediction, recompute_known=one.recompute_known
+            ),
+        )
+        for one, prediction in zip(observations, predictions, strict=True)
+    ]
+    found = list(predictions)
+    others = [at for at, one in enumerate(observations) if judged[at].configuration != one.configuration]
+    for at, memory in zip(others, predictions_of([judged[at] for at in others], profile_of), strict=True):
+        found[at] = replace(
+            found[at],
+            stages=memory.stages,
+            peak_memory_bytes=memory.peak_memory_bytes,
+            heaviest_stage=memory.heaviest_stage,
+            out_of_memory_probability=memory.out_of_memory_probability,
+        )
+    return found
 
 
 def _predicted(
-    run: Run, calibration: Calibration | None, profile_of: ProfileOf, *, used: bool
-) -> RunPrediction:
-    """One row's prediction under its cluster's calibration."""
-    blind = Observation.of_shape(run.shape) if run.shape else None
-    if run.shape is None or blind is None:
+    runs: Sequence[Run], calibration: Calibration | None, profile_of: ProfileOf
+) -> list[Prediction | None]:
+    """The prediction of every run of a cluster under its calibration; None of one that was refused."""
+
+    def own(one: Observation) -> Profile:
+        profile = profile_of(one)
+        return profile if calibration is None else calibration.applied(profile)
+
+    blind = [Observation.of_shape(run.shape) for run in runs if run.shape is not None]
+    found = iter(_with_assumed_memory(blind, own, predictions_of(blind, own)))
+    return [None if run.shape is None else next(found) for run in runs]
+
+
+def _run_prediction(run: Run, prediction: Prediction | None, *, used: bool) -> RunPrediction:
+    """A run beside its prediction, with the peak as it was measured."""
+    if prediction is None:
         return RunPrediction(
             run=run, prediction=None, predicted_peak_memory_bytes=None, used_for_calibration=False
         )
-    profile = profile_of(blind)
-    if calibration is not None:
-        profile = calibration.applied(profile)
-    prediction = _with_assumed_memory(
-        run.shape, profile, predict(run.shape.problem, profile, run.shape.configuration)
-    )
     peak = peak_as_measured(prediction, run.measured.memory_kind, run.measured.memory_rank)
     return RunPrediction(
         run=run,
@@ -419,7 +448,7 @@ def validate(
             not scored.
         choose: how to choose them.
         seed: of the random choice.
-        profile_of: the uncalibrated profile of a run; sees nothing measured.
+        profile_of: the uncalibrated profile of a run's problem and framework; sees nothing measured.
     """
     by_cluster: dict[str, list[Run]] = defaultdict(list)
     for run in rows:
@@ -439,12 +468,12 @@ def validate(
             findings += [f"{cluster}: {finding}" for finding in calibrations[cluster].findings]
         except InvalidProblemError as fault:
             findings.append(f"{cluster} is not calibrated: {fault.errors[0].message}")
+    predicted: dict[int, Prediction | None] = {}
+    for cluster, runs in by_cluster.items():
+        found = _predicted(runs, calibrations.get(cluster), profile_of)
+        predicted |= zip(map(id, runs), found, strict=True)
     return _report(
-        tuple(
-            _predicted(run, calibrations.get(run.cluster), profile_of, used=id(run) in chosen)
-            for run in rows
-        ),
-        findings,
+        tuple(_run_prediction(run, predicted[id(run)], used=id(run) in chosen) for run in rows), findings
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log
 from typing import cast
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from meshwright.profiles.calibration import bounded
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.profile import Constants, Profile
+from meshwright.solver.accuracy import predictions_of
 from meshwright.solver.calibration.calibrate import default_profile_of, memory_observation
 from meshwright.solver.calibration.fit import MEMORY_WIDTHS, TIME_CENTRES, TIME_WIDTHS, Box, least_in_box
 from meshwright.solver.calibration.observations import (
@@ -23,7 +23,6 @@ from meshwright.solver.calibration.observations import (
     log_step_s,
 )
 from meshwright.solver.configuration import BoolArray, FloatArray
-from meshwright.solver.predict import predict
 from meshwright.solver.runs.table import Run
 
 NOISE = 0.04
@@ -87,7 +86,8 @@ class Evidence:
         observations = [cast(Observation, Observation.of(run)) for run in kept]
         zero = np.zeros((1, len(TIME.names)))
         closed = log_step_s(batches_of(observations, default_profile_of), TIME.names, zero)[0]
-        exact = np.array([_log_predicted(one) for one in observations])
+        predicted = predictions_of(observations, default_profile_of)
+        exact = np.log([prediction.step_time_s for prediction in predicted])
         measured = np.log([one.step_time_s or 1.0 for one in observations])
         return cls._of(TIME, kept, observations, measured - (exact - closed))
 
@@ -163,11 +163,6 @@ def teaches(run: Run) -> bool:
     if run.shape is None:
         return False
     return run.cluster != SLOW_NODE or run.shape.problem.cluster.num_nodes > 1
-
-
-def _log_predicted(one: Observation) -> float:
-    """Log step time under the shipped constants."""
-    return log(predict(one.problem, default_profile_of(one), one.configuration).step_time_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

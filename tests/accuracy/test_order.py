@@ -11,11 +11,10 @@ import pytest
 from benchmarks.fit.accuracy_order import lost, orders_of
 from meshwright.profiles.calibration import UPPER_BOUNDS
 from meshwright.profiles.profile import Profile
-from meshwright.solver.accuracy import spearman, validate
+from meshwright.solver.accuracy import predictions_of, spearman, validate
 from meshwright.solver.calibration.calibrate import calibrate, default_profile_of
 from meshwright.solver.calibration.choose import Candidates, measuring_order
-from meshwright.solver.calibration.observations import Observation
-from meshwright.solver.predict import predict
+from meshwright.solver.calibration.observations import Observation, ProfileOf
 from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
 
 MULTI, JEANZAY = "vtrain-a100-multi", "jeanzay-a100"
@@ -51,8 +50,8 @@ def planted(one: Observation, constant: str) -> Profile:
     return replace(known, constants=replace(known.constants, **{constant: value}))
 
 
-def step_s(one: Observation, profile: Profile) -> float:
-    return predict(one.problem, profile, one.configuration).step_time_s
+def steps_s(observations: list[Observation], profile_of: ProfileOf) -> list[float]:
+    return [prediction.step_time_s for prediction in predictions_of(observations, profile_of)]
 
 
 @pytest.mark.parametrize("constant", ["floor_s", "elementwise"])
@@ -61,14 +60,11 @@ def test_sixteen_runs_order_a_cluster_whose_framework_has_one_constant_far_off(
 ) -> None:
     observed = [one for one in map(Observation.of, runs[JEANZAY]) if one is not None]
     # measured times as they are, times what the constant would do to them
+    planted_s = steps_s(observed, lambda one: planted(one, constant))
+    known_s = steps_s(observed, default_profile_of)
     unlike = [
-        replace(
-            one,
-            step_time_s=(one.step_time_s or 1.0)
-            * step_s(one, planted(one, constant))
-            / step_s(one, default_profile_of(one)),
-        )
-        for one in observed
+        replace(one, step_time_s=(one.step_time_s or 1.0) * there_s / here_s)
+        for one, there_s, here_s in zip(observed, planted_s, known_s, strict=True)
     ]
     order = list(measuring_order(Candidates.of(unlike, default_profile_of)))
     learnt = calibrate([unlike[i] for i in order[:RUNS]], cluster=JEANZAY)
@@ -79,7 +75,7 @@ def test_sixteen_runs_order_a_cluster_whose_framework_has_one_constant_far_off(
     assert large
     regrets, correlations = [], []
     for mine in large:
-        told = [step_s(unlike[i], learnt.applied(default_profile_of(unlike[i]))) for i in mine]
+        told = steps_s([unlike[i] for i in mine], lambda one: learnt.applied(default_profile_of(one)))
         true = [unlike[i].step_time_s or 1.0 for i in mine]
         regrets.append(100.0 * (true[int(np.argmin(told))] / min(true) - 1.0))
         correlations.append(spearman(told, true) or 0.0)
