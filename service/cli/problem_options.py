@@ -425,7 +425,7 @@ def source_of(paths: Sequence[Path]) -> Source:
         name=first.name,
         text=files[first.name],
         files=files if len(files) > 1 else {},
-        include=lambda name: _beside(first.parent / name),
+        include=lambda name: _named_by(first, files[first.name], name),
     )
 
 
@@ -473,6 +473,26 @@ def _folder(folder: Path) -> Source:
         raise InvalidProblemError.of("--from-args", message, allowed=f"1 to {MAX_FILES}; or name the files")
     files = {path.name: text_of(path) for path in paths}
     return Source(name=paths[0].name, text=files[paths[0].name], files=files)
+
+
+_ABOVE = 3  # folders that a script may be started from: its own, and those around it
+
+
+def _named_by(script: Path, text: str, name: str) -> str | None:
+    """A file beside a script, or the one that it names by a path, seen from the folders around it.
+
+    ``configs/zero3.json`` of ``scripts/train.sh`` stands in ``scripts/configs`` or in ``configs``. Paths
+    that begin at the root, or at a variable, count from where their folders are found.
+    """
+    found = _beside(script.parent / name)
+    if found is not None or not name:
+        return found
+    paths = dict.fromkeys(re.findall(rf"[\w./-]*/{re.escape(name)}(?![\w.-])", text))
+    parts = ([part for part in path.split("/") if part not in ("", ".", "..")] for path in paths)
+    tails = [Path(*one) for one in parts if len(one) > 1]
+    folders = [script.parent, *script.absolute().parent.parents][:_ABOVE]
+    around = (_beside(folder / tail) for tail in tails for folder in folders)
+    return next((one for one in around if one is not None), None)
 
 
 def _beside(path: Path) -> str | None:

@@ -84,7 +84,6 @@ FLAGS: Mapping[str, Kind] = {f"--{name}": kind for kind, names in _KINDS for nam
 
 # What changes the model or the plan in ways that no flag of the script tells.
 REFUSED: Mapping[str, str] = {
-    "--use-checkpoint-args": "the model's flags come from a checkpoint; write them out",
     "--yaml-cfg": "the flags come from a YAML file; write them out",
     "--hybrid-override-pattern": "hybrid state-space models are not priced",
     "--hybrid-layer-pattern": "hybrid state-space models are not priced",
@@ -94,6 +93,7 @@ REFUSED: Mapping[str, str] = {
     "--use-torch-fsdp2": "torch FSDP2 under Megatron-LM is not priced; --use-megatron-fsdp is",
     "--heterogeneous-layers-config-path": "layers of many kinds are not priced",
 }
+FROM_CHECKPOINT = "--use-checkpoint-args"  # flags of the model count less than those of a checkpoint
 # What a step's time and memory do not hang on: data, logging, checkpoints, learning rates, seeds.
 IRRELEVANT = (
     "--adam-", "--adlr-", "--async-save", "--check-for-", "--ckpt-", "--clip-grad", "--data-",
@@ -105,7 +105,7 @@ IRRELEVANT = (
     "--no-load-", "--no-save-", "--num-workers", "--override-opt_param-scheduler", "--profile",
     "--rotary-", "--save", "--seed", "--split", "--start-weight-decay",
     "--tensorboard-", "--test-data-path", "--timing-log", "--tokenizer-", "--train-", "--train_",
-    "--use-dist-ckpt", "--use-rotary-position-embeddings", "--valid-data-path",
+    "--use-checkpoint-args", "--use-dist-ckpt", "--use-rotary-position-embeddings", "--valid-data-path",
     "--vocab-file", "--wandb-", "--weight-decay", "--norm-epsilon", "--rope-",
     "--use-mcore-models", "--no-masked-softmax-fusion", "--no-gradient-accumulation-fusion",
     "--ddp-bucket-size", "--local-rank", "--accumulate-",

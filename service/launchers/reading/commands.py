@@ -10,7 +10,7 @@ from functools import lru_cache
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.reading.base import MAX_BYTES, Include, Source, Told, refused
 from meshwright.service.launchers.reading.shell import read_script
-from meshwright.service.launchers.reading.shell_values import Script, Word
+from meshwright.service.launchers.reading.shell_values import Script, Word, split_words
 
 _BATCH = re.compile(r"^#SBATCH[ \t]+(--?[\w-]+)(?:=|[ \t]+)(\S+)", re.MULTILINE)
 _NODES = ("--nnodes", "--num-nodes", "--num-machines", "--nodes", "-N")
@@ -32,6 +32,7 @@ _OTHERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(?!train)(\w+_)?(evaluate|eval|mmlu|validate)(_\w*)?\.py", "evaluates a model"),
         (r"(convert|hf2|export|merge|prune|quantize)\w*\.py|\w+_ptq\.py", "converts a checkpoint"),
         (r"(preprocess|analyze|tokenize|prepare|report|offline)_\w+\.py", "prepares data"),
+        (r"create_\w*index\.py", "prepares data"),
         ((r"(swift|megatron|llamafactory-cli) (infer|eval|export|deploy|app|web-ui|sample|"
          r"merge-lora|rollout|chat|api|webchat|webui)"), "trains nothing"),
         (r"(swift|megatron) rlhf|rlhf\.py", "trains on preferences or rewards"),
@@ -75,22 +76,44 @@ def script_of(source: Source, told: Told) -> Script:
     beside, variables = (
         tuple(sorted(some.items())) for some in (source.files, told.variables or source.variables)
     )
-    found = _read(source.text, variables, beside, source.include)
+    slurm = tuple(_slurm_variables(source.text, told).items())
+    found = _read(source.text, variables, beside, source.include, slurm)
     if isinstance(found, str):
         raise refused(found)
     return found
 
 
 @lru_cache(maxsize=16)
-def _read(text: str, variables: _Texts, beside: _Texts, include: Include) -> Script | str:
+def _read(
+    text: str, variables: _Texts, beside: _Texts, include: Include, environment: _Texts
+) -> Script | str:
     """A script, which nobody changes, or what is wrong with it; every reader looks at the same ones."""
     other = Source(name="", text=text, files=dict(beside), include=include).other
     try:
-        return read_script(text, dict(variables), other)
+        return read_script(text, dict(variables), other, dict(environment))
     except ValueError as fault:
         return str(fault)[:200]
     except RecursionError:
         return "the script is nested too deeply"
+
+
+def _slurm_variables(text: str, told: Told) -> dict[str, str]:
+    """What sbatch sets by the script's header, on the told nodes (sbatch(1), output environment)."""
+    batch = dict(_BATCH.findall(text))
+    nodes, tasks = _first(("--nodes", "-N"), batch), _first(("--ntasks-per-node",), batch)
+    gpus = _first(("--gpus-per-node", "--gres"), batch)
+    each = gpus or tasks
+    if told.num_gpus and each and told.num_gpus % each == 0:
+        nodes = told.num_gpus // each if batch else None
+    found = {
+        "SLURM_JOB_NUM_NODES": nodes,
+        "SLURM_NNODES": nodes,
+        "SLURM_NTASKS_PER_NODE": tasks,
+        "SLURM_NTASKS": nodes * tasks if nodes and tasks else _first(("--ntasks", "-n"), batch),
+        "SLURM_GPUS_PER_NODE": gpus,
+        "SLURM_GPUS_ON_NODE": gpus,
+    }
+    return {name: str(number) for name, number in found.items() if number}
 
 
 def commands_of(script: Script) -> list[Command]:
@@ -193,6 +216,8 @@ def _other(command: Command) -> str:
     base = command.program.rsplit("/", 1)[-1]
     if base == "main.py" and any(word.text == "--task" for word in command.words):
         return "evaluates a model on a task"  # Megatron-LM, tasks/main.py
+    if any(word.text.startswith("--retro-") for word in command.words) and not base.startswith("pretrain"):
+        return "prepares data"  # Megatron-LM, tools/retro/main.py
     return next((does for pattern, does in _OTHERS if pattern.fullmatch(base)), "")
 
 
@@ -266,7 +291,7 @@ def _first_unknown(words: Sequence[Word]) -> int | None:
 
 def _pieces(word: Word) -> list[Word]:
     """A variable's text as words."""
-    return [Word(piece, word.line) for piece in word.text.split()]
+    return [Word(piece, word.line) for piece in split_words(word.text)]
 
 
 def _variable(script: Script, names: Sequence[str]) -> int | None:

@@ -151,6 +151,8 @@ class Fields:
         if value is None:
             return default
         words = tuple(allowed)
+        if value is False and any(word.lower() == "no" for word in words):
+            value = "no"  # YAML takes NO without quotes for false
         if not isinstance(value, str):
             self.fault(name, f"{_words(value)} is no text", allowed=", ".join(words) or None)
             return default

@@ -10,7 +10,7 @@ from __future__ import annotations
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
-from meshwright.service.launchers.megatron_names import FLAGS
+from meshwright.service.launchers.megatron_names import FLAGS, FROM_CHECKPOINT
 from meshwright.service.launchers.reading.base import Include, LaunchFile, Source, Told, refused
 from meshwright.service.launchers.reading.commands import (
     World,
@@ -23,6 +23,7 @@ from meshwright.service.launchers.reading.commands import (
     world_of,
 )
 from meshwright.service.launchers.reading.given import Given, Value, given_flags
+from meshwright.service.launchers.reading.known import named_model
 from meshwright.service.launchers.reading.megatron_forks import translate
 from meshwright.service.launchers.reading.megatron_lm_refusals import refuse_contradictions
 from meshwright.service.launchers.reading.megatron_model import model_of
@@ -107,9 +108,10 @@ def launch_file(
     gpus = started_gpus(world, told, given.note)
     _override(given, told)
     _take_default_batch(given, gpus)
-    shape = told.model or model_of(given, name[:64] or "launch file", include)
-    if told.model is not None:
-        _agree(given, told.model)
+    named = told.model or _of_checkpoint(given)
+    shape = named or model_of(given, name[:64] or "launch file", include)
+    if named is not None:
+        _agree(given, named)
     if launcher == "megatron-lm":
         refuse_contradictions(given, shape)
     workload = workload_of(given, framework_of(launcher))
@@ -130,6 +132,39 @@ def launch_file(
             "seq_length": given.place("seq-length"),
         },
     )
+
+
+def _of_checkpoint(given: Given) -> ModelSpec | None:
+    """The model of ``--use-checkpoint-args``, where a name in the paths tells it; None: no such flag.
+
+    The checkpoint's flags count before the command's, which are seldom all there: a model that the paths
+    name must have the sizes that are.
+
+    Raises:
+        InvalidProblemError: no path names one.
+    """
+    value = given.others.get(FROM_CHECKPOINT)
+    if value is None:
+        return None
+    for name in _PATHS:
+        for part in reversed(given.other(name).split("/")):
+            model = named_model(part) if part else None
+            if model is not None and all(given.integer(*one) == one[1] for one in _sizes_of(model)):
+                where = f"line {value.line}: {FROM_CHECKPOINT}"
+                given.note(f"{where}: the checkpoint is {model.title}'s by its path")
+                return model
+    message = "cannot be read: the model's flags come from a checkpoint"
+    given.fault_of(FROM_CHECKPOINT, value, message, allowed="--model with what the checkpoint holds")
+    given.stop()
+    return None
+
+
+_PATHS = ("load", "tokenizer-model", "pretrained-checkpoint")
+
+
+def _sizes_of(model: ModelSpec) -> list[tuple[str, int]]:
+    """Flags that say sizes of a model, with what they must be."""
+    return [(flag, getattr(model, field)) for flag, field in _SIZES.items() if flag != "kv-channels"]
 
 
 def _override(given: Given, told: Told) -> None:

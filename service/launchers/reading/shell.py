@@ -32,11 +32,15 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=", re.ASCII)
 _DECLARES = ("export", "readonly", "declare", "local", "typeset")
 _ENDS = ("\n", ";", "&", "&&", "||", "|", ")", ";;", ";&", ";;&")
 _SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh", "zsh")
+_BASH = "5.2.21(1)-release"  # that runs the script
 Include = Callable[[str], str | None]
 
 
 def read_script(
-    text: str, variables: Mapping[str, str] | None = None, include: Include = lambda _: None
+    text: str,
+    variables: Mapping[str, str] | None = None,
+    include: Include = lambda _: None,
+    environment: Mapping[str, str] | None = None,
 ) -> Script:
     """The commands and variables of a script.
 
@@ -44,12 +48,14 @@ def read_script(
         text: of the script.
         variables: told from outside, positional ones by their number; they count before the script's own.
         include: the text of a file that is sourced, by its base name; None where there is none.
+        environment: variables that are set when it starts, and that it may change.
 
     Raises:
         ValueError: a quote or a bracket stays open, or the script expands without end.
     """
     told = dict(variables or {})
-    script = Script(variables={name: (value,) for name, value in told.items()}, told=frozenset(told))
+    first = {"BASH_VERSION": _BASH, **(environment or {}), **told}
+    script = Script(variables={name: (value,) for name, value in first.items()}, told=frozenset(told))
     _Shell(script, include, in_slurm="#SBATCH" in text).run(lex(text))
     return script
 
@@ -401,7 +407,7 @@ class _Shell(Variables):
     def _simple(self) -> Status:
         """Assignments, and words to run; where they are not reached they are only passed by."""
         tokens: list[Token] = []
-        below, written_to = None, ""
+        below, redirected = None, dict.fromkeys(REDIRECTIONS, "")
         while (token := self._peek()) is not None:
             if token.kind == "heredoc":
                 below = token
@@ -410,8 +416,8 @@ class _Shell(Variables):
             elif token.raw in REDIRECTIONS:
                 self._at += 1
                 target = self._peek()
-                if target is not None and target.kind == "word" and token.raw in (">", ">>", ">|"):
-                    written_to = self.joined(target) if self._live is not False else ""
+                if target is not None and target.kind == "word" and self._live is not False:
+                    redirected[token.raw] = self.joined(target)
             elif token.raw == "(" and tokens and _ASSIGNMENT.fullmatch(tokens[-1].raw):
                 self._array(tokens.pop())
                 continue
@@ -420,7 +426,36 @@ class _Shell(Variables):
             self._at += 1
         if self._live is False or self._script.stopped:
             return None
+        if self._reads(tokens, redirected["<<<"]):
+            return True
+        written_to = next((redirected[mark] for mark in (">", ">>", ">|") if redirected[mark]), "")
         return self._execute(tokens, below, written_to)
+
+    def _reads(self, tokens: Sequence[Token], given: str) -> bool:
+        """``read A B <<< "$X"`` and ``IFS=, read -ra LIST <<< "$X"``; whether that is what stands here."""
+        if not given or not any(token.plain == "read" for token in tokens[:2]):
+            return False
+        texts = [self.joined(token) for token in tokens]
+        split = texts[0][4:] if texts[0].startswith("IFS=") else ""
+        words = texts[1:] if texts[0].startswith("IFS=") else texts
+        if words[0] != "read":
+            return False
+        names = [word for word in words[1:] if not word.startswith("-")]
+        is_list = any(word.startswith("-") and "a" in word for word in words[1:])
+        separator = split if len(split) == 1 and split not in " \t\n" else None
+        if is_list or not names:
+            pieces = given.split(separator)
+        else:
+            pieces = given.split(separator, len(names) - 1)
+            pieces += [""] * (len(names) - len(pieces))
+        line = tokens[0].line
+        if is_list:
+            found = [Word(one, line) for one in pieces]
+            self.store(f"{names[0] if names else 'REPLY'}=", found, line, is_text=False)
+            return True
+        for name, piece in zip(names or ["REPLY"], pieces or [""], strict=False):
+            self.store(f"{name}=", [Word(piece.strip(), line)], line)
+        return True
 
     def _array(self, target: Token) -> None:
         """``NAME=(…)`` or ``NAME+=(…)``."""

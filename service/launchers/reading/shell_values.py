@@ -19,7 +19,9 @@ _MAX_WRITTEN = 2_000_000  # characters that all expansions, assignments and comm
 _MAX_WITHIN = 300_000  # characters of sourced files, of defaults and of arithmetic, each time one is read
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _PARAMETER = re.compile(r"[A-Za-z_]\w*|\d+", re.ASCII)
+_PIECE = re.compile(rf"(?:{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}|[^\s{UNKNOWN}])+")
 _WHOLE = re.compile(r"\$\{([A-Za-z_]\w*)(?:\[[@*]\])?\}|\$([A-Za-z_]\w*)", re.ASCII)
+_PART = re.compile(r":[ ]?(\d{1,6})(?::(\d{1,6}))?", re.ASCII)
 Status = bool | None  # of a command; None: only a running shell knows
 Values = dict[str, tuple["Word", ...]]
 
@@ -172,7 +174,7 @@ class Variables:
             any_quoted = any_quoted or (part.quoted and part.text not in ("$@", "${@}"))
             values = self._value(part.text, 0) if part.expands else (part.text,)
             if part.expands and not part.quoted:
-                values = tuple(piece for value in values for piece in value.split())
+                values = tuple(piece for value in values for piece in split_words(value))
             if not values:
                 continue
             done[-1] += values[0]
@@ -192,7 +194,7 @@ class Variables:
             return list(words)
         if not parts[0].text.endswith(("[@]}", "[*]}")):
             words = words[:1]  # an array's first word
-        return [Word(piece, word.line) for word in words for piece in word.text.split()]
+        return [Word(piece, word.line) for word in words for piece in split_words(word.text)]
 
     def _value(self, expression: str, depth: int) -> tuple[str, ...]:
         """What ``$…`` stands for; ValueError where it, with all others, goes beyond any script's size."""
@@ -335,10 +337,10 @@ _PRINTS: Mapping[str, Callable[[list[str], str], str | None]] = {
 
 
 def _changed(text: str, words: Sequence[str], rest: str) -> str | None:
-    """``${X%.*}``, ``${X##*/}``, ``${X/a/b}``, ``${X,,}``, ``${X[0]}``; None: another change."""
-    simple = {",,": str.lower, "^^": str.upper}.get(rest)
-    if simple is not None:
-        return simple(text)
+    """``${X%.*}``, ``${X##*/}``, ``${X/a/b}``, ``${X,,}``, ``${X:0:4}``, ``${X[0]}``; None: another."""
+    part = _PART.fullmatch(rest)
+    if part is not None or rest in (",,", "^^"):
+        return _cut(text, part) if part is not None else text.lower() if rest == ",," else text.upper()
     if rest.startswith("[") and rest.endswith("]"):
         place = whole_number(rest[1:-1])
         return words[place] if place is not None and 0 <= place < len(words) else None
@@ -356,6 +358,12 @@ def _changed(text: str, words: Sequence[str], rest: str) -> str | None:
         old, _, new = rest.lstrip("/").partition("/")
         return text.replace(old, new, -1 if rest.startswith("//") else 1) if old else None
     return None
+
+
+def _cut(text: str, part: re.Match[str]) -> str:
+    """``${X:2}`` and ``${X:0:4}``."""
+    start = int(part[1])
+    return text[start:] if part[2] is None else text[start : start + int(part[2])]
 
 
 def _merged(name: str, values: Sequence[tuple[Word, ...] | None], line: int) -> tuple[Word, ...]:
@@ -379,7 +387,7 @@ def _flag_groups(words: Sequence[Word]) -> dict[str, tuple[str, ...]]:
     """Flags with the words behind them."""
     found: dict[str, tuple[str, ...]] = {}
     flag = ""
-    for piece in (piece for word in words for piece in word.text.split()):
+    for piece in (piece for word in words for piece in split_words(word.text)):
         if piece.startswith("-"):
             flag = piece
             found[flag] = ()
@@ -422,6 +430,11 @@ def either(one: Status, other: Status) -> Status:
 def opposite(one: Status) -> Status:
     """The other status."""
     return None if one is None else not one
+
+
+def split_words(text: str) -> list[str]:
+    """A text cut where it has blanks, but for the names of what is not known: ``$(head -n 1 hosts)``."""
+    return _PIECE.findall(text)
 
 
 def unknown_value(name: str) -> str:

@@ -19,6 +19,7 @@ _KINDS: Mapping[str, tuple[int, str]] = {
     "llama2tokenizer": (32000, "Llama 2's"),
     "tiktokentokenizer": (131072, "Megatron-LM's default of --vocab-size"),  # 2 ** 17
 }
+_GPT2 = "gpt2bpetokenizer"
 # Names as they stand in hub ids and paths, the longer before the shorter.
 _NAMES: tuple[tuple[str, int], ...] = (
     (r"gpt[-_]?neox|pythia|olmo[-_]?1b|mpt[-_]|dolly|redpajama", 50277),
@@ -54,6 +55,12 @@ _NAMES: tuple[tuple[str, int], ...] = (
 )  # fmt: skip
 _PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), size) for pattern, size in _NAMES)
 _FILES = ("tokenizer.json", "vocab.json")
+_PIECES = ".model"  # of SentencePiece
+_STATED = re.compile(r"(?:tokeni[sz]er|vocab|bpe|spm)\D*(?<!\d)(\d{5,6})(?!\d)", re.IGNORECASE)
+_A_TOKENIZER = re.compile(r"tokeni[sz]er", re.IGNORECASE)
+_OF_NOBODY = re.compile(
+    r"tokeni[sz]ers?|gpt[-_]?2|bpe|vocab|files?|data|models?|json|path|to|my|the|hf|[\W\d_]+"
+)
 
 
 def named_vocabulary(name: str) -> int | None:
@@ -63,6 +70,18 @@ def named_vocabulary(name: str) -> int | None:
         if size:
             return size
     return None
+
+
+def _stated(name: str) -> int | None:
+    """Tokens that a path states: ``…/nordic_tokenizer_131072/vocab.json``; None: none."""
+    found = (_STATED.search(part) for part in reversed(name.split("/")))
+    return next((int(match[1]) for match in found if match), None)
+
+
+def _is_own(name: str) -> bool:
+    """Whether a path names a tokenizer that somebody trained: ``…/europa-tokenizer/vocab.json``."""
+    parts = [part.lower() for part in name.split("/") if _A_TOKENIZER.search(part)]
+    return any(_OF_NOBODY.sub("", part) for part in parts)
 
 
 def vocabulary_of(kind: str, names: tuple[str, ...], include: Include) -> tuple[int, str] | None:
@@ -76,16 +95,54 @@ def vocabulary_of(kind: str, names: tuple[str, ...], include: Include) -> tuple[
     known = [name for name in names if name and UNKNOWN not in name]
     for name in (*known, *(_FILES if known else ())):
         base = name.rstrip("/").rsplit("/", 1)[-1]
-        text = include(base) if base.endswith(".json") else None
-        size = counted(text) if text else None
+        text = include(base) if base.endswith((".json", _PIECES)) else None
+        size = (pieces(text) if base.endswith(_PIECES) else counted(text)) if text else None
         if size:
             return size, base
-    if kind.lower() != "gpt2bpetokenizer":
-        for name in known:
-            size = named_vocabulary(name)
-            if size:
-                return size, name[-60:]
+    for name in known:
+        size = (kind.lower() != _GPT2 and named_vocabulary(name)) or _stated(name)
+        if size:
+            return size, name[-60:]
+    if kind.lower() == _GPT2 and any(map(_is_own, known)):
+        return None
     return _KINDS.get(kind.lower())
+
+
+def pieces(text: str) -> int | None:
+    """Tokens of SentencePiece's ``tokenizer.model``, read as Latin-1; None: it is none.
+
+    sentencepiece_model.proto: a ``ModelProto`` repeats field 1, the pieces, each with its length.
+    """
+    data = text.encode("latin-1", "replace")
+    at = count = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        kind = key & 7
+        if kind == _LENGTH_DELIMITED:
+            length, at = _varint(data, at)
+            count += key >> 3 == 1
+            at += length
+        elif kind == 0:
+            _, at = _varint(data, at)
+        else:
+            at += {1: 8, 5: 4}.get(kind, len(data) + 1)  # fixed sizes; others are in no protobuf
+    return count if at == len(data) and count else None
+
+
+_LENGTH_DELIMITED = 2  # of protobuf's kinds
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of protobuf, seven bits a byte, and where it ends; beyond the data where it does not."""
+    number = 0
+    for shift in range(0, 64, 7):
+        if at >= len(data):
+            break
+        number |= (data[at] & 127) << shift
+        at += 1
+        if data[at - 1] < 128:  # noqa: PLR2004 - the last byte of a number
+            return number, at
+    return 0, len(data) + 1
 
 
 def counted(text: str) -> int | None:

@@ -1,0 +1,135 @@
+"""What launch files of other people's repositories hold, each reduced to the lines that were read wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.problem_options import source_of
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.registry import read_launch_files
+from meshwright.service.launchers.reading.shell import read_script
+from meshwright.service.launchers.reading.vocabulary import pieces, vocabulary_of
+
+SIZES = (
+    "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 128 "
+    "--max-position-embeddings 128 --bf16 "
+)
+
+
+def read(text: str, told: Told | None = None, name: str = "a.sh") -> LaunchFile:
+    return read_launch_files(Source(name=name, text=text), told or Told())
+
+
+def echoed(text: str) -> list[str]:
+    return [word.text for word in read_script(text).commands[-1]][1:]
+
+
+def test_read_takes_its_words_from_a_text() -> None:
+    assert echoed('read TP PP <<< "4 8"\necho $TP $PP') == ["4", "8"]
+    assert echoed("IFS=',' read -ra L <<< \"a,b,c\"\necho ${L[2]} ${#L[@]}") == ["c", "3"]
+    assert echoed('read FIRST REST <<< "a b c"\necho "$REST"') == ["b c"]
+
+
+def test_a_part_of_a_text_is_cut_out() -> None:
+    assert echoed("V=abcdef\necho ${V:1:3} ${V:4}") == ["bcd", "ef"]
+    guard = "if [ ${BASH_VERSION:0:1} -lt 4 ]; then exit 1; fi\necho on"
+    assert echoed(guard) == ["on"]
+
+
+def test_what_is_not_known_stays_one_word() -> None:
+    # `wc -l` and `head -n 1` hold blanks, and 1 is no number of processes
+    script = (
+        "G=`nvidia-smi -L | wc -l`\nmpirun -np $((4 * ${G})) -x MASTER_ADDR=$(head -n 1 $HOSTS) "
+        f"python pretrain_gpt.py {SIZES} --vocab-size 512 --tensor-model-parallel-size 2 "
+        "--global-batch-size 8\n"
+    )
+    with pytest.raises(InvalidProblemError, match="how many GPUs run is not said"):
+        read(script)
+    assert read(script, Told(num_gpus=8)).configuration.data_parallel_size == 4  # 8 / tp 2
+
+
+BATCH = (
+    "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --gpus-per-node=mi250:8\n#SBATCH --ntasks-per-node=8\n"
+    "GBS=$((SLURM_JOB_NUM_NODES * 8))\n"
+    f"srun python pretrain_gpt.py {SIZES} --vocab-size 512 --global-batch-size $GBS\n"
+)
+
+
+def test_slurms_variables_are_those_of_the_header_or_of_the_told_nodes() -> None:
+    assert read(BATCH).workload.global_batch_size == 32  # 4 nodes × 8
+    assert read(BATCH, Told(num_gpus=16)).workload.global_batch_size == 16  # 2 nodes × 8
+
+
+def test_a_vocabulary_is_what_its_path_states_and_nobodys_is_not_gpt2s() -> None:
+    def size(path: str) -> int | None:
+        found = vocabulary_of("GPT2BPETokenizer", (path,), lambda _: None)
+        return found[0] if found else None
+
+    assert size("/scratch/tokenizers/nordic_tokenizer_131072/vocab.json") == 131_072
+    assert size("/scratch/europa-tokenizer/vocab.json") is None
+    assert size("/data/gpt2-vocab.json") == size("/path/to/tokenizer/vocab.json") == 50_257
+
+
+def test_a_sentencepiece_model_is_counted() -> None:
+    def field(number: int, data: bytes) -> bytes:
+        return bytes([number << 3 | 2, len(data)]) + data
+
+    # ModelProto: pieces are field 1, the trainer's and the normalizer's settings are 2 and 3
+    model = b"".join(field(1, field(1, word)) for word in (b"<unk>", b"<s>", b"</s>", b"a"))
+    model += field(2, b"\x18\x01") + field(3, b"")
+    assert pieces(model.decode("latin-1")) == 4
+    assert pieces("{}") is None
+    assert pieces(model[:-3].decode("latin-1")) is None  # it ends too early
+
+
+def test_yaml_takes_no_for_false() -> None:
+    text = (
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: NO\nnum_processes: 1\nmixed_precision: bf16\n"
+    )
+    command = (
+        "accelerate launch --config_file a.yaml train.py --model_name_or_path meta-llama/Llama-2-7b-hf "
+        "--per_device_train_batch_size 1 --max_seq_length 1024 --bf16 True\n"
+    )
+    source = Source(name="run.sh", text=command, files={"a.yaml": text, "run.sh": command})
+    assert read_launch_files(source, Told(num_gpus=1)).configuration.num_gpus == 1
+
+
+def test_a_checkpoints_model_is_the_one_that_its_path_names() -> None:
+    flags = (
+        "mpirun -np 64 python pretrain_gpt.py --num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 "
+        "--num-attention-heads 64 --seq-length 4096 --max-position-embeddings 4096 --bf16 "
+        "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 8 --global-batch-size 64 "
+        "--use-checkpoint-args --tokenizer-type Llama2Tokenizer --load /ckpt/{}/tp8-pp8 "
+        "--tokenizer-model /hf/{}/tokenizer.model\n"
+    )
+    # the checkpoint has 8 groups of keys, of which the flags say nothing
+    assert read(flags.replace("{}", "Llama-2-70b-hf")).model.num_kv_heads == 8
+    with pytest.raises(InvalidProblemError, match="--use-checkpoint-args: line 1: cannot be read"):
+        read(flags.replace("{}", "mine"))
+
+
+@pytest.mark.parametrize(
+    ("program", "flags"),
+    [("tools/create_doc_index.py", ""), ("tools/retro/main.py", "--retro-tasks db-build")],
+)
+def test_programs_that_prepare_data_are_refused(program: str, flags: str) -> None:
+    text = f"torchrun --nproc_per_node 8 {program} {SIZES} --vocab-file bert-vocab.txt {flags}\n"
+    with pytest.raises(InvalidProblemError, match="prepares data, which is not priced"):
+        read(text)
+
+
+def test_a_file_is_found_by_the_path_that_the_script_names(tmp_path: Path) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "configs" / "zero.json").write_text(
+        '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}'
+    )
+    script = tmp_path / "scripts" / "train.sh"
+    script.write_text(
+        "deepspeed --num_gpus 8 train.py --deepspeed configs/zero.json --per_device_train_batch_size 1 "
+        "--model_name_or_path meta-llama/Llama-2-7b-hf --max_seq_length 1024 --bf16 True\n"
+    )
+    assert read_launch_files(source_of([script]), Told()).configuration.zero_stage == 2
