@@ -18,6 +18,7 @@ _PER_NODE = ("--nproc-per-node", "--num-gpus", "--gpus-per-node", "--gres", "--n
 _TOTAL = ("--num-processes",)  # accelerate counts all of them
 _VARIABLES = (("NNODES", "NUM_NODES"), ("NPROC_PER_NODE", "GPUS_PER_NODE", "NGPU"))
 _STARTERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+_TITANS = "run_train.sh"  # torchtitan's
 _PARALLEL = ("mpirun", "mpiexec", "srun")
 _FILES = (".json", ".yaml", ".yml", ".toml", ".sh")
 _COUNTED_BY_KIND = ("--gres", "--gpus-per-node")  # gpu:h100:8
@@ -249,6 +250,8 @@ def world_of(text: str, script: Script, command: Command | None = None) -> World
     usual = [_variable(script, names) for names in _VARIABLES]
     started = any(word.text.rsplit("/", 1)[-1] in _STARTERS for words in lists for word in words)
     parallel = any(word.text in _PARALLEL for words in lists for word in words)
+    if any(word.text.endswith(_TITANS) for words in lists for word in words):  # one node, of 8 GPUs
+        usual = [usual[0] or 1, usual[1] or 8]
     if started and usual[0] is None and "--nnodes" not in said and not batch:
         nodes = nodes or 1  # torchrun's own default
     if started and usual[1] is None and "--nproc-per-node" not in said and not batch:

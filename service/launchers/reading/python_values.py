@@ -83,6 +83,10 @@ def _literal(node: ast.expr) -> object:
         value = _literal(node.operand)
         if isinstance(value, int | float):
             return -value
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        left, right = _literal(node.left), _literal(node.right)
+        if isinstance(left, int) and isinstance(right, int):
+            return left * right
     if isinstance(node, ast.List | ast.Tuple) and len(node.elts) <= _MAX_VALUES:
         return [_literal(one) for one in node.elts]
     if isinstance(node, ast.Dict) and len(node.keys) <= _MAX_VALUES:
@@ -159,14 +163,75 @@ def looks_like_module(source: Source) -> bool:
     return source.suffix == ".py" and "ParallelismConfig" in source.text and "torchtitan" in source.text
 
 
-def module_values(source: Source) -> dict[str, Found]:
+def module_values(source: Source, config: str = "") -> dict[str, Found]:
     """Arguments of the configuration's parts, by ``section.name``.
 
+    ``config``: the function that makes it, where a module has several (``--config llama3_8b``).
+
     Raises:
-        InvalidProblemError: the module is no Python, or has no configuration in it.
+        InvalidProblemError: the module is no Python, has no configuration in it, or several.
     """
     tree = tree_of(source.name, source.text)
+    makers = makers_of(tree)
     names = constants(tree)
+    if config in makers:
+        return _made(makers, config, names, 0)
+    if config or len(makers) > 1:
+        said = f'"{shown(config)}" is none of them' if config else "none is named"
+        listed = [name for name in sorted(makers) if not name.startswith("_")][:_LISTED]
+        raise refused(
+            f"{shown(source.name)}: {len(makers)} configurations are in it, {said}",
+            allowed=f"a script beside it with --config of {', '.join(listed)}",
+        )
+    found = _values(tree, names)
+    if not any(name.startswith("parallelism.") for name in found):
+        raise refused(f"{source.name[:64]}: no ParallelismConfig(…) with values is in it")
+    found |= {SHAPE + name: names[key] for key, name in _SHAPE.items() if key in names}
+    given = {one.arg: one for one in ast.walk(tree) if isinstance(one, ast.keyword)}
+    return found | {
+        SHAPE + name: Found(True, given[name].value.lineno) for name in _SWITCHES if name in given
+    }
+
+
+_LISTED = 12
+_DEEPEST = 6  # of configurations that begin as another one
+
+
+def makers_of(tree: ast.Module) -> dict[str, ast.FunctionDef]:
+    """The functions of a registry that make a configuration: ``def llama3_8b() -> Trainer.Config``."""
+    functions = [
+        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.returns is not None
+    ]
+    return {
+        node.name: node
+        for node in functions
+        if ast.unparse(node.returns or node).endswith("Trainer.Config")
+    }
+
+
+def _made(
+    makers: Mapping[str, ast.FunctionDef], config: str, names: Mapping[str, Found], depth: int
+) -> dict[str, Found]:
+    """What a function of a registry makes: what it begins with, its calls, what it sets afterwards."""
+    node = makers[config]
+    found: dict[str, Found] = {}
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call) and called_name(call) in makers and depth < _DEEPEST:
+            found |= _made(makers, called_name(call), names, depth + 1)
+    found |= _values(node, names)
+    for one in ast.walk(node):
+        if not isinstance(one, ast.Assign) or not isinstance(one.targets[0], ast.Attribute):
+            continue
+        place = ast.unparse(one.targets[0]).partition(".")[2]  # config.training.seq_len
+        if place == "activation_checkpoint":
+            found |= {"activation_checkpoint.mode": mode} if (mode := _mode(one.value)) else {}
+        elif "." in place and place.partition(".")[0] in _SECTIONS.values():
+            found[place] = Found(literal(one.value, names), one.lineno)
+    return found
+
+
+def _values(tree: ast.AST, names: Mapping[str, Found]) -> dict[str, Found]:
+    """The values of the calls in a module, or in a function of it."""
     found: dict[str, Found] = {}
     for callee, section in _SECTIONS.items():
         arguments = arguments_of(tree, callee, names)
@@ -174,12 +239,16 @@ def module_values(source: Source) -> dict[str, Found]:
             found["model.converters"] = Found([FLOAT8], 0)
             arguments.setdefault("recipe_name", Found("rowwise", 0))  # 0.3's default
         found |= {f"{section}.{name}": value for name, value in arguments.items()}
-    if not any(name.startswith("parallelism.") for name in found):
-        raise refused(f"{source.name[:64]}: no ParallelismConfig(…) with values is in it")
-    found |= {SHAPE + name: names[key] for key, name in _SHAPE.items() if key in names}
-    given = {one.arg: one for one in ast.walk(tree) if isinstance(one, ast.keyword)}
-    found |= {SHAPE + name: Found(True, given[name].value.lineno) for name in _SWITCHES if name in given}
-    flavor = arguments_of(tree, "model_registry", names) or _first_argument(tree, "model_registry")
+    others: list[str] = []
+    for call in ast.walk(tree):
+        name = called_name(call) if isinstance(call, ast.Call) else ""
+        if name.endswith("Converter.Config") and name not in _SECTIONS:
+            others.append(name.removesuffix(".Config"))
+    if others:
+        before = found.get("model.converters")
+        found["model.converters"] = Found([*([FLOAT8] if before else []), *others], 0)
+    flavor = arguments_of(tree, "model_registry", names) or {}
+    flavor = flavor if "flavor" in flavor else _first_argument(tree, "model_registry")
     if "flavor" in flavor and flavor["flavor"].value is not NOTHING:
         found["model.flavor"] = flavor["flavor"]
     recompute = _recompute(tree)
@@ -199,7 +268,7 @@ def flavor_values(name: str, text: str) -> dict[str, Found]:
     return {SHAPE + key: one for key, one in (found | {"scaling_factor": scaling}).items()}
 
 
-def _first_argument(tree: ast.Module, callee: str) -> dict[str, Found]:
+def _first_argument(tree: ast.AST, callee: str) -> dict[str, Found]:
     """``model_registry("8B")``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and called_name(node) == callee and node.args:
@@ -209,7 +278,7 @@ def _first_argument(tree: ast.Module, callee: str) -> dict[str, Found]:
     return {}
 
 
-def _recompute(tree: ast.Module) -> Found | None:
+def _recompute(tree: ast.AST) -> Found | None:
     """The value of ``activation_checkpoint=``: a class of it, None, or ``RECOMPUTATION["full"]()``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg == "activation_checkpoint":

@@ -5,11 +5,17 @@ Names and defaults: torchtitan 0.2.2, config/job_config.py; 0.3.0, config/config
 
 from __future__ import annotations
 
+import difflib
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 
+from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.commands import script_of
@@ -19,8 +25,11 @@ from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.python_values import (
     FLOAT8,
     looks_like_module,
+    makers_of,
     module_values,
+    tree_of,
 )
+from meshwright.service.launchers.reading.shell_values import Word
 from meshwright.service.launchers.reading.split import divided, first_larger
 from meshwright.service.launchers.reading.torchtitan_model import model_of
 from meshwright.service.launchers.rules import near_divisors, near_multiples
@@ -71,6 +80,118 @@ def over(values: dict[str, Found], known: Known) -> tuple[dict[str, Found], list
         if name not in values or str(values[name].value).lower() != str(found.value).lower()
     ]
     return values | given, notes
+
+
+# --------------------------------------------------------------------------------------------------
+# Configurations by name: ``--module llama3 --config llama3_8b`` of torchtitan 0.3, which holds them.
+
+
+_RECIPE_FILE = CATALOG / "recipes" / "torchtitan.json"
+_REGISTRY = "config_registry.py"
+_PROGRAM, _STARTER = "torchtitan.train", "run_train.sh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """What a command calls its configuration; empty where it calls none."""
+
+    module: str = ""
+    config: str = ""
+    line: int = 0
+    trains: bool = False  # with torchtitan's own program
+
+    @property
+    def is_torchtitans(self) -> bool:
+        """Whether the names can be nobody else's."""
+        return bool(self.config) and (self.trains or self.config in recipe_names())
+
+
+@cache
+def _recipes() -> dict[str, dict[str, object]]:
+    """What torchtitan's own configurations set, by name."""
+    found: dict[str, dict[str, object]] = json.loads(_RECIPE_FILE.read_text("utf-8"))["recipes"]
+    return found
+
+
+def recipe_names() -> tuple[str, ...]:
+    """The configurations of torchtitan that are known by name."""
+    return tuple(_recipes())
+
+
+def named_of(source: Source, told: Told) -> Named:
+    """The configuration that a script starts: by the command's words, or run_train.sh's variables.
+
+    Raises:
+        InvalidProblemError: the script cannot be read.
+    """
+    script = script_of(source, told)
+    for words in script.commands:
+        said: dict[str, Word] = {}
+        for word, following in pairwise([*words, Word("", 0)]):
+            name, equals, value = word.text.partition("=")
+            said.setdefault(name, Word(value, word.line) if equals else following)
+        module, config = said.get("--module"), said.get("--config")
+        if any(word.text.endswith(_STARTER) for word in words):
+            usual = {name: "".join(script.variables.get(name, ())) for name in ("MODULE", "CONFIG")}
+            line = words[0].line
+            module = module or Word(usual["MODULE"] or "llama3", line)
+            config = config or Word(usual["CONFIG"] or "llama3_debugmodel", line)
+        if module is not None and config is not None:
+            trains = any(word.text.endswith((_PROGRAM, _STARTER)) for word in words)
+            name = module.text.rpartition(".")[2]
+            return Named(module=name, config=config.text, line=config.line, trains=trains)
+    return Named()
+
+
+def _stated(source: Source, known: Known) -> dict[str, Found]:
+    """What the configuration says: a document, a module, or one that a script names."""
+    if not source.is_script and source.suffix != ".py":
+        return document_of(source)
+    scripts = known.source.scripts()
+    named = next((one for one in (named_of(s, known.told) for s in scripts) if one.config), Named())
+    if source.suffix == ".py":
+        makes = "Trainer.Config:" in source.text
+        values = module_values(source, named.config if makes else "")
+    else:
+        values = _named_values(source, named)
+    return values | ({"model.name": Found(named.module, named.line)} if named.module else {})
+
+
+def _named_values(source: Source, named: Named) -> dict[str, Found]:
+    """What a configuration sets that a script names: of the registry beside it, else torchtitan's own.
+
+    Raises:
+        InvalidProblemError: neither has it.
+    """
+    text = source.other(_REGISTRY)
+    if text and (named.config in makers_of(tree_of(_REGISTRY, text)) or named.config not in _recipes()):
+        return module_values(Source(name=_REGISTRY, text=text), named.config)
+    if named.config not in _recipes():
+        near = difflib.get_close_matches(named.config, _recipes(), n=1)
+        raise InvalidProblemError.of(
+            "--config",
+            f"line {named.line}: {shown(named.config)} is no configuration of torchtitan 0.3",
+            allowed=f"one of its names, or its {_REGISTRY} beside the script",
+            nearest=near[0] if near else None,
+        )
+    return {name: Found(value, named.line) for name, value in _recipes()[named.config].items()}
+
+
+_OLDER = {"training.max_context_length": "training.seq_len"}
+_TOKENS = "training.num_tokens_per_microbatch_per_dp_rank"
+
+
+def _in_older_names(values: dict[str, Found]) -> dict[str, Found]:
+    """Names after 0.3 as those of 0.3: the tokens of a microbatch are sequences of the longest."""
+    found = {_OLDER.get(name, name): one for name, one in values.items() if name != _TOKENS}
+    tokens, length = values.get(_TOKENS), found.get("training.seq_len")
+    if tokens is None or length is None:
+        return values if tokens is None else found | {_TOKENS: tokens}
+    said = [int(str(one.value)) if str(one.value).isdecimal() else 0 for one in (tokens, length)]
+    if not all(said) or said[0] % said[1]:
+        message = f"line {tokens.line}: {said[0]} is no multiple of the {said[1]} tokens of a sequence"
+        raise InvalidProblemError.of(_TOKENS, message, allowed=f"multiples of {said[1]}")
+    return found | {"training.local_batch_size": Found(said[0] // said[1], tokens.line)}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -202,6 +323,12 @@ class TorchtitanReader:
         """Whether a file has torchtitan's own names."""
         if source.suffix == ".py":
             return looks_like_module(source)
+        if source.is_script:
+            try:
+                named = named_of(source, Told())
+            except InvalidProblemError:
+                return False
+            return named.is_torchtitans and source.other(f"{named.module}.py") is None
         names = looks_like_document(source) if source.suffix == ".toml" else {}
         return sum(name in names for name in _OWN) > 1
 
@@ -211,9 +338,10 @@ class TorchtitanReader:
         Raises:
             InvalidProblemError: what cannot be read, or contradicts itself, with line and name.
         """
-        is_module = source.suffix == ".py"
+        is_module = source.suffix == ".py" or source.is_script
         known = known_of(source, told)
-        values, notes = over(module_values(source) if is_module else document_of(source), known)
+        values, notes = over(_stated(source, known), known)
+        values = _in_older_names(values)
         fields = Fields(source.name, values, told)
         for note in notes:
             fields.note(note)
@@ -413,13 +541,23 @@ _RECIPES = {
 }  # fmt: skip
 
 
+_GROUPED = ("Float8GroupedExpertsConverter", "quantize.grouped_mm.float8")  # experts beside linear layers
+
+
 def _recipe(fields: Fields) -> str:
     """The recipe of linear layers in 8 bits; empty in 16.
 
     torchtitan 0.2.2, config/job_config.py:738: without a name one scale for each tensor.
     """
     converters = fields.raw("model.converters")
+    if converters == ["float8"]:  # before 0.2
+        converters = [FLOAT8]
     name = fields.word(f"{FLOAT8}.recipe_name", "tensorwise", allowed=tuple(_RECIPES))
+    given = converters if isinstance(converters, list) else []
+    others = [one for one in given if one != FLOAT8 and not (one in _GROUPED and FLOAT8 in given)]
+    if others:
+        names = ", ".join(str(one)[:40] for one in others[:4])
+        fields.fault("model.converters", f"{names}: not priced", allowed=f"{FLOAT8}, or none")
     if not isinstance(converters, list) or FLOAT8 not in converters:
         return ""
     if name == "rowwise_with_gw_hp":

@@ -16,7 +16,12 @@ from meshwright.service.launchers.torchtitan import FLAVOR_FILE
 
 # torchtitan 0.2.2 and 0.3.0, models/llama3/__init__.py.
 _Shape = dict[str, object]
-_FLAVORS = {"8B": "llama-3.1-8b", "70B": "llama-3.1-70b", "405B": "llama-3.1-405b"}
+_FLAVORS = {
+    ("llama3", "1B"): "llama-3.2-1b", ("llama3", "3B"): "llama-3.2-3b", ("llama3", "8B"): "llama-3.1-8b",
+    ("llama3", "70B"): "llama-3.1-70b", ("llama3", "405B"): "llama-3.1-405b",
+    ("gpt_oss", "20b"): "gpt-oss-20b", ("gpt_oss", "120b"): "gpt-oss-120b",
+    ("kimi_k2_7", "moonlight-16B-A3B"): "moonlight-16b-a3b",
+}  # fmt: skip
 
 
 def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, *, tied: bool = False) -> _Shape:
@@ -103,18 +108,17 @@ def model_of(fields: Fields, known: Known) -> ModelSpec:
         text = known.source.files[FLAVOR_FILE]
         return _shape(Fields(FLAVOR_FILE, flavor_values(FLAVOR_FILE, text)))
     name = fields.word("model.name", "llama3")
-    if name == "llama3" and flavor in _FLAVORS:
-        return find_model(_FLAVORS[flavor])
+    if (name, flavor) in _FLAVORS:
+        return find_model(_FLAVORS[name, flavor])
     if (name, flavor) in _SHAPES:
         return model_from_shape(_SHAPES[name, flavor], name=f"{name}-{flavor}".lower())
     if known.header.model is not None:
         return known.header.model
-    flavors = [*_FLAVORS] if name == "llama3" else []
-    flavors += [one for model, one in _SHAPES if model == name]
+    flavors = [one for model, one in (*_FLAVORS, *_SHAPES) if model == name]
     fields.fault(
         "model.flavor",
         f'"{flavor[:40]}" of "{name[:40]}" is no model of torchtitan that is read; name it with --model',
-        allowed=", ".join(flavors) or "models llama3, qwen3, deepseek_v3",
+        allowed=", ".join(flavors) or "models llama3, qwen3, deepseek_v3, gpt_oss",
     )
     fields.stop()
     raise refused("no model is named")

@@ -86,9 +86,7 @@ def test_a_sentencepiece_model_is_counted() -> None:
 
 
 def test_yaml_takes_no_for_false() -> None:
-    text = (
-        "compute_environment: LOCAL_MACHINE\ndistributed_type: NO\nnum_processes: 1\nmixed_precision: bf16\n"
-    )
+    text = "compute_environment: LOCAL_MACHINE\ndistributed_type: NO\nnum_processes: 1\n"
     command = (
         "accelerate launch --config_file a.yaml train.py --model_name_or_path meta-llama/Llama-2-7b-hf "
         "--per_device_train_batch_size 1 --max_seq_length 1024 --bf16 True\n"

@@ -3,7 +3,7 @@
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.launchers.reading.base import LaunchFile, Source
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.registry import export
 from tests.launchers.plans import CASES
@@ -80,3 +80,71 @@ def test_8_bits_and_asynchronous_tensor_ranks_are_read_from_flags_and_tables() -
 
     assert recipe("") == ("fp8", "fp8-current")  # 0.2 scales tensors unless it is told otherwise
     assert recipe('\n[quantize.linear.float8]\nrecipe_name = "rowwise"\n') == ("fp8", "fp8-rowwise")
+
+
+def named(config: str, more: str = "", module: str = "llama3", **files: str) -> LaunchFile:
+    command = (
+        f"torchrun --nproc_per_node 8 -m torchtitan.train --module {module} --config {config} {more}\n"
+    )
+    beside = {"config_registry.py": files["registry"]} if files else {}
+    return read_launch_files(Source(name="run.sh", text=command, files=beside), Told())
+
+
+def test_a_configuration_of_torchtitan_is_known_by_name_and_the_command_counts_before_it() -> None:
+    found = named("llama3_70b", "--training.local_batch_size 2 --parallelism.tensor_parallel_degree=4")
+    # torchtitan 0.3.0 says tensor_parallel_degree 8, local_batch_size 8 and full recomputation
+    assert (found.model.name, found.workload.seq_length) == ("llama-3.1-70b", 8192)
+    configuration = found.configuration
+    assert (configuration.tensor_parallel_size, configuration.data_parallel_size) == (4, 2)
+    assert (configuration.micro_batch_size, configuration.recompute_granularity) == (2, "full")
+    experts = named("deepseek_v3_16b", module="deepseek_v3")
+    assert (experts.model.num_layers, experts.configuration.expert_parallel_size) == (27, 8)
+
+
+def test_run_train_takes_module_and_configuration_from_variables() -> None:
+    text = "NGPU=4 MODULE=qwen3 CONFIG=qwen3_14b ./run_train.sh --training.seq_len 2048\n"
+    found = read_launch_files(Source(name="go.sh", text=text), Told())
+    assert (found.model.name, found.num_nodes, found.gpus_per_node) == ("qwen3-14b", 1, 4)
+    assert found.workload.seq_length == 2048
+
+
+@pytest.mark.parametrize("config", ["llama3_8b_mxfp8", "llama3_8b_first_85_pct_layers_nvfp4"])
+def test_a_configuration_in_a_precision_that_is_not_priced_is_refused(config: str) -> None:
+    with pytest.raises(InvalidProblemError, match=r"model\.converters: .*not priced"):
+        named(config)
+
+
+REGISTRY = """
+from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC
+from torchtitan.trainer import Trainer
+
+
+def small() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("8B"),
+        training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=2 * 4096, max_context_length=4096),
+        parallelism=ParallelismConfig(tensor_parallel_degree=2),
+        activation_checkpoint=None,
+    )
+
+
+def big() -> Trainer.Config:
+    config = small()
+    config.model_spec = model_registry("70B")
+    config.parallelism.tensor_parallel_degree = 8
+    config.activation_checkpoint = FullAC.Config()
+    return config
+"""
+
+
+def test_a_registry_beside_the_script_counts_before_torchtitans_own() -> None:
+    small, big = named("small", registry=REGISTRY), named("big", registry=REGISTRY)
+    assert (small.model.name, small.workload.seq_length) == ("llama-3.1-8b", 4096)
+    assert (small.configuration.micro_batch_size, small.configuration.recompute_granularity) == (2, "none")
+    assert (big.model.name, big.configuration.tensor_parallel_size) == ("llama-3.1-70b", 8)
+    assert big.configuration.recompute_granularity == "full"
+    with pytest.raises(InvalidProblemError, match="2 configurations are in it, none is named"):
+        read_launch_files(Source(name="config_registry.py", text=REGISTRY), Told(num_gpus=8))
+    with pytest.raises(InvalidProblemError, match=r"--config: line 1: llama3_9b is no configuration"):
+        named("llama3_9b")
