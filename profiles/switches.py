@@ -54,7 +54,8 @@ class Setting:
     name: str
     options: Options  # of the framework, that it states
     launchers: Mapping[str, str]  # who takes it, with the line that says so
-    needs: tuple[str, ...] = ()  # of NEEDS
+    needs: tuple[str, ...] = ()  # of NEEDS: a launcher does not start it with another model
+    tried: tuple[str, ...] = ()  # of NEEDS: a search does not try it for another model, which may state it
     gpus: tuple[str, ...] = ()  # architectures or types; empty: any
     recompute: tuple[str, ...] = RECOMPUTATION  # kinds of recomputation that it goes with
     beats: tuple[str, ...] = ()  # settings of the switch under which no step is shorter, no memory less
@@ -90,11 +91,13 @@ class Switch:
         return frozenset(name for one in self.settings for name in one.launchers)
 
     def settings_of(self, launcher: str, model: ModelSpec, gpus: Sequence[GpuSpec]) -> list[Setting]:
-        """What a launcher takes for a model on all of these GPUs."""
+        """What is worth trying for a model, of what the launcher takes on all of these GPUs."""
         return [
             one
             for one in self.settings
-            if launcher in one.launchers and not any(one.fault(model, gpu) for gpu in gpus)
+            if launcher in one.launchers
+            and all(NEEDS[need](model) for need in one.tried)
+            and not any(one.fault(model, gpu) for gpu in gpus)
         ]
 
 
@@ -118,7 +121,9 @@ def _switch(name: str, entry: Mapping[str, Any]) -> Switch:
     known = {one.name for one in settings}
     for one in settings:
         strange = {*one.launchers} - {*launcher_names()}
-        strange |= {*one.needs} - {*NEEDS} | {*one.recompute} - {*RECOMPUTATION} | {*one.beats} - known
+        strange |= (
+            {*one.needs, *one.tried} - {*NEEDS} | {*one.recompute} - {*RECOMPUTATION} | {*one.beats} - known
+        )
         if strange:
             raise ProfileError(f"catalog/switches.yaml, {name}/{one.name}: {', '.join(sorted(strange))}")
     return Switch(name=name, meaning=entry["meaning"], settings=settings, beside=entry.get("beside", ""))
@@ -137,7 +142,7 @@ def allowed_switches(allow: Collection[str]) -> list[str]:
 def _setting(switch: str, name: str, raw: Mapping[str, Any], needs: Sequence[str]) -> Setting:
     """One setting of the catalog; what its switch needs it needs too."""
     values: dict[str, Any] = {
-        key: tuple(value) for key, value in raw.items() if key in ("gpus", "recompute", "beats")
+        key: tuple(value) for key, value in raw.items() if key in ("gpus", "recompute", "beats", "tried")
     }
     values["only"] = raw.get("only", "")
     return Setting(
@@ -147,9 +152,14 @@ def _setting(switch: str, name: str, raw: Mapping[str, Any], needs: Sequence[str
 
 
 def switch_faults(
-    launcher: str, stated: Options, model: ModelSpec, gpus: Sequence[GpuSpec]
-) -> Iterator[FieldError]:
-    """Stated positions that a launcher has, but not for this model or on these GPUs."""
+    launcher: str, stated: Options, *, facts: FrameworkFacts, model: ModelSpec, precision: str,
+    gpus: Sequence[GpuSpec], pinned: object,
+) -> Iterator[FieldError]:  # fmt: skip
+    """Stated options that a launcher does not start with: on these GPUs, beside this model, or together.
+
+    ``facts`` are the framework's with what is ``stated``; ``pinned``: its only recomputation, if any.
+    """
+    told = set[str]()
     for switch in switches().values():
         if len(switch.settings[0].options) > 1:
             continue  # its options are judged one by one elsewhere
@@ -159,13 +169,26 @@ def switch_faults(
                 continue
             fault = next(filter(None, (one.fault(model, gpu) for gpu in gpus)), "")
             if fault:
-                able = [str(one.options[option]) for one in switch.settings_of(launcher, model, gpus)]
+                told.add(option)
+                legal = [one for one in switch.settings if not any(one.fault(model, gpu) for gpu in gpus)]
+                able = [str(one.options[option]) for one in legal if launcher in one.launchers]
                 yield FieldError(
                     pointer=f"/workload/framework_options/{option}",
                     message=f"{str(value)[:40]}: {fault}",
                     allowed=", ".join(able) or "absent",
                     nearest=able[0] if able else None,
                 )
+    for clash in clashes(launcher, facts, model, precision):
+        option = clash.option(stated)
+        always = option == "recompute_modules" or clash.recompute == RECOMPUTATION
+        if option and option not in told and (always or pinned in clash.recompute):
+            told.add(option)
+            yield FieldError(
+                pointer=f"/workload/framework_options/{option}",
+                message=f"{str(stated[option]).lower()[:40]} contradicts {clash.against}",
+                allowed=clash.instead if option == clash.options[0] else None,
+                nearest=clash.nearest if option == clash.options[0] else None,
+            )
 
 
 def otherwise(
@@ -213,7 +236,8 @@ def combinations(
     legal = {
         tuple(one.name for one in some): some
         for some in product(*choices)
-        if _kinds(some) and not _contradict(some, stated, facts, model, precision)
+        if _kinds(some)
+        and not _contradict(some, launcher, stated=stated, facts=facts, model=model, precision=precision)
     }
     found = []
     for some in legal.values():
@@ -257,20 +281,152 @@ def _better(
 
 
 def _contradict(
-    some: Sequence[Setting], stated: Options, facts: FrameworkFacts, model: ModelSpec, precision: str
-) -> bool:
+    some: Sequence[Setting], launcher: str, *, stated: Options, facts: FrameworkFacts, model: ModelSpec,
+    precision: str,
+) -> bool:  # fmt: skip
     """Whether settings cannot hold together, or not beside what is stated."""
     options = {name: value for one in some for name, value in one.options.items()}
     try:
         found = with_options(facts, {**stated, **options})
     except InvalidProblemError:
         return True
-    delayed = precision == "fp8" and found.precision_recipe in ("none", "fp8-delayed")
-    biased = model.qkv_bias or model.attention_output_bias
-    return (
-        # Megatron-LM d98e8a64 transformer_config.py:2001; training/arguments.py:1924
-        (delayed and bool({"moe_act", "layernorm"} & {*found.recomputed}))
-        or (biased and found.delay_wgrad and "attn" in found.cuda_graph.split("+"))
-        # --grad-reduce-in-bf16 is for bf16 weights: arguments.py:1213; a framework's own gradients stay
-        or (precision == "fp16" and {"gradient_dtype": "bf16"} in [one.options for one in some if one.name])
+    meant = {*stated, *(name for one in some if one.name for name in one.options)}
+    return any(
+        {*_kinds(some)} <= {*one.recompute} and meant & {*one.options}
+        for one in clashes(launcher, found, model, precision)
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# Options that contradict the model, the precision or each other, as launchers judge them.
+#
+# What contradicts whatever the launcher and the model stands in ``meshwright.profiles.frameworks``.
+# Lines of Megatron-Core 0.19.2: tc, transformer_config.py; ta, training/arguments.py.
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """Options that a launcher does not start with."""
+
+    options: tuple[str, ...]  # the first of them that is stated is refused
+    against: str  # what they contradict
+    instead: str  # what the first of them may be
+    nearest: str  # of that
+    recompute: tuple[str, ...] = RECOMPUTATION  # the kinds of recomputation beside which it does not start
+
+    def option(self, stated: Collection[str]) -> str:
+        """The option to refuse; empty where none of them is stated, so that the framework's own stay."""
+        return next((name for name in self.options if name in stated), "")
+
+
+def clashes(launcher: str, facts: FrameworkFacts, model: ModelSpec, precision: str) -> Iterator[Clash]:
+    """What a launcher would refuse to start with, or would not do although it is asked to."""
+    if launcher == "none":
+        return
+    eight_bits = precision == "fp8" or facts.precision_recipe != "none"
+    for name in ("fp8_attention", "low_precision_weights", "low_precision_gathers"):
+        if getattr(facts, name) and not eight_bits:
+            yield Clash((name,), f"precision = {precision}", "false, or precision = fp8", "false")
+    weights = "fp16" if precision == "fp16" else "bf16"
+    if facts.gradient_dtype not in ("fp32", weights):
+        # Megatron-LM takes --grad-reduce-in-bf16 beside --fp16 and does not do it (ta:1172)
+        against = f"precision = {precision}, whose weights are in {weights}"
+        yield Clash(("gradient_dtype",), against, f"fp32, {weights}", weights)
+    elif launcher == "llama-factory" and precision == "bf16" and facts.gradient_dtype != "fp32":
+        # mcore_adapter/training_args.py __post_init__ writes over what the file says
+        yield Clash(
+            ("gradient_dtype",),
+            "precision = bf16, whose gradients its adapter keeps in fp32",
+            "fp32",
+            "fp32",
+        )
+    if launcher in switches()["recompute_modules"].launchers:  # those over Megatron-Core
+        yield from _graph_clashes(facts, model)
+        if eight_bits:
+            yield from _delayed_clashes(facts)
+        yield from _part_clashes(facts, model)
+
+
+_UNEVEN = "moe_capacity_factor = 0: the sizes of exchanges differ from step to step"
+
+
+def _without(joined: str, parts: Collection[str], otherwise: str) -> str:
+    """What is joined by + less some parts."""
+    return "+".join(part for part in joined.split("+") if part not in parts) or otherwise
+
+
+def _graph_clashes(facts: FrameworkFacts, model: ModelSpec) -> Iterator[Clash]:
+    """CUDA graphs of parts that the model lacks, or whose sizes differ from step to step."""
+    graph = set() if facts.cuda_graph == "none" else {*facts.cuda_graph.split("+")}
+    whole = facts.cuda_graph in ("layer", "full_iteration")
+
+    def without(*parts: str) -> str:
+        return _without(facts.cuda_graph, (*parts, "layer", "full_iteration"), "none")
+
+    experts = [one for one in ("moe", "moe_router", "moe_preprocess") if one in graph]
+    if experts and model.moe is None:  # tc:2496
+        instead = f"a scope without {', '.join(experts)}"
+        yield Clash(("cuda_graph",), "a model without experts", instead, without(*experts))
+    if "mlp" in graph and model.moe is not None and "dense" not in model.layer_kinds():  # tc:2502
+        against = "a model whose layers all have experts"
+        yield Clash(("cuda_graph",), against, "a scope without mlp", without("mlp"))
+    if model.moe is not None and not facts.moe_capacity_factor and (whole or "moe" in graph):
+        # tc:2511; of whole layers token_dispatcher.py: the host waits for sizes, which no capture can
+        instead = "a scope without experts, or moe_capacity_factor above 0"
+        yield Clash(("cuda_graph",), _UNEVEN, instead, without("moe"))
+    elif model.moe is not None and "moe" in graph and facts.moe_dispatcher == "deepep":  # tc:1605: unpadded
+        against = "moe_dispatcher = deepep, which pads no expert's tokens"
+        yield Clash(("cuda_graph", "moe_dispatcher"), against, "a scope without moe", without("moe"))
+    biased = model.qkv_bias or model.attention_output_bias
+    if biased and facts.delay_wgrad and "attn" in graph:  # ta:1846
+        against = "delay_wgrad = true beside biases of attention"
+        instead = "a scope without attn, or delay_wgrad = false"
+        yield Clash(("cuda_graph", "delay_wgrad"), against, instead, without("attn"))
+    drawn = {"core_attn": "attn", "mlp": "mlp", "moe": "moe"}  # modules with dropout, and their scopes
+    replayed = [name for name in facts.recomputed if name in drawn and (whole or drawn[name] in graph)]
+    if facts.dropout and replayed:  # tc:2550 and 2566
+        yield Clash(
+            ("recompute_modules", "dropout", "cuda_graph"),
+            f"dropout = true under cuda_graph = {facts.cuda_graph}",
+            f"modules without {', '.join(replayed)}",
+            _without(facts.recompute_modules, replayed, "layernorm"), recompute=("selective",),
+        )  # fmt: skip
+
+
+def _delayed_clashes(facts: FrameworkFacts) -> Iterator[Clash]:
+    """Scaling by past maxima replays no norms and no activations of experts."""
+    replayed = [name for name in ("layernorm", "moe_act") if name in facts.recomputed]
+    if replayed and facts.precision_recipe in ("none", "fp8-delayed"):  # tc:1825
+        yield Clash(
+            ("recompute_modules", "precision_recipe"), "fp8 with delayed scaling (precision_recipe)",
+            f"modules without {', '.join(replayed)}, or another precision_recipe",
+            _without(facts.recompute_modules, replayed, "core_attn"), recompute=("selective",),
+        )  # fmt: skip
+
+
+def _part_clashes(facts: FrameworkFacts, model: ModelSpec) -> Iterator[Clash]:
+    """Modules that are replayed or sent away and that the model has none of; groups of its experts."""
+    experts = [] if model.moe else ["moe_act", "moe", "shared_experts"]
+    for words, parts in (("experts", experts), ("latent attention", [] if model.mla else ["mla_up_proj"])):
+        replayed = [name for name in facts.recomputed if name in parts]
+        if replayed:  # tc:1786 and 1791; of the others nothing would be replayed
+            instead = f"modules without {', '.join(replayed)}"
+            nearest = _without(facts.recompute_modules, replayed, "core_attn")
+            yield Clash(
+                ("recompute_modules",), f"a model without {words}", instead, nearest, ("selective",)
+            )
+    sent = [one for one in facts.offload_modules.split("+") if one in ("expert_fc1", "moe_act")]
+    if sent and model.moe is None:
+        instead, nearest = (
+            f"modules without {', '.join(sent)}",
+            _without(facts.offload_modules, sent, "all"),
+        )
+        yield Clash(("offload_modules",), "a model without experts", instead, nearest)
+    groups, chosen = facts.routing_groups
+    if model.moe is not None and model.moe.num_experts % groups:  # tc:2350
+        experts_in_all = model.moe.num_experts
+        most = max(one for one in range(1, groups) if experts_in_all % one == 0)
+        yield Clash(
+            ("moe_routing_groups",), f"{experts_in_all} experts, not divided by {groups} groups",
+            f"a number of groups that divides {experts_in_all}", f"{most}/{min(chosen, most)}",
+        )  # fmt: skip

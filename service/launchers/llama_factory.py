@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import yaml
 
-from meshwright.profiles.errors import FieldError
 from meshwright.service.launchers.common_rules import refuse_first
 from meshwright.service.launchers.export import (
     Start,
@@ -49,21 +48,9 @@ _SIZES = (
 )  # fmt: skip
 
 
-def gradients_are_kept_in_fp32(target: Target) -> Iterator[FieldError]:
-    """With bf16 the adapter writes over what the file says (``training_args.py``, ``__post_init__``)."""
-    if target.workload.precision == "bf16" and megatron_facts(target).gradient_dtype != "fp32":
-        yield FieldError(
-            pointer="/workload/framework_options/gradient_dtype",
-            message="LLaMA-Factory's adapter keeps gradients of bf16 runs in fp32, whatever the file says",
-            allowed="fp32",
-            nearest="fp32",
-        )
-
-
 OWN_RULES = (
     interleaving_needs_a_pipeline,
     experts_with_tensor_ranks_need_sequence_parallel,
-    gradients_are_kept_in_fp32,
 )
 USE_MCA = Variable(
     name="USE_MCA", value="1", reason="LLaMA-Factory trains through Megatron-Core's adapter."

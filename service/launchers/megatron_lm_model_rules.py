@@ -12,7 +12,13 @@ from collections.abc import Iterator
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.errors import FieldError
 from meshwright.service.launchers.megatron_flags import FP8_RECIPES, facts, positions_of, uses_fp8
-from meshwright.service.launchers.rules import Rule, fault, near_divisors, near_multiples
+from meshwright.service.launchers.rules import (
+    Rule,
+    fault,
+    near_divisors,
+    near_multiples,
+    options_hold,
+)
 from meshwright.service.launchers.target import Target
 from meshwright.solver.space.launcher_rules import offloads
 
@@ -223,19 +229,6 @@ def fp8_recipe_is_known(target: Target) -> Iterator[FieldError]:
         )
 
 
-def gradients_fit_the_weights(target: Target) -> Iterator[FieldError]:
-    """Gradients are fp32, or of the weights' own kind (``--grad-reduce-in-bf16`` is for bf16)."""
-    weights = "fp16" if target.workload.precision == "fp16" else "bf16"
-    gradients = facts(target).gradient_dtype
-    if gradients not in ("fp32", weights):
-        yield FieldError(
-            pointer="/workload/framework_options/gradient_dtype",
-            message=f"{gradients} gradients of {weights} weights",
-            allowed=f"fp32, {weights}",
-            nearest=weights,
-        )
-
-
 def prediction_layers_need_rotary(target: Target) -> Iterator[FieldError]:
     """Multi-token prediction works with plain rotary positions only (``validate_args``)."""
     model, positions = target.model, positions_of(target.model)
@@ -249,6 +242,7 @@ def prediction_layers_need_rotary(target: Target) -> Iterator[FieldError]:
         )
 
 
+options_go_together = options_hold("megatron-lm")
 MODEL_RULES: tuple[Rule, ...] = (
     heads_divide_over_ranks,
     kv_groups_divide_over_ranks,
@@ -265,6 +259,6 @@ MODEL_RULES: tuple[Rule, ...] = (
     documents_pass_one_sequence_at_a_time,
     states_alone_are_offloaded,
     fp8_recipe_is_known,
-    gradients_fit_the_weights,
+    options_go_together,
     prediction_layers_need_rotary,
 )

@@ -10,6 +10,7 @@ from meshwright.profiles.errors import FieldError, RefusedExportError
 from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import (
     RANK_ORDERS,
+    VARIABLE_OF,
     VARIABLES,
     Columns,
     chunk_sizes,
@@ -22,7 +23,9 @@ from meshwright.solver.space.launcher_rules import (
     is_a_row,
     model_faults,
     offloads,
+    option_faults,
     problem_faults,
+    switch_rules,
 )
 from meshwright.solver.space.request_rules import broken_by, constraint_of
 from meshwright.solver.splits import divisors, launcher_split
@@ -81,6 +84,7 @@ def within_capabilities(launcher: str) -> Rule:
     def expressible(target: Target) -> Iterator[FieldError]:
         """Every value is among those that the launcher has."""
         yield from problem_faults(target.problem, able)
+        yield from _broken_switches(able, target)
         yield from _word_faults(able, target)
         yield from _axis_faults(able, target)
         if able.data_parallel_alike:
@@ -89,6 +93,30 @@ def within_capabilities(launcher: str) -> Rule:
         yield from _constraint_faults(able, target)
 
     return expressible
+
+
+def options_hold(launcher: str) -> Rule:
+    """The rule that the framework's options go with the model, the precision, the plan and each other."""
+    able = launcher_capabilities(launcher)
+
+    def held(target: Target) -> Iterator[FieldError]:
+        """What the launcher does not start with."""
+        yield from option_faults(target.problem, able)
+        yield from _broken_switches(able, target)
+
+    return held
+
+
+def _broken_switches(able: Capabilities, target: Target) -> Iterator[FieldError]:
+    """Values of the plan that its options do not go with."""
+    if not is_a_row(target.config):
+        return
+    row = Columns.of([target.config])
+    for rule in switch_rules(target.problem, able):
+        if rule.violated(row).any():
+            name = VARIABLE_OF[rule.reads[0]].name
+            value = getattr(target.config, name)
+            yield fault(name, f"{able.launcher} does not run {value} beside the options: {rule.reason}")
 
 
 def model_is_stated(launcher: str) -> Rule:

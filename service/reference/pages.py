@@ -553,7 +553,11 @@ def _setting_options(setting: Setting) -> str:
 
 def _setting_where(setting: Setting) -> str:
     """Models, GPUs and recomputation that it goes with."""
-    parts = [*setting.needs, *([f"on {', '.join(setting.gpus)}"] if setting.gpus else [])]
+    parts = [
+        *setting.needs,
+        *(f"searched with {need}" for need in setting.tried),
+        *([f"on {', '.join(setting.gpus)}"] if setting.gpus else []),
+    ]
     if setting.recompute != RECOMPUTATION:
         parts.append(f"recomputation {' or '.join(setting.recompute)}")
     if setting.only:

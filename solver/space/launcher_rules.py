@@ -18,9 +18,11 @@ from meshwright.profiles.capabilities import (
     launchers_stating,
     model_facts,
 )
-from meshwright.profiles.errors import FieldError
+from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.switches import switch_faults, switches
+from meshwright.profiles.profile import framework_of
+from meshwright.profiles.switches import clashes, switch_faults, switches
 from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import (
     ALL_LAYERS,
@@ -85,10 +87,7 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
             nearest=able.batchings[0] if able.batchings else None,
         )
     yield from _overlap_faults(problem, able)
-    yield from switch_faults(
-        able.launcher, workload.framework_options, problem.model,
-        [group.gpu for group in problem.cluster.groups],
-    )  # fmt: skip
+    yield from option_faults(problem, able)
     model, seq = problem.model, workload.seq_length
     positions = model.max_position_embeddings or seq
     if model.learned_position_embeddings and seq > positions and name != "none":
@@ -99,6 +98,25 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
             nearest=str(positions),
         )
     yield from model_faults(model, able)
+
+
+def option_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
+    """Options of the framework that the launcher does not start with, whatever the configuration."""
+    if facts := _facts(problem, able):
+        yield from switch_faults(
+            able.launcher, problem.workload.framework_options, facts=facts, model=problem.model,
+            precision=problem.workload.precision, gpus=[group.gpu for group in problem.cluster.groups],
+            pinned=problem.options.pin.get("recompute_granularity"),
+        )  # fmt: skip
+
+
+def _facts(problem: Problem, able: Capabilities) -> FrameworkFacts | None:
+    """The launcher's facts with the stated options; None where some are no options."""
+    try:
+        own = framework_facts(framework_of(problem.stack or able.launcher))
+        return with_options(own, problem.workload.framework_options)
+    except InvalidProblemError:
+        return None
 
 
 def _adapting() -> list[str]:
@@ -240,7 +258,7 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             violated=lambda c: np.ones(len(c), dtype=np.bool_),
         )
     yield from _axis_rules(problem, able)
-    yield from _switch_rules(problem, able)
+    yield from switch_rules(problem, able)
     if able.balances_stages:
         yield Rule(
             name=f"{name} gives every stage a layer and the last one the output head",
@@ -294,7 +312,7 @@ def _axis_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         )
 
 
-def _switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     """What single positions of switches ask of a configuration, where the launcher has the switch.
 
     Megatron-LM d98e8a64: ``transformer_config.py:2808`` (CUDA graphs of parts of a step exclude full
@@ -311,12 +329,40 @@ def _switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             reads=("recompute",),
             violated=lambda c: c.recompute == _FULL,
         )
+    yield from _clash_rules(problem, able)
     if options.get("moe_dispatcher") == "deepep" and able.launcher in known["moe_dispatcher"].launchers:
         yield Rule(
             name=f"{able.launcher} dispatches tokens by DeepEP",
             reason="it asks for tensor_parallel_size * expert_parallel_size above 1",
             reads=("tensor_parallel_size", "expert_parallel_size"),
             violated=lambda c: c.tensor_parallel_size * c.expert_parallel_size == 1,
+        )
+
+
+def _clash_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
+    """Kinds of recomputation, and states on the host, that the options do not go with."""
+    facts, options = _facts(problem, able), problem.workload.framework_options
+    found = (
+        [] if facts is None else clashes(able.launcher, facts, problem.model, problem.workload.precision)
+    )
+    some = [one for one in found if one.recompute != RECOMPUTE and one.option(options)]
+    if some:
+        kinds = {RECOMPUTE.index(kind) for one in some for kind in one.recompute}
+        yield Rule(
+            name=f"{able.launcher} recomputes beside the options",
+            reason="; ".join(one.against for one in some),
+            reads=("recompute",),
+            violated=lambda c: is_one_of(c.recompute, kinds),
+        )
+    late = facts and facts.low_precision_weights and facts.precision_recipe not in ("none", "fp8-delayed")
+    if late and able.launcher in switches()["optimizer_offload_fraction"].launchers:
+        # Megatron-Core 0.19.2, training/arguments.py:1808
+        held = [code for code, word in enumerate(OFFLOAD) if "optimizer" in word]
+        yield Rule(
+            name=f"{able.launcher} offloads the optimizer of 8-bit weights",
+            reason="--fp8-param-gather beside --optimizer-cpu-offload asks for delayed scaling",
+            reads=("offload",),
+            violated=lambda c: is_one_of(c.offload, held),
         )
 
 

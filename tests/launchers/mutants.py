@@ -63,7 +63,58 @@ def _batch(config: Configuration) -> Target:
 
 def megatron_lm() -> list[Mutant]:
     """What Megatron-LM refuses, fails on later, or never notices."""
-    return [*_megatron_lm_notices(), *_megatron_lm_lets_pass()]
+    return [*_megatron_lm_notices(), *_megatron_lm_lets_pass(), *_megatron_lm_options()]
+
+
+def _megatron_lm_options() -> list[Mutant]:
+    """Options that contradict the precision, the model or each other."""
+    replayed = replace(PLAIN, recompute_granularity="selective")
+    whole = replace(PLAIN, recompute_granularity="full", recompute_layers=32)
+    sharded = replace(PLAIN, zero_stage=1, zero_shard_size=8)
+    ranks = replace(PLAIN, expert_parallel_size=8)
+    biased = replace(EXPERTS, qkv_bias=True)
+    behind = {"overlap_experts": True, "delay_wgrad": True}
+    cases: list[tuple[str, ModelSpec, Configuration, str, dict[str, object], bool]] = [
+        ("norms replayed under delayed scaling", LLAMA, replayed, "fp8",
+         {"recompute_modules": "layernorm"}, True),
+        ("activations of experts replayed under delayed scaling", EXPERTS, replayed, "fp8",
+         {"recompute_modules": "moe_act", "precision_recipe": "fp8-delayed"}, True),
+        ("activations of no experts replayed", LLAMA, replayed, "bf16",
+         {"recompute_modules": "mlp+moe_act"}, True),
+        ("projections of no latent attention replayed", LLAMA, replayed, "bf16",
+         {"recompute_modules": "mla_up_proj+layernorm"}, True),
+        ("no experts replayed", LLAMA, replayed, "bf16", {"recompute_modules": "moe"}, False),
+        ("fp16 and gradients in bf16", LLAMA, PLAIN, "fp16", {"gradient_dtype": "bf16"}, False),
+        ("bf16 and gradients in fp16", LLAMA, PLAIN, "bf16", {"gradient_dtype": "fp16"}, False),
+        ("8-bit weights of bf16 products", LLAMA, sharded, "bf16", {"low_precision_weights": True}, False),
+        ("8-bit attention beside bf16 products", LLAMA, PLAIN, "bf16", {"fp8_attention": True}, False),
+        ("graphs of no router", LLAMA, PLAIN, "bf16", {"cuda_graph": "attn+moe_router"}, True),
+        ("graphs of no experts", LLAMA, PLAIN, "bf16", {"cuda_graph": "attn+moe"}, True),
+        ("graphs of no dense MLP", EXPERTS, PLAIN, "bf16", {"cuda_graph": "attn+mlp"}, True),
+        ("graphs of uneven experts", EXPERTS, PLAIN, "bf16", {"cuda_graph": "attn+moe"}, True),
+        ("graphs of experts that DeepEP leaves unpadded", EXPERTS, ranks, "bf16",
+         {"cuda_graph": "attn+moe", "moe_capacity_factor": 1.0, "moe_dispatcher": "deepep"}, True),
+        ("a graph of layers with uneven experts", EXPERTS, PLAIN, "bf16", {"cuda_graph": "layer"}, False),
+        ("a graph of steps with uneven experts", EXPERTS, PLAIN, "bf16",
+         {"cuda_graph": "full_iteration"}, False),
+        ("attention replayed in a graph, with dropout", LLAMA, replayed, "bf16",
+         {"recompute_modules": "core_attn", "cuda_graph": "attn", "dropout": True}, True),
+        ("MLPs replayed in a graph, with dropout", LLAMA, replayed, "bf16",
+         {"recompute_modules": "mlp", "cuda_graph": "layer", "dropout": True}, True),
+        ("the default modules replayed in a graph, with dropout", LLAMA, replayed, "bf16",
+         {"cuda_graph": "layer", "dropout": True}, True),
+        ("graphs of parts and full recomputation", LLAMA, whole, "bf16", {"cuda_graph": "layer"}, True),
+        ("biased attention in a graph, weight gradients put off", biased, ranks, "bf16",
+         {"cuda_graph": "attn", **behind}, True),
+        ("states of 8-bit weights on the host", LLAMA, replace(sharded, offload="optimizer"), "fp8",
+         {"low_precision_weights": True, "precision_recipe": "fp8-current"}, True),
+        ("inputs of no experts on the host", LLAMA, replace(PLAIN, offload="activations"), "bf16",
+         {"offload_modules": "moe_act"}, False),
+    ]  # fmt: skip
+    return [
+        Mutant(name, of(model, config, precision=precision, framework_options=options), noticed=noticed)
+        for name, model, config, precision, options, noticed in cases
+    ]
 
 
 def _megatron_lm_notices() -> list[Mutant]:
@@ -194,7 +245,7 @@ def megatron_bridge() -> list[Mutant]:
     noticed = ("batch of a sequence too many", "odd slices of a sequence", "heads not divided by tp",
                "query groups and tp", "a layout with a layer too many",
                "states on the host without the distributed optimizer")  # fmt: skip
-    plain = [one for one in megatron_lm() if one.edit is None]
+    plain = [one for one in (*_megatron_lm_notices(), *_megatron_lm_lets_pass()) if one.edit is None]
     return [replace(one, noticed=one.name in noticed) for one in plain]
 
 

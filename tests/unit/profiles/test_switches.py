@@ -7,7 +7,15 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import OPTION_PARTS, framework_facts, with_options
 from meshwright.profiles.library import find_gpu, find_model
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.switches import Combination, allowed_switches, combinations, switches
+from meshwright.profiles.profile import framework_of
+from meshwright.profiles.switches import (
+    Combination,
+    allowed_switches,
+    clashes,
+    combinations,
+    switch_faults,
+    switches,
+)
 from tests.builders import a_moe_model
 
 H100, GB200, V100 = (find_gpu(name) for name in ("h100-sxm-80gb", "gb200", "v100-sxm-32gb"))
@@ -167,3 +175,71 @@ def test_gradients_in_bf16_are_tried_by_their_own_name_and_beside_bf16_weights_a
     assert allowed_switches(("gradient_dtype",)) == ["gradient_dtype"]
     assert values(tried(DENSE, H100, "gradient_dtype"), "gradient_dtype") == {"bf16"}  # it beats fp32
     assert values(tried(DENSE, H100, "gradient_dtype", precision="fp16"), "gradient_dtype") == {None}
+
+
+# A launcher, a model, a precision, options, and the one that is refused; "": they are legal.
+# Megatron-LM's own parser judges so too (``tests/launchers/mutants.py``).
+CLASHES: list[tuple[str, ModelSpec, str, dict[str, str | bool | float], str]] = [
+    ("megatron-lm", DENSE, "fp8", {"recompute_modules": "layernorm"}, "recompute_modules"),
+    ("megatron-lm", DENSE, "bf16", {"recompute_modules": "layernorm"}, ""),
+    ("megatron-lm", DENSE, "fp8", {"recompute_modules": "layernorm", "precision_recipe": "mxfp8"}, ""),
+    ("megatron-lm", EXPERTS, "bf16", {"recompute_modules": "layernorm"}, ""),
+    ("megatron-lm", LATENT, "bf16", {"recompute_modules": "moe_act"}, ""),
+    ("megatron-lm", DENSE, "bf16", {"recompute_modules": "mlp+moe_act"}, "recompute_modules"),
+    ("megatron-lm", DENSE, "fp16", {"gradient_dtype": "bf16"}, "gradient_dtype"),
+    ("megatron-bridge", DENSE, "bf16", {"gradient_dtype": "fp16"}, "gradient_dtype"),
+    ("deepspeed", DENSE, "fp16", {"gradient_dtype": "bf16"}, "gradient_dtype"),
+    ("deepspeed", DENSE, "fp16", {"gradient_dtype": "fp16"}, ""),
+    ("llama-factory", DENSE, "bf16", {"gradient_dtype": "bf16"}, "gradient_dtype"),
+    ("none", DENSE, "fp16", {"gradient_dtype": "bf16"}, ""),
+    ("torchtitan", DENSE, "bf16", {"low_precision_gathers": True}, "low_precision_gathers"),
+    ("megatron-lm", DENSE, "bf16", {"cuda_graph": "attn"}, ""),
+    ("megatron-lm", EXPERTS, "bf16", {"cuda_graph": "attn+mlp"}, "cuda_graph"),
+    ("megatron-lm", LATENT, "bf16", {"cuda_graph": "attn+mlp"}, ""),
+    ("megatron-lm", EXPERTS, "bf16", {"cuda_graph": "full_iteration"}, "cuda_graph"),
+    ("megatron-lm", EXPERTS, "bf16", {"cuda_graph": "full_iteration", "moe_capacity_factor": 1.0}, ""),
+    ("megatron-lm", DENSE, "bf16", {"cuda_graph": "layer", "dropout": True}, ""),  # but for selective rows
+    ("ms-swift", EXPERTS, "bf16", {"moe_routing_groups": "3/1"}, "moe_routing_groups"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("launcher", "model", "precision", "stated", "refused"), CLASHES)
+def test_options_that_contradict_the_model_or_the_precision_are_refused(
+    launcher: str, model: ModelSpec, precision: str, stated: dict[str, str | bool | float], refused: str
+) -> None:
+    facts = with_options(framework_facts(framework_of(launcher)), stated)
+    found = list(
+        switch_faults(
+            launcher, stated, facts=facts, model=model, precision=precision, gpus=[H100], pinned=None
+        )
+    )
+    assert [one.field for one in found] == ([f"workload.framework_options.{refused}"] if refused else [])
+    assert all(str(stated[refused]).lower() in one.message and one.allowed and one.nearest for one in found)
+
+
+@pytest.mark.parametrize(("launcher", "model", "precision", "stated", "refused"), CLASHES)
+def test_the_nearest_value_of_a_refused_option_is_legal(
+    launcher: str, model: ModelSpec, precision: str, stated: dict[str, str | bool | float], refused: str
+) -> None:
+    assert not refused or refused in stated
+    facts = with_options(framework_facts(framework_of(launcher)), stated)
+    for one in clashes(launcher, facts, model, precision):
+        near: str | bool = {"false": False}.get(one.nearest, one.nearest)
+        mended = with_options(facts, {one.options[0]: near})
+        assert not [
+            left for left in clashes(launcher, mended, model, precision) if left.options == one.options
+        ]
+
+
+def test_a_kind_of_recomputation_that_options_exclude_is_refused_where_it_is_pinned() -> None:
+    stated = {"cuda_graph": "layer", "dropout": True}
+    facts = with_options(framework_facts("megatron-core"), stated)
+    found = [
+        list(
+            switch_faults(
+                "megatron-lm", stated, facts=facts, model=DENSE, precision="bf16", gpus=[H100], pinned=kind
+            )
+        )
+        for kind in (None, "none", "selective")
+    ]
+    assert [len(some) for some in found] == [0, 0, 1], "core attention would be drawn anew in the graph"

@@ -213,7 +213,7 @@ PAIRS = [
     pair(model_rules.fp8_recipe_is_known, with_option("precision_recipe", "mxfp8"),
          with_option("precision_recipe", "nvfp4"),
          "workload.framework_options.precision_recipe", "fp8-delayed"),
-    pair(model_rules.gradients_fit_the_weights, with_option("gradient_dtype", "bf16"),
+    pair(model_rules.options_go_together, with_option("gradient_dtype", "bf16"),
          with_option("gradient_dtype", "fp16"), "workload.framework_options.gradient_dtype", "bf16"),
     pair(model_rules.prediction_layers_need_rotary, case(replace(TINY, num_mtp_layers=1)),
          case(replace(LEARNED, num_mtp_layers=1)), "model.num_mtp_layers", "0"),
