@@ -232,7 +232,7 @@ def test_the_nearest_value_of_a_refused_option_is_legal(
 
 
 def test_a_kind_of_recomputation_that_options_exclude_is_refused_where_it_is_pinned() -> None:
-    stated = {"cuda_graph": "layer", "dropout": True}
+    stated: dict[str, str | bool] = {"cuda_graph": "layer", "dropout": True}
     facts = with_options(framework_facts("megatron-core"), stated)
     found = [
         list(
