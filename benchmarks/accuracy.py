@@ -101,8 +101,8 @@ of every fit, but scored here: single nodes of its GB200 cluster, whose steps al
 """
 OUT_OF_MEMORY = """Of the failures that are called feasible, two are, by their source, fragmentation on a
 rank that had 55 of 80 GB allocated (MIS2-0055, MIS2-0061): another run of the former's very layout ended
-well. One (BIGSC-0144) holds fp32 logits of 6.6 GB in one piece on a GPU of 32 GB; nothing is published of
-the last (BIGSC-0136), while a model of 195B ran with twice its micro-batch."""
+well. Nothing is published of the third (BIGSC-0136), while a model of 195B ran with twice its
+micro-batch."""
 ORDER = """## Before and after calibration
 
 The same rows, those that no calibration saw; the pair of GPU and framework left out. *Order*: Spearman's

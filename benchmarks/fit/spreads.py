@@ -35,7 +35,7 @@ class Errors:
 
     log_error: FloatArray  # ln(measured / predicted), (n,)
     causes: FloatArray  # (n, 6): how much of each cause of doubt a run has, 0 to 1
-    weights: FloatArray  # a cluster counts as 60 runs at most
+    weights: FloatArray  # a cluster counts as a dozen runs at most
     clusters: tuple[str, ...]
     stacks: tuple[str, ...]
 
@@ -80,7 +80,7 @@ def _causes(row: RunPrediction, profile_of: ProfileOf) -> tuple[str, list[float]
 
 
 def together(errors: Errors, foreign: Errors) -> Errors:
-    """Errors of runs whose pair was left out, and of those whose whole stack was, its runs 60 at most."""
+    """Errors of runs whose pair was left out, and of those whose whole stack was: a dozen of it at most."""
     fair = _stacks_alike(foreign)
     return Errors(
         log_error=np.concatenate([errors.log_error, fair.log_error]),
@@ -131,7 +131,7 @@ def covering(errors: Errors, mask: BoolArray, sigma_at: Callable[[float], FloatA
 def sigma_of_unknown_stack(errors: Errors, added: FloatArray) -> float:
     """The own spread of a stack that nobody measured, from the errors of stacks left out whole.
 
-    A run counts by its stack too, 60 at most: otherwise the largest stack alone would speak.
+    A stack counts as a dozen runs at most, too: otherwise the largest stack alone would speak.
     """
     fair = _stacks_alike(errors)
     everything = np.ones(len(fair.log_error), dtype=bool)
@@ -139,7 +139,7 @@ def sigma_of_unknown_stack(errors: Errors, added: FloatArray) -> float:
 
 
 def _stacks_alike(errors: Errors) -> Errors:
-    """The errors with every stack counting as 60 runs at most."""
+    """The errors with every stack counting as a dozen runs at most."""
     per_stack = {
         stack: sum(w for w, own in zip(errors.weights, errors.stacks, strict=True) if own == stack)
         for stack in set(errors.stacks)

@@ -21,7 +21,7 @@ NARROWED = 0.7  # posterior over prior spread: above, the runs have told next to
 def posterior_log_sds(linear: Linear, widths: Mapping[str, float]) -> FloatArray:
     """Standard deviations of ln(constant) given the runs, at the optimum they are linearised at.
 
-    Runs count as in the fit: soft-L1 lowers those that disagree, a cluster counts as 60 at most.
+    Runs count as in the fit: soft-L1 lowers those that disagree, a cluster counts as a dozen at most.
     """
     names = linear.quantity.names
     weight = linear.weights / (NOISE**2 * np.sqrt(1.0 + (linear.left / NOISE) ** 2))

@@ -343,8 +343,8 @@ def test_blocking_launches_come_on_top_of_what_the_gpu_runs() -> None:
     busy = PassSeconds(forward=np.array([5e-3]), backward=np.array([10e-3]))
     ctx = of(launch_blocking=True)
     passes = launched(ctx, "dense", busy, np.array([1e-3]))
-    assert passes.forward[0] == pytest.approx(5e-3 + 3.0 * 1e-3)
-    assert passes.backward[0] == pytest.approx(10e-3 + 3.0 * 1e-3 * ctx.constants.floor_backward)
+    assert passes.forward[0] == pytest.approx(5e-3 + 4.0 * 1e-3)
+    assert passes.backward[0] == pytest.approx(10e-3 + 4.0 * 1e-3 * ctx.constants.floor_backward)
 
 
 @pytest.mark.parametrize(
