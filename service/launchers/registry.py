@@ -15,7 +15,7 @@ from meshwright.service.launchers.ms_swift import MsSwift
 from meshwright.service.launchers.nanotron import Nanotron
 from meshwright.service.launchers.target import ExportBundle, Launcher, target_of
 from meshwright.service.launchers.torchtitan import Torchtitan
-from meshwright.service.launchers.trainers import Axolotl, Trl
+from meshwright.service.launchers.trainers import Axolotl, LlamaFactoryAccelerate, Trl
 from meshwright.solver.answer import Plan
 from meshwright.solver.problem import Problem
 
@@ -23,7 +23,7 @@ _LAUNCHERS: dict[str, Launcher] = {
     launcher.name: launcher
     for launcher in (
         MegatronLm(), MegatronBridge(), DeepSpeed(), Torchtitan(), Accelerate(), Nanotron(), MsSwift(),
-        LlamaFactory(), Axolotl(), Trl(),
+        LlamaFactory(), Axolotl(), Trl(), LlamaFactoryAccelerate(),
     )
 }  # fmt: skip
 

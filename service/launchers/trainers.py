@@ -1,4 +1,4 @@
-"""Axolotl and TRL: trainers over accelerate's mesh, each with keys of its own for it.
+"""Axolotl, TRL and LLaMA-Factory: trainers over accelerate's mesh, each with keys of its own for it.
 
 Names: Axolotl 0.19.0, utils/schemas (config.py, training.py, fsdp.py) and utils/distributed.py
 (build_parallelism_config); TRL 1.16.0, trainer/sft_config.py and trainer/model_config.py, which reads
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import yaml
 
+from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.service.launchers.accelerate import (
     CONFIG_FILE,
@@ -254,7 +255,7 @@ class Trl:
                 command=True,
                 decides=(*values, *(name for name in TRL_OTHERS if name not in values)),
             ),
-            warnings=_trl_warnings(target),
+            warnings=_trainer_warnings(target),
             own=lambda head: {
                 CONFIG_FILE: accelerate_file(head, target),
                 TRL_FILE: head + yaml.safe_dump(values | OF_THE_RUN, sort_keys=True),
@@ -262,6 +263,119 @@ class Trl:
         )
 
 
-def _trl_warnings(target: Target) -> Iterator[str]:
+def _trainer_warnings(target: Target) -> Iterator[str]:
     yield from accelerate_warnings(target, WRITTEN_FACTS)
     yield model_is_in_the_script(target)
+
+
+# --------------------------------------------------------------------------------------------------
+# LLaMA-Factory's own trainer: accelerate's file for the mesh, and a YAML of its arguments. Names:
+# LLaMA-Factory 0.9.5, hparams (data_args.py, model_args.py, finetuning_args.py), model/adapter.py.
+
+
+LLAMA_FACTORY_FILE = "llama_factory_train.yaml"
+LLAMA_FACTORY = "LLaMA-Factory 0.9.5 on accelerate 1.11.0"
+LLAMA_FACTORY_NEEDS = (
+    (
+        "LLAMA_FACTORY_DIR",
+        "a checkout of LLaMA-Factory; model_name_or_path=… dataset=… template=… output_dir=… follow",
+    ),
+)
+LLAMA_FACTORY_OTHERS = (
+    "deepspeed", "enable_liger_kernel", "fp8", "fsdp", "fsdp_config", "load_in_4bit", "load_in_8bit",
+    "loraplus_lr_ratio", "lora_rank", "lora_target", "neat_packing", "pure_bf16", "quantization_bit",
+    "quantization_method", "torch_compile", "upcast_layernorm", "use_badam", "use_dora", "use_galore",
+    "use_unsloth", "freeze_trainable_layers", "additional_target",
+)  # fmt: skip
+_FLASH_ATTN = {"flash_attention_2": "fa2", "sdpa": "sdpa", "eager": "disabled"}
+
+
+def llama_factory_values(target: Target) -> Values:
+    """LLaMA-Factory's arguments that the plan decided."""
+    config, workload = target.config, target.workload
+    return {
+        "stage": "sft",
+        "do_train": True,
+        "finetuning_type": "full",
+        "per_device_train_batch_size": config.micro_batch_size,
+        "gradient_accumulation_steps": config.num_microbatches,
+        "cutoff_len": workload.seq_length,
+        "packing": True,
+        "neat_packing": workload.lengths is not None,  # documents attend to themselves alone
+        "bf16": workload.precision == "bf16",
+        "fp16": workload.precision == "fp16",
+        "flash_attn": _FLASH_ATTN[attention(target)],
+        "disable_gradient_checkpointing": not recomputes_in_script(target),  # its own default recomputes
+        # weights that are trained are cast up to fp32, but for this (model/adapter.py, init_adapter)
+        "pure_bf16": workload.optimizer == "adamw-8bit-bf16",
+        "optim": optimizer(target),
+        **_llama_factory_adapter(target),
+    }
+
+
+def _llama_factory_adapter(target: Target) -> Values:
+    """Adapters of peft beside weights in bf16 or 4 bits; alpha is twice the rank, as its own default is."""
+    workload = target.workload
+    if not workload.lora_rank:
+        return {}
+    values: Values = {
+        "finetuning_type": "lora",
+        "lora_rank": workload.lora_rank,
+        "lora_alpha": 2 * workload.lora_rank,
+        "lora_dropout": 0.0,
+        "lora_target": ",".join(workload.lora_targets),
+    }
+    if workload.base_precision != "bf16":
+        values |= {
+            "quantization_bit": 4,
+            "quantization_method": "bnb",
+            "quantization_type": "nf4",
+            "double_quantization": workload.base_precision == "nf4-double",
+        }
+    return values
+
+
+def kernel_has_a_name(target: Target) -> Iterator[FieldError]:
+    """Attention's kernel is one that ``flash_attn`` names (model/model_utils/attention.py)."""
+    kernel = attention(target)
+    if kernel not in _FLASH_ATTN:
+        named = [name for name, theirs in ATTENTION.items() if theirs in _FLASH_ATTN]
+        yield FieldError(
+            pointer="/workload/framework_options/attention_kernel",
+            message=f"LLaMA-Factory's flash_attn has no name for {kernel}",
+            allowed=", ".join(named),
+            nearest="flash2",
+        )
+
+
+class LlamaFactoryAccelerate:
+    """Exports to ``accelerate launch`` of LLaMA-Factory's ``src/train.py``, without Megatron-Core."""
+
+    name = "llama-factory-accelerate"
+
+    def export(self, target: Target) -> ExportBundle:
+        """The mesh in accelerate's file, LLaMA-Factory's own, and the two scripts that start it.
+
+        Raises:
+            RefusedExportError: LLaMA-Factory cannot run the plan; one FieldError per fault.
+        """
+        refuse_first(target, self.name, (kernel_has_a_name,))
+        values = llama_factory_values(target)
+        program = f'    "${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{LLAMA_FACTORY_FILE}" "$@"'
+        return bundled(
+            target,
+            product=LLAMA_FACTORY,
+            shape=True,
+            start=Start(
+                program="\n".join([*accelerate_launch(target), program]),
+                needs=LLAMA_FACTORY_NEEDS,
+                command=True,
+                decides=(*values, *(name for name in LLAMA_FACTORY_OTHERS if name not in values)),
+                assignments=True,
+            ),
+            warnings=_trainer_warnings(target),
+            own=lambda head: {
+                CONFIG_FILE: accelerate_file(head, target),
+                LLAMA_FACTORY_FILE: head + yaml.safe_dump(values | OF_THE_RUN, sort_keys=True),
+            },
+        )

@@ -141,7 +141,8 @@ FORMATS: Mapping[str, Format] = {
 # What the launch files of each launcher write unless they are told otherwise.
 _WRITTEN: Mapping[str, str] = {
     "megatron-lm": "torch_dist", "megatron-bridge": "torch_dist", "ms-swift": "torch_dist",
-    "torchtitan": "dcp", "accelerate": "dcp", "axolotl": "dcp", "trl": "dcp", "deepspeed": "deepspeed",
+    "torchtitan": "dcp", "accelerate": "dcp", "axolotl": "dcp", "trl": "dcp",
+    "llama-factory-accelerate": "dcp", "deepspeed": "deepspeed",
     "none": "dcp",
 }  # fmt: skip
 

@@ -337,6 +337,18 @@ def trl() -> list[Edit]:
     ]  # fmt: skip
 
 
+def llama_factory_accelerate() -> list[Edit]:
+    """Keys and values of its YAML."""
+    plain = _for("llama-factory-accelerate", SHARDED)
+    return [
+        Edit("an unknown key", plain, (("\npacking: true", "\npacking: true\nnodes: 8"),), listed=True),
+        Edit("a kind of fine-tuning that there is not", plain,
+             (("finetuning_type: full", "finetuning_type: most"),)),
+        Edit("a letter missing", plain, (("per_device_train_batch_size", "per_device_train_batchsize"),)),
+        Edit("a mesh of fewer than all", plain, (("dp_shard_size: 8", "dp_shard_size: 4"),), noticed=False),
+    ]  # fmt: skip
+
+
 def nanotron() -> list[Edit]:
     """What its parser lets pass, and what it is strict on; it cannot be run here."""
     plain = replace(PLAIN, zero_stage=0, zero_shard_size=1)
@@ -364,5 +376,6 @@ EDITS: Mapping[str, Callable[[], list[Edit]]] = {
     "accelerate": accelerate,
     "axolotl": axolotl,
     "trl": trl,
+    "llama-factory-accelerate": llama_factory_accelerate,
     "nanotron": nanotron,
 }

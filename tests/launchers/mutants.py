@@ -278,4 +278,5 @@ MUTANTS: Mapping[str, Callable[[], list[Mutant]]] = {
     "accelerate": accelerate,
     "axolotl": axolotl,
     "trl": trl,
+    "llama-factory-accelerate": trl,
 }

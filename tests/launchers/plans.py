@@ -126,6 +126,9 @@ CASES: dict[str, dict[str, Target]] = {
         "llama-3.1-70b-fsdp": _for("trl", LLAMA_70B, SHARDED),
         "llama-3.1-70b-mesh": _for("trl", LLAMA_70B, MESH),
     },
+    "llama-factory-accelerate": {
+        "llama-3.1-70b-fsdp": _for("llama-factory-accelerate", LLAMA_70B, SHARDED),
+    },
     "nanotron": {"llama-3-70b-tensor": _for("nanotron", LLAMA_3_70B, NANOTRON)},
     "ms-swift": {
         "llama-3.1-70b-interleaved": _for("ms-swift", LLAMA_70B, LLAMA_70B_EVEN),
@@ -154,6 +157,13 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
     "axolotl": (
         (SHARDS, {"lora_rank": 32, "lora_targets": ("q_proj", "gate_proj", "up_proj", "down_proj")}),
         (SHARDS, {"optimizer": "adamw-8bit-bf16"}),
+    ),
+    "llama-factory-accelerate": (
+        (REPLICAS, {"lora_rank": 16, "lora_targets": ("q_proj", "v_proj"), "base_precision": "nf4"}),
+        (REPLICAS, {"lora_rank": 8, "lora_targets": ("o_proj",), "base_precision": "nf4-double"}),
+        (SHARDS, {"lora_rank": 64, "lora_targets": ("q_proj", "k_proj", "v_proj", "o_proj")}),
+        (REPLICAS, {"optimizer": "adamw-8bit"}),
+        (REPLICAS, {"optimizer": "adamw-8bit-bf16"}),
     ),
     "ms-swift": (
         (REPLICAS, {"lora_rank": 16, "lora_targets": ("linear_qkv", "linear_proj")}),

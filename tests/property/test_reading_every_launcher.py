@@ -25,6 +25,7 @@ MAIN = {
     "deepspeed": "ds_config.json", "accelerate": "accelerate.yaml", "nanotron": "nanotron.yaml",
     "llama-factory": "llama_factory.yaml", "torchtitan": "torchtitan_plan.py",
     "axolotl": "axolotl.yaml", "trl": "trl_sft.yaml",
+    "llama-factory-accelerate": "llama_factory_train.yaml",
 }  # fmt: skip
 
 
@@ -90,6 +91,8 @@ def test_offloaded_plans_are_read_unchanged(launcher: str) -> None:
         ("axolotl", "launch.sh"),
         ("trl", "launch.sh"),
         ("trl", "accelerate.yaml"),
+        ("llama-factory-accelerate", "launch.sh"),
+        ("llama-factory-accelerate", "accelerate.yaml"),
         ("nanotron", "launch.sh"),
         ("llama-factory", "launch.sh"),
     ],

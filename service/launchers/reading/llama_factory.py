@@ -1,20 +1,34 @@
-"""Reads LLaMA-Factory's YAML for Megatron-Core's adapter (``USE_MCA=1``).
+"""Reads LLaMA-Factory's YAML: for Megatron-Core's adapter (``USE_MCA=1``), and for its own trainer.
 
-Names: alibaba/ROLL mcore_adapter, training_args.py, and transformers' TrainingArguments.
+Names: alibaba/ROLL mcore_adapter, training_args.py, and transformers' TrainingArguments; LLaMA-Factory
+0.9.5, hparams. Its own trainer runs on replicas, on DeepSpeed, or on the mesh of accelerate's file.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
+from meshwright.profiles.frameworks import framework_facts
+from meshwright.profiles.profile import framework_of
+from meshwright.service.launchers.reading.accelerate import (
+    ACCUMULATION,
+    CHECKPOINTING,
+    MICRO_BATCH,
+    AccelerateReader,
+    arguments,
+    mesh_run,
+)
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.documents import document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.given import Given, Value
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.megatron_core import CORE_NAMES, flag_of, take, text_of
+from meshwright.service.launchers.reading.mesh_trainers import documents_beside
 from meshwright.service.launchers.reading.ms_swift import completed
 from meshwright.service.launchers.reading.shell_values import Word
-from meshwright.service.launchers.reading.trainer import trainer_run
+from meshwright.service.launchers.reading.trainer import LLAMA_FACTORY, trainer_run
 
 _CORE = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
          "context_parallel_size", "virtual_pipeline_model_parallel_size", "use_distributed_optimizer",
@@ -52,7 +66,7 @@ class LlamaFactoryReader:
         document, known = document_of(source), known_of(source, told)
         fields = Fields(source.name, document, told)
         if not any(name in document for name in _CORE):
-            return trainer_run(fields, known)
+            return LlamaFactoryTrainerReader().read(source, told)
         given = Given()
         for name, found in document.items():
             key = name.removeprefix("additional_configs.")
@@ -73,6 +87,93 @@ class LlamaFactoryReader:
         named = fields.word("model_name_or_path", "")
         word = Word(named, fields.place("model_name_or_path")[1]) if named else None
         return completed(self.name, given, known, known.world, adapters=adapters, named=word)
+
+
+class LlamaFactoryTrainerReader:
+    """Reads LLaMA-Factory's YAML without Megatron-Core, with accelerate's file where a script names it."""
+
+    name = "llama-factory-accelerate"
+
+    def recognises(self, source: Source) -> bool:
+        """Whether it is such a YAML, or accelerate's file beside a script that names one."""
+        if not AccelerateReader().recognises(source):
+            return _is_trainers(source)
+        return bool(source.scripts()) and any(map(_is_trainers, documents_beside(source)))
+
+    def read(self, source: Source, told: Told) -> LaunchFile:
+        """The run that the files configure.
+
+        Raises:
+            InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
+        """
+        files = [source, *documents_beside(known_of(source, told).source)]
+        own = next((one for one in files if _is_trainers(one)), source)
+        mesh = next((one for one in files if AccelerateReader().recognises(one)), None)
+        fields, known = Fields(own.name, document_of(own), told), known_of(own, told)
+        whole = fields.flag("neat_packing", default=False)
+        if not (fields.flag("packing", default=whole) or whole):
+            fields.note("packing is off: every sequence is priced as one of cutoff_len tokens")
+        if mesh is None:
+            run = trainer_run(fields, known, LLAMA_FACTORY)
+            options = _kernel(fields, run)
+            return replace(
+                run,
+                launcher=self.name if run.launcher == AccelerateReader.name else run.launcher,
+                workload=replace(run.workload, framework_options=run.workload.framework_options | options),
+            )
+        rest = Fields(mesh.name, document_of(mesh), told)
+        processes = rest.optional("num_processes")
+        run = trainer_run(
+            fields, known_of(own, replace(told, num_gpus=told.num_gpus or processes)), LLAMA_FACTORY
+        )
+        config = run.configuration
+        given = {
+            MICRO_BATCH: Word(str(config.micro_batch_size), fields.place(MICRO_BATCH)[1]),
+            ACCUMULATION: Word(str(config.num_microbatches), fields.place(ACCUMULATION)[1]),
+            CHECKPOINTING: Word(config.recompute_granularity, 0),
+            **arguments(known, ("main_process_ip",)),
+        }
+        around = known_of(mesh, replace(told, model=run.model))
+        shared = mesh_run(
+            self.name, rest, around, given,
+            seq_length=run.workload.seq_length, precision=run.workload.precision,
+        )  # fmt: skip
+        rest.word("mixed_precision")
+        if run.workload.base_precision != "bf16" and shared.configuration.zero_stage:
+            rest.fault(
+                "distributed_type", "weights of 4 bits cut over ranks are not priced", allowed="MULTI_GPU"
+            )
+            rest.stop()
+        workload = replace(
+            run.workload,
+            global_batch_size=shared.workload.global_batch_size,
+            framework_options=shared.workload.framework_options | _kernel(fields, run),
+        )
+        return replace(
+            shared,
+            workload=workload,
+            notes=(*run.notes, *shared.notes),
+            unread=(*run.unread, *shared.unread),
+        )
+
+
+def _is_trainers(source: Source) -> bool:
+    """Whether a YAML is LLaMA-Factory's, and none of its adapter's for Megatron-Core."""
+    if not LlamaFactoryReader().recognises(source):
+        return False
+    names = looks_like_document(source)
+    return not any(name in names for name in _CORE)
+
+
+# Attention kernels by LLaMA-Factory's names; without one transformers takes torch's.
+_KERNELS = {"fa2": "flash2", "fa3": "flash3", "disabled": "torch", "sdpa": "cudnn"}
+
+
+def _kernel(fields: Fields, run: LaunchFile) -> dict[str, str | int | float | bool]:
+    """The attention kernel, where another is named than is priced anyway."""
+    found = _KERNELS.get(fields.word("flash_attn", "auto").lower(), "")
+    usual = framework_facts(framework_of(LlamaFactoryTrainerReader.name)).attention_kernel
+    return {} if run.launcher == "deepspeed" or found in ("", usual) else {"attention_kernel": found}
 
 
 def _take_batch(given: Given, fields: Fields, known: Known) -> None:

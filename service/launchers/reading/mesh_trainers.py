@@ -260,7 +260,7 @@ class TrlReader:
             InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
         """
         _require_own_file(source)
-        files = [source, *_beside(known_of(source, told).source)]
+        files = [source, *documents_beside(known_of(source, told).source)]
         sft = next((one for one in files if _is_sft(one)), None)
         mesh = next((one for one in files if AccelerateReader().recognises(one)), None)
         known = known_of(mesh or source, told)
@@ -356,7 +356,7 @@ def _require_own_file(source: Source) -> None:
                 )
 
 
-def _beside(source: Source) -> Iterator[Source]:
+def documents_beside(source: Source) -> Iterator[Source]:
     """Documents that the scripts beside a file name; all that are beside it where there is no script."""
     if not source.scripts():
         yield from map(source.at, sorted(source.files))

@@ -30,7 +30,7 @@ from meshwright.service.launchers.reading.commands import files_named, script_of
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
 from meshwright.service.launchers.reading.documents import DOCUMENTS, document_of, looks_like_document
 from meshwright.service.launchers.reading.foreign import foreign
-from meshwright.service.launchers.reading.llama_factory import LlamaFactoryReader
+from meshwright.service.launchers.reading.llama_factory import LlamaFactoryReader, LlamaFactoryTrainerReader
 from meshwright.service.launchers.reading.megatron_bridge import MegatronBridgeReader
 from meshwright.service.launchers.reading.megatron_lm import MegatronLmReader
 from meshwright.service.launchers.reading.mesh_trainers import AxolotlReader, TrlReader
@@ -48,8 +48,8 @@ _READERS: Mapping[str, Reader] = {
     reader.name: reader
     for reader in (
         TorchtitanReader(), NanotronReader(), DeepSpeedReader(), AxolotlReader(), TrlReader(),
-        AccelerateReader(), NemoReader(), LlamaFactoryReader(), MegatronBridgeReader(), TrainerReader(),
-        MsSwiftReader(), MegatronLmReader(),
+        LlamaFactoryTrainerReader(), AccelerateReader(), NemoReader(), LlamaFactoryReader(),
+        MegatronBridgeReader(), TrainerReader(), MsSwiftReader(), MegatronLmReader(),
     )
 }  # fmt: skip
 _BLOCKING = re.compile(r"^\s*(?:export\s+)?CUDA_LAUNCH_BLOCKING=1\b", re.MULTILINE)

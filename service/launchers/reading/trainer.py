@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from meshwright.profiles.adapters import ATTENTION_TARGETS, LORA_TARGETS, SINGLE_TARGETS
+from meshwright.profiles.adapters import ATTENTION_TARGETS, LORA_TARGETS, SINGLE_TARGETS, BasePrecision
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by, refused
@@ -41,6 +41,7 @@ _OWN = (
     "gradient_checkpointing", "lr_scheduler_type", "max_seq_length", "cutoff_len",
 )  # fmt: skip
 _LEAST_NAMES = 2
+_SHARDED = 3  # ZeRO-3
 _IRRELEVANT = (
     "dataset", "template", "output_dir", "stage", "do_", "learning_rate", "num_train", "lr_", "warmup",
     "logging", "save", "eval", "val_", "overwrite", "preprocessing", "dataloader", "plot_", "report_to",
@@ -57,9 +58,6 @@ OPTIMIZERS = {
     "sgd": "sgd-momentum",
 }  # fmt: skip
 _NOT_PRICED = {  # what trains otherwise than a plan can say
-    "quantization_bit": "quantised base weights are not priced from launch files yet",
-    "quant_method": "quantised base weights are not priced from launch files yet",
-    "quant_bits": "quantised base weights are not priced from launch files yet",
     "load_in_4bit": "quantised base weights are not priced from launch files yet",
     "load_in_8bit": "quantised base weights are not priced from launch files yet",
     "use_4bit_quantization": "quantised base weights are not priced from launch files yet",
@@ -92,14 +90,14 @@ class _Tool:
 
 
 _PLAIN = _Tool(name="transformers")
-_LLAMA_FACTORY = _Tool(name="LLaMA-Factory", recomputes=True, tuner="lora", length=2048)
+LLAMA_FACTORY = _Tool(name="LLaMA-Factory", recomputes=True, tuner="lora", length=2048)
 _MS_SWIFT = _Tool(name="ms-swift", micro=1, recomputes=True, tuner="lora")
 
 
 _PROGRAMS = (
     ("swift", _MS_SWIFT),
-    ("llamafactory", _LLAMA_FACTORY),
-    ("llamafactory/launcher", _LLAMA_FACTORY),
+    ("llamafactory", LLAMA_FACTORY),
+    ("llamafactory/launcher", LLAMA_FACTORY),
 )
 
 
@@ -127,7 +125,7 @@ class TrainerReader:
         known = known_of(source, told)
         if not source.is_script:
             fields = Fields(source.name, document_of(source), told)
-            tool = _LLAMA_FACTORY if fields.has("finetuning_type") or fields.has("stage") else _PLAIN
+            tool = LLAMA_FACTORY if fields.has("finetuning_type") or fields.has("stage") else _PLAIN
             return trainer_run(fields, known, tool)
         script = script_of(source, told)
         command, count = chosen(_commands(script), _is_name, told, source.name)
@@ -154,7 +152,7 @@ def trainer_run(
     Raises:
         InvalidProblemError: what cannot be read, is not priced, or is said nowhere.
     """
-    tool = tool or _LLAMA_FACTORY
+    tool = tool or LLAMA_FACTORY
     _refuse_unpriced(fields)
     named = next((name for name in _MODELS if fields.has(name)), None)
     text = str(fields.raw(named)) if named else ""
@@ -175,7 +173,11 @@ def trainer_run(
     )
     length = _length(fields, known, tool)
     precision, optimizer = _precision(fields, known, tool), _optimizer(fields)
-    adapters = _adapters(fields, tool)
+    adapters, base = _adapters(fields, tool), _base(fields)
+    if fields.flag("pure_bf16", default=False):
+        if optimizer == "adamw":
+            fields.note("pure_bf16: weights and moments in bf16 are priced with fp32 ones")
+        optimizer = "adamw-8bit-bf16" if optimizer == "adamw-8bit" else optimizer
     recompute = _recomputes(fields, tool)
     fields.stop()
     told = replace(
@@ -197,6 +199,9 @@ def trainer_run(
         fields.stop()
         found = _replicas(told, zero, precision)
     workload = replace(found.workload, optimizer=optimizer, lora_rank=adapters[0], lora_targets=adapters[1])
+    if base != "bf16":
+        _require_whole_weights(fields, found.configuration.zero_stage, adapters[0])
+        workload = replace(workload, base_precision=base)
     whole = known.world.num_gpus == world
     return replace(
         found,
@@ -381,9 +386,49 @@ def adapted(fields: Fields) -> tuple[str, ...]:
     return tuple(one for one in LORA_TARGETS if one in known)
 
 
+_BITS, _METHODS, _KINDS = (
+    ("quantization_bit", "quant_bits"),
+    ("quantization_method", "quant_method"),
+    ("quantization_type", "bnb_4bit_quant_type"),
+)
+_NESTED = ("double_quantization", "bnb_4bit_use_double_quant")
+
+
+def _base(fields: Fields) -> BasePrecision:
+    """What the frozen weights are kept in: LLaMA-Factory's and ms-swift's names of bitsandbytes' NF4.
+
+    Both quantise the scales too where nothing is said (hparams/model_args.py, arguments/base_args).
+    """
+    bits = next((name for name in _BITS if fields.has(name)), None)
+    method = next((name for name in _METHODS if fields.has(name)), None)
+    kind = next((name for name in _KINDS if fields.has(name)), None)
+    nested = next((name for name in _NESTED if fields.has(name)), _NESTED[0])
+    double = fields.flag(nested, default=True)
+    if bits is None:
+        return "bf16"
+    why = "is not priced from launch files yet"
+    if fields.integer(bits, 4) != 4:  # noqa: PLR2004 - bits
+        fields.fault(bits, f"{fields.raw(bits)} {why}", allowed="4", nearest="4")
+    if method and fields.word(method) not in ("bnb", "bitsandbytes"):
+        fields.fault(method, f"{shown(str(fields.raw(method)))} {why}", allowed="bnb", nearest="bnb")
+    if kind and fields.word(kind) != "nf4":
+        fields.fault(kind, f"{shown(str(fields.raw(kind)))} {why}", allowed="nf4", nearest="nf4")
+    return "nf4-double" if double else "nf4"
+
+
+def _require_whole_weights(fields: Fields, zero: int, rank: int) -> None:
+    """Refuse weights of 4 bits that are cut over ranks, or that are trained themselves."""
+    name = next(name for name in _BITS if fields.has(name))
+    if not rank:
+        fields.fault(name, "weights of 4 bits are frozen: nothing would be trained", allowed="with LoRA")
+    if zero == _SHARDED:
+        fields.fault(name, "weights of 4 bits cut over ranks are not priced", allowed="without ZeRO-3")
+    fields.stop()
+
+
 def _recomputes(fields: Fields, tool: _Tool) -> bool:
     """Whether every layer recomputes."""
-    if tool is _LLAMA_FACTORY:
+    if tool is LLAMA_FACTORY:
         return not fields.flag("disable_gradient_checkpointing", default=False)
     if not fields.has("gradient_checkpointing") and tool.recomputes:
         fields.note(f"gradient_checkpointing is on: {tool.name}'s default")

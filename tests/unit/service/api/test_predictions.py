@@ -125,6 +125,11 @@ SLIPS = {
     "accelerate": ("accelerate.yaml", "fsdp_reshard_after_forward", "fsdp_reshard_after_foward"),
     "axolotl": ("axolotl.yaml", "micro_batch_size", "micro_batch_szie"),
     "trl": ("trl_sft.yaml", "per_device_train_batch_size", "per_device_train_batchsize"),
+    "llama-factory-accelerate": (
+        "llama_factory_train.yaml",
+        "gradient_accumulation_steps",
+        "gradient_acumulation_steps",
+    ),
     "nanotron": ("nanotron.yaml", "batch_accumulation_per_replica", "batch_acumulation_per_replica"),
     "ms-swift": ("plan_args.sh", "--pipeline_model_parallel_size", "--pipeline_model_parallel_szie"),
     "llama-factory": ("llama_factory.yaml", "per_device_train_batch_size", "per_device_train_batchsize"),

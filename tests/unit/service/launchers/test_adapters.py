@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from meshwright.profiles.errors import RefusedExportError
+from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.library import find_model
 from meshwright.service.launchers.reading.base import Source
 from meshwright.service.launchers.reading.registry import read_launch_files
@@ -40,6 +40,67 @@ def read_back(found: Target) -> Workload:
     texts = files(found)
     source = Source(name="trl_sft.yaml", text=texts["trl_sft.yaml"], files=texts)
     return read_launch_files(source).workload
+
+
+@pytest.mark.parametrize("base", ["bf16", "nf4", "nf4-double"])
+def test_llama_factory_is_told_rank_layers_and_the_base_and_they_are_read_back(base: str) -> None:
+    found = tuned("llama-factory-accelerate", base_precision=base)
+    texts = files(found)
+    told = yaml.safe_load(texts["llama_factory_train.yaml"])
+    assert [told[name] for name in ("finetuning_type", "lora_rank", "lora_alpha", "lora_target")] == [
+        "lora", 16, 32, "q_proj,v_proj",
+    ]  # fmt: skip
+    assert told.get("quantization_bit") == (None if base == "bf16" else 4)
+    source = Source(name="launch.sh", text=texts["launch.sh"], files=texts)
+    assert read_launch_files(source).workload == found.workload
+
+
+def of_llama_factory(**changes: object) -> Source:
+    """LLaMA-Factory's own example of LoRA (examples/train_lora), beside accelerate's of FSDP."""
+    own = {
+        "model_name_or_path": "meta-llama/Meta-Llama-3-8B-Instruct", "stage": "sft", "do_train": True,
+        "finetuning_type": "lora", "lora_rank": 8, "lora_target": "all", "dataset": "identity",
+        "template": "llama3", "cutoff_len": 2048, "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 8, "bf16": True, **changes,
+    }  # fmt: skip
+    mesh = {
+        "compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "mixed_precision": "bf16",
+        "num_machines": 1, "num_processes": 2, "rdzv_backend": "static",
+        "fsdp_config": {
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_sharding_strategy": "FULL_SHARD",
+            "fsdp_offload_params": False, "fsdp_state_dict_type": "FULL_STATE_DICT",
+        },
+    }  # fmt: skip
+    script = "accelerate launch --config_file fsdp.yaml src/train.py lora.yaml\n"
+    texts = {"lora.yaml": yaml.safe_dump(own), "fsdp.yaml": yaml.safe_dump(mesh)}
+    return Source(name="train.sh", text=script, files=texts)
+
+
+def test_llama_factorys_yaml_takes_the_mesh_of_accelerates_beside_it() -> None:
+    found = read_launch_files(of_llama_factory())
+    config = found.configuration
+    assert found.launcher == "llama-factory-accelerate"
+    assert (config.data_parallel_size, config.zero_stage, config.num_microbatches) == (2, 3, 8)
+    assert config.recompute_granularity == "full"  # unless disable_gradient_checkpointing says otherwise
+    assert (found.workload.global_batch_size, found.workload.lora_rank) == (2 * 8, 8)
+
+
+def test_weights_of_4_bits_that_fsdp_would_cut_are_refused_with_their_line() -> None:
+    with pytest.raises(InvalidProblemError, match="weights of 4 bits cut over ranks are not priced"):
+        read_launch_files(of_llama_factory(quantization_bit=4))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"quantization_bit": 8}, "quantization_bit: line 11: 8 is not priced"),
+        ({"quantization_bit": 4, "quantization_method": "hqq"}, "hqq is not priced"),
+        ({"quantization_bit": 4, "finetuning_type": "full"}, "nothing would be trained"),
+    ],
+)
+def test_other_frozen_weights_are_refused_by_name(changes: dict[str, object], says: str) -> None:
+    with pytest.raises(InvalidProblemError, match=says):
+        read_launch_files(of_llama_factory(**changes))
 
 
 @pytest.mark.parametrize("base", ["bf16", "nf4", "nf4-double"])
@@ -96,6 +157,8 @@ def test_frozen_weights_of_4_bits_are_refused_by_name_where_they_are_not_priced(
         ("trl", "adamw-8bit", SHARDS, "adamw_torch_8bit", "float32"),
         ("trl", "adamw-8bit-bf16", NODE, "adamw_bnb_8bit", "bfloat16"),
         ("axolotl", "adamw-8bit-bf16", SHARDS, "adamw_torch_8bit", None),
+        ("llama-factory-accelerate", "adamw-8bit", SHARDS, "adamw_torch_8bit", None),
+        ("llama-factory-accelerate", "adamw-8bit-bf16", NODE, "adamw_bnb_8bit", None),
     ],
 )
 def test_8_bit_adam_is_written_by_its_name_and_read_back(
@@ -103,7 +166,11 @@ def test_8_bit_adam_is_written_by_its_name_and_read_back(
 ) -> None:
     found = tuned(launcher, config, lora_rank=0, optimizer=optimizer)
     texts = files(found)
-    name = {"trl": "trl_sft.yaml", "axolotl": "axolotl.yaml"}[launcher]
+    name = {
+        "trl": "trl_sft.yaml",
+        "axolotl": "axolotl.yaml",
+        "llama-factory-accelerate": "llama_factory_train.yaml",
+    }[launcher]
     told = yaml.safe_load(texts[name])
     assert told.get("optim", told.get("optimizer")) == written
     assert told.get("dtype") == dtype
@@ -126,7 +193,10 @@ def test_weights_without_a_copy_are_no_shards_that_fsdp_casts_up() -> None:
 def test_a_launcher_that_is_told_of_no_adapters_refuses_them_and_names_those_that_are(
     launcher: str,
 ) -> None:
-    with pytest.raises(RefusedExportError, match=r"with adapters; accelerate, axolotl, ms-swift, trl are"):
+    with pytest.raises(
+        RefusedExportError,
+        match=r"with adapters; accelerate, axolotl, llama-factory-accelerate, ms-swift, trl are",
+    ):
         files(tuned(launcher))
 
 

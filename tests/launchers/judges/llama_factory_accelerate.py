@@ -1,0 +1,93 @@
+"""LLaMA-Factory's own trainer on a CPU: its parser and checks, and what it trains of a small model.
+
+For the mesh accelerate's judge speaks, under the accelerate that LLaMA-Factory asks for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import tempfile
+import typing
+from pathlib import Path
+
+import typing_extensions
+import yaml
+
+HERE = str(Path(__file__).parent)
+sys.path.remove(HERE)  # this folder has the names of packages
+sys.path.append(HERE)
+from protocol import Case, Seen, serve  # noqa: E402
+
+typing.override = typing_extensions.override  # type: ignore[attr-defined]
+STDOUT = os.dup(1)
+os.dup2(2, 1)  # what is said while it is imported is no answer
+os.environ |= {"DISABLE_VERSION_CHECK": "1", "HF_HUB_OFFLINE": "1"}
+
+import torch  # noqa: E402
+from llamafactory.hparams import parser  # noqa: E402
+from llamafactory.model.adapter import init_adapter  # noqa: E402
+from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
+
+_spec = importlib.util.spec_from_file_location("accelerate_judge", f"{HERE}/accelerate.py")
+accelerate_judge = importlib.util.module_from_spec(_spec)
+sys.path.insert(0, HERE)  # which it removes
+_spec.loader.exec_module(accelerate_judge)
+
+BEFORE = dict(os.environ)
+SMALL = LlamaConfig(
+    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+    num_key_value_heads=2,
+)  # fmt: skip
+
+
+def judge(case: Case) -> Seen:
+    """What LLaMA-Factory and accelerate make of their YAML."""
+    seen = accelerate_judge.judge(case)
+    os.environ.clear()
+    os.environ.update(BEFORE)
+    given = yaml.safe_load(case["files"]["llama_factory_train.yaml"])
+    with tempfile.TemporaryDirectory() as folder:
+        own = {"model_name_or_path": "m", "dataset": "d", "template": "default", "output_dir": folder,
+               "learning_rate": 1e-4, "use_cpu": True}  # fmt: skip
+        # its bf16 asks for a GPU; ours is checked as it stands
+        if (given["bf16"], given["fp16"]) not in ((True, False), (False, True)):
+            raise ValueError("neither bf16 nor fp16")
+        plain = {"bf16": False, "fp16": False}
+        model, data, run, tuning, _ = parser._parse_train_args(given | plain | own)
+        parser._verify_model_args(model, data, tuning)
+    # with packing it takes a token away and pads it back (data_args.py, processor/supervised.py)
+    if (data.cutoff_len + 1, data.packing) != (given["cutoff_len"], True):
+        raise ValueError(f"cutoff_len {data.cutoff_len}, packing {data.packing}")
+    if not model.disable_gradient_checkpointing:
+        seen["recompute_granularity"] = "full"
+    base = {True: "nf4-double", False: model.quantization_type}[model.double_quantization]
+    trained = _trained(model, tuning)
+    seen |= {
+        "lora_rank": tuning.lora_rank if tuning.finetuning_type == "lora" else 0,
+        "lora_targets": sorted({name.split(".")[-3] for name in trained if ".lora_A." in name}),
+        "base_precision": base if model.quantization_bit == 4 else "bf16",
+        "optimizer_bits": 8 if "8bit" in str(getattr(run.optim, "value", run.optim)) else 32,
+    }
+    if tuning.finetuning_type == "full":
+        (dtype,) = {str(one).removeprefix("torch.") for one in trained.values()}
+        seen["loaded_as"] = dtype
+    else:
+        seen["loaded_as"] = "bfloat16"  # of what is frozen
+    return seen | {
+        "micro_batch_size": run.per_device_train_batch_size,
+        "num_microbatches": run.gradient_accumulation_steps,
+    }
+
+
+def _trained(model: object, tuning: object) -> dict[str, torch.dtype]:
+    """What is trained of a small model in bf16, and in which dtype, once LLaMA-Factory has set it up."""
+    small = LlamaForCausalLM(SMALL).to(torch.bfloat16)
+    ready = init_adapter(SMALL, small, model, tuning, is_trainable=True)
+    return {name: one.dtype for name, one in ready.named_parameters() if one.requires_grad}
+
+
+if __name__ == "__main__":
+    os.dup2(STDOUT, 1)
+    serve(judge)
