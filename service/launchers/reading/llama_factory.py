@@ -6,9 +6,12 @@ Names: alibaba/ROLL mcore_adapter, training_args.py, and transformers' TrainingA
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
+from meshwright.profiles.documents import shown
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.profile import framework_of
 from meshwright.service.launchers.reading.accelerate import (
@@ -19,13 +22,13 @@ from meshwright.service.launchers.reading.accelerate import (
     arguments,
     mesh_run,
 )
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
 from meshwright.service.launchers.reading.documents import document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.given import Given, Value
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.megatron_core import CORE_NAMES, flag_of, take, text_of
-from meshwright.service.launchers.reading.mesh_trainers import documents_beside
+from meshwright.service.launchers.reading.mesh_trainers import commands_beside, documents_beside
 from meshwright.service.launchers.reading.ms_swift import completed
 from meshwright.service.launchers.reading.shell_values import Word
 from meshwright.service.launchers.reading.trainer import LLAMA_FACTORY, trainer_run
@@ -98,7 +101,10 @@ class LlamaFactoryTrainerReader:
         """Whether it is such a YAML, or accelerate's file beside a script that names one."""
         if not AccelerateReader().recognises(source):
             return _is_trainers(source)
-        return bool(source.scripts()) and any(map(_is_trainers, documents_beside(source)))
+        named = [source.other(word.text) for _, word in _named(source)]
+        return any(
+            text is None or _is_trainers(replace(source, name="a.yaml", text=text)) for text in named
+        )
 
     def read(self, source: Source, told: Told) -> LaunchFile:
         """The run that the files configure.
@@ -106,10 +112,20 @@ class LlamaFactoryTrainerReader:
         Raises:
             InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
         """
+        for script, word in _named(source):
+            if source.other(word.text) is None:
+                where, name = (
+                    f"line {word.line} of {shown(script.name)}",
+                    shown(word.text.rpartition("/")[2]),
+                )
+                allowed = "give that file too, or its folder"
+                raise refused(f"{where}: {name} is not beside it", allowed=allowed)
         files = [source, *documents_beside(known_of(source, told).source)]
         own = next((one for one in files if _is_trainers(one)), source)
         mesh = next((one for one in files if AccelerateReader().recognises(one)), None)
         fields, known = Fields(own.name, document_of(own), told), known_of(own, told)
+        for name in (MICRO_BATCH, ACCUMULATION, "cutoff_len", "finetuning_type"):
+            fields.slip_for(name)
         whole = fields.flag("neat_packing", default=False)
         if not (fields.flag("packing", default=whole) or whole):
             fields.note("packing is off: every sequence is priced as one of cutoff_len tokens")
@@ -119,7 +135,9 @@ class LlamaFactoryTrainerReader:
             return replace(
                 run,
                 launcher=self.name if run.launcher == AccelerateReader.name else run.launcher,
-                workload=replace(run.workload, framework_options=run.workload.framework_options | options),
+                workload=replace(
+                    run.workload, framework_options={**run.workload.framework_options, **options}
+                ),
             )
         rest = Fields(mesh.name, document_of(mesh), told)
         processes = rest.optional("num_processes")
@@ -147,7 +165,7 @@ class LlamaFactoryTrainerReader:
         workload = replace(
             run.workload,
             global_batch_size=shared.workload.global_batch_size,
-            framework_options=shared.workload.framework_options | _kernel(fields, run),
+            framework_options={**shared.workload.framework_options, **_kernel(fields, run)},
         )
         return replace(
             shared,
@@ -157,6 +175,15 @@ class LlamaFactoryTrainerReader:
         )
 
 
+def _named(source: Source) -> Iterator[tuple[Source, Word]]:
+    """The YAML files that scripts beside a file start LLaMA-Factory with."""
+    for script, words in commands_beside(source):
+        for program, argument in pairwise(words):
+            own = program.text.endswith(_PROGRAMS) or program.text in _MODULES
+            if own and argument.text.endswith((".yaml", ".yml")):
+                yield script, argument
+
+
 def _is_trainers(source: Source) -> bool:
     """Whether a YAML is LLaMA-Factory's, and none of its adapter's for Megatron-Core."""
     if not LlamaFactoryReader().recognises(source):
@@ -164,6 +191,9 @@ def _is_trainers(source: Source) -> bool:
     names = looks_like_document(source)
     return not any(name in names for name in _CORE)
 
+
+_PROGRAMS = ("src/train.py", "llamafactory/launcher.py")
+_MODULES = ("llamafactory.launcher", "train")  # ``llamafactory-cli train``
 
 # Attention kernels by LLaMA-Factory's names; without one transformers takes torch's.
 _KERNELS = {"fa2": "flash2", "fa3": "flash3", "disabled": "torch", "sdpa": "cudnn"}

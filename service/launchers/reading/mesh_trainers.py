@@ -329,7 +329,7 @@ def _is_sft(source: Source) -> bool:
     return known > 1 and any(name in names for name in _SFT_ALONE) and not others
 
 
-def _commands(source: Source) -> Iterator[tuple[Source, tuple[Word, ...]]]:
+def commands_beside(source: Source) -> Iterator[tuple[Source, tuple[Word, ...]]]:
     """The commands of all scripts beside a file; one that cannot be read has none."""
     for script in source.scripts():
         try:
@@ -341,12 +341,12 @@ def _commands(source: Source) -> Iterator[tuple[Source, tuple[Word, ...]]]:
 
 def _starts_trl(source: Source) -> bool:
     """Whether a script beside the file starts TRL's supervised fine-tuning."""
-    return any(word.text in _PROGRAMS for _, words in _commands(source) for word in words)
+    return any(word.text in _PROGRAMS for _, words in commands_beside(source) for word in words)
 
 
 def _require_own_file(source: Source) -> None:
     """Refuse a command whose ``--config`` is not there."""
-    for script, words in _commands(source):
+    for script, words in commands_beside(source):
         for option, value in pairwise(words if any(word.text in _PROGRAMS for word in words) else ()):
             if option.text == "--config" and source.other(value.text) is None:
                 where = f"line {value.line} of {shown(script.name)}"

@@ -118,7 +118,9 @@ def test_a_model_that_a_launcher_cannot_build_is_refused_by_its_features() -> No
     assert not fields(case("ms-swift", ONE, EXPERTS))
     (fault,) = within_capabilities("nanotron")(case("nanotron", ONE, replace(EXPERTS, mlp_bias=True)))
     assert "bias of the MLP, experts" in fault.message
-    assert fault.allowed == "the launchers accelerate, axolotl, deepspeed, llama-factory-accelerate, trl, none"
+    assert (
+        fault.allowed == "the launchers accelerate, axolotl, deepspeed, llama-factory-accelerate, trl, none"
+    )
 
 
 def test_a_model_is_refused_where_no_single_model_of_the_launcher_has_all_its_facts() -> None:

@@ -136,7 +136,11 @@ def test_llama_factory_without_megatron_runs_the_trainer_with_its_own_defaults()
         "per_device_train_batch_size: 1\ngradient_accumulation_steps: 8\n"
     )
     found = read(text, "a.yaml", Told(num_gpus=4))
-    assert (found.launcher, found.workload.precision, found.workload.lora_rank) == ("accelerate", "bf16", 8)
+    assert (found.launcher, found.workload.precision, found.workload.lora_rank) == (
+        "llama-factory-accelerate",
+        "bf16",
+        8,
+    )
     assert (found.workload.seq_length, found.workload.global_batch_size) == (2048, 32)  # 4 × 8
     assert found.configuration.recompute_granularity == "full"
 
