@@ -21,6 +21,7 @@ from meshwright.service.launchers.reading.accelerate import (
     AccelerateReader,
     arguments,
     mesh_run,
+    plugin_run,
 )
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
 from meshwright.service.launchers.reading.documents import document_of, looks_like_document
@@ -112,67 +113,64 @@ class LlamaFactoryTrainerReader:
         Raises:
             InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
         """
-        for script, word in _named(source):
-            if source.other(word.text) is None:
-                where, name = (
-                    f"line {word.line} of {shown(script.name)}",
-                    shown(word.text.rpartition("/")[2]),
-                )
-                allowed = "give that file too, or its folder"
-                raise refused(f"{where}: {name} is not beside it", allowed=allowed)
+        _require_own_file(source)
         files = [source, *documents_beside(known_of(source, told).source)]
         own = next((one for one in files if _is_trainers(one)), source)
         mesh = next((one for one in files if AccelerateReader().recognises(one)), None)
-        fields, known = Fields(own.name, document_of(own), told), known_of(own, told)
+        fields = Fields(own.name, document_of(own), told)
         for name in (MICRO_BATCH, ACCUMULATION, "cutoff_len", "finetuning_type"):
             fields.slip_for(name)
         whole = fields.flag("neat_packing", default=False)
         if not (fields.flag("packing", default=whole) or whole):
             fields.note("packing is off: every sequence is priced as one of cutoff_len tokens")
-        if mesh is None:
-            run = trainer_run(fields, known, LLAMA_FACTORY)
-            options = _kernel(fields, run)
-            return replace(
-                run,
-                launcher=self.name if run.launcher == AccelerateReader.name else run.launcher,
-                workload=replace(
-                    run.workload, framework_options={**run.workload.framework_options, **options}
-                ),
-            )
-        rest = Fields(mesh.name, document_of(mesh), told)
-        processes = rest.optional("num_processes")
-        run = trainer_run(
-            fields, known_of(own, replace(told, num_gpus=told.num_gpus or processes)), LLAMA_FACTORY
-        )
-        config = run.configuration
+        rest = Fields(mesh.name, document_of(mesh), told) if mesh else None
+        processes = told.num_gpus or (rest.optional("num_processes") if rest else None)
+        run = trainer_run(fields, known_of(own, replace(told, num_gpus=processes)), LLAMA_FACTORY)
+        shared = run if mesh is None or rest is None else _shared(run, rest, mesh, told)
+        ours = shared.launcher in (self.name, AccelerateReader.name)
+        options = {**shared.workload.framework_options, **(_kernel(fields) if ours else {})}
+        batch = shared.workload.global_batch_size
+        workload = replace(run.workload, global_batch_size=batch, framework_options=options)
+        return replace(shared, launcher=self.name if ours else shared.launcher, workload=workload)
+
+
+def _require_own_file(source: Source) -> None:
+    """Refuse a command whose YAML is not there."""
+    for script, word in _named(source):
+        if source.other(word.text) is None:
+            where, name = f"line {word.line} of {shown(script.name)}", shown(word.text.rpartition("/")[2])
+            allowed = "give that file too, or its folder"
+            raise refused(f"{where}: {name} is not beside it", allowed=allowed)
+
+
+def _shared(run: LaunchFile, rest: Fields, mesh: Source, told: Told) -> LaunchFile:
+    """The run on what accelerate's file makes of its processes: a mesh, replicas, or DeepSpeed's stages."""
+    config, workload = run.configuration, run.workload
+    values: dict[str, int | str] = {
+        "micro_batch_size": config.micro_batch_size,
+        "num_microbatches": config.num_microbatches,
+        "seq_length": workload.seq_length,
+        "recompute_granularity": config.recompute_granularity,
+    }
+    told = replace(told, model=run.model, values={**told.values, **values})
+    if rest.word("distributed_type", "") == "DEEPSPEED":
+        shared = plugin_run(rest, mesh, told)
+    else:
+        known = known_of(mesh, told)
         given = {
-            MICRO_BATCH: Word(str(config.micro_batch_size), fields.place(MICRO_BATCH)[1]),
-            ACCUMULATION: Word(str(config.num_microbatches), fields.place(ACCUMULATION)[1]),
+            MICRO_BATCH: Word(str(config.micro_batch_size), 0),
+            ACCUMULATION: Word(str(config.num_microbatches), 0),
             CHECKPOINTING: Word(config.recompute_granularity, 0),
             **arguments(known, ("main_process_ip",)),
         }
-        around = known_of(mesh, replace(told, model=run.model))
-        shared = mesh_run(
-            self.name, rest, around, given,
-            seq_length=run.workload.seq_length, precision=run.workload.precision,
-        )  # fmt: skip
+        name, length, precision = LlamaFactoryTrainerReader.name, workload.seq_length, workload.precision
+        shared = mesh_run(name, rest, known, given, seq_length=length, precision=precision)
         rest.word("mixed_precision")
-        if run.workload.base_precision != "bf16" and shared.configuration.zero_stage:
-            rest.fault(
-                "distributed_type", "weights of 4 bits cut over ranks are not priced", allowed="MULTI_GPU"
-            )
-            rest.stop()
-        workload = replace(
-            run.workload,
-            global_batch_size=shared.workload.global_batch_size,
-            framework_options={**shared.workload.framework_options, **_kernel(fields, run)},
-        )
-        return replace(
-            shared,
-            workload=workload,
-            notes=(*run.notes, *shared.notes),
-            unread=(*run.unread, *shared.unread),
-        )
+    if workload.base_precision != "bf16" and shared.configuration.zero_stage == _SHARDED:
+        message = "weights of 4 bits cut over ranks are not priced"
+        rest.fault("distributed_type", message, allowed="MULTI_GPU")
+        rest.stop()
+    return replace(shared, notes=(*run.notes, *shared.notes), unread=(*run.unread, *shared.unread))
 
 
 def _named(source: Source) -> Iterator[tuple[Source, Word]]:
@@ -192,6 +190,7 @@ def _is_trainers(source: Source) -> bool:
     return not any(name in names for name in _CORE)
 
 
+_SHARDED = 3  # ZeRO-3
 _PROGRAMS = ("src/train.py", "llamafactory/launcher.py")
 _MODULES = ("llamafactory.launcher", "train")  # ``llamafactory-cli train``
 
@@ -199,11 +198,11 @@ _MODULES = ("llamafactory.launcher", "train")  # ``llamafactory-cli train``
 _KERNELS = {"fa2": "flash2", "fa3": "flash3", "disabled": "torch", "sdpa": "cudnn"}
 
 
-def _kernel(fields: Fields, run: LaunchFile) -> dict[str, str | int | float | bool]:
+def _kernel(fields: Fields) -> dict[str, str | int | float | bool]:
     """The attention kernel, where another is named than is priced anyway."""
     found = _KERNELS.get(fields.word("flash_attn", "auto").lower(), "")
     usual = framework_facts(framework_of(LlamaFactoryTrainerReader.name)).attention_kernel
-    return {} if run.launcher == "deepspeed" or found in ("", usual) else {"attention_kernel": found}
+    return {} if found in ("", usual) else {"attention_kernel": found}
 
 
 def _take_batch(given: Given, fields: Fields, known: Known) -> None:

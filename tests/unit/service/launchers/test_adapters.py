@@ -85,6 +85,16 @@ def test_llama_factorys_yaml_takes_the_mesh_of_accelerates_beside_it() -> None:
     assert (found.workload.global_batch_size, found.workload.lora_rank) == (2 * 8, 8)
 
 
+def test_llama_factorys_yaml_takes_deepspeeds_stage_of_accelerates_beside_it() -> None:
+    found = of_llama_factory()
+    mesh = yaml.safe_load(found.files["fsdp.yaml"]) | {
+        "distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2},
+    }  # fmt: skip
+    read = read_launch_files(replace(found, files={**found.files, "fsdp.yaml": yaml.safe_dump(mesh)}))
+    assert (read.launcher, read.configuration.zero_stage, read.workload.lora_rank) == ("deepspeed", 2, 8)
+    assert (read.workload.global_batch_size, read.workload.seq_length) == (2 * 8, 2048)
+
+
 def test_weights_of_4_bits_that_fsdp_would_cut_are_refused_with_their_line() -> None:
     with pytest.raises(InvalidProblemError, match="weights of 4 bits cut over ranks are not priced"):
         read_launch_files(of_llama_factory(quantization_bit=4))
