@@ -174,17 +174,16 @@ def module_values(source: Source, config: str = "") -> dict[str, Found]:
     tree = tree_of(source.name, source.text)
     makers = makers_of(tree)
     names = constants(tree)
-    if config in makers:
-        return _made(makers, config, names, 0)
-    if config or len(makers) > 1:
+    if config not in makers and (config or len(makers) > 1):
         said = f'"{shown(config)}" is none of them' if config else "none is named"
         listed = [name for name in sorted(makers) if not name.startswith("_")][:_LISTED]
         raise refused(
             f"{shown(source.name)}: {len(makers)} configurations are in it, {said}",
             allowed=f"a script beside it with --config of {', '.join(listed)}",
         )
-    found = _values(tree, names)
-    if not any(name.startswith("parallelism.") for name in found):
+    several = len(makers) > 1
+    found = _made(makers, config, names, 0) if several else _values(tree, names)
+    if not several and not any(name.startswith("parallelism.") for name in found):
         raise refused(f"{source.name[:64]}: no ParallelismConfig(…) with values is in it")
     found |= {SHAPE + name: names[key] for key, name in _SHAPE.items() if key in names}
     given = {one.arg: one for one in ast.walk(tree) if isinstance(one, ast.keyword)}

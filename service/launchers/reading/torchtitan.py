@@ -170,7 +170,8 @@ def _named_values(source: Source, named: Named) -> dict[str, Found]:
         near = difflib.get_close_matches(named.config, _recipes(), n=1)
         raise InvalidProblemError.of(
             "--config",
-            f"line {named.line}: {shown(named.config)} is no configuration of torchtitan 0.3",
+            f"line {named.line}: {shown(named.config)} is no configuration of torchtitan 0.3, "
+            f"and {shown(named.module)}.py is not beside it",
             allowed=f"one of its names, or its {_REGISTRY} beside the script",
             nearest=near[0] if near else None,
         )
