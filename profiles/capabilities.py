@@ -71,6 +71,9 @@ class Capabilities:
     # A fact, and expressions as ``constraints`` that plans of a model with it satisfy as well.
     model_constraints: tuple[tuple[str, tuple[str, ...]], ...] = ()
     optimizer_constraints: tuple[tuple[str, tuple[str, ...]], ...] = ()  # the same of an optimizer
+    option_constraints: tuple[
+        tuple[str, tuple[str, ...]], ...
+    ] = ()  # of a framework's option and its value
     constraints: tuple[
         str, ...
     ] = ()  # expressions of ``meshwright.solver.space.expressions`` that every plan satisfies
@@ -123,7 +126,7 @@ _LIMITING = ("experts_need_sequence_parallel", "heads_whole_on_ranks", "halves_o
              "data_parallel_alike", "sinks_need_all_to_all", "offloads_modules",
              "biased_experts_whole")  # fmt: skip
 _LIMITING_WORDS = ("constraints", "adapter_constraints", "model_constraints", "batching_constraints",
-                   "optimizer_constraints")  # fmt: skip
+                   "optimizer_constraints", "option_constraints")  # fmt: skip
 _OF_ONE = ("model_families", "fp8_recipe")  # no matter of all of them together
 
 
@@ -165,7 +168,7 @@ def launcher_capabilities(launcher: str) -> Capabilities:
         for name, value in _catalog()[launcher].items()
     }
     families = _catalog()[launcher].get("model_families", {})
-    for name in ("model_constraints", "optimizer_constraints"):
+    for name in ("model_constraints", "optimizer_constraints", "option_constraints"):
         stated = _catalog()[launcher].get(name, {})
         entry[name] = tuple((word, tuple(texts)) for word, texts in stated.items())
     entry["model_families"] = tuple(tuple(facts) for facts in families.values())

@@ -180,8 +180,7 @@ def switch_faults(
                 )
     for clash in clashes(launcher, facts, model, precision):
         option = clash.option(stated)
-        always = option == "recompute_modules" or clash.recompute == RECOMPUTATION
-        if option and option not in told and (always or pinned in clash.recompute):
+        if option and option not in told and (clash.is_stated(stated) or pinned in clash.recompute):
             told.add(option)
             yield FieldError(
                 pointer=f"/workload/framework_options/{option}",
@@ -292,7 +291,7 @@ def _contradict(
         return True
     meant = {*stated, *(name for one in some if one.name for name in one.options)}
     return any(
-        {*_kinds(some)} <= {*one.recompute} and meant & {*one.options}
+        ({*_kinds(some)} <= {*one.recompute} or one.is_stated(stated)) and meant & {*one.options}
         for one in clashes(launcher, found, model, precision)
     )
 
@@ -317,6 +316,10 @@ class Clash:
     def option(self, stated: Collection[str]) -> str:
         """The option to refuse; empty where none of them is stated, so that the framework's own stay."""
         return next((name for name in self.options if name in stated), "")
+
+    def is_stated(self, stated: Collection[str]) -> bool:
+        """Whether what is stated holds beside no recomputation; modules are about one kind of it."""
+        return self.option(stated) == "recompute_modules" or self.recompute == RECOMPUTATION
 
 
 def clashes(launcher: str, facts: FrameworkFacts, model: ModelSpec, precision: str) -> Iterator[Clash]:

@@ -25,6 +25,7 @@ from meshwright.service.launchers.megatron_names import (
     is_even,
     kernel_values,
     layout,
+    moment_values,
     offload_values,
     overlapped,
 )
@@ -317,6 +318,7 @@ def _data_parallel(target: Target) -> list[Flag]:
             flag("optimizer-cpu-offload"),
             flag("optimizer-offload-fraction", facts(target).optimizer_offload_fraction),
         ]
+    flags += flags_of(moment_values(target))
     flags += flags_of(offload_values(target, facts(target)))
     if is_fsdp(target):
         flags += [

@@ -207,14 +207,20 @@ def states_alone_are_offloaded(target: Target) -> Iterator[FieldError]:
 
 
 def optimizer_is_known(target: Target) -> Iterator[FieldError]:
-    """AdamW is Megatron-LM's adam (decoupled weight decay); no other optimizer is planned for."""
-    if target.workload.optimizer != "adamw":
+    """AdamW is Megatron-LM's adam (decoupled weight decay); moments in bf16 are of sharded states alone."""
+    optimizer, able = target.workload.optimizer, launcher_capabilities("megatron-lm").optimizers
+    if optimizer not in able:
         yield FieldError(
             pointer="/workload/optimizer",
-            message=f"{target.workload.optimizer[:40]!r} is not planned for",
-            allowed="adamw",
+            message=f"{optimizer[:40]!r} is not planned for",
+            allowed=", ".join(able),
             nearest="adamw",
         )
+    elif optimizer == "adamw-bf16" and target.config.zero_stage != 1:
+        yield fault("zero_stage", f"{target.config.zero_stage} with {optimizer}", allowed="1", nearest=1)
+    elif optimizer == "adamw-bf16" and "optimizer" in target.config.offload:
+        allowed = "none, activations"
+        yield fault("offload", f"{target.config.offload} with {optimizer}", allowed=allowed, nearest="none")
 
 
 def fp8_recipe_is_known(target: Target) -> Iterator[FieldError]:

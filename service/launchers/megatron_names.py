@@ -45,6 +45,7 @@ _SWITCHES = (
 _WORDS = (
     "attention-backend", "ckpt-format", "cross-entropy-fusion-impl", "cuda-graph-impl",
     "data-parallel-sharding-strategy", "exp-avg-dtype", "exp-avg-sq-dtype", "fp8-format", "fp8-recipe",
+    "main-grads-dtype", "main-params-dtype",
     "moe-flex-dispatcher-backend", "moe-layer-freq", "moe-token-dispatcher-type", "normalization",
     "optimizer", "pipeline-model-parallel-layout", "position-embedding-type", "recompute-granularity",
     "moe-router-score-function", "no-rope-freq", "recompute-method", "rope-type", "softmax-type",
@@ -258,6 +259,13 @@ def offloaded_optimizer(facts: FrameworkFacts) -> Values:
         "optimizer_cpu_offload": True,
         "optimizer_offload_fraction": facts.optimizer_offload_fraction,
     }
+
+
+def moment_values(target: Target) -> Values:
+    """Moments of AdamW in bf16, where they are; Megatron-Core's OptimizerConfig."""
+    if target.workload.optimizer != "adamw-bf16":
+        return {}
+    return {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
 
 
 def offload_values(target: Target, facts: FrameworkFacts) -> Values:

@@ -34,6 +34,7 @@ from meshwright.service.launchers.megatron_names import (
     environment,
     exchange_values,
     kernel_values,
+    moment_values,
     offloaded_optimizer,
     parallel_values,
     recompute_values,
@@ -164,13 +165,16 @@ def _batch(target: Target) -> Values:
 def _precision(target: Target) -> Values:
     known = megatron_facts(target)
     precision = target.workload.precision
+    low = precision == "bf16" and known.gradient_dtype == "bf16"
     return {
         "torch_dtype": {"bf16": "bfloat16", "fp16": "float16"}[precision],
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
         "accumulate_allreduce_grads_in_fp32": known.gradient_dtype == "fp32",
-        "main_grads_dtype": None if known.gradient_dtype == "fp32" else "bf16",  # else fp32 again
+        # Else fp32 again (megatron_args.py:1213); Megatron-Core has it with this optimizer alone.
+        **({"main_grads_dtype": "bf16", "use_precision_aware_optimizer": True} if low else {}),
         "optimizer": "adam",
+        **moment_values(target),
         **(offloaded_optimizer(known) if target.config.offload == "optimizer" else {}),
     }
 

@@ -321,8 +321,7 @@ def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     """
     options, known = problem.workload.framework_options, switches()
     graph = str(options.get("cuda_graph", "layer" if options.get("cuda_graphs") else "none"))
-    parts = graph not in ("none", "full_iteration")
-    if parts and able.launcher in known["cuda_graph"].launchers:
+    if graph not in ("none", "full_iteration") and able.launcher in known["cuda_graph"].launchers:
         yield Rule(
             name=f"{able.launcher} captures CUDA graphs beside recomputation",
             reason=f"cuda_graph {graph} excludes full recomputation, which full_iteration alone allows",
@@ -356,10 +355,9 @@ def _clash_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
         )
     late = facts and facts.low_precision_weights and facts.precision_recipe not in ("none", "fp8-delayed")
     if late and able.launcher in switches()["optimizer_offload_fraction"].launchers:
-        # Megatron-Core 0.19.2, training/arguments.py:1808
         held = [code for code, word in enumerate(OFFLOAD) if "optimizer" in word]
         yield Rule(
-            name=f"{able.launcher} offloads the optimizer of 8-bit weights",
+            name=f"{able.launcher} offloads the optimizer of 8-bit weights",  # arguments.py:1808
             reason="--fp8-param-gather beside --optimizer-cpu-offload asks for delayed scaling",
             reads=("offload",),
             violated=lambda c: is_one_of(c.offload, held),
@@ -380,6 +378,8 @@ def constraints_of(problem: Problem, able: Capabilities) -> tuple[str, ...]:
     if workload.lora_rank:
         found += able.adapter_constraints
     found += dict(able.optimizer_constraints).get(workload.optimizer, ())
+    for name, value in workload.framework_options.items():
+        found += dict(able.option_constraints).get(f"{name} {value}", ())
     if workload.lengths is not None:
         found += able.batching_constraints
     if workload.base_precision != "bf16":  # bitsandbytes cuts none of its tensors

@@ -164,6 +164,7 @@ def trained(workload: Workload) -> dict[str, object]:
         "lora_rank": workload.lora_rank,
         "lora_targets": sorted(workload.lora_targets) if workload.lora_rank else [],
         "base_precision": workload.base_precision,
+        "moments": "bfloat16" if workload.optimizer == "adamw-bf16" else "float32",
         "optimizer_bits": 8 if "8bit" in workload.optimizer else 32,
         "loaded_as": "bfloat16"
         if workload.lora_rank or workload.optimizer == "adamw-8bit-bf16"

@@ -145,6 +145,7 @@ CASES: dict[str, dict[str, Target]] = {
 # Adapters and 8-bit Adam as people run them on one node.
 REPLICAS = Configuration(data_parallel_size=8, num_microbatches=16, stage_layers=(32,))
 SHARDS = replace(REPLICAS, zero_stage=3, zero_shard_size=8)
+STATES = replace(REPLICAS, zero_stage=1, zero_shard_size=8)
 TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
     "trl": (
         (REPLICAS, {"lora_rank": 16, "lora_targets": ("q_proj", "v_proj"), "base_precision": "nf4"}),
@@ -165,7 +166,10 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
         (REPLICAS, {"optimizer": "adamw-8bit"}),
         (REPLICAS, {"optimizer": "adamw-8bit-bf16"}),
     ),
+    "megatron-lm": ((STATES, {"optimizer": "adamw-bf16"}),),
     "ms-swift": (
+        (STATES, {"optimizer": "adamw-bf16"}),
+        (STATES, {"framework_options": {"gradient_dtype": "bf16"}}),
         (REPLICAS, {"lora_rank": 16, "lora_targets": ("linear_qkv", "linear_proj")}),
         (
             replace(REPLICAS, data_parallel_size=4, tensor_parallel_size=2, num_microbatches=32,

@@ -103,6 +103,26 @@ def _splits(given: Given, _: ModelSpec) -> None:
         given.fault(_LAYOUT, "must begin with E and hold exactly one L")
 
 
+def _small_states(given: Given, _: ModelSpec) -> None:
+    """Dtypes of the optimizer's tensors: ``OptimizerConfig.__post_init__``, ``validate_args``."""
+    dtypes = {
+        flag: given.word(flag, "fp32")
+        for flag in ("exp-avg-dtype", "exp-avg-sq-dtype", "main-params-dtype", "main-grads-dtype")
+    }
+    for flag, dtype in dtypes.items():
+        if dtype != "fp32" and not given.has("use-precision-aware-optimizer"):
+            given.fault(flag, "needs --use-precision-aware-optimizer", allowed="fp32", nearest="fp32")
+    if dtypes["main-grads-dtype"] != "fp32" and given.has("accumulate-allreduce-grads-in-fp32"):
+        given.fault("main-grads-dtype", "contradicts --accumulate-allreduce-grads-in-fp32")
+    first, second, weights, _gradients = dtypes.values()
+    if weights != "fp32":
+        given.note("--main-params-dtype is priced as fp32")
+    if first != second:
+        given.note(f"--exp-avg-sq-dtype {second} is priced as {first}, as --exp-avg-dtype has it")
+    if first == "fp16":
+        given.note("--exp-avg-dtype fp16 is priced as bf16, of as many bytes")
+
+
 def _offloaded_share(given: Given, _: ModelSpec) -> None:
     """Some of the optimizer's states go to the CPU, or all."""
     name, (low, high) = "optimizer-offload-fraction", OPTION_NUMBERS["optimizer_offload_fraction"]
@@ -159,6 +179,7 @@ _RULES: tuple[Callable[[Given, ModelSpec], None], ...] = (
     _recomputation,
     _overlapped_experts,
     _splits,
+    _small_states,
     _offloaded_share,
     _lengths,
     _widths,

@@ -163,7 +163,7 @@ Option = str | int | float | bool
 _RECIPES = {recipe: name for name, recipe in FP8_RECIPES.items() if name != "none"}
 _KERNELS = {"flash": "flash2", "fused": "cudnn", "unfused": "megatron-fused"}
 _OPTIMIZERS = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon", "dist_muon": "muon"}
-_SMALL_STATES = {"bf16": "adamw-bf16", "fp8": "adamw-8bit"}
+_SMALL_STATES = {"bf16": "adamw-bf16", "fp16": "adamw-bf16", "fp8": "adamw-8bit"}
 _SCHEDULE = "step-batch-size-schedule"
 _THOUSANDS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _MAX_DIGITS = 15
@@ -290,7 +290,8 @@ def _gradient_dtype(given: Given, _: FrameworkFacts) -> str:
         if given.has("accumulate-allreduce-grads-in-fp32"):
             given.fault("grad-reduce-in-bf16", "contradicts --accumulate-allreduce-grads-in-fp32")
         return "bf16"
-    exact = given.has("accumulate-allreduce-grads-in-fp32") or given.has("bf16")
+    kept = given.has("bf16") and given.word("main-grads-dtype", "fp32") == "fp32"
+    exact = given.has("accumulate-allreduce-grads-in-fp32") or kept
     return "fp32" if exact else "bf16"  # 2 bytes
 
 

@@ -92,6 +92,7 @@ def seen_of(args: typing.Any, config: typing.Any) -> Seen:
         "num_kv_heads": config.num_query_groups,
         "ffn_hidden_size": config.ffn_hidden_size,
         "global_batch_size": args.global_batch_size,
+        "moments": str(args.exp_avg_dtype).removeprefix("torch."),
         "model": facts_of(args, config),
     }
 

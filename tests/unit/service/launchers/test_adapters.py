@@ -213,3 +213,29 @@ def test_a_launcher_that_is_told_of_no_adapters_refuses_them_and_names_those_tha
 def test_layers_that_peft_has_no_name_for_are_refused_with_those_that_it_has() -> None:
     with pytest.raises(RefusedExportError, match="trl names no linear_qkv"):
         files(tuned("trl", lora_targets=("linear_qkv",)))
+
+
+@pytest.mark.parametrize(("launcher", "name"), [("megatron-lm", "launch.sh"), ("ms-swift", "launch.sh")])
+def test_moments_in_bf16_are_written_as_dtypes_of_the_precision_aware_optimizer_and_read_back(
+    launcher: str, name: str
+) -> None:
+    sharded = replace(SHARDS, zero_stage=1)
+    texts = files(tuned(launcher, sharded, lora_rank=0, optimizer="adamw-bf16"))
+    arguments = "".join(texts.values()).replace("_", "-")
+    assert "--exp-avg-dtype bf16" in arguments
+    assert "--exp-avg-sq-dtype bf16" in arguments
+    read = read_launch_files(Source(name=name, text=texts[name], files=texts))
+    assert (read.workload.optimizer, read.configuration.zero_stage) == ("adamw-bf16", 1)
+    with pytest.raises(RefusedExportError, match="zero_stage"):
+        files(tuned(launcher, NODE, lora_rank=0, optimizer="adamw-bf16"))
+
+
+def test_gradients_in_bf16_ask_ms_swift_for_the_precision_aware_optimizer() -> None:
+    # Megatron-Core: "main_grads_dtype can only be fp32 when not using precision-aware optimizer"
+    changes: dict[str, object] = {"lora_rank": 0, "framework_options": {"gradient_dtype": "bf16"}}
+    texts = files(tuned("ms-swift", replace(SHARDS, zero_stage=1), **changes))
+    arguments = "".join(texts.values())
+    assert "--main_grads_dtype bf16" in arguments
+    assert "--use_precision_aware_optimizer true" in arguments
+    with pytest.raises(RefusedExportError, match="zero_stage == 1"):
+        files(tuned("ms-swift", NODE, **changes))
