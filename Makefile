@@ -28,7 +28,7 @@ ifdef WITH
 	@OMP_NUM_THREADS=2 MESHWRIGHT_TEST_TORCH=1 MESHWRIGHT_TEST_BROWSER=1 .ci/environment $(WITH) python -m pytest tests/$(WITH) $(ARGS)
 else
 	@$(BIN)/python -m pytest -m "not alone" --numprocesses auto --dist loadfile --no-loadscope-reorder
-	@$(BIN)/python -m pytest -m alone $$(grep -rl --include='test_*.py' --exclude-dir=browser mark.alone tests) # what is promised in seconds, with the machine to itself
+	@$(BIN)/python -m pytest -m alone --numprocesses auto --dist loadfile $$(grep -rl --include='test_*.py' --exclude-dir=browser mark.alone tests) # what is promised in seconds, a core for each
 endif
 
 check: $(STAMP) ## rules and format (ruff), types (mypy --strict), layering (import-linter), the figures of the house

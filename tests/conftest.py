@@ -1,8 +1,8 @@
-"""Compiled modules are kept beside pytest's cache, for this process and for all that tests start.
+"""What holds for every test, and for all that tests start.
 
-Where the environment forbids bytecode every command that a test runs would compile 300 modules anew.
-Commands that tests start see no terminal: pytest-xdist would tell them of one with 80 columns. Ctrl-C is
-an interrupt, for this process and for those, also where the tests run in the background of a shell. A busy
+Compiled modules are kept where Python keeps them, also where the environment forbids it: every command that
+a test runs would compile 300 modules anew. Commands see no terminal: pytest-xdist would tell them of one
+with 80 columns. Ctrl-C is an interrupt, also where the tests run in the background of a shell. A busy
 machine cuts no answer short: searches count CPU seconds, but for tests that are ``alone`` to see seconds.
 """
 
@@ -11,17 +11,12 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-BYTECODE = str(Path(__file__).parents[1] / ".pytest_cache" / "bytecode")
-
 for name in ("PYTHONDONTWRITEBYTECODE", "COLUMNS", "LINES"):
     os.environ.pop(name, None)
-os.environ.setdefault("PYTHONPYCACHEPREFIX", BYTECODE)
 sys.dont_write_bytecode = False
-sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as `nohup make test &` has it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -43,9 +38,13 @@ def pytest_runtestloop() -> Iterator[None]:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores, of up to four: who tests servers waits for them."""
-    return min((os.cpu_count() or 1) + 1, 4)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than there are cores, of up to four: who tests servers waits for them.
+
+    Two of those whose seconds are a promise, each with a core for itself.
+    """
+    cores = os.cpu_count() or 1
+    return min(cores, 2) if config.option.markexpr == "alone" else min(cores + 1, 4)
 
 
 @pytest.hookimpl(wrapper=True)

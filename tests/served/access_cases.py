@@ -1,6 +1,7 @@
 """Every address of the API with every way to be refused, read off its own OpenAPI document."""
 
 import re
+from functools import cache
 from typing import Any
 
 from fastapi.testclient import TestClient
@@ -16,6 +17,7 @@ from meshwright.service.settings import Settings
 OPEN = {"/livez", "/readyz"}  # they say nothing about anybody
 
 
+@cache
 def operations() -> list[tuple[str, str, dict[str, Any]]]:
     """Method, path and description of everything the API answers to."""
     document = create_app(Settings(database_url="sqlite:///unused.db")).openapi()
