@@ -84,6 +84,15 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
             "exp_avg_sq_dtype = bf16",
         ),
         Optimizer(
+            name="adamw-pure-bf16",
+            state_bytes=4.0,
+            end_state_bytes=4.0,
+            moved_bytes=14.0,
+            fp32_copy=False,
+            source="torch.optim.AdamW over weights in bf16: both moments have their dtype (torch 2.13, "
+            "optim/adam.py, zeros_like), 2 (1 + 3 + 3) bytes moved; LLaMA-Factory's pure_bf16",
+        ),
+        Optimizer(
             name="adamw-8bit",
             state_bytes=_EIGHT_BITS,
             end_state_bytes=8.0,

@@ -146,7 +146,7 @@ def optimizer(target: Target) -> str:
     bitsandbytes' operators take no DTensor (Axolotl 0.19.0, utils/schemas/validation.py:1149): FSDP2's
     shards are updated by torchao's 8-bit Adam, whose blocks are as long.
     """
-    if target.workload.optimizer == "adamw":
+    if target.workload.optimizer in ("adamw", "adamw-pure-bf16"):
         return "adamw_torch_fused"
     return "adamw_bnb_8bit" if target.config.zero_stage == 0 else "adamw_torch_8bit"
 

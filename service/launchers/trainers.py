@@ -14,6 +14,7 @@ import yaml
 
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.profiles.optimizers import optimizer_named
 from meshwright.service.launchers.accelerate import (
     CONFIG_FILE,
     accelerate_file,
@@ -43,6 +44,11 @@ def attention(target: Target) -> str:
     """The kernel that was priced, by transformers' name."""
     known = with_options(framework_facts("accelerate"), target.workload.framework_options)
     return ATTENTION[known.attention_kernel]
+
+
+def keeps_fp32(target: Target) -> bool:
+    """Whether the optimizer updates fp32 weights, as it does but where none were priced."""
+    return optimizer_named(target.workload.optimizer).fp32_copy
 
 
 # --------------------------------------------------------------------------------------------------
@@ -195,7 +201,7 @@ def trl_values(target: Target) -> Values:
         # torch's rings take no other kernel than SDPA's
         "attn_implementation": attention(target) if config.context_parallel_size == 1 else "sdpa",
         # FSDP's shards, or autocast's weights; bf16 where no copy of them was priced
-        "dtype": "bfloat16" if target.workload.optimizer == "adamw-8bit-bf16" else "float32",
+        "dtype": "float32" if keeps_fp32(target) else "bfloat16",
         "optim": optimizer(target),
         **_adapter_values(target),
     }
@@ -307,7 +313,7 @@ def llama_factory_values(target: Target) -> Values:
         "flash_attn": _FLASH_ATTN[attention(target)],
         "disable_gradient_checkpointing": not recomputes_in_script(target),  # its own default recomputes
         # weights that are trained are cast up to fp32, but for this (model/adapter.py, init_adapter)
-        "pure_bf16": workload.optimizer == "adamw-8bit-bf16",
+        "pure_bf16": not keeps_fp32(target),
         "optim": optimizer(target),
         **_llama_factory_adapter(target),
     }

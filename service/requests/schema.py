@@ -48,9 +48,9 @@ LoraTarget = Literal[
 ]  # fmt: skip
 Allowed = Literal[
     "offload", "fp8", "standalone_stages",
-    "adamw", "adamw-bf16", "adamw-8bit", "adamw-8bit-bf16", "galore", "muon", "sgd-momentum",
-    "switches", "moe_dispatcher", "overlap_experts", "cuda_graph", "recompute_modules", "gradient_dtype",
-    "optimizer_offload_fraction",
+    "adamw", "adamw-bf16", "adamw-pure-bf16", "adamw-8bit", "adamw-8bit-bf16", "galore", "muon",
+    "sgd-momentum", "switches", "moe_dispatcher", "overlap_experts", "cuda_graph", "recompute_modules",
+    "gradient_dtype", "optimizer_offload_fraction",
 ]  # fmt: skip
 Scalar = bool | int | float | str
 Value = bool | int | str
@@ -72,7 +72,14 @@ class WorkloadRequest(Part):
     seq_length: int = Field(ge=1, le=MAX_SEQ_LENGTH, description="tokens per sequence")
     precision: Literal["bf16", "fp16", "fp8"] = "bf16"
     optimizer: Literal[
-        "adamw", "adamw-bf16", "adamw-8bit", "adamw-8bit-bf16", "galore", "muon", "sgd-momentum"
+        "adamw",
+        "adamw-bf16",
+        "adamw-pure-bf16",
+        "adamw-8bit",
+        "adamw-8bit-bf16",
+        "galore",
+        "muon",
+        "sgd-momentum",
     ] = "adamw"
     optimizer_rank: int = Field(
         default=0, ge=0, le=MAX_RANK, description="of galore's projection; 0: a quarter of the hidden size"

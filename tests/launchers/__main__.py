@@ -167,7 +167,7 @@ def trained(workload: Workload) -> dict[str, object]:
         "moments": "bfloat16" if workload.optimizer == "adamw-bf16" else "float32",
         "optimizer_bits": 8 if "8bit" in workload.optimizer else 32,
         "loaded_as": "bfloat16"
-        if workload.lora_rank or workload.optimizer == "adamw-8bit-bf16"
+        if workload.lora_rank or workload.optimizer in ("adamw-8bit-bf16", "adamw-pure-bf16")
         else "float32",
     }
 

@@ -154,6 +154,7 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
         (REPLICAS, {"optimizer": "adamw-8bit"}),
         (SHARDS, {"optimizer": "adamw-8bit"}),
         (REPLICAS, {"optimizer": "adamw-8bit-bf16"}),
+        (REPLICAS, {"optimizer": "adamw-pure-bf16"}),
     ),
     "axolotl": (
         (SHARDS, {"lora_rank": 32, "lora_targets": ("q_proj", "gate_proj", "up_proj", "down_proj")}),
@@ -165,6 +166,7 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
         (SHARDS, {"lora_rank": 64, "lora_targets": ("q_proj", "k_proj", "v_proj", "o_proj")}),
         (REPLICAS, {"optimizer": "adamw-8bit"}),
         (REPLICAS, {"optimizer": "adamw-8bit-bf16"}),
+        (REPLICAS, {"optimizer": "adamw-pure-bf16"}),
     ),
     "megatron-lm": ((STATES, {"optimizer": "adamw-bf16"}),),
     "ms-swift": (

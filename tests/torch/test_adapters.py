@@ -22,7 +22,7 @@ from meshwright.profiles.adapters import (
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.library import find_cluster
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.optimizers import eight_bit_state_bytes
+from meshwright.profiles.optimizers import eight_bit_state_bytes, optimizer_named
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.predict import predict
@@ -132,6 +132,16 @@ def test_8_bit_adam_keeps_as_many_bytes_of_every_tensor(elements: int) -> None:
     state = optimizer.state[weight]
     tensors = [one for name, one in state.items() if name not in ("step", "qmap1", "qmap2")]
     assert sum(one.numel() * one.element_size() for one in tensors) == eight_bit_state_bytes(elements)
+
+
+def test_adam_over_weights_in_bf16_keeps_as_many_bytes_as_are_priced() -> None:
+    weight = torch.nn.Parameter(torch.zeros(64, 48, dtype=torch.bfloat16))
+    optimizer = torch.optim.AdamW([weight])
+    weight.grad = torch.randn_like(weight)
+    optimizer.step()
+    kept = [one for name, one in optimizer.state[weight].items() if name != "step"]
+    found = sum(one.numel() * one.element_size() for one in kept) / weight.numel()
+    assert found == optimizer_named("adamw-pure-bf16").state_bytes == 2 + 2
 
 
 @pytest.mark.parametrize("tied", [False, True])

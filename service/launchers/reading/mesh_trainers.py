@@ -33,7 +33,7 @@ from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.shell_values import Word
 from meshwright.service.launchers.reading.split import divided
-from meshwright.service.launchers.reading.trainer import OPTIMIZERS, adapted
+from meshwright.service.launchers.reading.trainer import OPTIMIZERS, WITHOUT_COPY, adapted
 from meshwright.service.launchers.trainers import ATTENTION
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
@@ -282,10 +282,9 @@ class TrlReader:
         run = mesh_run(self.name, rest, known, given, seq_length=length, precision=precision)
         rest.word("mixed_precision")
         options = {**run.workload.framework_options, **_kernel(fields, self.name, run.configuration)}
-        if optimizer == "adamw-8bit" and in_bf16 and not adapters and run.configuration.zero_stage == 0:
-            optimizer = (
-                "adamw-8bit-bf16"  # FSDP2 casts what is trained up (accelerate, utils/fsdp_utils.py)
-            )
+        # FSDP2 casts what is trained up (accelerate, utils/fsdp_utils.py)
+        if in_bf16 and not adapters and run.configuration.zero_stage == 0:
+            optimizer = WITHOUT_COPY.get(optimizer, optimizer)
         workload = replace(run.workload, framework_options=options, optimizer=optimizer, **adapters)
         run = replace(run, workload=workload)
         return replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread))

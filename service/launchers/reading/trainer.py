@@ -57,6 +57,7 @@ OPTIMIZERS = {
     "adamw_8bit": "adamw-8bit", "adamw_bnb_8bit": "adamw-8bit", "adamw_torch_8bit": "adamw-8bit",
     "sgd": "sgd-momentum",
 }  # fmt: skip
+WITHOUT_COPY = {"adamw": "adamw-pure-bf16", "adamw-8bit": "adamw-8bit-bf16"}  # of weights loaded in bf16
 _NOT_PRICED = {  # what trains otherwise than a plan can say
     "load_in_4bit": "quantised base weights are not priced from launch files yet",
     "load_in_8bit": "quantised base weights are not priced from launch files yet",
@@ -174,10 +175,7 @@ def trainer_run(
     length = _length(fields, known, tool)
     precision, optimizer = _precision(fields, known, tool), _optimizer(fields)
     adapters, base = _adapters(fields, tool), _base(fields)
-    if fields.flag("pure_bf16", default=False):
-        if optimizer == "adamw":
-            fields.note("pure_bf16: weights and moments in bf16 are priced with fp32 ones")
-        optimizer = "adamw-8bit-bf16" if optimizer == "adamw-8bit" else optimizer
+    in_bf16 = fields.flag("pure_bf16", default=False)  # else LLaMA-Factory casts up (model/adapter.py)
     recompute = _recomputes(fields, tool)
     fields.stop()
     told = replace(
@@ -198,6 +196,8 @@ def trainer_run(
         zero = _zero(fields)
         fields.stop()
         found = _replicas(told, zero, precision)
+    if in_bf16 and not adapters[0] and found.configuration.zero_stage == 0:  # else cast up, or kept in fp32
+        optimizer = WITHOUT_COPY.get(optimizer, optimizer)
     workload = replace(found.workload, optimizer=optimizer, lora_rank=adapters[0], lora_targets=adapters[1])
     if base != "bf16":
         _require_whole_weights(fields, found.configuration.zero_stage, adapters[0])

@@ -166,6 +166,8 @@ def test_frozen_weights_of_4_bits_are_refused_by_name_where_they_are_not_priced(
         ("trl", "adamw-8bit", NODE, "adamw_bnb_8bit", "float32"),
         ("trl", "adamw-8bit", SHARDS, "adamw_torch_8bit", "float32"),
         ("trl", "adamw-8bit-bf16", NODE, "adamw_bnb_8bit", "bfloat16"),
+        ("trl", "adamw-pure-bf16", NODE, "adamw_torch_fused", "bfloat16"),
+        ("llama-factory-accelerate", "adamw-pure-bf16", NODE, "adamw_torch_fused", None),
         ("axolotl", "adamw-8bit-bf16", SHARDS, "adamw_torch_8bit", None),
         ("llama-factory-accelerate", "adamw-8bit", SHARDS, "adamw_torch_8bit", None),
         ("llama-factory-accelerate", "adamw-8bit-bf16", NODE, "adamw_bnb_8bit", None),

@@ -56,9 +56,13 @@ def test_any_launcher_means_every_one_whose_limits_are_known() -> None:
     assert union.launcher == "any"
     assert "any" in union.model_facts, "a script of the user's own builds any model"
     assert (union.constraints, union.recipes) == ((), ())
-    assert set(union.optimizers) == {"adamw", "adamw-bf16", "adamw-8bit", "adamw-8bit-bf16"}, (
-        "what their files name"
-    )
+    assert set(union.optimizers) == {
+        "adamw",
+        "adamw-bf16",
+        "adamw-pure-bf16",
+        "adamw-8bit",
+        "adamw-8bit-bf16",
+    }, "what their files name"
 
 
 def test_plans_of_any_launcher_are_its_plans_and_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
