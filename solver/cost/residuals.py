@@ -32,6 +32,7 @@ _OTHER_GRAPH = 1.0
 _DISPATCHERS = {"allgather": -0.5, "alltoall": 0.0, "deepep": 1.0, "hybridep": 1.5}
 _RECIPES = {"nvfp4": 1.0, "mxfp8": 0.5, "fp8-current": 0.5, "fp8-blockwise": 0.5}
 _MODULE = 0.5  # each one that is recomputed
+_PADDED = -3.0  # experts padded to a capacity: other kernels, and a step that waits for no sizes
 
 
 def features(problem: Problem, columns: Columns) -> FloatArray:
@@ -64,10 +65,11 @@ def features(problem: Problem, columns: Columns) -> FloatArray:
 
 
 def _recipe_switches(options: Mapping[str, object]) -> tuple[float, ...]:
-    """CUDA graphs, dispatcher, overlapped experts, recipe of 8 or 4 bits, recomputed modules."""
+    """CUDA graphs and capacities, dispatcher, overlap, recipe of 8 or 4 bits, recomputed modules."""
+    padded = bool(options.get("moe_capacity_factor"))
     replayed = [name for name in str(options.get("recompute_modules", "")).split("+") if name]
     return (
-        _GRAPHS.get(str(options.get("cuda_graph", "none")), _OTHER_GRAPH),
+        _GRAPHS.get(str(options.get("cuda_graph", "none")), _OTHER_GRAPH) + (_PADDED if padded else 0.0),
         _DISPATCHERS.get(str(options.get("moe_dispatcher", "alltoall")), 0.0),
         float(bool(options.get("overlap_experts", False))),
         _RECIPES.get(str(options.get("precision_recipe", "")), 0.0),

@@ -1,6 +1,6 @@
 import json
 from dataclasses import replace
-from math import log
+from math import exp, log
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,16 @@ def test_the_features_of_this_version_are_counted() -> None:
     assert features(a_problem(), Columns.of([a_configuration()])).shape == (1, NUM_FEATURES)
     assert CALIBRATION.fits_features(NUM_FEATURES)
     assert not CALIBRATION.fits_features(NUM_FEATURES + 1)
+
+
+def test_runs_that_pad_experts_to_a_capacity_tell_little_of_runs_that_drop_no_token() -> None:
+    # 3 switches of 0.7 apart; of what is left over near a run (length 1.4) exp(-(2.1 / 1.4)^2 / 2) = 32 %
+    # is carried over
+    problem, columns = a_problem(), Columns.of([a_configuration()])
+    workload = replace(problem.workload, framework_options={"moe_capacity_factor": 1.5})
+    padded = features(replace(problem, workload=workload), columns)
+    apart = float(((padded - features(problem, columns)) ** 2).sum())
+    assert exp(-apart / 1.4**2 / 2) == pytest.approx(exp(-((2.1 / 1.4) ** 2) / 2))
 
 
 def document() -> dict[str, Any]:
