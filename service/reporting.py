@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf, isclose
 
 from meshwright.profiles.errors import PlannerError, RefusedExportError
@@ -37,6 +37,7 @@ class Asked:
     detailed: int = MOST_DETAILED
     what_if: Method = "predict"
     what_if_budget_s: float = inf
+    verdicts: Mapping[str, str] = field(default_factory=dict)  # what launchers made of plans, by plan_id
 
 
 def report_of(answer: Answer, problem: Problem, profile: Profile, asked: Asked | None = None) -> Document:
@@ -59,6 +60,7 @@ def report_of(answer: Answer, problem: Problem, profile: Profile, asked: Asked |
         problem_json=json.dumps(problem_to_mapping(problem), indent=1, allow_nan=False),
         digest=digest_of(problem),
         left_out=left_out,
+        verdicts=wish.verdicts,
     )
     return document_of(answer, problem, extras, chosen=wish.chosen)
 

@@ -23,7 +23,7 @@ from meshwright.service.cli.problem_options import (
     with_sweep,
 )
 from meshwright.service.cli.progress import Cancellation, ProgressLine, cancellable
-from meshwright.service.cli.saved_plans import keep
+from meshwright.service.cli.saved_plans import keep, verdicts_of
 from meshwright.service.cli.terminal import (
     CANCELLED,
     FOUND,
@@ -39,12 +39,13 @@ from meshwright.service.jobs.joining import SolvedPoint, join
 from meshwright.service.jobs.states import EndState
 from meshwright.service.launchers.registry import export
 from meshwright.service.library import answer_document
+from meshwright.service.report.formatting import built_words, wrapped
 from meshwright.service.report.page import render_page
 from meshwright.service.report.points import points_to_csv, render_points
 from meshwright.service.report.sentences import measure_line
 from meshwright.service.report.table import to_csv
 from meshwright.service.report.terminal import render_answer
-from meshwright.service.reporting import report_of
+from meshwright.service.reporting import Asked, report_of
 from meshwright.service.requests.jobs import Sweep, read_job_request
 from meshwright.service.requests.launch_files import request_of_files
 from meshwright.service.requests.parse import parse_problem
@@ -132,7 +133,7 @@ def run_plan(
         console = screen()
         console.print(measure_line(worth, width=console.width))
     if save_dir:
-        page = render_page(report_of(answer, problem, profile))
+        page = render_page(report_of(answer, problem, profile, Asked(verdicts=verdicts_of(answer.plans))))
         _save(save_dir, answer, problem, document, page=page, force=force)
     return code_of(answer, cancelled=cancelled)
 
@@ -176,6 +177,8 @@ def _print(form: Form, answer: Answer, problem: Problem, document: dict[str, Any
     else:
         console = screen()
         console.print(render_answer(answer, problem, width=console.width))
+        if said := built_words(answer.plans, verdicts_of(answer.plans)):
+            console.print(wrapped(said, console.width, indent=2))
 
 
 def _text(document: object) -> str:

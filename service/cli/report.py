@@ -17,7 +17,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile
 from meshwright.service.cli.calibrate import profile_for
 from meshwright.service.cli.problem_options import PROFILE_HELP
-from meshwright.service.cli.saved_plans import KeptAnswer, answer_of_file, find_answer, plan_of
+from meshwright.service.cli.saved_plans import KeptAnswer, answer_of_file, find_answer, plan_of, verdicts_of
 from meshwright.service.cli.terminal import service_packages_for
 from meshwright.service.files import write_text
 from meshwright.service.report.formatting import configuration_words
@@ -155,6 +155,11 @@ def _page(wanted: Wanted) -> tuple[str, str]:
         with _service_at(wanted.url) as service:
             return service.report(wanted.name), wanted.name[:8]
     kept = kept_answer(wanted)
-    asked = Asked(chosen=kept.plan_id, what_if=wanted.what_if, what_if_budget_s=WHAT_IF_BUDGET_S)
+    asked = Asked(
+        chosen=kept.plan_id,
+        what_if=wanted.what_if,
+        what_if_budget_s=WHAT_IF_BUDGET_S,
+        verdicts=verdicts_of(kept.answer.plans),
+    )
     document = report_of(kept.answer, kept.problem, profile_of(kept, wanted), asked)
     return render_page(document), kept.plan_id[:8] or "infeasible"

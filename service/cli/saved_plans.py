@@ -21,6 +21,7 @@ from meshwright.solver.answer import Answer, Plan, plan_from_json
 from meshwright.solver.problem import Problem
 
 MAX_KEPT = 200  # answers; the oldest go first
+_MAX_VERDICTS = 1000
 _MOST_NAMED = 5  # plans that a message names
 _ID_LENGTH = 12
 _OF_ALL = ("plans", "problem", "pareto", "baseline", "measure_next")  # not of one plan alone
@@ -74,6 +75,36 @@ def keep(document: Mapping[str, Any], problem: Problem) -> list[str]:
     except OSError as fault:
         return [f"the answer is not kept ({fault.strerror}): export it with --save-dir, or keep --json"]
     return []
+
+
+def keep_verdict(plan_id: str, verdict: str) -> list[str]:
+    """Keep what a launcher made of a plan; as ``keep``, a folder that cannot be written is a warning."""
+    try:
+        folder = _verdicts()
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / f"{plan_id}.json", json.dumps({"plan_id": plan_id, "verdict": verdict}))
+        for old in _newest_first(folder)[_MAX_VERDICTS:]:
+            old.unlink(missing_ok=True)
+    except OSError as fault:
+        return [f"the verdict is not kept ({fault.strerror})"]
+    return []
+
+
+def verdicts_of(plans: Sequence[Plan]) -> dict[str, str]:
+    """What launchers made of some plans on this machine, by plan_id; other plans are left out."""
+    found = {}
+    for plan in plans:
+        try:
+            text = (_verdicts() / f"{plan.plan_id}.json").read_text(encoding="utf-8")
+            found[plan.plan_id] = str(json.loads(text)["verdict"])
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+    return found
+
+
+def _verdicts() -> Path:
+    """Where verdicts are kept: beside the answers, which a plan may be found by again."""
+    return state_folder().parent / "verdicts"
 
 
 def find_answer(plan_id: str) -> KeptAnswer:

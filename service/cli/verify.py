@@ -13,7 +13,8 @@ import typer
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.units import GIB
 from meshwright.service.cli.export import chosen_plan
-from meshwright.service.cli.terminal import BAD_INPUT, FOUND, NO_PLAN, say_error
+from meshwright.service.cli.saved_plans import keep_verdict
+from meshwright.service.cli.terminal import BAD_INPUT, FOUND, NO_PLAN, say_error, say_warnings
 from meshwright.service.verify.environments import make
 from meshwright.service.verify.verify import BUILDERS, MEMORY_BYTES, TIME_S, Quantity, Verification, verify
 
@@ -44,6 +45,7 @@ def verify_command(
     found = verify(
         chosen.plan, chosen.problem, launcher, memory_bytes=int(memory_gib * GIB), time_s=time_limit
     )
+    say_warnings(keep_verdict(found.plan_id, found.verdict))
     if json_output:
         sys.stdout.write(json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
     else:

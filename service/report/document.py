@@ -13,7 +13,7 @@ from meshwright.service.report import formatting as figures
 from meshwright.service.report.charts.bars import Bars, memory_bars, waterfall_bars
 from meshwright.service.report.charts.scatter import Scatter, pareto_scatter, roofline_scatter
 from meshwright.service.report.charts.timeline import TimelineChart, timeline_chart
-from meshwright.service.report.formatting import sentence_case
+from meshwright.service.report.formatting import built_words, sentence_case
 from meshwright.service.report.rank_map import RankMap, rank_map
 from meshwright.service.report.sides import Comparison, comparison_of
 from meshwright.service.report.standings import Standings, standings_of
@@ -58,6 +58,7 @@ class Extras:
     digest: str = ""  # of the problem
     profile_title: str = ""
     left_out: bool = False  # plans behind those of the answer are not listed
+    verdicts: Mapping[str, str] = field(default_factory=dict)  # of launchers, by plan_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +99,7 @@ class Document:
     title: str
     question: tuple[Fact, ...]
     verdict: Verdict
+    built: str  # what launchers made of the plans; empty: none was asked
     standings: Standings | None  # None: there is no plan
     pareto: Scatter | None
     plans: tuple[PlanView, ...]
@@ -150,6 +152,7 @@ def document_of(answer: Answer, problem: Problem, extras: Extras, *, chosen: str
         title=title_of(problem),
         question=question_of(problem),
         verdict=verdict_of(answer, problem),
+        built=built_words(answer.plans, extras.verdicts),
         standings=_standings(answer, problem, extras) if answer.plans else None,
         pareto=pareto_scatter(answer, first) if len(answer.plans) > 1 or answer.pareto else None,
         plans=tuple(views),

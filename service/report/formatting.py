@@ -9,8 +9,15 @@ from itertools import groupby
 from rich.text import Text
 
 from meshwright.profiles.units import GIB, TERA
-from meshwright.solver.answer import Prediction
+from meshwright.solver.answer import Plan, Prediction
 from meshwright.solver.configuration import VARIABLES, Configuration, StageGroup
+
+
+def built_words(plans: Sequence[Plan], verdicts: Mapping[str, str]) -> str:
+    """What launchers made of plans that were put before them; empty: of none."""
+    known = [f"#{plan.rank} {verdicts[plan.plan_id]}" for plan in plans if plan.plan_id in verdicts]
+    return f"By the launcher's own code, without a GPU: {'; '.join(known)}." if known else ""
+
 
 # --------------------------------------------------------------------------------------------------
 # What the words of a report mean, in one sentence each: shown on hover, read by screen readers.

@@ -90,7 +90,7 @@ def environments_folder() -> Path:
 
 MEGATRON_LM = Environment("megatron-lm", ("triton==3.9.0", "einops==0.8.2"), ("megatron-core==0.19.2",))
 TORCHTITAN = Environment("torchtitan-0.3", ("triton==3.9.0", "torchao==0.18.0", "torchtitan==0.3.0"))
-DEEPSPEED = Environment("deepspeed", ("deepspeed==0.19.8",))
+DEEPSPEED = Environment("deepspeed", ("transformers==5.23.0", "deepspeed==0.19.8"))
 ACCELERATE = Environment("accelerate", ("accelerate==1.15.0", "transformers==5.23.0"))
 TORCH_ENVIRONMENT = Environment("torch", TORCH)
 

@@ -25,6 +25,7 @@ from meshwright.service.launchers.registry import export, launcher_of
 from meshwright.service.launchers.target import Target, settled_problem, target_of
 from meshwright.service.verify.environments import (
     ACCELERATE,
+    DEEPSPEED,
     MEGATRON_LM,
     TORCHTITAN,
     Environment,
@@ -68,6 +69,7 @@ class Builder:
 BUILDERS: Mapping[str, Builder] = {
     "megatron-lm": Builder(environment=MEGATRON_LM, script="build_megatron_lm.py"),
     "accelerate": Builder(environment=ACCELERATE, script="build_accelerate.py"),
+    "deepspeed": Builder(environment=DEEPSPEED, script="build_deepspeed.py"),
     "torchtitan": Builder(environment=TORCHTITAN, script="build_torchtitan.py"),
 }
 

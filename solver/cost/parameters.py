@@ -55,10 +55,11 @@ def layer_weights(ctx: Context, kind: LayerKind) -> Weights:
 
 
 def embedding_weights(ctx: Context) -> Weights:
-    """The embedding, split over tp by the padded vocabulary; learned positions are whole."""
+    """The embedding, split over tp by the padded vocabulary where it is; learned positions are whole."""
     model = ctx.model
     positions = float(model.embedding_parameters() - model.vocab_size * model.embedding_width)
-    table = ctx.padded_vocabulary * model.embedding_width / ctx.t
+    split = ctx.t if ctx.facts.embedding_sharded or model.tied_embeddings else np.ones_like(ctx.t)
+    table = ctx.padded_vocabulary * model.embedding_width / split
     return Weights(dense=table + positions, routed=np.zeros_like(ctx.t))
 
 

@@ -12,6 +12,7 @@ from meshwright.service.launchers.target import ExportBundle
 from meshwright.service.verify import verify as module
 from meshwright.service.verify.environments import (
     ACCELERATE,
+    DEEPSPEED,
     FOLDER_VARIABLE,
     MEGATRON_LM,
     TORCHTITAN,
@@ -140,6 +141,57 @@ def test_accelerate_shards_a_model_of_transformers_as_it_was_priced() -> None:
     attention = 3.5 * 2 * 2 * 1024 * 1024 * 8 * 64 * 6
     assert first["flops"].built == pytest.approx(products + attention, rel=1e-6)
     assert first["peak_bytes"].error is not None
+
+
+LAYER = 512 * (8 + 2 * 4) * 64 + 512 * 512 + 3 * 512 * 1792  # of matrices
+TABLE = 32000 * 512
+REPLICAS = Configuration(
+    data_parallel_size=8, zero_stage=2, zero_shard_size=8, num_microbatches=2, stage_layers=(2,)
+)
+
+
+def built_by_deepspeed(config: Configuration) -> Verification:
+    """A plan of two small layers, which DeepSpeed's engine has built as it was priced."""
+    make(DEEPSPEED)
+    found = target(replace(SMALL, num_layers=2), config, seq_length=1024)
+    built = verify(found.plan, found.problem, "deepspeed")
+    assert (built.verdict, built.reasons) == ("verified", ())
+    return built
+
+
+@pytest.mark.parametrize(("stage", "shards"), [(2, (1, 8, 8)), (3, (8, 8, 8))])
+def test_deepspeed_shards_what_its_stage_shards(stage: int, shards: tuple[int, int, int]) -> None:
+    found = built_by_deepspeed(replace(REPLICAS, zero_stage=stage))
+    first = figures(found, 0)
+    weights = 2 * (LAYER + 2 * 512) + 2 * TABLE + 512
+    assert first["parameters"].built == weights
+    assert first["weight_bytes"].built == pytest.approx(2 * weights / shards[0], rel=1e-4)
+    assert first["gradient_bytes"].built == pytest.approx(2 * weights / shards[1], rel=1e-4)  # bf16
+    assert first["optimizer_bytes"].built == pytest.approx((4 + 4 + 4) * weights / shards[2], rel=1e-4)
+    attention = 3.5 * 2 * 2 * 1024 * 1024 * 8 * 64 * 2
+    assert first["flops"].built == pytest.approx(6 * 1024 * (2 * LAYER + TABLE) + attention, rel=1e-6)
+    assert "peak_bytes" in first
+    assert "peak_bytes" not in figures(found, 7)  # built like rank 0, which was traced
+
+
+def test_deepspeed_divides_its_pipeline_by_layers() -> None:
+    config = replace(
+        REPLICAS, pipeline_parallel_size=2, zero_stage=1, num_microbatches=4, pipeline_schedule="1f1b",
+        stage_layers=(1, 1),
+    )  # fmt: skip
+    found = built_by_deepspeed(config)
+    assert found.ranks == (0, 8, 15)
+    assert [figures(found, rank)["parameters"].built for rank in (0, 8)] == [
+        LAYER + 2 * 512 + TABLE,
+        LAYER + 2 * 512 + TABLE + 512,
+    ]
+    assert all("peak_bytes" in figures(found, rank) for rank in (0, 8))
+
+
+def test_autotp_splits_linear_layers_and_no_embedding() -> None:
+    found = built_by_deepspeed(replace(REPLICAS, tensor_parallel_size=2))
+    built = figures(found, 0)["parameters"].built
+    assert built == 2 * (LAYER / 2 + 2 * 512) + TABLE + TABLE / 2 + 512
 
 
 def test_a_block_that_is_compiled_and_recomputed_leaves_out_its_last_product() -> None:

@@ -40,7 +40,7 @@ def job_report(job_id: str, service: ServiceDep, tenant: TenantDep, *, what_if: 
     if job.num_children is not None:
         raise NotFoundError("a sweep has no report of its own: each of its points has one")
     answer = answer_from_json({**(job.answer or {}), "plans": page.items})
-    return _page(service, answer, parse_problem(job.request), what_if=what_if)
+    return _page(service, tenant, answer, parse_problem(job.request), what_if=what_if)
 
 
 @router.get(
@@ -57,7 +57,7 @@ def plan_report(
     job, body = service.jobs.plan(tenant, plan_id)
     whole = answer_from_json({**(job.answer or {}), "plans": [body]})
     answer = only(whole, whole.plans[0])
-    return _page(service, answer, parse_problem(job.request), what_if=what_if)
+    return _page(service, tenant, answer, parse_problem(job.request), what_if=what_if)
 
 
 @router.get(
@@ -77,10 +77,14 @@ def plan_timeline(plan_id: str, jobs: JobsDep, service: ServiceDep, tenant: Tena
     return trace_of(found, title=f"#{plan.rank} {configuration_words(plan.config)}")
 
 
-def _page(service: Service, answer: Answer, problem: Problem, *, what_if: bool) -> Response:
+def _page(service: Service, tenant: str, answer: Answer, problem: Problem, *, what_if: bool) -> Response:
     """The page, under the policy that stands in it."""
     profile, is_own = profile_for(service, problem)
-    asked = Asked(what_if="predict" if what_if and is_own else "none", what_if_budget_s=WHAT_IF_BUDGET_S)
+    asked = Asked(
+        what_if="predict" if what_if and is_own else "none",
+        what_if_budget_s=WHAT_IF_BUDGET_S,
+        verdicts=service.verifications.verdicts(tenant, [plan.plan_id for plan in answer.plans]),
+    )
     headers = {
         "Content-Security-Policy": f"{content_security_policy()}; frame-ancestors 'none'",
         "X-Content-Type-Options": "nosniff",

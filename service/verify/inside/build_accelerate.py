@@ -26,7 +26,6 @@ from building import (
     Case,
     answer,
     apart,
-    attention,
     bytes_of,
     compiled,
     gathered,
@@ -37,11 +36,10 @@ from building import (
     traced,
     without_data,
 )
-from hugging_face import unsharded_model
+from hugging_face import joined, unsharded_model
 from torch._dynamo.backends import registry
 from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import AttentionInterface
 
 
 def _use_cpu(self: PartialState) -> None:
@@ -53,15 +51,6 @@ PartialState._prepare_backend = lambda *_given, **_options: ("fake", Distributed
 PartialState.set_device = _use_cpu
 
 
-def _flash_attention(
-    module: Any, query: Any, key: Any, value: Any, mask: Any, **_options: Any
-) -> tuple[Any, None]:
-    """Flash attention over (batch, heads, sequence, width), as transformers calls it."""
-    del module, mask
-    return attention(query, key, value).transpose(1, 2), None
-
-
-AttentionInterface.register("standin", _flash_attention)
 STANDING_IN = "AOT_EAGER"  # of accelerate's names for compilers
 registry.lookup_backend(STANDING_IN.lower())  # which fills the registry
 registry._BACKENDS[STANDING_IN.lower()] = None
@@ -108,7 +97,6 @@ def rank_of(case: Case, rank: int, like: Mapping[str, int]) -> Built:
     """A rank's shards of the model and of its optimizer; ``like``: ranks that were traced before."""
     join(case, rank)
     model = unsharded_model(case["model"])
-    model.set_attn_implementation("standin")
     layers = model.model.layers
     found: Built = {
         "stage": 0,
@@ -166,20 +154,6 @@ def step_of(accelerator: Any, model: Any, case: Case) -> Built:
         return found | traced(step, [model, *states], case["trace"])
     except Exception as error:  # noqa: BLE001 - what is built stays, only the step is not traced
         return found | {"untraced": said(error)}
-
-
-def joined(layers: Any) -> Iterator[tuple[int, ...]]:
-    """Shapes of the layers' matrices, those that read the same input as one product."""
-    for layer in layers:
-        shapes = {name: tuple(weight.shape) for name, weight in layer.named_parameters()}
-        for name, shape in shapes.items():
-            if name.endswith("q_proj.weight"):
-                both = shapes[name.replace("q_proj", "k_proj")][0]
-                yield (shape[0] + 2 * both, shape[1])
-            elif name.endswith("gate_proj.weight"):
-                yield (2 * shape[0], shape[1])
-            elif not name.endswith(("k_proj.weight", "v_proj.weight", "up_proj.weight")):
-                yield shape
 
 
 if __name__ == "__main__":

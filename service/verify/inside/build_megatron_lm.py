@@ -31,6 +31,7 @@ from building import (
     Turned,
     answer,
     bytes_of,
+    converted,
     matrices,
     said,
     traced,
@@ -88,30 +89,13 @@ def _type(self: torch.Tensor, *given: Any, **options: Any) -> Any:
     return found.replace("torch.", "torch.cuda.") if isinstance(found, str) else found
 
 
-def _apply(self: torch.nn.Module, convert: Any, recurse: bool = True) -> torch.nn.Module:  # noqa: ARG001
-    """Converts weights one by one, with what is attached to them: fake ones cannot be swapped."""
-    for child in self.children():
-        child._apply(convert)
-    for name, weight in self._parameters.items():
-        if weight is not None:
-            with torch.no_grad():
-                new = convert(weight)
-            if new is not weight:
-                self._parameters[name] = torch.nn.Parameter(new, weight.requires_grad)
-                self._parameters[name].__dict__.update(weight.__dict__)
-    self._buffers.update(
-        {name: one if one is None else convert(one) for name, one in self._buffers.items()}
-    )
-    return self
-
-
 def _gather_objects(found: list[Any], given: Any, group: Any = None) -> None:  # noqa: ARG001
     """Every rank says the same."""
     found[:] = [given] * len(found)
 
 
 torch.Tensor.type = _type  # type: ignore[method-assign]
-torch.nn.Module._apply = _apply
+torch.nn.Module._apply = converted
 torch.distributed.all_gather_object = _gather_objects
 
 import megatron.core.utils as core_utils

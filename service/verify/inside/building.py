@@ -393,6 +393,23 @@ class _Normed(torch.autograd.Function):
         return torch.empty_like(given), None, *(torch.empty_like(weight) for weight in weights)
 
 
+def converted(self: torch.nn.Module, convert: Any, recurse: bool = True) -> torch.nn.Module:  # noqa: ARG001
+    """``Module._apply``, weight by weight with what hangs on it: those without data cannot be swapped."""
+    for child in self.children():
+        converted(child, convert)
+    for name, weight in self._parameters.items():
+        if weight is not None:
+            with torch.no_grad():
+                new = convert(weight)
+            if new is not weight:
+                self._parameters[name] = torch.nn.Parameter(new, weight.requires_grad)
+                self._parameters[name].__dict__.update(weight.__dict__)
+    self._buffers.update(
+        {name: one if one is None else convert(one) for name, one in self._buffers.items()}
+    )
+    return self
+
+
 @contextmanager
 def without_data() -> Iterator[FakeTensorMode]:
     """Tensors have shapes and types, and no memory."""

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from building import attention
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 # What the classes below cannot state, with the value that they can.
 _FIXED = {
@@ -47,7 +56,37 @@ def config_of(model: dict[str, Any]) -> PretrainedConfig:
     return LlamaConfig(**sizes, attention_bias=model["qkv_bias"], mlp_bias=model["mlp_bias"])
 
 
-def unsharded_model(model: dict[str, Any]) -> Any:
-    """The whole model on the meta device, in fp32 as trainers keep it."""
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config_of(model), dtype=torch.float32)
+def unsharded_model(model: dict[str, Any], device: str = "meta") -> Any:
+    """The whole model, in fp32 as trainers keep it, with flash attention."""
+    with torch.device(device):
+        found = AutoModelForCausalLM.from_config(config_of(model), dtype=torch.float32)
+    found.set_attn_implementation("standin")
+    return found
+
+
+def _flash_attention(
+    module: Any, query: Any, key: Any, value: Any, mask: Any, **_options: Any
+) -> tuple[Any, None]:
+    """Flash attention over (batch, heads, sequence, width), as transformers calls it."""
+    del module, mask
+    return attention(query, key, value).transpose(1, 2), None
+
+
+AttentionInterface.register("standin", _flash_attention)
+
+
+def joined(layers: Any) -> Iterator[tuple[int, ...]]:
+    """Shapes of the layers' matrices, those that read the same input as one product."""
+    for layer in layers:
+        shapes = {  # of ZeRO-3's weights before they were sharded
+            name: tuple(getattr(weight, "ds_shape", weight.shape))
+            for name, weight in layer.named_parameters()
+        }
+        for name, shape in shapes.items():
+            if name.endswith("q_proj.weight"):
+                both = shapes[name.replace("q_proj", "k_proj")][0]
+                yield (shape[0] + 2 * both, shape[1])
+            elif name.endswith("gate_proj.weight"):
+                yield (2 * shape[0], shape[1])
+            elif not name.endswith(("k_proj.weight", "v_proj.weight", "up_proj.weight")):
+                yield shape

@@ -1,4 +1,4 @@
-"""``meshwright plan --sweep``: searches in this process, joined as the service joins them."""
+"""``meshwright plan``: sweeps joined as the service joins them, and what was verified of a plan before."""
 
 import csv
 import io
@@ -10,7 +10,9 @@ from typer.testing import CliRunner, Result
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.main import app
+from meshwright.service.verify.environments import FOLDER_VARIABLE, MEGATRON_LM
 from tests.served.job_records import TINY_PROBLEM
+from tests.served.reports import Page
 
 TINY = ["--model", "gpt-3-350m", "--cluster", "dgx-h100", "--num-nodes", "1", "--seq-length", "512"]
 QUICK = ["--certify", "none", "--top-k", "2"]
@@ -59,3 +61,23 @@ def test_a_sweep_that_is_wrong_is_bad_input() -> None:
     for sweep in ("nodes=1,2", "num_nodes=0", "num_nodes"):
         shown = plan(*TINY, *QUICK, "--global-batch-size", "16", "--sweep", sweep)
         assert isinstance(shown.exception, InvalidProblemError)
+
+
+def test_what_a_launcher_made_of_a_plan_stands_under_its_table_and_in_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    MEGATRON_LM.python.parent.mkdir(parents=True)
+    MEGATRON_LM.python.write_text("#!/bin/sh\necho no fan >&2\n")  # a launcher that refuses
+    MEGATRON_LM.python.chmod(0o755)
+    (MEGATRON_LM.folder / "ready").write_text(MEGATRON_LM.stamp)
+    words = [*TINY, *QUICK, "--global-batch-size", "16"]
+    assert "without a GPU" not in plan(*words).stdout
+    second = json.loads(plan(*words, "--json").stdout)["plans"][1]["plan_id"]
+    assert CliRunner().invoke(app, ["verify", second]).exit_code == 4
+    said = "By the launcher's own code, without a GPU: #2 not built."
+    assert said in plan(*words).stdout
+    out = tmp_path / "report.html"
+    shown = CliRunner().invoke(app, ["report", second, "--what-if", "none", "--out", str(out)])
+    assert shown.exit_code == 0, shown.output
+    assert said in Page(out.read_text()).text
