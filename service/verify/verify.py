@@ -203,6 +203,7 @@ def _case(
         "model": asdict(target.model),
         "seq_length": target.workload.seq_length,
         "micro_batch_size": target.config.micro_batch_size,
+        "architecture": target.problem.cluster.groups[0].gpu.architecture,
     })  # fmt: skip
 
 

@@ -63,11 +63,18 @@ def _weight_gradient(inputs: torch.Tensor, gradient: torch.Tensor, _sum: torch.T
     Kernels.flops += 2.0 * inputs.numel() * gradient.shape[-1]
 
 
+class _Gpu:
+    """The GPU of the plan: what Megatron-LM asks of an environment hangs on its generation."""
+
+    majors: typing.ClassVar = {"volta": 7, "turing": 7, "ampere": 8, "ada": 8, "hopper": 9, "blackwell": 10}
+    major = 9
+
+
 typing.override = typing_extensions.override  # type: ignore[attr-defined]
 torch.compile = lambda function=None, **_options: function or (lambda given: given)
-torch.cuda.get_device_capability = lambda *_device: (9, 0)
+torch.cuda.get_device_capability = lambda *_device: (_Gpu.major, 0)
 torch.cuda.get_device_properties = lambda *_device: types.SimpleNamespace(
-    major=9, minor=0, multi_processor_count=132
+    major=_Gpu.major, minor=0, multi_processor_count=132
 )
 torch.cuda.current_device = lambda: torch.device("cpu")
 torch.cuda.Stream = torch.cuda.Event = _Stream
@@ -250,6 +257,7 @@ def configured(case: Case) -> tuple[Any, Any]:
     dry = ["--mock-data", "--tokenizer-type", "NullTokenizer", "--train-iters", "10", "--lr", "1e-4"]
     sys.argv = ["pretrain_gpt.py", *shlex.split(body, comments=True), *dry, "--clip-grad", "1.0"]
     os.environ.update(RANK="0", WORLD_SIZE=str(case["world_size"]), LOCAL_RANK="0")
+    _Gpu.major = _Gpu.majors.get(case["architecture"], _Gpu.major)
     os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     os.environ.update(case["environment"])
     args = validate_args(parse_args())
