@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 from http import HTTPStatus
 from urllib.parse import quote
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute
 
 from meshwright.service.web import assets
 from meshwright.service.web.rendering import page
@@ -79,6 +81,14 @@ def _page_of(request: Request, response: Response) -> Response:
 
 def install(app: FastAPI) -> None:
     """Serve the pages from ``app``, which serves the API."""
-    for part in (assets, sign_in, searches, jobs, plans, stores, keys):
-        app.include_router(part.router, include_in_schema=False)
+    app.router.routes += _routes()
     install_failures(app)
+
+
+@cache
+def _routes() -> tuple[BaseRoute, ...]:
+    """Every page's route, made ready once a process."""
+    every = APIRouter(include_in_schema=False)
+    for part in (assets, sign_in, searches, jobs, plans, stores, keys):
+        every.include_router(part.router)
+    return tuple(every.routes)
