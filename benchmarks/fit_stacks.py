@@ -6,8 +6,8 @@ stack round the global ones. Each level is a maximum-a-posteriori fit in log spa
 ``solver/calibration/fit.py``, and every cluster counting for at most a dozen runs. Each constant is
 written with its uncertainty, and marked where the runs do not identify it. The spreads of
 predictions (``log_time_sigma``, ``log_memory_sigma``, and ``spreads.yaml``) are those of the pairs of GPU
-and framework that are left out of the fit one at a time, and of stacks left out whole, never those of the
-fit itself.
+and framework (of memory: of the clusters) that are left out of the fit one at a time, and of stacks left
+out whole, never those of the fit itself.
 
     .venv/bin/python -m benchmarks.fit_stacks              # both levels
     .venv/bin/python -m benchmarks.fit_stacks STACK …      # these stacks, round the global level there
