@@ -113,7 +113,10 @@ def _formulas(gpu: GpuSpec) -> GpuOperators:
 # What goes, and what is replaced by what.
 INGREDIENTS: Mapping[str, tuple[Replacement, ...]] = {
     "nothing": (),
-    "CPU floor": (("meshwright.solver.cost.price.layer_floor_s", _zeros),),
+    "CPU floor": (
+        ("meshwright.solver.cost.price.layer_floor_s", _zeros),
+        ("meshwright.solver.cost.price.head_floor_s", _zeros),
+    ),
     "waiting for messages of stages": (("meshwright.solver.cost.price.layer_floor_s", _never_waiting),),
     "waiting for sizes of exchanges": (("meshwright.solver.cost.compute._waits_for_sizes", _never),),
     "CUDA graphs": (("meshwright.solver.cost.compute.launches_left", _whole),),

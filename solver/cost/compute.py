@@ -135,6 +135,9 @@ _MISALIGNED = 0.2
 # moves 42 bytes an element and copy where a fused kernel moves 28; a dispatcher that writes in the order of
 # the experts spares the permutation of one of the two ways; a fused MLP of experts reads through the index.
 _UNFUSED_PERMUTATION, _DISPATCH_PERMUTES, _GROUPED_PERMUTES = 1.5, 0.7, 0.5
+# Kernels beside each expert's product in 8 or 4 bits: its input is cast and its scales are put in order
+# (Transformer Engine 2 ``module/grouped_linear.py``: ``split_quantize``, ``general_grouped_gemm``).
+_CASTS_OF_AN_EXPERT = 2.0
 _NORM_BYTES, _EAGER_NORM_BYTES = 4.0, 36.0  # of one element, forward
 _NARROW_HEAD = 0.75  # operator tables: heads of 64 reach 0.6-0.8 of that rate
 
@@ -224,6 +227,8 @@ def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str, *, trained: bo
     """All products of a layer, forward and backward; frozen matrices have no weight gradient."""
     rate, operators = ctx.gemm_flops(precision), ctx.operators
     element = {"fp8": 1.0, "fp4": 0.5}.get(precision, 2.0)
+    alone = ctx.low_precision and not ctx.facts.moe_grouped_mlp_fused
+    kernels = _CASTS_OF_AN_EXPERT if alone else -1.0  # of each further expert, beside its product
     forward = np.zeros_like(ctx.t)
     backward = np.zeros_like(ctx.t)
     for g in gemms:
@@ -239,9 +244,9 @@ def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str, *, trained: bo
             )
             for number, side in enumerate(sides)
         ]
-        launches = (g.count - 1.0) * operators.launch_s if g.grouped else 0.0
-        forward = forward + g.count * seconds[0] - launches
-        backward = backward + g.count * sum(seconds[1:]) - (len(sides) - 1.0) * launches
+        launches = (g.count - 1.0) * operators.launch_s * kernels if g.grouped else 0.0
+        forward = forward + g.count * seconds[0] + launches
+        backward = backward + g.count * sum(seconds[1:]) + (len(sides) - 1.0) * launches
     return PassSeconds(forward=forward, backward=backward)
 
 

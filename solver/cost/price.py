@@ -34,6 +34,7 @@ from meshwright.solver.cost.compute import (
     core_attention,
     gemm_seconds,
     launched,
+    launches_left,
     layer_floor_s,
     linear_seconds,
     memory_bound,
@@ -275,21 +276,30 @@ def _nothing(ctx: Context) -> PassSeconds:
 
 
 def _end_price(
-    ctx: Context, compute: PassSeconds, tensor: PassSeconds, *, own: Weights, layers: list[PartPrice]
+    ctx: Context,
+    compute: PassSeconds,
+    tensor: PassSeconds,
+    *,
+    own: Weights,
+    layers: list[PartPrice],
+    floor_s: FloatArray | float = 0.0,
 ) -> PartPrice:
     """Time of the embedding or the head, with multi-token-prediction layers where it has them.
 
-    ``own`` are the weights that are not those layers'.
+    ``own`` are the weights that are not those layers', ``floor_s`` what launching a forward pass takes.
     """
     zero = np.zeros_like(ctx.t)
     trained = trained_weights(ctx, own, None)
     compute = compute + accumulation(ctx, trained.dense)
-    gathers = weight_gathers(ctx, own, trained, compute + tensor, again=False)
+    busy = compute + tensor
+    passes = launched(ctx, "dense", busy, zero + floor_s) if np.any(floor_s) else busy
+    gathers = weight_gathers(ctx, own, trained, passes, again=False)
     causes = dict.fromkeys(_causes(ctx), zero)
     causes["compute"] = compute.forward + compute.backward
     causes["tensor_parallel"] = tensor.forward + tensor.backward
     causes["data_parallel"] = gathers.forward + gathers.backward
-    passes = compute + tensor + gathers
+    causes["rest"] = passes.forward + passes.backward - busy.forward - busy.backward
+    passes = passes + gathers
     for layer in layers:
         passes = passes + layer.passes
         causes = {name: value + layer.causes[name] for name, value in causes.items()}
@@ -309,6 +319,12 @@ def head_gemms(ctx: Context) -> list[Gemm]:
     return gemms
 
 
+# Launches of the head's forward pass over a dense layer's (some 14 kernels): a norm, the product, and of
+# Megatron's loss some 25 kernels and three all-reduces (Megatron-LM d98e8a64 ``core/tensor_parallel/
+# cross_entropy.py``), half of them where the loss is fused.
+_HEAD_LAUNCHES, _FUSED_LOSS = 1.5, 0.5
+
+
 def head_seconds(ctx: Context) -> PassSeconds:
     """Final norm, projection to the vocabulary, and the loss, for one token prediction."""
     split = ctx.t if ctx.facts.logits_sharded else np.ones_like(ctx.t)
@@ -316,6 +332,15 @@ def head_seconds(ctx: Context) -> PassSeconds:
     logits = ctx.tokens * ctx.model.vocab_size / split
     loss = logits * ctx.constants.loss_bytes * (0.5 if ctx.facts.loss_fused else 1.0) / ctx.hbm_bytes_per_s
     return product + PassSeconds(forward=0.5 * loss, backward=0.5 * loss)
+
+
+def head_floor_s(ctx: Context) -> float:
+    """Seconds that launching the head's forward pass takes: norm, product and loss, in no layer's graph."""
+    facts = ctx.facts
+    share = _HEAD_LAUNCHES * (_FUSED_LOSS if facts.loss_fused else 1.0)
+    if facts.cuda_graph == "full_iteration":
+        share *= launches_left(facts, "dense")
+    return (facts.layer_launch_s or ctx.constants.floor_s) * ctx.operators.host * share
 
 
 def embedding_seconds(ctx: Context) -> PassSeconds:
@@ -339,7 +364,7 @@ def _head_price(ctx: Context, layer: PartPrice) -> PartPrice:
         project = Gemm(m=ctx.tokens, n=h / ctx.t, k=2.0 * h)
         compute = compute + one + gemm_seconds(ctx, [project], ctx.linear_precision)
         tensor = tensor + pair
-    return _end_price(ctx, compute, tensor, own=own, layers=[layer] * depth)
+    return _end_price(ctx, compute, tensor, own=own, layers=[layer] * depth, floor_s=head_floor_s(ctx))
 
 
 def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
