@@ -206,6 +206,17 @@ def test_the_only_expert_of_a_rank_is_a_plain_product() -> None:
     assert seconds[0] == seconds[1]
 
 
+def test_the_products_of_single_experts_in_8_bits_bring_two_kernels_of_4_microseconds_each() -> None:
+    """Two products for each of 8 experts, the first one's kernels aside; one kernel for all starts once."""
+
+    def forward_s(*, fused: bool) -> float:
+        options = {"moe_grouped_mlp_fused": fused}
+        problem = a_problem(a_moe_model(), precision="fp8", framework_options=options)
+        return float(linear_seconds(context(problem, a_layout(stage_layers=(32,))), "moe").forward[0])
+
+    assert forward_s(fused=False) - forward_s(fused=True) == pytest.approx(2 * 7 * (2 + 1) * 4e-6)
+
+
 def test_experts_without_a_gate_have_two_matrices_of_three() -> None:
     gated = a_problem(a_moe_model(), seq_length=8192)
     plain = replace(gated, model=replace(gated.model, gated_mlp=False))

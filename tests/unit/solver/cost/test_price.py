@@ -173,6 +173,23 @@ def test_captured_layers_leave_fifteen_hundredths_of_a_tiny_layers_floor() -> No
     assert captured.fixed_s[0] == pytest.approx(0.003)  # 0.15 of what a step takes once
 
 
+@pytest.mark.parametrize(
+    ("options", "launches"),
+    [
+        ({"loss_fused": False}, 1.5),
+        ({"loss_fused": True}, 0.75),
+        ({"loss_fused": False, "cuda_graphs": True}, 1.5),  # no layer's graph holds the head
+        ({"loss_fused": False, "cuda_graph": "full_iteration"}, 1.5 * 0.03),
+    ],
+)
+def test_a_tiny_head_costs_its_launches(options: dict[str, object], launches: float) -> None:
+    """On a host of 0.79 times a DGX A100's, where launching a layer takes a second."""
+    problem = a_problem(framework_options=options)
+    prices = price(problem, Columns.of([a_layout()]), a_profile(problem, floor_s=1.0, floor_backward=2.0))
+    assert prices.forward_s[0, -1] == pytest.approx(0.79 * launches, rel=0.02)
+    assert prices.backward_s[0, -1] == pytest.approx(2 * 0.79 * launches, rel=0.02)
+
+
 def test_a_moe_model_has_prices_for_each_kind_of_layer() -> None:
     moe = a_moe_model()
     assert moe.moe is not None
