@@ -14,7 +14,7 @@ from itertools import chain
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import ClusterSpec, NodeGroup, host_of
-from meshwright.profiles.profile import PLACING_LAUNCHER, Profile
+from meshwright.profiles.profile import PLACING_LAUNCHER, Profile, default_profile
 from meshwright.solver.answer import Plan, Prediction
 from meshwright.solver.configuration import (
     RANK_ORDERS,
@@ -106,18 +106,21 @@ def _offload_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 def _room_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     """The least that hosts and drives must hold, in plain numbers: weights and AdamW's states alone.
 
-    Every copy of the model has 12 bytes of states (fp32 weight, two moments) and 2 of weights for each
-    parameter, wherever its ranks lie; all nodes together have so much memory and so many drives.
+    Every copy of the model has 12 bytes of states (fp32 weight, two moments; fewer where the framework
+    keeps no such copy or moments in bf16) and 2 of weights for each parameter, wherever its ranks lie; all
+    nodes together have so much memory and so many drives.
     """
     work, sharded = problem.workload, max(config.zero_shard_size, 1)
     if work.optimizer != "adamw" or work.lora_rank or config.zero_stage == 0:
         return
     copies = config.data_parallel_size * config.context_parallel_size // sharded
     share = float(work.framework_options.get("optimizer_offload_fraction", 1.0))
+    costs = default_profile(problem.cluster, problem.priced_as)
+    states = min(12.0, costs.framework.optimizer_bytes)
     needed = {"": 0, "nvme": 0}
     for part in config.offload.split("+"):
         name, _, drive = part.partition("@")
-        each = {"optimizer": 12 * share, "parameters": 2}.get(name, 0)
+        each = {"optimizer": states * share, "parameters": 2}.get(name, 0)
         needed[drive] += round(each * problem.model.num_parameters() * copies)
     hosts = [host_of(group) for group in problem.cluster.groups]
     rooms = {"": min(host.memory_bytes for host in hosts), "nvme": min(host.nvme_bytes for host in hosts)}

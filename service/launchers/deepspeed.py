@@ -259,6 +259,10 @@ def found_warnings(target: Target) -> Iterator[str]:
         yield "the embedding and the head must not be of the class that the stages are balanced by"
     if config.tensor_parallel_size > 1:
         yield "AutoTP splits the linear layers of Hugging Face models; its own ranks must be consecutive"
+        yield (
+            "call deepspeed.utils.groups._init_tp_mesh_device and pass mpu=deepspeed.utils.groups, or DeepSpeed "
+            "takes every rank for a data-parallel one and refuses train_batch_size"
+        )
     if config.offload != "none":
         yield "the script's optimizer must be deepspeed.ops.adam.DeepSpeedCPUAdam, or the JSON's own"
         yield "torch pins memory in powers of two: DS_PIN_MEMORY_BACKEND=native pins what is needed"

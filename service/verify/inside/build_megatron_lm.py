@@ -120,6 +120,7 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import mlp, torch_norm
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnBackend
+from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.training.argument_utils import core_transformer_config_from_args, gpt_config_from_args
 from megatron.training.arguments import parse_args, validate_args
@@ -179,7 +180,19 @@ def _like(given: torch.Tensor, *_bias: Any, **_options: Any) -> Any:
     return Kept.apply(given, tuple(given.shape), 0)
 
 
+_experts_run = SequentialMLP.forward
+
+
+def _evenly(self: Any, tokens: torch.Tensor, _number: torch.Tensor, probabilities: torch.Tensor) -> Any:
+    """Experts that get as many tokens each (``BALANCED``): numbers of tensors without data are unknown."""
+    each = types.SimpleNamespace(
+        tolist=lambda: [len(tokens) // self.num_local_experts] * self.num_local_experts
+    )
+    return _experts_run(self, tokens, each, probabilities)
+
+
 torch_norm.WrappedTorchNorm.__new__ = _norm
+SequentialMLP.forward = _evenly
 DotProductAttention.__init__ = _attention_of_any_width
 DotProductAttention.forward = _attention
 mlp.bias_swiglu_impl = mlp.weighted_bias_swiglu_impl = _halved
@@ -190,7 +203,7 @@ LOCAL = {  # what the local layers do not have, or a CPU cannot run; no weight d
     "transformer_impl": "local", "persist_layer_norm": False, "masked_softmax_fusion": False,
     "moe_grouped_gemm": False, "moe_permute_fusion": False, "moe_router_fusion": False,
     "tp_comm_overlap": False, "perform_initialization": False, "layernorm_zero_centered_gamma": False,
-    "cross_entropy_loss_fusion": False,
+    "cross_entropy_loss_fusion": False, "fp8": None, "fp4": None,
 }  # fmt: skip
 SIZES = inspect.signature(parallel_state.initialize_model_parallel).parameters  # named as its arguments
 BALANCED = {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True}  # static shapes

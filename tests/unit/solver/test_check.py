@@ -13,6 +13,7 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
 from tests.builders import a_cluster, a_model, a_problem
+from tests.launchers.cases import LLAMA_70B, target
 from tests.problems.mixed_clusters import a_group, a_mixed_problem
 
 
@@ -38,6 +39,21 @@ def test_a_plan_of_the_search_passes() -> None:
     _, _, plan = found()
     assert faults(plan) == []
     assert faults(plan.config) == []
+
+
+def test_hosts_must_hold_the_states_that_the_framework_keeps() -> None:
+    config = Configuration(
+        data_parallel_size=3, zero_stage=3, zero_shard_size=3, num_microbatches=2, stage_layers=(80,),
+        offload="optimizer",
+    )  # fmt: skip
+    asked = target(LLAMA_70B, config).problem
+    problem = replace(asked, launcher="deepspeed", options=replace(asked.options, allow=("offload",)))
+    profile = default_profile(problem.cluster, problem.launcher)
+    room, states = 3 * 256 * 2**30, 70_553_706_496 * 12  # fp32 weight and two moments
+    said = f"host memory of {room} bytes cannot hold {states} bytes of offloaded states"
+    assert said in list(violations(problem, profile, config))
+    fsdp = replace(problem, stack="torchtitan")  # whose shards are the fp32 weights: 8 bytes, 564 GB
+    assert not any("offloaded states" in one for one in violations(fsdp, profile, config))
 
 
 def changed(value: object) -> object:
