@@ -260,8 +260,8 @@ def found_warnings(target: Target) -> Iterator[str]:
     if config.tensor_parallel_size > 1:
         yield "AutoTP splits the linear layers of Hugging Face models; its own ranks must be consecutive"
         yield (
-            "call deepspeed.utils.groups._init_tp_mesh_device and pass mpu=deepspeed.utils.groups, or DeepSpeed "
-            "takes every rank for a data-parallel one and refuses train_batch_size"
+            "call deepspeed.utils.groups._init_tp_mesh_device and pass mpu=deepspeed.utils.groups, or "
+            "DeepSpeed takes every rank for a data-parallel one and refuses train_batch_size"
         )
     if config.offload != "none":
         yield "the script's optimizer must be deepspeed.ops.adam.DeepSpeedCPUAdam, or the JSON's own"

@@ -339,7 +339,7 @@ def _missing(target: Target, built: Sequence[Mapping[str, Any]], last: Mapping[s
     if config.context_parallel_size > 1:
         yield "cp > 1: no attention of a CPU splits sequences over ranks; no step is traced"
     elif model.mla is not None and target.problem.launcher == "megatron-lm":
-        yield "latent attention: its fused kernels are Transformer Engine's; no step is traced"
+        yield "latent attention: local layers run in place of Transformer Engine's fused kernels"
     if target.workload.precision == "fp8":
         kernels = "Transformer Engine's" if target.problem.launcher == "megatron-lm" else "a GPU's"
         yield f"fp8: weights and activations in 8 bits are {kernels}; bf16 is built"

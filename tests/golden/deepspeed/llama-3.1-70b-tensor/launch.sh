@@ -11,6 +11,7 @@
 # Warning: load the model that was planned, of 70553706496 parameters: 80 layers, hidden 8192, MLP 28672, 64 heads, 8 key/value heads, vocabulary 128256; llama3 rotary scaling
 # Warning: deepspeed_plan.py holds what DeepSpeed takes in code; its JSON alone is not the plan
 # Warning: AutoTP splits the linear layers of Hugging Face models; its own ranks must be consecutive
+# Warning: call deepspeed.utils.groups._init_tp_mesh_device and pass mpu=deepspeed.utils.groups, or DeepSpeed takes every rank for a data-parallel one and refuses train_batch_size
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
