@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,9 +23,8 @@ from meshwright_client.errors import (
     InvalidRequestError,
     MeshwrightError,
     UnexpectedAnswerError,
-    WaitTimeoutError,
 )
-from meshwright_client.files import save
+from meshwright_client.files import inside, save
 from meshwright_client.nodes import Nodes, detect
 from meshwright_client.plans import Configuration
 
@@ -44,6 +44,10 @@ class NoAnswerError(MeshwrightError):
 
 class NoPlanError(MeshwrightError):
     """The service has answered: nothing fits, or the search failed; the message says why."""
+
+
+class NotWrittenError(MeshwrightError):
+    """The launch files cannot be written; those that were there are as they were."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +90,9 @@ def choose(
     """The plan of this start, with its launch files below ``save_dir``, a folder that all nodes see.
 
     ``cluster_from``: ``slurm``, ``k8s``, ``torchelastic`` or a JSON file that states a cluster; None: found
-    out. Node 0 asks, the others wait for its file. Asked again by the same start, the answer is the same
-    job; a later start uses what the service has learnt of the cluster since. ``url`` and ``key`` come from
+    out. Node 0 asks, the others wait for its file. Asked again by the same start, the answer is the one
+    that it has, which the others may have taken; a later start uses what the service has learnt of the
+    cluster since. The scheduler tells starts apart, or MESHWRIGHT_RUN_ID. ``url`` and ``key`` come from
     MESHWRIGHT_URL and MESHWRIGHT_KEY.
 
     Raises:
@@ -95,7 +100,10 @@ def choose(
         InvalidRequestError: the problem is wrong; ``problem.errors`` names the fields.
         NoPlanError: nothing fits on these nodes.
         NoAnswerError: no answer within ``limit_s``, and none was accepted before for this question.
+        NotWrittenError: ``save_dir`` cannot be written.
     """
+    if not (isfinite(limit_s) and limit_s > 0):
+        raise ValueError(f"limit_s is {limit_s}; it must be a number of seconds above 0")
     began_s = time.monotonic()
     nodes = nodes or detect(cluster_from)
     asked = question_of(problem, nodes, limit_s)
@@ -103,6 +111,9 @@ def choose(
     digest = _digest({**problem, "cluster": asked["cluster"]}, launcher)
     if nodes.rank > 0:
         return _awaited(folder, digest, nodes.run_id, began_s + limit_s)
+    mine = _of_start(folder, digest, nodes.run_id)
+    if mine is not None:
+        return _accepted(mine, folder)
     asking = _Asking(
         url=url or os.environ.get("MESHWRIGHT_URL", DEFAULT_URL),
         key=key or os.environ.get("MESHWRIGHT_KEY") or None,
@@ -115,11 +126,16 @@ def choose(
 
 
 def question_of(problem: Mapping[str, Any], nodes: Nodes, limit_s: float = LIMIT_S) -> dict[str, Any]:
-    """The problem on the nodes of this job, with a search that ends within the limit."""
-    search = dict(problem.get("search") or {})
-    given_s = float(search.get("time_limit_s", SEARCH_LIMIT_S))
-    search["time_limit_s"] = max(0.1, min(given_s, SEARCH_SHARE * limit_s))
-    return {**problem, "cluster": nodes.cluster_of(problem.get("cluster")), "search": search}
+    """The problem on the nodes of this job, with a search that ends within the limit.
+
+    What is no search or no time is left as it is: the service names the field.
+    """
+    asked = {**problem, "cluster": nodes.cluster_of(problem.get("cluster"), ASK_SHARE * limit_s)}
+    search = problem.get("search") or {}
+    given_s = search.get("time_limit_s", SEARCH_LIMIT_S) if isinstance(search, Mapping) else None
+    if isinstance(given_s, int | float) and not isinstance(given_s, bool):
+        asked["search"] = {**search, "time_limit_s": max(0.1, min(given_s, SEARCH_SHARE * limit_s))}
+    return asked
 
 
 @dataclass(slots=True, kw_only=True)
@@ -153,29 +169,32 @@ class _Asking:
         return self.choice
 
     def _ask(self) -> None:
-        began = time.monotonic()
         try:
-            timeout_s = min(10.0, self.limit_s)
-            with Client(self.url, self.key, timeout_s=timeout_s, retry_s=self.limit_s / 2) as service:
-                key = _digest(self.problem, self.run_id)  # the same start asks once, however often
-                job = service.submit(self.problem, idempotency_key=key)
-                left_s = self.limit_s - (time.monotonic() - began)
-                done = service.wait(job, timeout_s=max(0.1, left_s))
-                if done.state != "succeeded":
-                    reasons = done.infeasible.reasons if done.infeasible else (str(done.problem or ""),)
-                    self.refusal = NoPlanError(" ".join([f"job {done.id} is {done.state}:", *reasons]))
-                    return
-                answer = service.plans(done, most=1)
-                plan = answer.plans[0]
-                export = service.export(plan, self.launcher)
-        except InvalidRequestError as fault:
+            self.choice = self._asked()
+        except (InvalidRequestError, NoPlanError) as fault:
             self.refusal = fault
-            return
-        except (MeshwrightError, WaitTimeoutError, ValueError) as fault:
+        except Exception as fault:  # noqa: BLE001 - whatever came is no answer, and no start hangs on it
             self.why = f"{type(fault).__name__}: {fault}"
-            return
+
+    def _asked(self) -> Choice:
+        """The answer, whole."""
+        began = time.monotonic()
+        timeout_s = min(10.0, self.limit_s)
+        with Client(self.url, self.key, timeout_s=timeout_s, retry_s=self.limit_s / 2) as service:
+            key = _digest(self.problem, self.run_id)  # the same start asks once, however often
+            job = service.submit(self.problem, idempotency_key=key)
+            left_s = self.limit_s - (time.monotonic() - began)
+            done = service.wait(job, timeout_s=max(0.1, left_s))
+            if done.state != "succeeded":
+                reasons = done.infeasible.reasons if done.infeasible else (str(done.problem or ""),)
+                raise NoPlanError(" ".join([f"job {done.id} is {done.state}:", *reasons]))
+            answer = service.plans(done, most=1)
+            if not answer.plans:
+                raise UnexpectedAnswerError(f"job {done.id} has succeeded without a plan")
+            plan = answer.plans[0]
+            export = service.export(plan, self.launcher)
         found = plan.prediction
-        self.choice = Choice(
+        choice = Choice(
             plan_id=plan.plan_id, job_id=done.id, launcher=export.launcher, config=plan.config,
             step_time_s=found.step_time_s, step_time_low_s=found.step_time_low_s,
             step_time_high_s=found.step_time_high_s, peak_memory_bytes=found.peak_memory_bytes,
@@ -183,6 +202,10 @@ class _Asking:
             files=export.files, warnings=(*answer.warnings, *export.warnings), question=self.question,
             run_id=self.run_id, source="service",
         )  # fmt: skip
+        _text_of(choice)  # figures that are no numbers are half an answer,
+        for name in choice.files:
+            inside(name)  # and so are files elsewhere
+        return choice
 
 
 def _digest(*parts: object) -> str:
@@ -191,13 +214,24 @@ def _digest(*parts: object) -> str:
 
 
 def _accepted(choice: Choice, folder: Path) -> Choice:
-    """The choice with its files written; ``meshwright.json``, which the other nodes await, comes last."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """The choice with its files written; ``meshwright.json``, which the other nodes await, comes last.
+
+    Raises:
+        NotWrittenError: they cannot be.
+    """
     choice = _with(choice, save_dir=str(folder.resolve()))
-    save(choice.files, folder)
-    text = json.dumps(asdict(choice), indent=1, allow_nan=False)
-    save({f"{ACCEPTED}/{choice.question}.json": text, CHOICE: text}, folder)
+    text = _text_of(choice)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save({**choice.files, f"{ACCEPTED}/{choice.question}.json": text, CHOICE: text}, folder)
+    except OSError as fault:
+        message = f"{folder}: {fault.strerror or fault}; plan {choice.plan_id} cannot be written there"
+        raise NotWrittenError(message) from None
     return choice
+
+
+def _text_of(choice: Choice) -> str:
+    return json.dumps(asdict(choice), indent=1, allow_nan=False)
 
 
 def _last(folder: Path, question: str, run_id: str, why: str, limit_s: float) -> Choice:
@@ -220,14 +254,22 @@ def _awaited(folder: Path, question: str, run_id: str, until: float) -> Choice:
         NoAnswerError: its file did not come in time.
     """
     while True:
-        choice = read_choice(folder / CHOICE)
-        if choice is not None and (choice.question, choice.run_id) == (question, run_id):
-            return choice
+        mine = _of_start(folder, question, run_id)
+        if mine is not None:
+            return mine
         if time.monotonic() > until:
+            choice = read_choice(folder / CHOICE)
             other = "" if choice is None else f"; the one that is there is of start {choice.run_id}"
             message = f"node 0 has written no {folder / CHOICE} for this start; do all nodes see it?{other}"
             raise NoAnswerError(message)
         time.sleep(LOOK_S)
+
+
+def _of_start(folder: Path, question: str, run_id: str) -> Choice | None:
+    """What this start has chosen already."""
+    choice = read_choice(folder / CHOICE)
+    same = choice is not None and (choice.question, choice.run_id) == (question, run_id)
+    return choice if same else None
 
 
 def read_choice(path: Path) -> Choice | None:

@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from uuid import uuid4
 
 from meshwright_client.errors import UnexpectedAnswerError
 
 
 def save(files: Mapping[str, str], folder: Path) -> list[Path]:
-    """Write every file below ``folder``, whole or not at all; scripts can be run.
+    """Write every file below ``folder``; scripts can be run.
+
+    They take their places, in their order, once all of them are written.
 
     Raises:
         UnexpectedAnswerError: a name would lie outside of ``folder``; nothing is written.
+        OSError: one cannot be written; those that were there are as they were.
     """
-    targets = {folder / _inside(name): text for name, text in files.items()}
-    for path, text in targets.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            if text.startswith("#!"):
+    targets = {folder / inside(name): text for name, text in files.items()}
+    mark = uuid4().hex  # several nodes may write, whose processes may have one number
+    written = {path.with_name(f".{path.name}.{mark}.tmp"): path for path in targets}
+    try:
+        for temporary, path in written.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(targets[path], encoding="utf-8")
+            if targets[path].startswith("#!"):
                 temporary.chmod(0o755)
+        for temporary, path in written.items():
             temporary.replace(path)
-        finally:
+    finally:
+        for temporary in written:
             temporary.unlink(missing_ok=True)
     return list(targets)
 
 
-def _inside(name: str) -> PurePosixPath:
-    """A name that stays below its folder."""
+def inside(name: str) -> PurePosixPath:
+    """A name that stays below its folder.
+
+    Raises:
+        UnexpectedAnswerError: it does not.
+    """
     path = PurePosixPath(name)
     if not path.name or path.is_absolute() or ".." in path.parts or set(name) & {"\\", ":", "\0"}:
         raise UnexpectedAnswerError(f"not the name of a launch file: {name[:64]!r}")

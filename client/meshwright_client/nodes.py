@@ -37,8 +37,10 @@ class Nodes:
     gpu: str | None = None  # type, where the scheduler names it
     cluster: Mapping[str, Any] | None = None  # of a file, as a problem states it
 
-    def cluster_of(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    def cluster_of(self, given: Mapping[str, Any] | None, limit_s: float = SMI_TIMEOUT_S) -> dict[str, Any]:
         """A problem's cluster on these nodes; ``given`` keeps its links and GPUs.
+
+        ``limit_s``: a driver that is asked for its GPUs may take so long.
 
         Raises:
             UnknownNodesError: the problem has no cluster, and the GPU type or their number is not known.
@@ -56,7 +58,7 @@ class Nodes:
             return {**base, "groups": [{**group, "num_nodes": self.num_nodes}]}
         if base:
             return {**base, "num_nodes": self.num_nodes}
-        gpu = self.gpu or installed_gpu()
+        gpu = self.gpu or installed_gpu(min(SMI_TIMEOUT_S, limit_s))
         if gpu is None or self.gpus_per_node is None:
             missing = "type of GPU" if gpu is None else "number of GPUs of a node"
             raise UnknownNodesError(
@@ -188,11 +190,11 @@ def installed(environ: Mapping[str, str]) -> int | None:
     return sum(bool(_GPU_FILE.fullmatch(one.name)) for one in folder.glob("nvidia*")) or None
 
 
-def installed_gpu() -> str | None:
-    """The type of the first GPU, as its driver says; None: there is no driver."""
+def installed_gpu(timeout_s: float = SMI_TIMEOUT_S) -> str | None:
+    """The type of the first GPU, as its driver says; None: there is none, or it says nothing in time."""
     try:
         told = subprocess.run(  # noqa: S603 - the driver's own program
-            _SMI, capture_output=True, text=True, check=True, timeout=SMI_TIMEOUT_S
+            _SMI, capture_output=True, text=True, check=True, timeout=timeout_s
         )
     except (OSError, subprocess.SubprocessError):
         return None

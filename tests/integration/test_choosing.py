@@ -5,11 +5,14 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 
@@ -140,9 +143,118 @@ def test_nodes_that_wait_for_a_silent_service_together_all_get_the_last_answer_w
     ] * 2
 
 
+class Spoilt(BaseHTTPRequestHandler):
+    """Passes requests on to a service, and spoils what it answers to some."""
+
+    url = ""
+    path_end, body = "", b""  # whose answer is replaced, and by what
+
+    def do_GET(self) -> None:
+        self.passed_on(None)
+
+    def do_POST(self) -> None:
+        self.passed_on(self.rfile.read(int(self.headers.get("Content-Length", "0"))))
+
+    def passed_on(self, body: bytes | None) -> None:
+        named = ("Content-Type", "Idempotency-Key")
+        headers = {name: self.headers[name] for name in named if name in self.headers}
+        reply = httpx.request(self.command, self.url + self.path, content=body, headers=headers)
+        spoilt = self.path.partition("?")[0].endswith(self.path_end)
+        content = self.body if spoilt else reply.content
+        self.send_response(reply.status_code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("path_end", "body"),
+    [
+        ("/v1/jobs", b""),
+        ("/v1/jobs", b'{"id": "a'),
+        ("/v1/jobs", b"[]"),
+        ("/v1/jobs", b'{"id": 7}'),
+        ("/plans", b"{}"),
+        ("/export", b'{"launcher": "megatron-lm", "files": {"../outside.sh": ""}, "warnings": []}'),
+    ],
+)
+def test_half_an_answer_is_none_and_leaves_nothing_behind(
+    server: RunningServer, tmp_path: Path, path_end: str, body: bytes
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("One", (Spoilt,), {
+        "url": server.url, "path_end": path_end, "body": body,
+    })) as between:  # fmt: skip
+        threading.Thread(target=between.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{between.server_port}"
+        with pytest.raises(NoAnswerError, match=r"UnexpectedAnswerError|WaitTimeout"):
+            choose(with_batch(160), nodes=node(), save_dir=tmp_path / "run", url=url, limit_s=5.0)
+        between.shutdown()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_start_that_has_chosen_stays_with_its_choice_whatever_the_service_says_later(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    first = choose(with_batch(176), nodes=node(), save_dir=tmp_path, url=server.url)
+    (tmp_path / "launch.sh").unlink()
+    nobody = f"http://127.0.0.1:{free_port()}"  # whom it need not ask
+    assert choose(with_batch(176), nodes=node(), save_dir=tmp_path, url=nobody) == first
+    assert (tmp_path / "launch.sh").is_file()
+
+
+def test_two_that_ask_for_one_start_at_once_get_one_plan_whose_files_are_whole(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    with ThreadPoolExecutor() as threads:
+        asking = [
+            threads.submit(choose, with_batch(192), nodes=node(), save_dir=tmp_path, url=server.url)
+            for _ in range(4)
+        ]
+        plans = {one.result().plan_id for one in asking}
+    assert len(plans) == 1
+    chosen = asking[0].result()
+    assert {name: (tmp_path / name).read_text() for name in chosen.files} == chosen.files
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_a_disk_that_is_full_is_named_and_keeps_the_files_of_the_start_before(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    choose(with_batch(208), nodes=node(run_id="1"), save_dir=tmp_path, url=server.url)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    script = (
+        "import json, resource, sys\n"
+        "from meshwright_client import choose\n"
+        "from meshwright_client.nodes import Nodes\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"  # of a file: launch.sh has more
+        "nodes = Nodes(source='slurm', run_id='2', rank=0, num_nodes=2, gpus_per_node=8)\n"
+        "choose(json.loads(sys.argv[1]), nodes=nodes, save_dir=sys.argv[2], url=sys.argv[3])\n"
+    )
+    words = [json.dumps(with_batch(208)), str(tmp_path), server.url]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "client")},
+    )
+    assert "NotWrittenError" in done.stderr, done.stderr
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 def test_a_wrong_problem_and_one_without_a_plan_are_refused_not_answered_from_before(
     server: RunningServer, tmp_path: Path
 ) -> None:
+    wrong = {**PROBLEM, "search": {"time_limit_s": "soon"}}
+    with pytest.raises(InvalidRequestError, match="/search/time_limit_s"):
+        choose(wrong, nodes=node(), save_dir=tmp_path, url=server.url)
+    with pytest.raises(ValueError, match="must be a number of seconds above 0"):
+        choose(PROBLEM, nodes=node(), save_dir=tmp_path, url=server.url, limit_s=float("nan"))
     with pytest.raises(InvalidRequestError, match="/launcher"):
         choose({**PROBLEM, "launcher": "megatron-ml"}, nodes=node(), save_dir=tmp_path, url=server.url)
     quick = {"top_k": 1, "certify": "none", "time_limit_s": 1.0}

@@ -1,4 +1,4 @@
-"""Megatron-LM trains, is killed, and goes on under another layout with a re-plan's files."""
+"""Megatron-LM and torchtitan train, are killed, and go on under another layout with a re-plan's files."""
 
 import json
 import os
@@ -8,11 +8,12 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from meshwright.service.tuning.runs import end_leftovers
-from tests.launchers.cpu_training import MEGATRON_LM, OnCpu
+from tests.launchers.cpu_training import MEGATRON_LM, SCRIPTS, TORCHTITAN, OnCpu
 from tests.torch.test_tune import ROOT, meshwright
 
 pytestmark = pytest.mark.timeout(1500)
@@ -106,3 +107,53 @@ def test_megatron_lm_goes_on_with_other_pipeline_and_tensor_ranks(tmp_path: Path
     second = (losses[5] + losses[6]) / 2.0  # Megatron-LM's second line of a start is of two steps
     for step, loss in {**{at: losses[at] for at in (5, 7, 8)}, 6: second}.items():
         assert went_on[step] == pytest.approx(loss, rel=1e-4), step  # as far as bf16 is the same
+
+
+def test_torchtitan_goes_on_with_fewer_replicas_and_other_shards(tmp_path: Path) -> None:
+    own, rank = answered(TORCHTITAN, tmp_path, data_parallel_size=4, zero_stage=2)
+    chosen = ("--from", "answer.json", "--rank", rank)
+    meshwright(tmp_path, "export", *chosen, "--save-dir", "before")
+    losses = Started(titan(tmp_path, "before", "all", 4), 1, own).ended()
+    run = Started(titan(tmp_path, "before", "kept", 4), 1, own)
+    until = time.monotonic() + PATIENCE_S
+    while max(run.losses(), default=0) <= SAVED:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    run.killed()
+
+    kept = tmp_path / "kept" / "checkpoint"
+    lost = ("--lost-nodes", "1", "--steps-done", "5", "--steps-total", str(STEPS), "--top-k", "20")
+    replan = ("replan", *chosen, *lost, "--checkpoint", str(kept), "--json")
+    found: dict[str, Any] = json.loads(meshwright(tmp_path, *replan))
+    assert (found["checkpoint_format"], found["saved_step"]) == ("dcp", SAVED)
+    # ZeRO-2 over 2 * 2 ranks becomes ZeRO-3 over 2, which accumulate: 8 sequences are 2 ranks * 2 * 2
+    sizes = {"zero_stage": 3, "micro_batch_size": 2, "num_microbatches": 2, "data_parallel_size": 2}
+    ways = [one for one in found["ways"] if sizes.items() <= one["layout"]["config"].items()]
+    way = str(ways[0]["rank"])
+    meshwright(tmp_path, *replan, "--way", way, "--save-dir", "after")
+    start = {"START": command(tmp_path / "after", tmp_path / "next", 2), "CHECKPOINTS": str(kept)}
+    paths = f"{tmp_path / 'after'}:{own['PYTHONPATH']}"
+    went_on = Started(tmp_path / "after" / "resume.sh", 1, own | start | {"PYTHONPATH": paths}).ended()
+    assert sorted(went_on) == [5, 6, 7, 8]
+    for step, loss in went_on.items():
+        assert loss == pytest.approx(losses[step], rel=1e-3), step  # as far as bf16 is the same
+
+
+def command(folder: Path, out: Path, processes: int) -> str:
+    """What starts torchtitan 0.2 with the files of a plan."""
+    options = (
+        f"--job.config_file {folder}/torchtitan_0_2.toml --job.dump_folder {out} --metrics.log_freq 1 "
+        f"--training.steps {STEPS} --optimizer.lr 1e-2 --lr_scheduler.warmup_steps 1 --debug.seed 7"
+    )
+    return (
+        f"torchrun --standalone --nproc-per-node {processes} {SCRIPTS / 'torchtitan_train.py'} {options} "
+        f"--checkpoint.enable --checkpoint.interval {SAVED}"
+    )
+
+
+def titan(folder: Path, plan: str, out: str, processes: int) -> Path:
+    """A script of one's own that starts torchtitan with the files of a plan."""
+    script = folder / plan / f"{out}.sh"
+    line = command(folder / plan, folder / out, processes)
+    script.write_text(f'export PYTHONPATH="{folder / plan}:$PYTHONPATH"\nexec {line}\n')
+    return script
