@@ -46,7 +46,7 @@ class Reporter:
         self.plan_id, self.run_id = plan_id, run_id
         self.seconds: list[float] = []
         self.peak_memory_bytes: int | None = None
-        self.memory_rank = "first"  # whose peak that is
+        self.memory_rank, self.memory_kind = "first", "allocated"  # whose peak that is, and of what
         self.learnt: Learnt | None = None  # what came of the report
         self.fault: Exception | None = None  # why there was none
         self._url, self._key = url or os.environ.get("MESHWRIGHT_URL", DEFAULT_URL), key
@@ -103,7 +103,7 @@ class Reporter:
             return {}
         body: dict[str, Any] = {"step_time_s": median(self.seconds)}
         if self.peak_memory_bytes:
-            body |= {"peak_memory_bytes": self.peak_memory_bytes, "memory_kind": "allocated"}
+            body |= {"peak_memory_bytes": self.peak_memory_bytes, "memory_kind": self.memory_kind}
             body |= {"memory_rank": self.memory_rank}
         return body
 
@@ -207,7 +207,9 @@ def lightning_callback(reporter: Reporter) -> Any:  # noqa: ANN401 - a Callback
 _ELAPSED = re.compile(r"elapsed time per iteration \(ms\):\s*([\d.]+)")
 _STEP = re.compile(r"\bstep[ :=]+(\d+)\b", re.IGNORECASE)
 _PEAK = re.compile(r"max allocated:\s*([\d.]+)")  # MB of Megatron-LM: 2^20 bytes
+_RESERVED = re.compile(r"\bmemory:\s*([\d.]+)GiB\(")  # torchtitan, components/metrics.py: max_reserved_gib
 _RANK = re.compile(r"^\s*\[(?:rank|default)(\d+)\]:")
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")  # torchtitan's log has them, whoever reads it
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|(?:CUDA|HIP) out of memory")
 
 
@@ -222,11 +224,15 @@ class LogTail:
 
     def line(self, text: str) -> None:
         """One line."""
+        text = _COLOURS.sub("", text)
         if _OUT_OF_MEMORY.search(text):
             self._reporter.out_of_memory()
-        peak = _PEAK.search(text)
-        if peak:
-            found = int(float(peak[1]) * MIB)
+        for pattern, unit, kind in ((_PEAK, MIB, "allocated"), (_RESERVED, GIB, "reserved")):
+            peak = pattern.search(text)
+            if not peak:
+                continue
+            found = int(float(peak[1]) * unit)
+            self._reporter.memory_kind = kind
             self._reporter.peak_memory_bytes = max(self._reporter.peak_memory_bytes or 0, found)
         prefix = _RANK.match(text)
         rank = prefix[1] if prefix else ""

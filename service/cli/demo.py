@@ -42,7 +42,7 @@ def demo(
 # The main job: a service of our own, one job over REST, its ranking, its launch files, a clean stop.
 
 
-START_S = 20.0  # the service must accept requests by then
+START_S = 120.0
 STOP_S = 10.0  # after SIGTERM, before it is killed
 
 

@@ -387,6 +387,30 @@ def test_the_example_for_slurm_starts_every_node_with_one_plan(
     assert (tmp_path / "run-7001" / "megatron_args.sh").is_file()
 
 
+def test_the_example_for_megatron_bridge_hands_its_overrides_to_the_recipe_and_reads_its_log(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    environment = example_environment(server, tmp_path, BRIDGE_SCRIPT="pretrain_gpt.py")
+    (tmp_path / "problem.json").write_text(json.dumps({**with_batch(224), "launcher": "megatron-bridge"}))
+    (tmp_path / "cluster.json").write_text('{"name": "dgx-h100", "num_nodes": 1}')
+    told = TRAIN.replace("if os.environ", 'print(*sys.argv[1:], sep="\\n")\nif os.environ').replace(
+        '"0"', '"-"'
+    )
+    (tmp_path / "pretrain_gpt.py").write_text(told)
+    done = subprocess.run(
+        ["bash", EXAMPLES / "megatron_bridge.sh"], cwd=tmp_path, env=environment, capture_output=True,
+        text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert "\nlogger.log_interval=1\n" in done.stdout
+    assert "\nmodel.tensor_model_parallel_size=" in done.stdout
+    chosen = json.loads((tmp_path / "run" / "meshwright.json").read_text())
+    with Client(server.url) as client:
+        reported = {one.job_id: one.measured for one in client.find_plans(measured=True)}
+    measured = reported[chosen["job_id"]]
+    assert measured is not None
+    assert (measured.step_time_s, measured.peak_memory_bytes) == (0.25, 12288 * 2**20)
+
+
 def test_the_example_for_kubernetes_starts_every_pod_with_one_plan(
     server: RunningServer, tmp_path: Path
 ) -> None:

@@ -1,56 +1,89 @@
-"""The closed loop on this CPU: plan, verify, tune, report, re-plan with what was learnt."""
+"""The closed loop on this CPU, as ``docs/howto/closed-loop.md`` has it, with Megatron-LM itself."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from examples.cpu_training.closed_loop import TINY, problem_of
 from meshwright.service.cli.demo import running_service
-from meshwright.service.verify.environments import FOLDER_VARIABLE, MEGATRON_LM, make
+from meshwright.service.verify.environments import FOLDER_VARIABLE, make
+from meshwright.service.verify.environments import MEGATRON_LM as VERIFIER
 from meshwright_client import Client
+from meshwright_client.choosing import CHOICE, Choice, read_choice
+from tests.launchers.cpu_training import MEGATRON_LM
 from tests.launchers.environments import ROOT as LAUNCHERS
-from tests.torch.test_tune import TRAIN, meshwright
+from tests.processes.bounded import output_of
+from tests.torch.test_tune import ROOT, home, meshwright
 
-TRAINS = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(TRAIN),
-          "{save_dir}/megatron_args.sh", "--steps", "{steps}")  # fmt: skip
+pytestmark = pytest.mark.timeout(1500)
+PATIENCE_S = 600.0
+STEPS = 10  # of the launched run
 
 
 def test_a_plan_is_verified_tuned_launched_reported_and_planned_anew_with_what_was_learnt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(LAUNCHERS))
-    make(MEGATRON_LM)
-    problem = problem_of(TINY)
-    problem["search"] |= {"top_k": 4, "constraints": ["num_gpus == 2"]}
-    problem["search"]["pin"]["recompute_granularity"] = "none"
+    make(VERIFIER)
+    problem = MEGATRON_LM.problem(2, 4)
+    problem["search"]["pin"]["zero_stage"] = 0
+    own = MEGATRON_LM.variables(tmp_path)
+    own["PYTHONPATH"] = f"{ROOT / 'src'}:{ROOT / 'client'}:{own['PYTHONPATH']}"
     with running_service(tmp_path) as (url, _log), Client(url) as service:
+        # plan
         job = service.wait(service.submit(problem), timeout_s=60)
         answer = service.plans(job)
+        (tmp_path / "problem.json").write_text(json.dumps(problem))
+        (tmp_path / "answer.json").write_text(meshwright(tmp_path, "plan", "problem.json", "--json"))
+        # verify
         checked = service.verify(answer.plans[0])
         assert (checked.verdict, checked.version) == ("verified", "0.19.2"), checked.reasons
         assert [plan.plan_id for plan in service.find_plans(verified="verified")] == [checked.plan_id]
-        (tmp_path / "problem.json").write_text(json.dumps(problem))
-        (tmp_path / "answer.json").write_text(meshwright(tmp_path, "plan", "problem.json", "--json"))
-        tuned = json.loads(meshwright(
-            tmp_path, "tune", "--from", "answer.json", "--top", "1", "--budget-gpu-minutes", "2", "--json",
-            "--", *TRAINS,
-        ))  # fmt: skip
+        # tune
+        short = ("--top", "1", "--steps", "8", "--budget-gpu-minutes", "6", "--json")
+        tuned = json.loads(meshwright(tmp_path, "tune", "--from", "answer.json", *short, environment=own))
+        ran = [one for one in tuned["runs"] if one["outcome"] == "measured"]
         best = next(plan for plan in answer.plans if plan.plan_id == tuned["best"])
-        before = best.prediction.step_time_s
-
-        for one in tuned["runs"]:  # what was run here is told to the service, as a launched job tells it
+        assert best.plan_id in {one["plan_id"] for one in ran}
+        for one in ran:  # what was run here is told to the service, as a launched job tells it
             known = {name: one[name] for name in ("step_time_s", "peak_memory_bytes") if one[name]}
             learnt = service.measure(one["plan_id"], known)
-        assert learnt.num_runs == len(tuned["runs"])
-
+        assert learnt.num_runs == len(ran)
+        assert learnt.profile_version is not None
+        # launch, which asks, starts Megatron-LM, reads its log and reports
+        (tmp_path / "cluster.json").write_text(json.dumps(problem["cluster"]))
+        launched, told = launched_by(url, tmp_path, own)
+        assert f"version {learnt.profile_version} of this cluster's" in launched.profile
+        # report
+        found = {(one.job_id, one.plan_id): one.measured for one in service.find_plans(measured=True)}
+        took = found[launched.job_id, launched.plan_id]
+        assert took is not None
+        logged = [float(one) for one in re.findall(r"elapsed time per iteration \(ms\): ([\d.]+)", told)]
+        assert min(logged) <= 1000.0 * (took.step_time_s or 0.0) <= max(logged)
+        assert took.peak_memory_bytes
+        # re-plan, priced with what all runs have taught
         run = {"lost_nodes": 1, "spare_nodes": 1, "steps_done": 500, "saved_step": 450, "steps_total": 1000}
         again = service.replan(job, {**run, "plan_id": best.plan_id}, save_dir=tmp_path / "next")
-        assert any("version" in note for note in again.notes)  # the calibration of this cluster, by name
+        assert any(f"version {learnt.profile_version + 1} of" in note for note in again.notes), again.notes
         spare = next(way for way in again.ways if way.kind == "spare nodes")
-        took = min(one["step_time_s"] for one in tuned["runs"] if one["plan_id"] == best.plan_id)
-        far, near = abs(before - took), abs(spare.layout.step_time_s - took)
-        assert near < far  # the re-plan is priced as the machine was measured
+        measured = min(one["step_time_s"] for one in ran if one["plan_id"] == best.plan_id)
+        far, near = (abs(one - measured) for one in (best.prediction.step_time_s, spare.layout.step_time_s))
+        assert near < far  # as the machine was measured, not as the catalog has it
         assert spare.steps_s == pytest.approx(500 * spare.layout.step_time_s)
         assert (tmp_path / "next" / "resume.sh").exists()
+
+
+def launched_by(url: str, folder: Path, own: dict[str, str]) -> tuple[Choice, str]:
+    """What ``meshwright launch`` has chosen, and what the run that it started has logged."""
+    start = {"MESHWRIGHT_URL": url, "MOCK_DATA": "1", "TRAIN_ITERS": str(STEPS), "LOG_INTERVAL": "1"}
+    line = ["launch", "--problem", "problem.json", "--cluster-from", "cluster.json", "--save-dir", "run"]
+    told = output_of(
+        [sys.executable, "-m", "meshwright", *line], timeout_s=PATIENCE_S, cwd=folder,
+        environment={**home(folder), **own, **start},
+    )  # fmt: skip
+    assert len(re.findall(r"iteration +\d+/ +10 \|", told)) == STEPS
+    choice = read_choice(folder / "run" / CHOICE)
+    assert choice is not None
+    return choice, told

@@ -30,6 +30,9 @@ class _Stream:
         return lambda *_given, **_options: self
 
 
+torch.cpu.Stream.synchronize = lambda _self: None  # torch.distributed.checkpoint waits for its copies
+
+
 class _OnCpu(TorchFunctionMode):  # type: ignore[misc] # torch is in its own environment
     """Whatever asks for a tensor on a GPU gets it on the CPU."""
 
@@ -120,7 +123,6 @@ def _installed() -> None:
                  "empty_cache", "max_memory_allocated"):  # fmt: skip
         setattr(torch.cpu, name, named[name])
     torch.cpu.current_device, torch.cpu.set_device = lambda: 0, lambda _device: None
-    torch.cpu.Stream.synchronize = lambda _self: None  # torch.distributed.checkpoint waits for copies
     _OnCpu().__enter__()
     torch.set_num_threads(1)
 

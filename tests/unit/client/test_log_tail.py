@@ -1,0 +1,50 @@
+"""What the log of a running job tells its reporter, line by line as frameworks write them."""
+
+import time
+
+from meshwright_client.reporting import GIB, MIB, LogTail, Reporter
+
+# torchtitan 0.2.2, components/metrics.py, as a terminal gets it
+TITAN = (
+    "[rank0]:[titan] 2026-01-01 10:00:00,000 - root - INFO - \x1b[31mstep: {step:2}  \x1b[32mloss:  6.1  "
+    "\x1b[38;2;180;60;0mgrad_norm:  0.5  \x1b[38;2;54;234;195mmemory:  1.50GiB(1.88%)  "
+    "\x1b[34mtps: 1,000\x1b[39m"
+)
+MEGATRON = (
+    " iteration {step:8}/ 10 | consumed samples: 8 | elapsed time per iteration (ms): 250.0 | lm loss: 2.0"
+)
+
+
+def read(*lines: str, pause_s: float = 0.0) -> Reporter:
+    """The reporter of a log; it has nobody to tell."""
+    reporter = Reporter("aaa", run_id="1", url="http://127.0.0.1:9", warm_up=0, steps=1000)
+    tail = LogTail(reporter)
+    for line in lines:
+        tail.line(line)
+        time.sleep(pause_s)
+    return reporter
+
+
+def test_steps_and_memory_of_torchtitan_are_read_through_its_colours() -> None:
+    found = read(*(TITAN.format(step=step) for step in (1, 2, 4)), pause_s=0.02)
+    assert len(found.seconds) == 2  # from 1 to 2; from 2 to 4, shared by both steps
+    assert found.seconds[0] >= 0.02
+    assert found.seconds[1] >= 0.01
+    assert found.peak_memory_bytes == int(1.5 * GIB)
+    assert found.memory_kind == "reserved"
+
+
+def test_steps_of_megatron_lm_are_as_it_timed_them_and_counted_on_one_rank() -> None:
+    lines = [MEGATRON.format(step=step) for step in range(1, 5)]
+    memory = "[Rank 0] (after 1 iterations) memory (MB) | allocated: 9000.0 | max allocated: 12288.0"
+    found = read(*lines, memory)
+    assert found.measured() == {
+        "step_time_s": 0.25, "peak_memory_bytes": 12288 * MIB, "memory_kind": "allocated",
+        "memory_rank": "unknown",
+    }  # fmt: skip
+    twice = read(*(f"[{rank}]:{line}" for line in lines for rank in ("rank0", "rank1")))
+    assert len(twice.seconds) == 4
+
+
+def test_lines_that_only_look_like_steps_are_none() -> None:
+    assert read("footsteps: 3", "warmup_steps: 12", "loss 2.0", "step: many").seconds == []
