@@ -77,6 +77,7 @@ _NOT_OPTIONS = {
     "accumulation_bytes", "gathered_layers", "vocabulary_multiple", "unstated_recompute",
     "reduced_every_pass", "all_reduced_stages", "blocking_stages", "replicas_reduced_every_pass",
     "reshards_after_backward", "torch_pipelines", "replicated_gradient_dtype", "offloads_gradients",
+    "adds_gradients_on_host",
 }  # fmt: skip
 # Kernels with a backward pass in 8 bits (Transformer Engine: cuDNN's fused attention; FlashAttention 3).
 FP8_KERNELS = ("cudnn", "flash3")
@@ -135,6 +136,7 @@ class FrameworkFacts:
     offload_layers: float  # layers whose activations go to the host; 0: all
     optimizer_offload_fraction: float  # of the states that go to the host where optimizer states do
     offloads_gradients: bool  # shards of gradients lie on the host where optimizer states do
+    adds_gradients_on_host: bool  # and the CPU adds them up there; else they are fetched for every addition
     unstated_recompute: str  # of runs that do not state recomputation: none, or unknown
     logit_bytes: float  # of one logit at the loss's peak: itself, fp32 copies, gradients
     bucket_bytes: float  # of buckets for reduction and gathering that are there for the whole step

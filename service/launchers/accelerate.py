@@ -53,7 +53,7 @@ def accelerate_file(head: str, target: Target) -> str:
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "fsdp_reshard_after_forward": config.zero_stage == 3,  # noqa: PLR2004 - ZeRO-3
             "fsdp_activation_checkpointing": config.recompute_granularity == "full",
-            "fsdp_offload_params": False,
+            "fsdp_offload_params": "parameters" in config.offload,
             "fsdp_cpu_ram_efficient_loading": True,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
         }

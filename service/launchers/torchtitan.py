@@ -49,6 +49,7 @@ def training_values(target: Target) -> Values:
         "max_norm": 1.0,
         "mixed_precision_param": "bfloat16",
         "mixed_precision_reduce": "float32",
+        **({"enable_cpu_offload": True} if "parameters" in config.offload else {}),
     }
 
 

@@ -232,19 +232,28 @@ def _fetched_s(ctx: Context, weights: Weights, gather: FloatArray) -> FloatArray
     away = ctx.offloads_weights
     if not away.any():
         return gather
-    sent = 2.0 * _shard(ctx, weights)
+    sent = ctx.facts.weight_bytes * _shard(ctx, weights)
     found = gather + sent / ctx.host.link_bytes_per_s
     read = np.where(ctx.swaps_weights, sent / ctx.host.nvme_read_bytes_per_s, 0.0)
     return np.where(away, np.maximum(found, read), gather)
 
 
 def _kept_s(ctx: Context, trained: Weights) -> FloatArray:
-    """Gradients that are kept on the host, to the GPU and back for every addition (``stage3.py:1900``)."""
+    """Gradients that are kept on the host, to the GPU and back for every addition (``stage3.py:1900``).
+
+    Or there once, where the CPU reads both and writes their sum from the second micro-batch on; autograd
+    waits for either (torch 2.13, ``_fsdp_collectives.py foreach_reduce``).
+    """
     away = ctx.offloads_gradients
     if not away.any():
         return np.zeros_like(ctx.t)
-    moved = 2.0 * ctx.facts.gradient_bytes * _shard(ctx, trained)
-    return np.where(away, moved / ctx.host.link_bytes_per_s, 0.0)
+    kept = ctx.facts.gradient_bytes * _shard(ctx, trained)
+    if ctx.facts.adds_gradients_on_host:
+        later = 1.0 - 1.0 / np.maximum(ctx.columns.num_microbatches, 1)
+        seconds = kept / ctx.host.link_bytes_per_s + later * 3.0 * kept / ctx.host.memory_bytes_per_s
+    else:
+        seconds = 2.0 * kept / ctx.host.link_bytes_per_s
+    return np.where(away, seconds, 0.0)
 
 
 def _reduced_s(ctx: Context, trained: Weights) -> FloatArray:

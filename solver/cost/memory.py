@@ -76,7 +76,7 @@ def _bytes_of(
     return StateBytes(
         # adapters stand beside the weights, which are trained themselves without them
         weights=(count + (trained if ctx.frozen else 0.0)) * _weight_bytes(ctx, sharing, matrices=matrices),
-        gradients=trained * (np.where(ctx.offloads_gradients, 0.0, gradient) + own),
+        gradients=trained * (np.where(ctx.offloads_gradients & ~whole, 0.0, gradient) + own),
         optimizer=trained * (states + copy) / sharing * (1.0 - ctx.share_offloaded),
     )
 
@@ -452,8 +452,8 @@ def outside_bytes(ctx: Context) -> Outside:
     (DeepSpeed 0.19 ``stage3.py:740``), the buffer is beside an fp32 gradient that Adam reads (``1287``;
     below stage 3 beside a 2-byte copy of the weights, ``stage_1_and_2.py:505``); drives hold copy, moments
     and that fp32 gradient instead (``swap_tensor/optimizer_utils.py``), and pinned buffers are left on the
-    host. The fullest rank has ``ceil(L / pp)`` layers of the larger kind and the larger end of the model,
-    or both ends.
+    host. A sum of the CPU's own (FSDP2) has no copy beside it. The fullest rank has ``ceil(L / pp)``
+    layers of the larger kind and the larger end of the model, or both ends.
     """
     layout, facts = LayerLayout.of(ctx.model), ctx.facts
     here = replace(ctx, columns=replace(ctx.columns, offload=np.zeros_like(ctx.columns.offload)))
@@ -464,7 +464,7 @@ def outside_bytes(ctx: Context) -> Outside:
     shard = _fullest(memory["weights_bytes"], layers, ctx)
     elements = states / facts.optimizer_bytes
     arriving, main = elements * facts.gradient_bytes, np.zeros_like(states)
-    if facts.offloads_gradients:
+    if facts.offloads_gradients and not facts.adds_gradients_on_host:
         arriving = arriving + np.where(ctx.columns.zero_stage == SHARD_WEIGHTS, 0.0, 2.0 * elements)
         main = 4.0 * elements
     swapped, pinned = ctx.swaps_optimizer, largest_tensor(ctx.model) / shards(ctx, ctx.data_group)

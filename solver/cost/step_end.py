@@ -210,9 +210,10 @@ def _offloaded_s(ctx: Context, updated: FloatArray) -> FloatArray:
     """
     host, facts = ctx.host, ctx.facts
     gradient = _FP32_BYTES if facts.offloads_gradients else facts.gradient_bytes
+    there = reduces_every_pass(ctx) & facts.adds_gradients_on_host  # where they are already
     back = np.where(ctx.offloads_weights, 0.0, _WEIGHT_BYTES)
     seconds = (
-        gradient + back
+        np.where(there, 0.0, gradient) + back
     ) / host.link_bytes_per_s + ctx.optimizer.moved_bytes / host.memory_bytes_per_s
     if ctx.swaps_optimizer.any():
         states = facts.optimizer_bytes - _ADAMW_STATES + ctx.optimizer.end_state_bytes + _FP32_BYTES

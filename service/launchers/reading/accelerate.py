@@ -395,6 +395,7 @@ def _configuration(
     zero = _zero(fields) if sharded else 0
     recompute = fields.flag(f"{_FSDP}fsdp_activation_checkpointing", default=False)
     recompute = recompute or recomputes(given, known)
+    offload = _offload(fields, zero) if sharded else "none"
     fields.stop()
     layers = model.num_layers
     return Configuration(
@@ -407,6 +408,7 @@ def _configuration(
         num_microbatches=count,
         recompute_granularity="full" if recompute else "none",
         recompute_layers=layers if recompute else 0,
+        offload=offload,
         stage_layers=(layers,),
     )
 
@@ -455,9 +457,16 @@ def _zero(fields: Fields) -> int:
         return names.get(strategy, 3)
     if version > _FSDP2:
         fields.fault(f"{_FSDP}fsdp_version", f"there is no FSDP{version}", allowed="1, 2", nearest="2")
-    if fields.flag(f"{_FSDP}fsdp_offload_params", default=False):
-        fields.fault(f"{_FSDP}fsdp_offload_params", "weights on the host are not priced", allowed="false")
     return 3 if fields.flag(f"{_FSDP}fsdp_reshard_after_forward", default=True) else 2
+
+
+def _offload(fields: Fields, zero: int) -> str:
+    """Weights, gradients and states on the host."""
+    name = f"{_FSDP}fsdp_offload_params"
+    away = fields.flag(name, default=False)
+    if away and zero != 3:  # noqa: PLR2004 - ZeRO-3
+        fields.fault(name, "weights on the host are priced where they are resharded", allowed="false")
+    return "optimizer+parameters" if away else "none"
 
 
 def _precision(fields: Fields) -> str:

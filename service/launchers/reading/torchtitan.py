@@ -300,7 +300,7 @@ _IRRELEVANT = (
     "memory_estimation.", "training.disable_cuda_graphs", "activation_checkpoint.selective",
     "parallelism.disable_loss", "parallelism.context_parallel_rotate", "dataloader", "hf_assets_path",
     "profiler", "training.seed", "activation_checkpoint.per_op", "activation_checkpoint.preserve",
-    "activation_checkpoint.early", "training.deterministic", "training.enable_cpu_offload",
+    "activation_checkpoint.early", "training.deterministic",
 )  # fmt: skip
 
 
@@ -408,6 +408,7 @@ def _configuration(
     sequence = fields.flag("parallelism.enable_sequence_parallel", default=True) and mesh.tp > 1
     _check(fields, model, mesh, (schedule, len(split), count))
     experts = _expert_ranks(fields, model, mesh)
+    offload = _offload(fields, zero, mesh)
     fields.stop()
     found = Configuration(
         tensor_parallel_size=mesh.tp,
@@ -426,6 +427,7 @@ def _configuration(
         pipeline_schedule=schedule,
         recompute_granularity=recompute,
         recompute_layers=sum(split) if recompute == "full" else 0,
+        offload=offload,
         stage_layers=split,
     )
     return found, found.global_batch_size
@@ -504,6 +506,17 @@ def _recompute(fields: Fields) -> str:
     if not fields.has("activation_checkpoint.mode"):
         fields.note("activation_checkpoint.mode is not given: selective is torchtitan's default")
     return mode
+
+
+def _offload(fields: Fields, zero: int, mesh: _Mesh) -> str:
+    """FSDP2's CPUOffloadPolicy: weights, gradients and states."""
+    name = "training.enable_cpu_offload"
+    away = fields.flag(name, default=False)
+    if away and (zero != 3 or mesh.pp > 1):  # noqa: PLR2004 - ZeRO-3
+        fields.fault(
+            name, "is priced where weights are resharded, without pipeline stages", allowed="false"
+        )
+    return "optimizer+parameters" if away else "none"
 
 
 def _zero(fields: Fields, mesh: _Mesh) -> int:

@@ -6,8 +6,12 @@ from dataclasses import replace
 import pytest
 
 from meshwright.profiles.cluster import Host, host_of
+from meshwright.profiles.errors import RefusedExportError
+from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import default_profile
+from meshwright.service.launchers.reading.base import Source
+from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.registry import export
 from meshwright.solver.check import violations
 from meshwright.solver.configuration import Columns, Configuration
@@ -19,7 +23,8 @@ from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem, changes_of, with_changes
 from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_cluster, a_model, a_problem
-from tests.launchers.plans import CASES
+from tests.launchers.cases import plan
+from tests.launchers.plans import CASES, problem_of
 
 # 128 layers of 12 h^2 weights with h = 25 600: a trillion (ZeRO-Infinity, arXiv:2104.07857, table 1)
 TRILLION = a_model(
@@ -219,3 +224,61 @@ def test_a_share_that_a_plan_chose_is_read_as_the_number_that_it_is() -> None:
     asked = a_problem().workload
     chosen = replace(asked, framework_options={"optimizer_offload_fraction": 0.25})
     assert with_changes(asked, changes_of(chosen, asked)) == chosen
+
+
+def by_fsdp(config: Configuration, launcher: str = "torchtitan") -> tuple[Context, RowPrices]:
+    """The same configuration under FSDP2."""
+    problem = replace(on_drives(), launcher=launcher)
+    profile = default_profile(problem.cluster, launcher)
+    row = Columns.of([config])
+    return context_of(problem, row, profile), price(problem, row, profile)
+
+
+def test_fsdp_keeps_16_bytes_of_each_weight_on_the_host_and_nothing_on_the_gpu() -> None:
+    # fp32 weight, gradient and two moments: CPUOffloadPolicy has no copy beside them
+    found, prices = by_fsdp(a_run("optimizer+parameters"))
+    assert float(outside_bytes(found).host[0]) == pytest.approx(16 * WHOLE / DP, rel=1e-3)
+    for name in ("weights_bytes", "gradients_bytes", "optimizer_bytes"):
+        assert getattr(prices, name)[0, 0] == 0
+
+
+def test_gradients_that_wait_for_the_last_pass_stay_on_the_gpu_until_then() -> None:
+    # accelerate reduces in the last of two passes (no_sync): whole fp32 sums stay, bf16 ones as they travel
+    plain, away = (by_fsdp(a_run(word), "accelerate")[1] for word in ("none", "optimizer+parameters"))
+    assert away.gradients_bytes[0, 0] == plain.gradients_bytes[0, 0] > 0
+
+
+def test_the_cpu_reads_the_gradient_and_three_states_and_writes_them() -> None:
+    _, plain = by_fsdp(a_run("none"))
+    _, away = by_fsdp(a_run("optimizer+parameters"))
+    updated = LAYER / DP
+    cpu = 30.0 * updated / host().memory_bytes_per_s  # as AdamW on a GPU moves, and no copy over the link
+    assert away.tail_breakdown_s["optimizer"][0, 0] == pytest.approx(cpu, rel=1e-3)
+    # in the backward pass a gradient goes to the host, and the second of two is added: 4 + 1/2 * 12 bytes
+    link = 4.0 * updated / host().link_bytes_per_s + 0.5 * 12.0 * updated / host().memory_bytes_per_s
+    later = float(away.backward_s[0, 0] - plain.backward_s[0, 0])
+    assert 0 < later < 2 * (4.0 * updated / host().link_bytes_per_s + link)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "file", "line"),
+    [
+        ("torchtitan", "torchtitan_plan.py", "enable_cpu_offload=True"),
+        ("accelerate", "accelerate.yaml", "fsdp_offload_params: true"),
+        ("trl", "accelerate.yaml", "fsdp_offload_params: true"),
+    ],
+)
+def test_fsdp_is_told_to_offload_and_its_file_is_read_so(launcher: str, file: str, line: str) -> None:
+    config = Configuration(
+        data_parallel_size=8, zero_stage=3, zero_shard_size=8, num_microbatches=16, stage_layers=(32,),
+        offload="optimizer+parameters",
+    )  # fmt: skip
+    problem = problem_of(launcher, find_model("llama-3.1-8b"), num_nodes=1)
+    files = export(plan(config), problem, launcher).files
+    assert line in files[file]
+    read = read_launch_files(Source(name="launch.sh", text=files["launch.sh"], files=files))
+    assert read.configuration == config
+    with pytest.raises(RefusedExportError, match="zero_stage"):
+        export(plan(replace(config, zero_stage=2)), problem, launcher)
+    with pytest.raises(RefusedExportError, match="offload"):
+        export(plan(config), replace(problem, launcher="axolotl"), "axolotl")
