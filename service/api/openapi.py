@@ -72,9 +72,6 @@ def _job_request() -> dict[str, Any]:
     }
 
 
-JOB_BODY = json_body_of({"$ref": _REF.format(model="JobRequest")})
-
-
 def _texts_of(description: str, most: int, longest: int) -> dict[str, Any]:
     """An object of texts by name."""
     return {
@@ -105,6 +102,19 @@ _LAUNCH_FILE: dict[str, Any] = {
         "run": {"type": "integer", "minimum": 1, "description": "which of several runs that it starts"},
     },
 }
+JOB_BODY = json_body_of(
+    {
+        "anyOf": [
+            {"$ref": _REF.format(model="JobRequest")},
+            {
+                "type": "object",
+                "required": ["cluster", "launch_file"],
+                "description": "as a JobRequest, whose model, workload and launcher the files tell",
+                "properties": {"launch_file": _LAUNCH_FILE},
+            },
+        ]
+    }
+)
 PREDICTION_BODY = json_body_of(
     {
         "oneOf": [

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from meshwright.profiles.documents import pointer
-from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
+from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.inline import cluster_from_mapping, model_from_mapping
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.profile import Profile
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import WHOLE_FILE, LaunchFile, Source, Told
 from meshwright.service.launchers.reading.registry import read_launch_files, reader_names, renamed
 from meshwright.service.requests.configuration import completed
 from meshwright.service.requests.parse import parse_problem
@@ -127,7 +127,11 @@ def request_of_files(request: Request, source: Source, run: int | None = None) -
         InvalidProblemError: as ``own_of_files``.
     """
     told = replace(_told(request, {}, {}), run=run)
-    found = renamed(read_launch_files(source, told), _name_of(source))
+    return _completed(request, renamed(read_launch_files(source, told), _name_of(source)))
+
+
+def _completed(request: Request, found: LaunchFile) -> dict[str, object]:
+    """A request with what launch files say of the rest."""
     given = request.get("workload")
     complete = dict(_request_of(request, found))
     if isinstance(given, Mapping) and isinstance(complete["workload"], dict):
@@ -257,6 +261,34 @@ def given_launch_file(raw: Mapping[str, object]) -> GivenLaunchFile:
         ignored=_ignored(raw.get("ignore", [])),
         run=_run(raw.get("run")),
     )
+
+
+def with_launch_file(body: Request) -> Request:
+    """A body with what its ``launch_file`` says of model, batch and launcher, where it has one.
+
+    Raises:
+        InvalidProblemError: as ``own_of_files``, with pointers into the body.
+    """
+    raw = body.get(_AT)
+    if raw is None:
+        return body
+    if not isinstance(raw, Mapping):
+        raise InvalidProblemError.of(pointer(_AT), "must be an object")
+    rest, given = {name: value for name, value in body.items() if name != _AT}, given_launch_file(raw)
+    told = replace(_told(rest, given.variables, {}), ignored=given.ignored, run=given.run)
+    try:
+        found = read_launch_files(given.source, told, given.launcher)
+    except InvalidProblemError as fault:
+        raise InvalidProblemError(in_the_text(one) for one in fault.errors) from None
+    return _completed(rest, renamed(found, _name_of(given.source)))
+
+
+def in_the_text(fault: FieldError) -> FieldError:
+    """A fault of a name in a body's file points to its text, and says the name."""
+    if fault.pointer.startswith("/"):
+        return fault
+    named = fault.message if fault.pointer == WHOLE_FILE else f"{fault.pointer}: {fault.message}"
+    return replace(fault, pointer=pointer(_AT, "text"), message=named)
 
 
 def _ignored(value: object) -> tuple[str, ...]:

@@ -46,6 +46,7 @@ from meshwright.service.replan.answer import ReplanAnswer, first_files
 from meshwright.service.replan.finish import replanned
 from meshwright.service.replan.request import changed_job, read_replan_request
 from meshwright.service.requests.jobs import read_job_request
+from meshwright.service.requests.launch_files import with_launch_file
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import plan_from_json
 from meshwright.solver.problem import Problem
@@ -75,6 +76,7 @@ def submission_of(
         problem = parse_problem(service.definitions.filled_in(tenant, raw))
         return service.profiles.resolved(tenant, problem)
 
+    body = with_launch_file(body)
     asked = read_job_request(body, parse)
     return Submission(
         problem=asked.problem,
@@ -106,7 +108,10 @@ def submit(
     fresh: Annotated[bool, Query(description="search again even if the answer is known")] = False,
     idempotency_key: KeyDep,
 ) -> Response:
-    """Submit a problem, or a sweep of them; an identical one that is answered gives the earlier job."""
+    """Submit a problem, or a sweep of them; an identical one that is answered gives the earlier job.
+
+    A ``launch_file`` beside the cluster, or a capture as its text, says model, batch and launcher.
+    """
     submission = submission_of(
         service, tenant, body, fresh=fresh, idempotency_key=idempotency_key, origin=origin_of(request)
     )

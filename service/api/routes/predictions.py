@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from fastapi import APIRouter
 
 from meshwright.profiles.documents import pointer
-from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.service.api.deps import SUBMITS, BodyDep, Service, ServiceDep, TenantDep
 from meshwright.service.api.openapi import PREDICTION_BODY
 from meshwright.service.api.problems import declared
 from meshwright.service.api.schemas import ModelFigures, PredictionView
-from meshwright.service.launchers.reading.base import WHOLE_FILE
 from meshwright.service.requests.configuration import broken_rules, completed
-from meshwright.service.requests.launch_files import Own, given_launch_file, own_of_files, ramp_notes
+from meshwright.service.requests.launch_files import (
+    Own,
+    given_launch_file,
+    in_the_text,
+    own_of_files,
+    ramp_notes,
+)
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.explain.reasons import reasons_of
@@ -92,15 +96,7 @@ def _from_launch_file(request: Mapping[str, object], body: Mapping[str, object])
             run=given.run,
         )
     except InvalidProblemError as fault:
-        raise InvalidProblemError(_in_the_text(one) for one in fault.errors) from None
-
-
-def _in_the_text(fault: FieldError) -> FieldError:
-    """A fault of a name in the file points to its text, and says the name."""
-    if fault.pointer.startswith("/"):
-        return fault
-    named = fault.message if fault.pointer == WHOLE_FILE else f"{fault.pointer}: {fault.message}"
-    return replace(fault, pointer=pointer("launch_file", "text"), message=named)
+        raise InvalidProblemError(in_the_text(one) for one in fault.errors) from None
 
 
 def _part(body: Mapping[str, object], name: str) -> Mapping[str, object]:

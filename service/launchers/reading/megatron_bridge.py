@@ -132,6 +132,7 @@ def _take(given: Given, held: Mapping[str, str], line: int) -> None:
 
 
 _RECIPE_FILE = CATALOG / "recipes" / "megatron_bridge.json"
+_ADAPTER_OPTIONS, _ADAPTERS = ("--mode", "--peft-scheme", "--peft"), ("lora", "dora")
 _MODES = {"pretrain": "pretrain", "sft": "sft", "lora": "peft", "dora": "peft"}
 _PROGRAM = re.compile(r"(?:.*/)?(pretrain|finetune|sft)_(\w+)\.py")
 # Options of its run_recipe.py that are overrides under another name: -tp of tensor_model_parallel_size.
@@ -223,10 +224,13 @@ def _recipe_of(command: Command, told: Told) -> tuple[Recipe | None, list[Overri
             allowed="a recipe of its llama, qwen, deepseek, gpt_oss …, or --model beside the overrides",
             nearest=near[0] if near else None,
         )
-    if found.adapts:
-        message = (
-            f"line {word.line}: {found.name} trains adapters, which are not priced under Megatron-Bridge"
-        )
+    adapters = "" if not found.adapts else found.name
+    for option, following in pairwise([*(one.text for one in command.words), ""]):
+        name, _, value = option.replace("_", "-").partition("=")
+        if name in _ADAPTER_OPTIONS and (value or following).lower() in _ADAPTERS:
+            adapters = f"{name} {value or following}"
+    if adapters:
+        message = f"line {word.line}: {adapters} trains adapters, which are not priced"
         raise InvalidProblemError.of("--recipe", message, allowed="a recipe for pretraining or sft")
     return found, [(key, text_of(value), word.line) for key, value in found.values.items()]
 

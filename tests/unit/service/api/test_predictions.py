@@ -87,6 +87,29 @@ def test_a_capture_is_priced_and_of_its_runs_one_is_chosen(client: TestClient, t
     assert read["config"]["data_parallel_size"] == 8, read  # type: ignore[index]
 
 
+def test_a_capture_is_submitted_as_a_job_with_its_model_and_batch(client: TestClient) -> None:
+    flags = (
+        "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --bf16 "
+        "--vocab-size 1024 --max-position-embeddings 512 --micro-batch-size 1 --global-batch-size 16"
+    )
+    command = f"torchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py {flags}".split()
+    found = capture(["bash", "-c", " ".join(command)]).document
+    body = {
+        "cluster": {"name": "dgx-h100", "num_nodes": 2},
+        "launch_file": {"name": "run.json", "text": json.dumps(found)},
+        "search": {"top_k": 2},
+    }
+    answer = client.post("/v1/jobs", json=body)
+    assert answer.status_code == 202, answer.json()
+    asked = answer.json()["request"]
+    assert asked["workload"]["global_batch_size"] == 16
+    assert (asked["model"]["num_layers"], asked["launcher"]) == (8, "megatron-lm")
+    assert (asked["cluster"]["name"], asked["search"]["top_k"]) == ("dgx-h100", 2)
+    body["launch_file"] = {"name": "run.json", "text": json.dumps({**found, "calls": []})}
+    refused = client.post("/v1/jobs", json=body)
+    assert (refused.status_code, faults(refused.json())[0][0]) == (422, "/launch_file/text")
+
+
 @pytest.mark.parametrize(
     ("file", "pointer", "says"),
     [

@@ -298,6 +298,9 @@ def test_a_recipe_that_is_not_known_names_the_nearest_and_adapters_are_refused()
     assert refusal.value.errors[0].nearest == "llama3_8b_pretrain_config"
     with pytest.raises(InvalidProblemError, match="trains adapters"):
         read(bridge("--recipe llama3_8b_peft_config"))
+    for mode in ("--mode lora", "--peft_scheme dora"):
+        with pytest.raises(InvalidProblemError, match="trains adapters"):
+            read(bridge(f"--recipe llama3_8b_pretrain_config {mode}"))
 
 
 @pytest.mark.parametrize(
