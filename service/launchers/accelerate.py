@@ -129,7 +129,15 @@ class Accelerate:
             target,
             product=PRODUCT,
             shape=True,
-            start=Start(program=accelerate_command(target), needs=NEEDS, command=True, decides=DECIDED),
+            start=Start(
+                program=accelerate_command(target),
+                needs=NEEDS,
+                takes=(
+                    ("--resume_from_checkpoint FOLDER", "behind it, where the script does not look itself"),
+                ),
+                command=True,
+                decides=DECIDED,
+            ),
             warnings=found_warnings(target),
             own=lambda head: {CONFIG_FILE: accelerate_file(head, target)},
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -304,6 +305,7 @@ class Start:
 
     program: str  # what torchrun runs, in Bash, or the whole command with ``command``
     needs: Sequence[tuple[str, str]] = ()  # variables the user sets, and to what
+    takes: Sequence[tuple[str, str]] = ()  # what it may be told as well, and what that is
     environment: Sequence[Variable] = ()
     has_arguments: bool = False  # ``PLAN_ARGS`` is read from its file
     decides: Sequence[str] = ()  # names of arguments that may not follow on the command line
@@ -418,6 +420,8 @@ def with_readme(
     target: Target, files: Mapping[str, str], *, product: str, start: Start, warnings: Sequence[str]
 ) -> ExportBundle:
     """The files with a README beside them."""
+    defaults = dict.fromkeys(_DEFAULT.findall(files[TORCHRUN_FILE]))
+    start = replace(start, takes=(*start.takes, *(one for one in defaults if one[0] not in _OURS)))
     text = readme(target, product=product, start=start, files=files, warnings=warnings)
     return ExportBundle(files={**files, README_FILE: text}, warnings=list(warnings))
 
@@ -427,6 +431,8 @@ def with_readme(
 
 
 README_FILE = "README.md"
+_DEFAULT = re.compile(r"\$\{([A-Z][A-Z_]+):-([^}$]+)\}")
+_OURS = ("NODE_RANK", "MASTER_ADDR", "MOCK_DATA", "TRAIN_ITERS", "LR", "PYTORCH_CUDA_ALLOC_CONF")
 NO_BREAK = "\N{NO-BREAK SPACE}"
 _ID = 8  # digits of a plan's id that suffice
 
@@ -460,7 +466,8 @@ def readme(
         "## Send back",
         "",
         "The log of a dry start or of a run tells how far off the prediction is, and corrects the next",
-        "plans for this cluster:",
+        f"plans for this cluster. It is what {TORCHRUN_FILE} prints on the first node, kept with",
+        f"`2>&1 | tee train.log`; under Slurm it is `meshwright-{printable(plan.plan_id)}-JOB.log`:",
         "",
         "```sh",
         f"meshwright import train.log --plan {printable(plan.plan_id)[:_ID]} --into runs.csv",
@@ -512,6 +519,10 @@ def _steps(start: Start, nodes: int, gpus: int) -> Iterator[str]:
         yield "What the plan does not decide, and the script asks for:"
         yield ""
         yield from (f"- `{name}`: {hint}" for name, hint in start.needs)
+        yield ""
+    if start.takes:
+        listed = ", ".join(f"`{name}` ({value})" for name, value in start.takes)
+        yield f"It takes these as well, by default as in brackets: {listed}."
         yield ""
     each = "On the node" if nodes == 1 else f"On each of the {nodes} nodes, with its own NODE_RANK from 0"
     yield f"{each} ({gpus} GPUs):"

@@ -296,7 +296,8 @@ _BESIDE = Variable(
 )
 _SEGMENTS = Variable(
     name="PYTORCH_ALLOC_CONF",
-    value="expandable_segments:True",
+    value='"${PYTORCH_ALLOC_CONF:-expandable_segments:True}"',
+    is_expression=True,
     reason="torchtitan's own run_train.sh sets it: less memory is lost between blocks.",
 )
 PROGRAMS = f"""\
@@ -329,6 +330,7 @@ def start(version: str, *, both: bool) -> Start:
     return Start(
         program='"${program[@]}"',
         needs=NEEDS,
+        takes=(("LR", "3e-4, of the module"), ("--training.steps N", "behind it: 10000")),
         environment=(_BESIDE, _SEGMENTS, *_ASKED),
         before=(PROGRAMS.replace("@VERSION@", version) if both else _MODULE) + _LOGGED,
     )

@@ -39,6 +39,8 @@ WRITTEN_FACTS = ("attention_kernel", "flash_attention", "launch_blocking")
 # What a long run wants and no price hangs on; it may be said otherwise.
 OF_THE_RUN = {"logging_steps": 1, "save_steps": 500, "max_grad_norm": 1.0, "ddp_timeout": 1800}
 
+_RESUMES = {"auto_resume_from_checkpoints": True}  # Axolotl's: a run that is started again goes on
+
 
 def attention(target: Target) -> str:
     """The kernel that was priced, by transformers' name."""
@@ -152,7 +154,9 @@ class Axolotl:
                 before=_JOINED.replace("@KEYS@", " \\\n    ".join(textwrap.wrap(" ".join(decided), 100))),
             ),
             warnings=_axolotl_warnings(target),
-            own=lambda head: {AXOLOTL_FILE: head + yaml.safe_dump(values | OF_THE_RUN, sort_keys=True)},
+            own=lambda head: {
+                AXOLOTL_FILE: head + yaml.safe_dump(values | OF_THE_RUN | _RESUMES, sort_keys=True)
+            },
         )
 
 
@@ -180,10 +184,16 @@ TRL_OTHERS = (
     "deepspeed", "fsdp", "fsdp_config", "load_in_4bit", "load_in_8bit", "lora_r", "padding_free",
     "parallelism_config", "torch_compile", "torch_dtype", "use_liger_kernel", "use_peft",
 )  # fmt: skip
+_TRL_RESUMES = """\
+# A run that is started again goes on from the last checkpoint that is whole.
+last="$(find "${OUTPUT_DIR}" -path '*/checkpoint-*/trainer_state.json' 2>/dev/null |
+    sort -V | tail -n 1 || true)"
+"""
 _TRL_COMMAND = """\
     -m trl.scripts.sft --config "${here}/trl_sft.yaml" \\
     --model_name_or_path "${MODEL}" --dataset_name "${DATASET}" \\
-    --output_dir "${OUTPUT_DIR}" --learning_rate "${LR}" "$@"
+    --output_dir "${OUTPUT_DIR}" --learning_rate "${LR}" \\
+    ${last:+--resume_from_checkpoint "${last%/*}"} "$@"
 """
 
 
@@ -259,6 +269,7 @@ class Trl:
                 program="\n".join([*accelerate_launch(target), _TRL_COMMAND.rstrip()]),
                 needs=TRL_NEEDS,
                 command=True,
+                before=_TRL_RESUMES,
                 decides=(*values, *(name for name in TRL_OTHERS if name not in values)),
             ),
             warnings=_trainer_warnings(target),

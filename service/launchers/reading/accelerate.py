@@ -137,7 +137,7 @@ def require_same_machines(fields: Fields, known: Known) -> None:
 
 
 _AT = "deepspeed_config."
-_FILE = f"{_AT}deepspeed_config_file"
+PLUGIN_FILE = f"{_AT}deepspeed_config_file"
 _PLACES = {part: (f"{_AT}{key}_device", f"{_AT}{key}_nvme_path") for part, key in OFFLOADED.items()}
 _MAX_STAGE, _DEFAULT_STAGE = 3, 2
 # What accelerate refuses beside a file of DeepSpeed's, because that file says it.
@@ -161,7 +161,7 @@ def plugin_run(fields: Fields, source: Source, told: Told) -> LaunchFile:
     known = known_of(source, told)
     require_address(fields, known, arguments(known))
     fields.stop()
-    if fields.has(_FILE):
+    if fields.has(PLUGIN_FILE):
         return _of_its_file(fields, source, told)
     return _of_values(fields, known)
 
@@ -170,11 +170,11 @@ def _of_its_file(fields: Fields, source: Source, told: Told) -> LaunchFile:
     """Everything stands in DeepSpeed's own file, of the same folder."""
     for key in _OF_THE_FILE:
         if fields.has(key):
-            fields.fault(key, f"contradicts {_FILE}: accelerate takes one of them")
-    name = fields.word(_FILE)
+            fields.fault(key, f"contradicts {PLUGIN_FILE}: accelerate takes one of them")
+    name = fields.word(PLUGIN_FILE)
     text = source.other(name) if name else None
     if text is None:
-        fields.fault(_FILE, f'"{name[:64]}" is not beside the file; give it too')
+        fields.fault(PLUGIN_FILE, f'"{name[:64]}" is not beside the file; give it too')
     machines, processes = fields.optional("num_machines"), fields.optional("num_processes")
     fields.stop()
     base = name.rsplit("/", 1)[-1]
@@ -267,7 +267,7 @@ def _deepspeed_zero(fields: Fields) -> int:
 
 
 _OWN = ("distributed_type", "num_processes", "fsdp_config", "num_machines", "compute_environment")
-_TYPES = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
+TYPES = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED")
 _PRECISIONS = ("no", "bf16", "fp16", "fp8")
 _WRAPPINGS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 _MESH = "parallelism_config.parallelism_config_"
@@ -297,7 +297,7 @@ class AccelerateReader:
             InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
         """
         fields = Fields(source.name, document_of(source), told)
-        if fields.word("distributed_type", "NO", allowed=_TYPES) == "DEEPSPEED":
+        if fields.word("distributed_type", "NO", allowed=TYPES) == "DEEPSPEED":
             return plugin_run(fields, source, told)
         known = known_of(source, told)
         return mesh_run(self.name, fields, known, arguments(known))
@@ -325,7 +325,7 @@ def mesh_run(
     Raises:
         InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
     """
-    kind = fields.word("distributed_type", "NO", allowed=_TYPES)
+    kind = fields.word("distributed_type", "NO", allowed=TYPES)
     for name in ("distributed_type", "num_processes", "mixed_precision"):
         fields.slip_for(name)
     require_address(fields, known, given)

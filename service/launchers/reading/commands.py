@@ -24,6 +24,7 @@ _FILES = (".json", ".yaml", ".yml", ".toml", ".sh")
 _COUNTED_BY_KIND = ("--gres", "--gpus-per-node")  # gpu:h100:8
 _Texts = tuple[tuple[str, str], ...]  # by name
 _SUBCOMMANDS = ("megatron", "swift", "llamafactory-cli")
+_MODULES = ("trl.scripts.",)  # programs that python -m starts
 _PRINTERS = ("echo", "printf", "cat", "tee")
 # Programs and subcommands that take a training's flags and train no sequence by them.
 _OTHERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -279,6 +280,10 @@ def _command(words: Sequence[Word]) -> Command | None:
     at = next((i for i, word in enumerate(words) if word.text.endswith(".py")), None)
     if tool is not None and (at is None or tool < at):
         return Command(f"{words[tool].text} {words[tool + 1].text}", words[tool + 2 :], words[: tool + 1])
+    module = next((i for i, word in enumerate(words) if word.text.startswith(_MODULES)), None)
+    if at is None and module is not None:
+        name = words[module].text.replace(".", "/") + ".py"
+        return Command(name, words[module + 1 :], words[:module])
     if at is None and any(word.text == "torchrun" for word in words[:2]):
         at = _first_unknown(words)
     return None if at is None else Command(words[at].text, words[at + 1 :], words[:at])

@@ -1,7 +1,8 @@
 """Flags of older Megatron-LM and of its forks, as the flags of today that mean the same.
 
 Megatron-LM before 2022 and Megatron-DeepSpeed (``--checkpoint-activations``, ``--num-key-value-heads``),
-BigScience's (``--pp-partition-method``, ``--pad-vocab-size-to``) and BigCode's (``--attention-head-type``):
+BigScience's (``--pp-partition-method``, ``--pad-vocab-size-to``), BigCode's (``--attention-head-type``) and
+Megatron-LLaMA's (``--RMSNorm``):
 their megatron/arguments.py. What they train that no flag of today says is refused.
 """
 
@@ -50,7 +51,9 @@ _HARMLESS = (
     "moe-min-capacity", "disable-moe-token-dropping", "moe-token-dropping", "structured-logs",
     "structured-logs-dir", "fim-rate", "fim-spm-rate", "fim-split-sample",
     "valid-weighted-split-paths-path", "train-weighted-split-paths-path", "query-gpu",
-    "universal-checkpoint", "curriculum-learning", *_PLAIN_NAMES,
+    "universal-checkpoint", "curriculum-learning", "RMSNorm", "causal-lm",
+    "overlapped-distributed-optimizer",
+    "reduce-bucket-size", "layernorm-epsilon", "use-mpi", *_PLAIN_NAMES,
 )  # fmt: skip
 _STAGE = re.compile(r'"stage"\s*:\s*"?(\d)')
 _UNCHANGED = ("1", "0", "")
@@ -67,7 +70,7 @@ def translate(given: Given, include: Include) -> str:
         value = given.others.get(f"--{old}")
         if value is not None and not given.has(new):
             given.take(f"--{new}", value, called=f"--{old}")
-    for rule in (_recompute, _attention, _positions, _experts):
+    for rule in (_recompute, _attention, _llamas, _positions, _experts):
         rule(given)
     for name, why in _REFUSED.items():
         value = given.others.get(f"--{name}")
@@ -102,6 +105,17 @@ def _attention(given: Given) -> None:
     fewer = given.has("num-query-groups") and "--num-key-value-heads" in given.others
     if kind == "multiquery" or fewer:
         given.take("--group-query-attention", Value((), 0))
+
+
+def _llamas(given: Given) -> None:
+    """Flags of Megatron-LLaMA: its norm, and an optimizer whose shards are exchanged under the passes."""
+    if "--RMSNorm" in given.others and not given.has("normalization"):
+        line = given.others["--RMSNorm"].line
+        given.take("--normalization", Value(("RMSNorm",), line), called="--RMSNorm")
+    if "--overlapped-distributed-optimizer" in given.others:
+        line = given.others["--overlapped-distributed-optimizer"].line
+        for name in ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"):
+            given.take(name, Value((), line), called="--overlapped-distributed-optimizer")
 
 
 def _positions(given: Given) -> None:

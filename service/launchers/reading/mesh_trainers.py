@@ -171,7 +171,10 @@ def _axolotl_configuration(fields: Fields, known: Known) -> Configuration:
     """Sizes of the mesh, and what FSDP2 does on it."""
     micro, count = fields.integer("micro_batch_size", 1), fields.integer(ACCUMULATION, 1)
     version = fields.integer("fsdp_version", fields.integer(f"{_FSDP}fsdp_version", 1))
-    if not any(fields.has(f"{_FSDP}{name}") for name in ("reshard_after_forward", "auto_wrap_policy")):
+    shares = any(fields.has(f"{_FSDP}{name}") for name in ("reshard_after_forward", "auto_wrap_policy"))
+    if not shares and fields.word("adapter", "") == "lora":
+        fields.note("without FSDP every rank holds the whole base in bf16, and all adapters")
+    elif not shares:
         message = "without FSDP Axolotl's weights are in two precisions, which is not priced"
         fields.fault("fsdp_config", message, allowed="fsdp_version: 2 and an fsdp_config")
     elif version != _FSDP2:
@@ -183,14 +186,17 @@ def _axolotl_configuration(fields: Fields, known: Known) -> Configuration:
     recompute = fields.flag(f"{_FSDP}activation_checkpointing", default=False)
     recompute = fields.raw("gradient_checkpointing") not in (False, "false", None) or recompute
     tp, cp, shard, replicas = _axolotl_mesh(fields, known)
+    if not shares:
+        shard, replicas = 1, shard * replicas
+    zero = (_SHARDED if resharded else 2) if shares else 0
     fields.stop()
     layers = known.model().num_layers
     return Configuration(
         tensor_parallel_size=tp,
         context_parallel_size=cp,
         data_parallel_size=replicas * shard,
-        zero_stage=_SHARDED if resharded else 2,
-        zero_shard_size=shard * cp,
+        zero_stage=zero,
+        zero_shard_size=shard * cp if shares else 1,
         micro_batch_size=micro,
         num_microbatches=count,
         recompute_granularity="full" if recompute else "none",

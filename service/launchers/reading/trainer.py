@@ -15,6 +15,13 @@ from dataclasses import dataclass, replace
 from meshwright.profiles.adapters import ATTENTION_TARGETS, LORA_TARGETS, SINGLE_TARGETS, BasePrecision
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.launchers.reading.accelerate import (
+    PLUGIN_FILE,
+    TYPES,
+    arguments,
+    mesh_run,
+    plugin_run,
+)
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by, refused
 from meshwright.service.launchers.reading.commands import (
     Command,
@@ -139,16 +146,23 @@ class TrainerReader:
         fields = Fields(source.name, _values(command.words, told), told)
         for note in script.notes:
             fields.note(note)
-        _require_no_other_file(command, source)
+        shares = _other_file(command, known.source)
         tool = next((tool for name, tool in _PROGRAMS if name in command.program), _PLAIN)
         started = _started(script, command)
-        return trainer_run(fields, known, tool, started=started)
+        return trainer_run(fields, known, tool, started=started, shares=shares)
 
 
 def trainer_run(
-    fields: Fields, known: Known, tool: _Tool | None = None, *, started: int | None = None
+    fields: Fields,
+    known: Known,
+    tool: _Tool | None = None,
+    *,
+    started: int | None = None,
+    shares: Source | None = None,
 ) -> LaunchFile:
     """The run of arguments, of a command or of a file.
+
+    ``shares``: accelerate's file, which says how ranks share; it counts before what starts them.
 
     Raises:
         InvalidProblemError: what cannot be read, is not priced, or is said nowhere.
@@ -162,7 +176,9 @@ def trainer_run(
             named, f"{shown(text)} is stored quantised: such weights are not priced from launch files yet"
         )
     model = known.model(Word(text, fields.place(named)[1]) if named and text else None)
-    world = known.told.num_gpus or known.num_gpus() or started
+    mesh = None if shares is None else Fields(shares.name, document_of(shares))
+    processes = mesh.optional("num_processes") if mesh is not None and not known.world.num_gpus else None
+    world = known.told.num_gpus or known.num_gpus() or processes or started
     if world is None:
         known.required("num_gpus", None, "torchrun --nproc_per_node, or the cluster's --num-nodes")
     micro = _told(fields, known, "micro_batch_size", fields.optional(_MICRO))
@@ -192,6 +208,8 @@ def trainer_run(
     )
     if fields.has("deepspeed") or fields.has("deepspeed_config"):
         found = _by_deepspeed(fields, known, told, precision)
+    elif shares is not None and mesh is not None and _shares(mesh):
+        found = _by_accelerate(mesh, shares, told, precision)
     else:
         zero = _zero(fields)
         fields.stop()
@@ -213,21 +231,45 @@ def trainer_run(
     )
 
 
-def _require_no_other_file(command: Command, source: Source) -> None:
-    """Refuse ``accelerate launch --config_file``: that file says how ranks share, and it is not here.
+def _other_file(command: Command, source: Source) -> Source | None:
+    """Accelerate's file that ``accelerate launch --config_file`` names, with the script beside it.
 
-    Where it is beside the script, its own reader takes both.
+    Raises:
+        InvalidProblemError: it is not there.
     """
     words = command.before
     for at, word in enumerate(words):
         name, equals, value = word.text.partition("=")
         if name in ("--config_file", "--config-file"):
             path = value if equals else words[at + 1].text if at + 1 < len(words) else ""
-            if source.other(path) is None or not path.endswith((".yaml", ".yml")):
+            text = source.other(path)
+            if text is None or not path.endswith((".yaml", ".yml")):
                 raise refused(
                     f"line {word.line} of {shown(source.name)}: {shown(path)} is not beside it",
                     allowed="give accelerate's YAML too, or its folder; or meshwright capture -- bash …",
                 )
+            base = path.replace("\\", "/").rsplit("/", 1)[-1]
+            return replace(source, name=base, text=text, files={**source.files, source.name: source.text})
+    return None
+
+
+def _shares(mesh: Fields) -> bool:
+    """Whether ranks share states, or a model, and are not plain replicas."""
+    return mesh.word("distributed_type", "NO", allowed=TYPES) not in ("NO", "MULTI_GPU")
+
+
+def _by_accelerate(mesh: Fields, source: Source, told: Told, precision: str) -> LaunchFile:
+    """The run of accelerate's file with the trainer's batch, length and precision."""
+    if mesh.word("distributed_type") == "DEEPSPEED":
+        name = mesh.raw(PLUGIN_FILE)
+        if isinstance(name, str):
+            return _of_deepspeeds_file(name, mesh, source, told, key=PLUGIN_FILE, precision=precision)
+        values = document_of(source)
+        values.setdefault("mixed_precision", Found(precision, 0))
+        return plugin_run(Fields(source.name, values, told), source, told)
+    known, length = known_of(source, told), told.values["seq_length"]
+    given = arguments(known)
+    return mesh_run("accelerate", mesh, known, given, seq_length=int(length), precision=precision)
 
 
 def _commands(script: Script) -> list[Command]:
@@ -463,8 +505,15 @@ def _by_deepspeed(fields: Fields, known: Known, told: Told, precision: str) -> L
         zero = _zero_argument(fields)
         fields.stop()
         return replace(_replicas(told, zero, precision), launcher=DeepSpeedReader.name)
+    return _of_deepspeeds_file(name, fields, known.source, told, key=key, precision=precision)
+
+
+def _of_deepspeeds_file(
+    name: str, fields: Fields, beside: Source, told: Told, *, key: str, precision: str
+) -> LaunchFile:
+    """The run of DeepSpeed's file of a name that ``key`` says, resolved by what is told."""
     base = name.replace("\\", "/").rsplit("/", 1)[-1]
-    text = known.source.other(base) if base.endswith(".json") else None
+    text = beside.other(base) if base.endswith(".json") else None
     values = dict(looks_like_document(Source(name=base, text=text))) if text else {}
     if text and not values:
         document_of(Source(name=base, text=text))

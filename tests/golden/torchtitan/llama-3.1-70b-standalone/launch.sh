@@ -31,7 +31,7 @@ fi
 # torchtitan imports the plan's module by its name.
 export PYTHONPATH="${here}${PYTHONPATH:+:${PYTHONPATH}}"
 # torchtitan's own run_train.sh sets it: less memory is lost between blocks.
-export PYTORCH_ALLOC_CONF=expandable_segments:True
+export PYTORCH_ALLOC_CONF="${PYTORCH_ALLOC_CONF:-expandable_segments:True}"
 # The plan's module reads it.
 export HF_ASSETS_PATH="${HF_ASSETS_PATH}"
 # The plan's module reads it.

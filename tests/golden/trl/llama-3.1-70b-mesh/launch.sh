@@ -60,10 +60,15 @@ done
 
 # The allocator's blocks grow in place, so that less memory is lost between them.
 export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
+# A run that is started again goes on from the last checkpoint that is whole.
+last="$(find "${OUTPUT_DIR}" -path '*/checkpoint-*/trainer_state.json' 2>/dev/null |
+    sort -V | tail -n 1 || true)"
+
 exec accelerate launch --config_file "${here}/accelerate.yaml" \
     --machine_rank "${NODE_RANK}" --main_process_ip "${MASTER_ADDR}" \
     --main_process_port "${MASTER_PORT}" \
     --gradient_accumulation_steps 4 \
     -m trl.scripts.sft --config "${here}/trl_sft.yaml" \
     --model_name_or_path "${MODEL}" --dataset_name "${DATASET}" \
-    --output_dir "${OUTPUT_DIR}" --learning_rate "${LR}" "$@"
+    --output_dir "${OUTPUT_DIR}" --learning_rate "${LR}" \
+    ${last:+--resume_from_checkpoint "${last%/*}"} "$@"

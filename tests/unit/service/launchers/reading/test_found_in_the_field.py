@@ -131,3 +131,58 @@ def test_a_file_is_found_by_the_path_that_the_script_names(tmp_path: Path) -> No
         "--model_name_or_path meta-llama/Llama-2-7b-hf --max_seq_length 1024 --bf16 True\n"
     )
     assert read_launch_files(source_of([script]), Told()).configuration.zero_stage == 2
+
+
+SFT = (
+    "accelerate launch --config_file conf/a.yaml -m trl.scripts.sft "
+    "--model_name_or_path meta-llama/Llama-2-7b-hf "
+    "--per_device_train_batch_size 2 --gradient_accumulation_steps 4 --max_length 2048 --bf16 True\n"
+)
+SHARED = "num_machines: 1\nnum_processes: 8\ncompute_environment: LOCAL_MACHINE\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "json", "expected"),
+    [
+        ("distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n", "", ("accelerate", 3)),
+        ("distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2\n", "", ("deepspeed", 2)),
+        ("distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: z.json\n",
+         ('{"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 1}, "train_batch_size": "auto",'
+         ' "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}'),
+         ("deepspeed", 1)),
+        ("distributed_type: MULTI_GPU\n", "", ("accelerate", 0)),
+    ],
+)  # fmt: skip
+def test_accelerates_file_says_how_the_trainers_ranks_share(
+    config: str, json: str, expected: tuple[str, int]
+) -> None:
+    files = {"a.yaml": SHARED + config, "z.json": json, "run.sh": SFT}
+    found = read_launch_files(Source(name="run.sh", text=SFT, files=files), Told())
+    assert (found.launcher, found.configuration.zero_stage) == expected
+    # 8 processes × 2 × 4
+    assert (found.workload.global_batch_size, found.workload.seq_length) == (64, 2048)
+    assert (found.model.name, found.workload.precision) == ("llama-2-7b", "bf16")
+
+
+def test_megatron_llamas_flags_are_todays() -> None:
+    found = read(
+        f"torchrun --nproc_per_node 8 pretrain_llama.py {SIZES} --vocab-size 512 --global-batch-size 8 "
+        "--RMSNorm --layernorm-epsilon 1e-6 --causal-lm --overlapped-distributed-optimizer\n"
+    )
+    assert (found.model.normalization, found.configuration.zero_stage) == ("rmsnorm", 1)
+    assert found.unread == ()
+
+
+def test_axolotl_without_fsdp_trains_adapters_on_replicas_and_nothing_else() -> None:
+    text = (
+        "base_model: NousResearch/Llama-3.2-1B\nadapter: lora\nlora_r: 16\nlora_target_linear: true\n"
+        "sequence_len: 2048\nsample_packing: true\nmicro_batch_size: 2\ngradient_accumulation_steps: 2\n"
+        "bf16: auto\noptimizer: adamw_8bit\ngradient_checkpointing: true\n"
+    )
+    found = read(text, Told(num_gpus=4), "lora.yml")
+    assert (found.launcher, found.workload.lora_rank) == ("axolotl", 16)
+    configuration = found.configuration
+    assert (configuration.zero_stage, configuration.zero_shard_size) == (0, 1)
+    assert found.workload.global_batch_size == 16  # 4 replicas × 2 × 2
+    with pytest.raises(InvalidProblemError, match="without FSDP Axolotl's weights are in two precisions"):
+        read(text.replace("adapter: lora", "adapter:"), Told(num_gpus=4), "full.yml")
