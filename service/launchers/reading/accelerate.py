@@ -15,8 +15,8 @@ from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
 from meshwright.service.launchers.deepspeed import OFFLOADED
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
-from meshwright.service.launchers.reading.commands import script_of
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
+from meshwright.service.launchers.reading.commands import Command, script_of
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader, read_offload
 from meshwright.service.launchers.reading.documents import document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
@@ -91,6 +91,28 @@ def recomputes(given: Arguments, known: Known) -> bool:
     word = given.get(CHECKPOINTING)
     said = word.text if word is not None else known.word("recompute_granularity", "")
     return said.lower() in ("true", "full", "1")
+
+
+def file_of(command: Command, source: Source) -> Source | None:
+    """Accelerate's file that ``accelerate launch --config_file`` names, with the script beside it.
+
+    Raises:
+        InvalidProblemError: it is not there.
+    """
+    words = command.before
+    for at, word in enumerate(words):
+        name, equals, value = word.text.partition("=")
+        if name in ("--config_file", "--config-file"):
+            path = value if equals else words[at + 1].text if at + 1 < len(words) else ""
+            text = source.other(path)
+            if text is None or not path.endswith((".yaml", ".yml")):
+                raise refused(
+                    f"line {word.line} of {shown(source.name)}: {shown(path)} is not beside it",
+                    allowed="give accelerate's YAML too, or its folder; or meshwright capture -- bash …",
+                )
+            base = path.replace("\\", "/").rsplit("/", 1)[-1]
+            return replace(source, name=base, text=text, files={**source.files, source.name: source.text})
+    return None
 
 
 def require_address(fields: Fields, known: Known, given: Arguments) -> None:

@@ -19,6 +19,7 @@ from meshwright.service.launchers.reading.accelerate import (
     PLUGIN_FILE,
     TYPES,
     arguments,
+    file_of,
     mesh_run,
     plugin_run,
 )
@@ -146,7 +147,7 @@ class TrainerReader:
         fields = Fields(source.name, _values(command.words, told), told)
         for note in script.notes:
             fields.note(note)
-        shares = _other_file(command, known.source)
+        shares = file_of(command, known.source)
         tool = next((tool for name, tool in _PROGRAMS if name in command.program), _PLAIN)
         started = _started(script, command)
         return trainer_run(fields, known, tool, started=started, shares=shares)
@@ -229,28 +230,6 @@ def trainer_run(
         notes=(*fields.notes, *known.notes, *found.notes),
         unread=(*fields.unread(_IRRELEVANT), *found.unread),
     )
-
-
-def _other_file(command: Command, source: Source) -> Source | None:
-    """Accelerate's file that ``accelerate launch --config_file`` names, with the script beside it.
-
-    Raises:
-        InvalidProblemError: it is not there.
-    """
-    words = command.before
-    for at, word in enumerate(words):
-        name, equals, value = word.text.partition("=")
-        if name in ("--config_file", "--config-file"):
-            path = value if equals else words[at + 1].text if at + 1 < len(words) else ""
-            text = source.other(path)
-            if text is None or not path.endswith((".yaml", ".yml")):
-                raise refused(
-                    f"line {word.line} of {shown(source.name)}: {shown(path)} is not beside it",
-                    allowed="give accelerate's YAML too, or its folder; or meshwright capture -- bash …",
-                )
-            base = path.replace("\\", "/").rsplit("/", 1)[-1]
-            return replace(source, name=base, text=text, files={**source.files, source.name: source.text})
-    return None
 
 
 def _shares(mesh: Fields) -> bool:
