@@ -23,6 +23,7 @@ NAMES = (*STARTERS, *PYTHONS, *WRAPPERS, *REMOTE)
 _MAX_FILE = 200_000  # characters of a configuration
 _MAX_FILES = 8
 _CONFIGURATIONS = (".json", ".yaml", ".yml", ".toml")
+_PIECES = "tokenizer.model"
 _MAX_TOKENIZER = 8_000_000
 _RELEVANT = re.compile(
     r"(?:CUDA|NCCL|TORCH|NVTE|MASTER|WORLD|RANK|LOCAL_RANK|NNODES|NODE_RANK|NUM_NODES|NPROC|NGPU|GPUS|SLURM|OMPI|OMP|DS|"
@@ -142,23 +143,38 @@ def _write(name: str, rest: Sequence[str]) -> None:
 
 
 def _files(words: Sequence[str]) -> dict[str, str]:
-    """The configurations that the words name, with the tokenizer's table of a folder."""
+    """The configurations that the words name, tokenizers' tables, and the modules of ``--module NAME``."""
     found: dict[str, str] = {}
-    for word in words:
-        for piece in word.partition("=")[::2]:
-            table = os.path.join(piece, "tokenizer.json")
-            path = piece if piece.endswith(_CONFIGURATIONS) else table if os.path.isdir(piece) else ""
-            if not path or len(found) >= _MAX_FILES or not os.path.isfile(path):
-                continue
-            most = _MAX_TOKENIZER if path.endswith("tokenizer.json") else _MAX_FILE
-            try:
-                with open(path, encoding="utf-8-sig") as file:
-                    text = file.read(most + 1)
-            except (OSError, UnicodeDecodeError):
-                continue
-            if len(text) <= most:
-                found[os.path.basename(path)] = text
+    named = [_path(piece) for word in words for piece in word.partition("=")[::2]]
+    for path in [*named, *_modules(words)]:
+        if not path or len(found) >= _MAX_FILES or not os.path.isfile(path):
+            continue
+        pieces = path.endswith(_PIECES)  # of SentencePiece: bytes, one a character
+        most = _MAX_TOKENIZER if pieces or path.endswith("tokenizer.json") else _MAX_FILE
+        try:
+            with open(path, "rb") as file:
+                data = file.read(most + 1)
+            text = data.decode("latin-1" if pieces else "utf-8-sig")
+        except (OSError, UnicodeDecodeError):
+            continue
+        if len(text) <= most:
+            found[os.path.basename(path)] = text
     return found
+
+
+def _path(piece: str) -> str:
+    """The file that a word names, or the table in the folder that it names."""
+    if piece.endswith((*_CONFIGURATIONS, _PIECES)):
+        return piece
+    return os.path.join(piece, "tokenizer.json") if os.path.isdir(piece) else ""
+
+
+def _modules(words: Sequence[str]) -> list[str]:
+    """Where torchtitan would find the configuration of ``--module NAME``."""
+    names = [words[at + 1].replace(".", os.sep) for at, word in enumerate(words[:-1]) if word == "--module"]
+    folders = [os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    ends = (".py", os.path.join(os.sep, "config_registry.py"))
+    return [os.path.join(folder, name) + end for name in names for folder in folders for end in ends]
 
 
 if __name__ == "__main__":

@@ -403,6 +403,7 @@ _KINDS = (
     ".py",
 )
 _TABLES = ("tokenizer.json", "vocab.json")  # of tokenizers, which have megabytes
+_PIECES = ("tokenizer.model",)  # of SentencePiece: bytes, one a character
 _MAX_TABLE = 40_000_000
 _OURS = ("answer.json", "problem.json")  # what a saved plan holds beside its launch files
 
@@ -437,10 +438,12 @@ def text_of(path: Path) -> str:
     """
     try:
         with path.open("rb") as file:
-            most = _MAX_TABLE if path.name in _TABLES else MAX_BYTES
+            most = _MAX_TABLE if path.name in (*_TABLES, *_PIECES) else MAX_BYTES
             data = file.read(most + 1)
         if len(data) > most:
             raise _unreadable(path, "the file is too big", allowed=f"{most} bytes")
+        if path.name in _PIECES:
+            return data.decode("latin-1")
         if (place := data.find(b"\0")) >= 0:
             raise _unreadable(path, f"line {_line(data, place)}: NUL is no text", allowed="UTF-8 text")
         return data.decode("utf-8-sig")

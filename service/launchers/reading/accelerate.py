@@ -115,6 +115,19 @@ def file_of(command: Command, source: Source) -> Source | None:
     return None
 
 
+def ranks_of(known: Known, mesh: Fields | None, started: int | None) -> int | None:
+    """All ranks: the told ones, those that are started, or those of accelerate's file.
+
+    Raises:
+        InvalidProblemError: nobody says them.
+    """
+    processes = mesh.optional("num_processes") if mesh is not None and not known.world.num_gpus else None
+    world = known.told.num_gpus or known.num_gpus() or processes or started
+    if world is None:
+        known.required("num_gpus", None, "torchrun --nproc_per_node, or the cluster's --num-nodes")
+    return world
+
+
 def require_address(fields: Fields, known: Known, given: Arguments) -> None:
     """Refuse several machines that do not know where machine 0 is; accelerate would not notice.
 

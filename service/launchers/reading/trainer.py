@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from meshwright.profiles.adapters import ATTENTION_TARGETS, LORA_TARGETS, SINGLE_TARGETS, BasePrecision
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.reading.accelerate import (
     PLUGIN_FILE,
     TYPES,
@@ -22,6 +23,7 @@ from meshwright.service.launchers.reading.accelerate import (
     file_of,
     mesh_run,
     plugin_run,
+    ranks_of,
 )
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by, refused
 from meshwright.service.launchers.reading.commands import (
@@ -36,7 +38,7 @@ from meshwright.service.launchers.reading.commands import (
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
-from meshwright.service.launchers.reading.known import Known, known_of
+from meshwright.service.launchers.reading.known import Known, header_of, known_of
 from meshwright.service.launchers.reading.shell_values import UNKNOWN, Script, Word
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
@@ -148,6 +150,8 @@ class TrainerReader:
         for note in script.notes:
             fields.note(note)
         shares = file_of(command, known.source)
+        if shares is not None and known.header.plan_id is None:
+            known.header = header_of(shares.text)  # of an exported plan, where only a capture is left
         tool = next((tool for name, tool in _PROGRAMS if name in command.program), _PLAIN)
         started = _started(script, command)
         return trainer_run(fields, known, tool, started=started, shares=shares)
@@ -170,18 +174,9 @@ def trainer_run(
     """
     tool = tool or LLAMA_FACTORY
     _refuse_unpriced(fields)
-    named = next((name for name in _MODELS if fields.has(name)), None)
-    text = str(fields.raw(named)) if named else ""
-    if named and _STORED.search(text):
-        fields.fault(
-            named, f"{shown(text)} is stored quantised: such weights are not priced from launch files yet"
-        )
-    model = known.model(Word(text, fields.place(named)[1]) if named and text else None)
+    model = _model(fields, known)
     mesh = None if shares is None else Fields(shares.name, document_of(shares))
-    processes = mesh.optional("num_processes") if mesh is not None and not known.world.num_gpus else None
-    world = known.told.num_gpus or known.num_gpus() or processes or started
-    if world is None:
-        known.required("num_gpus", None, "torchrun --nproc_per_node, or the cluster's --num-nodes")
+    world = ranks_of(known, mesh, started)
     micro = _told(fields, known, "micro_batch_size", fields.optional(_MICRO))
     if micro is None:
         micro = tool.micro
@@ -207,14 +202,7 @@ def trainer_run(
             "recompute_granularity": "full" if recompute else "none",
         },
     )
-    if fields.has("deepspeed") or fields.has("deepspeed_config"):
-        found = _by_deepspeed(fields, known, told, precision)
-    elif shares is not None and mesh is not None and _shares(mesh):
-        found = _by_accelerate(mesh, shares, told, precision)
-    else:
-        zero = _zero(fields)
-        fields.stop()
-        found = _replicas(told, zero, precision)
+    found = _run(fields, known, told, precision, (mesh, shares))
     if in_bf16 and not adapters[0] and found.configuration.zero_stage == 0:  # else cast up, or kept in fp32
         optimizer = WITHOUT_COPY.get(optimizer, optimizer)
     workload = replace(found.workload, optimizer=optimizer, lora_rank=adapters[0], lora_targets=adapters[1])
@@ -232,9 +220,29 @@ def trainer_run(
     )
 
 
-def _shares(mesh: Fields) -> bool:
-    """Whether ranks share states, or a model, and are not plain replicas."""
-    return mesh.word("distributed_type", "NO", allowed=TYPES) not in ("NO", "MULTI_GPU")
+def _model(fields: Fields, known: Known) -> ModelSpec:
+    """The told model, or the one that the arguments name."""
+    named = next((name for name in _MODELS if fields.has(name)), None)
+    text = str(fields.raw(named)) if named else ""
+    if named and _STORED.search(text):
+        why = f"{shown(text)} is stored quantised: such weights are not priced from launch files yet"
+        fields.fault(named, why)
+    return known.model(Word(text, fields.place(named)[1]) if named and text else None)
+
+
+def _run(
+    fields: Fields, known: Known, told: Told, precision: str, shares: tuple[Fields | None, Source | None]
+) -> LaunchFile:
+    """The run by the file that says how ranks share, or of plain replicas."""
+    mesh, source = shares
+    if fields.has("deepspeed") or fields.has("deepspeed_config"):
+        return _by_deepspeed(fields, known, told, precision)
+    replicas = mesh is None or mesh.word("distributed_type", "NO", allowed=TYPES) in ("NO", "MULTI_GPU")
+    if mesh is not None and source is not None and not replicas:
+        return _by_accelerate(mesh, source, told, precision)
+    zero = _zero(fields)
+    fields.stop()
+    return _replicas(told, zero, precision)
 
 
 def _by_accelerate(mesh: Fields, source: Source, told: Told, precision: str) -> LaunchFile:
