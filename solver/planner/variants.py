@@ -61,14 +61,19 @@ def variants_of(problem: Problem, profile: Profile) -> list[Variant]:
         for workload in _workloads(problem, launcher):
             one = replace(problem, launcher=launcher, workload=workload)
             own = profile_of_variant(one, profile)
+            switched = sorted(_switched(one, own), key=_kinds_left_out)  # its plans limit the others
             found += [
-                Variant(problem=switched, profile=own, follows=at > 0)
-                for at, switched in enumerate(_switched(one, own))
+                Variant(problem=each, profile=own, follows=at > 0) for at, each in enumerate(switched)
             ]
     if found:
         return found
     kept = tuple(name for name in problem.options.allow if not allowed_switches((name,)))
     return variants_of(replace(problem, options=replace(problem.options, allow=kept)), profile)
+
+
+def _kinds_left_out(problem: Problem) -> int:
+    """How many kinds of recomputation a combination of switches is not searched for."""
+    return len(RECOMPUTATION) - len(problem.options.recompute_kinds or RECOMPUTATION)
 
 
 def _switched(problem: Problem, profile: Profile) -> list[Problem]:

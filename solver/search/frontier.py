@@ -199,6 +199,7 @@ class Frontier:
     _unopened: Unopened | None = None  # where rows are opened kind by kind
     _order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     _next: int = 0
+    _glanced: int = 0  # rows so far
     _heap: list[tuple[float, int]] = field(default_factory=list)  # glanced at, some of them solved
     _primed_from_s: float = np.inf  # the least bound while rows are ranked out of their order
 
@@ -414,7 +415,8 @@ class Frontier:
     def _open(self) -> None:
         """Solve the next rows by bound and let them wait under the bound of their candidates."""
         batch, aside = list[int](), list[tuple[float, int]]()
-        while len(batch) < _BATCH and self._heap and self._heap[0][0] <= min(self._unseen_s, self.cutoff_s):
+        most = max(_BATCH, len(self.solved) // 4)
+        while len(batch) < most and self._heap and self._heap[0][0] <= min(self._unseen_s, self.cutoff_s):
             entry = heapq.heappop(self._heap)
             if entry[1] in self.solved:
                 aside.append(entry)
@@ -450,8 +452,9 @@ class Frontier:
         if self._unopened is not None and self._unopened.least_s <= self._open_s:
             self._open_kinds(self._unopened)
             return
-        size = _GLANCE if self.cutoff_s < np.inf or not self.rows.is_uniform else _BATCH
+        size = max(_GLANCE, self._glanced) if self.cutoff_s < np.inf or not self.rows.is_uniform else _BATCH
         index = self._order[self._next : self._next + size]
+        self._glanced += len(index)
         limit = self.limits_s(index)
         able = self._able(index, limit)
         lost = index[~able]

@@ -64,10 +64,13 @@ class Rows:
             return self
         return replace(self, prices=self.prices.without_ends(), layout=self.layout.without_ends())
 
-    def stages(self, splits: list[tuple[int, ...]], *, with_memory: bool = True) -> Stages:
-        """Stage times and memory of every row under its split."""
-        width = max(len(split) for split in splits)
-        padded = np.array([split + (0,) * (width - len(split)) for split in splits], dtype=np.int64)
+    def stages(self, splits: list[tuple[int, ...]] | IntArray, *, with_memory: bool = True) -> Stages:
+        """Stage times and memory of every row under its split; an array has 0 behind its last chunk."""
+        if isinstance(splits, np.ndarray):
+            padded = splits
+        else:
+            width = max(len(split) for split in splits)
+            padded = np.array([split + (0,) * (width - len(split)) for split in splits], dtype=np.int64)
         replayed = self.replayed_layers(padded)
         return assemble(self.prices, self.columns, self.layout, padded, replayed, with_memory=with_memory)
 

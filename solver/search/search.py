@@ -438,10 +438,11 @@ def _prove(frontier: Frontier, watch: Watch, beside: Rivals = NO_RIVALS) -> Proo
             floors = floors_of(frontier, low, watch.tick)
     if not frontier.ranked or not frontier.finished or low is None:
         return Proof(bound_s=low, floors=floors)
-    best, first = frontier.ranked[0].score_s, frontier.ranked[0].row
+    first, best = frontier.ranked[0].row, min(frontier.ranked[0].score_s, beside.best_s)
     bound, objective = low, objectives_s(frontier)[0]
     with watch.cut():
-        bound = _least_simulation_s(frontier, low, best, watch)
+        if low < best:
+            bound = _least_simulation_s(frontier, low, best, watch)
         floors = floors_of(frontier, bound, watch.tick)
     own = frontier.solved[first].objective_s
     rivals, left = rivals_of(frontier, own, watch)

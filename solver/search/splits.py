@@ -183,21 +183,27 @@ def _with_ends(num_layers: int, chunks: int) -> IntArray:
 
 
 def best_offered(rows: Rows) -> list[Split | None]:
-    """The split on offer that minimises the closed form of each row; None where none fits."""
-    found: list[Split | None] = [None] * len(rows)
-    shapes = np.stack([rows.p * rows.v, rows.smallest_chunk], axis=1)
-    for chunks, smallest in np.unique(shapes, axis=0).tolist():
-        index = np.flatnonzero((shapes == (chunks, smallest)).all(axis=1))
-        splits = offered_to(rows, chunks, smallest)
-        for start in range(0, len(index) if splits else 0, _TOGETHER):
+    """The split on offer that minimises the closed form of each row; None where none fits.
+
+    Rows of as many ranks are priced together, whatever their chunks: sums by rank are quick then.
+    """
+    found, ends = list[Split | None]([None] * len(rows)), rows.layout.counts_ends
+    shapes = zip((rows.p * rows.v).tolist(), rows.smallest_chunk.tolist(), strict=True)
+    splits = [offered(rows.layout.num_layers, *shape, counts_ends=ends) for shape in shapes]
+    able = np.array([row for row, own in enumerate(splits) if len(own)], dtype=np.int64)
+    order = able[np.lexsort((rows.v[able], rows.p[able]))]
+    for some in np.split(order, np.flatnonzero(np.diff(rows.p[order])) + 1):
+        for start in range(0, len(some), _TOGETHER):
             look()
-            some = index[start : start + _TOGETHER]
-            many = rows.take(np.repeat(some, len(splits)))
-            stages = many.stages(splits * len(some))
+            here = some[start : start + _TOGETHER].tolist()
+            each, width = [len(splits[row]) for row in here], splits[here[-1]].shape[1]
+            many = rows.take(np.repeat(here, each))
+            padded = [np.pad(splits[row], ((0, 0), (0, width - splits[row].shape[1]))) for row in here]
+            stages = many.stages(np.concatenate(padded))
             fits = stages.peak_memory_bytes.max(axis=1) <= rows.budget_bytes
             cost = np.where(fits, objective_s(many.prices, many.columns, stages), np.inf)
-            for row, costs in zip(some.tolist(), cost.reshape(len(some), -1), strict=True):
-                found[row] = splits[int(costs.argmin())] if np.isfinite(costs.min()) else None
+            for row, costs in zip(here, np.split(cost, np.cumsum(each)[:-1]), strict=True):
+                found[row] = tuple(splits[row][costs.argmin()].tolist()) if costs.min() < np.inf else None
     return found
 
 
