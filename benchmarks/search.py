@@ -3,12 +3,13 @@
 Every problem of ``benchmarks/problems`` (requests, read as the service reads them) is searched twice, each
 time in a process of its own: once by the exact programs alone, once with CP-SAT's certificate. One line a
 problem: configurations covered, rows that got a split, CPU seconds to the first plan and to the proof, the
-gap between the best step and its bound, and the largest memory of the process; seconds are CPU seconds
-throughout, so that other work on the machine matters little. A second table shows how the best plan so far came near the proved one, as progress told it, and holds that against what is
+gap between the best step and its bound, and the largest memory of the process. A second table
+shows how the best plan so far came near the proved one, as progress told it, and holds that against what is
 promised of an answer at any time; what comes later is marked. A third one shows what each switch of the
 launcher gains, and all of them together: how much shorter the proved best step is where the search may
-choose it, and the CPU seconds of the proof of the top 10 with all. ``--write`` puts them into
-docs/how-the-search-works.md.
+choose it, and the CPU seconds of the proof of the top 10 with all; ``--no-switches`` leaves it out.
+``--write`` puts them into docs/how-the-search-works.md. Seconds are CPU seconds, so that other work on the
+machine matters little.
 """
 
 from __future__ import annotations
@@ -102,9 +103,7 @@ def switched(path: Path) -> dict[str, Any]:
 def _best_step_s(problem: Problem, profile: Profile, allow: tuple[str, ...]) -> tuple[float, int]:
     """The proved best step where these switches are open, and the number of their combinations."""
     top_k = problem.options.top_k if allow == (EVERY_SWITCH,) else 1
-    options = replace(
-        problem.options, allow=allow, certify="none", top_k=top_k, time_limit_s=_PATIENCE_S
-    )
+    options = replace(problem.options, allow=allow, certify="none", top_k=top_k, time_limit_s=_PATIENCE_S)
     answer = ask(replace(problem, options=options), profile)
     return answer.plans[0].prediction.step_time_s, int(answer.notes.get("variants", "1"))
 
@@ -182,6 +181,9 @@ def main() -> None:
     parser.add_argument("problems", nargs="*", type=Path, help="problem files; all of benchmarks/problems")
     parser.add_argument("--write", action="store_true", help="put the table into the document")
     parser.add_argument(
+        "--no-switches", action="store_true", help="leave out what each switch gains, which takes longest"
+    )
+    parser.add_argument(
         "--one", choices=(*METHODS, EVERY_SWITCH), help="search one problem here and print figures as JSON"
     )
     parser.add_argument("--growth", action="store_true", help="draw how the search grows instead")
@@ -200,13 +202,13 @@ def main() -> None:
         lines.append(line(path, found))
         print("  ".join(lines[-1]), flush=True)
         curves.append(at_any_time(path.stem, found["none"]))
-        if read_problem_file(path)["launcher"] != PLACING_LAUNCHER:  # which has no switches
+        if not asked.no_switches and read_problem_file(path)["launcher"] != PLACING_LAUNCHER:  # has none
             gains.append(by_switch(path.stem, in_a_process(path, EVERY_SWITCH)))
             print("  ".join(gains[-1]), flush=True)
     tables = {
         "search": aligned(HEADINGS, lines),
         "any-time": aligned(ANY_TIME, curves),
-        "by-switch": aligned(SWITCHED, gains),
+        **({"by-switch": aligned(SWITCHED, gains)} if gains else {}),
     }
     print("\n\n".join(tables.values()))
     if asked.write:
