@@ -515,7 +515,7 @@ def _input_s(rows: Rows) -> FloatArray:
 
 
 _BATCH = 512
-_MOST_RAISED, _CLOSE = 1.5, 0.05  # of a bound: what it is raised to at most, and how closely
+_MOST_RAISED, _CLOSE = 1.5, 0.005  # of a bound: what it is raised to at most, and how closely
 
 
 def can_beat_mixed(rows: Rows, step_s: FloatArray, *, closely: bool = True) -> BoolArray:
