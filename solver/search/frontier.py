@@ -148,7 +148,8 @@ class Scout:
 
 
 _BATCH, _TOGETHER = 32, 4  # rows solved together, and of those that a first ranking is made of
-_GLANCE = 2048  # rows that are tried together before any is solved
+_GLANCE = 2048  # rows that are tried together before any is solved; later half of those before
+_SOON = 512  # rows until which a search may be over soon: from there on batches grow
 _PRIMES, _MORE, _MOST_PRIMES = 16, 6, 40  # rows solved for a first ranking: at least, beyond K, at most
 Interrupt = Callable[["Frontier"], bool]
 
@@ -415,7 +416,7 @@ class Frontier:
     def _open(self) -> None:
         """Solve the next rows by bound and let them wait under the bound of their candidates."""
         batch, aside = list[int](), list[tuple[float, int]]()
-        most = max(_BATCH, len(self.solved) // 4)
+        most = max(_BATCH, (len(self.solved) - _SOON) // 2)
         while len(batch) < most and self._heap and self._heap[0][0] <= min(self._unseen_s, self.cutoff_s):
             entry = heapq.heappop(self._heap)
             if entry[1] in self.solved:
@@ -452,7 +453,11 @@ class Frontier:
         if self._unopened is not None and self._unopened.least_s <= self._open_s:
             self._open_kinds(self._unopened)
             return
-        size = max(_GLANCE, self._glanced) if self.cutoff_s < np.inf or not self.rows.is_uniform else _BATCH
+        size = (
+            max(_GLANCE, self._glanced // 2)
+            if self.cutoff_s < np.inf or not self.rows.is_uniform
+            else _BATCH
+        )
         index = self._order[self._next : self._next + size]
         self._glanced += len(index)
         limit = self.limits_s(index)
