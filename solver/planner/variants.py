@@ -61,19 +61,15 @@ def variants_of(problem: Problem, profile: Profile) -> list[Variant]:
         for workload in _workloads(problem, launcher):
             one = replace(problem, launcher=launcher, workload=workload)
             own = profile_of_variant(one, profile)
-            switched = sorted(_switched(one, own), key=_kinds_left_out)  # its plans limit the others
-            found += [
-                Variant(problem=each, profile=own, follows=at > 0) for at, each in enumerate(switched)
-            ]
+            # that for most kinds of recomputation first: its plans limit the others
+            every = sorted(
+                _switched(one, own), key=lambda each: -len(each.options.recompute_kinds or RECOMPUTATION)
+            )
+            found += [Variant(problem=each, profile=own, follows=at > 0) for at, each in enumerate(every)]
     if found:
         return found
     kept = tuple(name for name in problem.options.allow if not allowed_switches((name,)))
     return variants_of(replace(problem, options=replace(problem.options, allow=kept)), profile)
-
-
-def _kinds_left_out(problem: Problem) -> int:
-    """How many kinds of recomputation a combination of switches is not searched for."""
-    return len(RECOMPUTATION) - len(problem.options.recompute_kinds or RECOMPUTATION)
 
 
 def _switched(problem: Problem, profile: Profile) -> list[Problem]:
