@@ -146,16 +146,18 @@ def test_a_tuning_stops_at_its_budget_and_goes_on_where_it_stopped(tmp_path: Pat
     script = tmp_path / "train.sh"  # the larger the micro-batch, the longer the step: 100 ms and more
     script.write_text("set -- $((100 + 20 * $1)).0 $2\ndate >> $2/../started\n" + LOGS + "sleep 0.2\n")
     folder = tmp_path / "tuning"
+    words = ("--top", "2", "--confidence", "0.99")  # which one run gives neither
     code, out, said = tuned(
-        tmp_path / "answer.json", folder, script, "--top", "1", "--budget-gpu-minutes", "0.04"
+        tmp_path / "answer.json", folder, script, *words, "--budget-gpu-minutes", "0.04"
     )
     assert (code, "The budget is used up." in out) == (0, True), said
     first = json.loads((folder / "tuning.json").read_text())["runs"]
     assert len(first) == 1  # 8 GPUs for 0.2 s and more are 0.03 GPU minutes; two such runs are too many
-    code, out, said = tuned(tmp_path / "answer.json", folder, script, "--top", "1", "--json")
+    code, out, said = tuned(tmp_path / "answer.json", folder, script, *words, "--json")
     assert code == 0, said
     found = json.loads(out)
     assert found["runs"][0] == first[0]  # nothing is run twice for nothing
+    assert len(found["runs"]) > 1
     assert len((folder / "started").read_text().splitlines()) == len(found["runs"])
     by_id = {plan["plan_id"]: plan for plan in found["plans"]}
     times = {one["plan_id"]: one["step_time_s"] for one in found["runs"]}
