@@ -101,6 +101,7 @@ def choose(
         NoPlanError: nothing fits on these nodes.
         NoAnswerError: no answer within ``limit_s``, and none was accepted before for this question.
         NotWrittenError: ``save_dir`` cannot be written.
+        ValueError: ``limit_s`` is no number of seconds above 0.
     """
     if not (isfinite(limit_s) and limit_s > 0):
         raise ValueError(f"limit_s is {limit_s}; it must be a number of seconds above 0")
@@ -134,7 +135,7 @@ def question_of(problem: Mapping[str, Any], nodes: Nodes, limit_s: float = LIMIT
     search = problem.get("search") or {}
     given_s = search.get("time_limit_s", SEARCH_LIMIT_S) if isinstance(search, Mapping) else None
     if isinstance(given_s, int | float) and not isinstance(given_s, bool):
-        asked["search"] = {**search, "time_limit_s": max(0.1, min(given_s, SEARCH_SHARE * limit_s))}
+        asked["search"] = {**search, "time_limit_s": min(given_s, max(0.1, SEARCH_SHARE * limit_s))}
     return asked
 
 

@@ -99,13 +99,18 @@ def _slurm(environ: Mapping[str, str]) -> Nodes:
     gpu, counted = _slurm_gpus(environ)
     return Nodes(
         source="slurm",
-        run_id=_run(environ, f"slurm-{job}-{environ.get('SLURM_RESTART_COUNT', '0')}"),
+        run_id=_run(environ, _slurm_start(job, environ)),
         rank=_count(environ, "slurm", "SLURM_PROCID", "SLURM_NODEID", least=0, default=0),
         num_nodes=_count(environ, "slurm", "SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
         gpus_per_node=_count(environ, "slurm", "SLURM_GPUS_ON_NODE", default=counted or 0)
         or installed(environ),
         gpu=gpu,
     )
+
+
+def _slurm_start(job: str, environ: Mapping[str, str]) -> str:
+    """The job, each time that it was started."""
+    return f"slurm-{job}-{environ.get('SLURM_RESTART_COUNT', '0')}"
 
 
 def _slurm_gpus(environ: Mapping[str, str]) -> tuple[str | None, int | None]:
@@ -126,16 +131,20 @@ def _torchelastic(environ: Mapping[str, str]) -> Nodes:
         raise UnknownNodesError(
             f"torchelastic: WORLD_SIZE {world} is no multiple of LOCAL_WORLD_SIZE {local}"
         )
-    name = environ.get("TORCHELASTIC_RUN_ID", "none")
-    place = f"{environ.get('MASTER_ADDR', '')}-{environ.get('MASTER_PORT', '')}"
-    restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return Nodes(
         source="torchelastic",
-        run_id=_run(environ, f"torchelastic-{name}-{place}-{restarts}"),
+        run_id=_run(environ, _torchelastic_start(environ)),
         rank=_count(environ, "torchelastic", "RANK", least=0),
         num_nodes=world // local,
         gpus_per_node=local,
     )
+
+
+def _torchelastic_start(environ: Mapping[str, str]) -> str:
+    """The run's name, where its workers meet, and how often torchrun has started them again."""
+    name = environ.get("TORCHELASTIC_RUN_ID", "none")
+    place = f"{environ.get('MASTER_ADDR', '')}-{environ.get('MASTER_PORT', '')}"
+    return f"torchelastic-{name}-{place}-{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def _k8s(environ: Mapping[str, str]) -> Nodes:
@@ -171,8 +180,11 @@ def _of_file(path: Path, environ: Mapping[str, str]) -> Nodes:
         )
     names = ("RANK", "NODE_RANK", "SLURM_PROCID", "SLURM_NODEID", "PET_NODE_RANK")
     rank = _count(environ, "the environment", *names, least=0, default=0)
-    run_id = environ.get("SLURM_JOB_ID") or environ.get("TORCHELASTIC_RUN_ID")
-    if not run_id:  # nodes that tell their rank have to agree; a process alone is a start of its own
+    if environ.get("TORCHELASTIC_RUN_ID"):
+        run_id = _torchelastic_start(environ)
+    elif job := environ.get("SLURM_JOB_ID"):
+        run_id = _slurm_start(job, environ)
+    else:  # nodes that tell their rank have to agree; a process alone is a start of its own
         run_id = "file" if any(environ.get(name) for name in names) else f"file-{_PROCESS}"
     return Nodes(source=str(path), run_id=_run(environ, run_id), rank=rank, cluster=cluster)
 

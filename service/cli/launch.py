@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from math import isfinite
 from pathlib import Path
 from typing import Annotated
 
@@ -57,6 +58,8 @@ def launch(
     except ModuleNotFoundError as fault:
         message = f"meshwright launch needs meshwright-client ({fault.name} is not installed)"
         raise MissingExtraError(message) from None
+    if not isfinite(limit_s):
+        raise InvalidProblemError.of("--limit-s", f"{limit_s} is no number of seconds", allowed="0.1 or more")
     asked = read_problem_file(problem or _usual_problem())
     try:
         choice = client.choose(

@@ -253,6 +253,9 @@ def test_a_wrong_problem_and_one_without_a_plan_are_refused_not_answered_from_be
     wrong = {**PROBLEM, "search": {"time_limit_s": "soon"}}
     with pytest.raises(InvalidRequestError, match="/search/time_limit_s"):
         choose(wrong, nodes=node(), save_dir=tmp_path, url=server.url)
+    wrong = {**PROBLEM, "search": {"time_limit_s": -5.0}}
+    with pytest.raises(InvalidRequestError, match="/search/time_limit_s"):
+        choose(wrong, nodes=node(), save_dir=tmp_path, url=server.url)
     with pytest.raises(ValueError, match="must be a number of seconds above 0"):
         choose(PROBLEM, nodes=node(), save_dir=tmp_path, url=server.url, limit_s=float("nan"))
     with pytest.raises(InvalidRequestError, match="/launcher"):
@@ -298,6 +301,9 @@ def test_a_command_that_fails_or_is_not_there_says_so(server: RunningServer, tmp
     missing = launched(server.url, tmp_path, "--", "no-such-program", RANK="0")
     _, fault = missing.communicate(timeout=60)
     assert (missing.returncode, "no-such-program" in fault) == (2, True), fault
+    endless = launched(server.url, tmp_path, "--limit-s", "inf", RANK="0")
+    _, fault = endless.communicate(timeout=60)
+    assert (endless.returncode, "--limit-s" in fault, "Traceback" in fault) == (2, True, False), fault
 
 
 def test_a_run_out_of_memory_is_reported_as_such(server: RunningServer, tmp_path: Path) -> None:

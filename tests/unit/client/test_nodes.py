@@ -57,6 +57,25 @@ def test_all_nodes_of_a_start_have_one_name_for_it_and_a_restart_has_another() -
     assert detect("slurm", {**SLURM, "SLURM_RESTART_COUNT": "1"}).run_id not in names
 
 
+@pytest.mark.parametrize(
+    "environ",
+    [
+        SLURM,
+        {**SLURM, "SLURM_RESTART_COUNT": "1"},
+        TORCHRUN,
+        {**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"},
+        {**TORCHRUN, "MASTER_PORT": "29501"},
+        {**SLURM, **TORCHRUN},
+    ],
+)
+def test_a_cluster_file_leaves_it_to_the_scheduler_to_tell_starts_apart(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    file = tmp_path / "cluster.json"
+    file.write_text('{"name": "dgx-h100", "num_nodes": 4}')
+    assert detect(file, environ).run_id == detect(None, environ).run_id
+
+
 def test_a_problem_keeps_its_cluster_and_gets_the_number_of_nodes() -> None:
     nodes = detect("slurm", SLURM)
     assert nodes.cluster_of({"name": "dgx-h100", "num_nodes": 1}) == {"name": "dgx-h100", "num_nodes": 4}
