@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
@@ -80,10 +81,10 @@ def keep(document: Mapping[str, Any], problem: Problem) -> list[str]:
 def keep_verdict(plan_id: str, verdict: str) -> list[str]:
     """Keep what a launcher made of a plan; as ``keep``, a folder that cannot be written is a warning."""
     try:
-        folder = _verdicts()
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / f"{plan_id}.json", json.dumps({"plan_id": plan_id, "verdict": verdict}))
-        for old in _newest_first(folder)[_MAX_VERDICTS:]:
+        path = _verdict_of(plan_id)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps({"plan_id": plan_id, "verdict": verdict}))
+        for old in _newest_first(path.parent)[_MAX_VERDICTS:]:
             old.unlink(missing_ok=True)
     except OSError as fault:
         return [f"the verdict is not kept ({fault.strerror})"]
@@ -95,16 +96,16 @@ def verdicts_of(plans: Sequence[Plan]) -> dict[str, str]:
     found = {}
     for plan in plans:
         try:
-            text = (_verdicts() / f"{plan.plan_id}.json").read_text(encoding="utf-8")
+            text = _verdict_of(plan.plan_id).read_text(encoding="utf-8")
             found[plan.plan_id] = str(json.loads(text)["verdict"])
         except (OSError, ValueError, LookupError, TypeError):
             continue
     return found
 
 
-def _verdicts() -> Path:
-    """Where verdicts are kept: beside the answers, which a plan may be found by again."""
-    return state_folder().parent / "verdicts"
+def _verdict_of(plan_id: str) -> Path:
+    """Where the verdict of a plan is kept: beside the answers; an id of somebody's file is no path."""
+    return state_folder().parent / "verdicts" / f"{quote(plan_id, safe='', errors='replace')}.json"
 
 
 def find_answer(plan_id: str) -> KeptAnswer:

@@ -232,3 +232,15 @@ def test_a_file_that_is_no_answer_is_refused(tmp_path: Path, document: object) -
     source.write_text(json.dumps(document))
     with pytest.raises(InvalidProblemError):
         kept.plan_of_file(source, 1)
+
+
+def test_a_verdict_stays_in_its_folder_whatever_id_a_file_gives_its_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    plans = [a_plan(plan_id=name) for name in ("7f3a", "../../elsewhere", "a\0b", "\ud800")]
+    for plan in plans:
+        assert kept.keep_verdict(plan.plan_id, "verified") == []
+    assert names(tmp_path) == ["meshwright"]
+    assert names(tmp_path / "meshwright") == ["verdicts"]
+    assert kept.verdicts_of(plans) == {plan.plan_id: "verified" for plan in plans}
