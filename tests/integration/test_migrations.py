@@ -2,12 +2,13 @@
 
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from sqlalchemy import insert, select, text
 
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
 from meshwright.service.db.event_records import events_after
 from meshwright.service.db.records import find_job
-from meshwright.service.db.tables import metadata
+from meshwright.service.db.tables import metadata, verifications
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.jobs.queue import PollingQueue
@@ -67,3 +68,24 @@ def test_a_sweeps_points_survive_a_downgrade_as_jobs_of_their_own(
     ] * 2
     again = jobs.submit(TENANT, a_sweep(global_batch_size=[104, 112], key="of a sweep"))
     assert len(children_in(database, again.id)) == 2
+
+
+def test_verifications_survive_a_schema_without_fences_and_begin_to_be_counted_anew(
+    database: Database,
+) -> None:
+    rows = [
+        {"tenant": TENANT, "plan_id": "ccc", "state": "done", "asked_at_s": 1.0, "claimed_at_s": 2.0,
+         "fence": 3, "attempts": 2, "body": {"verdict": "verified"}},
+        {"tenant": TENANT, "plan_id": "ddd", "state": "running", "asked_at_s": 3.0, "claimed_at_s": 4.0,
+         "fence": 1, "attempts": 1, "body": None},
+    ]  # fmt: skip
+    with database.write() as connection:
+        connection.execute(insert(verifications), rows)
+    migrations.downgrade(database, "0013")
+    with database.write() as connection:
+        connection.execute(text("UPDATE verifications SET idempotency_key = 'once'"))
+    migrations.upgrade(database)
+    with database.read() as connection:
+        query = select(verifications).order_by(verifications.c.asked_at_s)
+        found = [dict(row._mapping) for row in connection.execute(query)]
+    assert found == [{**row, "fence": 0, "attempts": 0} for row in rows]
