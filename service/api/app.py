@@ -72,7 +72,7 @@ def create_app(settings: Settings, *, is_stopping: Callable[[], bool] = lambda: 
 
 @cache
 def _routes() -> tuple[BaseRoute, ...]:
-    """Every route, made ready once a process: that takes fifty times as long as all else."""
+    """Every route, made ready once a process: that takes far longer than all else."""
     every = APIRouter(responses=declared(421, 500))
     for part in (jobs, plans, reports, predictions, profiles, catalogs, keys, probes):
         every.include_router(part.router)

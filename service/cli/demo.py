@@ -42,7 +42,7 @@ def demo(
 # The main job: a service of our own, one job over REST, its ranking, its launch files, a clean stop.
 
 
-START_S = 120.0
+START_S = 120.0  # on a busy machine; one that has ended is not waited for
 STOP_S = 10.0  # after SIGTERM, before it is killed
 
 

@@ -60,11 +60,7 @@ def test_trainers_start_with_a_plan_and_tell_what_their_steps_take(
 ) -> None:
     asked(tmp_path, "accelerate", batch)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    paths = {
-        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'client'}",
-        "MESHWRIGHT_URL": url,
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+    paths = {"PYTHONPATH": PATHS, "MESHWRIGHT_URL": url, "CUDA_VISIBLE_DEVICES": ""}
     output_of(
         [*torchrun, str(EXAMPLES / script), "problem.json", "run"], timeout_s=PATIENCE_S, environment=paths,
         cwd=tmp_path,
