@@ -59,7 +59,7 @@ def launch(
         message = f"meshwright launch needs meshwright-client ({fault.name} is not installed)"
         raise MissingExtraError(message) from None
     if not isfinite(limit_s):
-        raise InvalidProblemError.of("--limit-s", f"{limit_s} is no number of seconds", allowed="0.1 or more")
+        raise InvalidProblemError.of("--limit-s", f"{limit_s} is no time", allowed="0.1 s or more")
     asked = read_problem_file(problem or _usual_problem())
     try:
         choice = client.choose(
