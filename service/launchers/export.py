@@ -420,8 +420,9 @@ def with_readme(
     target: Target, files: Mapping[str, str], *, product: str, start: Start, warnings: Sequence[str]
 ) -> ExportBundle:
     """The files with a README beside them."""
-    defaults = dict.fromkeys(_DEFAULT.findall(files[TORCHRUN_FILE]))
-    start = replace(start, takes=(*start.takes, *(one for one in defaults if one[0] not in _OURS)))
+    defaults = dict(_DEFAULT.findall(files[TORCHRUN_FILE]))  # of a run, which stands behind the dry start
+    own = ((name, value) for name, value in defaults.items() if name not in _OURS)
+    start = replace(start, takes=(*start.takes, *own))
     text = readme(target, product=product, start=start, files=files, warnings=warnings)
     return ExportBundle(files={**files, README_FILE: text}, warnings=list(warnings))
 

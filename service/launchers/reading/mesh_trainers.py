@@ -66,7 +66,7 @@ def _refuse_other_engines(fields: Fields) -> None:
 _AXOLOTL_OWN = ("base_model", "sequence_len", "sample_packing", "pad_to_sequence_len", "dp_shard_size")
 _AXOLOTL_IRRELEVANT = (
     *_OF_THE_TRAINER, "base_model", "sample_packing", "pad_to_sequence_len", "strict", "tf32", "model_type",
-    "lora_alpha", "lora_dropout",
+    "lora_alpha", "lora_dropout", "auto_resume_from_checkpoints",
     "tokenizer", "train_on_inputs", "shuffle", "test_datasets", "excess_length", "attn_implementation",
     "flash_attention", "xformers", "sdp_attention", "fsdp_config.state_dict", "fsdp_config.final_state",
     "fsdp_config.cpu_ram", "fsdp_config.sync", "fsdp_config.use_orig", "fsdp_config.transformer_layer",

@@ -13,7 +13,10 @@ from meshwright.service.launchers.registry import export
 from meshwright.service.launchers.target import Target
 from tests.launchers.plans import CASES
 
-FOUND = CASES["megatron-bridge"]["llama-3.1-70b-offloaded"]
+_OFFLOADED = CASES["megatron-bridge"]["llama-3.1-70b-offloaded"]  # which weights in 8 bits exclude
+FOUND = replace(
+    _OFFLOADED, plan=replace(_OFFLOADED.plan, config=replace(_OFFLOADED.config, offload="none"))
+)
 # Precision, and the dtype of gradients; nemo's own is bf16.
 KINDS = [
     (precision, recipe, gradients)

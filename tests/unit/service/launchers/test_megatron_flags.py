@@ -44,7 +44,7 @@ def written(config: Configuration) -> dict[str, str]:
 
 
 def test_a_plan_that_may_overlap_is_faster_and_says_so_in_its_files() -> None:
-    assert step_s(PLANNED.config, overlap=True) < 0.98 * step_s(PLANNED.config, overlap=False)
+    assert step_s(PLANNED.config, overlap=True) < 0.99 * step_s(PLANNED.config, overlap=False)
     files = written(PLANNED.config)
     assert FLAG in files["megatron_args.sh"]
     assert "export CUDA_DEVICE_MAX_CONNECTIONS=32" in files["launch.sh"]
