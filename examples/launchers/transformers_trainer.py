@@ -18,6 +18,8 @@ choice = choose(problem, cluster_from="torchelastic", save_dir=sys.argv[2], limi
 size, length = problem["model"], problem["workload"]["seq_length"]
 names = {"hidden_size": "hidden_size", "num_layers": "num_hidden_layers", "vocab_size": "vocab_size",
          "ffn_hidden_size": "intermediate_size", "num_attention_heads": "num_attention_heads"}  # fmt: skip
+maybe = {"num_kv_heads": "num_key_value_heads", "head_dim": "head_dim"}  # else as there are heads
+names |= {ours: theirs for ours, theirs in maybe.items() if ours in size}
 model = LlamaForCausalLM(LlamaConfig(**{theirs: size[ours] for ours, theirs in names.items()}))
 arguments = TrainingArguments(
     output_dir=sys.argv[2], max_steps=6, report_to=[], save_strategy="no", disable_tqdm=True,
