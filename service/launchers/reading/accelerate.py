@@ -6,7 +6,7 @@ parallelism_config.py; the batch stands in the command of the training script (t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from meshwright.profiles.documents import shown
@@ -105,7 +105,7 @@ def file_of(command: Command, source: Source) -> Source | None:
         if name in ("--config_file", "--config-file"):
             path = value if equals else words[at + 1].text if at + 1 < len(words) else ""
             text = source.other(path)
-            if text is None or not path.endswith((".yaml", ".yml")):
+            if text is None or not path.endswith((".yaml", ".yml", ".json")):
                 raise refused(
                     f"line {word.line} of {shown(source.name)}: {shown(path)} is not beside it",
                     allowed="give accelerate's YAML too, or its folder; or meshwright capture -- bash …",
@@ -113,6 +113,30 @@ def file_of(command: Command, source: Source) -> Source | None:
             base = path.replace("\\", "/").rsplit("/", 1)[-1]
             return replace(source, name=base, text=text, files={**source.files, source.name: source.text})
     return None
+
+
+_SHARE = ("use_fsdp", "fsdp_", "use_deepspeed", "deepspeed_", "zero", "offload_", "use_parallelism_config",
+          "parallelism_config_", "use_megatron_lm", "megatron_lm_")  # fmt: skip
+
+
+def refuse_options(words: Sequence[Word], name: str) -> None:
+    """Refuse options of ``accelerate launch`` that say how ranks share, which its file is read for.
+
+    Args:
+        words: of the command, before its program.
+        name: of the script.
+
+    Raises:
+        InvalidProblemError: there is one.
+    """
+    starts = any(word.text.rpartition("/")[2] == "accelerate" for word in words)
+    for word in words if starts else ():
+        if word.text.startswith("--") and word.text[2:].replace("-", "_").startswith(_SHARE):
+            raise refused(
+                f"line {word.line} of {shown(name)}: {shown(word.text)} says how ranks share, which is "
+                "read from accelerate's file alone",
+                allowed="the same in a YAML that --config_file names (accelerate config)",
+            )
 
 
 def ranks_of(known: Known, mesh: Fields | None, started: int | None) -> int | None:

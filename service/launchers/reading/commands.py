@@ -229,6 +229,9 @@ def files_named(script: Script, *, programs: bool = True) -> Iterator[Word]:
     ``programs``: those of Python too, which seldom say what runs.
     """
     for words in script.commands:
+        if any(word.text.endswith(_TITANS) for word in words):
+            usual = "".join(script.variables.get("CONFIG_FILE", ())).rsplit("/", 1)[-1]
+            yield from [Word(usual, words[0].line)] if usual.endswith(_FILES) else []
         for at, word in enumerate(words):
             for piece in word.text.split():
                 base = piece.rpartition("=")[2].rsplit("/", 1)[-1]

@@ -96,6 +96,10 @@ class Fields:
         self._taken.add(name)
         return self._found(name) is not None
 
+    def has_section(self, name: str) -> bool:
+        """Whether the file gives a value in a section."""
+        return any(one.startswith(f"{name}.") and self._found(one) is not None for one in self._values)
+
     def raw(self, name: str) -> object:
         """The value as it stands there; None where it is not given."""
         self._taken.add(name)

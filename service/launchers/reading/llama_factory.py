@@ -6,7 +6,7 @@ Names: alibaba/ROLL mcore_adapter, training_args.py, and transformers' TrainingA
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -22,9 +22,10 @@ from meshwright.service.launchers.reading.accelerate import (
     arguments,
     mesh_run,
     plugin_run,
+    refuse_options,
 )
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
-from meshwright.service.launchers.reading.documents import document_of, looks_like_document
+from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.given import Given, Value
 from meshwright.service.launchers.reading.known import Known, known_of
@@ -32,7 +33,13 @@ from meshwright.service.launchers.reading.megatron_core import CORE_NAMES, flag_
 from meshwright.service.launchers.reading.mesh_trainers import commands_beside, documents_beside
 from meshwright.service.launchers.reading.ms_swift import completed
 from meshwright.service.launchers.reading.shell_values import Word
-from meshwright.service.launchers.reading.trainer import LLAMA_FACTORY, trainer_run
+from meshwright.service.launchers.reading.trainer import (
+    LLAMA_FACTORY,
+    WITHOUT_COPY,
+    keeps_no_copy,
+    trainer_run,
+    values_of,
+)
 
 _CORE = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",
          "context_parallel_size", "virtual_pipeline_model_parallel_size", "use_distributed_optimizer",
@@ -67,7 +74,7 @@ class LlamaFactoryReader:
         Raises:
             InvalidProblemError: what cannot be read, or contradicts itself, with line and name.
         """
-        document, known = document_of(source), known_of(source, told)
+        document, known = document_of(source) | _overrides(source, source, told), known_of(source, told)
         fields = Fields(source.name, document, told)
         if not any(name in document for name in _CORE):
             return LlamaFactoryTrainerReader().read(source, told)
@@ -102,7 +109,7 @@ class LlamaFactoryTrainerReader:
         """Whether it is such a YAML, or accelerate's file beside a script that names one."""
         if not AccelerateReader().recognises(source):
             return _is_trainers(source)
-        named = [source.other(word.text) for _, word in _named(source)]
+        named = [source.other(words[at].text) for _, words, at in _starts(source)]
         return any(
             text is None or _is_trainers(replace(source, name="a.yaml", text=text)) for text in named
         )
@@ -117,7 +124,11 @@ class LlamaFactoryTrainerReader:
         files = [source, *documents_beside(known_of(source, told).source)]
         own = next((one for one in files if _is_trainers(one)), source)
         mesh = next((one for one in files if AccelerateReader().recognises(one)), None)
-        fields = Fields(own.name, document_of(own), told)
+        over = _overrides(source, own, told)
+        fields = Fields(own.name, document_of(own) | over, told)
+        for name, found in over.items():
+            said = shown(str(found.value))
+            fields.note(f"line {found.line} of the command: {name} is {said}, not the file's")
         for name in (MICRO_BATCH, ACCUMULATION, "cutoff_len", "finetuning_type"):
             fields.slip_for(name)
         whole = fields.flag("neat_packing", default=False)
@@ -130,13 +141,20 @@ class LlamaFactoryTrainerReader:
         ours = shared.launcher in (self.name, AccelerateReader.name)
         options = {**shared.workload.framework_options, **(_kernel(fields) if ours else {})}
         batch = shared.workload.global_batch_size
-        workload = replace(run.workload, global_batch_size=batch, framework_options=options)
+        optimizer = run.workload.optimizer
+        if not keeps_no_copy(shared):
+            optimizer = _WITH_COPY.get(optimizer, optimizer)
+        workload = replace(
+            run.workload, global_batch_size=batch, framework_options=options, optimizer=optimizer
+        )
         return replace(shared, launcher=self.name if ours else shared.launcher, workload=workload)
 
 
 def _require_own_file(source: Source) -> None:
-    """Refuse a command whose YAML is not there."""
-    for script, word in _named(source):
+    """Refuse a command whose YAML is not there, or that says itself how ranks share."""
+    for script, words, at in _starts(source):
+        word = words[at]
+        refuse_options(words[:at], script.name)
         if source.other(word.text) is None:
             where, name = f"line {word.line} of {shown(script.name)}", shown(word.text.rpartition("/")[2])
             allowed = "give that file too, or its folder"
@@ -173,13 +191,23 @@ def _shared(run: LaunchFile, rest: Fields, mesh: Source, told: Told) -> LaunchFi
     return replace(shared, notes=(*run.notes, *shared.notes), unread=(*run.unread, *shared.unread))
 
 
-def _named(source: Source) -> Iterator[tuple[Source, Word]]:
-    """The YAML files that scripts beside a file start LLaMA-Factory with."""
-    for script, words in commands_beside(source):
-        for program, argument in pairwise(words):
+def _starts(source: Source, told: Told | None = None) -> Iterator[tuple[Source, Sequence[Word], int]]:
+    """Commands of scripts beside a file that start LLaMA-Factory, with the place of its YAML."""
+    for script, words in commands_beside(source, told):
+        for at, (program, argument) in enumerate(pairwise(words)):
             own = program.text.endswith(_PROGRAMS) or program.text in _MODULES
             if own and argument.text.endswith((".yaml", ".yml")):
-                yield script, argument
+                yield script, words, at + 1
+
+
+def _overrides(source: Source, own: Source, told: Told) -> dict[str, Found]:
+    """``key=value`` behind the YAML of a command, which count before it (hparams/parser.py, read_args)."""
+    found: dict[str, Found] = {}
+    for _, words, at in _starts(source, told):
+        if words[at].text.rpartition("/")[2] == own.name.rpartition("/")[2]:
+            given = [Word(f"--{word.text}", word.line) for word in words[at + 1 :] if "=" in word.text]
+            found |= values_of(given, told)
+    return {name: Found(None, one.line) if one.value == "null" else one for name, one in found.items()}
 
 
 def _is_trainers(source: Source) -> bool:
@@ -191,6 +219,7 @@ def _is_trainers(source: Source) -> bool:
 
 
 _SHARDED = 3  # ZeRO-3
+_WITH_COPY = {small: whole for whole, small in WITHOUT_COPY.items()}
 _PROGRAMS = ("src/train.py", "llamafactory/launcher.py")
 _MODULES = ("llamafactory.launcher", "train")  # ``llamafactory-cli train``
 

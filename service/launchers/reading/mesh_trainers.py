@@ -25,6 +25,7 @@ from meshwright.service.launchers.reading.accelerate import (
     arguments,
     mesh_run,
     number,
+    refuse_options,
 )
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
 from meshwright.service.launchers.reading.commands import files_named, script_of
@@ -171,7 +172,7 @@ def _axolotl_configuration(fields: Fields, known: Known) -> Configuration:
     """Sizes of the mesh, and what FSDP2 does on it."""
     micro, count = fields.integer("micro_batch_size", 1), fields.integer(ACCUMULATION, 1)
     version = fields.integer("fsdp_version", fields.integer(f"{_FSDP}fsdp_version", 1))
-    shares = any(fields.has(f"{_FSDP}{name}") for name in ("reshard_after_forward", "auto_wrap_policy"))
+    shares = bool(fields.raw("fsdp")) or fields.has_section("fsdp_config")
     if not shares and fields.word("adapter", "") == "lora":
         fields.note("without FSDP every rank holds the whole base in bf16, and all adapters")
     elif not shares:
@@ -334,11 +335,11 @@ def _is_sft(source: Source) -> bool:
     return known > 1 and any(name in names for name in _SFT_ALONE) and not others
 
 
-def commands_beside(source: Source) -> Iterator[tuple[Source, tuple[Word, ...]]]:
+def commands_beside(source: Source, told: Told | None = None) -> Iterator[tuple[Source, tuple[Word, ...]]]:
     """The commands of all scripts beside a file; one that cannot be read has none."""
     for script in source.scripts():
         try:
-            commands = script_of(script, Told()).commands
+            commands = script_of(script, told or Told()).commands
         except InvalidProblemError:
             continue
         yield from ((script, words) for words in commands)
@@ -350,8 +351,10 @@ def _starts_trl(source: Source) -> bool:
 
 
 def _require_own_file(source: Source) -> None:
-    """Refuse a command whose ``--config`` is not there."""
+    """Refuse a command whose ``--config`` is not there, or that says itself how ranks share."""
     for script, words in commands_beside(source):
+        program = next((at for at, word in enumerate(words) if word.text in _PROGRAMS), 0)
+        refuse_options(words[:program], script.name)
         for option, value in pairwise(words if any(word.text in _PROGRAMS for word in words) else ()):
             if option.text == "--config" and source.other(value.text) is None:
                 where = f"line {value.line} of {shown(script.name)}"

@@ -24,6 +24,7 @@ from meshwright.service.launchers.reading.shell_values import (
     both,
     either,
     opposite,
+    split_words,
     unknown_value,
 )
 from meshwright.service.launchers.reading.shell_words import REDIRECTIONS, Token, lex, whole_number
@@ -435,19 +436,20 @@ class _Shell(Variables):
         """``read A B <<< "$X"`` and ``IFS=, read -ra LIST <<< "$X"``; whether that is what stands here."""
         if not given or not any(token.plain == "read" for token in tokens[:2]):
             return False
+        given = given.partition("\n")[0]
         texts = [self.joined(token) for token in tokens]
         split = texts[0][4:] if texts[0].startswith("IFS=") else ""
         words = texts[1:] if texts[0].startswith("IFS=") else texts
         if words[0] != "read":
             return False
-        names = [word for word in words[1:] if not word.startswith("-")]
+        names = [word for word in words[1:] if word.isidentifier()]
         is_list = any(word.startswith("-") and "a" in word for word in words[1:])
         separator = split if len(split) == 1 and split not in " \t\n" else None
-        if is_list or not names:
-            pieces = given.split(separator)
-        else:
-            pieces = given.split(separator, len(names) - 1)
-            pieces += [""] * (len(names) - len(pieces))
+        pieces = given.split(separator) if separator else split_words(given)
+        if names and not is_list:
+            most, unknown = len(names) - 1, next((one for one in pieces if UNKNOWN in one), "")
+            pieces = [*pieces[:most], (separator or " ").join(pieces[most:])]
+            pieces += [unknown] * (len(names) - len(pieces))  # which may be several words
         line = tokens[0].line
         if is_list:
             found = [Word(one, line) for one in pieces]

@@ -221,9 +221,14 @@ class Variables:
         return (counted or unknown_value(expression),)
 
     def _counted(self, name: str) -> str | None:
-        """``$#`` and ``${#NAME[@]}``."""
-        known = self._script.variables.get(name[:-3] if name.endswith(("[@]", "[*]")) else name or "@")
-        return "0" if known is None and not name else None if known is None else str(len(known))
+        """``$#``, ``${#NAME[@]}``, and ``${#NAME}``; None: what is not known may be several words."""
+        many = name.endswith(("[@]", "[*]"))
+        known = self._script.variables.get(name[:-3] if many else name or "@")
+        if not name:
+            return str(len(known or ()))
+        if known is None or UNKNOWN in "".join(known):
+            return None
+        return str(len(known) if many else len("".join(known[:1])))
 
     def _parameter(self, name: str, rest: str, depth: int) -> tuple[str, ...]:
         """A variable with what follows its name: nothing, ``[@]``, a default, a message, a change."""

@@ -132,6 +132,8 @@ def named_of(source: Source, told: Told) -> Named:
             said.setdefault(name, Word(value, word.line) if equals else following)
         module, config = said.get("--module"), said.get("--config")
         if any(word.text.endswith(_STARTER) for word in words):
+            if "".join(script.variables.get("CONFIG_FILE", ())):
+                return Named()  # 0.2's script starts that TOML
             usual = {name: "".join(script.variables.get(name, ())) for name in ("MODULE", "CONFIG")}
             line = words[0].line
             module = module or Word(usual["MODULE"] or "llama3", line)
@@ -563,16 +565,15 @@ def _recipe(fields: Fields) -> str:
 
     torchtitan 0.2.2, config/job_config.py:738: without a name one scale for each tensor.
     """
-    converters = fields.raw("model.converters")
-    if converters == ["float8"]:  # before 0.2
-        converters = [FLOAT8]
-    name = fields.word(f"{FLOAT8}.recipe_name", "tensorwise", allowed=tuple(_RECIPES))
-    given = converters if isinstance(converters, list) else []
-    others = [one for one in given if one != FLOAT8 and not (one in _GROUPED and FLOAT8 in given)]
+    said = fields.raw("model.converters")
+    given = said.split(",") if isinstance(said, str) else said if isinstance(said, list) else []
+    linear = "float8" if given == ["float8"] else FLOAT8  # its name, and its section's, before 0.2
+    name = fields.word(f"{linear}.recipe_name", "tensorwise", allowed=tuple(_RECIPES))
+    others = [one for one in given if one != linear and not (one in _GROUPED and linear in given)]
     if others:
         names = ", ".join(str(one)[:40] for one in others[:4])
         fields.fault("model.converters", f"{names}: not priced", allowed=f"{FLOAT8}, or none")
-    if not isinstance(converters, list) or FLOAT8 not in converters:
+    if linear not in given:
         return ""
     if name == "rowwise_with_gw_hp":
         fields.note("rowwise_with_gw_hp keeps gradients of weights in bf16; priced as rowwise")

@@ -24,6 +24,7 @@ from meshwright.service.launchers.reading.accelerate import (
     mesh_run,
     plugin_run,
     ranks_of,
+    refuse_options,
 )
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by, refused
 from meshwright.service.launchers.reading.commands import (
@@ -105,11 +106,7 @@ LLAMA_FACTORY = _Tool(name="LLaMA-Factory", recomputes=True, tuner="lora", lengt
 _MS_SWIFT = _Tool(name="ms-swift", micro=1, recomputes=True, tuner="lora")
 
 
-_PROGRAMS = (
-    ("swift", _MS_SWIFT),
-    ("llamafactory", LLAMA_FACTORY),
-    ("llamafactory/launcher", LLAMA_FACTORY),
-)
+_PROGRAMS = (("swift", _MS_SWIFT), ("llamafactory", LLAMA_FACTORY))
 
 
 class TrainerReader:
@@ -136,8 +133,7 @@ class TrainerReader:
         known = known_of(source, told)
         if not source.is_script:
             fields = Fields(source.name, document_of(source), told)
-            tool = LLAMA_FACTORY if fields.has("finetuning_type") or fields.has("stage") else _PLAIN
-            return trainer_run(fields, known, tool)
+            return trainer_run(fields, known, _tool(fields))
         script = script_of(source, told)
         command, count = chosen(_commands(script), _is_name, told, source.name)
         if count < _LEAST_NAMES:
@@ -146,24 +142,26 @@ class TrainerReader:
             )
         require_training(command, source.name)
         known.world = world_of(source.text, script, command)
-        fields = Fields(source.name, _values(command.words, told), told)
+        fields = Fields(source.name, values_of(command.words, told), told)
         for note in script.notes:
             fields.note(note)
         shares = file_of(command, known.source)
         if shares is not None and known.header.plan_id is None:
             known.header = header_of(shares.text)  # of an exported plan, where only a capture is left
-        tool = next((tool for name, tool in _PROGRAMS if name in command.program), _PLAIN)
-        started = _started(script, command)
+        if not fields.has("deepspeed"):
+            refuse_options(command.before, source.name)
+        tool, started = _tool(fields, command.program), _started(script, command)
         return trainer_run(fields, known, tool, started=started, shares=shares)
 
 
+def _tool(fields: Fields, program: str = "") -> _Tool:
+    """Whose arguments they are, by the program and by names that LLaMA-Factory alone has."""
+    own = LLAMA_FACTORY if fields.has("finetuning_type") or fields.has("stage") else _PLAIN
+    return next((tool for name, tool in _PROGRAMS if name in program), own)
+
+
 def trainer_run(
-    fields: Fields,
-    known: Known,
-    tool: _Tool | None = None,
-    *,
-    started: int | None = None,
-    shares: Source | None = None,
+    fields: Fields, known: Known, tool: _Tool, *, started: int | None = None, shares: Source | None = None
 ) -> LaunchFile:
     """The run of arguments, of a command or of a file.
 
@@ -172,7 +170,6 @@ def trainer_run(
     Raises:
         InvalidProblemError: what cannot be read, is not priced, or is said nowhere.
     """
-    tool = tool or LLAMA_FACTORY
     _refuse_unpriced(fields)
     model = _model(fields, known)
     mesh = None if shares is None else Fields(shares.name, document_of(shares))
@@ -185,7 +182,7 @@ def trainer_run(
         tool, micro, world or 1
     )
     length = _length(fields, known, tool)
-    precision, optimizer = _precision(fields, known, tool), _optimizer(fields)
+    precision, optimizer = _precision(fields, known, tool, mesh), _optimizer(fields)
     adapters, base = _adapters(fields, tool), _base(fields)
     in_bf16 = fields.flag("pure_bf16", default=False)  # else LLaMA-Factory casts up (model/adapter.py)
     recompute = _recomputes(fields, tool)
@@ -203,7 +200,7 @@ def trainer_run(
         },
     )
     found = _run(fields, known, told, precision, (mesh, shares))
-    if in_bf16 and not adapters[0] and found.configuration.zero_stage == 0:  # else cast up, or kept in fp32
+    if in_bf16 and not adapters[0] and keeps_no_copy(found):
         optimizer = WITHOUT_COPY.get(optimizer, optimizer)
     workload = replace(found.workload, optimizer=optimizer, lora_rank=adapters[0], lora_targets=adapters[1])
     if base != "bf16":
@@ -218,6 +215,11 @@ def trainer_run(
         notes=(*fields.notes, *known.notes, *found.notes),
         unread=(*fields.unread(_IRRELEVANT), *found.unread),
     )
+
+
+def keeps_no_copy(found: LaunchFile) -> bool:
+    """Whether weights in bf16 stay so: FSDP2 casts them up, DeepSpeed keeps a copy in fp32."""
+    return found.configuration.zero_stage == 0 and found.launcher != DeepSpeedReader.name
 
 
 def _model(fields: Fields, known: Known) -> ModelSpec:
@@ -251,8 +253,8 @@ def _by_accelerate(mesh: Fields, source: Source, told: Told, precision: str) -> 
         name = mesh.raw(PLUGIN_FILE)
         if isinstance(name, str):
             return _of_deepspeeds_file(name, mesh, source, told, key=PLUGIN_FILE, precision=precision)
-        values = document_of(source)
-        values.setdefault("mixed_precision", Found(precision, 0))
+        # TrainingArguments write over what the file says (transformers, training_args.py)
+        values = {**document_of(source), "mixed_precision": Found(precision, 0)}
         return plugin_run(Fields(source.name, values, told), source, told)
     known, length = known_of(source, told), told.values["seq_length"]
     given = arguments(known)
@@ -270,7 +272,7 @@ def _is_name(text: str) -> bool:
     return name.startswith("--") and name[2:].replace("-", "_") in _OWN
 
 
-def _values(words: Sequence[Word], told: Told) -> dict[str, Found]:
+def values_of(words: Sequence[Word], told: Told) -> dict[str, Found]:
     """Arguments by name; the last of equal ones counts."""
     found: dict[str, Found] = {}
     for at, word in enumerate(words):
@@ -345,14 +347,16 @@ def _refuse_unpriced(fields: Fields) -> None:
     fields.stop()
 
 
-def _precision(fields: Fields, known: Known, tool: _Tool) -> str:
-    """Autocast, or the type of the weights."""
+def _precision(fields: Fields, known: Known, tool: _Tool, mesh: Fields | None) -> str:
+    """Autocast, by the arguments or else by accelerate's file, or the type of the weights."""
     told = known.told.values.get("precision")
     if told in ("bf16", "fp16"):
         return str(told)
     for name in ("bf16", "fp16"):
         if fields.has(name) and fields.flag(name, default=False):
             return name
+    if mesh is not None and mesh.raw("mixed_precision") in ("bf16", "fp16"):
+        return mesh.word("mixed_precision")
     dtype = str(fields.raw("torch_dtype") or fields.raw("dtype") or "")
     if dtype in ("bfloat16", "float16") or (not dtype and tool is not _PLAIN):
         fields.note(f"neither bf16 nor fp16 is given: {dtype or 'bfloat16'}, the weights' own type")

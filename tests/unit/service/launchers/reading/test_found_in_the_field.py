@@ -11,6 +11,7 @@ from meshwright.service.cli.problem_options import source_of
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.reading.shell import read_script
+from meshwright.service.launchers.reading.shell_values import unknown_value
 from meshwright.service.launchers.reading.vocabulary import pieces, vocabulary_of
 
 SIZES = (
@@ -31,6 +32,17 @@ def test_read_takes_its_words_from_a_text() -> None:
     assert echoed('read TP PP <<< "4 8"\necho $TP $PP') == ["4", "8"]
     assert echoed("IFS=',' read -ra L <<< \"a,b,c\"\necho ${L[2]} ${#L[@]}") == ["c", "3"]
     assert echoed('read FIRST REST <<< "a b c"\necho "$REST"') == ["b c"]
+    assert echoed('read -r -d "" A <<< "one line"\necho "$A"') == ["one line"]
+
+
+def test_a_list_that_is_not_known_has_no_length() -> None:
+    # of an unset variable it would be one word, and one GPU
+    [length] = echoed("IFS=',' read -ra L <<< \"$CUDA_VISIBLE_DEVICES\"\necho ${#L[@]}")
+    assert length == unknown_value("${#L[@]}")
+    first, second = echoed('read A B <<< "$(head -n 1 hosts)"\necho "$A" "$B"')
+    assert first == unknown_value("$(head -n 1 hosts)")
+    assert second in ("", first)
+    assert echoed("N=abc\necho ${#N}") == ["3"]
 
 
 def test_a_part_of_a_text_is_cut_out() -> None:
@@ -164,6 +176,72 @@ def test_accelerates_file_says_how_the_trainers_ranks_share(
     assert (found.model.name, found.workload.precision) == ("llama-2-7b", "bf16")
 
 
+@pytest.mark.parametrize("options", ["--use_deepspeed --zero_stage 3", "--fsdp-version=2 --use_fsdp"])
+def test_options_of_accelerate_launch_that_say_how_ranks_share_are_no_replicas(options: str) -> None:
+    script = SFT.replace(
+        "--config_file conf/a.yaml -m trl.scripts.sft", f"--num_processes 8 {options} t.py"
+    )
+    with pytest.raises(InvalidProblemError, match=r"line 1 of a.sh: --\S+ says how ranks share"):
+        read(script)
+
+
+def test_the_trainers_precision_counts_before_accelerates_and_after_it_the_files() -> None:
+    file = f"{SHARED}distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2\n"
+    for words, said in ((SFT, "'no'"), (SFT.replace(" --bf16 True", ""), "bf16")):
+        files = {"a.yaml": f"{file}mixed_precision: {said}\n", "run.sh": words}
+        found = read_launch_files(Source(name="run.sh", text=words, files=files), Told())
+        assert (found.launcher, found.workload.precision) == ("deepspeed", "bf16")
+
+
+def test_accelerates_file_may_be_json() -> None:
+    words = SFT.replace("a.yaml", "a.json")
+    files = {"a.json": '{"distributed_type": "MULTI_GPU", "num_processes": 8}', "run.sh": words}
+    found = read_launch_files(Source(name="run.sh", text=words, files=files), Told())
+    assert found.configuration.data_parallel_size == 8
+
+
+FACTORY = (
+    "model_name_or_path: meta-llama/Llama-3.1-8B\nstage: sft\nfinetuning_type: full\ncutoff_len: 2048\n"
+    "per_device_train_batch_size: 1\ngradient_accumulation_steps: 2\nbf16: true\npure_bf16: true\n"
+)
+
+
+def test_what_follows_llama_factorys_file_counts_before_it() -> None:
+    run = (
+        "llamafactory-cli train conf/full.yaml per_device_train_batch_size=4 deepspeed=ds_z3_config.json\n"
+    )
+    source = Source(name="run.sh", text=run, files={"full.yaml": FACTORY, "run.sh": run})
+    found = read_launch_files(source, Told(num_gpus=8))
+    assert (found.launcher, found.configuration.zero_stage) == ("deepspeed", 3)
+    assert found.workload.global_batch_size == 64  # 8 × 4 × 2
+    assert "line 1 of the command: per_device_train_batch_size is 4, not the file's" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("more", "optimizer"),
+    [("", "adamw-pure-bf16"), ("deepspeed: ds_z0_config.json\n", "adamw")],  # whose copy is in fp32
+)
+def test_pure_bf16_keeps_no_copy_on_plain_replicas_alone(more: str, optimizer: str) -> None:
+    found = read(FACTORY + more, Told(num_gpus=8), "full.yaml")
+    assert (found.configuration.zero_stage, found.workload.optimizer) == (0, optimizer)
+
+
+def test_fsdp2_casts_llama_factorys_pure_bf16_up() -> None:
+    run = "accelerate launch --config_file a.yaml src/train.py full.yaml\n"
+    mesh = f"{SHARED}distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n"
+    files = {"a.yaml": mesh, "full.yaml": FACTORY, "run.sh": run}
+    found = read_launch_files(Source(name="run.sh", text=run, files=files), Told())
+    assert (found.configuration.zero_stage, found.workload.optimizer) == (3, "adamw")
+
+
+def test_a_command_in_llama_factorys_names_has_its_defaults() -> None:
+    words = " ".join(
+        f"--{line.replace(': ', ' ')}" for line in FACTORY.splitlines() if "cutoff" not in line
+    )
+    found = read(f"torchrun --nproc_per_node 8 src/train.py {words}\n")
+    assert (found.workload.seq_length, found.configuration.recompute_granularity) == (2048, "full")
+
+
 def test_megatron_llamas_flags_are_todays() -> None:
     found = read(
         f"torchrun --nproc_per_node 8 pretrain_llama.py {SIZES} --vocab-size 512 --global-batch-size 8 "
@@ -186,3 +264,5 @@ def test_axolotl_without_fsdp_trains_adapters_on_replicas_and_nothing_else() -> 
     assert found.workload.global_batch_size == 16  # 4 replicas × 2 × 2
     with pytest.raises(InvalidProblemError, match="without FSDP Axolotl's weights are in two precisions"):
         read(text.replace("adapter: lora", "adapter:"), Told(num_gpus=4), "full.yml")
+    with pytest.raises(InvalidProblemError, match="1 is not priced under Axolotl"):
+        read(f"{text}fsdp: [full_shard, auto_wrap]\n", Told(num_gpus=4), "sharded.yml")

@@ -108,6 +108,30 @@ def test_run_train_takes_module_and_configuration_from_variables() -> None:
     assert found.workload.seq_length == 2048
 
 
+def test_run_train_of_0_2_starts_the_toml_that_config_file_names() -> None:
+    text = (
+        "NGPU=8 CONFIG_FILE=./train_configs/llama3_70b.toml ./run_train.sh --training.local_batch_size 2\n"
+    )
+    toml = '[model]\nname = "llama3"\nflavor = "70B"\n[training]\nseq_len = 8192\n'
+    toml += "[parallelism]\ntensor_parallel_degree = 8\n"
+    source = Source(name="go.sh", text=text, files={"go.sh": text, "llama3_70b.toml": toml})
+    found = read_launch_files(source, Told())
+    assert (found.model.name, found.configuration.tensor_parallel_size) == ("llama-3.1-70b", 8)
+    assert found.configuration.micro_batch_size == 2
+    with pytest.raises(InvalidProblemError, match=r"line 1 of go\.sh: llama3_70b\.toml is not beside it"):
+        read_launch_files(Source(name="go.sh", text=text), Told())
+
+
+def test_converters_of_the_command_and_of_older_files_are_in_8_bits_too() -> None:
+    found = named("llama3_8b", "--model.converters quantize.linear.float8")
+    assert found.workload.precision == "fp8"
+    older = '[model]\nname = "llama3"\nflavor = "8B"\nconverters = ["float8"]\n'
+    older += '[training]\nlocal_batch_size = 1\nseq_len = 8192\n[float8]\nrecipe_name = "rowwise"\n'
+    found = read_launch_files(Source(name="a.toml", text=older), Told(num_gpus=8))
+    assert found.workload.framework_options["precision_recipe"] == "fp8-rowwise"
+    assert found.unread == ()
+
+
 @pytest.mark.parametrize("config", ["llama3_8b_mxfp8", "llama3_8b_first_85_pct_layers_nvfp4"])
 def test_a_configuration_in_a_precision_that_is_not_priced_is_refused(config: str) -> None:
     with pytest.raises(InvalidProblemError, match=r"model\.converters: .*not priced"):
