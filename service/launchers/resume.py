@@ -30,6 +30,7 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 : "${CHECKPOINTS:?set it to the folder of the checkpoints that the run before has written}"
 CHECKPOINTS="$(cd "${CHECKPOINTS}" && pwd)"
 step="${STEP:-@STEP@}"
+step="${step:+$((10#${step}))}" # also as folders spell it, 0000100
 if [[ ! -f "${CHECKPOINTS}/@FOLDER@/.metadata" ]]; then
     echo "error: ${CHECKPOINTS}/@FOLDER@ holds no whole checkpoint of @FORMAT@" >&2
     exit 2

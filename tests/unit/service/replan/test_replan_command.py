@@ -132,7 +132,7 @@ def test_the_files_of_a_way_start_it_from_a_whole_checkpoint(answer_file: Path, 
 
     code, said = started(STEP="110")
     assert (code, "holds no whole checkpoint" in said) == (2, True)  # it says so, and starts nothing
-    for given in ({}, {"STEP": "100"}):  # the newest that is whole, unless another is named
+    for given in ({}, {"STEP": "100"}, {"STEP": "0000100"}):  # the newest whole one, unless one is named
         code, said = started(**given)
         assert (code, "--ckpt-step 100" in said, "--exit-interval 5" in said) == (0, True, True)
         assert "goes on from" in said
