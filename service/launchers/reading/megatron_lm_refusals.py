@@ -109,9 +109,12 @@ def _small_states(given: Given, _: ModelSpec) -> None:
         flag: given.word(flag, "fp32")
         for flag in ("exp-avg-dtype", "exp-avg-sq-dtype", "main-params-dtype", "main-grads-dtype")
     }
+    small = "use-precision-aware-optimizer"
     for flag, dtype in dtypes.items():
-        if dtype != "fp32" and not given.has("use-precision-aware-optimizer"):
-            given.fault(flag, "needs --use-precision-aware-optimizer", allowed="fp32", nearest="fp32")
+        if dtype != "fp32" and not given.has(small):
+            given.fault(flag, f"needs --{small}", allowed="fp32", nearest="fp32")
+    if given.has(small) and not given.has("use-distributed-optimizer"):
+        given.fault(small, "needs --use-distributed-optimizer")
     if dtypes["main-grads-dtype"] != "fp32" and given.has("accumulate-allreduce-grads-in-fp32"):
         given.fault("main-grads-dtype", "contradicts --accumulate-allreduce-grads-in-fp32")
     first, second, weights, _gradients = dtypes.values()

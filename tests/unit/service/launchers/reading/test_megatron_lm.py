@@ -261,6 +261,7 @@ def test_every_flag_of_the_table_is_one_of_megatron_lms() -> None:
         (("--bf16", f"--bf16 {TWO_SPLITS}"), "contradicts --pipeline-model-parallel-layout"),
         (("embeddings 8192", "embeddings 4096"), "less than --seq-length 8192"),
         (("--bf16", "--bf16 --optimizer-cpu-offload"), "needs --use-precision-aware-optimizer"),
+        (("--use-distributed-optimizer", "--use-precision-aware-optimizer"), "needs --use-distributed-"),
         (('"${MODEL_ARGS[@]}"', '"${MODEL_ARGS[@]}'), "a quote stays open"),
     ],
 )  # fmt: skip
