@@ -77,7 +77,7 @@ _NOT_OPTIONS = {
     "accumulation_bytes", "gathered_layers", "vocabulary_multiple", "unstated_recompute",
     "reduced_every_pass", "all_reduced_stages", "blocking_stages", "replicas_reduced_every_pass",
     "reshards_after_backward", "torch_pipelines", "replicated_gradient_dtype", "offloads_gradients",
-    "adds_gradients_on_host",
+    "adds_gradients_on_host", "stages_replay_whole",
 }  # fmt: skip
 # Kernels with a backward pass in 8 bits (Transformer Engine: cuDNN's fused attention; FlashAttention 3).
 FP8_KERNELS = ("cudnn", "flash3")
@@ -131,6 +131,7 @@ class FrameworkFacts:
     grouped_gemm: str  # grouped: all experts of a rank in one kernel; multi_stream: one product each
     fp8_attention: bool  # attention in 8 bits
     replay_stops_early: bool  # recomputing a layer ends before its last product, which nothing reads
+    stages_replay_whole: bool  # but not in pipelines, which have checkpoints of their own
     recompute_modules: str  # what selective recomputation replays, joined by +
     offload_modules: str  # whose activations go to the host where activations do: all, or joined by +
     offload_layers: float  # layers whose activations go to the host; 0: all

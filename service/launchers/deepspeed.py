@@ -84,6 +84,8 @@ def _stages(target: Target) -> Iterator[tuple[str, str, object]]:
                 "num_stages": config.pipeline_parallel_size,
                 "partition_method": "type:TransformerLayer",
                 "activation_checkpoint_interval": int(config.recompute_granularity == "full"),
+                # else the embedding, too, whose reentrant checkpoint passes no gradients on
+                "checkpointable_layers": ["TransformerLayer"],
             },
         )
         yield "engine.train_batch() runs this many micro-batches.", "MICRO_BATCHES", config.num_microbatches

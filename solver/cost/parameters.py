@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -117,14 +117,17 @@ def unread_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
     """Products that recomputing a whole layer leaves out, for nothing in its backward pass reads them.
 
     A checkpoint of torch that is not reentrant stops at the last tensor that is saved
-    (``replay_stops_early``), a compiler drops what nothing reads: of a dense MLP the last product. A norm
-    or an adapter's product behind it needs more; of experts all is counted.
+    (``replay_stops_early``), a compiler drops what nothing reads: of a dense MLP the last product, none in
+    a pipeline with reentrant checkpoints of its own (``stages_replay_whole``). A norm, dropout or an
+    adapter's product behind it needs more; of experts all is counted.
     """
     model, targets = ctx.model, ctx.workload.lora_targets if ctx.frozen else ()
-    followed = model.norm_position != "before" or model.inner_norms
-    if kind == "moe" or followed or not ctx.facts.replay_stops_early:
+    followed = model.norm_position != "before" or model.inner_norms or ctx.facts.dropout
+    adapted = bool({"linear_fc2", "down_proj"} & set(targets))
+    if kind == "moe" or followed or adapted or not ctx.facts.replay_stops_early:
         return []
-    return [] if {"linear_fc2", "down_proj"} & set(targets) else layer_gemms(ctx, kind)[-1:]
+    whole = (ctx.p > 1) & ctx.facts.stages_replay_whole
+    return [replace(layer_gemms(ctx, kind)[-1], count=np.where(whole, 0.0, 1.0))]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -228,7 +228,7 @@ def _unreplayed_s(
     if not (unread and ctx.full.any()):
         return 0.0
     spared = gemm_seconds(ctx, unread, ctx.linear_precision).forward
-    spared = spared + tensor.forward * np.where(ctx.sequence_parallel, 0.25, 0.5)
+    spared = spared + tensor.forward * np.where(ctx.sequence_parallel, 0.25, 0.5) * unread[0].count
     floor_s = layer_floor_s(ctx, kind)
     left = replace(busy, forward=busy.forward - spared)
     return launched(ctx, kind, busy, floor_s).forward - launched(ctx, kind, left, floor_s).forward

@@ -188,6 +188,19 @@ def test_deepspeed_divides_its_pipeline_by_layers() -> None:
     assert all("peak_bytes" in figures(found, rank) for rank in (0, 8))
 
 
+def test_deepspeeds_pipeline_computes_whole_layers_again() -> None:
+    # reentrant checkpoints, the last product too; the head and its loss are on the second stage
+    config = replace(
+        REPLICAS, pipeline_parallel_size=2, zero_stage=1, num_microbatches=4, pipeline_schedule="1f1b",
+        stage_layers=(1, 1), recompute_granularity="full", recompute_layers=1,
+    )  # fmt: skip
+    core = 2 * 2 * 1024 * 1024 * 8 * 64
+    layer = (6 + 2) * 1024 * LAYER + (3.5 + 1) * core
+    found = built_by_deepspeed(config)
+    built = [figures(found, rank)["flops"].built for rank in (0, 8)]
+    assert built == pytest.approx([layer, layer + 6 * 1024 * TABLE], rel=1e-6)
+
+
 def test_autotp_splits_linear_layers_and_no_embedding() -> None:
     found = built_by_deepspeed(replace(REPLICAS, tensor_parallel_size=2))
     built = figures(found, 0)["parameters"].built

@@ -344,6 +344,32 @@ def test_an_adapter_on_the_last_product_has_it_replayed(targets: tuple[str, ...]
     assert (replayed_s(early=True, **adapted) < replayed_s(early=False, **adapted)) == spares
 
 
+def test_dropout_keeps_a_mask_behind_the_last_product_which_is_replayed_for_it() -> None:
+    def with_dropout(*, early: bool) -> float:
+        layout = a_layout(recompute_granularity="full", recompute_layers=4)
+        problem = a_problem(framework_options={"replay_stops_early": early, "dropout": True})
+        profile = a_profile(problem, "deepspeed", **FLOORLESS)
+        return float(price(problem, Columns.of([layout]), profile).replay_s[0, 0])
+
+    assert with_dropout(early=True) == with_dropout(early=False)
+
+
+@pytest.mark.parametrize(("framework", "spares"), [("deepspeed", False), ("fsdp", True)])
+def test_deepspeeds_pipeline_replays_whole_layers(framework: str, spares: bool) -> None:
+    def replayed(stages: tuple[int, ...], *, early: bool) -> float:
+        layout = a_layout(
+            pipeline_parallel_size=len(stages), stage_layers=stages, recompute_granularity="full",
+            recompute_layers=stages[0],
+        )  # fmt: skip
+        problem = a_problem(framework_options={"replay_stops_early": early})
+        profile = a_profile(problem, framework, **FLOORLESS)
+        return float(price(problem, Columns.of([layout]), profile).replay_s[0, 0])
+
+    whole, half = (GPT.num_layers,), (GPT.num_layers // 2,) * 2
+    assert replayed(whole, early=True) < replayed(whole, early=False)
+    assert (replayed(half, early=True) < replayed(half, early=False)) == spares
+
+
 def test_lists_of_one_tensor_for_each_rank_are_copied_one_by_one() -> None:
     """Four matrices a layer, 32 ranks, 6 microseconds each, in each pass's gather and in the reduction."""
     layout = a_layout(data_parallel_size=32, zero_stage=3, zero_shard_size=32)
