@@ -327,7 +327,7 @@ class Frontier:
     def fill(self, interrupted: Interrupt) -> None:
         """Where fewer than K meshes have a plan: rank their best other layouts beside those plans."""
         meshes, order = self.ranked, self.bound_s.below(np.inf)
-        self.apart, self.finished, self.ranked = LAYOUT, False, []
+        self.apart, self.finished, self.ranked, self._glanced = LAYOUT, False, [], 0
         self._best, self._scored, self._order, self._next, self._heap = {}, set(), order, 0, []
         self.run(interrupted)
         known = set(self._layouts([one.row for one in meshes]))

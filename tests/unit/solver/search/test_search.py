@@ -16,7 +16,7 @@ from meshwright.solver.answer import Answer
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Problem, Progress
-from meshwright.solver.search.frontier import Frontier, Interrupt
+from meshwright.solver.search.frontier import Frontier, Interrupt, Rivals
 from meshwright.solver.search.priced_space import priced_space
 from meshwright.solver.search.search import _prove, search
 from meshwright.solver.space.enumerate import enumerate_space, searched_space
@@ -159,6 +159,19 @@ def test_a_proof_that_is_cut_short_says_how_far_the_closed_form_may_be_from_the_
     own = frontier.solved[frontier.ranked[0].row].objective_s
     least = own * (1.0 - (whole.objective_excess or 0.0))
     assert own * (1.0 - cut.objective_gap) <= least * (1 + 1e-9)
+
+
+def test_a_search_that_is_behind_anothers_plan_is_bounded_no_further_than_that_and_rightly() -> None:
+    problem = small_problem(certify="none", top_k=3)
+    profile = default_profile(problem.cluster, problem.launcher)
+    frontier = Frontier.of(priced_space(problem, profile, searched_space(problem, legal_only=True).rows), 3)
+    frontier.run(lambda _: False)
+    best_s = frontier.ranked[0].score_s
+    alone, behind = (_prove(frontier, Watch(time_limit_s=30.0), Rivals(score_s, np.inf)).bound_s
+                     for score_s in (np.inf, 0.97 * best_s))  # fmt: skip
+    assert alone is not None
+    assert behind is not None
+    assert 0.96 * best_s <= behind <= alone <= best_s
 
 
 def test_a_time_limit_of_nothing_is_told_apart_from_an_infeasible_problem() -> None:
