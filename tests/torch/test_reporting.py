@@ -62,11 +62,11 @@ def test_the_trainer_of_transformers_reports_optimizer_steps_not_micro_batches(
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # Lightning asks torch in a way that it gives up
+@pytest.mark.filterwarnings("ignore:The .srun. command is available")  # on machines with Slurm
 def test_lightning_reports_optimizer_steps_not_micro_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import lightning.pytorch as lightning  # noqa: PLC0415
-    from lightning.pytorch.plugins.environments import LightningEnvironment  # noqa: PLC0415
 
     class Model(lightning.LightningModule):  # type: ignore[misc] # the same
         def __init__(self) -> None:
@@ -85,7 +85,6 @@ def test_lightning_reports_optimizer_steps_not_micro_batches(
         max_steps=4, accumulate_grad_batches=2, accelerator="cpu", logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
         callbacks=[lightning_callback(reporter)],
-        plugins=[LightningEnvironment()],  # whatever schedulers the machine has
     )  # fmt: skip
     trainer.fit(Model(), DataLoader(data(), batch_size=2))
     assert len(reporter.seconds) == 3  # of four steps, each of two micro-batches
