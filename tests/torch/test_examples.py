@@ -21,10 +21,12 @@ PATHS = f"{ROOT / 'src'}:{ROOT / 'client'}"
 PATIENCE_S = 300.0
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One service for all examples."""
-    with running_service(tmp_path_factory.mktemp("served")) as (url, _log):
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """A service of its own: what another example measured on this CPU would calibrate its answer."""
+    served = tmp_path / "served"
+    served.mkdir()
+    with running_service(served) as (url, _log):
         yield url
 
 
