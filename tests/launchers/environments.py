@@ -26,6 +26,9 @@ from meshwright.service.verify.environments import (
 
 ROOT = Path(__file__).parents[2] / ".venv-launchers"
 TORCH_ENVIRONMENT = Environment("torch", TORCH, root=ROOT)
+TRAINERS = (  # what ms-swift and LLaMA-Factory both ask for
+    "transformers==4.57.6", "accelerate==1.11.0", "peft==0.18.1", "trl==0.24.0", "datasets==4.0.0",
+)  # fmt: skip
 ENVIRONMENTS = {
     found.name: replace(found, root=ROOT)
     for found in (
@@ -38,11 +41,7 @@ ENVIRONMENTS = {
         Environment(
             "ms-swift",
             (
-                "transformers==4.57.6",
-                "accelerate==1.11.0",
-                "peft==0.18.1",
-                "trl==0.24.0",
-                "datasets==4.0.0",
+                *TRAINERS,
                 "triton==3.9.0",
                 "modelscope",
                 "dacite",
@@ -56,11 +55,7 @@ ENVIRONMENTS = {
         Environment(
             "llama-factory",
             (
-                "transformers==4.57.6",
-                "accelerate==1.11.0",
-                "peft==0.18.1",
-                "trl==0.24.0",
-                "datasets==4.0.0",
+                *TRAINERS,
                 "omegaconf==2.3.0",
                 "triton==3.9.0",
             ),
@@ -70,11 +65,7 @@ ENVIRONMENTS = {
         Environment(
             "llama-factory-accelerate",
             (
-                "transformers==4.57.6",
-                "accelerate==1.11.0",
-                "peft==0.18.1",
-                "trl==0.24.0",
-                "datasets==4.0.0",
+                *TRAINERS,
                 "omegaconf==2.3.0",
                 "typing_extensions",
             ),

@@ -12,8 +12,6 @@ from itertools import pairwise
 
 from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
 from meshwright.profiles.documents import shown
-from meshwright.profiles.frameworks import framework_facts
-from meshwright.profiles.profile import framework_of
 from meshwright.service.launchers.reading.accelerate import (
     ACCUMULATION,
     CHECKPOINTING,
@@ -24,13 +22,18 @@ from meshwright.service.launchers.reading.accelerate import (
     plugin_run,
     refuse_options,
 )
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.given import Given, Value
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.megatron_core import CORE_NAMES, flag_of, take, text_of
-from meshwright.service.launchers.reading.mesh_trainers import commands_beside, documents_beside
+from meshwright.service.launchers.reading.mesh_trainers import (
+    commands_beside,
+    documents_beside,
+    kernel_option,
+    require_beside,
+)
 from meshwright.service.launchers.reading.ms_swift import completed
 from meshwright.service.launchers.reading.shell_values import Word
 from meshwright.service.launchers.reading.trainer import (
@@ -153,12 +156,8 @@ class LlamaFactoryTrainerReader:
 def _require_own_file(source: Source) -> None:
     """Refuse a command whose YAML is not there, or that says itself how ranks share."""
     for script, words, at in _starts(source):
-        word = words[at]
         refuse_options(words[:at], script.name)
-        if source.other(word.text) is None:
-            where, name = f"line {word.line} of {shown(script.name)}", shown(word.text.rpartition("/")[2])
-            allowed = "give that file too, or its folder"
-            raise refused(f"{where}: {name} is not beside it", allowed=allowed)
+        require_beside(source, script, words[at])
 
 
 def _shared(run: LaunchFile, rest: Fields, mesh: Source, told: Told) -> LaunchFile:
@@ -230,8 +229,7 @@ _KERNELS = {"fa2": "flash2", "fa3": "flash3", "disabled": "torch", "sdpa": "cudn
 def _kernel(fields: Fields) -> dict[str, str | int | float | bool]:
     """The attention kernel, where another is named than is priced anyway."""
     found = _KERNELS.get(fields.word("flash_attn", "auto").lower(), "")
-    usual = framework_facts(framework_of(LlamaFactoryTrainerReader.name)).attention_kernel
-    return {} if found in ("", usual) else {"attention_kernel": found}
+    return kernel_option(found, LlamaFactoryTrainerReader.name)
 
 
 def _take_batch(given: Given, fields: Fields, known: Known) -> None:

@@ -155,8 +155,13 @@ def _kernel(
 ) -> dict[str, str | int | float | bool]:
     """The attention kernel, where another is named than is priced anyway; rings have their own."""
     found = _KERNELS.get(fields.word("attn_implementation", "").lower(), "")
-    usual = found in ("", framework_facts(framework_of(launcher)).attention_kernel)
-    return {} if usual or configuration.context_parallel_size > 1 else {"attention_kernel": found}
+    return {} if configuration.context_parallel_size > 1 else kernel_option(found, launcher)
+
+
+def kernel_option(found: str, launcher: str) -> dict[str, str | int | float | bool]:
+    """The option of an attention kernel that is named; none where it is priced anyway."""
+    usual = framework_facts(framework_of(launcher)).attention_kernel
+    return {} if found in ("", usual) else {"attention_kernel": found}
 
 
 def _require_bf16(fields: Fields) -> None:
@@ -356,12 +361,15 @@ def _require_own_file(source: Source) -> None:
         program = next((at for at, word in enumerate(words) if word.text in _PROGRAMS), 0)
         refuse_options(words[:program], script.name)
         for option, value in pairwise(words if any(word.text in _PROGRAMS for word in words) else ()):
-            if option.text == "--config" and source.other(value.text) is None:
-                where = f"line {value.line} of {shown(script.name)}"
-                name = shown(value.text.rpartition("/")[2])
-                raise refused(
-                    f"{where}: {name} is not beside it", allowed="give that file too, or its folder"
-                )
+            if option.text == "--config":
+                require_beside(source, script, value)
+
+
+def require_beside(source: Source, script: Source, word: Word) -> None:
+    """Refuse a file that a command names and that is not there."""
+    if source.other(word.text) is None:
+        where, name = f"line {word.line} of {shown(script.name)}", shown(word.text.rpartition("/")[2])
+        raise refused(f"{where}: {name} is not beside it", allowed="give that file too, or its folder")
 
 
 def documents_beside(source: Source) -> Iterator[Source]:
