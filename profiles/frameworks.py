@@ -77,7 +77,7 @@ _NOT_OPTIONS = {
     "accumulation_bytes", "gathered_layers", "vocabulary_multiple", "unstated_recompute",
     "reduced_every_pass", "all_reduced_stages", "blocking_stages", "replicas_reduced_every_pass",
     "reshards_after_backward", "torch_pipelines", "replicated_gradient_dtype", "offloads_gradients",
-    "adds_gradients_on_host", "stages_replay_whole",
+    "adds_gradients_on_host", "stages_replay_whole", "keeps_remainders",
 }  # fmt: skip
 # Kernels with a backward pass in 8 bits (Transformer Engine: cuDNN's fused attention; FlashAttention 3).
 FP8_KERNELS = ("cudnn", "flash3")
@@ -103,6 +103,7 @@ class FrameworkFacts:
     gradient_dtype: str  # of the gradients that are kept
     weight_bytes: float  # of one weight as the framework stores it (fp32 where shards are)
     optimizer_bytes: float  # AdamW's states of one weight, the fp32 copy included where there is one
+    keeps_remainders: bool  # of the fp32 copy what bf16 weights lack, where states have dtypes of their own
     own_gradient_bytes: float  # of the model's gradients, kept beside an fp32 buffer
     accumulation_bytes: float  # moved to add one weight's gradient to an fp32 buffer, beyond its product
     main_gradient: bool  # gradients stay in a buffer of gradient_dtype for the whole step

@@ -29,12 +29,8 @@ class Optimizer:
         True  # of the weights, where the framework keeps one; else they and gradients are bf16
     )
     newton_schulz: bool = False  # updates of matrices are orthogonalised
+    short_states: bool = False  # dtypes of their own, with which a framework may keep a copy's remainders
     source: str
-
-    @property
-    def moved_share(self) -> float:
-        """Traffic of a step over AdamW's."""
-        return self.moved_bytes / ADAMW_MOVED_BYTES
 
     def matrix_state_bytes(self, hidden_size: int, rank: int) -> float:
         """State bytes of one weight of a layer's matrix.
@@ -80,6 +76,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
             state_bytes=4.0,
             end_state_bytes=4.0,
             moved_bytes=22.0,
+            short_states=True,
             source="Megatron-Core optimizer_config.py: use_precision_aware_optimizer, exp_avg_dtype and "
             "exp_avg_sq_dtype = bf16",
         ),

@@ -41,6 +41,7 @@ from meshwright.service.launchers.megatron_names import (
     environment,
     exchange_values,
     kernel_values,
+    moment_values,
     offload_values,
     offloaded_optimizer,
     parallel_values,
@@ -239,8 +240,7 @@ def _data_parallel(target: Target) -> Values:
     values["optimizer.optimizer"] = "adam"
     if config.zero_stage:
         values["ddp.num_distributed_optimizer_instances"] = target.shard_ranks // config.zero_shard_size
-    if "optimizer" in config.offload:
-        values |= {f"optimizer.{name}": value for name, value in offloaded_optimizer(known).items()}
+    values |= {f"optimizer.{name}": value for name, value in _states(target, known).items()}
     if config.zero_stage >= _FIRST_FSDP_STAGE:
         values |= {
             "ddp.use_megatron_fsdp": True,
@@ -251,6 +251,23 @@ def _data_parallel(target: Target) -> Values:
     elif reshards_states(config):
         values |= {"checkpoint.ckpt_format": "torch_dist", RESHARDABLE: True}
     return values
+
+
+def _states(target: Target, known: FrameworkFacts) -> Values:
+    """Dtypes of the optimizer's states, also where a recipe might have them otherwise.
+
+    Those of DeepSeek-V3 keep moments in bf16 (recipes/deepseek/deepseek_v3.py). A dtype is torch's name of
+    it, which ``training/utils/omegaconf_utils.py`` takes with and without ``torch.``.
+    """
+    away = offloaded_optimizer(known) if "optimizer" in target.config.offload else {}
+    small = moment_values(target)
+    moments = "torch.bfloat16" if small else "torch.float32"
+    return {
+        "use_precision_aware_optimizer": bool(small),
+        "exp_avg_dtype": moments,
+        "exp_avg_sq_dtype": moments,
+        **away,
+    }
 
 
 def _exchange(target: Target) -> Values:

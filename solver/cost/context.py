@@ -14,7 +14,7 @@ from meshwright.profiles.frameworks import FrameworkFacts, with_options
 from meshwright.profiles.measured.layers import MeasuredLayers
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.operators.operators import GpuOperators
-from meshwright.profiles.optimizers import Optimizer, optimizer_named
+from meshwright.profiles.optimizers import ADAMW_MOVED_BYTES, Optimizer, optimizer_named
 from meshwright.profiles.profile import Constants, Profile
 from meshwright.solver.configuration import (
     OFFLOAD,
@@ -229,6 +229,23 @@ class Context:
     def share_offloaded(self) -> FloatArray:
         """Share of the optimizer's states that leave the GPU, shape (n,)."""
         return np.where(self.offloads_optimizer, self.facts.optimizer_offload_fraction, 0.0)
+
+    @property
+    def remainder_bytes(self) -> float:
+        """Bytes by which the optimizer's fp32 copy of a weight is shorter; 0: it is whole.
+
+        The upper half of an fp32 weight is its bf16 weight, so that the lower 2 bytes do. Recipes of 8 bits
+        keep it whole: Megatron-Core manages it itself under all but one of them (``optimizer_config.py``
+        ``use_precision_aware_optimizer_no_fp8_or_ds_fp8``).
+        """
+        short = self.facts.keeps_remainders and self.optimizer.short_states
+        plain = self.workload.precision == "bf16" and not self.low_precision
+        return 2.0 if short and plain else 0.0
+
+    @property
+    def moved_share(self) -> float:
+        """The optimizer's traffic of a step over AdamW's; a remainder moves with its weight."""
+        return (self.optimizer.moved_bytes - self.remainder_bytes) / ADAMW_MOVED_BYTES
 
     @property
     def offloads_optimizer(self) -> BoolArray:

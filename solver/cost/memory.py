@@ -69,7 +69,7 @@ def _bytes_of(
         moments = optimizer.matrix_state_bytes(ctx.model.hidden_size, ctx.workload.optimizer_rank)
     if not optimizer.fp32_copy:
         return _without_copy(ctx, count, trained, sharing, moments)
-    states = ctx.facts.optimizer_bytes - _ADAMW_STATE_BYTES + moments
+    states = ctx.facts.optimizer_bytes - _ADAMW_STATE_BYTES + moments - ctx.remainder_bytes
     # a framework that stores fp32 shards keeps 2-byte weights beside them below stage 3
     copy = np.where(stage == SHARD_WEIGHTS, 0.0, ctx.facts.weight_bytes - 2.0)
     copy = np.where((stage == SHARD_GRADIENTS) & (copy > 0), ctx.facts.weight_bytes, copy)

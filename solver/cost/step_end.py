@@ -163,7 +163,7 @@ def tail_of(ctx: Context, weights: Weights, passes: PassSeconds, tensors: float)
     dense = weights.dense / shards(ctx, ctx.data_group)
     routed = weights.routed / shards(ctx, ctx.expert_data_group)
     updated = dense + routed
-    moved = updated * ctx.constants.update_bytes * ctx.optimizer.moved_share
+    moved = updated * ctx.constants.update_bytes * ctx.moved_share
     if ctx.facts.main_gradient:
         whole = adds_whole_gradients(ctx)
         moved = moved + np.where(whole, weights.dense + weights.routed, updated) * _BUFFER_BYTES

@@ -169,6 +169,7 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
         (REPLICAS, {"optimizer": "adamw-pure-bf16"}),
     ),
     "megatron-lm": ((STATES, {"optimizer": "adamw-bf16"}),),
+    "megatron-bridge": ((STATES, {"optimizer": "adamw-bf16"}),),
     "ms-swift": (
         (STATES, {"optimizer": "adamw-bf16"}),
         (STATES, {"framework_options": {"gradient_dtype": "bf16"}}),

@@ -42,6 +42,7 @@ _INVERTED: Mapping[str, str] = {
     "bias_swiglu_fusion": "no-bias-swiglu-fusion",
     "bias_activation_fusion": "no-bias-swiglu-fusion",  # ms-swift
 }
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}  # of ``torch``
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 _DISPATCHER = "moe_token_dispatcher_type"
 _UNSET = ("null", "none", "~")
@@ -74,6 +75,9 @@ def take(given: Given, key: str, text: str, line: int, *, called: str) -> None:
         texts = tuple(plain.strip("[]").replace(",", " ").split())
     elif FLAGS[flag] == "integer":
         texts = (plain.removesuffix(".0"),)
+    elif key.endswith("_dtype"):
+        name = plain.removeprefix("torch.")
+        texts = (_DTYPES.get(name, name),)
     else:
         texts = (plain.strip("[]") if key == "window_size" else plain,)
     given.take(flag, Value(texts, line), called=called)

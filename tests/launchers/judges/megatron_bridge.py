@@ -52,6 +52,24 @@ for kernel in (
     setattr(moe_utils, f"fused_{kernel}", lambda *_args: None)  # Transformer Engine's
 rope.fused_apply_rotary_pos_emb = rope.fused_apply_rotary_pos_emb or (lambda *_args: None)
 stand_ins.silent.add("transformer_engine")
+import transformer_engine.pytorch.optimizers as te_optimizers  # noqa: E402
+
+
+class FusedAdam:
+    """The arguments by which Megatron-Core tells an Adam of several dtypes (Transformer Engine 2.9)."""
+
+    def __init__(
+        self,
+        params: object,
+        master_weight_dtype: object = None,
+        exp_avg_dtype: object = None,
+        exp_avg_sq_dtype: object = None,
+        use_decoupled_grad: object = None,
+    ) -> None:
+        """Nothing to run."""
+
+
+te_optimizers.FusedAdam = FusedAdam
 
 from megatron.bridge import models  # noqa: E402
 from megatron.bridge.models.gpt_provider import GPTModelProvider  # noqa: E402
@@ -131,6 +149,7 @@ def seen_of(config: typing.Any) -> Seen:
         "num_layers": model.num_layers,
         "num_kv_heads": model.num_query_groups,
         "ffn_hidden_size": model.ffn_hidden_size,
+        "moments": str(optimizer.exp_avg_dtype).removeprefix("torch."),
         "model": facts_of(model),
     }
 

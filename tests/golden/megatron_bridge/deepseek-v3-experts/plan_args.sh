@@ -37,6 +37,9 @@ PLAN_ARGS=(
     optimizer.use_distributed_optimizer=true
     optimizer.optimizer=adam
     ddp.num_distributed_optimizer_instances=1
+    optimizer.use_precision_aware_optimizer=false
+    optimizer.exp_avg_dtype=torch.float32
+    optimizer.exp_avg_sq_dtype=torch.float32
     checkpoint.ckpt_format=torch_dist
     checkpoint.dist_ckpt_optim_fully_reshardable=true
     # Activation recomputation

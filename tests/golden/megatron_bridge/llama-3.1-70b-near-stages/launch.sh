@@ -81,8 +81,9 @@ readonly PLAN_DECIDES=(
     model.use-tp-pp-dp-mapping model.v-head-dim model.virtual-pipeline-model-parallel-size
     model.vocab-size model.window-attn-skip-freq model.window-size model.yarn-beta-fast
     model.yarn-beta-slow model.yarn-correction-range-round-to-int
-    model.yarn-original-max-position-embeddings optimizer.optimizer
-    optimizer.use-distributed-optimizer train.global-batch-size train.micro-batch-size
+    model.yarn-original-max-position-embeddings optimizer.exp-avg-dtype optimizer.exp-avg-sq-dtype
+    optimizer.optimizer optimizer.use-distributed-optimizer optimizer.use-precision-aware-optimizer
+    train.global-batch-size train.micro-batch-size
 )
 plain_name() {
     REPLY="${1%%[= ]*}"

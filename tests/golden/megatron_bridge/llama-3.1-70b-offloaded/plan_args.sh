@@ -32,6 +32,8 @@ PLAN_ARGS=(
     optimizer.optimizer=adam
     ddp.num_distributed_optimizer_instances=1
     optimizer.use_precision_aware_optimizer=true
+    optimizer.exp_avg_dtype=torch.float32
+    optimizer.exp_avg_sq_dtype=torch.float32
     optimizer.optimizer_cpu_offload=true
     optimizer.optimizer_offload_fraction=1.0
     # Activation recomputation

@@ -226,11 +226,24 @@ def test_weights_of_an_8_bit_recipe_take_one_byte_on_blackwell_and_two_on_hopper
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "per_weight"), [("adamw", 12), ("adamw-bf16", 8), ("muon", 8), ("sgd-momentum", 8)]
+    ("optimizer", "per_weight"), [("adamw", 12), ("adamw-bf16", 6), ("muon", 8), ("sgd-momentum", 8)]
 )
 def test_an_optimizer_keeps_its_states_beside_the_fp32_copy(optimizer: str, per_weight: int) -> None:
     prices = prices_of(a_problem(optimizer=optimizer), a_layout())
     assert prices.optimizer_bytes[0, 0] == pytest.approx(per_weight * LAYER_WEIGHTS)
+
+
+def test_of_the_fp32_copy_beside_bf16_moments_megatron_keeps_what_bf16_weights_lack() -> None:
+    # 2 remaining bytes and two moments of 2; fp16 is no half of an fp32 weight, and fp8 keeps it whole
+    for precision, framework, per_weight in (
+        ("bf16", "megatron-core", 6),
+        ("fp16", "megatron-core", 8),
+        ("fp8", "nemo", 8),
+        ("bf16", "nanotron", 8),
+    ):
+        problem = a_problem(optimizer="adamw-bf16", precision=precision)
+        prices = prices_of(problem, a_layout(), framework)
+        assert prices.optimizer_bytes[0, 0] == pytest.approx(per_weight * LAYER_WEIGHTS)
 
 
 def test_muon_leaves_the_embedding_to_adamw() -> None:
