@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from meshwright.profiles.profile import Profile
 from meshwright.service.db.database import Database
 from meshwright.service.stores.profiles import ProfileStore
 from meshwright.solver.answer import Answer
+from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop
+
+_LEAST_S = 0.05  # of a search that begins with plans: enough to price them
 
 
 class StoredSearch:
@@ -25,6 +30,16 @@ class StoredSearch:
         return StoredSearch(self._database, known)
 
     def __call__(self, problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
-        """Search with the profile that the problem names, or with the one that ships."""
-        profile = self._profiles.profile_of(problem)
-        return ask(problem, profile, on_progress=on_progress, should_stop=should_stop, known=self._known)
+        """Search with the profile that the problem names, or with the one that ships.
+
+        Where the service's own choice of a profile is left out, the time that is left finds the answer.
+        """
+        watch = Watch(time_limit_s=problem.options.time_limit_s)
+
+        def answer(profile: Profile, known: Sequence[Configuration]) -> Answer:
+            limit_s = max(watch.left_s, _LEAST_S) if known else problem.options.time_limit_s
+            asked = replace(problem, options=replace(problem.options, time_limit_s=limit_s))
+            known = (*known, *self._known)
+            return ask(asked, profile, on_progress=on_progress, should_stop=should_stop, known=known)
+
+        return self._profiles.answered(problem, answer)

@@ -24,6 +24,7 @@ from meshwright.service.replan.request import Changed
 from meshwright.service.replan.resharding import Moved, exchange_s, load_s, moved, positions_of
 from meshwright.service.what_if.changes import Question, with_groups
 from meshwright.solver.answer import Plan, Prediction
+from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import Configuration, plan_id_of
 from meshwright.solver.cost.objective import CHECKPOINT_BYTES_PER_WEIGHT, slowdown
@@ -98,13 +99,18 @@ def replanned(job: Changed, profile: Profile) -> Replan:
     Args:
         job: the job and what happened to it.
         profile: the costs that its question is priced with.
+
+    Raises:
+        IncredibleCalibrationError: under ``profile`` a layout is faster than its software has ever been.
     """
     (now,) = predict_all(job.problem, profile, [job.plan.config])  # what was learnt since it was found
     job = replace(job, plan=replace(job.plan, prediction=now))
     timing = _Timing(job=job, profile=profile)
-    notes, refused = [f"priced with {profile.title}", *timing.notes()], list[str]()
+    notes, refused = [f"priced with {profile.title}", *profile.warnings, *timing.notes()], list[str]()
     ways = [*timing.as_it_is(refused), *timing.same_layout(refused)]
     layouts, why = _new_layouts(job, profile)
+    found = [(job.plan.config, now), *((one.config, one.prediction) for one in layouts)]
+    require_credible(job.problem, profile, found)
     refused += why
     others = [one for one in layouts if one.config != job.plan.config]
     ways += [timing.way("new layout", layout) for layout in others]

@@ -23,7 +23,23 @@ from meshwright.solver.problem import Problem
 
 LATEST = "latest"  # the calibration that the service has learnt of the problem's cluster; the default
 CATALOG = "catalog"  # none of them
+_TAKEN = f"{LATEST}:"  # before the id of the one that LATEST was when a problem was asked
 GivenProfile: TypeAlias = Calibration | MeasuredProfile
+
+
+def taken(profile_id: str) -> str:
+    """How a problem names the calibration that the service chose for it, which nobody asked for by name."""
+    return f"{_TAKEN}{profile_id}"
+
+
+def is_named(profile: str | None) -> bool:
+    """Whether a client chose the profile that a problem names; else it is the service's choice."""
+    return profile is not None and profile != LATEST and not profile.startswith(_TAKEN)
+
+
+def stored_id(profile: str) -> str:
+    """The id of the stored profile that a problem names."""
+    return profile.removeprefix(_TAKEN)
 
 
 def read_given(document: Mapping[str, object]) -> GivenProfile:
@@ -48,8 +64,9 @@ def named_file(problem: Problem) -> tuple[str | None, tuple[str, ...]]:
     named = problem.profile
     if named in {None, LATEST, CATALOG}:
         return None, ()
-    if re.fullmatch("[0-9a-f]{32}", str(named)) and not Path(str(named)).exists():
-        return None, (f"the service's profile {named} is not here: the catalog's costs are used instead",)
+    if re.fullmatch(f"({_TAKEN})?[0-9a-f]{{32}}", str(named)) and not Path(str(named)).exists():
+        message = f"the service's profile {stored_id(str(named))} is not here"
+        return None, (f"{message}: the catalog's costs are used instead",)
     return named, ()
 
 

@@ -24,7 +24,12 @@ from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.service.requests.profiles import read_given
 from meshwright.service.stores.profiles import keep_profile, profile_id_of, scope_of
 from meshwright.solver.answer import Prediction, plan_from_json
-from meshwright.solver.calibration.calibrate import calibrate, default_profile_of, impossible
+from meshwright.solver.calibration.calibrate import (
+    calibrate,
+    default_profile_of,
+    impossible,
+    require_credible,
+)
 from meshwright.solver.calibration.observations import Observation
 from meshwright.solver.configuration import configuration_from_json
 from meshwright.solver.predict import predict
@@ -34,6 +39,7 @@ MAX_RUNS = 64  # the newest ones teach; a fit of more takes seconds
 MAX_TRIES = 5  # beside others that measure the same cluster at the same moment
 MAX_SECONDS = 1e6
 MAX_BYTES = 2**50
+_JUDGED = 8  # best plans of a job that a calibration is tried on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +74,14 @@ class Measurements:
         for _ in range(MAX_TRIES):
             known = self._known(tenant, plan_id, body, key)
             if known is not None:
-                return self._learnt(known)
+                return self._learnt(tenant, known)
             document, values = self._lesson(tenant, plan_id, body)
             try:
-                return self._learnt(self._store(tenant, document, {**values, "idempotency_key": key}))
+                stored = self._store(tenant, document, {**values, "idempotency_key": key})
             except IntegrityError as lost:  # another request was faster: it used this key, or this version
                 fault = lost
+            else:
+                return self._learnt(tenant, stored)
         raise fault or NotFoundError("there is no such measurement")
 
     def _lesson(
@@ -127,7 +135,7 @@ class Measurements:
             found = records.newest_measurements(connection, tenant, str(values["scope"]), limit=MAX_RUNS)
             return next(one for one in found if one.id == measurement_id)
 
-    def _learnt(self, record: MeasurementRecord) -> Learnt:
+    def _learnt(self, tenant: str, record: MeasurementRecord) -> Learnt:
         """The answer to a measurement, from what is stored."""
         with self._database.read() as connection:
             document = records.document_of(connection, record.profile_id) or {}
@@ -143,9 +151,27 @@ class Measurements:
             profile_id=record.profile_id,
             profile_version=version,
             num_runs=calibration.num_runs,
-            findings=calibration.findings,
+            findings=(*calibration.findings, *self._set_aside(tenant, record, calibration)),
             prediction=predict(problem, profile, configuration_from_json(record.config)),
         )
+
+    def _set_aside(self, tenant: str, record: MeasurementRecord, calibration: Calibration) -> list[str]:
+        """That answers will leave the calibration out: what it makes of the best plans of the same job."""
+        job, _ = self._jobs.plan(tenant, record.plan_id)
+        _, page = self._jobs.plans(tenant, job.id, page_size=_JUDGED, page_token=None)
+        for plan in page.items:
+            found = plan_from_json(plan)
+            problem = settled_problem(found, parse_problem(job.request))
+            profile = default_profile(problem.cluster, problem.priced_as)
+            if found.config.is_placed or profile.framework.stack != calibration.stack:
+                continue
+            profile = calibration.applied(profile)
+            prediction = predict(problem, profile, found.config)
+            try:
+                require_credible(problem, profile, [(found.config, prediction)])
+            except InvalidProblemError as fault:
+                return [f"left out of answers that do not name it: {fault.errors[0].message}"]
+        return []
 
 
 def _settled(request: Mapping[str, object], plan: Mapping[str, Any]) -> Mapping[str, object]:

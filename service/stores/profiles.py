@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
@@ -22,10 +22,21 @@ from meshwright.service.db.profile_records import ProfileRecord
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.idempotency import ONCE, Repeatable, made_before, remember, settled
 from meshwright.service.jobs.pagination import Page, decode_token, encode_token
-from meshwright.service.requests.profiles import CATALOG, LATEST, GivenProfile, profile_with, read_given
+from meshwright.service.requests.profiles import (
+    CATALOG,
+    GivenProfile,
+    is_named,
+    profile_with,
+    read_given,
+    stored_id,
+    taken,
+)
+from meshwright.solver.calibration.calibrate import IncredibleCalibrationError
+from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Problem
 
 MAX_TITLE = 200
+A = TypeVar("A")
 
 
 class ProfileStore:
@@ -98,23 +109,24 @@ class ProfileStore:
         """The problem with the profile that it is answered with named by its id.
 
         A problem that names none, or ``latest``, gets the latest calibration of its cluster and framework,
-        where measurements have made one that this version can use; ``catalog`` gets none.
+        where measurements have made one that this version can use; ``catalog`` gets none. One that
+        ``latest`` stood for earlier (an earlier job's request, sent again) gets the latest of today.
 
         Raises:
             InvalidProblemError: at ``/profile``: there is no such profile, or it does not hold here.
         """
-        if problem.profile not in {None, LATEST, CATALOG}:
-            self.require(tenant, problem)
-            return problem
         plain = replace(problem, profile=None)
         if problem.profile == CATALOG:
             return plain
+        if is_named(problem.profile):
+            self.require(tenant, problem)
+            return problem
         scopes = {scope_of(plain, launcher) for launcher in launchers_of(plain.launcher)}
         with self._database.read() as connection:
             latest = records.latest_calibration(connection, tenant, scopes)
         if latest is None:
             return plain
-        calibrated = replace(problem, profile=latest.id)
+        calibrated = replace(problem, profile=taken(latest.id))
         try:
             self.profile_of(calibrated)
         except InvalidProblemError:  # written by another version: nobody asked for it by name
@@ -126,9 +138,7 @@ class ProfileStore:
 
         A profile that a client gave, and the job named, stays.
         """
-        with self._database.read() as connection:
-            given = problem.profile is not None and records.version_of(connection, problem.profile) is None
-        return problem if given else self.resolved(tenant, replace(problem, profile=None))
+        return problem if is_named(problem.profile) else self.resolved(tenant, problem)
 
     def require(self, tenant: str, problem: Problem) -> None:
         """Refuse a problem whose profile this tenant does not have, or that does not hold for it.
@@ -139,23 +149,62 @@ class ProfileStore:
         if problem.profile is None:
             return
         with self._database.read() as connection:
-            known = records.find_profile(connection, tenant, problem.profile)
+            known = records.find_profile(connection, tenant, stored_id(problem.profile))
         if known is None:
             raise InvalidProblemError.of("/profile", "there is no such profile; POST it to /v1/profiles")
         self.profile_of(problem)
 
-    def profile_of(self, problem: Problem) -> Profile:
+    def profile_of(self, problem: Problem, *, version: str | None = None) -> Profile:
         """The profile that a problem is answered with.
 
+        A calibration that the service chose by itself and has no more is left out with a warning.
+
+        Args:
+            problem: as it was stored.
+            version: of the profile that an answer says it was found with; where that is the one without
+                the calibration (``answered`` left it out), so is this.
+
         Raises:
-            InvalidProblemError: at ``/profile``: the profile is gone, or does not hold for the cluster.
+            InvalidProblemError: at ``/profile``: a profile that the problem names, or that an answer was
+                found with, is gone or does not hold for the cluster.
         """
+        try:
+            profile = self._named_by(problem)
+        except InvalidProblemError as fault:
+            if is_named(problem.profile) or version is not None:
+                raise
+            plain = self._named_by(replace(problem, profile=None))
+            return replace(plain, warnings=(*plain.warnings, _left_out(problem, fault)))
+        without = profile.uncalibrated
+        return without if without is not None and without.version == version else profile
+
+    def answered(self, problem: Problem, answer: Callable[[Profile, Sequence[Configuration]], A]) -> A:
+        """What ``answer`` makes of the problem's profile and of configurations that are known.
+
+        A calibration that the service chose by itself is left out, and a warning of the profile says so,
+        where it makes plans faster than their software has ever been; what was found with it is known.
+
+        Raises:
+            InvalidProblemError: of a profile that the problem names; what ``answer`` raises.
+        """
+        profile = self.profile_of(problem)
+        try:
+            return answer(profile, ())
+        except IncredibleCalibrationError as fault:
+            if is_named(problem.profile) or profile.uncalibrated is None:
+                raise
+            said = (*profile.warnings, _left_out(problem, fault))
+            return answer(replace(profile.uncalibrated, warnings=said), fault.configurations)
+
+    def _named_by(self, problem: Problem) -> Profile:
+        """The profile that a problem names, or the catalog's; errors as ``profile_of``."""
         given: list[GivenProfile] = []
         version = None
         if problem.profile is not None:
+            profile_id = stored_id(problem.profile)
             with self._database.read() as connection:
-                document = records.document_of(connection, problem.profile)
-                version = records.version_of(connection, problem.profile)
+                document = records.document_of(connection, profile_id)
+                version = records.version_of(connection, profile_id)
             if document is None:
                 raise InvalidProblemError.of("/profile", "is not stored here")
             given.append(read_given(document))
@@ -168,6 +217,17 @@ class ProfileStore:
             profile.title if version is None else f"{profile.title} (version {version} of this cluster's)"
         )
         return replace(profile, title=title, warnings=(*profile.warnings, *warnings))
+
+
+def _left_out(problem: Problem, fault: InvalidProblemError) -> str:
+    """That the calibration which the service chose does not count, why, and what to do about it."""
+    profile_id = stored_id(problem.profile or "")
+    return (
+        f"profile {profile_id}, the latest calibration of this cluster, is left out and the catalog's "
+        f"costs are used: {fault.errors[0].message}. Name an earlier version as the profile "
+        f"(GET /v1/profiles lists them), or delete this one (DELETE /v1/profiles/{profile_id}) and measure "
+        "again"
+    )
 
 
 def scope_of(problem: Problem, launcher: str | None = None) -> str:

@@ -7,7 +7,7 @@ prediction. Memory alike. What looks wrong is said, never swallowed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import exp
@@ -15,7 +15,7 @@ from math import exp
 import numpy as np
 
 from meshwright.profiles.calibration import LOWER_BOUNDS, UPPER_BOUNDS, Calibration
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.profile import Constants, Profile, default_profile, of_unknown_software
 from meshwright.profiles.units import GIB
@@ -75,6 +75,14 @@ class Record:
     run_id: str
     mfu: float  # of the dense bf16 peak, as predictions count it
     of_stack: bool  # False: the stack has no such run, this is the best of all stacks
+
+
+class IncredibleCalibrationError(InvalidProblemError):
+    """A calibration under which a configuration would be faster than its software stack has ever been."""
+
+    def __init__(self, errors: Iterable[FieldError], configurations: Sequence[Configuration] = ()) -> None:
+        super().__init__(errors)
+        self.configurations = tuple(configurations)  # what was found with it, best first
 
 
 def impossible(one: Observation, profile: Profile) -> str | None:
@@ -174,7 +182,7 @@ def require_credible(
     """Refuse a calibration under which a plan would be faster than its software stack has ever been.
 
     Raises:
-        InvalidProblemError: at ``/profile``, with the runs that the calibration learnt from.
+        IncredibleCalibrationError: at ``/profile``, with the runs that the calibration learnt from.
     """
     if profile.uncalibrated is None:
         return
@@ -184,10 +192,10 @@ def require_credible(
             continue
         some, more = profile.learnt_from[:_MOST_RUNS_NAMED], len(profile.learnt_from) - _MOST_RUNS_NAMED
         runs = ", ".join(some) + (f" and {more} more" if more > 0 else "")
-        message = f"the calibration on {f'runs {runs}' if runs else 'runs that it does not name'}"
-        raise InvalidProblemError.of(
-            "/profile", f"{message} predicts {prediction.step_time_s:.4g} s a step, {beyond}"
-        )
+        learnt = f"runs {runs}" if runs else "runs that it does not name"
+        message = f"the calibration on {learnt} predicts {prediction.step_time_s:.4g} s a step, {beyond}"
+        fault = FieldError(pointer="/profile", message=message)
+        raise IncredibleCalibrationError([fault], [one for one, _ in found])
 
 
 def called(one: Observation) -> str:

@@ -226,7 +226,7 @@ def replan_job(job_id: str, body: BodyDep, service: ServiceDep, tenant: TenantDe
     job, plan = service.jobs.plan_of_job(tenant, job_id, asked.plan_id)
     changed = changed_job(asked, parse_problem(job.request), plan_from_json(plan))
     learnt = service.profiles.relearnt(tenant, changed.problem)
-    found = replanned(changed, service.profiles.profile_of(learnt))
+    found = service.profiles.answered(learnt, lambda profile, _: replanned(changed, profile))
     return ReplanAnswer.of(found, changed, first_files(found, changed))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fastapi import APIRouter
 
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
+from meshwright.profiles.profile import Profile
 from meshwright.service.api.deps import SUBMITS, BodyDep, Service, ServiceDep, TenantDep
 from meshwright.service.api.openapi import PREDICTION_BODY
 from meshwright.service.api.problems import declared
@@ -21,7 +22,9 @@ from meshwright.service.requests.launch_files import (
     ramp_notes,
 )
 from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.answer import Prediction
 from meshwright.solver.calibration.calibrate import require_credible
+from meshwright.solver.configuration import Configuration
 from meshwright.solver.explain.reasons import reasons_of
 from meshwright.solver.predict import predict
 from meshwright.solver.space.launcher_rules import beyond_positions, overlap_notes
@@ -44,9 +47,13 @@ def create_prediction(body: BodyDep, tenant: TenantDep, service: ServiceDep) -> 
     """
     own = own_of_body(service, tenant, body)
     problem, configuration = service.profiles.resolved(tenant, own.problem), own.configuration
-    profile = service.profiles.profile_of(problem)
-    prediction = predict(problem, profile, configuration)
-    require_credible(problem, profile, [(configuration, prediction)])
+
+    def priced(profile: Profile, _: Sequence[Configuration]) -> tuple[Profile, Prediction]:
+        prediction = predict(problem, profile, configuration)
+        require_credible(problem, profile, [(configuration, prediction)])
+        return profile, prediction
+
+    profile, prediction = service.profiles.answered(problem, priced)
     return PredictionView(
         config=configuration,
         prediction=prediction,
@@ -57,6 +64,7 @@ def create_prediction(body: BodyDep, tenant: TenantDep, service: ServiceDep) -> 
         launcher=own.launcher,
         notes=[
             *own.notes,
+            *profile.warnings,
             *ramp_notes(own, profile),
             *overlap_notes(problem, configuration),
             *beyond_positions(problem),

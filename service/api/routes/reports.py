@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
@@ -71,7 +72,8 @@ def plan_timeline(plan_id: str, jobs: JobsDep, service: ServiceDep, tenant: Tena
     """Every pass of every pipeline rank in the Trace Event Format (Perfetto, chrome://tracing)."""
     job, body = jobs.plan(tenant, plan_id)
     problem, plan = parse_problem(job.request), plan_from_json(body)
-    found = checked_timelines(plan, *settled_for(plan, problem, profile_for(service, problem)[0]))
+    profile, _ = profile_for(service, problem, (job.answer or {}).get("versions", {}))
+    found = checked_timelines(plan, *settled_for(plan, problem, profile))
     if not found:
         raise NotFoundError("the plan has no timeline: no order of passes, or other costs predicted it")
     return trace_of(found, title=f"#{plan.rank} {configuration_words(plan.config)}")
@@ -79,7 +81,7 @@ def plan_timeline(plan_id: str, jobs: JobsDep, service: ServiceDep, tenant: Tena
 
 def _page(service: Service, tenant: str, answer: Answer, problem: Problem, *, what_if: bool) -> Response:
     """The page, under the policy that stands in it."""
-    profile, is_own = profile_for(service, problem)
+    profile, is_own = profile_for(service, problem, answer.versions)
     asked = Asked(
         what_if="predict" if what_if and is_own else "none",
         what_if_budget_s=WHAT_IF_BUDGET_S,
@@ -94,9 +96,9 @@ def _page(service: Service, tenant: str, answer: Answer, problem: Problem, *, wh
     return HTMLResponse(render_page(report_of(answer, problem, profile, asked)), headers=headers)
 
 
-def profile_for(service: Service, problem: Problem) -> tuple[Profile, bool]:
-    """The profile of the problem; the catalog's, and False, where its own is gone."""
+def profile_for(service: Service, problem: Problem, versions: Mapping[str, str]) -> tuple[Profile, bool]:
+    """The profile of an answer of these versions; the catalog's, and False, where its own is gone."""
     try:
-        return service.profiles.profile_of(problem), True
+        return service.profiles.profile_of(problem, version=versions.get("profile")), True
     except InvalidProblemError:
         return default_profile(problem.cluster, problem.priced_as), False

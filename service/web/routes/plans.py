@@ -38,7 +38,8 @@ def show_plan(
     problem = problem_of(job)
     whole = answer_from_json({**(job.answer or {}), "plans": [body]})
     answer = only(whole, whole.plans[0])
-    document = report_of(answer, problem, profile_for(service, problem)[0], Asked(what_if="none"))
+    profile, _ = profile_for(service, problem, answer.versions)
+    document = report_of(answer, problem, profile, Asked(what_if="none"))
     best = jobs.plans(tenant, job.id, page_size=1, page_token=None)[1].items
     return page(
         request, "plan.html", job=job, document=document, plan=document.plans[0], best_id=best[0]["plan_id"]

@@ -260,7 +260,7 @@ def test_a_problem_is_answered_with_the_latest_calibration_of_its_cluster(
         replace(PROBLEM, launcher="any"),
     ):
         resolved = store.resolved(TENANT, problem)
-        assert resolved.profile == second.profile_id
+        assert resolved.profile == f"latest:{second.profile_id}"
         assert store.profile_of(resolved).title.endswith(
             "calibrated on 2 runs (version 2 of this cluster's)"
         )
@@ -293,4 +293,4 @@ def test_versions_survive_a_downgrade_and_an_upgrade(
     migrations.downgrade(database, "0011")
     migrations.upgrade(database)
     assert store.read(TENANT, second.profile_id)[0].version == 2
-    assert store.resolved(TENANT, PROBLEM).profile == second.profile_id
+    assert store.resolved(TENANT, PROBLEM).profile == f"latest:{second.profile_id}"
