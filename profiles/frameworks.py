@@ -318,6 +318,8 @@ def with_options(facts: FrameworkFacts, options: Mapping[str, str | int | float 
         UnknownNameError: an option that is no fact.
         InvalidProblemError: a value of the wrong kind, or one that contradicts another.
     """
+    if not options:
+        return facts
     allowed = {f.name for f in fields(FrameworkFacts)} - _NOT_OPTIONS
     changed: dict[str, Any] = {}
     for name, value in options.items():

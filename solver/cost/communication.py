@@ -21,13 +21,14 @@ from meshwright.profiles.collectives.collectives import (
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.solver.configuration import RING, FloatArray, is_one_of
 from meshwright.solver.cost.compute import PassSeconds
-from meshwright.solver.cost.context import SHARD_WEIGHTS, Context, experts_overlap, paired_passes, shards
+from meshwright.solver.cost.context import SHARD_WEIGHTS, Context, experts_overlap, paired_passes
 from meshwright.solver.cost.parameters import Weights
 from meshwright.solver.cost.sharding import (
     all_reduces,
     gathers_in_passes,
     gradient_bytes_sent,
     in_torch_pipeline,
+    moves_weights_in_passes,
     reduces_every_pass,
 )
 from meshwright.solver.cost.step_end import (
@@ -187,7 +188,7 @@ def _sharded_s(ctx: Context, weights: Weights, element_bytes: FloatArray | float
         )
         seconds = seconds + parts * (all_gather_s(payload, ctx.shard_group, ctx.fabric) + copies)
     if weights.routed.any():
-        experts = ctx.stage_group(shards(ctx, ctx.expert_data_group), ctx.e * ctx.et)
+        experts = ctx.expert_replicas.shard_set
         seconds = seconds + all_gather_s(weights.routed * element_bytes, experts, ctx.fabric)
     return seconds
 
@@ -202,6 +203,9 @@ def weight_gathers(
     others). Hidden under the passes (recomputation belongs to the backward one) but for a least share, as
     in ``context_parallel``; all is seen of reductions that a framework waits for.
     """
+    if not moves_weights_in_passes(ctx):
+        nothing = np.zeros_like(ctx.t)
+        return PassSeconds(forward=nothing, backward=nothing)
     gathered_bytes = 1.0 if ctx.low_precision and ctx.facts.gathers_8_bits else 2.0
     gather = _fetched_s(ctx, weights, _sharded_s(ctx, weights, gathered_bytes))
     reduce = np.where(reduces_every_pass(ctx), _reduced_s(ctx, trained) + _kept_s(ctx, trained), 0.0)
@@ -218,7 +222,7 @@ def weight_gathers(
 
 def _shard(ctx: Context, weights: Weights) -> FloatArray:
     """Elements of a part that one rank holds."""
-    dense, routed = shards(ctx, ctx.data_group), shards(ctx, ctx.expert_data_group)
+    dense, routed = ctx.dense_replicas.sharing, ctx.expert_replicas.sharing
     return weights.dense / dense + weights.routed / routed
 
 

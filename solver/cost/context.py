@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property, wraps
+from typing import TypeVar
 
 import numpy as np
 
@@ -27,13 +29,6 @@ from meshwright.solver.configuration import (
     IntArray,
 )
 from meshwright.solver.problem import Problem, Workload
-
-
-def shards(ctx: Context, group: Group) -> FloatArray:
-    """Ranks that share the optimizer states of weights replicated over ``group``."""
-    whole = np.minimum(group.size, ctx.shard_group.size * group.size / ctx.data_group.size)
-    return np.where(ctx.columns.zero_stage > 0, np.maximum(whole, 1.0), 1.0)
-
 
 # --------------------------------------------------------------------------------------------------
 # Where the ranks of a row lie: which strides each order of the mesh axes gives them.
@@ -138,6 +133,27 @@ def _with_any(parts: tuple[str, ...]) -> BoolArray:
     return np.array([not word.isdisjoint(parts) for word in _PARTS])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Replicas:
+    """Ranks that replicate weights, in sets that share the optimizer's states; arrays of shape (n,)."""
+
+    group: Group  # all of them
+    stride: FloatArray  # among the ranks of their stage
+    sharing: FloatArray  # ranks of one set
+    blocks: Blocks | None
+
+    @cached_property
+    def shard_set(self) -> Group:
+        """The ranks of one set."""
+        return Group.of(self.sharing, self.stride, self.group.fabric, self.blocks)
+
+    @cached_property
+    def across(self) -> Group:
+        """The ranks that hold the same shard, one of each set."""
+        sets, stride = self.group.size / self.sharing, self.stride * self.sharing
+        return Group.of(sets, stride, self.group.fabric, self.blocks)
+
+
 # What GEMMs of the linear layers run in under a recipe; attention, head and router stay in bf16.
 _GEMM_PRECISION = {
     "fp8-delayed": "fp8", "fp8-current": "fp8", "fp8-rowwise": "fp8", "fp8-blockwise": "fp8",
@@ -148,9 +164,12 @@ _GEMM_PRECISION = {
 _SCALED = {"mxfp8": 0.93, "fp8-blockwise": 0.93}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Context:
-    """Inputs of pricing; arrays have shape (n,) and are float64 unless they are masks."""
+    """Inputs of pricing; arrays have shape (n,) and are float64 unless they are masks.
+
+    What follows from a context alone is found once, when somebody asks (``once``): nobody writes to it.
+    """
 
     model: ModelSpec
     gpu: GpuSpec
@@ -186,11 +205,23 @@ class Context:
     shard_group: Group  # those among them that share one shard set
     expert_data_group: Group  # ranks that reduce the gradients of one expert
 
-    def stage_group(self, size: FloatArray, stride: FloatArray) -> Group:
-        """``size`` ranks of one stage, ``stride`` apart among the stage's own."""
-        return Group.of(size, stride, self.fabric, self.placement.blocks)
+    @cached_property
+    def dense_replicas(self) -> Replicas:
+        """Ranks that replicate dense weights."""
+        return self._replicas(self.data_group, self.t)
 
-    @property
+    @cached_property
+    def expert_replicas(self) -> Replicas:
+        """Ranks that replicate one expert."""
+        return self._replicas(self.expert_data_group, self.e * self.et)
+
+    def _replicas(self, group: Group, stride: FloatArray) -> Replicas:
+        """The ranks of ``group``, ``stride`` apart, in as many shard sets as dense weights have."""
+        whole = np.minimum(group.size, self.shard_group.size * group.size / self.data_group.size)
+        sharing = np.where(self.columns.zero_stage > 0, np.maximum(whole, 1.0), 1.0)
+        return Replicas(group=group, stride=stride, sharing=sharing, blocks=self.placement.blocks)
+
+    @cached_property
     def hbm_bytes_per_s(self) -> float:
         """Memory bandwidth that memory-bound operators reach."""
         return self.gpu.hbm_bytes_per_s * self.constants.hbm
@@ -225,7 +256,7 @@ class Context:
         """Whether the model's own weights are frozen beside trained adapters."""
         return self.workload.lora_rank > 0
 
-    @property
+    @cached_property
     def share_offloaded(self) -> FloatArray:
         """Share of the optimizer's states that leave the GPU, shape (n,)."""
         return np.where(self.offloads_optimizer, self.facts.optimizer_offload_fraction, 0.0)
@@ -247,38 +278,38 @@ class Context:
         """The optimizer's traffic of a step over AdamW's; a remainder moves with its weight."""
         return (self.optimizer.moved_bytes - self.remainder_bytes) / ADAMW_MOVED_BYTES
 
-    @property
+    @cached_property
     def offloads_optimizer(self) -> BoolArray:
         """Rows whose optimizer states live on the host or its drives; they are updated on the host."""
         return is_offloaded(self.columns.offload, "optimizer", "optimizer@nvme")
 
-    @property
+    @cached_property
     def offloads_gradients(self) -> BoolArray:
         """Rows that keep their shards of gradients in host memory from one micro-batch to the next."""
         sharded = self.columns.zero_stage >= SHARD_GRADIENTS
         return np.asarray(self.offloads_optimizer & sharded & self.facts.offloads_gradients)
 
-    @property
+    @cached_property
     def offloads_weights(self) -> BoolArray:
         """Rows whose shards of the 2-byte weights live on the host or its drives (ZeRO-3)."""
         return is_offloaded(self.columns.offload, "parameters", "parameters@nvme")
 
-    @property
+    @cached_property
     def swaps_optimizer(self) -> BoolArray:
         """Rows whose optimizer states live on NVMe drives."""
         return is_offloaded(self.columns.offload, "optimizer@nvme")
 
-    @property
+    @cached_property
     def swaps_weights(self) -> BoolArray:
         """Rows whose 2-byte weights live on NVMe drives."""
         return is_offloaded(self.columns.offload, "parameters@nvme")
 
-    @property
+    @cached_property
     def offloads_activations(self) -> BoolArray:
         """Rows whose activations go to the host between forward and backward pass."""
         return is_offloaded(self.columns.offload, "activations")
 
-    @property
+    @cached_property
     def padded_vocabulary(self) -> FloatArray:
         """Rows of embedding and head: padded to a multiple of the framework's, for each tp rank."""
         multiple = self.facts.vocabulary_multiple * self.t
@@ -292,7 +323,7 @@ class Context:
         """
         return bool(self.operators.tables) and self.linear_precision in ("bf16", "fp16")
 
-    @property
+    @cached_property
     def expert_load(self) -> FloatArray | float:
         """Tokens of the busiest experts over the mean.
 
@@ -304,10 +335,28 @@ class Context:
             return facts.moe_capacity_factor
         return 1.0 if facts.balanced else self.constants.expert_imbalance
 
-    @property
+    @cached_property
     def moe_tokens(self) -> FloatArray:
         """Tokens that one rank routes: sequence parallelism (or expert tp) splits them over tp."""
         return self.tokens / self.t
+
+
+Found = TypeVar("Found")
+
+
+def once(find: Callable[[Context], Found]) -> Callable[[Context], Found]:
+    """A function of a context alone that several parts ask: it is found once for each context."""
+    name = f"{find.__module__}.{find.__qualname__}"
+
+    @wraps(find)
+    def known(ctx: Context) -> Found:
+        kept = vars(ctx)
+        if name not in kept:
+            kept[name] = find(ctx)
+        found: Found = kept[name]
+        return found
+
+    return known
 
 
 def linear_precision(problem: Problem, facts: FrameworkFacts, gpu: GpuSpec) -> str:

@@ -19,7 +19,7 @@ from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import ALL_LAYERS, SCHEDULES, Columns, FloatArray, IntArray
 from meshwright.solver.cost.compute import PassSeconds
-from meshwright.solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context, experts_overlap, shards
+from meshwright.solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context, experts_overlap
 from meshwright.solver.cost.parameters import Weights, part_weights, quantized_weights, trained_parts
 from meshwright.solver.cost.sharding import adds_whole_gradients, in_torch_pipeline, share_gathered
 from meshwright.solver.cost.stages import LayerLayout, columns_of
@@ -115,9 +115,11 @@ def state_bytes(ctx: Context, weights: Weights, trained: Weights, *, matrices: b
     shards of weights too: what is gathered of them is counted with the buffers (ZeRO-Infinity,
     arXiv:2104.07857, section 5.1).
     """
-    shared = shards(ctx, ctx.data_group)
+    shared = ctx.dense_replicas.sharing
     dense = _bytes_of(ctx, weights.dense, trained.dense, shared, matrices=matrices)
-    shared = shards(ctx, ctx.expert_data_group)
+    if not weights.routed.any() and not trained.routed.any():
+        return dense
+    shared = ctx.expert_replicas.sharing
     routed = _bytes_of(ctx, weights.routed, trained.routed, shared, matrices=matrices)
     return StateBytes(
         weights=dense.weights + routed.weights,
@@ -467,7 +469,7 @@ def outside_bytes(ctx: Context) -> Outside:
     if facts.offloads_gradients and not facts.adds_gradients_on_host:
         arriving = arriving + np.where(ctx.columns.zero_stage == SHARD_WEIGHTS, 0.0, 2.0 * elements)
         main = 4.0 * elements
-    swapped, pinned = ctx.swaps_optimizer, largest_tensor(ctx.model) / shards(ctx, ctx.data_group)
+    swapped, pinned = ctx.swaps_optimizer, largest_tensor(ctx.model) / ctx.dense_replicas.sharing
     group = np.minimum(SWAPPED_GROUP + pinned, elements)
     updated = np.where(swapped, arriving + STATE_BUFFERS * 4.0 * group, states + main + arriving)
     read = 2.0 * (WEIGHT_BUFFERS * pinned + np.minimum(WEIGHTS_IN_CPU, elements))

@@ -378,16 +378,12 @@ def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
     return [*layers.values(), first, _head_price(ctx, again)]
 
 
-def _tails(ctx: Context, layout: LayerLayout, trained: list[Weights], parts: list[PartPrice]) -> list[Tail]:
+def _tails(ctx: Context, layout: LayerLayout, trained: list[Weights], parts: list[PartPrice]) -> Tail:
     """What follows the last micro-batch by part; both ends share the copied embedding."""
     look()
-    tails = [
-        tail_of(ctx, own, part.passes, tensors)
-        for own, part, tensors in zip(trained, parts, weight_tensors(ctx, layout.kinds), strict=True)
-    ]
-    shared = copies_s(ctx)
-    ends = [replace(tail, data_parallel=tail.data_parallel + shared) for tail in tails[-2:]]
-    return [*tails[:-2], *ends]
+    tail = tail_of(ctx, trained, [part.passes for part in parts], weight_tensors(ctx, layout.kinds))
+    tail.data_parallel[-2:] += copies_s(ctx)
+    return tail
 
 
 def straggler_share(columns: Columns, profile: Profile) -> FloatArray:
@@ -516,10 +512,10 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     parts = _part_prices(ctx, layout)
     weights = part_weights(ctx, layout.kinds)
     trained = trained_parts(ctx, layout.kinds, weights)
-    tails = _tails(ctx, layout, trained, parts)
+    tail = _tails(ctx, layout, trained, parts)
     prices = RowPrices(
         **_pass_prices(parts),
-        tail_s=columns_of([tail.data_parallel + tail.optimizer for tail in tails]),
+        tail_s=columns_of(tail.data_parallel + tail.optimizer),
         weight_gradient_s=weight_gradients_s(ctx, layout.kinds),
         transfer_s=transfer(ctx),
         rank_tail_s=rank_tail_s(ctx),
@@ -528,8 +524,8 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
         **memory_prices(ctx, layout, weights, trained),
         breakdown_s={name: columns_of([part.causes[name] for part in parts]) for name in _causes(ctx)},
         tail_breakdown_s={
-            "data_parallel": columns_of([tail.data_parallel for tail in tails]),
-            "optimizer": columns_of([tail.optimizer for tail in tails]),
+            "data_parallel": columns_of(tail.data_parallel),
+            "optimizer": columns_of(tail.optimizer),
         },
     )
     return with_residuals(prices, problem, columns, profile)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.solver.configuration import SCHEDULES, BoolArray, FloatArray, is_one_of
-from meshwright.solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context
+from meshwright.solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context, once
 
 # torch's runtime of several chunks a rank keeps the weights of so many chunks, those that it computes with
 # next (torch 2.13, distributed/pipelining/schedules.py:1290 _add_unshard_reshard, max_active_stages).
@@ -22,6 +22,7 @@ _ALL_FORWARD_FIRST = np.array([name in ("gpipe", "looped_bfs") for name in SCHED
 _WEIGHTS_APART = SCHEDULES.index("interleaved_zb")
 
 
+@once
 def in_torch_pipeline(ctx: Context) -> BoolArray:
     """Rows whose stages, with shards of gradients or weights, run under torch's pipeline runtime."""
     if not ctx.facts.torch_pipelines:
@@ -29,35 +30,41 @@ def in_torch_pipeline(ctx: Context) -> BoolArray:
     return np.asarray((ctx.p > 1) & (ctx.columns.zero_stage >= SHARD_GRADIENTS))
 
 
+@once
 def reduces_every_pass(ctx: Context) -> BoolArray:
     """Rows that reduce gradients after every micro-batch rather than once a step."""
     every = is_one_of(ctx.columns.zero_stage, ctx.facts.reduced_every_pass)
     return np.asarray(every & ~((ctx.p > 1) & ctx.facts.torch_pipelines))
 
 
+@once
 def adds_whole_gradients(ctx: Context) -> BoolArray:
     """Rows that keep whole gradients from one micro-batch to the next."""
     once = ~reduces_every_pass(ctx) & (ctx.columns.num_microbatches > 1)
     return np.asarray((ctx.columns.zero_stage < SHARD_GRADIENTS) | once | in_torch_pipeline(ctx))
 
 
+@once
 def all_reduces(ctx: Context) -> BoolArray:
     """Rows whose gradients are all-reduced, not reduced and scattered."""
     return is_one_of(ctx.columns.zero_stage, (0, *ctx.facts.all_reduced_stages))
 
 
+@once
 def hides_reductions(ctx: Context) -> BoolArray:
     """Rows that reduce gradients under the backward pass."""
     waits = is_one_of(ctx.columns.zero_stage, ctx.facts.blocking_stages) | in_torch_pipeline(ctx)
     return np.asarray(~waits & ctx.facts.overlap_gradients)
 
 
+@once
 def gradient_bytes_sent(ctx: Context) -> FloatArray:
     """Bytes of one gradient element on the wire, shape (n,)."""
     alone = ctx.columns.zero_stage == 0
     return np.where(alone, ctx.facts.replicated_gradient_bytes, ctx.facts.reduced_gradient_bytes)
 
 
+@once
 def gathers_once(ctx: Context) -> BoolArray:
     """Rows that gather weights once a step, besides what ``gathers_in_passes`` counts."""
     stage = ctx.columns.zero_stage
@@ -65,6 +72,7 @@ def gathers_once(ctx: Context) -> BoolArray:
     return np.asarray(whole | in_torch_pipeline(ctx))
 
 
+@once
 def gathers_in_passes(ctx: Context) -> tuple[FloatArray, FloatArray]:
     """Times that a layer's weights are gathered for one micro-batch: in forward, in backward passes.
 
@@ -83,6 +91,13 @@ def gathers_in_passes(ctx: Context) -> tuple[FloatArray, FloatArray]:
     return forward, backward
 
 
+@once
+def moves_weights_in_passes(ctx: Context) -> bool:
+    """Whether some row gathers weights or reduces gradients in passes, as ZeRO-3 does."""
+    forward, backward = gathers_in_passes(ctx)
+    return bool(forward.any() or backward.any() or reduces_every_pass(ctx).any())
+
+
 def _gathers_of_chunks(ctx: Context) -> FloatArray:
     """Times a step that torch's runtime gathers a chunk which stays gathered while it is among the next.
 
@@ -99,6 +114,7 @@ def _gathers_of_chunks(ctx: Context) -> FloatArray:
     return np.where(v > _ACTIVE_CHUNKS, fetches / v, 1.0)
 
 
+@once
 def share_gathered(ctx: Context) -> FloatArray:
     """Share of a rank's layers whose weights torch's pipeline runtime holds whole; 0 elsewhere.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import TypeVar
 
 import numpy as np
@@ -57,11 +57,7 @@ class LayerLayout:
     @classmethod
     def of(cls, model: ModelSpec) -> LayerLayout:
         """The layout of a model."""
-        sequence = model.layer_kinds()
-        kinds = tuple(sorted(set(sequence)))
-        one_hot = np.array([[layer == kind for kind in kinds] for layer in sequence], dtype=np.int64)
-        zeros = np.zeros((1, len(kinds)), dtype=np.int64)
-        return cls(kinds=kinds, cumulative=np.concatenate([zeros, np.cumsum(one_hot, axis=0)]))
+        return _layout_of(model)
 
     def with_ends(self) -> LayerLayout:
         """The same with the embedding as the first layer of all and the head as the last.
@@ -86,6 +82,16 @@ class LayerLayout:
         layers[0] -= 1
         layers[-1] -= 1
         return tuple(layers)
+
+
+@lru_cache(maxsize=64)
+def _layout_of(model: ModelSpec) -> LayerLayout:
+    """The layout of a model, which every price asks for; nobody writes to it."""
+    sequence = model.layer_kinds()
+    kinds = tuple(sorted(set(sequence)))
+    one_hot = np.array([[layer == kind for kind in kinds] for layer in sequence], dtype=np.int64)
+    zeros = np.zeros((1, len(kinds)), dtype=np.int64)
+    return LayerLayout(kinds=kinds, cumulative=np.concatenate([zeros, np.cumsum(one_hot, axis=0)]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,9 +196,12 @@ def _at(values: FloatArray, index: IntArray | BoolArray | slice) -> FloatArray:
     return values[index] if isinstance(index, slice) else values.take(index, axis=0)
 
 
-def columns_of(parts: list[FloatArray]) -> FloatArray:
-    """P arrays (n,) as one (n, P)."""
-    return np.stack(parts, axis=1)
+def columns_of(parts: Sequence[FloatArray] | FloatArray) -> FloatArray:
+    """P arrays (n,), or one (P, n), as one (n, P)."""
+    found = np.empty((len(parts[0]), len(parts)))
+    for number, part in enumerate(parts):
+        found[:, number] = part
+    return found
 
 
 MEMORY_TERMS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from meshwright.profiles.collectives.collectives import Group, all_gather_s, all_reduce_s
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.compute import PassSeconds, launches_left
-from meshwright.solver.cost.context import SHARD_GRADIENTS, Context, shards
+from meshwright.solver.cost.context import SHARD_GRADIENTS, Context, Replicas, once
 from meshwright.solver.cost.parameters import Weights, copied_embedding
 from meshwright.solver.cost.sharding import (
     adds_whole_gradients,
@@ -54,7 +55,7 @@ _BUFFER_BYTES = 12.0  # write to zero it, read and write to scale it, fp32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """Seconds once per step, shape (n,)."""
+    """Seconds once per step of every part, shape (P, n)."""
 
     data_parallel: FloatArray
     optimizer: FloatArray
@@ -72,6 +73,7 @@ def _reduce_s(payload_bytes: FloatArray, group: Group, ctx: Context) -> FloatArr
     return all_reduce_s(payload_bytes * together, group, ctx.fabric) / together
 
 
+@once
 def _together(ctx: Context) -> FloatArray:
     """Layers whose gradients travel in one collective.
 
@@ -81,10 +83,8 @@ def _together(ctx: Context) -> FloatArray:
     return np.where(hides_reductions(ctx) | in_torch_pipeline(ctx), 1.0, layers)
 
 
-def _exchange_s(
-    ctx: Context, weights: FloatArray, group: Group, stride: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Gradients, then parameters, of weights that are replicated over ``group``, ``stride`` ranks apart.
+def _exchange_s(ctx: Context, weights: FloatArray, replicas: Replicas) -> tuple[FloatArray, FloatArray]:
+    """Gradients, then parameters, of each part's weights (P, n) on ``replicas``; 0 of frozen parts.
 
     What ``sharding`` says is done once a step. Stage 0 all-reduces gradients (twice the ring volume);
     stage 1 reduce-scatters gradients, unless the framework all-reduces there too, and all-gathers weights
@@ -92,33 +92,30 @@ def _exchange_s(
     (hybrid sharding, Zhao et al. 2023, arXiv:2304.11277, section 3.2.2), its replicas all-reduce what it
     holds.
     """
-    sharing, every = shards(ctx, group), reduces_every_pass(ctx)
-    inner = ctx.stage_group(sharing, stride)
+    inner, every = replicas.shard_set, reduces_every_pass(ctx)
     payload = weights * gradient_bytes_sent(ctx)
     scatter = np.where(every, 0.0, _gather_s(payload, inner, ctx))
     done = every & ctx.facts.replicas_reduced_every_pass
-    across = np.where(done, 0.0, _across_s(ctx, payload, group, stride))
-    whole = np.where(every, 0.0, _reduce_s(payload, group, ctx))
+    across = np.where(done, 0.0, _across_s(ctx, payload, replicas))
+    whole = np.where(every, 0.0, _reduce_s(payload, replicas.group, ctx))
     gradients = np.where(all_reduces(ctx), whole, scatter + across)
     parameters = np.where(gathers_once(ctx), _gather_s(weights * _WEIGHT_BYTES, inner, ctx), 0.0)
-    return gradients, parameters
+    trained = weights.any(axis=1, keepdims=True)
+    return np.where(trained, gradients, 0.0), np.where(trained, parameters, 0.0)
 
 
-def _across_s(ctx: Context, payload: FloatArray, group: Group, stride: FloatArray) -> FloatArray:
+def _across_s(ctx: Context, payload: FloatArray, replicas: Replicas) -> FloatArray:
     """The replicas of shard sets all-reduce the shards of ``payload``."""
-    sharing = shards(ctx, group)
-    replicas = ctx.stage_group(group.size / sharing, stride * sharing)
-    return _reduce_s(payload / sharing, replicas, ctx)
+    return _reduce_s(payload / replicas.sharing, replicas.across, ctx)
 
 
 def across_replicas_s(ctx: Context, weights: Weights, element_bytes: FloatArray) -> FloatArray:
     """An all-reduce of one part's shards over the replicas of its shard sets, shape (n,)."""
     seconds = np.zeros_like(ctx.t)
     if weights.dense.any():
-        seconds = seconds + _across_s(ctx, weights.dense * element_bytes, ctx.data_group, ctx.t)
+        seconds = seconds + _across_s(ctx, weights.dense * element_bytes, ctx.dense_replicas)
     if weights.routed.any():
-        payload = weights.routed * element_bytes
-        seconds = seconds + _across_s(ctx, payload, ctx.expert_data_group, ctx.e * ctx.et)
+        seconds = seconds + _across_s(ctx, weights.routed * element_bytes, ctx.expert_replicas)
     return seconds
 
 
@@ -133,7 +130,7 @@ def all_reduced_s(ctx: Context, weights: Weights, element_bytes: FloatArray) -> 
 
 
 def _hiding_s(ctx: Context, passes: PassSeconds) -> FloatArray:
-    """Seconds of computing that can hide a part's exchange.
+    """Seconds of computing that can hide each part's exchange.
 
     Gradients are reduced under the last backward pass, weights gathered under the next forward
     pass. An interleaved rank goes on with its other chunks for up to pp micro-batches meanwhile.
@@ -143,25 +140,32 @@ def _hiding_s(ctx: Context, passes: PassSeconds) -> FloatArray:
     return (passes.forward + passes.backward) * np.where(interleaved, rounds, 1.0)
 
 
-def tail_of(ctx: Context, weights: Weights, passes: PassSeconds, tensors: float) -> Tail:
-    """Exposed exchange and optimizer time of one part's trained weights, which are so many tensors.
+def tail_of(
+    ctx: Context, trained: Sequence[Weights], passes: Sequence[PassSeconds], tensors: Sequence[float]
+) -> Tail:
+    """Exposed exchange and optimizer time of every part's trained weights, which are so many tensors each.
 
     Where a framework overlaps, little of the exchange is seen beside the passes (``exposed_s``); torch's
     pipeline runtime hides the gathers alone, under a forward pass. Beside the optimizer's own traffic, a
     kept gradient buffer is zeroed and scaled once (12 bytes a weight).
     """
-    gradients, parameters = np.zeros_like(ctx.t), np.zeros_like(ctx.t)
-    if weights.dense.any():  # else frozen
-        gradients, parameters = _exchange_s(ctx, weights.dense, ctx.data_group, ctx.t)
+    weights = Weights(
+        dense=np.array([own.dense for own in trained]), routed=np.array([own.routed for own in trained])
+    )
+    under = PassSeconds(
+        forward=np.array([part.forward for part in passes]),
+        backward=np.array([part.backward for part in passes]),
+    )
+    gradients, parameters = _exchange_s(ctx, weights.dense, ctx.dense_replicas)
     if weights.routed.any():
-        experts = _exchange_s(ctx, weights.routed, ctx.expert_data_group, ctx.e * ctx.et)
+        experts = _exchange_s(ctx, weights.routed, ctx.expert_replicas)
         gradients, parameters = gradients + experts[0], parameters + experts[1]
-    exchange, fetched = gradients + parameters, exposed_s(parameters, passes.forward, OVERLAP_SLOWDOWN)
-    hidden = exposed_s(exchange, _hiding_s(ctx, passes), OVERLAP_SLOWDOWN)
+    exchange, fetched = gradients + parameters, exposed_s(parameters, under.forward, OVERLAP_SLOWDOWN)
+    hidden = exposed_s(exchange, _hiding_s(ctx, under), OVERLAP_SLOWDOWN)
     apart = np.where(in_torch_pipeline(ctx), gradients + fetched, exchange)
     exchange = np.where(hides_reductions(ctx), hidden, apart) + _copied_back_s(ctx, weights, tensors)
-    dense = weights.dense / shards(ctx, ctx.data_group)
-    routed = weights.routed / shards(ctx, ctx.expert_data_group)
+    dense = weights.dense / ctx.dense_replicas.sharing
+    routed = weights.routed / ctx.expert_replicas.sharing
     updated = dense + routed
     moved = updated * ctx.constants.update_bytes * ctx.moved_share
     if ctx.facts.main_gradient:
@@ -175,12 +179,12 @@ def tail_of(ctx: Context, weights: Weights, passes: PassSeconds, tensors: float)
     return Tail(data_parallel=exchange, optimizer=seconds)
 
 
-def _copied_back_s(ctx: Context, weights: Weights, tensors: float) -> FloatArray | float:
+def _copied_back_s(ctx: Context, weights: Weights, tensors: Sequence[float]) -> FloatArray | float:
     """Seconds that weights gathered by lists of tensors take beside the collective."""
     if not ctx.facts.gathers_tensors:
         return 0.0
-    ranks = shards(ctx, ctx.data_group)
-    launches = tensors * ranks * TENSOR_COPY_S * ctx.operators.host
+    ranks = ctx.dense_replicas.sharing
+    launches = np.array(tensors)[:, None] * ranks * TENSOR_COPY_S * ctx.operators.host
     moved = (weights.dense + weights.routed) * _TENSOR_COPY_BYTES / ctx.hbm_bytes_per_s
     return np.where((ctx.columns.zero_stage == 1) & (ranks > 1), np.maximum(launches, moved), 0.0)
 
