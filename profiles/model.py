@@ -499,7 +499,9 @@ class ModelSpec:
 
         Frozen weights have no gradients of their own: their products run twice, scores three times.
         """
-        layers = sum(self.layer_forward_flops_per_token(kind, seq_length) for kind in self.layer_kinds())
+        kinds = self.layer_kinds()
+        each = {kind: self.layer_forward_flops_per_token(kind, seq_length) for kind in set(kinds)}
+        layers = sum(each[kind] for kind in kinds)
         forward = layers + self.head_forward_flops_per_token() + 2.0 * self.projection_parameters()
         if self.num_mtp_layers:
             mtp = self.layer_forward_flops_per_token(self.mtp_kind, seq_length) + 4.0 * self.hidden_size**2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, fields
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -68,15 +68,12 @@ def model_to_mapping(model: ModelSpec) -> dict[str, Json]:
 
 
 def _without_defaults(part: Any) -> dict[str, Json]:  # noqa: ANN401 - one of the dataclasses above
-    raw: dict[str, Json] = {
-        name: list(value) if isinstance(value, tuple) else value for name, value in asdict(part).items()
-    }
+    raw: dict[str, Json] = {}
     for field in fields(part):
         value = getattr(part, field.name)
-        if field.default is not MISSING and value == field.default:
-            del raw[field.name]
-        elif type(value) in _PARTS:
-            raw[field.name] = _without_defaults(value)
+        if field.default is MISSING or value != field.default:
+            inner = list(value) if isinstance(value, tuple) else value
+            raw[field.name] = _without_defaults(value) if type(value) in _PARTS else inner
     return raw
 
 

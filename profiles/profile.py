@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -238,7 +238,7 @@ class Constants:
     log_memory_sigma: float  # the same of peak memory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Profile:
     """What was measured for one cluster and framework."""
 
@@ -259,7 +259,7 @@ class Profile:
     uncalibrated: Profile | None = None  # what a calibration corrected; None: nothing did
     learnt_from: tuple[str, ...] = ()  # names of the runs that the calibration learnt from
 
-    @property
+    @cached_property
     def fabric(self) -> Fabric:
         """The links of the deciding group, with the shares that collectives reach."""
         group, constants = self.group, self.constants
@@ -284,7 +284,7 @@ class Profile:
             return _PCIE
         return self.gpu_operators.tables or _FAST_LINK
 
-    @property
+    @cached_property
     def version(self) -> str:
         """First 12 hex digits of SHA-256 over every number: equal profiles, equal versions."""
         parts = [asdict(part) for part in (self.framework, self.constants, self.gpu_operators)]

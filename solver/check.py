@@ -15,7 +15,7 @@ from itertools import chain
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import ClusterSpec, NodeGroup, host_of
 from meshwright.profiles.profile import PLACING_LAUNCHER, Profile, default_profile
-from meshwright.solver.answer import Plan, Prediction
+from meshwright.solver.answer import Plan, Prediction, StagePrediction
 from meshwright.solver.configuration import (
     RANK_ORDERS,
     RECOMPUTE,
@@ -321,10 +321,11 @@ def violations_of_all(
         found[at] += faults
     right = [at for at, faults in enumerate(found) if not faults and not placed[at]]
     priced = predictions_and_objectives(problem, profile, [configs[at] for at in right])
+    digest = problem_digest(problem) if any(isinstance(plan, Plan) for plan in plans) else ""
     for at, (expected, seconds) in zip(right, priced, strict=True):
         found[at] += _memory_faults(problem, profile, expected)
         if isinstance(plan := plans[at], Plan):
-            found[at] += _plan_faults(problem, plan, expected, seconds)
+            found[at] += _plan_faults(digest, plan, expected, seconds)
     return found
 
 
@@ -467,22 +468,27 @@ def _memory_faults(problem: Problem, profile: Profile, prediction: Prediction) -
             yield f"stage {stage.stage} needs {stage.peak_memory_bytes} bytes, the budget is {budget:.0f}"
 
 
-def _plan_faults(problem: Problem, plan: Plan, expected: Prediction, seconds: float) -> Iterator[str]:
-    """Name, rank, certificate, objective and prediction of the plan itself."""
-    if plan.plan_id != plan_id_of(problem_digest(problem), plan.config):
+def _plan_faults(digest: str, plan: Plan, expected: Prediction, seconds: float) -> Iterator[str]:
+    """Name, rank, certificate, objective and prediction of the plan itself; ``digest`` is the problem's."""
+    if plan.plan_id != plan_id_of(digest, plan.config):
         yield "plan_id does not name this configuration"
     if plan.rank < 1:
         yield "rank must be at least 1"
     if not set(plan.certified_by) <= {"exact-dp", "cp-sat"}:
         yield "certified_by names an unknown method"
     yield from _differences("objective_s", plan.objective_s, seconds)
-    yield from _differences("prediction", asdict(plan.prediction), asdict(expected))
+    yield from _differences("prediction", plan.prediction, expected)
     yield from _prediction_faults(plan.prediction)
 
 
 def _differences(name: str, found: object, expected: object) -> Iterator[str]:
     """Where two values, or the values in them, differ by more than rounding."""
-    if isinstance(found, Mapping) and isinstance(expected, Mapping) and found.keys() == expected.keys():
+    if isinstance(found, Prediction | StagePrediction):
+        for one in fields(found):
+            yield from _differences(
+                f"{name}.{one.name}", getattr(found, one.name), getattr(expected, one.name)
+            )
+    elif isinstance(found, Mapping) and isinstance(expected, Mapping) and found.keys() == expected.keys():
         for key in expected:
             yield from _differences(f"{name}.{key}", found[key], expected[key])
     elif _both_lists(found, expected):

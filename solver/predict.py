@@ -159,9 +159,9 @@ def _stage_predictions(
     priced: _Priced, row: int, configuration: Configuration
 ) -> tuple[StagePrediction, ...]:
     """Memory by term and time of every rank."""
-    stages = []
+    stages, held = [], {name: value[row].tolist() for name, value in priced.stages.memory_bytes.items()}
     for rank in range(configuration.pipeline_parallel_size):
-        terms = {name: round(float(value[row, rank])) for name, value in priced.stages.memory_bytes.items()}
+        terms = {name: round(each[rank]) for name, each in held.items()}
         stages.append(
             StagePrediction(
                 stage=rank,

@@ -125,7 +125,7 @@ def shares_of(
     many = columns.take(rows)
     prices = moved_prices(problem, columns, profile) if moved is None else moved
     counts = None if replayed_layers is None else replayed_layers[rows]
-    stages = assemble(prices, many, layout, splits[rows], counts)
+    stages = assemble(prices, many, layout, splits[rows], counts, with_memory=False)
     seconds = np.log(objective_s(prices, many, stages)).reshape(len(names) + 1, n)
     doubts_log = np.array([[abs(_SLOWER[name])] for name in names])
     effects = np.clip((seconds[1:] - seconds[0]) / doubts_log, 0.0, 1.0)
