@@ -12,7 +12,9 @@ from meshwright_client.errors import UnexpectedAnswerError
 def save(files: Mapping[str, str], folder: Path) -> list[Path]:
     """Write every file below ``folder``; scripts can be run.
 
-    They take their places, in their order, once all of them are written.
+    They take their places once all of them are written. The last file and scripts are taken away before and
+    come last: who is killed meanwhile leaves nothing that starts a mixture of two plans, and who finds the
+    last file finds all others beside it.
 
     Raises:
         UnexpectedAnswerError: a name would lie outside of ``folder``; nothing is written.
@@ -27,8 +29,16 @@ def save(files: Mapping[str, str], folder: Path) -> list[Path]:
             temporary.write_text(targets[path], encoding="utf-8")
             if targets[path].startswith("#!"):
                 temporary.chmod(0o755)
+        scripts = [path for path in targets if targets[path].startswith("#!")]
+        late = [*scripts, *[path for path in list(targets)[-1:] if path not in scripts]]
+        for path in reversed(late):
+            if path.exists() and path.read_bytes() != targets[path].encode():
+                path.unlink()
         for temporary, path in written.items():
-            temporary.replace(path)
+            if path not in late:
+                temporary.replace(path)
+        for path in late:
+            path.with_name(f".{path.name}.{mark}.tmp").replace(path)
     finally:
         for temporary in written:
             temporary.unlink(missing_ok=True)

@@ -100,6 +100,8 @@ def _service(settings: Settings, is_stopping: Callable[[], bool]) -> Service:
         profiles=ProfileStore(database),
         definitions=Definitions(database),
         measurements=Measurements(database, use_cases),
-        verifications=Verifications(database, use_cases, queue, lease_s=settings.lease_s),
+        verifications=Verifications(
+            database, use_cases, queue, lease_s=settings.lease_s, max_attempts=settings.verify_attempts
+        ),
         watch=Watch(database, is_stopping=is_stopping),
     )

@@ -127,6 +127,7 @@ def _lost(words: list[str]) -> int | dict[str, int] | None:
         raise InvalidProblemError.of("--lost-nodes", "must be a number, or GROUP=NUMBER")
     if not named[0][0]:
         return int(named[0][2])
+    _once("--lost-nodes", [name for name, _, _ in named])
     return {name: int(count) for name, _, count in named}
 
 
@@ -137,6 +138,7 @@ def _slow(words: list[str]) -> dict[str, float]:
         InvalidProblemError: it is not that.
     """
     found = {}
+    _once("--slow-node", [word.partition("=")[0] for word in words])
     for word in words:
         node, _, pace = word.partition("=")
         try:
@@ -147,3 +149,14 @@ def _slow(words: list[str]) -> dict[str, float]:
                 "--slow-node", message, allowed="a pace above 0, below 1"
             ) from None
     return found
+
+
+def _once(option: str, names: list[str]) -> None:
+    """Refuse what is stated twice: which of the two holds is not known.
+
+    Raises:
+        InvalidProblemError: something is.
+    """
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidProblemError.of(option, f"{name} is stated twice", allowed="each of them once")

@@ -15,6 +15,8 @@ from meshwright.profiles.units import GIB
 from meshwright.service.cli.export import chosen_plan
 from meshwright.service.cli.saved_plans import keep_verdict
 from meshwright.service.cli.terminal import BAD_INPUT, FOUND, NO_PLAN, say_error, say_warnings
+from meshwright.service.launchers.registry import launcher_of
+from meshwright.service.launchers.target import settled_problem
 from meshwright.service.verify.environments import make
 from meshwright.service.verify.verify import BUILDERS, MEMORY_BYTES, TIME_S, Quantity, Verification, verify
 
@@ -45,7 +47,11 @@ def verify_command(
     found = verify(
         chosen.plan, chosen.problem, launcher, memory_bytes=int(memory_gib * GIB), time_s=time_limit
     )
-    say_warnings(keep_verdict(found.plan_id, found.verdict))
+    own = launcher_of(settled_problem(chosen.plan, chosen.problem), None)
+    if found.launcher == own:
+        say_warnings(keep_verdict(found.plan_id, found.verdict))
+    else:
+        say_warnings([f"the plan is of {own}: what {found.launcher} says of it is not kept beside it"])
     if json_output:
         sys.stdout.write(json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
     else:

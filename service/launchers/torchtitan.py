@@ -384,6 +384,14 @@ def found_warnings(target: Target) -> Iterator[str]:
         yield "experts are balanced by torchtitan's bias of the router's choice, not by a loss"
     if is_stated_by_0_2(target.model) and not in_8_bits(target):
         yield "set TORCHTITAN_VERSION=0.2 to start the TOML instead of the module for 0.3"
+        if config.zero_stage == 0 and config.data_parallel_size > 1:
+            # 0.2.2: train.py divides the loss by the tokens of all ranks, and so do FSDP's gradients alone
+            # (disable_fsdp_gradient_division); apply_ddp's replicate() averages once more. 0.3 mends it.
+            share = f"1/{config.data_parallel_size}"
+            yield (
+                "under 0.2 replicas divide gradients twice: norms that are logged and clipped are "
+                f"{share} of the true ones; write {share} of training.max_norm, or run 0.3"
+            )
     yield "0.3 computes attention with FlexAttention; the prediction assumed a flash attention kernel"
     if config.zero_stage == 2:  # noqa: PLR2004 - ZeRO-2
         yield "ZeRO-2 is FSDP2 that does not reshard weights after the forward pass"

@@ -27,9 +27,6 @@ from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.answer import Plan, plan_from_json
 from meshwright.solver.problem import Problem
 
-LEASE_S = 15.0  # the default of ``Settings.lease_s``
-MAX_ATTEMPTS = 3  # the default of ``Settings.verify_attempts``
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
@@ -57,8 +54,8 @@ class Verifications:
         jobs: Jobs,
         queue: WakeUpQueue,
         *,
-        lease_s: float = LEASE_S,
-        max_attempts: int = MAX_ATTEMPTS,
+        lease_s: float,
+        max_attempts: int,
     ) -> None:
         self._database = database
         self._jobs = jobs

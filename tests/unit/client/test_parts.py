@@ -1,7 +1,10 @@
 """The small parts of the client: frames, pauses, errors, files; and what it may import."""
 
 import ast
+import os
+import signal
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -112,3 +115,69 @@ def test_the_client_needs_the_standard_library_and_httpx_only() -> None:
     jobs_own = {"torch", "transformers", "lightning"}  # imported where a running job has them anyway
     assert found - set(sys.stdlib_module_names) - jobs_own == {"httpx", "meshwright_client"}
     assert (PACKAGE / "py.typed").exists()
+
+
+OLD = {"a/args.sh": "old", "launch.sh": "#!/bin/sh\nold", "plan.json": "old"}
+NEW = {"a/args.sh": "new", "launch.sh": "#!/bin/sh\nnew", "b.sh": "new", "plan.json": "new"}
+
+
+def test_a_save_that_is_killed_at_any_moment_leaves_nothing_that_starts_two_plans_at_once(
+    tmp_path: Path,
+) -> None:
+    """Killed before each of its changes: 2 files are taken away, 4 take their places."""
+    for moment in range(7):
+        folder = tmp_path / str(moment)
+        save(OLD, folder)
+        child = os.fork()
+        if child == 0:
+            killed_at(moment, folder)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status) == (moment < 6)
+        kept = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.*")}
+        kept = {name: text for name, text in kept.items() if not name.rpartition("/")[2].startswith(".")}
+        if "launch.sh" in kept:  # all that it reads is of its own plan
+            own = "old" if "old" in kept["launch.sh"] else "new"
+            assert {text for name, text in kept.items() if not text.startswith("#!")} <= {own}
+        if "plan.json" in kept:  # it is whole
+            assert kept in (OLD, NEW)
+        save(NEW, folder)
+        assert not (folder / "launch.sh").read_text().endswith("old")
+
+
+def killed_at(moment: int, folder: Path) -> None:
+    """Save, in a process that kills itself before its so many-th change."""
+    left = [moment]
+
+    def counted(change: Callable[..., object]) -> Callable[..., object]:
+        def changed(self: Path, *words: object, **named: object) -> object:
+            if not self.name.startswith(".") or change is REPLACE:  # else it clears up
+                if left[0] == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                left[0] -= 1
+            return change(self, *words, **named)
+
+        return changed
+
+    Path.unlink, Path.replace = counted(UNLINK), counted(REPLACE)  # type: ignore[method-assign, assignment]
+    save(NEW, folder)
+    os._exit(0)
+
+
+UNLINK, REPLACE = Path.unlink, Path.replace
+
+
+def test_files_that_stay_the_same_are_never_away(tmp_path: Path) -> None:
+    save(OLD, tmp_path)
+    before = (tmp_path / "launch.sh").stat().st_mtime_ns
+    away: list[Path] = []
+    unlink = Path.unlink
+
+    def seen(self: Path, *, missing_ok: bool = False) -> None:
+        away.extend([] if self.name.endswith(".tmp") else [self])
+        unlink(self, missing_ok=missing_ok)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "unlink", seen)
+        save(OLD, tmp_path)
+    assert away == []
+    assert (tmp_path / "launch.sh").stat().st_mtime_ns >= before

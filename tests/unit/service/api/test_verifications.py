@@ -44,7 +44,9 @@ def found(client: TestClient, engine: JobEngine, tmp_path: Path, monkeypatch: py
 @pytest.fixture
 def store(database: Database, engine: JobEngine) -> Verifications:
     queue = PollingQueue()
-    return Verifications(database, Jobs(database, engine, queue, queue_timeout_s=60.0), queue)
+    return Verifications(
+        database, Jobs(database, engine, queue, queue_timeout_s=60.0), queue, lease_s=15.0, max_attempts=3
+    )
 
 
 def install_nothing_but_its_stamp() -> None:

@@ -26,7 +26,7 @@ from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
-from tests.builders import a_cluster, a_model, a_problem
+from tests.builders import a_cluster, a_model, a_plan, a_problem
 from tests.launchers.cases import A100, LLAMA_70B, target
 from tests.launchers.megatron_arguments import words
 from tests.launchers.plans import CASES
@@ -391,6 +391,26 @@ def test_a_release_whose_files_are_not_known_is_refused_with_those_that_are() ->
     case = CASES["nanotron"]["llama-3-70b-tensor"]
     with pytest.raises(InvalidProblemError, match=r"nanotron has one kind of files.*0\.4"):
         export(case.plan, case.problem, "nanotron", version="0.4")
+
+
+def test_replicas_of_torchtitan_0_2_are_told_that_they_divide_gradients_twice() -> None:
+    """Its train.py divides the loss by the tokens of all ranks; ``replicate`` averages over 8 once more."""
+    replicas = Configuration(data_parallel_size=8, num_microbatches=4, stage_layers=(32,))
+    model = a_model(num_layers=32, hidden_size=2048, num_attention_heads=16, ffn_hidden_size=5632)
+    problem = replace(
+        a_problem(model=model, cluster=a_cluster(num_nodes=1), batch=32), launcher="torchtitan"
+    )
+    shares = replace(replicas, zero_stage=3, zero_shard_size=8)
+    told = [
+        [
+            one
+            for one in export(replace(a_plan(), config=config), problem, "torchtitan").warnings
+            if "twice" in one
+        ]
+        for config in (replicas, shares)
+    ]
+    assert [len(one) for one in told] == [1, 0]
+    assert "1/8 of training.max_norm" in told[0][0]
 
 
 def test_llama_factory_keeps_gradients_of_bf16_runs_in_fp32_whatever_is_asked() -> None:

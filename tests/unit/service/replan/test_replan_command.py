@@ -193,6 +193,48 @@ def test_words_that_are_no_nodes_are_refused(answer_file: Path, words: tuple[str
     assert (code, "must be" in said) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--lost-nodes", "5"), ("lost_nodes", "4")),  # the job has 4
+        (("--lost-nodes", "4"), ("lost_nodes", "no node is left", "1 to 3")),
+        (("--lost-nodes", "0"), ("lost_nodes", "from 1", "Nearest: 1")),
+        (("--lost-nodes", "-1"), ("--lost-nodes", "must be")),
+        (("--lost-nodes", "elsewhere=1"), ("lost_nodes", "elsewhere", "h100-sxm-80gb")),
+        (("--slow-node", "0=1.2"), ("slow_nodes.0", "below 1")),
+        (("--slow-node", "0=nan"), ("slow_nodes.0",)),
+        (("--slow-node", "0=0"), ("slow_nodes.0", "above 0")),
+        (("--slow-node", "4=.5"), ("slow_nodes.4", "0 to 3", "Nearest: 3")),
+        (("--slow-node", "0=.5", "--slow-node", "0=.7"), ("--slow-node", "0 is stated twice")),
+        (("--lost-nodes", "a=1", "--lost-nodes", "a=2"), ("--lost-nodes", "a is stated twice")),
+        (("--num-nodes", "0"), ("num_nodes", "1")),
+        (("--num-nodes", "4", "--lost-nodes", "1"), ("num_nodes", "lost_nodes")),
+        ((), ("nothing changed",)),
+        (("--lost-nodes", "1", "--steps-done", "-1"), ("steps_done", "0")),
+        (("--lost-nodes", "1", "--steps-done", "51"), ("steps_done", "0 to 50", "Nearest: 50")),
+        (("--lost-nodes", "1", "--saved-step", "7"), ("saved_step", "not reached")),
+        (("--lost-nodes", "1", "--spare-nodes", "-2"), ("spare_nodes", "0")),
+        (("--lost-nodes", "1", "--repair-hours", "nan"), ("repair_s",)),
+        (("--lost-nodes", "1", "--repair-hours", "inf"), ("repair_s",)),
+        (("--lost-nodes", "1", "--top-k", "0"), ("top_k", "1")),
+        (("--lost-nodes", "1", "--checkpoint-format", "torch-dist"), ("format", "Did you mean torch_dist")),
+        (("--lost-nodes", "1", "--checkpoint-place", "moon"), ("place", "shared")),
+        (("--lost-nodes", "1", "--checkpoint", "nowhere"), ("nowhere",)),
+        (("--lost-nodes", "1", "--way", "99"), ("no way of rank 99", "1 to 6")),
+    ],
+)
+def test_what_a_job_cannot_have_met_is_refused_by_name_and_nothing_is_written(
+    answer_file: Path, tmp_path: Path, words: tuple[str, ...], told: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "run"
+    code, out, said = run(
+        "--from", str(answer_file), "--steps-total", "50", *words, "--save-dir", str(folder)
+    )
+    assert (code, out) == (2, ""), said
+    assert all(part in said for part in told), said
+    assert not folder.exists()
+
+
 class _Bomb:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return exec, ("raise SystemExit('a checkpoint was run')",)

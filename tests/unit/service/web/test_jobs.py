@@ -165,7 +165,9 @@ def test_an_answer_says_what_launchers_made_of_its_plans(
     assert "launcher's own code" not in Page(browser.get(f"/jobs/{answered}").text).text
     first, _, third = plan_ids(browser, answered)
     queue = PollingQueue()
-    store = Verifications(database, Jobs(database, engine, queue, queue_timeout_s=60.0), queue)
+    store = Verifications(
+        database, Jobs(database, engine, queue, queue_timeout_s=60.0), queue, lease_s=15.0, max_attempts=3
+    )
     store.ask(TENANT, third)
     claim = store.claim()
     assert claim is not None
