@@ -137,14 +137,15 @@ class _Filling:
         longer = self.first.longer_s(used)
         own, early = own + longer, np.minimum(rows.m, self.p - rank)
         turns = rows.m - early - 1.0
-        steady = limit - 2.0 * rows.total_s + before - turns * own
-        total = limit - rows.total_s - (rows.m - 1.0) * own + (early - 1.0) * forward
+        least = rows.total_s - rows.longer_replay_s  # as ``before``: with the shortest replay of each stage
+        steady = limit - rows.total_s - (least - before) - turns * own
+        turns_back = limit - (rows.m - 1.0) * own + (early - 1.0) * forward
         return _Stage(
             rank=rank,
             used=used,
             free_bytes=self.room_bytes[:, rank] - self.held[:, rank] * self.first.missing_bytes(used),
             chain_s=(limit - before) / rows.m - own,
-            back_s=total - longer,
+            back_s=turns_back - np.maximum(rows.total_s, least + longer),
             steady_s=np.where(in_turn(rows) & (turns >= 0.0), steady, np.inf),
         )
 

@@ -147,7 +147,7 @@ class Scout:
         self.bound_s[left] = tightened_s(rows.take(np.flatnonzero(fits)), self.bound_s[left], unlimited)
 
 
-_BATCH, _TOGETHER = 32, 4  # rows solved together, and of those that a first ranking is made of
+_BATCH, _TOGETHER = 96, 4  # rows solved together, and of those that a first ranking is made of
 _GLANCE = 2048  # rows that are tried together before any is solved; later half of those before
 _SOON = 512  # rows until which a search may be over soon: from there on batches grow
 _PRIMES, _MORE, _MOST_PRIMES = 16, 6, 40  # rows solved for a first ranking: at least, beyond K, at most

@@ -24,6 +24,8 @@ from meshwright.solver.cost.stages import LayerLayout, RowPrices, Stages, assemb
 from meshwright.solver.schedules.schedule import fill_share, in_a_v, in_flight, splits_backward
 from meshwright.solver.splits import ANY_SPLIT, Prescribed
 
+_LESS = 1.0 - 1e-12  # what rounding of sums may take
+
 
 def share_of(room_s: FloatArray, each_s: FloatArray) -> FloatArray:
     """Layers in a time; without limit where they take none."""
@@ -226,7 +228,26 @@ class Rows:
     def total_s(self) -> FloatArray:
         """Least sum of the ranks' times over all splits, shape (n,); all splits' for uniform layers."""
         layers: FloatArray = self.layer_s @ self.layout.cumulative[-1].astype(np.float64)
-        return np.asarray(layers + self.embedding_s + self.head_s + self.p * self.v * self.chunk_s)
+        chunks_s = self.p * self.v * self.chunk_s
+        return np.asarray(layers + self.embedding_s + self.head_s + chunks_s + self.longer_replay_s)
+
+    @cached_property
+    def longer_replay_s(self) -> FloatArray:
+        """What all chunks replay at least beyond what ``chunk_s`` counts, the shortest replay, shape (n,).
+
+        The layers that they replay are different ones: no fewer than the quickest of the model.
+        """
+        asked = np.flatnonzero(self.some_layers > 0)
+        longer = np.zeros(len(self))
+        if self.is_uniform or not len(asked):
+            return longer
+        replay, number = self.prices.replay_s[asked, :-2], (self.p * self.v * self.some_layers)[asked]
+        order = np.argsort(replay, axis=1, kind="stable")
+        replay, counts = np.take_along_axis(replay, order, axis=1), self.layout.cumulative[-1][order]
+        taken = np.clip(number[:, None] - (np.cumsum(counts, axis=1) - counts), 0, counts)
+        beyond = (taken * replay).sum(axis=1) - number * replay[:, 0]
+        longer[asked] = np.maximum(beyond, 0.0) * _LESS
+        return longer
 
     @cached_property
     def path_s(self) -> FloatArray:

@@ -72,3 +72,15 @@ def test_one_micro_batch_passes_every_chunk_before_it_comes_back() -> None:
     # 8 ms down, 3 * 2 ms back behind its last chunk and 2 * 2 ms of its own, 18 ms
     rows = alike(8, num_microbatches=1, schedule="looped_bfs", vpp=2)
     assert split_s(rows, rows.stages([(1,) * 8]))[0] == pytest.approx(0.024)
+
+
+def test_chunks_do_not_all_replay_the_one_quick_layer() -> None:
+    # one layer replays in 1 ms, three in 4 ms; two stages replay one each: 1 + 4 ms, not 2 * 1 ms
+    shapes = [Shape(pp=2, vpp=1, num_microbatches=4, recompute=2, recompute_layers=1)]
+    prices = prices_of(shapes, 2, np.random.default_rng(1))
+    prices = replace(prices, replay_s=np.array([[1e-3, 4e-3, 0.0, 0.0]]))
+    layout = layout_of([False, True, True, True])
+    rows = Rows(columns=columns_of(shapes), prices=prices, layout=layout, budget_bytes=np.inf)
+    assert rows.longer_replay_s == pytest.approx([0.003])
+    least_s = min(rows.stages([split]).rank_time_s.sum() for split in ((1, 3), (2, 2), (3, 1)))
+    assert rows.total_s == pytest.approx([least_s])
