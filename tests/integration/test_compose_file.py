@@ -23,7 +23,7 @@ from meshwright.service.verify.environments import FOLDER_VARIABLE
 from tests.processes.warm import Warm, run_warm
 
 ROOT = Path(__file__).parents[2]
-COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+COMPOSE: dict[str, Any] = yaml.load((ROOT / "docker-compose.yml").read_text(), yaml.CSafeLoader)
 SCHEMA: dict[str, Any] = json.loads((ROOT / "tests/fixtures/compose.schema.json").read_text())
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]

@@ -29,7 +29,9 @@ Manifest = dict[str, Any]
 FOLDER = ROOT / "deploy" / "kubernetes"
 FIXTURES = ROOT / "tests" / "fixtures" / "kubernetes"
 MANIFESTS: list[Manifest] = [
-    manifest for path in sorted(FOLDER.rglob("*.yaml")) for manifest in yaml.safe_load_all(path.read_text())
+    manifest
+    for path in sorted(FOLDER.rglob("*.yaml"))
+    for manifest in yaml.load_all(path.read_text(), yaml.CSafeLoader)
 ]
 OURS = ["api", "worker", "verifier", "migrate"]
 

@@ -22,7 +22,7 @@ from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.planner.plan import ask
 
 FOLDER = Path(__file__).parent
-REQUESTS: dict[str, dict[str, Any]] = yaml.safe_load((FOLDER / "requests.yaml").read_text())
+REQUESTS: dict[str, dict[str, Any]] = yaml.load((FOLDER / "requests.yaml").read_text(), yaml.CSafeLoader)
 LEFT_OUT = ("elapsed_s", "versions")
 ROUNDING = 1e-10
 

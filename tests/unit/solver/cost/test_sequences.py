@@ -1,6 +1,7 @@
 """Documents of unequal length, priced, against simulated steps that draw and pack their own documents."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -31,7 +32,8 @@ def packed(problem: Problem, batching: str = "packing") -> Problem:
 # ------------------------------------------------------------- the simulation, which shares nothing
 
 
-def drawn_pairs(sequences: int, seed: int) -> Array:
+@cache
+def drawn_pairs(sequences: int = 3000, seed: int = 1) -> Array:
     """Pairs of query and key in sequences of drawn documents, packed first-fit."""
     chance = np.random.default_rng(seed)
     percents, tokens = zip(*LONG_TAIL, strict=True)
@@ -46,13 +48,11 @@ def drawn_pairs(sequences: int, seed: int) -> Array:
     return np.asarray(chance.permutation(pairs[:sequences]))
 
 
-POOL = drawn_pairs(3000, 1)
-WORK = POOL / POOL.mean()
-
-
 def steps(count: int, replicas: int, m: int, size: int, *, seed: int = 2) -> Array:
     """Work of micro-batches in drawn steps, (count, replicas, m): means of their sequences."""
-    drawn = np.random.default_rng(seed).choice(WORK, (count, replicas, m, size))
+    drawn = np.random.default_rng(seed).choice(
+        drawn_pairs() / drawn_pairs().mean(), (count, replicas, m, size)
+    )
     return np.asarray(drawn.mean(axis=3))
 
 
@@ -103,7 +103,7 @@ def test_packed_attention_takes_the_share_of_pairs_that_documents_have() -> None
     equal, unequal = (
         core_attention(context_of(one, columns, profile)).forward[0] for one in (whole, packed(whole))
     )
-    share = POOL.mean() / (SEQ * (SEQ + 1) / 2)
+    share = drawn_pairs().mean() / (SEQ * (SEQ + 1) / 2)
     assert share * 0.99 < unequal / equal < share * 1.25
 
 
@@ -151,7 +151,7 @@ def drawn_step_s(problem: Problem, config: Configuration) -> float:
     each = float(attention.forward[0] + attention.backward[0])
     whole = each * config.num_microbatches * problem.model.num_layers
     shares = steps(400, config.data_parallel_size, config.num_microbatches, config.micro_batch_size)
-    busiest = shares.mean(axis=2).max(axis=1).mean() * POOL.mean() / (SEQ * (SEQ + 1) / 2)
+    busiest = shares.mean(axis=2).max(axis=1).mean() * drawn_pairs().mean() / (SEQ * (SEQ + 1) / 2)
     return predict(even, profile, config).step_time_s - whole * (1.0 - float(busiest))
 
 
