@@ -54,6 +54,7 @@ MOE_LIMITS: Limits = {
     "router_groups": (0, 65_536),
     "router_top_groups": (0, 65_536),
     "router_scaling": (1e-6, 1e6),
+    "balance_coefficient": (0.0, 1e3),
 }
 MLA_LIMITS: Limits = {
     "q_lora_rank": (0, 2**20),
@@ -124,6 +125,8 @@ class MoeSpec:
     router_groups: int = 0  # groups of experts of which some are chosen first; 0: none
     router_top_groups: int = 0  # how many of them
     router_scaling: float = 1.0  # factor of the chosen experts' weights
+    balance_coefficient: float = 0.0  # of the loss that balances experts (arXiv:2101.03961)
+    balanced_by_sequence: bool = False  # that loss is of each sequence (DeepSeek-V2), not of a micro-batch
     router_bias: bool = False  # a trained bias of the scores
     selection_bias: bool = False  # an untrained bias that balances the choice (arXiv:2408.15664)
     selection_bias_counted: bool = False  # it stands among the parameters, not among the buffers
@@ -156,6 +159,10 @@ class MoeSpec:
                 "/model/moe/router_top_groups",
                 f"{self.router_top_groups} is more than router_groups = {self.router_groups}",
                 allowed=f"0 to {self.router_groups}",
+            )
+        if self.balanced_by_sequence and not self.balance_coefficient:
+            raise InvalidProblemError.of(
+                "/model/moe/balanced_by_sequence", "there is no loss: balance_coefficient is 0"
             )
         if self.shared_expert_gate and not self.num_shared_experts:
             raise InvalidProblemError.of("/model/moe/shared_expert_gate", "there are no shared experts")

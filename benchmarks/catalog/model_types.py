@@ -19,9 +19,7 @@ from typing import Any
 
 CATALOG = Path(__file__).parents[2] / "profiles" / "catalog" / "model_types.json"
 SOURCE = "huggingface/transformers {version}, src/transformers/models/*/configuration_*.py, Apache-2.0"
-NO_FACTS = re.compile(
-    r"token_id|dropout|pdrop|use_cache|initializer|init_std|output_router|aux_loss|init_device"
-)
+NO_FACTS = re.compile(r"token_id|dropout|pdrop|use_cache|initializer|init_std|output_router|init_device")
 # Keys that change the sizes of some types' models, each with a value that no class defaults to.
 PROBES: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 96, "intermediate_size": 1536, "n_inner": 1000, "ffn_dim": 1000,

@@ -432,6 +432,8 @@ def _mla(reader: FieldReader, family: Family, head_dim: int) -> MlaSpec | None:
         field: reader.integer(field, low=int(low), high=int(high), default=defaults.get(field))
         for field, (low, high) in MLA_LIMITS.items()
     }
+    if reader.value("q_lora_rank") == 0:
+        raise UnsupportedModelError.field("q_lora_rank", "0: queries without a latent are null, not 0")
     flag = family.latent_bias_flag
     bias = bool(flag) and reader.flag(flag, default=False)
     reader.finish()
@@ -483,6 +485,7 @@ _EXPERTS = (
 _TOP_K = ("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_k", "ffn_config.moe_top_k")
 _SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 _SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
+_BALANCE = ("router_aux_loss_coef", "aux_loss_alpha", "ffn_config.moe_loss_weight")
 _SCALE = ("routed_scaling_factor", "route_scale", "moe_routed_scaling_factor", "router_scaling_factor")
 
 
@@ -492,8 +495,11 @@ def _moe(reader: FieldReader, family: Family, num_layers: int) -> MoeSpec | None
         return None
     num_experts = reader.integer(family.experts, low=0, high=int(MOE_LIMITS["num_experts"][1]))
     placement = moe_placement(reader, num_layers)
-    if num_experts < 1 or placement is None:
+    if placement is None or (num_experts == 0 and family.dense_without_experts):
         return None
+    if num_experts == 0:
+        why = "0: the class then builds layers of experts without any; set model_type to a dense type"
+        raise UnsupportedModelError.field(family.experts, why)
     width = reader.first(("moe_intermediate_size", family.keys["ffn_hidden_size"]))
     ffn_hidden_size = _integer(reader, width, limits="ffn_hidden_size")
     num_shared, shared_width = _shared_experts(reader, family, ffn_hidden_size)
@@ -529,6 +535,10 @@ def _router(reader: FieldReader, family: Family) -> dict[str, Any]:
         "router_top_groups": chosen if grouped else 0,
         "router_scaling": reader.number(reader.first(_SCALE), low=1e-6, high=1e6, default=1.0),
     }
+    if family.balanced_by_loss:
+        coefficient = reader.number(reader.first(_BALANCE), low=0.0, high=1e3, default=0.0)
+        found["balance_coefficient"] = coefficient
+        found["balanced_by_sequence"] = reader.flag("seq_aux", default=False) and coefficient > 0
     if reader.value("moe_apply_router_weight_on_input"):
         found["weights_on_input"] = True
     if reader.has("expert_selection_fn"):  # Cohere 2

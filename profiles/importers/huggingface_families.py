@@ -49,6 +49,7 @@ class Family:
     facts: Facts = field(default_factory=dict)
     experts: str = ""  # the key that counts experts; empty: the type has none
     router: Facts = field(default_factory=dict)  # fields of MoeSpec
+    balanced_by_loss: bool = True  # whether those who train it add the loss whose weight the config states
     flags: Mapping[str, tuple[bool, Facts]] = field(default_factory=dict)
     latent_bias_flag: str = ""  # latent attention: a key that gives its down-projections biases
     numbers: Mapping[str, tuple[str, Callable[[float], float]]] = field(default_factory=dict)
@@ -64,6 +65,7 @@ class Family:
     ffn_of_hidden: int = 0  # the MLP's width in hidden sizes, where the config states none
     indexer: bool = False  # chooses the keys of latent attention
     dense_ffn_key: str = ""  # the width of layers without experts, where it has a key of its own
+    dense_without_experts: bool = False  # 0 experts are an MLP, not experts of which there are none
     shared_experts_of_ffn: int = 0  # shared experts that no key counts, each as wide as the MLP
     rounds_head_dim: bool = False  # where hidden_size / heads is no whole number
     heads_fill_hidden: bool = False  # attention's output is as wide as the hidden size
@@ -279,7 +281,8 @@ FAMILIES: Mapping[str, Family] = {
         flags=_MLP_FLAG,
         router={"normalized_top_k": False, "expert_bias": False},
     ),
-    "deepseek_v3": _DEEPSEEK_V3,
+    # 10^-4, of each sequence, where a config says nothing (arXiv:2412.19437, section 4.2)
+    "deepseek_v3": replace(_DEEPSEEK_V3, defaults={"aux_loss_alpha": 1e-4, "seq_aux": True}),
     "kimi_k2": replace(_DEEPSEEK_V3, like="deepseek_v3"),
     "deepseek_v32": replace(_DEEPSEEK_V3, indexer=True, defaults={"first_k_dense_replace": 3}),
     "glm_moe_dsa": replace(_DEEPSEEK_V3, indexer=True, defaults={"first_k_dense_replace": 3}),
@@ -301,6 +304,7 @@ FAMILIES: Mapping[str, Family] = {
         _BIASED_ATTENTION, experts="num_local_experts",
         facts=_PER_HEAD,
         global_layers="none",
+        dense_without_experts=True,
         fixed={"use_qk_norm": True, "qkv_bias": False},
     ),
     "mellum": replace(_BIASED_ATTENTION, experts="num_local_experts", facts=_PER_HEAD),
@@ -323,7 +327,9 @@ FAMILIES: Mapping[str, Family] = {
         fixed={"moe_gate": "topk", "moe_use_aux_free": True},
         unused=("moe_capacity", "moe_layer_use_gate", "sinkhorn_2gate"),
     ),
-    "hunyuan_v1_moe": replace(_HUNYUAN, experts="num_experts", shared_experts_of_ffn=1),
+    "hunyuan_v1_moe": replace(
+        _HUNYUAN, experts="num_experts", shared_experts_of_ffn=1, dense_without_experts=True
+    ),
     "hy_v3": replace(
         LLAMA, experts="num_experts", facts=_PER_HEAD, router={**_SIGMOID, "expert_bias": False},
         defaults=_FIRST_DENSE, needs_shared_experts=True,
@@ -333,7 +339,9 @@ FAMILIES: Mapping[str, Family] = {
         global_layers=_QWEN_LOCAL,
         fixed={"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
     ),
-    "solar_open": Family(flags=_QKV_FLAG, experts="n_routed_experts", router=_SIGMOID),
+    "solar_open": Family(
+        flags=_QKV_FLAG, experts="n_routed_experts", router=_SIGMOID, dense_without_experts=True
+    ),
     "exaone_moe": replace(_EXAONE, experts="num_experts", router=_SIGMOID),
     "kolibri1": Family( experts="num_local_experts",
         facts={**_PER_HEAD, **_SANDWICH}, router=_SIGMOID, global_layers="every_last", global_every=5,
@@ -392,6 +400,7 @@ FAMILIES: Mapping[str, Family] = {
         numbers=_CLAMP,
         defaults={"swiglu_limit": 7.0},
         router={"router_bias": True},
+        balanced_by_loss=False,  # Megatron-Bridge v0.7 gpt_oss_bridge.py:71, though the config says 0.9
         fixed={"swiglu_alpha": 1.702},
         global_layers="every_last",
         global_every=2,

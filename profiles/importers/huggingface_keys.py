@@ -86,8 +86,7 @@ HARMLESS: Mapping[str, str] = {
             "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout",
             "residual_dropout", "embedding_dropout", "classifier_dropout", "activation_dropout",
             "layerdrop", "expert_dropout", "router_jitter_noise", "input_jitter_noise",
-            "router_aux_loss_coef", "aux_loss_alpha", "seq_aux", "output_router_logits",
-            "router_z_loss_coef", "neftune_noise_alpha",
+            "output_router_logits", "router_z_loss_coef", "neftune_noise_alpha",
         ),
         _RECIPE,
     ),
@@ -117,7 +116,7 @@ HARMLESS: Mapping[str, str] = {
         (
             "norm_topk_prob", "first_k_dense_replace", "n_group", "topk_group", "routed_scaling_factor",
             "moe_layer_freq", "num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step",
-            "moe_norm_min", "n_shared_experts",
+            "moe_norm_min", "n_shared_experts", "router_aux_loss_coef", "aux_loss_alpha", "seq_aux",
         ),
         "read with experts",
     ),
@@ -131,7 +130,7 @@ HARMLESS: Mapping[str, str] = {
     **dict.fromkeys(("attn_scale", "floor_scale"), "of queries scaled by their position"),
     **dict.fromkeys(("init_device", "verbose"), _SOFTWARE),
     "init_config": "initial weights change no cost; the launch files leave the launcher's own",
-    "moe_loss_weight": _RECIPE,
+    "moe_loss_weight": "repeats router_aux_loss_coef",
     "learned_pos_emb": "an unused key of MPT, whose positions are ALiBi's",
     "attn_uses_sequence_id": "how sequences are packed",
     "is_encoder_decoder": "refused where it is true",
@@ -355,7 +354,8 @@ def completed(model_type: str, config: Mapping[str, object]) -> tuple[dict[str, 
     defaults = {**entry["defaults"], **family.defaults}
     off = {key: False for key, value in stated.items() if value is None and defaults.get(key) is True}
     stated |= off  # a switch that is null is off, whatever it is where nothing is said
-    added = {key: value for key, value in defaults.items() if key not in stated}
+    own = {key for key in family.defaults if stated.get(key) is None}  # the class derives it of null, too
+    added = {key: value for key, value in defaults.items() if key not in stated or key in own}
     return {**stated, **added}, frozenset(added)
 
 

@@ -170,7 +170,7 @@ def _global_layers(
         "all": lambda _layer: False,
         "none": lambda _layer: True,
         "every_last": lambda layer: bool(every and (layer + 1) % every),
-        "every_last_after_dense": lambda layer: layer >= dense and bool((layer - dense + 1) % every),
+        "every_last_after_dense": lambda layer: layer >= dense and (layer - dense + 1) % (every or 1) > 0,
         "every_first": lambda layer: bool(every and layer % every),
         "before_max_window_layers": lambda layer: layer >= first,
         "odd_or_from_max_window_layers": lambda layer: layer < first and layer % 2 == 0,

@@ -36,6 +36,7 @@ from meshwright.service.launchers.megatron_names import (
     STAGES_BEFORE_DATA,
     SWITCHES_OF_ALL,
     Values,
+    balance_values,
     decided_flags,
     distributed_optimizer,
     environment,
@@ -373,7 +374,7 @@ def _experts(model: ModelSpec) -> Values:
     values["moe_router_num_groups"] = moe.router_groups or None
     values["moe_router_group_topk"] = moe.router_top_groups or None
     values["moe_router_topk_scaling_factor"] = moe.router_scaling if moe.router_scaling != 1 else None
-    return values
+    return values | balance_values(moe)
 
 
 def _latent(model: ModelSpec) -> Values:

@@ -21,6 +21,7 @@ from meshwright.service.launchers.megatron_names import (
     SWITCHES_OF_ALL,
     WHOLE_STEP,
     Values,
+    balance_values,
     exchange_values,
     is_even,
     kernel_values,
@@ -570,7 +571,7 @@ def _router(moe: MoeSpec) -> list[Flag]:
         ]
     if moe.router_scaling != 1:
         flags.append(flag("moe-router-topk-scaling-factor", moe.router_scaling))
-    return flags
+    return flags + flags_of(balance_values(moe))
 
 
 def _latent_attention(mla: MlaSpec | None) -> list[Flag]:

@@ -108,7 +108,9 @@ else
     : "${TRAIN_ITERS:?set it to the number of steps@OR_MOCK@}"
     : "${LR:?set it to the learning rate@OR_MOCK@}"
     run_args=(--data-path "${DATA_PATH}" --tokenizer-type "${TOKENIZER_TYPE}"
-        --tokenizer-model "${TOKENIZER_MODEL}" --train-iters "${TRAIN_ITERS}" --lr "${LR}"
+        --tokenizer-model "${TOKENIZER_MODEL}"
+        --padded-vocab-size @ROWS@  # the plan's, however few tokens the tokenizer has
+        --train-iters "${TRAIN_ITERS}" --lr "${LR}"
         --log-interval "${LOG_INTERVAL:-10}" --log-throughput
         --eval-interval "${EVAL_INTERVAL:-1000}"  # 0.17 and later do not start without one
         # A run that is started again goes on from the last checkpoint.
@@ -146,6 +148,7 @@ def _filled(text: str, target: Target) -> str:
     planned = [one.name for section in sections(target) for one in section.flags]
     values = {
         "ARGUMENTS": ARGUMENTS_FILE,
+        "ROWS": str(padded_vocabulary(target)),
         "VERSIONS": VERSIONS,
         "NODES": str(target.num_nodes),
         "GPUS": str(target.gpus_per_node),
@@ -246,6 +249,8 @@ def _model_warnings(target: Target) -> Iterator[str]:
     model = target.model
     if model.has_rotary_positions and model.rotary_base is None:
         yield "the model does not state its rotary base: add --rotary-base if it is not 10000"
+    if model.moe and not (model.moe.balance_coefficient or model.moe.selection_bias):
+        yield "nothing balances the experts: add --moe-aux-loss-coeff, unless you balance them otherwise"
     if model.sliding_window and target.config.context_parallel_size > 1:
         yield "sliding-window attention under context parallelism depends on the Transformer Engine version"
 

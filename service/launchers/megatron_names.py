@@ -10,6 +10,7 @@ from typing import Literal
 
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_parts import MoeSpec
 from meshwright.service.launchers.export import Variable
 from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Columns, Configuration
@@ -63,7 +64,8 @@ _INTEGERS = (
     "moe-ffn-hidden-size", "moe-router-topk", "moe-shared-expert-intermediate-size", "mtp-num-layers",
     "num-attention-heads", "num-distributed-optimizer-instances", "num-experts", "num-layers",
     "num-layers-per-virtual-pipeline-stage", "num-query-groups", "num-virtual-stages-per-pipeline-rank",
-    "pipeline-model-parallel-size", "q-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim",
+    "padded-vocab-size", "pipeline-model-parallel-size",
+    "q-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim",
     "recompute-num-layers", "rotary-base", "seq-length", "tensor-model-parallel-size", "v-head-dim",
     "moe-router-num-groups", "moe-router-group-topk", "vocab-size", "window-attn-skip-freq",
     "yarn-original-max-position-embeddings",
@@ -300,6 +302,17 @@ def exchange_values(target: Target, facts: FrameworkFacts) -> Values:
         if facts.delay_wgrad:
             values["delay_wgrad_compute"] = True
     return values
+
+
+def balance_values(moe: MoeSpec) -> Values:
+    """The loss that balances experts, under the number of the model's config.
+
+    Megatron-Bridge v0.7 takes it as it is (``conversion/model_bridge.py:483``).
+    """
+    if not moe.balance_coefficient:
+        return {}
+    by = "seq_aux_loss" if moe.balanced_by_sequence else "aux_loss"
+    return {"moe_router_load_balancing_type": by, "moe_aux_loss_coeff": moe.balance_coefficient}
 
 
 def may_overlap_experts(config: Configuration, model: ModelSpec) -> bool:

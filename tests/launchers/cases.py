@@ -66,7 +66,7 @@ DEEPSEEK_V3 = ModelSpec(
     moe=MoeSpec(
         num_experts=256, top_k=8, ffn_hidden_size=2048, num_shared_experts=1, shared_ffn_hidden_size=2048,
         num_dense_layers=3, router_score="sigmoid", selection_bias=True, router_groups=8,
-        router_top_groups=4, router_scaling=2.5,
+        router_top_groups=4, router_scaling=2.5, balance_coefficient=0.0001, balanced_by_sequence=True,
     ),
     rotary_scaling=RotaryScaling(
         kind="yarn", factor=40.0, original_max_position_embeddings=4096, mscale=1.0, mscale_all_dim=1.0

@@ -25,7 +25,8 @@ WORDS = [
     "attention-backend", "ckpt-format", "cp-comm-type", "cross-entropy-fusion-impl",
     "data-parallel-sharding-strategy", "fp8-format", "fp8-recipe", "moe-layer-freq",
     "moe-router-score-function", "no-rope-freq", "rope-type", "softmax-type",
-    "moe-token-dispatcher-type", "normalization", "optimizer", "pipeline-model-parallel-layout",
+    "moe-router-load-balancing-type", "moe-token-dispatcher-type", "normalization", "optimizer",
+    "pipeline-model-parallel-layout",
     "position-embedding-type", "recompute-granularity", "recompute-method", "recompute-modules",
     "rampup-batch-size", "step-batch-size-schedule", "transformer-impl", "window-size",
 ]  # fmt: skip
@@ -45,7 +46,8 @@ NUMBERS = [
 ]  # fmt: skip
 FRACTIONS = [
     "activation-func-clamp-value", "attention-dropout", "glu-linear-offset", "hidden-dropout", "mscale",
-    "mscale-all-dim", "moe-router-topk-scaling-factor", "norm-epsilon", "optimizer-offload-fraction",
+    "mscale-all-dim", "moe-aux-loss-coeff", "moe-router-topk-scaling-factor", "norm-epsilon",
+    "optimizer-offload-fraction",
     "rope-scaling-factor", "rotary-percent", "rotary-scaling-factor",
     "yarn-beta-fast", "yarn-beta-slow",
 ]  # fmt: skip

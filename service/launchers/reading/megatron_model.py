@@ -9,7 +9,7 @@ from typing import Any
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import Activation, ModelSpec, expert_placement, spaced
-from meshwright.profiles.model_parts import MlaSpec, MoeSpec, RotaryScaling
+from meshwright.profiles.model_parts import MOE_LIMITS, MlaSpec, MoeSpec, RotaryScaling
 from meshwright.service.launchers.reading.base import Include
 from meshwright.service.launchers.reading.given import Given
 from meshwright.service.launchers.reading.shell_values import UNKNOWN
@@ -93,7 +93,8 @@ def _vocabulary(given: Given, include: Include) -> int:
     tensor-parallel size. A multiple of 128 is every price's own and is left to it.
     """
     kind = given.other("tokenizer-type")
-    size = given.optional("vocab-size")
+    size, rows = given.optional("vocab-size"), given.optional("padded-vocab-size")
+    size = rows if size is None else size
     if size is None:
         names = tuple(given.other(name) for name in _TOKENIZERS)
         found = vocabulary_of(
@@ -110,10 +111,11 @@ def _vocabulary(given: Given, include: Include) -> int:
         size, whose = found
         given.note(f"the vocabulary is {size}, the tokenizer's ({whose})")
     multiple = given.integer("make-vocab-size-divisible-by", _USUAL_MULTIPLE)
-    if multiple == _USUAL_MULTIPLE:
+    unit = multiple * given.integer("tensor-model-parallel-size", 1)
+    padded = -(-size // unit) * unit
+    if multiple == _USUAL_MULTIPLE and rows in (None, padded):
         return size
-    multiple *= given.integer("tensor-model-parallel-size", 1)
-    return -(-size // multiple) * multiple
+    return rows or padded
 
 
 def _usual_ffn(hidden: int, *, gated: bool) -> int:
@@ -297,6 +299,19 @@ def _with_experts(given: Given, model: ModelSpec, ffn: int) -> ModelSpec:
         router_scaling=_number(given, "moe-router-topk-scaling-factor") or 1.0,
         router_bias=model.mlp_bias,
         selection_bias=given.has("moe-router-enable-expert-bias"),
+        **_balance(given),
         shared_expert_gate=given.has("moe-shared-expert-gate") and shared > 0,
     )
     return replace(model, moe=moe)
+
+
+def _balance(given: Given) -> dict[str, Any]:
+    """The loss that balances experts, where a flag says how much; of several kinds the first."""
+    kind = given.other("moe-router-load-balancing-type") or "aux_loss"
+    try:
+        weight = float(given.other("moe-aux-loss-coeff") or 0)
+    except ValueError:  # a variable that nobody set
+        return {}
+    if not kind.endswith("aux_loss") or not 0 < weight <= MOE_LIMITS["balance_coefficient"][1]:
+        return {}
+    return {"balance_coefficient": weight, "balanced_by_sequence": kind == "seq_aux_loss"}

@@ -195,6 +195,7 @@ def facts_of(model: typing.Any) -> Seen:
         "moe.selection_bias": model.moe_router_enable_expert_bias if experts else None,
         "moe.router_scaling": (model.moe_router_topk_scaling_factor or 1.0) if experts else None,
         "moe.shared_expert_gate": model.moe_shared_expert_gate if experts else None,
+        "moe.balance_coefficient": model.moe_aux_loss_coeff if experts else None,
     }
 
 

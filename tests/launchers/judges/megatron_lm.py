@@ -195,6 +195,8 @@ def experts_of(config: typing.Any) -> Seen:
         "moe.selection_bias": config.moe_router_enable_expert_bias,
         "moe.router_scaling": config.moe_router_topk_scaling_factor or 1.0,
         "moe.shared_expert_gate": config.moe_shared_expert_gate,
+        "moe.balance_coefficient": config.moe_aux_loss_coeff,
+        "moe.balanced_by_sequence": config.moe_router_load_balancing_type == "seq_aux_loss",
     }
 
 

@@ -52,15 +52,16 @@ readonly PLAN_DECIDES=(
     num-layers-per-virtual-pipeline-stage num-query-groups num-virtual-stages-per-pipeline-rank
     offload-modules optimizer optimizer-cpu-offload optimizer-offload-fraction overlap-grad-reduce
     overlap-moe-expert-parallel-comm overlap-p2p-communication overlap-param-gather packing
-    per-device-train-batch-size pipeline-model-parallel-layout pipeline-model-parallel-size
-    position-embedding-type q-lora-rank qk-head-dim qk-layernorm qk-pos-emb-head-dim quick-geglu
-    rampup-batch-size recompute-activations recompute-granularity recompute-method recompute-modules
-    recompute-num-layers rope-freq rope-fusion seq-length sequence-parallel softmax-type
-    squared-relu step-batch-size-schedule swiglu tensor-model-parallel-size tp-comm-overlap
-    transformer-impl untie-embeddings-and-output-weights use-custom-fsdp use-distributed-optimizer
-    use-flash-attn use-megatron-fsdp use-precision-aware-optimizer use-rope-scaling
-    use-tp-pp-dp-mapping v-head-dim vocab-size window-attn-skip-freq window-size yarn-beta-fast
-    yarn-beta-slow yarn-correction-range-round-to-int yarn-original-max-position-embeddings
+    padded-vocab-size per-device-train-batch-size pipeline-model-parallel-layout
+    pipeline-model-parallel-size position-embedding-type q-lora-rank qk-head-dim qk-layernorm
+    qk-pos-emb-head-dim quick-geglu rampup-batch-size recompute-activations recompute-granularity
+    recompute-method recompute-modules recompute-num-layers rope-freq rope-fusion seq-length
+    sequence-parallel softmax-type squared-relu step-batch-size-schedule swiglu
+    tensor-model-parallel-size tp-comm-overlap transformer-impl untie-embeddings-and-output-weights
+    use-custom-fsdp use-distributed-optimizer use-flash-attn use-megatron-fsdp
+    use-precision-aware-optimizer use-rope-scaling use-tp-pp-dp-mapping v-head-dim vocab-size
+    window-attn-skip-freq window-size yarn-beta-fast yarn-beta-slow
+    yarn-correction-range-round-to-int yarn-original-max-position-embeddings
 )
 plain_name() {
     REPLY="${1%%[= ]*}"

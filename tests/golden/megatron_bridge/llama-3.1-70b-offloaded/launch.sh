@@ -64,7 +64,7 @@ readonly PLAN_DECIDES=(
     model.num-query-groups model.num-virtual-stages-per-pipeline-rank model.offload-modules
     model.optimizer model.optimizer-cpu-offload model.optimizer-offload-fraction
     model.overlap-grad-reduce model.overlap-moe-expert-parallel-comm model.overlap-param-gather
-    model.pipeline-model-parallel-layout model.pipeline-model-parallel-size
+    model.padded-vocab-size model.pipeline-model-parallel-layout model.pipeline-model-parallel-size
     model.position-embedding-type model.q-lora-rank model.qk-head-dim model.qk-layernorm
     model.qk-pos-emb-head-dim model.quick-geglu model.rampup-batch-size model.recompute-activations
     model.recompute-granularity model.recompute-method model.recompute-modules

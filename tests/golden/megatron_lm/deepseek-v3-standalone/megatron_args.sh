@@ -70,6 +70,8 @@ MEGATRON_ARGS=(
     --moe-router-num-groups 8
     --moe-router-group-topk 4
     --moe-router-topk-scaling-factor 2.5
+    --moe-router-load-balancing-type seq_aux_loss
+    --moe-aux-loss-coeff 0.0001
     --moe-token-dispatcher-type alltoall
     --moe-grouped-gemm
     # Multi-head latent attention

@@ -36,7 +36,9 @@ else
     : "${TRAIN_ITERS:?set it to the number of steps, or set MOCK_DATA=1}"
     : "${LR:?set it to the learning rate, or set MOCK_DATA=1}"
     run_args=(--data-path "${DATA_PATH}" --tokenizer-type "${TOKENIZER_TYPE}"
-        --tokenizer-model "${TOKENIZER_MODEL}" --train-iters "${TRAIN_ITERS}" --lr "${LR}"
+        --tokenizer-model "${TOKENIZER_MODEL}"
+        --padded-vocab-size 51200  # the plan's, however few tokens the tokenizer has
+        --train-iters "${TRAIN_ITERS}" --lr "${LR}"
         --log-interval "${LOG_INTERVAL:-10}" --log-throughput
         --eval-interval "${EVAL_INTERVAL:-1000}"  # 0.17 and later do not start without one
         # A run that is started again goes on from the last checkpoint.
@@ -73,12 +75,12 @@ readonly PLAN_DECIDES=(
     num-layers-per-virtual-pipeline-stage num-query-groups num-virtual-stages-per-pipeline-rank
     offload-modules optimizer optimizer-cpu-offload optimizer-offload-fraction overlap-grad-reduce
     overlap-moe-expert-parallel-comm overlap-p2p-communication overlap-param-gather
-    pipeline-model-parallel-layout pipeline-model-parallel-size position-embedding-type q-lora-rank
-    qk-head-dim qk-layernorm qk-pos-emb-head-dim quick-geglu rampup-batch-size recompute-activations
-    recompute-granularity recompute-method recompute-modules recompute-num-layers rope-freq
-    rope-fusion seq-length sequence-parallel softmax-type squared-relu step-batch-size-schedule
-    swiglu tensor-model-parallel-size tp-comm-overlap transformer-impl
-    untie-embeddings-and-output-weights use-checkpoint-args use-custom-fsdp
+    padded-vocab-size pipeline-model-parallel-layout pipeline-model-parallel-size
+    position-embedding-type q-lora-rank qk-head-dim qk-layernorm qk-pos-emb-head-dim quick-geglu
+    rampup-batch-size recompute-activations recompute-granularity recompute-method recompute-modules
+    recompute-num-layers rope-freq rope-fusion seq-length sequence-parallel softmax-type
+    squared-relu step-batch-size-schedule swiglu tensor-model-parallel-size tp-comm-overlap
+    transformer-impl untie-embeddings-and-output-weights use-checkpoint-args use-custom-fsdp
     use-distributed-optimizer use-flash-attn use-megatron-fsdp use-precision-aware-optimizer
     use-rope-scaling use-torch-fsdp2 use-tp-pp-dp-mapping v-head-dim vocab-size
     window-attn-skip-freq window-size yaml-cfg yarn-beta-fast yarn-beta-slow

@@ -37,7 +37,9 @@ else
     : "${TRAIN_ITERS:?set it to the number of steps, or set MOCK_DATA=1}"
     : "${LR:?set it to the learning rate, or set MOCK_DATA=1}"
     run_args=(--data-path "${DATA_PATH}" --tokenizer-type "${TOKENIZER_TYPE}"
-        --tokenizer-model "${TOKENIZER_MODEL}" --train-iters "${TRAIN_ITERS}" --lr "${LR}"
+        --tokenizer-model "${TOKENIZER_MODEL}"
+        --padded-vocab-size 128256  # the plan's, however few tokens the tokenizer has
+        --train-iters "${TRAIN_ITERS}" --lr "${LR}"
         --log-interval "${LOG_INTERVAL:-10}" --log-throughput
         --eval-interval "${EVAL_INTERVAL:-1000}"  # 0.17 and later do not start without one
         # A run that is started again goes on from the last checkpoint.
@@ -76,7 +78,7 @@ readonly PLAN_DECIDES=(
     num-layers num-layers-per-virtual-pipeline-stage num-query-groups
     num-virtual-stages-per-pipeline-rank offload-modules optimizer optimizer-cpu-offload
     optimizer-offload-fraction overlap-grad-reduce overlap-moe-expert-parallel-comm
-    overlap-p2p-communication overlap-param-gather pipeline-model-parallel-layout
+    overlap-p2p-communication overlap-param-gather padded-vocab-size pipeline-model-parallel-layout
     pipeline-model-parallel-size position-embedding-type q-lora-rank qk-head-dim qk-layernorm
     qk-pos-emb-head-dim quick-geglu rampup-batch-size recompute-activations recompute-granularity
     recompute-method recompute-modules recompute-num-layers rope-freq rope-fusion

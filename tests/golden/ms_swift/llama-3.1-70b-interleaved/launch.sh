@@ -56,7 +56,7 @@ readonly PLAN_DECIDES=(
     num-experts num-layers num-layers-per-virtual-pipeline-stage num-query-groups
     num-virtual-stages-per-pipeline-rank offload-modules optimizer optimizer-cpu-offload
     optimizer-offload-fraction overlap-grad-reduce overlap-moe-expert-parallel-comm overlap-p2p-comm
-    overlap-p2p-communication overlap-param-gather packing padding-free
+    overlap-p2p-communication overlap-param-gather packing padded-vocab-size padding-free
     pipeline-model-parallel-layout pipeline-model-parallel-size position-embedding-type q-lora-rank
     qk-head-dim qk-layernorm qk-pos-emb-head-dim quick-geglu rampup-batch-size recompute-activations
     recompute-granularity recompute-method recompute-modules recompute-num-layers rope-freq

@@ -56,9 +56,9 @@ readonly PLAN_DECIDES=(
     num-layers-per-virtual-pipeline-stage num-query-groups num-virtual-stages-per-pipeline-rank
     offload-modules optimizer optimizer-cpu-offload optimizer-offload-fraction overlap-grad-reduce
     overlap-moe-expert-parallel-comm overlap-p2p-communication overlap-param-gather packing
-    padding-free pipeline-model-parallel-layout pipeline-model-parallel-size position-embedding-type
-    q-lora-rank qk-head-dim qk-layernorm qk-pos-emb-head-dim quick-geglu rampup-batch-size
-    recompute-activations recompute-granularity recompute-method recompute-modules
+    padded-vocab-size padding-free pipeline-model-parallel-layout pipeline-model-parallel-size
+    position-embedding-type q-lora-rank qk-head-dim qk-layernorm qk-pos-emb-head-dim quick-geglu
+    rampup-batch-size recompute-activations recompute-granularity recompute-method recompute-modules
     recompute-num-layers rope-freq rope-fusion rope-scaling seq-length sequence-parallel
     softmax-type squared-relu step-batch-size-schedule swiglu tensor-model-parallel-size torch-dtype
     tp-comm-overlap transformer-impl tuner-type untie-embeddings-and-output-weights use-custom-fsdp

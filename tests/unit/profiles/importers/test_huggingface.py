@@ -362,3 +362,51 @@ def test_falcon_has_as_many_norms_as_its_architecture_runs_with() -> None:
     parallel = model_from_config({"model_type": "falcon"}, name="x")
     serial = model_from_config({"model_type": "falcon", "parallel_attn": None}, name="x")
     assert serial.num_parameters() - parallel.num_parameters() == 32 * 2 * 4544
+
+
+@pytest.mark.parametrize(
+    ("model_type", "stated", "coefficient", "by_sequence"),
+    [
+        ("mixtral", {"router_aux_loss_coef": 0.02}, 0.02, False),
+        ("mixtral", {}, 0.001, False),  # its class's own
+        ("qwen3_moe", {"router_aux_loss_coef": 0.0}, 0.0, False),
+        ("deepseek_v3", {"aux_loss_alpha": 0.001, "seq_aux": True}, 0.001, True),
+        ("deepseek_v3", {}, 0.0001, True),
+        ("gpt_oss", {"router_aux_loss_coef": 0.9}, 0.0, False),  # which nobody trains with
+    ],
+)
+def test_the_loss_that_balances_experts_is_the_config_s_or_its_class_s(
+    model_type: str, stated: dict[str, object], coefficient: float, by_sequence: bool
+) -> None:
+    moe = model_from_config({"model_type": model_type, **stated}, name="x").moe
+    assert moe is not None
+    assert (moe.balance_coefficient, moe.balanced_by_sequence) == (coefficient, by_sequence)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (
+            {"model_type": "mixtral", "num_local_experts": 0},
+            "num_local_experts: .*0: the class then builds",
+        ),
+        ({"model_type": "deepseek_v3", "q_lora_rank": 0}, "q_lora_rank: .*are null, not 0"),
+        ({"model_type": "cohere2_moe", "sliding_window_pattern": "4"}, "'4' is not a whole number"),
+    ],
+)
+def test_a_nought_of_which_the_class_makes_another_model_is_refused(
+    config: dict[str, object], why: str
+) -> None:
+    with pytest.raises(InvalidProblemError, match=why):
+        model_from_config(config, name="x")
+
+
+def test_what_a_class_derives_of_nothing_it_derives_of_null() -> None:
+    small: dict[str, object] = {"model_type": "flint", "num_hidden_layers": 4}
+    said_nothing = model_from_config(small, name="x")
+    assert model_from_config({**small, "mlp_only_layers": None}, name="x") == said_nothing
+    assert said_nothing.layer_kinds() == ("dense", "dense", "moe", "moe")
+
+
+def test_no_experts_are_a_dense_model_where_the_class_builds_one() -> None:
+    assert model_from_config({"model_type": "qwen3_moe", "num_experts": 0}, name="x").moe is None

@@ -115,6 +115,23 @@ def test_leading_dense_layers_stand_in_the_expert_pattern() -> None:
     assert value(found, "--moe-layer-freq") == "([0]*1+[1]*1+[0]*1)"  # 1 dense, then every second
 
 
+def test_the_loss_that_balances_experts_is_written_and_its_lack_is_a_warning() -> None:
+    found = CASES["deepseek-v3-experts"]
+    assert value(found, "--moe-router-load-balancing-type") == "seq_aux_loss"
+    assert value(found, "--moe-aux-loss-coeff") == "0.0001"
+    assert "nothing balances" not in warnings(found)
+    assert "nothing balances the experts: add --moe-aux-loss-coeff" in warnings(
+        CASES["mixtral-8x7b-experts"]
+    )
+
+
+def test_the_table_has_the_planned_rows_however_few_tokens_the_tokenizer_has() -> None:
+    script = MegatronLm().export(CASES["llama-3.1-70b-interleaved"]).files["launch.sh"]
+    dry, _, real = script.partition("\nelse\n")
+    assert "--padded-vocab-size 129024 " in real  # 128 256 rows, padded to 126 times 128 * 8
+    assert "--padded-vocab-size" not in dry  # whose synthetic tokens have one more
+
+
 def test_latent_attention_without_query_compression_has_no_query_rank() -> None:
     assert DEEPSEEK_V3.mla is not None
     direct = replace(DEEPSEEK_V3, mla=replace(DEEPSEEK_V3.mla, q_lora_rank=0))

@@ -62,6 +62,15 @@ def test_the_vocabulary_is_padded_as_the_command_says() -> None:
     assert padded.model.vocab_size == 51200  # 50 × 1024
 
 
+def test_rows_that_the_command_states_are_those_of_the_table_whatever_the_tokenizer_has() -> None:
+    stated = megatron("--bf16 --vocab-size 151669 --padded-vocab-size 151936 --global-batch-size 8")
+    assert read(stated).model.vocab_size == 151_936  # 151 669 tokens would fill 151 680 rows of 128's
+    usual = megatron("--bf16 --vocab-size 151669 --padded-vocab-size 151680 --global-batch-size 8")
+    assert read(usual).model.vocab_size == 151_669  # every price's own padding
+    alone = megatron("--bf16 --padded-vocab-size 51200 --global-batch-size 8")
+    assert read(alone).model.vocab_size == 51_200
+
+
 def test_what_is_told_counts_before_the_script_and_is_noted() -> None:
     text = megatron("--bf16 --vocab-size 512 --global-batch-size 16 --tensor-model-parallel-size 2")
     found = read(text, told=Told(num_gpus=16, values={"tensor_parallel_size": 4}))
