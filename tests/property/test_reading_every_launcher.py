@@ -45,7 +45,10 @@ def assert_the_same(found: Target, launcher: str, main: str) -> None:
     assert read.launcher == launcher
     assert read.configuration == found.config
     assert read.workload == found.workload
-    assert shape(read.model) == shape(found.model)
+    model = found.model
+    if launcher == "torchtitan" and model.moe:  # which balances by a bias, and has a warning for it
+        model = replace(model, moe=replace(model.moe, balance_coefficient=0.0, balanced_by_sequence=False))
+    assert shape(read.model) == shape(model)
     assert read.unread == ()
     assert (read.num_nodes, read.gpus_per_node) == (found.num_nodes, found.gpus_per_node)
 

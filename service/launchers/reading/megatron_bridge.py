@@ -374,7 +374,9 @@ def _take_all(given: Given, overrides: Iterable[Override]) -> None:
         if key.startswith(_READ) and flag_of(name) is not None:
             take(given, name, text, line, called=key)
         elif key.partition(".")[0] not in _WRITTEN_OVER and not key.startswith(_IRRELEVANT):
-            given.leave(key[:64], f"--{name.replace('_', '-')}", line)
+            flag = f"--{name.replace('_', '-')}"
+            given.others[flag] = Value((text,), line)
+            given.leave(key[:64], flag, line)
     given.refuse_slips(CORE_NAMES)
     _take_overlaps(given, values)
     _take_length(given, values)
