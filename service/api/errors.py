@@ -5,16 +5,27 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from meshwright.profiles.errors import FieldError, InvalidProblemError, PlannerError, RefusedExportError
+from meshwright.profiles.documents import pointer
+from meshwright.profiles.errors import (
+    MAX_SHOWN,
+    FieldError,
+    InvalidProblemError,
+    PlannerError,
+    RefusedExportError,
+)
 from meshwright.service.api.problems import problem_response
 from meshwright.service.db.database import DATABASE_AWAY
 from meshwright.service.errors import NotReadyError, ServiceError, TooManyRequestsError, UnauthorizedError
+from meshwright.service.requests.schema import field_error
 
 RETRY_AFTER_S = 2
 STATUS_OF: Mapping[str, int] = {
@@ -104,15 +115,22 @@ def _service_error(request: Request, error: Exception) -> Response:
 def _bad_parameters(request: Request, error: Exception) -> Response:
     """FastAPI's verdict on path, query and header parameters."""
     found = error.errors() if isinstance(error, RequestValidationError) else []
-    faults = [
-        FieldError(
-            pointer="/" + "/".join(str(part) for part in fault["loc"][:2])[:128], message=fault["msg"]
-        )
-        for fault in found
-    ]
+    faults = [_bad_parameter(request, fault) for fault in found]
     return problem_response(
         request, 422, code="invalid_parameter", detail="a parameter is not right", errors=faults
     )
+
+
+def _bad_parameter(request: Request, fault: Any) -> FieldError:  # noqa: ANN401 - a record of pydantic's
+    """One wrong parameter; of a query that has a shape of its own, with what it may be."""
+    where = [str(part) for part in fault["loc"][:2]]
+    at = pointer(*(part[:MAX_SHOWN] for part in where))
+    dependant = getattr(request.scope.get("route"), "dependant", None)
+    shapes = [one.field_info.annotation for one in getattr(dependant, "query_params", ())]
+    shapes = [one for one in shapes if isinstance(one, type) and issubclass(one, BaseModel)]
+    if where[0] == "query" and where[1:] and shapes:
+        return replace(field_error({**fault, "loc": tuple(where[1:])}, shapes[0]), pointer=at)
+    return FieldError(pointer=at, message=fault["msg"])
 
 
 def _http_error(request: Request, error: Exception) -> Response:

@@ -159,7 +159,7 @@ class PlanQuery(BaseModel):
         str | None, Field(max_length=256, description="next_page_token of the page before")
     ] = None
 
-    _with_long_names = model_validator(mode="before")(lambda given: written_out(given, ()))
+    _with_long_names = model_validator(mode="before")(lambda given: written_out(given, ("query",)))
 
     def wanted(self) -> PlanFilter:
         """The filter that this query spells."""

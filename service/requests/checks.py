@@ -49,14 +49,14 @@ LAUNCHERS = ("any", *launcher_names())
 MAX_LIMITS = 32  # pins, prohibitions, bounds and constraints: each is one bit of a row's mask
 
 
-def check_launcher(name: str) -> None:
-    """Refuse an unknown launcher.
+def check_launcher(name: str, *, at: str = "/launcher") -> None:
+    """Refuse an unknown launcher; ``at``: what names it.
 
     Raises:
         UnknownNameError: it is none of ``LAUNCHERS``.
     """
     if name not in LAUNCHERS:
-        raise UnknownNameError.among("/launcher", name, LAUNCHERS)
+        raise UnknownNameError.among(at, name, LAUNCHERS)
 
 
 def check_limits(problem: Problem) -> None:

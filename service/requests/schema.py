@@ -210,6 +210,17 @@ _KINDS = {
 }
 
 
+# Of words that are read as values, such as those of a query: what is wrong with this one.
+_WORDS = {
+    "float_parsing": "is no number",
+    "int_parsing": "is no integer",
+    "int_parsing_size": "is out of range",
+    "bool_parsing": "is neither true nor false",
+    "string_pattern_mismatch": "is no such name",
+    "string_too_long": "is too long",
+}
+
+
 def field_errors(fault: ValidationError, root: type[BaseModel] | None = None) -> list[FieldError]:
     """Every fault pydantic found, in the planner's words; one entry per field.
 
@@ -219,7 +230,7 @@ def field_errors(fault: ValidationError, root: type[BaseModel] | None = None) ->
     """
     found: dict[str, FieldError] = {}
     for detail in fault.errors(include_url=False):
-        error = _field_error(detail, root or ProblemRequest)
+        error = field_error(detail, root or ProblemRequest)
         found.setdefault(error.pointer, error)
         if len(found) == MAX_ERRORS:
             break
@@ -233,11 +244,13 @@ def _message(detail: ErrorDetails, where: Sequence[int | str]) -> str:
     of_values = where[:2] in {("search", "pin"), ("search", "forbid")}
     if of_values and detail["type"].startswith(("bool", "int", "string", "list")):
         return "must be an integer or a word"
+    if detail["type"] in _WORDS:
+        return f'"{shown(str(detail["input"]))}" {_WORDS[detail["type"]]}'
     return _KINDS.get(detail["type"], detail["msg"])
 
 
-def _field_error(detail: ErrorDetails, root: type[BaseModel]) -> FieldError:
-    """One of pydantic's error records as a FieldError."""
+def field_error(detail: ErrorDetails, root: type[BaseModel]) -> FieldError:
+    """One of pydantic's error records, of something of the shape ``root``, as a FieldError."""
     where = _location(detail["loc"])
     at, kind, value = pointer(*where), detail["type"], detail["input"]
     context = detail.get("ctx", {})
@@ -295,8 +308,8 @@ def _not_among(where: Sequence[int | str], value: object, root: type[BaseModel])
     """A word outside the set that its field, or each entry of its field, accepts."""
     named = where[:-1] if isinstance(where[-1], int) else where
     annotation = _owner(named, root).model_fields[str(named[-1])].annotation
-    (entry,) = get_args(annotation) if get_origin(annotation) is list else (annotation,)
-    words = [str(word) for word in get_args(entry)] if get_origin(entry) is Literal else []
+    entries = (annotation, *get_args(annotation))  # of a list or of what may be left out, its member
+    words = [str(word) for entry in entries if get_origin(entry) is Literal for word in get_args(entry)]
     given = value if isinstance(value, str) else ""
     near = difflib.get_close_matches(given[:256], words, n=1, cutoff=0.5)
     message = f'"{shown(given)}" is not supported' if given else "must be text"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 
+from meshwright.profiles.documents import pointer
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.api.deps import (
     READS,
     SUBMITS,
@@ -30,6 +33,7 @@ from meshwright.service.api.schemas import (
 from meshwright.service.errors import MissingExtraError
 from meshwright.service.launchers.registry import export, launcher_of
 from meshwright.service.launchers.target import settled_problem
+from meshwright.service.requests.checks import check_launcher
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.verify.environments import MissingEnvironmentError
 from meshwright.service.verify.verify import builder_of
@@ -39,8 +43,15 @@ router = APIRouter(prefix="/v1/plans", tags=["plans"], responses=declared(401, 4
 
 
 @router.get("", dependencies=[READS], summary="List plans of all jobs")
-def list_plans(query: Annotated[PlanQuery, Query()], jobs: JobsDep, tenant: TenantDep) -> PlanPage:
+def list_plans(
+    query: Annotated[PlanQuery, Query()], jobs: JobsDep, tenant: TenantDep, request: Request
+) -> PlanPage:
     """Figures of plans, filtered and sorted; one that several jobs found is told once, of the newest."""
+    for name, value in Counter(name for name, _ in request.query_params.multi_items()).items():
+        if value > 1:
+            raise InvalidProblemError.of(pointer("query", name), f"is given {value} times", allowed="once")
+    if query.launcher is not None:
+        check_launcher(query.launcher, at="/query/launcher")
     page = jobs.plans_like(tenant, query.wanted(), page_size=query.page_size, page_token=query.page_token)
     return PlanPage(plans=[plan_summary(one) for one in page.items], next_page_token=page.next_page_token)
 

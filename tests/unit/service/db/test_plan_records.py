@@ -176,19 +176,41 @@ def test_the_api_filters_by_short_names_too(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "pointer"),
+    ("query", "field", "told"),
     [
-        ({"sort": "speed"}, "/query/sort"),
-        ({"max_peak_memory": 60}, "/query/max_peak_memory"),
-        ({"max_step_time_s": "soon"}, "/query/max_step_time_s"),
-        ({"model": "a\x00b"}, "/query/model"),
-        ({"tensor_parallel_size": 2**40}, "/query/tensor_parallel_size"),
-        ({"page_size": 0}, "/query/page_size"),
+        ("sort=step_time", "sort", ("step_time", "-measured_step_time_s", "Nearest: step_time_s")),
+        ("verified=partly", "verified", ("partly", "not built", "Nearest: partly verified")),
+        ("max_peak_memory=60", "max_peak_memory", ("unknown field", "Nearest: max_peak_memory_bytes")),
+        ("max_step_time_s=soon", "max_step_time_s", ("soon", "above 0")),
+        ("max_step_time_s=nan", "max_step_time_s", ("nan", "out of range", "above 0")),
+        ("measured=maybe", "measured", ("maybe", "neither true nor false")),
+        ("model=a%00b", "model", ("no such name",)),
+        ("model=", "model", ("no such name",)),
+        (f"tp={2**40}", "tensor_parallel_size", ("from 1 to 2147483647", "Nearest: 2147483647")),
+        ("tp=4&tensor_parallel_size=8", "tp", ("is given too", "one of them")),
+        ("sort=mfu&sort=-mfu", "sort", ("2 times", "once")),
+        ("launcher=megatron-ml", "launcher", ("megatron-ml", "megatron-lm")),
+        ("page_size=0", "page_size", ("0 is out of range", "from 1 to 200", "Nearest: 1")),
     ],
 )
-def test_a_wrong_query_is_refused_with_its_field(
-    client: TestClient, query: dict[str, str | int], pointer: str
+def test_a_wrong_query_is_refused_with_field_value_and_what_would_be_right(
+    client: TestClient, query: str, field: str, told: tuple[str, ...]
 ) -> None:
-    answer = client.get("/v1/plans", params=query)
+    answer = client.get(f"/v1/plans?{query}")
     assert (answer.status_code, answer.headers["content-type"]) == (422, PROBLEM_TYPE)
-    assert pointer in [fault["pointer"] for fault in answer.json()["errors"]]
+    (fault,) = answer.json()["errors"]
+    assert fault["pointer"] == f"/query/{field}"
+    parts = (fault["message"], fault.get("allowed"), f"Nearest: {fault.get('nearest')}")
+    said = " ".join(str(part) for part in parts)
+    assert all(part in said for part in told), said
+
+
+def test_plans_that_are_equal_in_what_is_sorted_by_are_told_once_each_on_any_pages(
+    jobs: Jobs, engine: JobEngine
+) -> None:
+    """Seven plans of 30 s from two jobs, on pages of two."""
+    found(jobs, engine, *(a_timed_plan(f"a{rank}", rank, 30.0, 60) for rank in range(1, 5)))
+    found(jobs, engine, *(a_timed_plan(f"b{rank}", rank, 30.0, 60) for rank in range(1, 4)), num_nodes=8)
+    for sort in ("step_time_s", "-step_time_s", "found_at_s", "-found_at_s"):
+        names = [one.plan_id for one in listed(jobs, sort=sort)]
+        assert sorted(names) == ["a1", "a2", "a3", "a4", "b1", "b2", "b3"]
