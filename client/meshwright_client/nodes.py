@@ -97,13 +97,20 @@ def _slurm(environ: Mapping[str, str]) -> Nodes:
     ):
         raise UnknownNodesError("a heterogeneous Slurm job; state its groups in a cluster file")
     gpu, counted = _slurm_gpus(environ)
+    num_nodes = _count(environ, "slurm", "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+    here = _count(environ, "slurm", "SLURM_GPUS_ON_NODE", default=counted or 0) or installed(environ)
+    in_all = environ.get("SLURM_GPUS", "").rpartition(":")[2]  # as --gpus has asked for: 12, or h100:12
+    if here and in_all.isdecimal() and int(in_all) != num_nodes * here:
+        raise UnknownNodesError(
+            f"slurm: {num_nodes} nodes have {in_all} GPUs together and this one {here}: they are unlike; "
+            "state their groups in a cluster file, or ask for --gpus-per-node"
+        )
     return Nodes(
         source="slurm",
         run_id=_run(environ, _slurm_start(job, environ)),
         rank=_count(environ, "slurm", "SLURM_PROCID", "SLURM_NODEID", least=0, default=0),
-        num_nodes=_count(environ, "slurm", "SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
-        gpus_per_node=_count(environ, "slurm", "SLURM_GPUS_ON_NODE", default=counted or 0)
-        or installed(environ),
+        num_nodes=num_nodes,
+        gpus_per_node=here,
         gpu=gpu,
     )
 

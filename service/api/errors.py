@@ -129,7 +129,8 @@ def _bad_parameter(request: Request, fault: Any) -> FieldError:  # noqa: ANN401 
     shapes = [one.field_info.annotation for one in getattr(dependant, "query_params", ())]
     shapes = [one for one in shapes if isinstance(one, type) and issubclass(one, BaseModel)]
     if where[0] == "query" and where[1:] and shapes:
-        return replace(field_error({**fault, "loc": tuple(where[1:])}, shapes[0]), pointer=at)
+        inside: Any = {**fault, "loc": tuple(where[1:])}
+        return replace(field_error(inside, shapes[0]), pointer=at)
     return FieldError(pointer=at, message=fault["msg"])
 
 

@@ -16,6 +16,7 @@ SLURM = {
     "SLURM_GPUS_PER_NODE": "h100:8",
     "SLURM_NODEID": "3",
 }
+UNLIKE = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS": "h100:12"}
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "job", "WORLD_SIZE": "32", "LOCAL_WORLD_SIZE": "8", "RANK": "9",
     "MASTER_ADDR": "a", "MASTER_PORT": "29500",
@@ -31,6 +32,7 @@ PYTORCHJOB = {
     [
         ("slurm", SLURM, (3, 4, 8)),
         ("slurm", {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_GPUS_ON_NODE": "4"}, (0, 2, 4)),
+        ("slurm", {**UNLIKE, "SLURM_GPUS": "16", "SLURM_GPUS_ON_NODE": "8"}, (0, 2, 8)),
         ("torchelastic", TORCHRUN, (9, 4, 8)),  # 32 processes, 8 on each node; one of them asks
         ("k8s", PYTORCHJOB, (2, 4, 8)),
         ("k8s", {"JOB_COMPLETION_INDEX": "1", "NNODES": "2", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, (1, 2, 4)),
@@ -116,6 +118,13 @@ def test_a_process_alone_with_a_file_is_a_start_of_its_own(tmp_path: Path) -> No
         ("slurm", {}, "SLURM_JOB_ID"),
         ("slurm", {**SLURM, "SLURM_JOB_NUM_NODES": "-1"}, "SLURM_JOB_NUM_NODES"),
         ("slurm", {**SLURM, "SLURM_HET_SIZE": "2"}, "heterogeneous"),
+        # --nodes=2 --gpus=12: eight on the first and four on the second, each of which knows its own
+        (
+            "slurm",
+            {**UNLIKE, "SLURM_GPUS_ON_NODE": "8"},
+            "12 GPUs together and this one 8: they are unlike",
+        ),
+        ("slurm", {**UNLIKE, "SLURM_GPUS_ON_NODE": "4"}, "cluster file"),
         ("torchelastic", {**TORCHRUN, "LOCAL_WORLD_SIZE": "5"}, "no multiple"),
         ("torchelastic", {"WORLD_SIZE": "8"}, "LOCAL_WORLD_SIZE"),
         ("torchelastic", {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, "RANK"),
