@@ -6,7 +6,7 @@ parallelism_config.py; the batch stands in the command of the training script (t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from meshwright.profiles.documents import shown
@@ -15,8 +15,8 @@ from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
 from meshwright.service.launchers.deepspeed import OFFLOADED
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
-from meshwright.service.launchers.reading.commands import Command, script_of
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.commands import script_of
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader, read_offload
 from meshwright.service.launchers.reading.documents import document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
@@ -33,6 +33,7 @@ from meshwright.solver.problem import Workload
 MICRO_BATCH = "per_device_train_batch_size"  # names of transformers' TrainingArguments
 ACCUMULATION = "gradient_accumulation_steps"
 CHECKPOINTING = "gradient_checkpointing"
+ENGINE = "distributed_type"
 NO_LENGTH = "no field of it holds the sequence: --seq-length"
 _ADDRESS = "main_process_ip"
 _COMPILED = ("dynamo_config.dynamo_backend", "dynamo_config.backend", "dynamo_backend")
@@ -93,52 +94,6 @@ def recomputes(given: Arguments, known: Known) -> bool:
     return said.lower() in ("true", "full", "1")
 
 
-def file_of(command: Command, source: Source) -> Source | None:
-    """Accelerate's file that ``accelerate launch --config_file`` names, with the script beside it.
-
-    Raises:
-        InvalidProblemError: it is not there.
-    """
-    words = command.before
-    for at, word in enumerate(words):
-        name, equals, value = word.text.partition("=")
-        if name in ("--config_file", "--config-file"):
-            path = value if equals else words[at + 1].text if at + 1 < len(words) else ""
-            text = source.other(path)
-            if text is None or not path.endswith((".yaml", ".yml", ".json")):
-                raise refused(
-                    f"line {word.line} of {shown(source.name)}: {shown(path)} is not beside it",
-                    allowed="give accelerate's YAML too, or its folder; or meshwright capture -- bash …",
-                )
-            base = path.replace("\\", "/").rsplit("/", 1)[-1]
-            return replace(source, name=base, text=text, files={**source.files, source.name: source.text})
-    return None
-
-
-_SHARE = ("use_fsdp", "fsdp_", "use_deepspeed", "deepspeed_", "zero", "offload_", "use_parallelism_config",
-          "parallelism_config_", "use_megatron_lm", "megatron_lm_")  # fmt: skip
-
-
-def refuse_options(words: Sequence[Word], name: str) -> None:
-    """Refuse options of ``accelerate launch`` that say how ranks share, which its file is read for.
-
-    Args:
-        words: of the command, before its program.
-        name: of the script.
-
-    Raises:
-        InvalidProblemError: there is one.
-    """
-    starts = any(word.text.rpartition("/")[2] == "accelerate" for word in words)
-    for word in words if starts else ():
-        if word.text.startswith("--") and word.text[2:].replace("-", "_").startswith(_SHARE):
-            raise refused(
-                f"line {word.line} of {shown(name)}: {shown(word.text)} says how ranks share, which is "
-                "read from accelerate's file alone",
-                allowed="the same in a YAML that --config_file names (accelerate config)",
-            )
-
-
 def ranks_of(known: Known, mesh: Fields | None, started: int | None) -> int | None:
     """All ranks: the told ones, those that are started, or those of accelerate's file.
 
@@ -195,34 +150,37 @@ def require_same_machines(fields: Fields, known: Known) -> None:
 # Keys and defaults: accelerate 1.15.0, utils/dataclasses.py (DeepSpeedPlugin), commands/launch.py.
 
 
-_AT = "deepspeed_config."
-PLUGIN_FILE = f"{_AT}deepspeed_config_file"
-_PLACES = {part: (f"{_AT}{key}_device", f"{_AT}{key}_nvme_path") for part, key in OFFLOADED.items()}
+AT = "deepspeed_config."
+PLUGIN_FILE = f"{AT}deepspeed_config_file"
+_PLACES = {part: (f"{AT}{key}_device", f"{AT}{key}_nvme_path") for part, key in OFFLOADED.items()}
 _MAX_STAGE, _DEFAULT_STAGE = 3, 2
 # What accelerate refuses beside a file of DeepSpeed's, because that file says it.
 _OF_THE_FILE = (
-    f"{_AT}gradient_accumulation_steps", f"{_AT}gradient_clipping", f"{_AT}zero_stage",
-    f"{_AT}offload_optimizer_device", f"{_AT}offload_param_device", f"{_AT}zero3_save_16bit_model",
+    f"{AT}gradient_accumulation_steps", f"{AT}gradient_clipping", f"{AT}zero_stage",
+    f"{AT}offload_optimizer_device", f"{AT}offload_param_device", f"{AT}zero3_save_16bit_model",
     "mixed_precision",
 )  # fmt: skip
 _DEEPSPEED_IRRELEVANT = (
-    *IRRELEVANT, f"{_AT}zero3_", f"{_AT}gradient_clipping", f"{_AT}deepspeed_multinode",
-    f"{_AT}deepspeed_hostfile", f"{_AT}deepspeed_moe", f"{_AT}deepspeed_inc", f"{_AT}deepspeed_exc",
+    *IRRELEVANT, f"{AT}zero3_", f"{AT}gradient_clipping", f"{AT}deepspeed_multinode",
+    f"{AT}deepspeed_hostfile", f"{AT}deepspeed_moe", f"{AT}deepspeed_inc", f"{AT}deepspeed_exc",
 )  # fmt: skip
 
 
-def plugin_run(fields: Fields, source: Source, told: Told) -> LaunchFile:
+def plugin_run(fields: Fields, source: Source, told: Told, given: Arguments | None = None) -> LaunchFile:
     """The run of a file whose ``distributed_type`` is DEEPSPEED.
+
+    ``given``: the trainer's batch and its checkpointing; None: those of the scripts beside the file.
 
     Raises:
         InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
     """
     known = known_of(source, told)
-    require_address(fields, known, arguments(known))
+    given = arguments(known) if given is None else given
+    require_address(fields, known, given)
     fields.stop()
     if fields.has(PLUGIN_FILE):
         return _of_its_file(fields, source, told)
-    return _of_values(fields, known)
+    return _of_values(fields, known, given)
 
 
 def _of_its_file(fields: Fields, source: Source, told: Told) -> LaunchFile:
@@ -257,7 +215,7 @@ def _of_its_file(fields: Fields, source: Source, told: Told) -> LaunchFile:
     )
 
 
-def _of_values(fields: Fields, known: Known) -> LaunchFile:
+def _of_values(fields: Fields, known: Known, given: Arguments) -> LaunchFile:
     """Plain data parallelism with a ZeRO stage, and states on the host."""
     zero = _deepspeed_zero(fields)
     offload = read_offload(fields, zero, _PLACES)
@@ -266,10 +224,10 @@ def _of_values(fields: Fields, known: Known) -> LaunchFile:
     precision = fields.word("mixed_precision", "no", allowed=("no", "bf16", "fp16", "fp8"))
     if precision in ("no", "fp8"):
         fields.fault("mixed_precision", f"{precision} is not priced under DeepSpeed", allowed="bf16, fp16")
-    fields.slip_for(f"{_AT}zero_stage")
+    fields.slip_for(f"{AT}zero_stage")
     fields.stop()
     world = known.required("num_gpus", processes or known.num_gpus(), "num_processes")
-    configuration = _deepspeed_configuration(fields, known, world, (zero, offload))
+    configuration = _deepspeed_configuration(fields, known, given, world, (zero, offload))
     fields.note("DeepSpeed's own values are the plugin's: buckets and overlap by its defaults")
     return LaunchFile(
         launcher=DeepSpeedReader.name,
@@ -288,15 +246,17 @@ def _of_values(fields: Fields, known: Known) -> LaunchFile:
 
 
 def _deepspeed_configuration(
-    fields: Fields, known: Known, world: int, kept: tuple[int, str]
+    fields: Fields, known: Known, given: Arguments, world: int, kept: tuple[int, str]
 ) -> Configuration:
     """Every process is a replica; the batch is the training script's."""
-    given, layers = arguments(known), known.model().num_layers
+    layers = known.model().num_layers
     (zero, offload), recompute = kept, recomputes(given, known)
     micro = known.required(
         "micro_batch_size", number(given, MICRO_BATCH), f"--{MICRO_BATCH} of the training script, beside it"
     )
-    count = number(given, ACCUMULATION) or fields.integer(f"{_AT}gradient_accumulation_steps", 1)
+    own = f"{AT}gradient_accumulation_steps"
+    count = number(given, ACCUMULATION) or (1 if fields.raw(own) == "auto" else fields.integer(own, 1))
+    fields.raw(own)  # the trainer's counts before it
     fields.stop()
     zero = zero if world > 1 else 0
     return Configuration(
@@ -314,7 +274,7 @@ def _deepspeed_configuration(
 
 def _deepspeed_zero(fields: Fields) -> int:
     """The ZeRO stage; accelerate takes any number, and 2 where none is given."""
-    name = f"{_AT}zero_stage"
+    name = f"{AT}zero_stage"
     stage = fields.integer(name, _DEFAULT_STAGE, low=0)
     if stage > _MAX_STAGE:
         fields.fault(
@@ -447,11 +407,13 @@ def _configuration(
     stated = 1 if kind == "NO" else fields.optional("num_processes")
     world = stated or known.required("num_gpus", None, "num_processes")
     tp, cp, shard, replicas = _mesh(fields, world, sharded=sharded)
+    hybrid = _hybrid(fields, known, world) if sharded else None
+    shard, replicas = hybrid or (shard, replicas)
     micro, count = (
         known.required(name, number(given, key), f"--{key} of the training script, beside it")
         for name, key in (("micro_batch_size", MICRO_BATCH), ("num_microbatches", ACCUMULATION))
     )
-    zero = _zero(fields) if sharded else 0
+    zero = _zero(fields) if sharded and world > 1 else 0
     recompute = fields.flag(f"{_FSDP}fsdp_activation_checkpointing", default=False)
     recompute = recompute or recomputes(given, known)
     offload = _offload(fields, zero) if sharded else "none"
@@ -505,18 +467,46 @@ def _mesh(fields: Fields, world: int, *, sharded: bool) -> tuple[int, int, int, 
     return tp, cp, shard, replicas
 
 
+# FSDP1's strategies (torch.distributed.fsdp, ShardingStrategy, by name and by number) as ZeRO stages.
+_STRATEGIES = {
+    "FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2,
+    "1": 3, "2": 2, "3": 0, "4": 3, "5": 2,
+}  # fmt: skip
+_HYBRID = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
+_STRATEGY = f"{_FSDP}fsdp_sharding_strategy"
+
+
+def _strategy(fields: Fields) -> str:
+    """FSDP1's strategy; the older accelerate's configurations number them."""
+    return str(fields.raw(_STRATEGY) or "FULL_SHARD").upper()
+
+
 def _zero(fields: Fields) -> int:
     """FSDP2: 3 where weights are resharded after the forward pass, else 2."""
     fields.word(f"{_FSDP}fsdp_auto_wrap_policy", allowed=_WRAPPINGS)
     version = fields.integer(f"{_FSDP}fsdp_version", 1)
     if version == 1:
-        strategy = fields.word(f"{_FSDP}fsdp_sharding_strategy", "FULL_SHARD")
+        strategy = _strategy(fields)
         fields.note("fsdp_version is 1: FSDP1 is priced as FSDP2")
-        names = {"FULL_SHARD": 3, "HYBRID_SHARD": 3, "SHARD_GRAD_OP": 2, "1": 3, "2": 2, "4": 3}
-        return names.get(strategy, 3)
+        if strategy not in _STRATEGIES:
+            fields.fault(_STRATEGY, f"{shown(strategy)} is unknown", allowed=", ".join(_STRATEGIES))
+        return _STRATEGIES.get(strategy, 3)
     if version > _FSDP2:
         fields.fault(f"{_FSDP}fsdp_version", f"there is no FSDP{version}", allowed="1, 2", nearest="2")
     return 3 if fields.flag(f"{_FSDP}fsdp_reshard_after_forward", default=True) else 2
+
+
+def _hybrid(fields: Fields, known: Known, world: int) -> tuple[int, int] | None:
+    """Shards and replicas of FSDP1's hybrid strategies: a node shards, nodes replicate; None: none."""
+    if fields.integer(f"{_FSDP}fsdp_version", 1) != 1 or _strategy(fields) not in _HYBRID:
+        return None
+    machines = fields.optional("num_machines") or known.world.num_nodes
+    if machines is None:
+        why = "a node's GPUs shard, nodes replicate: how many there are is not said"
+        fields.fault(_STRATEGY, why, allowed="num_machines, or --num_machines of the command")
+        fields.stop()
+    each = divided(world, machines or 1, field="num_processes", what="num_machines")
+    return each, machines or 1
 
 
 def _offload(fields: Fields, zero: int) -> str:

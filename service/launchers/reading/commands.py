@@ -38,6 +38,8 @@ _OTHERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         ((r"(swift|megatron|llamafactory-cli) (infer|eval|export|deploy|app|web-ui|sample|"
          r"merge-lora|rollout|chat|api|webchat|webui)"), "trains nothing"),
         (r"(swift|megatron) rlhf|rlhf\.py", "trains on preferences or rewards"),
+        (r"(\w+_)?(c?dpo|grpo|orpo|ppo|kto|simpo|rloo|gspo|dapo|reward)(_\w+)?\.py",
+         "trains on preferences or rewards"),
     )
 )  # fmt: skip
 

@@ -97,7 +97,6 @@ class DeepSpeedReader:
         zero = _zero(fields)
         precision = _precision(fields, known)
         offload = read_offload(fields, zero)
-        _whole(fields)
         options = _options(fields, precision, zero)
         optimizer = _optimizer(fields)
         fields.stop()
@@ -186,15 +185,11 @@ def read_offload(fields: Fields, zero: int, places: Mapping[str, tuple[str, str]
             fields.fault(device, message, allowed=allowed, nearest=allowed.split(",", maxsplit=1)[0])
         if devices[part] == "nvme" and fields.raw(path) is None:
             fields.fault(path, f"is missing beside device nvme: DeepSpeed keeps {part} in files there")
+    ratio = "zero_optimization.offload_optimizer.ratio"
+    if fields.number(ratio, 1.0) < 1.0:
+        fields.fault(ratio, "cannot be read: states are offloaded as a whole", allowed="1.0", nearest="1.0")
     words = [part + "@nvme" * (device == "nvme") for part, device in devices.items() if device != "none"]
     return "+".join(words) or "none"
-
-
-def _whole(fields: Fields) -> None:
-    """States that are offloaded in part alone are not priced."""
-    name = "zero_optimization.offload_optimizer.ratio"
-    if fields.number(name, 1.0) < 1.0:
-        fields.fault(name, "cannot be read: states are offloaded as a whole", allowed="1.0", nearest="1.0")
 
 
 def _options(fields: Fields, precision: str, zero: int) -> dict[str, str | int | float | bool]:

@@ -14,14 +14,10 @@ from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
 from meshwright.profiles.documents import shown
 from meshwright.service.launchers.reading.accelerate import (
     ACCUMULATION,
-    CHECKPOINTING,
     MICRO_BATCH,
     AccelerateReader,
-    arguments,
-    mesh_run,
-    plugin_run,
-    refuse_options,
 )
+from meshwright.service.launchers.reading.accelerate_command import Shares, shares_of
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
@@ -38,8 +34,6 @@ from meshwright.service.launchers.reading.ms_swift import completed
 from meshwright.service.launchers.reading.shell_values import Word
 from meshwright.service.launchers.reading.trainer import (
     LLAMA_FACTORY,
-    WITHOUT_COPY,
-    keeps_no_copy,
     trainer_run,
     values_of,
 )
@@ -126,7 +120,6 @@ class LlamaFactoryTrainerReader:
         _require_own_file(source)
         files = [source, *documents_beside(known_of(source, told).source)]
         own = next((one for one in files if _is_trainers(one)), source)
-        mesh = next((one for one in files if AccelerateReader().recognises(one)), None)
         over = _overrides(source, own, told)
         fields = Fields(own.name, document_of(own) | over, told)
         for name, found in over.items():
@@ -137,57 +130,28 @@ class LlamaFactoryTrainerReader:
         whole = fields.flag("neat_packing", default=False)
         if not (fields.flag("packing", default=whole) or whole):
             fields.note("packing is off: every sequence is priced as one of cutoff_len tokens")
-        rest = Fields(mesh.name, document_of(mesh), told) if mesh else None
-        processes = told.num_gpus or (rest.optional("num_processes") if rest else None)
-        run = trainer_run(fields, known_of(own, replace(told, num_gpus=processes)), LLAMA_FACTORY)
-        shared = run if mesh is None or rest is None else _shared(run, rest, mesh, told)
-        ours = shared.launcher in (self.name, AccelerateReader.name)
-        options = {**shared.workload.framework_options, **(_kernel(fields) if ours else {})}
-        batch = shared.workload.global_batch_size
-        optimizer = run.workload.optimizer
-        if not keeps_no_copy(shared):
-            optimizer = _WITH_COPY.get(optimizer, optimizer)
-        workload = replace(
-            run.workload, global_batch_size=batch, framework_options=options, optimizer=optimizer
-        )
-        return replace(shared, launcher=self.name if ours else shared.launcher, workload=workload)
+        known = known_of(own, told)
+        run = trainer_run(fields, known, LLAMA_FACTORY, shares=_shares(source, known, told))
+        if run.launcher != self.name:
+            return run
+        options = {**run.workload.framework_options, **_kernel(fields)}
+        return replace(run, workload=replace(run.workload, framework_options=options))
 
 
 def _require_own_file(source: Source) -> None:
-    """Refuse a command whose YAML is not there, or that says itself how ranks share."""
+    """Refuse a command whose YAML is not there."""
     for script, words, at in _starts(source):
-        refuse_options(words[:at], script.name)
         require_beside(source, script, words[at])
 
 
-def _shared(run: LaunchFile, rest: Fields, mesh: Source, told: Told) -> LaunchFile:
-    """The run on what accelerate's file makes of its processes: a mesh, replicas, or DeepSpeed's stages."""
-    config, workload = run.configuration, run.workload
-    values: dict[str, int | str] = {
-        "micro_batch_size": config.micro_batch_size,
-        "num_microbatches": config.num_microbatches,
-        "seq_length": workload.seq_length,
-        "recompute_granularity": config.recompute_granularity,
-    }
-    told = replace(told, model=run.model, values={**told.values, **values})
-    if rest.word("distributed_type", "") == "DEEPSPEED":
-        shared = plugin_run(rest, mesh, told)
-    else:
-        known = known_of(mesh, told)
-        given = {
-            MICRO_BATCH: Word(str(config.micro_batch_size), 0),
-            ACCUMULATION: Word(str(config.num_microbatches), 0),
-            CHECKPOINTING: Word(config.recompute_granularity, 0),
-            **arguments(known, ("main_process_ip",)),
-        }
-        name, length, precision = LlamaFactoryTrainerReader.name, workload.seq_length, workload.precision
-        shared = mesh_run(name, rest, known, given, seq_length=length, precision=precision)
-        rest.word("mixed_precision")
-    if workload.base_precision != "bf16" and shared.configuration.zero_stage == _SHARDED:
-        message = "weights of 4 bits cut over ranks are not priced"
-        rest.fault("distributed_type", message, allowed="MULTI_GPU")
-        rest.stop()
-    return replace(shared, notes=(*run.notes, *shared.notes), unread=(*run.unread, *shared.unread))
+def _shares(source: Source, known: Known, told: Told) -> Shares | None:
+    """What the command that starts the trainer tells accelerate, or accelerate's file beside its YAML."""
+    for script, words, at in _starts(source, told):
+        if (found := shares_of(words[:at], script)) is not None:
+            return found
+    files = [source, *documents_beside(known.source)]
+    mesh = next((one for one in files if AccelerateReader().recognises(one)), None)
+    return None if mesh is None else Shares.of(mesh, document_of(mesh))
 
 
 def _starts(source: Source, told: Told | None = None) -> Iterator[tuple[Source, Sequence[Word], int]]:
@@ -217,8 +181,6 @@ def _is_trainers(source: Source) -> bool:
     return not any(name in names for name in _CORE)
 
 
-_SHARDED = 3  # ZeRO-3
-_WITH_COPY = {small: whole for whole, small in WITHOUT_COPY.items()}
 _PROGRAMS = ("src/train.py", "llamafactory/launcher.py")
 _MODULES = ("llamafactory.launcher", "train")  # ``llamafactory-cli train``
 

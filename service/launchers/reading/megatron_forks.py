@@ -9,12 +9,19 @@ their megatron/arguments.py. What they train that no flag of today says is refus
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 
+from meshwright.profiles.documents import shown
 from meshwright.service.launchers.reading.base import Include, Source
+from meshwright.service.launchers.reading.deepspeed import read_offload
 from meshwright.service.launchers.reading.documents import looks_like_document
+from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.given import Given, Value
+from meshwright.service.launchers.reading.shell_values import Filled
 from meshwright.service.launchers.reading.split import first_larger
 
+OFFLOAD = "--offload of DeepSpeed's file"
 DEEPSPEED = "deepspeed"  # the switch that hands the model to DeepSpeed's engine
 _MAX_STAGE_WITH_PIPELINE = 1
 _PLAIN_NAMES = {
@@ -32,6 +39,7 @@ _REFUSED = {
     "bitfit": "training biases alone is not priced",
     "glu-activation": "gated activations of BigScience's fork are not read",
     "use-cpu-initialization-model": "is not read",
+    "enable-zbh1-pipeline": "zero-bubble schedules of Megatron-DeepSpeed are not read",
     "kd": "distilling from a teacher is not priced",
     "mos": "distilling from a teacher is not priced",
     "load-teacher": "distilling from a teacher is not priced",
@@ -41,6 +49,7 @@ _REFUSED = {
     "freeze-ViT": "vision models are not priced",
 }
 _HARMLESS = (
+    "cpu-optimizer",  # DeepSpeed's file says where the states are
     "deepspeed", "deepspeed_config", "zero-stage", "no-pipeline-parallel",
     "use-rotary-position-embeddings", "deepspeed-activation-checkpointing", "checkpoint-activations",
     "attention-head-type", "hysteresis", "pp-partition-method", "no-position-embedding",
@@ -59,11 +68,11 @@ _STAGE = re.compile(r'"stage"\s*:\s*"?(\d)')
 _UNCHANGED = ("1", "0", "")
 
 
-def translate(given: Given, include: Include) -> str:
+def translate(given: Given, include: Include, filled: Mapping[str, Filled] | None = None) -> str:
     """Put older and forked flags into today's; whose run it is: ``megatron-lm`` or ``deepspeed``.
 
     Faults are left in ``given``. ``include``: the text of a file that stands beside, or that the script
-    writes, by base name.
+    writes, by base name. ``filled``: what it makes of templates, also where they are not there.
     """
     with_deepspeed = f"--{DEEPSPEED}" in given.others
     for old, new in _PLAIN_NAMES.items():
@@ -79,7 +88,7 @@ def translate(given: Given, include: Include) -> str:
     harmless = {f"--{name}" for name in (*_HARMLESS, *_REFUSED)}
     given.unread = [name for name in given.unread if not any(one.startswith(name) for one in harmless)]
     if with_deepspeed:
-        _take_stage(given, include)
+        _take_stage(given, include, filled or {})
     return "deepspeed" if with_deepspeed else "megatron-lm"
 
 
@@ -135,21 +144,30 @@ def _experts(given: Given) -> None:
     given.others.pop("--moe-expert-parallel-size", None)
 
 
-def _take_stage(given: Given, include: Include) -> None:
+def _take_stage(given: Given, include: Include, filled: Mapping[str, Filled]) -> None:
     """The ZeRO stage: DeepSpeed's file says it; ``--zero-stage`` alone only sets the model up."""
-    name = given.other("deepspeed_config", "deepspeed-config")
+    flag = next((one for one in _FILES if one in given.others), _FILES[0])
+    name = given.other(flag.removeprefix("--"))
     base = name.rsplit("/", 1)[-1]
     text = include(base) if base.endswith(".json") else None
     said = given.other("zero-stage")
-    found = _stage_of(base, text) if text else None
-    if found is None:
-        found = said or "0"
+    found = _stage_of(given, base, text) if text else None
+    if found is None and base in filled:
+        found = filled[base].names.get(_PLACEHOLDER)
+    if found is None and not said and name:
+        message = f"{shown(base)} is not beside the file, and no --zero-stage says what it would"
+        given.fault_of(flag, given.others[flag], message, allowed="that file too, or its folder")
+    elif text is None and "--cpu-optimizer" in given.others:
+        message = f"the states lie where {shown(base)} says, which is not beside the file"
+        given.fault_of("--cpu-optimizer", given.others["--cpu-optimizer"], message, allowed="that file too")
+    elif found is None:
         given.note(
-            f"ZeRO stage {found}: of --zero-stage, {base[:60] or 'a configuration'} is not beside it"
+            f"ZeRO stage {said or 0}: of --zero-stage, {base[:60] or 'a configuration'} is not beside it"
         )
     elif said and said != found:
         line = given.others["--zero-stage"].line
         given.note(f"line {line}: --zero-stage {said}, but {base[:60]} says {found}, which counts")
+    found = found or said or "0"
     given.others["--zero-stage"] = Value((found,), 0)
     stages = given.integer("pipeline-model-parallel-size", 1)
     if found.isdecimal() and int(found) > _MAX_STAGE_WITH_PIPELINE and stages > 1:
@@ -160,12 +178,38 @@ def _take_stage(given: Given, include: Include) -> None:
         given.fault("pipeline-model-parallel-size", f"beside ZeRO stage {found[:20]}, which there is not")
 
 
-def _stage_of(name: str, text: str) -> str | None:
-    """The stage that DeepSpeed's JSON says."""
+_PLACEHOLDER = "ZERO_STAGE"  # of Megatron-DeepSpeed's templates (examples_deepspeed/rebase)
+_FILES = ("--deepspeed_config", "--deepspeed-config")
+_AWAY = re.compile(r'"offload_(optimizer|param)"\s*:\s*\{[^}]*"device"\s*:\s*"(cpu|nvme)"')
+
+
+def _stage_of(given: Given, name: str, text: str) -> str | None:
+    """The stage that DeepSpeed's JSON says, also where a script fills it in later; and what it offloads."""
     values = looks_like_document(Source(name=name, text=text))
     stage = values.get("zero_optimization.stage")
     match = None if stage is not None else _STAGE.search(text)
-    return str(stage.value) if stage is not None else match[1] if match else "0"
+    found = str(stage.value) if stage is not None else match[1] if match else "0"
+    if found in ("1", "2", "3") and values:
+        fields = Fields(name, values)
+        given.others[OFFLOAD] = Value((read_offload(fields, int(found)),), 0)
+        _agree(given, fields)
+        given.faults += [replace(one, message=f"{shown(name)}: {one.message}") for one in fields.faults]
+    elif (away := _AWAY.search(text)) is not None:
+        line = next((given.others[flag].line for flag in _FILES if flag in given.others), 0)
+        message = f"cannot be read: {shown(name)} keeps states on the {away[2]}, in a form with open places"
+        given.fault_of(_FILES[0], Value((), line), message)
+    return found
+
+
+def _agree(given: Given, fields: Fields) -> None:
+    """Leave a fault where DeepSpeed's file computes in another type than the flags say."""
+    for name, other in (("bf16", "fp16"), ("fp16", "bf16")):
+        if fields.flag(f"{name}.enabled", default=False) and given.has(other):
+            flag = given.values[f"--{other}"]
+            allowed = f"--{name}, or {other} in both"
+            fields.fault(
+                f"{name}.enabled", f"but --{other} on line {flag.line} of the script", allowed=allowed
+            )
 
 
 def partition(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:

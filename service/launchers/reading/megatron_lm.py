@@ -85,7 +85,9 @@ class MegatronLmReader:
         for note in script.notes:
             given.note(note)
         world = world_of(source.text, script, command)
-        launcher = translate(given, lambda name: script.files.get(name) or source.other(name))
+        launcher = translate(
+            given, lambda name: script.files.get(name) or source.other(name), script.filled
+        )
         return launch_file(
             launcher, given, told, world, name=source.name.partition(".")[0], include=source.other
         )

@@ -17,13 +17,9 @@ from meshwright.service.launchers.megatron_names import (
     may_overlap_experts,
 )
 from meshwright.service.launchers.reading.given import Given
-from meshwright.service.launchers.reading.megatron_forks import DEEPSPEED, partition
+from meshwright.service.launchers.reading.megatron_forks import DEEPSPEED, OFFLOAD, partition
 from meshwright.service.launchers.rules import near_divisors, near_multiples
-from meshwright.solver.configuration import (
-    Configuration,
-    holds_layers,
-    plain_order,
-)
+from meshwright.solver.configuration import Configuration, holds_layers, plain_order
 from meshwright.solver.problem import Workload
 
 # --------------------------------------------------------------------------------------------------
@@ -494,6 +490,8 @@ def _context_mode(given: Given, cp: int) -> str:
 
 def _offload(given: Given) -> str:
     """Optimizer states on the host, all or a share of them."""
+    if OFFLOAD in given.others:
+        return given.other(OFFLOAD[2:])
     modules = given.has("fine-grained-activation-offloading")
     if modules and not given.words("offload-modules"):
         given.fault("fine-grained-activation-offloading", "needs --offload-modules")

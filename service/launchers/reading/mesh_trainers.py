@@ -6,7 +6,7 @@ Names and defaults: Axolotl 0.19.0, utils/schemas (config.py, fsdp.py) and utils
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -19,14 +19,15 @@ from meshwright.profiles.profile import framework_of
 from meshwright.service.launchers.reading.accelerate import (
     ACCUMULATION,
     CHECKPOINTING,
+    ENGINE,
     MICRO_BATCH,
     AccelerateReader,
     Arguments,
     arguments,
     mesh_run,
     number,
-    refuse_options,
 )
+from meshwright.service.launchers.reading.accelerate_command import Shares, shares_of
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
 from meshwright.service.launchers.reading.commands import files_named, script_of
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
@@ -34,7 +35,12 @@ from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.shell_values import Word
 from meshwright.service.launchers.reading.split import divided
-from meshwright.service.launchers.reading.trainer import OPTIMIZERS, WITHOUT_COPY, adapted
+from meshwright.service.launchers.reading.trainer import (
+    OPTIMIZERS,
+    PREFERENCES,
+    WITHOUT_COPY,
+    adapted,
+)
 from meshwright.service.launchers.trainers import ATTENTION
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
@@ -246,7 +252,7 @@ _SFT_ALONE = (_LENGTH, "packing", "packing_strategy")  # which the Trainer itsel
 # LLaMA-Factory's, and what the reader of transformers' Trainer knows: other engines, adapters, old names.
 _OTHERS_NAMES = (
     "cutoff_len", "finetuning_type", "template", "stage", "deepspeed", "fsdp", "load_in_8bit",
-    "max_seq_length",
+    "max_seq_length", *PREFERENCES,
 )  # fmt: skip
 _TRL_IRRELEVANT = (
     *_OF_THE_TRAINER, "model_name", "packing", "attn_implementation", "dtype", "assistant_only",
@@ -274,8 +280,8 @@ class TrlReader:
         _require_own_file(source)
         files = [source, *documents_beside(known_of(source, told).source)]
         sft = next((one for one in files if _is_sft(one)), None)
-        mesh = next((one for one in files if AccelerateReader().recognises(one)), None)
-        known = known_of(mesh or source, told)
+        shares = _shares(source, files, told)
+        known = known_of(source if shares is None else shares.source, told)
         fields = Fields(sft.name, document_of(sft), told) if sft else Fields(source.name, {})
         precision = "fp16" if fields.flag("fp16", default=False) else "bf16"
         if precision == "bf16" and not fields.flag("bf16", default=True):
@@ -289,8 +295,8 @@ class TrlReader:
         fields.word("attn_implementation", "")
         fields.stop()
         unread = fields.unread(_TRL_IRRELEVANT)
-        plain = {"distributed_type": Found("MULTI_GPU", 0), "num_processes": Found(known.num_gpus(), 0)}
-        rest = Fields(mesh.name, document_of(mesh), told) if mesh else Fields(source.name, plain, told)
+        plain = {ENGINE: Found("MULTI_GPU", 0), "num_processes": Found(known.num_gpus(), 0)}
+        rest = Fields(source.name, plain, told) if shares is None else shares.fields
         run = mesh_run(self.name, rest, known, given, seq_length=length, precision=precision)
         rest.word("mixed_precision")
         options = {**run.workload.framework_options, **_kernel(fields, self.name, run.configuration)}
@@ -299,6 +305,8 @@ class TrlReader:
             optimizer = WITHOUT_COPY.get(optimizer, optimizer)
         workload = replace(run.workload, framework_options=options, optimizer=optimizer, **adapters)
         run = replace(run, workload=workload)
+        if shares is None:  # no file says how they stand on nodes
+            run = replace(run, num_nodes=None, gpus_per_node=None)
         return replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread))
 
 
@@ -312,7 +320,8 @@ def _sft_optimizer(fields: Fields) -> str:
 
 def _loads_in_bf16(fields: Fields) -> bool:
     """Whether weights are loaded in bf16, so that no fp32 copy of them is kept."""
-    return fields.word("dtype", "float32") not in ("float32", "auto")
+    said = next((fields.word(name) for name in ("dtype", "torch_dtype") if fields.has(name)), "float32")
+    return said not in ("float32", "auto")
 
 
 def _peft(fields: Fields) -> dict[str, Any]:
@@ -355,11 +364,19 @@ def _starts_trl(source: Source) -> bool:
     return any(word.text in _PROGRAMS for _, words in commands_beside(source) for word in words)
 
 
-def _require_own_file(source: Source) -> None:
-    """Refuse a command whose ``--config`` is not there, or that says itself how ranks share."""
-    for script, words in commands_beside(source):
+def _shares(source: Source, files: Sequence[Source], told: Told) -> Shares | None:
+    """What the command that starts TRL tells accelerate, or accelerate's file beside its YAML."""
+    for script, words in commands_beside(source, told):
         program = next((at for at, word in enumerate(words) if word.text in _PROGRAMS), 0)
-        refuse_options(words[:program], script.name)
+        if (found := shares_of(words[:program], script)) is not None:
+            return found
+    mesh = next((one for one in files if AccelerateReader().recognises(one)), None)
+    return None if mesh is None else Shares.of(mesh, document_of(mesh))
+
+
+def _require_own_file(source: Source) -> None:
+    """Refuse a command whose ``--config`` is not there."""
+    for script, words in commands_beside(source):
         for option, value in pairwise(words if any(word.text in _PROGRAMS for word in words) else ()):
             if option.text == "--config":
                 require_beside(source, script, value)

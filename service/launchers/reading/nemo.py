@@ -33,6 +33,8 @@ _RENAMED = {
     "encoder_seq_length": "seq_length",
     "use_flash_attention": "use_flash_attn",
     "ub_tp_comm_overlap": "tp_comm_overlap",
+    "qkv_bias": "add_qkv_bias",
+    "override_vocab_size": "vocab_size",
 }
 _LEFT_OUT = ("bias", "activation", "normalization", "optim", "tokenizer", "data", "precision", "fp8",
              "overlap_p2p_comm", "rampup_batch_size", "attention_type", "seed", "multiquery")  # fmt: skip

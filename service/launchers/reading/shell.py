@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
+from meshwright.service.launchers.reading.shell_sed import run_sed
 from meshwright.service.launchers.reading.shell_values import (
     MAX_DEPTH,
     MAX_TURNS,
@@ -492,6 +493,8 @@ class _Shell(Variables):
             return builtin(words)
         if name in self._functions and self._depth < MAX_DEPTH:
             return self._call(words)
+        if name == "sed":
+            run_sed(script, words, written_to, self._include)
         script.commands.append(tuple(words))
         self._look_inside(words)
         return None if name in ("grep", "command", "which", "type", "ping", "diff") else True

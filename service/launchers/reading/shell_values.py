@@ -39,6 +39,14 @@ class Word:
         return self.text.split(UNKNOWN)[1] if UNKNOWN in self.text else None
 
 
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A template with some of its names replaced."""
+
+    text: str | None  # None: the template is not there
+    names: Mapping[str, str]  # that were replaced, and by what
+
+
 @dataclass(slots=True)
 class Script:
     """What a script would run, and what it sets."""
@@ -47,6 +55,8 @@ class Script:
     words: Values = field(default_factory=dict)  # of each variable, where it is set
     commands: list[tuple[Word, ...]] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)  # that ``cat <<EOT > name`` writes, by base name
+    filled: dict[str, Filled] = field(default_factory=dict)  # that ``sed … > name`` writes, by base name
+    piped: Filled = field(default_factory=lambda: Filled(None, {}))  # what the last ``sed`` printed
     notes: list[str] = field(default_factory=list)  # what was assumed, and what was told otherwise
     told: frozenset[str] = frozenset()  # variables whose value somebody tells
     stopped: int = 0  # the line of the ``exit`` that ends it

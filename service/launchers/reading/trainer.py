@@ -7,28 +7,20 @@ LLaMA-Factory (hparams) and of ms-swift 4 (arguments/base_args) where they diffe
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.profiles.adapters import ATTENTION_TARGETS, LORA_TARGETS, SINGLE_TARGETS, BasePrecision
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
-from meshwright.service.launchers.reading.accelerate import (
-    PLUGIN_FILE,
-    TYPES,
-    arguments,
-    file_of,
-    mesh_run,
-    plugin_run,
-    ranks_of,
-    refuse_options,
-)
+from meshwright.service.launchers.reading.accelerate import AccelerateReader, ranks_of
+from meshwright.service.launchers.reading.accelerate_command import Shares, shares_of
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by, refused
 from meshwright.service.launchers.reading.commands import (
     Command,
+    World,
     best,
     chosen,
     commands_of,
@@ -41,8 +33,7 @@ from meshwright.service.launchers.reading.documents import Found, document_of, l
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.known import Known, header_of, known_of
 from meshwright.service.launchers.reading.shell_values import UNKNOWN, Script, Word
-from meshwright.solver.configuration import Configuration
-from meshwright.solver.problem import Workload
+from meshwright.service.launchers.reading.trainer_ranks import ranks_run
 
 _MICRO, _COUNT = "per_device_train_batch_size", "gradient_accumulation_steps"
 _MODELS = ("model_name_or_path", "model", "model_id_or_path", "base_model", "model_id", "pretrain")
@@ -69,12 +60,16 @@ OPTIMIZERS = {
     "sgd": "sgd-momentum",
 }  # fmt: skip
 WITHOUT_COPY = {"adamw": "adamw-pure-bf16", "adamw-8bit": "adamw-8bit-bf16"}  # of weights loaded in bf16
+PREFERENCES = (  # arguments of trainers on preferences and rewards alone (TRL, ms-swift)
+    "rlhf_type", "reward_funcs", "reward_model_path", "num_generations", "max_prompt_length",
+    "max_completion_length", "dpo_alpha", "rpo_alpha", "dpo_beta", "simpo_gamma", "kto_chosen_weight",
+)  # fmt: skip
 _NOT_PRICED = {  # what trains otherwise than a plan can say
     "load_in_4bit": "quantised base weights are not priced from launch files yet",
     "load_in_8bit": "quantised base weights are not priced from launch files yet",
     "use_4bit_quantization": "quantised base weights are not priced from launch files yet",
     "use_8bit_quantization": "quantised base weights are not priced from launch files yet",
-    "rlhf_type": "training on preferences or rewards is not priced",
+    **dict.fromkeys(PREFERENCES, "training on preferences or rewards is not priced"),
     "num_labels": "a classifier's head is not priced", "problem_type": "a classifier's head is not priced",
     "vision_model_name_or_path": "vision models are not priced",
     "use_galore": "GaLore is not priced", "use_badam": "BAdam is not priced",
@@ -86,12 +81,10 @@ _NOT_PRICED = {  # what trains otherwise than a plan can say
 _STORED = re.compile(r"[-_](awq|gptq|int[48]|4bit|8bit|bnb|gguf)(?=$|[-_/])", re.IGNORECASE)
 _STAGES = ("sft", "pt", "pretrain", "")
 _SWIFT = ("swift", "megatron")
-_BUILT_IN = re.compile(r"(?:ds_z|zero|ds_zero|stage)_?([0-3])(?:_(offload))?(?:_config)?(?:\.json)?")
-_FSDP_STAGES = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "true": 3, "fsdp2": 3, "fsdp": 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tool:
+class Tool:
     """Whose arguments they are, and its defaults."""
 
     name: str
@@ -99,11 +92,14 @@ class _Tool:
     recomputes: bool = False
     tuner: str = "full"
     length: int | None = None
+    launcher: str = AccelerateReader.name  # whose replicas and meshes they are
 
 
-_PLAIN = _Tool(name="transformers")
-LLAMA_FACTORY = _Tool(name="LLaMA-Factory", recomputes=True, tuner="lora", length=2048)
-_MS_SWIFT = _Tool(name="ms-swift", micro=1, recomputes=True, tuner="lora")
+_PLAIN = Tool(name="transformers")
+LLAMA_FACTORY = Tool(
+    name="LLaMA-Factory", recomputes=True, tuner="lora", length=2048, launcher="llama-factory-accelerate"
+)
+_MS_SWIFT = Tool(name="ms-swift", micro=1, recomputes=True, tuner="lora")
 
 
 _PROGRAMS = (("swift", _MS_SWIFT), ("llamafactory", LLAMA_FACTORY))
@@ -145,34 +141,34 @@ class TrainerReader:
         fields = Fields(source.name, values_of(command.words, told), told)
         for note in script.notes:
             fields.note(note)
-        shares = file_of(command, known.source)
+        shares = shares_of(command.before, known.source)
         if shares is not None and known.header.plan_id is None:
-            known.header = header_of(shares.text)  # of an exported plan, where only a capture is left
-        if not fields.has("deepspeed"):
-            refuse_options(command.before, source.name)
+            known.header = header_of(
+                shares.source.text
+            )  # of an exported plan: a capture is all that is left
         tool, started = _tool(fields, command.program), _started(script, command)
         return trainer_run(fields, known, tool, started=started, shares=shares)
 
 
-def _tool(fields: Fields, program: str = "") -> _Tool:
+def _tool(fields: Fields, program: str = "") -> Tool:
     """Whose arguments they are, by the program and by names that LLaMA-Factory alone has."""
     own = LLAMA_FACTORY if fields.has("finetuning_type") or fields.has("stage") else _PLAIN
     return next((tool for name, tool in _PROGRAMS if name in program), own)
 
 
 def trainer_run(
-    fields: Fields, known: Known, tool: _Tool, *, started: int | None = None, shares: Source | None = None
+    fields: Fields, known: Known, tool: Tool, *, started: int | None = None, shares: Shares | None = None
 ) -> LaunchFile:
     """The run of arguments, of a command or of a file.
 
-    ``shares``: accelerate's file, which says how ranks share; it counts before what starts them.
+    ``shares``: accelerate's file and options, which say how ranks share.
 
     Raises:
         InvalidProblemError: what cannot be read, is not priced, or is said nowhere.
     """
     _refuse_unpriced(fields)
     model = _model(fields, known)
-    mesh = None if shares is None else Fields(shares.name, document_of(shares))
+    mesh = None if shares is None else shares.fields
     world = ranks_of(known, mesh, started)
     micro = _told(fields, known, "micro_batch_size", fields.optional(_MICRO))
     if micro is None:
@@ -196,22 +192,24 @@ def trainer_run(
             "micro_batch_size": micro,
             "num_microbatches": count,
             "seq_length": length,
+            "precision": precision,
             "recompute_granularity": "full" if recompute else "none",
         },
     )
-    found = _run(fields, known, told, precision, (mesh, shares))
+    found = ranks_run(tool.launcher, fields, known, told, shares)
     if in_bf16 and not adapters[0] and keeps_no_copy(found):
         optimizer = WITHOUT_COPY.get(optimizer, optimizer)
     workload = replace(found.workload, optimizer=optimizer, lora_rank=adapters[0], lora_targets=adapters[1])
     if base != "bf16":
         _require_whole_weights(fields, found.configuration.zero_stage, adapters[0])
         workload = replace(workload, base_precision=base)
-    whole = known.world.num_gpus == world
+    whole = known.world.num_gpus == world and known.world.gpus_per_node
+    nodes = known.world if whole else World(found.num_nodes, found.gpus_per_node)
     return replace(
         found,
         workload=workload,
-        num_nodes=known.world.num_nodes if whole else None,
-        gpus_per_node=known.world.gpus_per_node if whole else None,
+        num_nodes=nodes.num_nodes,
+        gpus_per_node=nodes.gpus_per_node,
         notes=(*fields.notes, *known.notes, *found.notes),
         unread=(*fields.unread(_IRRELEVANT), *found.unread),
     )
@@ -230,35 +228,6 @@ def _model(fields: Fields, known: Known) -> ModelSpec:
         why = f"{shown(text)} is stored quantised: such weights are not priced from launch files yet"
         fields.fault(named, why)
     return known.model(Word(text, fields.place(named)[1]) if named and text else None)
-
-
-def _run(
-    fields: Fields, known: Known, told: Told, precision: str, shares: tuple[Fields | None, Source | None]
-) -> LaunchFile:
-    """The run by the file that says how ranks share, or of plain replicas."""
-    mesh, source = shares
-    if fields.has("deepspeed") or fields.has("deepspeed_config"):
-        return _by_deepspeed(fields, known, told, precision)
-    replicas = mesh is None or mesh.word("distributed_type", "NO", allowed=TYPES) in ("NO", "MULTI_GPU")
-    if mesh is not None and source is not None and not replicas:
-        return _by_accelerate(mesh, source, told, precision)
-    zero = _zero(fields)
-    fields.stop()
-    return _replicas(told, zero, precision)
-
-
-def _by_accelerate(mesh: Fields, source: Source, told: Told, precision: str) -> LaunchFile:
-    """The run of accelerate's file with the trainer's batch, length and precision."""
-    if mesh.word("distributed_type") == "DEEPSPEED":
-        name = mesh.raw(PLUGIN_FILE)
-        if isinstance(name, str):
-            return _of_deepspeeds_file(name, mesh, source, told, key=PLUGIN_FILE, precision=precision)
-        # TrainingArguments write over what the file says (transformers, training_args.py)
-        values = {**document_of(source), "mixed_precision": Found(precision, 0)}
-        return plugin_run(Fields(source.name, values, told), source, told)
-    known, length = known_of(source, told), told.values["seq_length"]
-    given = arguments(known)
-    return mesh_run("accelerate", mesh, known, given, seq_length=int(length), precision=precision)
 
 
 def _commands(script: Script) -> list[Command]:
@@ -319,12 +288,12 @@ def _told(fields: Fields, known: Known, name: str, found: int | None) -> int | N
     return told
 
 
-def _usual_count(tool: _Tool, micro: int, world: int) -> int:
+def _usual_count(tool: Tool, micro: int, world: int) -> int:
     """Accumulated micro-batches where none are given; ms-swift fills a batch of 16."""
     return max(-(-16 // (micro * world)), 1) if tool is _MS_SWIFT else 1
 
 
-def _length(fields: Fields, known: Known, tool: _Tool) -> int:
+def _length(fields: Fields, known: Known, tool: Tool) -> int:
     """The sequence that every micro-batch is padded or packed to."""
     name = next((name for name in _LENGTHS if fields.has(name)), None)
     length = _told(fields, known, "seq_length", fields.optional(name) if name else None)
@@ -347,7 +316,7 @@ def _refuse_unpriced(fields: Fields) -> None:
     fields.stop()
 
 
-def _precision(fields: Fields, known: Known, tool: _Tool, mesh: Fields | None) -> str:
+def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None) -> str:
     """Autocast, by the arguments or else by accelerate's file, or the type of the weights."""
     told = known.told.values.get("precision")
     if told in ("bf16", "fp16"):
@@ -378,7 +347,7 @@ def _optimizer(fields: Fields) -> str:
     return OPTIMIZERS.get(name, "adamw")
 
 
-def _adapters(fields: Fields, tool: _Tool) -> tuple[int, tuple[str, ...]]:
+def _adapters(fields: Fields, tool: Tool) -> tuple[int, tuple[str, ...]]:
     """Rank and targets of LoRA, where it trains such."""
     names = ("finetuning_type", "tuner_type", "train_type")
     kind = next((fields.word(name) for name in names if fields.has(name)), tool.tuner)
@@ -459,141 +428,10 @@ def _require_whole_weights(fields: Fields, zero: int, rank: int) -> None:
     fields.stop()
 
 
-def _recomputes(fields: Fields, tool: _Tool) -> bool:
+def _recomputes(fields: Fields, tool: Tool) -> bool:
     """Whether every layer recomputes."""
     if tool is LLAMA_FACTORY:
         return not fields.flag("disable_gradient_checkpointing", default=False)
     if not fields.has("gradient_checkpointing") and tool.recomputes:
         fields.note(f"gradient_checkpointing is on: {tool.name}'s default")
     return fields.flag("gradient_checkpointing", default=tool.recomputes)
-
-
-def _zero(fields: Fields) -> int:
-    """The stage that FSDP's strategy is; 0: plain replicas."""
-    said = fields.raw("fsdp") or ""
-    strategy = " ".join(map(str, said) if isinstance(said, list) else [str(said)]).lower()
-    fields.has("fsdp_config")
-    if strategy in ("", "false", "none"):
-        return _zero_argument(fields)
-    stages = [_FSDP_STAGES[word] for word in re.split(r"[\s,]+", strategy) if word in _FSDP_STAGES]
-    if not stages or "offload" in strategy:
-        fields.fault(
-            "fsdp", f"{shown(strategy)} is not priced", allowed="full_shard, shard_grad_op, hybrid_shard"
-        )
-    return stages[0] if stages else 0
-
-
-def _zero_argument(fields: Fields) -> int:
-    """DeepSpeed-Chat's own argument, beside ``--deepspeed`` without a file."""
-    return fields.integer("zero_stage", 0, low=0)
-
-
-def _by_deepspeed(fields: Fields, known: Known, told: Told, precision: str) -> LaunchFile:
-    """The run of DeepSpeed's file; ``auto`` in it is what the arguments say."""
-    key = "deepspeed_config" if fields.has("deepspeed_config") else "deepspeed"
-    name = str(fields.raw(key))
-    if name == "true":  # a switch: the script makes the configuration (DeepSpeed-Chat)
-        zero = _zero_argument(fields)
-        fields.stop()
-        return replace(_replicas(told, zero, precision), launcher=DeepSpeedReader.name)
-    return _of_deepspeeds_file(name, fields, known.source, told, key=key, precision=precision)
-
-
-def _of_deepspeeds_file(
-    name: str, fields: Fields, beside: Source, told: Told, *, key: str, precision: str
-) -> LaunchFile:
-    """The run of DeepSpeed's file of a name that ``key`` says, resolved by what is told."""
-    base = name.replace("\\", "/").rsplit("/", 1)[-1]
-    text = beside.other(base) if base.endswith(".json") else None
-    values = dict(looks_like_document(Source(name=base, text=text))) if text else {}
-    if text and not values:
-        document_of(Source(name=base, text=text))
-    if not values:
-        values = _built_in(fields, key, base)
-    fields.stop()
-    resolved = json.dumps(_nested(_resolved(values, told, precision)))
-    source = Source(name=base if base.endswith(".json") else f"{base}.json", text=resolved)
-    return DeepSpeedReader().read(source, told)
-
-
-def _built_in(fields: Fields, key: str, base: str) -> dict[str, Found]:
-    """What a file by the usual name of LLaMA-Factory and ms-swift holds, where it is not given."""
-    match = _BUILT_IN.fullmatch(base)
-    if match is None:
-        fields.fault(
-            key, f"{shown(base)} is not beside the file", allowed="give that file too, or its folder"
-        )
-        return {}
-    fields.note(
-        f"{shown(base)} is taken as ZeRO-{match[1]} with the usual values; give the file to be sure"
-    )
-    found = {"zero_optimization.stage": int(match[1]), "bf16.enabled": "auto", "fp16.enabled": "auto"}
-    device = {"zero_optimization.offload_optimizer.device": "cpu"} if match[2] else {}
-    weights = {"zero_optimization.offload_param.device": "cpu"} if match[2] and match[1] == "3" else {}
-    return {name: Found(value, 0) for name, value in {**found, **device, **weights}.items()}
-
-
-def _resolved(values: Mapping[str, Found], told: Told, precision: str) -> dict[str, object]:
-    """DeepSpeed's values with ``auto`` replaced, as transformers' ``HfTrainerDeepSpeedConfig`` does it."""
-    known = {
-        "train_micro_batch_size_per_gpu": told.values["micro_batch_size"],
-        "gradient_accumulation_steps": told.values["num_microbatches"],
-        "bf16.enabled": precision == "bf16",
-        "fp16.enabled": precision == "fp16",
-    }
-    found: dict[str, object] = {}
-    for name, one in values.items():
-        if one.value != "auto":
-            found[name] = one.value
-        elif name in known:
-            found[name] = known[name]
-    return found
-
-
-def _nested(values: Mapping[str, object]) -> dict[str, object]:
-    """Values by dotted name as a tree."""
-    tree: dict[str, object] = {}
-    for name, value in values.items():
-        *parents, last = name.split(".")
-        place = tree
-        for parent in parents:
-            inner = place.setdefault(parent, {})
-            if not isinstance(inner, dict):
-                break
-            place = inner
-        place[last] = value
-    return tree
-
-
-def _replicas(told: Told, zero: int, precision: str) -> LaunchFile:
-    """Every process a replica, or one of the shards."""
-    model, world = told.model, told.num_gpus or 1
-    if model is None:
-        raise refused("no model is named")
-    values = told.values
-    zero = zero if world > 1 else 0
-    recompute = values["recompute_granularity"] == "full"
-    configuration = Configuration(
-        data_parallel_size=world,
-        zero_stage=zero,
-        zero_shard_size=world if zero else 1,
-        micro_batch_size=int(values["micro_batch_size"]),
-        num_microbatches=int(values["num_microbatches"]),
-        recompute_granularity="full" if recompute else "none",
-        recompute_layers=model.num_layers if recompute else 0,
-        stage_layers=(model.num_layers,),
-    )
-    return LaunchFile(
-        launcher="accelerate",
-        model=model,
-        workload=Workload(
-            global_batch_size=configuration.global_batch_size,
-            seq_length=int(values["seq_length"]),
-            precision=precision,
-        ),
-        configuration=configuration,
-        num_nodes=None,
-        gpus_per_node=None,
-        notes=(),
-        unread=(),
-    )

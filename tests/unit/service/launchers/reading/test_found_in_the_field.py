@@ -176,13 +176,132 @@ def test_accelerates_file_says_how_the_trainers_ranks_share(
     assert (found.model.name, found.workload.precision) == ("llama-2-7b", "bf16")
 
 
-@pytest.mark.parametrize("options", ["--use_deepspeed --zero_stage 3", "--fsdp-version=2 --use_fsdp"])
-def test_options_of_accelerate_launch_that_say_how_ranks_share_are_no_replicas(options: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--use_deepspeed --zero_stage 3", ("deepspeed", 3, 8, "none")),
+        ("--use_deepspeed --zero_stage=2 --offload_optimizer_device cpu", ("deepspeed", 2, 8, "optimizer")),
+        ("--fsdp-version=2 --use_fsdp", ("accelerate", 3, 8, "none")),
+        ("--use_fsdp --fsdp_sharding_strategy 2", ("accelerate", 2, 8, "none")),
+        ("--use_fsdp --fsdp_sharding_strategy NO_SHARD", ("accelerate", 0, 1, "none")),
+        # 8 processes on 2 machines: 4 shards in each, twice
+        ("--use_fsdp --fsdp_sharding_strategy HYBRID_SHARD --num_machines 2 --main_process_ip $HEAD",
+         ("accelerate", 3, 4, "none")),
+        ("--multi_gpu", ("accelerate", 0, 1, "none")),
+    ],
+)  # fmt: skip
+def test_options_of_accelerate_launch_say_how_ranks_share(
+    options: str, expected: tuple[str, int, int, str]
+) -> None:
     script = SFT.replace(
         "--config_file conf/a.yaml -m trl.scripts.sft", f"--num_processes 8 {options} t.py"
     )
-    with pytest.raises(InvalidProblemError, match=r"line 1 of a.sh: --\S+ says how ranks share"):
-        read(script)
+    found = read(script)
+    config = found.configuration
+    said = found.launcher, config.zero_stage, config.zero_shard_size, config.offload
+    assert (said, config.data_parallel_size) == (expected, 8)
+
+
+def test_hybrid_shards_without_machines_are_asked_for_and_megatron_inside_accelerate_is_not_read() -> None:
+    start = "--config_file conf/a.yaml -m trl.scripts.sft"
+    hybrid = SFT.replace(start, "--num_processes 8 --use_fsdp --fsdp_sharding_strategy HYBRID_SHARD t.py")
+    with pytest.raises(InvalidProblemError, match="how many there are is not said"):
+        read(hybrid)
+    with pytest.raises(InvalidProblemError, match=r"line 1 of a.sh: --use_megatron_lm hands the run"):
+        read(SFT.replace(start, "--num_processes 8 --use_megatron_lm t.py"))
+
+
+def test_options_of_the_command_count_before_accelerates_file() -> None:
+    # the file says 8 processes of one machine; the command starts 4 × 8
+    more = "--num_machines 4 --num_processes 32 --main_process_ip $HEAD"
+    words = SFT.replace("a.yaml", f"a.yaml {more}")
+    files = {
+        "a.yaml": SHARED + "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n",
+        "run.sh": words,
+    }
+    found = read_launch_files(Source(name="run.sh", text=words, files=files), Told())
+    assert (found.num_nodes, found.gpus_per_node) == (4, 8)
+    assert (found.configuration.zero_shard_size, found.workload.global_batch_size) == (32, 32 * 2 * 4)
+
+
+def test_the_trainers_own_fsdp_is_that_of_accelerate_and_what_is_told_counts_before_its_batch() -> None:
+    start = "accelerate launch --config_file conf/a.yaml -m trl.scripts.sft"
+    own = "torchrun --nnodes 1 --nproc_per_node 8 t.py --fsdp 'shard_grad_op auto_wrap'"
+    words = SFT.replace(start, own)
+    found = read(words, Told(values={"micro_batch_size": 1}))
+    assert (found.configuration.zero_stage, found.configuration.zero_shard_size) == (2, 8)
+    assert (found.configuration.micro_batch_size, found.workload.global_batch_size) == (1, 8 * 1 * 4)
+    assert not found.workload.framework_options["elementwise_fused"]  # nothing is compiled
+    compiled = read(words.replace("--bf16", "--torch_compile True --bf16"))
+    assert "elementwise_fused" not in compiled.workload.framework_options
+
+
+PLUGIN = "deepspeed_config:\n  deepspeed_config_file: z.json\n"
+MESH = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n"
+FULL = (
+    "model_name_or_path: meta-llama/Llama-2-7b-hf\nstage: sft\nfinetuning_type: full\ncutoff_len: 2048\n"
+    "per_device_train_batch_size: 2\ngradient_accumulation_steps: 4\nbf16: true\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "config", "expected"),
+    [
+        ("", MESH, ("llama-factory-accelerate", 3, "adamw")),
+        ("pure_bf16: true\n", MESH,
+         ("llama-factory-accelerate", 3, "adamw")),  # FSDP2 casts up what is trained
+        ("pure_bf16: true\n", "distributed_type: MULTI_GPU\n",
+         ("llama-factory-accelerate", 0, "adamw-pure-bf16")),
+        ("pure_bf16: true\n", f"distributed_type: DEEPSPEED\n{PLUGIN}", ("deepspeed", 1, "adamw")),
+    ],
+)  # fmt: skip
+def test_llama_factory_reads_accelerates_file_as_every_trainer_does(
+    more: str, config: str, expected: tuple[str, int, str]
+) -> None:
+    json = (
+        '{"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 1}, "train_batch_size": "auto",'
+        ' "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}'
+    )
+    script = "accelerate launch --config_file conf/a.yaml src/train.py conf/own.yaml\n"
+    files = {"a.yaml": SHARED + config, "own.yaml": FULL + more, "run.sh": script, "z.json": json}
+    found = read_launch_files(Source(name="run.sh", text=script, files=files), Told())
+    assert (found.launcher, found.configuration.zero_stage, found.workload.optimizer) == expected
+    assert (found.workload.global_batch_size, found.num_nodes, found.gpus_per_node) == (64, 1, 8)
+    del files["a.yaml"]
+    with pytest.raises(InvalidProblemError, match=r"line 1 of run.sh: conf/a.yaml is not beside it"):
+        read_launch_files(Source(name="run.sh", text=script, files=files), Told())
+
+
+@pytest.mark.parametrize(
+    "program", ["dpo_tune_cache.py", "src/open_r1/grpo.py", "run_orpo.py", "reward_modeling.py"]
+)
+def test_programs_that_train_on_preferences_are_no_training_on_sequences(program: str) -> None:
+    with pytest.raises(InvalidProblemError, match="trains on preferences or rewards"):
+        read(SFT.replace("--config_file conf/a.yaml -m trl.scripts.sft", f"--num_processes 8 {program}"))
+    grpo = "num_generations: 16\nreward_funcs:\n- accuracy\nmax_length: 512\npacking: false\n"
+    with pytest.raises(InvalidProblemError, match=r"num_generations: line 6: cannot be read"):
+        read(FULL.replace("stage: sft\nfinetuning_type: full\n", "") + grpo, name="a.yaml")
+
+
+DEEP = (
+    "sed 's/CONFIG_MBSIZE/4/' ds_TEMPLATE.json | sed 's/ZERO_STAGE/1/' > ds_config_7B.json\n"
+    f"deepspeed pretrain_gpt.py {SIZES} --vocab-size 512 --tensor-model-parallel-size 1 "
+    "--micro-batch-size 4 --global-batch-size 32 --deepspeed --deepspeed_config ds_config_7B.json\n"
+)
+
+
+def test_the_stage_that_a_script_fills_into_deepspeeds_template_is_read() -> None:
+    told = Told(num_gpus=8)
+    assert read(DEEP, told).configuration.zero_stage == 1  # the template is not there, its place is filled
+    away = '{"zero_optimization": {"stage": ZERO_STAGE, "offload_optimizer": {"device": "cpu"}}}'
+    files = {"ds_TEMPLATE.json": away, "a.sh": DEEP}
+    found = read_launch_files(Source(name="a.sh", text=DEEP, files=files), told)
+    assert (found.configuration.zero_stage, found.configuration.offload) == (1, "optimizer")
+    files["ds_TEMPLATE.json"] = '{"fp16": {"enabled": true}, "zero_optimization": {"stage": ZERO_STAGE}}'
+    with pytest.raises(InvalidProblemError, match="but --bf16 on line 2 of the script"):
+        read_launch_files(Source(name="a.sh", text=DEEP, files=files), told)
+    with pytest.raises(InvalidProblemError, match=r"ds_config_7B.json is not beside the file, and no --z"):
+        read(DEEP.partition("\n")[2], told)
 
 
 def test_the_trainers_precision_counts_before_accelerates_and_after_it_the_files() -> None:
@@ -200,6 +319,8 @@ def test_accelerates_file_may_be_json() -> None:
     assert found.configuration.data_parallel_size == 8
 
 
+PLUGIN = "deepspeed_config:\n  deepspeed_config_file: z.json\n"
+MESH = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n"
 FACTORY = (
     "model_name_or_path: meta-llama/Llama-3.1-8B\nstage: sft\nfinetuning_type: full\ncutoff_len: 2048\n"
     "per_device_train_batch_size: 1\ngradient_accumulation_steps: 2\nbf16: true\npure_bf16: true\n"

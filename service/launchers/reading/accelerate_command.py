@@ -1,0 +1,116 @@
+"""What ``accelerate launch`` is told of how ranks share: by its YAML, and by options that count before it.
+
+Names and precedence: accelerate 1.15.0, commands/launch.py (_validate_launch_command).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.launchers.reading.accelerate import AT, ENGINE, TYPES
+from meshwright.service.launchers.reading.base import Source, refused
+from meshwright.service.launchers.reading.documents import Found, Values, document_of
+from meshwright.service.launchers.reading.fields import Fields
+from meshwright.service.launchers.reading.shell_values import UNKNOWN, Word
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Accelerate's file with the options of ``accelerate launch``, which count before what stands in it."""
+
+    source: Source  # with the script beside it
+    values: Values
+    fields: Fields
+
+    @classmethod
+    def of(cls, source: Source, values: Values) -> Self:
+        """The file of ``source`` with these values."""
+        return cls(source, values, Fields(source.name, values))
+
+    def kind(self) -> str:
+        """How ranks share, one of ``TYPES``."""
+        return self.fields.word(ENGINE, "MULTI_GPU", allowed=TYPES)
+
+
+def shares_of(words: Sequence[Word], source: Source) -> Shares | None:
+    """What ``accelerate launch`` is told of how ranks share, by its file or its options; None: nothing.
+
+    Args:
+        words: of the command, before its program.
+        source: the script, with what stands beside it.
+
+    Raises:
+        InvalidProblemError: a file that is named is not there, or an option is not read.
+    """
+    if not any(word.text.rpartition("/")[2] == "accelerate" for word in words):
+        return None
+    path, options = None, dict(_options(words, source.name))
+    for at, word in enumerate(words):
+        name, equals, value = word.text.partition("=")
+        if name in ("--config_file", "--config-file"):
+            following = words[at + 1].text if at + 1 < len(words) else ""
+            path = Word(value if equals else following, word.line)
+    if path is None:
+        return Shares.of(source, {ENGINE: Found("MULTI_GPU", 0), **options}) if options else None
+    text = source.other(path.text)
+    if text is None or not path.text.endswith((".yaml", ".yml", ".json")):
+        raise refused(
+            f"line {path.line} of {shown(source.name)}: {shown(path.text)} is not beside it",
+            allowed="give accelerate's YAML too, or its folder; or meshwright capture -- bash …",
+        )
+    base = path.text.replace("\\", "/").rsplit("/", 1)[-1]
+    file = replace(source, name=base, text=text, files={**source.files, source.name: source.text})
+    return Shares.of(file, document_of(file) | options)
+
+
+# Options of ``accelerate launch`` by the place that they have in its file (commands/launch.py).
+_ENGINES = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU"}
+_OF_ALL = ("num_processes", "num_machines", "mixed_precision", "main_process_ip", "dynamo_backend")
+_OF_DEEPSPEED = ("zero", "offload_", "deepspeed_")  # the batch is the trainer's
+_UNREAD_ENGINES = ("use_megatron_lm", "megatron_lm_")
+_COUNTED = ("num_processes", "num_machines")
+
+
+def _options(words: Sequence[Word], script: str) -> Iterator[tuple[str, Found]]:
+    """Options that say how ranks share, as its file calls them."""
+    for at, word in enumerate(words):
+        name, equals, value = word.text.removeprefix("--").partition("=")
+        name = name.replace("-", "_")
+        if not word.text.startswith("--"):
+            continue
+        if name.startswith(_UNREAD_ENGINES):
+            raise refused(
+                f"line {word.line} of {shown(script)}: --{shown(name)} hands the run to Megatron-LM inside "
+                "accelerate, which is not read",
+                allowed="a Megatron-LM command of its own",
+            )
+        if name in _ENGINES:
+            yield ENGINE, Found(_ENGINES[name], word.line)
+            continue
+        key = _key_of(name)
+        following = words[at + 1] if at + 1 < len(words) else Word("--", 0)
+        said = value if equals else "true" if following.text.startswith("--") else following.text
+        if key is None or (UNKNOWN in said and name in (*_COUNTED, "main_process_ip")):
+            continue
+        if UNKNOWN in said:
+            unknown = shown(said.split(UNKNOWN)[1])
+            raise InvalidProblemError.of(
+                f"--{name}",
+                f"line {word.line}: it hangs on ${unknown}, which the script does not set",
+                allowed=f"--var {unknown}=…, or meshwright capture -- bash …",
+            )
+        yield key, Found(said, word.line)
+
+
+def _key_of(name: str) -> str | None:
+    """Where accelerate's file has an option; None: it decides nothing."""
+    if name in _OF_ALL:
+        return name
+    for section, starts in (("fsdp_config", "fsdp_"), ("parallelism_config", "parallelism_config_")):
+        if name.startswith(starts):
+            return f"{section}.{name}"
+    return f"{AT}{name}" if name.startswith(_OF_DEEPSPEED) else None

@@ -1,0 +1,211 @@
+"""How the ranks of transformers' Trainer share: by DeepSpeed's file, accelerate's, its own FSDP, or not.
+
+The batch, the length and the precision are the trainer's, whatever those files say of them
+(transformers, training_args.py and integrations/deepspeed.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from meshwright.profiles.documents import shown
+from meshwright.service.launchers.reading.accelerate import (
+    ACCUMULATION,
+    CHECKPOINTING,
+    ENGINE,
+    MICRO_BATCH,
+    PLUGIN_FILE,
+    Arguments,
+    arguments,
+    mesh_run,
+    plugin_run,
+)
+from meshwright.service.launchers.reading.accelerate_command import Shares
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
+from meshwright.service.launchers.reading.documents import (
+    Found,
+    document_of,
+    looks_like_document,
+)
+from meshwright.service.launchers.reading.fields import Fields
+from meshwright.service.launchers.reading.known import Known, known_of
+from meshwright.service.launchers.reading.shell_values import Word
+from meshwright.service.launchers.reading.split import divided
+
+_BUILT_IN = re.compile(r"(?:ds_z|zero|ds_zero|stage)_?([0-3])(?:_(offload))?(?:_config)?(?:\.json)?")
+_STRATEGIES = ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "no_shard")
+_FILLED = ("bf16.enabled", "fp16.enabled")  # ``auto`` where the trainer says them
+_OF_THE_START = ("main_process_ip", "dynamo_backend", "torch_compile")  # words of a command, beside a batch
+
+
+def ranks_run(launcher: str, fields: Fields, known: Known, told: Told, shares: Shares | None) -> LaunchFile:
+    """The run on what says how its ranks share.
+
+    Args:
+        launcher: whose run replicas and meshes are.
+        fields: the trainer's arguments.
+        known: what stands beside them.
+        told: the model, the ranks and the trainer's batch, length, precision and recomputation.
+        shares: accelerate's file and options.
+
+    Raises:
+        InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
+    """
+    if fields.has("deepspeed") or fields.has("deepspeed_config"):
+        return _by_deepspeed(fields, known, told)
+    said = shares or Shares.of(known.source, {ENGINE: Found("MULTI_GPU", 0)})
+    source, values, ranks = said.source, dict(said.values), said.values.get("num_processes")
+    if said.kind() in ("NO", "MULTI_GPU"):
+        values |= _own_fsdp(fields, known.source)
+    elsewhere = ranks is None or str(ranks.value) != str(told.num_gpus)  # who starts them says how many
+    if elsewhere:
+        values["num_processes"] = Found(told.num_gpus, ranks.line if ranks else 0)
+    if elsewhere and ranks is not None:
+        values.pop("num_machines", None)
+        fields.note(f"num_processes {ranks.value} of {shown(source.name)} is not what starts")
+    fields.stop()
+    mesh = Fields(source.name, values, told)
+    found = _by_accelerate(launcher, fields, Shares(source, values, mesh), told)
+    return replace(found, num_nodes=None, gpus_per_node=None) if elsewhere else found
+
+
+def _by_accelerate(launcher: str, fields: Fields, shares: Shares, told: Told) -> LaunchFile:
+    """The run of accelerate's values: its DeepSpeed plugin's, a mesh's, or plain replicas'."""
+    known, mesh = known_of(shares.source, told), shares.fields
+    given = {
+        MICRO_BATCH: Word(str(told.values["micro_batch_size"]), 0),
+        ACCUMULATION: Word(str(told.values["num_microbatches"]), 0),
+        CHECKPOINTING: Word(str(told.values["recompute_granularity"]), 0),
+        **arguments(known, _OF_THE_START),
+    }
+    if fields.flag("torch_compile", default=False):
+        given["torch_compile"] = Word("true", 0)
+    if shares.kind() == "DEEPSPEED":
+        return _by_plugin(shares, told, given)
+    mesh.raw("mixed_precision")
+    length, precision = int(told.values["seq_length"]), str(told.values["precision"])
+    return mesh_run(launcher, mesh, known, given, seq_length=length, precision=precision)
+
+
+_OFFLOADS = "fsdp_config.fsdp_offload_params"
+
+
+def _own_fsdp(fields: Fields, source: Source) -> dict[str, Found]:
+    """``--fsdp`` and ``--fsdp_config`` as accelerate's values (training_args.py, _process_fsdp_args)."""
+    said, line = fields.raw("fsdp") or "", fields.place("fsdp")[1]
+    words = re.split(r"[\s,]+", " ".join(map(str, said) if isinstance(said, list) else [str(said)]).lower())
+    if words[0] in ("", "false", "none"):
+        return {}
+    found: dict[str, object] = {ENGINE: "FSDP"}
+    strategy = next((word for word in words if word in _STRATEGIES), None)
+    if strategy is None and not set(words) & {"true", "fsdp", "fsdp2"}:
+        fields.fault("fsdp", f"{shown(' '.join(words))} is not priced", allowed=", ".join(_STRATEGIES))
+    if strategy is not None:
+        found["fsdp_config.fsdp_sharding_strategy"] = strategy.upper()
+    found |= {_OFFLOADS: True} if "offload" in words else {}
+    name = fields.raw("fsdp_config")
+    if isinstance(name, str) and name.endswith(".json"):
+        text = source.other(name)
+        if text is None:
+            fields.fault(
+                "fsdp_config", f"{shown(name)} is not beside the file", allowed="give that file too"
+            )
+        more = document_of(Source(name="fsdp.json", text=text)) if text else {}
+        found |= {f"fsdp_config.fsdp_{key.removeprefix('fsdp_')}": one.value for key, one in more.items()}
+    return {key: Found(value, line) for key, value in found.items()}
+
+
+def _by_plugin(shares: Shares, told: Told, given: Arguments) -> LaunchFile:
+    """The run of accelerate's DeepSpeed plugin, whose ``auto`` the trainer's arguments fill."""
+    name = shares.fields.raw(PLUGIN_FILE)
+    if isinstance(name, str):
+        found = _of_deepspeeds_file(name, shares.fields, shares.source, told, key=PLUGIN_FILE)
+        machines, ranks = shares.fields.integer("num_machines", 1), found.configuration.num_gpus
+        each = divided(ranks, machines, field="num_processes", what="num_machines")
+        return replace(found, num_nodes=machines, gpus_per_node=each)
+    values = {**shares.values, "mixed_precision": Found(told.values["precision"], 0)}
+    return plugin_run(Fields(shares.source.name, values, told), shares.source, told, given)
+
+
+def _by_deepspeed(fields: Fields, known: Known, told: Told) -> LaunchFile:
+    """The run of DeepSpeed's file; ``auto`` in it is what the arguments say."""
+    key = "deepspeed_config" if fields.has("deepspeed_config") else "deepspeed"
+    name = str(fields.raw(key))
+    if name == "true":  # a switch: the script makes the configuration (DeepSpeed-Chat)
+        stage = fields.integer("zero_stage", 0, low=0)
+        values = {"zero_optimization.stage": stage, **dict.fromkeys(_FILLED, "auto")}
+        return _of_deepspeeds({one: Found(value, 0) for one, value in values.items()}, "deepspeed", told)
+    return _of_deepspeeds_file(name, fields, known.source, told, key=key)
+
+
+def _of_deepspeeds_file(name: str, fields: Fields, beside: Source, told: Told, *, key: str) -> LaunchFile:
+    """The run of DeepSpeed's file of a name that ``key`` says, resolved by what is told."""
+    base = name.replace("\\", "/").rsplit("/", 1)[-1]
+    text = beside.other(base) if base.endswith(".json") else None
+    values = dict(looks_like_document(Source(name=base, text=text))) if text else {}
+    if text and not values:
+        document_of(Source(name=base, text=text))
+    if not values:
+        values = _built_in(fields, key, base)
+    fields.stop()
+    return _of_deepspeeds(values, base, told)
+
+
+def _of_deepspeeds(values: Mapping[str, Found], base: str, told: Told) -> LaunchFile:
+    """The run of DeepSpeed's values, resolved by what is told."""
+    text = json.dumps(_nested(_resolved(values, told)))
+    name = base if base.endswith(".json") else f"{base}.json"
+    return DeepSpeedReader().read(Source(name=name, text=text), told)
+
+
+def _built_in(fields: Fields, key: str, base: str) -> dict[str, Found]:
+    """What a file by the usual name of LLaMA-Factory and ms-swift holds, where it is not given."""
+    match = _BUILT_IN.fullmatch(base)
+    if match is None:
+        fields.fault(
+            key, f"{shown(base)} is not beside the file", allowed="give that file too, or its folder"
+        )
+        return {}
+    fields.note(
+        f"{shown(base)} is taken as ZeRO-{match[1]} with the usual values; give the file to be sure"
+    )
+    found = {"zero_optimization.stage": int(match[1]), "bf16.enabled": "auto", "fp16.enabled": "auto"}
+    device = {"zero_optimization.offload_optimizer.device": "cpu"} if match[2] else {}
+    weights = {"zero_optimization.offload_param.device": "cpu"} if match[2] and match[1] == "3" else {}
+    return {name: Found(value, 0) for name, value in {**found, **device, **weights}.items()}
+
+
+def _resolved(values: Mapping[str, Found], told: Told) -> dict[str, object]:
+    """DeepSpeed's values with ``auto`` replaced, as transformers' ``HfTrainerDeepSpeedConfig`` does it."""
+    known = {
+        "train_micro_batch_size_per_gpu": told.values["micro_batch_size"],
+        "gradient_accumulation_steps": told.values["num_microbatches"],
+        "bf16.enabled": told.values["precision"] == "bf16",
+        "fp16.enabled": told.values["precision"] == "fp16",
+    }
+    found: dict[str, object] = {}
+    for name, one in values.items():
+        if one.value != "auto":
+            found[name] = one.value
+        elif name in known:
+            found[name] = known[name]
+    return found
+
+
+def _nested(values: Mapping[str, object]) -> dict[str, object]:
+    """Values by dotted name as a tree."""
+    tree: dict[str, object] = {}
+    for name, value in values.items():
+        *parents, last = name.split(".")
+        place = tree
+        for parent in parents:
+            inner = place.setdefault(parent, {})
+            if not isinstance(inner, dict):
+                break
+            place = inner
+        place[last] = value
+    return tree
