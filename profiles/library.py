@@ -208,6 +208,15 @@ def _link(reader: FieldReader | None) -> LinkSpec:
     return link
 
 
+def _named_link(reader: FieldReader, field: str) -> LinkSpec:
+    """The link of ``links.yaml`` that a field names."""
+    named, links = reader.text(field), _links()
+    if named not in links:
+        known = ", ".join(links)
+        raise ProfileError(f'catalog: {reader.pointer}/{field}: no link "{named}" in links.yaml: {known}')
+    return links[named]
+
+
 @cache
 def _gpu(slug: str) -> GpuSpec:
     reader = _load(CATALOG / "gpus" / f"{slug}.yaml")
@@ -219,8 +228,8 @@ def _gpu(slug: str) -> GpuSpec:
         memory_bytes=reader.integer("memory_mib") * MIB,
         hbm_bytes_per_s=reader.number("hbm_gb_per_s", low=1, high=1e6) * GB,
         peak_flops={key: peaks.number(key, low=0.1, high=1e6) * TERA for key in peaks.names()},
-        intra_node=_links()[reader.text("intra_node")],
-        inter_node=_links()[reader.text("inter_node")],
+        intra_node=_named_link(reader, "intra_node"),
+        inter_node=_named_link(reader, "inter_node"),
         gpus_per_node=reader.integer("gpus_per_node"),
         island_gpus=reader.integer("island_gpus"),
         power_watts=reader.number("power_watts", low=1, high=1e5),
@@ -235,7 +244,7 @@ def _cluster(name: str) -> ClusterSpec:
     reader = _load(CATALOG / "clusters" / f"{name}.yaml")
     group = usual_group(find_gpu(reader.text("gpu")), reader.integer("num_nodes"))
     if reader.has("inter_node"):
-        network = _links()[reader.text("inter_node")]
+        network = _named_link(reader, "inter_node")
         measured = measured_network(network.kind, group.gpu.slug)
         group = replace(group, inter_node=network, measured=measured)
     cluster = ClusterSpec(

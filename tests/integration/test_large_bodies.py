@@ -18,7 +18,7 @@ from tests.reliability.figures import measured
 
 MIB = 2**20
 JSON = {"Content-Type": "application/json"}
-CLIENTS, ROUNDS = 40, 3
+CLIENTS, ROUNDS = 40, 2  # the first round sends every body
 MEASURED = {"format": "meshwright-measured", "version": 1}
 
 

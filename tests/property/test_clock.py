@@ -26,11 +26,11 @@ MOST_BETWEEN_LOOKS_S = 0.25
 MOST_BEYOND_S = 1.0  # of a limit, or of a cancel
 MOST_MIB = 1024
 LAUNCHERS = ("none", "megatron-lm", "torchtitan", "nanotron", "accelerate", "deepspeed", "any")
-LIMIT_S = 2.0
+LIMIT_S = 1.5
 
 
 def request(model: str, nodes: int, seq: int, batch: object, **search: Any) -> dict[str, Any]:  # noqa: ANN401
-    """A request on DGX H100 with a limit of 2 s."""
+    """A request on DGX H100 with a limit of LIMIT_S."""
     launcher, workload = search.pop("launcher", "none"), search.pop("workload", {})
     return {
         "model": {"name": model},
@@ -66,7 +66,7 @@ NAMED = {
         workload={"batch_ramp": [{"batch": 1024, "until_tokens": 10**9}], "total_tokens": 10**13},
     ),
     "eight kinds of nodes": {
-        **request("llama-3.1-8b", 16, 4096, 64, time_limit_s=8.0, certify="none"),
+        **request("llama-3.1-8b", 16, 4096, 64, time_limit_s=6.0, certify="none"),
         "cluster": {
             "groups": [
                 {"gpu": gpu, "num_nodes": 2}

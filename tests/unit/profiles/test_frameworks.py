@@ -3,7 +3,14 @@ from dataclasses import fields
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
-from meshwright.profiles.frameworks import framework_facts, framework_names, framework_sources, with_options
+from meshwright.profiles.frameworks import (
+    _NOT_OPTIONS,
+    OPTION_NUMBERS,
+    framework_facts,
+    framework_names,
+    framework_sources,
+    with_options,
+)
 
 
 @pytest.mark.parametrize("name", framework_names())
@@ -14,6 +21,12 @@ def test_every_fact_of_every_framework_names_its_source_and_no_source_lacks_its_
     stated -= {fact for fact in optional if not getattr(facts, fact)}
     assert framework_sources(name).keys() == stated
     assert all(len(source) > 10 for source in framework_sources(name).values())
+
+
+def test_every_number_that_a_request_may_state_has_its_range() -> None:
+    facts = framework_facts("megatron-core")
+    numbers = {f.name for f in fields(facts) if type(getattr(facts, f.name)) in (int, float)}
+    assert numbers - _NOT_OPTIONS == set(OPTION_NUMBERS)
 
 
 def test_an_option_overrides_one_fact() -> None:

@@ -13,9 +13,10 @@ import yaml
 
 from meshwright.profiles import library
 from meshwright.profiles.catalog import CATALOG
-from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
+from meshwright.profiles.errors import InvalidProblemError, ProfileError, UnknownNameError
 from meshwright.profiles.library import (
     _hub_ids,
+    _named_link,
     cluster_names,
     find_cluster,
     find_gpu,
@@ -25,6 +26,7 @@ from meshwright.profiles.library import (
     gpu_of_device,
     model_names,
 )
+from meshwright.profiles.reading import FieldReader
 from meshwright.profiles.units import GIB, MIB
 
 # every slug that occurs in the measured runs, and every type that users were promised
@@ -314,3 +316,11 @@ def test_the_catalog_counts_what_model_cards_print() -> None:
         "falcon3-7b": 7_455_550_464, "smollm2-1.7b": 1_711_376_384, "gpt2-xl": 1_557_611_200,
     }  # fmt: skip
     assert {name: find_model(name).num_parameters() for name in published} == published
+
+
+def test_a_link_that_there_is_not_is_named_with_the_file_that_asks_for_it_and_those_that_there_are() -> (
+    None
+):
+    gpu = FieldReader({"intra_node": "pcie-9"}, "/gpus/a30-24gb")
+    with pytest.raises(ProfileError, match=r'/gpus/a30-24gb/intra_node: no link "pcie-9".*pcie-4, pcie-5'):
+        _named_link(gpu, "intra_node")
