@@ -57,7 +57,7 @@ class Capabilities:
     heads_whole_on_ranks: bool = False  # tensor_parallel_size divides the key/value heads too
     halves_on_ranks: bool = False  # tp * 2 cp divides the sequence, not only tp * cp and 2 cp
     overlaps_experts: bool = False  # all-to-alls of experts run under another micro-batch's computing
-    sinks_need_all_to_all: bool = False  # attention sinks beside context parallelism
+    rings_are_plain: bool = False  # no attention sinks, no sliding windows beside them
     biased_experts_whole: bool = False  # no tensor ranks split experts that have biases
     balances_stages: bool = (
         False  # it splits the layers itself (``meshwright.solver.splits.nanotron_split``)
@@ -123,7 +123,7 @@ def launchers_of(launcher: str) -> tuple[str, ...]:
 
 # What takes something away from a launcher: "any" lacks only what all of them lack.
 _LIMITING = ("experts_need_sequence_parallel", "heads_whole_on_ranks", "halves_on_ranks", "balances_stages",
-             "data_parallel_alike", "sinks_need_all_to_all", "offloads_modules",
+             "data_parallel_alike", "rings_are_plain", "offloads_modules",
              "biased_experts_whole")  # fmt: skip
 _LIMITING_WORDS = ("constraints", "adapter_constraints", "model_constraints", "batching_constraints",
                    "optimizer_constraints", "option_constraints")  # fmt: skip

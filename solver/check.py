@@ -82,6 +82,10 @@ def _state_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         yield f"{able.launcher} recomputes as many layers of every stage"
     if config.context_parallel_mode not in able.context_parallel_modes:
         yield f"{able.launcher} has no context parallelism by {config.context_parallel_mode}"
+    special = problem.model.attention_sinks or problem.model.sliding_window is not None
+    exchanged = config.context_parallel_size == 1 or config.context_parallel_mode == "all_to_all"
+    if able.rings_are_plain and special and not exchanged:
+        yield f"{able.launcher} passes no windows and no attention sinks round a ring"
     yield from _offload_faults(problem, config)
 
 
@@ -353,8 +357,7 @@ def _configuration_faults(problem: Problem, config: Configuration) -> Iterator[s
 
 def _mesh_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     """GPUs, and what tensor, context and expert parallelism divide."""
-    model, seq = problem.model, problem.workload.seq_length
-    tp, cp = config.tensor_parallel_size, config.context_parallel_size
+    model, tp = problem.model, config.tensor_parallel_size
     if config.num_gpus > usable_gpus(problem):
         yield f"{config.num_gpus} GPUs are needed, the cluster has {usable_gpus(problem)}"
     if model.num_attention_heads % tp or model.ffn_hidden_size % tp:
@@ -369,11 +372,28 @@ def _mesh_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         yield f"a {problem.workload.base_precision} model is split by tp = {tp} or ZeRO-{config.zero_stage}"
     if config.sequence_parallel and tp == 1:
         yield "sequence_parallel goes with tensor_parallel_size > 1"
-    ring = config.context_parallel_mode == "ring"
-    if not ring and (cp == 1 or model.num_attention_heads % (tp * cp) or model.num_kv_heads % (tp * cp)):
-        yield f"all_to_all cannot exchange {model.num_attention_heads} heads over tp = {tp} and cp = {cp}"
-    if seq % (tp * cp) or (cp > 1 and ring and seq % (2 * cp)):
+    yield from _sequence_faults(problem, config)
+
+
+def _sequence_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Context- and tensor-parallel ranks split a sequence, and exchange whole heads."""
+    model, seq = problem.model, problem.workload.seq_length
+    tp, cp = config.tensor_parallel_size, config.context_parallel_size
+    heads, among = (model.num_attention_heads, model.num_kv_heads), _exchanging(config)
+    if config.context_parallel_mode != "ring" and (cp == 1 or any(count % (tp * among) for count in heads)):
+        yield f"all_to_all cannot exchange {heads[0]} heads over tp = {tp} and cp = {among}"
+    if cp % among or (cp == among and "+" in config.context_parallel_mode):
+        yield f"{config.context_parallel_mode} leaves no ring of cp = {cp}"
+    if seq % (tp * cp) or (cp > 1 and config.context_parallel_mode != "all_to_all" and seq % (2 * cp)):
         yield f"{seq} tokens cannot be split over tp = {tp} and cp = {cp}"
+
+
+def _exchanging(config: Configuration) -> int:
+    """Ranks of a context-parallel group that exchange heads for tokens."""
+    exchange, both, _ring = config.context_parallel_mode.partition("+")
+    if both:
+        return int(exchange.rpartition("_")[2])
+    return config.context_parallel_size if exchange == "all_to_all" else 1
 
 
 def _expert_faults(problem: Problem, config: Configuration) -> Iterator[str]:

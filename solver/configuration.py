@@ -44,13 +44,17 @@ OFFLOAD = (
     "optimizer+parameters@nvme", "optimizer@nvme", "optimizer@nvme+parameters",
     "optimizer@nvme+parameters@nvme",
 )  # fmt: skip
-CONTEXT_MODES = ("ring", "all_to_all")
-RING = CONTEXT_MODES.index("ring")
+MAX_SIZE = 2**31 - 1  # of an integer variable that somebody writes
+# How context-parallel ranks share attention: keys and values pass round a ring, heads are exchanged for
+# tokens, or so many neighbours exchange and rings of the others are left.
+HIERARCHICAL = {f"all_to_all_{size}+ring": size for size in (2, 4, 8, 16)}
+CONTEXT_MODES = ("ring", "all_to_all", *HIERARCHICAL)
+RING, ALL_TO_ALL = CONTEXT_MODES.index("ring"), CONTEXT_MODES.index("all_to_all")
+_EXCHANGING = np.array([1, MAX_SIZE, *HIERARCHICAL.values()])  # by mode, but no more than there are
 # Orders in which ranks are numbered along the axes of the mesh, fastest first. Tensor-parallel ranks come
 # first in every one of them: they talk in every layer. Experts are split over the innermost ranks of a
 # stage, whichever axes those belong to. The first order is the launchers' own.
 RANK_ORDERS = ("tp-cp-dp-pp", "tp-cp-pp-dp", "tp-dp-cp-pp", "tp-dp-pp-cp", "tp-pp-cp-dp", "tp-pp-dp-cp")
-MAX_SIZE = 2**31 - 1  # of an integer variable that somebody writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +206,8 @@ class Configuration:
     context_parallel_mode: Annotated[
         str,
         Variable(
-            "Keys and values pass round a ring, or heads are exchanged for tokens",
+            "Keys and values pass round a ring, heads are exchanged for tokens, or both: "
+            "so many neighbours exchange, and rings are left between them",
             words=CONTEXT_MODES,
             part_of="context_parallel_size",
             uniform_only=True,
@@ -437,6 +442,12 @@ class Columns:
             self.tensor_parallel_size * self.pipeline_parallel_size
             * self.context_parallel_size * self.data_parallel_size
         )  # fmt: skip
+
+    @property
+    def exchanging(self) -> IntArray:
+        """Context-parallel ranks that exchange heads for tokens; 1: keys and values go round, (n,)."""
+        among = _EXCHANGING[self.context_parallel_mode]
+        return np.asarray(np.minimum(among, self.context_parallel_size))
 
     @property
     def expert_ranks(self) -> IntArray:

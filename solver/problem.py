@@ -47,7 +47,7 @@ DERIVED_VARIABLES = ("num_gpus", "global_batch_size")
 
 STANDALONE_STAGES = "standalone_stages"  # of the embedding, and of the head with the loss
 ALLOWED = (
-    "offload", "fp8", STANDALONE_STAGES, *OPTIMIZERS, EVERY_SWITCH,
+    "offload", "fp8", STANDALONE_STAGES, "context_parallel_mode", *OPTIMIZERS, EVERY_SWITCH,
     *(name for name, one in switches().items() if one.beside in ("", name)),
 )  # fmt: skip
 

@@ -32,11 +32,11 @@ from meshwright.service.launchers.megatron_lm_model_rules import (
 )
 from meshwright.service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
 from meshwright.service.launchers.megatron_names import (
-    CONTEXT_MODES,
     STAGES_BEFORE_DATA,
     SWITCHES_OF_ALL,
     Values,
     balance_values,
+    context_values,
     decided_flags,
     distributed_optimizer,
     environment,
@@ -178,9 +178,7 @@ def _model_keys(values: Values) -> Values:
 
 
 def _parallel(target: Target) -> Values:
-    values = _model_keys(parallel_values(target))
-    if target.config.context_parallel_size > 1:
-        values["model.cp_comm_type"] = CONTEXT_MODES[target.config.context_parallel_mode]
+    values = _model_keys(parallel_values(target) | context_values(target.config))
     if target.config.rank_order == STAGES_BEFORE_DATA:
         values["dist.use_tp_pp_dp_mapping"] = True
     values["comm_overlap"] = None  # or it would rewrite what overlaps

@@ -22,6 +22,7 @@ from meshwright.service.launchers.megatron_names import (
     WHOLE_STEP,
     Values,
     balance_values,
+    context_values,
     exchange_values,
     is_even,
     kernel_values,
@@ -258,8 +259,7 @@ def _parallel(target: Target) -> list[Flag]:
         flag("pipeline-model-parallel-size", config.pipeline_parallel_size),
         flag("context-parallel-size", config.context_parallel_size),
     ]
-    if config.context_parallel_size > 1:
-        flags.append(flag("cp-comm-type", "p2p" if config.context_parallel_mode == "ring" else "a2a"))
+    flags += flags_of(context_values(config))
     if config.rank_order == STAGES_BEFORE_DATA:
         flags.append(flag("use-tp-pp-dp-mapping"))
     return flags

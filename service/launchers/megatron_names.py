@@ -13,7 +13,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.service.launchers.export import Variable
 from meshwright.service.launchers.target import Target
-from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.configuration import HIERARCHICAL, Columns, Configuration
 from meshwright.solver.cost.context import experts_overlap
 
 # --------------------------------------------------------------------------------------------------
@@ -53,8 +53,8 @@ _WORDS = (
     "step-batch-size-schedule", "transformer-impl", "window-size",
 )  # fmt: skip
 _LISTS = (
-    "cp-comm-type", "cuda-graph-modules", "cuda-graph-scope", "offload-modules", "rampup-batch-size",
-    "recompute-modules",
+    "cp-comm-type", "cuda-graph-modules", "cuda-graph-scope", "hierarchical-context-parallel-sizes",
+    "offload-modules", "rampup-batch-size", "recompute-modules",
 )  # fmt: skip
 _INTEGERS = (
     "context-parallel-size", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
@@ -158,7 +158,21 @@ def _repeated(letter: str, count: int) -> str:
 
 Values = dict[str, object]
 STAGES_BEFORE_DATA = "tp-cp-pp-dp"  # of use_tp_pp_dp_mapping; without it tp-cp-dp-pp
-CONTEXT_MODES = {"ring": "p2p", "all_to_all": "a2a"}  # of cp_comm_type
+CONTEXT_MODES = {"ring": "p2p", "all_to_all": "a2a", **dict.fromkeys(HIERARCHICAL, "a2a+p2p")}
+
+
+def context_values(config: Configuration) -> Values:
+    """How context-parallel ranks share attention; of both ways, how many exchange and how many pass on."""
+    if config.context_parallel_size == 1:
+        return {}
+    mode = config.context_parallel_mode
+    values: Values = {"cp_comm_type": CONTEXT_MODES[mode]}
+    if mode in HIERARCHICAL:
+        inner = HIERARCHICAL[mode]
+        values["hierarchical_context_parallel_sizes"] = (inner, config.context_parallel_size // inner)
+    return values
+
+
 FIRST_ARCHITECTURES_WITHOUT_ONE_CONNECTION = ("blackwell",)
 # Megatron-LM 0.16.1, training/arguments.py:940-950: "set CUDA_DEVICE_MAX_CONNECTIONS to 1 or 32", which
 # depends on whether tensor parallelism or overlapped experts come first.

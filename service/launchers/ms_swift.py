@@ -25,9 +25,9 @@ from meshwright.service.launchers.megatron_lm_model_rules import (
 )
 from meshwright.service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
 from meshwright.service.launchers.megatron_names import (
-    CONTEXT_MODES,
     SWITCHES_OF_ALL,
     Values,
+    context_values,
     decided_flags,
     distributed_optimizer,
     dropout_values,
@@ -129,9 +129,7 @@ def _written(name: str, value: object) -> str:
 
 def _parallel(target: Target) -> Values:
     known = megatron_facts(target)
-    values = parallel_values(target)
-    if target.config.context_parallel_size > 1:
-        values["cp_comm_type"] = CONTEXT_MODES[target.config.context_parallel_mode]
+    values = parallel_values(target) | context_values(target.config)
     if target.config.virtual_pipeline_size > 1:
         values["microbatch_group_size_per_vp_stage"] = target.config.pipeline_parallel_size
         values["overlap_p2p_comm"] = known.overlap_transfer

@@ -36,7 +36,7 @@ from meshwright.service.report.formatting import (
     words,
 )
 from meshwright.service.web.callers import DOCUMENT_FORM, QUESTION_FORM
-from meshwright.solver.configuration import OFFLOAD
+from meshwright.solver.configuration import CONTEXT_MODES, OFFLOAD
 
 # --------------------------------------------------------------------------------------------------
 # docs/reference/cli.md: every command with its help, its options and its examples, from the code.
@@ -478,8 +478,28 @@ is its step shorter or its memory smaller
 def switches_page() -> str:
     """The page."""
     own = [_switch_section(switch) for switch in switches().values()]
-    sections = [*own, _standalone_section(), _offload_section()]
+    sections = [*own, _context_section(), _standalone_section(), _offload_section()]
     return _SWITCHES_HEAD + "\n".join(sections)
+
+
+def _context_section() -> str:
+    """How context-parallel ranks share attention: a variable of the plan."""
+    able = {name: launcher_capabilities(name) for name in launcher_names()}
+    can = {name: one.context_parallel_modes if one.context_parallel else () for name, one in able.items()}
+    return "\n".join([
+        "## `context_parallel_mode` {#context}", "",
+        "How context-parallel ranks share attention: a variable of every configuration. The ring and the",
+        "exchange of heads are always searched; both together (`all_to_all_4+ring`: 4 neighbours",
+        "exchange heads for tokens, and rings are left between such groups) where",
+        "`context_parallel_mode` is allowed, pinned or limited (`switches` does not mean it).", "",
+        f"| | {' | '.join(able)} |",
+        f"|---|{'---|' * len(able)}",
+        *(
+            f"| `{word}` | {' | '.join('yes' if word in one else '–' for one in can.values())} |"
+            for word in CONTEXT_MODES
+        ),
+        "",
+    ])  # fmt: skip
 
 
 def _standalone_section() -> str:

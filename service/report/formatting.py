@@ -10,7 +10,7 @@ from rich.text import Text
 
 from meshwright.profiles.units import GIB, TERA
 from meshwright.solver.answer import Plan, Prediction
-from meshwright.solver.configuration import VARIABLES, Configuration, StageGroup
+from meshwright.solver.configuration import HIERARCHICAL, VARIABLES, Configuration, StageGroup
 
 
 def built_words(plans: Sequence[Plan], verdicts: Mapping[str, str]) -> str:
@@ -178,7 +178,7 @@ def inner_words(configuration: Configuration) -> list[str]:
     order = _order_words(configuration)
     said = {
         configuration.pipeline_schedule: configuration.pipeline_schedule not in _USUAL_SCHEDULES,
-        "cp by all-to-all": configuration.context_parallel_mode != "ring" and split > 1,
+        _context_words(configuration): configuration.context_parallel_mode != "ring" and split > 1,
         **{
             f"{one.short} {getattr(configuration, one.name)}": getattr(configuration, one.name) != one.off
             for one in VARIABLES.values()
@@ -189,6 +189,14 @@ def inner_words(configuration: Configuration) -> list[str]:
         offload_words(configuration.offload): configuration.offload != "none",
     }
     return [words for words, applies in said.items() if applies]
+
+
+def _context_words(configuration: Configuration) -> str:
+    """How context-parallel ranks share attention otherwise than in a ring."""
+    among = HIERARCHICAL.get(configuration.context_parallel_mode)
+    if among is None:
+        return "cp by all-to-all"
+    return f"cp by all-to-all of {among}, rings of {configuration.context_parallel_size // among}"
 
 
 def offload_words(offload: str) -> str:

@@ -14,7 +14,9 @@ from typing import Literal
 from meshwright.profiles.documents import DOCUMENT, pointer, read_json
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 
-Kind = Literal["text", "long", "number", "numbers", "choice", "lines", "check", "checks", "json"]
+Kind = Literal[
+    "text", "long", "number", "numbers", "choice", "lines", "check", "checks", "json", "named"
+]  # fmt: skip
 Values = Mapping[str, Sequence[str]]
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})(?:[eE][+-]?[0-9]{1,2})?")
@@ -108,11 +110,13 @@ def faulty(fields: Sequence[Field], values: Values, fault: InvalidProblemError) 
     placed: dict[str, list[FieldError]] = {}
     others: list[FieldError] = []
     for error in fault.errors:
-        found = _field_of(fields, values, tuple(error.pointer.split("/")[1:]))
+        path = tuple(error.pointer.split("/")[1:])
+        found = _field_of(fields, values, path)
         if found is None:
             others.append(error)
         else:
-            placed.setdefault(found.name, []).append(error)
+            which = "".join(f"{name}: " for name in path[len(found.at) :] if found.kind == "named")
+            placed.setdefault(found.name, []).append(replace(error, message=which + error.message))
     return Form(values=values, faults=placed, others=tuple(others))
 
 
@@ -143,6 +147,12 @@ def _numbers(text: str) -> object:
     return found if len(found) > 1 else found[0]
 
 
+def _named(text: str) -> dict[str, object]:
+    """Numbers by their names: ``p50=900, p100=8192``; the request's own check names what is none."""
+    parts = (part.partition("=") for part in re.split(r"[,\s]+(?=[^\s=])", text.strip(" ,")))
+    return {name.strip(): _number(value.strip()) for name, _, value in parts}
+
+
 def _lines(text: str) -> list[str]:
     """What stands on each line."""
     return [line.strip() for line in text.splitlines() if line.strip()]
@@ -154,6 +164,7 @@ _READERS: Mapping[Kind, Callable[[str], object]] = {
     "choice": _number,  # most are words
     "number": _number,
     "numbers": _numbers,
+    "named": _named,
     "lines": _lines,
     "check": bool,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
+from meshwright.profiles.sequences import BATCHINGS
 from meshwright.service.jobs.states import DEFAULT_PRIORITY
 from meshwright.service.launchers.reading.registry import reader_names
 from meshwright.service.launchers.registry import launcher_names
@@ -91,6 +92,23 @@ SEQUENCE = Field(
     default="8192",
     hint="tokens",
     required=True,
+)
+DOCUMENTS = (
+    Field(
+        name="lengths",
+        at=("workload", "lengths", "percentiles"),
+        label="Tokens of a document",
+        kind="named",
+        placeholder="p50=900, p90=4000, p100=8192",
+        hint="percentiles; p100, the longest, must be among them",
+    ),
+    Field(
+        name="batching",
+        at=("workload", "lengths", "batching"),
+        label="Sequences are made by",
+        kind="choice",
+        choices=(("", "as above: all are full"), *((word, word) for word in BATCHINGS)),
+    ),
 )
 PRECISION = Field(
     name="precision",
@@ -248,7 +266,7 @@ FIRST = (MODEL, CLUSTER, NODES, BATCH, SEQUENCE, PRECISION, OPTIMIZER, LAUNCHER)
 FRESH = Field(
     name="fresh", at=("fresh",), label="Search again", kind="check", hint="even if the answer is known"
 )
-QUESTION = (*FIRST, CONFIG, *PINS, *LIMITS, *RUN)
+QUESTION = (*FIRST, CONFIG, *DOCUMENTS, *PINS, *LIMITS, *RUN)
 
 # A launch file says most of it itself.
 LAUNCH_FILE = Field(

@@ -19,7 +19,7 @@ from meshwright.profiles.collectives.collectives import (
     point_to_point_s,
 )
 from meshwright.profiles.model_parts import MoeSpec
-from meshwright.solver.configuration import RING, FloatArray, is_one_of
+from meshwright.solver.configuration import FloatArray, is_one_of
 from meshwright.solver.cost.compute import PassSeconds
 from meshwright.solver.cost.context import SHARD_WEIGHTS, Context, experts_overlap, paired_passes
 from meshwright.solver.cost.parameters import Weights
@@ -71,13 +71,12 @@ def tensor_parallel(ctx: Context, blocks: float = 2.0) -> PassSeconds:
 
 
 def context_parallel(ctx: Context, attention: PassSeconds) -> PassSeconds:
-    """What splitting sequences adds to attention, in a ring or by exchanging heads for tokens."""
-    ring, exchange = _ring(ctx, attention), _head_exchange(ctx)
-    in_ring = ctx.columns.context_parallel_mode == RING
-    return PassSeconds(
-        forward=np.where(in_ring, ring.forward, exchange.forward),
-        backward=np.where(in_ring, ring.backward, exchange.backward),
-    )
+    """What splitting sequences adds to attention, in a ring, by exchanging heads for tokens, or both.
+
+    Where both: neighbours exchange first and last, so that each ring has their tokens of its share of the
+    heads (Transformer Engine 2.9, ``AttnFuncWithCPAndKVP2P``; Fang and Zhao 2024, USP, arXiv:2405.07719).
+    """
+    return _ring(ctx, attention) + _head_exchange(ctx)
 
 
 def _head_exchange(ctx: Context) -> PassSeconds:
@@ -91,8 +90,8 @@ def _head_exchange(ctx: Context) -> PassSeconds:
     heads, kv = model.num_attention_heads / ctx.t, np.maximum(model.num_kv_heads / ctx.t, 1.0)
     before = heads * model.head_dim + kv * (model.head_dim + model.v_head_dim)
     sent = [ctx.tokens * width * _ACTIVATION_BYTES for width in (before, heads * model.v_head_dim)]
-    once = sum(all_to_all_s(one, ctx.context_group, ctx.fabric) for one in sent)
-    once = np.where(ctx.c > 1, once, 0.0)
+    once = sum(all_to_all_s(one, ctx.exchange_group, ctx.fabric) for one in sent)
+    once = np.where(ctx.exchanging > 1, once, 0.0)
     return PassSeconds(forward=once, backward=once)
 
 
@@ -106,9 +105,10 @@ def _ring(ctx: Context, attention: PassSeconds) -> PassSeconds:
     model = ctx.model
     kv = np.maximum(model.num_kv_heads / ctx.t, 1.0) * (model.head_dim + model.v_head_dim)
     outputs = ctx.tokens * model.num_attention_heads / ctx.t * model.v_head_dim
-    merged = (ctx.c - 1.0) * outputs * _MERGE_BYTES / ctx.hbm_bytes_per_s
-    payload = ctx.tokens * ctx.c * kv * _ACTIVATION_BYTES
-    once = np.where(ctx.c > 1, all_gather_s(payload, ctx.context_group, ctx.fabric), 0.0)
+    ranks = ctx.c / ctx.exchanging
+    merged = (ranks - 1.0) * outputs * _MERGE_BYTES / ctx.hbm_bytes_per_s
+    payload = ctx.tokens * ctx.c * kv / ctx.exchanging * _ACTIVATION_BYTES
+    once = np.where(ranks > 1, all_gather_s(payload, ctx.ring_group, ctx.fabric), 0.0)
     forward = exposed_s(once, attention.forward, OVERLAP_SLOWDOWN)
     backward = exposed_s(2.0 * once, attention.backward, OVERLAP_SLOWDOWN)
     return PassSeconds(forward=forward + merged, backward=backward + 2.0 * merged)

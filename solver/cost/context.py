@@ -19,6 +19,7 @@ from meshwright.profiles.operators.operators import GpuOperators
 from meshwright.profiles.optimizers import ADAMW_MOVED_BYTES, Optimizer, optimizer_named
 from meshwright.profiles.profile import Constants, Profile
 from meshwright.solver.configuration import (
+    ALL_TO_ALL,
     OFFLOAD,
     RANK_ORDERS,
     RECOMPUTE,
@@ -198,7 +199,9 @@ class Context:
     selective: BoolArray
     full: BoolArray
     tensor_group: Group
-    context_group: Group
+    exchanging: FloatArray  # context-parallel ranks that exchange heads for tokens; 1: all pass them round
+    exchange_group: Group  # these
+    ring_group: Group  # c / exchanging of them, as far apart as so many lie
     expert_group: Group
     expert_tensor_group: Group  # ranks that share one expert
     data_group: Group  # dp * cp ranks that reduce the gradients of dense weights
@@ -395,6 +398,14 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
     sequence_parallel = (columns.sequence_parallel == 1) & (columns.tensor_parallel_size > 1)
     shard = np.minimum(np.where(columns.zero_stage > 0, columns.zero_shard_size, 1), c * d)
     expert_data = np.maximum(t * c * d / (e * et), 1.0)
+    place = placement_of(columns)
+    ranks = columns.exchanging.astype(np.float64)
+    exchange = ring = Group.of(c, place.context_stride, fabric, place.blocks)  # of one of them each row is
+    if (
+        columns.context_parallel_mode > ALL_TO_ALL
+    ).any():  # neighbours exchange (create_hierarchical_groups)
+        exchange = Group.of(ranks, place.context_stride, fabric, place.blocks)
+        ring = Group.of(c / ranks, place.context_stride * ranks, fabric, place.blocks)
     return Context(
         model=problem.model,
         gpu=gpu,
@@ -404,7 +415,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         fabric=fabric,
         layers=None if workload.lengths else profile.layers,  # which were timed on whole sequences
         columns=columns,
-        placement=(place := placement_of(columns)),
+        placement=place,
         seq_length=workload.seq_length,
         optimizer=optimizer_named(workload.optimizer),
         workload=workload,
@@ -418,7 +429,9 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         selective=columns.recompute == RECOMPUTE.index("selective"),
         full=columns.recompute == RECOMPUTE.index("full"),
         tensor_group=Group.of(t, np.ones_like(t), fabric),
-        context_group=Group.of(c, place.context_stride, fabric, place.blocks),
+        exchanging=ranks,
+        exchange_group=exchange,
+        ring_group=ring,
         expert_group=Group.of(e, et, fabric, place.blocks),  # the innermost ranks after expert tp
         expert_tensor_group=Group.of(et, np.ones_like(et), fabric),
         data_group=Group.of(c * d, t, fabric, place.blocks),

@@ -441,16 +441,20 @@ def _passes_of(ctx: Context, problem: Problem, profile: Profile) -> tuple[Contex
         **dict.fromkeys(("recompute_layers", "pipeline_schedule", "rank_order"), 0),
     }
     c = replace(c, **{name: np.where(plain, value, getattr(c, name)) for name, value in read.items()})
+    rings = [] if ctx.ring_group is ctx.exchange_group else [ctx.ring_group]  # mostly the same
     links = [
-        one for group in (ctx.context_group, ctx.expert_group) for one in (group.in_island, group.islands)
+        one
+        for group in (*rings, ctx.exchange_group, ctx.expert_group)
+        for one in (group.in_island, group.islands)
     ]
     told_by = [*(getattr(c, f.name) for f in fields(c)), *(one.astype(np.int64) for one in links)]
     first, of_row = distinct([one for one in told_by if (one != one[:1]).any()] or told_by[:1])
     few = context_of(problem, c.take(first), profile)
     alone = Group.of(np.ones_like(few.t), np.ones_like(few.t), ctx.fabric)
     few = replace(
-        few, context_group=ctx.context_group.take(first), expert_group=ctx.expert_group.take(first),
-        data_group=alone, shard_group=alone, expert_data_group=alone,
+        few, exchange_group=ctx.exchange_group.take(first), ring_group=ctx.ring_group.take(first),
+        expert_group=ctx.expert_group.take(first), data_group=alone, shard_group=alone,
+        expert_data_group=alone,
     )  # fmt: skip
     return few, of_row
 

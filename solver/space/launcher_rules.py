@@ -26,6 +26,7 @@ from meshwright.profiles.switches import clashes, switch_faults, switches
 from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import (
     ALL_LAYERS,
+    ALL_TO_ALL,
     CONTEXT_MODES,
     OFFLOAD,
     PER_STAGE,
@@ -287,14 +288,12 @@ def _axis_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
             reads=("tensor_parallel_size",),
             violated=lambda c: kv_heads % c.tensor_parallel_size != 0,
         )
-    if able.sinks_need_all_to_all and problem.model.attention_sinks:
+    if able.rings_are_plain and (problem.model.attention_sinks or problem.model.sliding_window):
         yield Rule(
-            name=f"{name} has attention sinks in each context-parallel rank",
-            reason="context parallelism of learned softmax offsets is all_to_all only",
+            name=f"{name} passes no windows and no attention sinks round a ring",
+            reason="context parallelism of sliding windows and learned softmax offsets is all_to_all only",
             reads=("context_parallel_size", "context_parallel_mode"),
-            violated=lambda c: (
-                (c.context_parallel_size > 1) & (c.context_parallel_mode == CONTEXT_MODES.index("ring"))
-            ),
+            violated=lambda c: (c.context_parallel_size > 1) & (c.context_parallel_mode != ALL_TO_ALL),
         )
     if able.halves_on_ranks:
         yield Rule(

@@ -21,6 +21,7 @@ from meshwright.profiles.units import GIB
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import (
     ALL_LAYERS,
+    ALL_TO_ALL,
     RANK_ORDERS,
     RECOMPUTE,
     RING,
@@ -286,22 +287,31 @@ def _sequence_rules(problem: Problem) -> Iterator[Rule]:
         reads=("context_parallel_size", "context_parallel_mode"),
         violated=lambda c: (
             (c.context_parallel_size > 1)
-            & (c.context_parallel_mode == RING)
+            & (c.context_parallel_mode != ALL_TO_ALL)
             & (seq % (2 * c.context_parallel_size) != 0)
         ),
     )
     heads, kv_heads = problem.model.num_attention_heads, problem.model.num_kv_heads
     yield Rule(
-        name="all_to_all splits heads over tensor_parallel_size * context_parallel_size",
+        name="all_to_all splits heads over tensor_parallel_size * the context-parallel ranks that exchange",
         reason=f"{heads} heads and {kv_heads} key/value heads are exchanged for tokens (arXiv:2309.14509)",
         reads=("tensor_parallel_size", "context_parallel_size", "context_parallel_mode"),
         violated=lambda c: (
             (c.context_parallel_mode != RING)
             & (
-                (heads % (c.tensor_parallel_size * c.context_parallel_size) != 0)
-                | (kv_heads % (c.tensor_parallel_size * c.context_parallel_size) != 0)
+                (heads % (c.tensor_parallel_size * c.exchanging) != 0)
+                | (kv_heads % (c.tensor_parallel_size * c.exchanging) != 0)
                 | (c.context_parallel_size == 1)
             )
+        ),
+    )
+    yield Rule(
+        name="rings are left between context-parallel ranks that exchange heads",
+        reason="so many of them exchange among each other, and there are several times as many",
+        reads=("context_parallel_size", "context_parallel_mode"),
+        violated=lambda c: (
+            (c.context_parallel_mode > ALL_TO_ALL)
+            & ((c.context_parallel_size % c.exchanging != 0) | (c.context_parallel_size == c.exchanging))
         ),
     )
     yield Rule(

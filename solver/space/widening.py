@@ -3,7 +3,7 @@
   expert_tensor_parallel_size   1, and tensor_parallel_size where experts may be split like everything else
   zero_shard_size               dp * cp, and the ranks of one island: shards inside it, replicas across
   sequence_parallel             with tensor parallelism; without it where the request names it, or wide
-  context_parallel_mode         ring, and all_to_all where the heads divide
+  context_parallel_mode         ring, and all_to_all where the heads divide; both where that is asked for
   rank_order                    the launcher's own, and others where some collective crosses other links
   offload                       none, and what the request allows and the launcher has
 What the request pins or bounds is always a candidate; among all candidates (``wide``) so is every size of
@@ -22,7 +22,9 @@ import numpy as np
 from meshwright.profiles.capabilities import Capabilities, launcher_capabilities
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import (
+    ALL_TO_ALL,
     CONTEXT_MODES,
+    HIERARCHICAL,
     OFFLOAD,
     RANK_ORDERS,
     BoolArray,
@@ -133,11 +135,20 @@ def _sequence_parallel(
 
 def _context_modes(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:
     """Heads exchanged for tokens, where there are enough of them."""
-    name, other = "context_parallel_mode", CONTEXT_MODES.index("all_to_all")
-    ranks = columns.tensor_parallel_size * columns.context_parallel_size
-    divides = (problem.model.num_attention_heads % ranks == 0) & (problem.model.num_kv_heads % ranks == 0)
-    if "all_to_all" in able.context_parallel_modes or name in limited_by(problem):
-        yield _constant(columns, name, other, divides & (columns.context_parallel_size > 1))
+    name, cp = "context_parallel_mode", columns.context_parallel_size
+    named = name in limited_by(problem)
+    if "all_to_all" in able.context_parallel_modes or named:
+        yield _constant(columns, name, ALL_TO_ALL, _exchanges(problem, columns, cp) & (cp > 1))
+    if named or name in problem.options.allow:
+        for word, size in HIERARCHICAL.items():
+            rows = (cp % size == 0) & (cp > size) & _exchanges(problem, columns, size)
+            yield _constant(columns, name, CONTEXT_MODES.index(word), rows)
+
+
+def _exchanges(problem: Problem, columns: Columns, ranks: IntArray | int) -> BoolArray:
+    """Rows whose heads so many context-parallel ranks can exchange for tokens."""
+    parts, model = columns.tensor_parallel_size * ranks, problem.model
+    return np.asarray((model.num_attention_heads % parts == 0) & (model.num_kv_heads % parts == 0))
 
 
 def _offload(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:

@@ -146,6 +146,10 @@ CASES: dict[str, dict[str, Target]] = {
 REPLICAS = Configuration(data_parallel_size=8, num_microbatches=16, stage_layers=(32,))
 SHARDS = replace(REPLICAS, zero_stage=3, zero_shard_size=8)
 STATES = replace(REPLICAS, zero_stage=1, zero_shard_size=8)
+BOTH_MODES = replace(
+    STATES, data_parallel_size=1, context_parallel_size=8, num_microbatches=128,
+    context_parallel_mode="all_to_all_4+ring",
+)  # fmt: skip
 TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
     "trl": (
         (REPLICAS, {"lora_rank": 16, "lora_targets": ("q_proj", "v_proj"), "base_precision": "nf4"}),
@@ -168,8 +172,8 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
         (REPLICAS, {"optimizer": "adamw-8bit-bf16"}),
         (REPLICAS, {"optimizer": "adamw-pure-bf16"}),
     ),
-    "megatron-lm": ((STATES, {"optimizer": "adamw-bf16"}),),
-    "megatron-bridge": ((STATES, {"optimizer": "adamw-bf16"}),),
+    "megatron-lm": ((STATES, {"optimizer": "adamw-bf16"}), (BOTH_MODES, {})),
+    "megatron-bridge": ((STATES, {"optimizer": "adamw-bf16"}), (BOTH_MODES, {})),
     "ms-swift": (
         (STATES, {"optimizer": "adamw-bf16"}),
         (STATES, {"framework_options": {"gradient_dtype": "bf16"}}),

@@ -182,6 +182,16 @@ def _standing_alone(random: Random, problem: Problem) -> Problem:
     return _with(problem, allow=(*problem.options.allow, "standalone_stages"))
 
 
+def _exchanging(random: Random, problem: Problem) -> Problem:
+    """Context-parallel ranks may exchange heads and pass keys and values round rings as well."""
+    launcher = random.choice(["megatron-lm", "megatron-bridge", "none"])
+    heads = {"num_attention_heads": 8, "num_kv_heads": random.choice([4, 8])}
+    problem = replace(problem, launcher=launcher, model=replace(problem.model, **heads))  # type: ignore[arg-type]
+    if lacking_facts(launcher_capabilities(launcher), problem.model):
+        problem = replace(problem, model=replace(problem.model, moe=None))
+    return _with(problem, allow=("context_parallel_mode",))
+
+
 # What a request may ask beside the ranking of one launcher's plans, and how it is drawn.
 OPEN_KINDS = {
     "any": _as_it_is,
@@ -191,6 +201,7 @@ OPEN_KINDS = {
     "front": _with_front,
     "switches": _switched,
     "standalone": _standing_alone,
+    "exchange": _exchanging,
 }
 
 

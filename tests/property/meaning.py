@@ -29,7 +29,7 @@ from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.profile import Profile, framework_of
 from meshwright.solver.answer import Prediction
 from meshwright.solver.check import violations_of_all
-from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.configuration import CONTEXT_MODES, Columns, Configuration
 from meshwright.solver.cost.objective import weighing_of
 from meshwright.solver.cost.pipelines import padded, replayed_layers
 from meshwright.solver.cost.price import price
@@ -198,13 +198,22 @@ def _meshes(problem: Problem, limits: Limits, num_gpus: int) -> Iterator[dict[st
                         yield {**sizes, **split}
 
 
+def _modes(problem: Problem, cp: int) -> tuple[str, ...]:
+    """How ranks may share attention; both ways together where the request names the variable at all."""
+    name, options = "context_parallel_mode", problem.options
+    named = name in {*options.named, *options.allow} or any(name in text for text in options.constraints)
+    if cp == 1:
+        return ("ring",)
+    return CONTEXT_MODES if named else ("ring", "all_to_all")
+
+
 def _states(
     problem: Problem, able: Capabilities, limits: Limits, mesh: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """Who holds weights, gradients and optimizer states; how ranks are numbered and sequences split."""
     ranks, tp = mesh["data_parallel_size"] * mesh["context_parallel_size"], mesh["tensor_parallel_size"]
     shards = [(0, 1)] + [(zero, size) for zero in (1, 2, 3) for size in divisors(ranks) if size > 1]
-    modes = ("ring", "all_to_all") if mesh["context_parallel_size"] > 1 else ("ring",)
+    modes = _modes(problem, mesh["context_parallel_size"])
     offloads = OFFLOADS if "offload" in problem.options.allow else ("none",)
     for (zero, size), sequence, mode, order, offload in product(
         shards, (False, True) if tp > 1 else (False,), modes, ORDERS, offloads

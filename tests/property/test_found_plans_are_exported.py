@@ -16,7 +16,14 @@ from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.profile import default_profile
 from meshwright.service.launchers.registry import export, launcher_names
-from meshwright.solver.configuration import CONTEXT_MODES, OFFLOAD, RANK_ORDERS, RECOMPUTE, SCHEDULES
+from meshwright.solver.configuration import (
+    CONTEXT_MODES,
+    HIERARCHICAL,
+    OFFLOAD,
+    RANK_ORDERS,
+    RECOMPUTE,
+    SCHEDULES,
+)
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import enumerate_space
@@ -71,11 +78,15 @@ WORDS = {
 @pytest.mark.parametrize("launcher", launcher_names())
 def test_a_row_of_every_value_that_a_launcher_offers_is_exported(launcher: str) -> None:
     able, drawn = launcher_capabilities(launcher), {name: set[object]() for name in WORDS}
-    for model in MODELS:
-        plain = problem_of(launcher, find_model(model), num_nodes=4)
+    questions = [(model, 4096) for model in MODELS]
+    if HIERARCHICAL.keys() & {*able.context_parallel_modes}:
+        questions.append(("llama-2-7b", 131_072))  # 32 heads, on all of 32 context-parallel ranks
+    for model, seq_length in questions:
+        plain = problem_of(launcher, find_model(model), num_nodes=4, seq_length=seq_length)
         named = {"offload_modules": "core_attn"} if able.offloads_modules else {}
         workload = replace(plain.workload, framework_options={**plain.workload.framework_options, **named})
-        problem = replace(plain, workload=workload, options=replace(plain.options, allow=("offload",)))
+        allow = ("offload", "context_parallel_mode")
+        problem = replace(plain, workload=workload, options=replace(plain.options, allow=allow))
         if list(problem_faults(problem, able)):
             continue
         columns = enumerate_space(problem, legal_only=True).columns

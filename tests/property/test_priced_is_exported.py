@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from random import Random
 
 import numpy as np
 import pytest
 
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, PlannerError
 from meshwright.profiles.frameworks import (
     OPTION_NUMBERS,
@@ -22,16 +24,19 @@ from meshwright.profiles.frameworks import (
     framework_facts,
     with_options,
 )
+from meshwright.profiles.library import find_model
 from meshwright.profiles.profile import default_profile, framework_of
+from meshwright.profiles.switches import Setting, switches
 from meshwright.service.launchers.reading.base import Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.registry import export, launcher_names
 from meshwright.service.launchers.target import Target
-from meshwright.solver.configuration import Columns
+from meshwright.solver.configuration import RECOMPUTE, Columns
 from meshwright.solver.cost.price import price
 from meshwright.solver.problem import Problem
+from meshwright.solver.space.launcher_rules import problem_faults
 from tests.launchers.cases import CASES as MEGATRON
-from tests.launchers.plans import CASES
+from tests.launchers.plans import CASES, problem_of, random_targets
 from tests.property.test_reading_every_launcher import MAIN
 
 Option = str | float | bool
@@ -114,3 +119,61 @@ def test_every_switch_that_is_priced_is_written_or_said_to_be_unwritten(launcher
         left = [switch for switch, word in became.items() if word.startswith("no price")]
     assert {value for _, value in wrong} <= ONE_NAME, wrong
     assert seen & {"written", "named as set by no file"}
+
+
+# --------------------------------------------------------------------------------------------------
+# Every pair of a switch's setting and a launcher that takes it, as the table of switches lists them.
+
+# whole layers; experts; experts beside shared ones and latent attention, with layers that have none
+SMALL = ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v2-lite", "moonlight-16b-a3b")
+ENOUGH = 3  # plans
+PAIRS = [
+    (launcher, switch.name, setting.name)
+    for switch in switches().values()
+    for setting in switch.settings
+    for launcher in sorted(setting.launchers)
+]
+
+
+def plans_with(setting: Setting, launcher: str) -> Iterator[tuple[Problem, Target]]:
+    """Legal rows of the search's space under a setting, and the problem without it, for every model."""
+    for name in SMALL:
+        model = find_model(name)
+        plain = problem_of(launcher, model, num_nodes=1, batch=16)
+        if setting.fault(model, plain.cluster.groups[0].gpu) or list(
+            problem_faults(plain, launcher_capabilities(launcher))
+        ):
+            continue
+        kinds = {"recompute_granularity": tuple(set(RECOMPUTE) - {*setting.recompute})}
+        only = (setting.only,) if setting.only else ()
+        pin: dict[str, int] = {"micro_batch_size": 1}
+        options = replace(plain.options, allow=("offload",), forbid=kinds, constraints=only, pin=pin)
+        plain = replace(plain, options=options)
+        workload = replace(plain.workload, framework_options=dict(setting.options))
+        problem = replace(plain, workload=workload)
+        try:
+            drawn = list(random_targets(problem, 8, Random(name)))
+        except InvalidProblemError:
+            continue  # other options of the framework contradict it beside this model
+        yield from ((plain, found) for found in drawn)
+
+
+@pytest.mark.parametrize(("launcher", "switch", "name"), PAIRS)
+def test_every_setting_of_every_switch_is_written_and_read_back_by_every_launcher_that_has_it(
+    launcher: str, switch: str, name: str
+) -> None:
+    setting = next(one for one in switches()[switch].settings if one.name == name)
+    usual = with_options(framework_facts(framework_of(launcher)), {})
+    differs = any(getattr(usual, option) != value for option, value in setting.options.items())
+    count = changed = 0
+    for plain, found in plans_with(setting, launcher):
+        files = export(found.plan, found.problem, launcher).files
+        read = read_launch_files(Source(name=MAIN[launcher], text=files[MAIN[launcher]], files=files))
+        wanted = priced(found.problem, found)
+        assert read.configuration == found.config
+        assert priced(replace(found.problem, workload=read.workload), found) == wanted
+        count, changed = count + 1, changed + (priced(plain, found) != wanted)
+        if count >= ENOUGH and (changed or not differs):
+            break
+    assert count >= ENOUGH
+    assert changed or not differs, "nothing hangs on it"

@@ -7,10 +7,12 @@ DistributedDataParallelConfig of Megatron-Core 0.17 to 0.19; those of single lau
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 from meshwright.service.launchers.megatron_names import FLAGS
 from meshwright.service.launchers.reading.given import PLAIN_NAMES, Given, Value
 from meshwright.service.launchers.reading.shell_values import UNKNOWN
+from meshwright.solver.configuration import HIERARCHICAL
 
 _RENAMED: Mapping[str, str] = {
     "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
@@ -96,6 +98,38 @@ def _take_switch(given: Given, flag: str, text: str, line: int, *, called: str, 
         given.take(flag, Value((), line), called=called)
     else:
         given.called[flag] = called[:64]  # said, and off
+
+
+def context_mode(given: Given, cp: int) -> str:
+    """The ring, the exchange of heads for tokens, or both; of unlike layers all as the ring."""
+    words = set(given.words("cp-comm-type"))
+    if cp == 1 or not words or words == {"p2p"}:
+        return "ring"
+    if words == {"a2a"}:
+        return "all_to_all"
+    if words == {"a2a+p2p"}:
+        return _both_modes(given, cp)
+    given.note("--cp-comm-type is priced as p2p, the ring")
+    return "ring"
+
+
+def _both_modes(given: Given, cp: int) -> str:
+    """By how many neighbours exchange; all of them, or each alone, is one of the two ways."""
+    name = "hierarchical-context-parallel-sizes"
+    sizes = [int(word) if word.isdigit() else 0 for word in given.words(name)]
+    if len(sizes) != 2 or prod(sizes) != cp:  # noqa: PLR2004 - those that exchange, and the rings'
+        given.fault(
+            name if sizes else "cp-comm-type",
+            f"a2a+p2p needs two sizes in --{name} whose product is context-parallel-size {cp}",
+            allowed=", ".join(f"{one} {cp // one}" for one in HIERARCHICAL.values() if cp % one == 0),
+        )
+        return "ring"
+    modes = {1: "ring", cp: "all_to_all", **{size: mode for mode, size in HIERARCHICAL.items()}}
+    if sizes[0] not in modes:
+        given.fault(
+            name, "is not priced", allowed=", ".join(map(str, HIERARCHICAL.values())) + " that exchange"
+        )
+    return modes.get(sizes[0], "ring")
 
 
 def take_usual(given: Given) -> None:

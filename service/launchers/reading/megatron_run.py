@@ -17,6 +17,7 @@ from meshwright.service.launchers.megatron_names import (
     may_overlap_experts,
 )
 from meshwright.service.launchers.reading.given import Given
+from meshwright.service.launchers.reading.megatron_core import context_mode
 from meshwright.service.launchers.reading.megatron_forks import DEEPSPEED, OFFLOAD, partition
 from meshwright.service.launchers.rules import near_divisors, near_multiples
 from meshwright.solver.configuration import Configuration, holds_layers, plain_order
@@ -459,7 +460,7 @@ def configuration_of(
         pipeline_parallel_size=pp,
         virtual_pipeline_size=vpp,
         context_parallel_size=cp,
-        context_parallel_mode=_context_mode(given, cp),
+        context_parallel_mode=context_mode(given, cp),
         expert_parallel_size=given.integer("expert-model-parallel-size", 1),
         expert_tensor_parallel_size=_expert_tensor(given, model, tp),
         data_parallel_size=dp,
@@ -475,17 +476,6 @@ def configuration_of(
         stage_layers=split,
     )
     return replace(found, rank_order=plain_order(found))
-
-
-def _context_mode(given: Given, cp: int) -> str:
-    """The ring, or the exchange of heads for tokens; what mixes them is priced as the ring."""
-    words = set(given.words("cp-comm-type"))
-    if cp == 1 or not words or words == {"p2p"}:
-        return "ring"
-    if words == {"a2a"}:
-        return "all_to_all"
-    given.note("--cp-comm-type is priced as p2p, the ring")
-    return "ring"
 
 
 def _offload(given: Given) -> str:

@@ -137,6 +137,7 @@ def seen_of(config: typing.Any) -> Seen:
         "pipeline_parallel_size": model.pipeline_model_parallel_size,
         "virtual_pipeline_size": virtual,
         "context_parallel_size": model.context_parallel_size,
+        "context_parallel_mode": context_mode(model),
         "expert_parallel_size": model.expert_model_parallel_size,
         "data_parallel_size": config.data_parallel_size,
         "sequence_parallel": model.sequence_parallel,
@@ -152,6 +153,17 @@ def seen_of(config: typing.Any) -> Seen:
         "moments": str(optimizer.exp_avg_dtype).removeprefix("torch."),
         "model": facts_of(model),
     }
+
+
+MODES = {None: "ring", "p2p": "ring", "a2a": "all_to_all", "a2a+p2p": "all_to_all_{}+ring"}
+
+
+def context_mode(found: typing.Any) -> str:
+    """How ranks share attention, by one word for all layers; of both ways, how many exchange heads."""
+    words = found.cp_comm_type if found.context_parallel_size > 1 else None
+    (kind,) = {*words} if isinstance(words, list) else {words}
+    sizes = found.hierarchical_context_parallel_sizes or [0]
+    return MODES[kind].format(sizes[0])
 
 
 def facts_of(model: typing.Any) -> Seen:

@@ -82,6 +82,7 @@ def seen_of(args: typing.Any, config: typing.Any) -> Seen:
         "pipeline_parallel_size": args.pipeline_model_parallel_size,
         "virtual_pipeline_size": args.virtual_pipeline_model_parallel_size or 1,
         "context_parallel_size": args.context_parallel_size,
+        "context_parallel_mode": context_mode(args),
         "data_parallel_size": args.data_parallel_size,
         "sequence_parallel": args.sequence_parallel,
         "micro_batch_size": args.micro_batch_size,
@@ -95,6 +96,17 @@ def seen_of(args: typing.Any, config: typing.Any) -> Seen:
         "moments": str(args.exp_avg_dtype).removeprefix("torch."),
         "model": facts_of(args, config),
     }
+
+
+MODES = {None: "ring", "p2p": "ring", "a2a": "all_to_all", "a2a+p2p": "all_to_all_{}+ring"}
+
+
+def context_mode(found: typing.Any) -> str:
+    """How ranks share attention, by one word for all layers; of both ways, how many exchange heads."""
+    words = found.cp_comm_type if found.context_parallel_size > 1 else None
+    (kind,) = {*words} if isinstance(words, list) else {words}
+    sizes = found.hierarchical_context_parallel_sizes or [0]
+    return MODES[kind].format(sizes[0])
 
 
 def facts_of(args: typing.Any, config: typing.Any) -> Seen:

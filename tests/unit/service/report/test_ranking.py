@@ -68,6 +68,8 @@ def test_a_rare_choice_stands_in_the_row_of_its_plan_only() -> None:
         ({"context_parallel_mode": "all_to_all"}, []),  # nothing is split by it
         ({"context_parallel_mode": "all_to_all", "context_parallel_size": 2, "zero_shard_size": 8},
          ["cp by all-to-all"]),
+        ({"context_parallel_mode": "all_to_all_4+ring", "context_parallel_size": 8, "zero_shard_size": 32},
+         ["cp by all-to-all of 4, rings of 2"]),
         ({"expert_tensor_parallel_size": 2}, ["etp 2"]),
         ({"offload": "optimizer"}, ["optimizer in host memory"]),
         ({"pipeline_schedule": "zb_h1"}, ["zb_h1"]),

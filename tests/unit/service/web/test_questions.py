@@ -91,6 +91,32 @@ def test_several_batches_are_typed_with_commas(browser: TestClient, database: Da
     assert job.request["workload"]["global_batch_size"] == [64, 128]
 
 
+def test_lengths_of_documents_are_typed_as_percentiles(browser: TestClient, database: Database) -> None:
+    job = job_in(database, submitted(browser, lengths="p50=900, p90=4000 p100=8192", batching="padding"))
+    wanted = {"p0": 1, "p50": 900, "p90": 4000, "p100": 8192}
+    found: dict[str, Any] = dict(job.request["workload"]["lengths"])
+    assert (found["batching"], {"p0": 1, **found["percentiles"]}) == ("padding", wanted)
+
+
+@pytest.mark.parametrize(
+    ("typed", "field", "words"),
+    [
+        ({"lengths": "p50=900"}, "lengths", "p100: is required"),
+        ({"lengths": "p50=many, p100=8192"}, "lengths", "p50: must be an integer"),
+        ({"lengths": "900"}, "lengths", "is no percentile"),
+        ({"lengths": "p90=900, p95=800, p100=8192"}, "lengths", "800 is less than p90"),
+        ({"lengths": "p100=9000"}, "lengths", "longer than"),
+        ({"batching": "packing"}, "batching", "neither is given"),
+    ],
+)
+def test_lengths_that_cannot_be_are_told_beside_their_field(
+    browser: TestClient, typed: dict[str, str], field: str, words: str
+) -> None:
+    answer = browser.post("/jobs", data={**TYPED, **typed})
+    assert answer.status_code == 422
+    assert words in fault_beside(answer.text, field)
+
+
 def test_a_config_json_takes_the_place_of_the_name(browser: TestClient, database: Database) -> None:
     job = job_in(database, submitted(browser, config=json.dumps(CONFIG)))
     assert (job.request["model"]["num_layers"], job.request["model"]["hidden_size"]) == (16, 2048)

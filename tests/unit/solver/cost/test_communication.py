@@ -5,8 +5,10 @@ import pytest
 
 from meshwright.profiles.collectives.collectives import Group, all_gather_s, all_to_all_s
 from meshwright.profiles.profile import default_profile
+from meshwright.service.launchers.reading.base import Source
+from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.registry import export
-from meshwright.solver.configuration import CONTEXT_MODES, Columns
+from meshwright.solver.configuration import CONTEXT_MODES, HIERARCHICAL, Columns
 from meshwright.solver.cost.communication import context_parallel, expert_parallel
 from meshwright.solver.cost.compute import PassSeconds, core_attention
 from meshwright.solver.cost.context import Context, context_of, paired_passes
@@ -98,7 +100,7 @@ def test_a_ring_merges_every_part_but_the_first_in_fp32() -> None:
     # 8192 / 4 tokens x 64 heads x 128 = 16.8 M outputs; 3 merges of 2 + 4 + 4 bytes each. The ring itself
     # hides under attention, which it slows by 13 % of its time: 8192 x 1 head x 256 x 2 bytes gathered
     ctx, added = ring(4)
-    gathered = all_gather_s(np.array([8192.0 * 256 * 2]), ctx.context_group, ctx.fabric)
+    gathered = all_gather_s(np.array([8192.0 * 256 * 2]), ctx.ring_group, ctx.fabric)
     merges = 3 * 2048 * 64 * 128 * 10 / ctx.hbm_bytes_per_s
     assert added.forward[0] == pytest.approx(merges + 0.13 * gathered[0])
     assert added.backward[0] == pytest.approx(2 * added.forward[0])
@@ -153,6 +155,51 @@ def test_a_layer_exchanges_queries_keys_and_values_before_attention_and_its_outp
     assert seconds_of(problem, "all_to_all") == pytest.approx(2 * float(once[0]))  # forward and backward
 
 
+def test_neighbours_exchange_heads_and_rings_pass_their_share_of_keys_and_values_between_islands() -> None:
+    # 16 ranks, 8 in an island: 4096 tokens of 4096 widths each. Inside an island 8 ranks exchange them;
+    # then rings of 2 ranks, one in each island, have 8 x 4096 tokens of 4 of 32 heads, and merge one part.
+    problem = long_context()
+    fabric = default_profile(problem.cluster, problem.launcher).fabric
+    plain, both = (seconds_of(problem, mode, cp=16) for mode in ("all_to_all", "all_to_all_8+ring"))
+    one = 4096 * 4096 * 2.0
+    inside = Group.of(np.array([8.0]), np.array([1.0]), fabric)
+    exchanged = sum(all_to_all_s(np.array([sent]), inside, fabric) for sent in (3 * one, one))
+    across = Group.of(np.array([2.0]), np.array([8.0]), fabric)
+    passed = all_gather_s(np.array([2 * one * 16 / 8]), across, fabric)
+    merged = 4096 * 4096 * 10 / (3.35e12 * default_profile(problem.cluster, "megatron-lm").constants.hbm)
+    # the ring hides under attention, which it slows by 13 % of its time: once forward, twice backward
+    expected = 2 * exchanged + 3 * 0.13 * passed + 3 * merged
+    assert both == pytest.approx(float(expected[0]), rel=1e-3)
+    assert both < plain, "the whole exchange crosses islands"
+
+
+def test_both_ways_are_searched_where_they_are_allowed_and_leave_a_ring() -> None:
+    plain = enumerate_space(long_context())
+    asked = enumerate_space(long_context(allow=("context_parallel_mode",)))
+    assert plain.columns.context_parallel_mode.max() == EXCHANGE
+    columns = asked.columns.take(asked.legal)
+    for mode, size in HIERARCHICAL.items():
+        rows = columns.context_parallel_mode == CONTEXT_MODES.index(mode)
+        sizes = columns.context_parallel_size[rows]
+        assert (sizes > size).all()
+        assert (sizes % size == 0).all()
+        assert bool(rows.any()) is (size < 16), "16 GPUs leave no ring of 16"
+
+
+@pytest.mark.parametrize("launcher", ["megatron-lm", "megatron-bridge"])
+def test_both_ways_are_written_and_read_back_with_their_sizes(launcher: str) -> None:
+    pin = {"context_parallel_mode": "all_to_all_4+ring", "context_parallel_size": 8}
+    problem = replace(long_context(pin=pin), launcher=launcher)
+    plan = ask(problem, default_profile(problem.cluster, launcher)).plans[0]
+    files = export(plan, problem, launcher).files
+    text = "".join(files.values())
+    assert "a2a+p2p" in text
+    sizes = "hierarchical-context-parallel-sizes 4 2" if launcher == "megatron-lm" else "sizes=[4,2]"
+    assert sizes in text
+    read = read_launch_files(Source(name="launch.sh", text=files["launch.sh"], files=files))
+    assert read.configuration == plan.config
+
+
 def test_tensor_parallelism_halves_what_is_exchanged() -> None:
     # 2 x 4 ranks fill one island: half the heads, half the bytes, the same start
     whole, half = (seconds_of(long_context(), "all_to_all", tp=tp, cp=4) for tp in (1, 2))
@@ -185,8 +232,8 @@ def test_a_pinned_mode_is_found_checked_and_exported() -> None:
 
 def test_plans_of_both_modes_have_ids_of_their_own() -> None:
     ids = set()
-    for mode in CONTEXT_MODES:
+    for mode in ("ring", "all_to_all", "all_to_all_2+ring"):
         problem = long_context(pin={"context_parallel_mode": mode, "context_parallel_size": 4})
         answer = ask(problem, default_profile(problem.cluster, problem.launcher))
         ids.add(answer.plans[0].plan_id)
-    assert len(ids) == 2
+    assert len(ids) == 3

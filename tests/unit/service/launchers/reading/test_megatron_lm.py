@@ -131,6 +131,7 @@ BOTH = "--num-virtual-stages-per-pipeline-rank 2 --num-layers-per-virtual-pipeli
 EMPTY = "--pipeline-model-parallel-layout 'Et*16||t*16|L'"
 EARLY = "--pipeline-model-parallel-layout 'Et*15|t*15|t*2m|L'"
 TWO_SPLITS = "--pipeline-model-parallel-layout 'Et*16|t*16L' --account-for-loss-in-pipeline-split"
+RINGS, SIZES = "--context-parallel-size 4 --cp-comm-type a2a+p2p", "--hierarchical-context-parallel-sizes"
 OLDER = {"--use-custom-fsdp", "--use-flash-attn"}  # of Megatron-LM before 0.16
 SCRIPT = """\
 #!/bin/bash
@@ -262,6 +263,9 @@ def test_every_flag_of_the_table_is_one_of_megatron_lms() -> None:
         (("embeddings 8192", "embeddings 4096"), "less than --seq-length 8192"),
         (("--bf16", "--bf16 --optimizer-cpu-offload"), "needs --use-precision-aware-optimizer"),
         (("--use-distributed-optimizer", "--use-precision-aware-optimizer"), "needs --use-distributed-"),
+        (("--bf16", f"--bf16 {RINGS}"), "--cp-comm-type: line 21: a2a+p2p needs two sizes"),
+        (("--bf16", f"--bf16 {RINGS} {SIZES} 2 2 2"), "-parallel-sizes: line 21: a2a+p2p needs"),
+        (("--bf16", f"--bf16 {RINGS} {SIZES} 8 1"), "whose product is context-parallel-size 4"),
         (('"${MODEL_ARGS[@]}"', '"${MODEL_ARGS[@]}'), "a quote stays open"),
     ],
 )  # fmt: skip
