@@ -15,7 +15,7 @@ from meshwright.service.launchers.reading.accelerate import AT, ENGINE, TYPES
 from meshwright.service.launchers.reading.base import Source, refused
 from meshwright.service.launchers.reading.documents import Found, Values, document_of
 from meshwright.service.launchers.reading.fields import Fields
-from meshwright.service.launchers.reading.shell_values import UNKNOWN, Word
+from meshwright.service.launchers.reading.shell_values import UNKNOWN, Word, way_to_know
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +97,11 @@ def _options(words: Sequence[Word], script: str) -> Iterator[tuple[str, Found]]:
         if key is None or (UNKNOWN in said and name in (*_COUNTED, "main_process_ip")):
             continue
         if UNKNOWN in said:
-            unknown = shown(said.split(UNKNOWN)[1])
+            unknown = said.split(UNKNOWN)[1]
             raise InvalidProblemError.of(
                 f"--{name}",
-                f"line {word.line}: it hangs on ${unknown}, which the script does not set",
-                allowed=f"--var {unknown}=…, or meshwright capture -- bash …",
+                f"line {word.line}: it hangs on ${shown(unknown)}, which the script does not set",
+                allowed=way_to_know(unknown),
             )
         yield key, Found(said, word.line)
 

@@ -281,6 +281,7 @@ def _command(words: Sequence[Word]) -> Command | None:
     """The program that a command starts: a ``.py`` file, or a subcommand of a known tool."""
     if words and words[0].text in _PRINTERS:
         return None
+    words = _started_last(words)
     tool = next((i for i, word in enumerate(words[:-1]) if word.text in _SUBCOMMANDS), None)
     at = next((i for i, word in enumerate(words) if word.text.endswith(".py")), None)
     if tool is not None and (at is None or tool < at):
@@ -292,6 +293,26 @@ def _command(words: Sequence[Word]) -> Command | None:
     if at is None and any(word.text == "torchrun" for word in words[:2]):
         at = _first_unknown(words)
     return None if at is None else Command(words[at].text, words[at + 1 :], words[:at])
+
+
+def _started_last(words: Sequence[Word]) -> Sequence[Word]:
+    """The command behind ``--`` of one that submits it: ``python submit.py … -- accelerate launch …``.
+
+    Where that says nodes, the command's own processes are of one of them: nobody knows how many start.
+    """
+    ends = [at for at, word in enumerate(words[:-1]) if word.text == "--"]
+    behind = [at + 1 for at in ends if words[at + 1].text.rsplit("/", 1)[-1] in _SUBMITTED]
+    if not behind:
+        return words
+    kept, before = list(words[behind[-1] :]), words[: behind[-1]]
+    if any(word.text.partition("=")[0].replace("_", "-") in _NODES for word in before):
+        counts = [at for at, word in enumerate(kept) if word.text in ("--num_processes", "--num_machines")]
+        for at in reversed(counts):
+            del kept[at : at + 2]
+    return kept
+
+
+_SUBMITTED = (*_STARTERS, "accelerate", "deepspeed", "python", "python3")
 
 
 def _first_unknown(words: Sequence[Word]) -> int | None:

@@ -36,11 +36,12 @@ from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.shell_values import Word
 from meshwright.service.launchers.reading.split import divided
 from meshwright.service.launchers.reading.trainer import (
-    OPTIMIZERS,
     PREFERENCES,
     WITHOUT_COPY,
     adapted,
+    optimizer_of,
 )
+from meshwright.service.launchers.reading.trainer_ranks import run_of_deepspeeds_file
 from meshwright.service.launchers.trainers import ATTENTION
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
@@ -57,10 +58,8 @@ _SHARDED = 3  # ZeRO-3
 _FSDP2 = 2
 
 
-def _refuse_other_engines(fields: Fields) -> None:
-    """Leave a fault for what is another engine's, or trains less than all weights."""
-    if fields.has("deepspeed"):
-        fields.fault("deepspeed", "DeepSpeed decides the run: give its file with --launcher deepspeed")
+def _refuse_quantised(fields: Fields) -> None:
+    """Leave a fault for weights of fewer bits."""
     for name in ("load_in_4bit", "load_in_8bit"):
         if fields.flag(name, default=False):
             fields.fault(name, "quantised weights under this trainer are not priced", allowed="false")
@@ -98,12 +97,14 @@ class AxolotlReader:
             InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
         """
         fields, known = Fields(source.name, document_of(source), told), known_of(source, told)
-        _refuse_other_engines(fields)
+        _refuse_quantised(fields)
         _take_model(fields, known, "base_model")
         tuned = _axolotl_tuned(fields)
         _require_bf16(fields)
         for name in ("micro_batch_size", "sequence_len"):
             fields.expect(name)
+        if fields.has("deepspeed"):
+            return _axolotl_by_deepspeed(fields, known, tuned)
         configuration = _axolotl_configuration(fields, known)
         world, nodes = configuration.num_gpus, known.world.num_nodes
         each = divided(world, nodes, field="dp_shard_size", what="nodes") if nodes else None
@@ -126,6 +127,39 @@ class AxolotlReader:
         )
 
 
+def _axolotl_by_deepspeed(fields: Fields, known: Known, tuned: dict[str, Any]) -> LaunchFile:
+    """The run of DeepSpeed's file, which ``deepspeed`` names; ``auto`` in it is what the YAML says.
+
+    DeepSpeed keeps a copy of weights in fp32 and states in fp32, whatever the optimizer's name.
+    """
+    for name in ("tensor", "context"):
+        if fields.integer(f"{name}_parallel_size", 1) > 1:
+            fields.fault(f"{name}_parallel_size", "beside DeepSpeed is not read", allowed="1", nearest="1")
+    world = known.required("num_gpus", known.num_gpus(), "the script that starts it")
+    recompute = fields.raw("gradient_checkpointing") not in (False, "false", None)
+    fields.stop()
+    values: dict[str, int | str | bool] = {
+        "micro_batch_size": fields.integer("micro_batch_size", 1),
+        "num_microbatches": fields.integer(ACCUMULATION, 1),
+        "seq_length": fields.integer("sequence_len", 1),
+        "precision": "bf16",
+        "recompute_granularity": "full" if recompute else "none",
+    }
+    told = replace(known.told, model=known.model(), num_gpus=world, values=values)
+    name = str(fields.raw("deepspeed"))
+    found = run_of_deepspeeds_file(name, fields, known.source, told, key="deepspeed")
+    optimizer = tuned["optimizer"].removesuffix("-bf16")
+    whole = known.world.num_gpus == world
+    return replace(
+        found,
+        workload=replace(found.workload, **{**tuned, "optimizer": optimizer}),
+        num_nodes=known.world.num_nodes if whole else None,
+        gpus_per_node=known.world.gpus_per_node if whole else None,
+        notes=(*fields.notes, *found.notes),
+        unread=(*fields.unread(_AXOLOTL_IRRELEVANT), *found.unread),
+    )
+
+
 def _take_model(fields: Fields, known: Known, name: str) -> None:
     """The model that the file names stands where nobody tells one."""
     if fields.has(name):
@@ -137,10 +171,7 @@ def _take_model(fields: Fields, known: Known, name: str) -> None:
 
 def _axolotl_tuned(fields: Fields) -> dict[str, Any]:
     """What is trained, beside what, and by which optimizer; 8-bit Adam updates weights in bf16 alone."""
-    said = fields.word("optimizer", "adamw_torch_fused")
-    if said not in OPTIMIZERS:
-        fields.fault("optimizer", f"{shown(said)} is not priced", allowed=", ".join(OPTIMIZERS))
-    name = OPTIMIZERS.get(said, "adamw")
+    name = optimizer_of(fields, "optimizer", "adamw_torch_fused")
     found: dict[str, Any] = {"optimizer": "adamw-8bit-bf16" if name == "adamw-8bit" else name}
     kind = fields.word("adapter", "")
     if kind not in ("", "none", "lora"):
@@ -291,7 +322,7 @@ class TrlReader:
         _take_model(fields, known, "model_name_or_path")
         given, length = _sft_arguments(fields, known)
         adapters = _peft(fields)
-        optimizer, in_bf16 = _sft_optimizer(fields), _loads_in_bf16(fields)
+        optimizer, in_bf16 = optimizer_of(fields, default="adamw_torch_fused"), _loads_in_bf16(fields)
         fields.word("attn_implementation", "")
         fields.stop()
         unread = fields.unread(_TRL_IRRELEVANT)
@@ -308,14 +339,6 @@ class TrlReader:
         if shares is None:  # no file says how they stand on nodes
             run = replace(run, num_nodes=None, gpus_per_node=None)
         return replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread))
-
-
-def _sft_optimizer(fields: Fields) -> str:
-    """By its name in transformers."""
-    name = fields.word("optim", "adamw_torch_fused")
-    if name not in OPTIMIZERS:
-        fields.fault("optim", f"{shown(name)} is not priced", allowed=", ".join(OPTIMIZERS))
-    return OPTIMIZERS.get(name, "adamw")
 
 
 def _loads_in_bf16(fields: Fields) -> bool:

@@ -452,6 +452,12 @@ def split_words(text: str) -> list[str]:
     return _PIECE.findall(text)
 
 
+def way_to_know(unknown: str) -> str:
+    """What somebody does about a value that is not known: a variable may be told, a computation not."""
+    told = f"--var {unknown[:64]}=…, or " if re.fullmatch(r"\w+", unknown) else ""
+    return f"{told}meshwright capture -- bash …"
+
+
 def unknown_value(name: str) -> str:
     """The mark of what is not known."""
     return f"{UNKNOWN}{name[:40]}{UNKNOWN}"

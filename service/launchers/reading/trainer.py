@@ -32,7 +32,7 @@ from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.known import Known, header_of, known_of
-from meshwright.service.launchers.reading.shell_values import UNKNOWN, Script, Word
+from meshwright.service.launchers.reading.shell_values import UNKNOWN, Script, Word, way_to_know
 from meshwright.service.launchers.reading.trainer_ranks import ranks_run
 
 _MICRO, _COUNT = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -57,7 +57,8 @@ _IRRELEVANT = (
 OPTIMIZERS = {
     "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw": "adamw",
     "adamw_8bit": "adamw-8bit", "adamw_bnb_8bit": "adamw-8bit", "adamw_torch_8bit": "adamw-8bit",
-    "sgd": "sgd-momentum",
+    "sgd": "sgd-momentum", "paged_adamw": "adamw", "paged_adamw_32bit": "adamw",
+    "paged_adamw_8bit": "adamw-8bit",
 }  # fmt: skip
 WITHOUT_COPY = {"adamw": "adamw-pure-bf16", "adamw-8bit": "adamw-8bit-bf16"}  # of weights loaded in bf16
 PREFERENCES = (  # arguments of trainers on preferences and rewards alone (TRL, ms-swift)
@@ -178,7 +179,7 @@ def trainer_run(
         tool, micro, world or 1
     )
     length = _length(fields, known, tool)
-    precision, optimizer = _precision(fields, known, tool, mesh), _optimizer(fields)
+    precision, optimizer = _precision(fields, known, tool, mesh), optimizer_of(fields)
     adapters, base = _adapters(fields, tool), _base(fields)
     in_bf16 = fields.flag("pure_bf16", default=False)  # else LLaMA-Factory casts up (model/adapter.py)
     recompute = _recomputes(fields, tool)
@@ -257,7 +258,7 @@ def values_of(words: Sequence[Word], told: Told) -> dict[str, Found]:
                 raise InvalidProblemError.of(
                     f"--{key}",
                     f"line {word.line}: it hangs on ${shown(unknown)}, which the script does not set",
-                    allowed=f"--var {shown(unknown)}=…, or meshwright capture -- bash …",
+                    allowed=way_to_know(unknown),
                 )
             continue
         found[key] = Found(text, word.line)
@@ -339,11 +340,13 @@ def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None) ->
     return "bf16"
 
 
-def _optimizer(fields: Fields) -> str:
+def optimizer_of(fields: Fields, key: str = "optim", default: str = "adamw_torch") -> str:
     """By its name in transformers."""
-    name = fields.word("optim", "adamw_torch")
+    name = fields.word(key, default)
     if name not in OPTIMIZERS:
-        fields.fault("optim", f"{shown(name)} is not priced", allowed=", ".join(OPTIMIZERS))
+        fields.fault(key, f"{shown(name)} is not priced", allowed=", ".join(OPTIMIZERS))
+    if name.startswith("paged_"):
+        fields.note(f"{key} {name}: its states are priced on the GPU, which they leave where it is full")
     return OPTIMIZERS.get(name, "adamw")
 
 

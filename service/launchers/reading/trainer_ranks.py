@@ -36,7 +36,9 @@ from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.shell_values import Word
 from meshwright.service.launchers.reading.split import divided
 
-_BUILT_IN = re.compile(r"(?:ds_z|zero|ds_zero|stage)_?([0-3])(?:_(offload))?(?:_config)?(?:\.json)?")
+_BUILT_IN = re.compile(
+    r"(?:ds_z|zero|ds_zero|stage)_?([0-3])(?:_bf16)?(?:_(offload))?(?:_config)?(?:\.json)?"
+)
 _STRATEGIES = ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "no_shard")
 _FILLED = ("bf16.enabled", "fp16.enabled")  # ``auto`` where the trainer says them
 _OF_THE_START = ("main_process_ip", "dynamo_backend", "torch_compile")  # words of a command, beside a batch
@@ -123,7 +125,7 @@ def _by_plugin(shares: Shares, told: Told, given: Arguments) -> LaunchFile:
     """The run of accelerate's DeepSpeed plugin, whose ``auto`` the trainer's arguments fill."""
     name = shares.fields.raw(PLUGIN_FILE)
     if isinstance(name, str):
-        found = _of_deepspeeds_file(name, shares.fields, shares.source, told, key=PLUGIN_FILE)
+        found = run_of_deepspeeds_file(name, shares.fields, shares.source, told, key=PLUGIN_FILE)
         machines, ranks = shares.fields.integer("num_machines", 1), found.configuration.num_gpus
         each = divided(ranks, machines, field="num_processes", what="num_machines")
         return replace(found, num_nodes=machines, gpus_per_node=each)
@@ -139,16 +141,19 @@ def _by_deepspeed(fields: Fields, known: Known, told: Told) -> LaunchFile:
         stage = fields.integer("zero_stage", 0, low=0)
         values = {"zero_optimization.stage": stage, **dict.fromkeys(_FILLED, "auto")}
         return _of_deepspeeds({one: Found(value, 0) for one, value in values.items()}, "deepspeed", told)
-    return _of_deepspeeds_file(name, fields, known.source, told, key=key)
+    return run_of_deepspeeds_file(name, fields, known.source, told, key=key)
 
 
-def _of_deepspeeds_file(name: str, fields: Fields, beside: Source, told: Told, *, key: str) -> LaunchFile:
+def run_of_deepspeeds_file(
+    name: str, fields: Fields, beside: Source, told: Told, *, key: str
+) -> LaunchFile:
     """The run of DeepSpeed's file of a name that ``key`` says, resolved by what is told."""
     base = name.replace("\\", "/").rsplit("/", 1)[-1]
-    text = beside.other(base) if base.endswith(".json") else None
-    values = dict(looks_like_document(Source(name=base, text=text))) if text else {}
+    text = beside.other(base)
+    json_file = Source(name=base if base.endswith(".json") else f"{base}.json", text=text or "")
+    values = dict(looks_like_document(json_file)) if text else {}
     if text and not values:
-        document_of(Source(name=base, text=text))
+        document_of(json_file)
     if not values:
         values = _built_in(fields, key, base)
     fields.stop()
@@ -163,7 +168,7 @@ def _of_deepspeeds(values: Mapping[str, Found], base: str, told: Told) -> Launch
 
 
 def _built_in(fields: Fields, key: str, base: str) -> dict[str, Found]:
-    """What a file by the usual name of LLaMA-Factory and ms-swift holds, where it is not given."""
+    """What a file by the usual name of LLaMA-Factory, ms-swift and Axolotl holds."""
     match = _BUILT_IN.fullmatch(base)
     if match is None:
         fields.fault(

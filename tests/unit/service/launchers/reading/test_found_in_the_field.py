@@ -387,3 +387,56 @@ def test_axolotl_without_fsdp_trains_adapters_on_replicas_and_nothing_else() -> 
         read(text.replace("adapter: lora", "adapter:"), Told(num_gpus=4), "full.yml")
     with pytest.raises(InvalidProblemError, match="1 is not priced under Axolotl"):
         read(f"{text}fsdp: [full_shard, auto_wrap]\n", Told(num_gpus=4), "sharded.yml")
+
+
+def test_a_command_behind_the_two_dashes_of_one_that_submits_it_is_what_runs() -> None:
+    start = "accelerate launch --config_file conf/a.yaml -m trl.scripts.sft"
+    inner = "accelerate launch --num_processes 8 --use_deepspeed --zero_stage 2 t.py"
+    submitted = SFT.replace(start, f"python submit.py --num_nodes 4 --gpus 8 -- {inner}")
+    with pytest.raises(InvalidProblemError, match="num_gpus"):
+        read(submitted)  # 8 is of a node, and how many start is the submitter's business
+    found = read(submitted, Told(num_gpus=32))
+    assert (found.configuration.zero_stage, found.workload.global_batch_size) == (2, 32 * 2 * 4)
+    assert read(submitted.replace("--num_nodes 4 ", "")).configuration.num_gpus == 8
+    with pytest.raises(InvalidProblemError, match=r"tune_dpo.py trains on preferences"):
+        read(submitted.replace("t.py", "tune_dpo.py"))
+
+
+AXOLOTL = (
+    "base_model: mistralai/Mistral-7B-v0.1\nsequence_len: 4096\nmicro_batch_size: 2\n"
+    "gradient_accumulation_steps: 3\nbf16: auto\ngradient_checkpointing: true\noptimizer: adamw_bnb_8bit\n"
+)
+
+
+def test_axolotl_on_deepspeed_is_read_with_its_file() -> None:
+    text = f"{AXOLOTL}deepspeed: deepspeed_configs/zero3_bf16.json\n"
+    found = read(text, Told(num_gpus=8), "a.yml")
+    assert (found.launcher, found.model.name, found.configuration.zero_stage) == (
+        "deepspeed",
+        "mistral-7b",
+        3,
+    )
+    # 8 replicas × 2 × 3
+    assert (found.workload.global_batch_size, found.workload.optimizer) == (48, "adamw-8bit")
+    assert any("zero3_bf16.json is taken as ZeRO-3" in note for note in found.notes)
+    files = {
+        "a.yml": text,
+        "zero3_bf16.json": '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}',
+    }
+    found = read_launch_files(Source(name="a.yml", text=text, files=files), Told(num_gpus=8))
+    assert (found.configuration.zero_stage, found.configuration.recompute_granularity) == (1, "full")
+    with pytest.raises(InvalidProblemError, match="tensor_parallel_size: line 9: beside"):
+        read(f"{text}tensor_parallel_size: 2\n", Told(num_gpus=8), "a.yml")
+    with pytest.raises(InvalidProblemError, match=r"deepspeed: line 8: mine.json is not beside the file"):
+        read(text.replace("zero3_bf16", "mine"), Told(num_gpus=8), "a.yml")
+
+
+def test_paged_optimizers_are_priced_on_the_gpu_and_a_computation_cannot_be_told() -> None:
+    paged = read(SFT.replace("accelerate launch --config_file conf/a.yaml -m trl.scripts.sft",
+                             "torchrun --nproc_per_node 8 t.py --optim paged_adamw_8bit"))  # fmt: skip
+    assert paged.workload.optimizer == "adamw-8bit"
+    assert any("paged_adamw_8bit: its states are priced on the GPU" in note for note in paged.notes)
+    unknown = SFT.replace("size 2", "size $((64 / $GPUS))").replace("conf/a.yaml", "conf/b.yaml")
+    with pytest.raises(InvalidProblemError) as caught:
+        read(unknown)
+    assert "--var" not in str(caught.value) and "meshwright capture" in str(caught.value)
