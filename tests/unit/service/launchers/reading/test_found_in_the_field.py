@@ -439,4 +439,5 @@ def test_paged_optimizers_are_priced_on_the_gpu_and_a_computation_cannot_be_told
     unknown = SFT.replace("size 2", "size $((64 / $GPUS))").replace("conf/a.yaml", "conf/b.yaml")
     with pytest.raises(InvalidProblemError) as caught:
         read(unknown)
-    assert "--var" not in str(caught.value) and "meshwright capture" in str(caught.value)
+    assert "--var" not in str(caught.value)
+    assert "meshwright capture" in str(caught.value)
