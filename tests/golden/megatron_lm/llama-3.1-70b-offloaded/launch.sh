@@ -62,12 +62,12 @@ readonly PLAN_DECIDES=(
     expert-model-parallel-size expert-tensor-parallel-size external-cuda-graph ffn-hidden-size
     fine-grained-activation-offloading fp16 fp8-dot-product-attention fp8-format fp8-param-gather
     fp8-recipe global-batch-size glu-linear-offset grad-reduce-in-bf16 group-query-attention
-    heterogeneous-layers-config-path hidden-dropout hidden-size hybrid-layer-pattern
-    hybrid-override-pattern is-hybrid-model kv-channels kv-lora-rank main-grads-dtype
-    main-params-dtype make-vocab-size-divisible-by max-position-embeddings micro-batch-size
-    microbatch-group-size-per-virtual-pipeline-stage moe-enable-deepep moe-expert-capacity-factor
-    moe-ffn-hidden-size moe-flex-dispatcher-backend moe-grouped-gemm moe-layer-freq
-    moe-pad-expert-input-to-capacity moe-permute-fusion moe-router-enable-expert-bias
+    heterogeneous-layers-config-path hidden-dropout hidden-size hierarchical-context-parallel-sizes
+    hybrid-layer-pattern hybrid-override-pattern is-hybrid-model kv-channels kv-lora-rank
+    main-grads-dtype main-params-dtype make-vocab-size-divisible-by max-position-embeddings
+    micro-batch-size microbatch-group-size-per-virtual-pipeline-stage moe-enable-deepep
+    moe-expert-capacity-factor moe-ffn-hidden-size moe-flex-dispatcher-backend moe-grouped-gemm
+    moe-layer-freq moe-pad-expert-input-to-capacity moe-permute-fusion moe-router-enable-expert-bias
     moe-router-force-load-balancing moe-router-group-topk moe-router-num-groups
     moe-router-pre-softmax moe-router-score-function moe-router-topk moe-router-topk-scaling-factor
     moe-shared-expert-gate moe-shared-expert-intermediate-size moe-shared-expert-overlap
