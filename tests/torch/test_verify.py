@@ -22,7 +22,7 @@ from meshwright.service.verify.environments import (
 from meshwright.service.verify.verify import Quantity, Verification, verify
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
-from tests.launchers.cases import LLAMA_70B, target
+from tests.launchers.cases import DEEPSEEK_V3, LLAMA_70B, target
 from tests.launchers.environments import ROOT
 
 SMALL = replace(
@@ -100,6 +100,47 @@ def test_sequences_split_over_ranks_are_verified_in_part_with_the_reason() -> No
     assert found.verdict == "partly verified"
     assert found.reasons[0].startswith("cp > 1")
     assert all(one.exact for one in found.quantities)
+
+
+def test_8_bits_are_built_in_16_and_the_peak_is_less_what_they_spare() -> None:
+    """Peaks of one layout in bf16 and fp8 differ by what is priced of Transformer Engine's 8-bit inputs."""
+    make(MEGATRON_LM)
+    batch = Workload(global_batch_size=STAGES.global_batch_size, seq_length=1024)
+    recipe = {"precision_recipe": "fp8-current"}
+    wide, narrow = (
+        verify(one.plan, one.problem, "megatron-lm")
+        for workload in (batch, replace(batch, precision="fp8", framework_options=recipe))
+        for one in [target(SMALL, STAGES, workload=workload)]
+    )
+    assert (wide.verdict, narrow.verdict) == ("verified", "partly verified")
+    assert narrow.reasons[0].startswith("fp8: ")
+    assert all(one.exact is not False for one in narrow.quantities)
+    first, second = (figures(found, 0)["peak_bytes"] for found in (wide, narrow))
+    assert 0 < first.built - second.built == first.priced - second.priced
+    assert second.built == pytest.approx(second.priced, rel=0.05)
+
+
+def test_latent_attention_is_split_as_transformer_engine_splits_it_and_verified_in_part() -> None:
+    """Projections to the latents are whole on every tensor rank, where local layers split them."""
+    make(MEGATRON_LM)
+    latent = replace(
+        SMALL, mla=DEEPSEEK_V3.mla, head_dim=DEEPSEEK_V3.head_dim, num_kv_heads=8, rotary_scaling=None
+    )
+    found = target(latent, STAGES, seq_length=1024)
+    built = verify(found.plan, found.problem, "megatron-lm")
+    assert built.verdict == "partly verified"
+    assert built.reasons[0].startswith("latent attention: ")
+    assert all(one.exact is not False for one in built.quantities)
+    peak = figures(built, 0)["peak_bytes"]
+    assert peak.built == pytest.approx(peak.priced, rel=0.05)
+
+
+def test_megatron_fsdp_is_not_built_and_says_why() -> None:
+    make(MEGATRON_LM)
+    alone = replace(STAGES, pipeline_parallel_size=1, pipeline_schedule="none", stage_layers=(6,))
+    found = verified(replace(alone, zero_stage=2), "megatron-lm")
+    assert found.verdict == "not built"
+    assert "ZeRO-2 and ZeRO-3 are Megatron-FSDP" in found.reasons[0]
 
 
 def test_torchtitan_builds_every_stage_with_the_states_and_flops_that_were_priced() -> None:

@@ -17,6 +17,7 @@ import types
 import typing
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -118,6 +119,7 @@ from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import mlp, torch_norm
+from megatron.core.transformer import multi_latent_attention as latent
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.moe.experts import SequentialMLP
@@ -191,6 +193,31 @@ def _evenly(self: Any, tokens: torch.Tensor, _number: torch.Tensor, probabilitie
     return _experts_run(self, tokens, each, probabilities)
 
 
+_ALONE: Any = types.SimpleNamespace(size=lambda: 1, rank=lambda: 0)  # a group of one rank
+
+
+class _Whole(tensor_parallel.ColumnParallelLinear):
+    """Transformer Engine's linear layer that every tensor rank holds whole (its mode "duplicated")."""
+
+    def __init__(self, *given: Any, parallel_mode: str, tp_group: Any, **options: Any) -> None:
+        del parallel_mode, tp_group
+        super().__init__(*given, gather_output=False, tp_group=_ALONE, **options)
+
+
+_latent_attention_made = latent.MLASelfAttention.__init__
+
+
+def _latent_attention(self: Any, config: Any, submodules: Any, *given: Any, **options: Any) -> None:
+    """Latent attention, its projections to the latents whole as Transformer Engine has them.
+
+    The local layers split them over tensor ranks (``gpt_layer_specs.py``, ``get_gpt_layer_local_spec``).
+    """
+    down = {"linear_q_down_proj": _Whole, "linear_kv_down_proj": _Whole}
+    _latent_attention_made(self, config, replace(submodules, **down), *given, **options)
+
+
+latent.TELinear = _Whole
+latent.MLASelfAttention.__init__ = _latent_attention
 torch_norm.WrappedTorchNorm.__new__ = _norm
 SequentialMLP.forward = _evenly
 DotProductAttention.__init__ = _attention_of_any_width
@@ -234,6 +261,9 @@ def build(case: Case) -> Iterator[Built]:
     """Every rank that is asked for; a step is traced of the first of those that are built alike."""
     logging.disable(logging.WARNING)
     args, config = configured(case)
+    if args.use_megatron_fsdp:
+        message = "ZeRO-2 and ZeRO-3 are Megatron-FSDP here, whose device mesh reads data of tensors"
+        raise NotImplementedError(message)
     tensor_parallel.random.initialize_rng_tracker()
     tensor_parallel.random._CUDA_RNG_STATE_TRACKER = _Generators()
     tensor_parallel.random._set_cuda_rng_state = lambda *_given, **_options: None
