@@ -1,12 +1,16 @@
-"""The problems of the search benchmark are requests as the service reads them."""
+"""The search's benchmarks: problems as the service reads them, their table, the picture of their growth."""
 
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
+from benchmarks.growth import Panel, by_gpus, drawn
 from benchmarks.search import HEADINGS, PROBLEMS, aligned, measured, written
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.parse import parse_problem
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.mark.parametrize("path", sorted(PROBLEMS.glob("*.json")), ids=lambda path: path.stem)
@@ -32,3 +36,23 @@ def test_the_table_is_written_between_its_marks_and_nothing_else_changes() -> No
         written(document, lines, "search")
         == f"before\n<!-- table: search -->\n{lines}\n<!-- end -->\nafter\n"
     )
+
+
+def test_a_panel_has_a_point_for_every_measurement_higher_where_it_took_longer() -> None:
+    picture = ET.fromstring(  # noqa: S314 - our own text
+        drawn(
+            [
+                Panel("one", "GPUs", ((8.0, 0.1), (64.0, 1.0))),
+                Panel("two", "layers", ((1.0, 0.2), (2.0, 0.2))),
+            ]
+        )
+    )
+    heights = [float(circle.attrib["cy"]) for circle in picture.iter(f"{SVG}circle")]
+    assert len(heights) == 4
+    assert heights[1] < heights[0]
+    assert heights[2] == heights[3]
+    assert {"one", "two"} <= {text.text for text in picture.iter(f"{SVG}text")}
+
+
+def test_problems_grow_by_what_the_axis_says() -> None:
+    assert [value == problem.cluster.num_gpus for value, problem in by_gpus()] == [True] * 8
