@@ -53,6 +53,7 @@ _OF_SCALING = (
     "long_factor", "short_factor", "rope_type", "type", "rope_theta",
     "partial_rotary_factor", "max_position_embeddings", "llama_4_scaling_beta", "long_mscale",
     "short_mscale", "alpha", "attn_factor", "extrapolation_factor", "finetuned",
+    "mrope_section", "mrope_interleaved",  # axes of positions, which of text are all alike
 )  # fmt: skip
 _ROUNDING = 1e-4  # of a factor that is written down
 _SCALINGS = {"llama3": "llama3", "yarn": "yarn", "linear": "linear", "dynamic": "dynamic",
@@ -267,15 +268,15 @@ def _rotary_scaling(reader: FieldReader, rope: FieldReader) -> RotaryScaling | N
     scaling = reader.child("rope_scaling") or rope
     kind = scaling.value(scaling.first(("rope_type", "type")))
     if kind in (None, "default"):
+        _refuse_unread(scaling, (*_OF_SCALING, *ROTARY_SCALING_LIMITS))
         return None
     if kind not in _SCALINGS:
         raise UnsupportedModelError.field("rope_scaling", f"rotary scaling of type {str(kind)[:40]}")
     original = scaling.optional_integer("original_max_position_embeddings") or whole
     positions = reader.optional_integer("max_position_embeddings") or 1
     values: dict[str, Any] = {"kind": _SCALINGS[str(kind)], "original_max_position_embeddings": original}
-    values["factor"] = scaling.number(
-        "factor", low=1e-3, high=1e6, default=positions / (original or positions)
-    )
+    follows = positions / original if original and kind in ("yarn", "longrope", "su") else None
+    values["factor"] = scaling.number("factor", low=1e-3, high=1e6, default=follows)
     for name, (low, high) in ROTARY_SCALING_LIMITS.items():
         if name not in values and scaling.has(name):
             values[name] = scaling.number(name, low=low, high=high)
@@ -381,7 +382,8 @@ def _refuse_unread(reader: FieldReader | None, known: tuple[str, ...] = ()) -> N
     for key in reader.unread() if reader else ():
         if key not in known and harmless_reason(key) is None:
             why = "no code here reads this key; remove it if it changes nothing of the model"
-            raise UnsupportedModelError.field(key[:60], why)
+            inside = reader.pointer.removeprefix("/model").replace("/", ".").lstrip(".") if reader else ""
+            raise UnsupportedModelError.field(f"{inside}.{key[:60]}".lstrip("."), why)
 
 
 def _size(reader: FieldReader, family: Family, field: str) -> int:

@@ -188,7 +188,7 @@ def test_an_unknown_type_is_refused_with_what_to_do_next() -> None:
         ({"moe_num_experts": 64}, "moe_num_experts"),
         ({"lm_head_bias": True}, "lm_head_bias"),
         ({"rope_scaling": {"rope_type": "ntk", "factor": 8.0}}, "rope_scaling"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 8.0, "spiral": 3}}, "spiral"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 8.0, "spiral": 3}}, "rope_scaling.spiral"),
     ],
 )
 def test_what_the_cost_model_cannot_express_is_refused_by_field(
@@ -410,3 +410,22 @@ def test_what_a_class_derives_of_nothing_it_derives_of_null() -> None:
 
 def test_no_experts_are_a_dense_model_where_the_class_builds_one() -> None:
     assert model_from_config({"model_type": "qwen3_moe", "num_experts": 0}, name="x").moe is None
+
+
+@pytest.mark.parametrize(
+    ("scaling", "said"),
+    [
+        ({"rope_type": "linear"}, "rope_scaling.factor: is required"),
+        ({"rope_type": "default", "foo": 1}, "rope_scaling.foo"),
+        ({"rope_type": "default", "mrope_section": [16, 24, 24]}, None),  # of text all axes are alike
+        ({"rope_type": "yarn", "original_max_position_embeddings": 4096}, None),  # 8 192 / 4 096
+    ],
+)
+def test_what_scaling_leaves_out_is_said_or_follows(scaling: dict[str, object], said: str | None) -> None:
+    config = {"model_type": "llama", "max_position_embeddings": 8192, "rope_scaling": scaling}
+    if said is None:
+        found = model_from_config(config, name="x").rotary_scaling
+        assert found is None if scaling["rope_type"] == "default" else found and found.factor == 2
+        return
+    with pytest.raises(InvalidProblemError, match=said):
+        model_from_config(config, name="x")
