@@ -17,6 +17,7 @@ combination, beaten ones too.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
@@ -191,12 +192,19 @@ def switch_faults(
 
 
 def otherwise(
-    launcher: str, stated: Options, model: ModelSpec, gpus: Sequence[GpuSpec], recompute: str
+    launcher: str,
+    facts: FrameworkFacts,
+    stated: Options,
+    model: ModelSpec,
+    gpus: Sequence[GpuSpec],
+    *,
+    recompute: str,
 ) -> Iterator[tuple[str, dict[str, Option]]]:
     """Options in which some switch stands otherwise, in words, where that may need less memory.
 
     What is stated is given up, switch by switch. Where selective is the only kind of ``recompute`` that is
-    allowed, other modules are replayed; all layers replayed need less than any modules of theirs.
+    allowed, other modules are replayed, unless that contradicts what is stated; all layers replayed need
+    less than any modules of theirs.
     """
     for switch in switches().values():
         if own := [name for name in stated if name in switch.options and name != "gradient_dtype"]:
@@ -205,7 +213,9 @@ def otherwise(
     if recompute == "selective" and "recompute_modules" not in stated:
         for setting in switches()["recompute_modules"].settings_of(launcher, model, gpus):
             words = " ".join(f"{name} {value}" for name, value in setting.options.items())
-            yield words, {**stated, **setting.options}
+            with suppress(InvalidProblemError):
+                with_options(facts, options := {**stated, **setting.options})
+                yield words, options
 
 
 # --------------------------------------------------------------------------------------------------

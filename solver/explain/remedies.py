@@ -121,8 +121,9 @@ def done_otherwise(problem: Problem, profile: Profile) -> Iterator[Change]:
 def _switched(problem: Problem, profile: Profile) -> Iterator[Change]:
     """Switches of the launcher in another position."""
     work, gpus = problem.workload, [group.gpu for group in problem.cluster.groups]
-    only = str(problem.options.pin.get("recompute_granularity"))
-    for words, options in otherwise(problem.launcher, work.framework_options, problem.model, gpus, only):
+    only, facts = str(problem.options.pin.get("recompute_granularity")), profile.framework
+    stated = work.framework_options
+    for words, options in otherwise(problem.launcher, facts, stated, problem.model, gpus, recompute=only):
         other = replace(problem, workload=replace(work, framework_options=options))
         yield Change("switch", words, other, profile)
 

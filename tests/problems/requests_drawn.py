@@ -97,6 +97,71 @@ def a_drawn_request(random: Random) -> Problem:
     return _limited(random, _unlimited(random))
 
 
+def a_hostile_request(random: Random) -> Problem:
+    """A drawn request made awkward: odd sizes, memory that a configuration just fits, pins that clash.
+
+    One in three may take any pin: mostly nothing is legal then, or nothing fits.
+    """
+    problem = _oddly(random, _unlimited(random))
+    anchor = _anchor(random, problem)[1]
+    problem = _limited(random, problem, anchor)
+    if random.randint(0, 2) > 0:
+        problem = _just_enough(random, problem, anchor)
+    if random.randint(0, 2) == 0:
+        others = [name for name in INTEGER_VARIABLES if name not in problem.options.named]
+        for name in random.sample(others, min(random.randint(1, 2), len(others))):
+            problem = with_limit(problem, "pin", name, random.choice([1, 2, 3, 4, 6]))
+    return problem
+
+
+def _oddly(random: Random, problem: Problem) -> Problem:
+    """3, 5 or 7 layers, odd numbers of experts, a vocabulary and GPUs that nothing divides."""
+    model, cluster = replace(problem.model, num_layers=random.choice([3, 5, 7])), problem.cluster
+    if model.moe is not None:
+        experts, dense = random.choice([3, 5, 7, 9, 15]), random.randint(0, 2)
+        moe = replace(model.moe, num_experts=experts, top_k=random.randint(1, 3), num_dense_layers=dense)
+        model = replace(model, moe=moe)
+    model = replace(model, vocab_size=random.choice([model.vocab_size, 50257, 32003]))
+    if len(cluster.groups) == 1 and random.randint(0, 2) == 0:
+        shape = random.choice([(1, 3, 3), (1, 5, 5), (1, 7, 7), (3, 3, 3), (5, 1, 1), (1, 9, 3), (3, 1, 1)])
+        group = cluster.groups[0]
+        odd = _group(group.gpu, shape, group.inter_node)
+        cluster = replace(cluster, groups=(odd,))
+        problem = _with(problem, num_nodes=(), reserve_nodes=0)
+    batch = random.choice([problem.workload.global_batch_size, 3, 5, 9, 15, 21])
+    workload = replace(problem.workload, global_batch_size=batch)
+    return replace(_with(problem, batch_sizes=()), model=model, cluster=cluster, workload=workload)
+
+
+def with_memory(problem: Problem, memory_bytes: int) -> Problem:
+    """The problem on GPUs of so much memory."""
+    groups = tuple(
+        replace(group, gpu=replace(group.gpu, memory_bytes=memory_bytes))
+        for group in problem.cluster.groups
+    )
+    return replace(problem, cluster=replace(problem.cluster, groups=groups))
+
+
+def _just_enough(random: Random, problem: Problem, config: Configuration) -> Problem:
+    """GPUs of the least memory that a configuration fits, if it is legal, or of a little less or more.
+
+    The check allows a few bytes for rounding, the search none: it is a KiB more than the check needs, or
+    less.
+    """
+    low, high = 0, 256 * GIB
+
+    def fits(memory_bytes: int) -> bool:
+        there = with_memory(problem, memory_bytes)
+        return not violations_of_all(there, default_profile(there.cluster, there.launcher), [config])[0]
+
+    if not fits(high):
+        return problem
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return with_memory(problem, random.choice([high + 1024, high + 1024, high - 1024, high * 21 // 20]))
+
+
 def an_open_request(random: Random, kind: str) -> Problem:
     """One of ``OPEN_KINDS``, with few configurations; of those that may, a quarter under any launcher."""
     problem = _unlimited(random)
@@ -231,9 +296,9 @@ def _unlimited(random: Random) -> Problem:
                    workload=Workload(global_batch_size=batch, seq_length=seq))  # fmt: skip
 
 
-def _limited(random: Random, problem: Problem) -> Problem:
+def _limited(random: Random, problem: Problem, anchor: Configuration | None = None) -> Problem:
     """The problem with limits around one of its configurations, until few are left."""
-    _, anchor = _anchor(random, problem)
+    anchor = anchor or _anchor(random, problem)[1]
     values = {name: getattr(anchor, name) for name in VARIABLES}
     unlike = len(set(problem.model.layer_kinds())) > 1 or "standalone_stages" in problem.options.allow
     if unlike:  # splits into chunks of unlike layers, or of layers and ends, are not all offered

@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 
+from meshwright.profiles.frameworks import with_options
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import Infeasibility
 from meshwright.solver.check import violations
@@ -168,14 +169,14 @@ def test_other_modules_to_replay_are_offered_where_whole_layers_must_not_be() ->
 def test_switches_that_the_request_states_are_given_up_switch_by_switch() -> None:
     problem = a_problem(model=a_moe_model(), cluster=a_cluster(num_nodes=1), batch=64)
     stated: dict[str, str | int | float | bool] = {
-        "overlap_experts": True, "delay_wgrad": True, "moe_dispatcher": "alltoall", "fused_loss": 1,
+        "overlap_experts": True, "delay_wgrad": True, "moe_dispatcher": "alltoall", "loss_fused": True,
     }  # fmt: skip
     work = replace(problem.workload, framework_options=stated)
     done = done_otherwise(replace(problem, workload=work), default_profile(problem.cluster, "megatron-lm"))
     first, second = next(done), next(done)
     assert first.words == "without moe_dispatcher alltoall"
     assert second.words == "without overlap_experts true and delay_wgrad true"
-    assert second.problem.workload.framework_options == {"moe_dispatcher": "alltoall", "fused_loss": 1}
+    assert second.problem.workload.framework_options == {"moe_dispatcher": "alltoall", "loss_fused": True}
 
 
 def test_a_change_that_several_launchers_share_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,3 +195,15 @@ def test_a_change_that_several_launchers_share_is_searched_once(monkeypatch: pyt
             judge(change)
     assert "none" in {problem.launcher for problem in searched}
     assert not [one for at, one in enumerate(searched) if one in searched[:at]]
+
+
+def test_a_switch_that_contradicts_what_is_stated_is_no_change() -> None:
+    # whole experts are not replayed while modules of theirs are offloaded
+    problem = a_problem(model=a_moe_model(), pin={"recompute_granularity": "selective"}, allow=("offload",))
+    options = {"offload_modules": "core_attn+expert_fc1+moe_act"}
+    problem = replace(problem, workload=replace(problem.workload, framework_options=options))
+    profile = default_profile(problem.cluster, problem.launcher)
+    switched = [one.problem for one in done_otherwise(problem, profile) if one.kind == "switch"]
+    assert switched
+    for one in switched:
+        with_options(profile.framework, one.workload.framework_options)
