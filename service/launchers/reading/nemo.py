@@ -44,7 +44,8 @@ _SHARDED = ("distributed_fused_adam", "mcore_distributed_optim")
 _PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16", "fp16": "fp16"}
 _NOT_GPT = (
     "model.encoder.", "model.decoder.", "model.vision", "model.mm_cfg", "model.retro", "model.unet_config",
-    "model.restore_from_path",
+    "model.restore_from_path", "model.mamba", "model.hybrid", "model.hyena",
+    "model.activations_checkpoint_recurrent",  # of Griffin's and Mamba's files alone
 )  # fmt: skip
 
 

@@ -166,6 +166,11 @@ def test_nemos_interpolations_are_resolved_and_exported_variables_told() -> None
     assert (found.model.ffn_hidden_size, found.model.vocab_size) == (2048, 50257)
     assert (found.configuration.tensor_parallel_size, found.configuration.data_parallel_size) == (2, 8)
     assert read(text, "a.yaml", Told(variables={"TP": "4"})).configuration.tensor_parallel_size == 4
+    own = read(f"{text}  override_vocab_size: 151936\n  qkv_bias: true\n", "a.yaml").model
+    assert (own.vocab_size, own.qkv_bias) == (151936, True)
+    for name in ("mamba_ssm_ngroups: 8", "activations_checkpoint_recurrent: false", "hyena:\n    order: 2"):
+        with pytest.raises(InvalidProblemError, match="only NeMo's GPT models are read"):
+            read(f"{text}  {name}\n", "a.yaml")
 
 
 def test_accelerates_type_no_starts_one_process() -> None:
