@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from math import isfinite
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError, PlannerError
-from meshwright.service.cli.terminal import INFEASIBLE, MissingExtraError, say_error, say_warnings
+from meshwright.service.cli.terminal import (
+    INFEASIBLE,
+    MissingExtraError,
+    require_above_0,
+    say_error,
+    say_warnings,
+)
 from meshwright.service.requests.documents import read_problem_file
 
 DEFAULT_URL = "http://127.0.0.1:8420"
@@ -58,8 +63,7 @@ def launch(
     except ModuleNotFoundError as fault:
         message = f"meshwright launch needs meshwright-client ({fault.name} is not installed)"
         raise MissingExtraError(message) from None
-    if not isfinite(limit_s):
-        raise InvalidProblemError.of("--limit-s", f"{limit_s} is no time", allowed="0.1 s or more")
+    require_above_0("--limit-s", limit_s)
     asked = read_problem_file(problem or _usual_problem())
     try:
         choice = client.choose(

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -56,6 +57,18 @@ BAD_INPUT = 2
 INFEASIBLE = 3
 NO_PLAN = 4
 CANCELLED = 130
+
+
+def require_above_0(option: str, value: float) -> None:
+    """Refuse a limit that is none: a NaN is above no limit and below none.
+
+    Raises:
+        InvalidProblemError: it is no finite number above 0.
+    """
+    if not (isfinite(value) and value > 0):
+        raise InvalidProblemError.of(option, f"{value:g} is no limit", allowed="a finite number above 0")
+
+
 _OPTIONS = {
     "/model": "--model",
     "/cluster": "--cluster",

@@ -16,7 +16,7 @@ from meshwright.profiles.profile import Profile
 from meshwright.service.cli.calibrate import profile_for
 from meshwright.service.cli.problem_options import PROFILE_HELP
 from meshwright.service.cli.saved_plans import answer_of_file, find_answer
-from meshwright.service.cli.terminal import FOUND, NO_PLAN, say_warnings
+from meshwright.service.cli.terminal import FOUND, NO_PLAN, require_above_0, say_warnings
 from meshwright.service.files import write_text
 from meshwright.service.launchers.registry import export, launcher_of
 from meshwright.service.report.formatting import configuration_words
@@ -62,6 +62,9 @@ def tune(
     """Run the best plans a few steps each, learn from every run, stop when the best is decided."""
     if plan_id is None and source is None:
         raise typer.BadParameter("give a plan id, or --from with an answer's file")
+    require_above_0("--confidence", confidence)
+    require_above_0("--budget-gpu-minutes", budget_gpu_minutes)
+    require_above_0("--run-limit-s", run_limit_s)
     if source is not None and plan_id is not None:  # the first word behind -- is the command's
         command, plan_id = [plan_id, *(command or ())], None
     kept = answer_of_file(source, 1) if source is not None else find_answer(plan_id or "")

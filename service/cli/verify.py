@@ -14,7 +14,14 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.units import GIB
 from meshwright.service.cli.export import chosen_plan
 from meshwright.service.cli.saved_plans import keep_verdict
-from meshwright.service.cli.terminal import BAD_INPUT, FOUND, NO_PLAN, say_error, say_warnings
+from meshwright.service.cli.terminal import (
+    BAD_INPUT,
+    FOUND,
+    NO_PLAN,
+    require_above_0,
+    say_error,
+    say_warnings,
+)
 from meshwright.service.launchers.registry import launcher_of
 from meshwright.service.launchers.target import settled_problem
 from meshwright.service.verify.environments import make
@@ -43,6 +50,8 @@ def verify_command(
         raise typer.Exit(_install(install))
     if (plan_id is None) == (source is None):
         raise typer.BadParameter("give a plan id, or --from with an answer's file")
+    require_above_0("--memory-gib", memory_gib)
+    require_above_0("--time-limit", time_limit)
     chosen = chosen_plan(plan_id, source, rank)
     found = verify(
         chosen.plan, chosen.problem, launcher, memory_bytes=int(memory_gib * GIB), time_s=time_limit

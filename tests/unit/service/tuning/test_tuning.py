@@ -140,6 +140,24 @@ def tuned(answer: Path, folder: Path, script: Path, *words: str) -> tuple[int, s
     return code, done.stdout, done.stderr
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("tune", "--budget-gpu-minutes", "inf"),
+        ("tune", "--run-limit-s", "inf"),
+        ("verify", "--memory-gib", "nan"),
+        ("verify", "--memory-gib", "-1"),
+        ("verify", "--time-limit", "inf"),
+    ],
+)
+def test_a_limit_that_is_none_starts_nothing(tmp_path: Path, words: tuple[str, str, str]) -> None:
+    command, option, value = words
+    line = [command, "--from", str(tmp_path / "none.json"), option, value]
+    done = CliRunner().invoke(app, line, standalone_mode=False)
+    assert isinstance(done.exception, InvalidProblemError)
+    assert (option in str(done.exception), f"{value} is no limit" in str(done.exception)) == (True, True)
+
+
 def test_a_tuning_stops_at_its_budget_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     problem, _, answer = asked()
     (tmp_path / "answer.json").write_text(json.dumps(answer_document(answer, problem)))
