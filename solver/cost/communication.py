@@ -25,6 +25,7 @@ from meshwright.solver.cost.context import SHARD_WEIGHTS, Context, experts_overl
 from meshwright.solver.cost.parameters import Weights
 from meshwright.solver.cost.sharding import (
     all_reduces,
+    gathered_bytes,
     gathers_in_passes,
     gradient_bytes_sent,
     in_torch_pipeline,
@@ -206,8 +207,7 @@ def weight_gathers(
     if not moves_weights_in_passes(ctx):
         nothing = np.zeros_like(ctx.t)
         return PassSeconds(forward=nothing, backward=nothing)
-    gathered_bytes = 1.0 if ctx.low_precision and ctx.facts.gathers_8_bits else 2.0
-    gather = _fetched_s(ctx, weights, _sharded_s(ctx, weights, gathered_bytes))
+    gather = _fetched_s(ctx, weights, _sharded_s(ctx, weights, gathered_bytes(ctx)))
     reduce = np.where(reduces_every_pass(ctx), _reduced_s(ctx, trained) + _kept_s(ctx, trained), 0.0)
     hidden = ~is_one_of(ctx.columns.zero_stage, ctx.facts.blocking_stages)
     forward, backward = gathers_in_passes(ctx)

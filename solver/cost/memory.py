@@ -21,7 +21,12 @@ from meshwright.solver.configuration import ALL_LAYERS, SCHEDULES, Columns, Floa
 from meshwright.solver.cost.compute import PassSeconds
 from meshwright.solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context, experts_overlap
 from meshwright.solver.cost.parameters import Weights, part_weights, quantized_weights, trained_parts
-from meshwright.solver.cost.sharding import adds_whole_gradients, in_torch_pipeline, share_gathered
+from meshwright.solver.cost.sharding import (
+    adds_whole_gradients,
+    gathered_bytes,
+    in_torch_pipeline,
+    share_gathered,
+)
 from meshwright.solver.cost.stages import LayerLayout, columns_of
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import in_flight, splits_backward
@@ -34,6 +39,13 @@ _LEAST_KEPT = 0.1  # of a selectively recomputed layer's rows: its input at leas
 # Per-tensor scaled weights have one 8-bit copy on Blackwell; Hopper's GEMMs need the transpose as well, and
 # block-scaled formats keep both directions (Transformer Engine, Float8Tensor and MXFP8Tensor).
 _ONE_COPY_RECIPES = ("none", "fp8-delayed", "fp8-current")
+# Linear layers that read one tensor, by the names under which adapters stand beside them.
+_ATTENTION_INPUT = ("linear_qkv", "q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
+_ATTENTION_OUTPUT = ("linear_proj", "o_proj")
+_MLP_INPUT, _MLP_INNER = ("linear_fc1", "gate_proj", "up_proj"), ("linear_fc2", "down_proj")
+# Weights that DeepSpeed's ZeRO-3 holds gathered before it releases some (``stage3_max_live_parameters``,
+# its default and as exported).
+_LIVE_WEIGHTS = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +58,35 @@ class StateBytes:
 
 
 def _low_precision_bytes(ctx: Context) -> float:
-    """Bytes of one weight as GEMMs read it."""
-    one_copy = ctx.gpu.architecture == "blackwell" and ctx.facts.precision_recipe in _ONE_COPY_RECIPES
+    """Bytes of one weight as GEMMs read it.
+
+    Recipes of adapters keep no transposes of the frozen weights (Megatron-Bridge and NeMo 2 set
+    ``disable_parameter_transpose_cache``).
+    """
+    alone = ctx.gpu.architecture == "blackwell" or ctx.frozen
+    one_copy = alone and ctx.facts.precision_recipe in _ONE_COPY_RECIPES
     return 1.0 if ctx.low_precision and ctx.facts.low_precision_weights and one_copy else 2.0
+
+
+def _input_bytes(ctx: Context, *layers: str) -> float:
+    """Bytes of one element of a linear layer's input that is kept for its weight gradient.
+
+    A frozen layer keeps none (torch's ``linear`` and Transformer Engine save the input only where the
+    weight asks for a gradient); an adapter beside it keeps its own, in 2 bytes.
+    """
+    if ctx.frozen:
+        return 2.0 if set(layers) & set(ctx.workload.lora_targets) else 0.0
+    return 1.0 if ctx.low_precision else 2.0
+
+
+def _mlp_width_bytes(ctx: Context) -> float:
+    """Bytes that an MLP keeps of one element of its width: the activation's input and its output."""
+    return 2.0 * (ctx.model.mlp_matrices - 1.0) + _input_bytes(ctx, *_MLP_INNER)
+
+
+def _norm_output_bytes(ctx: Context) -> float:
+    """Bytes kept of one element of the norms' outputs, which attention's and the MLP's projections read."""
+    return _input_bytes(ctx, *_ATTENTION_INPUT) + _input_bytes(ctx, *_MLP_INPUT)
 
 
 def _bytes_of(
@@ -99,11 +137,17 @@ def _without_copy(
     )
 
 
+def _shard_bytes(ctx: Context) -> float:
+    """Bytes of one weight that ZeRO-3 gathers: as GEMMs read it where shards are held in 8 bits."""
+    return _low_precision_bytes(ctx) if gathered_bytes(ctx) < 2.0 else 2.0  # noqa: PLR2004 - bytes of bf16
+
+
 def _weight_bytes(ctx: Context, sharing: FloatArray, *, matrices: bool) -> FloatArray:
     """Bytes of one weight as GEMMs read it; ZeRO-3's shards, and what stays gathered beside them."""
     stage, torch = ctx.columns.zero_stage, in_torch_pipeline(ctx)
     gathered = np.where(torch, 2.0 * (share_gathered(ctx) if matrices else 1.0), 0.0)
-    shard = ctx.facts.weight_bytes / sharing * np.where(ctx.offloads_weights, 0.0, 1.0) + gathered
+    stored = ctx.facts.weight_bytes - (2.0 - _shard_bytes(ctx))
+    shard = stored / sharing * np.where(ctx.offloads_weights, 0.0, 1.0) + gathered
     return np.where(stage == SHARD_WEIGHTS, shard, np.where(torch, gathered, _low_precision_bytes(ctx)))
 
 
@@ -144,7 +188,7 @@ def _attention_inner_bytes(ctx: Context) -> FloatArray:
         qkv = heads * (2.0 * model.head_dim + model.v_head_dim) + latent
     outputs = heads * model.num_attentions * model.v_head_dim
     kept: FloatArray = tokens * 2.0 * (qkv + outputs) + _index_bytes(ctx)
-    quantised = 1.0 if ctx.low_precision else 0.0  # the projection's own copy of its input
+    quantised = 1.0 if ctx.low_precision and not ctx.frozen else 0.0  # the projection's copy of its input
     flash: FloatArray = kept + tokens * heads * (4.0 + quantised * model.v_head_dim)  # 4: log-sum-exp
     if ctx.facts.flash:
         return flash
@@ -168,7 +212,7 @@ def _index_bytes(ctx: Context) -> FloatArray | float:
 def _mlp_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     """Kept inside the MLP: the activation's input and output; for experts also the routed tokens."""
     model, moe = ctx.model, ctx.model.moe
-    per_width = 2.0 * model.mlp_matrices - (1.0 if ctx.low_precision else 0.0)
+    per_width = _mlp_width_bytes(ctx)
     if kind == "dense" or moe is None:
         return ctx.tokens * per_width * model.ffn_hidden_size / ctx.t
     shared = ctx.tokens * per_width * moe.shared_ffn_hidden_size / ctx.t
@@ -184,9 +228,10 @@ def _routed_tokens(ctx: Context) -> FloatArray:
 def _routed_copies(ctx: Context) -> float:
     """Bytes that one routed token leaves: the permuted input, and the output before it is combined.
 
-    DeepEP and HybridEP combine what the experts wrote in place.
+    DeepEP and HybridEP combine what the experts wrote in place; frozen experts read no input again.
     """
-    return 2.0 * ctx.model.hidden_size * (1.0 if ctx.facts.deduplicates else 2.0)
+    read = 2.0 if _input_bytes(ctx, *_MLP_INPUT) else 0.0
+    return ctx.model.hidden_size * (read + (0.0 if ctx.facts.deduplicates else 2.0))
 
 
 def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
@@ -195,13 +240,14 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     Outside tensor parallelism (split by sequence parallelism): two norm inputs and the inputs of the
     attention and MLP projections, 2 bytes each (8 h), two dropout masks (2 h), and the fp32 copies of
     norms that are not fused; a layer with more norms keeps more inputs, one whose attention and MLP share
-    a norm fewer. A GPT layer sums to ``s b h (10 + 24 / t + 5 a s / (h t))``. In fp8 the
-    inputs of linear layers are kept in 1 byte (Transformer Engine keeps the quantised input only).
+    a norm fewer, frozen layers none of their own. A GPT layer sums to
+    ``s b h (10 + 24 / t + 5 a s / (h t))``. In fp8 the inputs of linear layers are kept in 1 byte
+    (Transformer Engine keeps the quantised input only).
     Where a framework keeps gathered inputs, sequence parallelism does not split those 4 h.
     """
     model, each = ctx.model, 2.0 + (0.0 if ctx.facts.norm_fused else 4.0)
     norms = each * model.norms_per_layer + (2.0 if ctx.facts.dropout else 0.0)
-    inputs = (2.0 if ctx.low_precision else 4.0) * (0.5 if model.shared_norm else 1.0)
+    inputs = _norm_output_bytes(ctx) * (0.5 if model.shared_norm else 1.0)
     gathered = ctx.facts.keeps_gathered_inputs
     width = norms * ctx.row_share + inputs * (1.0 if gathered else ctx.row_share)
     outer = ctx.tokens * ctx.model.hidden_size * width
@@ -233,7 +279,7 @@ def _freed_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArray | flo
     go (Megatron-LM d98e8a64 ``transformer_config.py:1940``, and its guide to recomputation).
     """
     model, moe, t = ctx.model, ctx.model.moe, ctx.t
-    per_width = 2.0 * model.mlp_matrices - (1.0 if ctx.low_precision else 0.0)
+    per_width = _mlp_width_bytes(ctx)
     if module == "mla_up_proj" and model.mla is not None:
         widths = 2.0 * model.head_dim + model.v_head_dim
         return ctx.tokens * 2.0 * model.num_attention_heads / t * widths
@@ -241,7 +287,7 @@ def _freed_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArray | flo
         read = (3.0 if ctx.low_precision else 2.0) * model.num_attention_heads / t * model.v_head_dim
         return ctx.tokens * (read + 2.0 * model.hidden_size * ctx.row_share)
     if module == "layernorm":
-        return ctx.tokens * model.hidden_size * (2.0 if ctx.low_precision else 4.0) * ctx.row_share
+        return ctx.tokens * model.hidden_size * _norm_output_bytes(ctx) * ctx.row_share
     if module in ("mlp", "mlp_up") and kind == "dense":
         return ctx.tokens * per_width * model.ffn_hidden_size / t
     if kind == "dense" or moe is None:
@@ -308,12 +354,18 @@ def head_workspace_bytes(ctx: Context) -> FloatArray:
 def buffer_bytes(ctx: Context, largest_layer: Weights, trained: Weights) -> FloatArray:
     """Workspaces and buckets; under ZeRO-3 the gathered layers, and one layer's gradients.
 
-    Under torch's pipeline runtime one layer is on its way, besides those that ``state_bytes`` counts.
+    Under torch's pipeline runtime one layer is on its way, besides those that ``state_bytes`` counts. A
+    framework that gathers matrix by matrix holds one beside those that it may keep alive, and one's
+    gradient.
     """
     torch = in_torch_pipeline(ctx)
-    layers = np.where(torch, 1.0, ctx.facts.gathered_layers)
-    gathered = (largest_layer.dense + largest_layer.routed) * 2.0 * layers
-    gathered = gathered + (trained.dense + trained.routed) * ctx.facts.gradient_bytes
+    layer, gradients = largest_layer.dense + largest_layer.routed, trained.dense + trained.routed
+    held = layer * np.where(torch, 1.0, ctx.facts.gathered_layers)
+    if ctx.facts.gathers_modules:
+        matrix = np.minimum(layer, largest_tensor(ctx.model) / ctx.t)
+        held = np.minimum(held, _LIVE_WEIGHTS + matrix)
+        gradients = np.minimum(gradients, matrix)
+    gathered = held * np.where(torch, 2.0, _shard_bytes(ctx)) + gradients * ctx.facts.gradient_bytes
     kept = ctx.constants.base_bytes + np.where(ctx.columns.zero_stage > 0, ctx.facts.bucket_bytes, 0.0)
     return kept + np.where((ctx.columns.zero_stage == SHARD_WEIGHTS) | torch, gathered, 0.0)
 

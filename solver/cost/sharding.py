@@ -17,6 +17,7 @@ from meshwright.solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Conte
 # torch's runtime of several chunks a rank keeps the weights of so many chunks, those that it computes with
 # next (torch 2.13, distributed/pipelining/schedules.py:1290 _add_unshard_reshard, max_active_stages).
 _ACTIVE_CHUNKS = 3.0
+_GATHERED_IN_8_BITS = ("none", "fp8-delayed", "fp8-current", "fp8-blockwise")  # recipes
 _BREADTH_FIRST = SCHEDULES.index("looped_bfs")
 _ALL_FORWARD_FIRST = np.array([name in ("gpipe", "looped_bfs") for name in SCHEDULES])
 _WEIGHTS_APART = SCHEDULES.index("interleaved_zb")
@@ -62,6 +63,16 @@ def gradient_bytes_sent(ctx: Context) -> FloatArray:
     """Bytes of one gradient element on the wire, shape (n,)."""
     alone = ctx.columns.zero_stage == 0
     return np.where(alone, ctx.facts.replicated_gradient_bytes, ctx.facts.reduced_gradient_bytes)
+
+
+def gathered_bytes(ctx: Context) -> float:
+    """Bytes of one weight on the wire where weights are gathered.
+
+    Weights that are held in 8 bits travel so (Megatron-Core 0.16 ``--fp8-param-gather``), but for MXFP8's,
+    which are cast behind a gather of 2 bytes (``reuse_grad_buf_for_mxfp8_param_ag``).
+    """
+    held = ctx.facts.low_precision_weights and ctx.facts.precision_recipe in _GATHERED_IN_8_BITS
+    return 1.0 if ctx.low_precision and (held or ctx.facts.gathers_8_bits) else 2.0
 
 
 @once

@@ -15,6 +15,7 @@ from meshwright.solver.cost.parameters import Weights, copied_embedding
 from meshwright.solver.cost.sharding import (
     adds_whole_gradients,
     all_reduces,
+    gathered_bytes,
     gathers_once,
     gradient_bytes_sent,
     hides_reductions,
@@ -99,7 +100,7 @@ def _exchange_s(ctx: Context, weights: FloatArray, replicas: Replicas) -> tuple[
     across = np.where(done, 0.0, _across_s(ctx, payload, replicas))
     whole = np.where(every, 0.0, _reduce_s(payload, replicas.group, ctx))
     gradients = np.where(all_reduces(ctx), whole, scatter + across)
-    parameters = np.where(gathers_once(ctx), _gather_s(weights * _WEIGHT_BYTES, inner, ctx), 0.0)
+    parameters = np.where(gathers_once(ctx), _gather_s(weights * gathered_bytes(ctx), inner, ctx), 0.0)
     trained = weights.any(axis=1, keepdims=True)
     return np.where(trained, gradients, 0.0), np.where(trained, parameters, 0.0)
 

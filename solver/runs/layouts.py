@@ -36,8 +36,9 @@ READ_COLUMNS = (
     "gradient_dtype", "peft", "recompute", "recompute_modules", "offload", "pipeline_schedule",
     "moe_dispatcher", "moe_permute_fusion", "moe_router_force_balance", "moe_capacity_factor",
     "moe_shared_expert_overlap", "moe_node_limited_routing", "moe_grouped_mlp_fused", "expert_overlap",
-    "delay_wgrad", "expert_tensor_parallel_size", "mtp_layers", "cuda_graph", "offload_layers",
-    "offload_modules", "fp8_param_gather", "fp8_attention", "optimizer_state_dtype", "env_flags",
+    "delay_wgrad", "expert_tensor_parallel_size", "mtp_layers", "cuda_graph", "recompute_layers",
+    "offload_layers", "offload_modules", "fp8_param_gather", "fp8_attention", "optimizer_state_dtype",
+    "env_flags",
 )  # fmt: skip
 _USUAL_VOCABULARY = 51_200  # of a GPT model whose source does not print it: GPT-2's, padded
 _USUAL_LORA_RANK = 16
@@ -70,6 +71,7 @@ _FLAGS = {
 }  # fmt: skip
 _NUMBERS = {"moe_capacity_factor": "moe_capacity_factor", "offload_layers": "offload_layers"}
 _GROUPS = re.compile(r"[1-9]\d{0,3}/[1-9]\d{0,3}")
+_REPLAYED = re.compile(r"(\d{1,4})(?:/([1-9]\d{0,3}))?")  # layers of each chunk, or x of all y
 _MEGATRON_CORE = ("megatron-core", "megatron-core-ci", "nemo")
 # Clusters whose scripts set CUDA_LAUNCH_BLOCKING=1 though their table has no such column
 # (bigscience-workshop/bigscience, train/tr11-176B-ml/tr11-176B-ml.slurm).
@@ -472,10 +474,32 @@ def _recompute_of(cells: Cells, stage_layers: tuple[int, ...]) -> tuple[str, int
     if stated not in RECOMPUTE:
         raise RefusedRunError(f"recompute = {stated[:40]} is not modelled")
     if stated == "full":
-        return "full", sum(stage_layers)
+        layers = _replayed_layers(cells, stage_layers)
+        return ("full", layers) if layers else ("none", 0)
     if stated == "selective" and cells.text("recompute_modules") == "layer":
         return "full", max(max(stage_layers) // 2, 1)  # every other layer (torchtitan)
     return stated, 0
+
+
+def _replayed_layers(cells: Cells, stage_layers: tuple[int, ...]) -> int:
+    """Layers that each chunk recomputes: as many as stated, or its share of so many of all; else every one.
+
+    Raises:
+        InvalidProblemError: the cell says neither.
+    """
+    stated = cells.text("recompute_layers")
+    if stated is None:
+        return sum(stage_layers)
+    found = _REPLAYED.fullmatch(stated)
+    if not found or int(found[1]) > int(found[2] or found[1]):
+        message = f'"{stated[:40]}" is no number of layers'
+        raise cells.fault(
+            "recompute_layers", message, "layers of each chunk, as in 5, or x of all, as in 12/48"
+        )
+    if found[2] is None:
+        return min(int(found[1]), sum(stage_layers))
+    every = int(found[1]) == int(found[2])
+    return sum(stage_layers) if every else -(-int(found[1]) * max(stage_layers) // int(found[2]))
 
 
 def _schedule_of(cells: Cells, pp: int, vpp: int) -> str:

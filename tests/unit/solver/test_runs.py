@@ -212,6 +212,32 @@ def test_lora_without_a_stated_rank_is_read_as_rank_16_on_attention(tmp_path: Pa
     assert (workload.lora_rank, workload.lora_targets) == (16, ("linear_qkv", "linear_proj"))
 
 
+@pytest.mark.parametrize(
+    ("stated", "recomputed"),
+    [
+        ("", ("full", 32)),  # all
+        ("5", ("full", 5)),  # of the 16 of either stage
+        ("8/32", ("full", 4)),  # 16 * 8 / 32
+        ("32/32", ("full", 32)),
+        ("0", ("none", 0)),
+    ],
+)
+def test_full_recomputation_of_some_layers_is_no_recomputation_of_all(
+    tmp_path: Path, stated: str, recomputed: tuple[str, int]
+) -> None:
+    run = only(tmp_path, recompute="full", recompute_layers=stated)
+    assert run.shape is not None
+    configuration = run.shape.configuration
+    assert (configuration.recompute_granularity, configuration.recompute_layers) == recomputed
+
+
+@pytest.mark.parametrize("bad", ["some", "9/8", "1/0", "-1"])
+def test_layers_that_are_no_number_are_named(tmp_path: Path, bad: str) -> None:
+    run = only(tmp_path, recompute="full", recompute_layers=bad)
+    assert run.shape is None
+    assert "recompute_layers" in (run.refused_reason or "")
+
+
 def test_offloaded_activations_are_part_of_the_configuration(tmp_path: Path) -> None:
     run = only(tmp_path, offload="activations")
     assert run.shape is not None
