@@ -122,6 +122,35 @@ def find_model(name: str) -> ModelSpec:
     return _model(found)
 
 
+_STATED = (
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_kv_heads", "head_dim",
+    "mlp_matrices",
+)  # fmt: skip
+
+
+def model_like(shape: ModelSpec) -> ModelSpec | None:
+    """The model that a table names, however it is hyphenated, where the sizes are that model's.
+
+    A table of sizes says nothing of biases, local layers or norms of queries and keys.
+    """
+    bare = shape.name.lower().replace("-", "")
+    name = next((name for name in model_names() if name.replace("-", "") == bare), None)
+    if name is None:
+        return None
+    known = _model(name)
+    alike = all(getattr(known, size) == getattr(shape, size) for size in _STATED)
+    return known if alike and _experts(known) == _experts(shape) else None
+
+
+def _experts(model: ModelSpec) -> tuple[int, ...]:
+    """The sizes of a model's experts; empty without any."""
+    moe = model.moe
+    if moe is None:
+        return ()
+    shared = moe.shared_ffn_hidden_size
+    return moe.num_experts, moe.top_k, moe.ffn_hidden_size, shared, moe.num_dense_layers
+
+
 # What a fine-tuned or converted model's name adds; its architecture is the base model's. Versions that are
 # other models (DeepSeek-V3.1, Mistral 7B v0.3) are listed as they are, and found first.
 _TUNING = re.compile(r"-(?:hf|base|pt|it|instruct|chat|thinking|\d{4})(?=-|$)")

@@ -21,21 +21,17 @@ from meshwright.profiles.operators.tables import IndexArray, OperatorTable, load
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.context import Context
 
-# --------------------------------------------------------------------------------------------------
-# Operators priced from the measured tables of the GPU, at the level of the software stack.
-#
-# A table says by how much each shape misses the roof of the GPU it was measured on; the roof here is that
-# of the GPU at hand, so a faster one is never slower. Rows share few shapes: each is looked up once.
-
-
+# Operators are priced from the measured tables of the GPU, which say by how much each shape misses the roof
+# of the GPU it was measured on; the roof here is that of the GPU at hand, so a faster one is never slower.
+# Rows share few shapes: each is looked up once.
 Lookup = tuple[OperatorTable, tuple[FloatArray, ...]]  # a table, and its arguments of shape (n,)
 _NARROWER = 0.25  # where a table has no other: FlashAttention 2 loses 1.2 for half of it (L40S table)
 _GATED = 3.0  # matrices of the MLPs that were measured
 # Rates of attention kernels over the generation's best, whose tables were measured. FlashAttention 2 is
-# twice as fast as FlashAttention 1 and 1.3 to 2 times as Triton's on A100, and reaches 35 % of an H100
-# (arXiv:2307.08691); FlashAttention 3 is 1.5 to 2 times as fast there (arXiv:2407.08608). Triton on A100 at
-# its upper end, as the open runs have it. Blackwell's table is an inference kernel's: cuDNN's training
-# kernel exceeds it (open Megatron-Bridge runs), older ones run Hopper's or Ampere's instructions.
+# twice as fast as 1 and 1.3 to 2 times as Triton's on A100 (Triton here at its upper end, as the open runs
+# have it), and reaches 35 % of an H100 (arXiv:2307.08691); 3 is 1.5 to 2 times as fast there
+# (arXiv:2407.08608). Blackwell's table is an inference kernel's: cuDNN's training kernel exceeds it (open
+# Megatron-Bridge runs), older ones run Hopper's or Ampere's instructions.
 _KERNEL_RATES: Mapping[str, Mapping[str, float]] = {
     "ampere": {"flash1": 0.5, "triton": 0.85},
     "hopper": {"flash1": 0.3, "triton": 0.45, "flash2": 0.6},
@@ -132,13 +128,17 @@ _WIDE_HEAD = 128  # flash attention reaches its best rate from this head size on
 _ALIGNED = 8  # elements of 2 bytes: 16 bytes
 _MISALIGNED = 0.2
 # Permutation traffic over that of a fused one round an all-to-all, by counting: index_select with its cast
-# moves 42 bytes an element and copy where a fused kernel moves 28; a dispatcher that writes in the order of
-# the experts spares the permutation of one of the two ways; a fused MLP of experts reads through the index.
+# moves 42 bytes an element and copy, a fused kernel 28; a dispatcher that writes in the order of the
+# experts spares one of two ways; a fused MLP of experts reads through the index.
 _UNFUSED_PERMUTATION, _DISPATCH_PERMUTES, _GROUPED_PERMUTES = 1.5, 0.7, 0.5
 # Kernels beside each expert's product in 8 or 4 bits: its input is cast and its scales are put in order
 # (Transformer Engine 2 ``module/grouped_linear.py``: ``split_quantize``, ``general_grouped_gemm``).
 _CASTS_OF_AN_EXPERT = 2.0
 _NORM_BYTES, _EAGER_NORM_BYTES = 4.0, 36.0  # of one element, forward
+# A third of both passes' bytes, by counting kernels: Megatron-Core adds the experts' biases in fp32, one by
+# one, joins and casts (``experts.py _apply_bias``, 28 and 40 an element); it splits, clamps and joins a
+# clamped gate's inputs (``fused_bias_geglu.py``, 16 and 20).
+_EXPERT_BIAS_BYTES, _CLAMP_BYTES = 68.0 / 3.0, 36.0 / 3.0
 _NARROW_HEAD = 0.75  # operator tables: heads of 64 reach 0.6-0.8 of that rate
 
 
@@ -335,12 +335,11 @@ def _index_s(ctx: Context) -> FloatArray:
 def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     """Norms, residuals, rotary embedding, activation: bytes over bandwidth.
 
-    Least traffic of a layer's forward pass, 2-byte elements: two norms and two residual additions
-    read and write (2 + 3) h each, biases and masks aside; rotary embedding reads and writes q and k;
-    a gated activation reads 2 f and writes f. Every further norm, and a norm of queries and keys, reads and
-    writes what it normalises (4 bytes an element), so do clamped queries, keys and values; a gate of
-    attention's output reads both and writes one (6). The backward pass moves twice that. What one kernel
-    for each operation (eager PyTorch) moves beyond is ``_eager_bytes``.
+    Least traffic of a layer's forward pass, 2-byte elements: two norms and two residual additions read and
+    write (2 + 3) h each, biases and masks aside; rotary embedding reads and writes q and k; a gated
+    activation reads 2 f and writes f. Further norms read and write what they normalise (4 bytes an
+    element), so do clamped queries, keys and values; a gate of attention's output reads both and writes one
+    (6). The backward pass moves twice that; ``_eager_bytes`` is what single kernels move beyond.
     """
     model, tokens, moe = ctx.model, ctx.tokens, ctx.model.moe
     h, each = model.hidden_size, _NORM_BYTES
@@ -398,7 +397,7 @@ def _eager_bytes(
     mean (4), times its root (4 + 4), to 16 bits (4 + 2), times the weight (2 + 2): 36 bytes an element
     (transformers' LlamaRMSNorm). The fitted share of fused stacks (``elementwise``) does not hold for them.
     """
-    facts, model = ctx.facts, ctx.model
+    facts, model, moe = ctx.facts, ctx.model, ctx.model.moe
     moved: FloatArray | float = 0.0
     if not facts.elementwise_fused:
         moved = moved + 12.0 * ctx.tokens * heads_width + 4.0 * width
@@ -406,6 +405,10 @@ def _eager_bytes(
         rows = ctx.tokens * ctx.row_share * model.hidden_size * model.norms_per_layer
         rows = rows + ctx.tokens * _inner_width(ctx, kind)
         moved = moved + (_EAGER_NORM_BYTES - _NORM_BYTES) * rows
+    if kind == "moe" and moe is not None and not facts.moe_grouped_mlp_fused:
+        each = _EXPERT_BIAS_BYTES * model.hidden_size * (model.expert_bias_parameters() > 0)
+        each = each + _CLAMP_BYTES * moe.ffn_hidden_size / ctx.et * (model.activation_clamp is not None)
+        moved = moved + ctx.moe_tokens * ctx.et * moe.top_k * ctx.expert_load * each
     return moved
 
 
@@ -436,9 +439,8 @@ def _fused_permutation(facts: FrameworkFacts) -> float:
 def replayed_s(ctx: Context, kind: LayerKind, attention: PassSeconds, experts: PassSeconds) -> FloatArray:
     """Seconds of what selective recomputation replays of a layer, module by module.
 
-    Modules as in Megatron-LM d98e8a64 ``transformer_config.py:1940 recompute_modules``. As XLA replays them
-    (MaxText's ``remat_policy``): ``mlp_up`` is an MLP without its last product, whose output no backward
-    pass needs; ``attn_proj`` is attention's output projection.
+    Modules as in Megatron-LM d98e8a64 ``transformer_config.py:1940 recompute_modules``; ``mlp_up`` (an MLP
+    but its last product) and ``attn_proj`` (attention's output projection) as XLA replays them (MaxText).
     """
     if not ctx.selective.any():
         return np.zeros_like(ctx.t)
@@ -507,15 +509,13 @@ def _experts_again_s(ctx: Context, kind: LayerKind) -> FloatArray | float:
 # --------------------------------------------------------------------------------------------------
 # How fast a CPU can launch what a GPU runs: the floor under the passes of small models.
 #
-# PyTorch launches every kernel from Python; a pass is never shorter than its launches take. A captured
-# graph replays the launches of what it holds as one (Megatron-Core's guide on CUDA graphs: modules attn,
-# mlp, moe, moe_router, moe_preprocess; or a whole iteration but the optimizer).
+# A pass is never shorter than its launches take. A captured graph replays those of what it holds as one
+# (Megatron-Core's guide on CUDA graphs: parts of a layer; or a whole iteration but the optimizer).
 
 
 # Shares of a layer's launches that are left where whole layers, or whole iterations, are captured, and that
-# each captured part takes away. Assumed from the kernels of each part: a dense layer's graph leaves what
-# starts it, its collectives and the copies into its static buffers; experts of changing sizes leave more,
-# those padded to a capacity do not.
+# each captured part takes away. Assumed from the kernels of each: a dense layer's graph leaves what starts
+# it, its collectives, copies into static buffers; experts leave more unless padded to a capacity.
 _LAYER_LEFT: Mapping[LayerKind, float] = {"dense": 0.15, "moe": 0.25}
 _ITERATION_LEFT = 0.03
 _PARTS: Mapping[LayerKind, Mapping[str, float]] = {
@@ -527,9 +527,9 @@ _LEAST_LEFT = 0.1
 # it exchanges to the host and waits (Megatron-LM d98e8a64 ``moe/token_dispatcher.py:921-960
 # _maybe_dtoh_and_synchronize``). An all-gather needs none of it; HybridEP and DeepEP permute on their way.
 _DISPATCHER: Mapping[str, float] = {"allgather": 0.45, "hybridep": 0.8, "deepep": 0.8}
-# A blocking launch returns when its kernel has ended: every kernel then waits for a launch and a
-# synchronisation. Four floors on top of the kernels is what the open runs under it show (jeanzay-a100)
-# beside those of the same software without it: of 3 to 6 it predicts clusters left out best.
+# A blocking launch returns when its kernel has ended: each kernel waits for a launch and a synchronisation.
+# Four floors on top of the kernels is what the open runs under it show beside those of the same software
+# without it: of 3 to 6 it predicts clusters left out best.
 _BLOCKED = 4.0
 
 
@@ -568,8 +568,8 @@ def launches_left(facts: FrameworkFacts, kind: LayerKind) -> float:
 def launched(ctx: Context, kind: LayerKind, busy: PassSeconds, floor_s: FloatArray) -> PassSeconds:
     """Passes of a layer that take at least their launches; blocking launches come on top.
 
-    Where the CPU waits for the sizes of what experts exchange, it starts the rest of the layer anew: what
-    it launches then is seen even where the kernels of the whole layer take longer than its launches.
+    Where the CPU waits for the sizes of what experts exchange, it launches the rest of the layer anew: that
+    is seen even where the layer's kernels take longer than its launches.
     """
     again = ctx.constants.floor_backward
     if ctx.facts.launch_blocking:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
 from meshwright.profiles.collectives.measured import measured_network
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import FP8_KERNELS, OPTION_PARTS, OPTION_WORDS, framework_facts
-from meshwright.profiles.library import find_gpu
+from meshwright.profiles.library import find_gpu, model_like
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.model_parts import MlaSpec, MoeSpec
 from meshwright.profiles.optimizers import OPTIMIZERS
@@ -132,7 +132,7 @@ def _megatron_core_of(cells: Cells) -> str:
 
 
 def model_of(cells: Cells) -> ModelSpec:
-    """The model's shape.
+    """The model's shape; what the table does not say of a model of the catalog is as it stands there.
 
     Raises:
         RefusedRunError: a size is missing.
@@ -140,7 +140,7 @@ def model_of(cells: Cells) -> ModelSpec:
     """
     heads, hidden = needed(cells, "num_attention_heads"), needed(cells, "hidden_size")
     head_dim = cells.count("head_dim") or max(hidden // heads, 1)
-    return ModelSpec(
+    stated = ModelSpec(
         name=(cells.text("model") or "model")[:100],
         num_layers=needed(cells, "num_layers"),
         hidden_size=hidden,
@@ -156,6 +156,11 @@ def model_of(cells: Cells) -> ModelSpec:
         mla=_mla_of(cells.count("head_dim"), heads),
         source="a table of measured runs",
     )
+    known = model_like(stated)
+    if known is None:
+        return stated
+    own = ("name", "vocab_size", "tied_embeddings", "num_mtp_layers", "source")
+    return replace(known, **{name: getattr(stated, name) for name in own})
 
 
 def vocabulary_warning(cells: Cells) -> str | None:

@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from meshwright.profiles.library import (
     gpu_alias_note,
     gpu_names,
     gpu_of_device,
+    model_like,
     model_names,
 )
 from meshwright.profiles.reading import FieldReader
@@ -175,6 +177,15 @@ def test_a_hostile_name_is_just_unknown(name: str) -> None:
         with pytest.raises(UnknownNameError) as caught:
             find(name)
         assert len(str(caught.value)) < 2500  # sixty names that are known, and little of the given one
+
+
+def test_a_model_is_known_by_name_and_sizes_together() -> None:
+    known = find_model("gpt-oss-120b")
+    stated = replace(known, name="GPT-OSS-120B", mlp_bias=False, sliding_window=None)
+    assert model_like(stated) is known
+    assert model_like(replace(stated, num_layers=24)) is None
+    assert model_like(replace(stated, moe=None)) is None
+    assert model_like(replace(stated, name="mine")) is None
 
 
 def test_names_are_found_in_any_case() -> None:

@@ -30,6 +30,7 @@ MEASURED = (
     "source",
     "rank_group",
     "framework",
+    "model",
 )
 
 
@@ -210,6 +211,22 @@ def test_lora_without_a_stated_rank_is_read_as_rank_16_on_attention(tmp_path: Pa
     assert run.shape is not None
     workload = run.shape.problem.workload
     assert (workload.lora_rank, workload.lora_targets) == (16, ("linear_qkv", "linear_proj"))
+
+
+def test_what_a_table_cannot_say_of_a_model_comes_from_the_catalog(tmp_path: Path) -> None:
+    sizes = {
+        "num_layers": "36", "hidden_size": "2880", "ffn_hidden_size": "2880", "num_attention_heads": "64",
+        "num_kv_heads": "8", "head_dim": "64", "vocab_size": "201088", "num_experts": "128",
+        "moe_top_k": "4", "moe_ffn_hidden_size": "2880", "num_shared_experts": "0",
+        "num_dense_layers": "0",
+    }  # fmt: skip
+    windows = []
+    for name, changes in (("gpt-oss-120b", {}), ("gpt-oss-120b", {"num_layers": "34"}), ("mine", {})):
+        run = only(tmp_path, **(sizes | changes), model=name)
+        assert run.shape is not None
+        model = run.shape.problem.model
+        windows.append((model.name, model.sliding_window))
+    assert windows == [("gpt-oss-120b", 128), ("gpt-oss-120b", None), ("mine", None)]
 
 
 @pytest.mark.parametrize(

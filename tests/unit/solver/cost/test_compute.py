@@ -424,6 +424,22 @@ def test_permutation_moves_less_where_it_is_fused() -> None:
     assert moved(moe_grouped_mlp_fused=True) == pytest.approx(0.5 * fused)
 
 
+def test_biases_and_clamps_of_experts_are_kernels_of_their_own_unless_one_kernel_does_all() -> None:
+    def moved(model: ModelSpec, **options: object) -> float:
+        ctx = of(model, ON_8, moe_force_balance=True, **options)
+        return float(memory_bound(ctx, "moe").forward[0]) * ctx.hbm_bytes_per_s
+
+    plain = a_moe_model()
+    assert plain.moe is not None
+    biased = replace(plain, mlp_bias=True, moe=replace(plain.moe, expert_bias=True))
+    clamped = replace(plain, activation_clamp=7.0)
+    routed = 2048 * plain.moe.top_k  # of 2048 tokens; 68 and 36 bytes an element in three passes
+    assert moved(biased) - moved(plain) == pytest.approx(routed * plain.hidden_size * 68 / 3)
+    assert moved(clamped) - moved(plain) == pytest.approx(routed * plain.moe.ffn_hidden_size * 12)
+    fused = {"moe_grouped_mlp_fused": True}
+    assert moved(biased, **fused) == moved(plain, **fused)
+
+
 def test_what_expert_tensor_ranks_gather_is_sorted_only_where_several_experts_take_it() -> None:
     moe = a_moe_model().moe
     assert moe is not None

@@ -261,6 +261,53 @@ def test_a_frozen_layer_keeps_its_weights_and_the_states_of_its_adapters_only() 
     assert (prices.gradients_bytes[0, 1:] == 0).all()
 
 
+def test_frozen_layers_keep_no_inputs_but_those_of_adapters() -> None:
+    # s = 2048, h = 1024, 2-byte elements: without a weight gradient go the MLP's input and the product's
+    # output that its last matrix reads: 2 h and 2 * 4 h; beside adapters they stay
+    def kept(*targets: str) -> float:
+        problem = a_problem(lora_rank=16, lora_targets=targets) if targets else a_problem()
+        return float(prices_of(problem, a_layout()).activation_bytes[0, 0])
+
+    everything = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+    assert kept() - kept("linear_qkv", "linear_proj") == pytest.approx(2048 * (2 + 2 * 4) * 1024)
+    assert kept(*everything) == kept()
+    assert kept() - kept("linear_proj") == pytest.approx(2048 * (2 + 2 + 2 * 4) * 1024)
+
+
+def test_frozen_weights_in_8_bits_take_one_byte_on_hopper_too() -> None:
+    # their transposes are not kept: LAYER_WEIGHTS and 16 (1024 + 3072 + 1024 + 1024) of adapters
+    problem = a_problem(precision="fp8", lora_rank=16)
+    prices = prices_of(problem, a_layout(), "nemo")
+    assert prices.weights_bytes[0, 0] == pytest.approx(LAYER_WEIGHTS + 16 * 6 * 1024)
+
+
+def test_shards_in_8_bits_take_and_gather_one_byte_on_blackwell() -> None:
+    layout = a_layout(data_parallel_size=8, zero_stage=3, zero_shard_size=8)
+    held = []
+    for low in (True, False):
+        options = {"low_precision_weights": low}
+        cluster = a_cluster(gpu=find_gpu("b200-sxm-180gb"))
+        problem = a_problem(cluster=cluster, precision="fp8", framework_options=options)
+        held.append(prices_of(problem, layout, "nemo"))
+    low_prices, plain = held
+    assert low_prices.weights_bytes[0, 0] == pytest.approx(LAYER_WEIGHTS / 8)
+    assert plain.weights_bytes[0, 0] == pytest.approx(2 * LAYER_WEIGHTS / 8)
+    # two layers are gathered at a time
+    assert plain.buffer_bytes[0] - low_prices.buffer_bytes[0] == pytest.approx(2 * LAYER_WEIGHTS)
+
+
+def test_deepspeed_keeps_a_billion_gathered_weights_and_one_matrix() -> None:
+    # a layer of 12 h^2 = 5.03e9 weights, h = 20480: 1e9 and the MLP's 4 h^2, not two layers, in 2 bytes, and
+    # that matrix's gradient; of a small model two layers and a layer's gradients
+    wide = replace(GPT, hidden_size=20480, ffn_hidden_size=81920, num_attention_heads=128, head_dim=160)
+    layout = a_layout(data_parallel_size=8, zero_stage=3, zero_shard_size=8)
+    matrix = 4.0 * 20480**2
+    for model, live, gradient in ((wide, 1e9 + matrix, matrix), (GPT, 2 * LAYER_WEIGHTS, LAYER_WEIGHTS)):
+        prices = prices_of(a_problem(model), layout, "deepspeed")
+        kept = a_profile(a_problem(model), "deepspeed", **CLASSIC).constants.base_bytes + 1e9
+        assert prices.buffer_bytes[0] - kept == pytest.approx(2.0 * live + 2.0 * gradient, rel=1e-3)
+
+
 def test_offloaded_optimizer_states_leave_the_gpu() -> None:
     prices = prices_of(a_problem(), a_layout(offload="optimizer"))
     assert (prices.optimizer_bytes == 0).all()
