@@ -297,8 +297,8 @@ def test_shards_in_8_bits_take_and_gather_one_byte_on_blackwell() -> None:
 
 
 def test_deepspeed_keeps_a_billion_gathered_weights_and_one_matrix() -> None:
-    # a layer of 12 h^2 = 5.03e9 weights, h = 20480: 1e9 and the MLP's 4 h^2, not two layers, in 2 bytes, and
-    # that matrix's gradient; of a small model two layers and a layer's gradients
+    # a layer of 12 h^2 = 5.03e9 weights, h = 20480: 1e9 and the MLP's 4 h^2, not two layers, of 2 bytes
+    # each, and that matrix's gradient; of a small model two layers and a layer's gradients
     wide = replace(GPT, hidden_size=20480, ffn_hidden_size=81920, num_attention_heads=128, head_dim=160)
     layout = a_layout(data_parallel_size=8, zero_stage=3, zero_shard_size=8)
     matrix = 4.0 * 20480**2
