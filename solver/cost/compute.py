@@ -406,9 +406,9 @@ def _eager_bytes(
         rows = rows + ctx.tokens * _inner_width(ctx, kind)
         moved = moved + (_EAGER_NORM_BYTES - _NORM_BYTES) * rows
     if kind == "moe" and moe is not None and not facts.moe_grouped_mlp_fused:
-        each = _EXPERT_BIAS_BYTES * model.hidden_size * (model.expert_bias_parameters() > 0)
-        each = each + _CLAMP_BYTES * moe.ffn_hidden_size / ctx.et * (model.activation_clamp is not None)
-        moved = moved + ctx.moe_tokens * ctx.et * moe.top_k * ctx.expert_load * each
+        biased = _EXPERT_BIAS_BYTES * model.hidden_size * (model.expert_bias_parameters() > 0)
+        clamped = _CLAMP_BYTES * moe.ffn_hidden_size * (model.activation_clamp is not None)
+        moved = moved + ctx.moe_tokens * moe.top_k * ctx.expert_load * (biased * ctx.et + clamped)
     return moved
 
 
