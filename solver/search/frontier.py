@@ -337,7 +337,9 @@ class Frontier:
 
     def _run(self, interrupted: Interrupt) -> None:
         """The same; raises where the clock is over."""
-        while self._unopened and self._unopened.least_s <= self._open_s < np.inf and not interrupted(self):
+        while self._unopened and self._open_s < np.inf and not interrupted(self):
+            if self._unopened.least_s > min(self._open_s, self.cutoff_s):  # families beyond stay closed
+                break
             self._open_kinds(self._unopened)  # as it comes to in any case
         self._primed_from_s = self.waiting_s
         self._prime(interrupted)
