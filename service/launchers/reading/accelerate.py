@@ -18,7 +18,7 @@ from meshwright.service.launchers.deepspeed import OFFLOADED
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.commands import script_of
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader, read_offload
-from meshwright.service.launchers.reading.documents import document_of, looks_like_document
+from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.shell_values import Word
@@ -152,11 +152,12 @@ def require_same_machines(fields: Fields, known: Known) -> None:
 
 AT = "deepspeed_config."
 PLUGIN_FILE = f"{AT}deepspeed_config_file"
+PLUGIN_COUNT = f"{AT}gradient_accumulation_steps"
 _PLACES = {part: (f"{AT}{key}_device", f"{AT}{key}_nvme_path") for part, key in OFFLOADED.items()}
 _MAX_STAGE, _DEFAULT_STAGE = 3, 2
 # What accelerate refuses beside a file of DeepSpeed's, because that file says it.
 _OF_THE_FILE = (
-    f"{AT}gradient_accumulation_steps", f"{AT}gradient_clipping", f"{AT}zero_stage",
+    PLUGIN_COUNT, f"{AT}gradient_clipping", f"{AT}zero_stage",
     f"{AT}offload_optimizer_device", f"{AT}offload_param_device", f"{AT}zero3_save_16bit_model",
     "mixed_precision",
 )  # fmt: skip
@@ -176,6 +177,7 @@ def plugin_run(fields: Fields, source: Source, told: Told, given: Arguments | No
     """
     known = known_of(source, told)
     given = arguments(known) if given is None else given
+    fields.raw(ENGINE)
     require_address(fields, known, given)
     fields.stop()
     if fields.has(PLUGIN_FILE):
@@ -183,11 +185,16 @@ def plugin_run(fields: Fields, source: Source, told: Told, given: Arguments | No
     return _of_values(fields, known, given)
 
 
-def _of_its_file(fields: Fields, source: Source, told: Told) -> LaunchFile:
-    """Everything stands in DeepSpeed's own file, of the same folder."""
+def contradictions(fields: Fields) -> None:
+    """Leave a fault for each value of accelerate's file that DeepSpeed's own says."""
     for key in _OF_THE_FILE:
         if fields.has(key):
             fields.fault(key, f"contradicts {PLUGIN_FILE}: accelerate takes one of them")
+
+
+def _of_its_file(fields: Fields, source: Source, told: Told) -> LaunchFile:
+    """Everything stands in DeepSpeed's own file, of the same folder."""
+    contradictions(fields)
     name = fields.word(PLUGIN_FILE)
     text = source.other(name) if name else None
     if text is None:
@@ -254,9 +261,13 @@ def _deepspeed_configuration(
     micro = known.required(
         "micro_batch_size", number(given, MICRO_BATCH), f"--{MICRO_BATCH} of the training script, beside it"
     )
-    own = f"{AT}gradient_accumulation_steps"
-    count = number(given, ACCUMULATION) or (1 if fields.raw(own) == "auto" else fields.integer(own, 1))
-    fields.raw(own)  # the trainer's counts before it
+    count = number(given, ACCUMULATION)
+    own = None if fields.raw(PLUGIN_COUNT) == "auto" else fields.optional(PLUGIN_COUNT)
+    if (
+        own and count and own != count
+    ):  # transformers stops (HfTrainerDeepSpeedConfig), accelerate takes own
+        fields.fault(PLUGIN_COUNT, f"{own}, but the trainer accumulates {count}", nearest=str(count))
+    count = count or own or 1
     fields.stop()
     zero = zero if world > 1 else 0
     return Configuration(
@@ -315,11 +326,21 @@ class AccelerateReader:
         Raises:
             InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
         """
-        fields = Fields(source.name, document_of(source), told)
+        fields = Fields(source.name, values_of_file(source), told)
         if fields.word("distributed_type", "NO", allowed=TYPES) == "DEEPSPEED":
             return plugin_run(fields, source, told)
         known = known_of(source, told)
         return mesh_run(self.name, fields, known, arguments(known))
+
+
+def values_of_file(source: Source) -> dict[str, Found]:
+    """Accelerate's file, whose ``fsdp_config`` may leave out what its names begin with (launch.py:1270)."""
+    return {
+        f"{_FSDP}fsdp_{name.removeprefix(_FSDP)}"
+        if name.startswith(_FSDP) and not name.startswith(f"{_FSDP}fsdp")
+        else name: found
+        for name, found in document_of(source).items()
+    }
 
 
 def mesh_run(

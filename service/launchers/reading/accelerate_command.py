@@ -5,15 +5,15 @@ Names and precedence: accelerate 1.15.0, commands/launch.py (_validate_launch_co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.launchers.reading.accelerate import AT, ENGINE, TYPES
+from meshwright.service.launchers.reading.accelerate import AT, ENGINE, PLUGIN_FILE, TYPES, values_of_file
 from meshwright.service.launchers.reading.base import Source, refused
-from meshwright.service.launchers.reading.documents import Found, Values, document_of
+from meshwright.service.launchers.reading.documents import Found, Values
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.shell_values import UNKNOWN, Word, way_to_know
 
@@ -48,6 +48,7 @@ def shares_of(words: Sequence[Word], source: Source) -> Shares | None:
     """
     if not any(word.text.rpartition("/")[2] == "accelerate" for word in words):
         return None
+    _require_one_engine(words, source.name)
     path, options = None, dict(_options(words, source.name))
     for at, word in enumerate(words):
         name, equals, value = word.text.partition("=")
@@ -64,8 +65,38 @@ def shares_of(words: Sequence[Word], source: Source) -> Shares | None:
         )
     base = path.text.replace("\\", "/").rsplit("/", 1)[-1]
     file = replace(source, name=base, text=text, files={**source.files, source.name: source.text})
-    return Shares.of(file, document_of(file) | options)
+    return Shares.of(file, values_of_file(file) | options)
 
+
+def shares_of_environment(variables: Mapping[str, tuple[str, ...]], source: Source) -> Shares | None:
+    """What a script's environment tells accelerate where ``torchrun`` starts it; None: nothing.
+
+    Names: utils/dataclasses.py (FullyShardedDataParallelPlugin, DeepSpeedPlugin).
+
+    Raises:
+        InvalidProblemError: a value hangs on what is not known.
+    """
+    said = {name: "".join(parts) for name, parts in variables.items()}
+    engine = next((kind for name, kind in _USED.items() if said.get(name, "").lower() in _ON), None)
+    if engine is None:
+        return None
+    values: dict[str, Found] = {ENGINE: Found(engine, 0)}
+    for name, text in said.items():
+        if not name.startswith(_BEGINNINGS[engine]):
+            continue
+        if UNKNOWN in text:
+            unknown = text.split(UNKNOWN)[1]
+            message = f"it hangs on ${shown(unknown)}, which the script does not set"
+            raise InvalidProblemError.of(name, message, allowed=way_to_know(unknown))
+        key = name.removeprefix("ACCELERATE_DEEPSPEED_").lower()
+        place = PLUGIN_FILE if key == "config_file" else f"{AT}{key}"
+        values[f"fsdp_config.{key}" if engine == "FSDP" else place] = Found(text, 0)
+    return Shares.of(source, values)
+
+
+_ON = ("1", "true", "yes", "on", "y", "t")
+_USED = {"ACCELERATE_USE_DEEPSPEED": "DEEPSPEED", "ACCELERATE_USE_FSDP": "FSDP"}
+_BEGINNINGS = {"DEEPSPEED": "ACCELERATE_DEEPSPEED_", "FSDP": "FSDP_"}
 
 # Options of ``accelerate launch`` by the place that they have in its file (commands/launch.py).
 _ENGINES = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU"}
@@ -73,6 +104,19 @@ _OF_ALL = ("num_processes", "num_machines", "mixed_precision", "main_process_ip"
 _OF_DEEPSPEED = ("zero", "offload_", "deepspeed_")  # the batch is the trainer's
 _UNREAD_ENGINES = ("use_megatron_lm", "megatron_lm_")
 _COUNTED = ("num_processes", "num_machines")
+
+
+def _require_one_engine(words: Sequence[Word], script: str) -> None:
+    """Refuse what accelerate refuses: several ways to share at once; and training on CPUs."""
+    options = [word for word in words if word.text.startswith("--")]
+    said = {word.text.removeprefix("--").replace("-", "_"): word for word in options}
+    engines = [said[name] for name in (*_ENGINES, "tpu", "cpu") if name in said]
+    if len(engines) > 1:
+        (first, other), where = engines[:2], f"line {engines[0].line} of {shown(script)}"
+        raise refused(f"{where}: {first.text} contradicts {other.text}", allowed="one of them")
+    if engines and engines[0].text in ("--cpu", "--tpu"):
+        where = f"line {engines[0].line} of {shown(script)}"
+        raise refused(f"{where}: {engines[0].text} runs on no GPU", allowed="the command without it")
 
 
 def _options(words: Sequence[Word], script: str) -> Iterator[tuple[str, Found]]:

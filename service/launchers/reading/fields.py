@@ -100,6 +100,12 @@ class Fields:
         """Whether the file gives a value in a section."""
         return any(one.startswith(f"{name}.") and self._found(one) is not None for one in self._values)
 
+    def section(self, name: str) -> dict[str, object]:
+        """The values of a section, by their names in it."""
+        start = f"{name}."
+        names = [one for one in self._values if one.startswith(start)]
+        return {one.removeprefix(start): self.raw(one) for one in names}
+
     def raw(self, name: str) -> object:
         """The value as it stands there; None where it is not given."""
         self._taken.add(name)

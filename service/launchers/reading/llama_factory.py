@@ -16,6 +16,7 @@ from meshwright.service.launchers.reading.accelerate import (
     ACCUMULATION,
     MICRO_BATCH,
     AccelerateReader,
+    values_of_file,
 )
 from meshwright.service.launchers.reading.accelerate_command import Shares, shares_of
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
@@ -151,7 +152,7 @@ def _shares(source: Source, known: Known, told: Told) -> Shares | None:
             return found
     files = [source, *documents_beside(known.source)]
     mesh = next((one for one in files if AccelerateReader().recognises(one)), None)
-    return None if mesh is None else Shares.of(mesh, document_of(mesh))
+    return None if mesh is None else Shares.of(mesh, values_of_file(mesh))
 
 
 def _starts(source: Source, told: Told | None = None) -> Iterator[tuple[Source, Sequence[Word], int]]:

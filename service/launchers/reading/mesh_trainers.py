@@ -26,6 +26,9 @@ from meshwright.service.launchers.reading.accelerate import (
     arguments,
     mesh_run,
     number,
+    ranks_of,
+    recomputes,
+    values_of_file,
 )
 from meshwright.service.launchers.reading.accelerate_command import Shares, shares_of
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
@@ -39,9 +42,10 @@ from meshwright.service.launchers.reading.trainer import (
     PREFERENCES,
     WITHOUT_COPY,
     adapted,
+    keeps_no_copy,
     optimizer_of,
 )
-from meshwright.service.launchers.reading.trainer_ranks import run_of_deepspeeds_file
+from meshwright.service.launchers.reading.trainer_ranks import ranks_run, run_of_deepspeeds_file
 from meshwright.service.launchers.trainers import ATTENTION
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
@@ -328,17 +332,39 @@ class TrlReader:
         unread = fields.unread(_TRL_IRRELEVANT)
         plain = {ENGINE: Found("MULTI_GPU", 0), "num_processes": Found(known.num_gpus(), 0)}
         rest = Fields(source.name, plain, told) if shares is None else shares.fields
-        run = mesh_run(self.name, rest, known, given, seq_length=length, precision=precision)
+        if shares is not None and shares.kind() == "DEEPSPEED":
+            run = _sft_by_deepspeed(fields, known, shares, given, (length, precision))
+            if adapters.get("base_precision") and run.configuration.zero_stage == _SHARDED:
+                fields.fault("load_in_4bit", "weights of 4 bits cut over ranks are not priced")
+                fields.stop()
+        else:
+            run = mesh_run(self.name, rest, known, given, seq_length=length, precision=precision)
         rest.word("mixed_precision")
-        options = {**run.workload.framework_options, **_kernel(fields, self.name, run.configuration)}
+        options = {**run.workload.framework_options, **_kernel(fields, run.launcher, run.configuration)}
         # FSDP2 casts what is trained up (accelerate, utils/fsdp_utils.py)
-        if in_bf16 and not adapters and run.configuration.zero_stage == 0:
+        if in_bf16 and not adapters and keeps_no_copy(run):
             optimizer = WITHOUT_COPY.get(optimizer, optimizer)
         workload = replace(run.workload, framework_options=options, optimizer=optimizer, **adapters)
         run = replace(run, workload=workload)
         if shares is None:  # no file says how they stand on nodes
             run = replace(run, num_nodes=None, gpus_per_node=None)
         return replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread))
+
+
+def _sft_by_deepspeed(
+    fields: Fields, known: Known, shares: Shares, given: Arguments, said: tuple[int, str]
+) -> LaunchFile:
+    """The run of accelerate's DeepSpeed plugin; ``said``: the length and the precision."""
+    values: dict[str, int | str | bool] = {
+        "micro_batch_size": number(given, MICRO_BATCH) or _DEFAULT_BATCH,
+        "num_microbatches": number(given, ACCUMULATION) or 1,
+        "seq_length": said[0],
+        "precision": said[1],
+        "recompute_granularity": "full" if recomputes(given, known) else "none",
+    }
+    world = ranks_of(known, shares.fields, None)
+    told = replace(known.told, model=known.model(), num_gpus=world, values={**known.told.values, **values})
+    return ranks_run(TrlReader.name, fields, known, told, shares)
 
 
 def _loads_in_bf16(fields: Fields) -> bool:
@@ -394,7 +420,7 @@ def _shares(source: Source, files: Sequence[Source], told: Told) -> Shares | Non
         if (found := shares_of(words[:program], script)) is not None:
             return found
     mesh = next((one for one in files if AccelerateReader().recognises(one)), None)
-    return None if mesh is None else Shares.of(mesh, document_of(mesh))
+    return None if mesh is None else Shares.of(mesh, values_of_file(mesh))
 
 
 def _require_own_file(source: Source) -> None:

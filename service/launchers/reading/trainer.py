@@ -16,7 +16,11 @@ from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.reading.accelerate import AccelerateReader, ranks_of
-from meshwright.service.launchers.reading.accelerate_command import Shares, shares_of
+from meshwright.service.launchers.reading.accelerate_command import (
+    Shares,
+    shares_of,
+    shares_of_environment,
+)
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by, refused
 from meshwright.service.launchers.reading.commands import (
     Command,
@@ -143,10 +147,9 @@ class TrainerReader:
         for note in script.notes:
             fields.note(note)
         shares = shares_of(command.before, known.source)
+        shares = shares or shares_of_environment(script.variables, known.source)
         if shares is not None and known.header.plan_id is None:
-            known.header = header_of(
-                shares.source.text
-            )  # of an exported plan: a capture is all that is left
+            known.header = header_of(shares.source.text)  # of an exported plan, of which a capture is left
         tool, started = _tool(fields, command.program), _started(script, command)
         return trainer_run(fields, known, tool, started=started, shares=shares)
 

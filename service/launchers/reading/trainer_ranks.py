@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from meshwright.profiles.documents import shown
@@ -17,11 +17,14 @@ from meshwright.service.launchers.reading.accelerate import (
     CHECKPOINTING,
     ENGINE,
     MICRO_BATCH,
+    PLUGIN_COUNT,
     PLUGIN_FILE,
     Arguments,
     arguments,
+    contradictions,
     mesh_run,
     plugin_run,
+    values_of_file,
 )
 from meshwright.service.launchers.reading.accelerate_command import Shares
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
@@ -41,6 +44,12 @@ _BUILT_IN = re.compile(
 )
 _STRATEGIES = ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "no_shard")
 _FILLED = ("bf16.enabled", "fp16.enabled")  # ``auto`` where the trainer says them
+_NAMES = {
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "gradient_accumulation_steps": "num_microbatches",
+    **dict.fromkeys(_FILLED, "precision"),
+}
+_OF_THE_ENGINE = "deepspeed_config"  # an argument of DeepSpeed itself, whose file transformers does not see
 _OF_THE_START = ("main_process_ip", "dynamo_backend", "torch_compile")  # words of a command, beside a batch
 
 
@@ -57,12 +66,14 @@ def ranks_run(launcher: str, fields: Fields, known: Known, told: Told, shares: S
     Raises:
         InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
     """
-    if fields.has("deepspeed") or fields.has("deepspeed_config"):
+    if fields.has("deepspeed") or fields.has(_OF_THE_ENGINE):
         return _by_deepspeed(fields, known, told)
     said = shares or Shares.of(known.source, {ENGINE: Found("MULTI_GPU", 0)})
     source, values, ranks = said.source, dict(said.values), said.values.get("num_processes")
-    if said.kind() in ("NO", "MULTI_GPU"):
+    if said.kind() != "DEEPSPEED":
         values |= _own_fsdp(fields, known.source)
+    if "num_microbatches" in known.told.values:
+        values.pop(PLUGIN_COUNT, None)  # somebody tells another than the files say
     elsewhere = ranks is None or str(ranks.value) != str(told.num_gpus)  # who starts them says how many
     if elsewhere:
         values["num_processes"] = Found(told.num_gpus, ranks.line if ranks else 0)
@@ -71,11 +82,13 @@ def ranks_run(launcher: str, fields: Fields, known: Known, told: Told, shares: S
         fields.note(f"num_processes {ranks.value} of {shown(source.name)} is not what starts")
     fields.stop()
     mesh = Fields(source.name, values, told)
-    found = _by_accelerate(launcher, fields, Shares(source, values, mesh), told)
+    found = _by_accelerate(launcher, fields, Shares(source, values, mesh), told, known.told.values)
     return replace(found, num_nodes=None, gpus_per_node=None) if elsewhere else found
 
 
-def _by_accelerate(launcher: str, fields: Fields, shares: Shares, told: Told) -> LaunchFile:
+def _by_accelerate(
+    launcher: str, fields: Fields, shares: Shares, told: Told, over: Collection[str]
+) -> LaunchFile:
     """The run of accelerate's values: its DeepSpeed plugin's, a mesh's, or plain replicas'."""
     known, mesh = known_of(shares.source, told), shares.fields
     given = {
@@ -87,7 +100,7 @@ def _by_accelerate(launcher: str, fields: Fields, shares: Shares, told: Told) ->
     if fields.flag("torch_compile", default=False):
         given["torch_compile"] = Word("true", 0)
     if shares.kind() == "DEEPSPEED":
-        return _by_plugin(shares, told, given)
+        return _by_plugin(shares, told, given, over)
     mesh.raw("mixed_precision")
     length, precision = int(told.values["seq_length"]), str(told.values["precision"])
     return mesh_run(launcher, mesh, known, given, seq_length=length, precision=precision)
@@ -109,23 +122,38 @@ def _own_fsdp(fields: Fields, source: Source) -> dict[str, Found]:
     if strategy is not None:
         found["fsdp_config.fsdp_sharding_strategy"] = strategy.upper()
     found |= {_OFFLOADS: True} if "offload" in words else {}
-    name = fields.raw("fsdp_config")
-    if isinstance(name, str) and name.endswith(".json"):
-        text = source.other(name)
-        if text is None:
-            fields.fault(
-                "fsdp_config", f"{shown(name)} is not beside the file", allowed="give that file too"
-            )
-        more = document_of(Source(name="fsdp.json", text=text)) if text else {}
-        found |= {f"fsdp_config.fsdp_{key.removeprefix('fsdp_')}": one.value for key, one in more.items()}
+    more = _own_configuration(fields, source)
+    found |= {f"fsdp_config.fsdp_{key.removeprefix('fsdp_')}": value for key, value in more.items()}
+    if strategy is not None and str(found.get("fsdp_config.fsdp_version")) == "2":
+        del found["fsdp_config.fsdp_sharding_strategy"]  # transformers 5, _apply_legacy_fsdp_to_config
+        found.setdefault("fsdp_config.fsdp_reshard_after_forward", strategy == "full_shard")
+        if strategy not in _STRATEGIES[:2]:
+            fields.fault("fsdp", f"{strategy} is FSDP1's alone", allowed=", ".join(_STRATEGIES[:2]))
     return {key: Found(value, line) for key, value in found.items()}
 
 
-def _by_plugin(shares: Shares, told: Told, given: Arguments) -> LaunchFile:
+def _own_configuration(fields: Fields, source: Source) -> dict[str, object]:
+    """``fsdp_config``: a section of the arguments' YAML, JSON on the command, or a file of it."""
+    name = fields.raw("fsdp_config")
+    if not isinstance(name, str):
+        return fields.section("fsdp_config")
+    text = name if name.lstrip().startswith("{") else source.other(name)
+    if text is None:
+        fields.fault("fsdp_config", f"{shown(name)} is not beside the file", allowed="give that file too")
+    values = document_of(Source(name="fsdp.json", text=text)) if text else {}
+    return {key: one.value for key, one in values.items()}
+
+
+def _by_plugin(shares: Shares, told: Told, given: Arguments, over: Collection[str]) -> LaunchFile:
     """The run of accelerate's DeepSpeed plugin, whose ``auto`` the trainer's arguments fill."""
     name = shares.fields.raw(PLUGIN_FILE)
     if isinstance(name, str):
-        found = run_of_deepspeeds_file(name, shares.fields, shares.source, told, key=PLUGIN_FILE)
+        key = PLUGIN_FILE
+        if not shares.source.is_script:  # what the command says beside it is passed over
+            own = Fields(shares.source.name, values_of_file(shares.source))
+            contradictions(own)
+            own.stop()
+        found = run_of_deepspeeds_file(name, shares.fields, shares.source, told, key=key, over=over)
         machines, ranks = shares.fields.integer("num_machines", 1), found.configuration.num_gpus
         each = divided(ranks, machines, field="num_processes", what="num_machines")
         return replace(found, num_nodes=machines, gpus_per_node=each)
@@ -135,19 +163,22 @@ def _by_plugin(shares: Shares, told: Told, given: Arguments) -> LaunchFile:
 
 def _by_deepspeed(fields: Fields, known: Known, told: Told) -> LaunchFile:
     """The run of DeepSpeed's file; ``auto`` in it is what the arguments say."""
-    key = "deepspeed_config" if fields.has("deepspeed_config") else "deepspeed"
+    key = _OF_THE_ENGINE if fields.has(_OF_THE_ENGINE) else "deepspeed"
     name = str(fields.raw(key))
     if name == "true":  # a switch: the script makes the configuration (DeepSpeed-Chat)
         stage = fields.integer("zero_stage", 0, low=0)
         values = {"zero_optimization.stage": stage, **dict.fromkeys(_FILLED, "auto")}
         return _of_deepspeeds({one: Found(value, 0) for one, value in values.items()}, "deepspeed", told)
-    return run_of_deepspeeds_file(name, fields, known.source, told, key=key)
+    return run_of_deepspeeds_file(name, fields, known.source, told, key=key, over=known.told.values)
 
 
 def run_of_deepspeeds_file(
-    name: str, fields: Fields, beside: Source, told: Told, *, key: str
+    name: str, fields: Fields, beside: Source, told: Told, *, key: str, over: Collection[str] = ()
 ) -> LaunchFile:
-    """The run of DeepSpeed's file of a name that ``key`` says, resolved by what is told."""
+    """The run of DeepSpeed's file of a name that ``key`` says, resolved by what is told.
+
+    ``over``: what somebody tells beside the files, which may differ from them.
+    """
     base = name.replace("\\", "/").rsplit("/", 1)[-1]
     text = beside.other(base)
     json_file = Source(name=base if base.endswith(".json") else f"{base}.json", text=text or "")
@@ -157,6 +188,8 @@ def run_of_deepspeeds_file(
     if not values:
         values = _built_in(fields, key, base)
     fields.stop()
+    if key != _OF_THE_ENGINE:
+        _require_same(values, base, told, over)
     return _of_deepspeeds(values, base, told)
 
 
@@ -186,12 +219,7 @@ def _built_in(fields: Fields, key: str, base: str) -> dict[str, Found]:
 
 def _resolved(values: Mapping[str, Found], told: Told) -> dict[str, object]:
     """DeepSpeed's values with ``auto`` replaced, as transformers' ``HfTrainerDeepSpeedConfig`` does it."""
-    known = {
-        "train_micro_batch_size_per_gpu": told.values["micro_batch_size"],
-        "gradient_accumulation_steps": told.values["num_microbatches"],
-        "bf16.enabled": told.values["precision"] == "bf16",
-        "fp16.enabled": told.values["precision"] == "fp16",
-    }
+    known = _filled(told)
     found: dict[str, object] = {}
     for name, one in values.items():
         if one.value != "auto":
@@ -199,6 +227,24 @@ def _resolved(values: Mapping[str, Found], told: Told) -> dict[str, object]:
         elif name in known:
             found[name] = known[name]
     return found
+
+
+def _filled(told: Told) -> dict[str, int | str | bool]:
+    """What the trainer's arguments say of DeepSpeed's keys."""
+    found = {key: told.values[name] for key, name in _NAMES.items()}
+    return found | {key: found[key] == key.partition(".")[0] for key in _FILLED}
+
+
+def _require_same(values: Mapping[str, Found], base: str, told: Told, over: Collection[str]) -> None:
+    """Refuse a file that says another batch or type than the trainer's arguments: transformers stops."""
+    fields = Fields(base, values)
+    for key, said in _filled(told).items():
+        value = fields.raw(key)
+        if _NAMES[key] not in over and value not in (None, "auto") and str(value) != str(said):
+            word = str(said).lower()
+            message = f"{shown(str(value).lower())} in {shown(base)}, but {word} by the trainer's arguments"
+            fields.fault(key, message, allowed=f"auto, {word}", nearest=word)
+    fields.stop()
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, object]:

@@ -236,6 +236,129 @@ def test_the_trainers_own_fsdp_is_that_of_accelerate_and_what_is_told_counts_bef
     assert "elementwise_fused" not in compiled.workload.framework_options
 
 
+DS = (
+    '{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "bf16": {"enabled": true},'
+    ' "zero_optimization": {"stage": 2}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("json", "says"),
+    [
+        (DS.replace('gpu": 2', 'gpu": 8'), "gpu: line 1: 8 in z.json, but 2 by the trainer's arguments"),
+        (DS.replace('steps": 4', 'steps": 1'), "_steps: line 1: 1 in z.json, but 4 by .* Allowed: auto, 4"),
+        (DS.replace("bf16", "fp16"), "fp16.enabled: line 1: true in z.json, but false by"),
+    ],
+)
+def test_a_trainer_stops_where_deepspeeds_file_says_another_batch_or_type(json: str, says: str) -> None:
+    start = "accelerate launch --config_file conf/a.yaml -m trl.scripts.sft"
+    words = SFT.replace(start, "deepspeed --num_gpus 8 t.py --deepspeed z.json")
+
+    def run(text: str, json: str, told: Told | None = None) -> LaunchFile:
+        source = Source(name="run.sh", text=text, files={"z.json": json, "run.sh": text})
+        return read_launch_files(source, told or Told())
+
+    assert run(words, DS).workload.global_batch_size == 64  # 8 ranks × 2 × 4
+    with pytest.raises(InvalidProblemError, match=says):
+        run(words, json)
+    own = words.replace("--deepspeed z", "--deepspeed --deepspeed_config z")
+    assert run(own, DS.replace('gpu": 2', 'gpu": 8')).configuration.micro_batch_size == 8  # the engine's
+    told = Told(values={"micro_batch_size": 1, "num_microbatches": 2})
+    assert run(words, DS, told).configuration.zero_stage == 2  # what is told may differ from the files
+
+
+def shared(config: str, words: str = SFT, **files: str) -> LaunchFile:
+    """The run of ``words`` with accelerate's file."""
+    beside = {name.replace("__", "."): text for name, text in files.items()}
+    files = {"a.yaml": SHARED + config, "run.sh": words, **beside}
+    return read_launch_files(Source(name="run.sh", text=words, files=files), Told())
+
+
+def test_accelerates_plugin_accumulates_as_the_trainer_and_says_nothing_beside_deepspeeds_file() -> None:
+    plugin = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  gradient_accumulation_steps: 4\n"
+    assert shared(plugin).workload.global_batch_size == 64  # 8 × 2 × 4
+    with pytest.raises(InvalidProblemError, match="line 6: 1, but the trainer accumulates 4"):
+        shared(plugin.replace("steps: 4", "steps: 1"))
+    named = plugin.replace(
+        "gradient_accumulation_steps: 4", "deepspeed_config_file: z.json\n  zero_stage: 3"
+    )
+    with pytest.raises(InvalidProblemError, match=r"zero_stage: line 7: contradicts deepspeed_config\."):
+        shared(named, z__json=DS)
+
+
+def test_accelerates_file_may_leave_out_the_beginning_of_fsdps_names() -> None:
+    mesh = "distributed_type: FSDP\nfsdp_config:\n  version: 2\n  reshard_after_forward: false\n"
+    found = shared(mesh + "  activation_checkpointing: true\n")
+    assert (found.configuration.zero_stage, found.configuration.recompute_granularity) == (2, "full")
+    assert not found.unread
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--multi_gpu --use_fsdp", "line 1 of a.sh: --use_fsdp contradicts --multi_gpu"),
+        ("--cpu", "line 1 of a.sh: --cpu runs on no GPU"),
+    ],
+)
+def test_what_accelerate_launch_refuses_is_refused(options: str, says: str) -> None:
+    with pytest.raises(InvalidProblemError, match=says):
+        read(
+            SFT.replace("--config_file conf/a.yaml -m trl.scripts.sft", f"--num_processes 8 {options} t.py")
+        )
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ("ACCELERATE_USE_FSDP=1 FSDP_SHARDING_STRATEGY=SHARD_GRAD_OP", ("accelerate", 2)),
+        ("ACCELERATE_USE_DEEPSPEED=true ACCELERATE_DEEPSPEED_ZERO_STAGE=3", ("deepspeed", 3)),
+        ("ACCELERATE_USE_FSDP=false FSDP_SHARDING_STRATEGY=FULL_SHARD", ("accelerate", 0)),
+    ],
+)
+def test_under_torchrun_the_environment_says_how_ranks_share(
+    environment: str, expected: tuple[str, int]
+) -> None:
+    start = "accelerate launch --config_file conf/a.yaml -m trl.scripts.sft"
+    found = read(SFT.replace(start, f"{environment} torchrun --nproc_per_node 8 t.py"))
+    assert (found.launcher, found.configuration.zero_stage) == expected
+
+
+def test_the_trainers_fsdp_is_configured_by_a_section_or_by_json_on_the_command() -> None:
+    start = "accelerate launch --config_file conf/a.yaml -m trl.scripts.sft"
+    own = SFT.replace(start, "torchrun --nproc_per_node 8 t.py --fsdp 'shard_grad_op auto_wrap'")
+    assert (
+        read(own.replace("--bf16", "--fsdp_config '{\"version\": 2}' --bf16")).configuration.zero_stage == 2
+    )
+    second = own.replace("shard_grad_op", "hybrid_shard")
+    with pytest.raises(InvalidProblemError, match="fsdp: line 1: hybrid_shard is FSDP1's alone"):
+        read(second.replace("--bf16", "--fsdp_config '{\"version\": 2}' --bf16"))
+    text = FULL.replace("stage: sft\nfinetuning_type: full\ncutoff_len", "max_seq_length")
+    text += "fsdp: full_shard auto_wrap\nfsdp_config:\n  version: 2\n  activation_checkpointing: true\n"
+    found = read(text, Told(num_gpus=8), "own.yaml")
+    assert (found.configuration.zero_stage, found.configuration.recompute_granularity) == (3, "full")
+    assert not found.unread
+
+
+@pytest.mark.parametrize("json", ["", DS])
+def test_trl_runs_on_accelerates_plugin_of_deepspeed(json: str) -> None:
+    own = (
+        "model_name_or_path: meta-llama/Llama-2-7b-hf\nmax_length: 2048\npacking: true\ndtype: bfloat16\n"
+        "per_device_train_batch_size: 2\ngradient_accumulation_steps: 4\n"
+    )
+    words = "accelerate launch --config_file a.yaml -m trl.scripts.sft --config own.yaml\n"
+    plugin = "deepspeed_config_file: z.json" if json else "zero_stage: 2"
+    config = f"distributed_type: DEEPSPEED\ndeepspeed_config:\n  {plugin}\n"
+    found = shared(config, words, own__yaml=own, z__json=json)
+    # DeepSpeed keeps weights in fp32 beside those that are loaded in bf16
+    assert (found.launcher, found.workload.optimizer) == ("deepspeed", "adamw")
+    assert (found.configuration.zero_stage, found.configuration.zero_shard_size) == (2, 8)
+    assert (found.workload.global_batch_size, found.configuration.recompute_granularity) == (64, "full")
+    assert (found.num_nodes, found.gpus_per_node, found.unread) == (1, 8, ())
+    four, config = (f"{own}use_peft: true\nload_in_4bit: true\n", config.replace("stage: 2", "stage: 3"))
+    with pytest.raises(InvalidProblemError, match="load_in_4bit: line 8: weights of 4 bits cut over ranks"):
+        shared(config, words, own__yaml=four, z__json=json.replace('stage": 2', 'stage": 3'))
+
+
 PLUGIN = "deepspeed_config:\n  deepspeed_config_file: z.json\n"
 MESH = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n"
 FULL = (
@@ -319,7 +442,6 @@ def test_accelerates_file_may_be_json() -> None:
     assert found.configuration.data_parallel_size == 8
 
 
-PLUGIN = "deepspeed_config:\n  deepspeed_config_file: z.json\n"
 MESH = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n"
 FACTORY = (
     "model_name_or_path: meta-llama/Llama-3.1-8B\nstage: sft\nfinetuning_type: full\ncutoff_len: 2048\n"
