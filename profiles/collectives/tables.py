@@ -13,7 +13,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from math import log2
 from statistics import median
 from typing import Any
@@ -208,7 +208,7 @@ def row_of(in_island: FloatArray, islands: FloatArray) -> IndexArray:
     return np.asarray((np.minimum(row, most) + np.where(crossing, _INSIDE_ROWS, 0)).astype(np.intp))
 
 
-@cache
+@lru_cache(maxsize=256)  # 80 KB each: a service prices whatever bandwidths it is asked about
 def slowdown_tables(
     gpu_tables: str, lines: Lines, measured: MeasuredLink | None
 ) -> Mapping[str, SlowdownTable]:

@@ -129,6 +129,7 @@ def _infeasibility(raw: Mapping[str, Any] | None) -> Infeasibility | None:
 # What answered: the versions that an answer may be reused under.
 
 
+_DECIDING = (".py", ".yaml", ".json", ".csv")
 MAX_REMEMBERED_TEXT = 16_384  # characters of a cluster whose version is remembered
 
 
@@ -143,10 +144,15 @@ def version_of(distribution: str) -> str:
 
 @cache
 def code_digest() -> str:
-    """First 12 hex digits of SHA-256 over the code that decides: between two releases it is the version."""
+    """First 12 hex digits of SHA-256 over the code that decides and its data (what launchers can, spreads).
+
+    Between two releases it is the version.
+    """
     digest = hashlib.sha256()
     for room in (Path(profiles.__path__[0]), Path(solver.__path__[0])):
-        for file in sorted(room.rglob("*.py")):
+        for file in sorted(room.rglob("*.*")):
+            if file.suffix not in _DECIDING:
+                continue
             digest.update(str(file.relative_to(room)).encode())
             digest.update(file.read_bytes())
     return digest.hexdigest()[:12]

@@ -37,12 +37,15 @@ class Asset:
     media_type: str
 
 
-@cache
 def asset(name: str) -> Asset | None:
     """A file by name; None: there is none."""
     path = _PATHS.get(name)
-    if path is None:
-        return None
+    return None if path is None else _packed(path)
+
+
+@cache
+def _packed(path: Path) -> Asset:
+    """One of the files, packed once; names that are asked for and are none are not remembered."""
     body = path.read_bytes()
     return Asset(
         body=body,

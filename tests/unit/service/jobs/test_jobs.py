@@ -3,9 +3,11 @@
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from meshwright import profiles
 from meshwright.service.db.database import Database
 from meshwright.service.errors import (
     BadPageTokenError,
@@ -13,7 +15,7 @@ from meshwright.service.errors import (
     NotFoundError,
     NotReadyError,
 )
-from meshwright.service.jobs.answers import cache_key_of, versions_of
+from meshwright.service.jobs.answers import cache_key_of, code_digest, versions_of
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import SHARE, Jobs, Room
 from meshwright.service.jobs.states import Outcome
@@ -31,6 +33,15 @@ def answer_next(engine: JobEngine, *, versions: dict[str, str] | None = None) ->
     claim = claimed(engine)
     key = cache_key_of(claim.tenant, claim.request, versions or versions_of(PROBLEM))
     assert engine.complete(claim, replace(SUCCESS, cache_key=key))
+
+
+def test_what_launchers_can_is_part_of_the_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(profiles, "__path__", [str(tmp_path)])
+    found = set()
+    for able in ("zero_stages: [0]", "zero_stages: [0, 1]"):
+        (tmp_path / "capabilities.yaml").write_text(able)
+        found.add(code_digest.__wrapped__())
+    assert len(found) == 2
 
 
 def test_a_submitted_job_is_stored_before_a_worker_is_woken(jobs: Jobs, queue: RememberingQueue) -> None:

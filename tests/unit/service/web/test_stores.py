@@ -3,12 +3,13 @@
 import gzip
 import json
 import re
+import tracemalloc
 
 import pytest
 from fastapi.testclient import TestClient
 
 from meshwright.service.db.database import Database
-from meshwright.service.web.assets import SCRIPTS, STYLES, address_of
+from meshwright.service.web.assets import SCRIPTS, STYLES, address_of, asset
 from tests.served.answered_jobs import add_answered_job
 from tests.served.reports import Page, small_answer
 from tests.unit.service.web.test_questions import CONFIG, LAUNCH_FILE, OWN, TYPED, fault_beside
@@ -90,6 +91,14 @@ def test_files_keep_for_a_year_under_the_address_of_their_content(browser: TestC
     old = browser.get("/static/0000000000000000/pages.css")
     assert (old.status_code, old.headers["cache-control"]) == (200, "no-cache")
     assert browser.get("/static/0000000000000000/..%2f..%2fapp.py").status_code == 404
+
+
+def test_names_that_are_no_files_take_no_memory() -> None:
+    asset("pages.css")
+    tracemalloc.start()
+    assert [asset(f"{number}.css") for number in range(1000)] == [None] * 1000
+    assert tracemalloc.get_traced_memory()[0] < 20_000  # a remembered name takes 100 bytes and more
+    tracemalloc.stop()
 
 
 def test_a_page_with_everything_that_it_loads_is_under_100_kb(browser: TestClient) -> None:
