@@ -13,11 +13,11 @@ from meshwright.solver import clock as watch
 from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import ALL_LAYERS
 from meshwright.solver.search.frontier import Frontier
-from meshwright.solver.search.priced_space import Priced, priced_rows
+from meshwright.solver.search.priced_space import Priced, priced_rows, priced_space
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import best_splits
 from meshwright.solver.space.enumerate import enumerate_space
-from tests.builders import a_cluster, a_problem
+from tests.builders import a_cluster, a_moe_model, a_problem
 from tests.problems.strategies import FULL, Shape, columns_of, layout_of, prices_of
 
 GB = 1e9
@@ -85,3 +85,16 @@ def test_a_run_that_was_cut_anywhere_and_went_on_counts_every_row_that_fits_once
         if done:
             break
     assert refuted > 0
+
+
+def test_a_search_behind_better_plans_ends_though_families_beyond_them_stay_closed() -> None:
+    pin = {"context_parallel_size": 1}
+    problem = a_problem(model=a_moe_model(), cluster=a_cluster(num_nodes=2), batch=64, pin=pin)
+    legal = enumerate_space(problem, legal_only=True).rows
+    rows = priced_space(problem, default_profile(problem.cluster, problem.launcher), legal)
+    alone = Frontier.of(rows, 1)
+    alone.run(lambda _: False)
+    behind, asked = Frontier.of(rows, 1, limit_s=0.9 * alone.ranked[0].score_s), count()
+    behind.run(lambda _: next(asked) > 100)
+    assert behind.finished
+    assert behind.ranked == []
