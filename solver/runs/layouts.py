@@ -132,7 +132,7 @@ def _megatron_core_of(cells: Cells) -> str:
 
 
 def model_of(cells: Cells) -> ModelSpec:
-    """The model's shape; what the table does not say of a model of the catalog is as it stands there.
+    """The model's shape; of a model of the catalog, what tables have no columns for is as it stands there.
 
     Raises:
         RefusedRunError: a size is missing.
@@ -159,13 +159,13 @@ def model_of(cells: Cells) -> ModelSpec:
     known = model_like(stated)
     if known is None:
         return stated
-    own = ("name", "vocab_size", "tied_embeddings", "num_mtp_layers", "source")
-    return replace(known, **{name: getattr(stated, name) for name in own})
+    own = {name: getattr(stated, name) for name in ("name", "tied_embeddings", "num_mtp_layers", "source")}
+    return replace(known, **own, vocab_size=cells.count("vocab_size") or known.vocab_size)
 
 
-def vocabulary_warning(cells: Cells) -> str | None:
-    """What is assumed where the vocabulary is not stated."""
-    if cells.count("vocab_size"):
+def vocabulary_warning(cells: Cells, model: ModelSpec) -> str | None:
+    """What is assumed where neither the row nor the catalog states the vocabulary of its model."""
+    if cells.count("vocab_size") or model.vocab_size != _USUAL_VOCABULARY:
         return None
     return f"vocab_size is not stated: {_USUAL_VOCABULARY} tokens (GPT-2's, padded) are assumed"
 

@@ -104,7 +104,7 @@ def _shape_of(cells: Cells, plan_shape: PlanReader) -> RunShape:
         problem=problem,
         configuration=configuration,
         framework=framework.name,
-        warnings=tuple(one for one in (framework.warning, vocabulary_warning(cells)) if one),
+        warnings=tuple(one for one in (framework.warning, vocabulary_warning(cells, model)) if one),
         recompute_known=cells.text("recompute") is not None
         or framework_facts(framework.name).unstated_recompute == "none",
         software_known=framework.warning is None,

@@ -220,6 +220,9 @@ def test_what_a_table_cannot_say_of_a_model_comes_from_the_catalog(tmp_path: Pat
         "moe_top_k": "4", "moe_ffn_hidden_size": "2880", "num_shared_experts": "0",
         "num_dense_layers": "0",
     }  # fmt: skip
+    run = only(tmp_path, **(sizes | {"vocab_size": ""}), model="GPT-OSS-120B")
+    assert run.shape is not None
+    assert (run.shape.problem.model.vocab_size, run.shape.warnings) == (201088, ())
     windows = []
     for name, changes in (("gpt-oss-120b", {}), ("gpt-oss-120b", {"num_layers": "34"}), ("mine", {})):
         run = only(tmp_path, **(sizes | changes), model=name)
