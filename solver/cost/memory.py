@@ -84,6 +84,11 @@ def _mlp_width_bytes(ctx: Context) -> float:
     return 2.0 * (ctx.model.mlp_matrices - 1.0) + _input_bytes(ctx, *_MLP_INNER)
 
 
+def _quantised_output_bytes(ctx: Context) -> float:
+    """Bytes of one element of attention's output in 8 bits, which its projection keeps a copy of."""
+    return 1.0 if ctx.low_precision and not ctx.frozen else 0.0
+
+
 def _norm_output_bytes(ctx: Context) -> float:
     """Bytes kept of one element of the norms' outputs, which attention's and the MLP's projections read."""
     return _input_bytes(ctx, *_ATTENTION_INPUT) + _input_bytes(ctx, *_MLP_INPUT)
@@ -111,9 +116,11 @@ def _bytes_of(
     # a framework that stores fp32 shards keeps 2-byte weights beside them below stage 3
     copy = np.where(stage == SHARD_WEIGHTS, 0.0, ctx.facts.weight_bytes - 2.0)
     copy = np.where((stage == SHARD_GRADIENTS) & (copy > 0), ctx.facts.weight_bytes, copy)
+    held = count * _weight_bytes(ctx, sharing, _low_precision_bytes(ctx), matrices=matrices)
+    if ctx.frozen:  # adapters stand beside the weights, which are trained themselves without them
+        held = held + trained * _weight_bytes(ctx, sharing, 2.0, matrices=matrices)
     return StateBytes(
-        # adapters stand beside the weights, which are trained themselves without them
-        weights=(count + (trained if ctx.frozen else 0.0)) * _weight_bytes(ctx, sharing, matrices=matrices),
+        weights=held,
         gradients=trained * (np.where(ctx.offloads_gradients & ~whole, 0.0, gradient) + own),
         optimizer=trained * (states + copy) / sharing * (1.0 - ctx.share_offloaded),
     )
@@ -137,18 +144,22 @@ def _without_copy(
     )
 
 
-def _shard_bytes(ctx: Context) -> float:
+def _shard_bytes(ctx: Context, read: float) -> float:
     """Bytes of one weight that ZeRO-3 gathers: as GEMMs read it where shards are held in 8 bits."""
-    return _low_precision_bytes(ctx) if gathered_bytes(ctx) < 2.0 else 2.0  # noqa: PLR2004 - bytes of bf16
+    return read if gathered_bytes(ctx) < 2.0 else 2.0  # noqa: PLR2004 - bytes of bf16
 
 
-def _weight_bytes(ctx: Context, sharing: FloatArray, *, matrices: bool) -> FloatArray:
-    """Bytes of one weight as GEMMs read it; ZeRO-3's shards, and what stays gathered beside them."""
+def _weight_bytes(ctx: Context, sharing: FloatArray, read: float, *, matrices: bool) -> FloatArray:
+    """Bytes of one weight, of which GEMMs ``read`` so many; ZeRO-3's shards, and what stays gathered.
+
+    Adapters are read in 2 bytes whatever the recipe (Megatron-Bridge ``peft/utils.py`` builds them of
+    Megatron-Core's own linear layers).
+    """
     stage, torch = ctx.columns.zero_stage, in_torch_pipeline(ctx)
     gathered = np.where(torch, 2.0 * (share_gathered(ctx) if matrices else 1.0), 0.0)
-    stored = ctx.facts.weight_bytes - (2.0 - _shard_bytes(ctx))
+    stored = ctx.facts.weight_bytes - (2.0 - _shard_bytes(ctx, read))
     shard = stored / sharing * np.where(ctx.offloads_weights, 0.0, 1.0) + gathered
-    return np.where(stage == SHARD_WEIGHTS, shard, np.where(torch, gathered, _low_precision_bytes(ctx)))
+    return np.where(stage == SHARD_WEIGHTS, shard, np.where(torch, gathered, read))
 
 
 def state_bytes(ctx: Context, weights: Weights, trained: Weights, *, matrices: bool) -> StateBytes:
@@ -188,8 +199,8 @@ def _attention_inner_bytes(ctx: Context) -> FloatArray:
         qkv = heads * (2.0 * model.head_dim + model.v_head_dim) + latent
     outputs = heads * model.num_attentions * model.v_head_dim
     kept: FloatArray = tokens * 2.0 * (qkv + outputs) + _index_bytes(ctx)
-    quantised = 1.0 if ctx.low_precision and not ctx.frozen else 0.0  # the projection's copy of its input
-    flash: FloatArray = kept + tokens * heads * (4.0 + quantised * model.v_head_dim)  # 4: log-sum-exp
+    quantised = _quantised_output_bytes(ctx) * model.v_head_dim
+    flash: FloatArray = kept + tokens * heads * (4.0 + quantised)  # 4: log-sum-exp
     if ctx.facts.flash:
         return flash
     per_score = 5.0 if ctx.facts.dropout else 2.0
@@ -284,7 +295,7 @@ def _freed_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArray | flo
         widths = 2.0 * model.head_dim + model.v_head_dim
         return ctx.tokens * 2.0 * model.num_attention_heads / t * widths
     if module == "attn_proj":  # the attention output that it reads, and what is added to the residual
-        read = (3.0 if ctx.low_precision else 2.0) * model.num_attention_heads / t * model.v_head_dim
+        read = (2.0 + _quantised_output_bytes(ctx)) * model.num_attention_heads / t * model.v_head_dim
         return ctx.tokens * (read + 2.0 * model.hidden_size * ctx.row_share)
     if module == "layernorm":
         return ctx.tokens * model.hidden_size * _norm_output_bytes(ctx) * ctx.row_share
@@ -295,7 +306,7 @@ def _freed_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArray | flo
     routed = {
         "shared_experts": ctx.tokens * per_width * moe.shared_ffn_hidden_size / t,
         "moe": _routed_tokens(ctx) * (_routed_copies(ctx) + per_width * moe.ffn_hidden_size),
-        "moe_act": _routed_tokens(ctx) * 2.0 * moe.ffn_hidden_size,
+        "moe_act": _routed_tokens(ctx) * _input_bytes(ctx, *_MLP_INNER) * moe.ffn_hidden_size,
     }
     return routed.get(module, 0.0)
 
@@ -322,17 +333,16 @@ def _module_input_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArra
     """Bytes of the input of one module of a layer."""
     model, moe, t = ctx.model, ctx.model.moe, ctx.t
     rows = ctx.tokens * model.hidden_size * ctx.row_share
-    element = 1.0 if ctx.low_precision else 2.0
     heads, kv = model.num_attention_heads / t, np.maximum(model.num_kv_heads / t, 1.0)
     routed = _routed_tokens(ctx) if kind == "moe" else np.zeros_like(rows)
     width = (model.mlp_matrices - 1.0) * (moe.ffn_hidden_size if moe else 0)
     inputs: dict[str, FloatArray] = {
         "attn_norm": 2.0 * rows,
         "mlp_norm": 2.0 * rows,
-        "qkv_linear": element * rows,
+        "qkv_linear": _input_bytes(ctx, *_ATTENTION_INPUT) * rows,
         "core_attn": 2.0 * ctx.tokens * (heads * model.head_dim + kv * (model.head_dim + model.v_head_dim)),
         "attn_proj": 2.0 * ctx.tokens * heads * model.v_head_dim,
-        "expert_fc1": element * routed * model.hidden_size,
+        "expert_fc1": _input_bytes(ctx, *_MLP_INPUT) * routed * model.hidden_size,
         "moe_act": 2.0 * routed * width,
     }
     return inputs[module]
@@ -365,7 +375,8 @@ def buffer_bytes(ctx: Context, largest_layer: Weights, trained: Weights) -> Floa
         matrix = np.minimum(layer, largest_tensor(ctx.model) / ctx.t)
         held = np.minimum(held, _LIVE_WEIGHTS + matrix)
         gradients = np.minimum(gradients, matrix)
-    gathered = held * np.where(torch, 2.0, _shard_bytes(ctx)) + gradients * ctx.facts.gradient_bytes
+    read = _shard_bytes(ctx, _low_precision_bytes(ctx))
+    gathered = held * np.where(torch, 2.0, read) + gradients * ctx.facts.gradient_bytes
     kept = ctx.constants.base_bytes + np.where(ctx.columns.zero_stage > 0, ctx.facts.bucket_bytes, 0.0)
     return kept + np.where((ctx.columns.zero_stage == SHARD_WEIGHTS) | torch, gathered, 0.0)
 

@@ -41,8 +41,8 @@ def reduces_every_pass(ctx: Context) -> BoolArray:
 @once
 def adds_whole_gradients(ctx: Context) -> BoolArray:
     """Rows that keep whole gradients from one micro-batch to the next."""
-    once = ~reduces_every_pass(ctx) & (ctx.columns.num_microbatches > 1)
-    return np.asarray((ctx.columns.zero_stage < SHARD_GRADIENTS) | once | in_torch_pipeline(ctx))
+    added = ~reduces_every_pass(ctx) & (ctx.columns.num_microbatches > 1)
+    return np.asarray((ctx.columns.zero_stage < SHARD_GRADIENTS) | added | in_torch_pipeline(ctx))
 
 
 @once

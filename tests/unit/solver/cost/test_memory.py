@@ -274,11 +274,31 @@ def test_frozen_layers_keep_no_inputs_but_those_of_adapters() -> None:
     assert kept() - kept("linear_proj") == pytest.approx(2048 * (2 + 2 + 2 * 4) * 1024)
 
 
+def test_replaying_the_activation_frees_what_the_last_matrices_keep_of_it() -> None:
+    # of 2048 tokens on top_k experts, so many elements wide: 2 bytes, 1 in 8 bits, none of frozen experts
+    model = a_moe_model()
+    assert model.moe is not None
+
+    def freed(problem: Problem) -> float:
+        left = []
+        for modules in ("core_attn", "core_attn+moe_act"):
+            options = {"recompute_modules": modules, "moe_force_balance": True}
+            replayed = replace(problem, workload=replace(problem.workload, framework_options=options))
+            layout = a_layout(recompute_granularity="selective")
+            left.append(float(prices_of(replayed, layout, "nemo").activation_bytes[0, -3]))
+        return left[0] - left[1]
+
+    elements = 2048 * model.moe.top_k * model.moe.ffn_hidden_size
+    assert freed(a_problem(model)) == pytest.approx(2 * elements)
+    assert freed(a_problem(model, precision="fp8")) == pytest.approx(elements)
+    assert freed(a_problem(model, lora_rank=16, lora_targets=("linear_qkv",))) == 0.0
+
+
 def test_frozen_weights_in_8_bits_take_one_byte_on_hopper_too() -> None:
-    # their transposes are not kept: LAYER_WEIGHTS and 16 (1024 + 3072 + 1024 + 1024) of adapters
+    # their transposes are not kept; 16 (1024 + 3072 + 1024 + 1024) weights of adapters stay in 2 bytes
     problem = a_problem(precision="fp8", lora_rank=16)
     prices = prices_of(problem, a_layout(), "nemo")
-    assert prices.weights_bytes[0, 0] == pytest.approx(LAYER_WEIGHTS + 16 * 6 * 1024)
+    assert prices.weights_bytes[0, 0] == pytest.approx(LAYER_WEIGHTS + 2 * 16 * 6 * 1024)
 
 
 def test_shards_in_8_bits_take_and_gather_one_byte_on_blackwell() -> None:
