@@ -15,7 +15,7 @@ from meshwright.service.launchers.reading.accelerate import AT, ENGINE, PLUGIN_F
 from meshwright.service.launchers.reading.base import Source, refused
 from meshwright.service.launchers.reading.documents import Found, Values
 from meshwright.service.launchers.reading.fields import Fields
-from meshwright.service.launchers.reading.shell_values import UNKNOWN, Word, way_to_know
+from meshwright.service.launchers.reading.shell_values import UNKNOWN, Word, why_unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,8 @@ def shares_of_environment(variables: Mapping[str, tuple[str, ...]], source: Sour
         if not name.startswith(_BEGINNINGS[engine]):
             continue
         if UNKNOWN in text:
-            unknown = text.split(UNKNOWN)[1]
-            message = f"it hangs on ${shown(unknown)}, which the script does not set"
-            raise InvalidProblemError.of(name, message, allowed=way_to_know(unknown))
+            why, allowed = why_unknown(text.split(UNKNOWN)[1])
+            raise InvalidProblemError.of(name, why, allowed=allowed)
         key = name.removeprefix("ACCELERATE_DEEPSPEED_").lower()
         place = PLUGIN_FILE if key == "config_file" else f"{AT}{key}"
         values[f"fsdp_config.{key}" if engine == "FSDP" else place] = Found(text, 0)
@@ -141,12 +140,8 @@ def _options(words: Sequence[Word], script: str) -> Iterator[tuple[str, Found]]:
         if key is None or (UNKNOWN in said and name in (*_COUNTED, "main_process_ip")):
             continue
         if UNKNOWN in said:
-            unknown = said.split(UNKNOWN)[1]
-            raise InvalidProblemError.of(
-                f"--{name}",
-                f"line {word.line}: it hangs on ${shown(unknown)}, which the script does not set",
-                allowed=way_to_know(unknown),
-            )
+            why, allowed = why_unknown(said.split(UNKNOWN)[1])
+            raise InvalidProblemError.of(f"--{name}", f"line {word.line}: {why}", allowed=allowed)
         yield key, Found(said, word.line)
 
 

@@ -225,10 +225,14 @@ def _other(command: Command) -> str:
     return next((does for pattern, does in _OTHERS if pattern.fullmatch(base)), "")
 
 
-def files_named(script: Script, *, programs: bool = True) -> Iterator[Word]:
+# Arguments whose JSON holds data or a tokenizer, which no reading needs.
+_DATA = re.compile(r"_*(\w*(data|vocab|tokenizer|merge)\w*|(train|validation|eval|test)_(file|path)s?)")
+
+
+def files_named(script: Script, *, programs: bool = True, data: bool = True) -> Iterator[Word]:
     """Base names of files, and of modules, that the script's commands name, also in ``bash -c '…'``.
 
-    ``programs``: those of Python too, which seldom say what runs.
+    ``programs``: those of Python too, which seldom say what runs; ``data``: what is trained on, too.
     """
     for words in script.commands:
         if any(word.text.endswith(_TITANS) for word in words):
@@ -236,7 +240,11 @@ def files_named(script: Script, *, programs: bool = True) -> Iterator[Word]:
             yield from [Word(usual, words[0].line)] if usual.endswith(_FILES) else []
         for at, word in enumerate(words):
             for piece in word.text.split():
-                base = piece.rpartition("=")[2].rsplit("/", 1)[-1]
+                name, _, value = piece.rpartition("=")
+                base = value.rsplit("/", 1)[-1]
+                flag = name or (words[at - 1].text if at else "")
+                if not data and base.endswith(".json") and _DATA.fullmatch(flag.replace("-", "_")):
+                    continue
                 if base.endswith(_FILES) or (programs and base.endswith(".py")):
                     yield Word(base, word.line)
             if word.text == "--module" and at + 1 < len(words):

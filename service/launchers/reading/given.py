@@ -10,7 +10,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.service.launchers.megatron_names import FLAGS, REFUSED, is_irrelevant
 from meshwright.service.launchers.reading.base import Place
 from meshwright.service.launchers.reading.fields import meant
-from meshwright.service.launchers.reading.shell_values import DOUBT, UNKNOWN, Word
+from meshwright.service.launchers.reading.shell_values import UNKNOWN, Word, why_unknown
 
 _MAX_SHOWN = 40
 _MAX_DIGITS = 15
@@ -203,7 +203,7 @@ def _wrong(name: str, value: Value) -> tuple[str, str | None] | None:
     kind, texts = FLAGS[name], value.texts
     unknown = next((text.split(UNKNOWN)[1] for text in texts if UNKNOWN in text), None)
     if unknown is not None:
-        return _why_unknown(unknown)
+        return why_unknown(unknown)
     if kind == "switch":
         return None
     if not texts:
@@ -214,19 +214,6 @@ def _wrong(name: str, value: Value) -> tuple[str, str | None] | None:
         return _wrong_integer(name, texts[0])
     wrong = kind == "number" and not _is_number(texts[0])
     return (f'"{_shown(texts[0])}" is no number', _ALLOWED[kind]) if wrong else None
-
-
-def _why_unknown(name: str) -> tuple[str, str]:
-    """Why a value is not known, and what to do."""
-    variable, doubt, line = name.partition(DOUBT)
-    capture = "run it with stand-ins: meshwright capture -- bash …"
-    if doubt:
-        why = f"${_shown(variable)} hangs on a condition of line {line} that only a running shell knows"
-        return why, f"--var {_shown(variable)}=…, or {capture}"
-    if name.startswith(("$(", "`")):
-        return f"it is what {_shown(name)} prints, which is not run", capture
-    why = f"the value hangs on ${_shown(name)}, which the script does not set"
-    return why, f"a value in the script, or beside it (--var {_shown(name)}=…), or {capture}"
 
 
 def _wrong_integer(name: str, text: str) -> tuple[str, str | None] | None:

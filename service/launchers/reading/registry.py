@@ -189,7 +189,7 @@ def _missing(files: Sequence[Source]) -> Iterator[FieldError]:
         if source.suffix in DOCUMENTS:
             document_of(source)
         script = script_of(source, Told()) if source.is_script else Script()
-        for word in _others(source, files_named(script, programs=False)):
+        for word in _others(source, files_named(script, programs=False, data=False)):
             if source.other(word.text) is None:
                 where = f"line {word.line} of {shown(source.name)}"
                 yield FieldError(

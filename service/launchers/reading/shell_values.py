@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from meshwright.profiles.documents import shown
 from meshwright.service.launchers.reading.shell_words import Part, Token, lex, parts_of, whole_number
 
 UNKNOWN = "\x00"  # stands where a value is not known; the name follows, then another
@@ -201,7 +202,12 @@ class Variables:
         if words is None or (parts[0].quoted and not parts[0].text.endswith(("[@]}", "[*]}"))):
             return None
         if parts[0].quoted:
-            return list(words)
+            pieces = [
+                split_words(word.text) if DOUBT in (word.unknown or "") else [word.text] for word in words
+            ]
+            return [
+                Word(piece, word.line) for word, some in zip(words, pieces, strict=True) for piece in some
+            ]
         if not parts[0].text.endswith(("[@]}", "[*]}")):
             words = words[:1]  # an array's first word
         return [Word(piece, word.line) for word in words for piece in split_words(word.text)]
@@ -395,7 +401,10 @@ def _merged(name: str, values: Sequence[tuple[Word, ...] | None], line: int) -> 
     differ = dict.fromkeys(flag for flag in every if len({one.get(flag) for one in groups}) > 1)
     common = {flag: rest for flag, rest in groups[-1].items() if flag not in differ}
     same = [Word(piece, line) for flag, rest in common.items() for piece in (flag, *rest)]
-    return (*same, *(Word(f"{flag}={doubt}", line) for flag in differ))
+    found = (*same, *(Word(f"{flag}={doubt}", line) for flag in differ))
+    if all(one is None or len(one) < 2 for one in values):  # noqa: PLR2004 - a text, of which $X is all
+        return (Word(" ".join(word.text for word in found), line),)
+    return found
 
 
 def _flag_groups(words: Sequence[Word]) -> dict[str, tuple[str, ...]]:
@@ -452,10 +461,19 @@ def split_words(text: str) -> list[str]:
     return _PIECE.findall(text)
 
 
-def way_to_know(unknown: str) -> str:
-    """What somebody does about a value that is not known: a variable may be told, a computation not."""
-    told = f"--var {unknown[:64]}=…, or " if re.fullmatch(r"\w+", unknown) else ""
-    return f"{told}meshwright capture -- bash …"
+def why_unknown(name: str) -> tuple[str, str]:
+    """Why a value is not known, and what to do about it: a variable may be told, a computation not."""
+    variable, doubt, line = name.partition(DOUBT)
+    told, capture = f"--var {shown(variable)}=…", "run it with stand-ins: meshwright capture -- bash …"
+    if doubt:
+        why = f"${shown(variable)} hangs on a condition of line {line} that only a running shell knows"
+        return why, f"{told}, or {capture}"
+    if name.startswith(("$(", "`")) and not name.startswith("$(("):
+        return f"it is what {shown(name)} prints, which is not run", capture
+    why = f"the value hangs on ${shown(name)}, which the script does not set"
+    if re.fullmatch(r"\w+", name):
+        return why, f"a value in the script, or beside it ({told}), or {capture}"
+    return why, capture
 
 
 def unknown_value(name: str) -> str:

@@ -36,7 +36,7 @@ from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.known import Known, header_of, known_of
-from meshwright.service.launchers.reading.shell_values import UNKNOWN, Script, Word, way_to_know
+from meshwright.service.launchers.reading.shell_values import UNKNOWN, Script, Word, why_unknown
 from meshwright.service.launchers.reading.trainer_ranks import ranks_run
 
 _MICRO, _COUNT = "per_device_train_batch_size", "gradient_accumulation_steps"
@@ -45,6 +45,11 @@ _LENGTHS = ("cutoff_len", "max_length", "max_seq_length", "model_max_length", "m
 _OWN = (
     _MICRO, _COUNT, "model_name_or_path", "finetuning_type", "tuner_type", "train_type", "deepspeed",
     "gradient_checkpointing", "lr_scheduler_type", "max_seq_length", "cutoff_len",
+)  # fmt: skip
+_DECIDING = (  # arguments whose value must be known
+    *(name for name in _OWN if name != "lr_scheduler_type"), *_LENGTHS, *_MODELS, "zero_stage", "fsdp",
+    "fsdp_config", "deepspeed_config", "optim", "lora_rank", "lora_r", "lora_target", "lora_target_modules",
+    "target_modules", "use_peft", "pure_bf16", "quantization_bit", "load_in_4bit", "load_in_8bit",
 )  # fmt: skip
 _LEAST_NAMES = 2
 _SHARDED = 3  # ZeRO-3
@@ -256,13 +261,9 @@ def values_of(words: Sequence[Word], told: Told) -> dict[str, Found]:
         text = value if equals else "true" if following.startswith("--") else following
         key = name.replace("-", "_")
         if UNKNOWN in text and not passed_by(told, key):
-            unknown = text.split(UNKNOWN)[1]
-            if key in (*_OWN, *_LENGTHS, *_MODELS, "zero_stage") and key != "lr_scheduler_type":
-                raise InvalidProblemError.of(
-                    f"--{key}",
-                    f"line {word.line}: it hangs on ${shown(unknown)}, which the script does not set",
-                    allowed=way_to_know(unknown),
-                )
+            if key in _DECIDING:
+                why, allowed = why_unknown(text.split(UNKNOWN)[1])
+                raise InvalidProblemError.of(f"--{key}", f"line {word.line}: {why}", allowed=allowed)
             continue
         found[key] = Found(text, word.line)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,36 @@ BATCH = (
     "GBS=$((SLURM_JOB_NUM_NODES * 8))\n"
     f"srun python pretrain_gpt.py {SIZES} --vocab-size 512 --global-batch-size $GBS\n"
 )
+
+
+def test_a_text_that_an_unknown_condition_extends_keeps_what_it_held() -> None:
+    start = f"torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES} --vocab-size 512 --global-batch-size 8"
+    extend = 'if nvidia-smi | grep -q H100; then A="$A {}"; fi\n'
+    text = f'A="--sequence-parallel --use-distributed-optimizer"\n{extend}{start} --lr 1 $A\n'
+    held = read(text.format("--log-interval 10"))
+    assert held.configuration.zero_stage == 1  # the second flag is not lost
+    with pytest.raises(
+        InvalidProblemError, match=r"--fp8-format: line 2: \$A hangs on a condition of line 2"
+    ):
+        read(text.format("--fp8-format hybrid"))
+    one_of_two = "A=(--a)\nif nvidia-smi | grep -q H100; then A=(--b); fi\necho"
+    assert [word.partition("=")[0] for word in echoed(f'{one_of_two} "${{A[@]}}"')] == ["--a", "--b"]
+    assert [word.partition("=")[0] for word in echoed(f"{one_of_two} $A")] == ["--a", "--b"]
+
+
+def test_what_decides_a_trainers_run_may_not_hang_on_an_unknown_condition() -> None:
+    words = SFT.replace("--config_file conf/a.yaml -m trl.scripts.sft", "--num_processes 8 t.py")
+    script = f'A="--report_to none"\nif nvidia-smi | grep -q H100; then A="$A {{}}"; fi\n{words[:-1]} $A\n'
+    assert read(script.format("--logging_steps 1")).configuration.zero_stage == 0
+    with pytest.raises(InvalidProblemError, match=r"--fsdp: line 2: \$A hangs on a condition of line 2"):
+        read(script.format("--fsdp full_shard"))
+
+
+def test_data_that_a_script_names_are_no_launch_files_that_are_missing() -> None:
+    script = "python train.py --data_path a/alpaca.json --vocab-file=b/vocab.json --config c/own.json\n"
+    with pytest.raises(InvalidProblemError, match=r"own.json is not beside it") as caught:
+        read(script)
+    assert not re.search(r"(alpaca|vocab).json", str(caught.value))
 
 
 def test_slurms_variables_are_those_of_the_header_or_of_the_told_nodes() -> None:
