@@ -15,6 +15,7 @@ from sqlalchemy.exc import ArgumentError
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.service.telemetry import LogFormat
+from meshwright.service.verify.environments import MEMORY_BYTES, TIME_S
 
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 DATABASES = frozenset({"sqlite", "postgresql", "postgresql+psycopg"})
@@ -58,15 +59,18 @@ class Settings(BaseSettings):
         default=None, ge=2**29, description="a search that wants more fails; None: no limit"
     )
     verify_memory_bytes: int = Field(
-        default=8 * 2**30, ge=2**30, description="a launcher's process that wants more fails"
+        default=MEMORY_BYTES, ge=2**30, description="a launcher that needs more to build a plan fails"
     )
-    verify_time_s: Seconds = Field(default=600.0, description="the same in seconds")
+    verify_time_s: Seconds = Field(default=TIME_S, description="a launcher that builds for longer is ended")
     verify_attempts: int = Field(
-        default=3, ge=1, le=100, description="workers that a plan may cost before it counts as not built"
+        default=3,
+        ge=1,
+        le=100,
+        description="workers that may be lost over one plan; then it counts as not built",
     )
     verify_elsewhere: bool = Field(
         default=False,
-        description="verifying workers elsewhere have the launchers: take plans without a look here",
+        description="launchers are installed where workers verify, not here: any plan is taken",
     )
     auto_migrate: bool | None = Field(default=None, description="None: on SQLite only")
     database_wait_s: float = Field(
@@ -79,7 +83,9 @@ class Settings(BaseSettings):
     log_format: LogFormat = Field(default="text", description="json: one object a line, every request too")
 
     lease_s: Seconds = Field(
-        default=15.0, ge=MIN_LEASE_S, description="a silent worker loses its job after this"
+        default=15.0,
+        ge=MIN_LEASE_S,
+        description="a worker that is silent for so long loses what it has claimed",
     )
     sweep_s: Seconds = Field(default=5.0, description="between two sweeps of a worker")
     poll_s: Seconds = Field(default=0.1, description="between two looks of an idle embedded worker")

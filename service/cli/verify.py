@@ -24,8 +24,8 @@ from meshwright.service.cli.terminal import (
 )
 from meshwright.service.launchers.registry import launcher_of
 from meshwright.service.launchers.target import settled_problem
-from meshwright.service.verify.environments import make
-from meshwright.service.verify.verify import BUILDERS, MEMORY_BYTES, TIME_S, Quantity, Verification, verify
+from meshwright.service.verify.environments import MEMORY_BYTES, TIME_S, make
+from meshwright.service.verify.verify import BUILDERS, Quantity, Verification, verify
 
 _EXIT = {"verified": FOUND, "partly verified": FOUND, "differs": NO_PLAN, "not built": NO_PLAN}
 
@@ -40,9 +40,10 @@ def verify_command(
         list[str] | None,
         typer.Option(metavar="LAUNCHER|all", help="Make the pinned environment of a launcher, and stop."),
     ] = None,
-    memory_gib: Annotated[float, typer.Option(help="Limit of the launcher's process.")] = MEMORY_BYTES
-    / GIB,
-    time_limit: Annotated[float, typer.Option(help="The same in seconds.")] = TIME_S,
+    memory_gib: Annotated[
+        float, typer.Option(help="Memory that the launcher's process may take.")
+    ] = MEMORY_BYTES / GIB,
+    time_limit: Annotated[float, typer.Option(help="Seconds that it may run.")] = TIME_S,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Let the launcher's own code build every distinct rank of a plan on this CPU, and compare."""

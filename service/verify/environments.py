@@ -26,6 +26,8 @@ TORCH = (
     "setuptools", "wheel",
 )  # fmt: skip
 FOLDER_VARIABLE = "MESHWRIGHT_VERIFY_DIR"
+MEMORY_BYTES = 8 * 2**30  # a launcher's process may take; fake tensors need none, torch and its graphs do
+TIME_S = 600.0  # it may run
 
 
 class MissingEnvironmentError(PlannerError):

@@ -23,7 +23,6 @@ from meshwright.solver.predict import predict
 # Products of flash attention: two forward, five backward (Dao 2022, arXiv:2205.14135, algorithm 4).
 _ATTENTION_TRAINED = 3.5
 _LINEAR_TRAINED = 3.0  # forward, gradient of the input, gradient of the weight
-_OF_8_BITS = ("precision_recipe", "low_precision_weights", "fp8_attention", "low_precision_gathers")
 _NOT_TENSORS = ("context", "reserve")  # terms of memory that no tensor of a rank is
 
 
@@ -170,22 +169,6 @@ def rank_bytes(target: Target, profile: Profile | None = None) -> list[dict[str,
         rest += min(round(base), terms.get("buffers", 0))
         found.append(terms | {"tensors": sum(terms.values()) - rest, "rest": rest})
     return found
-
-
-def spared_bytes(target: Target, profile: Profile | None = None) -> list[int]:
-    """What 8-bit kernels hold less than the 16-bit ones that are built in their place, by pipeline rank.
-
-    Transformer Engine keeps the inputs of its linear layers in 8 bits for the backward pass, and some
-    weights (``meshwright.solver.cost.memory`` states the lines). 0 of a run in 16 bits.
-    """
-    if target.workload.precision != "fp8":
-        return [0] * target.config.pipeline_parallel_size
-    workload = target.workload
-    options = {name: value for name, value in workload.framework_options.items() if name not in _OF_8_BITS}
-    workload = replace(workload, precision="bf16", framework_options=options)
-    wide = replace(target, problem=replace(target.problem, workload=workload))
-    pairs = zip(rank_bytes(wide, profile), rank_bytes(target, profile), strict=True)
-    return [sixteen["tensors"] - eight["tensors"] for sixteen, eight in pairs]
 
 
 def _flops(gemm: Gemm) -> float:

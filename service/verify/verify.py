@@ -27,6 +27,8 @@ from meshwright.service.verify.environments import (
     ACCELERATE,
     DEEPSPEED,
     MEGATRON_LM,
+    MEMORY_BYTES,
+    TIME_S,
     TORCHTITAN,
     Environment,
     MissingEnvironmentError,
@@ -38,7 +40,6 @@ from meshwright.service.verify.priced import (
     rank_layers,
     rank_matrices,
     rank_weights,
-    spared_bytes,
 )
 from meshwright.solver.answer import Plan
 from meshwright.solver.problem import Problem
@@ -51,8 +52,6 @@ class StoppedError(PlannerError):
 
 
 Verdict = Literal["verified", "partly verified", "differs", "not built"]
-MEMORY_BYTES = 8 * 2**30  # of the builder's process; fake tensors take none, torch and its graphs do
-TIME_S = 600.0
 _LOOK_S = 0.5  # between two looks at the clock, and at who wants to leave
 _INSIDE = Path(__file__).parent / "inside"
 _PADDING = 1e-3  # of bytes: launchers round buffers up to whole shards
@@ -268,8 +267,7 @@ def _judged(
     profile: Profile | None,
 ) -> Verification:
     """The verdict over all ranks."""
-    spared = spared_bytes(target, profile)
-    built = [_as_on_a_gpu(one, spared) for one in answers if "rank" in one]
+    built = [one for one in answers if "rank" in one]
     priced_bytes = rank_bytes(target, profile)
     quantities = [each for one in built for each in _compared(target, one, priced_bytes)]
     reasons = [*_missing(target, built, answers[-1])]
@@ -291,13 +289,6 @@ def _judged(
         ranks=tuple(one["rank"] for one in built if one["rank"] in ranks),
         quantities=tuple(quantities), peak_memory_bytes=max(peaks, default=None),
     )  # fmt: skip
-
-
-def _as_on_a_gpu(seen: dict[str, Any], spared: Sequence[int]) -> dict[str, Any]:
-    """What was built of one rank, its peak without what 8-bit kernels do not hold."""
-    if "peak_bytes" not in seen:
-        return seen
-    return {**seen, "peak_bytes": seen["peak_bytes"] - spared[seen["stage"]]}
 
 
 def _compared(
@@ -351,7 +342,7 @@ def _missing(target: Target, built: Sequence[Mapping[str, Any]], last: Mapping[s
         yield "latent attention: local layers run in place of Transformer Engine's fused kernels"
     if target.workload.precision == "fp8":
         kernels = "Transformer Engine's" if target.problem.launcher == "megatron-lm" else "a GPU's"
-        yield f"fp8: weights and activations in 8 bits are {kernels}; bf16 is built, its peak less that"
+        yield f"fp8: weights and activations in 8 bits are {kernels}; bf16 is built"
     for one in built:
         if "untraced" in one:
             yield f"no step is traced: {one['untraced']}"
