@@ -71,7 +71,8 @@ def launch(
             limit_s=limit_s,
         )  # fmt: skip
         if choice.source == "last answer":
-            say_warnings([f"the last accepted plan is used: {choice.why}"])
+            said = f"the service gave no answer ({choice.why})"
+            say_warnings([f"{said}: the plan that was last accepted for this question is used"])
         say_warnings(choice.warnings)
         low_s, high_s = choice.step_time_low_s, choice.step_time_high_s
         sys.stderr.write(

@@ -269,7 +269,10 @@ def field_error(detail: ErrorDetails, root: type[BaseModel]) -> FieldError:
                 pointer=at, message="holds too much", allowed=f"up to {context['max_length']} entries"
             )
         return FieldError(pointer=at, message="must hold exactly two numbers", allowed="[lowest, highest]")
-    return FieldError(pointer=at, message=_message(detail, where), allowed=_range_of(where, root))
+    allowed = _range_of(where, root)
+    if kind == "string_too_long":
+        allowed = f"up to {context['max_length']} characters"
+    return FieldError(pointer=at, message=_message(detail, where), allowed=allowed)
 
 
 def _location(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:

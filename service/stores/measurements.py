@@ -157,8 +157,11 @@ class Measurements:
 
     def _set_aside(self, tenant: str, record: MeasurementRecord, calibration: Calibration) -> list[str]:
         """That answers will leave the calibration out: what it makes of the best plans of the same job."""
-        job, _ = self._jobs.plan(tenant, record.plan_id)
-        _, page = self._jobs.plans(tenant, job.id, page_size=_JUDGED, page_token=None)
+        try:
+            job, _ = self._jobs.plan(tenant, record.plan_id)
+            _, page = self._jobs.plans(tenant, job.id, page_size=_JUDGED, page_token=None)
+        except NotFoundError:  # forgotten since: the request is repeated
+            return []
         for plan in page.items:
             found = plan_from_json(plan)
             problem = settled_problem(found, parse_problem(job.request))
@@ -170,7 +173,8 @@ class Measurements:
             try:
                 require_credible(problem, profile, [(found.config, prediction)])
             except InvalidProblemError as fault:
-                return [f"left out of answers that do not name it: {fault.errors[0].message}"]
+                why = fault.errors[0].message
+                return [f"this calibration is left out of answers that do not name it: {why}"]
         return []
 
 

@@ -109,8 +109,8 @@ class ProfileStore:
         """The problem with the profile that it is answered with named by its id.
 
         A problem that names none, or ``latest``, gets the latest calibration of its cluster and framework,
-        where measurements have made one that this version can use; ``catalog`` gets none. One that
-        ``latest`` stood for earlier (an earlier job's request, sent again) gets the latest of today.
+        where measurements have made one; ``catalog`` gets none. One that ``latest`` stood for earlier (an
+        earlier job's request, sent again) gets the latest of today.
 
         Raises:
             InvalidProblemError: at ``/profile``: there is no such profile, or it does not hold here.
@@ -124,14 +124,7 @@ class ProfileStore:
         scopes = {scope_of(plain, launcher) for launcher in launchers_of(plain.launcher)}
         with self._database.read() as connection:
             latest = records.latest_calibration(connection, tenant, scopes)
-        if latest is None:
-            return plain
-        calibrated = replace(problem, profile=taken(latest.id))
-        try:
-            self.profile_of(calibrated)
-        except InvalidProblemError:  # written by another version: nobody asked for it by name
-            return plain
-        return calibrated
+        return plain if latest is None else replace(problem, profile=taken(latest.id))
 
     def relearnt(self, tenant: str, problem: Problem) -> Problem:
         """The problem of an earlier job with what was learnt of its cluster since.
@@ -198,8 +191,7 @@ class ProfileStore:
 
     def _named_by(self, problem: Problem) -> Profile:
         """The profile that a problem names, or the catalog's; errors as ``profile_of``."""
-        given: list[GivenProfile] = []
-        version = None
+        document = version = None
         if problem.profile is not None:
             profile_id = stored_id(problem.profile)
             with self._database.read() as connection:
@@ -207,8 +199,8 @@ class ProfileStore:
                 version = records.version_of(connection, profile_id)
             if document is None:
                 raise InvalidProblemError.of("/profile", "is not stored here")
-            given.append(read_given(document))
         try:
+            given = [] if document is None else [read_given(document)]
             profile, warnings = profile_with(problem, given)
         except InvalidProblemError as fault:
             errors = (replace(error, pointer="/profile") for error in fault.errors)
@@ -221,12 +213,13 @@ class ProfileStore:
 
 def _left_out(problem: Problem, fault: InvalidProblemError) -> str:
     """That the calibration which the service chose does not count, why, and what to do about it."""
-    profile_id = stored_id(problem.profile or "")
+    profile_id, why = stored_id(problem.profile or ""), fault.errors[0].message
+    if not isinstance(fault, IncredibleCalibrationError):  # whose message is a sentence
+        why = f"it {why}"
     return (
         f"profile {profile_id}, the latest calibration of this cluster, is left out and the catalog's "
-        f"costs are used: {fault.errors[0].message}. Name an earlier version as the profile "
-        f"(GET /v1/profiles lists them), or delete this one (DELETE /v1/profiles/{profile_id}) and measure "
-        "again"
+        f"costs are used: {why}. Name an earlier version as the profile (GET /v1/profiles lists them), or "
+        f"delete this one (DELETE /v1/profiles/{profile_id}) and measure again"
     )
 
 

@@ -192,7 +192,8 @@ def require_credible(
             continue
         some, more = profile.learnt_from[:_MOST_RUNS_NAMED], len(profile.learnt_from) - _MOST_RUNS_NAMED
         runs = ", ".join(some) + (f" and {more} more" if more > 0 else "")
-        learnt = f"runs {runs}" if runs else "runs that it does not name"
+        kind = "run" if len(profile.learnt_from) == 1 else "runs"
+        learnt = f"{kind} {runs or 'that it does not name'}"
         message = f"the calibration on {learnt} predicts {prediction.step_time_s:.4g} s a step, {beyond}"
         fault = FieldError(pointer="/profile", message=message)
         raise IncredibleCalibrationError([fault], [one for one, _ in found])

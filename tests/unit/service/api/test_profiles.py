@@ -141,7 +141,7 @@ def test_a_calibration_that_nobody_asked_for_is_left_out_where_its_plans_cannot_
     assert answer["plans"][0]["prediction"]["mfu"] < 0.56
     assert "uncalibrated" in answer["notes"]["profile"]
     (said,) = [one for one in answer["warnings"] if incredible["profile"] in one]
-    for part in ("left out", "runs aaa predicts", "% MFU", "DGXC-0188", "earlier version", "DELETE"):
+    for part in ("left out", "run aaa predicts", "% MFU", "DGXC-0188", "earlier version", "DELETE"):
         assert part in said
     page = client.get(f"/v1/jobs/{job}/report").text  # of the costs that the answer was found with
     assert "uncalibrated" in page

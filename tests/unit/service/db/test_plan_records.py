@@ -186,6 +186,7 @@ def test_the_api_filters_by_short_names_too(client: TestClient) -> None:
         ("measured=maybe", "measured", ("maybe", "neither true nor false")),
         ("model=a%00b", "model", ("no such name",)),
         ("model=", "model", ("no such name",)),
+        (f"launcher={'a' * 65}", "launcher", ("is too long", "up to 64 characters")),
         (f"tp={2**40}", "tensor_parallel_size", ("from 1 to 2147483647", "Nearest: 2147483647")),
         ("tp=4&tensor_parallel_size=8", "tp", ("is given too", "one of them")),
         ("sort=mfu&sort=-mfu", "sort", ("2 times", "once")),

@@ -4,15 +4,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import default_profile
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
+from meshwright.service.db.tables import jobs
 from meshwright.service.errors import IdempotencyConflictError, NotFoundError
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
+from meshwright.service.jobs.retention import Retention
 from meshwright.service.jobs.submission import Submission
 from meshwright.service.requests.profiles import profile_with
 from meshwright.service.stores.measurements import Measurements
@@ -93,6 +96,17 @@ def test_the_same_key_keeps_one_measurement_and_gives_the_same_answer(measuremen
     first = measurements.add(TENANT, "aaa", body, key="run-1")
     assert measurements.add(TENANT, "aaa", body, key="run-1") == first
     assert measurements.add(TENANT, "bbb", body, key="run-2").num_runs == 2
+
+
+def test_a_measurement_that_is_sent_again_when_its_job_is_forgotten_gets_the_same_answer(
+    measurements: Measurements, database: Database
+) -> None:
+    body = {"step_time_s": 1.1 * expected_s(PROBLEM, PLANS[0])}
+    first = measurements.add(TENANT, "aaa", body, key="run-1")
+    with database.write() as connection:
+        connection.execute(update(jobs).values(finished_at_s=0.0))
+    assert Retention(database, keep_jobs_days=1.0, idempotency_ttl_s=60.0).prune().jobs == 1
+    assert measurements.add(TENANT, "aaa", body, key="run-1") == first
 
 
 def test_a_key_is_bound_to_its_plan_and_body(measurements: Measurements) -> None:
