@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from uuid import uuid4
 
@@ -32,8 +33,9 @@ def save(files: Mapping[str, str], folder: Path) -> list[Path]:
         scripts = [path for path in targets if targets[path].startswith("#!")]
         late = [*scripts, *[path for path in list(targets)[-1:] if path not in scripts]]
         for path in reversed(late):
-            if path.exists() and path.read_bytes() != targets[path].encode():
-                path.unlink()
+            with suppress(FileNotFoundError):  # nothing is there, or another node was faster
+                if path.read_bytes() != targets[path].encode():
+                    path.unlink()
         for temporary, path in written.items():
             if path not in late:
                 temporary.replace(path)

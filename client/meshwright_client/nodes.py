@@ -99,11 +99,13 @@ def _slurm(environ: Mapping[str, str]) -> Nodes:
     gpu, counted = _slurm_gpus(environ)
     num_nodes = _count(environ, "slurm", "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
     here = _count(environ, "slurm", "SLURM_GPUS_ON_NODE", default=counted or 0) or installed(environ)
-    in_all = environ.get("SLURM_GPUS", "").rpartition(":")[2]  # as --gpus has asked for: 12, or h100:12
-    if here and in_all.isdecimal() and int(in_all) != num_nodes * here:
+    asked = environ.get("SLURM_GPUS", "")  # of --gpus: 12, h100:12, or h100:8,a100:4
+    numbers = [part.rpartition(":")[2] for part in asked.split(",")]
+    in_all = sum(map(int, numbers)) if all(map(str.isdecimal, numbers)) else None
+    if len(numbers) > 1 or (here and in_all is not None and in_all != num_nodes * here):
         raise UnknownNodesError(
-            f"slurm: {num_nodes} nodes have {in_all} GPUs together and this one {here}: they are unlike; "
-            "state their groups in a cluster file, or ask for --gpus-per-node"
+            f"slurm: --gpus {asked} on {num_nodes} nodes, {here or 'some'} of them on this one: they are "
+            "unlike; state their groups in a cluster file, or ask for --gpus-per-node"
         )
     return Nodes(
         source="slurm",

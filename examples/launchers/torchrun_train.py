@@ -14,19 +14,12 @@ from pathlib import Path
 
 from meshwright_client import Reporter, choose
 
-
-def main(problem_file: str, save_dir: str) -> None:
-    """Choose, build what the plan says, train, report."""
-    problem = json.loads(Path(problem_file).read_text())
-    choice = choose(problem, cluster_from="torchelastic", save_dir=save_dir, limit_s=60.0)
-    sizes = choice.config
-    print(f"{choice.source}: plan {choice.plan_id}, tp {sizes.tensor_parallel_size}, {choice.profile}")
-    reporter = Reporter.of(choice, warm_up=1, steps=3)
-    for _ in range(5):
-        time.sleep(0.05)  # a step of your own: sizes.micro_batch_size, sizes.num_microbatches, …
-        reporter.step()
-    reporter.close()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:3])
+problem = json.loads(Path(sys.argv[1]).read_text())
+choice = choose(problem, cluster_from="torchelastic", save_dir=sys.argv[2], limit_s=60.0)
+sizes = choice.config
+print(f"{choice.source}: plan {choice.plan_id}, tp {sizes.tensor_parallel_size}, {choice.profile}")
+reporter = Reporter.of(choice, warm_up=1, steps=3)
+for _ in range(5):
+    time.sleep(0.05)  # a step of your own: sizes.micro_batch_size, sizes.num_microbatches, …
+    reporter.step()
+reporter.close()

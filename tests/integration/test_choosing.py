@@ -41,6 +41,15 @@ for step in range(1, 11):
 print("[Rank 0] (after 1 iterations) memory (MB) | allocated: 9000.0 | max allocated: 12288.0", flush=True)
 """
 
+# As DeepSpeed's engine says each step that it prints (deepspeed/runtime/engine.py, _report_progress).
+DEEPSPEED = """
+import sys, time
+print(*sys.argv[1:])
+for step in range(1, 9):
+    time.sleep(0.05)
+    print(f"[INFO] [log_dist] [Rank 0] step={step}, skipped=0, lr=[0.1], mom=[0.9]", flush=True)
+"""
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
@@ -430,12 +439,35 @@ def test_the_example_for_megatron_bridge_hands_its_overrides_to_the_recipe_and_r
     )  # fmt: skip
     assert "\nlogger.log_interval=1\n" in done.stdout
     assert "\nmodel.tensor_model_parallel_size=" in done.stdout
-    chosen = json.loads((tmp_path / "run" / "meshwright.json").read_text())
+    assert measured_of(server, tmp_path / "run") == (0.25, 12288 * 2**20)
+
+
+def measured_of(server: RunningServer, save_dir: Path) -> tuple[float | None, int | None]:
+    """What was reported of the plan that a start has chosen: seconds of a step, peak memory."""
+    chosen = json.loads((save_dir / "meshwright.json").read_text())
     with Client(server.url) as client:
         reported = {one.job_id: one.measured for one in client.find_plans(measured=True)}
     measured = reported[chosen["job_id"]]
     assert measured is not None
-    assert (measured.step_time_s, measured.peak_memory_bytes) == (0.25, 12288 * 2**20)
+    return measured.step_time_s, measured.peak_memory_bytes
+
+
+def test_the_example_for_deepspeed_hands_its_json_to_the_script_and_reads_its_log(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    environment = example_environment(server, tmp_path)
+    (tmp_path / "problem.json").write_text(json.dumps({**with_batch(56), "launcher": "deepspeed"}))
+    (tmp_path / "cluster.json").write_text('{"name": "dgx-h100", "num_nodes": 1}')
+    (tmp_path / "train.py").write_text(DEEPSPEED)
+    done = subprocess.run(
+        ["bash", EXAMPLES / "deepspeed.sh", "--epochs", "1"], cwd=tmp_path, env=environment,
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    config = tmp_path / "run" / "ds_config.json"
+    assert done.stdout.startswith(f"--epochs 1 --deepspeed --deepspeed_config {config}\n")
+    assert json.loads(config.read_text())["train_batch_size"] == 56
+    step_time_s, _ = measured_of(server, tmp_path / "run")
+    assert (step_time_s or 0) >= 0.05  # what a step sleeps, at least
 
 
 def test_the_example_for_kubernetes_starts_every_pod_with_one_plan(

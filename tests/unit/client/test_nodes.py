@@ -122,8 +122,9 @@ def test_a_process_alone_with_a_file_is_a_start_of_its_own(tmp_path: Path) -> No
         (
             "slurm",
             {**UNLIKE, "SLURM_GPUS_ON_NODE": "8"},
-            "12 GPUs together and this one 8: they are unlike",
+            "--gpus h100:12 on 2 nodes, 8 of them on this one: they are unlike",
         ),
+        ("slurm", {**UNLIKE, "SLURM_GPUS": "h100:8,a100:8", "SLURM_GPUS_ON_NODE": "8"}, "unlike"),
         ("slurm", {**UNLIKE, "SLURM_GPUS_ON_NODE": "4"}, "cluster file"),
         ("torchelastic", {**TORCHRUN, "LOCAL_WORLD_SIZE": "5"}, "no multiple"),
         ("torchelastic", {"WORLD_SIZE": "8"}, "LOCAL_WORLD_SIZE"),

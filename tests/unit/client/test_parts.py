@@ -166,6 +166,21 @@ def killed_at(moment: int, folder: Path) -> None:
 UNLINK, REPLACE = Path.unlink, Path.replace
 
 
+def test_what_another_node_has_taken_away_meanwhile_is_no_fault(tmp_path: Path) -> None:
+    save(OLD, tmp_path)
+    read = Path.read_bytes
+
+    def read_and_gone(self: Path) -> bytes:
+        found = read(self)
+        self.unlink()
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_bytes", read_and_gone)
+        save(NEW, tmp_path)
+    assert {name: (tmp_path / name).read_text() for name in NEW} == NEW
+
+
 def test_files_that_stay_the_same_are_never_away(tmp_path: Path) -> None:
     save(OLD, tmp_path)
     before = (tmp_path / "launch.sh").stat().st_mtime_ns
