@@ -138,4 +138,4 @@ def _value(text: str) -> Value:
     digits = text.strip()
     if digits.lower() in _SWITCHES:
         return _SWITCHES[digits.lower()]
-    return int(digits) if digits.lstrip("-").isdecimal() and len(digits) <= MAX_DIGITS else digits
+    return int(digits) if digits.removeprefix("-").isdecimal() and len(digits) <= MAX_DIGITS else digits

@@ -91,6 +91,7 @@ def list_plans(
     """List plans of all jobs by their figures: the fastest under 60 GiB, what was measured."""
     query = {"sort": sort, "page_size": str(limit), **assigned(where or ())}
     if max_memory_gib is not None:
+        terminal.require_above_0("--max-memory-gib", max_memory_gib)
         query["max_peak_memory_bytes"] = str(int(max_memory_gib * GIB))
     if measured is not None:
         query["measured"] = str(measured).lower()

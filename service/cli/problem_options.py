@@ -23,6 +23,7 @@ from meshwright.profiles.frameworks import framework_names
 from meshwright.profiles.library import cluster_names, gpu_names, model_names
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.service.cli.assignments import (
+    MAX_DIGITS,
     bounds_of,
     counts_of,
     long_names,
@@ -231,12 +232,14 @@ def _lengths_of(given: str) -> dict[str, object]:
     if "=" in given:
         percentiles = dict[str, object]()
         for part in given.split(","):
-            name, _, value = part.partition("=")
-            if not value.strip().isdigit():
+            name, _, value = (word.strip() for word in part.partition("="))
+            if not value.isdecimal() or len(value) > MAX_DIGITS:
                 raise InvalidProblemError.of(
                     "--lengths", f"{shown(part)} is no percentile", allowed="p50=900"
                 )
-            percentiles[name.strip()] = int(value)
+            if name in percentiles:
+                raise InvalidProblemError.of("--lengths", f"{shown(name)} is given more than once")
+            percentiles[name] = int(value)
         return {"percentiles": percentiles}
     return dict(read_lengths_file(Path(given)))
 

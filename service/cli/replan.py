@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.cli.assignments import MAX_DIGITS
 from meshwright.service.cli.calibrate import profile_for
 from meshwright.service.cli.export import chosen_plan
 from meshwright.service.cli.problem_options import PROFILE_HELP
@@ -121,7 +122,7 @@ def _lost(words: list[str]) -> int | dict[str, int] | None:
     if not words:
         return None
     named = [word.rpartition("=") for word in words]
-    if any(not count.isdecimal() for _, _, count in named) or (
+    if any(not count.isdecimal() or len(count) > MAX_DIGITS for _, _, count in named) or (
         len(words) > 1 and not all(n for n, _, _ in named)
     ):
         raise InvalidProblemError.of("--lost-nodes", "must be a number, or GROUP=NUMBER")

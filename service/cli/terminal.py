@@ -57,18 +57,6 @@ BAD_INPUT = 2
 INFEASIBLE = 3
 NO_PLAN = 4
 CANCELLED = 130
-
-
-def require_above_0(option: str, value: float) -> None:
-    """Refuse a limit that is none: a NaN is above no limit and below none.
-
-    Raises:
-        InvalidProblemError: it is no finite number above 0.
-    """
-    if not (isfinite(value) and value > 0):
-        raise InvalidProblemError.of(option, f"{value:g} is no limit", allowed="a finite number above 0")
-
-
 _OPTIONS = {
     "/model": "--model",
     "/cluster": "--cluster",
@@ -103,6 +91,16 @@ def service_packages_for(command: str) -> Iterator[None]:
             "pip install 'meshwright[service]'"
         )
         raise MissingExtraError(message) from None
+
+
+def require_above_0(option: str, value: float) -> None:
+    """Refuse a limit that is none: a NaN is above no limit and below none.
+
+    Raises:
+        InvalidProblemError: it is no finite number above 0.
+    """
+    if not (isfinite(value) and value > 0):
+        raise InvalidProblemError.of(option, f"{value:g} is no limit", allowed="a finite number above 0")
 
 
 def code_of(answer: Answer, *, cancelled: bool) -> int:

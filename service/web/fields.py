@@ -47,7 +47,7 @@ class Field:
         """The value as the request holds it; None: the field was left empty.
 
         Raises:
-            InvalidProblemError: at the field's place: no JSON.
+            InvalidProblemError: at the field's place: no JSON, or a name that stands there twice.
         """
         if self.kind == "checks":
             return list(given) or None
@@ -56,10 +56,8 @@ class Field:
 
     def _read(self, text: str) -> object:
         """What stands in a field that is not empty."""
-        if self.kind != "json":
-            return _READERS[self.kind](text)
         try:
-            return dict(read_json(text, DOCUMENT))
+            return _READERS[self.kind](text)
         except InvalidProblemError as fault:
             at = pointer(*self.at)
             raise InvalidProblemError(replace(one, pointer=at) for one in fault.errors) from None
@@ -90,7 +88,7 @@ def request_of(fields: Iterable[Field], values: Values) -> dict[str, object]:
     """The request that was typed; a later field takes the place of what stands there before.
 
     Raises:
-        InvalidProblemError: some text is no JSON.
+        InvalidProblemError: some text cannot be read, as ``Field.read`` says.
     """
     request: dict[str, object] = {}
     for one in fields:
@@ -149,8 +147,13 @@ def _numbers(text: str) -> object:
 
 def _named(text: str) -> dict[str, object]:
     """Numbers by their names: ``p50=900, p100=8192``; the request's own check names what is none."""
-    parts = (part.partition("=") for part in re.split(r"[,\s]+(?=[^\s=])", text.strip(" ,")))
-    return {name.strip(): _number(value.strip()) for name, _, value in parts}
+    found = dict[str, object]()
+    for part in re.split(r"[,\s]+(?=[^\s=])", text.strip(" ,")):
+        name, _, value = (word.strip() for word in part.partition("="))
+        if name in found:
+            raise InvalidProblemError.of("", f"{name} is given more than once")
+        found[name] = _number(value)
+    return found
 
 
 def _lines(text: str) -> list[str]:
@@ -165,6 +168,7 @@ _READERS: Mapping[Kind, Callable[[str], object]] = {
     "number": _number,
     "numbers": _numbers,
     "named": _named,
+    "json": lambda text: dict(read_json(text, DOCUMENT)),
     "lines": _lines,
     "check": bool,
 }

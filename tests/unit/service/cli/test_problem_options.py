@@ -35,6 +35,9 @@ def test_a_constraint_with_such_a_slip_is_told_it_too() -> None:
 
 def test_words_stay_words() -> None:
     assert values_of("--pin", ["recompute_granularity=full"]) == {"recompute_granularity": "full"}
+    assert values_of("--pin", ["tp=-5", "pp=--5"]) == {
+        "tensor_parallel_size": -5, "pipeline_parallel_size": "--5",
+    }  # fmt: skip
 
 
 def test_prohibitions_and_bounds_are_lists() -> None:
@@ -52,6 +55,19 @@ def test_a_name_given_twice_is_refused_not_overridden() -> None:
     for texts in (["tp=8", "tp=4"], ["tp=8", "tensor_parallel_size=8"]):
         with pytest.raises(InvalidProblemError, match="tensor_parallel_size is given more than once"):
             values_of("--pin", texts)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "words"),
+    [
+        ("p50=900,p50=800,p100=8192", "p50 is given more than once"),
+        ("p50=²,p100=8192", "is no percentile"),
+        (f"p50={'9' * 5000},p100=8192", "is no percentile"),
+    ],
+)
+def test_percentiles_that_are_none_are_refused(lengths: str, words: str) -> None:
+    with pytest.raises(InvalidProblemError, match=words):
+        read_request(lengths=lengths)
 
 
 def test_a_hole_in_a_list_of_values_is_refused() -> None:

@@ -186,7 +186,13 @@ def test_a_folder_of_something_else_is_left_as_it_is(answer_file: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    "words", [("--lost-nodes", "x"), ("--lost-nodes", "1", "--lost-nodes", "2"), ("--slow-node", "3=fast")]
+    "words",
+    [
+        ("--lost-nodes", "x"),
+        ("--lost-nodes", "9" * 5000),
+        ("--lost-nodes", "1", "--lost-nodes", "2"),
+        ("--slow-node", "3=fast"),
+    ],
 )
 def test_words_that_are_no_nodes_are_refused(answer_file: Path, words: tuple[str, ...]) -> None:
     code, _, said = run("--from", str(answer_file), *words, "--steps-total", "50")

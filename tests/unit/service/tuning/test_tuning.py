@@ -148,11 +148,13 @@ def tuned(answer: Path, folder: Path, script: Path, *words: str) -> tuple[int, s
         ("verify", "--memory-gib", "nan"),
         ("verify", "--memory-gib", "-1"),
         ("verify", "--time-limit", "inf"),
+        ("jobs plans", "--max-memory-gib", "inf"),
     ],
 )
 def test_a_limit_that_is_none_starts_nothing(tmp_path: Path, words: tuple[str, str, str]) -> None:
     command, option, value = words
-    line = [command, "--from", str(tmp_path / "none.json"), option, value]
+    source = () if command == "jobs plans" else ("--from", str(tmp_path / "none.json"))
+    line = [*command.split(), *source, option, value]
     done = CliRunner().invoke(app, line, standalone_mode=False)
     assert isinstance(done.exception, InvalidProblemError)
     assert (option in str(done.exception), f"{value} is no limit" in str(done.exception)) == (True, True)
