@@ -230,7 +230,7 @@ def _read(log: Path, code: int | None) -> tuple[Outcome, dict[str, Any], str]:
     """How the run ended, what it measured, and what it said last where it measured nothing."""
     text = _tail(log)
     if _MEMORY.search(text):
-        return "out of memory", {}, _last_lines(text)
+        return "out of memory", {}, _last_lines(text, _MEMORY)
     found = _figures(log, text) if code in (0, None) else {}  # at its limit it may have logged enough
     if found:
         return "measured", found, ""
@@ -277,8 +277,8 @@ def _tail(log: Path) -> str:
         return handle.read().decode(errors="replace")
 
 
-def _last_lines(text: str) -> str:
-    """What a run said last; the last error that it names comes at the end."""
+def _last_lines(text: str, why: re.Pattern[str] = _ERROR) -> str:
+    """What a run said last; the last line that says why it ended comes at the end."""
     lines = [line for line in text.splitlines() if line.strip()]
-    named = [line.strip() for line in lines if _ERROR.search(line)]
+    named = [line.strip() for line in lines if why.search(line)]
     return "\n".join([*lines[-4:], *named[-1:]])[-600:]

@@ -99,7 +99,8 @@ def test_torchtitan_out_of_memory_is_told_and_a_hung_run_leaves_no_rank_behind(t
     short = ("--top", "1", "--steps", "6", "--budget-gpu-minutes", "8")
     found = run_out(tmp_path, words(TORCHTITAN, *short), own | little)
     assert [one["outcome"] for one in found["runs"]] == ["out of memory"] * len(found["runs"]), found
-    assert "can't allocate memory" in found["runs"][0]["said"]
+    # whatever other ranks said after it
+    assert "can't allocate memory" in found["runs"][0]["said"].splitlines()[-1]
     assert (found["best"], found["chance"]) == (None, 0.0)
 
     (tmp_path / "tuning" / "tuning.json").unlink()
