@@ -30,17 +30,14 @@ def save(files: Mapping[str, str], folder: Path) -> list[Path]:
             temporary.write_text(targets[path], encoding="utf-8")
             if targets[path].startswith("#!"):
                 temporary.chmod(0o755)
-        scripts = [path for path in targets if targets[path].startswith("#!")]
-        late = [*scripts, *[path for path in list(targets)[-1:] if path not in scripts]]
+        last = list(targets)[-1:]
+        late = [path for path in targets if path in last or targets[path].startswith("#!")]
         for path in reversed(late):
             with suppress(FileNotFoundError):  # nothing is there, or another node was faster
                 if path.read_bytes() != targets[path].encode():
                     path.unlink()
-        for temporary, path in written.items():
-            if path not in late:
-                temporary.replace(path)
-        for path in late:
-            path.with_name(f".{path.name}.{mark}.tmp").replace(path)
+        for temporary, path in sorted(written.items(), key=lambda one: one[1] in late):
+            temporary.replace(path)
     finally:
         for temporary in written:
             temporary.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -492,14 +492,20 @@ def _context_section() -> str:
         "exchange of heads are always searched; both together (`all_to_all_4+ring`: 4 neighbours",
         "exchange heads for tokens, and rings are left between such groups) where",
         "`context_parallel_mode` is allowed, pinned or limited (`switches` does not mean it).", "",
-        f"| | {' | '.join(able)} |",
-        f"|---|{'---|' * len(able)}",
+        *_who_can(can, CONTEXT_MODES), "",
+    ])  # fmt: skip
+
+
+def _who_can(can: Mapping[str, Collection[str]], words: Sequence[str]) -> list[str]:
+    """A table: which launcher can what."""
+    return [
+        f"| | {' | '.join(can)} |",
+        f"|---|{'---|' * len(can)}",
         *(
             f"| `{word}` | {' | '.join('yes' if word in one else '–' for one in can.values())} |"
-            for word in CONTEXT_MODES
+            for word in words
         ),
-        "",
-    ])  # fmt: skip
+    ]
 
 
 def _standalone_section() -> str:
@@ -522,10 +528,6 @@ def _standalone_section() -> str:
 def _offload_section() -> str:
     """What may leave the GPU: a variable of the plan, searched where ``offload`` is allowed."""
     able = {name: launcher_capabilities(name) for name in launcher_names()}
-    rows = [
-        f"| `{word}` | {' | '.join('yes' if word in one.offload else '–' for one in able.values())} |"
-        for word in OFFLOAD[1:]
-    ]
     conditions = [
         f"- {name}: {text}"
         for name, one in able.items()
@@ -537,9 +539,8 @@ def _offload_section() -> str:
         "What leaves the GPU, to host memory or to NVMe: a variable of every configuration, searched where",
         "`offload` is allowed (`switches` does not mean it). Sources are beside each launcher's entry in",
         "`profiles/catalog/frameworks/capabilities.yaml`.", "",
-        f"| | {' | '.join(able)} |",
-        f"|---|{'---|' * len(able)}",
-        *rows, "", *conditions, "",
+        *_who_can({name: one.offload for name, one in able.items()}, OFFLOAD[1:]), "",
+        *conditions, "",
     ])  # fmt: skip
 
 

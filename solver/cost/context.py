@@ -401,9 +401,8 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
     place = placement_of(columns)
     ranks = columns.exchanging.astype(np.float64)
     exchange = ring = Group.of(c, place.context_stride, fabric, place.blocks)  # of one of them each row is
-    if (
-        columns.context_parallel_mode > ALL_TO_ALL
-    ).any():  # neighbours exchange (create_hierarchical_groups)
+    if (columns.context_parallel_mode > ALL_TO_ALL).any():
+        # neighbours exchange (create_hierarchical_groups)
         exchange = Group.of(ranks, place.context_stride, fabric, place.blocks)
         ring = Group.of(c / ranks, place.context_stride * ranks, fabric, place.blocks)
     return Context(

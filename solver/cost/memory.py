@@ -20,7 +20,13 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import ALL_LAYERS, SCHEDULES, Columns, FloatArray, IntArray
 from meshwright.solver.cost.compute import PassSeconds
 from meshwright.solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context, experts_overlap
-from meshwright.solver.cost.parameters import Weights, part_weights, quantized_weights, trained_parts
+from meshwright.solver.cost.parameters import (
+    MLP_INNER,
+    Weights,
+    part_weights,
+    quantized_weights,
+    trained_parts,
+)
 from meshwright.solver.cost.sharding import (
     adds_whole_gradients,
     gathered_bytes,
@@ -42,7 +48,7 @@ _ONE_COPY_RECIPES = ("none", "fp8-delayed", "fp8-current")
 # Linear layers that read one tensor, by the names under which adapters stand beside them.
 _ATTENTION_INPUT = ("linear_qkv", "q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
 _ATTENTION_OUTPUT = ("linear_proj", "o_proj")
-_MLP_INPUT, _MLP_INNER = ("linear_fc1", "gate_proj", "up_proj"), ("linear_fc2", "down_proj")
+_MLP_INPUT = ("linear_fc1", "gate_proj", "up_proj")
 # Weights that DeepSpeed's ZeRO-3 holds gathered before it releases some (``stage3_max_live_parameters``,
 # its default and as exported).
 _LIVE_WEIGHTS = 1e9
@@ -81,7 +87,7 @@ def _input_bytes(ctx: Context, *layers: str) -> float:
 
 def _mlp_width_bytes(ctx: Context) -> float:
     """Bytes that an MLP keeps of one element of its width: the activation's input and its output."""
-    return 2.0 * (ctx.model.mlp_matrices - 1.0) + _input_bytes(ctx, *_MLP_INNER)
+    return 2.0 * (ctx.model.mlp_matrices - 1.0) + _input_bytes(ctx, *MLP_INNER)
 
 
 def _quantised_output_bytes(ctx: Context) -> float:
@@ -306,7 +312,7 @@ def _freed_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArray | flo
     routed = {
         "shared_experts": ctx.tokens * per_width * moe.shared_ffn_hidden_size / t,
         "moe": _routed_tokens(ctx) * (_routed_copies(ctx) + per_width * moe.ffn_hidden_size),
-        "moe_act": _routed_tokens(ctx) * _input_bytes(ctx, *_MLP_INNER) * moe.ffn_hidden_size,
+        "moe_act": _routed_tokens(ctx) * _input_bytes(ctx, *MLP_INNER) * moe.ffn_hidden_size,
     }
     return routed.get(module, 0.0)
 

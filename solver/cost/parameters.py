@@ -113,6 +113,10 @@ def weight_tensors(ctx: Context, kinds: Sequence[LayerKind]) -> list[float]:
     return [*(count + ctx.model.norms_per_layer for count in matrices), 1.0, 2.0]
 
 
+# An MLP's last product, by the names under which adapters stand beside it.
+MLP_INNER = ("linear_fc2", "down_proj")
+
+
 def unread_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
     """Products that recomputing a whole layer leaves out, for nothing in its backward pass reads them.
 
@@ -123,7 +127,7 @@ def unread_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
     """
     model, targets = ctx.model, ctx.workload.lora_targets if ctx.frozen else ()
     followed = model.norm_position != "before" or model.inner_norms or ctx.facts.dropout
-    adapted = bool({"linear_fc2", "down_proj"} & set(targets))
+    adapted = bool(set(MLP_INNER) & set(targets))
     if kind == "moe" or followed or adapted or not ctx.facts.replay_stops_early:
         return []
     whole = (ctx.p > 1) & ctx.facts.stages_replay_whole

@@ -5,13 +5,20 @@ Names and precedence: accelerate 1.15.0, commands/launch.py (_validate_launch_co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.launchers.reading.accelerate import AT, ENGINE, PLUGIN_FILE, TYPES, values_of_file
+from meshwright.service.launchers.reading.accelerate import (
+    AT,
+    ENGINE,
+    PLUGIN_FILE,
+    TYPES,
+    AccelerateReader,
+    values_of_file,
+)
 from meshwright.service.launchers.reading.base import Source, refused
 from meshwright.service.launchers.reading.documents import Found, Values
 from meshwright.service.launchers.reading.fields import Fields
@@ -68,6 +75,25 @@ def shares_of(words: Sequence[Word], source: Source) -> Shares | None:
     return Shares.of(file, values_of_file(file) | options)
 
 
+def shares_beside(
+    starts: Iterable[tuple[Source, Sequence[Word]]], files: Iterable[Source]
+) -> Shares | None:
+    """What commands that start a trainer tell accelerate, else accelerate's file; None: neither is there.
+
+    Args:
+        starts: scripts, each with the words before the program that it starts.
+        files: what stands beside the trainer's own file.
+
+    Raises:
+        InvalidProblemError: as ``shares_of``.
+    """
+    for script, words in starts:
+        if (found := shares_of(words, script)) is not None:
+            return found
+    mesh = next((one for one in files if AccelerateReader().recognises(one)), None)
+    return None if mesh is None else Shares.of(mesh, values_of_file(mesh))
+
+
 def shares_of_environment(variables: Mapping[str, tuple[str, ...]], source: Source) -> Shares | None:
     """What a script's environment tells accelerate where ``torchrun`` starts it; None: nothing.
 
@@ -110,12 +136,13 @@ def _require_one_engine(words: Sequence[Word], script: str) -> None:
     options = [word for word in words if word.text.startswith("--")]
     said = {word.text.removeprefix("--").replace("-", "_"): word for word in options}
     engines = [said[name] for name in (*_ENGINES, "tpu", "cpu") if name in said]
+    if not engines:
+        return
+    first, where = engines[0], f"line {engines[0].line} of {shown(script)}"
     if len(engines) > 1:
-        (first, other), where = engines[:2], f"line {engines[0].line} of {shown(script)}"
-        raise refused(f"{where}: {first.text} contradicts {other.text}", allowed="one of them")
-    if engines and engines[0].text in ("--cpu", "--tpu"):
-        where = f"line {engines[0].line} of {shown(script)}"
-        raise refused(f"{where}: {engines[0].text} runs on no GPU", allowed="the command without it")
+        raise refused(f"{where}: {first.text} contradicts {engines[1].text}", allowed="one of them")
+    if first.text in ("--cpu", "--tpu"):
+        raise refused(f"{where}: {first.text} runs on no GPU", allowed="the command without it")
 
 
 def _options(words: Sequence[Word], script: str) -> Iterator[tuple[str, Found]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
 from meshwright.profiles.documents import shown
@@ -16,9 +16,8 @@ from meshwright.service.launchers.reading.accelerate import (
     ACCUMULATION,
     MICRO_BATCH,
     AccelerateReader,
-    values_of_file,
 )
-from meshwright.service.launchers.reading.accelerate_command import Shares, shares_of
+from meshwright.service.launchers.reading.accelerate_command import Shares, shares_beside
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
@@ -147,12 +146,8 @@ def _require_own_file(source: Source) -> None:
 
 def _shares(source: Source, known: Known, told: Told) -> Shares | None:
     """What the command that starts the trainer tells accelerate, or accelerate's file beside its YAML."""
-    for script, words, at in _starts(source, told):
-        if (found := shares_of(words[:at], script)) is not None:
-            return found
-    files = [source, *documents_beside(known.source)]
-    mesh = next((one for one in files if AccelerateReader().recognises(one)), None)
-    return None if mesh is None else Shares.of(mesh, values_of_file(mesh))
+    starts = ((script, words[:at]) for script, words, at in _starts(source, told))
+    return shares_beside(starts, chain([source], documents_beside(known.source)))
 
 
 def _starts(source: Source, told: Told | None = None) -> Iterator[tuple[Source, Sequence[Word], int]]:

@@ -28,9 +28,8 @@ from meshwright.service.launchers.reading.accelerate import (
     number,
     ranks_of,
     recomputes,
-    values_of_file,
 )
-from meshwright.service.launchers.reading.accelerate_command import Shares, shares_of
+from meshwright.service.launchers.reading.accelerate_command import Shares, shares_beside
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
 from meshwright.service.launchers.reading.commands import files_named, script_of
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
@@ -415,12 +414,11 @@ def _starts_trl(source: Source) -> bool:
 
 def _shares(source: Source, files: Sequence[Source], told: Told) -> Shares | None:
     """What the command that starts TRL tells accelerate, or accelerate's file beside its YAML."""
-    for script, words in commands_beside(source, told):
-        program = next((at for at, word in enumerate(words) if word.text in _PROGRAMS), 0)
-        if (found := shares_of(words[:program], script)) is not None:
-            return found
-    mesh = next((one for one in files if AccelerateReader().recognises(one)), None)
-    return None if mesh is None else Shares.of(mesh, values_of_file(mesh))
+    starts = (
+        (script, words[: next((at for at, word in enumerate(words) if word.text in _PROGRAMS), 0)])
+        for script, words in commands_beside(source, told)
+    )
+    return shares_beside(starts, files)
 
 
 def _require_own_file(source: Source) -> None:
