@@ -140,9 +140,11 @@ _SLURM = """\
 #SBATCH --output=%x-%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
+#SBATCH --signal=B:USR1@300
 # Account, partition, time limit and CPUs a task are your site's: sbatch --account=… --time=… @SLURM@
-# After a lost node or the time limit Slurm queues the job again (--requeue), and the log goes on (append);
-# the run goes on where it loads its last checkpoint.
+# After a lost node Slurm queues the job again (--requeue), at its time limit it does not: five minutes
+# before that the job asks for it itself (--signal). The log goes on (append), and the run where it loads
+# its last checkpoint.
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:?start this file with sbatch}"
 if [[ ! -f @TORCHRUN@ ]]; then
@@ -171,7 +173,15 @@ export MASTER_ADDR="${hosts%%$'\\n'*}"
 # One torchrun a node: the task number is the node's place in the list. Its processes may use every CPU.
 srun --nodes=@NODES@ --ntasks=@NODES@ --ntasks-per-node=1 --cpu-bind=none --export=ALL \\
     --distribution="${distribution}" \\
-    bash -c 'NODE_RANK="${SLURM_PROCID}" exec bash @TORCHRUN@ "$@"' launch "$@"
+    bash -c 'NODE_RANK="${SLURM_PROCID}" exec bash @TORCHRUN@ "$@"' launch "$@" &
+run=$! code=0
+trap 'scontrol requeue "${SLURM_JOB_ID}"' USR1
+wait "${run}" || code=$?
+while kill -0 "${run}" 2>/dev/null; do  # a signal has ended the wait, not the run
+    code=0
+    wait "${run}" || code=$?
+done
+exit "${code}"
 """
 
 _ALIKE = """\

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from random import Random
 
-import numpy as np
 import pytest
 
 from meshwright.profiles.capabilities import launcher_capabilities
@@ -25,19 +24,18 @@ from meshwright.profiles.frameworks import (
     with_options,
 )
 from meshwright.profiles.library import find_model
-from meshwright.profiles.profile import default_profile, framework_of
+from meshwright.profiles.profile import framework_of
 from meshwright.profiles.switches import Setting, switches
 from meshwright.service.launchers.reading.base import Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.registry import export, launcher_names
 from meshwright.service.launchers.target import Target
-from meshwright.solver.configuration import RECOMPUTE, Columns
-from meshwright.solver.cost.price import price
+from meshwright.solver.configuration import RECOMPUTE
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.launcher_rules import problem_faults
 from tests.launchers.cases import CASES as MEGATRON
 from tests.launchers.plans import CASES, problem_of, random_targets
-from tests.property.test_reading_every_launcher import MAIN
+from tests.property.test_reading_every_launcher import MAIN, priced
 
 Option = str | float | bool
 # Kernels that a launcher calls by one name: the file says no more, and the first of them is read.
@@ -77,13 +75,6 @@ def values(launcher: str) -> Iterator[tuple[str, Option]]:
             except PlannerError:
                 continue  # no option, or it contradicts the launcher's own facts
             yield name, value
-
-
-def priced(problem: Problem, found: Target) -> list[float]:
-    """Seconds and bytes of the plan's row, all of them."""
-    row = price(problem, Columns.of([found.config]), default_profile(problem.cluster, problem.launcher))
-    parts = (getattr(row, one.name) for one in fields(row) if not one.name.endswith("breakdown_s"))
-    return [float(np.sum(part)) for part in parts if isinstance(part, np.ndarray)]
 
 
 def outcome(found: Target, launcher: str, name: str, value: Option) -> str:

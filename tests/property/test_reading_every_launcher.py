@@ -1,25 +1,34 @@
-"""What is exported is read back: any plan of the search's own space, for every launcher."""
+"""What is exported is read back as the same run at the same price: any plan of the search's own space."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.profile import default_profile
 from meshwright.service.launchers.reading.base import Source
 from meshwright.service.launchers.reading.registry import read_launch_files, reader_names
 from meshwright.service.launchers.registry import export, launcher_names
 from meshwright.service.launchers.target import Target
+from meshwright.solver.configuration import Columns
+from meshwright.solver.cost.price import price
+from meshwright.solver.problem import Problem
 from meshwright.solver.space.launcher_rules import problem_faults
-from tests.launchers.plans import CASES, problem_of, random_targets
+from tests.launchers.plans import CASES, problem_of, random_targets, tuned
 
-# One of each kind: plain, biases and learned positions, experts, wide heads, latent attention.
+# One of each kind: plain, biases and learned positions, experts, wide heads, latent attention, windows.
 MODELS = ("llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "llama-3.1-70b",
           "gpt-oss-20b")  # fmt: skip
+# And of each: tied, biases of queries and keys, a window in all layers and in five of six, two norms a
+# branch, latent attention beside shared experts; drawn less often.
+OTHERS = ("llama-3.2-1b", "qwen2.5-7b", "mistral-7b", "gemma-3-4b", "gemma-2-2b", "moonlight-16b-a3b")
+LONG = 131_072
 MAIN = {
     "megatron-lm": "launch.sh", "megatron-bridge": "launch.sh", "ms-swift": "launch.sh",
     "deepspeed": "ds_config.json", "accelerate": "accelerate.yaml", "nanotron": "nanotron.yaml",
@@ -39,6 +48,13 @@ def shape(model: ModelSpec) -> ModelSpec:
     return replace(model, name="", display_name="", source="", max_position_embeddings=1, rotary_base=base)
 
 
+def priced(problem: Problem, found: Target) -> list[float]:
+    """Seconds and bytes of the plan's row, all of them."""
+    row = price(problem, Columns.of([found.config]), default_profile(problem.cluster, problem.launcher))
+    parts = (getattr(row, one.name) for one in fields(row) if not one.name.endswith("breakdown_s"))
+    return [float(np.sum(part)) for part in parts if isinstance(part, np.ndarray)]
+
+
 def assert_the_same(found: Target, launcher: str, main: str) -> None:
     files = export(found.plan, found.problem, launcher).files
     read = read_launch_files(source_of(files, main))
@@ -51,6 +67,8 @@ def assert_the_same(found: Target, launcher: str, main: str) -> None:
     assert shape(read.model) == shape(model)
     assert read.unread == ()
     assert (read.num_nodes, read.gpus_per_node) == (found.num_nodes, found.gpus_per_node)
+    again = replace(found.problem, model=read.model, workload=read.workload)
+    assert priced(again, found) == priced(found.problem, found)
 
 
 @pytest.mark.parametrize("launcher", launcher_names())
@@ -61,6 +79,23 @@ def test_any_plan_of_the_search_is_exported_and_read_unchanged(launcher: str, na
         assert not list(random_targets(problem, 1, random.Random(0)))
         return
     for found in random_targets(problem, 12, random.Random(f"{launcher} {name}")):
+        assert_the_same(found, launcher, MAIN[launcher])
+
+
+@pytest.mark.parametrize("launcher", launcher_names())
+def test_plans_of_other_models_and_of_long_sequences_are_read_unchanged(launcher: str) -> None:
+    tried = 0
+    for name, seq_length in (*((name, 2048) for name in OTHERS), ("llama-3.1-8b", LONG)):
+        problem = problem_of(launcher, find_model(name), seq_length=seq_length)
+        for found in random_targets(problem, 3, random.Random(f"{launcher} {name}")):
+            assert_the_same(found, launcher, MAIN[launcher])
+            tried += 1
+    assert tried >= 9
+
+
+@pytest.mark.parametrize("launcher", launcher_names())
+def test_adapters_and_small_moments_are_read_unchanged(launcher: str) -> None:
+    for found in tuned(launcher):
         assert_the_same(found, launcher, MAIN[launcher])
 
 

@@ -128,7 +128,7 @@ for ((task = 0; task < tasks; task++)); do
     SLURM_PROCID="${task}" "$@" || exit
 done
 """
-SCONTROL = "#!/bin/sh\nseq -f host%g 100\n"
+SCONTROL = '#!/bin/sh\nif [ "$1" = requeue ]; then echo "requeued $2"; else seq -f host%g 100; fi\n'
 STARTED = '#!/bin/sh\nprintf "<%s>" "$(basename "$0")" "$@"; echo\n'
 SITE = (
     "BRIDGE_SCRIPT", "TRAIN_SCRIPT", "NANOTRON_DIR", "SWIFT_DIR", "SWIFT_COMMAND", "LLAMA_FACTORY_DIR",
@@ -191,6 +191,16 @@ def test_a_key_of_the_plan_in_the_users_own_yaml_of_axolotl_is_refused(tmp_path:
     assert done.returncode != 0
     assert "load_in_4bit in" in done.stderr
     assert "belongs to the plan" in done.stderr
+
+
+def test_before_its_time_limit_the_job_asks_slurm_to_queue_it_again(tmp_path: Path) -> None:
+    """Slurm queues a job again after a lost node, not after its limit (sbatch(1), --requeue)."""
+    found = min(CASES["deepspeed"].values(), key=lambda one: one.num_nodes)
+    place = written(found, "deepspeed", tmp_path)
+    (place / "bin" / "srun").write_text("#!/bin/sh\nkill -USR1 $PPID\nsleep 0.2\necho ended\nexit 3\n")
+    done = sbatch(place, found.num_nodes, SLURM_JOB_ID="77")
+    assert done.stdout.split("\n") == ["requeued 77", "ended", ""]
+    assert done.returncode == 3  # the run's own, though the signal ended a wait for it
 
 
 MIXED = Configuration(data_parallel_size=4, tensor_parallel_size=8, stage_layers=(80,))
