@@ -90,7 +90,7 @@ def test_plans_of_other_models_and_of_long_sequences_are_read_unchanged(launcher
         for found in random_targets(problem, 3, random.Random(f"{launcher} {name}")):
             assert_the_same(found, launcher, MAIN[launcher])
             tried += 1
-    assert tried >= 9
+    assert tried >= 3  # of one model of nanotron's
 
 
 @pytest.mark.parametrize("launcher", launcher_names())

@@ -156,13 +156,13 @@ def _shape(fields: Fields) -> ModelSpec:
 def _scaling_of_shape(fields: Fields) -> dict[str, object]:
     """Rotary scaling: Llama 3.1's, or YaRN's of latent attention."""
     factor, kind = fields.number(f"{SHAPE}scaling_factor", 1.0), fields.word(f"{SHAPE}scaling", "llama")
+    scale = fields.number(f"{SHAPE}mscale", 1.0)
+    original = fields.integer(f"{SHAPE}original_seq_len", 4096)
     if factor == 1:
-        return {}
+        return {}  # whatever the others are
     if kind != "yarn":
         known: dict[str, object] = {"kind": "llama3", "original_max_position_embeddings": 8192}
     else:
-        scale = fields.number(f"{SHAPE}mscale", 1.0)
-        original = fields.integer(f"{SHAPE}original_seq_len", 4096)
         known = {"kind": "yarn", "original_max_position_embeddings": original}
         known |= {"mscale": scale, "mscale_all_dim": scale}
     return {"rotary_scaling": known | {"factor": factor}}
