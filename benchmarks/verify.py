@@ -8,6 +8,7 @@ exported, built or traced are counted with the reason.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections import Counter
@@ -16,14 +17,16 @@ from dataclasses import dataclass, replace
 
 from meshwright.profiles.errors import PlannerError
 from meshwright.profiles.frameworks import framework_facts
-from meshwright.profiles.profile import default_profile
+from meshwright.profiles.profile import Profile, default_profile
 from meshwright.profiles.units import GIB
+from meshwright.service.launchers.registry import export
 from meshwright.service.launchers.target import Target
 from meshwright.service.verify.priced import rank_bytes
 from meshwright.service.verify.verify import Verification, verify
 from meshwright.solver.accuracy import peak_as_measured
 from meshwright.solver.answer import Plan
 from meshwright.solver.predict import predict
+from meshwright.solver.problem import Problem
 from meshwright.solver.runs.table import CATALOG_RUNS, Run, RunShape, read_runs
 
 LAUNCHER = "megatron-lm"
@@ -40,16 +43,46 @@ class Peak:
     traced: float
 
 
-def chosen(runs: Sequence[Run], every: int) -> list[Run]:
-    """Runs with an allocated peak, or every so many-th of them."""
+def chosen(runs: Sequence[Run], every: int, only: str = "") -> list[Run]:
+    """Runs with an allocated peak, or every so many-th of them, those first that are built soonest."""
     with_peak = [
         run for run in runs
         if run.shape and run.measured.peak_memory_bytes and run.measured.memory_kind == "allocated"
+        and re.search(only, run.run_id)
     ]  # fmt: skip
-    return with_peak[::every]
+    return sorted(with_peak, key=_layers_built)[::every]
 
 
-def traced(run: Run, shape: RunShape, time_s: float) -> Peak:
+def _layers_built(run: Run) -> int:
+    """Layers times micro-batches that a run's trace takes."""
+    if run.shape is None:
+        return 0
+    config, model = run.shape.configuration, run.shape.problem.model
+    return model.num_layers * min(config.num_microbatches, 2 * config.pipeline_parallel_size)
+
+
+class Builds:
+    """What Megatron-LM's code built, once for all runs whose launch files are equal."""
+
+    def __init__(self, time_s: float) -> None:
+        self.time_s = time_s
+        self.found: dict[str, Verification] = {}
+
+    def of(self, plan: Plan, problem: Problem, profile: Profile) -> Verification:
+        """The verification of a plan.
+
+        Raises:
+            PlannerError: it cannot be exported.
+        """
+        given = json.dumps(dict(export(plan, problem, LAUNCHER).files), sort_keys=True).replace(
+            plan.plan_id, ""
+        )
+        if given not in self.found:
+            self.found[given] = verify(plan, problem, LAUNCHER, profile=profile, time_s=self.time_s)
+        return self.found[given]
+
+
+def traced(run: Run, shape: RunShape, builds: Builds) -> Peak:
     """Build a run's own layout with Megatron-LM's code.
 
     Raises:
@@ -63,7 +96,7 @@ def traced(run: Run, shape: RunShape, time_s: float) -> Peak:
     plan = Plan(
         plan_id=run.run_id, rank=1, config=shape.configuration, prediction=prediction, objective_s=0.0
     )
-    found = verify(plan, problem, LAUNCHER, profile=profile, time_s=time_s)
+    found = builds.of(plan, problem, profile)
     stages = stage_peaks(found)
     if not stages:
         raise PlannerError("; ".join(found.reasons) or found.verdict)
@@ -109,14 +142,15 @@ def main() -> None:
     """Trace and print."""
     parser = argparse.ArgumentParser(description="Measured, priced and traced peaks of memory.")
     parser.add_argument("--every", type=int, default=1, help="only every so many-th run")
+    parser.add_argument("--only", default="", help="runs whose id matches this pattern")
     parser.add_argument("--time-limit", type=float, default=300.0, help="of each launcher's process")
     asked = parser.parse_args()
-    peaks, reasons = [], Counter[str]()
-    for run in chosen(read_runs(CATALOG_RUNS), asked.every):
+    peaks, reasons, builds = [], Counter[str](), Builds(asked.time_limit)
+    for run in chosen(read_runs(CATALOG_RUNS), asked.every, asked.only):
         if run.shape is None:
             continue
         try:
-            one = traced(run, run.shape, asked.time_limit)
+            one = traced(run, run.shape, builds)
         except PlannerError as fault:
             reasons[re.sub(r"\d+", "…", str(fault).partition(":")[0])[:80]] += 1
             print(run.run_id, str(fault)[:200], file=sys.stderr, flush=True)
