@@ -32,6 +32,7 @@ class Capabilities:
     expert_parallel: bool
     source: str
     standalone_stages: bool = False  # the embedding, and the head with the loss, without a layer
+    standalone_prediction: bool = False  # and multi-token prediction between the layers and the head
     recompute_per_stage: bool = False  # a count of its own for every stage
     expert_tensor_parallel: bool = False  # experts split otherwise than attention
     hybrid_sharding: bool = False  # shard sets smaller than the data-parallel group, from ZeRO 1 on
@@ -77,6 +78,11 @@ class Capabilities:
     constraints: tuple[
         str, ...
     ] = ()  # expressions of ``meshwright.solver.space.expressions`` that every plan satisfies
+
+    def alone(self, model: ModelSpec) -> tuple[int, int]:
+        """Stages without a layer at the beginning and at the end of a pipeline of a model, at most."""
+        prediction = self.standalone_prediction and model.num_mtp_layers > 0
+        return (1, 1 + prediction) if self.standalone_stages else (0, 0)
 
 
 @cache

@@ -415,7 +415,7 @@ def _split_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         return
     if sum(split) != problem.model.num_layers:
         yield f"stage_layers holds {sum(split)} layers, the model has {problem.model.num_layers}"
-    if not holds_layers(split, standalone=launcher_capabilities(problem.launcher).standalone_stages):
+    if not holds_layers(split, launcher_capabilities(problem.launcher).alone(problem.model)):
         yield "stage_layers has a chunk without a layer"
     if vpp > 1 and pp == 1:
         yield "virtual_pipeline_size > 1 needs pipeline stages"

@@ -259,19 +259,41 @@ class Configuration:
         return self.stage_layers[stage::pp]
 
 
-def holds_layers(split: Sequence[int], *, standalone: bool) -> bool:
-    """Whether every chunk holds a layer.
+Alone = tuple[int, int]  # chunks without a layer that a split may begin and end with
 
-    Where ``standalone``, the first of several chunks may hold the embedding alone, the last one the head.
+
+def holds_layers(split: Sequence[int], alone: Alone) -> bool:
+    """Whether every chunk holds a layer but those that hold an end of the model alone.
+
+    That is the embedding at the beginning, the head at the end, and the prediction layers before it.
     """
-    inner = split[1:-1] if standalone and len(split) > 1 else split
-    return min(inner, default=1) >= 1 and min(split, default=0) >= 0
+    first = next((at for at, count in enumerate(split) if count), 0)
+    last = next((at for at, count in enumerate(reversed(split)) if count), 0)
+    inner = split[min(first, alone[0]) : len(split) - min(last, alone[1])]
+    return min(inner, default=1) >= 1
 
 
-def chunk_sizes(standalone: bool) -> str:
+def predicts_alone(split: Sequence[int]) -> bool:
+    """Whether the last two chunks have no layers: of the prediction layers, and of the head."""
+    return len(split) > 2 and not (split[-1] or split[-2])  # noqa: PLR2004 - layers stand before them
+
+
+def counted(split: Sequence[int], *, ends: bool, prediction: bool) -> tuple[int, ...]:
+    """A split that counts the ends of the model, each as one more layer, or the prediction layers."""
+    found = list(split)
+    if ends:
+        found[0] += 1
+        found[-1] += 1
+    if prediction:
+        found[-2 if predicts_alone(split) else -1] += 1
+    return tuple(found)
+
+
+def chunk_sizes(alone: Alone) -> str:
     """What ``holds_layers`` asks of a split, in words."""
     every = "one layer or more in every chunk"
-    return f"{every}; the first and the last of several may have none" if standalone else every
+    also = ", the last but one too where the last has none (prediction layers)" if alone[1] > 1 else ""
+    return f"{every}; the first and the last of several may have none{also}" if any(alone) else every
 
 
 VARIABLES: Mapping[str, Variable] = {

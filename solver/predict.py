@@ -29,6 +29,7 @@ from meshwright.solver.cost.memory import memory_limit_bytes as limit_of
 from meshwright.solver.cost.memory import out_of_memory_probability
 from meshwright.solver.cost.pipelines import (
     Fleet,
+    LaidOut,
     PlacedPipeline,
     alike,
     causes_s,
@@ -75,17 +76,20 @@ def _priced(problem: Problem, profile: Profile, configurations: Sequence[Configu
     """Price and assemble every configuration."""
     layout = LayerLayout.of(problem.model)
     columns = Columns.of(configurations)
-    moved = moved_prices(problem, columns, profile) if profile.residual is None else None  # all at once
-    prices = price(problem, columns, profile) if moved is None else moved.take(slice(len(columns)))
-    splits, replayed = padded(configurations), replayed_layers(configurations, columns)
+    laid = LaidOut.of(problem, configurations)
+    moved = moved_prices(laid.problem, columns, profile) if profile.residual is None else None  # at once
+    whole = price(laid.problem, columns, profile) if moved is None else moved.take(slice(len(columns)))
+    prices, replayed = laid.prices(whole), replayed_layers(configurations, columns)
     return _Priced(
         layout=layout,
         columns=columns,
         prices=prices,
-        chunks=chunks_of(columns, layout, splits, replayed),
-        stages=assemble(prices, columns, layout, splits, replayed),
+        chunks=chunks_of(columns, laid.layout, laid.splits, replayed),
+        stages=assemble(prices, columns, laid.layout, laid.splits, replayed),
         phi=fill_share(columns),
-        log_time_sigma=log_time_sigma(problem, columns, splits, profile, replayed, moved=moved),
+        log_time_sigma=log_time_sigma(
+            problem, columns, padded(configurations), profile, replayed, moved=moved
+        ),
         layers_timed=_layers_timed(problem, columns, profile, layout),
         extrapolated=extrapolated(problem, columns, profile),
     )

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from meshwright.profiles.adapters import ATTENTION_TARGETS, BasePrecision, adapter_parameters
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import ClusterSpec, Reliability
 from meshwright.profiles.errors import InternalError
 from meshwright.profiles.frameworks import OPTION_NUMBERS
@@ -176,9 +177,14 @@ class Problem:
         return self.options.standalone_stages or 0 in self.options.stage_layers
 
     @property
+    def counts_prediction(self) -> bool:
+        """Whether they count the prediction layers too, which may stand alone before a head alone."""
+        return self.counts_ends and launcher_capabilities(self.launcher).alone(self.model)[1] > 1
+
+    @property
     def most_chunks(self) -> int:
         """Chunks that the layers, and the ends where they count, are split into at most."""
-        return self.model.num_layers + (2 if self.counts_ends else 0)
+        return self.model.num_layers + (2 if self.counts_ends else 0) + self.counts_prediction
 
     @property
     def priced_as(self) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.model import ModelSpec
-from meshwright.solver.configuration import BoolArray, Columns, Configuration, IntArray
+from meshwright.solver.configuration import BoolArray, Columns, Configuration, IntArray, counted
 from meshwright.solver.problem import Problem
 
 Split = tuple[int, ...]
@@ -126,7 +126,7 @@ class Prescribed:
         own = launcher_capabilities(problem.launcher).balances_stages
         asked = problem.options.stage_layers
         if asked and problem.counts_ends:
-            asked = tuple(count + (at == 0) + (at == len(asked) - 1) for at, count in enumerate(asked))
+            asked = counted(asked, ends=True, prediction=problem.counts_prediction)
         return cls(asked=asked, balanced=problem.model if own else None)
 
     def __bool__(self) -> bool:

@@ -16,7 +16,7 @@ from meshwright.profiles.errors import FieldError
 from meshwright.service.launchers.megatron_flags import FIRST_FSDP_STAGE, facts
 from meshwright.service.launchers.rules import Rule, fault, grouped_alike, near_divisors, near_multiples
 from meshwright.service.launchers.target import Target
-from meshwright.solver.configuration import SIZES
+from meshwright.solver.configuration import SIZES, predicts_alone
 from meshwright.solver.schedules.schedule import ANY_COUNT
 
 MAX_SHARDED_STAGE = 3
@@ -108,9 +108,11 @@ def split_has_every_layer(target: Target) -> Iterator[FieldError]:
 
 
 def no_stage_is_empty(target: Target) -> Iterator[FieldError]:
-    """Every chunk has a layer, the embedding or the loss (an empty layout stage passes every parser)."""
+    """Every chunk has a layer or an end of the model (an empty layout stage passes every parser)."""
     split = target.config.stage_layers
     ends = {0, len(split) - 1} if len(split) > 1 else set()
+    if target.model.num_mtp_layers and predicts_alone(split):
+        ends.add(len(split) - 2)
     for stage, layers in enumerate(split):
         if layers < (stage not in ends):
             yield fault(f"stage_layers/{stage}", f"{layers} layers", allowed="1 or more", nearest=1)

@@ -13,7 +13,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.service.launchers.export import Variable
 from meshwright.service.launchers.target import Target
-from meshwright.solver.configuration import HIERARCHICAL, Columns, Configuration
+from meshwright.solver.configuration import HIERARCHICAL, Columns, Configuration, predicts_alone
 from meshwright.solver.cost.context import experts_overlap
 
 # --------------------------------------------------------------------------------------------------
@@ -142,11 +142,12 @@ def is_even(stage_layers: Sequence[int]) -> bool:
 def layout(stage_layers: Sequence[int], num_mtp_layers: int = 0) -> str:
     """The layout string of ``stage_layers`` (pp * vpp entries, model order): ``Et*7|t*9|t*9|t*7L``.
 
-    Multi-token-prediction layers stand before the loss, in the last stage.
+    Multi-token-prediction layers stand before the loss, in the last stage or in one of their own.
     """
     stages = [_repeated("t", count) for count in stage_layers]
     stages[0] = "E" + stages[0]
-    stages[-1] += _repeated("m", num_mtp_layers) + "L"
+    stages[-2 if predicts_alone(stage_layers) else -1] += _repeated("m", num_mtp_layers)
+    stages[-1] += "L"
     return "|".join(stages)
 
 

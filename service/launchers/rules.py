@@ -228,8 +228,8 @@ def _stage_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
     own = launcher_split(target.problem, config)
     if len(set(split)) > 1 and not able.uneven_stages:
         yield fault("stage_layers", f"{able.launcher} has no stages of different size")
-    elif not holds_layers(split, standalone=able.standalone_stages):
-        yield fault("stage_layers", "a chunk without a layer", allowed=chunk_sizes(able.standalone_stages))
+    elif not holds_layers(split, alone := able.alone(target.model)):
+        yield fault("stage_layers", "a chunk without a layer", allowed=chunk_sizes(alone))
     elif own is None:
         yield fault(
             "pipeline_parallel_size",

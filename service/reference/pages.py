@@ -510,18 +510,24 @@ def _who_can(can: Mapping[str, Collection[str]], words: Sequence[str]) -> list[s
 
 def _standalone_section() -> str:
     """Stages without a layer, for the embedding and the head."""
-    able = {name: launcher_capabilities(name).standalone_stages for name in launcher_names()}
+    able = {name: launcher_capabilities(name) for name in launcher_names()}
+    rows = {
+        "the embedding, the head": [one.standalone_stages for one in able.values()],
+        "prediction layers": [one.standalone_prediction for one in able.values()],
+    }
     return "\n".join([
         "## `standalone_stages` {#standalone}", "",
         "The embedding may have the model's first chunk to itself, and the head (with loss and prediction",
-        "layers) its last one: `stage_layers` then begins or ends with 0. Such splits are searched beside",
-        "the others where `standalone_stages` is allowed (`switches` does not mean it), for pipelines that",
-        "recompute no layers or all of them; where a rank holds several chunks,",
+        "layers) its last one: `stage_layers` then begins or ends with 0. It ends with 0, 0 where layers",
+        "of multi-token prediction have the chunk before that (`…|m|L` of Megatron's layout). Such splits",
+        "are searched beside the others where `standalone_stages` is allowed (`switches` does not mean",
+        "it), for pipelines that recompute no layers or all of them; where a rank holds several chunks,",
         "[some alone](../how-the-search-works.md#what-is-decided), so that a better one may exist.",
         "A pinned split may begin or end with 0 anyway.", "",
-        f"| {' | '.join(able)} |",
-        "|" + "---|" * len(able),
-        f"| {' | '.join('yes' if one else '–' for one in able.values())} |", "",
+        f"| | {' | '.join(able)} |",
+        "|---" * (len(able) + 1) + "|",
+        *(f"| {name} | {' | '.join('yes' if one else '–' for one in row)} |" for name, row in rows.items()),
+        "",
     ])  # fmt: skip
 
 

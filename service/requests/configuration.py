@@ -377,13 +377,13 @@ def _misfits(configuration: Configuration, problem: Problem) -> Iterator[FieldEr
         )
     if sequences != batch:
         yield _unshared(configuration, batch)
-    standalone = launcher_capabilities(problem.launcher).standalone_stages
-    if len(split) != chunks or sum(split) != layers or not holds_layers(split, standalone=standalone):
+    alone = launcher_capabilities(problem.launcher).alone(problem.model)
+    if len(split) != chunks or sum(split) != layers or not holds_layers(split, alone):
         yield FieldError(
             pointer=pointer("configuration", "stage_layers"),
             message=f"{len(split)} chunks with {sum(split)} layers, "
             f"but {chunks} chunks share {layers} layers",
-            allowed=chunk_sizes(standalone),
+            allowed=chunk_sizes(alone),
         )
 
 

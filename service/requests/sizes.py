@@ -52,10 +52,10 @@ def _split(problem: Problem) -> Iterator[FieldError]:
     """A pinned split holds every layer of the model once, and at least one in each chunk but its ends."""
     split, layers = problem.options.stage_layers, problem.model.num_layers
     at = pointer("search", "pin", "stage_layers")
-    standalone = launcher_capabilities(problem.launcher).standalone_stages
-    if split and (sum(split) != layers or not holds_layers(split, standalone=standalone)):
+    alone = launcher_capabilities(problem.launcher).alone(problem.model)
+    if split and (sum(split) != layers or not holds_layers(split, alone)):
         message = f"{len(split)} chunks with {sum(split)} layers, but the model has {layers}"
-        yield FieldError(pointer=at, message=message, allowed=chunk_sizes(standalone))
+        yield FieldError(pointer=at, message=message, allowed=chunk_sizes(alone))
     elif split:
         yield from _launchers_own(problem, at)
 

@@ -86,14 +86,23 @@ def output_weights(ctx: Context) -> Weights:
 
 def head_weights(ctx: Context) -> Weights:
     """The weights of the output and the multi-token-prediction layers."""
-    model, own = ctx.model, output_weights(ctx)
-    if not model.num_mtp_layers:
-        return own
+    own = output_weights(ctx)
+    return own + prediction_weights(ctx) if ctx.model.num_mtp_layers else own
+
+
+def prediction_weights(ctx: Context) -> Weights:
+    """Those of the multi-token-prediction layers, of which the model has one or more."""
+    model = ctx.model
     layer = layer_weights(ctx, model.mtp_kind)
     matrix = 2.0 * model.hidden_size**2
     project = matrix / ctx.t + (model.mtp_extra_parameters() - matrix)  # norms are whole
     depth = float(model.num_mtp_layers)
-    return own + Weights(dense=depth * (layer.dense + project), routed=depth * layer.routed)
+    return Weights(dense=depth * (layer.dense + project), routed=depth * layer.routed)
+
+
+def prediction_copies(ctx: Context) -> FloatArray:
+    """Of the weights that ``copied_embedding`` counts, those of the prediction layers, shape (n,)."""
+    return copied_embedding(ctx) / (1.0 + ctx.model.tied_embeddings)
 
 
 def part_weights(ctx: Context, kinds: Sequence[LayerKind]) -> list[Weights]:

@@ -17,7 +17,14 @@ from meshwright.profiles.collectives.collectives import Fabric, Group, all_reduc
 from meshwright.profiles.frameworks import with_options
 from meshwright.profiles.profile import Profile
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray
+from meshwright.solver.configuration import (
+    Columns,
+    Configuration,
+    FloatArray,
+    IntArray,
+    counted,
+    predicts_alone,
+)
 from meshwright.solver.cost.communication import sent_bytes
 from meshwright.solver.cost.context import context_of
 from meshwright.solver.cost.memory import memory_budget_bytes
@@ -48,6 +55,32 @@ def padded(configurations: Sequence[Configuration]) -> IntArray:
     width = max(len(c.stage_layers) for c in configurations)
     rows = [(*c.stage_layers, *([0] * (width - len(c.stage_layers)))) for c in configurations]
     return np.array(rows, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaidOut:
+    """How configurations are priced and added up: by layers, or by the prediction layers beside them."""
+
+    problem: Problem  # that ``price`` takes
+    layout: LayerLayout
+    splits: IntArray  # (n, C), of what the layout counts
+
+    @classmethod
+    def of(cls, problem: Problem, configurations: Sequence[Configuration]) -> LaidOut:
+        """Prediction layers are counted where some configuration has a stage for them."""
+        layout, splits = LayerLayout.of(problem.model), padded(configurations)
+        apart = problem.model.num_mtp_layers > 0
+        if not (apart and any(predicts_alone(one.stage_layers) for one in configurations)):
+            return cls(problem=problem, layout=layout, splits=splits)
+        for row, one in enumerate(configurations):
+            own = counted(one.stage_layers, ends=False, prediction=True)
+            splits[row, : len(own)] = own
+        asked = replace(problem, options=replace(problem.options, standalone_stages=True))
+        return cls(problem=asked, layout=layout.with_prediction(), splits=splits)
+
+    def prices(self, prices: RowPrices) -> RowPrices:
+        """Prices of the problem by what the layout counts."""
+        return prices.with_prediction() if self.layout.counts_prediction else prices
 
 
 def replayed_layers(configurations: Sequence[Configuration], columns: Columns) -> IntArray | None:
@@ -444,15 +477,15 @@ class Assembled:
     @classmethod
     def of(cls, problem: Problem, profile: Profile, configurations: Sequence[Configuration]) -> Assembled:
         """Price and add up; there is at least one configuration."""
-        columns, splits = Columns.of(configurations), padded(configurations)
-        layout, prices = LayerLayout.of(problem.model), price(problem, columns, profile)
+        columns, laid = Columns.of(configurations), LaidOut.of(problem, configurations)
+        prices = laid.prices(price(laid.problem, columns, profile))
         replayed = replayed_layers(configurations, columns)
         return cls(
             columns=columns,
-            layout=layout,
+            layout=laid.layout,
             prices=prices,
-            chunks=chunks_of(columns, layout, splits, replayed),
-            stages=assemble(prices, columns, layout, splits, replayed),
+            chunks=chunks_of(columns, laid.layout, laid.splits, replayed),
+            stages=assemble(prices, columns, laid.layout, laid.splits, replayed),
         )
 
     def objective_s(self) -> FloatArray:

@@ -42,7 +42,7 @@ from meshwright.solver.cost.compute import (
     shared_expert_gemms,
 )
 from meshwright.solver.cost.context import SHARD_WEIGHTS, Context, context_of, paired_passes
-from meshwright.solver.cost.memory import memory_prices, spilled_s
+from meshwright.solver.cost.memory import memory_prices, prediction_bytes, spilled_s
 from meshwright.solver.cost.parameters import (
     Weights,
     adapter_gemms,
@@ -50,6 +50,8 @@ from meshwright.solver.cost.parameters import (
     layer_weights,
     output_weights,
     part_weights,
+    prediction_copies,
+    prediction_weights,
     quantized_weights,
     trained_parts,
     trained_weights,
@@ -360,11 +362,43 @@ def _head_price(ctx: Context, layer: PartPrice) -> PartPrice:
     one, pair, own = compute, tensor, output_weights(ctx)
     compute = compute + beyond_price(ctx, "head", timed_together(ctx, compute, tensor))
     for _ in range(depth):
-        h = ctx.model.hidden_size
-        project = Gemm(m=ctx.tokens, n=h / ctx.t, k=2.0 * h)
-        compute = compute + one + gemm_seconds(ctx, [project], ctx.linear_precision)
+        compute = compute + one + _projection_seconds(ctx)
         tensor = tensor + pair
     return _end_price(ctx, compute, tensor, own=own, layers=[layer] * depth, floor_s=head_floor_s(ctx))
+
+
+def _projection_seconds(ctx: Context) -> PassSeconds:
+    """A prediction layer's product of a hidden state beside the next token's embedding."""
+    h = ctx.model.hidden_size
+    return gemm_seconds(ctx, [Gemm(m=ctx.tokens, n=h / ctx.t, k=2.0 * h)], ctx.linear_precision)
+
+
+def _prediction_prices(ctx: Context) -> dict[str, FloatArray]:
+    """``RowPrices.prediction``: what leaves the head with the prediction layers, of which there are some.
+
+    Their logits and losses stay with the head's, which gets their hidden states beside its own
+    (Megatron-Core 0.19.2 ``gpt_model.py _postprocess``); the copy of the embedding goes with them. That
+    the transfer between the two carries more is not priced: it is the same for every chunk of a row.
+    """
+    copies, depth = prediction_copies(ctx), ctx.model.num_mtp_layers
+    layer, project = _layer_price(ctx, ctx.model.mtp_kind), _nothing(ctx)
+    for _ in range(depth):
+        project = project + _projection_seconds(ctx)
+    own = Weights(dense=copies, routed=np.zeros_like(ctx.t))
+    part = _end_price(ctx, project, _nothing(ctx), own=own, layers=[layer] * depth)
+    weights = own + prediction_weights(ctx)
+    trained = trained_weights(ctx, weights, None)
+    tail = tail_of(ctx, [trained], [part.passes], [0.0])
+    exchange = tail.data_parallel[0] + copies_s(ctx) / (1.0 + ctx.model.tied_embeddings)
+    return {
+        "forward_s": part.passes.forward,
+        "backward_s": part.passes.backward,
+        "tail_s": exchange + tail.optimizer[0],
+        **prediction_bytes(ctx, weights, trained),
+        **part.causes,
+        "data_parallel of the tail": exchange,
+        "optimizer of the tail": tail.optimizer[0],
+    }
 
 
 def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
@@ -373,7 +407,7 @@ def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
     compute = compute + beyond_price(ctx, "embedding", timed_together(ctx, compute, tensor))
     first = _end_price(ctx, compute, tensor, own=embedding_weights(ctx), layers=[])
     layers = {kind: _layer_price(ctx, kind) for kind in layout.kinds}
-    kind: LayerKind = "moe" if ctx.model.moe else "dense"  # of layers that predict further tokens
+    kind = ctx.model.mtp_kind
     again = layers[kind] if kind in layers else _layer_price(ctx, kind)
     return [*layers.values(), first, _head_price(ctx, again)]
 
@@ -413,6 +447,9 @@ def price_memory(problem: Problem, columns: Columns, profile: Profile) -> RowPri
     weights = part_weights(ctx, layout.kinds)
     memory = memory_prices(ctx, layout, weights, trained_parts(ctx, layout.kinds, weights))
     prices = RowPrices.partly(len(columns), len(weights), memory)
+    if problem.counts_prediction:
+        own = Weights(dense=prediction_copies(ctx), routed=np.zeros_like(ctx.t)) + prediction_weights(ctx)
+        prices = replace(prices, prediction=prediction_bytes(ctx, own, trained_weights(ctx, own, None)))
     return with_residuals(prices, problem, columns, profile)
 
 
@@ -492,6 +529,7 @@ def price_unsharded(problem: Problem, columns: Columns, profile: Profile) -> Row
     few, of_row = _passes_of(ctx, problem, profile)
     layout = LayerLayout.of(problem.model)
     parts = _part_prices(few, layout)
+    apart = _prediction_prices(few) if problem.counts_prediction else {}
     known = {
         **{name: seconds.take(of_row, axis=0) for name, seconds in _pass_prices(parts).items()},
         "weight_gradient_s": weight_gradients_s(ctx, layout.kinds),
@@ -501,7 +539,8 @@ def price_unsharded(problem: Problem, columns: Columns, profile: Profile) -> Row
         "straggler": profile.time_factor * straggler_share(columns, profile),
     }
     prices = RowPrices.partly(len(columns), len(parts), known)
-    return with_residuals(prices, problem, columns, profile)
+    times = {name: apart[name].take(of_row) for name in ("forward_s", "backward_s") if apart}
+    return with_residuals(replace(prices, prediction=times), problem, columns, profile)
 
 
 def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
@@ -526,6 +565,7 @@ def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
         fixed_s=fixed_s(ctx),
         straggler=profile.time_factor * straggler_share(columns, profile),
         **memory_prices(ctx, layout, weights, trained),
+        prediction=_prediction_prices(ctx) if problem.counts_prediction else {},
         breakdown_s={name: columns_of([part.causes[name] for part in parts]) for name in _causes(ctx)},
         tail_breakdown_s={
             "data_parallel": columns_of(tail.data_parallel),

@@ -102,5 +102,8 @@ def with_residuals(prices: RowPrices, problem: Problem, columns: Columns, profil
     if profile.memory_residual is not None:
         factor = np.exp(profile.memory_residual.log_factor(points))
         scaled = {name: (getattr(prices, name).T * factor).T for name in _BYTES}
-        prices = replace(prices, **scaled)
+        apart = {
+            name: each * factor if name in _BYTES else each for name, each in prices.prediction.items()
+        }
+        prices = replace(prices, **scaled, prediction=apart)
     return prices

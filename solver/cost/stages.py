@@ -10,7 +10,7 @@ recomputed ones.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, reduce
 from typing import TypeVar
 
@@ -43,15 +43,16 @@ class LayerLayout:
     kinds: tuple[LayerKind, ...]  # the K kinds that occur
     cumulative: IntArray  # (L + 1, K): layers of each kind among the first l
     counts_ends: bool = False  # splits count the embedding and the head too: layers of two more kinds
+    counts_prediction: bool = False  # and the prediction layers, all of them as one layer of one more kind
 
     @property
     def num_layers(self) -> int:
-        """L; two more where splits count the ends."""
+        """L, and what else splits count."""
         return len(self.cumulative) - 1
 
     @property
     def num_kinds(self) -> int:
-        """K; two more where splits count the ends."""
+        """K, and those of what else splits count."""
         return int(self.cumulative.shape[1])
 
     @classmethod
@@ -64,7 +65,7 @@ class LayerLayout:
 
         A chunk then holds one of these at least, not a layer: either end may have a stage of its own.
         """
-        layers, kinds = self.num_layers, len(self.kinds)
+        layers, kinds = self.num_layers, self.num_kinds
         cumulative = np.zeros((layers + 3, kinds + 2), dtype=np.int64)
         cumulative[1:-1, :kinds], cumulative[-1, :kinds] = self.cumulative, self.cumulative[-1]
         cumulative[1:, kinds], cumulative[-1, kinds + 1] = 1, 1
@@ -74,14 +75,36 @@ class LayerLayout:
         """``with_ends`` undone."""
         return replace(self, cumulative=self.cumulative[1:-1, :-2], counts_ends=False)
 
-    def layers_of(self, split: Sequence[int]) -> tuple[int, ...]:
-        """The layers of each chunk of a split, without the ends that it may count."""
-        if not self.counts_ends:
-            return tuple(split)
+    def with_prediction(self) -> LayerLayout:
+        """The same with the prediction layers as one more layer behind all, of a kind of its own."""
+        layers, kinds = self.num_layers, self.num_kinds
+        cumulative = np.zeros((layers + 2, kinds + 1), dtype=np.int64)
+        cumulative[:-1, :kinds], cumulative[-1, :kinds] = self.cumulative, self.cumulative[-1]
+        cumulative[-1, kinds] = 1
+        return replace(self, cumulative=cumulative, counts_prediction=True)
+
+    def without_end_counts(self, split: Sequence[int]) -> tuple[int, ...]:
+        """What each chunk of a split holds beside the ends that it may count."""
         layers = list(split)
-        layers[0] -= 1
-        layers[-1] -= 1
+        if self.counts_ends:
+            layers[0] -= 1
+            layers[-1] -= 1
         return tuple(layers)
+
+    def layers_of(self, split: Sequence[int]) -> tuple[int, ...]:
+        """The layers of each chunk of a split, without what else it counts."""
+        layers = list(self.without_end_counts(split))
+        if self.counts_prediction:
+            layers[-1 if layers[-1] else -2] -= 1
+        return tuple(layers)
+
+    @property
+    def behind_prediction(self) -> int:
+        """The boundary behind the prediction layers; 0 where splits do not count them.
+
+        A chunk that ends there, before the head, holds nothing else.
+        """
+        return (self.num_layers - self.counts_ends) * self.counts_prediction
 
 
 @lru_cache(maxsize=64)
@@ -128,6 +151,9 @@ class RowPrices:
     buffer_bytes: FloatArray  # communication and bucket buffers of a rank
     context_bytes: FloatArray  # driver context, libraries: outside the framework's allocator
     reserve: FloatArray  # >= 1; allocator's reserved over allocated bytes
+    # Of the head part, what prediction layers take that stand on another stage, shape (n,) each: by the
+    # names of prices by part and of causes; empty where they stand with the head.
+    prediction: dict[str, FloatArray] = field(default_factory=dict)
     # Breakdown of forward_s + backward_s by cause, shape (n, P) each; sums to their sum
     breakdown_s: dict[str, FloatArray]  # compute, tensor_parallel, context_parallel, …
     tail_breakdown_s: dict[str, FloatArray]  # data_parallel, optimizer; sums to tail_s
@@ -142,7 +168,7 @@ class RowPrices:
         one, each = np.zeros(rows), np.zeros((rows, num_parts))
         others = {name: each if name in _BY_PART else one for name in _ARRAYS}
         ones = {"straggler": np.ones(rows), "reserve": np.ones(rows)}
-        return cls(**{**others, **ones, **known}, breakdown_s={}, tail_breakdown_s={})
+        return cls(**{**others, **ones, **known}, prediction={}, breakdown_s={}, tail_breakdown_s={})
 
     @classmethod
     def concatenate(cls, parts: Sequence[RowPrices]) -> RowPrices:
@@ -150,7 +176,12 @@ class RowPrices:
         if len(parts) == 1:
             return replace(parts[0], breakdown_s={}, tail_breakdown_s={})
         arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
-        return cls(**arrays, breakdown_s={}, tail_breakdown_s={})
+        apart = {
+            name: np.concatenate([part.prediction[name] for part in parts])
+            for name in _BY_PART
+            if all(name in part.prediction for part in parts)
+        }
+        return cls(**arrays, prediction=apart, breakdown_s={}, tail_breakdown_s={})
 
     def take(self, index: IntArray | BoolArray | slice) -> RowPrices:
         """The rows at ``index``, in that order."""
@@ -159,8 +190,31 @@ class RowPrices:
         picked = {name: _at(getattr(self, name), index) for name in _ARRAYS}
         return RowPrices(
             **picked,
+            prediction={name: _at(value, index) for name, value in self.prediction.items()},
             breakdown_s={name: _at(value, index) for name, value in self.breakdown_s.items()},
             tail_breakdown_s={name: _at(value, index) for name, value in self.tail_breakdown_s.items()},
+        )
+
+    def with_prediction(self) -> RowPrices:
+        """The same for a layout that counts the prediction layers: they are a kind, and leave the head."""
+
+        def moved(values: FloatArray, name: str) -> FloatArray:
+            own = self.prediction.get(name, np.zeros(len(self)))
+            found = np.insert(values, -2, own, axis=1)
+            found[:, -1] = np.maximum(found[:, -1] - own, 0.0)
+            return found
+
+        added = {name: moved(getattr(self, name), name) for name in _BY_PART}
+        added["checkpoint_bytes"][:, -3:] = added["activation_bytes"][:, -3:]  # nothing replays them
+        added["checkpoint_bytes"][:, -2:] = 0.0
+        return replace(
+            self,
+            **added,
+            prediction={},
+            breakdown_s={name: moved(value, name) for name, value in self.breakdown_s.items()},
+            tail_breakdown_s={
+                name: moved(value, f"{name} of the tail") for name, value in self.tail_breakdown_s.items()
+            },
         )
 
     def with_ends(self) -> RowPrices:
@@ -170,13 +224,13 @@ class RowPrices:
         """
         added = {name: np.pad(getattr(self, name), ((0, 0), (0, 2))) for name in _BY_PART}
         added["checkpoint_bytes"][:, -4:-2] = self.activation_bytes[:, -2:]
-        return replace(self, **added, breakdown_s={}, tail_breakdown_s={})
+        return replace(self, **added, prediction={}, breakdown_s={}, tail_breakdown_s={})
 
     def without_ends(self) -> RowPrices:
         """``with_ends`` undone."""
         left = {name: getattr(self, name)[:, :-2].copy() for name in _BY_PART}
         left["checkpoint_bytes"][:, -2:] = 0.0
-        return replace(self, **left)
+        return replace(self, **left, prediction={})
 
     @property
     def state_bytes(self) -> FloatArray:
@@ -184,7 +238,9 @@ class RowPrices:
         return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
 
 
-_ARRAYS = tuple(f.name for f in fields(RowPrices) if not f.name.endswith("breakdown_s"))
+_ARRAYS = tuple(
+    f.name for f in fields(RowPrices) if f.name != "prediction" and not f.name.endswith("breakdown_s")
+)
 _BY_PART = (
     "forward_s", "backward_s", "replay_s", "weight_gradient_s", "tail_s",
     "weights_bytes", "gradients_bytes", "optimizer_bytes", "activation_bytes", "checkpoint_bytes",

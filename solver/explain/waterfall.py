@@ -185,9 +185,12 @@ def _inside(problem: Problem, profile: Profile, found: Assembled) -> dict[str, F
     parts, replayed = found.chunks.parts.sum(axis=1), found.chunks.replayed.sum(axis=1)
 
     def mean(value: FloatArray, counts: FloatArray = parts) -> FloatArray:
+        if value.shape[1] < counts.shape[1]:  # of prices in which prediction layers are with the head
+            counts = np.delete(counts, -3, axis=1)
         return np.asarray(m * (counts * value).sum(axis=1) / ranks)
 
-    work = work_of(problem, profile, c, prices)
+    with_head = price(problem, c, profile) if found.layout.counts_prediction else prices
+    work = work_of(problem, profile, c, with_head)
     causes = {name: mean(value) for name, value in prices.breakdown_s.items()}
     gemm, attention = mean(work.gemm_s), mean(work.attention_s)
     spilled = _offloaded(problem, profile, found, causes["rest"], mean)

@@ -155,12 +155,14 @@ def priced_rows(problem: Problem, profile: Profile, columns: Columns) -> Rows:
 
 def _laid_out(problem: Problem, prices: RowPrices) -> RowPrices:
     """Prices by what the splits of a problem count: layers, or the ends of the model too."""
+    prices = prices.with_prediction() if problem.counts_prediction else prices
     return prices.with_ends() if problem.counts_ends else prices
 
 
 def _rows(problem: Problem, profile: Profile, columns: Columns, prices: RowPrices) -> Rows:
     """Rows with these prices, which are laid out."""
     layout = LayerLayout.of(problem.model)
+    layout = layout.with_prediction() if problem.counts_prediction else layout
     return Rows(
         columns=columns,
         prices=prices,

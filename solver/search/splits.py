@@ -22,8 +22,8 @@ from itertools import pairwise, product
 import numpy as np
 
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import BoolArray, FloatArray, IntArray
-from meshwright.solver.cost.stages import objective_s, stage_bytes
+from meshwright.solver.configuration import BoolArray, FloatArray, IntArray, counted
+from meshwright.solver.cost.stages import LayerLayout, objective_s, stage_bytes
 from meshwright.solver.search.bounds import split_s
 from meshwright.solver.search.memory_limits import Caps, layer_caps, lightest_chunks
 from meshwright.solver.search.rows import RankCosts, Rows
@@ -146,39 +146,43 @@ _MOST_CUT = 4  # layers that the model's last chunk may lack, for head, loss and
 
 
 @lru_cache(maxsize=512)
-def offered(num_layers: int, chunks: int, smallest: int, *, counts_ends: bool = False) -> IntArray:
+def offered(num_layers: int, chunks: int, smallest: int, *, ends: bool = False, last: int = 0) -> IntArray:
     """Every split on offer into ``chunks`` chunks of at least ``smallest`` layers, (k, chunks).
 
-    ``counts_ends``: the embedding and the head are among the layers, and may each fill a chunk.
+    ``ends``: the embedding and the head are among the layers, and may each fill a chunk; so are prediction
+    layers if there is a boundary ``last`` behind them.
     """
-    if counts_ends:
-        return _with_ends(num_layers - 2, chunks)
+    if ends:
+        prediction = last > 0
+        return _with_ends(num_layers - 2 - prediction, chunks, prediction=prediction)
     found = [
-        split for first, last in product((0, 1), range(_MOST_CUT + 1))
-        for split in windows(num_layers, chunks, first=first, last=last, smallest=smallest, starts=_STARTS)
+        split for first, less in product((0, 1), range(_MOST_CUT + 1))
+        for split in windows(num_layers, chunks, first=first, last=less, smallest=smallest, starts=_STARTS)
     ]  # fmt: skip
     return np.unique(np.array(found, dtype=np.int64).reshape(-1, chunks), axis=0)
 
 
 def offered_to(rows: Rows, chunks: int, smallest: int) -> list[Split]:
     """Those of rows of one shape."""
-    ends = rows.layout.counts_ends
-    found = offered(rows.layout.num_layers, chunks, smallest, counts_ends=ends).tolist()
-    return [tuple(split) for split in found]
+    return [tuple(split) for split in _offered(rows.layout, chunks, smallest).tolist()]
 
 
-def _with_ends(num_layers: int, chunks: int) -> IntArray:
+def _offered(layout: LayerLayout, chunks: int, smallest: int) -> IntArray:
+    """The same of a layout, (k, chunks)."""
+    ends, last = layout.counts_ends, layout.behind_prediction
+    return offered(layout.num_layers, chunks, smallest, ends=ends, last=last)
+
+
+def _with_ends(num_layers: int, chunks: int, *, prediction: bool) -> IntArray:
     """The splits on offer of so many layers and the two ends of the model, (k, chunks)."""
     found = []
-    for first_alone, last_alone in product((0, 1), repeat=2):
+    for first_alone, last_alone in product((0, 1), range(2 + prediction)):
         inner = chunks - first_alone - last_alone
         cuts = product(range(2 - first_alone), range(1 if last_alone else _MOST_CUT + 1))
         for first, last in cuts if inner > 0 else ():
             for split in windows(num_layers, inner, first=first, last=last, smallest=1, starts=_STARTS):
                 sizes = [*[0] * first_alone, *split, *[0] * last_alone]
-                sizes[0] += 1
-                sizes[-1] += 1
-                found.append(sizes)
+                found.append(counted(sizes, ends=True, prediction=prediction))
     return np.unique(np.array(found, dtype=np.int64).reshape(-1, chunks), axis=0)
 
 
@@ -187,9 +191,9 @@ def best_offered(rows: Rows) -> list[Split | None]:
 
     Rows of as many ranks are priced together, whatever their chunks: sums by rank are quick then.
     """
-    found, ends = list[Split | None]([None] * len(rows)), rows.layout.counts_ends
+    found = list[Split | None]([None] * len(rows))
     shapes = zip((rows.p * rows.v).tolist(), rows.smallest_chunk.tolist(), strict=True)
-    splits = [offered(rows.layout.num_layers, *shape, counts_ends=ends) for shape in shapes]
+    splits = [_offered(rows.layout, *shape) for shape in shapes]
     able = np.array([row for row, own in enumerate(splits) if len(own)], dtype=np.int64)
     order = able[np.lexsort((rows.v[able], rows.p[able]))]
     for some in np.split(order, np.flatnonzero(np.diff(rows.p[order])) + 1):
@@ -371,7 +375,9 @@ class StageTables:
         edge = np.arange(self.num_layers + 1)
         starts = np.where(self.is_first, edge[:, None] == 0, edge[:, None] > 0)
         ends = np.where(self.is_last, edge[None, :] == self.num_layers, edge[None, :] < self.num_layers)
-        return np.asarray((self.size >= self.row.smallest_chunk[0]) & starts & ends)
+        behind = self.row.layout.behind_prediction
+        mixed = (edge[None, :] == behind) & (self.size > 1) & ~self.is_last & (behind > 0)
+        return np.asarray((self.size >= self.row.smallest_chunk[0]) & starts & ends & ~mixed)
 
     def _replayed_ends(self) -> IntArray:
         """Ends of the least replay that fits, (p, L + 1, L + 1), as ``Rows.replayed_layers`` counts it."""

@@ -243,7 +243,10 @@ def _standing_alone(random: Random, problem: Problem) -> Problem:
     if lacking_facts(launcher_capabilities(launcher), model):
         model = replace(model, moe=None)
     vocabulary = random.choice([model.vocab_size, 512_000])  # as heavy as several layers
-    problem = replace(problem, launcher=launcher, model=replace(model, vocab_size=vocabulary))
+    model = replace(model, vocab_size=vocabulary, num_mtp_layers=random.choice([0, 1]))
+    if lacking_facts(launcher_capabilities(launcher), model):
+        model = replace(model, num_mtp_layers=0)
+    problem = replace(problem, launcher=launcher, model=model)
     return _with(problem, allow=(*problem.options.allow, "standalone_stages"))
 
 

@@ -308,7 +308,8 @@ def splits(problem: Problem, pp: int, chunks: int, *, in_a_v: bool) -> Iterator[
         if chunks == 1 or len(set(split)) == 1 or (kinds == 1 and _alike(split, pp, in_a_v=in_a_v)):
             yield split
     if count > 1 and stand_alone(problem):
-        for first, last in ((0, 1), (1, 0), (1, 1)):
+        alone = 2 if problem.model.num_mtp_layers and problem.launcher != "torchtitan" else 1
+        for first, last in list(product((0, 1), range(alone + 1)))[1:]:  # prediction layers, then the head
             inner = _cut(layers, count - first - last) if first + last < count else ()
             yield from ((0,) * first + split + (0,) * last for split in inner)
 
@@ -321,8 +322,9 @@ def stand_alone(problem: Problem) -> bool:
 
 
 def most_chunks(problem: Problem) -> int:
-    """A layer each, beside a chunk for the embedding and one for the head."""
-    return problem.model.num_layers + 2 * stand_alone(problem)
+    """A layer each, beside a chunk for the embedding, one for the head and one for prediction layers."""
+    predicts = problem.model.num_mtp_layers > 0 and problem.launcher != "torchtitan"
+    return problem.model.num_layers + (2 + predicts) * stand_alone(problem)
 
 
 def _cut(layers: int, chunks: int) -> Iterator[tuple[int, ...]]:

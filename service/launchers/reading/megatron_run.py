@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -109,13 +109,24 @@ def _layout(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
         given.fault(name, f"has {len(split)} stages, which {pp} pipeline ranks do not share evenly")
     elif sum(split) != num_layers:
         given.fault(name, f"holds {sum(split)} layers, --num-layers is {num_layers}")
-    elif any("m" in stage for stage in stages[:-1]):
-        given.fault(name, "has multi-token prediction before the stage of the loss, which is not priced")
-    elif not holds_layers(split, standalone=True):
+    elif _misplaced(stages):
+        why = "has multi-token prediction neither beside the loss nor alone in the stage before: not priced"
+        given.fault(name, why, allowed="…m|L with no layer beside m or L, or …mL")
+    elif not holds_layers(split, (1, 1 + any("m" in stage for stage in stages[:-1]))):
         given.fault(name, "has a stage without a layer between the first and the last, which is not priced")
     else:
         return split
     return ()
+
+
+def _misplaced(stages: Sequence[str]) -> bool:
+    """Whether multi-token prediction stands where no split of layers says so.
+
+    Beside the loss it is part of the head; before that it fills a stage, and the loss the last one.
+    """
+    before, last = stages[:-1], stages[-1]
+    alone = bool(before) and set(before[-1]) == {"m"} and last == "L"
+    return any("m" in stage for stage in (before[:-1] if alone else before))
 
 
 def recompute_of(given: Given, split: tuple[int, ...]) -> tuple[str, int]:

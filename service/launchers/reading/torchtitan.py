@@ -235,7 +235,7 @@ def split_of(fields: Fields, model: ModelSpec, pp: int, schedule: str) -> tuple[
             _NAME,
             "tok_embeddings belongs to the first stage, norm and output to the last: others are not priced",
         )
-    elif not holds_layers([len(part) for part in layers], standalone=True):
+    elif not holds_layers([len(part) for part in layers], _ALONE):
         fields.fault(_NAME, "a stage without a layer between the first and the last is not priced")
     else:
         return tuple(len(part) for part in layers)
@@ -277,12 +277,13 @@ def _own(fields: Fields, model: ModelSpec, pp: int, schedule: str) -> tuple[int,
             fields.fault(_LESS.format(name), message, allowed=f"0 to {most}", nearest=most)
         split[end] -= weight
     fields.note(f"no list of modules: torchtitan splits the layers {' '.join(map(str, split))}")
-    if not holds_layers(split, standalone=True):
+    if not holds_layers(split, _ALONE):
         fields.fault("parallelism.pipeline_parallel_degree", "leaves a stage without a layer: not priced")
     fields.stop()
     return tuple(split)
 
 
+_ALONE = (1, 1)  # the embedding, and the head with what follows it
 _OWN = (
     "parallelism.tensor_parallel_degree", "training.local_batch_size", "training.seq_len",
     "job.dump_folder", "parallelism.data_parallel_shard_degree", "model.flavor",

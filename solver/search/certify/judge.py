@@ -169,7 +169,7 @@ class Judge:
             cumulative=layout.cumulative.T.tolist(),
             rows=[row_request(asked, at) for at in range(len(solved))],
             hint_row=solved.index(best),
-            hint_split=asked.layout.layers_of(best.split),
+            hint_split=asked.layout.without_end_counts(best.split),
             seed=self._options.seed,
             time_limit_s=max(watch.left_s, _POLL_S),
             deterministic_limit=_DETERMINISTIC_LIMIT,

@@ -49,6 +49,7 @@ class RowRequest:
     memory_layer: Sequence[Sequence[int]]  # by chunk, then kind
     memory_replay: Sequence[Sequence[int]]
     room: Sequence[int]  # by rank
+    prediction: bool = False  # the last layer are those of prediction: alone before a chunk without any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +99,7 @@ def row_request(rows: Rows, row: int) -> RowRequest:
         rank_of_chunk=rank_of_chunk(one.columns, p * v)[0].tolist(),
         smallest_chunk=int(one.smallest_chunk[0]),
         standalone=standalone,
+        prediction=one.layout.counts_prediction,
         replayed_layers=int(one.some_layers[0]),
         by_stage=own,
         splits=_offered(counted, p, v),
@@ -114,7 +116,7 @@ def row_request(rows: Rows, row: int) -> RowRequest:
 
 def _offered(one: Rows, p: int, v: int) -> list[list[int]] | None:
     """The splits of a row where the space offers some only."""
-    layers = one.layout.layers_of
+    layers = one.layout.without_end_counts
     if one.only_split:
         return [list(layers(split)) for split in one.only_split.splits(one.columns) if split is not None]
     if not one.uneven_stages:

@@ -146,6 +146,16 @@ def chunks_are_large_enough(decision: Decision) -> None:
             least = least_of_chunk(decision.request, i, chunk)
             model.add(bounds[chunk + 1] - bounds[chunk] >= least).only_enforce_if(literal)
         model.add(bounds[count] == decision.request.num_layers).only_enforce_if(literal)
+        if decision.request.rows[i].prediction and count > 1:
+            _prediction_is_alone(decision, literal, count)
+
+
+def _prediction_is_alone(decision: Decision, literal: cp_model.IntVar, count: int) -> None:
+    """Before a last chunk without a layer stands one with the prediction layers alone."""
+    before, begin, end = decision.bounds[count - 2 : count + 1]
+    alone = decision.model.new_bool_var("")
+    decision.model.add(end - begin >= 1).only_enforce_if(literal, ~alone)
+    decision.model.add(begin - before == 1).only_enforce_if(literal, alone)
 
 
 def chunks_of_a_rank_are_alike(decision: Decision) -> None:

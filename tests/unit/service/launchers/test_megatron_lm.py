@@ -77,6 +77,8 @@ def test_a_layout_names_embedding_layers_prediction_layers_and_loss_in_model_ord
     assert layout((7, 9, 9, 7)) == "Et*7|t*9|t*9|t*7L"
     assert layout((1, 2), num_mtp_layers=1) == "Et|t*2mL"
     assert layout((1, 1), num_mtp_layers=2) == "Et|tm*2L"
+    assert layout((1, 2, 0), num_mtp_layers=1) == "Et|t*2|mL"
+    assert layout((0, 3, 0, 0), num_mtp_layers=1) == "E|t*3|m|L"
 
 
 def test_an_even_split_uses_the_plain_flags_and_no_layout() -> None:

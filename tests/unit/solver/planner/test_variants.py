@@ -10,10 +10,12 @@ from meshwright.profiles.library import find_model
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import SAMPLE, Answer, Infeasibility, ObjectiveClaim, Outlook, Plan, Remedy
 from meshwright.solver.check import violations
+from meshwright.solver.configuration import Configuration
 from meshwright.solver.planner import variants
 from meshwright.solver.planner.fewest_nodes import differing_gpus
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.planner.variants import Answered, Variant, merged, variants_of
+from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem, batch_sizes
 from tests.builders import (
     a_cluster,
@@ -29,6 +31,9 @@ from tests.builders import (
 )
 
 SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
+
+
+PLAIN = Configuration(stage_layers=(6,))
 
 
 def small(**options: object) -> Problem:
@@ -392,6 +397,45 @@ def test_a_heavy_head_takes_a_stage_of_its_own_where_that_is_allowed() -> None:
     # a launcher without such stages is searched as it was
     other = replace(asked, launcher="ms-swift")
     assert len(variants_of(other, profile_of(other))) == 1
+
+
+def test_prediction_layers_take_a_stage_of_their_own_where_the_ends_may_stand_alone() -> None:
+    # two heads of 819 M weights beside 6 layers of 59 M: the pipeline waits for both, less so without them
+    pin = {"context_parallel_size": 1, "pipeline_parallel_size": 4, "tensor_parallel_size": 1}
+    plain = small(pin=pin, certify="cp-sat")
+    asked = replace(plain, model=replace(plain.model, vocab_size=400_000, num_mtp_layers=1))
+    found = answered(replace(asked, options=replace(asked.options, allow=("standalone_stages",))))
+    assert (found.status, found.plans[0].certified_by) == ("optimal", ("exact-dp", "cp-sat"))
+    assert found.plans[0].config.stage_layers == (3, 3, 0, 0)
+    assert found.plans[0].prediction.step_time_s < answered(asked).plans[0].prediction.step_time_s
+    # torchtitan keeps them with the loss
+    titan = replace(asked, launcher="torchtitan", options=replace(asked.options, stage_layers=(3, 3, 0, 0)))
+    assert "stage_layers has a chunk without a layer" in " ".join(
+        violations(titan, profile_of(titan), found.plans[0].config)
+    )
+
+
+def test_prediction_layers_take_their_time_and_memory_with_them() -> None:
+    # (6, 0, 0): layers | prediction | head, against the same with both in the last stage
+    asked = small(stage_layers=(6, 0, 0))
+    asked = replace(asked, model=replace(asked.model, num_mtp_layers=1))
+    config = replace(
+        PLAIN, pipeline_parallel_size=3, pipeline_schedule="1f1b", num_microbatches=32, micro_batch_size=1
+    )
+    apart, beside = (
+        predict(asked, profile_of(asked), replace(config, stage_layers=split))
+        for split in ((6, 0, 0), (3, 3, 0))
+    )
+    own, head, both, empty = apart.stages[1], apart.stages[2], beside.stages[2], beside.stages[1]
+    assert own.layers == head.layers == 0 < empty.layers
+    transfer_s = beside.time_breakdown_s["pipeline_transfer"] / 32
+    assert own.compute_s + head.compute_s == pytest.approx(both.compute_s + transfer_s, rel=1e-3)
+    for term in ("weights", "gradients", "optimizer"):
+        assert own.memory_bytes[term] + head.memory_bytes[term] == pytest.approx(both.memory_bytes[term])
+    # a layer, its projection of 2 h x h, norms of h, and the copy of the embedding
+    model = asked.model
+    weights = model.mtp_parameters() + model.vocab_size * model.hidden_size
+    assert own.memory_bytes["weights"] == pytest.approx(2 * weights, rel=0.01)
 
 
 def test_a_pinned_split_may_leave_the_ends_alone() -> None:

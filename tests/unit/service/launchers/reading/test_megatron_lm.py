@@ -257,7 +257,7 @@ def test_every_flag_of_the_table_is_one_of_megatron_lms() -> None:
         (("--bf16", "--bf16 --recompute-granularity selective --recompute-num-layers 2"), "contradicts"),
         (("--bf16", "--bf16 --pipeline-model-parallel-layout 't*16|t*16L'"), "must begin with E"),
         (("--bf16", f"--bf16 {EMPTY}"), "between the first and the last"),
-        (("--bf16", f"--bf16 {EARLY}"), "before the stage of the loss"),
+        (("--bf16", f"--bf16 {EARLY}"), "neither beside the loss nor alone"),
         (("--bf16", "--bf16 --pipeline-model-parallel-layout 'Et*16|t*16'"), "exactly one L"),
         (("--bf16", f"--bf16 {TWO_SPLITS}"), "contradicts --pipeline-model-parallel-layout"),
         (("embeddings 8192", "embeddings 4096"), "less than --seq-length 8192"),
@@ -331,6 +331,13 @@ def test_an_embedding_and_a_loss_alone_are_stages_without_a_layer() -> None:
     layout = "--bf16 --pipeline-model-parallel-layout 'E|(tt|)*16L'"
     chunks = read_launch_file(SCRIPT.replace("--bf16", layout)).configuration.stage_layers
     assert chunks == (0, *(2,) * 16, 0)
+    # Megatron-LM's own example for DeepSeek-V3: prediction layers alone, too
+    layout = (
+        "--bf16 --num-layers 61 --mtp-num-layers 1 --pipeline-model-parallel-layout 'Et*3|(tt|)*29,m|L'"
+    )
+    shown = SCRIPT.replace("--num-layers 32", "").replace("--bf16", layout)
+    chunks = read_launch_file(shown).configuration.stage_layers
+    assert chunks == (3, *(2,) * 29, 0, 0)
 
 
 @given(st.text(alphabet=st.sampled_from("-abfz0189=\"'$(){}[]\\\n #*+|&;<>`\t"), max_size=300))
