@@ -450,23 +450,6 @@ def _overlapped_bytes(ctx: Context, largest: FloatArray) -> FloatArray | float:
     return np.where(experts_overlap(ctx.columns, ctx.model), largest, 0.0)
 
 
-def _head_is_a_matrix(ctx: Context) -> bool:
-    """Whether the optimizer treats the head, with what stands beside it, as it does a layer's matrices."""
-    return not (ctx.optimizer.head_apart or ctx.model.tied_embeddings)
-
-
-def prediction_bytes(ctx: Context, weights: Weights, trained: Weights) -> dict[str, FloatArray]:
-    """Of the head's memory, what prediction layers with these weights keep, by the fields of RowPrices."""
-    states = state_bytes(ctx, weights, trained, matrices=_head_is_a_matrix(ctx))
-    kept = layer_activation_bytes(ctx, ctx.model.mtp_kind) * ctx.model.num_mtp_layers
-    return {
-        "weights_bytes": states.weights,
-        "gradients_bytes": states.gradients,
-        "optimizer_bytes": states.optimizer,
-        "activation_bytes": kept,
-    }
-
-
 def memory_prices(
     ctx: Context, layout: LayerLayout, weights: list[Weights], trained: list[Weights]
 ) -> dict[str, FloatArray]:
@@ -478,7 +461,7 @@ def memory_prices(
     """
     zero, one = np.zeros_like(ctx.t), np.ones_like(ctx.t)
     last = len(layout.kinds)
-    head = [last + 1] if _head_is_a_matrix(ctx) else []
+    head = [] if ctx.optimizer.head_apart or ctx.model.tied_embeddings else [last + 1]
     states = [
         state_bytes(ctx, *both, matrices=part < last or part in head)
         for part, both in enumerate(zip(weights, trained, strict=True))

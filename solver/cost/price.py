@@ -42,7 +42,7 @@ from meshwright.solver.cost.compute import (
     shared_expert_gemms,
 )
 from meshwright.solver.cost.context import SHARD_WEIGHTS, Context, context_of, paired_passes
-from meshwright.solver.cost.memory import memory_prices, prediction_bytes, spilled_s
+from meshwright.solver.cost.memory import layer_activation_bytes, memory_prices, spilled_s, state_bytes
 from meshwright.solver.cost.parameters import (
     Weights,
     adapter_gemms,
@@ -394,10 +394,22 @@ def _prediction_prices(ctx: Context) -> dict[str, FloatArray]:
         "forward_s": part.passes.forward,
         "backward_s": part.passes.backward,
         "tail_s": exchange + tail.optimizer[0],
-        **prediction_bytes(ctx, weights, trained),
+        **_prediction_bytes(ctx, weights, trained),
         **part.causes,
         "data_parallel of the tail": exchange,
         "optimizer of the tail": tail.optimizer[0],
+    }
+
+
+def _prediction_bytes(ctx: Context, weights: Weights, trained: Weights) -> dict[str, FloatArray]:
+    """The memory in them, of prediction layers with these weights; matrices are what the head's are."""
+    matrices = not (ctx.optimizer.head_apart or ctx.model.tied_embeddings)
+    states = state_bytes(ctx, weights, trained, matrices=matrices)
+    return {
+        "weights_bytes": states.weights,
+        "gradients_bytes": states.gradients,
+        "optimizer_bytes": states.optimizer,
+        "activation_bytes": layer_activation_bytes(ctx, ctx.model.mtp_kind) * ctx.model.num_mtp_layers,
     }
 
 
@@ -449,7 +461,7 @@ def price_memory(problem: Problem, columns: Columns, profile: Profile) -> RowPri
     prices = RowPrices.partly(len(columns), len(weights), memory)
     if problem.counts_prediction:
         own = Weights(dense=prediction_copies(ctx), routed=np.zeros_like(ctx.t)) + prediction_weights(ctx)
-        prices = replace(prices, prediction=prediction_bytes(ctx, own, trained_weights(ctx, own, None)))
+        prices = replace(prices, prediction=_prediction_bytes(ctx, own, trained_weights(ctx, own, None)))
     return with_residuals(prices, problem, columns, profile)
 
 
