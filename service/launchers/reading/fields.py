@@ -71,6 +71,57 @@ def _slips(one: str, other: str) -> int:
     return last[-1]
 
 
+# --------------------------------------------------------------------------------------------------
+# Names that decide a run, whoever's they are: where a reader does not know one, it does not guess.
+
+
+_SHARES = r"(?:tensor|pipeline|context|expert|sequence|data|model|ulysses|ring_attention|hybrid)"
+_DECIDING: dict[str, tuple[str, ...]] = {
+    "how ranks share the model": (
+        rf"\w*{_SHARES}(?:_model)?_parallel(?:ism)?(?:_size|_degree)?",
+        r"(?:tp|pp|cp|sp|ep)_(?:size|degree)",
+    ),
+    "which experts the model has": (
+        r"(?:moe_)?num_(?:moe_|local_|routed_)?experts", r"(?:moe_)?top_?k_experts", "moe_top_?k",
+        "n_routed_experts", r"(?:num_)?experts_per_tok(?:en)?",
+    ),
+    "which weights are trained": (
+        r"spectrum\w*", r"(?:un)?freez(?:e|ing)\w*", r"(?:un)?frozen\w*", r"lisa_\w+",
+        "use_(?:lisa|dora|galore|lomo)", "trainable_(?:layers|params|modules)",
+    ),
+    "what the optimizer keeps": (r"(?:use_)?customi[sz]ed_optim\w*",),
+    "whether it trains at all": ("inference_dynamic_batching", "num_tokens_to_(?:generate|prompt)"),
+}  # fmt: skip
+_BY_RANKS = next(iter(_DECIDING))
+_NOTHING = ("false", "no", "off", "0", "0.0", "none", "null", "[]", "")
+_ONE_RANK = ("1", "-1")
+_UNTEXTUAL = re.compile(r"vit|vision|visual|multi_?modal|projector|aligner|audio|image")
+
+
+def decides(name: str, text: str) -> str | None:
+    """What of a run hangs on a name that a reader does not know, by its last part; None: nothing known.
+
+    ``text``: its value; one that is off, or a single rank, decides nothing.
+    """
+    plain = name.rpartition(".")[2].lstrip("-").replace("-", "_").lower()
+    if text.strip().lower() in _NOTHING or _UNTEXTUAL.search(plain):
+        return None
+    for what, patterns in _DECIDING.items():
+        if any(re.fullmatch(pattern, plain) for pattern in patterns):
+            return None if what == _BY_RANKS and text.strip() in _ONE_RANK else what
+    return None
+
+
+def undecided(what: str) -> str:
+    """What is wrong with a name that ``decides``."""
+    return f"is not known here, and {what} hangs on it"
+
+
+def passing(name: str) -> str:
+    """How to pass by a name that is not known."""
+    return f"--ignore {name}, where it does nothing"
+
+
 MAX_INTEGER = 2**31 - 1
 _FAULTS = 20
 _LONG = 6  # letters of a name that no other known one is a slip away from
@@ -215,7 +266,8 @@ class Fields:
         """Names that nobody took, those aside that begin as one of ``irrelevant``.
 
         Raises:
-            InvalidProblemError: one of them is a slip away from a name that is not given.
+            InvalidProblemError: one of them is a slip away from a name that is not given, or decides
+                the run.
         """
         self._refuse_plain_sections()
         left = [name for name in self._values if name not in self._taken]
@@ -226,7 +278,12 @@ class Fields:
                 self.fault(name, "is unknown", nearest=near)
         self.stop()
         starts = tuple(irrelevant)
-        return tuple(shown(name) for name in left if not name.startswith(starts))[:MAX_LISTED]
+        found = [name for name in left if not name.startswith(starts)]
+        for name in found:
+            if what := decides(name, str(self._values[name].value)):
+                self.fault(name, undecided(what), allowed=passing(shown(name)))
+        self.stop()
+        return tuple(shown(name) for name in found)[:MAX_LISTED]
 
     def _refuse_plain_sections(self) -> None:
         """Leave a fault for each value that stands where names of a section are asked for."""

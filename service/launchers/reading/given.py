@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.service.launchers.megatron_names import FLAGS, REFUSED, is_irrelevant
 from meshwright.service.launchers.reading.base import Place
-from meshwright.service.launchers.reading.fields import meant
+from meshwright.service.launchers.reading.fields import decides, meant, passing, undecided
 from meshwright.service.launchers.reading.shell_values import UNKNOWN, Word, why_unknown
 
 _MAX_SHOWN = 40
@@ -43,7 +43,7 @@ class Given:
     notes: list[str] = field(default_factory=list)
     faults: list[FieldError] = field(default_factory=list)
     called: dict[str, str] = field(default_factory=dict)  # flags that the file calls otherwise
-    left: dict[str, tuple[str, int]] = field(default_factory=dict)  # not understood: plain name and line
+    left: dict[str, tuple[str, Value]] = field(default_factory=dict)  # not understood: plain name, value
     others: dict[str, Value] = field(default_factory=dict)  # flags that decide no plan, as tokenizers
 
     def has(self, name: str) -> bool:
@@ -112,7 +112,7 @@ class Given:
             self._refuse(shown, message)
         elif name not in FLAGS:
             self.others[name] = value
-            self.leave(shown, name, value.line)
+            self.leave(shown, name, value)
         elif problem := _wrong(name, value):
             text, allowed = problem
             self._refuse(shown, f"line {value.line}: {text}", allowed=allowed)
@@ -121,10 +121,10 @@ class Given:
                 self.called[name] = _shown(called)
             self._replace(name, value)
 
-    def leave(self, shown: str, name: str, line: int) -> None:
+    def leave(self, shown: str, name: str, value: Value) -> None:
         """List a name that is not understood, unless no prediction hangs on it."""
         if len(self.left) < _MAX_LEFT:
-            self.left.setdefault(shown, (name.lstrip("-").replace("-", "_"), line))
+            self.left.setdefault(shown, (name.lstrip("-").replace("-", "_"), value))
         if not is_irrelevant(name) and shown not in self.unread and len(self.unread) < _MAX_LISTED:
             self.unread.append(shown)
 
@@ -133,13 +133,20 @@ class Given:
 
         ``names``: from names in snake case to the flags that they are.
         """
-        for shown, (name, line) in self.left.items():
+        for shown, (name, value) in self.left.items():
             near = meant(name, names)
             if near is not None and names[near] not in self.values:
                 part = shown.rpartition(".")[2].lstrip("-")
                 right = near if "_" in part else near.replace("_", "-")
                 nearest = shown.removesuffix(part) + right
-                self._refuse(shown, f"line {line}: is unknown", nearest=nearest)
+                self._refuse(shown, f"line {value.line}: is unknown", nearest=nearest)
+
+    def refuse_undecided(self) -> None:
+        """Refuse names that are not understood and on which a run hangs, whoever's they are."""
+        for shown in self.unread:
+            name, value = self.left.get(shown, ("", Value((), 0)))
+            if what := decides(name, value.texts[0] if value.texts else "on"):
+                self._refuse(shown, f"line {value.line}: {undecided(what)}", allowed=passing(shown))
 
     def _refuse(
         self, shown: str, message: str, *, allowed: str | None = None, nearest: str | None = None

@@ -12,6 +12,7 @@ from itertools import chain, pairwise
 
 from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
 from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.reading.accelerate import (
     ACCUMULATION,
     MICRO_BATCH,
@@ -19,6 +20,7 @@ from meshwright.service.launchers.reading.accelerate import (
 )
 from meshwright.service.launchers.reading.accelerate_command import Shares, shares_beside
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.commands import Command, commands_of, script_of, world_of
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.given import Given, Value
@@ -49,7 +51,7 @@ _IRRELEVANT = (
     "lr_", "warmup", "logging", "save", "eval", "val_", "overwrite", "preprocessing", "dataloader", "plot_",
     "report_to", "trust_remote", "max_samples", "packing", "ddp_timeout", "resume", "seed", "max_steps",
     "weight_decay", "adam_", "max_grad_norm", "finetuning_type", "lora_", "optim", "bf16", "fp16",
-    "tokenized_path", "gradient_accumulation_steps", "additional_configs", "flash_attn",
+    "tokenized_path", "gradient_accumulation_steps", "additional_configs", "flash_attn", "use_mca",
 )  # fmt: skip
 
 
@@ -59,7 +61,9 @@ class LlamaFactoryReader:
     name = "llama-factory"
 
     def recognises(self, source: Source) -> bool:
-        """Whether a YAML has LLaMA-Factory's own names."""
+        """Whether a YAML has LLaMA-Factory's own names, or a command hands them to the adapter."""
+        if source.is_script:
+            return _on_core(source, Told()) is not None
         if source.suffix not in (".yaml", ".yml"):
             return False
         names = looks_like_document(source)
@@ -71,18 +75,24 @@ class LlamaFactoryReader:
         Raises:
             InvalidProblemError: what cannot be read, or contradicts itself, with line and name.
         """
-        document, known = document_of(source) | _overrides(source, source, told), known_of(source, told)
+        known = known_of(source, told)
+        if (command := _on_core(source, told)) is not None:
+            document = values_of(command.words, told)
+            known.world = world_of(source.text, script_of(source, told), command)
+        else:
+            document = document_of(source) | _overrides(source, source, told)
         fields = Fields(source.name, document, told)
         if not any(name in document for name in _CORE):
             return LlamaFactoryTrainerReader().read(source, told)
         given = Given()
         for name, found in document.items():
-            key = name.removeprefix("additional_configs.")
+            key, text = name.removeprefix("additional_configs."), text_of(found.value)
             if flag_of(key) is not None:
-                text = text_of(found.value)
                 take(given, key, "adam" if key == "optimizer" else text, found.line, called=name)
             elif not name.startswith(_IRRELEVANT):
-                given.leave(name[:64], f"--{name.replace('_', '-')}", found.line)
+                given.leave(
+                    name[:64], f"--{name.replace('_', '-')}", Value((text_of(found.value),), found.line)
+                )
         given.refuse_slips(CORE_NAMES | {name: name for name in _OWN if name not in document})
         _take_batch(given, fields, known)
         _take_defaults(given)
@@ -95,6 +105,26 @@ class LlamaFactoryReader:
         named = fields.word("model_name_or_path", "")
         word = Word(named, fields.place("model_name_or_path")[1]) if named else None
         return completed(self.name, given, known, known.world, adapters=adapters, named=word)
+
+
+def _on_core(source: Source, told: Told) -> Command | None:
+    """The command of a script that says ``--use_mca``: the adapter's own arguments."""
+    try:
+        commands = commands_of(script_of(source, told)) if source.is_script else []
+    except InvalidProblemError:
+        return None  # its own reader says so
+    for command in commands:
+        said = {word.text.lower() for word in command.words}
+        following = dict(pairwise(word.text.lower() for word in command.words)).get("--use_mca", "--")
+        on = following.startswith("--") or following in _ON
+        if command.program and (
+            said & {f"--use_mca={word}" for word in _ON} or ("--use_mca" in said and on)
+        ):
+            return command
+    return None
+
+
+_ON = ("true", "1", "yes")
 
 
 class LlamaFactoryTrainerReader:
@@ -171,7 +201,7 @@ def _overrides(source: Source, own: Source, told: Told) -> dict[str, Found]:
 
 def _is_trainers(source: Source) -> bool:
     """Whether a YAML is LLaMA-Factory's, and none of its adapter's for Megatron-Core."""
-    if not LlamaFactoryReader().recognises(source):
+    if source.is_script or not LlamaFactoryReader().recognises(source):
         return False
     names = looks_like_document(source)
     return not any(name in names for name in _CORE)

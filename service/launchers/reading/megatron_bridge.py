@@ -376,7 +376,7 @@ def _take_all(given: Given, overrides: Iterable[Override]) -> None:
         elif key.partition(".")[0] not in _WRITTEN_OVER and not key.startswith(_IRRELEVANT):
             flag = f"--{name.replace('_', '-')}"
             given.others[flag] = Value((text,), line)
-            given.leave(key[:64], flag, line)
+            given.leave(key[:64], flag, Value((text,), line))
     given.refuse_slips(CORE_NAMES)
     _take_overlaps(given, values)
     _take_length(given, values)
@@ -395,7 +395,7 @@ def _take_overlaps(given: Given, values: dict[str, tuple[str, int]]) -> None:
             continue
         flag = flag_of(name)
         if flag is None:
-            given.leave(key[:64], f"--{name.replace('_', '-')}", line)
+            given.leave(key[:64], f"--{name.replace('_', '-')}", Value((text,), line))
         else:
             given.values.pop(flag, None)
             take(given, name, text, line, called=key)

@@ -65,7 +65,7 @@ def take(given: Given, key: str, text: str, line: int, *, called: str) -> None:
     """Keep one value under its flag; ``called`` is the whole name in the file. Unknown ones are listed."""
     flag = flag_of(key)
     if flag is None:
-        given.leave(called[:64], f"--{key.replace('_', '-')}", line)
+        given.leave(called[:64], f"--{key.replace('_', '-')}", Value((text,), line))
         return
     if text.lower() in _UNSET:
         return

@@ -118,6 +118,7 @@ def launch_file(
         refuse_contradictions(given, shape)
     workload = workload_of(given, framework_of(launcher))
     configuration = configuration_of(given, shape, workload, gpus)
+    given.refuse_undecided()
     given.stop()
     return LaunchFile(
         launcher=launcher,

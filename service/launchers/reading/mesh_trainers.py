@@ -376,12 +376,7 @@ def _peft(fields: Fields) -> dict[str, Any]:
     """Rank, targets and base of LoRA in ModelConfig's names, where ``use_peft`` says that it is trained."""
     if not fields.flag("use_peft", default=False):
         return {}
-    found: dict[str, Any] = {"lora_rank": fields.integer("lora_r", 16)}
-    if fields.raw("lora_target_modules"):
-        found["lora_targets"] = adapted(fields)
-    else:
-        fields.note("lora_target_modules is not given: q_proj and v_proj, peft's own for most models")
-        found["lora_targets"] = ("q_proj", "v_proj")
+    found: dict[str, Any] = {"lora_rank": fields.integer("lora_r", 16), "lora_targets": adapted(fields)}
     if fields.flag("load_in_4bit", default=False):
         fields.word("bnb_4bit_quant_type", "nf4", allowed=("nf4",))
         nested = fields.flag("use_bnb_nested_quant", default=False)

@@ -114,7 +114,7 @@ def _take(given: Given, key: str, called: str, found: Found) -> None:
     text = text_of(found.value)
     if found.value is None or flag_of(key) is None:
         if found.value is not None:
-            given.leave(called[:64], f"--{key.replace('_', '-')}", found.line)
+            given.leave(called[:64], f"--{key.replace('_', '-')}", Value((text,), found.line))
         return
     if "${" in text:
         raise InvalidProblemError.of(

@@ -61,7 +61,8 @@ _IRRELEVANT = (
     "model_", "split_dataset", "remove_unused", "chat_template", "per_device_eval", "metric", "load_best",
     "streaming", "num_warmup", "data_", "tokenizer", "use_hf", "attn_im", "flash_attn", "torch_dtype",
     "per_device_ev", "use_reentrant", "gradient_checkpointing_kwargs", "ddp_find", "enable_thinking",
-    "local_rank", "data", "print_loss", "tf32", "target_modules", "bf16", "fp16", "tensorboard", "ray_",
+    "local_rank", "freeze_trainable", "freeze_extra",
+    "data", "print_loss", "tf32", "target_modules", "bf16", "fp16", "tensorboard", "ray_",
 )  # fmt: skip
 OPTIMIZERS = {
     "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw": "adamw",
@@ -367,7 +368,7 @@ def _adapters(fields: Fields, tool: Tool) -> tuple[int, tuple[str, ...]]:
     if kind != "lora":
         return 0, ATTENTION_TARGETS
     rank = fields.integer("lora_rank", fields.integer("lora_r", 16 if tool is _PLAIN else 8))
-    return rank, adapted(fields)
+    return rank, adapted(fields, pefts=tool is _PLAIN)
 
 
 _TARGETS = ("lora_target", "target_modules", "lora_target_modules")
@@ -378,9 +379,15 @@ _FUSED = {  # layers that some of transformers' models fuse as Megatron-Core doe
 }  # fmt: skip
 
 
-def adapted(fields: Fields) -> tuple[str, ...]:
-    """What LoRA's targets name; all linear layers where nothing is said."""
+_PEFTS_OWN = ("q_proj", "v_proj")  # TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING (peft, constants.py)
+
+
+def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
+    """What LoRA's targets name; where nothing is said peft's own, or all linear layers."""
     name = next((name for name in _TARGETS if fields.raw(name)), _TARGETS[0])
+    if pefts and not fields.raw(name):
+        fields.note(f"{_TARGETS[-1]} is not given: q_proj and v_proj, peft's own for most models")
+        return _PEFTS_OWN
     said = fields.raw(name) or "all"
     words = said if isinstance(said, list) else str(said).replace(",", " ").split()
     if any(word in ("all", "all-linear") for word in words):

@@ -594,3 +594,56 @@ def test_paged_optimizers_are_priced_on_the_gpu_and_a_computation_cannot_be_told
         read(unknown)
     assert "--var" not in str(caught.value)
     assert "meshwright capture" in str(caught.value)
+
+
+def test_what_decides_a_run_is_not_passed_over() -> None:
+    # MegaBlocks' fork: read as a dense model, and 64 experts were lost
+    script = f"torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES} --vocab-size 512 --micro-batch-size 1 "
+    assert read(script + "--moe-num-experts 0").unread == ("--moe-num-experts",)
+    with pytest.raises(
+        InvalidProblemError, match=r"--moe-num-experts: line 1: is not known here, and which"
+    ):
+        read(script + "--moe-num-experts=64 --moe-top-k=1")
+    with pytest.raises(
+        InvalidProblemError, match=r"--my-tensor-parallel-size: .* how ranks share the model"
+    ):
+        read(script + "--my-tensor-parallel-size 2")
+    assert read(script + "--my-tensor-parallel-size 1").unread == ("--my-tensor-parallel-size",)
+    passed = read(script + "--moe-num-experts 64", Told(ignored=("--moe-num-experts",)))
+    assert any("--moe-num-experts is passed by" in note for note in passed.notes)
+    trained = SFT.replace("accelerate launch --config_file conf/a.yaml -m trl.scripts.sft",
+                          "torchrun --nproc_per_node 8 t.py")  # fmt: skip
+    for argument in (
+        "--spectrum_config_path a.yaml",
+        "--customized_optim lamb",
+        "--context_parallel_size 2",
+    ):
+        with pytest.raises(InvalidProblemError, match=r"is not known here, and .* Allowed: --ignore"):
+            read(f"{trained.strip()} {argument}")
+    assert read(f"{trained.strip()} --freeze_vision_tower true").unread == ("freeze_vision_tower",)
+
+
+def test_lora_without_targets_adapts_what_peft_does() -> None:
+    trained = SFT.replace("accelerate launch --config_file conf/a.yaml -m trl.scripts.sft",
+                          "torchrun --nproc_per_node 8 t.py --use_lora 1 --lora_r 8")  # fmt: skip
+    found = read(trained)
+    assert (found.workload.lora_rank, found.workload.lora_targets) == (8, ("q_proj", "v_proj"))
+    assert any("q_proj and v_proj, peft's own" in note for note in found.notes)
+    factory = read(trained.replace("t.py", "t.py --stage sft --finetuning_type lora"))
+    assert "down_proj" in factory.workload.lora_targets  # LLaMA-Factory's default is all of them
+
+
+def test_a_command_that_hands_llama_factory_to_megatron_core_is_its_meshs() -> None:
+    # read as 8 replicas of LLaMA-Factory's own trainer, and the mesh was lost
+    command = (
+        "torchrun --nproc_per_node=8 run_train.py --stage=sft --finetuning_type=full --cutoff_len=8192 "
+        "--model_name_or_path=Qwen/Qwen3-8B --per_device_train_batch_size=1 --bf16 "
+        "--gradient_accumulation_steps=4 --tensor_model_parallel_size 2 --sequence_parallel"
+    )
+    found = read(f"{command} --use_mca")
+    mesh = found.configuration
+    assert (found.launcher, found.model.name) == ("llama-factory", "qwen3-8b")
+    assert (mesh.tensor_parallel_size, mesh.sequence_parallel, mesh.data_parallel_size) == (2, True, 4)
+    assert found.workload.global_batch_size == 1 * 4 * 4  # of 4 replicas
+    with pytest.raises(InvalidProblemError, match="tensor_model_parallel_size: line 1: is not known here"):
+        read(f"{command} --use_mca=False")
