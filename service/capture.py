@@ -222,11 +222,10 @@ def _heard() -> Iterator[None]:
 
 
 def _limit_itself() -> None:
-    """In the child, before it becomes the command: modest, no big files, few processes, no core dumps.
+    """In the child, before it becomes the command: no big files, few processes, no core dumps, modest.
 
     Linux holds no user with CAP_SYS_RESOURCE to a number of processes; such are counted from outside alone.
     """
-    os.nice(_NICE)
     most = _threads_of_user() + MAX_PROCESSES
     for kind, limit in ((resource.RLIMIT_NPROC, most), (resource.RLIMIT_FSIZE, MAX_BYTES)):
         hard = resource.getrlimit(kind)[1]
@@ -235,6 +234,7 @@ def _limit_itself() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if _apart():
         _become_first()
+    os.nice(_NICE)  # the command alone: who ends it must not wait behind all that it started
 
 
 def _apart() -> bool:

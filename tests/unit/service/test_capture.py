@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,12 @@ def test_what_left_its_session_is_ended_too(tmp_path: Path) -> None:
     found = run(tmp_path, "setsid sleep 7907 &\nnohup sleep 7907 &\ntorchrun t.py\n")
     assert argv(found) == ["torchrun t.py"]
     assert running("sleep 7907") == ""
+
+
+def test_who_ends_the_command_is_more_urgent_than_all_that_it_started(tmp_path: Path) -> None:
+    asks = "import os; print(*(os.getpriority(os.PRIO_PROCESS, process) for process in (1, 0)))"
+    first, own = run(tmp_path, f"{sys.executable} -c '{asks}'\n").output.split()
+    assert int(own) > int(first)  # which is process 1 of its namespace
 
 
 def test_no_call_is_exit_code_2_with_the_last_command(
