@@ -73,6 +73,11 @@ class Module:
         return ast.parse(self.text)
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All of that."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
     def head(self) -> int:
         """Lines of its docstring and of its imports at the top."""
         return sum(
@@ -85,7 +90,7 @@ class Module:
     def imported(self, names: frozenset[str]) -> set[str]:
         """The modules among ``names`` that it imports, inside functions too."""
         found = set()
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.ImportFrom) and node.module:
                 inner = {f"{node.module}.{alias.name}" for alias in node.names} & names
                 found |= inner or ({node.module} & names)
@@ -94,14 +99,14 @@ class Module:
     @cached_property
     def functions(self) -> list[str]:
         """Names of its functions and methods."""
-        return [node.name for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)]
+        return [node.name for node in self.nodes if isinstance(node, ast.FunctionDef)]
 
     @cached_property
     def private_used_once(self) -> int:
         """Private functions that the file names once beside their definition."""
         named = Counter(
             node.id if isinstance(node, ast.Name) else node.attr
-            for node in ast.walk(self.tree)
+            for node in self.nodes
             if isinstance(node, ast.Name | ast.Attribute)
         )
         return sum(
@@ -190,9 +195,10 @@ def files_of_one_plan() -> list[str]:
     return [str(Path(line).relative_to(ROOT)) for line in run.stdout.split()]
 
 
-def figures(plan: Sequence[str], dimension: Sequence[str]) -> list[Figure]:
-    """Every figure, given the files of one plan and of a parallel dimension."""
-    rooms = {room: modules(room) for room in ROOMS}
+def figures(
+    rooms: Mapping[str, Sequence[Module]], plan: Sequence[str], dimension: Sequence[str]
+) -> list[Figure]:
+    """Every figure, given the files of each room, of one plan and of a parallel dimension."""
     product = [module for found in rooms.values() for module in found]
     lengths = [module.lines for module in product]
     total, heads = sum(lengths), sum(module.head for module in product)
@@ -231,7 +237,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="name the files behind the last two figures")
     asked = parser.parse_args()
     plan, dimension = files_of_one_plan(), files_of_a_dimension()
-    found = figures(plan, dimension)
+    found = figures({room: modules(room) for room in ROOMS}, plan, dimension)
     print("\n".join(figure.line() for figure in found))
     if asked.list:
         print("", "files that one plan runs:", *plan, sep="\n")

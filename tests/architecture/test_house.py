@@ -1,6 +1,5 @@
 """The shape of the product: folders, the one importable name, and no cycle of imports."""
 
-import os
 import re
 import subprocess
 import sys
@@ -45,8 +44,14 @@ def test_folders_hold_as_many_files_as_a_reader_takes_in(room: str) -> None:
     assert {name: n for name, n in counts.items() if n > most and name not in ONE_FILE_FOR_EACH} == {}
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    found = [module for room in ROOMS for module in modules(room)]
+@pytest.fixture(scope="module")
+def rooms() -> dict[str, list[Module]]:
+    """All files of the product, each read once."""
+    return {room: modules(room) for room in ROOMS}
+
+
+def test_no_modules_import_each_other_in_a_circle(rooms: dict[str, list[Module]]) -> None:
+    found = [module for files in rooms.values() for module in files]
     assert longest_chain(imports_of(found)) > 1
 
 
@@ -56,8 +61,8 @@ def test_the_chain_of_imports_counts_modules_and_refuses_a_circle() -> None:
         longest_chain({"a": ["b"], "b": ["a"]})
 
 
-def test_the_figures_of_the_house_keep_their_limits() -> None:
-    found = figures(plan=[], dimension=files_of_a_dimension())
+def test_the_figures_of_the_house_keep_their_limits(rooms: dict[str, list[Module]]) -> None:
+    found = figures(rooms, plan=[], dimension=files_of_a_dimension())
     assert [figure.line() for figure in found if figure.exceeded] == []
 
 
@@ -129,32 +134,6 @@ def test_our_code_never_imports_the_bare_folders() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stdout.split() == []
-
-
-REFUSING = """
-import sys
-class Refusing:
-    def find_spec(self, name, path=None, target=None):
-        if name in {names!r}:
-            open({log!r}, "a").write(name + " by " + " ".join(sys.orig_argv) + chr(10))
-sys.meta_path.insert(0, Refusing())
-"""
-
-
-def test_no_process_of_the_service_looks_for_a_bare_folder(tmp_path: Path) -> None:
-    """From the root: the command line, the server, its worker and the CP-SAT judge."""
-    log = tmp_path / "imports.txt"
-    (tmp_path / "sitecustomize.py").write_text(REFUSING.format(names=LINKED, log=str(log)))
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
-    for words in (["-c", "import solver"], ["-m", "meshwright", "demo", "--out", str(tmp_path / "run")]):
-        command = [sys.executable, *words]
-        run = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-        )
-        assert run.returncode == 0, run.stderr
-    looked = log.read_text().splitlines()
-    assert len(looked) == 1, looked  # the first command, which shows that the log is written
-    assert looked[0].startswith("solver by ")
 
 
 def test_the_linter_refuses_an_import_of_a_bare_folder() -> None:

@@ -6,10 +6,12 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from benchmarks.house import ROOMS
 from tests.processes.warm import Warm, run_warm
 
 ROOT = Path(__file__).parents[2]
@@ -255,16 +257,58 @@ def test_a_service_refuses_bad_input_as_the_planner_does(service: str) -> None:
     assert "search.pin.tensor_parallel_size: 3 does not divide num_attention_heads = 32" in run.stderr
 
 
-def test_the_main_job_writes_launch_files_and_stops_its_service(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "meshwright", "demo", "--out", str(tmp_path / "out")]
+REFUSING = """
+import sys
+class Refusing:
+    def find_spec(self, name, path=None, target=None):
+        if name in {names!r}:
+            open({log!r}, "a").write(name + " by " + " ".join(sys.orig_argv) + chr(10))
+sys.meta_path.insert(0, Refusing())
+"""
+
+
+@dataclass(frozen=True)
+class MainJob:
+    """``meshwright demo``, run once: its files, and who looked for a folder of the root as a module."""
+
+    out: Path
+    run: subprocess.CompletedProcess[str]
+    user_s: float  # of the command, its service and its worker
+    looked: list[str]
+
+
+@pytest.fixture(scope="module")
+def main_job(tmp_path_factory: pytest.TempPathFactory) -> MainJob:
+    folder = tmp_path_factory.mktemp("main_job")
+    log = folder / "imports.txt"
+    (folder / "sitecustomize.py").write_text(REFUSING.format(names=(*ROOMS, "migrations"), log=str(log)))
+    environment = {**os.environ, "PYTHONPATH": str(folder), "XDG_STATE_HOME": str(folder / "state")}
+
+    def python(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *words]
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        )
+
+    assert python("-c", "import solver").returncode == 0
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    run = python("-m", "meshwright", "demo", "--out", str(folder / "out"))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert after.ru_utime - before.ru_utime < 15  # of the command, its service and its worker
-    (answer,) = (tmp_path / "out").glob("*/answer.json")
+    return MainJob(folder / "out", run, after.ru_utime - before.ru_utime, log.read_text().splitlines())
+
+
+def test_the_main_job_writes_launch_files_and_stops_its_service(main_job: MainJob) -> None:
+    assert main_job.run.returncode == 0, main_job.run.stdout + main_job.run.stderr
+    assert main_job.user_s < 15
+    (answer,) = main_job.out.glob("*/answer.json")
     plan = json.loads(answer.read_text())["plans"][0]
     assert plan["config"]["tensor_parallel_size"] * plan["config"]["pipeline_parallel_size"] <= 128
     assert {path.name for path in answer.parent.iterdir()} > {"answer.json", "problem.json"}
-    assert str(answer.parent) in run.stdout
-    assert "stopped cleanly" in run.stdout
+    assert str(answer.parent) in main_job.run.stdout
+    assert "stopped cleanly" in main_job.run.stdout
+
+
+def test_no_process_of_the_service_looks_for_a_bare_folder(main_job: MainJob) -> None:
+    """From the root: the command line, the server, its worker and the CP-SAT judge."""
+    assert len(main_job.looked) == 1, main_job.looked  # by ``import solver``: the log is written
+    assert main_job.looked[0].startswith("solver by ")
