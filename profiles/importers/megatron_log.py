@@ -109,7 +109,7 @@ def _memory(log: RunLog, line: LogLine, match: re.Match[str]) -> None:
 
 def _argument(log: RunLog, arguments: dict[str, str], name: str, value: str, where: str) -> None:
     """One of the arguments that Megatron prints at the start (``_print_args``, training/arguments.py)."""
-    if name in _ARGUMENTS and value.isdigit():
+    if name in _ARGUMENTS and value.isascii() and value.isdigit():
         log.note(_ARGUMENTS[name], value, where)
     if name in _SWITCHES and value in ("True", "False"):
         log.configuration[_SWITCHES[name]] = int(value == "True")

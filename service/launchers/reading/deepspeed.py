@@ -23,6 +23,7 @@ from meshwright.solver.problem import Workload
 _BATCH, _MICRO, _COUNT = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
 )  # fmt: skip
+_TRAINERS = "per_device_train_batch_size"  # whose arguments may stand in a JSON too
 _OWN = (_BATCH, _MICRO, _COUNT, "zero_optimization.stage", "zero_optimization")
 _OPTIMIZERS = {
     "adam": "adamw",
@@ -82,7 +83,7 @@ class DeepSpeedReader:
     def recognises(self, source: Source) -> bool:
         """Whether a JSON has DeepSpeed's own keys."""
         names = looks_like_document(source) if source.suffix == ".json" else {}
-        return any(name in names for name in _OWN)
+        return any(name in names for name in _OWN) and _TRAINERS not in names
 
     def read(self, source: Source, told: Told) -> LaunchFile:
         """The run of a script that passes this file to ``deepspeed.initialize``.

@@ -167,7 +167,12 @@ _ADDED = re.compile(
     r"zero|v0\.\d|\d{4}|pt)(?=$|[-_])",
     re.IGNORECASE,
 )
-_OTHER_NAMES = {"deepseek-r1": "deepseek-v3", "zephyr-7b-beta": "mistral-7b", "qwq-32b": "qwen2.5-32b"}
+# Models of another's shape: tuned from it, or, as the first LLaMA, with fewer positions alone.
+_OTHER_NAMES = {
+    "deepseek-r1": "deepseek-v3", "zephyr-7b-beta": "mistral-7b", "qwq-32b": "qwen2.5-32b",
+    "vicuna-7b-v1.5": "llama-2-7b", "vicuna-7b-v1.3": "llama-2-7b", "llama-7b": "llama-2-7b",
+    "vicuna-13b-v1.5": "llama-2-13b", "vicuna-13b-v1.3": "llama-2-13b", "llama-13b": "llama-2-13b",
+}  # fmt: skip
 
 
 def named_model(name: str) -> ModelSpec | None:

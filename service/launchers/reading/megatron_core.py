@@ -116,7 +116,7 @@ def context_mode(given: Given, cp: int) -> str:
 def _both_modes(given: Given, cp: int) -> str:
     """By how many neighbours exchange; all of them, or each alone, is one of the two ways."""
     name = "hierarchical-context-parallel-sizes"
-    sizes = [int(word) if word.isdigit() else 0 for word in given.words(name)]
+    sizes = [int(word) if word.isascii() and word.isdigit() else 0 for word in given.words(name)]
     if len(sizes) != 2 or prod(sizes) != cp:  # noqa: PLR2004 - those that exchange, and the rings'
         given.fault(
             name if sizes else "cp-comm-type",

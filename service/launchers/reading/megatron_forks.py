@@ -47,6 +47,7 @@ _REFUSED = {
     "img-h": "vision models are not priced",
     "language-model-type": "vision models are not priced",
     "freeze-ViT": "vision models are not priced",
+    "msamp": "MS-AMP's 8-bit states are not priced",
 }
 _HARMLESS = (
     "cpu-optimizer",  # DeepSpeed's file says where the states are
@@ -62,7 +63,7 @@ _HARMLESS = (
     "valid-weighted-split-paths-path", "train-weighted-split-paths-path", "query-gpu",
     "universal-checkpoint", "curriculum-learning", "RMSNorm", "causal-lm",
     "overlapped-distributed-optimizer",
-    "reduce-bucket-size", "layernorm-epsilon", "use-mpi", *_PLAIN_NAMES,
+    "fp8-hybrid", "fp8-e4m3", "reduce-bucket-size", "layernorm-epsilon", "use-mpi", *_PLAIN_NAMES,
 )  # fmt: skip
 _STAGE = re.compile(r'"stage"\s*:\s*"?(\d)')
 _UNCHANGED = ("1", "0", "")
@@ -79,7 +80,7 @@ def translate(given: Given, include: Include, filled: Mapping[str, Filled] | Non
         value = given.others.get(f"--{old}")
         if value is not None and not given.has(new):
             given.take(f"--{new}", value, called=f"--{old}")
-    for rule in (_recompute, _attention, _llamas, _positions, _experts):
+    for rule in (_recompute, _attention, _llamas, _positions, _experts, _eight_bits):
         rule(given)
     for name, why in _REFUSED.items():
         value = given.others.get(f"--{name}")
@@ -132,6 +133,13 @@ def _positions(given: Given) -> None:
     if "--use-rotary-position-embeddings" in given.others and not given.has("position-embedding-type"):
         line = given.others["--use-rotary-position-embeddings"].line
         given.take("--position-embedding-type", Value(("rope",), line))
+
+
+def _eight_bits(given: Given) -> None:
+    """Products in 8 bits by the switches before ``--fp8-format`` (Megatron-LM before June 2023)."""
+    for old, kind in (("--fp8-hybrid", "hybrid"), ("--fp8-e4m3", "e4m3")):
+        if old in given.others and not given.has("fp8-format"):
+            given.take("--fp8-format", Value((kind,), given.others[old].line), called=old)
 
 
 def _experts(given: Given) -> None:

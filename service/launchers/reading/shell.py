@@ -58,6 +58,9 @@ def read_script(
     told = dict(variables or {})
     first = {"BASH_VERSION": _BASH, **(environment or {}), **told}
     script = Script(variables={name: (value,) for name, value in first.items()}, told=frozenset(told))
+    ends = next(place for place in range(1, len(told) + 2) if str(place) not in told)
+    if ends > 1:
+        script.variables["@"] = tuple(told[str(place)] for place in range(1, ends))
     _Shell(script, include, in_slurm="#SBATCH" in text).run(lex(text))
     return script
 

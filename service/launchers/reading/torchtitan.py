@@ -180,16 +180,30 @@ def _named_values(source: Source, named: Named) -> dict[str, Found]:
     return {name: Found(value, named.line) for name, value in _recipes()[named.config].items()}
 
 
-_OLDER = {"training.max_context_length": "training.seq_len"}
+_OLDER = {
+    "training.max_context_length": "training.seq_len",
+    "training.batch_size": "training.local_batch_size",  # before 0.2
+    **{  # before 0.1 in other sections
+        f"{section}.{name}": f"parallelism.{name}"
+        for section, names in {
+            "training": ("tensor_parallel_degree", "data_parallel_shard_degree",
+                         "data_parallel_replicate_degree"),
+            "experimental": ("context_parallel_degree", "pipeline_parallel_degree",
+                             "pipeline_parallel_schedule"),
+        }.items()
+        for name in names
+    },
+    "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
+}  # fmt: skip
 _TOKENS = "training.num_tokens_per_microbatch_per_dp_rank"
 
 
 def _in_older_names(values: dict[str, Found]) -> dict[str, Found]:
-    """Names after 0.3 as those of 0.3: the tokens of a microbatch are sequences of the longest."""
+    """Names before and after 0.3 as those of 0.3: a microbatch's tokens are sequences of the longest."""
     found = {_OLDER.get(name, name): one for name, one in values.items() if name != _TOKENS}
     tokens, length = values.get(_TOKENS), found.get("training.seq_len")
     if tokens is None or length is None:
-        return values if tokens is None else found | {_TOKENS: tokens}
+        return found if tokens is None else found | {_TOKENS: tokens}
     said = [int(str(one.value)) if str(one.value).isdecimal() else 0 for one in (tokens, length)]
     if not all(said) or said[0] % said[1]:
         message = f"line {tokens.line}: {said[0]} is no multiple of the {said[1]} tokens of a sequence"

@@ -34,6 +34,14 @@ def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, *, tie
     }  # fmt: skip
 
 
+def _llama2(hidden: int, layers: int, heads: int, ffn: int) -> _Shape:
+    """A Llama 2 of torchtitan before 0.2."""
+    return {
+        "hidden_size": hidden, "num_layers": layers, "num_attention_heads": heads, "ffn_hidden_size": ffn,
+        "vocab_size": 32_000, "rotary_base": 10_000, "norm_epsilon": 1e-5, "max_position_embeddings": 4096,
+    }  # fmt: skip
+
+
 def _deepseek(sizes: tuple[int, int, int, int], moe: _Shape, *, q_rank: int, vocabulary: int) -> _Shape:
     """A DeepSeek of torchtitan 0.2.2, models/deepseek_v3/__init__.py: hidden, layers, heads, width."""
     hidden, layers, heads, ffn = sizes
@@ -54,6 +62,10 @@ _SHAPES: dict[tuple[str, str], _Shape] = {
         "vocab_size": 2048, "rotary_base": 500_000, "norm_epsilon": 1e-5,
         "max_position_embeddings": 131_072,
     },
+    # Before 0.2: models/llama/__init__.py, with the tokenizer of Llama 2.
+    ("llama2", "7B"): _llama2(4096, 32, 32, 11_008),
+    ("llama2", "13B"): _llama2(5120, 40, 40, 13_824),
+    ("llama2", "70B"): _llama2(8192, 80, 64, 28_672) | {"num_kv_heads": 8},
     ("qwen3", "0.6B"): _qwen3(1024, 28, 16, 8, 3072, tied=True),
     ("qwen3", "1.7B"): _qwen3(2048, 28, 16, 8, 6144, tied=True),
     ("qwen3", "4B"): _qwen3(2560, 36, 32, 8, 9728, tied=True),

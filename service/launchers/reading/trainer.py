@@ -52,6 +52,7 @@ _DECIDING = (  # arguments whose value must be known
     "target_modules", "use_peft", "pure_bf16", "quantization_bit", "load_in_4bit", "load_in_8bit",
 )  # fmt: skip
 _LEAST_NAMES = 2
+_DOCUMENTS = (".yaml", ".yml", ".json")  # HfArgumentParser.parse_yaml_file, parse_json_file
 _SHARDED = 3  # ZeRO-3
 _IRRELEVANT = (
     "dataset", "template", "output_dir", "stage", "do_", "learning_rate", "num_train", "lr_", "warmup",
@@ -82,7 +83,10 @@ _NOT_PRICED = {  # what trains otherwise than a plan can say
     "use_8bit_quantization": "quantised base weights are not priced from launch files yet",
     **dict.fromkeys(PREFERENCES, "training on preferences or rewards is not priced"),
     "num_labels": "a classifier's head is not priced", "problem_type": "a classifier's head is not priced",
-    "vision_model_name_or_path": "vision models are not priced",
+    **dict.fromkeys(
+        ("vision_model_name_or_path", "vision_tower", "vision_path", "mm_projector_type", "audio_tower"),
+        "models that see or hear are not priced",
+    ),
     "use_galore": "GaLore is not priced", "use_badam": "BAdam is not priced",
     "use_apollo": "APOLLO is not priced", "mixture_of_depths": "mixtures of depths are not priced",
     "use_unsloth": "Unsloth's kernels are not priced", "use_kt": "KTransformers is not priced",
@@ -128,7 +132,7 @@ class TrainerReader:
                 return best(_commands(script_of(source, Told())), _is_name)[1] >= _LEAST_NAMES
             except InvalidProblemError:
                 return False
-        names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
+        names = looks_like_document(source) if source.suffix in _DOCUMENTS else {}
         return _MICRO in names and any(name in names for name in _MODELS)
 
     def read(self, source: Source, told: Told) -> LaunchFile:

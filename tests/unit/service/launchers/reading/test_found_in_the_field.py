@@ -166,3 +166,18 @@ def test_a_file_is_found_by_the_path_that_the_script_names(tmp_path: Path) -> No
         "--model_name_or_path meta-llama/Llama-2-7b-hf --max_seq_length 1024 --bf16 True\n"
     )
     assert read_launch_files(source_of([script]), Told()).configuration.zero_stage == 2
+
+
+def test_told_arguments_of_a_script_are_counted() -> None:
+    script = 'if [ "$#" -ne 2 ]; then exit 1; fi\necho $2 $@'
+    told = read_script(script, {"1": "a", "2": "b"}).commands[-1]
+    assert [word.text for word in told] == ["echo", "b", "a", "b"]
+    assert read_script(script).stopped == 1
+
+
+def test_eight_bits_by_megatrons_older_switches() -> None:
+    script = f"torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES} --vocab-size 512 --micro-batch-size 1 "
+    found = read(script + "--fp8-hybrid --transformer-impl transformer_engine")
+    assert (found.workload.precision, found.unread) == ("fp8", ())
+    with pytest.raises(InvalidProblemError, match="--msamp: line 1: cannot be read: MS-AMP"):
+        read(script + "--fp8-hybrid --msamp")

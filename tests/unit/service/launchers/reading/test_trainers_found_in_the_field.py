@@ -497,3 +497,34 @@ def test_what_decides_a_trainers_run_may_not_hang_on_an_unknown_condition() -> N
     assert read(script.format("--logging_steps 1")).configuration.zero_stage == 0
     with pytest.raises(InvalidProblemError, match=r"--fsdp: line 2: \$A hangs on a condition of line 2"):
         read(script.format("--fsdp full_shard"))
+
+
+def test_a_language_models_trainer_with_a_tower_for_images_is_refused() -> None:
+    trained = SFT.replace("accelerate launch --config_file conf/a.yaml -m trl.scripts.sft",
+                          "torchrun --nproc_per_node 8 t.py").strip()  # fmt: skip
+    tuned = trained.replace("meta-llama/Llama-2-7b-hf", "lmsys/vicuna-13b-v1.5")
+    assert read(tuned).model.name == "llama-2-13b"
+    with pytest.raises(InvalidProblemError, match=r"vision_tower: line 1: cannot be read: models that see"):
+        read(f"{tuned} --vision_tower openai/clip-vit-large-patch14-336")
+
+
+def test_arguments_of_a_trainer_stand_in_json_too() -> None:
+    text = (
+        '{"model_name_or_path": "mistralai/Mistral-7B-v0.1", "per_device_train_batch_size": 2,'
+        ' "gradient_accumulation_steps": 4, "max_seq_length": 1024, "bf16": true}'
+    )
+    found = read(text, Told(num_gpus=8), "sft.json")
+    assert (found.model.name, found.workload.global_batch_size) == ("mistral-7b", 8 * 2 * 4)
+
+
+def test_older_names_of_torchtitan_are_read() -> None:
+    text = (
+        '[model]\nname = "llama2"\nflavor = "13B"\n[optimizer]\nname = "AdamW"\n[training]\n'
+        "batch_size = 2\nseq_len = 2048\ndata_parallel_degree = -1\ntensor_parallel_degree = 2\n"
+        '[experimental]\npipeline_parallel_degree = 1\n[activation_checkpoint]\nmode = "full"\n'
+    )
+    found = read(text, Told(num_gpus=16), "a.toml")
+    mesh = found.configuration
+    assert (mesh.tensor_parallel_size, mesh.data_parallel_size, mesh.zero_stage) == (2, 8, 3)
+    assert found.workload.global_batch_size == 2 * 8
+    assert found.model.num_parameters() == 13_015_864_320  # Llama 2 13B's
