@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import GpuSpec, Host, host_of
 from meshwright.profiles.collectives.collectives import Blocks, Fabric, Group
 from meshwright.profiles.errors import InvalidProblemError
@@ -183,6 +184,7 @@ class Context:
     placement: Placement
     seq_length: float
     optimizer: Optimizer
+    own_state_dtypes: bool  # of the optimizer, whose fp32 copy may then be what bf16 weights lack
     workload: Workload
     host: Host
     linear_precision: str  # bf16, fp16, fp8, fp4
@@ -272,7 +274,7 @@ class Context:
         keep it whole: Megatron-Core manages it itself under all but one of them (``optimizer_config.py``
         ``use_precision_aware_optimizer_no_fp8_or_ds_fp8``).
         """
-        short = self.facts.keeps_remainders and self.optimizer.short_states
+        short = self.facts.keeps_remainders and self.own_state_dtypes
         plain = self.workload.precision == "bf16" and not self.low_precision
         return 2.0 if short and plain else 0.0
 
@@ -390,6 +392,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
     """
     workload, gpu, fabric = problem.workload, profile.group.gpu, profile.fabric
     facts = with_options(profile.framework, workload.framework_options)
+    able = launcher_capabilities(problem.launcher)
     t, c, e, et, d, p = (
         getattr(columns, f"{axis}_parallel_size").astype(np.float64)
         for axis in ("tensor", "context", "expert", "expert_tensor", "data", "pipeline")
@@ -416,7 +419,9 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         columns=columns,
         placement=place,
         seq_length=workload.seq_length,
-        optimizer=optimizer_named(workload.optimizer),
+        optimizer=(optimizer := optimizer_named(workload.optimizer)),
+        own_state_dtypes=optimizer.short_states
+        or (facts.gradient_dtype == "bf16" and able.bf16_gradients_are_optimizers),
         workload=workload,
         host=host_of(profile.group),
         linear_precision=linear_precision(problem, facts, gpu),

@@ -94,6 +94,18 @@ def recomputes(given: Arguments, known: Known) -> bool:
     return said.lower() in ("true", "full", "1")
 
 
+def checkpoints(fields: Fields, name: str, *, beside: bool) -> bool:
+    """Whether FSDP recomputes every layer; refused ``beside`` the trainer's own recomputation.
+
+    transformers 5.23 trainer.py:879 (4.57: 5530) raises where both are true.
+    """
+    own = fields.flag(name, default=False)
+    if own and beside:
+        why = f"true, and so is {CHECKPOINTING}: transformers' Trainer starts with one of them alone"
+        fields.fault(name, why, allowed=f"false, or {CHECKPOINTING}: false", nearest="false")
+    return own
+
+
 def ranks_of(known: Known, mesh: Fields | None, started: int | None) -> int | None:
     """All ranks: the told ones, those that are started, or those of accelerate's file.
 
@@ -435,7 +447,9 @@ def _configuration(
         for name, key in (("micro_batch_size", MICRO_BATCH), ("num_microbatches", ACCUMULATION))
     )
     zero = _zero(fields) if sharded and world > 1 else 0
-    recompute = fields.flag(f"{_FSDP}fsdp_activation_checkpointing", default=False)
+    word = given.get(CHECKPOINTING)
+    again = word is not None and word.text.lower() in ("true", "1")
+    recompute = checkpoints(fields, f"{_FSDP}fsdp_activation_checkpointing", beside=again)
     recompute = recompute or recomputes(given, known)
     offload = _offload(fields, zero) if sharded else "none"
     fields.stop()

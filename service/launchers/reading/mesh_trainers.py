@@ -24,6 +24,7 @@ from meshwright.service.launchers.reading.accelerate import (
     AccelerateReader,
     Arguments,
     arguments,
+    checkpoints,
     mesh_run,
     number,
     ranks_of,
@@ -229,8 +230,8 @@ def _axolotl_configuration(fields: Fields, known: Known) -> Configuration:
         fields.fault(f"{_FSDP}offload_params", "weights on the host are not priced", allowed="false")
     fields.word(f"{_FSDP}auto_wrap_policy", allowed=("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP"))
     resharded = fields.flag(f"{_FSDP}reshard_after_forward", default=True)
-    recompute = fields.flag(f"{_FSDP}activation_checkpointing", default=False)
-    recompute = fields.raw("gradient_checkpointing") not in (False, "false", None) or recompute
+    own = fields.raw("gradient_checkpointing") not in (False, "false", None)
+    recompute = checkpoints(fields, f"{_FSDP}activation_checkpointing", beside=own) or own
     tp, cp, shard, replicas = _axolotl_mesh(fields, known)
     if not shares:
         shard, replicas = 1, shard * replicas

@@ -91,10 +91,11 @@ def _by_accelerate(
 ) -> LaunchFile:
     """The run of accelerate's values: its DeepSpeed plugin's, a mesh's, or plain replicas'."""
     known, mesh = known_of(shares.source, told), shares.fields
+    replays = "true" if fields.flag(CHECKPOINTING, default=False) else told.values["recompute_granularity"]
     given = {
         MICRO_BATCH: Word(str(told.values["micro_batch_size"]), 0),
         ACCUMULATION: Word(str(told.values["num_microbatches"]), 0),
-        CHECKPOINTING: Word(str(told.values["recompute_granularity"]), 0),
+        CHECKPOINTING: Word(str(replays), 0),
         **arguments(known, _OF_THE_START),
     }
     if fields.flag("torch_compile", default=False):

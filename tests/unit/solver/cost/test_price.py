@@ -311,9 +311,14 @@ def test_deepspeed_gathers_huge_layers_once_more_for_recomputation_and_hides_not
 FLOORLESS = {"floor_s": 1e-9, "collective_latency_s": 1e-9}
 
 
-def prices_of(framework: str = "megatron-core", offload: str = "none", **workload: object) -> RowPrices:
+def prices_of(
+    framework: str = "megatron-core",
+    offload: str = "none",
+    launcher: str = "megatron-lm",
+    **workload: object,
+) -> RowPrices:
     """One layer's prices on dp 2 without any floor."""
-    problem = a_problem(**workload)  # type: ignore[arg-type]
+    problem = replace(a_problem(**workload), launcher=launcher)  # type: ignore[arg-type]
     layout = a_layout(data_parallel_size=2, offload=offload)
     return price(problem, Columns.of([layout]), a_profile(problem, framework, **FLOORLESS))
 
@@ -409,6 +414,17 @@ def test_a_step_of_bf16_states_moves_22_of_30_bytes() -> None:
     plain, short = prices_of("fsdp"), prices_of("fsdp", optimizer="adamw-bf16")
     ratio = short.tail_breakdown_s["optimizer"][0, 0] / plain.tail_breakdown_s["optimizer"][0, 0]
     assert ratio == pytest.approx(22 / 30)
+
+
+def test_bf16_gradients_of_ms_swift_leave_two_bytes_of_the_fp32_weights() -> None:
+    # its precision-aware optimizer keeps what bf16 weights lack: 2 + 4 + 4 bytes, not 4 + 4 + 4
+    options = {"gradient_dtype": "bf16"}
+    kept = {
+        launcher: prices_of(launcher=launcher, framework_options=options).optimizer_bytes[0, 0]
+        for launcher in ("ms-swift", "megatron-lm")
+    }
+    assert kept["ms-swift"] / kept["megatron-lm"] == pytest.approx(10 / 12)
+    assert prices_of(launcher="ms-swift").optimizer_bytes[0, 0] == kept["megatron-lm"]
 
 
 def test_muon_orthogonalises_in_30_m_flops_a_weight() -> None:

@@ -166,6 +166,14 @@ def test_accelerates_file_may_leave_out_the_beginning_of_fsdps_names() -> None:
     assert not found.unread
 
 
+def test_a_trainer_does_not_recompute_twice() -> None:
+    mesh = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  activation_checkpointing: true\n"
+    with pytest.raises(InvalidProblemError, match=r"and so is gradient_checkpointing.*Allowed: false, or"):
+        shared(mesh, SFT.replace("--bf16", "--gradient_checkpointing true --bf16"))
+    found = shared(mesh, SFT.replace("--bf16", "--gradient_checkpointing false --bf16"))
+    assert found.configuration.recompute_granularity == "full"
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
