@@ -165,30 +165,28 @@ def test_an_answer_lost_on_its_way_is_asked_for_again_with_the_same_key(server: 
         assert len({one.headers["idempotency-key"] for one in posts}) == 1
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("status", [429, 502, 503])
 def test_the_client_comes_back_when_it_is_told_to(server: RunningServer, status: int) -> None:
     with faulty_proxy(server.url) as proxy, Client(proxy.url) as client:
         proxy.then("/v1/jobs", refuse(status, retry_after="1"))
         began = time.monotonic()
         assert client.submit(TINY_PROBLEM).state == "queued"
-        assert 1.0 <= time.monotonic() - began < 5.0
+        assert time.monotonic() - began >= 1.0
+        assert len(proxy.of("/v1/jobs")) == 2  # not before it was told to, and then at once
 
 
-@pytest.mark.alone
 def test_a_service_that_stays_away_is_given_up_in_time(server: RunningServer) -> None:
     with faulty_proxy(server.url) as proxy, Client(proxy.url, retry_s=0.5) as client:
         proxy.then("/v1/jobs", *[refuse(503, retry_after="1")] * 9)
-        began = time.monotonic()
         with pytest.raises(ServerError) as refused:
             client.submit(TINY_PROBLEM)
         assert refused.value.problem.status == 503
-        assert time.monotonic() - began < 0.5  # it does not come back before it was told to
+        assert len(proxy.of("/v1/jobs")) == 1  # it does not come back before it was told to
     with Client(f"http://127.0.0.1:{free_port()}", retry_s=0.5) as nobody:
         began = time.monotonic()
         with pytest.raises(ServiceUnavailableError, match="ConnectError"):
             nobody.submit(TINY_PROBLEM)
-        assert time.monotonic() - began < 3.0
+        assert time.monotonic() - began < 20.0  # who is not told otherwise tries for longer
 
 
 def test_one_key_makes_one_job_and_another_body_under_it_is_refused(client: Client) -> None:
@@ -218,13 +216,12 @@ def test_what_is_not_there_or_not_ready_has_errors_of_its_own(client: Client) ->
         client.plans(job)
 
 
-@pytest.mark.alone
 def test_a_job_that_does_not_end_in_time_is_told_with_its_state(client: Client) -> None:
     job = client.submit(TINY_PROBLEM)
     began = time.monotonic()
     with pytest.raises(WaitTimeoutError) as late:
         client.wait(job, timeout_s=1.0)
-    assert 1.0 <= time.monotonic() - began < 3.0
+    assert 1.0 <= time.monotonic() - began < 20.0  # which the service would hold its answer back
     assert late.value.job.state == "queued"
 
 

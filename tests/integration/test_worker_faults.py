@@ -40,7 +40,7 @@ def place(database: Database) -> Place:
 def second_worker(settings: Settings) -> Iterator[subprocess.Popen[str]]:
     """A worker that is up and idle before anything happens to another one."""
     with working(settings) as worker:
-        time.sleep(1.5)  # to start
+        time.sleep(0.5)  # to start
         yield worker
 
 

@@ -223,13 +223,12 @@ def test_import_and_one_look_up_of_each_kind_are_quick() -> None:
     assert float(done.stdout) < 0.25  # CPU seconds, which other work on the machine does not add to
 
 
-@pytest.mark.alone
 def test_a_second_look_up_reads_no_file() -> None:
     find_model("deepseek-v3")
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(1000):
         find_model("deepseek-v3")
-    assert time.perf_counter() - start < 0.1
+    assert time.process_time() - start < 0.1
 
 
 @pytest.mark.parametrize(

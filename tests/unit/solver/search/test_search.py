@@ -230,13 +230,12 @@ def test_more_memory_per_gpu_never_makes_the_best_plan_slower() -> None:
     assert steps == sorted(steps, reverse=True)
 
 
-@pytest.mark.alone
 def test_many_wanted_plans_leave_time_to_predict_and_check_them() -> None:
     problem = a_problem(top_k=5000, diverse=False, time_limit_s=2.0)
     answer = search(problem, default_profile(problem.cluster, problem.launcher))
     assert answer.status == "feasible"
     assert len(answer.plans) > 10
-    assert answer.elapsed_s < 2.0 + 1.0  # the promise: what was found, a second past the limit at most
+    assert answer.elapsed_s < 2.0 + 1.0  # of CPU: what was found, a second past the limit at most
 
 
 def test_a_slice_of_a_few_tokens_that_alone_fits_is_found() -> None:
