@@ -25,9 +25,10 @@ def start(command: Sequence[str], choice: Choice, *, report: bool = True) -> int
     """Run a command with a plan, its output passed on; its exit code.
 
     The flags that the plan's launcher takes are appended (``plan_flags``), unless the command places them
-    itself with the word ``{plan_flags}``; ``{save_dir}`` and ``{tensor_parallel_size}``, or any other size,
-    are filled in wherever they stand. Without a command the plan's own ``launch.sh`` runs. The log is read
-    on the way: the node on which steps are logged (Megatron-LM's last) reports them, once for all nodes.
+    itself with the word ``{plan_flags}`` or runs the plan's own ``launch.sh``; ``{save_dir}`` and
+    ``{tensor_parallel_size}``, or any other size, are filled in wherever they stand. Without a command the
+    plan's own ``launch.sh`` runs. The log is read on the way: the node on which steps are logged
+    (Megatron-LM's last) reports them, once for all nodes.
 
     Raises:
         LaunchError: there is no such program, or no ``launch.sh``.
@@ -85,7 +86,8 @@ def filled(command: Sequence[str], choice: Choice) -> list[str]:
         for name, value in figures.items():
             word = word.replace("{" + name + "}", str(value))  # noqa: PLW2901 - filled in, figure by figure
         words.append(word)
-    return words if "{plan_flags}" in command else [*words, *plan_flags(choice)]
+    placed = "{plan_flags}" in command or str(choice.path("launch.sh")) in words  # which has them
+    return words if placed else [*words, *plan_flags(choice)]
 
 
 def plan_flags(choice: Choice, environ: Mapping[str, str] = os.environ) -> list[str]:

@@ -203,14 +203,30 @@ def lightning_callback(reporter: Reporter) -> Any:  # noqa: ANN401 - a Callback
     return Reporting()
 
 
-# Megatron-LM's training_log; "step:" of torchtitan; "Step 3" and "step=3" of others.
+# Megatron-LM's training_log; nanotron's; "step:" of torchtitan; "Step 3" and "step=3" of others.
 _ELAPSED = re.compile(r"elapsed time per iteration \(ms\):\s*([\d.]+)")
-_STEP = re.compile(r"\bstep[ :=]+(\d+)\b", re.IGNORECASE)
+_NANOTRON = re.compile(r"\b(?:elapsed_)?time_per_iteration_ms: ([\d.]+)(K?)\b")  # 1.27K: 1.27 s
+_STEP = re.compile(
+    r"\bstep[ :=]+(\d+)\b"
+    r"|.*\b(\d+)/\d+ \[[^\]]*\]\s*\{'loss'"  # the bar of transformers' Trainer, before what it logs
+    r"|'(?:global_step/max_steps|iteration)': '(\d+)/",  # ms-swift
+    re.IGNORECASE,
+)
 _PEAK = re.compile(r"max allocated:\s*([\d.]+)")  # MB of Megatron-LM: 2^20 bytes
 _RESERVED = re.compile(r"\bmemory:\s*([\d.]+)GiB\(")  # torchtitan, components/metrics.py: max_reserved_gib
 _RANK = re.compile(r"^\s*\[(?:rank|default)(\d+)\]:")
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")  # torchtitan's log has them, whoever reads it
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|(?:CUDA|HIP) out of memory")
+
+
+def _timed(text: str) -> float | None:
+    """Seconds of a step that a line states itself."""
+    elapsed, human = _ELAPSED.search(text), _NANOTRON.search(text)
+    if elapsed:
+        return float(elapsed[1]) / 1000.0
+    if human:
+        return float(human[1]) * (1.0 if human[2] else 1e-3)
+    return None
 
 
 class LogTail:
@@ -236,16 +252,16 @@ class LogTail:
             self._reporter.peak_memory_bytes = max(self._reporter.peak_memory_bytes or 0, found)
         prefix = _RANK.match(text)
         rank = prefix[1] if prefix else ""
-        elapsed, step = _ELAPSED.search(text), _STEP.search(text)
-        if not elapsed and not step:
+        elapsed, step = _timed(text), _STEP.search(text)
+        if elapsed is None and not step:
             return
         self._rank = rank if self._rank is None else self._rank
         if rank != self._rank:
             return
-        if elapsed:
-            self._reporter.step(float(elapsed[1]) / 1000.0)
+        if elapsed is not None:
+            self._reporter.step(elapsed)
         elif step:
-            self._counted(int(step[1]), time.perf_counter())
+            self._counted(int(step[step.lastindex or 1]), time.perf_counter())
 
     def _counted(self, number: int, now_s: float) -> None:
         """A line of a numbered step; the time since the line before is shared by the steps between."""

@@ -31,8 +31,9 @@ from meshwright.solver.calibration.calibrate import (
     require_credible,
 )
 from meshwright.solver.calibration.observations import Observation
-from meshwright.solver.configuration import configuration_from_json
-from meshwright.solver.predict import predict
+from meshwright.solver.configuration import Configuration, configuration_from_json
+from meshwright.solver.predict import predict, predict_all
+from meshwright.solver.problem import Problem
 from meshwright.solver.runs.table import MEMORY_KINDS, MEMORY_RANKS
 
 MAX_RUNS = 64  # the newest ones teach; a fit of more takes seconds
@@ -162,16 +163,22 @@ class Measurements:
             _, page = self._jobs.plans(tenant, job.id, page_size=_JUDGED, page_token=None)
         except NotFoundError:  # forgotten since: the request is repeated
             return []
-        for plan in page.items:
-            found = plan_from_json(plan)
+        asked: list[tuple[Problem, list[Configuration]]] = []  # plans of one problem are priced together
+        for found in map(plan_from_json, page.items):
             problem = settled_problem(found, parse_problem(job.request))
+            alike = next((configs for one, configs in asked if one == problem), None)
+            if alike is None:
+                asked.append((problem, alike := []))
+            if not found.config.is_placed:
+                alike.append(found.config)
+        for problem, configs in asked:
             profile = default_profile(problem.cluster, problem.priced_as)
-            if found.config.is_placed or profile.framework.stack != calibration.stack:
+            if profile.framework.stack != calibration.stack:
                 continue
             profile = calibration.applied(profile)
-            prediction = predict(problem, profile, found.config)
+            predictions = predict_all(problem, profile, configs)
             try:
-                require_credible(problem, profile, [(found.config, prediction)])
+                require_credible(problem, profile, list(zip(configs, predictions, strict=True)))
             except InvalidProblemError as fault:
                 why = fault.errors[0].message
                 return [f"this calibration is left out of answers that do not name it: {why}"]

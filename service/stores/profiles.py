@@ -109,15 +109,15 @@ class ProfileStore:
         """The problem with the profile that it is answered with named by its id.
 
         A problem that names none, or ``latest``, gets the latest calibration of its cluster and framework,
-        where measurements have made one; ``catalog`` gets none. One that ``latest`` stood for earlier (an
-        earlier job's request, sent again) gets the latest of today.
+        where measurements have made one; ``catalog`` stays, also when the job is planned again. One that
+        ``latest`` stood for earlier (an earlier job's request, sent again) gets the latest of today.
 
         Raises:
             InvalidProblemError: at ``/profile``: there is no such profile, or it does not hold here.
         """
         plain = replace(problem, profile=None)
         if problem.profile == CATALOG:
-            return plain
+            return problem
         if is_named(problem.profile):
             self.require(tenant, problem)
             return problem
@@ -129,7 +129,7 @@ class ProfileStore:
     def relearnt(self, tenant: str, problem: Problem) -> Problem:
         """The problem of an earlier job with what was learnt of its cluster since.
 
-        A profile that a client gave, and the job named, stays.
+        A profile that a client gave, and the job named, stays, and so does ``catalog``.
         """
         return problem if is_named(problem.profile) else self.resolved(tenant, problem)
 
@@ -139,7 +139,7 @@ class ProfileStore:
         Raises:
             InvalidProblemError: at ``/profile``.
         """
-        if problem.profile is None:
+        if problem.profile in {None, CATALOG}:
             return
         with self._database.read() as connection:
             known = records.find_profile(connection, tenant, stored_id(problem.profile))
@@ -192,7 +192,7 @@ class ProfileStore:
     def _named_by(self, problem: Problem) -> Profile:
         """The profile that a problem names, or the catalog's; errors as ``profile_of``."""
         document = version = None
-        if problem.profile is not None:
+        if problem.profile is not None and problem.profile != CATALOG:
             profile_id = stored_id(problem.profile)
             with self._database.read() as connection:
                 document = records.document_of(connection, profile_id)

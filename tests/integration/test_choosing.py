@@ -466,7 +466,56 @@ def test_the_example_for_deepspeed_hands_its_json_to_the_script_and_reads_its_lo
     assert done.stdout.startswith(f"--epochs 1 --deepspeed --deepspeed_config {config}\n")
     assert json.loads(config.read_text())["train_batch_size"] == 56
     step_time_s, _ = measured_of(server, tmp_path / "run")
-    assert (step_time_s or 0) >= 0.05  # what a step sleeps, at least
+    assert (step_time_s or 0) > 0.03  # a step sleeps .05 s; its line may be read late, the next one in time
+
+
+BAR = "{step}/90 [00:02<03:04, 2.07s/it]\\r   \\r{{'loss': 2.5, 'learning_rate': 1e-05}}"
+LOGGED = {  # what each trainer prints at a step, and the file of the plan that it must be given
+    "axolotl": (BAR, "axolotl.cli.train"),
+    "trl": (BAR, "trl_sft.yaml"),
+    "llama-factory": (BAR, "llama_factory.yaml"),
+    "nanotron": (
+        "[INFO|DP=0]: iteration: {step} / 90 | consumed_tokens: 8K | time_per_iteration_ms: 250 | loss: 2",
+        "nanotron.yaml",
+    ),
+    "ms-swift": ("{{'loss': 1.5, 'iteration': '{step}/90', 'elapsed_time': '2s'}}", "--micro_batch_size"),
+}
+TRAINER = """
+import sys, time
+print(*sys.argv[1:])
+for step in range(1, 9):
+    time.sleep(0.05)
+    print(f"{line}", flush=True)
+"""
+
+
+@pytest.mark.parametrize("launcher", LOGGED)
+def test_the_examples_of_trainers_start_them_by_the_plans_own_script_and_read_their_logs(
+    server: RunningServer, tmp_path: Path, launcher: str
+) -> None:
+    line, given = LOGGED[launcher]
+    folder = str(tmp_path)
+    own = dict.fromkeys(("LLAMA_FACTORY_DIR", "NANOTRON_DIR", "SWIFT_DIR"), folder)
+    environment = example_environment(server, tmp_path, **own)
+    (tmp_path / "problem.json").write_text(
+        json.dumps({**with_batch(56), "model": {"name": "tinyllama-1.1b"}, "launcher": launcher})
+    )
+    (tmp_path / "cluster.json").write_text('{"name": "dgx-h100", "num_nodes": 1}')
+    (tmp_path / "run.yaml").write_text("learning_rate: 1.0e-5\n")
+    (tmp_path / "trainer.py").write_text(TRAINER.replace("{line}", line))
+    # whatever starts the trainer's processes here starts this in its place
+    script = f'#!/bin/sh\nexec {sys.executable} {tmp_path / "trainer.py"} "$@"\n'
+    for name in ("torchrun", "accelerate"):
+        program(tmp_path / "bin", name, script)
+    done = subprocess.run(
+        ["bash", EXAMPLES / f"{launcher.replace('-', '_')}.sh"], cwd=tmp_path, env=environment,
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    started = done.stdout.partition("\n")[0]
+    assert given in started
+    step_time_s, _ = measured_of(server, tmp_path / "run")
+    assert (step_time_s or 0) > 0.03  # a step sleeps .05 s; its line may be read late, the next one in time
 
 
 def test_the_example_for_kubernetes_starts_every_pod_with_one_plan(

@@ -182,6 +182,14 @@ def _like(given: torch.Tensor, *_bias: Any, **_options: Any) -> Any:
     return Kept.apply(given, tuple(given.shape), 0)
 
 
+def _dropped(given: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: ARG001
+    """Dropout keeps a mask of one byte an element on a GPU, its factors in the input's type on a CPU.
+
+    (torch ``aten/src/ATen/native/Dropout.cpp``: ``is_fused_kernel_acceptable`` asks for a GPU.)
+    """
+    return torch.native_dropout(given, p, training)[0] if training and p else given
+
+
 _experts_run = SequentialMLP.forward
 
 
@@ -225,6 +233,7 @@ DotProductAttention.forward = _attention
 mlp.bias_swiglu_impl = mlp.weighted_bias_swiglu_impl = _halved
 mlp.bias_geglu_impl = mlp.weighted_bias_quick_geglu_impl = _halved
 mlp.bias_gelu_impl = _like
+torch.nn.functional.dropout = _dropped
 
 LOCAL = {  # what the local layers do not have, or a CPU cannot run; no weight depends on it
     "transformer_impl": "local", "persist_layer_norm": False, "masked_softmax_fusion": False,

@@ -48,3 +48,25 @@ def test_steps_of_megatron_lm_are_as_it_timed_them_and_counted_on_one_rank() -> 
 
 def test_lines_that_only_look_like_steps_are_none() -> None:
     assert read("footsteps: 3", "warmup_steps: 12", "loss 2.0", "step: many").seconds == []
+
+
+def test_steps_of_nanotron_are_as_it_timed_them() -> None:
+    line = "[INFO|DP=0]: iteration: {} / 90 | consumed_tokens: 8K | {}time_per_iteration_ms: {} | loss: 2"
+    found = read(line.format(1, "", "1.27K"), line.format(2, "elapsed_", "850"))
+    assert found.seconds == [1.27, 0.85]
+
+
+def test_steps_of_trainers_on_transformers_are_counted_by_their_bar() -> None:
+    bars = "\r  1%|1    | {}/90 [00:02<03:04, 2.07s/it]\r  2%|1    | {}/90 [00:04<03:04, 2.1s/it]\r{}\r"
+    logged = "{'loss': 2.5, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': 0.1}"
+    lines = [bars.format(step - 1, step, " " * 40) + logged for step in (2, 4)]
+    found = read("\rMap: 100%|####| 52/52 [00:01<00:00, 50 examples/s]", *lines, logged, pause_s=0.02)
+    (second,) = found.seconds  # steps 3 and 4 shared the time between both lines
+    assert second >= 0.01
+
+
+def test_steps_of_ms_swift_are_counted_as_it_numbers_them() -> None:
+    old = "{{'loss': 1.5, 'global_step/max_steps': '{}/90', 'percentage': '1%'}}"
+    new = "{{'loss': 1.5, 'iteration': '{}/90', 'elapsed_time': '2s'}}"
+    for form in (old, new):
+        assert len(read(*(form.format(step) for step in (1, 2, 3)), pause_s=0.01).seconds) == 2

@@ -285,7 +285,9 @@ def test_a_problem_may_ask_for_another_profile_or_for_none(
 ) -> None:
     first = measurements.add(TENANT, "aaa", {"step_time_s": 40.0}, key=None)
     measurements.add(TENANT, "bbb", {"step_time_s": 41.0}, key=None)
-    assert store.resolved(TENANT, replace(PROBLEM, profile="catalog")).profile is None
+    plain = store.resolved(TENANT, replace(PROBLEM, profile="catalog"))
+    assert (plain.profile, store.relearnt(TENANT, plain).profile) == ("catalog", "catalog")
+    assert store.profile_of(plain).version == store.profile_of(PROBLEM).version
     assert store.resolved(TENANT, replace(PROBLEM, profile=first.profile_id)).profile == first.profile_id
     with pytest.raises(InvalidProblemError, match="no such profile"):
         store.resolved(TENANT, replace(PROBLEM, profile="latest-1"))
