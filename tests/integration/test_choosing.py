@@ -193,6 +193,8 @@ class Spoilt(BaseHTTPRequestHandler):
 def test_half_an_answer_is_none_and_leaves_nothing_behind(
     server: RunningServer, tmp_path: Path, path_end: str, body: bytes
 ) -> None:
+    with Client(server.url) as client:  # whose search may take longer than the limit below
+        client.wait(client.submit(question_of(with_batch(160), node())))
     with ThreadingHTTPServer(("127.0.0.1", 0), type("One", (Spoilt,), {
         "url": server.url, "path_end": path_end, "body": body,
     })) as between:  # fmt: skip
