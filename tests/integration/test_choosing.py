@@ -19,7 +19,7 @@ import yaml
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
 from meshwright_client import Client, Reporter, choose
-from meshwright_client.choosing import NoAnswerError, NoPlanError
+from meshwright_client.choosing import NoAnswerError, NoPlanError, question_of
 from meshwright_client.errors import InvalidRequestError
 from meshwright_client.launching import plan_flags
 from meshwright_client.nodes import Nodes
