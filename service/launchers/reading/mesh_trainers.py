@@ -62,9 +62,12 @@ _SHARDED = 3  # ZeRO-3
 _FSDP2 = 2
 
 
-def _refuse_quantised(fields: Fields) -> None:
+_QUANTISED = ("load_in_4bit", "load_in_8bit")
+
+
+def _refuse_quantised(fields: Fields, names: Sequence[str] = _QUANTISED) -> None:
     """Leave a fault for weights of fewer bits."""
-    for name in ("load_in_4bit", "load_in_8bit"):
+    for name in names:
         if fields.flag(name, default=False):
             fields.fault(name, "quantised weights under this trainer are not priced", allowed="false")
 
@@ -81,7 +84,16 @@ _AXOLOTL_IRRELEVANT = (
     "flash_attention", "xformers", "sdp_attention", "fsdp_config.state_dict", "fsdp_config.final_state",
     "fsdp_config.cpu_ram", "fsdp_config.sync", "fsdp_config.use_orig", "fsdp_config.transformer_layer",
 )  # fmt: skip
+_AXOLOTL_REFUSED = {
+    "rl": "training on preferences or rewards is not priced",
+    "reward_model": "training on preferences or rewards is not priced",
+    "processor_type": "models that see or hear are not priced",
+    "relora": "ReLoRA is not priced", "relora_steps": "ReLoRA is not priced",
+    "unfrozen_parameters": "which weights are trained hangs on it",
+    "gptq": "weights that are stored quantised are not priced",
+}  # fmt: skip
 _FSDP = "fsdp_config."
+_ADAPTERS = ("lora", "qlora")
 
 
 class AxolotlReader:
@@ -101,9 +113,14 @@ class AxolotlReader:
             InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
         """
         fields, known = Fields(source.name, document_of(source), told), known_of(source, told)
-        _refuse_quantised(fields)
+        for name, why in _AXOLOTL_REFUSED.items():
+            if fields.raw(name) not in (None, False, ""):
+                fields.fault(name, f"cannot be read: {why}")
+        fields.stop()
         _take_model(fields, known, "base_model")
         tuned = _axolotl_tuned(fields)
+        if "base_precision" in tuned and known.model().moe is not None:
+            fields.fault("load_in_4bit", "experts of 4 bits under Axolotl are not priced", allowed="false")
         _require_bf16(fields)
         for name in ("micro_batch_size", "sequence_len"):
             fields.expect(name)
@@ -113,7 +130,7 @@ class AxolotlReader:
         world, nodes = configuration.num_gpus, known.world.num_nodes
         each = divided(world, nodes, field="dp_shard_size", what="nodes") if nodes else None
         return LaunchFile(
-            launcher=self.name,
+            launcher=AccelerateReader.name if "base_precision" in tuned else self.name,
             model=known.model(),
             workload=Workload(
                 global_batch_size=configuration.global_batch_size,
@@ -178,9 +195,17 @@ def _axolotl_tuned(fields: Fields) -> dict[str, Any]:
     name = optimizer_of(fields, "optimizer", "adamw_torch_fused")
     found: dict[str, Any] = {"optimizer": "adamw-8bit-bf16" if name == "adamw-8bit" else name}
     kind = fields.word("adapter", "")
-    if kind not in ("", "none", "lora"):
-        fields.fault("adapter", f"{shown(kind)} under Axolotl is not priced", allowed="lora, no adapter")
-    if kind == "lora":
+    if kind not in ("", "none", *_ADAPTERS):
+        fields.fault("adapter", f"{shown(kind)} under Axolotl is not priced", allowed="lora, qlora")
+    four = kind == "qlora" and fields.flag("load_in_4bit", default=False)
+    if kind == "qlora" and not four:
+        fields.fault("adapter", "qlora needs load_in_4bit", allowed="load_in_4bit: true, or lora")
+    plain = four and not (fields.has("deepspeed") or _is_cut(fields))
+    if plain:  # its adapters stay in fp32 (peft, prepare_model_for_kbit_training)
+        found = {"optimizer": name, "base_precision": "nf4-double"}  # _set_quantization_config
+        fields.note("weights of 4 bits under Axolotl are priced as on accelerate's replicas")
+    _refuse_quantised(fields, ("load_in_8bit",) if plain else _QUANTISED)
+    if kind in _ADAPTERS:
         every = fields.flag("lora_target_linear", default=False)
         found["lora_rank"] = fields.integer("lora_r", 8)
         found["lora_targets"] = SINGLE_TARGETS if every else adapted(fields)
@@ -218,9 +243,9 @@ def _axolotl_configuration(fields: Fields, known: Known) -> Configuration:
     """Sizes of the mesh, and what FSDP2 does on it."""
     micro, count = fields.integer("micro_batch_size", 1), fields.integer(ACCUMULATION, 1)
     version = fields.integer("fsdp_version", fields.integer(f"{_FSDP}fsdp_version", 1))
-    shares = bool(fields.raw("fsdp")) or fields.has_section("fsdp_config")
-    if not shares and fields.word("adapter", "") == "lora":
-        fields.note("without FSDP every rank holds the whole base in bf16, and all adapters")
+    shares = _is_cut(fields)
+    if not shares and fields.word("adapter", "") in _ADAPTERS:
+        fields.note("without FSDP every rank holds the whole base, and all adapters")
     elif not shares:
         message = "without FSDP Axolotl's weights are in two precisions, which is not priced"
         fields.fault("fsdp_config", message, allowed="fsdp_version: 2 and an fsdp_config")
@@ -250,6 +275,11 @@ def _axolotl_configuration(fields: Fields, known: Known) -> Configuration:
         recompute_layers=layers if recompute else 0,
         stage_layers=(layers,),
     )
+
+
+def _is_cut(fields: Fields) -> bool:
+    """Whether FSDP cuts the weights."""
+    return bool(fields.raw("fsdp")) or fields.has_section("fsdp_config")
 
 
 def _axolotl_mesh(fields: Fields, known: Known) -> tuple[int, int, int, int]:

@@ -536,3 +536,25 @@ def test_older_names_of_torchtitan_are_read() -> None:
     assert (mesh.tensor_parallel_size, mesh.data_parallel_size, mesh.zero_stage) == (2, 8, 3)
     assert found.workload.global_batch_size == 2 * 8
     assert found.model.num_parameters() == 13_015_864_320  # Llama 2 13B's
+
+
+def test_axolotls_weights_of_4_bits_are_replicas_of_accelerate() -> None:
+    text = f"{AXOLOTL}adapter: qlora\nload_in_4bit: true\nlora_r: 32\nlora_target_linear: true\n"
+    found = read(text, Told(num_gpus=8), "a.yml")
+    assert (found.launcher, found.configuration.zero_stage) == ("accelerate", 0)
+    workload = found.workload
+    assert (workload.base_precision, workload.lora_rank) == ("nf4-double", 32)
+    assert (workload.optimizer, workload.global_batch_size) == ("adamw-8bit", 8 * 2 * 3)
+    for line, cause in (
+        ("load_in_8bit: true", "load_in_8bit: line 12: quantised weights"),
+        ("deepspeed: zero3.json", "load_in_4bit: line 9: quantised weights"),
+        ("rl: dpo", "rl: line 12: cannot be read: training on preferences"),
+        ("processor_type: AutoProcessor", "processor_type: line 12: cannot be read: models that see"),
+        ("load_in_4bit: false", "is repeated"),
+    ):
+        with pytest.raises(InvalidProblemError, match=cause):
+            read(f"{text}{line}\n", Told(num_gpus=8), "a.yml")
+    with pytest.raises(InvalidProblemError, match="adapter: line 8: qlora needs load_in_4bit"):
+        read(text.replace("load_in_4bit: true\n", ""), Told(num_gpus=8), "a.yml")
+    with pytest.raises(InvalidProblemError, match="experts of 4 bits"):
+        read(text.replace("Mistral-7B-v0.1", "Mixtral-8x7B-v0.1"), Told(num_gpus=8), "a.yml")
