@@ -174,13 +174,13 @@ def ask(
     first = replace(variants[0].problem, workload=problem.workload, options=problem.options)
     priced = variants[0].profile
     of_a_step = is_plain(problem) and not problem.options.batch_ramp
-    if of_a_step:  # odds are of the shortest step
-        closed: tuple[str, ...] = ()
-        with watch.closing().cut():
+    closed: tuple[str, ...] = ()
+    with watch.closing().cut():
+        if of_a_step:  # odds are of the shortest step
             answer = replace(answer, plans=with_odds(first, priced, answer.plans))
-            closed = switches_left_closed(problem, priced, answer.plans) if answer.plans else ()
-        answer = replace(answer, warnings=(*answer.warnings, *closed))
-    answer = replace(answer, warnings=(*answer.warnings, *unsaid(answer.plans, odds=of_a_step)))
+        closed = switches_left_closed(problem, priced, answer.plans) if answer.plans else ()
+    unknown = unsaid(answer.plans, odds=of_a_step)
+    answer = replace(answer, warnings=(*answer.warnings, *closed, *unknown))
     if problem.options.pareto and answer.plans:
         answer = replace(answer, pareto=front_of(problem, variants, watch), elapsed_s=watch.elapsed_s)
     return _of_model(problem, with_baseline(first, priced, answer))

@@ -223,30 +223,27 @@ def score_s(problem: Problem, profile: Profile, config: Configuration, predictio
     if config.is_placed:  # ranked by its step alone
         return prediction.step_time_s
     weighing = weighing_of(problem, profile, Columns.of([config]))
-    weighed = weighing.scale * prediction.step_time_s + weighing.offset
-    return float(np.asarray(weighed)[0])
+    return float((weighing.scale * prediction.step_time_s + weighing.offset)[0])
 
 
 # --------------------------------------------------------------------------------------------------
 # Switches that a request leaves closed.
 
-_WORTH_SAYING = 0.02  # of the step
+_WORTH_SAYING = 0.02  # of the objective
 _TRIED = 3  # layouts, and combinations for each kind of recomputation
 
 
 def switches_left_closed(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> tuple[str, ...]:
-    """That switches which the request leaves closed would make a listed layout faster than the first plan.
+    """That switches which the request leaves closed would make a listed layout better than the first plan.
 
     Tried are, on the first plans of as many GPUs and sequences, the combinations that change most for each
-    kind of recomputation; a search of the switches finds at least as good a plan. Empty: nothing
-    noticeable is found.
+    kind of recomputation; a search finds at least as good a plan. Empty: nothing noticeable is found.
     """
     first = plans[0]
     if first.config.is_placed or problem.options.batch_ramp or EVERY_SWITCH in problem.options.allow:
         return ()
-    alike = (first.config.num_gpus, first.config.global_batch_size)
-    some = [plan.config for plan in plans[:_TRIED]]
-    configs = [one for one in some if (one.num_gpus, one.global_batch_size) == alike]
+    some, alike = plans[:_TRIED], (first.config.num_gpus, first.config.global_batch_size)
+    configs = [p.config for p in some if (p.config.num_gpus, p.config.global_batch_size) == alike]
     asked = replace(
         problem,
         launcher=first.launchers[0] if first.launchers else problem.launcher,
@@ -254,24 +251,30 @@ def switches_left_closed(problem: Problem, profile: Profile, plans: Sequence[Pla
         options=replace(problem.options, allow=(*problem.options.allow, EVERY_SWITCH)),
     )
     own = profile_of_variant(asked, profile)
-    step_s, best = first.prediction.step_time_s * (1.0 - _WORTH_SAYING), asked
-    left = dict.fromkeys(RECOMPUTATION, _TRIED)
+    least = score_s(asked, own, first.config, first.prediction) * (1.0 - _WORTH_SAYING)
+    step_s, said, left = first.prediction.step_time_s, "", dict.fromkeys(RECOMPUTATION, _TRIED)
     for one in _switched(asked, own):  # that which changes most first
         kinds = [kind for kind in one.options.recompute_kinds or RECOMPUTATION if left[kind]]
         left |= {kind: left[kind] - 1 for kind in kinds}
         layouts = list(dict.fromkeys(_recomputing(config, kind) for config in configs for kind in kinds))
-        steps = [found.step_time_s for found in predict_all(one, own, layouts)]
-        faster = [at for at in range(len(steps)) if steps[at] < step_s]
-        faults = violations_of_all(one, own, [layouts[at] for at in faster])
-        for at in (at for at, found in zip(faster, faults, strict=True) if not found):
-            step_s, best = min((step_s, best), (steps[at], one), key=lambda pair: pair[0])
-    if best is asked:
-        return ()
-    changes = changes_of(best.workload, asked.workload)
-    words = ", ".join(f"{name} {value}" for name, value in changes.items())
-    closed = f"switches are not searched (search.allow: {EVERY_SWITCH})"
-    steps_s = f"{step_s:.3g} s instead of {first.prediction.step_time_s:.3g} s"
-    return (f"{closed}; under {words} a layout of these meshes takes {steps_s}",)
+        priced = predict_all(one, own, layouts)  # none may take longer: that could miss a deadline
+        scores = [score_s(one, own, *some) for some in zip(layouts, priced, strict=True)]
+        ranked = (at for at in np.argsort(scores).tolist() if scores[at] < least)
+        better = [at for at in ranked if priced[at].step_time_s <= step_s]
+        faults = violations_of_all(one, own, [layouts[at] for at in better])
+        for at in [at for at, found in zip(better, faults, strict=True) if not found][:1]:
+            words = ", ".join(map(" ".join, changes_of(one.workload, asked.workload).items()))
+            least, taken = scores[at], _taken(one, own, layouts[at], priced[at])
+            said = f"under {words} a layout of these meshes takes {taken}"
+    said += f" instead of {_taken(asked, own, first.config, first.prediction)}" * bool(said)
+    return (f"switches are not searched (search.allow: {EVERY_SWITCH}); {said}",) if said else ()
+
+
+def _taken(problem: Problem, profile: Profile, config: Configuration, prediction: Prediction) -> str:
+    """Joules where a request minimises them; all else that it may minimise grows with the step."""
+    joules = outlook_of(problem, profile, config, prediction).energy_per_token_j
+    weighed = problem.options.objective == "energy_per_token"
+    return f"{joules:.3g} J/token" if weighed else f"{prediction.step_time_s:.3g} s"
 
 
 def _recomputing(config: Configuration, kind: str) -> Configuration:
@@ -408,9 +411,7 @@ _UNLIKE_STACKS = (
 
 def _unlike(asked: Problem) -> tuple[str, ...]:
     """That the launchers of a request for any are compared by unlike fits."""
-    if asked.priced_as != "any":
-        return ()
-    return (_UNLIKE_STACKS,)
+    return (_UNLIKE_STACKS,) if asked.priced_as == "any" else ()
 
 
 def _notes(first: Answer, answers: Sequence[Answer], unasked: int) -> dict[str, str]:

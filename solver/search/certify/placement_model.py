@@ -57,7 +57,7 @@ def judge_placement(request: PlacementRequest) -> PlacementVerdict:
         _every_layer_sits_once(model, request, block)
         _layers_stand_where_their_stage_does(model, request, block)
         _every_stage_fits_its_memory(model, block)
-        _slowest_stage_decides(model, block, objective)
+        _slowest_stage_decides(model, request, block, objective)
     model.minimize(objective)
     for at, block in enumerate(blocks):
         _hint(model, block, chosen=at == request.hint_field)
@@ -145,15 +145,26 @@ def _every_stage_fits_its_memory(model: cp_model.CpModel, block: Block) -> None:
                 model.add(counts[0] <= max(room, 0) // max(prices[0], 1) * on)
 
 
-def _slowest_stage_decides(model: cp_model.CpModel, block: Block, objective: cp_model.IntVar) -> None:
-    """``objective`` is at least every stage's share, rounded up to a microsecond, of the field chosen."""
+def _slowest_stage_decides(
+    model: cp_model.CpModel, request: PlacementRequest, block: Block, objective: cp_model.IntVar
+) -> None:
+    """``objective`` is at least every stage's share, rounded up to a microsecond, of the field chosen.
+
+    All layers together take what they would on their quickest berth, and each what it is slower than
+    there: said so, the sum is large before any layer has its place, and most shares are soon too large.
+    """
     one = block.field
+    quickest = [min(kind) for kind in zip(*one.layer, strict=True)]
+    slower = [[own - least for own, least in zip(kinds, quickest, strict=True)] for kinds in one.layer]
+    least = one.fixed + sum(
+        each * every[-1] for each, every in zip(quickest, request.cumulative, strict=True)
+    )
     whole: list[tuple[Linear, int]] = []
     for stage in range(one.num_stages):
-        whole += _terms(block, stage, one.layer, one.beside, one.hop)
+        whole += _terms(block, stage, slower, one.beside, one.hop)
     for stage in range(one.num_stages):
         own = _terms(block, stage, one.own_layer, one.own_beside, one.own_hop)
-        share = weighted([*whole, *own]) + one.fixed
+        share = weighted([*whole, *own]) + least
         model.add(_NS_PER_US * objective >= share).only_enforce_if(block.chosen)
 
 

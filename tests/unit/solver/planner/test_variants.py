@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
-from meshwright.profiles.library import find_model
+from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import SAMPLE, Answer, Infeasibility, ObjectiveClaim, Outlook, Plan, Remedy
 from meshwright.solver.check import violations
@@ -34,6 +34,10 @@ SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_att
 
 
 PLAIN = Configuration(stage_layers=(6,))
+
+SINGLE = dict.fromkeys(
+    ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "micro_batch_size"), 1
+)
 
 
 def small(**options: object) -> Problem:
@@ -358,11 +362,8 @@ def told_s(answer: Answer) -> list[float]:
 
 def test_an_answer_tells_what_switches_would_win_that_were_not_searched() -> None:
     # the experts' exchange under computing, and layers launched at once, are worth more than 2 % of a step
-    pin = dict.fromkeys(
-        ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "micro_batch_size"), 1
-    )
     moe = a_problem(model=find_model("qwen3-30b-a3b"), cluster=a_cluster(num_nodes=2), batch=64, top_k=3,
-                    certify="none", pin=pin)  # fmt: skip
+                    certify="none", pin=SINGLE)  # fmt: skip
     closed, opened = (
         answered(moe),
         answered(replace(moe, options=replace(moe.options, allow=("switches",)))),
@@ -372,6 +373,28 @@ def test_an_answer_tells_what_switches_would_win_that_were_not_searched() -> Non
     assert step_s < 0.98 * closed.plans[0].prediction.step_time_s
     assert opened.plans[0].prediction.step_time_s <= step_s * 1.005, "three digits are printed"
     assert told_s(opened) == []
+
+
+@pytest.mark.parametrize("objective", ["tokens_per_s_per_gpu", "gpu_hours_per_token"])
+def test_what_switches_would_win_is_told_by_the_step_where_an_objective_grows_with_it(
+    objective: str,
+) -> None:
+    asked = small()
+    weighed = replace(asked, options=replace(asked.options, objective=objective))
+    assert told_s(answered(weighed)) == told_s(answered(asked)) != []
+
+
+def test_what_switches_would_win_is_told_in_joules_where_energy_is_asked_for() -> None:
+    # a GPU that waits for an exchange draws less than one that computes, so that less is won than of a step
+    cluster = find_cluster("dgx-h100", num_nodes=2)
+    moe = a_problem(model=find_model("qwen3-30b-a3b"), cluster=cluster, batch=64, top_k=1, certify="none",
+                    pin=SINGLE, objective="energy_per_token")  # fmt: skip
+    closed = answered(moe)
+    (text,) = (text for text in closed.warnings if "switches are not searched" in text)
+    new, old = map(float, re.findall(r"([\d.e-]+) J/token", text))
+    assert closed.plans[0].outlook is not None
+    assert f"{closed.plans[0].outlook.energy_per_token_j:.3g}" == f"{old:.3g}"
+    assert 0.5 * old < new < 0.98 * old
 
 
 def test_nothing_is_told_of_switches_that_are_stated_or_that_the_launcher_does_not_have() -> None:

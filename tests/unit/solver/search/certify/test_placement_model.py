@@ -12,7 +12,7 @@ from meshwright.solver.answer import Answer
 from meshwright.solver.problem import Certify, Problem, ProofMismatchError
 from meshwright.solver.search.certify.judge import Claimed, compare, field_request
 from meshwright.solver.search.certify.placement_model import PlacementVerdict, judge_placement
-from meshwright.solver.search.certify.request import PlacementRequest
+from meshwright.solver.search.certify.request import FieldRequest, PlacementRequest
 from meshwright.solver.search.placement.program import Field, Program
 from meshwright.solver.search.search import search
 from tests.problems.mixed_clusters import (
@@ -57,6 +57,26 @@ def a_field(problem: Problem, stages: int) -> Field:
 def answered(certify: Certify) -> Answer:
     problem = a_mixed_problem((FAST, SLOW_GROUP), certify=certify, top_k=3)
     return search(problem, default_profile(problem.cluster, "none"))
+
+
+def test_berths_of_unlike_speed_are_judged_with_little_effort() -> None:
+    # 6 stages in 4! orders of berths, 40 layers: what all layers take at least stands in the model, so that
+    # few placements are tried (4 and more by CP-SAT's own clock before, as it counts on any machine)
+    quick, own = (20, 10, 40, 80), (700, 450, 1350, 2500)
+    one = FieldRequest(
+        num_stages=6, room=(1, 2, 2, 1), fixed=12_000_000,
+        layer=[[1_000_000 * each] for each in quick], own_layer=[[1_000_000 * each] for each in own],
+        beside=[[1_000_000] * 6] * 4, own_beside=[[30_000_000 * (1 + stage % 3) for stage in range(6)]] * 4,
+        hop=[[7_000_000] * 4] * 4, own_hop=[[7_000_000] * 4] * 4,
+        memory_layer=[[[1]] * 6] * 4, memory_room=[[40] * 6] * 4,
+        hint=[(1, 12), (1, 12), (0, 7), (2, 4), (2, 4), (3, 1)],
+    )  # fmt: skip
+    request = PlacementRequest(
+        num_layers=40, cumulative=[list(range(41))], fields=[one], hint_field=0, seed=0, time_limit_s=60.0,
+        deterministic_limit=2.0,
+    )  # fmt: skip
+    for seed in range(3):
+        assert judge_placement(replace(request, seed=seed)).status == "OPTIMAL"
 
 
 @settings(max_examples=25, deadline=None)
