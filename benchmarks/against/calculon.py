@@ -1,7 +1,8 @@
 """Calculon (calculon-ai/calculon) from a checkout: its exhaustive search, and its price of our plans.
 
-The search: Turing-530B on 512 A100, 512 sequences of 2 048 tokens, its own description of the A100. It
-splits layers evenly only, so 105 layers leave it no pipeline on 512 GPUs; it offloads to the host instead.
+The search: Megatron 22B on 8 A100, 4 sequences of 2 048 tokens, a published run that it was validated on,
+its own description of the A100. It tries all that it knows one by one: on one core a larger cluster takes
+it more than half an hour.
 The price: our ten plans for GPT-3 175B on 1 024 A100, which it can express where they split evenly.
 """
 
@@ -19,16 +20,16 @@ NAME = "Calculon"
 # Imported by calculon/io.py, calculon/llm/all_executions.py and calculon/llm/optimal_execution.py.
 NEEDED = ("numpy", "pandas", "psutil")
 REQUEST: Mapping[str, object] = {
-    "model": "turing-530B.json",
+    "model": "megatron-22B.json",
     "system": "a100_80g.json",
-    "gpus": 512,
-    "batch": 512,
+    "gpus": 8,
+    "batch": 4,
 }
-BATCH, LAYERS, TARGET, REPEATS = 512, 105, 100.0, 3
+BATCH, LAYERS, TARGET, REPEATS = 4, 48, 100.0, 3
 GPT_BATCH = 1536
-TURING: Mapping[str, object] = {
-    "model": {"name": "mt-nlg-530b"},
-    "cluster": {"name": "dgx-a100", "num_nodes": 64},
+SMALL: Mapping[str, object] = {
+    "model": {"name": "megatron-22b"},
+    "cluster": {"name": "dgx-a100", "num_nodes": 1},
     "workload": {"global_batch_size": BATCH, "seq_length": 2048, "precision": "bf16"},
 }
 GPT: Mapping[str, object] = {
@@ -48,13 +49,13 @@ def compare(budget: Budget, checkout: Path | None) -> Comparison:
     """
     home = usable(checkout)
     script = [str(environment("calculon", NEEDED)), str(SCRIPTS / "calculon_search.py"), str(home)]
-    ours = [ask_ours({"problem": problem(TURING)}, budget) for _ in range(REPEATS)]
+    ours = [ask_ours({"problem": problem(SMALL)}, budget) for _ in range(REPEATS)]
     remarks = [second_opinion(script, budget)]
     theirs = ask(NAME, script, REQUEST, budget)
     cpu_s = median_of([run.cpu_s for run in ours])
     first = ours[0].answer["plans"][0]
     return Comparison(
-        question=f"Turing-530B on {REQUEST['gpus']} A100, {BATCH} sequences of 2 048, beside Calculon",
+        question=f"Megatron 22B on {REQUEST['gpus']} A100, {BATCH} sequences of 2 048, beside Calculon",
         rows=(
             Row.of(
                 NAME,
@@ -108,7 +109,7 @@ def priced_by_us(execution: Mapping[str, Any], budget: Budget) -> str:
         return "not expressible (weights offloaded)"
     config = configuration_of(layout_of(execution), LAYERS)
     offloaded = [name for name in ("optimizer", "activations") if execution[OFFLOADS[name]]]
-    asked = {"problem": problem(TURING), "judge": [{**config, "offload": "+".join(offloaded) or "none"}]}
+    asked = {"problem": problem(SMALL), "judge": [{**config, "offload": "+".join(offloaded) or "none"}]}
     (verdict,) = ask_ours(asked, budget).answer["judged"]
     return judged(verdict["step_time_s"], fits=verdict["fits"])
 

@@ -206,7 +206,8 @@ def test_a_checkout_of_calculon_is_asked_for_its_best_and_for_the_price_of_ours(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     script = [sys.executable, str(SCRIPTS / "calculon_search.py"), str(tmp_path)]
-    found = ask("it", script, calculon.REQUEST, Budget(limit_s=30.0)).answer
+    request = {**calculon.REQUEST, "model": "turing-530B.json", "gpus": 112, "batch": 512}
+    found = ask("it", script, request, Budget(limit_s=30.0)).answer
     # 512 sequences at 16 a second
     assert (found["step_s"], found["executions"]) == (32.0, 68)
     layout = {
@@ -220,7 +221,7 @@ def test_a_checkout_of_calculon_is_asked_for_its_best_and_for_the_price_of_ours(
     }
     even = configuration_of(layout, 105)
     uneven = configuration_of({**layout, "pipeline": 8}, 105)
-    steps = calculon.steps_s(script, calculon.REQUEST, [even, uneven], Budget(limit_s=30.0))
+    steps = calculon.steps_s(script, request, [even, uneven], Budget(limit_s=30.0), batch=512)
     assert steps == [512 / 4.0, None]
 
 
