@@ -206,7 +206,7 @@ def test_a_checkout_of_calculon_is_asked_for_its_best_and_for_the_price_of_ours(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     script = [sys.executable, str(SCRIPTS / "calculon_search.py"), str(tmp_path)]
-    request = {**calculon.REQUEST, "model": "turing-530B.json", "gpus": 112, "batch": 512}
+    request = {**calculon.REQUEST, "model": "turing-530B.json", "gpus": 512, "batch": 512}
     found = ask("it", script, request, Budget(limit_s=30.0)).answer
     # 512 sequences at 16 a second
     assert (found["step_s"], found["executions"]) == (32.0, 68)
