@@ -16,7 +16,7 @@ from meshwright.solver.planner.fewest_nodes import differing_gpus
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.planner.variants import Answered, Variant, merged, variants_of
 from meshwright.solver.predict import predict
-from meshwright.solver.problem import Problem, batch_sizes
+from meshwright.solver.problem import Objective, Problem, batch_sizes
 from tests.builders import (
     a_cluster,
     a_configuration,
