@@ -377,7 +377,7 @@ def test_an_answer_tells_what_switches_would_win_that_were_not_searched() -> Non
 
 @pytest.mark.parametrize("objective", ["tokens_per_s_per_gpu", "gpu_hours_per_token"])
 def test_what_switches_would_win_is_told_by_the_step_where_an_objective_grows_with_it(
-    objective: str,
+    objective: Objective,
 ) -> None:
     asked = small()
     weighed = replace(asked, options=replace(asked.options, objective=objective))
