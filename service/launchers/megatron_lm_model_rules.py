@@ -14,6 +14,7 @@ from meshwright.profiles.errors import FieldError
 from meshwright.service.launchers.megatron_flags import FP8_RECIPES, facts, positions_of, uses_fp8
 from meshwright.service.launchers.rules import (
     Rule,
+    constraint_faults,
     fault,
     near_divisors,
     near_multiples,
@@ -207,20 +208,17 @@ def states_alone_are_offloaded(target: Target) -> Iterator[FieldError]:
 
 
 def optimizer_is_known(target: Target) -> Iterator[FieldError]:
-    """AdamW is Megatron-LM's adam (decoupled weight decay); moments in bf16 are of sharded states alone."""
-    optimizer, able = target.workload.optimizer, launcher_capabilities("megatron-lm").optimizers
-    if optimizer not in able:
+    """AdamW is Megatron-LM's adam (decoupled weight decay); what small moments ask for is data."""
+    optimizer, able = target.workload.optimizer, launcher_capabilities("megatron-lm")
+    if optimizer not in able.optimizers:
         yield FieldError(
             pointer="/workload/optimizer",
             message=f"{optimizer[:40]!r} is not planned for",
-            allowed=", ".join(able),
+            allowed=", ".join(able.optimizers),
             nearest="adamw",
         )
-    elif optimizer == "adamw-bf16" and target.config.zero_stage != 1:
-        yield fault("zero_stage", f"{target.config.zero_stage} with {optimizer}", allowed="1", nearest=1)
-    elif optimizer == "adamw-bf16" and "optimizer" in target.config.offload:
-        allowed = "none, activations"
-        yield fault("offload", f"{target.config.offload} with {optimizer}", allowed=allowed, nearest="none")
+    else:
+        yield from constraint_faults(able, target, dict(able.optimizer_constraints).get(optimizer, ()))
 
 
 def fp8_recipe_is_known(target: Target) -> Iterator[FieldError]:

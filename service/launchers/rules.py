@@ -90,7 +90,7 @@ def within_capabilities(launcher: str) -> Rule:
         if able.data_parallel_alike:
             yield from grouped_alike(target)
         yield from _stage_faults(able, target)
-        yield from _constraint_faults(able, target)
+        yield from constraint_faults(able, target, constraints_of(target.problem, able))
 
     return expressible
 
@@ -258,12 +258,14 @@ def _first_name(node: Node) -> str:
     return str(node.value) if node.sign == "name" else next(filter(None, inside), "")
 
 
-def _constraint_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
-    """Combinations that the launcher does not run."""
+def constraint_faults(
+    able: Capabilities, target: Target, constraints: Iterable[str]
+) -> Iterator[FieldError]:
+    """Combinations that the launcher does not run: those of its ``constraints`` that the plan breaks."""
     if not is_a_row(target.config):
         return
     one = Columns.of([target.config])
-    for text in constraints_of(target.problem, able):
+    for text in constraints:
         node = constraint_of(text)
         if broken_by(node, one, target.model.num_layers).any():
             name = _first_name(node)

@@ -14,16 +14,19 @@ import random
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from meshwright.profiles.capabilities import BUILT_MODELS, exact_types, launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
+from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.profile import framework_of
 from meshwright.service.launchers.accelerate import compiles
 from meshwright.service.launchers.nanotron import nanotron_file
 from meshwright.service.launchers.registry import export, launcher_names
@@ -34,6 +37,7 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 from meshwright.solver.space.launcher_rules import problem_faults
 from meshwright.solver.splits import nanotron_split
+from tests.launchers.blind_spots import Change, changes, unexplained
 from tests.launchers.cases import CASES, plan
 from tests.launchers.dry_runs import DRY_RUNS, unlike
 from tests.launchers.edits import EDITS, found_by_us
@@ -55,6 +59,11 @@ MODELS = (
 )  # fmt: skip
 JUDGES = Path(__file__).parent / "judges"
 SPLITS = 500  # random models whose split nanotron is asked for
+CONTEXTS = 2  # plans in which one value of one file is changed
+UNREAD = {  # files of other versions
+    "torchtitan-0.3": ("torchtitan_0_2.toml", "torchtitan_0_2_model.py"),
+    "torchtitan-0.2": ("torchtitan_plan.py",),
+}
 EXPORTER = {"torchtitan-0.3": "torchtitan", "torchtitan-0.2": "torchtitan"}
 
 
@@ -137,7 +146,7 @@ def verdicts(environment: Environment, judge: str, cases: list[dict[str, object]
 
 def differences(found: Target, seen: dict[str, object]) -> Iterator[str]:
     """What the launcher understood otherwise than it was planned."""
-    config = found.config
+    config, known = found.config, facts_of(found)
     planned: dict[str, object] = {
         "num_layers": found.model.num_layers,
         "num_kv_heads": found.model.num_kv_heads,
@@ -149,6 +158,7 @@ def differences(found: Target, seen: dict[str, object]) -> Iterator[str]:
         "compiled": compiles(found),
         **trained(found.workload),
         **found.workload.framework_options,
+        **switched(found, known),
     }
     facts: dict[str, object] = seen.pop("model", {})  # type: ignore[assignment]
     yield from unlike_model(found.model, facts)
@@ -156,6 +166,38 @@ def differences(found: Target, seen: dict[str, object]) -> Iterator[str]:
         wanted = planned[name] if name in planned else getattr(config, name, None)
         if value != wanted:
             yield f"{name}: {value} instead of {wanted}"
+
+
+def facts_of(found: Target) -> FrameworkFacts:
+    """The facts that the plan was priced under."""
+    framework = framework_of(found.problem.priced_as)
+    return with_options(framework_facts(framework), found.workload.framework_options)
+
+
+def switched(found: Target, known: FrameworkFacts) -> dict[str, object]:
+    """Switches in the words of judges; where a fact is one, under its own name behind ``facts.``."""
+    config = found.config
+    rows = known.vocabulary_multiple * config.tensor_parallel_size
+    facts = {f"facts.{one.name}": getattr(known, one.name) for one in fields(known)}
+    away = known.offload_modules.split("+") if "activations" in config.offload else []
+    return facts | {
+        "facts.overlap_tensor": known.overlap_tensor and config.sequence_parallel,
+        "facts.recompute_modules": sorted(known.recomputed),
+        "activations_on_host": sorted(away),
+        "microbatch_group": config.pipeline_parallel_size,
+        "first_forward": config.pipeline_schedule == "gpipe",
+        "num_nodes": found.num_nodes,
+        "one_product_of_experts": True,
+        "optimizer_on_host": "optimizer" in config.offload,
+        "padded_vocab_size": -(-found.model.vocab_size // rows) * rows,
+        "reduced_in": "fp32" if known.gradient_dtype == "fp32" else found.workload.precision,
+        "reduces_behind": config.zero_stage == 3,
+        "seq_length": found.workload.seq_length,
+        "precision_aware": found.workload.optimizer == "adamw-bf16" or "optimizer" in config.offload,
+        "replayed_layers": "every"
+        if config.recompute_layers >= max(config.stage_layers)
+        else config.recompute_layers,
+    }
 
 
 def trained(workload: Workload) -> dict[str, object]:
@@ -273,6 +315,32 @@ def try_model_types(name: str, environment: Environment, count: Count, *, whole:
     count.faults += [f"{name}: {text}" for text in told]
 
 
+def try_changes(name: str, environment: Environment, judge: str, count: Count) -> None:
+    """Every value of every file, changed alone: the judge notices, or it is known why it cannot."""
+    launcher = EXPORTER.get(name, name)
+    drawn = [*tuned(launcher), *plans(name, len(MODELS))]
+    targets = [*(CASES if launcher == "megatron-lm" else OTHER_CASES[launcher]).values(), *drawn]
+    if name == "torchtitan-0.2":
+        targets = [one for one in targets if is_stated_by_0_2(one.model)]
+    changed: list[tuple[Target, Change]] = []
+    times = Counter[tuple[str, str]]()
+    for found in targets:
+        files = export(found.plan, found.problem, launcher).files
+        for change in changes(
+            {key: text for key, text in files.items() if key not in UNREAD.get(name, ())}
+        ):
+            times[change.key, str(change.old)] += 1
+            if times[change.key, str(change.old)] <= CONTEXTS:
+                changed.append((found, change))
+    cases = [case_of(found, {**change.files}) for found, change in changed]
+    tried: dict[str, bool] = {}
+    for (found, change), verdict in zip(changed, verdicts(environment, judge, cases), strict=True):
+        noticed = verdict["refusal"] is not None or any(differences(found, verdict["seen"]))
+        tried[change.key] = tried.get(change.key, False) or noticed
+    count.faults += [f"{name}: {text}" for text in unexplained(name, tried)]
+    print(f"{name}: {len(changed)} changes of {len(tried)} values, {sum(tried.values())} noticed")
+
+
 def try_edits(name: str, environment: Environment, judge: str, count: Count) -> None:
     """Every edited file is noticed by us, and by the launcher exactly where it is known to notice."""
     launcher = EXPORTER.get(name, name)
@@ -317,6 +385,27 @@ def try_scripts(plans_each: int, count: Count) -> None:
     count.unnoticed_mutants += 1
 
 
+def try_launcher(name: str, environment: Environment, options: argparse.Namespace, count: Count) -> None:
+    """All of one launcher."""
+    if options.record:
+        if name in DRY_RUNS:
+            try_model_types(name, environment, count, whole=True)
+        return
+    judge = EXPORTER.get(name, name).replace("-", "_")
+    if options.changes:
+        try_changes(name, environment, judge, count)
+        return
+    try_plans(name, environment, judge, list(plans(name, options.plans)), count)
+    if name == "nanotron":  # its judge builds models; its parser does not know what we write
+        try_splits(environment, judge, count)
+        return
+    try_mutants(name, environment, judge, count)
+    try_edits(name, environment, judge, count)
+    if name in DRY_RUNS:
+        try_dry_runs(name, environment, count)
+        try_model_types(name, environment, count, whole=False)
+
+
 def main() -> int:
     """Try everything; 1 when anything went wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -324,6 +413,11 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[*ENVIRONMENTS, "torchrun"], help="launchers to try")
     parser.add_argument(
         "--latest", action="store_true", help="try the newest release of each, not the pinned one"
+    )
+    parser.add_argument(
+        "--changes",
+        action="store_true",
+        help="change every value of every file alone; nothing else is tried",
     )
     parser.add_argument(
         "--record", action="store_true", help="build every config of every model type alone, and record it"
@@ -344,20 +438,7 @@ def main() -> int:
         if name == "torchrun":
             try_scripts(max(options.plans // 10, 2), count)
             continue
-        if options.record:
-            if name in DRY_RUNS:
-                try_model_types(name, environment, count, whole=True)
-            continue
-        judge = EXPORTER.get(name, name).replace("-", "_")
-        try_plans(name, environment, judge, list(plans(name, options.plans)), count)
-        if name == "nanotron":  # its judge builds models; its parser does not know what we write
-            try_splits(environment, judge, count)
-            continue
-        try_mutants(name, environment, judge, count)
-        try_edits(name, environment, judge, count)
-        if name in DRY_RUNS:
-            try_dry_runs(name, environment, count)
-            try_model_types(name, environment, count, whole=False)
+        try_launcher(name, environment, options, count)
     for fault in count.faults:
         print(f"fault: {fault[:600]}")
     print(count.line())

@@ -39,14 +39,26 @@ def judge(case: Case) -> Seen:
     dynamo = TorchDynamoPlugin()  # of the environment
     seen: Seen = {
         "num_gpus": args.num_processes,
+        "num_nodes": args.num_machines,
+        "precision": args.mixed_precision,
+        "zero_stage": 0,
         "compiled": dynamo.backend == "INDUCTOR" and dynamo.use_regional_compilation,
     }
+    if args.use_cpu:
+        raise ValueError("on CPUs")
     if args.use_fsdp:
         plugin = FullyShardedDataParallelPlugin()
         sizes = ParallelismConfig()
         if sizes.total_size != args.num_processes:
             seen["mesh_size"] = sizes.total_size
+        if not plugin.auto_wrap_policy or not plugin.cpu_ram_efficient_loading:
+            raise ValueError("one unit for all layers, or weights loaded on every rank")
+        if str(plugin.state_dict_type).rpartition(".")[2] != "SHARDED_STATE_DICT":
+            raise ValueError(f"every rank gathers all for a checkpoint: {plugin.state_dict_type}")
+        if sizes.cp_size > 1 and sizes.cp_handler.cp_comm_strategy != "alltoall":
+            raise ValueError(f"slices of a sequence do not go round: {sizes.cp_handler}")
         seen |= {
+            "offload": "parameters" if type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy" else "none",
             "tensor_parallel_size": sizes.tp_size,
             "context_parallel_size": sizes.cp_size,
             "data_parallel_size": sizes.dp_replicate_size * sizes.dp_shard_size,

@@ -21,6 +21,7 @@ from packaging.version import Version
 
 sys.path.remove(str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parent))  # this folder has the names of packages
+import megatron_core
 from protocol import Case, Seen, serve
 from stand_ins import StandIns
 
@@ -80,8 +81,7 @@ from megatron.bridge.models.mla_provider import MLAModelProvider  # noqa: E402
 from megatron.bridge.recipes.common import _pretrain_common  # noqa: E402
 from megatron.bridge.training.config import runtime_config_update  # noqa: E402
 from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides  # noqa: E402
-
-SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+from megatron.bridge.utils.vocab_utils import calculate_padded_vocab_size  # noqa: E402
 
 
 def recipe(words: list[str]) -> typing.Any:
@@ -122,93 +122,53 @@ def judge(case: Case) -> Seen:
 
 def seen_of(config: typing.Any) -> Seen:
     """The plan as Megatron-Bridge understood it."""
-    model, optimizer = config.model, config.optimizer
-    virtual = model.virtual_pipeline_model_parallel_size or 1
-    chunks = model.pipeline_model_parallel_size * virtual
-    split = [model.num_layers // chunks] * chunks
-    if model.pipeline_model_parallel_layout is not None:
-        stages = model.pipeline_model_parallel_layout.layout  # by pipeline rank, then virtual stage
-        flat = [stages[rank][part] for part in range(len(stages[0])) for rank in range(len(stages))]
-        split = [sum(kind.name == "decoder" for kind in stage) for stage in flat]
-    fsdp = config.ddp.use_megatron_fsdp
-    stage = SHARDED[config.ddp.data_parallel_sharding_strategy] if fsdp else None
+    model, optimizer, ddp = config.model, config.optimizer, config.ddp
+    if ddp.use_megatron_fsdp != config.dist.use_megatron_fsdp:
+        raise ValueError("half of Megatron-FSDP")
+    ranks = config.data_parallel_size * model.context_parallel_size
+    head_rows = calculate_padded_vocab_size(
+        model.vocab_size, model.make_vocab_size_divisible_by, model.tensor_model_parallel_size
+    )
     return {
         "tensor_parallel_size": model.tensor_model_parallel_size,
         "pipeline_parallel_size": model.pipeline_model_parallel_size,
-        "virtual_pipeline_size": virtual,
+        "virtual_pipeline_size": model.virtual_pipeline_model_parallel_size or 1,
         "context_parallel_size": model.context_parallel_size,
-        "context_parallel_mode": context_mode(model),
+        "context_parallel_mode": megatron_core.context_mode(model),
         "expert_parallel_size": model.expert_model_parallel_size,
         "data_parallel_size": config.data_parallel_size,
+        "rank_order": "tp-cp-pp-dp" if config.dist.use_tp_pp_dp_mapping else "tp-cp-dp-pp",
         "sequence_parallel": model.sequence_parallel,
-        "zero_stage": int(optimizer.use_distributed_optimizer) if stage is None else stage,
         "micro_batch_size": config.train.micro_batch_size,
         "num_microbatches": calculator.get_num_microbatches(),
         "global_batch_size": config.train.global_batch_size,
-        "recompute_granularity": model.recompute_granularity or "none",
-        "stage_layers": split,
-        "num_layers": model.num_layers,
-        "num_kv_heads": model.num_query_groups,
-        "ffn_hidden_size": model.ffn_hidden_size,
-        "moments": str(optimizer.exp_avg_dtype).removeprefix("torch."),
+        "padded_vocab_size": head_rows if model.should_pad_vocab else model.vocab_size,
+        "stage_layers": megatron_core.split_of(model),
+        "facts.gradient_dtype": "fp32" if ddp.grad_reduce_in_fp32 else "fp16" if model.fp16 else "bf16",
+        **megatron_core.recomputation_of(model),
+        **megatron_core.sharding_of(ddp, optimizer, ranks),
+        **megatron_core.switches_of(model),
         "model": facts_of(model),
     }
 
 
-MODES = {None: "ring", "p2p": "ring", "a2a": "all_to_all", "a2a+p2p": "all_to_all_{}+ring"}
-
-
-def context_mode(found: typing.Any) -> str:
-    """How ranks share attention, by one word for all layers; of both ways, how many exchange heads."""
-    words = found.cp_comm_type if found.context_parallel_size > 1 else None
-    (kind,) = {*words} if isinstance(words, list) else {words}
-    sizes = found.hierarchical_context_parallel_sizes or [0]
-    return MODES[kind].format(sizes[0])
-
-
 def facts_of(model: typing.Any) -> Seen:
-    """The model's facts as Megatron-Bridge understood them."""
-    latent = bool(model.multi_latent_attention)
-    scaling = model.rope_scaling_factor if model.rope_scaling else None
-    found: Seen = {}
-    if model.position_embedding_type == "yarn":
-        scaling = model.yarn_rotary_scaling_factor
-        found = {
-            "rotary_scaling.original_max_position_embeddings": model.yarn_original_max_position_embeddings,
-            "rotary_scaling.truncate": model.yarn_correction_range_round_to_int,
-        }
-    experts = model.num_moe_experts
-    return {
-        **found,
-        "attention_sinks": model.softmax_type == "learnable",
-        "activation_clamp": model.activation_func_clamp_value,
-        "gate_offset": model.glu_linear_offset,
+    """The model's facts as Megatron-Bridge understood them; its activation is the provider's."""
+    kind = model.position_embedding_type
+    rotates = kind != "learned_absolute"
+    found: Seen = {
         "vocab_size": model.vocab_size,
-        "hidden_size": model.hidden_size,
-        "num_attention_heads": model.num_attention_heads,
-        "normalization": {"RMSNorm": "rmsnorm", "LayerNorm": "layernorm"}[model.normalization],
-        "norm_epsilon": model.layernorm_epsilon,
-        "gated_mlp": model.gated_linear_unit,
-        "qkv_bias": model.add_bias_linear or model.add_qkv_bias,
-        "attention_output_bias": model.add_bias_linear,
-        "mlp_bias": model.add_bias_linear,
-        "query_key_norm": "per_head" if model.qk_layernorm and not latent else "none",
-        "mla.norms": model.qk_layernorm if latent else None,
-        "mla.kv_lora_rank": model.kv_lora_rank if latent else None,
-        "zero_centered_norm": model.layernorm_zero_centered_gamma,
         "tied_embeddings": model.share_embeddings_and_output_weights,
-        "learned_position_embeddings": model.position_embedding_type == "learned_absolute",
+        "learned_position_embeddings": not rotates,
         "rotary_fraction": model.rotary_percent,
-        "rotary_scaling.factor": model.rotary_scaling_factor if latent else scaling,
-        "moe.num_experts": experts,
-        "moe.top_k": model.moe_router_topk if experts else None,
-        "moe.router_score": model.moe_router_score_function if experts else None,
-        "moe.normalized_top_k": not model.moe_router_pre_softmax if experts else None,
-        "moe.selection_bias": model.moe_router_enable_expert_bias if experts else None,
-        "moe.router_scaling": (model.moe_router_topk_scaling_factor or 1.0) if experts else None,
-        "moe.shared_expert_gate": model.moe_shared_expert_gate if experts else None,
-        "moe.balance_coefficient": model.moe_aux_loss_coeff if experts else None,
+        "rotary_base": model.rotary_base if rotates else None,
     }
+    if kind == "yarn":
+        found |= megatron_core.yarn_of(model)
+    elif not model.multi_latent_attention:
+        stretched = model.rope_scaling_factor if model.rope_scaling else model.seq_len_interpolation_factor
+        found["rotary_scaling.factor"] = stretched
+    return found | megatron_core.model_of(model)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import yaml
@@ -37,6 +38,7 @@ llama = import_module("nanotron.models.llama")
 p2p, block = (import_module(f"nanotron.parallel.pipeline_parallel.{name}") for name in ("p2p", "block"))
 tensor_parallel = import_module("nanotron.parallel.tensor_parallel.nn")
 config, helpers = import_module("nanotron.config"), import_module("nanotron.helpers")
+utils_config = import_module("nanotron.config.utils_config")
 
 llama.P2P = lambda group, device: p2p.P2P(group, torch.device("cpu"))  # noqa: ARG005 - its buffers
 distributed.get_rank = lambda *_args: -1  # no rank is here, so that no block's weights are made
@@ -84,6 +86,7 @@ def judge(case: Case) -> Seen:
             if one.module_builder is tensor_parallel.TensorParallelColumnLinear:
                 head = one.rank
     return {
+        **arguments_of(raw),
         "num_layers": sum(stages),
         "stage_layers": stages,
         "head_stage": head,
@@ -91,6 +94,41 @@ def judge(case: Case) -> Seen:
         "tensor_parallel_size": sizes["tp"],
         "data_parallel_size": sizes["dp"],
         "num_gpus": sizes["dp"] * sizes["pp"] * sizes["tp"] * sizes["context_parallel_size"],
+    }
+
+
+def arguments_of(raw: dict[str, Any]) -> Seen:
+    """Tokens, optimizer and ranks by the release's own classes; what came since, as it is."""
+    tokens = config.TokensArgs(**raw["tokens"])
+    config.LRSchedulerArgs(**raw["optimizer"]["learning_rate_scheduler"])
+    names = {field.name for field in fields(config.ParallelismArgs)}
+    ranks = config.ParallelismArgs(**{k: v for k, v in raw["parallelism"].items() if k in names})
+    shape, dtype = raw["model"]["model_config"], raw["model"]["dtype"]
+    if ranks.tp_linear_async_communication or not shape["is_qwen2_config"] or shape["hidden_act"] != "silu":
+        raise ValueError("not what was priced")
+    return {
+        "seq_length": tokens.sequence_length,
+        "micro_batch_size": tokens.micro_batch_size,
+        "num_microbatches": tokens.batch_accumulation_per_replica,
+        "zero_stage": raw["optimizer"]["zero_stage"],
+        "facts.gradient_dtype": "fp32" if raw["optimizer"]["accumulate_grad_in_fp32"] else "bf16",
+        "precision": {torch.bfloat16: "bf16"}[utils_config.cast_str_to_torch_dtype(dtype)],
+        "expert_parallel_size": ranks.expert_parallel_size,
+        "context_parallel_size": raw["parallelism"]["context_parallel_size"],
+        "sequence_parallel": ranks.tp_mode.name == "REDUCE_SCATTER",
+        "first_forward": type(ranks.pp_engine).__name__.startswith("AllForward"),
+        "recompute_granularity": "full" if raw["parallelism"]["recompute_layer"] else "none",
+        "model": {
+            "qkv_bias": shape["attention_bias"],
+            "hidden_size": shape["hidden_size"],
+            "ffn_hidden_size": shape["intermediate_size"],
+            "num_attention_heads": shape["num_attention_heads"],
+            "num_kv_heads": shape["num_key_value_heads"],
+            "norm_epsilon": shape["rms_norm_eps"],
+            "rotary_base": shape["rope_theta"],
+            "tied_embeddings": shape["tie_word_embeddings"],
+            "vocab_size": shape["vocab_size"],
+        },
     }
 
 

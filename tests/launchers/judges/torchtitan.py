@@ -28,12 +28,16 @@ from torchtitan.config.manager import ConfigManager  # noqa: E402
 from torchtitan.distributed.parallel_dims import ParallelDims  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent))
+import torchtitan_model  # noqa: E402
 from protocol import Case, Seen, serve  # noqa: E402
 
 SCHEDULES = {
     "1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved_1f1b", "LoopedBFS": "looped_bfs",
     "InterleavedZeroBubble": "interleaved_zb", "ZBVZeroBubble": "zb_v", "DualPipeV": "dualpipe_v",
 }  # fmt: skip
+
+
+ZERO = {"always": 3, "never": 2}
 
 
 def judge(case: Case) -> Seen:
@@ -59,10 +63,8 @@ def of_module(case: Case) -> Seen:
     model.update_from_config(config=config)
     recompute = type(config.activation_checkpoint).__qualname__.removesuffix("AC.Config").lower()
     seen = seen_of(config, dims)
-    seen["num_layers"] = len(model.layers)
-    dense = next((layer.feed_forward for layer in model.layers if layer.feed_forward), None)
-    if dense:
-        seen["ffn_hidden_size"] = dense.w1.out_features
+    seen["compiled"] = config.compile.enable and [*config.compile.components] == ["model", "loss"]
+    seen["model"] = torchtitan_model.facts_of(model)
     seen["recompute_granularity"] = {"nonetype": "none"}.get(recompute, recompute)
     eighth = [one for one in model.traverse(Linear.Config) if "Float8" in type(one[1]).__qualname__]
     seen["precision"] = "fp8" if eighth else "bf16"
@@ -70,8 +72,9 @@ def of_module(case: Case) -> Seen:
         assert len(eighth) == len([*model.traverse(Linear.Config)]) - 1 - routers(model)  # but the head
         seen["precision_recipe"] = "fp8-rowwise"  # it names what Float8Linear was told
         assert config_of(eighth) == "AXISWISE"
-    if config.compile.enable_async_tensor_parallel:
-        seen["overlap_tensor"] = True
+    seen["facts.overlap_tensor"] = config.compile.enable_async_tensor_parallel
+    if dims.tp > 1:
+        seen["sequence_parallel"] = config.parallelism.enable_sequence_parallel
     return seen
 
 
@@ -106,6 +109,15 @@ def of_toml(case: Case, folder: Path) -> Seen:
     seen["num_layers"] = shape.n_layers
     seen["ffn_hidden_size"] = mlp.w1.out_features
     seen["recompute_granularity"] = config.activation_checkpoint.mode
+    seen["compiled"] = config.compile.enable and [*config.compile.components] == ["model", "loss"]
+    seen["model"] = {
+        "hidden_size": shape.dim, "num_attention_heads": shape.n_heads, "vocab_size": shape.vocab_size,
+        "num_kv_heads": shape.n_kv_heads or shape.n_heads, "norm_epsilon": shape.norm_eps,
+        "rotary_base": shape.rope_theta,
+        "rotary_scaling.factor": None
+        if shape.rope_scaling_args.scaling_factor == 1
+        else shape.rope_scaling_args.scaling_factor,
+    }  # fmt: skip
     return seen
 
 
@@ -118,7 +130,19 @@ def seen_of(config: Any, dims: Any) -> Seen:
     mbs = config.parallelism.pipeline_parallel_microbatch_size if pp > 1 else local
     if pp > 1:
         get_schedule_class(config.parallelism.pipeline_parallel_schedule)
+    kept = (
+        config.training.mixed_precision_param,
+        config.training.mixed_precision_reduce,
+        config.training.dtype,
+    )
+    if kept != ("bfloat16", "float32", "float32"):
+        raise ValueError(f"weights, reductions and copies in {kept}")
     seen: Seen = {
+        "seq_length": config.training.seq_len,
+        "zero_stage": ZERO[config.parallelism.fsdp_reshard_after_forward]
+        if dims.dp_shard_enabled or dims.cp > 1
+        else 0,
+        "zero_shard_size": dims.dp_shard * dims.cp if dims.dp_shard_enabled or dims.cp > 1 else 1,
         "tensor_parallel_size": dims.tp,
         "context_parallel_size": dims.cp,
         "pipeline_parallel_size": pp,

@@ -30,6 +30,7 @@ from torchtitan.config.manager import ConfigManager  # noqa: E402
 from torchtitan.distributed.parallel_dims import ParallelDims  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).parent))
+import torchtitan_model  # noqa: E402
 from protocol import Case, Seen, serve  # noqa: E402
 
 float8.has_cuda_capability = lambda *_capability: True  # as on the GPUs of the plan
@@ -43,7 +44,8 @@ def judge(case: Case) -> Seen:
         sys.path.insert(0, folder)
         try:
             ranks = [built(case["world_size"], rank) for rank in case["ranks"]]
-            return {"ranks": ranks, "model": facts()}
+            config: Any = ConfigManager().parse_args(["--module", "torchtitan_plan", "--config", "plan"])
+            return {"ranks": ranks, "model": torchtitan_model.facts_of(config.model_spec.model)}
         finally:
             sys.path.remove(folder)
             sys.modules.pop("torchtitan_plan", None)
@@ -93,65 +95,6 @@ def matrices(parts: list[Any]) -> list[list[int]]:
             *experts, rows, columns = weight.shape
             found[rows * (2 if ".w1" in name else 1), columns] += experts[0] if experts else 1
     return sorted([*shape, count] for shape, count in found.items())
-
-
-def facts() -> Seen:
-    """The model's facts as torchtitan understood them."""
-    config: Any = ConfigManager().parse_args(["--module", "torchtitan_plan", "--config", "plan"])
-    model = config.model_spec.model
-    rope = model.layers[0].attention.rope
-    dense = next((layer.feed_forward for layer in model.layers if layer.feed_forward), None)
-    return {
-        "num_layers": len(model.layers),
-        "hidden_size": model.dim,
-        "vocab_size": model.vocab_size,
-        "tied_embeddings": model.enable_weight_tying,
-        "norm_epsilon": model.norm.eps,
-        "rotary_base": rope.theta,
-        "rotary_scaling.factor": {"llama": rope.scaling_factor, "yarn": rope.rope_factor}.get(rope.scaling),
-        "layer_kinds": ["moe" if layer.moe else "dense" for layer in model.layers],
-        "num_mtp_layers": len(getattr(model, "mtp_layers", ())),
-        **({"ffn_hidden_size": dense.w1.out_features} if dense else {}),
-        **attention_facts(model),
-        **expert_facts(model),
-    }
-
-
-def attention_facts(model: Any) -> Seen:
-    """Heads, and of latent attention its ranks and widths."""
-    attention = model.layers[0].attention
-    if not hasattr(attention, "kv_lora_rank"):
-        return {
-            "num_attention_heads": attention.n_heads,
-            "num_kv_heads": attention.n_kv_heads or attention.n_heads,
-            "head_dim": attention.head_dim or model.dim // attention.n_heads,
-            "query_key_norm": "per_head" if attention.qk_norm else "none",
-            "qkv_bias": bool(attention.qkv_linear.wqkv.bias),
-        }
-    widths = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    return {
-        "num_attention_heads": attention.n_heads,
-        **{f"mla.{name}": getattr(attention, name) for name in widths},
-    }
-
-
-def expert_facts(model: Any) -> Seen:
-    """Experts and their router."""
-    moe = next((layer.moe for layer in model.layers if layer.moe), None)
-    if moe is None:
-        return {"moe": None}
-    router = moe.router
-    return {
-        "moe.num_experts": moe.num_experts,
-        "moe.top_k": router.top_k,
-        "moe.ffn_hidden_size": moe.routed_experts.inner_experts.hidden_dim,
-        "moe.shared_ffn_hidden_size": moe.shared_experts.w1.out_features if moe.shared_experts else 0,
-        "moe.router_score": router.score_func,
-        "moe.normalized_top_k": router.route_norm,
-        "moe.router_scaling": router.route_scale,
-        "moe.router_groups": router.num_expert_groups or 0,
-        "moe.router_top_groups": router.num_limited_groups or 0,
-    }
 
 
 def parallelized(config: Any, dims: Any) -> list[Any]:
