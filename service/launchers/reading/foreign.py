@@ -13,6 +13,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.service.launchers.reading.base import WHOLE_FILE, Source, Told
 from meshwright.service.launchers.reading.commands import commands_of, require_training, script_of
 from meshwright.service.launchers.reading.documents import looks_like_document
+from meshwright.service.launchers.reading.shell_values import Script
 
 _SIZES = "--config, or predict --model with --set tensor_parallel_size=… for each of its sizes"
 _EXIT = "--var NAME=… for what it asks for, or meshwright capture -- bash …"
@@ -43,6 +44,17 @@ _PYTHON = re.compile(
     r"^\s*(?:from|import)\s+(nemo_run|nemo\.collections|nemo\.lightning|megatron\.bridge)", re.MULTILINE
 )
 _NEMO = "a recipe of NeMo 2"
+# Commands of trainers that nobody reads, by their first words.
+_STARTED = tuple(
+    (re.compile(rf"(?:^|[\s/]){words}(?=\s|$)"), what)
+    for words, what in (
+        (r"nemo llm \S+", _NEMO), (r"-m verl\.\S+", "a run of verl"), (r"litgpt \S+", "a run of LitGPT"),
+        (r"tune run", "a run of torchtune"), (r"-m openrlhf\.\S+", "a run of OpenRLHF"),
+        (r"xtuner train", "a run of xtuner"),
+        (r"composer (?:\S+ )*train(?:/train)?\.py", "a run of LLM Foundry"),
+        (r"-m (?:MaxText|maxtext)\.\S+", "a run of MaxText"), (r"-m levanter\.\S+", "a run of levanter"),
+    )
+)  # fmt: skip
 _PYTHON_NAMES: Mapping[str, str] = {
     "megatron": "a recipe of Megatron-Bridge", "nemo": _NEMO, "nemo_run": _NEMO,
 }  # fmt: skip
@@ -60,18 +72,33 @@ def foreign(source: Source) -> Iterator[FieldError]:
                 yield FieldError(pointer=WHOLE_FILE, message=message, allowed=_EXIT)
             for command in commands_of(script):
                 require_training(command, source.name)
+            yield from _of_others(source, script)
         except InvalidProblemError as fault:
             yield from fault.errors
     elif source.suffix == ".py":
         found = _PYTHON.search(source.text)
         what = _PYTHON_NAMES[found[1].partition(".")[0]] if found else "a Python program"
-        yield _fault(source, what, _STARTER)
+        yield _fault(source, what, _SIZES if what == _NEMO else _STARTER)
     else:
         names = looks_like_document(source)
         for what, step, needed, marks in _DOCUMENTS:
             if needed(_has(names, mark) for mark in marks):
                 yield _fault(source, what if " " in what else f"{what} configuration", step)
                 return
+
+
+def _of_others(source: Source, script: Script) -> Iterator[FieldError]:
+    """The first command that starts a trainer which nobody reads."""
+    for words in script.commands:
+        text = " ".join(word.text for word in words[:_FIRST_WORDS])
+        what = next((what for pattern, what in _STARTED if pattern.search(text)), None)
+        if what is not None:
+            message = f"line {words[0].line} of {shown(source.name)} starts {what}, which is not read"
+            yield FieldError(pointer=WHOLE_FILE, message=message, allowed=_SIZES)
+            return
+
+
+_FIRST_WORDS = 24  # with those of the program that starts it
 
 
 def _has(names: Mapping[str, object], mark: str) -> bool:

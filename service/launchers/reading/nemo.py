@@ -71,7 +71,10 @@ class NemoReader:
             if name.startswith(_NOT_GPT) and document[name].value not in (None, "", "null"):
                 message = f"line {document[name].line}: only NeMo's GPT models are read"
                 raise InvalidProblemError.of(name, message)
-        given = Given()
+        given, fsdp = Given(), document.get("model.fsdp")
+        if fsdp is not None and fsdp.value is True:
+            message = f"line {fsdp.line}: torch FSDP under NeMo is not priced"
+            raise InvalidProblemError.of("model.fsdp", message, allowed="false")
         for name in [name for name in document if passed_by(told, name)]:
             given.note(f"line {document.pop(name).line}: {name} is passed by, as told (--ignore)")
         for name, found in document.items():

@@ -57,6 +57,7 @@ _PATTERNS = tuple((re.compile(pattern, re.IGNORECASE), size) for pattern, size i
 _FILES = ("tokenizer.json", "vocab.json")
 _PIECES = ".model"  # of SentencePiece
 _STATED = re.compile(r"(?:tokeni[sz]er|vocab|bpe|spm)\D*(?<!\d)(\d{5,6})(?!\d)", re.IGNORECASE)
+_MONTH = re.compile(r"20\d\d(?:0[1-9]|1[0-2])")  # vocab_202401 was made then
 _A_TOKENIZER = re.compile(r"tokeni[sz]er", re.IGNORECASE)
 _OF_NOBODY = re.compile(
     r"tokeni[sz]ers?|gpt[-_]?2|bpe|vocab|files?|data|models?|json|path|to|my|the|hf|[\W\d_]+"
@@ -73,9 +74,9 @@ def named_vocabulary(name: str) -> int | None:
 
 
 def _stated(name: str) -> int | None:
-    """Tokens that a path states: ``…/nordic_tokenizer_131072/vocab.json``; None: none."""
+    """Tokens that a path states: ``…/nordic_tokenizer_131072/vocab.json``; None: none, or a month."""
     found = (_STATED.search(part) for part in reversed(name.split("/")))
-    return next((int(match[1]) for match in found if match), None)
+    return next((int(one[1]) for one in found if one and not _MONTH.fullmatch(one[1])), None)
 
 
 def _is_own(name: str) -> bool:

@@ -181,3 +181,33 @@ def test_eight_bits_by_megatrons_older_switches() -> None:
     assert (found.workload.precision, found.unread) == ("fp8", ())
     with pytest.raises(InvalidProblemError, match="--msamp: line 1: cannot be read: MS-AMP"):
         read(script + "--fp8-hybrid --msamp")
+
+
+def test_a_month_in_a_path_is_no_vocabulary() -> None:
+    assert vocabulary_of("", ("/data/vocab_131072/x",), lambda _: None) == (131072, "/data/vocab_131072/x")
+    assert vocabulary_of("", ("/data/vocab_202401/x",), lambda _: None) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ("nemo llm pretrain --factory llama3_8b trainer.num_nodes=2 -y", "a recipe of NeMo 2"),
+        (
+            "torchrun --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer data.train_files=a",
+            "a run of verl",
+        ),
+        ("composer -n 8 train/train.py mpt-7b.yaml", "a run of LLM Foundry"),
+    ],
+)
+def test_commands_of_other_trainers_are_refused_by_name(command: str, what: str) -> None:
+    with pytest.raises(InvalidProblemError, match=f"line 2 of a.sh starts {what}, which is not read"):
+        read(f"#!/bin/bash\n{command}\n")
+
+
+def test_torchs_fsdp_under_nemo_is_refused() -> None:
+    text = (
+        "trainer:\n  num_nodes: 1\n  devices: 8\n  precision: bf16\nmodel:\n  encoder_seq_length: 1024\n"
+        "  micro_batch_size: 1\n  global_batch_size: 8\n  fsdp: true\n"
+    )
+    with pytest.raises(InvalidProblemError, match=r"model.fsdp: line 9: torch FSDP under NeMo"):
+        read(text, name="a.yaml")
