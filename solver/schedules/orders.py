@@ -172,18 +172,9 @@ class _Rank:
 
     forward_end_s: list[float] = field(default_factory=list)
     input_end_s: list[float] = field(default_factory=list)
-    weights: int = 0
+    ahead: int = 0  # micro-batches between their forward and their backward pass
+    waiting: int = 0  # micro-batches between their input gradient and their weight gradient
     free_s: float = 0.0
-
-    @property
-    def waiting(self) -> int:
-        """Micro-batches between their input gradient and their weight gradient."""
-        return len(self.input_end_s) - self.weights
-
-    @property
-    def ahead(self) -> int:
-        """Micro-batches between their forward and their backward pass."""
-        return len(self.forward_end_s) - len(self.input_end_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,13 +228,15 @@ def automatic_finish_s(
         if kind == "forward":
             me.free_s = now + forward_s[rank]
             me.forward_end_s.append(me.free_s)
+            me.ahead += 1
             heapq.heappush(wake, (me.free_s, min(rank + 1, last)))
         elif kind == "input":
             me.free_s = now + input_s[rank]
             me.input_end_s.append(me.free_s)
+            me.ahead, me.waiting = me.ahead - 1, me.waiting + 1
             heapq.heappush(wake, (me.free_s, max(rank - 1, 0)))
         else:
-            me.free_s, me.weights = now + weight_s[rank], me.weights + 1
+            me.free_s, me.waiting = now + weight_s[rank], me.waiting - 1
         peak = max(peak, me.ahead + WAITING_SHARE * me.waiting)
         heapq.heappush(wake, (me.free_s, rank))
     return [rank.free_s for rank in ranks], peak
@@ -263,7 +256,7 @@ def _next_pass(ranks: list[_Rank], rank: int, now: float, limits: Limits) -> str
         before = ranks[rank - 1].forward_end_s if rank else None
         if before is None or (micro < len(before) and before[micro] <= now):
             return "forward"
-    return "weight" if me.weights < len(me.input_end_s) else None
+    return "weight" if me.waiting else None
 
 
 # --------------------------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ import resource
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,28 @@ def home(tmp_path: Path) -> dict[str, str]:
 
 def meshwright(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return run_warm("-m", "meshwright", *arguments, env=env)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A plan that was searched and saved once: what was printed, its files, and its own state folder."""
+
+    run: subprocess.CompletedProcess[str]
+    folder: Path
+    env: dict[str, str]
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads((self.folder / "answer.json").read_text())
+        return answer
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    at = tmp_path_factory.mktemp("saved")
+    env = {**os.environ, "XDG_STATE_HOME": str(at / "state"), "NO_COLOR": "1"}
+    run = meshwright("plan", *SMALL, *BATCH, "--save-dir", str(at / "run"), env=env)
+    return Saved(run, at / "run", env)
 
 
 def test_a_plan_is_a_ranked_table_with_its_proof(home: dict[str, str]) -> None:
@@ -56,35 +80,32 @@ def test_csv_stands_alone_on_stdout(home: dict[str, str]) -> None:
     assert [row["rank"] for row in rows] == ["1", "2"]
 
 
-def test_the_same_seed_gives_the_same_plans(home: dict[str, str]) -> None:
-    first, second = (
-        json.loads(meshwright("plan", *SMALL, *BATCH, "--json", env=home).stdout) for _ in range(2)
-    )
-    assert first["plans"] == second["plans"]
+def test_the_same_seed_gives_the_same_plans(home: dict[str, str], saved: Saved) -> None:
+    again = json.loads(meshwright("plan", *SMALL, *BATCH, "--json", env=home).stdout)
+    assert again["plans"] == saved.answer["plans"]
 
 
-def test_a_plan_can_be_saved_and_exported_by_its_printed_id(home: dict[str, str], tmp_path: Path) -> None:
-    saved, exported = tmp_path / "saved", tmp_path / "exported"
-    run = meshwright("plan", *SMALL, *BATCH, "--save-dir", str(saved), env=home)
-    assert run.returncode == 0, run.stderr
-    answer = json.loads((saved / "answer.json").read_text())
-    plan_id = answer["plans"][0]["plan_id"]
-    assert f"meshwright export {plan_id[:4]}" in run.stdout
-    again = meshwright("export", plan_id[:8], "--save-dir", str(exported), env=home)
+def test_a_plan_can_be_saved_and_exported_by_its_printed_id(saved: Saved, tmp_path: Path) -> None:
+    plan_id = saved.answer["plans"][0]["plan_id"]
+    assert f"meshwright export {plan_id[:4]}" in saved.run.stdout
+    again = meshwright("export", plan_id[:8], "--save-dir", str(tmp_path), env=saved.env)
     assert again.returncode == 0, again.stderr
-    launch_files = {path.name for path in saved.iterdir()} - {"answer.json", "problem.json", "report.html"}
+    launch_files = {path.name for path in saved.folder.iterdir()} - {
+        "answer.json",
+        "problem.json",
+        "report.html",
+    }
     assert launch_files
-    assert launch_files == {path.name for path in exported.iterdir()} - {"answer.json"}
-    assert all((saved / name).read_text() == (exported / name).read_text() for name in launch_files)
-    from_file = meshwright("export", "--from", str(saved / "answer.json"), "--rank", "2", env=home)
+    assert launch_files == {path.name for path in tmp_path.iterdir()} - {"answer.json"}
+    assert all((saved.folder / name).read_text() == (tmp_path / name).read_text() for name in launch_files)
+    answer = str(saved.folder / "answer.json")
+    from_file = meshwright("export", "--from", answer, "--rank", "2", env=saved.env)
     assert from_file.returncode in {0, 2}, from_file.stderr  # 2: the launcher cannot express that plan
 
 
-def test_the_saved_problem_asks_the_same_question(home: dict[str, str], tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
-    meshwright("plan", *SMALL, *BATCH, "--save-dir", str(saved), env=home)
-    again = json.loads(meshwright("plan", str(saved / "problem.json"), "--json", env=home).stdout)
-    assert again["plans"] == json.loads((saved / "answer.json").read_text())["plans"]
+def test_the_saved_problem_asks_the_same_question(home: dict[str, str], saved: Saved) -> None:
+    again = json.loads(meshwright("plan", str(saved.folder / "problem.json"), "--json", env=home).stdout)
+    assert again["plans"] == saved.answer["plans"]
 
 
 def test_pins_bounds_and_prohibitions_are_kept(home: dict[str, str]) -> None:
@@ -191,11 +212,10 @@ def test_a_missing_part_is_named(home: dict[str, str]) -> None:
 
 
 def test_an_answer_is_shown_even_where_its_folder_turns_out_to_hold_another(
-    home: dict[str, str], tmp_path: Path
+    home: dict[str, str], saved: Saved
 ) -> None:
-    folder = ["--save-dir", str(tmp_path / "run")]
-    assert meshwright("plan", *SMALL, *BATCH, *folder, env=home).returncode == 0
-    run = meshwright("plan", *SMALL, *BATCH, "--pin", "tp=8", *folder, env=home)
+    words = ["--pin", "tp=8", "--top-k", "1", "--save-dir", str(saved.folder)]
+    run = meshwright("plan", *SMALL, *BATCH, *words, env=home)
     assert run.returncode == 2
     assert "#1 proved optimal" in run.stdout
     assert run.stderr.splitlines()[-1].endswith("choose another folder, or --force")
