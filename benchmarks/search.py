@@ -8,8 +8,8 @@ shows how the best plan so far came near the proved one, as progress told it, an
 promised of an answer at any time; what comes later is marked. A third one shows what each switch of the
 launcher gains, and all of them together: how much shorter the proved best step is where the search may
 choose it, and the CPU seconds of the proof of the top 10 with all; ``--no-switches`` leaves it out.
-``--write`` puts them into docs/how-the-search-works.md. Seconds are CPU seconds, so that other work on the
-machine matters little.
+``--write`` puts them into docs/how-the-search-works.md; of problems that are named their lines alone.
+Seconds are CPU seconds, so that other work on the machine matters little.
 """
 
 from __future__ import annotations
@@ -175,6 +175,14 @@ def written(document: str, table: str, name: str) -> str:
     return marks.sub(lambda found: f"{found[1]}{table}\n{found[2]}", document)
 
 
+def renewed(document: str, name: str, lines: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The lines of a table of the document, those of the same problems replaced."""
+    (table,) = re.findall(rf"<!-- table: {name} -->\n(.*?)\n<!-- end -->", document, re.DOTALL)
+    kept = [tuple(cell.strip() for cell in row.strip("|").split("|")) for row in table.splitlines()[2:]]
+    new = {cells[0]: cells for cells in lines}
+    return [new.get(cells[0], cells) for cells in kept]
+
+
 def main() -> None:
     """Print the table, and write it where it is asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
@@ -198,23 +206,24 @@ def main() -> None:
         return
     lines, curves, gains = [], [], []
     for path in paths:
-        found: dict[str, dict[str, Any]] = {method: in_a_process(path, method) for method in METHODS}
-        lines.append(line(path, found))
+        answers: dict[str, dict[str, Any]] = {method: in_a_process(path, method) for method in METHODS}
+        lines.append(line(path, answers))
         print("  ".join(lines[-1]), flush=True)
-        curves.append(at_any_time(path.stem, found["none"]))
+        curves.append(at_any_time(path.stem, answers["none"]))
         if not asked.no_switches and read_problem_file(path)["launcher"] != PLACING_LAUNCHER:  # has none
             gains.append(by_switch(path.stem, in_a_process(path, EVERY_SWITCH)))
             print("  ".join(gains[-1]), flush=True)
     tables = {
-        "search": aligned(HEADINGS, lines),
-        "any-time": aligned(ANY_TIME, curves),
-        **({"by-switch": aligned(SWITCHED, gains)} if gains else {}),
+        "search": (HEADINGS, lines),
+        "any-time": (ANY_TIME, curves),
+        **({"by-switch": (SWITCHED, gains)} if gains else {}),
     }
-    print("\n\n".join(tables.values()))
+    print("\n\n".join(aligned(headings, found) for headings, found in tables.values()))
     if asked.write:
         document = DOCUMENT.read_text(encoding="utf-8")
-        for name, table in tables.items():
-            document = written(document, table, name)
+        for name, (headings, found) in tables.items():
+            rows = renewed(document, name, found) if asked.problems else found
+            document = written(document, aligned(headings, rows), name)
         DOCUMENT.write_text(document, encoding="utf-8")
 
 

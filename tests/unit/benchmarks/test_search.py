@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from benchmarks.growth import Panel, by_gpus, drawn
-from benchmarks.search import HEADINGS, PROBLEMS, aligned, measured, written
+from benchmarks.search import HEADINGS, PROBLEMS, aligned, measured, renewed, written
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.parse import parse_problem
 
@@ -56,3 +56,9 @@ def test_a_panel_has_a_point_for_every_measurement_higher_where_it_took_longer()
 
 def test_problems_grow_by_what_the_axis_says() -> None:
     assert [value == problem.cluster.num_gpus for value, problem in by_gpus()] == [True] * 8
+
+
+def test_lines_of_problems_that_are_measured_again_replace_theirs_alone() -> None:
+    table = aligned(("problem", "proof"), [("one", "2.00 s"), ("other", "3.00 s")])
+    document = f"<!-- table: search -->\n{table}\n<!-- end -->\nmore"
+    assert renewed(document, "search", [("other", "1.00 s")]) == [("one", "2.00 s"), ("other", "1.00 s")]

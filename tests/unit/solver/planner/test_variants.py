@@ -397,6 +397,18 @@ def test_what_switches_would_win_is_told_in_joules_where_energy_is_asked_for() -
     assert 0.5 * old < new < 0.98 * old
 
 
+def test_switches_that_win_less_than_2_percent_are_not_told() -> None:
+    asked = replace(small(objective="energy_per_token"), cluster=find_cluster("dgx-h100", num_nodes=1))
+    closed, opened = (
+        answered(asked),
+        answered(replace(asked, options=replace(asked.options, allow=("switches",)))),
+    )
+    outlooks = [answer.plans[0].outlook for answer in (closed, opened)]
+    old, new = (one.energy_per_token_j or 0.0 for one in outlooks if one is not None)
+    assert 0.98 < new / old < 1.0
+    assert not [text for text in closed.warnings if "switches are not searched" in text]
+
+
 def test_nothing_is_told_of_switches_that_are_stated_or_that_the_launcher_does_not_have() -> None:
     asked = small()
     stated = replace(asked.workload, framework_options={"cuda_graph": "full_iteration"})
