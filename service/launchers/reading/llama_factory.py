@@ -161,7 +161,10 @@ class LlamaFactoryTrainerReader:
         if not (fields.flag("packing", default=whole) or whole):
             fields.note("packing is off: every sequence is priced as one of cutoff_len tokens")
         known = known_of(own, told)
-        run = trainer_run(fields, known, LLAMA_FACTORY, shares=_shares(source, known, told))
+        workers = fields.optional("ray_num_workers")  # each of one GPU; who starts the file says no others
+        run = trainer_run(
+            fields, known, LLAMA_FACTORY, started=workers, shares=_shares(source, known, told)
+        )
         if run.launcher != self.name:
             return run
         options = {**run.workload.framework_options, **_kernel(fields)}

@@ -558,3 +558,14 @@ def test_axolotls_weights_of_4_bits_are_replicas_of_accelerate() -> None:
         read(text.replace("load_in_4bit: true\n", ""), Told(num_gpus=8), "a.yml")
     with pytest.raises(InvalidProblemError, match="experts of 4 bits"):
         read(text.replace("Mistral-7B-v0.1", "Mixtral-8x7B-v0.1"), Told(num_gpus=8), "a.yml")
+
+
+def test_rays_workers_are_the_ranks_of_llama_factory() -> None:
+    text = (
+        "model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct\nstage: sft\nfinetuning_type: lora\n"
+        "cutoff_len: 2048\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 8\nbf16: true\n"
+    )
+    with pytest.raises(InvalidProblemError, match="num_gpus"):
+        read(text, name="a.yaml")
+    found = read(f"{text}ray_num_workers: 4\n", name="a.yaml")
+    assert (found.configuration.data_parallel_size, found.workload.global_batch_size) == (4, 4 * 1 * 8)
