@@ -29,7 +29,7 @@ from meshwright.profiles.capabilities import launcher_names
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.errors import FieldError, InvalidProblemError, ProfileError
-from meshwright.profiles.frameworks import FrameworkFacts, with_options
+from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
 
 Option = str | int | float | bool
@@ -80,6 +80,7 @@ class Switch:
     meaning: str
     settings: tuple[Setting, ...]
     beside: str = ""  # searched where the request allows this; empty: its own name, or every switch
+    stated: tuple[str, ...] = ()  # launchers that take it where a request states it, and are not searched
 
     @property
     def options(self) -> frozenset[str]:
@@ -127,7 +128,8 @@ def _switch(name: str, entry: Mapping[str, Any]) -> Switch:
         )
         if strange:
             raise ProfileError(f"catalog/switches.yaml, {name}/{one.name}: {', '.join(sorted(strange))}")
-    return Switch(name=name, meaning=entry["meaning"], settings=settings, beside=entry.get("beside", ""))
+    beside, stated = entry.get("beside", ""), tuple(entry.get("stated", ()))
+    return Switch(name=name, meaning=entry["meaning"], settings=settings, beside=beside, stated=stated)
 
 
 def allowed_switches(allow: Collection[str]) -> list[str]:
@@ -160,7 +162,9 @@ def switch_faults(
 
     ``facts`` are the framework's with what is ``stated``; ``pinned``: its only recomputation, if any.
     """
-    told = set[str]()
+    lacking = [*_lacking(launcher, stated, facts)]
+    yield from lacking
+    told = {fault.pointer.rpartition("/")[2] for fault in lacking}
     for switch in switches().values():
         if len(switch.settings[0].options) > 1:
             continue  # its options are judged one by one elsewhere
@@ -189,6 +193,27 @@ def switch_faults(
                 allowed=clash.instead if option == clash.options[0] else None,
                 nearest=clash.nearest if option == clash.options[0] else None,
             )
+
+
+def _lacking(launcher: str, stated: Options, facts: FrameworkFacts) -> Iterator[FieldError]:
+    """Stated options of switches that a launcher has none of, where they change what it does."""
+    if launcher in ("none", "any"):
+        return
+    own = framework_facts(facts.name)
+    for switch in switches().values():
+        if launcher in switch.launchers or launcher in switch.stated:
+            continue
+        for option in sorted(switch.options):
+            does, asked = getattr(own, option), getattr(facts, option)
+            name = "cuda_graphs" if option == "cuda_graph" and "cuda_graphs" in stated else option
+            if name in stated and asked != does:
+                usual, takers = str(does).lower(), ", ".join(sorted(switch.launchers))
+                yield FieldError(
+                    pointer=f"/workload/framework_options/{name}",
+                    message=f"{str(stated[name]).lower()[:40]}, but no launch file of {launcher} says so",
+                    allowed=f"absent, or {usual}; launchers that take others: {takers}",
+                    nearest=None if name != option else usual,
+                )
 
 
 def otherwise(

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -97,6 +97,15 @@ def settle(problem: Problem, changed: Configuration) -> Configuration | None:
         stage_layers=split,
     )
     return replace(settled, rank_order=plain_order(settled))
+
+
+def splits_with_ends_alone(problem: Problem, config: Configuration) -> Iterator[tuple[int, ...]]:
+    """Splits of as many chunks with an end of the model alone, the layers evenly on the others."""
+    alone, layers = launcher_capabilities(problem.launcher).alone(problem.model), problem.model.num_layers
+    for first, last in product(range(alone[0] + 1), range(alone[1] + 1)):
+        between = len(config.stage_layers) - first - last
+        if first + last and 0 < between <= layers:
+            yield (0,) * first + even_split(layers, between) + (0,) * last
 
 
 def _replayed(layers: int, split: tuple[int, ...]) -> int:

@@ -13,7 +13,12 @@ from meshwright.solver.answer import Limit, Loss, Plan, Why
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import Configuration
-from meshwright.solver.explain.alternatives import Alternative, alternatives_of, placed_alternatives_of
+from meshwright.solver.explain.alternatives import (
+    Alternative,
+    alternatives_of,
+    placed_alternatives_of,
+    splits_with_ends_alone,
+)
 from meshwright.solver.explain.waterfall import NO_LOSS, placed_all, placed_waterfalls, waterfalls
 from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import Problem
@@ -428,3 +433,44 @@ def _stopped_by(one: Alternative) -> str | None:
         where = f"{one.largest_term} of stage {stage}{one.place}"
         return f"memory: {where}, {short:.1f} GiB more than may be filled"
     return one.broken[0] if len(one.broken) == 1 and not one.short_bytes else None
+
+
+# --------------------------------------------------------------------------------------------------
+# What stages without layers would be worth, where a request leaves them closed.
+
+
+_TRIED = 3  # of the first plans
+_WORTH_SAYING = 0.02  # of the step
+
+
+def stages_left_closed(opened: Problem, profile: Profile, plans: Sequence[Plan]) -> tuple[str, ...]:
+    """That the first plans' layouts are faster where an end of the model has a stage of its own.
+
+    ``opened`` is the problem in which it may; tried are even splits of what is left, so that a search of
+    them finds at least as good a plan. Empty: nothing noticeable is found.
+    """
+    first = plans[0]
+    alike = (first.config.num_gpus, first.config.global_batch_size)
+    tried = [
+        replace(plan.config, stage_layers=split)
+        for plan in plans[:_TRIED]
+        if (plan.config.num_gpus, plan.config.global_batch_size) == alike
+        and not (plan.config.is_placed or plan.config.stage_recompute_layers)
+        and plan.config.recompute_layers in (0, sum(plan.config.stage_layers))
+        for split in splits_with_ends_alone(opened, plan.config)
+    ]
+    if not tried:
+        return ()
+    steps = [found.step_time_s for found in predict_all(opened, profile, tried)]
+    limit_s = first.prediction.step_time_s * (1.0 - _WORTH_SAYING)
+    faster = sorted((step, at) for at, step in enumerate(steps) if step < limit_s)
+    faults = violations_of_all(opened, profile, [tried[at] for _, at in faster])
+    for (step_s, at), found in zip(faster, faults, strict=True):
+        if not found:
+            split = tried[at].stage_layers
+            ends = [("the embedding", split[0] == 0), ("the head", split[-1] == 0)]
+            names = " and ".join(name for name, alone in ends if alone)
+            closed = "stages without layers are not searched (search.allow: standalone_stages)"
+            steps_s = f"{step_s:.3g} s instead of {first.prediction.step_time_s:.3g} s"
+            return (f"{closed}; with one for {names} a layout of these meshes takes {steps_s}",)
+    return ()

@@ -14,7 +14,7 @@ from meshwright.solver.clock import Watch, relative_gap
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.objective import claim_of, is_asked_for, is_plain, outlooks_of, slowdown
 from meshwright.solver.explain.certainty import with_odds
-from meshwright.solver.explain.reasons import unsaid, with_reasons
+from meshwright.solver.explain.reasons import stages_left_closed, unsaid, with_reasons
 from meshwright.solver.explain.remedies import (
     Change,
     Fastest,
@@ -42,9 +42,21 @@ from meshwright.solver.planner.variants import (
     variants_of,
     with_baseline,
 )
-from meshwright.solver.problem import OnProgress, Problem, ShouldStop, on_gpus
+from meshwright.solver.problem import (
+    STANDALONE_STAGES,
+    OnProgress,
+    Problem,
+    ShouldStop,
+    on_gpus,
+    with_changes,
+)
 from meshwright.solver.search.search import places_stages, search
-from meshwright.solver.space.launcher_rules import beyond_positions, overlap_warnings, problem_faults
+from meshwright.solver.space.launcher_rules import (
+    beyond_positions,
+    overlap_warnings,
+    problem_faults,
+    standing_alone,
+)
 
 # --------------------------------------------------------------------------------------------------
 # A request whose stages are placed on unlike node groups: what it asks for beside the ranking.
@@ -179,11 +191,23 @@ def ask(
         if of_a_step:  # odds are of the shortest step
             answer = replace(answer, plans=with_odds(first, priced, answer.plans))
         closed = switches_left_closed(problem, priced, answer.plans) if answer.plans else ()
+        closed += _stages_left_closed(problem, priced, answer.plans) if of_a_step else ()
     unknown = unsaid(answer.plans, odds=of_a_step)
     answer = replace(answer, warnings=(*answer.warnings, *closed, *unknown))
     if problem.options.pareto and answer.plans:
         answer = replace(answer, pareto=front_of(problem, variants, watch), elapsed_s=watch.elapsed_s)
     return _of_model(problem, with_baseline(first, priced, answer))
+
+
+def _stages_left_closed(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> tuple[str, ...]:
+    """That stages without layers, which the request leaves closed, would make a listed layout faster."""
+    options = problem.options
+    alone = bool(plans) and plans[0].launchers in ((), (problem.launcher,))
+    if STANDALONE_STAGES in options.allow or not alone:
+        return ()
+    asked = replace(problem, options=replace(options, allow=(*options.allow, STANDALONE_STAGES)))
+    opened = standing_alone(replace(asked, workload=with_changes(problem.workload, plans[0].workload)))
+    return stages_left_closed(opened[0], profile, plans) if opened else ()
 
 
 _FOLLOWING = 0.1  # of a search's time: what one that rivals cut short is expected to take

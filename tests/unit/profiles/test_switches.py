@@ -231,6 +231,42 @@ def test_the_nearest_value_of_a_refused_option_is_legal(
         ]
 
 
+@pytest.mark.parametrize(
+    ("launcher", "stated", "says"),
+    [
+        ("deepspeed", {"cuda_graph": "layer"}, "no launch file of deepspeed says so"),
+        ("torchtitan", {"cuda_graphs": True}, "no launch file of torchtitan says so"),
+        (
+            "torchtitan",
+            {"recompute_modules": "mlp"},
+            "absent, or core_attn; launchers that take others: llama",
+        ),
+        (
+            "accelerate",
+            {"gradient_dtype": "bf16"},
+            "absent, or fp32; launchers that take others: megatron-b",
+        ),
+        ("ms-swift", {"optimizer_offload_fraction": 0.5}, ""),  # hybrid optimizer of Megatron-Core
+        ("deepspeed", {"gradient_dtype": "fp32"}, ""),  # communication_data_type, stated and not searched
+        ("torchtitan", {"recompute_modules": "core_attn"}, ""),  # as it is anyway
+        ("none", {"cuda_graph": "layer"}, ""),  # whose files nobody writes
+    ],
+)
+def test_a_switch_that_a_launcher_does_not_have_is_refused(
+    launcher: str, stated: dict[str, str | bool | float], says: str
+) -> None:
+    facts = with_options(framework_facts(framework_of(launcher)), stated)
+    found = list(
+        switch_faults(
+            launcher, stated, facts=facts, model=DENSE, precision="bf16", gpus=[H100], pinned=None
+        )
+    )
+    assert [fault.pointer for fault in found] == [
+        f"/workload/framework_options/{next(iter(stated))}"
+    ] * bool(says)
+    assert says in " ".join(f"{fault.message} {fault.allowed}" for fault in found)
+
+
 def test_a_kind_of_recomputation_that_options_exclude_is_refused_where_it_is_pinned() -> None:
     stated: dict[str, str | bool] = {"cuda_graph": "layer", "dropout": True}
     facts = with_options(framework_facts("megatron-core"), stated)

@@ -429,6 +429,11 @@ def test_a_heavy_head_takes_a_stage_of_its_own_where_that_is_allowed() -> None:
     assert after.plans[0].config.stage_layers[-1] == 0
     assert after.plans[0].prediction.step_time_s < before.plans[0].prediction.step_time_s
     assert after.plans[0].certified_by == ("exact-dp", "cp-sat")
+    # where it is not allowed, the answer says what it would be worth
+    said = [text for text in before.warnings if "standalone_stages" in text]
+    told = float(said[0].split("takes ")[1].split(" s")[0])
+    assert after.plans[0].prediction.step_time_s * 0.999 < told < before.plans[0].prediction.step_time_s
+    assert not any("standalone_stages" in text for text in after.warnings)
     # a launcher without such stages is searched as it was
     other = replace(asked, launcher="ms-swift")
     assert len(variants_of(other, profile_of(other))) == 1
