@@ -183,14 +183,9 @@ def distinct_ranks(target: Target) -> tuple[int, ...]:
 
 
 def traced_microbatches(target: Target) -> int:
-    """Micro-batches after which no rank holds more than before.
-
-    1F1B has one for every stage in flight at most, and one more shows a steady step; chunks that take
-    turns need whole rounds of as many as there are stages.
-    """
+    """Micro-batches after which no rank holds more than before: twice the pipeline's stages."""
     config = target.config
-    stages = config.pipeline_parallel_size
-    return min(config.num_microbatches, 2 * stages if config.virtual_pipeline_size > 1 else stages + 1)
+    return min(config.num_microbatches, 2 * config.pipeline_parallel_size)
 
 
 def _case(
