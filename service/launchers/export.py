@@ -535,9 +535,9 @@ def _steps(start: Start, nodes: int, gpus: int) -> Iterator[str]:
         listed = ", ".join(f"`{name}` ({value})" for name, value in start.takes)
         yield f"It takes these as well, by default as in brackets: {listed}."
         yield ""
-    yield "Other arguments may follow on the command line, where the launcher takes such. What no file states"
-    yield "of the run (warm-up and decay of the learning rate, weight decay, Adam's betas, the seed) is its"
-    yield "default."
+    yield "Other arguments may follow on the command line, where the launcher takes such. What no file"
+    yield "states of the run (warm-up and decay of the learning rate, weight decay, Adam's betas, the seed)"
+    yield "is its default."
     yield ""
     each = "On the node" if nodes == 1 else f"On each of the {nodes} nodes, with its own NODE_RANK from 0"
     yield f"{each} ({gpus} GPUs):"

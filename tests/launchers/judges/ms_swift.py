@@ -82,7 +82,17 @@ def judge(case: Case) -> Seen:
         os.chdir("/")
     if unknown:
         raise ValueError(f"remaining_argv: {unknown}")  # as swift/base.py refuses them
+    (moments,) = {str(one).removeprefix("torch.") for one in (args.exp_avg_dtype, args.exp_avg_sq_dtype)}
     return {
+        "seq_length": args.max_length if args.packing else None,
+        "precision": "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
+        "facts.gradient_dtype": "fp32" if args.accumulate_allreduce_grads_in_fp32 else "bf16",
+        "facts.overlap_gradients": args.overlap_grad_reduce,
+        "facts.overlap_tensor": args.tp_comm_overlap,
+        "facts.loss_fused": args.cross_entropy_loss_fusion,
+        "facts.elementwise_fused": args.bias_activation_fusion and args.bias_dropout_fusion,
+        "optimizer_on_host": args.optimizer_cpu_offload,
+        "moments": {"bf16": "bfloat16", "fp32": "float32"}.get(moments, moments),
         "tensor_parallel_size": args.tensor_model_parallel_size,
         "pipeline_parallel_size": args.pipeline_model_parallel_size,
         "virtual_pipeline_size": args.virtual_pipeline_model_parallel_size or 1,
