@@ -182,6 +182,8 @@ def _problems(old: Checkout, new: Checkout, rounds: int) -> Iterator[float]:
         for _ in range(rounds):
             for at, checkout in enumerate((old, new)):
                 done = checkout.run("plan", str(asked), "--json")
+                if not done.stdout.strip():
+                    raise SystemExit(f"{checkout.root}: {done.stderr}")
                 sizes[at] = f"{json.loads(done.stdout)['space_size']:,}"
                 times[at].append(checkout.cpu_s)
         ratio, counted = median(times[1]) / median(times[0]), " -> ".join(dict.fromkeys(sizes))
