@@ -133,8 +133,8 @@ def adapter_parameters(model: ModelSpec, rank: int, targets: tuple[str, ...]) ->
     """Trained weights of all adapters; multi-token prediction and the output head have none."""
     return sum(
         rank * (layer.inputs + layer.outputs) * max(layer.experts, 1)
-        for kind in model.layer_kinds()
-        for layer in adapted_layers(model, kind, targets)
+        for shape in model.layer_shapes()
+        for layer in adapted_layers(model.shaped(shape), shape.kind, targets)
     )
 
 

@@ -215,7 +215,9 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
         "multi-token prediction": model.num_mtp_layers > 0,
         "tied embeddings": model.tied_embeddings,
         "bias of the output head": model.head_bias,
-        "free head size": model.head_dim * model.num_attention_heads != model.hidden_size,
+        "free head size": any(
+            one.head_dim * one.num_attention_heads != one.hidden_size for one in model.attentions()
+        ),
         "soft cap of attention scores": model.attention_softcap is not None,
         "soft cap of logits": model.logit_softcap is not None,
         "attention sinks": model.attention_sinks,
@@ -226,6 +228,7 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
         "gate of attention's output": model.attention_gate != "none",
         "clamped queries, keys and values": model.attention_clip is not None,
         "queries scaled by their position": model.position_scaled_queries,
+        "another attention of local layers": model.local_attention is not None,
         "latent attention": model.mla is not None,
         "keys chosen by an indexer": model.indexer is not None,
         "differential attention": model.differential_attention,

@@ -11,13 +11,15 @@ grouped-query attention, gated MLPs, mixture of experts and multi-head latent at
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model_parts import (
     MODEL_LIMITS,
     IndexerSpec,
+    LocalAttention,
     MlaSpec,
     MoeSpec,
     RotaryScaling,
@@ -40,6 +42,13 @@ _VECTORS = {"rmsnorm": 1, "rmsnorm_without_weights": 0, "layernorm": 2, "layerno
             "layernorm_without_weights": 0}  # fmt: skip
 _NORMS = {"before": 2, "after": 2, "before_and_after": 4, "after_residual": 2}  # of one layer
 _TRAINED_SCALARS = {"xielu": 2}  # of one MLP's activation (arXiv:2411.13010)
+
+
+class LayerShape(NamedTuple):
+    """What the sizes of a layer hang on: its MLP, and whose sizes its attention has."""
+
+    kind: LayerKind
+    local: bool = False  # those of ``local_attention``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +77,7 @@ class ModelSpec:
     sliding_window_every: int = 1  # 1: every layer local; n: every n-th layer is global
     global_layers: tuple[int, ...] = ()  # global ones, counted from 0, where they are not every n-th
     chunked_attention: bool = False  # local layers attend within chunks as long as the window
+    local_attention: LocalAttention | None = None  # of local layers, where it is another one
     learned_position_embeddings: bool = False
     max_position_embeddings: int | None = None
     learned_position_offset: int = 0  # rows of the position table before the first position's
@@ -148,6 +158,7 @@ class ModelSpec:
         if len(stated) > 1:
             raise InvalidProblemError.of(f"/model/{stated[1]}", f"contradicts {stated[0]}")
         self._refuse_layers_that_are_none()
+        self._refuse_local_attention_of_none()
         if self.shared_norm and not (self.parallel_residual and self.norm_position == "before"):
             raise InvalidProblemError.of(
                 "/model/shared_norm", "needs parallel_residual, and norm_position before"
@@ -179,6 +190,17 @@ class ModelSpec:
         if self.moe and "moe" not in self.layer_kinds():
             raise InvalidProblemError.of("/model/moe/dense_layers", "leaves no layer for experts")
 
+    def _refuse_local_attention_of_none(self) -> None:
+        """Local layers with an attention of their own are some of the layers, and no latent ones."""
+        if self.local_attention is None:
+            return
+        if len(set(self.local_layers())) == 1:
+            why = "needs local layers beside global ones: sliding_window, and every n-th or listed layers"
+            raise InvalidProblemError.of("/model/local_attention", why)
+        if self.mla:
+            raise InvalidProblemError.of("/model/local_attention", "contradicts mla")
+        self.shaped(LayerShape("dense", local=True))  # whose heads are checked as any model's
+
     @property
     def mlp_activation(self) -> Activation:
         """The MLP's activation, where it is not stated the usual one."""
@@ -208,6 +230,33 @@ class ModelSpec:
             for layer in self.moe.dense_layers:
                 kinds[layer] = "dense"
         return tuple(kinds)
+
+    def layer_shapes(self) -> tuple[LayerShape, ...]:
+        """The shape of each of the ``num_layers`` layers, in model order."""
+        apart = self.local_layers() if self.local_attention else (False,) * self.num_layers
+        return tuple(map(LayerShape, self.layer_kinds(), apart))
+
+    def shapes(self) -> tuple[LayerShape, ...]:
+        """The shapes that occur: without experts before those with, smaller before larger."""
+        return _shapes_of(self)
+
+    def shaped(self, shape: LayerShape) -> ModelSpec:
+        """The model as it were if the attention of every layer were that of this shape's."""
+        return self if self.local_attention is None else _attending(self, local=shape.local)
+
+    def attentions(self) -> tuple[ModelSpec, ...]:
+        """The model once for each attention that its layers have."""
+        return tuple(dict.fromkeys(map(self.shaped, self.shapes())))
+
+    @property
+    def head_counts(self) -> tuple[int, ...]:
+        """The numbers of attention heads that layers have."""
+        return tuple(dict.fromkeys(model.num_attention_heads for model in self.attentions()))
+
+    @property
+    def kv_head_counts(self) -> tuple[int, ...]:
+        """The numbers of key/value heads that layers have."""
+        return tuple(dict.fromkeys(model.num_kv_heads for model in self.attentions()))
 
     def local_layers(self) -> tuple[bool, ...]:
         """Whether each of the ``num_layers`` layers attends within the window only."""
@@ -405,12 +454,12 @@ class ModelSpec:
         (DeepSeek-V3, README_WEIGHTS.md: ``enorm``, ``hnorm``, ``shared_head.norm``; Megatron-Core 0.19,
         ``MultiTokenPredictionLayerSubmodules``: ``enorm``, ``hnorm``, ``layer_norm``).
         """
-        return self.num_mtp_layers * (self.layer_parameters(self.mtp_kind) + self.mtp_extra_parameters())
+        return self.num_mtp_layers * (self._parameters(self.mtp_shape) + self.mtp_extra_parameters())
 
     @property
-    def mtp_kind(self) -> LayerKind:
-        """The kind of the layers that predict further tokens."""
-        return "moe" if self.moe else "dense"
+    def mtp_shape(self) -> LayerShape:
+        """The shape of the layers that predict further tokens."""
+        return LayerShape("moe" if self.moe else "dense")
 
     def mtp_extra_parameters(self) -> int:
         """Weights of one multi-token-prediction layer beside those of a layer."""
@@ -420,9 +469,18 @@ class ModelSpec:
         """Weights of the norm before the output head."""
         return self.norm_weights() * int(self.final_norm)
 
+    def _parameters(self, shape: LayerShape) -> int:
+        """All weights of one layer of a shape."""
+        return self.shaped(shape).layer_parameters(shape.kind)
+
+    def parameters_by_layer(self) -> tuple[int, ...]:
+        """All weights of each of the ``num_layers`` layers, in model order."""
+        each = {shape: self._parameters(shape) for shape in self.shapes()}
+        return tuple(each[shape] for shape in self.layer_shapes())
+
     def num_parameters(self) -> int:
         """All weights, multi-token-prediction layers not counted (as model cards do)."""
-        layers = sum(self.layer_parameters(kind) for kind in self.layer_kinds())
+        layers = sum(self.parameters_by_layer())
         ends = self.final_norm_parameters() + self.embedding_parameters() + self.head_parameters()
         return layers + ends
 
@@ -476,7 +534,13 @@ class ModelSpec:
         return 2 * active + self.score_flops_per_token(seq_length)
 
     def score_flops_per_token(self, seq_length: int | Documents) -> float:
-        """Forward FLOPs of one layer's scores and weighted values per token; they have no weights."""
+        """Forward FLOPs of one layer's scores and weighted values per token; they have no weights.
+
+        The mean over layers, where those have several attentions.
+        """
+        if self.local_attention:
+            each = {shape: self.shaped(shape).score_flops_per_token(seq_length) for shape in self.shapes()}
+            return sum(each[shape] for shape in self.layer_shapes()) / self.num_layers
         qk_and_v = (self.head_dim + self.v_head_dim) * self.num_attentions
         attention = 2 * self.num_attention_heads * qk_and_v * self.attended_tokens(seq_length)
         return attention + self.index_flops_per_token(seq_length)
@@ -494,20 +558,45 @@ class ModelSpec:
         before = self.projection_parameters() + self.hidden_size**2 * int(self.head_transform)
         return 2.0 * (self.embedding_width * self.vocab_size + before)
 
+    def forward_flops_of(self, shape: LayerShape, seq_length: int | Documents) -> float:
+        """Forward FLOPs of one layer of a shape per token."""
+        return self.shaped(shape).layer_forward_flops_per_token(shape.kind, seq_length)
+
     def model_flops_per_token(self, seq_length: int | Documents, *, frozen: bool = False) -> float:
         """Forward and backward FLOPs per token, recomputation not counted (3x the forward).
 
         Frozen weights have no gradients of their own: their products run twice, scores three times.
         """
-        kinds = self.layer_kinds()
-        each = {kind: self.layer_forward_flops_per_token(kind, seq_length) for kind in set(kinds)}
-        layers = sum(each[kind] for kind in kinds)
+        each = {shape: self.forward_flops_of(shape, seq_length) for shape in self.shapes()}
+        layers = sum(each[shape] for shape in self.layer_shapes())
         forward = layers + self.head_forward_flops_per_token() + 2.0 * self.projection_parameters()
         if self.num_mtp_layers:
-            mtp = self.layer_forward_flops_per_token(self.mtp_kind, seq_length) + 4.0 * self.hidden_size**2
+            mtp = self.forward_flops_of(self.mtp_shape, seq_length) + 4.0 * self.hidden_size**2
             forward += self.num_mtp_layers * (mtp + self.head_forward_flops_per_token())
         scores = (self.num_layers + self.num_mtp_layers) * self.score_flops_per_token(seq_length)
         return 2.0 * forward + scores if frozen else 3.0 * forward
+
+
+@lru_cache(maxsize=64)
+def _shapes_of(model: ModelSpec) -> tuple[LayerShape, ...]:
+    """The shapes that occur in a model, the largest of each kind last."""
+    found = set(model.layer_shapes())
+    return tuple(sorted(found, key=lambda one: (one.kind, model.shaped(one).layer_parameters(one.kind))))
+
+
+@lru_cache(maxsize=64)
+def _attending(model: ModelSpec, *, local: bool) -> ModelSpec:
+    """A model whose layers all attend as its local, or as its other layers do."""
+    every = replace(
+        model,
+        local_attention=None,
+        sliding_window=model.sliding_window if local else None,
+        sliding_window_every=1,
+        global_layers=(),
+    )
+    if not local or model.local_attention is None:
+        return every
+    return replace(every, **model.local_attention.stated())
 
 
 def spaced(layers: Sequence[int], num_layers: int) -> tuple[int, tuple[int, ...]]:

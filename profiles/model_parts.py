@@ -6,8 +6,8 @@ Experts, latent attention, its indexer, scaled rotary positions: every field is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 
@@ -67,6 +67,9 @@ INDEXER_LIMITS: Limits = {
     "num_heads": (1, 2**16),
     "head_dim": (1, 2**14),
     "top_k": (1, 2**31 - 1),
+}
+LOCAL_ATTENTION_LIMITS: Limits = {
+    name: MODEL_LIMITS[name] for name in ("num_attention_heads", "num_kv_heads", "head_dim")
 }
 ROTARY_SCALING_LIMITS: Limits = {
     "factor": (1e-3, 1e6),
@@ -238,6 +241,33 @@ class IndexerSpec:
         """Weights of its three projections."""
         queries = q_lora_rank * self.num_heads * self.head_dim
         return queries + hidden_size * (self.head_dim + self.num_heads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalAttention:
+    """What the attention of local layers has otherwise than that of the others; None: as they have it.
+
+    The fields are those of ``ModelSpec``, which holds what the other layers have.
+    """
+
+    num_attention_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse sizes out of range, and an attention that is no other one.
+
+        Raises:
+            InvalidProblemError: a size is out of range, or nothing is stated.
+        """
+        refuse_out_of_range(self, "/model/local_attention", LOCAL_ATTENTION_LIMITS)
+        if not self.stated():
+            raise InvalidProblemError.of("/model/local_attention", "states nothing; leave it out")
+
+    def stated(self) -> dict[str, Any]:
+        """What local layers have otherwise."""
+        every = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: value for name, value in every if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,14 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import (
     INDEXER_LIMITS,
+    LOCAL_ATTENTION_LIMITS,
     MLA_LIMITS,
     MODEL_LIMITS,
     MOE_LIMITS,
     ROTARY_SCALING_LIMITS,
     IndexerSpec,
     Limits,
+    LocalAttention,
     MlaSpec,
     MoeSpec,
     RotaryScaling,
@@ -30,6 +32,7 @@ _PARTS: Mapping[type, Limits] = {
     MoeSpec: MOE_LIMITS,
     MlaSpec: MLA_LIMITS,
     IndexerSpec: INDEXER_LIMITS,
+    LocalAttention: LOCAL_ATTENTION_LIMITS,
     RotaryScaling: ROTARY_SCALING_LIMITS,
 }
 _BIASES = ("qkv_bias", "attention_output_bias", "mlp_bias")

@@ -360,12 +360,14 @@ def _mesh_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     model, tp = problem.model, config.tensor_parallel_size
     if config.num_gpus > usable_gpus(problem):
         yield f"{config.num_gpus} GPUs are needed, the cluster has {usable_gpus(problem)}"
-    if model.num_attention_heads % tp or model.ffn_hidden_size % tp:
+    every = model.attentions()
+    if any(one.num_attention_heads % tp for one in every) or model.ffn_hidden_size % tp:
         yield f"tensor_parallel_size = {tp} does not divide the heads and the MLP width"
     if model.moe and model.moe.shared_ffn_hidden_size % tp:
         yield f"tensor_parallel_size = {tp} does not divide the width of the shared experts"
-    if model.num_kv_heads % tp and tp % model.num_kv_heads:
-        yield f"tensor_parallel_size = {tp} does not go with {model.num_kv_heads} key/value heads"
+    for count in {one.num_kv_heads for one in every}:
+        if count % tp and tp % count:
+            yield f"tensor_parallel_size = {tp} does not go with {count} key/value heads"
     if any(group.island_gpus % tp for group in problem.cluster.groups):
         yield f"tensor_parallel_size = {tp} does not divide the GPUs of an island"
     if problem.workload.base_precision != "bf16" and (tp > 1 or config.zero_stage > 2):  # noqa: PLR2004
@@ -379,7 +381,7 @@ def _sequence_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     """Context- and tensor-parallel ranks split a sequence, and exchange whole heads."""
     model, seq = problem.model, problem.workload.seq_length
     tp, cp = config.tensor_parallel_size, config.context_parallel_size
-    heads, among = (model.num_attention_heads, model.num_kv_heads), _exchanging(config)
+    heads, among = (*model.head_counts, *model.kv_head_counts), _exchanging(config)
     if config.context_parallel_mode != "ring" and (cp == 1 or any(count % (tp * among) for count in heads)):
         yield f"all_to_all cannot exchange {heads[0]} heads over tp = {tp} and cp = {among}"
     if cp % among or (cp == among and "+" in config.context_parallel_mode):

@@ -100,7 +100,7 @@ def _layers_timed(problem: Problem, columns: Columns, profile: Profile, layout: 
     if profile.layers is None:
         return np.zeros(len(columns), dtype=np.bool_)
     ctx = context_of(problem, columns, profile)
-    return np.asarray(np.all([is_timed(ctx, kind) for kind in layout.kinds], axis=0))
+    return np.asarray(np.all([is_timed(ctx.of(one), one.kind) for one in layout.kinds], axis=0))
 
 
 def can_simulate(configuration: Configuration) -> bool:
@@ -191,7 +191,7 @@ def recomputed_flops_per_token(
     own = configuration.stage_recompute_layers or configuration.recompute_layers
     stops = np.minimum(starts + np.array(own), ends)
     replayed = (layout.cumulative[stops] - layout.cumulative[starts]).sum(axis=0)
-    flops = [model.layer_forward_flops_per_token(kind, seq_length) for kind in layout.kinds]
+    flops = [model.forward_flops_of(one, seq_length) for one in layout.kinds]
     return float(replayed @ np.array(flops))
 
 

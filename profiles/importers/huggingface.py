@@ -7,6 +7,7 @@ harmless, or refused as ``unsupported: <key>``; a missing or garbled field is na
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import log
 from pathlib import Path
 from typing import Any, cast
@@ -141,9 +142,13 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
     if model_type == "falcon":
         facts["shared_norm"] = _falcon_shares_a_norm(reader, facts)
     reader.finish()
-    _refuse_unread(reader, (*added, *family.unused))
     source = f"config.json, model_type {model_type}" + _assumed(family, whole, added)
-    return ModelSpec(name=name[:MAX_TEXT], source=source[:MAX_TEXT], **facts)
+    model = ModelSpec(name=name[:MAX_TEXT], source=source[:MAX_TEXT], **facts)
+    if family.local_attention:
+        model = replace(model, **family.local_attention(reader, model))
+    reader.finish()
+    _refuse_unread(reader, (*added, *family.unused))
+    return model
 
 
 def _assumed(family: Family, whole: Mapping[str, object], added: frozenset[str]) -> str:
@@ -154,19 +159,12 @@ def _assumed(family: Family, whole: Mapping[str, object], added: frozenset[str])
 
 
 def _heads(reader: FieldReader, family: Family) -> tuple[int, int]:
-    """Attention heads, and kv heads (as many, where the config names none).
-
-    Raises:
-        UnsupportedModelError: layers have different numbers of heads.
-    """
+    """Attention heads, and kv heads (as many, where the config names none)."""
     heads = _size(reader, family, "num_attention_heads")
     kv_heads = reader.integer(family.keys["num_kv_heads"], high=2**16, default=heads)
     shares = family.one_kv_head_flag and reader.flag(family.one_kv_head_flag, default=False)
     if shares and not (reader.has("new_decoder_architecture") and reader.value("new_decoder_architecture")):
         kv_heads = 1
-    each = reader.value("num_attention_heads_per_layer")
-    if isinstance(each, list) and any(count != heads for count in each):
-        raise UnsupportedModelError.field("num_attention_heads_per_layer", "layers of different heads")
     return heads, kv_heads
 
 

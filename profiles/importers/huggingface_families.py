@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from meshwright.profiles.importers.huggingface_layers import GlobalRule
+from meshwright.profiles.importers.huggingface_layers import GlobalRule, LocalRule, heads_by_layer
 
 Facts = Mapping[str, object]  # fields of ModelSpec
 
@@ -60,6 +60,7 @@ class Family:
     global_layers: GlobalRule = "all"
     global_every: int = 0
     rotary_on_local_layers: bool = False  # global layers have no positions
+    local_attention: LocalRule | None = None  # what global and local layers have each
     activation: str = "silu"  # where the config names none
     own_activation: bool = False  # the class does not use the one that the config names
     ffn_of_hidden: int = 0  # the MLP's width in hidden sizes, where the config states none
@@ -367,6 +368,7 @@ FAMILIES: Mapping[str, Family] = {
             },
         },
         fixed={"moe_router_logit_softcapping": 0.0},
+        local_attention=heads_by_layer,
     ),
     "glm4_moe": Family( experts="n_routed_experts",
         flags={**_QKV_FLAG, "use_qk_norm": (False, _PER_HEAD)},

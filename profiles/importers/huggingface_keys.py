@@ -30,6 +30,7 @@ FIXED: Mapping[str, tuple[object, str]] = {  # keys that a type does not read, a
     "bias": (False, _BIAS),
     "qk_norm": (False, "this model type has no such norm"),
     "post_norm": (False, "this model type has its norms elsewhere"),
+    "use_bidirectional_attention": (False, "attention to later tokens"),
     "use_cla": (False, "layers that share keys and values"),
     "use_dynamic_ntk": (False, "positions that stretch with the sequence"),
     "swiglu_limit": (None, "clamped activations of this model type"),

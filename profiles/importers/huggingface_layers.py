@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from meshwright.profiles.errors import UnsupportedModelError
-from meshwright.profiles.model import expert_placement, spaced
+from meshwright.profiles.model import ModelSpec, expert_placement, spaced
+from meshwright.profiles.model_parts import LocalAttention
 from meshwright.profiles.reading import FieldReader
 
 _GLOBAL, _LOCAL, _CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -191,6 +192,43 @@ def _pattern(reader: FieldReader, every: int) -> int:
     if isinstance(word, str) and re.fullmatch("L+G", word):
         return len(word)
     return reader.integer(stated, default=every, low=0, high=MAX_LAYERS)
+
+
+# --------------------------------------------------------------------------------------------------
+# Attention that global and local layers have each: from what the config says of all layers, and more keys.
+
+LocalRule = Callable[[FieldReader, ModelSpec], dict[str, Any]]
+_HEADS = "num_attention_heads_per_layer"
+
+
+def _each(model: ModelSpec, of_global: Mapping[str, Any], of_local: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ModelSpec that say what layers of either kind have, as far as there are any."""
+    kinds = set(model.local_layers())
+    own = {name: value for name, value in of_local.items() if value != of_global[name]}
+    if len(kinds) == 1:
+        return dict(of_local if True in kinds else of_global)
+    return {**of_global, "local_attention": LocalAttention(**own) if own else None}
+
+
+def heads_by_layer(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
+    """Attention heads that are listed layer by layer (Laguna).
+
+    Raises:
+        UnsupportedModelError: layers that attend alike have other numbers of heads.
+    """
+    counts = _numbers(reader, _HEADS)
+    if not counts:
+        return {}
+    if len(counts) != model.num_layers:
+        reader.fault(_HEADS, f"must be a list of {model.num_layers} numbers of heads")
+        return {}
+    found: dict[bool, set[int]] = {False: set(), True: set()}
+    for is_local, heads in zip(model.local_layers(), counts, strict=True):
+        found[is_local].add(heads)
+    if max(map(len, found.values())) > 1:
+        raise UnsupportedModelError.field(_HEADS, "layers that attend alike have other numbers of heads")
+    whole, local = ({"num_attention_heads": next(iter(found[kind]), 1)} for kind in (False, True))
+    return _each(model, whole, local)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -48,10 +48,9 @@ class Shard:
                 experts cannot be split so.
         """
         size, model = self.tensor_parallel_size, self.model
-        if model.indexer or model.differential_attention:
-            raise InvalidProblemError.of(
-                "--model", "an indexer and differential attention are not measured"
-            )
+        if model.indexer or model.differential_attention or model.local_attention:
+            why = "an indexer, differential attention and local layers with heads of their own"
+            raise InvalidProblemError.of("--model", f"{why} are not measured")
         _refuse_rest("--tp", size, model.num_attention_heads, "num_attention_heads")
         widths = {"ffn_hidden_size": model.ffn_hidden_size}
         if model.moe is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from math import gcd
 
 from meshwright.profiles.capabilities import Capabilities, launcher_capabilities
 from meshwright.profiles.errors import FieldError, RefusedExportError
@@ -186,11 +187,12 @@ def _axis_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
     if config.sequence_parallel and not able.sequence_parallel:
         yield fault("sequence_parallel", f"{able.launcher} has none", allowed="false", nearest=False)
     tp = config.tensor_parallel_size
-    if able.heads_whole_on_ranks and model.num_kv_heads % tp:
+    kv_heads = gcd(*model.kv_head_counts)
+    if able.heads_whole_on_ranks and kv_heads % tp:
         yield fault(
             "tensor_parallel_size",
-            f"{tp} does not divide {model.num_kv_heads} key/value heads; {able.launcher} copies none",
-            allowed=f"divisors of {model.num_kv_heads}",
+            f"{tp} does not divide {kv_heads} key/value heads; {able.launcher} copies none",
+            allowed=f"divisors of {kv_heads}",
         )
     slices = tp * config.context_parallel_size * (2 if config.context_parallel_size > 1 else 1)
     if able.halves_on_ranks and target.workload.seq_length % slices:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import floor
+from math import floor, gcd
 from typing import Literal
 
 import numpy as np
@@ -419,7 +419,7 @@ def _node_counts(problem: Problem, context: int) -> tuple[int, ...]:
     pin, batch = problem.options.pin, problem.workload.global_batch_size
     counts = np.arange(max(1, floor(nodes * _FEWEST), nodes + 1 - _MOST_COUNTED), nodes + 1)
     gpus = (counts * group.gpus_per_node)[:, None, None]
-    sizes = [one for one in divisors(problem.model.num_attention_heads) if one <= group.island_gpus]
+    sizes = [one for one in divisors(gcd(*problem.model.head_counts)) if one <= group.island_gpus]
     tensor = np.array([pin.get("tensor_parallel_size", 0)] if "tensor_parallel_size" in pin else sizes)
     inner = np.unique(np.concatenate([tensor, tensor * context]))
     stages = np.arange(1, layers + 1)

@@ -31,7 +31,8 @@ MAX_TRIED = 256  # values of one size that are tried against the batch
 def model_sizes(problem: Problem) -> Iterator[FieldError]:
     """Pinned sizes divide what they share out."""
     model = problem.model
-    yield from _divides(problem, "tensor_parallel_size", model.num_attention_heads, "num_attention_heads")
+    for heads in model.head_counts:
+        yield from _divides(problem, "tensor_parallel_size", heads, "num_attention_heads")
     yield from _at_most(
         problem, "pipeline_parallel_size", model.num_layers, f"num_layers = {model.num_layers}"
     )

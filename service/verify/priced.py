@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.profiles.capabilities import launcher_capabilities
-from meshwright.profiles.model import LayerKind
+from meshwright.profiles.model import LayerKind, LayerShape
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.service.launchers.megatron_flags import FRAMEWORK
 from meshwright.service.launchers.target import Target
@@ -87,11 +87,16 @@ def _with_its_own_routers(target: Target) -> Target:
 
 def rank_kinds(target: Target) -> list[list[LayerKind]]:
     """The kind of every layer of every pipeline rank, chunk after chunk."""
+    return [[shape.kind for shape in shapes] for shapes in rank_shapes(target)]
+
+
+def rank_shapes(target: Target) -> list[list[LayerShape]]:
+    """The shape of every layer of every pipeline rank, chunk after chunk."""
     ranks, _ = chunk_weights(target)
-    kinds, first = target.model.layer_kinds(), 0
-    found: list[list[LayerKind]] = [[] for _ in set(ranks)]
+    shapes, first = target.model.layer_shapes(), 0
+    found: list[list[LayerShape]] = [[] for _ in set(ranks)]
     for rank, count in zip(ranks, target.config.stage_layers, strict=True):
-        found[rank] += kinds[first : first + count]
+        found[rank] += shapes[first : first + count]
         first += count
     return found
 
@@ -104,13 +109,13 @@ def rank_matrices(target: Target, *, whole: bool = False) -> list[list[list[int]
     alone = Configuration(stage_layers=(target.model.num_layers,))  # on one rank
     plan = replace(target.plan, config=alone) if whole else target.plan
     ctx, found = context_for(replace(target, plan=plan)), []
-    for kinds in rank_kinds(target):
-        shapes = Counter[tuple[int, int]]()
-        for kind in kinds:
-            for gemm in layer_gemms(ctx, kind):
+    for layers in rank_shapes(target):
+        matrices = Counter[tuple[int, int]]()
+        for layer in layers:
+            for gemm in layer_gemms(ctx.of(layer), layer.kind):
                 rows, columns, count = (round(_first(x)) for x in (gemm.n, gemm.k, gemm.count))
-                shapes[rows, columns] += count
-        found.append(sorted([*shape, count] for shape, count in shapes.items()))
+                matrices[rows, columns] += count
+        found.append(sorted([*sides, count] for sides, count in matrices.items()))
     return found
 
 
@@ -122,29 +127,35 @@ def rank_flops(target: Target) -> list[float]:
     """
     ctx, config, model = context_for(target), target.config, target.model
     ranks, _ = chunk_weights(target)
-    heads = model.num_attention_heads / config.tensor_parallel_size
-    keys = target.workload.seq_length
-    core = 2.0 * _first(ctx.tokens) * keys * heads * (model.head_dim + model.v_head_dim)
-    core /= max(1, config.context_parallel_size)
     busiest = _first(ctx.expert_load) if config.expert_parallel_size > 1 else 1.0
-    linear = {
-        kind: sum(_flops(gemm) / (busiest if gemm.grouped else 1.0) for gemm in layer_gemms(ctx, kind))
-        for kind in set(model.layer_kinds())
-    }
-    spared = {kind: sum(map(_flops, unread_products(ctx, kind))) for kind in set(model.layer_kinds())}
-    kinds, first, found = model.layer_kinds(), 0, [0.0] * config.pipeline_parallel_size
+    linear, core, spared = dict[LayerShape, float](), dict[LayerShape, float](), dict[LayerShape, float]()
+    for one in model.shapes():
+        its, kind = ctx.of(one), one.kind
+        gemms = layer_gemms(its, kind)
+        linear[one] = sum(_flops(gemm) / (busiest if gemm.grouped else 1.0) for gemm in gemms)
+        core[one] = _core_flops(its, config, target.workload.seq_length)
+        spared[one] = sum(map(_flops, unread_products(its, kind)))
+    shapes, first, found = model.layer_shapes(), 0, [0.0] * config.pipeline_parallel_size
     for chunk, (rank, count) in enumerate(zip(ranks, config.stage_layers, strict=True)):
-        own = kinds[first : first + count]
-        found[rank] += sum(_LINEAR_TRAINED * linear[kind] + _ATTENTION_TRAINED * core for kind in own)
+        own = shapes[first : first + count]
+        found[rank] += sum(_LINEAR_TRAINED * linear[one] + _ATTENTION_TRAINED * core[one] for one in own)
         if config.recompute_granularity == "full":
             again = own[: _recomputed(target, chunk)]
-            found[rank] += sum(linear[kind] + core - spared[kind] for kind in again)
+            found[rank] += sum(linear[one] + core[one] - spared[one] for one in again)
         if config.recompute_granularity == "selective" and "core_attn" in ctx.facts.recomputed:
-            found[rank] += count * core
+            found[rank] += sum(core[one] for one in own)
         first += count
     vocabulary = _first(ctx.padded_vocabulary) / config.tensor_parallel_size
     found[ranks[-1]] += 2.0 * _LINEAR_TRAINED * _first(ctx.tokens) * model.hidden_size * vocabulary
     return found
+
+
+def _core_flops(ctx: Context, config: Configuration, keys: int) -> float:
+    """FLOPs of one layer's scores and weighted values, forward, as if every query read every key."""
+    model = ctx.model
+    heads = model.num_attention_heads / config.tensor_parallel_size
+    core = 2.0 * _first(ctx.tokens) * keys * heads * (model.head_dim + model.v_head_dim)
+    return core / max(1, config.context_parallel_size)
 
 
 def _recomputed(target: Target, chunk: int) -> int:

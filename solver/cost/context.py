@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, wraps
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from meshwright.profiles.collectives.collectives import Blocks, Fabric, Group
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import FrameworkFacts, with_options
 from meshwright.profiles.measured.layers import MeasuredLayers
-from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model import LayerShape, ModelSpec
 from meshwright.profiles.operators.operators import GpuOperators
 from meshwright.profiles.optimizers import ADAMW_MOVED_BYTES, Optimizer, optimizer_named
 from meshwright.profiles.profile import Constants, Profile
@@ -209,6 +209,21 @@ class Context:
     data_group: Group  # dp * cp ranks that reduce the gradients of dense weights
     shard_group: Group  # those among them that share one shard set
     expert_data_group: Group  # ranks that reduce the gradients of one expert
+
+    def of(self, shape: LayerShape) -> Context:
+        """The context of layers of one shape, whose model has their attention throughout."""
+        model = self.model.shaped(shape)
+        if model is self.model:
+            return self
+        known = self._by_model
+        if model not in known:
+            known[model] = replace(self, model=model)
+        return known[model]
+
+    @cached_property
+    def _by_model(self) -> dict[ModelSpec, Context]:
+        """The contexts of the attentions that layers have, where those are several."""
+        return {}
 
     @cached_property
     def dense_replicas(self) -> Replicas:

@@ -437,9 +437,10 @@ def spilled_s(ctx: Context, kind: LayerKind, passes: PassSeconds) -> PassSeconds
 def _activation_parts(ctx: Context, layout: LayerLayout) -> list[FloatArray]:
     """Activations of one micro-batch by part; multi-token-prediction layers belong to the head."""
     zero = np.zeros_like(ctx.t)
-    layers = [layer_activation_bytes(ctx, kind) for kind in layout.kinds]
+    layers = [layer_activation_bytes(ctx.of(one), one.kind) for one in layout.kinds]
     masks = ctx.tokens * ctx.model.hidden_size * ctx.row_share if ctx.facts.dropout else zero
-    extra = layer_activation_bytes(ctx, ctx.model.mtp_kind) * ctx.model.num_mtp_layers
+    further = ctx.model.mtp_shape
+    extra = layer_activation_bytes(ctx.of(further), further.kind) * ctx.model.num_mtp_layers
     return [*layers, masks, extra]
 
 
@@ -466,13 +467,13 @@ def memory_prices(
         state_bytes(ctx, *both, matrices=part < last or part in head)
         for part, both in enumerate(zip(weights, trained, strict=True))
     ]
-    saved = [quantized_weights(ctx, kind)[1] for kind in layout.kinds]
+    saved = [quantized_weights(ctx.of(one), one.kind)[1] for one in layout.kinds]
     activations = _activation_parts(ctx, layout)
     largest = np.maximum.reduce(activations[:-2])
     spilled, whole = ctx.offloads_activations, activations[:-2]
     sent, here = largest, one
     if spilled.any():
-        gone = [np.where(spilled, offloaded_bytes(ctx, kind), 0.0) for kind in layout.kinds]
+        gone = [np.where(spilled, offloaded_bytes(ctx.of(one), one.kind), 0.0) for one in layout.kinds]
         whole, sent = [a - b for a, b in zip(whole, gone, strict=True)], np.maximum.reduce(gone)
         if ctx.facts.offload_modules == "all":
             here = np.where(spilled, 1.0 - offloaded_layers(ctx.facts, ctx.model), 1.0)
@@ -557,8 +558,8 @@ def largest_tensor(model: ModelSpec) -> int:
     they gate as one (transformers 5, ``MixtralExperts.gate_up_proj``).
     """
     moe, h = model.moe, model.hidden_size
-    heads = model.num_attention_heads * max(model.head_dim, model.v_head_dim)
-    sizes = [model.vocab_size * h, h * heads, h * model.ffn_hidden_size]
+    heads = [one.num_attention_heads * max(one.head_dim, one.v_head_dim) for one in model.attentions()]
+    sizes = [model.vocab_size * h, h * max(heads), h * model.ffn_hidden_size]
     if moe is not None:
         sizes.append(moe.num_experts * h * moe.ffn_hidden_size * (model.mlp_matrices - 1))
     return max(sizes)

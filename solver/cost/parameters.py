@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.profiles.adapters import adapted_layers, base_bytes, quantized_layers
-from meshwright.profiles.model import LayerKind
+from meshwright.profiles.model import LayerKind, LayerShape
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.compute import Gemm, layer_gemms, routed_rows
 from meshwright.solver.cost.context import Context
@@ -93,7 +93,7 @@ def head_weights(ctx: Context) -> Weights:
 def prediction_weights(ctx: Context) -> Weights:
     """Those of the multi-token-prediction layers, of which the model has one or more."""
     model = ctx.model
-    layer = layer_weights(ctx, model.mtp_kind)
+    layer = layer_weights(ctx.of(model.mtp_shape), model.mtp_shape.kind)
     matrix = 2.0 * model.hidden_size**2
     project = matrix / ctx.t + (model.mtp_extra_parameters() - matrix)  # norms are whole
     depth = float(model.num_mtp_layers)
@@ -105,12 +105,16 @@ def prediction_copies(ctx: Context) -> FloatArray:
     return copied_embedding(ctx) / (1.0 + ctx.model.tied_embeddings)
 
 
-def part_weights(ctx: Context, kinds: Sequence[LayerKind]) -> list[Weights]:
+def part_weights(ctx: Context, kinds: Sequence[LayerShape]) -> list[Weights]:
     """Weights of every part in order: layer kinds, embedding, head."""
-    return [*(layer_weights(ctx, kind) for kind in kinds), embedding_weights(ctx), head_weights(ctx)]
+    return [
+        *(layer_weights(ctx.of(one), one.kind) for one in kinds),
+        embedding_weights(ctx),
+        head_weights(ctx),
+    ]
 
 
-def weight_tensors(ctx: Context, kinds: Sequence[LayerKind]) -> list[float]:
+def weight_tensors(ctx: Context, kinds: Sequence[LayerShape]) -> list[float]:
     """Tensors of every part in order, queries with keys and values, gates with what they gate as one each.
 
     Of a layer its matrices, each expert's apart, and its norms; of the head the final norm, too. All 0
@@ -118,7 +122,8 @@ def weight_tensors(ctx: Context, kinds: Sequence[LayerKind]) -> list[float]:
     """
     if not ctx.facts.gathers_tensors:
         return [0.0] * (len(kinds) + 2)
-    matrices = [sum(float(np.max(gemm.count)) for gemm in layer_gemms(ctx, kind)) for kind in kinds]
+    gemms = [layer_gemms(ctx.of(one), one.kind) for one in kinds]
+    matrices = [sum(float(np.max(gemm.count)) for gemm in each) for each in gemms]
     return [*(count + ctx.model.norms_per_layer for count in matrices), 1.0, 2.0]
 
 
@@ -207,7 +212,8 @@ def trained_weights(ctx: Context, own: Weights, kind: LayerKind | None) -> Weigh
     return Weights(dense=dense, routed=routed)
 
 
-def trained_parts(ctx: Context, kinds: Sequence[LayerKind], weights: Sequence[Weights]) -> list[Weights]:
+def trained_parts(ctx: Context, kinds: Sequence[LayerShape], weights: Sequence[Weights]) -> list[Weights]:
     """What is trained of every part in order: layer kinds, embedding, head."""
-    every: list[LayerKind | None] = [*kinds, None, None]
-    return [trained_weights(ctx, own, kind) for own, kind in zip(weights, every, strict=True)]
+    of_layers = zip(kinds, weights, strict=False)
+    layers = [trained_weights(ctx.of(one), own, one.kind) for one, own in of_layers]
+    return [*layers, *(trained_weights(ctx, own, None) for own in weights[len(kinds) :])]

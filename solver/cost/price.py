@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from meshwright.profiles.collectives.collectives import Group
-from meshwright.profiles.model import LayerKind, ModelSpec
+from meshwright.profiles.model import LayerKind, LayerShape, ModelSpec
 from meshwright.profiles.profile import Profile
 from meshwright.profiles.sequences import Filled, Work
 from meshwright.solver.clock import look
@@ -78,7 +78,7 @@ from meshwright.solver.schedules.schedule import splits_backward
 # The part of a backward pass that zero-bubble schedules run later: weight gradients.
 
 
-def weight_gradients_s(ctx: Context, kinds: tuple[LayerKind, ...]) -> FloatArray:
+def weight_gradients_s(ctx: Context, kinds: tuple[LayerShape, ...]) -> FloatArray:
     """Seconds of each part's weight gradients for one micro-batch, (n, P); 0 where none is split.
 
     Of the two products of a linear layer's backward pass, which have equal FLOPs, one is the weight
@@ -89,7 +89,7 @@ def weight_gradients_s(ctx: Context, kinds: tuple[LayerKind, ...]) -> FloatArray
     if ctx.frozen or not split.any():
         return np.zeros((len(split), len(kinds) + 2))
     output = Gemm(m=ctx.tokens, n=ctx.model.vocab_size / ctx.t, k=ctx.model.hidden_size)
-    parts = [linear_seconds(ctx, kind) for kind in kinds]
+    parts = [linear_seconds(ctx.of(one), one.kind) for one in kinds]
     head = gemm_seconds(ctx, [output], "bf16")
     halves = [0.5 * part.backward for part in parts]
     columns = [*halves, np.zeros_like(ctx.t), 0.5 * head.backward]
@@ -381,7 +381,8 @@ def _prediction_prices(ctx: Context) -> dict[str, FloatArray]:
     the transfer between the two carries more is not priced: it is the same for every chunk of a row.
     """
     copies, depth = prediction_copies(ctx), ctx.model.num_mtp_layers
-    layer, project = _layer_price(ctx, ctx.model.mtp_kind), _nothing(ctx)
+    further = ctx.model.mtp_shape
+    layer, project = _layer_price(ctx.of(further), further.kind), _nothing(ctx)
     for _ in range(depth):
         project = project + _projection_seconds(ctx)
     own = Weights(dense=copies, routed=np.zeros_like(ctx.t))
@@ -403,13 +404,14 @@ def _prediction_prices(ctx: Context) -> dict[str, FloatArray]:
 
 def _prediction_bytes(ctx: Context, weights: Weights, trained: Weights) -> dict[str, FloatArray]:
     """The memory in them, of prediction layers with these weights; matrices are what the head's are."""
-    matrices = not (ctx.optimizer.head_apart or ctx.model.tied_embeddings)
+    matrices, further = not (ctx.optimizer.head_apart or ctx.model.tied_embeddings), ctx.model.mtp_shape
     states = state_bytes(ctx, weights, trained, matrices=matrices)
+    activations = layer_activation_bytes(ctx.of(further), further.kind)
     return {
         "weights_bytes": states.weights,
         "gradients_bytes": states.gradients,
         "optimizer_bytes": states.optimizer,
-        "activation_bytes": layer_activation_bytes(ctx, ctx.model.mtp_kind) * ctx.model.num_mtp_layers,
+        "activation_bytes": activations * ctx.model.num_mtp_layers,
     }
 
 
@@ -418,9 +420,9 @@ def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
     compute, tensor = embedding_seconds(ctx), vocabulary_parallel(ctx)
     compute = compute + beyond_price(ctx, "embedding", timed_together(ctx, compute, tensor))
     first = _end_price(ctx, compute, tensor, own=embedding_weights(ctx), layers=[])
-    layers = {kind: _layer_price(ctx, kind) for kind in layout.kinds}
-    kind = ctx.model.mtp_kind
-    again = layers[kind] if kind in layers else _layer_price(ctx, kind)
+    layers = {one: _layer_price(ctx.of(one), one.kind) for one in layout.kinds}
+    further = ctx.model.mtp_shape  # layers that predict further tokens
+    again = layers[further] if further in layers else _layer_price(ctx.of(further), further.kind)
     return [*layers.values(), first, _head_price(ctx, again)]
 
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from meshwright.profiles.model import LayerKind, ModelSpec
+from meshwright.profiles.model import LayerShape, ModelSpec
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray
 from meshwright.solver.schedules.schedule import (
     fill_share,
@@ -30,7 +30,7 @@ from meshwright.solver.schedules.schedule import (
 # The interface between the cost model and the search: linear prices of every row.
 #
 # A *row* is one configuration without its split. A *part* is something a pipeline stage can hold: one
-# transformer layer of kind k (parts ``0 … K-1``, kinds in ``layer_kinds`` order), the embedding (part
+# transformer layer of kind k (parts ``0 … K-1``, kinds in ``shapes`` order), the embedding (part
 # ``K``, first chunk only) or the output head with its loss and multi-token-prediction layers (part ``K +
 # 1``, last chunk only). Once a row is priced, time and memory of any split are sums of part prices; that
 # linearity is what makes the search exact, so nothing non-linear in the split may hide here.
@@ -40,7 +40,7 @@ from meshwright.solver.schedules.schedule import (
 class LayerLayout:
     """Which kind each layer has."""
 
-    kinds: tuple[LayerKind, ...]  # the K kinds that occur
+    kinds: tuple[LayerShape, ...]  # the K kinds that occur
     cumulative: IntArray  # (L + 1, K): layers of each kind among the first l
     counts_ends: bool = False  # splits count the embedding and the head too: layers of two more kinds
     counts_prediction: bool = False  # and the prediction layers, all of them as one layer of one more kind
@@ -110,8 +110,7 @@ class LayerLayout:
 @lru_cache(maxsize=64)
 def _layout_of(model: ModelSpec) -> LayerLayout:
     """The layout of a model, which every price asks for; nobody writes to it."""
-    sequence = model.layer_kinds()
-    kinds = tuple(sorted(set(sequence)))
+    sequence, kinds = model.layer_shapes(), model.shapes()
     one_hot = np.array([[layer == kind for kind in kinds] for layer in sequence], dtype=np.int64)
     zeros = np.zeros((1, len(kinds)), dtype=np.int64)
     return LayerLayout(kinds=kinds, cumulative=np.concatenate([zeros, np.cumsum(one_hot, axis=0)]))

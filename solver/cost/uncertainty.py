@@ -173,12 +173,12 @@ def _beyond(problem: Problem, ctx: Context) -> dict[str, BoolArray]:
     gemm = load_operator_tables(ctx.operators.tables).find("gemm")
     sides = [
         (g.m, g.n, g.k)
-        for kind in LayerLayout.of(problem.model).kinds
-        for g in layer_gemms(ctx, kind)
+        for one in LayerLayout.of(problem.model).kinds
+        for g in layer_gemms(ctx.of(one), one.kind)
         if not g.grouped
     ]
     masks = {"gemm": np.logical_or.reduce([gemm.extrapolated(*side) for side in sides])}
     if ctx.facts.flash:
-        table, arguments = flash_lookup(ctx)
-        masks["attention"] = table.extrapolated(*arguments)
+        found = [flash_lookup(ctx.of(one)) for one in LayerLayout.of(problem.model).kinds]
+        masks["attention"] = np.logical_or.reduce([table.extrapolated(*at) for table, at in found])
     return masks

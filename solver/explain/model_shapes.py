@@ -119,9 +119,9 @@ def _tensor_sizes(model: ModelSpec, island: int) -> tuple[int, ...]:
         tp
         for tp in range(1, island + 1)
         if island % tp == 0
-        and model.num_attention_heads % tp == 0
+        and all(heads % tp == 0 for heads in model.head_counts)
         and model.ffn_hidden_size % tp == 0
-        and (model.num_kv_heads % tp == 0 or tp % model.num_kv_heads == 0)
+        and all(heads % tp == 0 or tp % heads == 0 for heads in model.kv_head_counts)
     )
 
 
@@ -175,7 +175,7 @@ def _widths(model: ModelSpec, island: int) -> Iterator[Change]:
 
 def _heads(model: ModelSpec) -> Iterator[Change]:
     """Other head sizes at the same total width; as many queries for each key and value."""
-    if model.mla is not None:
+    if model.mla is not None or model.local_attention is not None:
         return
     width, queries = (
         model.num_attention_heads * model.head_dim,

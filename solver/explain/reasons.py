@@ -125,7 +125,8 @@ def _attention(start: _AdviceStart) -> list[Way]:
     model = start.problem.model
     ways = [] if start.facts.flash else start.option("flash attention", "attention_kernel", "flash2")
     factor = _WIDE_HEAD // model.head_dim
-    if factor < 2 or model.mla or model.num_kv_heads % factor or _WIDE_HEAD % model.head_dim:  # noqa: PLR2004
+    apart = model.mla or model.local_attention
+    if factor < 2 or apart or model.num_kv_heads % factor or _WIDE_HEAD % model.head_dim:  # noqa: PLR2004
         return ways
     heads, kv_heads = model.num_attention_heads // factor, model.num_kv_heads // factor
     wide = replace(model, head_dim=_WIDE_HEAD, num_attention_heads=heads, num_kv_heads=kv_heads)

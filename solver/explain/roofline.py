@@ -111,9 +111,9 @@ def _roofline(share: _Share) -> Roofline:
     ctx, layout = context_of(share.problem, Columns.of([share.config]), profile), LayerLayout.of(model)
     counts = sum(layout.cumulative[end] - layout.cumulative[start] for start, end in share.spans)
     points: list[OperatorPoint] = []
-    for kind, count in zip(layout.kinds, np.asarray(counts).tolist(), strict=True):
-        held = _layer(ctx, kind, round(count)) if count else ()
-        points += [one for one in held if _new(one, points)]
+    for one, count in zip(layout.kinds, np.asarray(counts).tolist(), strict=True):
+        held = _layer(ctx.of(one), one.kind, round(count)) if count else ()
+        points += [point for point in held if _new(point, points)]
     if any(end == model.num_layers for _, end in share.spans):
         head = Gemm(m=ctx.tokens, n=model.vocab_size / ctx.t, k=model.hidden_size)
         points.append(_Reader(ctx=ctx, layers=1).gemm("head (logits)", head, "bf16"))

@@ -47,7 +47,7 @@ class Work:
 def work_of(problem: Problem, profile: Profile, columns: Columns, prices: RowPrices) -> Work:
     """The work of every row; where layers were timed, in the proportion of their formulas."""
     ctx, layout = context_of(problem, columns, profile), LayerLayout.of(problem.model)
-    layers = [_layer(ctx, kind) for kind in layout.kinds]
+    layers = [_layer(ctx.of(one), one.kind) for one in layout.kinds]
     head_gemm, head_attention = _head(ctx)
     nothing = np.zeros_like(ctx.t)
     gemm = columns_of([*(_both(gemm) for gemm, _ in layers), nothing, head_gemm])
@@ -85,7 +85,7 @@ def _head(ctx: Context) -> tuple[FloatArray, FloatArray]:
     if not depth:
         return one, np.zeros_like(ctx.t)
     project = Gemm(m=ctx.tokens, n=model.hidden_size / ctx.t, k=2.0 * model.hidden_size)
-    gemm, core = _layer(ctx, "moe" if model.moe else "dense")
+    gemm, core = _layer(ctx.of(model.mtp_shape), model.mtp_shape.kind)
     more = _both(gemm_seconds(ctx, [project], ctx.linear_precision)) + _both(gemm) + one
     return one + depth * more, depth * _both(core)
 
@@ -97,13 +97,16 @@ def ideal_parts_s(ctx: Context) -> tuple[FloatArray, FloatArray]:
     """
     model, seq, half = ctx.model, ctx.workload.documents, ctx.gpu.peak_bf16_flops
     linear, passes = ctx.gpu.peak_flops.get(ctx.linear_precision, half), (2.0 if ctx.frozen else 3.0)
-    score, kinds = model.score_flops_per_token(seq), LayerLayout.of(model).kinds
-    products = {kind: model.layer_forward_flops_per_token(kind, seq) - score for kind in ("dense", "moe")}
-    depth = model.num_mtp_layers
-    more = products["moe" if model.moe else "dense"] + 4.0 * model.hidden_size**2
+    kinds, depth = LayerLayout.of(model).kinds, model.num_mtp_layers
+    shaped = {one: model.shaped(one) for one in (*kinds, model.mtp_shape)}
+    scores = {one: its.score_flops_per_token(seq) for one, its in shaped.items()}
+    products = {
+        one: its.layer_forward_flops_per_token(one.kind, seq) - scores[one] for one, its in shaped.items()
+    }
+    more = products[model.mtp_shape] + 4.0 * model.hidden_size**2
     head = (1 + depth) * model.head_forward_flops_per_token() / half + depth * more / linear
-    gemm = [*(products[kind] / linear for kind in kinds), 0.0, head]
-    attention = [*(score / half for _ in kinds), 0.0, depth * score / half]
+    gemm = [*(products[one] / linear for one in kinds), 0.0, head]
+    attention = [*(scores[one] / half for one in kinds), 0.0, depth * scores[model.mtp_shape] / half]
     return passes * np.array(gemm), 3.0 * np.array(attention)
 
 

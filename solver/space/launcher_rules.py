@@ -280,7 +280,7 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 def _axis_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     """What heads and sequences are split over."""
     name = able.launcher
-    kv_heads = problem.model.num_kv_heads
+    kv_heads = gcd(*problem.model.kv_head_counts)
     if able.heads_whole_on_ranks:
         yield Rule(
             name=f"{name} splits the key/value heads",

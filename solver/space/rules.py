@@ -242,26 +242,34 @@ def common_island(problem: Problem) -> int:
     return gcd(*(group.island_gpus for group in problem.cluster.groups))
 
 
+def _all_of(counts: tuple[int, ...]) -> str:
+    """Numbers of heads in words."""
+    return " or ".join(map(str, counts))
+
+
 def _tensor_rules(problem: Problem) -> Iterator[Rule]:
     """Tensor parallelism splits heads, key/value heads and the MLP, inside an island."""
     model = problem.model
+    heads, kv_heads = gcd(*model.head_counts), model.kv_head_counts
     island = common_island(problem)
     shared = model.moe.shared_ffn_hidden_size if model.moe else 0
     widths = f"ffn_hidden_size = {model.ffn_hidden_size}"
     widths += f", and {shared} of the shared experts," if shared else ""
     yield Rule(
         name="tensor_parallel_size divides the attention heads",
-        reason=f"{model.num_attention_heads} heads are split over the tensor-parallel ranks",
+        reason=f"{_all_of(model.head_counts)} heads are split over the tensor-parallel ranks",
         reads=("tensor_parallel_size",),
-        violated=lambda c: model.num_attention_heads % c.tensor_parallel_size != 0,
+        violated=lambda c: heads % c.tensor_parallel_size != 0,
     )
     yield Rule(
         name="tensor_parallel_size and the key/value heads divide one another",
-        reason=f"{model.num_kv_heads} key/value heads are split over the ranks, or copied to them",
+        reason=f"{_all_of(kv_heads)} key/value heads are split over the ranks, or copied to them",
         reads=("tensor_parallel_size",),
-        violated=lambda c: (
-            (model.num_kv_heads % c.tensor_parallel_size != 0)
-            & (c.tensor_parallel_size % model.num_kv_heads != 0)
+        violated=lambda c: np.logical_or.reduce(
+            [
+                (count % c.tensor_parallel_size != 0) & (c.tensor_parallel_size % count != 0)
+                for count in kv_heads
+            ]
         ),
     )
     yield Rule(
@@ -291,10 +299,13 @@ def _sequence_rules(problem: Problem) -> Iterator[Rule]:
             & (seq % (2 * c.context_parallel_size) != 0)
         ),
     )
-    heads, kv_heads = problem.model.num_attention_heads, problem.model.num_kv_heads
+    counts = problem.model.head_counts, problem.model.kv_head_counts
+    heads, kv_heads = (gcd(*each) for each in counts)
     yield Rule(
         name="all_to_all splits heads over tensor_parallel_size * the context-parallel ranks that exchange",
-        reason=f"{heads} heads and {kv_heads} key/value heads are exchanged for tokens (arXiv:2309.14509)",
+        reason="{} heads and {} key/value heads are exchanged for tokens (arXiv:2309.14509)".format(
+            *map(_all_of, counts)
+        ),
         reads=("tensor_parallel_size", "context_parallel_size", "context_parallel_mode"),
         violated=lambda c: (
             (c.context_parallel_mode != RING)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from math import gcd
 
 import numpy as np
 
@@ -148,7 +149,7 @@ def _context_modes(problem: Problem, able: Capabilities, columns: Columns) -> It
 def _exchanges(problem: Problem, columns: Columns, ranks: IntArray | int) -> BoolArray:
     """Rows whose heads so many context-parallel ranks can exchange for tokens."""
     parts, model = columns.tensor_parallel_size * ranks, problem.model
-    return np.asarray((model.num_attention_heads % parts == 0) & (model.num_kv_heads % parts == 0))
+    return np.asarray(gcd(*model.head_counts, *model.kv_head_counts) % parts == 0)
 
 
 def _offload(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:

@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 import numpy as np
 from hypothesis import strategies as st
 
-from meshwright.profiles.model import LayerKind
+from meshwright.profiles.model import LayerShape
 from meshwright.solver.configuration import ALL_LAYERS, PER_STAGE, RECOMPUTE, SCHEDULES, Columns
 from meshwright.solver.cost.stages import LayerLayout, RowPrices
 from meshwright.solver.schedules.schedule import (
@@ -82,9 +82,11 @@ def columns_of(shapes: list[Shape]) -> Columns:
 
 def layout_of(moe_layers: list[bool]) -> LayerLayout:
     """A layout with a MoE layer wherever ``moe_layers`` says so."""
-    there: list[tuple[LayerKind, bool]] = [("dense", not all(moe_layers)), ("moe", any(moe_layers))]
-    kinds = tuple(kind for kind, some in there if some)
-    one_hot = np.array([[(kind == "moe") == moe for kind in kinds] for moe in moe_layers], dtype=np.int64)
+    there = [(LayerShape("dense"), not all(moe_layers)), (LayerShape("moe"), any(moe_layers))]
+    kinds = tuple(one for one, some in there if some)
+    one_hot = np.array(
+        [[(one.kind == "moe") == moe for one in kinds] for moe in moe_layers], dtype=np.int64
+    )
     zeros = np.zeros((1, len(kinds)), dtype=np.int64)
     return LayerLayout(kinds=kinds, cumulative=np.concatenate([zeros, np.cumsum(one_hot, axis=0)]))
 

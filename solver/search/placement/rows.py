@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import combinations, islice, product
+from math import gcd
 from typing import TypeVar
 
 import numpy as np
@@ -97,7 +98,7 @@ class Outer:
 
 def berths_of(fleet: Fleet) -> tuple[Berth, ...]:
     """Every group with each tensor-parallel size that divides the heads and its islands."""
-    heads = divisors(fleet.problem.model.num_attention_heads)
+    heads = divisors(gcd(*fleet.problem.model.head_counts))
     return tuple(
         Berth(group=at, tensor_parallel_size=size)
         for at, group in enumerate(fleet.groups)
