@@ -220,7 +220,14 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
         ),
         "soft cap of attention scores": model.attention_softcap is not None,
         "soft cap of logits": model.logit_softcap is not None,
-        "attention sinks": model.attention_sinks,
+        "attention sinks": any(one.attention_sinks for one in model.attentions()),
+        "values of another size than keys": any(
+            one.v_head_dim != one.head_dim for one in model.attentions()
+        )
+        and model.mla is None,
+        "keys that are the values": any(one.keys_are_values for one in model.attentions()),
+        "norm of values": model.value_norm,
+        "scale of values": model.value_scale != 1,
         "scale of attention scores": model.attention_scale is not None,
         "scale of embeddings": model.embedding_scale != 1,
         "scale of residuals": model.residual_scale != 1,
@@ -310,6 +317,8 @@ def _expert_facts(model: ModelSpec) -> dict[str, bool]:
         "untrained bias of a softmax router": moe.selection_bias and moe.router_score == "softmax",
         "experts weighted at their input": moe.weights_on_input,
         "norm of the experts' output": moe.output_norm,
+        "norms of routed and shared experts": moe.norms_apart,
+        "scales of the router": moe.router_scales,
         "experts without the MLP's biases": model.mlp_bias and not moe.expert_bias,
         "groups of experts": moe.router_groups > 0,
         "scaled experts": moe.router_scaling != 1,

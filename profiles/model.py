@@ -63,6 +63,8 @@ class ModelSpec:
     num_kv_heads: int  # fewer than heads: grouped-query attention
     head_dim: int  # query/key size of one head; need not be hidden_size / heads
     vocab_size: int
+    value_head_dim: int | None = None  # value size of one head; None: head_dim
+    keys_are_values: bool = False  # one projection yields both
     gated_mlp: bool = True  # SwiGLU-like: three MLP matrices instead of two
     activation: Activation | None = None  # None: silu of a gated MLP, gelu of another
     activation_clamp: float | None = None  # both inputs of a gated MLP's product are clamped to it
@@ -102,6 +104,8 @@ class ModelSpec:
     final_norm: bool = True  # before the output head
     inner_norms: bool = False  # of what the last product of attention and of the MLP reads
     differential_attention: bool = False  # two attentions, one subtracted (arXiv:2410.05258)
+    value_norm: bool = False  # of each head's values, without weights
+    value_scale: float = 1.0  # of values
     attention_gate: AttentionGate = "none"  # attention's output times what one more projection yields
     qkv_bias: bool = False
     attention_output_bias: bool = False
@@ -159,6 +163,7 @@ class ModelSpec:
             raise InvalidProblemError.of(f"/model/{stated[1]}", f"contradicts {stated[0]}")
         self._refuse_layers_that_are_none()
         self._refuse_local_attention_of_none()
+        self._refuse_values_of_no_projection()
         if self.shared_norm and not (self.parallel_residual and self.norm_position == "before"):
             raise InvalidProblemError.of(
                 "/model/shared_norm", "needs parallel_residual, and norm_position before"
@@ -167,11 +172,24 @@ class ModelSpec:
             raise InvalidProblemError.of("/model/indexer", "needs latent attention with mla.q_lora_rank")
         if self.early_first_norm and self.norm_position not in ("before", "before_and_after"):
             raise InvalidProblemError.of("/model/early_first_norm", "needs norms before attention")
-        if self.mla and (self.qkv_bias or self.query_key_norm != "none"):
-            name = "qkv_bias" if self.qkv_bias else "query_key_norm"
+        latent = ("qkv_bias", self.qkv_bias), ("query_key_norm", self.query_key_norm != "none")
+        for name in (name for name, there in latent if self.mla and there):
             raise InvalidProblemError.of(
                 f"/model/{name}", "latent attention has norms of its latents (mla.norms) and no such bias"
             )
+
+    def _refuse_values_of_no_projection(self) -> None:
+        """Values of their own size have a projection of their own; latent attention has one for both."""
+        others = {
+            "value_head_dim": self.value_head_dim is not None,
+            "keys_are_values": self.keys_are_values,
+            "value_norm": self.value_norm,
+            "value_scale": self.value_scale != 1,
+        }
+        for name in (name for name, there in others.items() if self.mla and there):
+            raise InvalidProblemError.of(f"/model/{name}", "contradicts mla")
+        if self.keys_are_values and self.v_head_dim != self.head_dim:
+            raise InvalidProblemError.of("/model/value_head_dim", "contradicts keys_are_values")
 
     def _refuse_layers_that_are_none(self) -> None:
         """Lists of layers name layers of this model, and stand where no rule of every n-th layer does."""
@@ -278,7 +296,12 @@ class ModelSpec:
     @property
     def v_head_dim(self) -> int:
         """Size of one head's value vector."""
-        return self.mla.v_head_dim if self.mla else self.head_dim
+        return self.mla.v_head_dim if self.mla else self.value_head_dim or self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Columns that project one head's key and value."""
+        return self.head_dim + (0 if self.keys_are_values else self.v_head_dim)
 
     @property
     def embedding_width(self) -> int:
@@ -292,9 +315,9 @@ class ModelSpec:
     def attention_parameters(self) -> int:
         """Weights of one attention block, norms not counted."""
         if self.mla is None:
-            q = self.hidden_size * self.num_attention_heads * self.head_dim
-            kv = 2 * self.hidden_size * self.num_kv_heads * self.head_dim
-            return 2 * q + kv + self.hidden_size * self.gate_width
+            q_and_output = self.num_attention_heads * (self.head_dim + self.v_head_dim)
+            kv = self.num_kv_heads * self.kv_width
+            return self.hidden_size * (q_and_output + kv + self.gate_width)
         mla, heads = self.mla, self.num_attention_heads
         qk_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim
         if mla.q_lora_rank:
@@ -330,11 +353,13 @@ class ModelSpec:
         return self.mlp_matrices * self.hidden_size * self.moe.shared_ffn_hidden_size if self.moe else 0
 
     def router_parameters(self) -> int:
-        """Weights of one layer's router, its bias and the shared experts' gate included."""
+        """Weights of one layer's router, its bias and scales and the shared experts' gate included."""
         if self.moe is None:
             return 0
         bias = self.moe.num_experts * (int(self.moe.router_bias) + int(self.moe.selection_bias_counted))
-        return self.hidden_size * (self.moe.num_experts + int(self.moe.shared_expert_gate)) + bias
+        scales = (self.hidden_size + self.moe.num_experts) * int(self.moe.router_scales)
+        matrix = self.hidden_size * (self.moe.num_experts + int(self.moe.shared_expert_gate))
+        return matrix + bias + scales
 
     def norm_weights(self, width: int | None = None) -> int:
         """Weights of one norm over ``width`` elements; over the hidden size when not given."""
@@ -344,6 +369,13 @@ class ModelSpec:
     def norms_per_layer(self) -> int:
         """Norms of one layer over the hidden size."""
         return 1 if self.shared_norm else _NORMS[self.norm_position]
+
+    def norms_of(self, kind: LayerKind) -> int:
+        """Norms of one layer of a kind over the hidden size, those of its experts included."""
+        further = 0
+        if kind == "moe" and self.moe is not None:
+            further = int(self.moe.output_norm) + 3 * int(self.moe.norms_apart)
+        return self.norms_per_layer + further
 
     def query_key_norm_parameters(self) -> int:
         """Weights of the norms of one layer's queries and keys, or of their latents."""
@@ -360,8 +392,7 @@ class ModelSpec:
 
     def norm_parameters(self, kind: LayerKind) -> int:
         """Weights of all norms of one layer that every tensor-parallel rank holds whole."""
-        experts = bool(self.moe and self.moe.output_norm) and kind == "moe"
-        outer = (self.norms_per_layer + int(experts)) * self.norm_weights()
+        outer = self.norms_of(kind) * self.norm_weights()
         index = 2 * self.indexer.head_dim if self.indexer else 0  # a LayerNorm whatever the others are
         return outer + index + self.query_key_norm_parameters() + self.inner_norm_parameters(kind)
 
@@ -399,9 +430,9 @@ class ModelSpec:
 
     def split_bias_parameters(self, kind: LayerKind) -> int:
         """Biases of one layer that tensor parallelism splits: of what is wider than the hidden size."""
-        qkv = (self.num_attention_heads + 2 * self.num_kv_heads) * self.head_dim * int(self.qkv_bias)
+        qkv = self.num_attention_heads * self.head_dim + self.num_kv_heads * self.kv_width
         width = self.ffn_hidden_size if kind == "dense" or not self.moe else self.moe.shared_ffn_hidden_size
-        return qkv + (self.mlp_matrices - 1) * width * int(self.mlp_bias)
+        return qkv * int(self.qkv_bias) + (self.mlp_matrices - 1) * width * int(self.mlp_bias)
 
     def summed_bias_parameters(self, kind: LayerKind) -> int:
         """Biases of one layer that are added to what tensor-parallel ranks have summed."""

@@ -21,6 +21,8 @@ MODEL_LIMITS: Limits = {
     "num_kv_heads": (1, 2**16),
     "head_dim": (1, 2**14),
     "vocab_size": (1, 2**27),
+    "value_head_dim": (1, 2**14),
+    "value_scale": (1e-9, 1e9),
     "embedding_size": (1, 2**20),
     "num_mtp_layers": (0, 64),
     "sliding_window": (1, 2**31 - 1),
@@ -69,7 +71,8 @@ INDEXER_LIMITS: Limits = {
     "top_k": (1, 2**31 - 1),
 }
 LOCAL_ATTENTION_LIMITS: Limits = {
-    name: MODEL_LIMITS[name] for name in ("num_attention_heads", "num_kv_heads", "head_dim")
+    name: MODEL_LIMITS[name]
+    for name in ("num_attention_heads", "num_kv_heads", "head_dim", "value_head_dim")
 }
 ROTARY_SCALING_LIMITS: Limits = {
     "factor": (1e-3, 1e6),
@@ -108,7 +111,8 @@ def refuse_out_of_range(spec: object, pointer: str, limits: Limits) -> None:
         raise InvalidProblemError(errors)
 
 
-RotaryScalingKind = Literal["llama3", "yarn", "linear", "dynamic", "longrope"]
+# Proportional: frequencies are those of the whole head, of which a part is rotated (Gemma 4).
+RotaryScalingKind = Literal["llama3", "yarn", "linear", "dynamic", "longrope", "proportional"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +140,8 @@ class MoeSpec:
     weights_on_input: bool = False  # an expert's input, not its output, is weighted
     expert_bias: bool = True  # routed experts have the biases of the other MLPs, where those have any
     output_norm: bool = False  # one more norm, of what the layer's experts add
+    norms_apart: bool = False  # of what routed experts read, and of what they and the shared ones add
+    router_scales: bool = False  # it reads normed, scaled tokens, and scales the weight of each expert
     shared_expert_gate: bool = False  # the shared experts' output times a sigmoid of one more row
 
     def __post_init__(self) -> None:
@@ -167,6 +173,8 @@ class MoeSpec:
             raise InvalidProblemError.of(
                 "/model/moe/balanced_by_sequence", "there is no loss: balance_coefficient is 0"
             )
+        if self.norms_apart and not self.num_shared_experts:
+            raise InvalidProblemError.of("/model/moe/norms_apart", "there are no shared experts")
         if self.shared_expert_gate and not self.num_shared_experts:
             raise InvalidProblemError.of("/model/moe/shared_expert_gate", "there are no shared experts")
 
@@ -253,6 +261,9 @@ class LocalAttention:
     num_attention_heads: int | None = None
     num_kv_heads: int | None = None
     head_dim: int | None = None
+    value_head_dim: int | None = None
+    keys_are_values: bool | None = None
+    attention_sinks: bool | None = None
 
     def __post_init__(self) -> None:
         """Refuse sizes out of range, and an attention that is no other one.

@@ -58,7 +58,7 @@ _OF_SCALING = (
 )  # fmt: skip
 _ROUNDING = 1e-4  # of a factor that is written down
 _SCALINGS = {"llama3": "llama3", "yarn": "yarn", "linear": "linear", "dynamic": "dynamic",
-             "longrope": "longrope", "su": "longrope"}  # fmt: skip
+             "longrope": "longrope", "su": "longrope", "proportional": "proportional"}  # fmt: skip
 
 
 def looks_like_config(raw: Mapping[str, object]) -> bool:
@@ -220,7 +220,9 @@ def _positions(
     reader.value("rope_theta")
     base = base or outer
     local_base = _rotary_base(local, "rope_theta") if local else None
-    outer_local = _rotary_base(reader, reader.first(("rope_local_base_freq", "local_rope_theta")))
+    outer_local = _rotary_base(
+        reader, reader.first(("rope_local_base_freq", "local_rope_theta", "swa_rope_theta"))
+    )
     scaling = _rotary_scaling(reader, rope)
     if model_type == "olmo3" and scaling:
         local_base = local_base or base  # Olmo3Model: layers with a window are not scaled
@@ -274,6 +276,7 @@ def _rotary_scaling(reader: FieldReader, rope: FieldReader) -> RotaryScaling | N
     positions = reader.optional_integer("max_position_embeddings") or 1
     values: dict[str, Any] = {"kind": _SCALINGS[str(kind)], "original_max_position_embeddings": original}
     follows = positions / original if original and kind in ("yarn", "longrope", "su") else None
+    follows = 1.0 if kind == "proportional" else follows
     values["factor"] = scaling.number("factor", low=1e-3, high=1e6, default=follows)
     for name, (low, high) in ROTARY_SCALING_LIMITS.items():
         if name not in values and scaling.has(name):
@@ -365,9 +368,10 @@ def _refuse_other_values(reader: FieldReader, family: Family) -> None:
     own = {key: (value, "this model type is planned with it only") for key, value in family.fixed.items()}
     unread = {key: FIXED[key] for key in reader.unread() if key in FIXED}
     for key, (value, why) in {**unread, **own}.items():
-        if reader.has(key) and reader.value(key) != value:
-            found = str(reader.value(key))[:40]
-            raise UnsupportedModelError.field(key, f"{found}: {why}; planned: {str(value).lower()}")
+        values = value if isinstance(value, tuple) else (value,)
+        if reader.has(key) and reader.value(key) not in values:
+            found, planned = str(reader.value(key))[:40], " or ".join(str(one).lower() for one in values)
+            raise UnsupportedModelError.field(key, f"{found}: {why}; planned: {planned}")
         reader.value(key)
 
 
@@ -482,7 +486,14 @@ _EXPERTS = (
     "moe_num_experts",
     "ffn_config.moe_num_experts",
 )
-_TOP_K = ("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_k", "ffn_config.moe_top_k")
+_TOP_K = (
+    "num_experts_per_tok",
+    "top_k_experts",
+    "experts_per_token",
+    "moe_topk",
+    "moe_k",
+    "ffn_config.moe_top_k",
+)
 _SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 _SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
 _BALANCE = ("router_aux_loss_coef", "aux_loss_alpha", "ffn_config.moe_loss_weight")
@@ -492,6 +503,9 @@ _SCALE = ("routed_scaling_factor", "route_scale", "moe_routed_scaling_factor", "
 def _moe(reader: FieldReader, family: Family, num_layers: int) -> MoeSpec | None:
     """Experts, where the config names them and at least one layer has them."""
     if not family.experts or not reader.has(family.experts):
+        return None
+    if family.experts_flag and not reader.flag(family.experts_flag, default=False):
+        _ = [reader.value(key) for key in (family.experts, "moe_intermediate_size", *_TOP_K)]  # of no layer
         return None
     num_experts = reader.integer(family.experts, low=0, high=int(MOE_LIMITS["num_experts"][1]))
     placement = moe_placement(reader, num_layers)
@@ -549,7 +563,9 @@ def _router(reader: FieldReader, family: Family) -> dict[str, Any]:
 
 
 def _shared_experts(reader: FieldReader, family: Family, expert_width: int) -> tuple[int, int]:
-    """Number of shared experts and their width together: stated (Qwen) or counted (DeepSeek)."""
+    """Number of shared experts and their width together: stated (Qwen), counted (DeepSeek), or the MLP."""
+    if family.experts_beside_mlp:
+        return 1, _integer(reader, family.keys["ffn_hidden_size"], limits="ffn_hidden_size")
     if family.shared_experts_of_ffn:
         return family.shared_experts_of_ffn, family.shared_experts_of_ffn * expert_width
     stated = reader.first(_SHARED_WIDTH)

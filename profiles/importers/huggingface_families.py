@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from meshwright.profiles.importers.huggingface_layers import GlobalRule, LocalRule, heads_by_layer
+from meshwright.profiles.importers.huggingface_layers import (
+    GlobalRule,
+    LocalRule,
+    gemma_4_attention,
+    heads_by_layer,
+    mimo_attention,
+)
 
 Facts = Mapping[str, object]  # fields of ModelSpec
 
@@ -48,13 +54,16 @@ class Family:
     defaults: Mapping[str, object] = field(default_factory=dict)  # that the class derives, or no class has
     facts: Facts = field(default_factory=dict)
     experts: str = ""  # the key that counts experts; empty: the type has none
+    experts_flag: str = ""  # a key without which there are none
+    experts_beside_mlp: bool = False  # each layer has both: the MLP is the shared expert
     router: Facts = field(default_factory=dict)  # fields of MoeSpec
     balanced_by_loss: bool = True  # whether those who train it add the loss whose weight the config states
     flags: Mapping[str, tuple[bool, Facts]] = field(default_factory=dict)
     latent_bias_flag: str = ""  # latent attention: a key that gives its down-projections biases
     numbers: Mapping[str, tuple[str, Callable[[float], float]]] = field(default_factory=dict)
-    fixed: Mapping[str, object] = field(default_factory=dict)
+    fixed: Mapping[str, object] = field(default_factory=dict)  # a tuple: any of these
     each_layer: tuple[str, ...] = ()  # keys that may list a value for each layer
+    of_published: tuple[str, ...] = ()  # keys of published configs that say what the class's own would
     unused: tuple[str, ...] = ()  # of published configs; the class builds nothing by them
     parts: tuple[str, ...] = ()  # objects inside the config whose keys are read as ``part.key``
     global_layers: GlobalRule = "all"
@@ -133,6 +142,24 @@ _GEMMA_2 = replace(
     global_layers="every_last",
     global_every=2,
 )
+_GEMMA_4 = replace(
+    _GEMMA,
+    facts={**_SANDWICH, **_PER_HEAD, "value_norm": True, "attention_scale": 1.0},
+    numbers=_CAPS,
+    global_layers="every_last_and_the_last",
+    global_every=6,
+    local_attention=gemma_4_attention,
+    defaults={
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000},
+        },
+    },
+    fixed={"use_bidirectional_attention": (None, False, "vision")},  # of images among the text
+    unused=("vocab_size_per_layer_input", "use_double_wide_mlp"),  # of what is refused
+)  # fmt: skip
 _OLMO_2 = Family(flags=_ATTENTION_FLAG, facts={"norm_position": "after", "query_key_norm": "all_heads"})
 _COHERE = Family(
     flags={**_ATTENTION_FLAG, "use_qk_norm": (False, {"query_key_norm": "each_head"})},
@@ -258,6 +285,14 @@ FAMILIES: Mapping[str, Family] = {
         global_every=6,
         defaults={"rope_theta": 1_000_000, "rope_local_base_freq": 10_000},
     ),
+    "gemma4_text": replace(
+        _GEMMA_4,
+        experts="num_experts",
+        experts_flag="enable_moe_block",
+        experts_beside_mlp=True,
+        router={"norms_apart": True, "router_scales": True},
+    ),
+    "gemma4_unified_text": _GEMMA_4,
     "stablelm": Family(
         flags={
             "use_qkv_bias": (False, {"qkv_bias": True}),
@@ -369,6 +404,25 @@ FAMILIES: Mapping[str, Family] = {
         },
         fixed={"moe_router_logit_softcapping": 0.0},
         local_attention=heads_by_layer,
+    ),
+    "mimo_v2_flash": Family(
+        experts="n_routed_experts",
+        flags=_QKV_FLAG,
+        numbers={"attention_value_scale": ("value_scale", _itself)},
+        router=_SIGMOID,
+        global_layers="first_and_every_last",
+        global_every=6,
+        local_attention=mimo_attention,
+        defaults={
+            **_FIRST_DENSE,
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 5_000_000, "partial_rotary_factor": 0.334},
+                "sliding_attention": {"rope_theta": 10_000, "partial_rotary_factor": 0.334},
+            },
+        },
+        fixed={"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+        of_published=("moe_layer_freq",),
+        unused=("layernorm_epsilon", "hybrid_block_size", "attention_chunk_size"),
     ),
     "glm4_moe": Family( experts="n_routed_experts",
         flags={**_QKV_FLAG, "use_qk_norm": (False, _PER_HEAD)},

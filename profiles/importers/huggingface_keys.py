@@ -197,8 +197,7 @@ REFUSED_TYPES: Mapping[str, str] = {
         "layers of mixed kinds",
     ),
     **dict.fromkeys(
-        ("gemma4_text", "gemma4_unified_text", "mimo_v2_flash", "dots3_note_text"),
-        "layers whose attention heads have several sizes",
+        ("dots3_note_text",), "layers whose attention heads have several sizes",
     ),
     **dict.fromkeys(("inkling_text", "inkling2_text", "zaya"), "convolutions inside attention"),
     **dict.fromkeys(("deepseek_v4", "hy_v4"), "several streams of residuals (hyper-connections)"),
@@ -347,7 +346,7 @@ def completed(model_type: str, config: Mapping[str, object]) -> tuple[dict[str, 
         elif names.get(key, key) == key or names[key] not in config:
             stated[names.get(key, key)] = value
     stated |= {key: _one_value(key, stated[key]) for key in family.each_layer if key in stated}
-    unread = [key for key in entry.get("unread", ()) if key in stated]
+    unread = [key for key in entry.get("unread", ()) if key in stated and key not in family.of_published]
     for key in unread:
         value = stated.pop(key)
         if key != "moe_intermediate_size" or value != stated.get("intermediate_size"):

@@ -23,6 +23,8 @@ GlobalRule = Literal[
     "all",
     "none",
     "every_last",  # the last of every n layers
+    "every_last_and_the_last",  # the same, and the last of all, whatever its kind is said to be
+    "first_and_every_last",  # the same, and the first of all
     "every_last_after_dense",  # the same after leading layers without experts, all global
     "every_first",  # the first of every n layers
     "before_max_window_layers",
@@ -117,6 +119,8 @@ def attention_layers(
     window = reader.integer(name, low=0, default=0)
     if reader.has("local_attention"):  # ModernBERT: to both sides
         window = reader.integer("local_attention", low=0) // 2
+    if kinds is not None and rule == "every_last_and_the_last":
+        kinds = [*kinds[:-1], _GLOBAL]
     layers = by_rule if kinds is None else [layer for layer in range(num_layers) if kinds[layer] == _GLOBAL]
     if not window or len(layers) == num_layers:
         return {}
@@ -171,6 +175,8 @@ def _global_layers(
         "all": lambda _layer: False,
         "none": lambda _layer: True,
         "every_last": lambda layer: bool(every and (layer + 1) % every),
+        "every_last_and_the_last": lambda layer: layer < num_layers - 1 and (layer + 1) % (every or 1) > 0,
+        "first_and_every_last": lambda layer: layer > 0 and (layer + 1) % (every or 1) > 0,
         "every_last_after_dense": lambda layer: layer >= dense and (layer - dense + 1) % (every or 1) > 0,
         "every_first": lambda layer: bool(every and layer % every),
         "before_max_window_layers": lambda layer: layer >= first,
@@ -229,6 +235,82 @@ def heads_by_layer(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
         raise UnsupportedModelError.field(_HEADS, "layers that attend alike have other numbers of heads")
     whole, local = ({"num_attention_heads": next(iter(found[kind]), 1)} for kind in (False, True))
     return _each(model, whole, local)
+
+
+# As ``PreTrainedConfig.per_layer_config`` writes them where a config is saved, and ours.
+_OF_A_LAYER = {"num_attention_heads": "num_attention_heads", "num_key_value_heads": "num_kv_heads",
+               "head_dim": "head_dim"}  # fmt: skip
+
+
+def _by_layer(reader: FieldReader, model: ModelSpec) -> dict[str, Any] | None:
+    """What ``per_layer_config`` states of all global layers; None where the config has none.
+
+    Raises:
+        UnsupportedModelError: global layers differ, local ones are stated, or another key is.
+    """
+    name, listed = "per_layer_config", reader.value("per_layer_config")
+    if listed is None:
+        return None
+    wanted = {str(layer) for layer, local in enumerate(model.local_layers()) if not local}
+    if not isinstance(listed, Mapping) or not all(isinstance(one, Mapping) for one in listed.values()):
+        reader.fault(name, "must be a mapping of layers to what they have of their own")
+        return None
+    stated = [dict(one) for one in listed.values()]
+    if {*map(str, listed)} != wanted or any(one != stated[0] for one in stated):
+        raise UnsupportedModelError.field(name, "other layers than all global ones have sizes of their own")
+    if any(key not in _OF_A_LAYER or type(value) is not int for key, value in stated[0].items()):
+        raise UnsupportedModelError.field(name, f"planned for numbers of {', '.join(_OF_A_LAYER)}")
+    return {_OF_A_LAYER[key]: value for key, value in stated[0].items()}
+
+
+def gemma_4_attention(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
+    """Gemma 4: the plain keys are of local layers; global ones have keys of their own.
+
+    Raises:
+        UnsupportedModelError: as ``_by_layer``.
+    """
+    same = reader.flag("attention_k_eq_v", default=False)
+    head_dim = reader.integer("global_head_dim", default=512, high=2**14)
+    kv_heads = reader.integer("num_global_key_value_heads", default=model.num_kv_heads, high=2**16)
+    of_local = {"num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim, "keys_are_values": False}
+    of_global = {"num_kv_heads": kv_heads if same else model.num_kv_heads, "head_dim": head_dim}
+    saved = _by_layer(reader, model)
+    return _each(
+        model, {**of_local, **(of_global if saved is None else saved), "keys_are_values": same}, of_local
+    )
+
+
+# Keys of MiMo's published config that repeat what its class takes of others, and what they repeat.
+_MIMO = {
+    "swa_num_attention_heads": "num_attention_heads", "swa_head_dim": "head_dim",
+    "swa_v_head_dim": "v_head_dim",
+}  # fmt: skip
+
+
+def mimo_attention(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
+    """MiMo-V2-Flash: local layers have twice the key/value heads, and sinks; values are narrower than keys.
+
+    Raises:
+        UnsupportedModelError: a key of the published config says otherwise.
+    """
+    repeats: dict[str, object] = {own: reader.value(other) for own, other in _MIMO.items()}
+    repeats |= {
+        "swa_num_key_value_heads": 2 * model.num_kv_heads,
+        "add_swa_attention_sink_bias": True,
+        "add_full_attention_sink_bias": False,
+        "hybrid_layer_pattern": [int(local) for local in model.local_layers()],
+    }
+    for key, value in repeats.items():
+        if reader.has(key) and reader.value(key) != value:
+            why = f"transformers' class builds a model of {str(value)[:40]} and does not read this key"
+            raise UnsupportedModelError.field(key, why)
+    width = reader.integer("v_head_dim", default=model.head_dim, high=2**14)
+    of_global = {"num_kv_heads": model.num_kv_heads, "attention_sinks": False}
+    of_local = {"num_kv_heads": 2 * model.num_kv_heads, "attention_sinks": True}
+    found = {"value_head_dim": None if width == model.head_dim else width}
+    if reader.has("sliding_window_size") and model.sliding_window:
+        found["sliding_window"] = reader.integer("sliding_window_size", low=0) + 1  # and the query's own
+    return {**found, **_each(model, of_global, of_local)}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -48,8 +48,9 @@ class Shard:
                 experts cannot be split so.
         """
         size, model = self.tensor_parallel_size, self.model
-        if model.indexer or model.differential_attention or model.local_attention:
-            why = "an indexer, differential attention and local layers with heads of their own"
+        own_values = model.value_head_dim or model.keys_are_values
+        if model.indexer or model.differential_attention or model.local_attention or own_values:
+            why = "an indexer, differential attention, local layers and values of their own sizes"
             raise InvalidProblemError.of("--model", f"{why} are not measured")
         _refuse_rest("--tp", size, model.num_attention_heads, "num_attention_heads")
         widths = {"ffn_hidden_size": model.ffn_hidden_size}

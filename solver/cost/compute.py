@@ -170,9 +170,9 @@ def attention_gemms(ctx: Context) -> list[Gemm]:
     model, t, tokens = ctx.model, ctx.t, ctx.tokens
     h, heads = model.hidden_size, model.num_attention_heads
     if model.mla is None:
-        kv = np.maximum(model.num_kv_heads / t, 1.0) * model.head_dim
-        q = heads * model.head_dim / t
-        return [Gemm(m=tokens, n=q + 2.0 * kv + model.gate_width / t, k=h), Gemm(m=tokens, n=h, k=q)]
+        kv = np.maximum(model.num_kv_heads / t, 1.0) * model.kv_width
+        q, out = heads * model.head_dim / t, heads * model.v_head_dim / t
+        return [Gemm(m=tokens, n=q + kv + model.gate_width / t, k=h), Gemm(m=tokens, n=h, k=out)]
     mla = model.mla
     qk = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim) / t
     rows = tokens * ctx.row_share  # the down-projections are not split over tp
@@ -343,7 +343,7 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     """
     model, tokens, moe = ctx.model, ctx.tokens, ctx.model.moe
     h, each = model.hidden_size, _NORM_BYTES
-    rows = tokens * ctx.row_share * h * (12.0 + each * model.norms_per_layer)
+    rows = tokens * ctx.row_share * h * (12.0 + each * model.norms_of(kind))
     heads = (model.num_attention_heads + 2.0 * model.num_kv_heads) * model.head_dim
     rotary = tokens * heads / ctx.t * 4.0
     rows = rows + tokens * _inner_width(ctx, kind) * each
@@ -351,6 +351,8 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
         rotary = tokens * 2.0 * model.mla.rotary_elements * model.num_attention_heads / ctx.t
     if model.attention_clip is not None:
         rotary = 2.0 * rotary
+    if model.value_scale != 1:
+        rotary = rotary + tokens * 4.0 * model.num_kv_heads * model.v_head_dim / ctx.t
     if model.gate_width:
         rotary = rotary + tokens * 6.0 * model.num_attention_heads * model.v_head_dim / ctx.t
     per_width = 2.0 * model.mlp_matrices
@@ -379,11 +381,13 @@ def _cast_width(ctx: Context, heads_width: FloatArray) -> FloatArray:
 
 
 def _inner_width(ctx: Context, kind: LayerKind) -> FloatArray:
-    """Elements of a token on a rank that norms of queries and keys, inside attention and the MLP read."""
+    """Elements of a token on a rank that norms of queries, keys and values and inside the MLP read."""
     model = ctx.model
     width = float(model.inner_norm_width(kind))
     if model.query_key_norm != "none":
         width += (model.num_attention_heads + model.num_kv_heads) * model.head_dim
+    if model.value_norm:
+        width += model.num_kv_heads * model.v_head_dim
     return width / ctx.t
 
 
@@ -402,7 +406,7 @@ def _eager_bytes(
     if not facts.elementwise_fused:
         moved = moved + 12.0 * ctx.tokens * heads_width + 4.0 * width
     if not facts.norm_fused:
-        rows = ctx.tokens * ctx.row_share * model.hidden_size * model.norms_per_layer
+        rows = ctx.tokens * ctx.row_share * model.hidden_size * model.norms_of(kind)
         rows = rows + ctx.tokens * _inner_width(ctx, kind)
         moved = moved + (_EAGER_NORM_BYTES - _NORM_BYTES) * rows
     if kind == "moe" and moe is not None and not facts.moe_grouped_mlp_fused:

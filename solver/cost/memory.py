@@ -263,7 +263,7 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     Where a framework keeps gathered inputs, sequence parallelism does not split those 4 h.
     """
     model, each = ctx.model, 2.0 + (0.0 if ctx.facts.norm_fused else 4.0)
-    norms = each * model.norms_per_layer + (2.0 if ctx.facts.dropout else 0.0)
+    norms = each * model.norms_of(kind) + (2.0 if ctx.facts.dropout else 0.0)
     inputs = _norm_output_bytes(ctx) * (0.5 if model.shared_norm else 1.0)
     gathered = ctx.facts.keeps_gathered_inputs
     width = norms * ctx.row_share + inputs * (1.0 if gathered else ctx.row_share)
@@ -272,6 +272,9 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     if model.query_key_norm != "none":  # queries and keys before and after their norm
         heads = model.num_attention_heads / ctx.t + np.maximum(model.num_kv_heads / ctx.t, 1.0)
         inner = inner + ctx.tokens * heads * model.head_dim * each
+    if model.value_norm:  # which reads what the key's norm reads where one projection yields both
+        values = np.maximum(model.num_kv_heads / ctx.t, 1.0) * model.v_head_dim
+        inner = inner + ctx.tokens * values * (each - (2.0 if model.keys_are_values else 0.0))
     if model.inner_norms:
         inner = inner + ctx.tokens * model.inner_norm_width(kind) / ctx.t * each
     if model.gate_width:  # the gate, and attention's output before it is gated

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import add
 
 import numpy as np
 
@@ -124,7 +125,8 @@ def weight_tensors(ctx: Context, kinds: Sequence[LayerShape]) -> list[float]:
         return [0.0] * (len(kinds) + 2)
     gemms = [layer_gemms(ctx.of(one), one.kind) for one in kinds]
     matrices = [sum(float(np.max(gemm.count)) for gemm in each) for each in gemms]
-    return [*(count + ctx.model.norms_per_layer for count in matrices), 1.0, 2.0]
+    norms = [ctx.model.norms_of(one.kind) for one in kinds]
+    return [*map(add, matrices, norms), 1.0, 2.0]
 
 
 # An MLP's last product, by the names under which adapters stand beside it.
