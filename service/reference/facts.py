@@ -41,8 +41,9 @@ _SWITCHED: tuple[dict[str, object], ...] = (
 )  # fmt: skip
 # What goes with a fact and cannot stay without it.
 TOGETHER: Mapping[str, Mapping[str, object]] = {
-    "num_shared_experts": {"shared_ffn_hidden_size": 0, "shared_expert_gate": False},
-    "shared_ffn_hidden_size": {"num_shared_experts": 0, "shared_expert_gate": False},
+    "num_shared_experts": {"shared_ffn_hidden_size": 0, "shared_expert_gate": False, "norms_apart": False},
+    "shared_ffn_hidden_size": {"num_shared_experts": 0, "shared_expert_gate": False, "norms_apart": False},
+    "sliding_window": {"local_attention": None},
     "router_groups": {"router_top_groups": 0},
     "rotary_scaling": {"rotary_local_base": None},
 }

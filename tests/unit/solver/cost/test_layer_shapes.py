@@ -1,0 +1,107 @@
+"""Local layers with an attention of their own: what they weigh, take and keep is theirs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import find_cluster
+from meshwright.profiles.model import LayerShape, ModelSpec
+from meshwright.profiles.model_parts import LocalAttention
+from meshwright.profiles.profile import default_profile
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.stages import LayerLayout, RowPrices
+from meshwright.solver.problem import Problem, Workload
+from meshwright.solver.space.rules import rules_of
+
+# Five local layers for each global one; global heads are twice as wide, and half as many are of keys.
+GLOBAL = ModelSpec(
+    name="x", num_layers=6, hidden_size=2048, ffn_hidden_size=8192, num_attention_heads=16,
+    num_kv_heads=4, head_dim=256, vocab_size=32_000, sliding_window=1024, sliding_window_every=6,
+)  # fmt: skip
+MIXED = replace(GLOBAL, local_attention=LocalAttention(num_kv_heads=8, head_dim=128))
+LOCAL = LayerShape("dense", local=True)
+WHOLE = LayerShape("dense")
+
+
+def _problem(model: ModelSpec) -> Problem:
+    return Problem(
+        model=model,
+        cluster=find_cluster("dgx-h100", num_nodes=1),
+        workload=Workload(global_batch_size=8, seq_length=8192),
+        launcher="none",
+    )
+
+
+def _prices(model: ModelSpec, tp: int = 1) -> RowPrices:
+    problem = _problem(model)
+    alone = Configuration(
+        tensor_parallel_size=tp, data_parallel_size=8 // tp, num_microbatches=tp, stage_layers=(6,)
+    )
+    profile = default_profile(problem.cluster, "none")
+    return price(problem, Columns.of([alone]), profile)
+
+
+def test_each_layer_has_the_weights_of_its_own_heads() -> None:
+    # Queries and output 16 heads of 256 or 128; keys and values 4 of 256 or 8 of 128: 1024 columns each.
+    of_global = 2048 * (2 * 16 * 256 + 2 * 1024)
+    of_local = 2048 * (2 * 16 * 128 + 2 * 1024)
+    mlp, norms = 3 * 2048 * 8192, 2 * 2048
+    assert MIXED.parameters_by_layer() == (*[of_local + mlp + norms] * 5, of_global + mlp + norms)
+    ends = 2 * 32_000 * 2048 + 2048
+    assert MIXED.num_parameters() == 5 * of_local + of_global + 6 * (mlp + norms) + ends
+
+
+def test_a_model_has_the_flops_of_each_layer_with_its_own_heads_and_its_own_keys() -> None:
+    each = {shape: MIXED.forward_flops_of(shape, 8192) for shape in MIXED.shapes()}
+    # A local query reads 1 024 keys but for the first 1 023 queries, a global one 4 096.5 on the mean.
+    local_keys = 1024 - 1024 * 1023 / (2 * 8192)
+    assert each[LOCAL] == 2 * (MIXED.parameters_by_layer()[0] - 4096) + 2 * 16 * 256 * local_keys
+    assert each[WHOLE] == 2 * (MIXED.parameters_by_layer()[5] - 4096) + 2 * 16 * 512 * 4096.5
+    head = MIXED.head_forward_flops_per_token()
+    assert MIXED.model_flops_per_token(8192) == pytest.approx(3 * (5 * each[LOCAL] + each[WHOLE] + head))
+
+
+@pytest.mark.parametrize("tp", [1, 2, 8])
+def test_the_price_of_either_kind_is_that_of_a_model_which_has_no_other(tp: int) -> None:
+    alone = {shape: _prices(MIXED.shaped(shape), tp) for shape in (LOCAL, WHOLE)}
+    mixed, kinds = _prices(MIXED, tp), LayerLayout.of(MIXED).kinds
+    assert kinds == (LOCAL, WHOLE), "the larger one last"
+    for part, shape in enumerate(kinds):
+        for name in ("forward_s", "backward_s", "weights_bytes", "activation_bytes", "tail_s"):
+            own, single = getattr(mixed, name)[0, part], getattr(alone[shape], name)[0, 0]
+            assert own == pytest.approx(single, rel=1e-3 if name == "tail_s" else 1e-12), (name, shape)
+
+
+def test_a_pipeline_weighs_its_layers_one_by_one() -> None:
+    cumulative = LayerLayout.of(MIXED).cumulative
+    assert cumulative[5].tolist() == [5, 0]
+    assert cumulative[6].tolist() == [5, 1]
+
+
+def test_tensor_parallelism_divides_the_heads_of_every_layer() -> None:
+    model = replace(GLOBAL, local_attention=LocalAttention(num_attention_heads=12))
+    assert model.head_counts == (12, 16)
+    rows = Columns.of(
+        [
+            Configuration(tensor_parallel_size=tp, data_parallel_size=8 // tp, stage_layers=(6,))
+            for tp in (1, 2, 4, 8)
+        ]
+    )
+    name = "tensor_parallel_size divides the attention heads"
+    (rule,) = (one for one in rules_of(_problem(model)) if one.name == name)
+    assert np.asarray(rule.violated(rows)).tolist() == [False, False, False, True]  # 8 divides 16, not 12
+    assert "12 or 16 heads" in rule.reason
+
+
+def test_local_heads_that_their_keys_do_not_divide_are_refused_by_name() -> None:
+    with pytest.raises(InvalidProblemError, match="num_kv_heads"):
+        replace(GLOBAL, local_attention=LocalAttention(num_kv_heads=3))
+    with pytest.raises(InvalidProblemError, match="local layers beside global ones"):
+        replace(GLOBAL, sliding_window=None, local_attention=LocalAttention(num_kv_heads=8))
+    with pytest.raises(InvalidProblemError, match="states nothing"):
+        LocalAttention()
