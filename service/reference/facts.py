@@ -38,6 +38,8 @@ _SWITCHED: tuple[dict[str, object], ...] = (
     {"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8.0,
                                              "original_max_position_embeddings": 8192}},
     {"model_type": "minimax_m3_vl_text", "swiglu_limit": 7.0},
+    {"model_type": "gemma4_text", "attention_k_eq_v": True, "enable_moe_block": True, "num_experts": 8,
+     "top_k_experts": 2, "moe_intermediate_size": 512},
 )  # fmt: skip
 # What goes with a fact and cannot stay without it.
 TOGETHER: Mapping[str, Mapping[str, object]] = {
