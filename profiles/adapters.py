@@ -75,8 +75,9 @@ def _attention(model: ModelSpec) -> dict[str, LinearLayer]:
     if mla is None:
         key = LinearLayer(inputs=h, outputs=model.num_kv_heads * model.head_dim)
         value = LinearLayer(inputs=h, outputs=model.num_kv_heads * model.v_head_dim)
-        values = {} if model.keys_are_values else {"v_proj": value}
-        return {"q_proj": LinearLayer(inputs=h, outputs=queries), "k_proj": key, **values, **output}
+        projected = {"k_proj": key} if model.keys_are_values else {"k_proj": key, "v_proj": value}
+        keys = {} if model.borrows else projected
+        return {"q_proj": LinearLayer(inputs=h, outputs=queries), **keys, **output}
     if mla.q_lora_rank:
         query = {
             "q_a_proj": LinearLayer(inputs=h, outputs=mla.q_lora_rank, split="nothing"),

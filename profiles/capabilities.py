@@ -227,6 +227,8 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
         and model.mla is None,
         "keys that are the values": any(one.keys_are_values for one in model.attentions()),
         "norm of values": model.value_norm,
+        "layers that borrow keys": model.borrowing_layers > 0,
+        "embeddings of each layer": model.layer_embedding_size > 0,
         "scale of values": model.value_scale != 1,
         "scale of attention scores": model.attention_scale is not None,
         "scale of embeddings": model.embedding_scale != 1,

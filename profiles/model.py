@@ -49,6 +49,7 @@ class LayerShape(NamedTuple):
 
     kind: LayerKind
     local: bool = False  # those of ``local_attention``
+    borrows: bool = False  # reads the keys and values of an earlier layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,10 @@ class ModelSpec:
     gate_offset: float = 0.0  # added to the linear half of a gated MLP
     tied_embeddings: bool = False
     embedding_size: int | None = None  # of the token embedding and the head, projected; None: hidden_size
+    layer_embedding_size: int = 0  # of embeddings that every layer has of its own (Gemma 3n); 0: none
+    layer_vocab_size: int | None = None  # rows of their table; None: vocab_size
+    borrowing_layers: int = 0  # last ones, which read the keys of the last before them that attends alike
+    borrowing_ffn_hidden_size: int | None = None  # of their MLPs; None: as the others
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
     indexer: IndexerSpec | None = None  # beside latent attention: chooses the keys that it reads
@@ -164,6 +169,7 @@ class ModelSpec:
         self._refuse_layers_that_are_none()
         self._refuse_local_attention_of_none()
         self._refuse_values_of_no_projection()
+        self._refuse_keys_of_no_layer()
         if self.shared_norm and not (self.parallel_residual and self.norm_position == "before"):
             raise InvalidProblemError.of(
                 "/model/shared_norm", "needs parallel_residual, and norm_position before"
@@ -219,6 +225,23 @@ class ModelSpec:
             raise InvalidProblemError.of("/model/local_attention", "contradicts mla")
         self.shaped(LayerShape("dense", local=True))  # whose heads are checked as any model's
 
+    def _refuse_keys_of_no_layer(self) -> None:
+        """What borrows keys has a layer to borrow them of, and no other keys."""
+        if self.borrowing_layers > self.num_layers:
+            raise InvalidProblemError.of(
+                "/model/borrowing_layers",
+                "more than there are layers",
+                allowed=f"0 to {self.num_layers - 1}",
+            )
+        local, own = self.local_layers(), self.num_layers - self.borrowing_layers
+        if own and not set(local[own:]) <= set(local[:own]):
+            why = f"no layer before the last {self.borrowing_layers} attends as one of them does"
+            raise InvalidProblemError.of("/model/borrowing_layers", why)
+        if self.borrowing_layers and self.mla:
+            raise InvalidProblemError.of("/model/borrowing_layers", "contradicts mla")
+        if self.borrowing_ffn_hidden_size and not self.borrowing_layers:
+            raise InvalidProblemError.of("/model/borrowing_ffn_hidden_size", "needs borrowing_layers")
+
     @property
     def mlp_activation(self) -> Activation:
         """The MLP's activation, where it is not stated the usual one."""
@@ -252,7 +275,9 @@ class ModelSpec:
     def layer_shapes(self) -> tuple[LayerShape, ...]:
         """The shape of each of the ``num_layers`` layers, in model order."""
         apart = self.local_layers() if self.local_attention else (False,) * self.num_layers
-        return tuple(map(LayerShape, self.layer_kinds(), apart))
+        own = self.num_layers - self.borrowing_layers * int(not self.borrows)
+        borrow = (layer >= own for layer in range(self.num_layers))
+        return tuple(map(LayerShape, self.layer_kinds(), apart, borrow))
 
     def shapes(self) -> tuple[LayerShape, ...]:
         """The shapes that occur: without experts before those with, smaller before larger."""
@@ -260,7 +285,13 @@ class ModelSpec:
 
     def shaped(self, shape: LayerShape) -> ModelSpec:
         """The model as it were if the attention of every layer were that of this shape's."""
-        return self if self.local_attention is None else _attending(self, local=shape.local)
+        alike = self.local_attention is None and self.borrowing_layers in (0, self.num_layers)
+        return self if alike else _attending(self, local=shape.local, borrows=shape.borrows)
+
+    @property
+    def borrows(self) -> bool:
+        """Whether every layer reads keys and values of another: so ``shaped`` views those that do."""
+        return self.borrowing_layers == self.num_layers
 
     def attentions(self) -> tuple[ModelSpec, ...]:
         """The model once for each attention that its layers have."""
@@ -301,7 +332,7 @@ class ModelSpec:
     @property
     def kv_width(self) -> int:
         """Columns that project one head's key and value."""
-        return self.head_dim + (0 if self.keys_are_values else self.v_head_dim)
+        return 0 if self.borrows else self.head_dim + (0 if self.keys_are_values else self.v_head_dim)
 
     @property
     def embedding_width(self) -> int:
@@ -375,15 +406,25 @@ class ModelSpec:
         further = 0
         if kind == "moe" and self.moe is not None:
             further = int(self.moe.output_norm) + 3 * int(self.moe.norms_apart)
-        return self.norms_per_layer + further
+        return self.norms_per_layer + further + int(self.layer_embedding_size > 0)
+
+    def layer_embedding_parameters(self) -> int:
+        """Weights of one layer's gate of its own embeddings, and of their projection."""
+        return 2 * self.hidden_size * self.layer_embedding_size
+
+    def layer_tables_parameters(self) -> int:
+        """Weights beside the token embedding that yield every layer's own: a table, a product and a norm."""
+        width = self.num_layers * self.layer_embedding_size
+        rows = self.layer_vocab_size or self.vocab_size
+        return width * (rows + self.hidden_size) + self.norm_weights(self.layer_embedding_size)
 
     def query_key_norm_parameters(self) -> int:
         """Weights of the norms of one layer's queries and keys, or of their latents."""
         if self.mla is not None:
             return self.mla.norm_parameters()
         if self.query_key_norm == "per_head":
-            return 2 * self.norm_weights(self.head_dim)
-        heads = self.num_attention_heads + self.num_kv_heads
+            return (1 if self.borrows else 2) * self.norm_weights(self.head_dim)
+        heads = self.num_attention_heads + (0 if self.borrows else self.num_kv_heads)
         if self.query_key_norm == "each_head":  # without bias, whatever the other norms have
             return heads * self.head_dim
         if self.query_key_norm == "all_heads":
@@ -455,7 +496,7 @@ class ModelSpec:
         """All weights of one layer."""
         common = self.attention_parameters() + self.norm_parameters(kind) + self.sink_parameters()
         common += self.bias_parameters(kind) + self.activation_parameters()
-        common += self.indexer_parameters() + self.lambda_parameters()
+        common += self.indexer_parameters() + self.lambda_parameters() + self.layer_embedding_parameters()
         if kind == "dense" or self.moe is None:
             return common + self.dense_mlp_parameters()
         experts = self.moe.num_experts * (self.expert_parameters() + self.expert_bias_parameters())
@@ -466,7 +507,8 @@ class ModelSpec:
         positions = (self.max_position_embeddings or 0) + self.learned_position_offset
         learned = positions * self.hidden_size if self.learned_position_embeddings else 0
         norm = self.norm_weights() * int(self.embedding_norm)
-        return self.vocab_size * self.embedding_width + self.projection_parameters() + learned + norm
+        tokens = self.vocab_size * self.embedding_width + self.projection_parameters()
+        return tokens + learned + norm + self.layer_tables_parameters()
 
     def head_parameters(self) -> int:
         """Weights of the output head and of what precedes it; a tied matrix is the embedding's."""
@@ -556,7 +598,7 @@ class ModelSpec:
 
         Scores and weighted values cost ``2 * heads * (qk + v) * attended keys`` each token.
         """
-        active = self.attention_parameters() + self.indexer_parameters()
+        active = self.attention_parameters() + self.indexer_parameters() + self.layer_embedding_parameters()
         if kind == "dense" or self.moe is None:
             active += self.dense_mlp_parameters()
         else:
@@ -601,6 +643,7 @@ class ModelSpec:
         each = {shape: self.forward_flops_of(shape, seq_length) for shape in self.shapes()}
         layers = sum(each[shape] for shape in self.layer_shapes())
         forward = layers + self.head_forward_flops_per_token() + 2.0 * self.projection_parameters()
+        forward += 2.0 * self.num_layers * self.layer_embedding_size * self.hidden_size
         if self.num_mtp_layers:
             mtp = self.forward_flops_of(self.mtp_shape, seq_length) + 4.0 * self.hidden_size**2
             forward += self.num_mtp_layers * (mtp + self.head_forward_flops_per_token())
@@ -616,18 +659,19 @@ def _shapes_of(model: ModelSpec) -> tuple[LayerShape, ...]:
 
 
 @lru_cache(maxsize=64)
-def _attending(model: ModelSpec, *, local: bool) -> ModelSpec:
-    """A model whose layers all attend as its local, or as its other layers do."""
-    every = replace(
-        model,
-        local_attention=None,
-        sliding_window=model.sliding_window if local else None,
-        sliding_window_every=1,
-        global_layers=(),
-    )
-    if not local or model.local_attention is None:
-        return every
-    return replace(every, **model.local_attention.stated())
+def _attending(model: ModelSpec, *, local: bool, borrows: bool) -> ModelSpec:
+    """A model whose layers all attend as its local, or as its other layers do, or borrow keys."""
+    changes: dict[str, Any] = {
+        "borrowing_layers": model.num_layers if borrows else 0,
+        "borrowing_ffn_hidden_size": None,
+    }
+    if borrows:
+        changes["ffn_hidden_size"] = model.borrowing_ffn_hidden_size or model.ffn_hidden_size
+    if model.local_attention is not None:
+        window = model.sliding_window if local else None
+        changes |= {"local_attention": None, "sliding_window": window, "sliding_window_every": 1}
+        changes |= {"global_layers": (), **(model.local_attention.stated() if local else {})}
+    return replace(model, **changes)
 
 
 def spaced(layers: Sequence[int], num_layers: int) -> tuple[int, tuple[int, ...]]:

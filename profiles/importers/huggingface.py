@@ -106,7 +106,7 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
     whole, added = completed(model_type, cast("Mapping[str, object]", config))
     reader = FieldReader(whole, "/model")
     reader.text("model_type")
-    refuse_unsupported(reader, planned=("index_topk",) if family.indexer else ())
+    refuse_unsupported(reader, planned=(*family.plans, *(("index_topk",) if family.indexer else ())))
     num_layers, hidden_size = (_size(reader, family, key) for key in ("num_layers", "hidden_size"))
     heads, kv_heads = _heads(reader, family)
     mla = _mla(reader, family, max(1, hidden_size // heads))

@@ -63,6 +63,7 @@ class Family:
     numbers: Mapping[str, tuple[str, Callable[[float], float]]] = field(default_factory=dict)
     fixed: Mapping[str, object] = field(default_factory=dict)  # a tuple: any of these
     each_layer: tuple[str, ...] = ()  # keys that may list a value for each layer
+    plans: tuple[str, ...] = ()  # keys that other types are refused for
     of_published: tuple[str, ...] = ()  # keys of published configs that say what the class's own would
     unused: tuple[str, ...] = ()  # of published configs; the class builds nothing by them
     parts: tuple[str, ...] = ()  # objects inside the config whose keys are read as ``part.key``
@@ -158,7 +159,7 @@ _GEMMA_4 = replace(
         },
     },
     fixed={"use_bidirectional_attention": (None, False, "vision")},  # of images among the text
-    unused=("vocab_size_per_layer_input", "use_double_wide_mlp"),  # of what is refused
+    plans=("num_kv_shared_layers",),
 )  # fmt: skip
 _OLMO_2 = Family(flags=_ATTENTION_FLAG, facts={"norm_position": "after", "query_key_norm": "all_heads"})
 _COHERE = Family(
@@ -287,6 +288,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "gemma4_text": replace(
         _GEMMA_4,
+        plans=("num_kv_shared_layers", "hidden_size_per_layer_input"),
         experts="num_experts",
         experts_flag="enable_moe_block",
         experts_beside_mlp=True,

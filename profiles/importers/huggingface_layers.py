@@ -274,8 +274,17 @@ def gemma_4_attention(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
     kv_heads = reader.integer("num_global_key_value_heads", default=model.num_kv_heads, high=2**16)
     of_local = {"num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim, "keys_are_values": False}
     of_global = {"num_kv_heads": kv_heads if same else model.num_kv_heads, "head_dim": head_dim}
-    saved = _by_layer(reader, model)
-    return _each(
+    saved, borrow = _by_layer(reader, model), reader.integer("num_kv_shared_layers", low=0, default=0)
+    wide = reader.flag("use_double_wide_mlp", default=False) and borrow
+    of_layers = {
+        "layer_embedding_size": reader.integer("hidden_size_per_layer_input", low=0, default=0),
+        "layer_vocab_size": reader.integer("vocab_size_per_layer_input", default=model.vocab_size),
+        "borrowing_layers": borrow,
+        "borrowing_ffn_hidden_size": 2 * model.ffn_hidden_size if wide else None,
+    }
+    if not of_layers["layer_embedding_size"] or of_layers["layer_vocab_size"] == model.vocab_size:
+        of_layers["layer_vocab_size"] = None
+    return of_layers | _each(
         model, {**of_local, **(of_global if saved is None else saved), "keys_are_values": same}, of_local
     )
 

@@ -48,10 +48,13 @@ class Shard:
                 experts cannot be split so.
         """
         size, model = self.tensor_parallel_size, self.model
-        own_values = model.value_head_dim or model.keys_are_values
-        if model.indexer or model.differential_attention or model.local_attention or own_values:
-            why = "an indexer, differential attention, local layers and values of their own sizes"
-            raise InvalidProblemError.of("--model", f"{why} are not measured")
+        unmeasured = (
+            "indexer", "differential_attention", "local_attention", "value_head_dim", "keys_are_values",
+            "layer_embedding_size", "borrowing_layers",
+        )  # fmt: skip
+        for name in unmeasured:
+            if getattr(model, name):
+                raise InvalidProblemError.of("--model", f"layers with {name} are not measured")
         _refuse_rest("--tp", size, model.num_attention_heads, "num_attention_heads")
         widths = {"ffn_hidden_size": model.ffn_hidden_size}
         if model.moe is not None:

@@ -40,12 +40,15 @@ _SWITCHED: tuple[dict[str, object], ...] = (
     {"model_type": "minimax_m3_vl_text", "swiglu_limit": 7.0},
     {"model_type": "gemma4_text", "attention_k_eq_v": True, "enable_moe_block": True, "num_experts": 8,
      "top_k_experts": 2, "moe_intermediate_size": 512},
+    {"model_type": "gemma4_text", "num_hidden_layers": 24, "num_kv_shared_layers": 6,
+     "use_double_wide_mlp": True, "vocab_size_per_layer_input": 1024},
 )  # fmt: skip
 # What goes with a fact and cannot stay without it.
 TOGETHER: Mapping[str, Mapping[str, object]] = {
     "num_shared_experts": {"shared_ffn_hidden_size": 0, "shared_expert_gate": False, "norms_apart": False},
     "shared_ffn_hidden_size": {"num_shared_experts": 0, "shared_expert_gate": False, "norms_apart": False},
     "sliding_window": {"local_attention": None},
+    "borrowing_layers": {"borrowing_ffn_hidden_size": None},
     "router_groups": {"router_top_groups": 0},
     "rotary_scaling": {"rotary_local_base": None},
 }

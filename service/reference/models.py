@@ -19,7 +19,6 @@ STATED: dict[str, dict[str, object]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "dbrx": {"ffn_config": {"hidden_size": 2048}},
-    "gemma4_text": {"hidden_size_per_layer_input": 0},  # else embeddings of each layer, which are refused
 }
 
 _HEAD = """\

@@ -199,6 +199,12 @@ def _indexer_gemms(ctx: Context, q_lora_rank: int) -> list[Gemm]:
     return [queries, Gemm(m=tokens, n=indexer.head_dim + indexer.num_heads, k=ctx.model.hidden_size)]
 
 
+def _layer_embedding_gemms(ctx: Context) -> list[Gemm]:
+    """A layer's gate of its own embeddings and their projection, whole on every tensor rank."""
+    width, h = float(ctx.model.layer_embedding_size), ctx.model.hidden_size
+    return [Gemm(m=ctx.tokens, n=width, k=h), Gemm(m=ctx.tokens, n=h, k=width)] if width else []
+
+
 def _mlp_gemms(model: ModelSpec, tokens: FloatArray, width: FloatArray) -> list[Gemm]:
     """Up (with its gate) and down projection of an MLP whose slice is ``width`` wide."""
     h = model.hidden_size
@@ -208,7 +214,7 @@ def _mlp_gemms(model: ModelSpec, tokens: FloatArray, width: FloatArray) -> list[
 def layer_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
     """The linear layers of one transformer layer."""
     model, moe = ctx.model, ctx.model.moe
-    gemms = attention_gemms(ctx)
+    gemms = _layer_embedding_gemms(ctx) + attention_gemms(ctx)
     if kind == "dense" or moe is None:
         return gemms + _mlp_gemms(model, ctx.tokens, model.ffn_hidden_size / ctx.t)
     if moe.shared_ffn_hidden_size:
@@ -355,6 +361,8 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
         rotary = rotary + tokens * 4.0 * model.num_kv_heads * model.v_head_dim / ctx.t
     if model.gate_width:
         rotary = rotary + tokens * 6.0 * model.num_attention_heads * model.v_head_dim / ctx.t
+    # Gated embeddings of the layer: read twice and written once for the activation and the product each.
+    rows = rows + tokens * 12.0 * model.layer_embedding_size
     per_width = 2.0 * model.mlp_matrices
     if kind == "moe" and moe is not None:
         routed = 0.0 if ctx.experts_measured else moe.top_k * moe.ffn_hidden_size  # else in their table
@@ -385,8 +393,9 @@ def _inner_width(ctx: Context, kind: LayerKind) -> FloatArray:
     model = ctx.model
     width = float(model.inner_norm_width(kind))
     if model.query_key_norm != "none":
-        width += (model.num_attention_heads + model.num_kv_heads) * model.head_dim
-    if model.value_norm:
+        keys = 0 if model.borrows else model.num_kv_heads
+        width += (model.num_attention_heads + keys) * model.head_dim
+    if model.value_norm and not model.borrows:
         width += model.num_kv_heads * model.v_head_dim
     return width / ctx.t
 

@@ -199,7 +199,8 @@ def _attention_inner_bytes(ctx: Context) -> FloatArray:
     heads = model.num_attention_heads / t
     kv_heads = np.maximum(model.num_kv_heads / t, 1.0)
     if model.mla is None:
-        qkv = heads * model.head_dim + kv_heads * (model.head_dim + model.v_head_dim)
+        own = 0.0 if model.borrows else kv_heads * (model.head_dim + model.v_head_dim)
+        qkv = heads * model.head_dim + own
     else:
         latent = (model.mla.q_lora_rank + model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * 2.0
         qkv = heads * (2.0 * model.head_dim + model.v_head_dim) + latent
@@ -270,9 +271,14 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     outer = ctx.tokens * ctx.model.hidden_size * width
     inner = _attention_inner_bytes(ctx) + _mlp_bytes(ctx, kind)
     if model.query_key_norm != "none":  # queries and keys before and after their norm
-        heads = model.num_attention_heads / ctx.t + np.maximum(model.num_kv_heads / ctx.t, 1.0)
+        keys = 0.0 if model.borrows else np.maximum(model.num_kv_heads / ctx.t, 1.0)
+        heads = model.num_attention_heads / ctx.t + keys
         inner = inner + ctx.tokens * heads * model.head_dim * each
-    if model.value_norm:  # which reads what the key's norm reads where one projection yields both
+    if model.layer_embedding_size:  # the gate before and behind its activation, its product, and its factor
+        inner = inner + ctx.tokens * 2.0 * (4.0 * model.layer_embedding_size + model.hidden_size)
+    if (
+        model.value_norm and not model.borrows
+    ):  # which reads what the key's norm reads where one projection yields both
         values = np.maximum(model.num_kv_heads / ctx.t, 1.0) * model.v_head_dim
         inner = inner + ctx.tokens * values * (each - (2.0 if model.keys_are_values else 0.0))
     if model.inner_norms:
@@ -562,7 +568,11 @@ def largest_tensor(model: ModelSpec) -> int:
     """
     moe, h = model.moe, model.hidden_size
     heads = [one.num_attention_heads * max(one.head_dim, one.v_head_dim) for one in model.attentions()]
-    sizes = [model.vocab_size * h, h * max(heads), h * model.ffn_hidden_size]
+    widths = max(one.ffn_hidden_size for one in model.attentions())
+    sizes = [model.vocab_size * h, h * max(heads), h * widths]
+    sizes.append(
+        (model.layer_vocab_size or model.vocab_size) * model.num_layers * model.layer_embedding_size
+    )
     if moe is not None:
         sizes.append(moe.num_experts * h * moe.ffn_hidden_size * (model.mlp_matrices - 1))
     return max(sizes)

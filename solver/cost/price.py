@@ -349,10 +349,14 @@ def embedding_seconds(ctx: Context) -> PassSeconds:
     """The look-up: reads and writes a row per token; its backward pass adds into fp32 rows."""
     moved = ctx.tokens * ctx.model.embedding_width / ctx.hbm_bytes_per_s
     look_up = PassSeconds(forward=4.0 * moved, backward=(0.0 if ctx.frozen else 10.0) * moved)
-    if not ctx.model.embedding_size:
-        return look_up
-    project = Gemm(m=ctx.tokens, n=ctx.model.hidden_size, k=ctx.model.embedding_size)
-    return look_up + gemm_seconds(ctx, [project], "bf16", trained=not ctx.frozen)
+    model, gemms = ctx.model, list[Gemm]()
+    if model.embedding_size:
+        gemms.append(Gemm(m=ctx.tokens, n=model.hidden_size, k=model.embedding_size))
+    if width := model.num_layers * model.layer_embedding_size:
+        gemms.append(Gemm(m=ctx.tokens, n=width, k=model.hidden_size))
+        share = width / model.embedding_width  # of the look-up: as many rows, so much longer
+        look_up = look_up + PassSeconds(forward=share * look_up.forward, backward=share * look_up.backward)
+    return look_up + gemm_seconds(ctx, gemms, "bf16", trained=not ctx.frozen) if gemms else look_up
 
 
 def _head_price(ctx: Context, layer: PartPrice) -> PartPrice:

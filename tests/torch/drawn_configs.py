@@ -50,7 +50,6 @@ SIZES: dict[str, tuple[Any, ...]] = {
 NEEDED_BY_TYPE: dict[str, Config] = {
     **{key: {"head_dim": 128} for key in ("ministral", "hunyuan_v1_dense", "hunyuan_v1_moe")},
     "nemotron": {"num_key_value_heads": 8},
-    "gemma4_text": {"hidden_size_per_layer_input": 0},  # else embeddings of each layer
     "dbrx": {
         "attn_config": {"kv_n_heads": 4, "rope_theta": 500_000, "clip_qkv": 8},
         "ffn_config": {"hidden_size": 2048, "ffn_hidden_size": 1792, "moe_num_experts": 8, "moe_top_k": 2},
