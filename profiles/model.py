@@ -10,7 +10,6 @@ grouped-query attention, gated MLPs, mixture of experts and multi-head latent at
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -23,6 +22,7 @@ from meshwright.profiles.model_parts import (
     MlaSpec,
     MoeSpec,
     RotaryScaling,
+    refuse_contradictions,
     refuse_out_of_range,
 )
 from meshwright.profiles.sequences import Documents
@@ -142,105 +142,7 @@ class ModelSpec:
                 f"{self.num_kv_heads} does not divide num_attention_heads = {self.num_attention_heads}",
                 allowed="a divisor of num_attention_heads",
             )
-        self._refuse_contradictions()
-
-    def _refuse_contradictions(self) -> None:
-        """Cross-check the parts: leading dense layers, latent head size, learned positions."""
-        if self.moe and self.moe.num_dense_layers >= self.num_layers:
-            raise InvalidProblemError.of(
-                "/model/moe/num_dense_layers",
-                f"{self.moe.num_dense_layers} leaves none of the {self.num_layers} layers for experts",
-                allowed=f"0 to {self.num_layers - 1}",
-            )
-        if self.mla and self.head_dim != self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim:
-            raise InvalidProblemError.of(
-                "/model/head_dim",
-                f"{self.head_dim} is not qk_nope_head_dim + qk_rope_head_dim",
-                nearest=str(self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim),
-            )
-        if self.learned_position_embeddings and self.max_position_embeddings is None:
-            raise InvalidProblemError.of(
-                "/model/max_position_embeddings", "is required with learned_position_embeddings"
-            )
-        kinds = ("learned_position_embeddings", "alibi_positions", "sinusoidal_positions")
-        stated = [name for name in kinds if getattr(self, name)]
-        if len(stated) > 1:
-            raise InvalidProblemError.of(f"/model/{stated[1]}", f"contradicts {stated[0]}")
-        self._refuse_layers_that_are_none()
-        self._refuse_local_attention_of_none()
-        self._refuse_values_of_no_projection()
-        self._refuse_keys_of_no_layer()
-        if self.shared_norm and not (self.parallel_residual and self.norm_position == "before"):
-            raise InvalidProblemError.of(
-                "/model/shared_norm", "needs parallel_residual, and norm_position before"
-            )
-        if self.indexer and not (self.mla and self.mla.q_lora_rank):
-            raise InvalidProblemError.of("/model/indexer", "needs latent attention with mla.q_lora_rank")
-        if self.early_first_norm and self.norm_position not in ("before", "before_and_after"):
-            raise InvalidProblemError.of("/model/early_first_norm", "needs norms before attention")
-        latent = ("qkv_bias", self.qkv_bias), ("query_key_norm", self.query_key_norm != "none")
-        for name in (name for name, there in latent if self.mla and there):
-            raise InvalidProblemError.of(
-                f"/model/{name}", "latent attention has norms of its latents (mla.norms) and no such bias"
-            )
-
-    def _refuse_values_of_no_projection(self) -> None:
-        """Values of their own size have a projection of their own; latent attention has one for both."""
-        others = {
-            "value_head_dim": self.value_head_dim is not None,
-            "keys_are_values": self.keys_are_values,
-            "value_norm": self.value_norm,
-            "value_scale": self.value_scale != 1,
-        }
-        for name in (name for name, there in others.items() if self.mla and there):
-            raise InvalidProblemError.of(f"/model/{name}", "contradicts mla")
-        if self.keys_are_values and self.v_head_dim != self.head_dim:
-            raise InvalidProblemError.of("/model/value_head_dim", "contradicts keys_are_values")
-
-    def _refuse_layers_that_are_none(self) -> None:
-        """Lists of layers name layers of this model, and stand where no rule of every n-th layer does."""
-        for name, layers, rule in (
-            ("global_layers", self.global_layers, self.sliding_window_every == 1),
-            ("no_rotary_layers", self.no_rotary_layers, self.no_rotary_every == 0),
-            ("moe/dense_layers", self.moe.dense_layers if self.moe else (), True),
-        ):
-            beyond = [layer for layer in layers if not 0 <= layer < self.num_layers]
-            if beyond:
-                raise InvalidProblemError.of(
-                    f"/model/{name}", f"{beyond[0]} is no layer", allowed=f"0 to {self.num_layers - 1}"
-                )
-            if layers and not rule:
-                raise InvalidProblemError.of(f"/model/{name}", "contradicts the rule of every n-th layer")
-        if self.moe and "moe" not in self.layer_kinds():
-            raise InvalidProblemError.of("/model/moe/dense_layers", "leaves no layer for experts")
-
-    def _refuse_local_attention_of_none(self) -> None:
-        """Local layers with an attention of their own are some of the layers, and no latent ones."""
-        if self.local_attention is None:
-            return
-        if len(set(self.local_layers())) == 1:
-            why = "needs local layers beside global ones: sliding_window, and every n-th or listed layers"
-            raise InvalidProblemError.of("/model/local_attention", why)
-        if self.mla:
-            raise InvalidProblemError.of("/model/local_attention", "contradicts mla")
-        self.shaped(LayerShape("dense", local=True))  # whose heads are checked as any model's
-
-    def _refuse_keys_of_no_layer(self) -> None:
-        """What borrows keys has a layer to borrow them of, and no other keys."""
-        if self.borrowing_layers > self.num_layers:
-            raise InvalidProblemError.of(
-                "/model/borrowing_layers",
-                "more than there are layers",
-                allowed=f"0 to {self.num_layers - 1}",
-            )
-        local, own = self.local_layers(), self.num_layers - self.borrowing_layers
-        if own and not set(local[own:]) <= set(local[:own]):
-            why = f"no layer before the last {self.borrowing_layers} attends as one of them does"
-            raise InvalidProblemError.of("/model/borrowing_layers", why)
-        if self.borrowing_layers and self.mla:
-            raise InvalidProblemError.of("/model/borrowing_layers", "contradicts mla")
-        if self.borrowing_ffn_hidden_size and not self.borrowing_layers:
-            raise InvalidProblemError.of("/model/borrowing_ffn_hidden_size", "needs borrowing_layers")
+        refuse_contradictions(self)
 
     @property
     def mlp_activation(self) -> Activation:
@@ -330,6 +232,16 @@ class ModelSpec:
         return self.mla.v_head_dim if self.mla else self.value_head_dim or self.head_dim
 
     @property
+    def own_kv_heads(self) -> int:
+        """Key/value heads that a layer yields itself."""
+        return 0 if self.borrows else self.num_kv_heads
+
+    @property
+    def scaled_values(self) -> int:
+        """Elements of a token's values that are multiplied by ``value_scale``."""
+        return self.own_kv_heads * self.v_head_dim if self.value_scale != 1 else 0
+
+    @property
     def kv_width(self) -> int:
         """Columns that project one head's key and value."""
         return 0 if self.borrows else self.head_dim + (0 if self.keys_are_values else self.v_head_dim)
@@ -413,7 +325,7 @@ class ModelSpec:
         return 2 * self.hidden_size * self.layer_embedding_size
 
     def layer_tables_parameters(self) -> int:
-        """Weights beside the token embedding that yield every layer's own: a table, a product and a norm."""
+        """Weights beside the token embedding that yield every layer's own: a table, product and norm."""
         width = self.num_layers * self.layer_embedding_size
         rows = self.layer_vocab_size or self.vocab_size
         return width * (rows + self.hidden_size) + self.norm_weights(self.layer_embedding_size)
@@ -424,7 +336,7 @@ class ModelSpec:
             return self.mla.norm_parameters()
         if self.query_key_norm == "per_head":
             return (1 if self.borrows else 2) * self.norm_weights(self.head_dim)
-        heads = self.num_attention_heads + (0 if self.borrows else self.num_kv_heads)
+        heads = self.num_attention_heads + self.own_kv_heads
         if self.query_key_norm == "each_head":  # without bias, whatever the other norms have
             return heads * self.head_dim
         if self.query_key_norm == "all_heads":
@@ -672,21 +584,3 @@ def _attending(model: ModelSpec, *, local: bool, borrows: bool) -> ModelSpec:
         changes |= {"local_attention": None, "sliding_window": window, "sliding_window_every": 1}
         changes |= {"global_layers": (), **(model.local_attention.stated() if local else {})}
     return replace(model, **changes)
-
-
-def spaced(layers: Sequence[int], num_layers: int) -> tuple[int, tuple[int, ...]]:
-    """N and nothing where the layers are every n-th (the last of each n), else 0 and all of them."""
-    every = layers[0] + 1 if layers else 0
-    if list(layers) == [layer for layer in range(num_layers) if every and (layer + 1) % every == 0]:
-        return every, ()
-    return 0, tuple(layers)
-
-
-def expert_placement(layers: Sequence[int], num_layers: int) -> dict[str, Any]:
-    """The fields of MoeSpec that say that exactly these layers, in order, have experts."""
-    first = layers[0]
-    distance = layers[1] - first if len(layers) > 1 else max(num_layers, 1)
-    if list(layers) == list(range(first, num_layers, distance)):
-        return {"num_dense_layers": first, "frequency": distance}
-    dense = tuple(layer for layer in range(first, num_layers) if layer not in layers)
-    return {"num_dense_layers": first, "dense_layers": dense}

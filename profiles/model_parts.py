@@ -6,10 +6,14 @@ Experts, latent attention, its indexer, scaled rotary positions: every field is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError
+
+if TYPE_CHECKING:
+    from meshwright.profiles.model import ModelSpec
 
 Limits = dict[str, tuple[int, int] | tuple[float, float]]  # whole numbers, or any numbers
 
@@ -308,3 +312,132 @@ class RotaryScaling:
             InvalidProblemError: a factor is out of range.
         """
         refuse_out_of_range(self, "/model/rotary_scaling", ROTARY_SCALING_LIMITS)
+
+
+# --------------------------------------------------------------------------------------------------
+# Lists of layers, by the rule that says the same.
+
+
+def spaced(layers: Sequence[int], num_layers: int) -> tuple[int, tuple[int, ...]]:
+    """N and nothing where the layers are every n-th (the last of each n), else 0 and all of them."""
+    every = layers[0] + 1 if layers else 0
+    if list(layers) == [layer for layer in range(num_layers) if every and (layer + 1) % every == 0]:
+        return every, ()
+    return 0, tuple(layers)
+
+
+def expert_placement(layers: Sequence[int], num_layers: int) -> dict[str, Any]:
+    """The fields of MoeSpec that say that exactly these layers, in order, have experts."""
+    first = layers[0]
+    distance = layers[1] - first if len(layers) > 1 else max(num_layers, 1)
+    if list(layers) == list(range(first, num_layers, distance)):
+        return {"num_dense_layers": first, "frequency": distance}
+    dense = tuple(layer for layer in range(first, num_layers) if layer not in layers)
+    return {"num_dense_layers": first, "dense_layers": dense}
+
+
+# --------------------------------------------------------------------------------------------------
+# Facts that contradict one another.
+
+
+def refuse_contradictions(model: ModelSpec) -> None:
+    """Cross-check the parts: leading dense layers, latent head size, learned positions."""
+    if model.moe and model.moe.num_dense_layers >= model.num_layers:
+        raise InvalidProblemError.of(
+            "/model/moe/num_dense_layers",
+            f"{model.moe.num_dense_layers} leaves none of the {model.num_layers} layers for experts",
+            allowed=f"0 to {model.num_layers - 1}",
+        )
+    if model.mla and model.head_dim != model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim:
+        raise InvalidProblemError.of(
+            "/model/head_dim",
+            f"{model.head_dim} is not qk_nope_head_dim + qk_rope_head_dim",
+            nearest=str(model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim),
+        )
+    if model.learned_position_embeddings and model.max_position_embeddings is None:
+        raise InvalidProblemError.of(
+            "/model/max_position_embeddings", "is required with learned_position_embeddings"
+        )
+    kinds = ("learned_position_embeddings", "alibi_positions", "sinusoidal_positions")
+    stated = [name for name in kinds if getattr(model, name)]
+    if len(stated) > 1:
+        raise InvalidProblemError.of(f"/model/{stated[1]}", f"contradicts {stated[0]}")
+    _refuse_layers_that_are_none(model)
+    _refuse_local_attention_of_none(model)
+    _refuse_values_of_no_projection(model)
+    _refuse_keys_of_no_layer(model)
+    if model.shared_norm and not (model.parallel_residual and model.norm_position == "before"):
+        raise InvalidProblemError.of(
+            "/model/shared_norm", "needs parallel_residual, and norm_position before"
+        )
+    if model.indexer and not (model.mla and model.mla.q_lora_rank):
+        raise InvalidProblemError.of("/model/indexer", "needs latent attention with mla.q_lora_rank")
+    if model.early_first_norm and model.norm_position not in ("before", "before_and_after"):
+        raise InvalidProblemError.of("/model/early_first_norm", "needs norms before attention")
+    latent = ("qkv_bias", model.qkv_bias), ("query_key_norm", model.query_key_norm != "none")
+    for name in (name for name, there in latent if model.mla and there):
+        raise InvalidProblemError.of(
+            f"/model/{name}", "latent attention has norms of its latents (mla.norms) and no such bias"
+        )
+
+
+def _refuse_values_of_no_projection(model: ModelSpec) -> None:
+    """Values of their own size have a projection of their own; latent attention has one for both."""
+    others = {
+        "value_head_dim": model.value_head_dim is not None,
+        "keys_are_values": model.keys_are_values,
+        "value_norm": model.value_norm,
+        "value_scale": model.value_scale != 1,
+    }
+    for name in (name for name, there in others.items() if model.mla and there):
+        raise InvalidProblemError.of(f"/model/{name}", "contradicts mla")
+    if model.keys_are_values and model.v_head_dim != model.head_dim:
+        raise InvalidProblemError.of("/model/value_head_dim", "contradicts keys_are_values")
+
+
+def _refuse_layers_that_are_none(model: ModelSpec) -> None:
+    """Lists of layers name layers of this model, and stand where no rule of every n-th layer does."""
+    for name, layers, rule in (
+        ("global_layers", model.global_layers, model.sliding_window_every == 1),
+        ("no_rotary_layers", model.no_rotary_layers, model.no_rotary_every == 0),
+        ("moe/dense_layers", model.moe.dense_layers if model.moe else (), True),
+    ):
+        beyond = [layer for layer in layers if not 0 <= layer < model.num_layers]
+        if beyond:
+            raise InvalidProblemError.of(
+                f"/model/{name}", f"{beyond[0]} is no layer", allowed=f"0 to {model.num_layers - 1}"
+            )
+        if layers and not rule:
+            raise InvalidProblemError.of(f"/model/{name}", "contradicts the rule of every n-th layer")
+    if model.moe and "moe" not in model.layer_kinds():
+        raise InvalidProblemError.of("/model/moe/dense_layers", "leaves no layer for experts")
+
+
+def _refuse_local_attention_of_none(model: ModelSpec) -> None:
+    """Local layers with an attention of their own are some of the layers, and no latent ones."""
+    if model.local_attention is None:
+        return
+    if len(set(model.local_layers())) == 1:
+        why = "needs local layers beside global ones: sliding_window, and every n-th or listed layers"
+        raise InvalidProblemError.of("/model/local_attention", why)
+    if model.mla:
+        raise InvalidProblemError.of("/model/local_attention", "contradicts mla")
+    model.attentions()  # whose heads are checked as any model's
+
+
+def _refuse_keys_of_no_layer(model: ModelSpec) -> None:
+    """What borrows keys has a layer to borrow them of, and no other keys."""
+    if model.borrowing_layers > model.num_layers:
+        raise InvalidProblemError.of(
+            "/model/borrowing_layers",
+            "more than there are layers",
+            allowed=f"0 to {model.num_layers - 1}",
+        )
+    local, own = model.local_layers(), model.num_layers - model.borrowing_layers
+    if own and not set(local[own:]) <= set(local[:own]):
+        why = f"no layer before the last {model.borrowing_layers} attends as one of them does"
+        raise InvalidProblemError.of("/model/borrowing_layers", why)
+    if model.borrowing_layers and model.mla:
+        raise InvalidProblemError.of("/model/borrowing_layers", "contradicts mla")
+    if model.borrowing_ffn_hidden_size and not model.borrowing_layers:
+        raise InvalidProblemError.of("/model/borrowing_ffn_hidden_size", "needs borrowing_layers")

@@ -14,9 +14,10 @@ from typing import Any, cast
 
 from meshwright.profiles.documents import FILE, read_json
 from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
-from meshwright.profiles.importers.huggingface_families import FAMILIES, Family
+from meshwright.profiles.importers.huggingface_families import FAMILIES
 from meshwright.profiles.importers.huggingface_keys import (
     FIXED,
+    Family,
     completed,
     harmless_reason,
     refuse_type,
@@ -28,7 +29,7 @@ from meshwright.profiles.importers.huggingface_layers import (
     layers_without_rotary,
     moe_placement,
 )
-from meshwright.profiles.model import Activation, ModelSpec, spaced
+from meshwright.profiles.model import Activation, ModelSpec
 from meshwright.profiles.model_parts import (
     INDEXER_LIMITS,
     MLA_LIMITS,
@@ -39,6 +40,7 @@ from meshwright.profiles.model_parts import (
     MlaSpec,
     MoeSpec,
     RotaryScaling,
+    spaced,
 )
 from meshwright.profiles.reading import MAX_TEXT, FieldReader
 
@@ -103,7 +105,7 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
         refuse_unsupported(reader)
         refuse_type(model_type, tuple(FAMILIES))
     family = FAMILIES[model_type]
-    whole, added = completed(model_type, cast("Mapping[str, object]", config))
+    whole, added = completed(model_type, family, cast("Mapping[str, object]", config))
     reader = FieldReader(whole, "/model")
     reader.text("model_type")
     refuse_unsupported(reader, planned=(*family.plans, *(("index_topk",) if family.indexer else ())))

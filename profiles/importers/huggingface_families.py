@@ -6,84 +6,28 @@ take where a config says nothing is data (``huggingface_keys``); here stands wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
+from meshwright.profiles.importers.huggingface_keys import KEYS, Facts, Family
 from meshwright.profiles.importers.huggingface_layers import (
     GlobalRule,
-    LocalRule,
     gemma_4_attention,
     heads_by_layer,
     mimo_attention,
 )
 
-Facts = Mapping[str, object]  # fields of ModelSpec
-
-_KEYS: dict[str, str] = {
-    "num_layers": "num_hidden_layers",
-    "hidden_size": "hidden_size",
-    "ffn_hidden_size": "intermediate_size",
-    "num_attention_heads": "num_attention_heads",
-    "num_kv_heads": "num_key_value_heads",
-    "max_position_embeddings": "max_position_embeddings",
-}
-_GPT2_KEYS = _KEYS | {
+_GPT2_KEYS = KEYS | {
     "num_layers": "n_layer", "hidden_size": "n_embd", "ffn_hidden_size": "n_inner",
     "num_attention_heads": "n_head", "max_position_embeddings": "n_positions",
 }  # fmt: skip
-_BLOOM_KEYS = _KEYS | {
+_BLOOM_KEYS = KEYS | {
     "num_layers": "n_layer", "num_attention_heads": "n_head", "max_position_embeddings": "seq_length",
 }  # fmt: skip
-_MPT_KEYS = _KEYS | {
+_MPT_KEYS = KEYS | {
     "num_layers": "n_layers", "hidden_size": "d_model", "num_attention_heads": "n_heads",
     "max_position_embeddings": "max_seq_len",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """How one model type is read.
-
-    ``flags``: a key, its default, and the facts that hold where it is true. ``numbers``: a key, the fact
-    that it states, and how the fact follows from it. ``fixed``: the only value that a key may have.
-    """
-
-    keys: Mapping[str, str] = field(default_factory=lambda: _KEYS)  # our name: theirs
-    names: Mapping[str, str] = field(default_factory=dict)  # other names of keys: theirs
-    like: str = ""  # the type whose defaults it has, where it is not transformers' own
-    defaults: Mapping[str, object] = field(default_factory=dict)  # that the class derives, or no class has
-    facts: Facts = field(default_factory=dict)
-    experts: str = ""  # the key that counts experts; empty: the type has none
-    experts_flag: str = ""  # a key without which there are none
-    experts_beside_mlp: bool = False  # each layer has both: the MLP is the shared expert
-    router: Facts = field(default_factory=dict)  # fields of MoeSpec
-    balanced_by_loss: bool = True  # whether those who train it add the loss whose weight the config states
-    flags: Mapping[str, tuple[bool, Facts]] = field(default_factory=dict)
-    latent_bias_flag: str = ""  # latent attention: a key that gives its down-projections biases
-    numbers: Mapping[str, tuple[str, Callable[[float], float]]] = field(default_factory=dict)
-    fixed: Mapping[str, object] = field(default_factory=dict)  # a tuple: any of these
-    each_layer: tuple[str, ...] = ()  # keys that may list a value for each layer
-    plans: tuple[str, ...] = ()  # keys that other types are refused for
-    of_published: tuple[str, ...] = ()  # keys of published configs that say what the class's own would
-    unused: tuple[str, ...] = ()  # of published configs; the class builds nothing by them
-    parts: tuple[str, ...] = ()  # objects inside the config whose keys are read as ``part.key``
-    global_layers: GlobalRule = "all"
-    global_every: int = 0
-    rotary_on_local_layers: bool = False  # global layers have no positions
-    local_attention: LocalRule | None = None  # what global and local layers have each
-    activation: str = "silu"  # where the config names none
-    own_activation: bool = False  # the class does not use the one that the config names
-    ffn_of_hidden: int = 0  # the MLP's width in hidden sizes, where the config states none
-    indexer: bool = False  # chooses the keys of latent attention
-    dense_ffn_key: str = ""  # the width of layers without experts, where it has a key of its own
-    dense_without_experts: bool = False  # 0 experts are an MLP, not experts of which there are none
-    shared_experts_of_ffn: int = 0  # shared experts that no key counts, each as wide as the MLP
-    rounds_head_dim: bool = False  # where hidden_size / heads is no whole number
-    heads_fill_hidden: bool = False  # attention's output is as wide as the hidden size
-    needs_shared_experts: bool = False  # the class is not made for none
-    one_kv_head_flag: str = ""  # a key that leaves one key/value head
-    scale_flag: str = ""  # a key that scales embeddings by the root of the hidden size; "always"
-    tied: bool = False  # where neither the config nor its class says
 
 
 _ATTENTION_BIASES: Facts = {"qkv_bias": True, "attention_output_bias": True}
@@ -510,7 +454,7 @@ FAMILIES: Mapping[str, Family] = {
         facts={**_GPT_FACTS, **_LEARNED, "norm_position": "after_residual", "final_norm": False},
     ),
     "gpt_neo": Family(
-        keys=_KEYS | {"num_layers": "num_layers", "num_attention_heads": "num_heads"},
+        keys=KEYS | {"num_layers": "num_layers", "num_attention_heads": "num_heads"},
         ffn_of_hidden=4,
         activation="gelu",
         facts={
@@ -573,7 +517,7 @@ FAMILIES: Mapping[str, Family] = {
         scale_flag="scale_embedding",
     ),
     "xglm": Family(
-        keys=_KEYS
+        keys=KEYS
         | {
             "num_layers": "num_layers", "hidden_size": "d_model", "num_attention_heads": "attention_heads",
             "ffn_hidden_size": "ffn_dim",
@@ -598,7 +542,7 @@ FAMILIES: Mapping[str, Family] = {
         fixed={"apply_residual_connection_post_layernorm": False},
     ),
     "falcon": Family(
-        keys=_KEYS | {"num_kv_heads": "num_kv_heads", "ffn_hidden_size": "ffn_hidden_size"},
+        keys=KEYS | {"num_kv_heads": "num_kv_heads", "ffn_hidden_size": "ffn_hidden_size"},
         names={"n_embed": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
                "n_head_kv": "num_kv_heads"},
         flags={
@@ -629,7 +573,7 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     "opt": Family(
-        keys=_KEYS | {"ffn_hidden_size": "ffn_dim"},
+        keys=KEYS | {"ffn_hidden_size": "ffn_dim"},
         flags={
             "enable_bias": (True, _ALL_BIASES),
             "layer_norm_elementwise_affine": (True, {"normalization": "layernorm"}),

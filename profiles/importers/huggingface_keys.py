@@ -1,4 +1,4 @@
-"""Keys of Hugging Face configs that change nothing, have one value only, or belong to models not planned.
+"""Keys of Hugging Face configs: how a type reads them, and those that change nothing or are not planned.
 
 A key of a config is *known* (a model type reads it), *harmless* (``HARMLESS``, with the reason), or refused
 by its name. Types that are not planned are refused with the reason and what to do next.
@@ -7,14 +7,73 @@ by its name. Types that are not planned are refused with the reason and what to 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import NoReturn
 
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import UnsupportedModelError
-from meshwright.profiles.importers.huggingface_families import FAMILIES, Family
+from meshwright.profiles.importers.huggingface_layers import GlobalRule, LocalRule
 from meshwright.profiles.reading import FieldReader
+
+Facts = Mapping[str, object]  # fields of ModelSpec
+
+KEYS: dict[str, str] = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "ffn_hidden_size": "intermediate_size",
+    "num_attention_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "max_position_embeddings": "max_position_embeddings",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """How one model type is read.
+
+    ``flags``: a key, its default, and the facts that hold where it is true. ``numbers``: a key, the fact
+    that it states, and how the fact follows from it. ``fixed``: the only value that a key may have.
+    """
+
+    keys: Mapping[str, str] = field(default_factory=lambda: KEYS)  # our name: theirs
+    names: Mapping[str, str] = field(default_factory=dict)  # other names of keys: theirs
+    like: str = ""  # the type whose defaults it has, where it is not transformers' own
+    defaults: Mapping[str, object] = field(default_factory=dict)  # that the class derives, or no class has
+    facts: Facts = field(default_factory=dict)
+    experts: str = ""  # the key that counts experts; empty: the type has none
+    experts_flag: str = ""  # a key without which there are none
+    experts_beside_mlp: bool = False  # each layer has both: the MLP is the shared expert
+    router: Facts = field(default_factory=dict)  # fields of MoeSpec
+    balanced_by_loss: bool = True  # whether those who train it add the loss whose weight the config states
+    flags: Mapping[str, tuple[bool, Facts]] = field(default_factory=dict)
+    latent_bias_flag: str = ""  # latent attention: a key that gives its down-projections biases
+    numbers: Mapping[str, tuple[str, Callable[[float], float]]] = field(default_factory=dict)
+    fixed: Mapping[str, object] = field(default_factory=dict)  # a tuple: any of these
+    each_layer: tuple[str, ...] = ()  # keys that may list a value for each layer
+    plans: tuple[str, ...] = ()  # keys that other types are refused for
+    of_published: tuple[str, ...] = ()  # keys of published configs that say what the class's own would
+    unused: tuple[str, ...] = ()  # of published configs; the class builds nothing by them
+    parts: tuple[str, ...] = ()  # objects inside the config whose keys are read as ``part.key``
+    global_layers: GlobalRule = "all"
+    global_every: int = 0
+    rotary_on_local_layers: bool = False  # global layers have no positions
+    local_attention: LocalRule | None = None  # what global and local layers have each
+    activation: str = "silu"  # where the config names none
+    own_activation: bool = False  # the class does not use the one that the config names
+    ffn_of_hidden: int = 0  # the MLP's width in hidden sizes, where the config states none
+    indexer: bool = False  # chooses the keys of latent attention
+    dense_ffn_key: str = ""  # the width of layers without experts, where it has a key of its own
+    dense_without_experts: bool = False  # 0 experts are an MLP, not experts of which there are none
+    shared_experts_of_ffn: int = 0  # shared experts that no key counts, each as wide as the MLP
+    rounds_head_dim: bool = False  # where hidden_size / heads is no whole number
+    heads_fill_hidden: bool = False  # attention's output is as wide as the hidden size
+    needs_shared_experts: bool = False  # the class is not made for none
+    one_kv_head_flag: str = ""  # a key that leaves one key/value head
+    scale_flag: str = ""  # a key that scales embeddings by the root of the hidden size; "always"
+    tied: bool = False  # where neither the config nor its class says
+
 
 _BIAS = "this model type has no such bias"
 FIXED: Mapping[str, tuple[object, str]] = {  # keys that a type does not read, and why they must say this
@@ -329,13 +388,14 @@ def _types() -> Mapping[str, Mapping[str, Mapping[str, object]]]:
     return dict(raw["types"])
 
 
-def completed(model_type: str, config: Mapping[str, object]) -> tuple[dict[str, object], frozenset[str]]:
+def completed(
+    model_type: str, family: Family, config: Mapping[str, object]
+) -> tuple[dict[str, object], frozenset[str]]:
     """The config under its class's own names, with all that it leaves out; and which keys are defaults.
 
     Raises:
         UnsupportedModelError: a key that says otherwise what transformers' class does not read.
     """
-    family = FAMILIES[model_type]
     entry = _types().get(family.like or model_type, {"defaults": {}, "names": {}})
     names = {**{str(key): str(value) for key, value in entry["names"].items()}, **family.names}
     stated: dict[str, object] = {}

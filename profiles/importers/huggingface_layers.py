@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from meshwright.profiles.errors import UnsupportedModelError
-from meshwright.profiles.model import ModelSpec, expert_placement, spaced
-from meshwright.profiles.model_parts import LocalAttention
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.model_parts import LocalAttention, expert_placement, spaced
 from meshwright.profiles.reading import FieldReader
 
 _GLOBAL, _LOCAL, _CHUNKED = "full_attention", "sliding_attention", "chunked_attention"

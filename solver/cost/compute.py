@@ -1,9 +1,7 @@
 """Seconds that one rank computes for one micro-batch: GEMMs, attention, memory-bound operators.
 
-Shapes follow Megatron-LM's column and row parallel layers (Shoeybi et al. 2019, arXiv:1909.08053)
-with grouped-query attention, gated MLPs, experts and multi-head latent attention. A GEMM of the
-forward pass, (m, k) by (k, n), has two in the backward pass: the input gradient (m, n) by (n, k)
-and the weight gradient (n, m) by (m, k).
+Shapes follow Megatron-LM's column and row parallel layers (Shoeybi et al. 2019, arXiv:1909.08053). A GEMM
+of the forward pass, (m, k) by (k, n), has two in the backward pass: (m, n) by (n, k) and (n, m) by (m, k).
 """
 
 from __future__ import annotations
@@ -199,12 +197,6 @@ def _indexer_gemms(ctx: Context, q_lora_rank: int) -> list[Gemm]:
     return [queries, Gemm(m=tokens, n=indexer.head_dim + indexer.num_heads, k=ctx.model.hidden_size)]
 
 
-def _layer_embedding_gemms(ctx: Context) -> list[Gemm]:
-    """A layer's gate of its own embeddings and their projection, whole on every tensor rank."""
-    width, h = float(ctx.model.layer_embedding_size), ctx.model.hidden_size
-    return [Gemm(m=ctx.tokens, n=width, k=h), Gemm(m=ctx.tokens, n=h, k=width)] if width else []
-
-
 def _mlp_gemms(model: ModelSpec, tokens: FloatArray, width: FloatArray) -> list[Gemm]:
     """Up (with its gate) and down projection of an MLP whose slice is ``width`` wide."""
     h = model.hidden_size
@@ -213,15 +205,16 @@ def _mlp_gemms(model: ModelSpec, tokens: FloatArray, width: FloatArray) -> list[
 
 def layer_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
     """The linear layers of one transformer layer."""
-    model, moe = ctx.model, ctx.model.moe
-    gemms = _layer_embedding_gemms(ctx) + attention_gemms(ctx)
+    model, moe, h = ctx.model, ctx.model.moe, ctx.model.hidden_size
+    gemms, own = attention_gemms(ctx), float(model.layer_embedding_size)
+    if own:  # a gate of the layer's embeddings, and their projection: whole on every tensor rank
+        gemms += [Gemm(m=ctx.tokens, n=n, k=k) for n, k in ((own, h), (h, own))]
     if kind == "dense" or moe is None:
         return gemms + _mlp_gemms(model, ctx.tokens, model.ffn_hidden_size / ctx.t)
     if moe.shared_ffn_hidden_size:
         gemms += _mlp_gemms(model, ctx.tokens, moe.shared_ffn_hidden_size / ctx.t)
     rows, local = routed_rows(ctx, moe)
     width = moe.ffn_hidden_size / ctx.et
-    h = model.hidden_size
     return [
         *gemms,
         Gemm(m=rows, n=(model.mlp_matrices - 1) * width, k=h, count=local, grouped=True),
@@ -352,17 +345,14 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     rows = tokens * ctx.row_share * h * (12.0 + each * model.norms_of(kind))
     heads = (model.num_attention_heads + 2.0 * model.num_kv_heads) * model.head_dim
     rotary = tokens * heads / ctx.t * 4.0
-    rows = rows + tokens * _inner_width(ctx, kind) * each
+    rows = rows + tokens * (_inner_width(ctx, kind) * each + 12.0 * model.layer_embedding_size)
     if model.mla is not None:
         rotary = tokens * 2.0 * model.mla.rotary_elements * model.num_attention_heads / ctx.t
     if model.attention_clip is not None:
         rotary = 2.0 * rotary
-    if model.value_scale != 1:
-        rotary = rotary + tokens * 4.0 * model.num_kv_heads * model.v_head_dim / ctx.t
+    rotary = rotary + tokens * 4.0 * model.scaled_values / ctx.t
     if model.gate_width:
         rotary = rotary + tokens * 6.0 * model.num_attention_heads * model.v_head_dim / ctx.t
-    # Gated embeddings of the layer: read twice and written once for the activation and the product each.
-    rows = rows + tokens * 12.0 * model.layer_embedding_size
     per_width = 2.0 * model.mlp_matrices
     if kind == "moe" and moe is not None:
         routed = 0.0 if ctx.experts_measured else moe.top_k * moe.ffn_hidden_size  # else in their table
@@ -393,10 +383,8 @@ def _inner_width(ctx: Context, kind: LayerKind) -> FloatArray:
     model = ctx.model
     width = float(model.inner_norm_width(kind))
     if model.query_key_norm != "none":
-        keys = 0 if model.borrows else model.num_kv_heads
-        width += (model.num_attention_heads + keys) * model.head_dim
-    if model.value_norm and not model.borrows:
-        width += model.num_kv_heads * model.v_head_dim
+        width += (model.num_attention_heads + model.own_kv_heads) * model.head_dim
+    width += model.own_kv_heads * model.v_head_dim * int(model.value_norm)
     return width / ctx.t
 
 
@@ -524,7 +512,6 @@ def _experts_again_s(ctx: Context, kind: LayerKind) -> FloatArray | float:
 #
 # A pass is never shorter than its launches take. A captured graph replays those of what it holds as one
 # (Megatron-Core's guide on CUDA graphs: parts of a layer; or a whole iteration but the optimizer).
-
 
 # Shares of a layer's launches that are left where whole layers, or whole iterations, are captured, and that
 # each captured part takes away. Assumed from the kernels of each: a dense layer's graph leaves what starts

@@ -1,9 +1,8 @@
 """Bytes that one rank keeps: weights, gradients, optimizer states, activations, workspaces.
 
-States: mixed-precision AdamW keeps 2 + 4 + 12 = 18 bytes a weight with fp32 gradients (Rajbhandari et
-al. 2020, arXiv:1910.02054, with Megatron-Core's fp32 gradient buffer); the distributed optimizer
-``6 + 12 / (dp cp)``. Activations: Korthikanti et al. 2022 (arXiv:2205.05198), ``s b h (34 + 5 a s / h)``
-for a GPT layer, taken apart by tensor and generalised.
+States: mixed-precision AdamW keeps 2 + 4 + 12 = 18 bytes a weight with fp32 gradients (Rajbhandari et al.
+2020, arXiv:1910.02054; Megatron-Core's are fp32); the distributed optimizer ``6 + 12 / (dp cp)``.
+Activations: Korthikanti et al. 2022 (arXiv:2205.05198), ``s b h (34 + 5 a s / h)`` a GPT layer, by tensor.
 """
 
 from __future__ import annotations
@@ -197,10 +196,9 @@ def _attention_inner_bytes(ctx: Context) -> FloatArray:
     """
     model, t, tokens = ctx.model, ctx.t, ctx.tokens
     heads = model.num_attention_heads / t
-    kv_heads = np.maximum(model.num_kv_heads / t, 1.0)
+    kv_heads = np.maximum(model.num_kv_heads / t, 1.0) * (not model.borrows)  # borrowed ones are kept once
     if model.mla is None:
-        own = 0.0 if model.borrows else kv_heads * (model.head_dim + model.v_head_dim)
-        qkv = heads * model.head_dim + own
+        qkv = heads * model.head_dim + kv_heads * (model.head_dim + model.v_head_dim)
     else:
         latent = (model.mla.q_lora_rank + model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * 2.0
         qkv = heads * (2.0 * model.head_dim + model.v_head_dim) + latent
@@ -266,21 +264,18 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     model, each = ctx.model, 2.0 + (0.0 if ctx.facts.norm_fused else 4.0)
     norms = each * model.norms_of(kind) + (2.0 if ctx.facts.dropout else 0.0)
     inputs = _norm_output_bytes(ctx) * (0.5 if model.shared_norm else 1.0)
-    gathered = ctx.facts.keeps_gathered_inputs
-    width = norms * ctx.row_share + inputs * (1.0 if gathered else ctx.row_share)
+    width = norms * ctx.row_share + inputs * (1.0 if ctx.facts.keeps_gathered_inputs else ctx.row_share)
     outer = ctx.tokens * ctx.model.hidden_size * width
     inner = _attention_inner_bytes(ctx) + _mlp_bytes(ctx, kind)
+    keys = np.maximum(model.num_kv_heads / ctx.t, 1.0) * (not model.borrows)
     if model.query_key_norm != "none":  # queries and keys before and after their norm
-        keys = 0.0 if model.borrows else np.maximum(model.num_kv_heads / ctx.t, 1.0)
         heads = model.num_attention_heads / ctx.t + keys
         inner = inner + ctx.tokens * heads * model.head_dim * each
     if model.layer_embedding_size:  # the gate before and behind its activation, its product, and its factor
         inner = inner + ctx.tokens * 2.0 * (4.0 * model.layer_embedding_size + model.hidden_size)
-    if (
-        model.value_norm and not model.borrows
-    ):  # which reads what the key's norm reads where one projection yields both
-        values = np.maximum(model.num_kv_heads / ctx.t, 1.0) * model.v_head_dim
-        inner = inner + ctx.tokens * values * (each - (2.0 if model.keys_are_values else 0.0))
+    if model.value_norm:  # which reads what the key's norm reads where one projection yields both
+        shared = 2.0 if model.keys_are_values else 0.0
+        inner = inner + ctx.tokens * keys * model.v_head_dim * (each - shared)
     if model.inner_norms:
         inner = inner + ctx.tokens * model.inner_norm_width(kind) / ctx.t * each
     if model.gate_width:  # the gate, and attention's output before it is gated
@@ -567,12 +562,10 @@ def largest_tensor(model: ModelSpec) -> int:
     they gate as one (transformers 5, ``MixtralExperts.gate_up_proj``).
     """
     moe, h = model.moe, model.hidden_size
-    heads = [one.num_attention_heads * max(one.head_dim, one.v_head_dim) for one in model.attentions()]
-    widths = max(one.ffn_hidden_size for one in model.attentions())
-    sizes = [model.vocab_size * h, h * max(heads), h * widths]
-    sizes.append(
-        (model.layer_vocab_size or model.vocab_size) * model.num_layers * model.layer_embedding_size
-    )
+    sizes = [model.vocab_size * h, model.layer_tables_parameters()]
+    for one in model.attentions():
+        heads = one.num_attention_heads * max(one.head_dim, one.v_head_dim)
+        sizes += [h * heads, h * one.ffn_hidden_size]
     if moe is not None:
         sizes.append(moe.num_experts * h * moe.ffn_hidden_size * (model.mlp_matrices - 1))
     return max(sizes)

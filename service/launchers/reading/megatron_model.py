@@ -8,8 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.model import Activation, ModelSpec, expert_placement, spaced
-from meshwright.profiles.model_parts import MOE_LIMITS, MlaSpec, MoeSpec, RotaryScaling
+from meshwright.profiles.model import Activation, ModelSpec
+from meshwright.profiles.model_parts import (
+    MOE_LIMITS,
+    MlaSpec,
+    MoeSpec,
+    RotaryScaling,
+    expert_placement,
+    spaced,
+)
 from meshwright.service.launchers.reading.base import Include
 from meshwright.service.launchers.reading.given import Given
 from meshwright.service.launchers.reading.shell_values import UNKNOWN

@@ -24,6 +24,7 @@ GLOBAL = ModelSpec(
     num_kv_heads=4, head_dim=256, vocab_size=32_000, sliding_window=1024, sliding_window_every=6,
 )  # fmt: skip
 MIXED = replace(GLOBAL, local_attention=LocalAttention(num_kv_heads=8, head_dim=128))
+ALIKE = replace(GLOBAL, sliding_window=None, sliding_window_every=1)
 LOCAL = LayerShape("dense", local=True)
 WHOLE = LayerShape("dense")
 
@@ -105,3 +106,34 @@ def test_local_heads_that_their_keys_do_not_divide_are_refused_by_name() -> None
         replace(GLOBAL, sliding_window=None, local_attention=LocalAttention(num_kv_heads=8))
     with pytest.raises(InvalidProblemError, match="states nothing"):
         LocalAttention()
+
+
+def test_layers_that_borrow_keys_have_queries_alone_and_embeddings_of_layers_a_table() -> None:
+    model = replace(
+        ALIKE, borrowing_layers=2, borrowing_ffn_hidden_size=16_384, layer_embedding_size=64,
+        layer_vocab_size=1000,
+    )  # fmt: skip
+    own = 2048 * (2 * 16 * 256 + 2 * 4 * 256) + 3 * 2048 * 8192
+    borrowing = 2048 * 2 * 16 * 256 + 3 * 2048 * 16_384
+    both = 2 * 2048 * 64 + 3 * 2048  # a gate and a projection of 64, and three norms
+    assert model.parameters_by_layer() == (*[own + both] * 4, *[borrowing + both] * 2)
+    tables = 6 * 64 * (1000 + 2048) + 64
+    assert model.embedding_parameters() == 32_000 * 2048 + tables
+
+
+def test_what_one_stage_looks_up_for_another_keeps_layers_on_one_stage() -> None:
+    model = replace(GLOBAL, layer_embedding_size=64)
+    name = "layers with embeddings of their own, or borrowed keys, are on one stage"
+    (rule,) = (one for one in rules_of(_problem(model)) if one.name == name)
+    two = Configuration(stage_layers=(3, 3), pipeline_parallel_size=2)
+    rows = Columns.of([Configuration(stage_layers=(6,)), two])
+    assert np.asarray(rule.violated(rows)).tolist() == [False, True]
+
+
+def test_borrowed_keys_are_kept_once() -> None:
+    alone, borrowing = _prices(ALIKE), _prices(replace(ALIKE, borrowing_layers=2))
+    kinds = LayerLayout.of(replace(ALIKE, borrowing_layers=2)).kinds
+    assert [one.borrows for one in kinds] == [True, False]
+    spared = alone.activation_bytes[0, 0] - borrowing.activation_bytes[0, 0]
+    # Keys and values of 8 192 tokens: 4 heads of 256, 2 bytes each, whatever share of that is fitted.
+    assert 0.5 < spared / (8192 * 2 * 2 * 4 * 256) < 1.5
