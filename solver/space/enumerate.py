@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
-from math import gcd
 
 import numpy as np
 
@@ -157,7 +156,7 @@ def _powers_of_two(limit: int) -> list[int]:
 def _inner_axes(problem: Problem, *, wide: bool) -> tuple[list[int], list[int]]:
     """Candidates of tensor_parallel_size and context_parallel_size."""
     island = common_island(problem)
-    heads = [d for d in divisors(gcd(*problem.model.head_counts)) if d <= island and island % d == 0]
+    heads = [d for d in divisors(problem.model.num_attention_heads) if d <= island and island % d == 0]
     slices = _powers_of_two(problem.workload.seq_length // MIN_TOKENS_PER_CONTEXT_RANK)
     if wide:
         slices = divisors(problem.workload.seq_length)
