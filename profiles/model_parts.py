@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError
-
-if TYPE_CHECKING:
-    from meshwright.profiles.model import ModelSpec
 
 Limits = dict[str, tuple[int, int] | tuple[float, float]]  # whole numbers, or any numbers
 
@@ -340,7 +337,7 @@ def expert_placement(layers: Sequence[int], num_layers: int) -> dict[str, Any]:
 # Facts that contradict one another.
 
 
-def refuse_contradictions(model: ModelSpec) -> None:
+def refuse_contradictions(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
     """Cross-check the parts: leading dense layers, latent head size, learned positions."""
     if model.moe and model.moe.num_dense_layers >= model.num_layers:
         raise InvalidProblemError.of(
@@ -381,7 +378,7 @@ def refuse_contradictions(model: ModelSpec) -> None:
         )
 
 
-def _refuse_values_of_no_projection(model: ModelSpec) -> None:
+def _refuse_values_of_no_projection(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
     """Values of their own size have a projection of their own; latent attention has one for both."""
     others = {
         "value_head_dim": model.value_head_dim is not None,
@@ -395,7 +392,7 @@ def _refuse_values_of_no_projection(model: ModelSpec) -> None:
         raise InvalidProblemError.of("/model/value_head_dim", "contradicts keys_are_values")
 
 
-def _refuse_layers_that_are_none(model: ModelSpec) -> None:
+def _refuse_layers_that_are_none(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
     """Lists of layers name layers of this model, and stand where no rule of every n-th layer does."""
     for name, layers, rule in (
         ("global_layers", model.global_layers, model.sliding_window_every == 1),
@@ -413,7 +410,7 @@ def _refuse_layers_that_are_none(model: ModelSpec) -> None:
         raise InvalidProblemError.of("/model/moe/dense_layers", "leaves no layer for experts")
 
 
-def _refuse_local_attention_of_none(model: ModelSpec) -> None:
+def _refuse_local_attention_of_none(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
     """Local layers with an attention of their own are some of the layers, and no latent ones."""
     if model.local_attention is None:
         return
@@ -425,7 +422,7 @@ def _refuse_local_attention_of_none(model: ModelSpec) -> None:
     model.attentions()  # whose heads are checked as any model's
 
 
-def _refuse_keys_of_no_layer(model: ModelSpec) -> None:
+def _refuse_keys_of_no_layer(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
     """What borrows keys has a layer to borrow them of, and no other keys."""
     if model.borrowing_layers > model.num_layers:
         raise InvalidProblemError.of(
