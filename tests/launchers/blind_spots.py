@@ -210,7 +210,23 @@ BLIND: Mapping[str, Mapping[str, str]] = {
         "dist.use_megatron_fsdp": _EITHER,
         "checkpoint.dist_ckpt": _RUN,
     },
-    "megatron-lm": {},
+    "megatron-lm": {
+        "--accumulate-allreduce-grads": _DEFAULT,
+        "--attention-backend": "which kernel is asked for by which name is a test of the exporter's own",
+        "--max-position-embeddings": "positions beyond a sequence cost nothing; learned ones are built",
+    },
+    "deepspeed": {
+        **dict.fromkeys(("gradient_clipping", "steps_per_print"), _RUN),
+        **dict.fromkeys(("compute_environment", "machine_rank", "main_training", "rdzv_backend"), _START),
+        **dict.fromkeys(("zero_optimization.offload_", "zero_optimization.sub_group_size", "aio."), _HOST),
+    },
+    "accelerate": dict.fromkeys(("machine_rank", "main_training", "rdzv_backend"), _START),
+    "torchtitan-0.2": {
+        **dict.fromkeys(("job.description", "optimizer.", "training.max_norm"), _RUN),
+        "model.name": "the flavor's module registers it whatever it is called",
+        "activation_checkpoint.selective_ac_option": "the release's only one for whole operators",
+        "max_seq_len": "positions beyond those of a sequence cost nothing",
+    },
     "nanotron": {
         **dict.fromkeys(("checkpoints.", "data_stages.", "general.", "logging.", "tokenizer."), _RUN),
         **dict.fromkeys(
