@@ -5,10 +5,10 @@
     .venv/bin/python -m benchmarks.recipes --rows 10  # the first recipes, printed
 
 A recipe is an open run whose switches (``switch_source``) and format are stated: one a model, GPU and
-format, the one that trains most tokens a second and GPU. The search has the run's own switches: it may
-change the layout, recomputation and the split of the layers, and nothing of the software. It keeps
-Megatron-Bridge's limits; where its files are not written for the recipe's optimizer or format, no
-launcher's.
+format, the one that trains most tokens a second and GPU. The search has the run's own switches and risk of
+running out of memory: it may change the layout, recomputation and the split of the layers, and nothing of
+the software. It keeps Megatron-Bridge's limits; where its files are not written for the recipe's optimizer
+or format, no launcher's.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 
 from benchmarks.fit.accuracy_tables import table
@@ -39,9 +40,9 @@ for each model, GPU and format: the run with most tokens a second and GPU. *Ours
 very same layout. *Best*: the fastest plan that the search finds for the same model, machine, batch and
 switches within {limit:g} s. *Bound*: no plan of the searched space is faster **under our model, over these
 switches**; *lower edge* is that bound at the lower end of its 80 % interval. A recipe below it refutes the
-model, not physics. *OOM*: how likely the layout that ran is said to run out of memory. The search keeps
-Megatron-Bridge's limits; a * marks recipes whose optimizer or format it is not planned with, searched
-under no launcher's limits.
+model, not physics. *OOM*: how likely the layout that ran is said to run out of memory; the search may
+risk as much, or it would bound a space without that layout. It keeps Megatron-Bridge's limits; a * marks
+recipes whose optimizer or format it is not planned with, searched under no launcher's limits.
 """
 
 
@@ -104,10 +105,14 @@ def _speed(run: Run) -> float:
 def judged(run: Run, shape: RunShape) -> Recipe:
     """Predict a recipe's own layout, and search for a better one under its switches."""
     launcher = LAUNCHER if _is_written(shape.problem.workload) else "none"
-    options = SearchOptions(time_limit_s=TIME_LIMIT_S, top_k=1)
-    problem = replace(shape.problem, launcher=launcher, options=options)
-    profile = default_profile(problem.cluster, shape.framework)
+    profile = default_profile(shape.problem.cluster, shape.framework)
     own = predict(shape.problem, profile, shape.configuration)
+    # up to a whole per cent, for no rounding may part the bound from the layout that ran
+    risk = max(
+        SearchOptions().max_out_of_memory_probability, ceil(100.0 * own.out_of_memory_probability) / 100
+    )
+    options = SearchOptions(time_limit_s=TIME_LIMIT_S, top_k=1, max_out_of_memory_probability=risk)
+    problem = replace(shape.problem, launcher=launcher, options=options)
     answer = search(problem, profile)
     best = answer.plans[0].prediction if answer.plans else None
     bound = answer.bound_step_time_s

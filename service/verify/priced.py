@@ -127,7 +127,7 @@ def rank_flops(target: Target) -> list[float]:
     """
     ctx, config, model = context_for(target), target.config, target.model
     ranks, _ = chunk_weights(target)
-    busiest = _first(ctx.expert_load) if config.expert_parallel_size > 1 else 1.0
+    busiest = _first(ctx.expert_load)
     linear, core, spared = dict[LayerShape, float](), dict[LayerShape, float](), dict[LayerShape, float]()
     for one in model.shapes():
         its, kind = ctx.of(one), one.kind

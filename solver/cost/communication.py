@@ -199,15 +199,15 @@ def weight_gathers(
 ) -> PassSeconds:
     """What a part's weights and gradients travel in each pass, as ``sharding`` says.
 
-    ``again`` is False for the ends of the model: the backward pass of the head follows its forward pass
-    at once, and the embedding's needs no weights (torch's pipeline runtime drops and gathers them as any
-    others). Hidden under the passes (recomputation belongs to the backward one) but for a least share, as
-    in ``context_parallel``; all is seen of reductions that a framework waits for.
+    ``again`` is False for the ends of the model, which travel in 2 bytes: the backward pass of the head
+    follows its forward pass at once, and the embedding's needs no weights (torch's pipeline runtime drops
+    and gathers them as any others). Hidden under the passes (recomputation belongs to the backward one) but
+    for a least share, as in ``context_parallel``; all is seen of reductions that a framework waits for.
     """
     if not moves_weights_in_passes(ctx):
         nothing = np.zeros_like(ctx.t)
         return PassSeconds(forward=nothing, backward=nothing)
-    gather = _fetched_s(ctx, weights, _sharded_s(ctx, weights, gathered_bytes(ctx)))
+    gather = _fetched_s(ctx, weights, _sharded_s(ctx, weights, gathered_bytes(ctx) if again else 2.0))
     reduce = np.where(reduces_every_pass(ctx), _reduced_s(ctx, trained) + _kept_s(ctx, trained), 0.0)
     hidden = ~is_one_of(ctx.columns.zero_stage, ctx.facts.blocking_stages)
     forward, backward = gathers_in_passes(ctx)

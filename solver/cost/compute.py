@@ -80,8 +80,7 @@ def kernel_rate(ctx: Context) -> float:
 def routed_rows(ctx: Context, moe: MoeSpec) -> tuple[FloatArray, FloatArray]:
     """Tokens of each expert on the busiest rank, and the experts of a rank."""
     local = np.maximum(moe.num_experts / ctx.e, 1.0)
-    busiest = np.where(ctx.e > 1, ctx.expert_load, 1.0)
-    return ctx.moe_tokens * ctx.et * moe.top_k * busiest / local, local
+    return ctx.moe_tokens * ctx.et * moe.top_k * ctx.expert_load / local, local
 
 
 def routed_mlp_s(ctx: Context, moe: MoeSpec) -> FloatArray:

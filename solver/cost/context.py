@@ -344,16 +344,17 @@ class Context:
         return bool(self.operators.tables) and self.linear_precision in ("bf16", "fp16")
 
     @cached_property
-    def expert_load(self) -> FloatArray | float:
-        """Tokens of the busiest experts over the mean.
+    def expert_load(self) -> FloatArray:
+        """Tokens of the busiest rank's experts over the mean, shape (n,); a rank with all has the mean.
 
         Under a capacity factor every expert is padded to it; with a graph of whole steps the factor is
         the room that is reserved, not what is filled.
         """
         facts = self.facts
         if facts.moe_capacity_factor and facts.cuda_graph != "full_iteration":
-            return facts.moe_capacity_factor
-        return 1.0 if facts.balanced else self.constants.expert_imbalance
+            return np.full_like(self.t, facts.moe_capacity_factor)
+        busiest = 1.0 if facts.balanced else self.constants.expert_imbalance
+        return np.where(self.e > 1, busiest, 1.0)
 
     @cached_property
     def moe_tokens(self) -> FloatArray:

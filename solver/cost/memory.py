@@ -63,10 +63,9 @@ class StateBytes:
 
 
 def _low_precision_bytes(ctx: Context) -> float:
-    """Bytes of one weight as GEMMs read it.
+    """Bytes of one weight of a layer as GEMMs read it.
 
-    Recipes of adapters keep no transposes of the frozen weights (Megatron-Bridge and NeMo 2 set
-    ``disable_parameter_transpose_cache``).
+    Adapters' recipes keep no transposes (Megatron-Bridge, NeMo 2: ``disable_parameter_transpose_cache``).
     """
     alone = ctx.gpu.architecture == "blackwell" or ctx.frozen
     one_copy = alone and ctx.facts.precision_recipe in _ONE_COPY_RECIPES
@@ -100,11 +99,12 @@ def _norm_output_bytes(ctx: Context) -> float:
 
 
 def _bytes_of(
-    ctx: Context, count: FloatArray, trained: FloatArray, sharing: FloatArray, *, matrices: bool
-) -> StateBytes:
+    ctx: Context, count: FloatArray, trained: FloatArray, sharing: FloatArray, *, matrices: bool,
+    ends: FloatArray | float = 0.0,
+) -> StateBytes:  # fmt: skip
     """States of ``count`` weights, of which ``trained`` are; ``sharing`` ranks share the optimizer.
 
-    Gradients that ZeRO-2 and 3 add up whole have the dtype that they are reduced in.
+    Of them ``ends`` are never held in 8 bits. Gradients that ZeRO-2 and 3 add up whole: as reduced.
     """
     stage = ctx.columns.zero_stage
     shard = ctx.facts.gradient_bytes / np.where(stage >= SHARD_GRADIENTS, sharing, 1.0)
@@ -121,9 +121,9 @@ def _bytes_of(
     # a framework that stores fp32 shards keeps 2-byte weights beside them below stage 3
     copy = np.where(stage == SHARD_WEIGHTS, 0.0, ctx.facts.weight_bytes - 2.0)
     copy = np.where((stage == SHARD_GRADIENTS) & (copy > 0), ctx.facts.weight_bytes, copy)
-    held = count * _weight_bytes(ctx, sharing, _low_precision_bytes(ctx), matrices=matrices)
-    if ctx.frozen:  # adapters stand beside the weights, which are trained themselves without them
-        held = held + trained * _weight_bytes(ctx, sharing, 2.0, matrices=matrices)
+    held = (count - ends) * _weight_bytes(ctx, sharing, _low_precision_bytes(ctx), matrices=matrices)
+    plain = ends + (trained if ctx.frozen else 0.0)  # adapters stand beside the weights
+    held = held + plain * _weight_bytes(ctx, sharing, 2.0, matrices=matrices)
     return StateBytes(
         weights=held,
         gradients=trained * (np.where(ctx.offloads_gradients & ~whole, 0.0, gradient) + own),
@@ -176,7 +176,7 @@ def state_bytes(ctx: Context, weights: Weights, trained: Weights, *, matrices: b
     arXiv:2104.07857, section 5.1).
     """
     shared = ctx.dense_replicas.sharing
-    dense = _bytes_of(ctx, weights.dense, trained.dense, shared, matrices=matrices)
+    dense = _bytes_of(ctx, weights.dense, trained.dense, shared, matrices=matrices, ends=weights.ends)
     if not weights.routed.any() and not trained.routed.any():
         return dense
     shared = ctx.expert_replicas.sharing

@@ -17,14 +17,26 @@ from meshwright.solver.cost.context import Context
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Numbers of weights on one rank before any ZeRO sharding, shape (n,)."""
+    """Numbers of weights on one rank before any ZeRO sharding, shape (n,).
+
+    Recipes that hold weights in 8 bits do so with layers alone: Megatron-Core 0.19 builds embedding and
+    output matrix outside Transformer Engine's context of 8-bit weights (``transformer_block.py
+    build_layer``, ``get_fp8_context(…, is_init=True)``).
+    """
 
     dense: FloatArray  # replicated over dp * cp
     routed: FloatArray  # routed experts, replicated over the expert data group
+    ends: FloatArray | float = 0.0  # of the dense ones those of embedding and output, never in 8 bits
 
     def __add__(self, other: Weights) -> Weights:
         """Both parts together."""
-        return Weights(dense=self.dense + other.dense, routed=self.routed + other.routed)
+        return Weights(
+            dense=self.dense + other.dense, routed=self.routed + other.routed, ends=self.ends + other.ends
+        )
+
+    def dense_bytes(self, each: float) -> FloatArray:
+        """Bytes of the dense ones where a layer's take ``each``: their ends' take 2."""
+        return self.dense * each + self.ends * (2.0 - each)
 
 
 def layer_weights(ctx: Context, kind: LayerKind) -> Weights:
@@ -61,8 +73,8 @@ def embedding_weights(ctx: Context) -> Weights:
     model = ctx.model
     positions = float(model.embedding_parameters() - model.vocab_size * model.embedding_width)
     split = ctx.t if ctx.facts.embedding_sharded or model.tied_embeddings else np.ones_like(ctx.t)
-    table = ctx.padded_vocabulary * model.embedding_width / split
-    return Weights(dense=table + positions, routed=np.zeros_like(ctx.t))
+    dense = ctx.padded_vocabulary * model.embedding_width / split + positions
+    return Weights(dense=dense, routed=np.zeros_like(ctx.t), ends=dense)
 
 
 def copied_embedding(ctx: Context) -> FloatArray:
@@ -83,7 +95,8 @@ def output_weights(ctx: Context) -> Weights:
     own = 0.0 if model.tied_embeddings else ctx.padded_vocabulary * model.embedding_width / ctx.t
     own = own + ctx.padded_vocabulary / ctx.t * int(model.head_bias)
     output = copied_embedding(ctx) + own + model.before_head_parameters()
-    return Weights(dense=output + model.final_norm_parameters(), routed=np.zeros_like(ctx.t))
+    dense = output + model.final_norm_parameters()
+    return Weights(dense=dense, routed=np.zeros_like(ctx.t), ends=dense)
 
 
 def head_weights(ctx: Context) -> Weights:

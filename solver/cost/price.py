@@ -389,7 +389,7 @@ def _prediction_prices(ctx: Context) -> dict[str, FloatArray]:
     layer, project = _layer_price(ctx.of(further), further.kind), _nothing(ctx)
     for _ in range(depth):
         project = project + _projection_seconds(ctx)
-    own = Weights(dense=copies, routed=np.zeros_like(ctx.t))
+    own = Weights(dense=copies, routed=np.zeros_like(ctx.t), ends=copies)
     part = _end_price(ctx, project, _nothing(ctx), own=own, layers=[layer] * depth)
     weights = own + prediction_weights(ctx)
     trained = trained_weights(ctx, weights, None)
@@ -466,7 +466,8 @@ def price_memory(problem: Problem, columns: Columns, profile: Profile) -> RowPri
     memory = memory_prices(ctx, layout, weights, trained_parts(ctx, layout.kinds, weights))
     prices = RowPrices.partly(len(columns), len(weights), memory)
     if problem.counts_prediction:
-        own = Weights(dense=prediction_copies(ctx), routed=np.zeros_like(ctx.t)) + prediction_weights(ctx)
+        copies = prediction_copies(ctx)
+        own = Weights(dense=copies, routed=np.zeros_like(ctx.t), ends=copies) + prediction_weights(ctx)
         prices = replace(prices, prediction=_prediction_bytes(ctx, own, trained_weights(ctx, own, None)))
     return with_residuals(prices, problem, columns, profile)
 

@@ -66,7 +66,7 @@ def gradient_bytes_sent(ctx: Context) -> FloatArray:
 
 
 def gathered_bytes(ctx: Context) -> float:
-    """Bytes of one weight on the wire where weights are gathered.
+    """Bytes of one weight of a layer on the wire where weights are gathered.
 
     Weights that are held in 8 bits travel so (Megatron-Core 0.16 ``--fp8-param-gather``), but for MXFP8's,
     which are cast behind a gather of 2 bytes (``reuse_grad_buf_for_mxfp8_param_ag``).

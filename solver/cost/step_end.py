@@ -84,14 +84,16 @@ def _together(ctx: Context) -> FloatArray:
     return np.where(hides_reductions(ctx) | in_torch_pipeline(ctx), 1.0, layers)
 
 
-def _exchange_s(ctx: Context, weights: FloatArray, replicas: Replicas) -> tuple[FloatArray, FloatArray]:
+def _exchange_s(
+    ctx: Context, weights: FloatArray, sent_bytes: FloatArray, replicas: Replicas
+) -> tuple[FloatArray, FloatArray]:
     """Gradients, then parameters, of each part's weights (P, n) on ``replicas``; 0 of frozen parts.
 
-    What ``sharding`` says is done once a step. Stage 0 all-reduces gradients (twice the ring volume);
-    stage 1 reduce-scatters gradients, unless the framework all-reduces there too, and all-gathers weights
-    (Rajbhandari et al. 2020, arXiv:1910.02054, section 7). Where a shard set is smaller than the group
-    (hybrid sharding, Zhao et al. 2023, arXiv:2304.11277, section 3.2.2), its replicas all-reduce what it
-    holds.
+    Parameters of a part are ``sent_bytes`` where they are gathered. What ``sharding`` says is done once a
+    step. Stage 0 all-reduces gradients (twice the ring volume); stage 1 reduce-scatters gradients,
+    unless the framework all-reduces there too, and all-gathers weights (Rajbhandari et al. 2020,
+    arXiv:1910.02054, section 7). Where a shard set is smaller than the group (hybrid sharding, Zhao et
+    al. 2023, arXiv:2304.11277, section 3.2.2), its replicas all-reduce what it holds.
     """
     inner, every = replicas.shard_set, reduces_every_pass(ctx)
     payload = weights * gradient_bytes_sent(ctx)
@@ -100,7 +102,7 @@ def _exchange_s(ctx: Context, weights: FloatArray, replicas: Replicas) -> tuple[
     across = np.where(done, 0.0, _across_s(ctx, payload, replicas))
     whole = np.where(every, 0.0, _reduce_s(payload, replicas.group, ctx))
     gradients = np.where(all_reduces(ctx), whole, scatter + across)
-    parameters = np.where(gathers_once(ctx), _gather_s(weights * gathered_bytes(ctx), inner, ctx), 0.0)
+    parameters = np.where(gathers_once(ctx), _gather_s(sent_bytes, inner, ctx), 0.0)
     trained = weights.any(axis=1, keepdims=True)
     return np.where(trained, gradients, 0.0), np.where(trained, parameters, 0.0)
 
@@ -151,15 +153,18 @@ def tail_of(
     kept gradient buffer is zeroed and scaled once (12 bytes a weight).
     """
     weights = Weights(
-        dense=np.array([own.dense for own in trained]), routed=np.array([own.routed for own in trained])
+        dense=np.array([own.dense for own in trained]),
+        routed=np.array([own.routed for own in trained]),
+        ends=np.array([own.ends + np.zeros_like(ctx.t) for own in trained]),
     )
+    each = gathered_bytes(ctx)
     under = PassSeconds(
         forward=np.array([part.forward for part in passes]),
         backward=np.array([part.backward for part in passes]),
     )
-    gradients, parameters = _exchange_s(ctx, weights.dense, ctx.dense_replicas)
+    gradients, parameters = _exchange_s(ctx, weights.dense, weights.dense_bytes(each), ctx.dense_replicas)
     if weights.routed.any():
-        experts = _exchange_s(ctx, weights.routed, ctx.expert_replicas)
+        experts = _exchange_s(ctx, weights.routed, weights.routed * each, ctx.expert_replicas)
         gradients, parameters = gradients + experts[0], parameters + experts[1]
     exchange, fetched = gradients + parameters, exposed_s(parameters, under.forward, OVERLAP_SLOWDOWN)
     hidden = exposed_s(exchange, _hiding_s(ctx, under), OVERLAP_SLOWDOWN)

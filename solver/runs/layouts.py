@@ -159,8 +159,14 @@ def model_of(cells: Cells) -> ModelSpec:
     known = model_like(stated)
     if known is None:
         return stated
-    own = {name: getattr(stated, name) for name in ("name", "tied_embeddings", "num_mtp_layers", "source")}
-    return replace(known, **own, vocab_size=cells.count("vocab_size") or known.vocab_size)
+    own = {name: getattr(stated, name) for name in ("name", "num_mtp_layers", "source")}
+    tied = cells.flag("tied_embeddings")
+    return replace(
+        known,
+        **own,
+        tied_embeddings=known.tied_embeddings if tied is None else tied,
+        vocab_size=cells.count("vocab_size") or known.vocab_size,
+    )
 
 
 def vocabulary_warning(cells: Cells, model: ModelSpec) -> str | None:

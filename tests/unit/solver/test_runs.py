@@ -232,6 +232,19 @@ def test_what_a_table_cannot_say_of_a_model_comes_from_the_catalog(tmp_path: Pat
     assert windows == [("gpt-oss-120b", 128), ("gpt-oss-120b", None), ("mine", None)]
 
 
+def test_whether_embeddings_are_tied_is_the_catalogs_word_where_a_table_is_silent(tmp_path: Path) -> None:
+    gpt = {
+        "num_layers": "96", "hidden_size": "12288", "ffn_hidden_size": "49152", "num_attention_heads": "96",
+        "num_kv_heads": "96", "head_dim": "128", "vocab_size": "51200", "gated_mlp": "0",
+    }  # fmt: skip
+    tied = []
+    for name, stated in (("gpt3-175b", ""), ("gpt3-175b", "0"), ("mine", "")):
+        run = only(tmp_path, **gpt, model=name, tied_embeddings=stated)
+        assert run.shape is not None
+        tied.append(run.shape.problem.model.tied_embeddings)
+    assert tied == [True, False, False]
+
+
 @pytest.mark.parametrize(
     ("stated", "recomputed"),
     [

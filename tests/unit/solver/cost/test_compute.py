@@ -440,6 +440,16 @@ def test_biases_and_clamps_of_experts_are_kernels_of_their_own_unless_one_kernel
     assert moved(biased, **fused) == moved(plain, **fused)
 
 
+def test_a_rank_that_holds_all_experts_has_their_mean_load_and_pads_to_a_capacity_all_the_same() -> None:
+    def load(layout: Mapping[str, object], **options: object) -> float:
+        return float(of(a_moe_model(), layout, **options).expert_load[0])
+
+    alone = {**ON_8, "expert_parallel_size": 1}
+    assert load(alone, moe_force_balance=False) == 1.0
+    assert load(ON_8, moe_force_balance=False) > 1.0
+    assert load(alone, moe_capacity_factor=1.25) == 1.25
+
+
 def test_what_expert_tensor_ranks_gather_is_sorted_only_where_several_experts_take_it() -> None:
     moe = a_moe_model().moe
     assert moe is not None

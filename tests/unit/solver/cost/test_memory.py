@@ -1,9 +1,11 @@
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from meshwright.profiles.library import find_gpu, find_model
+from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.context import context_of
@@ -13,7 +15,9 @@ from meshwright.solver.cost.memory import (
     memory_limit_bytes,
     out_of_memory_probability,
 )
+from meshwright.solver.cost.parameters import part_weights
 from meshwright.solver.cost.price import price
+from meshwright.solver.cost.sharding import gathered_bytes
 from meshwright.solver.cost.stages import (
     EACH_RANK,
     RowPrices,
@@ -223,6 +227,31 @@ def test_weights_of_an_8_bit_recipe_take_one_byte_on_blackwell_and_two_on_hopper
         problem = a_problem(cluster=a_cluster(gpu=find_gpu(gpu)), precision="fp8")
         prices = prices_of(problem, a_layout(), "nemo")
         assert prices.weights_bytes[0, 0] == pytest.approx(per_weight * LAYER_WEIGHTS)
+
+
+def test_embedding_and_output_matrix_stay_in_2_bytes_beside_layers_in_8_bits() -> None:
+    # embedding, and output with a norm of 1024; a layer that predicts a further token is held in 8 bits:
+    # 12 h^2 + 2 h, and 2 h^2 + 3 h that join it to the output
+    cluster, model = a_cluster(gpu=find_gpu("b200-sxm-180gb")), replace(GPT, tied_embeddings=False)
+
+    def weights(model: ModelSpec) -> list[float]:
+        problem = a_problem(model, cluster=cluster, precision="fp8")
+        return list(prices_of(problem, a_layout(), "nemo").weights_bytes[0])
+
+    table = math.ceil(GPT.vocab_size / 128) * 128 * 1024
+    assert weights(model)[1:] == [2 * table, 2 * (table + 1024)]
+    further = weights(replace(model, num_mtp_layers=1))[2] - weights(model)[2]
+    assert further == pytest.approx(LAYER_WEIGHTS + 2 * 1024**2 + 3 * 1024)
+
+
+def test_of_an_8_bit_recipe_layers_travel_in_1_byte_and_the_ends_in_2() -> None:
+    # ZeRO-1 gathers what it updated
+    problem = a_problem(precision="fp8")
+    layout = a_layout(data_parallel_size=8, zero_stage=1, zero_shard_size=8)
+    context = context_of(problem, Columns.of([layout]), a_profile(problem, "nemo"))
+    parts = part_weights(context, problem.model.shapes())
+    sent = [float((part.dense_bytes(gathered_bytes(context)) / part.dense)[0]) for part in parts]
+    assert sent == [1.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize(
