@@ -399,9 +399,9 @@ def memory_limit_bytes(problem: Problem) -> int:
 def memory_budget_bytes(problem: Problem, profile: Profile, probability: float) -> float:
     """The largest predicted peak whose chance to run out of memory stays at ``probability``.
 
-    The true peak is log-normal about the predicted one: ``limit * exp(sigma * ppf(probability))``.
+    ``limit * exp(sigma * ppf(probability))`` of a log-normal peak, and 1e-9 more for judges that round.
     """
-    limit = float(memory_limit_bytes(problem))
+    limit = memory_limit_bytes(problem) * (1.0 + 1e-9)
     if probability >= 1.0:
         return float("inf")
     if probability <= 0.0 or profile.log_memory_sigma == 0.0:

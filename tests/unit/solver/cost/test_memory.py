@@ -159,6 +159,18 @@ def test_the_budget_is_the_peak_of_exactly_that_probability() -> None:
     assert chance == pytest.approx(0.01)
 
 
+def test_a_peak_of_exactly_the_accepted_chance_is_within_the_budget_however_its_layers_are_rounded() -> (
+    None
+):
+    problem = a_problem()
+    profile, peak = a_profile(problem), 70e9
+    chance = out_of_memory_probability(peak, memory_limit_bytes(problem), profile.log_memory_sigma)
+    budget = memory_budget_bytes(problem, profile, chance)
+    assert budget - peak == pytest.approx(
+        70.0, abs=1.0
+    )  # 1e-9 of it; CP-SAT rounds half a byte of each layer
+
+
 def test_without_spread_the_limit_is_a_wall() -> None:
     assert out_of_memory_probability(1.01, 1.0, 0.0) == 1.0
     assert out_of_memory_probability(1.0, 1.0, 0.0) == 0.0
