@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import cycle
+from logging import ERROR, getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,9 @@ def draw(figure: str, subject: Subject, path: Path, *, form: str) -> None:
     import matplotlib as mpl  # noqa: PLC0415 - an optional extra, half a second
     from matplotlib.figure import Figure  # noqa: PLC0415 - the same
 
+    getLogger("matplotlib.font_manager").setLevel(
+        ERROR
+    )  # that a first start looks for fonts concerns nobody
     salt = subject.plan.plan_id
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 9}):
         made = Figure(figsize=(6.4, 3.6), layout="constrained")
