@@ -86,7 +86,8 @@ def filled(command: Sequence[str], choice: Choice) -> list[str]:
         for name, value in figures.items():
             word = word.replace("{" + name + "}", str(value))  # noqa: PLW2901 - filled in, figure by figure
         words.append(word)
-    placed = "{plan_flags}" in command or str(choice.path("launch.sh")) in words  # which has them
+    own = choice.path("launch.sh").resolve()  # which has them
+    placed = "{plan_flags}" in command or any(Path(word).resolve() == own for word in words)
     return words if placed else [*words, *plan_flags(choice)]
 
 

@@ -205,10 +205,11 @@ def lightning_callback(reporter: Reporter) -> Any:  # noqa: ANN401 - a Callback
 
 # Megatron-LM's training_log; nanotron's; "step:" of torchtitan; "Step 3" and "step=3" of others.
 _ELAPSED = re.compile(r"elapsed time per iteration \(ms\):\s*([\d.]+)")
-_NANOTRON = re.compile(r"\b(?:elapsed_)?time_per_iteration_ms: ([\d.]+)(K?)\b")  # 1.27K: 1.27 s
+_NANOTRON = re.compile(r"\b(?:elapsed_)?time_per_iteration_ms: ([\d.]+)([KM]?)(?![\w.])")  # 1.27K: 1.27 s
+_SECONDS = {"": 1e-3, "K": 1.0, "M": 1e3}  # of a millisecond, a thousand and a million of them
 _STEP = re.compile(
     r"\bstep[ :=]+(\d+)\b"
-    r"|.*\b(\d+)/\d+ \[[^\]]*\]\s*\{'loss'"  # the bar of transformers' Trainer, before what it logs
+    r"|\b(\d+)/\d+ \[[^\[\]]*\]\s*\{'loss'"  # the bar of transformers' Trainer, before what it logs
     r"|'(?:global_step/max_steps|iteration)': '(\d+)/",  # ms-swift
     re.IGNORECASE,
 )
@@ -225,7 +226,7 @@ def _timed(text: str) -> float | None:
     if elapsed:
         return float(elapsed[1]) / 1000.0
     if human:
-        return float(human[1]) * (1.0 if human[2] else 1e-3)
+        return float(human[1]) * _SECONDS[human[2]]
     return None
 
 

@@ -21,7 +21,7 @@ from meshwright.service.db.database import Database
 from meshwright_client import Client, Reporter, choose
 from meshwright_client.choosing import NoAnswerError, NoPlanError, question_of
 from meshwright_client.errors import InvalidRequestError
-from meshwright_client.launching import plan_flags
+from meshwright_client.launching import filled, plan_flags
 from meshwright_client.nodes import Nodes
 from tests.processes import warm
 from tests.processes.servers import RunningServer, free_port, serving
@@ -91,6 +91,9 @@ def test_a_start_gets_a_plan_for_its_own_nodes_and_the_same_one_again(
     assert (tmp_path / "megatron_args.sh").is_file()
     flags = plan_flags(first)
     assert flags[flags.index("--tensor-model-parallel-size") + 1] == str(first.config.tensor_parallel_size)
+    assert filled(["python", "train.py"], first) == ["python", "train.py", *flags]
+    own = ["bash", os.path.relpath(tmp_path / "launch.sh")]
+    assert filled(own, first) == own  # which has them
 
 
 def test_the_other_nodes_take_what_node_0_has_chosen_for_this_start_alone(

@@ -52,8 +52,8 @@ def test_lines_that_only_look_like_steps_are_none() -> None:
 
 def test_steps_of_nanotron_are_as_it_timed_them() -> None:
     line = "[INFO|DP=0]: iteration: {} / 90 | consumed_tokens: 8K | {}time_per_iteration_ms: {} | loss: 2"
-    found = read(line.format(1, "", "1.27K"), line.format(2, "elapsed_", "850"))
-    assert found.seconds == [1.27, 0.85]
+    found = read(line.format(1, "", "1.27K"), line.format(2, "elapsed_", "850"), line.format(3, "", "1.5M"))
+    assert found.seconds == [1.27, 0.85, 1500.0]
 
 
 def test_steps_of_trainers_on_transformers_are_counted_by_their_bar() -> None:
@@ -63,6 +63,13 @@ def test_steps_of_trainers_on_transformers_are_counted_by_their_bar() -> None:
     found = read("\rMap: 100%|####| 52/52 [00:01<00:00, 50 examples/s]", *lines, logged, pause_s=0.02)
     (second,) = found.seconds  # steps 3 and 4 shared the time between both lines
     assert second >= 0.01
+
+
+def test_a_bar_of_a_million_characters_in_one_line_does_not_hold_up_the_job() -> None:
+    bar = "\rMap:  50%|##   | 26/52 [00:01<00:01, 50 examples/s]"
+    began_s = time.process_time()
+    assert read(bar * 20_000).seconds == []
+    assert time.process_time() - began_s < 5.0  # a tenth of a second; by the square of its length, hours
 
 
 def test_steps_of_ms_swift_are_counted_as_it_numbers_them() -> None:
