@@ -6,10 +6,10 @@ the rest is legal and fits is the search's business.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from math import prod
+from math import gcd, prod
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.documents import pointer
@@ -19,7 +19,7 @@ from meshwright.solver.configuration import (
     chunk_sizes,
     holds_layers,
 )
-from meshwright.solver.problem import Problem, SearchOptions, usable_gpus
+from meshwright.solver.problem import STANDALONE_STAGES, Problem, SearchOptions, usable_gpus
 from meshwright.solver.splits import launcher_split
 
 AXES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "data_parallel_size")
@@ -31,22 +31,31 @@ MAX_TRIED = 256  # values of one size that are tried against the batch
 def model_sizes(problem: Problem) -> Iterator[FieldError]:
     """Pinned sizes divide what they share out."""
     model = problem.model
-    for heads in model.head_counts:
-        yield from _divides(problem, "tensor_parallel_size", heads, "num_attention_heads")
-    yield from _at_most(
-        problem, "pipeline_parallel_size", model.num_layers, f"num_layers = {model.num_layers}"
-    )
-    chunks = _pinned(problem.options, "pipeline_parallel_size", "virtual_pipeline_size")
-    if prod(chunks.values()) > model.num_layers and len(chunks) > 1:
-        at = pointer("search", "pin", "virtual_pipeline_size")
-        most = max(1, model.num_layers // chunks["pipeline_parallel_size"])
-        message = f"{prod(chunks.values())} chunks for {model.num_layers} layers"
-        yield FieldError(pointer=at, message=message, allowed=f"from 1 to {most}", nearest=str(most))
+    yield from _divides(problem, "tensor_parallel_size", model.head_counts, "num_attention_heads")
+    yield from _chunks(problem)
     yield from _split(problem)
     if model.moe:
-        yield from _divides(problem, "expert_parallel_size", model.moe.num_experts, "num_experts")
+        yield from _divides(problem, "expert_parallel_size", (model.moe.num_experts,), "num_experts")
     else:
         yield from _at_most(problem, "expert_parallel_size", 1, "a model without experts can use")
+
+
+def _chunks(problem: Problem) -> Iterator[FieldError]:
+    """Pinned stages, and chunks of them, have a layer each, but those that may hold an end of the model."""
+    options, layers = problem.options, problem.model.num_layers
+    asked = STANDALONE_STAGES in options.allow or 0 in options.stage_layers
+    alone = sum(launcher_capabilities(problem.launcher).alone(problem.model)) if asked else 0
+    also = f" and {alone} stages without layers" if alone else ""
+    yield from _at_most(problem, "pipeline_parallel_size", layers + alone, f"num_layers = {layers}{also}")
+    chunks = _pinned(options, "pipeline_parallel_size", "virtual_pipeline_size")
+    if prod(chunks.values()) > layers + alone and len(chunks) > 1:
+        most = max(1, (layers + alone) // chunks["pipeline_parallel_size"])
+        yield FieldError(
+            pointer=pointer("search", "pin", "virtual_pipeline_size"),
+            message=f"{prod(chunks.values())} chunks for {layers} layers{also}",
+            allowed=f"from 1 to {most}",
+            nearest=str(most),
+        )
 
 
 def _split(problem: Problem) -> Iterator[FieldError]:
@@ -166,12 +175,12 @@ def _pinned(options: SearchOptions, *names: str) -> dict[str, int]:
     return {name: int(options.pin[name]) for name in names if name in options.pin}
 
 
-def _divides(problem: Problem, name: str, whole: int, of: str) -> Iterator[FieldError]:
-    """A pinned size divides ``whole``."""
-    value = problem.options.pin.get(name)
+def _divides(problem: Problem, name: str, wholes: Sequence[int], of: str) -> Iterator[FieldError]:
+    """A pinned size divides all of ``wholes``."""
+    value, whole = problem.options.pin.get(name), gcd(*wholes)
     if isinstance(value, int) and whole % value:
         nearest = _nearest(value, lambda size: whole % size == 0)
-        message = f"{value} does not divide {of} = {whole}"
+        message = f"{value} does not divide {of} = {' and '.join(map(str, wholes))}"
         at = pointer("search", "pin", name)
         yield FieldError(pointer=at, message=message, allowed=f"divisors of {whole}", nearest=nearest)
 

@@ -290,6 +290,29 @@ def test_more_chunks_than_layers_name_the_most_that_fit() -> None:
     assert fault.nearest == "5"
 
 
+def test_stages_of_the_embedding_and_the_head_count_among_the_chunks_that_fit() -> None:
+    # 126 layers, the embedding and the head: 128 chunks on 16 stages, 8 a stage
+    pin = {"pipeline_parallel_size": 16, "virtual_pipeline_size": 8}
+    model = {"name": "llama-3.1-405b"}
+    assert sentence(request(model=model, search={"pin": pin})).endswith("from 1 to 7. Nearest: 7")
+    parse_problem(request(model=model, search={"pin": pin, "allow": ["standalone_stages"]}))
+    layers = [0, *[1] * 126, 0]
+    parse_problem(request(model=model, search={"pin": {**pin, "stage_layers": layers}}))
+    several = {"pin": {**pin, "virtual_pipeline_size": 9}, "allow": ["standalone_stages"]}
+    assert fault(request(model=model, search=several)).nearest == "8"
+
+
+def test_a_size_that_splits_the_heads_of_some_layers_alone_names_what_splits_all() -> None:
+    # 8 divides 8 heads, not 12; 4 divides both
+    model = {
+        "name": "mixed", "num_layers": 24, "hidden_size": 1024, "ffn_hidden_size": 4096,
+        "vocab_size": 32000, "num_attention_heads": 8, "head_dim": 64, "num_kv_heads": 4,
+        "sliding_window": 1024, "sliding_window_every": 6, "local_attention": {"num_attention_heads": 12},
+    }  # fmt: skip
+    one = fault(request(model=model, launcher="none", search={"pin": {"tensor_parallel_size": 8}}))
+    assert (one.message, one.nearest) == ("8 does not divide num_attention_heads = 8 and 12", "4")
+
+
 sizes = st.sampled_from([1, 2, 4, 8])
 
 
