@@ -42,7 +42,8 @@ switches within {limit:g} s. *Bound*: no plan of the searched space is faster **
 switches**; *lower edge* is that bound at the lower end of its 80 % interval. A recipe below it refutes the
 model, not physics. *OOM*: how likely the layout that ran is said to run out of memory; the search may
 risk as much, or it would bound a space without that layout. It keeps Megatron-Bridge's limits; a * marks
-recipes whose optimizer or format it is not planned with, searched under no launcher's limits.
+recipes whose optimizer or format it is not planned with, searched under no launcher's limits. A – stands
+where the search found no plan, or no bound in that time.
 """
 
 
@@ -148,7 +149,7 @@ def lines_of(recipes: Iterable[Recipe]) -> list[str]:
         "lower edge s",
         "OOM",
     )
-    rows, under, failing = [], 0, 0
+    rows, bounded, under, failing = [], 0, 0, 0
     for one in recipes:
         shape = one.run.shape
         name, gpus = (shape.problem.model.name, shape.problem.cluster.num_gpus) if shape else ("", 0)
@@ -156,13 +157,14 @@ def lines_of(recipes: Iterable[Recipe]) -> list[str]:
         error = f"{100.0 * (one.ours_s / one.published_s - 1.0):+.0f}"
         numbers = [_seconds(s) for s in (one.best_s, one.bound_s, one.edge_s)]
         mark = " **<**" if one.under else ""
-        under, failing = under + one.under, failing + (one.chance_of_failing > 0.5)  # noqa: PLR2004
+        bounded, under = bounded + (one.edge_s is not None), under + one.under
+        failing += one.chance_of_failing > 0.5  # noqa: PLR2004
         free = "" if one.launcher == LAUNCHER else " *"
         ran = [one.run.run_id + free, name, f"{gpus} {gpu}", f"{one.published_s:.3g}{mark}"]
         rows.append([*ran, _seconds(one.ours_s), error, *numbers, f"{one.chance_of_failing:.0%}"])
     summary = (
-        f"{len(rows)} recipes: {under} faster than the lower edge of the bound (marked <), {failing} that "
-        "ran called more likely out of memory than not."
+        f"{len(rows)} recipes, {bounded} of them with a bound: {under} faster than its lower edge "
+        f"(marked <), {failing} that ran called more likely out of memory than not."
     )
     return [summary, "", *table(titles, rows)]
 

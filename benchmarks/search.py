@@ -176,11 +176,11 @@ def written(document: str, table: str, name: str) -> str:
 
 
 def renewed(document: str, name: str, lines: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """The lines of a table of the document, those of the same problems replaced."""
+    """The lines of a table of the document, those of the same problems replaced, others behind them."""
     (table,) = re.findall(rf"<!-- table: {name} -->\n(.*?)\n<!-- end -->", document, re.DOTALL)
     kept = [tuple(cell.strip() for cell in row.strip("|").split("|")) for row in table.splitlines()[2:]]
-    new = {cells[0]: cells for cells in lines}
-    return [new.get(cells[0], cells) for cells in kept]
+    found = {cells[0]: cells for cells in (*kept, *lines)}  # in the place where each was first
+    return list(found.values())
 
 
 def main() -> None:

@@ -61,4 +61,5 @@ def test_problems_grow_by_what_the_axis_says() -> None:
 def test_lines_of_problems_that_are_measured_again_replace_theirs_alone() -> None:
     table = aligned(("problem", "proof"), [("one", "2.00 s"), ("other", "3.00 s")])
     document = f"<!-- table: search -->\n{table}\n<!-- end -->\nmore"
-    assert renewed(document, "search", [("other", "1.00 s")]) == [("one", "2.00 s"), ("other", "1.00 s")]
+    lines = [("other", "1.00 s"), ("new", "4.00 s")]
+    assert renewed(document, "search", lines) == [("one", "2.00 s"), *lines]
