@@ -122,7 +122,7 @@ def stage_peaks(found: Verification) -> dict[int, float]:
 
 def lines_of(peaks: Sequence[Peak], reasons: Counter[str]) -> Iterator[str]:
     """The table by source, and why runs are missing."""
-    yield "| runs | number | layouts | error of our model, worst | error of `verify`, worst |"
+    yield "| runs | number | layouts | error of our model: mean, worst | error of `verify`: mean, worst |"
     yield "|---|---|---|---|---|"
     names = sorted({one.source for one in peaks})
     groups = [(name, [one for one in peaks if one.source == name]) for name in names]

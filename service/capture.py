@@ -41,7 +41,7 @@ _NEW_USERS, _NEW_PIDS = 0x10000000, 0x20000000  # CLONE_NEWUSER and CLONE_NEWPID
 _MAX_FILES_OPEN = 256
 _MAX_CALLS = 256
 _READS = 32  # of 64 KiB, each time round
-_NICE = 5  # so that this process is heard above its hundreds, and they among those of others
+_NICE = 5  # this process is heard above hundreds of the command's; at 19 a busy machine starves those
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,7 @@
 """Calculon (calculon-ai/calculon) from a checkout: its exhaustive search, and its price of our plans.
 
 The search: Megatron 22B on 8 A100, 4 sequences of 2 048 tokens, a published run that it was validated on,
-its own description of the A100. It tries all that it knows one by one: on one core a larger cluster takes
-it more than half an hour.
+its own description of the A100. It tries all that it knows one by one, so the cluster is a small one.
 The price: our ten plans for GPT-3 175B on 1 024 A100, which it can express where they split evenly.
 """
 

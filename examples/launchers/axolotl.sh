@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Axolotl with the plan that fits this job: bash examples/launchers/axolotl.sh on every node,
-# NODE_RANK told. RUN_CONFIG is a YAML of your own with what the plan does not decide: base_model, datasets,
-# learning_rate. Steps are read off the log.
+# Axolotl with the plan that fits this job: bash examples/launchers/axolotl.sh on every node, with NODE_RANK
+# and MASTER_ADDR set. RUN_CONFIG is a YAML of your own with what the plan does not decide: base_model,
+# datasets, learning_rate. Steps are read off the log.
 set -euo pipefail
 export MESHWRIGHT_URL="${MESHWRIGHT_URL:-http://planner:8420}" MASTER_ADDR="${MASTER_ADDR:-localhost}"
 export RUN_CONFIG="${RUN_CONFIG:-run.yaml}" PYTHONUNBUFFERED=1 # else lines of the log come late

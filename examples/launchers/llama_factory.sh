@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # LLaMA-Factory with the plan that fits this job: bash examples/launchers/llama_factory.sh
-# model_name_or_path=… dataset=… template=… output_dir=… on every node, NODE_RANK told. LLAMA_FACTORY_DIR is a
-# checkout of it. Steps are read off the log.
+# model_name_or_path=… dataset=… template=… output_dir=… on every node, with NODE_RANK and MASTER_ADDR set.
+# LLAMA_FACTORY_DIR is a checkout of it. Steps are read off the log.
 set -euo pipefail
 export MESHWRIGHT_URL="${MESHWRIGHT_URL:-http://planner:8420}" MASTER_ADDR="${MASTER_ADDR:-localhost}"
 export LLAMA_FACTORY_DIR="${LLAMA_FACTORY_DIR:-LLaMA-Factory}" PYTHONUNBUFFERED=1 # else lines of the log come late

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# TRL's SFT script with the plan that fits this job: bash examples/launchers/trl.sh on every node,
-# NODE_RANK told. MODEL and DATASET are folders or names of the hub. Steps are read off the log.
+# TRL's SFT script with the plan that fits this job: bash examples/launchers/trl.sh on every node, with NODE_RANK
+# and MASTER_ADDR set. MODEL and DATASET are folders or names of the hub. Steps are read off the log.
 set -euo pipefail
 export MESHWRIGHT_URL="${MESHWRIGHT_URL:-http://planner:8420}" MASTER_ADDR="${MASTER_ADDR:-localhost}"
 export MODEL="${MODEL:-model}" DATASET="${DATASET:-data}" OUTPUT_DIR="${OUTPUT_DIR:-out}" LR="${LR:-2e-5}"

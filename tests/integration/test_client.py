@@ -172,7 +172,7 @@ def test_the_client_comes_back_when_it_is_told_to(server: RunningServer, status:
         began = time.monotonic()
         assert client.submit(TINY_PROBLEM).state == "queued"
         assert time.monotonic() - began >= 1.0
-        assert len(proxy.of("/v1/jobs")) == 2  # not before it was told to, and then at once
+        assert len(proxy.of("/v1/jobs")) == 2  # not once before it was told to
 
 
 def test_a_service_that_stays_away_is_given_up_in_time(server: RunningServer) -> None:
@@ -221,7 +221,7 @@ def test_a_job_that_does_not_end_in_time_is_told_with_its_state(client: Client) 
     began = time.monotonic()
     with pytest.raises(WaitTimeoutError) as late:
         client.wait(job, timeout_s=1.0)
-    assert 1.0 <= time.monotonic() - began < 20.0  # which the service would hold its answer back
+    assert 1.0 <= time.monotonic() - began < 20.0  # how long one long poll may take
     assert late.value.job.state == "queued"
 
 

@@ -43,7 +43,8 @@ def test_f06_a_job_is_taken_from_a_worker_that_froze_inside_a_transaction(
     with subprocess.Popen(command, env=environment({}), stderr=subprocess.PIPE, text=True) as frozen:
         until(lambda: is_stopped(frozen.pid), within_s=20.0)
         stopped_at = time.monotonic()
-        assert engine.sweep().requeued == 1  # the other one: nobody waits for who is frozen, or it were two
+        # the other one alone: had it waited for the frozen one to be cut off, it would be both
+        assert engine.sweep().requeued == 1
         until(lambda: engine.sweep().requeued == 1)
         measured(6, "queued again, frozen inside a transaction", time.monotonic() - stopped_at, "s")
         ended = [engine.complete(claim, SUCCESS) for claim in (claimed(engine), claimed(engine))]
