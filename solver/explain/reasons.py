@@ -12,7 +12,7 @@ from meshwright.profiles.units import GIB
 from meshwright.solver.answer import Limit, Loss, Plan, Why
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import Watch, look
-from meshwright.solver.configuration import Configuration
+from meshwright.solver.configuration import Configuration, predicts_alone
 from meshwright.solver.explain.alternatives import (
     Alternative,
     alternatives_of,
@@ -440,7 +440,7 @@ def _stopped_by(one: Alternative) -> str | None:
 # What stages without layers would be worth, where a request leaves them closed.
 
 
-_TRIED = 3  # of the first plans
+_FIRST = 3  # plans whose layouts are tried
 _WORTH_SAYING = 0.02  # of the step
 
 
@@ -454,7 +454,7 @@ def stages_left_closed(opened: Problem, profile: Profile, plans: Sequence[Plan])
     alike = (first.config.num_gpus, first.config.global_batch_size)
     tried = [
         replace(plan.config, stage_layers=split)
-        for plan in plans[:_TRIED]
+        for plan in plans[:_FIRST]
         if (plan.config.num_gpus, plan.config.global_batch_size) == alike
         and not (plan.config.is_placed or plan.config.stage_recompute_layers)
         and plan.config.recompute_layers in (0, sum(plan.config.stage_layers))
@@ -469,8 +469,12 @@ def stages_left_closed(opened: Problem, profile: Profile, plans: Sequence[Plan])
     for (step_s, at), found in zip(faster, faults, strict=True):
         if not found:
             split = tried[at].stage_layers
-            ends = [("the embedding", split[0] == 0), ("the head", split[-1] == 0)]
-            names = " and ".join(name for name, alone in ends if alone)
+            ends = {
+                "the embedding": split[0] == 0,
+                "the prediction layers": predicts_alone(split),
+                "the head": split[-1] == 0,
+            }
+            names = " and ".join(name for name, alone in ends.items() if alone)
             closed = "stages without layers are not searched (search.allow: standalone_stages)"
             steps_s = f"{step_s:.3g} s instead of {first.prediction.step_time_s:.3g} s"
             return (f"{closed}; with one for {names} a layout of these meshes takes {steps_s}",)

@@ -24,6 +24,7 @@ _LATENT = (
     "query up", "query down", "key/value down", "key/value up", "attention gate", "indexer queries",
     "indexer keys", "attention out",
 )  # fmt: skip
+_EMBEDDINGS = ("gate of the layer's embeddings", "projection of the layer's embeddings")
 _DENSE = ("MLP up", "MLP down")
 _EXPERTS = "routed experts"
 
@@ -157,6 +158,7 @@ def _names(ctx: Context, kind: LayerKind, count: int) -> list[str]:
         lacking |= set() if ctx.model.gate_width else {"attention gate"}
         lacking |= set() if ctx.model.indexer else {"indexer queries", "indexer keys"}
         names = [name for name in _LATENT if name not in lacking]
+    names += _EMBEDDINGS if ctx.model.layer_embedding_size else ()
     shared = "shared experts" if kind == "moe" and ctx.model.moe else "MLP"
     return [*names, *(name.replace("MLP", shared) for name in _DENSE)][:count]
 

@@ -14,7 +14,7 @@ from meshwright.solver.explain.roofline import rooflines_of
 from meshwright.solver.explain.timeline import timelines_of
 from meshwright.solver.predict import predict
 from meshwright.solver.schedules.simulate import passes_of, rank_finish_s
-from tests.builders import a_configuration, a_moe_model, a_problem
+from tests.builders import a_configuration, a_model, a_moe_model, a_problem
 from tests.problems.mixed_clusters import a_group, a_mixed_problem
 
 SCHEDULES = ["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zb", "zb_1p", "zb_2p", "zb_h1"]
@@ -145,6 +145,18 @@ def test_operators_stay_under_their_roof_and_experts_are_one_of_them() -> None:
     ]
     for point in roof.points:
         assert 0 < point.rate_flops < roof.roof_flops(point)
+
+
+def test_products_of_a_layer_s_own_embeddings_have_names_and_flops_of_their_own() -> None:
+    model = replace(a_model(), layer_embedding_size=64)
+    problem, config = a_problem(model=model), a_configuration()
+    (roof,) = rooflines_of(problem, default_profile(problem.cluster, problem.launcher), config)
+    gate, back = (point for point in roof.points if "layer's embeddings" in point.name)
+    # 8192 tokens, from 8192 to 64 and back
+    assert gate.flops == back.flops == 2 * 8192 * 8192 * 64
+    assert (gate.name, back.name) == (
+        "gate of the layer's embeddings", "projection of the layer's embeddings",
+    )  # fmt: skip
 
 
 def test_a_product_counts_two_flops_a_multiply_add() -> None:
