@@ -45,7 +45,7 @@ class Capabilities:
         "tp-cp-dp-pp",
     )  # mesh axes, fastest first; the launcher's own comes first
     data_parallel_alike: bool = False  # in another order experts have as many replicas as attention
-    bf16_gradients_are_optimizers: bool = False  # of an optimizer whose states have dtypes of their own
+    bf16_gradients_are_optimizers: bool = False  # kept as its precision-aware optimizer keeps them
     precisions: tuple[str, ...] = ("bf16", "fp16")
     optimizers: tuple[str, ...] = ()  # empty: not limited by the launcher
     recipes: tuple[

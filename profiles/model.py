@@ -567,7 +567,8 @@ class ModelSpec:
 def _shapes_of(model: ModelSpec) -> tuple[LayerShape, ...]:
     """The shapes that occur in a model, the largest of each kind last."""
     found = set(model.layer_shapes())
-    return tuple(sorted(found, key=lambda one: (one.kind, model.shaped(one).layer_parameters(one.kind))))
+    sizes = {one: model.shaped(one).layer_parameters(one.kind) for one in found}
+    return tuple(sorted(found, key=lambda one: (one.kind, sizes[one], one)))
 
 
 @lru_cache(maxsize=64)

@@ -7,7 +7,7 @@ Experts, latent attention, its indexer, scaled rotary positions: every field is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError
@@ -419,11 +419,18 @@ def _refuse_local_attention_of_none(model: Any) -> None:  # noqa: ANN401 - a Mod
         raise InvalidProblemError.of("/model/local_attention", why)
     if model.mla:
         raise InvalidProblemError.of("/model/local_attention", "contradicts mla")
-    model.attentions()  # whose heads are checked as any model's
+    try:
+        model.attentions()  # whose heads are checked as any model's
+    except InvalidProblemError as error:
+        own = [
+            replace(one, pointer=one.pointer.replace("/model", "/model/local_attention", 1))
+            for one in error.errors
+        ]
+        raise InvalidProblemError(own) from None
 
 
 def _refuse_keys_of_no_layer(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
-    """What borrows keys has a layer to borrow them of, and no other keys."""
+    """A layer that borrows keys has one to borrow them from, and no keys of its own."""
     if model.borrowing_layers > model.num_layers:
         raise InvalidProblemError.of(
             "/model/borrowing_layers",

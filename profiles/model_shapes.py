@@ -8,6 +8,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import (
     INDEXER_LIMITS,
@@ -62,7 +63,13 @@ def model_from_shape(raw: Mapping[str, object], *, name: str | None = None) -> M
         values["head_dim"] = mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else max(1, hidden // heads)
     reader.refuse_unknown()
     reader.finish()
-    return ModelSpec(**values | ({"name": name} if name else {}))
+    model = ModelSpec(**values | ({"name": name} if name else {}))
+    if model.borrows:
+        most = f"0 to {model.num_layers - 1}"
+        raise InvalidProblemError.of(
+            "/model/borrowing_layers", "no layer is left to borrow keys from", allowed=most
+        )
+    return model
 
 
 def model_to_mapping(model: ModelSpec) -> dict[str, Json]:

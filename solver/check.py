@@ -363,7 +363,7 @@ def _mesh_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     if config.pipeline_parallel_size > 1 and (model.layer_embedding_size or model.borrowing_layers):
         yield "stages cannot hand on embeddings of each layer, nor borrowed keys"
     every = model.attentions()
-    if any(one.num_attention_heads % tp for one in every) or model.ffn_hidden_size % tp:
+    if any(one.num_attention_heads % tp for one in every) or any(one.ffn_hidden_size % tp for one in every):
         yield f"tensor_parallel_size = {tp} does not divide the heads and the MLP width"
     if model.moe and model.moe.shared_ffn_hidden_size % tp:
         yield f"tensor_parallel_size = {tp} does not divide the width of the shared experts"

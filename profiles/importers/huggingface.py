@@ -504,10 +504,14 @@ _SCALE = ("routed_scaling_factor", "route_scale", "moe_routed_scaling_factor", "
 
 def _moe(reader: FieldReader, family: Family, num_layers: int) -> MoeSpec | None:
     """Experts, where the config names them and at least one layer has them."""
-    if not family.experts or not reader.has(family.experts):
+    if not family.experts:
         return None
     if family.experts_flag and not reader.flag(family.experts_flag, default=False):
         _ = [reader.value(key) for key in (family.experts, "moe_intermediate_size", *_TOP_K)]  # of no layer
+        return None
+    if not reader.has(family.experts):
+        if family.experts_flag:
+            reader.fault(family.experts, f"is required with {family.experts_flag}")
         return None
     num_experts = reader.integer(family.experts, low=0, high=int(MOE_LIMITS["num_experts"][1]))
     placement = moe_placement(reader, num_layers)

@@ -87,7 +87,7 @@ def _step(reader: FieldReader, name: str) -> int:
 def _numbers(reader: FieldReader, name: str) -> list[int]:
     layers = reader.value(name) or []
     if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
-        reader.fault(name, "must be a list of layer numbers")
+        reader.fault(name, "must be a list of whole numbers")
         return []
     return layers
 
@@ -274,7 +274,8 @@ def gemma_4_attention(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
     kv_heads = reader.integer("num_global_key_value_heads", default=model.num_kv_heads, high=2**16)
     of_local = {"num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim, "keys_are_values": False}
     of_global = {"num_kv_heads": kv_heads if same else model.num_kv_heads, "head_dim": head_dim}
-    saved, borrow = _by_layer(reader, model), reader.integer("num_kv_shared_layers", low=0, default=0)
+    saved, others = _by_layer(reader, model), model.num_layers - 1
+    borrow = reader.integer("num_kv_shared_layers", low=0, high=others, default=0)
     wide = reader.flag("use_double_wide_mlp", default=False) and borrow
     of_layers = {
         "layer_embedding_size": reader.integer("hidden_size_per_layer_input", low=0, default=0),

@@ -96,8 +96,8 @@ def _layer_price(part: Part, name: str) -> Predict:
     def predict(problem: Problem, rows: Columns, profile: Profile, _sets: int) -> FloatArray:
         prices = price(problem, rows, profile)
         layout = LayerLayout.of(problem.model)
-        layers = [one.kind for one in layout.kinds]
-        place = {"embedding": -2, "head": -1}.get(part, 0) or [*layers, "embedding"].index(part)
+        layers: list[Part] = [one.kind for one in layout.kinds]
+        place = {"embedding": -2, "head": -1}.get(part, 0) or layers.index(part)
         by_part = {
             "forward_s": prices.forward_s,
             "backward_s": prices.backward_s,

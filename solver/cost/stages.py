@@ -204,8 +204,7 @@ class RowPrices:
             return found
 
         added = {name: moved(getattr(self, name), name) for name in _BY_PART}
-        added["checkpoint_bytes"][:, -3:] = added["activation_bytes"][:, -3:]  # nothing replays them
-        added["checkpoint_bytes"][:, -2:] = 0.0
+        added["checkpoint_bytes"][:, -3] = added["activation_bytes"][:, -3]  # nothing replays them
         return replace(
             self,
             **added,

@@ -243,7 +243,7 @@ def common_island(problem: Problem) -> int:
 
 
 def _all_of(counts: tuple[int, ...]) -> str:
-    """Numbers of heads in words."""
+    """What layers have each, in words."""
     return " or ".join(map(str, counts))
 
 
@@ -253,7 +253,8 @@ def _tensor_rules(problem: Problem) -> Iterator[Rule]:
     heads, kv_heads = gcd(*model.head_counts), model.kv_head_counts
     island = common_island(problem)
     shared = model.moe.shared_ffn_hidden_size if model.moe else 0
-    widths = f"ffn_hidden_size = {model.ffn_hidden_size}"
+    mlps = tuple(dict.fromkeys(one.ffn_hidden_size for one in model.attentions()))
+    widths = f"ffn_hidden_size = {_all_of(mlps)}"
     widths += f", and {shared} of the shared experts," if shared else ""
     yield Rule(
         name="tensor_parallel_size divides the attention heads",
@@ -276,7 +277,7 @@ def _tensor_rules(problem: Problem) -> Iterator[Rule]:
         name="tensor_parallel_size divides the MLP width",
         reason=f"{widths} is split over the tensor-parallel ranks",
         reads=("tensor_parallel_size",),
-        violated=lambda c: gcd(model.ffn_hidden_size, shared) % c.tensor_parallel_size != 0,
+        violated=lambda c: gcd(*mlps, shared) % c.tensor_parallel_size != 0,
     )
     yield Rule(
         name="tensor_parallel_size divides an island",

@@ -392,6 +392,8 @@ def test_the_loss_that_balances_experts_is_the_config_s_or_its_class_s(
         ),
         ({"model_type": "deepseek_v3", "q_lora_rank": 0}, "q_lora_rank: .*are null, not 0"),
         ({"model_type": "cohere2_moe", "sliding_window_pattern": "4"}, "'4' is not a whole number"),
+        ({"model_type": "gemma4_text", "num_kv_shared_layers": 30}, "30 is out of range. Allowed: 0 to 29"),
+        ({"model_type": "gemma4_text", "enable_moe_block": True}, "num_experts: is required"),
     ],
 )
 def test_a_nought_of_which_the_class_makes_another_model_is_refused(

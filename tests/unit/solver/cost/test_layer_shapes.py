@@ -11,6 +11,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_cluster
 from meshwright.profiles.model import LayerShape, ModelSpec
 from meshwright.profiles.model_parts import LocalAttention
+from meshwright.profiles.model_shapes import model_from_shape, model_to_mapping
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.price import price
@@ -99,8 +100,31 @@ def test_tensor_parallelism_divides_the_heads_of_every_layer() -> None:
     assert "12 or 16 heads" in rule.reason
 
 
+def test_tensor_parallelism_divides_the_mlps_of_layers_that_borrow_keys() -> None:
+    problem = _problem(replace(ALIKE, borrowing_layers=2, borrowing_ffn_hidden_size=8196))  # 4 * 2049
+    rows = Columns.of([Configuration(tensor_parallel_size=tp, stage_layers=(6,)) for tp in (1, 2, 4, 8)])
+    (rule,) = (one for one in rules_of(problem) if one.name == "tensor_parallel_size divides the MLP width")
+    assert np.asarray(rule.violated(rows)).tolist() == [False, False, False, True]
+    assert "8192 or 8196" in rule.reason or "8196 or 8192" in rule.reason
+
+
+def test_kinds_that_weigh_the_same_stand_in_the_same_order_on_every_machine() -> None:
+    # 32 heads of 128 as 16 of 256, and 8 key/value heads as 4
+    alike = LocalAttention(num_attention_heads=32, num_kv_heads=8, head_dim=128)
+    model = replace(GLOBAL, local_attention=alike)
+    assert len(set(model.parameters_by_layer())) == 1
+    assert model.shapes() == (WHOLE, LOCAL)
+
+
+def test_keys_that_no_layer_is_left_to_lend_are_refused() -> None:
+    raw = model_to_mapping(replace(ALIKE, borrowing_layers=5))
+    assert model_from_shape(raw).borrowing_layers == 5
+    with pytest.raises(InvalidProblemError, match=r"no layer is left to borrow .*: 0 to 5"):
+        model_from_shape({**raw, "borrowing_layers": 6})
+
+
 def test_local_heads_that_their_keys_do_not_divide_are_refused_by_name() -> None:
-    with pytest.raises(InvalidProblemError, match="num_kv_heads"):
+    with pytest.raises(InvalidProblemError, match=r"local_attention\.num_kv_heads: 3 does"):
         replace(GLOBAL, local_attention=LocalAttention(num_kv_heads=3))
     with pytest.raises(InvalidProblemError, match="local layers beside global ones"):
         replace(GLOBAL, sliding_window=None, local_attention=LocalAttention(num_kv_heads=8))
