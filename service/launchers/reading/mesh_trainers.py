@@ -114,7 +114,7 @@ class AxolotlReader:
         """
         fields, known = Fields(source.name, document_of(source), told), known_of(source, told)
         for name, why in _AXOLOTL_REFUSED.items():
-            if fields.raw(name) not in (None, False, ""):
+            if fields.raw(name):
                 fields.fault(name, f"cannot be read: {why}")
         fields.stop()
         _take_model(fields, known, "base_model")

@@ -45,7 +45,10 @@ from meshwright.solver.problem import Workload
 
 
 _RECOMPUTE = "activation-checkpoint:"
-_SECTIONS = ("parallelism", "training", "activation_checkpoint", "optimizer", "model", "compile")
+_SECTIONS = (
+    "parallelism", "training", "activation_checkpoint", "optimizer", "model", "compile",
+    "experimental", "float8", "quantize",  # before 0.3
+)  # fmt: skip
 
 
 def overrides(known: Known) -> dict[str, Found]:
@@ -420,7 +423,7 @@ def _configuration(
     schedule = _schedule(fields, mesh.pp)
     split = split_of(fields, model, mesh.pp, schedule)
     vpp = max(len(split) // mesh.pp, 1)
-    recompute = _recompute(fields)
+    recompute, replayed = _recompute(fields, split, mesh.pp, schedule, is_module=is_module)
     zero = _zero(fields, mesh)
     sequence = fields.flag("parallelism.enable_sequence_parallel", default=True) and mesh.tp > 1
     _check(fields, model, mesh, (schedule, len(split), count))
@@ -443,9 +446,10 @@ def _configuration(
         num_microbatches=count,
         pipeline_schedule=schedule,
         recompute_granularity=recompute,
-        recompute_layers=sum(split) if recompute == "full" else 0,
+        recompute_layers=sum(split) if replayed == split else max(replayed, default=0),
         offload=offload,
         stage_layers=split,
+        stage_recompute_layers=replayed if len(set(replayed)) > 1 and replayed != split else (),
     )
     return found, found.global_batch_size
 
@@ -516,13 +520,47 @@ def _schedule(fields: Fields, pp: int) -> str:
     return _NAMES.get(titan.lower(), "1f1b")
 
 
-def _recompute(fields: Fields) -> str:
-    """None, selective or full; memory budgets are not priced."""
+_OPTION = "activation_checkpoint.selective_ac_option"
+_EVERY = 2  # its default where there is one, torchtitan 0.2.2, config/job_config.py: ActivationCheckpoint
+
+
+def _recompute(
+    fields: Fields, split: tuple[int, ...], pp: int, schedule: str, *, is_module: bool
+) -> tuple[str, tuple[int, ...]]:
+    """None, selective or full, and the layers of each chunk that are recomputed whole.
+
+    Memory budgets are not priced. torchtitan 0.2 is selective by operators, or by layers: it recomputes
+    each n-th of a rank, 0 standing for all; 0.3 by operators alone.
+    """
     modes = ("none", "selective", "full")
     mode = fields.word("activation_checkpoint.mode", "selective", allowed=modes)
     if not fields.has("activation_checkpoint.mode"):
         fields.note("activation_checkpoint.mode is not given: selective is torchtitan's default")
-    return mode
+    option = fields.raw(_OPTION)
+    by_operators = option == "op" or (option is None and is_module)
+    if mode != "selective" or by_operators:
+        return mode, split if mode == "full" else ()
+    if option is None:
+        fields.note(f"{_OPTION} is not given: every second layer is recomputed, torchtitan 0.2's default")
+    elif not str(option).isdecimal():
+        fields.fault(_OPTION, "is unknown", allowed='"op", or every how many layers', nearest="op")
+        return mode, ()
+    replayed = _each_of_a_rank(split, pp, schedule, fields.integer(_OPTION, _EVERY, low=0) or 1)
+    return ("full", replayed) if any(replayed) else ("none", ())
+
+
+def _each_of_a_rank(split: tuple[int, ...], pp: int, schedule: str, every: int) -> tuple[int, ...]:
+    """Layers of each chunk whose number on their rank ``every`` divides.
+
+    Source: torchtitan 0.2.2, distributed/activation_checkpoint.py ``_apply_layer_sac``, whose count goes on
+    from one chunk of a rank to its next.
+    """
+    built, found = [0] * pp, []
+    for chunk, layers in enumerate(split):
+        rank = 2 * pp - 1 - chunk if schedule in _TWO_CHUNKS and chunk >= pp else chunk % pp
+        found.append((built[rank] + layers) // every - built[rank] // every)
+        built[rank] += layers
+    return tuple(found)
 
 
 def _offload(fields: Fields, zero: int, mesh: _Mesh) -> str:

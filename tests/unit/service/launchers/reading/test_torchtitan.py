@@ -82,6 +82,42 @@ def test_8_bits_and_asynchronous_tensor_ranks_are_read_from_flags_and_tables() -
     assert recipe('\n[quantize.linear.float8]\nrecipe_name = "rowwise"\n') == ("fp8", "fp8-rowwise")
 
 
+def recomputed(lines: str, mesh: str = "tensor_parallel_degree = 8") -> tuple[str, int, tuple[int, ...]]:
+    """How a Llama 70B of 80 layers is recomputed under torchtitan 0.2: kind, layers of a chunk, of each."""
+    text = (
+        f'[model]\nname = "llama3"\nflavor = "70B"\n[parallelism]\n{mesh}\n'
+        f"[training]\nlocal_batch_size = 8\nseq_len = 8192\n[activation_checkpoint]\n{lines}"
+    )
+    found = read_launch_files(Source(name="a.toml", text=text), Told(num_gpus=64)).configuration
+    return found.recompute_granularity, found.recompute_layers, found.stage_recompute_layers
+
+
+def test_torchtitan_0_2_recomputes_every_nth_layer_unless_it_is_told_to_go_by_operators() -> None:
+    option = 'mode = "selective"\nselective_ac_option = {}\n'
+    assert recomputed(option.format('"op"')) == ("selective", 0, ())
+    assert recomputed(option.format('"2"')) == ("full", 40, ())  # 80 ÷ 2
+    assert recomputed("") == recomputed('mode = "selective"\n') == ("full", 40, ())  # its default is "2"
+    assert recomputed(option.format(3)) == ("full", 26, ())  # 80 ÷ 3
+    assert recomputed(option.format('"1"')) == recomputed(option.format('"0"')) == ("full", 80, ())
+    assert recomputed(option.format('"81"')) == ("none", 0, ())
+    with pytest.raises(InvalidProblemError, match=r'selective_ac_option: .* Allowed: "op", or every how'):
+        recomputed(option.format('"ops"'))
+
+
+def test_torchtitan_0_2_counts_layers_by_rank_from_chunk_to_chunk() -> None:
+    option = 'mode = "selective"\nselective_ac_option = "{}"\n'
+    # stages of 10 11 10 10 10 10 10 9 layers
+    mesh = "pipeline_parallel_degree = 8"
+    assert recomputed(option.format(2), mesh) == ("full", 5, (*[5] * 7, 4))
+    # chunks of 20 21 20 19 layers: rank 0 counts 20, of which 6 are replayed, then 40, of which 13;
+    # rank 1 counts 21, of which 7, then 40, of which 13
+    mesh = 'pipeline_parallel_degree = 2\npipeline_parallel_schedule = "Interleaved1F1B"'
+    assert recomputed(option.format(3), mesh) == ("full", 7, (6, 7, 7, 6))
+    # in a V the last chunk is rank 0's: it counts 39, of which 13; rank 1 counts 41, of which 13
+    mesh = mesh.replace("Interleaved1F1B", "ZBVZeroBubble")
+    assert recomputed(option.format(3), mesh) == ("full", 7, (6, 7, 6, 7))
+
+
 def named(config: str, more: str = "", module: str = "llama3", **files: str) -> LaunchFile:
     command = (
         f"torchrun --nproc_per_node 8 -m torchtitan.train --module {module} --config {config} {more}\n"
@@ -130,6 +166,15 @@ def test_converters_of_the_command_and_of_older_files_are_in_8_bits_too() -> Non
     found = read_launch_files(Source(name="a.toml", text=older), Told(num_gpus=8))
     assert found.workload.framework_options["precision_recipe"] == "fp8-rowwise"
     assert found.unread == ()
+
+
+def test_flags_of_older_sections_count_too() -> None:
+    command = "torchrun --nproc_per_node 8 train.py --job.config_file a.toml "
+    command += "--experimental.pipeline_parallel_degree 2"
+    toml = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nbatch_size = 2\nseq_len = 2048\n'
+    files = {"run.sh": command, "a.toml": toml}
+    found = read_launch_files(Source(name="a.toml", text=toml, files=files), Told(num_gpus=8))
+    assert found.configuration.pipeline_parallel_size == 2
 
 
 @pytest.mark.parametrize("config", ["llama3_8b_mxfp8", "llama3_8b_first_85_pct_layers_nvfp4"])
