@@ -88,6 +88,13 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
             nearest=able.batchings[0] if able.batchings else None,
         )
     yield from _overlap_faults(problem, able)
+    if workload.framework_options.get("overlap_tensor") and not able.sequence_parallel:
+        yield FieldError(
+            pointer="/workload/framework_options/overlap_tensor",
+            message=f"{name} has no sequence parallelism, whose collectives run under products",
+            allowed="false",
+            nearest="false",
+        )
     yield from option_faults(problem, able)
     model, seq = problem.model, workload.seq_length
     positions = model.max_position_embeddings or seq

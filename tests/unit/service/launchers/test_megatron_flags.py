@@ -116,14 +116,12 @@ def test_megatron_bridge_files_tell_of_overlap_only_where_the_plan_may_overlap()
     assert read_from_bridge(PLAIN, {"overlap_experts": True}) == {}
 
 
-def asked(launcher: str, **changes: object) -> list[tuple[str, str]]:
-    """Pointers and messages of what is wrong with a request for overlapped experts."""
+def asked(launcher: str, option: str = "overlap_experts", **changes: object) -> list[tuple[str, str]]:
+    """Pointers and messages of what is wrong with a request for overlapped experts, or another option."""
     raw = {
         "model": {"name": "mixtral-8x7b"}, "cluster": {"name": "dgx-h100", "num_nodes": 8},
         "launcher": launcher,
-        "workload": {
-            "global_batch_size": 256, "seq_length": 4096, "framework_options": {"overlap_experts": True},
-        },
+        "workload": {"global_batch_size": 256, "seq_length": 4096, "framework_options": {option: True}},
         **changes,
     }  # fmt: skip
     try:
@@ -136,6 +134,14 @@ def asked(launcher: str, **changes: object) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("launcher", ["deepspeed", "ms-swift", "llama-factory"])
 def test_launchers_that_do_not_overlap_experts_refuse_the_option_by_name(launcher: str) -> None:
     assert (OPTION, f"{launcher} does not overlap the all-to-alls of experts") in asked(launcher)
+
+
+@pytest.mark.parametrize("launcher", ["accelerate", "trl", "deepspeed"])
+def test_launchers_without_sequence_parallelism_have_no_collectives_under_products(launcher: str) -> None:
+    message = f"{launcher} has no sequence parallelism, whose collectives run under products"
+    (fault,) = asked(launcher, "overlap_tensor", model={"name": "llama-3.1-8b"})
+    assert fault == ("/workload/framework_options/overlap_tensor", message)
+    assert asked("torchtitan", "overlap_tensor", model={"name": "llama-3.1-8b"}) == []
 
 
 def test_a_pin_that_excludes_overlapped_experts_is_refused() -> None:
