@@ -88,13 +88,6 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
             nearest=able.batchings[0] if able.batchings else None,
         )
     yield from _overlap_faults(problem, able)
-    if workload.framework_options.get("overlap_tensor") and not able.sequence_parallel:
-        yield FieldError(
-            pointer="/workload/framework_options/overlap_tensor",
-            message=f"{name} has no sequence parallelism, whose collectives run under products",
-            allowed="false",
-            nearest="false",
-        )
     yield from option_faults(problem, able)
     model, seq = problem.model, workload.seq_length
     positions = model.max_position_embeddings or seq
@@ -185,22 +178,18 @@ def model_faults(model: ModelSpec, able: Capabilities) -> Iterator[FieldError]:
 
 
 def _overlap_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
-    """Overlapped experts that are asked for: the launcher has them, and some configuration may use them.
+    """Overlaps that are asked for: the launcher has them, and some configuration may use them.
 
-    The same limits judge each configuration
+    Of experts the same limits judge each configuration
     (``meshwright.solver.cost.context.experts_overlap``); one that is
     beyond them is neither priced nor written with overlapped experts.
     """
-    if not problem.workload.framework_options.get("overlap_experts"):
-        return
-    model, pins = problem.model, problem.options.pin
-    reasons = (
+    asked, model, pins = problem.workload.framework_options, problem.model, problem.options.pin
+    tensor = f"{able.launcher} has no sequence parallelism, whose collectives run under products"
+    experts = (
         (not able.overlaps_experts, f"{able.launcher} does not overlap the all-to-alls of experts"),
         (model.moe is None, "a model without experts has none to overlap"),
-        (
-            model.num_mtp_layers > 1,
-            f"{model.num_mtp_layers} multi-token-prediction layers, beyond 1",
-        ),
+        (model.num_mtp_layers > 1, f"{model.num_mtp_layers} multi-token-prediction layers, beyond 1"),
         (pins.get("expert_parallel_size") == 1, "expert_parallel_size 1 (pinned) has no all-to-alls"),
         (pins.get("recompute_granularity") == "full", "recompute_granularity full (pinned) excludes it"),
         (
@@ -208,10 +197,11 @@ def _overlap_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
             "pipeline stages (pinned) need virtual_pipeline_size above 1",
         ),
     )
-    for broken, reason in reasons:
-        if broken:
+    reasons = [("overlap_experts", *one) for one in experts]
+    for option, broken, reason in (*reasons, ("overlap_tensor", not able.sequence_parallel, tensor)):
+        if broken and asked.get(option):
             yield FieldError(
-                pointer="/workload/framework_options/overlap_experts",
+                pointer=f"/workload/framework_options/{option}",
                 message=reason,
                 allowed="false",
                 nearest="false",

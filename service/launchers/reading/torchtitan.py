@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -30,14 +29,12 @@ from meshwright.service.launchers.reading.python_values import (
     tree_of,
 )
 from meshwright.service.launchers.reading.shell_values import Word
-from meshwright.service.launchers.reading.split import divided, first_larger
+from meshwright.service.launchers.reading.split import divided
 from meshwright.service.launchers.reading.torchtitan_model import model_of
+from meshwright.service.launchers.reading.torchtitan_stages import recomputation_of, split_of
 from meshwright.service.launchers.rules import near_divisors, near_multiples
 from meshwright.service.launchers.torchtitan import SCHEDULES
-from meshwright.solver.configuration import (
-    Configuration,
-    holds_layers,
-)
+from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 
 # --------------------------------------------------------------------------------------------------
@@ -215,92 +212,9 @@ def _in_older_names(values: dict[str, Found]) -> dict[str, Found]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Which layers each stage of torchtitan holds: its list of modules, or its own split.
+# The reader.
 
 
-_LAYER = re.compile(r"layers\.(\d{1,5})")
-_NAME = "parallelism.module_fqns_per_model_part"
-_EACH = "parallelism.pipeline_parallel_layers_per_stage"
-_LESS = "parallelism.pipeline_parallel_{}_stage_less_layers"
-_ENDS = ("tok_embeddings", "norm", "output", "lm_head")
-_TWO_CHUNKS = ("zb_v", "dualpipe_v")
-_LOOPED = ("interleaved_1f1b", "looped_bfs", "interleaved_zb")
-
-
-def split_of(fields: Fields, model: ModelSpec, pp: int, schedule: str) -> tuple[int, ...]:
-    """Layers of each stage in model order; faults are left in ``fields``."""
-    if pp == 1:
-        return (model.num_layers,)
-    parts = fields.raw(_NAME)
-    if parts is None:
-        return _own(fields, model, pp, schedule)
-    names = parts if isinstance(parts, list) and all(isinstance(part, list) for part in parts) else []
-    layers = [[_layer(name) for name in part if name not in _ENDS] for part in names]
-    flat = [layer for part in layers for layer in part]
-    if not names or len(names) % pp:
-        fields.fault(_NAME, f"{len(names)} stages, which {pp} pipeline ranks do not share evenly")
-    elif flat != list(range(model.num_layers)):
-        fields.fault(
-            _NAME,
-            f"the stages do not hold layers.0 to layers.{model.num_layers - 1} once each and in order; "
-            "torchtitan would not notice",
-        )
-    elif any(set(part) & {*_ENDS[:1]} for part in names[1:]) or any(
-        set(part) & {*_ENDS[1:]} for part in names[:-1]
-    ):
-        fields.fault(
-            _NAME,
-            "tok_embeddings belongs to the first stage, norm and output to the last: others are not priced",
-        )
-    elif not holds_layers([len(part) for part in layers], _ALONE):
-        fields.fault(_NAME, "a stage without a layer between the first and the last is not priced")
-    else:
-        return tuple(len(part) for part in layers)
-    fields.stop()
-    return ()
-
-
-def _layer(name: object) -> int:
-    """The number of ``layers.7``; -1 for anything else."""
-    match = _LAYER.fullmatch(name) if isinstance(name, str) else None
-    return int(match[1]) if match else -1
-
-
-def _own(fields: Fields, model: ModelSpec, pp: int, schedule: str) -> tuple[int, ...]:
-    """Its own split: embedding and head count as some layers each, first stages take what is left over.
-
-    Source: torchtitan 0.3.0, distributed/pipeline_parallel.py:194-264 ``_get_pipeline_metadata`` and
-    :367-430 ``_generate_llm_fqn_per_model_part``, which raises where this leaves a fault.
-    """
-    first, last = (fields.integer(_LESS.format(end), 1, low=0) for end in ("first", "last"))
-    counted = model.num_layers + first + last
-    each = fields.optional(_EACH)
-    several = schedule in (*_TWO_CHUNKS, *_LOOPED)
-    stages = -(-counted // each) if each else pp * (2 if several else 1)
-    if stages % pp or (stages > pp) != several:
-        fields.fault(
-            _EACH,
-            f"makes {stages} stages of {counted} layers, embedding and head counted as {first} and {last}, "
-            f"for {pp} ranks",
-            allowed=f"a multiple of {pp} stages, {'2 or more' if several else '1'} a rank",
-            nearest=str(-(-counted // (pp * (2 if several else 1)))),
-        )
-        fields.stop()
-    split = list(first_larger(counted, stages, field="parallelism.pipeline_parallel_degree"))
-    for weight, end, name in ((first, 0, "first"), (last, -1, "last")):
-        if weight > counted // stages:
-            message = f"{weight} exceeds the {counted // stages} layers of a stage"
-            most = str(counted // stages)
-            fields.fault(_LESS.format(name), message, allowed=f"0 to {most}", nearest=most)
-        split[end] -= weight
-    fields.note(f"no list of modules: torchtitan splits the layers {' '.join(map(str, split))}")
-    if not holds_layers(split, _ALONE):
-        fields.fault("parallelism.pipeline_parallel_degree", "leaves a stage without a layer: not priced")
-    fields.stop()
-    return tuple(split)
-
-
-_ALONE = (1, 1)  # the embedding, and the head with what follows it
 _OWN = (
     "parallelism.tensor_parallel_degree", "training.local_batch_size", "training.seq_len",
     "job.dump_folder", "parallelism.data_parallel_shard_degree", "model.flavor",
@@ -423,7 +337,7 @@ def _configuration(
     schedule = _schedule(fields, mesh.pp)
     split = split_of(fields, model, mesh.pp, schedule)
     vpp = max(len(split) // mesh.pp, 1)
-    recompute, replayed = _recompute(fields, split, mesh.pp, schedule, is_module=is_module)
+    recompute, replayed = recomputation_of(fields, split, mesh.pp, schedule, is_module=is_module)
     zero = _zero(fields, mesh)
     sequence = fields.flag("parallelism.enable_sequence_parallel", default=True) and mesh.tp > 1
     _check(fields, model, mesh, (schedule, len(split), count))
@@ -518,49 +432,6 @@ def _schedule(fields: Fields, pp: int) -> str:
     if titan.lower() not in _NAMES:
         fields.fault(name, f'"{titan[:40]}" is unknown', allowed=", ".join(sorted(SCHEDULES.values())))
     return _NAMES.get(titan.lower(), "1f1b")
-
-
-_OPTION = "activation_checkpoint.selective_ac_option"
-_EVERY = 2  # its default where there is one, torchtitan 0.2.2, config/job_config.py: ActivationCheckpoint
-
-
-def _recompute(
-    fields: Fields, split: tuple[int, ...], pp: int, schedule: str, *, is_module: bool
-) -> tuple[str, tuple[int, ...]]:
-    """None, selective or full, and the layers of each chunk that are recomputed whole.
-
-    Memory budgets are not priced. torchtitan 0.2 is selective by operators, or by layers: it recomputes
-    each n-th of a rank, 0 standing for all; 0.3 by operators alone.
-    """
-    modes = ("none", "selective", "full")
-    mode = fields.word("activation_checkpoint.mode", "selective", allowed=modes)
-    if not fields.has("activation_checkpoint.mode"):
-        fields.note("activation_checkpoint.mode is not given: selective is torchtitan's default")
-    option = fields.raw(_OPTION)
-    by_operators = option == "op" or (option is None and is_module)
-    if mode != "selective" or by_operators:
-        return mode, split if mode == "full" else ()
-    if option is None:
-        fields.note(f"{_OPTION} is not given: every second layer is recomputed, torchtitan 0.2's default")
-    elif not str(option).isdecimal():
-        fields.fault(_OPTION, "is unknown", allowed='"op", or every how many layers', nearest="op")
-        return mode, ()
-    replayed = _each_of_a_rank(split, pp, schedule, fields.integer(_OPTION, _EVERY, low=0) or 1)
-    return ("full", replayed) if any(replayed) else ("none", ())
-
-
-def _each_of_a_rank(split: tuple[int, ...], pp: int, schedule: str, every: int) -> tuple[int, ...]:
-    """Layers of each chunk whose number on their rank ``every`` divides.
-
-    Source: torchtitan 0.2.2, distributed/activation_checkpoint.py ``_apply_layer_sac``, whose count goes on
-    from one chunk of a rank to its next.
-    """
-    built, found = [0] * pp, []
-    for chunk, layers in enumerate(split):
-        rank = 2 * pp - 1 - chunk if schedule in _TWO_CHUNKS and chunk >= pp else chunk % pp
-        found.append((built[rank] + layers) // every - built[rank] // every)
-        built[rank] += layers
-    return tuple(found)
 
 
 def _offload(fields: Fields, zero: int, mesh: _Mesh) -> str:
