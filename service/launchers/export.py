@@ -175,7 +175,7 @@ srun --nodes=@NODES@ --ntasks=@NODES@ --ntasks-per-node=1 --cpu-bind=none --expo
     --distribution="${distribution}" \\
     bash -c 'NODE_RANK="${SLURM_PROCID}" exec bash @TORCHRUN@ "$@"' launch "$@" &
 run=$! code=0
-trap 'scontrol requeue "${SLURM_JOB_ID}"' USR1
+trap '((SECONDS < 600)) || scontrol requeue "${SLURM_JOB_ID}"' USR1  # a limit of minutes would never end
 wait "${run}" || code=$?
 while kill -0 "${run}" 2>/dev/null; do  # a signal has ended the wait, not the run
     code=0

@@ -193,13 +193,23 @@ def test_a_key_of_the_plan_in_the_users_own_yaml_of_axolotl_is_refused(tmp_path:
     assert "belongs to the plan" in done.stderr
 
 
-def test_before_its_time_limit_the_job_asks_slurm_to_queue_it_again(tmp_path: Path) -> None:
-    """Slurm queues a job again after a lost node, not after its limit (sbatch(1), --requeue)."""
+@pytest.mark.parametrize(
+    ("ran_s", "said"),
+    [("3600", ["requeued 77", "ended", ""]), ("0", ["ended", ""])],
+    ids=["an hour", "no time"],
+)
+def test_before_its_time_limit_a_job_that_ran_asks_slurm_to_queue_it_again(
+    tmp_path: Path, ran_s: str, said: list[str]
+) -> None:
+    """Slurm queues a job again after a lost node, not after its limit (sbatch(1), --requeue).
+
+    Under a limit below the notice the signal comes at once, and the job would be queued for ever.
+    """
     found = min(CASES["deepspeed"].values(), key=lambda one: one.num_nodes)
     place = written(found, "deepspeed", tmp_path)
     (place / "bin" / "srun").write_text("#!/bin/sh\nkill -USR1 $PPID\nsleep 0.2\necho ended\nexit 3\n")
-    done = sbatch(place, found.num_nodes, SLURM_JOB_ID="77")
-    assert done.stdout.split("\n") == ["requeued 77", "ended", ""]
+    done = sbatch(place, found.num_nodes, SLURM_JOB_ID="77", SECONDS=ran_s)  # where bash begins to count
+    assert done.stdout.split("\n") == said
     assert done.returncode == 3  # the run's own, though the signal ended a wait for it
 
 
