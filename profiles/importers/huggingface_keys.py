@@ -53,7 +53,7 @@ class Family:
     fixed: Mapping[str, object] = field(default_factory=dict)  # a tuple: any of these
     each_layer: tuple[str, ...] = ()  # keys that may list a value for each layer
     plans: tuple[str, ...] = ()  # keys that other types are refused for
-    of_published: tuple[str, ...] = ()  # keys of published configs that say what the class's own would
+    of_published: tuple[str, ...] = ()  # lists of published configs that say what the class's own would
     unused: tuple[str, ...] = ()  # of published configs; the class builds nothing by them
     parts: tuple[str, ...] = ()  # objects inside the config whose keys are read as ``part.key``
     global_layers: GlobalRule = "all"
@@ -406,8 +406,8 @@ def completed(
         elif names.get(key, key) == key or names[key] not in config:
             stated[names.get(key, key)] = value
     stated |= {key: _one_value(key, stated[key]) for key in family.each_layer if key in stated}
-    unread = [key for key in entry.get("unread", ()) if key in stated and key not in family.of_published]
-    for key in unread:
+    published = [key for key in family.of_published if isinstance(stated.get(key), list)]
+    for key in [key for key in entry.get("unread", ()) if key in stated and key not in published]:
         value = stated.pop(key)
         if key != "moe_intermediate_size" or value != stated.get("intermediate_size"):
             _refuse_unread(key, value, family)
