@@ -108,7 +108,7 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
     whole, added = completed(model_type, family, cast("Mapping[str, object]", config))
     reader = FieldReader(whole, "/model")
     reader.text("model_type")
-    refuse_unsupported(reader, planned=(*family.plans, *(("index_topk",) if family.indexer else ())))
+    refuse_unsupported(reader, planned=family.plans)
     num_layers, hidden_size = (_size(reader, family, key) for key in ("num_layers", "hidden_size"))
     heads, kv_heads = _heads(reader, family)
     mla = _mla(reader, family, max(1, hidden_size // heads))
@@ -125,7 +125,7 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
         "tied_embeddings": reader.flag("tie_word_embeddings", default=family.tied),
         "moe": _moe(reader, family, num_layers),
         "mla": mla,
-        "indexer": _indexer(reader) if family.indexer else None,
+        "indexer": _indexer(reader) if "index_topk" in family.plans else None,
         "embedding_size": _embedding_size(reader, hidden_size),
         "num_mtp_layers": _prediction_layers(reader),
         "max_position_embeddings": reader.optional_integer(family.keys["max_position_embeddings"]),

@@ -266,8 +266,8 @@ FAMILIES: Mapping[str, Family] = {
     # 10^-4, of each sequence, where a config says nothing (arXiv:2412.19437, section 4.2)
     "deepseek_v3": replace(_DEEPSEEK_V3, defaults={"aux_loss_alpha": 1e-4, "seq_aux": True}),
     "kimi_k2": replace(_DEEPSEEK_V3, like="deepseek_v3"),
-    "deepseek_v32": replace(_DEEPSEEK_V3, indexer=True, defaults={"first_k_dense_replace": 3}),
-    "glm_moe_dsa": replace(_DEEPSEEK_V3, indexer=True, defaults={"first_k_dense_replace": 3}),
+    "deepseek_v32": replace(_DEEPSEEK_V3, plans=("index_topk",), defaults={"first_k_dense_replace": 3}),
+    "glm_moe_dsa": replace(_DEEPSEEK_V3, plans=("index_topk",), defaults={"first_k_dense_replace": 3}),
     "glm4_moe_lite": replace(_DEEPSEEK_V3, defaults=_FIRST_DENSE),
     "axk1": replace(_DEEPSEEK_V3, defaults=_FIRST_DENSE, router={**_SIGMOID, "output_norm": True}),
     # Experts

@@ -63,7 +63,6 @@ class Family:
     activation: str = "silu"  # where the config names none
     own_activation: bool = False  # the class does not use the one that the config names
     ffn_of_hidden: int = 0  # the MLP's width in hidden sizes, where the config states none
-    indexer: bool = False  # chooses the keys of latent attention
     dense_ffn_key: str = ""  # the width of layers without experts, where it has a key of its own
     dense_without_experts: bool = False  # 0 experts are an MLP, not experts of which there are none
     shared_experts_of_ffn: int = 0  # shared experts that no key counts, each as wide as the MLP
@@ -255,9 +254,7 @@ REFUSED_TYPES: Mapping[str, str] = {
         ),
         "layers of mixed kinds",
     ),
-    **dict.fromkeys(
-        ("dots3_note_text",), "layers whose attention heads have several sizes",
-    ),
+    "dots3_note_text": "layers whose attention heads have several sizes",
     **dict.fromkeys(("inkling_text", "inkling2_text", "zaya"), "convolutions inside attention"),
     **dict.fromkeys(("deepseek_v4", "hy_v4"), "several streams of residuals (hyper-connections)"),
     "gemma3n_text": "embeddings of each layer",

@@ -68,9 +68,8 @@ def draw(figure: str, subject: Subject, path: Path, *, form: str) -> None:
     import matplotlib as mpl  # noqa: PLC0415 - an optional extra, half a second
     from matplotlib.figure import Figure  # noqa: PLC0415 - the same
 
-    getLogger("matplotlib.font_manager").setLevel(
-        ERROR
-    )  # that a first start looks for fonts concerns nobody
+    # that a first start looks for fonts concerns nobody
+    getLogger("matplotlib.font_manager").setLevel(ERROR)
     salt = subject.plan.plan_id
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 9}):
         made = Figure(figsize=(6.4, 3.6), layout="constrained")

@@ -440,8 +440,15 @@ def _stopped_by(one: Alternative) -> str | None:
 # What stages without layers would be worth, where a request leaves them closed.
 
 
+WORTH_SAYING = 0.02  # of what is minimised: a smaller gain is not told
 _FIRST = 3  # plans whose layouts are tried
-_WORTH_SAYING = 0.02  # of the step
+
+
+def first_layouts(plans: Sequence[Plan]) -> list[Configuration]:
+    """Those of the first plans that take as many GPUs and sequences a step as the very first."""
+    alike = (plans[0].config.num_gpus, plans[0].config.global_batch_size)
+    some = (plan.config for plan in plans[:_FIRST])
+    return [one for one in some if (one.num_gpus, one.global_batch_size) == alike]
 
 
 def stages_left_closed(opened: Problem, profile: Profile, plans: Sequence[Plan]) -> tuple[str, ...]:
@@ -451,19 +458,17 @@ def stages_left_closed(opened: Problem, profile: Profile, plans: Sequence[Plan])
     them finds at least as good a plan. Empty: nothing noticeable is found.
     """
     first = plans[0]
-    alike = (first.config.num_gpus, first.config.global_batch_size)
     tried = [
-        replace(plan.config, stage_layers=split)
-        for plan in plans[:_FIRST]
-        if (plan.config.num_gpus, plan.config.global_batch_size) == alike
-        and not (plan.config.is_placed or plan.config.stage_recompute_layers)
-        and plan.config.recompute_layers in (0, sum(plan.config.stage_layers))
-        for split in splits_with_ends_alone(opened, plan.config)
+        replace(one, stage_layers=split)
+        for one in first_layouts(plans)
+        if not (one.is_placed or one.stage_recompute_layers)
+        and one.recompute_layers in (0, sum(one.stage_layers))
+        for split in splits_with_ends_alone(opened, one)
     ]
     if not tried:
         return ()
     steps = [found.step_time_s for found in predict_all(opened, profile, tried)]
-    limit_s = first.prediction.step_time_s * (1.0 - _WORTH_SAYING)
+    limit_s = first.prediction.step_time_s * (1.0 - WORTH_SAYING)
     faster = sorted((step, at) for at, step in enumerate(steps) if step < limit_s)
     faults = violations_of_all(opened, profile, [tried[at] for _, at in faster])
     for (step_s, at), found in zip(faster, faults, strict=True):

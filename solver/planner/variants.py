@@ -34,6 +34,7 @@ from meshwright.solver.check import violations, violations_of_all
 from meshwright.solver.clock import relative_gap
 from meshwright.solver.configuration import Columns, Configuration, mesh_of, plan_id_of
 from meshwright.solver.cost.objective import DAY_S, is_plain, outlook_of, slowdown, weighing_of
+from meshwright.solver.explain.reasons import WORTH_SAYING, first_layouts
 from meshwright.solver.predict import predict, predict_all
 from meshwright.solver.problem import Problem, Workload, changes_of, problem_digest, with_changes
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals, layouts_of
@@ -229,8 +230,7 @@ def score_s(problem: Problem, profile: Profile, config: Configuration, predictio
 # --------------------------------------------------------------------------------------------------
 # Switches that a request leaves closed.
 
-_WORTH_SAYING = 0.02  # of the objective
-_TRIED = 3  # layouts, and combinations for each kind of recomputation
+_TRIED = 3  # combinations for each kind of recomputation
 
 
 def switches_left_closed(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> tuple[str, ...]:
@@ -242,8 +242,7 @@ def switches_left_closed(problem: Problem, profile: Profile, plans: Sequence[Pla
     first = plans[0]
     if first.config.is_placed or problem.options.batch_ramp or EVERY_SWITCH in problem.options.allow:
         return ()
-    some, alike = plans[:_TRIED], (first.config.num_gpus, first.config.global_batch_size)
-    configs = [p.config for p in some if (p.config.num_gpus, p.config.global_batch_size) == alike]
+    configs = first_layouts(plans)
     asked = replace(
         problem,
         launcher=first.launchers[0] if first.launchers else problem.launcher,
@@ -251,7 +250,7 @@ def switches_left_closed(problem: Problem, profile: Profile, plans: Sequence[Pla
         options=replace(problem.options, allow=(*problem.options.allow, EVERY_SWITCH)),
     )
     own = profile_of_variant(asked, profile)
-    least = score_s(asked, own, first.config, first.prediction) * (1.0 - _WORTH_SAYING)
+    least = score_s(asked, own, first.config, first.prediction) * (1.0 - WORTH_SAYING)
     step_s, said, left = first.prediction.step_time_s, "", dict.fromkeys(RECOMPUTATION, _TRIED)
     for one in _switched(asked, own):  # that which changes most first
         kinds = [kind for kind in one.options.recompute_kinds or RECOMPUTATION if left[kind]]
