@@ -32,7 +32,9 @@ OUT: tuple[Outcome, ...] = ("out of memory", "hung", "failed")  # such a plan is
 GRACE_S = 10.0  # from the request to end until processes are killed
 _LOOK_S = 0.1
 _TAIL_BYTES = 2**20
-_MEMORY = re.compile(rf"{OUT_OF_MEMORY.pattern}|DefaultCPUAllocator: can't allocate memory|MemoryError")
+_MEMORY = re.compile(
+    rf"{OUT_OF_MEMORY.pattern}|DefaultCPUAllocator: can't allocate memory|MemoryError|std::bad_alloc"
+)
 _ERROR = re.compile(r"(?:^|\s|\.)\w*(?:Error|Exception)\b(?=:)|^error:", re.IGNORECASE)
 LOG_FILE = "tune.log"
 _MARK = "MESHWRIGHT_SAVE_DIR"  # in the environment of every process of a run: its folder

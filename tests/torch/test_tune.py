@@ -93,12 +93,13 @@ def test_megatron_lm_trains_the_short_list_and_a_killed_tuning_goes_on(tmp_path:
 
 
 def test_torchtitan_out_of_memory_is_told_and_a_hung_run_leaves_no_rank_behind(tmp_path: Path) -> None:
-    # the logits of one sequence alone: 4096 * 32768 * 4 bytes = 512 MiB
-    own = asked(TORCHTITAN, tmp_path, top_k=2, vocab_size=32768, seq_length=4096)
-    little = {"DEVICE_MEMORY_BYTES": str(480 * 2**20)}
+    # The logits of one sequence alone: 4096 * 131072 * 4 bytes = 2 GiB. Whatever else a rank maps while it
+    # trains (threads' stacks, libraries) is far from the limit: what does not fit is a tensor.
+    own = asked(TORCHTITAN, tmp_path, top_k=2, vocab_size=131072, seq_length=4096)
+    little = {"DEVICE_MEMORY_BYTES": str(1920 * 2**20)}
     short = ("--top", "1", "--steps", "6", "--budget-gpu-minutes", "8")
     found = run_out(tmp_path, words(TORCHTITAN, *short), own | little)
-    assert [one["outcome"] for one in found["runs"]] == ["out of memory"] * len(found["runs"]), found
+    assert {one["outcome"] for one in found["runs"]} == {"out of memory"}, found["runs"]
     # whatever other ranks said after it
     assert "can't allocate memory" in found["runs"][0]["said"].splitlines()[-1]
     assert (found["best"], found["chance"]) == (None, 0.0)

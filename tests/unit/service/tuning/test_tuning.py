@@ -69,6 +69,8 @@ def test_a_run_out_of_memory_and_one_that_fails_are_told_apart(tmp_path: Path) -
         tmp_path, "echo 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB'; exit 1"
     )
     assert out.outcome == "out of memory"
+    thrown = run(tmp_path, "echo 'terminate called after throwing an instance of std::bad_alloc'; exit 134")
+    assert thrown.outcome == "out of memory"  # a rank's C++ threads raise nothing that Python could name
     failed = run(tmp_path, LOGS.replace("$1", "1.0") + "echo 'no such tokenizer' >&2; exit 3")
     assert (failed.outcome, failed.step_time_s) == ("failed", None)  # what broke off is no measurement
     assert "no such tokenizer" in failed.said
