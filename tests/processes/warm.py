@@ -2,7 +2,8 @@
 
 Starting ``python -m meshwright …`` takes half a second to load modules, a server or a worker more than one.
 A test that asks what a process does, not how it starts, takes one from here: its own process with its own
-arguments, folder, environment, streams, signals and exit code. Commands search by a clock of CPU seconds.
+arguments, folder, environment, streams, signals and exit code. Commands search by a clock of CPU seconds,
+and take their solvers from here as well: loading OR-Tools takes a third of a CPU second.
 ``python -m tests.processes.warm SOCKET`` is the process that is forked; it has one thread and ends when its
 standard input is closed.
 """
@@ -27,14 +28,18 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import IO, Any, NoReturn, Self
 
 from meshwright.service.cli.main import COMMANDS
+from meshwright.solver.search.certify import judge
 from tests.processes.cpu_clock import count_cpu_seconds
 
 ROOT = Path(__file__).parents[2]
-LOADED = ("service.serving.serve", "service.jobs.sweeps", "workers.__main__")
+SOLVER = "meshwright.solver.search.certify.child"
+RUN = ("meshwright.workers.__main__", SOLVER)  # by ``-m``, which loads them itself
+LOADED = ("meshwright.service.serving.serve", "meshwright.service.jobs.sweeps", "meshwright_client", *RUN)
+CERTIFY = ("split_model", "placement_model")
 MAX_BYTES = 2**20  # of a request for a process
 CLIENT = """\
 import array, json, os, signal, socket, sys
@@ -60,7 +65,7 @@ def _socket() -> str:
     folder = tempfile.mkdtemp(prefix="mw-warm-")
     path = f"{folder}/socket"
     command = [sys.executable, "-m", "tests.processes.warm", path]
-    ours = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    ours = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'client'}:{ROOT}"}
     forked = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT, env=ours)
     assert forked.stdin is not None
     stream = forked.stdin
@@ -87,22 +92,22 @@ class Warm(subprocess.Popen[str]):
 
     def __init__(
         self, words: Sequence[str], *, env: Mapping[str, str], cwd: Path = ROOT,
-        stdout: int | None = None, stderr: int | None = None,
+        stdin: int | None = None, stdout: int | None = None, stderr: int | None = None,
     ) -> None:  # fmt: skip
         self._child_created = False  # for the destructor of the base: nothing of this process's own to bury
         self.args, self.returncode = list(words), None
-        self.stdin = None
+        self.stdin, given = _input(stdin)
         self._communication_started, self._input = False, None
         self.text_mode = True
         self.stdout, out = _stream(stdout, 1)
         self.stderr, err = _stream(stderr, 2)
-        given = [os.open(os.devnull, os.O_RDONLY), out, err]
+        streams = [given, out, err]
         self._line = socket.socket(socket.AF_UNIX)
         self._line.connect(_socket())
         asked = json.dumps([list(words), str(cwd), dict(env)]).encode()
-        socket.send_fds(self._line, [len(asked).to_bytes(4, "big")], given)
+        socket.send_fds(self._line, [len(asked).to_bytes(4, "big")], streams)
         self._line.sendall(asked)
-        for one in given:
+        for one in streams:
             os.close(one)
         self.pid = int.from_bytes(self._line.recv(4), "big")
 
@@ -134,6 +139,14 @@ class Warm(subprocess.Popen[str]):
         return self
 
 
+def _input(wanted: int | None) -> tuple[IO[Any] | None, int]:
+    """Our end of its standard input, for bytes, where it is a pipe, and its own: by default nothing."""
+    if wanted != subprocess.PIPE:
+        return None, os.open(os.devnull, os.O_RDONLY)
+    its, ours = os.pipe()
+    return os.fdopen(ours, "wb"), its
+
+
 def _stream(wanted: int | None, number: int) -> tuple[IO[str] | None, int]:
     """Our end of a stream, where it is a pipe, and that of the new process: by default the tests' own."""
     if wanted == subprocess.DEVNULL:
@@ -142,6 +155,16 @@ def _stream(wanted: int | None, number: int) -> tuple[IO[str] | None, int]:
         return None, os.dup(number)
     ours, its = os.pipe()
     return os.fdopen(ours, encoding="utf-8"), its
+
+
+class Solver(Warm):
+    """CP-SAT as a warm process, in place of the one that the judge starts: it has OR-Tools loaded."""
+
+    def __init__(
+        self, command: Sequence[str], *, stdin: int, stdout: int, stderr: int, start_new_session: bool
+    ) -> None:
+        assert start_new_session  # as every one is begun
+        super().__init__(command[1:], env=os.environ, stdin=stdin, stdout=stdout, stderr=stderr)
 
 
 def run_warm(
@@ -163,10 +186,8 @@ def run_warm(
 
 def main(path: str) -> Callable[[], object]:
     """Fork until nobody wants more; in a fork, what it is to do."""
-    commands = (f"service.cli.{where.partition(':')[0]}" for where, _ in COMMANDS.values())
-    for name in (*LOADED, *commands):
-        importlib.import_module(f"meshwright.{name}")
-    del sys.modules["meshwright.workers.__main__"]  # ``-m meshwright.workers`` runs it
+    _load()
+    vars(sys.modules[__name__])["_socket"] = lambda: path  # of forks
     gc.freeze()  # a fork does not look through what was loaded, neither while it runs nor as it ends
     waker, woken = socket.socketpair()
     for end in (waker, woken):
@@ -202,6 +223,21 @@ def main(path: str) -> Callable[[], object]:
         line.sendall(pid.to_bytes(4, "big"))
         running[pid] = line
     return lambda: None
+
+
+def _load() -> None:
+    """Load what forks run, and let them take their solvers from here."""
+    commands = (f"meshwright.service.cli.{where.partition(':')[0]}" for where, _ in COMMANDS.values())
+    for name in (*LOADED, *commands):
+        importlib.import_module(name)
+    sys.modules["pandas"] = sys.modules[SOLVER]._TypesAlone("pandas")  # as the solver has it
+    for name in CERTIFY:
+        importlib.import_module(f"meshwright.solver.search.certify.{name}")
+    for name in ("pandas", *RUN):
+        del sys.modules[name]
+    vars(judge)["subprocess"] = SimpleNamespace(
+        Popen=Solver, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL
+    )
 
 
 def _noted(_number: int, _frame: FrameType | None) -> None:
@@ -252,6 +288,8 @@ def _begun(asked: list[Any], streams: list[int]) -> Callable[[], object]:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     kind, what, *arguments = words
+    if what == SOLVER:
+        os.setsid()
     if what == "meshwright" and arguments[:1] != ["serve"]:
         count_cpu_seconds()
     sys.argv = ["-c" if kind == "-c" else what, *arguments]
