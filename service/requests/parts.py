@@ -385,7 +385,6 @@ def _placed_faults(problem: Problem) -> Iterator[FieldError]:
         ("search", "objective"): options.objective != "step_time",
         ("search", "pareto"): options.pareto,
         ("search", "allow"): bool(options.allow),
-        ("workload", "lengths"): problem.workload.lengths is not None,
         ("workload", "global_batch_size"): bool(options.batch_sizes),
         ("workload", "batch_ramp"): bool(options.batch_ramp),
     }

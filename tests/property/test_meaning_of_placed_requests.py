@@ -10,8 +10,10 @@ from random import Random
 import pytest
 
 from meshwright.profiles.profile import default_profile
+from meshwright.profiles.sequences import SequenceLengths
 from meshwright.solver.answer import Answer
 from meshwright.solver.configuration import Configuration
+from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
 from tests.draws import draws
@@ -34,6 +36,18 @@ def test_no_placement_that_a_request_means_is_better_than_what_is_proved(part: i
         except AssertionError as fault:
             fault.add_note(f"the request is a_placed_request(Random({seed}))")
             raise
+
+
+def test_documents_of_unequal_length_are_priced_on_the_groups_that_their_stages_stand_on() -> None:
+    lengths = SequenceLengths(percentiles=((0.0, 1), (50.0, 200), (100.0, 4096)))
+    plain = a_placed_request(Random(0))  # pipelines of two stages over two groups
+    problem = replace(plain, workload=replace(plain.workload, lengths=lengths))
+    profile = default_profile(problem.cluster, "none")
+    answer, every = search(problem, profile), all_placed(problem, profile)
+    judge(problem, answer, [one for one in every if not one.config.replicas])  # replicas are alike
+    assert min(plan.prediction.time_breakdown_s["unequal_lengths"] for plan in answer.plans) > 0.0
+    whole, packed = (predict(one, profile, answer.plans[0].config) for one in (plain, problem))
+    assert packed.time_breakdown_s["compute"] < whole.time_breakdown_s["compute"]  # attention of short ones
 
 
 def judge(problem: Problem, answer: Answer, every: list[Placed]) -> None:

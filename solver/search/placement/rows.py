@@ -282,8 +282,12 @@ _OF_ALL_REPLICAS = {"data_parallel_size", "num_gpus", "global_batch_size"}
 
 
 def limits_all_replicas(problem: Problem) -> bool:
-    """Whether the request limits what unlike classes only have together; then replicas are alike."""
-    return not _OF_ALL_REPLICAS.isdisjoint(limited_by(problem))
+    """Whether the request concerns what unlike classes only have together; then replicas are alike.
+
+    So do documents of unequal length: replicas wait for the busiest of all, whichever group it is on.
+    """
+    together = not _OF_ALL_REPLICAS.isdisjoint(limited_by(problem))
+    return together or problem.workload.lengths is not None
 
 
 def late_rules(problem: Problem) -> tuple[Rule, ...]:
