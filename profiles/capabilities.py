@@ -67,7 +67,9 @@ class Capabilities:
     model_facts: tuple[str, ...] = ()  # of the function ``model_facts``: what it can state; or "any"
     batchings: tuple[str, ...] = ()  # how it makes sequences of documents whose lengths are stated
     batching_note: str = ""  # what it does instead
-    batching_constraints: tuple[str, ...] = ()  # as ``constraints``, where lengths are stated
+    batching_constraints: tuple[
+        tuple[str, tuple[str, ...]], ...
+    ] = ()  # as ``constraints``, of one of these
     # Where it has several models: the facts of each; one of them must have all of a model's.
     model_families: tuple[tuple[str, ...], ...] = ()
     # A fact, and expressions as ``constraints`` that plans of a model with it satisfy as well.
@@ -175,7 +177,12 @@ def launcher_capabilities(launcher: str) -> Capabilities:
         for name, value in _catalog()[launcher].items()
     }
     families = _catalog()[launcher].get("model_families", {})
-    for name in ("model_constraints", "optimizer_constraints", "option_constraints"):
+    for name in (
+        "model_constraints",
+        "optimizer_constraints",
+        "option_constraints",
+        "batching_constraints",
+    ):
         stated = _catalog()[launcher].get(name, {})
         entry[name] = tuple((word, tuple(texts)) for word, texts in stated.items())
     entry["model_families"] = tuple(tuple(facts) for facts in families.values())

@@ -1,9 +1,10 @@
 """Lengths of the documents that one trains on: how they fill sequences, and what unequal work costs.
 
 *Packing* puts whole documents into sequences of ``seq_length`` tokens, each attending to itself alone;
-*padding* fills up the sequence of every single document. A step that packs waits for whoever has the
-longest documents: attention's work grows with the sum of squared lengths, all else with the tokens, which
-are equal (Wang et al. 2025, WLB-LLM, arXiv:2503.17924, section 3).
+*padding* fills up the sequence of every single document; *padding to the longest* fills it up to the
+longest document of its micro-batch alone, whose length then differs. A step that packs waits for whoever
+has the longest documents: attention's work grows with the sum of squared lengths, all else with the tokens,
+which are equal (Wang et al. 2025, WLB-LLM, arXiv:2503.17924, section 3).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import isfinite
 from typing import Any, Literal, get_args
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from meshwright.profiles.documents import pointer, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 
-Batching = Literal["packing", "padding"]
+Batching = Literal["packing", "padding", "padding_to_longest"]
 BATCHINGS: tuple[Batching, ...] = get_args(Batching)
 Documents = tuple[tuple[float, float], ...]  # (tokens of a document, share of all tokens in such ones)
 FloatArray = NDArray[np.float64]
@@ -35,7 +36,10 @@ _SEQUENCES = 256  # of packed documents, where that many documents fill them
 _KINDS = 8  # lengths that attention is priced at
 _ATOMS, _APART = 192, 64  # values of a sequence's work: groups of equal size, and the longest one by one
 _FEW_LENGTHS = 256  # that a list of lengths is stated by one by one
+_DRAWN = 4096  # micro-batches that say how long the longest of their documents are
+_RATIO, _STEPS = 1.6, 7  # lengths that a micro-batch is priced at: the longest and shorter ones
 _CELLS = 2048  # of a distribution
+_RAMP = 2.0  # slots at either end of a pipeline, for each stage but one
 _SPREADS = 10.0  # standard deviations to either side that it reaches
 
 
@@ -76,7 +80,7 @@ class SequenceLengths:
 # How documents fill sequences.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Filled:
     """Documents as they lie in sequences."""
 
@@ -91,6 +95,32 @@ class Filled:
         each = np.array([work_of(float(length)) for length in tokens])[which.ravel()]
         return Work.of(np.bincount(self.sequence, weights=each).astype(np.float64))
 
+    def longest(self, size: int) -> FloatArray:
+        """Tokens of the longest of ``size`` documents, in equally likely micro-batches, ascending."""
+        tokens = np.sort(self.lengths)
+        return tokens[(_middles(_DRAWN) ** (1.0 / size) * len(tokens)).astype(np.int64)]
+
+    @cached_property
+    def grid(self) -> FloatArray:
+        """A few lengths, ascending from the shortest document's to the longest one's."""
+        shortest, longest = float(self.lengths.min()), float(self.lengths.max())
+        grid = longest / _RATIO ** np.arange(_STEPS, -1, -1)
+        return np.asarray(np.append(shortest, grid[grid > shortest]) if shortest < longest else grid[-1:])
+
+    def at_grid(self, size: int) -> FloatArray:
+        """The share of micro-batches of ``size`` documents that each length of the grid stands for.
+
+        A length between two of them is shared out among both, so that tokens are exact.
+        """
+        longest, grid = self.longest(size), self.grid
+        if len(grid) == 1:
+            return np.ones(1)
+        at = np.clip(np.searchsorted(grid, longest) - 1, 0, len(grid) - 2)
+        upper = (longest - grid[at]) / (grid[at + 1] - grid[at])
+        found = np.bincount(at, weights=1.0 - upper, minlength=len(grid))
+        found += np.bincount(at + 1, weights=upper, minlength=len(grid))
+        return np.asarray(found / len(longest))
+
 
 @lru_cache(maxsize=64)
 def filled(lengths: SequenceLengths, seq_length: int) -> Filled:
@@ -103,7 +133,7 @@ def filled(lengths: SequenceLengths, seq_length: int) -> Filled:
     mean = float(lengths.at(_middles(_FEWEST)).mean())
     number = int(np.clip(_SEQUENCES * seq_length / mean, _FEWEST, _MOST))
     tokens = np.maximum(np.rint(lengths.at(_middles(number))), 1.0)
-    if lengths.batching == "padding":
+    if lengths.batching != "packing":
         share, sequence = float(tokens.mean()) / seq_length, np.arange(number)
     else:
         tokens = tokens[::-1]
@@ -183,6 +213,18 @@ class Work:
             return 1.0
         found = _most(self, float(ranks), max(round(sequences), 1))
         return max(found, 1.0)
+
+    def waited(self, together: float, stages: float, replicas: float, m: float, size: float) -> float:
+        """Waiting over work, of m micro-batches of ``size`` sequences that some replicas begin together.
+
+        Of a pipeline's slots, which m micro-batches fill on p stages, m / (m + 2 (p - 1)) wait for the
+        slowest of the p micro-batches in flight: so wait simulated pipelines in 1F1B whose micro-batches
+        are unequal (``tests/unit/solver/cost/test_sequences.py``).
+        """
+        each = self.expected_maximum(together, size)
+        in_flight = self.expected_maximum(together * stages, size)
+        at_end = self.expected_maximum(replicas / together, m * size)
+        return each + (in_flight - each) * m / (m + _RAMP * (stages - 1.0)) + at_end - 2.0
 
 
 @lru_cache(maxsize=4096)

@@ -22,6 +22,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import framework_names
 from meshwright.profiles.library import cluster_names, gpu_names, model_names
 from meshwright.profiles.optimizers import OPTIMIZERS
+from meshwright.profiles.sequences import BATCHINGS
 from meshwright.service.cli.assignments import (
     MAX_DIGITS,
     bounds_of,
@@ -118,7 +119,7 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
         ),
     ] = None,
     batching: Annotated[
-        str | None, typer.Option(help="Documents become sequences by packing or padding.")
+        str | None, typer.Option(help="Documents become sequences by " + ", ".join(BATCHINGS) + ".")
     ] = None,
     precision: Annotated[str | None, typer.Option(help="bf16, fp16, fp8, mxfp8 or nvfp4.")] = None,
     optimizer: Annotated[str | None, typer.Option(help=", ".join(OPTIMIZERS))] = None,

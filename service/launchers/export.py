@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from meshwright.profiles.capabilities import judged_versions, model_facts
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.units import GIB
-from meshwright.service.launchers.target import ExportBundle, Target, pads
+from meshwright.service.launchers.target import ExportBundle, Target, pads, pads_to_longest
 from meshwright.service.report.sentences import limit_sentence, time_sentence
 from meshwright.service.report.verdict import title_of
 from meshwright.solver.configuration import RANK_ORDERS, VARIABLES
@@ -44,6 +44,8 @@ def sequences_in_the_script(target: Target) -> str:
     seq_length = target.workload.seq_length
     if target.workload.lengths is None:
         return f"the script must pack its data into sequences of {seq_length} tokens"
+    if pads_to_longest(target):
+        return "the script must pad every document to the longest of its micro-batch alone"
     if pads(target):
         return f"the script must pad every document to {seq_length} tokens"
     return (

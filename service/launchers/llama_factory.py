@@ -36,7 +36,7 @@ from meshwright.service.launchers.megatron_names import (
     recompute_values,
     split_values,
 )
-from meshwright.service.launchers.target import ExportBundle, Target
+from meshwright.service.launchers.target import ExportBundle, Target, pads
 from meshwright.service.launchers.trainers import OF_THE_RUN
 
 PRODUCT = "LLaMA-Factory 0.9.5 with mcore_adapter"
@@ -102,8 +102,9 @@ def values_of(target: Target) -> Values:
         "per_device_train_batch_size": config.micro_batch_size,
         "gradient_accumulation_steps": config.num_microbatches,
         "cutoff_len": target.workload.seq_length,
-        "packing": True,
-        "neat_packing": True if target.workload.lengths else None,  # documents attend to themselves alone
+        "packing": not pads(target),
+        # documents attend to themselves alone
+        "neat_packing": True if target.workload.lengths and not pads(target) else None,
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
         "accumulate_allreduce_grads_in_fp32": known.gradient_dtype == "fp32",

@@ -21,7 +21,7 @@ from meshwright.service.launchers.rules import (
     options_hold,
 )
 from meshwright.service.launchers.target import Target
-from meshwright.solver.space.launcher_rules import offloads
+from meshwright.solver.space.launcher_rules import batching_faults, offloads
 
 PRECISIONS = ("bf16", "fp16", "fp8")
 
@@ -181,6 +181,7 @@ def every_weight_is_trained(target: Target) -> Iterator[FieldError]:
 def documents_pass_one_sequence_at_a_time(target: Target) -> Iterator[FieldError]:
     """Boundaries of documents are those of one sequence (``pretrain_gpt.py get_batch``, from ``--sft``)."""
     size = target.config.micro_batch_size
+    yield from batching_faults(target.problem, launcher_capabilities("megatron-lm"))
     if target.workload.lengths is not None and size > 1:
         yield fault(
             "micro_batch_size",

@@ -40,7 +40,7 @@ from meshwright.service.launchers.megatron_names import (
     recompute_values,
     split_values,
 )
-from meshwright.service.launchers.target import ExportBundle, Target
+from meshwright.service.launchers.target import ExportBundle, Target, pads
 
 PRODUCT = "ms-swift 4.6.0"
 OWN_RULES = (interleaving_needs_a_pipeline, experts_with_tensor_ranks_need_sequence_parallel)
@@ -156,7 +156,8 @@ def _batch(target: Target) -> Values:
         "micro_batch_size": target.config.micro_batch_size,
         "global_batch_size": target.workload.global_batch_size,
         "max_length": target.workload.seq_length,
-        "packing": True,  # every sequence is full, as the prediction assumes
+        "packing": not pads(target),  # every sequence is full, as the prediction assumes
+        **({"padding_free": False} if pads(target) else {}),
     }
 
 

@@ -64,9 +64,15 @@ class Target:
 
 
 def pads(target: Target) -> bool:
-    """Whether every document is padded to a sequence of its own."""
+    """Whether every document is a sequence of its own, as long as may be or as the longest beside it."""
     lengths = target.workload.lengths
-    return lengths is not None and lengths.batching == "padding"
+    return lengths is not None and lengths.batching != "packing"
+
+
+def pads_to_longest(target: Target) -> bool:
+    """Whether micro-batches are as long as their longest document."""
+    lengths = target.workload.lengths
+    return lengths is not None and lengths.batching == "padding_to_longest"
 
 
 def target_of(plan: Plan, problem: Problem) -> Target:

@@ -26,7 +26,7 @@ from meshwright.service.launchers.accelerate import (
 )
 from meshwright.service.launchers.common_rules import refuse_first
 from meshwright.service.launchers.export import Start, bundled, model_is_in_the_script
-from meshwright.service.launchers.target import ExportBundle, Target, pads
+from meshwright.service.launchers.target import ExportBundle, Target, pads, pads_to_longest
 
 Values = dict[str, object]
 WEIGHTS_SHARDED = 3  # ZeRO-3
@@ -91,7 +91,7 @@ def axolotl_values(target: Target) -> Values:
         "gradient_accumulation_steps": config.num_microbatches,
         "sequence_len": target.workload.seq_length,
         "sample_packing": not pads(target),  # every sequence is full, as the prediction assumes
-        "pad_to_sequence_len": True,
+        "pad_to_sequence_len": not pads_to_longest(target),
         "bf16": True,
         "fp16": False,
         # its rings take no other kernel than FlashAttention 2
@@ -219,6 +219,8 @@ def trl_values(target: Target) -> Values:
 
 def _batching(target: Target) -> Values:
     """How sequences are made; cut at their ends, none is a batch flattened into one."""
+    if pads_to_longest(target):
+        return {"packing": False}
     if pads(target):
         return {"packing": False, "pad_to_multiple_of": target.workload.seq_length}
     strategy = "wrapped" if target.workload.lengths is None else "bfd"
@@ -317,8 +319,9 @@ def llama_factory_values(target: Target) -> Values:
         "per_device_train_batch_size": config.micro_batch_size,
         "gradient_accumulation_steps": config.num_microbatches,
         "cutoff_len": workload.seq_length,
-        "packing": True,
-        "neat_packing": workload.lengths is not None,  # documents attend to themselves alone
+        "packing": not pads(target),
+        # documents attend to themselves alone
+        "neat_packing": workload.lengths is not None and not pads(target),
         "bf16": workload.precision == "bf16",
         "fp16": workload.precision == "fp16",
         "flash_attn": _FLASH_ATTN[attention(target)],

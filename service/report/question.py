@@ -37,6 +37,8 @@ def lengths_words(workload: Workload) -> str:
     if lengths is None or found is None:
         return ""
     mean = found.lengths.mean()
+    if lengths.batching == "padding_to_longest":
+        return f" at most, padded to the longest document of a micro-batch: {mean:.0f} on average"
     verb = "packed" if lengths.batching == "packing" else "padded"
     return f", {verb} with documents of {mean:.0f} on average: {100 * found.real_share:.1f} % of them real"
 

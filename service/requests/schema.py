@@ -112,7 +112,7 @@ class WorkloadRequest(Part):
         max_length=MAX_NAMES,
         description="of the documents, where they are not all seq_length long: percentiles "
         '({"p50": 900, "p100": 8192}) or histogram ([{"length": 900, "share": 0.5}, ...]), and batching, '
-        "packing (the default) or padding",
+        "packing (the default), padding or padding_to_longest",
     )
 
 

@@ -8,7 +8,8 @@ Korthikanti et al. 2022 (arXiv:2205.05198); ring context parallelism, Liu et al.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -18,7 +19,9 @@ from meshwright.profiles.collectives.collectives import (
     all_to_all_s,
     point_to_point_s,
 )
+from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MoeSpec
+from meshwright.profiles.sequences import Filled, Work
 from meshwright.solver.configuration import FloatArray, is_one_of
 from meshwright.solver.cost.compute import PassSeconds
 from meshwright.solver.cost.context import SHARD_WEIGHTS, Context, experts_overlap, paired_passes
@@ -303,7 +306,8 @@ def vocabulary_parallel(ctx: Context) -> PassSeconds:
 def sent_bytes(ctx: Context) -> FloatArray:
     """Bytes that a rank sends to its pipeline neighbour for one micro-batch."""
     split = ctx.t if ctx.facts.scatter_transfer else np.where(ctx.sequence_parallel, ctx.t, 1.0)
-    return np.asarray(ctx.tokens * ctx.model.hidden_size * _ACTIVATION_BYTES / split)
+    tokens = sum(share * one.tokens for share, one in ctx.at_lengths)
+    return np.asarray(tokens * ctx.model.hidden_size * _ACTIVATION_BYTES / split)
 
 
 def transfer(ctx: Context) -> FloatArray:
@@ -311,3 +315,74 @@ def transfer(ctx: Context) -> FloatArray:
     seconds = point_to_point_s(sent_bytes(ctx), ctx.placement.block, ctx.p, ctx.fabric)
     hidden = (ctx.columns.virtual_pipeline_size > 1) & ctx.facts.overlap_transfer
     return np.where(hidden, 0.3, 1.0) * seconds * ctx.constants.transfer_exposed
+
+
+# --------------------------------------------------------------------------------------------------
+# What a step waits for where its sequences hold documents of unequal length.
+
+
+@lru_cache(maxsize=16)
+def _work_of(filled: Filled, model: ModelSpec) -> Work:
+    """Work of attention in the sequences that documents fill: queries times attended keys."""
+    return filled.work(lambda length: length * model.attended_tokens(length))
+
+
+def unequal_attention(ctx: Context, attention: PassSeconds) -> PassSeconds:
+    """What a step waits for in attention because its sequences hold documents of unequal length.
+
+    Ranks that exchange tokens or weights in every layer (experts, ZeRO-3) wait for the busiest of them in
+    each micro-batch, stages for the slowest micro-batch in flight, replicas for the busiest at the end of
+    the step: each an expected maximum (``Work.expected_maximum``). Parts of a document on the ranks of
+    context parallelism are equal (two chunks each, one from either end; Transformer Engine 2, ``thd``).
+    """
+    filled = ctx.workload.filled
+    if filled is None or not ctx.packs:
+        return PassSeconds(forward=np.zeros_like(ctx.t), backward=np.zeros_like(ctx.t))
+    share = _waiting(ctx, _work_of(filled, ctx.model))
+    return PassSeconds(forward=attention.forward * share, backward=attention.backward * share)
+
+
+def _waiting(ctx: Context, work: Work, *, whole: bool = False) -> FloatArray:
+    """Waiting over work, (n,), which is that of one sequence, or of a ``whole`` micro-batch."""
+    columns = ctx.columns
+    together = np.clip(np.ceil(ctx.e * ctx.et / (ctx.t * ctx.c)), 1.0, ctx.d)
+    together = np.where(columns.zero_stage >= SHARD_WEIGHTS, ctx.d, together)
+    size = np.ones_like(ctx.t) if whole else ctx.micro_batch
+    shapes = np.stack([together, ctx.p, ctx.d, columns.num_microbatches, size], axis=1)
+    few, of_row = np.unique(shapes, axis=0, return_inverse=True)
+    return np.array([work.waited(*shape) for shape in few.tolist()])[of_row.ravel()]
+
+
+@lru_cache(maxsize=64)
+def _padded_work(filled: Filled, model: ModelSpec, size: int) -> Work:
+    """Work of a whole micro-batch that is padded to the longest of ``size`` documents."""
+    tokens, which = np.unique(filled.longest(size), return_inverse=True)
+    each = np.array([length * model.model_flops_per_token(int(length)) for length in tokens.tolist()])
+    return Work.of(each[which.ravel()])
+
+
+def _waiting_for_longest(ctx: Context) -> FloatArray:
+    """Waiting over work, (n,), of micro-batches padded to their longest documents."""
+    filled, found = ctx.workload.filled, np.zeros_like(ctx.t)
+    for size in np.unique(ctx.micro_batch).tolist() if filled is not None else ():
+        own = _waiting(ctx, _padded_work(filled, ctx.model, int(size)), whole=True)
+        found = np.where(ctx.micro_batch == size, own, found)
+    return found
+
+
+def mean_and_waited(ctx: Context, each: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
+    """Mean seconds of micro-batches padded to their longest documents, and what others wait beyond it.
+
+    Nobody waits for what is as long in all, such as launches: between the shortest micro-batch and the
+    longest seconds grow with FLOPs, of which the mean waits as ``Work`` says.
+
+    Args:
+        ctx: rows of such batching.
+        each: seconds at each of ``Context.at_lengths``, shape (n,) or (n, parts).
+    """
+    at, rows = ctx.at_lengths, (slice(None),) + (None,) * (each[0].ndim - 1)
+    flops = [own.seq_length * ctx.model.model_flops_per_token(round(own.seq_length)) for _, own in at]
+    mean = sum((share * own for (share, _), own in zip(at, flops, strict=True)), np.zeros_like(ctx.t))
+    grows = mean / max(flops[-1] - flops[0], 1.0) * _waiting_for_longest(ctx)
+    seconds = sum((share[rows] * one for (share, _), one in zip(at, each, strict=True)), np.zeros(1))
+    return seconds, grows[rows] * (each[-1] - each[0])

@@ -262,6 +262,28 @@ class Context:
         return lengths is not None and lengths.batching == "packing" and self.facts.flash
 
     @property
+    def pads_to_longest(self) -> bool:
+        """Whether a micro-batch is as long as its longest document."""
+        lengths = self.workload.lengths
+        return lengths is not None and lengths.batching == "padding_to_longest"
+
+    @cached_property
+    def at_lengths(self) -> list[tuple[FloatArray, Context]]:
+        """Contexts of micro-batches of several lengths, each with its share of them, (n,).
+
+        Those that are padded to their longest document are seldom as long as one may be; others all are.
+        """
+        filled = self.workload.filled
+        if filled is None or not self.pads_to_longest:
+            return [(np.ones_like(self.t), self)]
+        sizes, of_row = np.unique(self.micro_batch, return_inverse=True)
+        shares = np.array([filled.at_grid(int(size)) for size in sizes])[of_row.ravel()]
+        return [
+            (share, replace(self, seq_length=length, tokens=self.tokens * (length / self.seq_length)))
+            for share, length in zip(shares.T, filled.grid.tolist(), strict=True)
+        ]
+
+    @property
     def low_precision(self) -> bool:
         """Whether linear layers multiply in 8 or 4 bits."""
         return self.linear_precision in ("fp8", "fp4")

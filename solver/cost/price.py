@@ -7,24 +7,24 @@ operations; nothing here loops over rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
 
 import numpy as np
 
 from meshwright.profiles.collectives.collectives import Group
-from meshwright.profiles.model import LayerKind, LayerShape, ModelSpec
+from meshwright.profiles.model import LayerKind, LayerShape
 from meshwright.profiles.profile import Profile
-from meshwright.profiles.sequences import Filled, Work
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import ALL_LAYERS, Columns, FloatArray, IntArray, distinct
 from meshwright.solver.cost.communication import (
     context_parallel,
     expert_parallel,
+    mean_and_waited,
     replayed_gathers,
     tensor_parallel,
     transfer,
+    unequal_attention,
     vocabulary_parallel,
     weight_gathers,
 )
@@ -41,7 +41,7 @@ from meshwright.solver.cost.compute import (
     replayed_s,
     shared_expert_gemms,
 )
-from meshwright.solver.cost.context import SHARD_WEIGHTS, Context, context_of, paired_passes
+from meshwright.solver.cost.context import Context, context_of, paired_passes
 from meshwright.solver.cost.memory import layer_activation_bytes, memory_prices, spilled_s, state_bytes
 from meshwright.solver.cost.parameters import (
     Weights,
@@ -88,6 +88,14 @@ def weight_gradients_s(ctx: Context, kinds: tuple[LayerShape, ...]) -> FloatArra
     split = splits_backward(ctx.columns)
     if ctx.frozen or not split.any():
         return np.zeros((len(split), len(kinds) + 2))
+    if ctx.pads_to_longest:
+        return np.add(*mean_and_waited(ctx, [_split_s(one, kinds) for _, one in ctx.at_lengths]))
+    return _split_s(ctx, kinds)
+
+
+def _split_s(ctx: Context, kinds: tuple[LayerShape, ...]) -> FloatArray:
+    """The same of micro-batches of one length."""
+    split = splits_backward(ctx.columns)
     output = Gemm(m=ctx.tokens, n=ctx.model.vocab_size / ctx.t, k=ctx.model.hidden_size)
     parts = [linear_seconds(ctx.of(one), one.kind) for one in kinds]
     head = gemm_seconds(ctx, [output], "bf16")
@@ -96,52 +104,7 @@ def weight_gradients_s(ctx: Context, kinds: tuple[LayerShape, ...]) -> FloatArra
     return np.where(split[:, None], np.stack(columns, axis=1), 0.0)
 
 
-# --------------------------------------------------------------------------------------------------
-# What a step waits for where its sequences hold documents of unequal length.
-
-
 UNEQUAL_LENGTHS = "unequal_lengths"  # a cause of passes, where the request states lengths
-# Of a pipeline's slots, which m micro-batches fill on p stages, m / (m + 2 (p - 1)) wait for the slowest of
-# the p micro-batches in flight: so wait simulated pipelines in 1F1B whose micro-batches are unequal
-# (``tests/unit/solver/cost/test_sequences.py``).
-_RAMP = 2.0
-
-
-@lru_cache(maxsize=16)
-def _work_of(filled: Filled, model: ModelSpec) -> Work:
-    """Work of attention in the sequences that documents fill: queries times attended keys."""
-    return filled.work(lambda length: length * model.attended_tokens(length))
-
-
-def unequal_attention(ctx: Context, attention: PassSeconds) -> PassSeconds:
-    """What a step waits for in attention because its sequences hold documents of unequal length.
-
-    Ranks that exchange tokens or weights in every layer (experts, ZeRO-3) wait for the busiest of them in
-    each micro-batch, stages for the slowest micro-batch in flight, replicas for the busiest at the end of
-    the step: each an expected maximum (``Work.expected_maximum``). Parts of a document on the ranks of
-    context parallelism are equal (two chunks each, one from either end; Transformer Engine 2, ``thd``).
-    """
-    filled = ctx.workload.filled
-    if filled is None or not ctx.packs:
-        return _nothing(ctx)
-    work, columns = _work_of(filled, ctx.model), ctx.columns
-    together = np.clip(np.ceil(ctx.e * ctx.et / (ctx.t * ctx.c)), 1.0, ctx.d)
-    together = np.where(columns.zero_stage >= SHARD_WEIGHTS, ctx.d, together)
-    shapes = np.stack([together, ctx.p, ctx.d, columns.num_microbatches, ctx.micro_batch], axis=1)
-    few, of_row = np.unique(shapes, axis=0, return_inverse=True)
-    share = np.array([_waited(work, shape) for shape in few.tolist()])[of_row.ravel()]
-    return PassSeconds(forward=attention.forward * share, backward=attention.backward * share)
-
-
-def _waited(work: Work, shape: Sequence[float]) -> float:
-    """Waiting over work, of m micro-batches of ``size`` sequences that some replicas begin together."""
-    together, stages, replicas, m, size = shape
-    each = work.expected_maximum(together, size)
-    in_flight = work.expected_maximum(together * stages, size)
-    at_end = work.expected_maximum(replicas / together, m * size)
-    return each + (in_flight - each) * m / (m + _RAMP * (stages - 1.0)) + at_end - 2.0
-
-
 CAUSES = (
     "compute", "tensor_parallel", "context_parallel", "expert_parallel", "recompute", "data_parallel",
     "rest",
@@ -385,12 +348,16 @@ def _prediction_prices(ctx: Context) -> dict[str, FloatArray]:
     the transfer between the two carries more is not priced: it is the same for every chunk of a row.
     """
     copies, depth = prediction_copies(ctx), ctx.model.num_mtp_layers
-    further = ctx.model.mtp_shape
-    layer, project = _layer_price(ctx.of(further), further.kind), _nothing(ctx)
-    for _ in range(depth):
-        project = project + _projection_seconds(ctx)
     own = Weights(dense=copies, routed=np.zeros_like(ctx.t), ends=copies)
-    part = _end_price(ctx, project, _nothing(ctx), own=own, layers=[layer] * depth)
+
+    def prediction(one: Context) -> list[PartPrice]:
+        further, project = one.model.mtp_shape, _nothing(one)
+        layer = _layer_price(one.of(further), further.kind)
+        for _ in range(depth):
+            project = project + _projection_seconds(one)
+        return [_end_price(one, project, _nothing(one), own=own, layers=[layer] * depth)]
+
+    (part,) = _on_the_mean(ctx, prediction)
     weights = own + prediction_weights(ctx)
     trained = trained_weights(ctx, weights, None)
     tail = tail_of(ctx, [trained], [part.passes], [0.0])
@@ -419,8 +386,34 @@ def _prediction_bytes(ctx: Context, weights: Weights, trained: Weights) -> dict[
     }
 
 
+def _on_the_mean(ctx: Context, parts_of: Callable[[Context], list[PartPrice]]) -> list[PartPrice]:
+    """What parts take: of micro-batches as long as their longest document the mean, and what waits.
+
+    Not attention alone but all work of a micro-batch is then as unequal as its length.
+    """
+    each = [parts_of(one) for _, one in ctx.at_lengths]
+    return [_mean_of(ctx, same) for same in zip(*each, strict=True)] if ctx.pads_to_longest else each[0]
+
+
+def _mean_of(ctx: Context, same: Sequence[PartPrice]) -> PartPrice:
+    """The price of a part whose prices at several lengths are known."""
+    forward, waited = mean_and_waited(ctx, [one.passes.forward for one in same])
+    backward, further = mean_and_waited(ctx, [one.passes.backward for one in same])
+    causes = {name: mean_and_waited(ctx, [one.causes[name] for one in same])[0] for name in same[0].causes}
+    return PartPrice(
+        passes=PassSeconds(forward=forward + waited, backward=backward + further),
+        replay=np.add(*mean_and_waited(ctx, [one.replay for one in same])),
+        causes={**causes, UNEQUAL_LENGTHS: waited + further},
+    )
+
+
 def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
     """Time of every part in order: layer kinds, embedding, head."""
+    return _on_the_mean(ctx, lambda one: _parts_of(one, layout))
+
+
+def _parts_of(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
+    """The same of micro-batches of one length."""
     compute, tensor = embedding_seconds(ctx), vocabulary_parallel(ctx)
     compute = compute + beyond_price(ctx, "embedding", timed_together(ctx, compute, tensor))
     first = _end_price(ctx, compute, tensor, own=embedding_weights(ctx), layers=[])

@@ -47,11 +47,9 @@ class Work:
 def work_of(problem: Problem, profile: Profile, columns: Columns, prices: RowPrices) -> Work:
     """The work of every row; where layers were timed, in the proportion of their formulas."""
     ctx, layout = context_of(problem, columns, profile), LayerLayout.of(problem.model)
-    layers = [_layer(ctx.of(one), one.kind) for one in layout.kinds]
-    head_gemm, head_attention = _head(ctx)
-    nothing = np.zeros_like(ctx.t)
-    gemm = columns_of([*(_both(gemm) for gemm, _ in layers), nothing, head_gemm])
-    attention = columns_of([*(_both(core) for _, core in layers), nothing, head_attention])
+    each = [(share[:, None], _products_and_attention(one, layout)) for share, one in ctx.at_lengths]
+    gemm = sum((share * own for share, (own, _) in each), np.zeros(1))
+    attention = sum((share * own for share, (_, own) in each), np.zeros(1))
     if profile.layers is not None:
         formula = price(problem, columns, replace(profile, layers=None)).breakdown_s["compute"]
         ratio = prices.breakdown_s["compute"] / np.maximum(formula, np.finfo(np.float64).tiny)
@@ -62,6 +60,17 @@ def work_of(problem: Problem, profile: Profile, columns: Columns, prices: RowPri
         attention_s=attention,
         ideal_gemm_s=ideal_gemm,
         ideal_attention_s=ideal_attention,
+    )
+
+
+def _products_and_attention(ctx: Context, layout: LayerLayout) -> tuple[FloatArray, FloatArray]:
+    """Seconds of both for a micro-batch of one length, (n, P) each."""
+    layers = [_layer(ctx.of(one), one.kind) for one in layout.kinds]
+    head_gemm, head_attention = _head(ctx)
+    nothing = np.zeros_like(ctx.t)
+    return (
+        columns_of([*(_both(gemm) for gemm, _ in layers), nothing, head_gemm]),
+        columns_of([*(_both(core) for _, core in layers), nothing, head_attention]),
     )
 
 

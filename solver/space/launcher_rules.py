@@ -79,14 +79,7 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
                 allowed=", ".join(able.base_precisions),
                 nearest=able.base_precisions[0],
             )
-    if workload.lengths is not None and workload.lengths.batching not in able.batchings:
-        why = f": {able.batching_note}" if able.batching_note else ""
-        yield FieldError(
-            pointer="/workload/lengths/batching",
-            message=f"{name} is not planned with {workload.lengths.batching}{why}",
-            allowed=", ".join(able.batchings) or "launchers that pack or pad whole documents",
-            nearest=able.batchings[0] if able.batchings else None,
-        )
+    yield from batching_faults(problem, able)
     yield from _overlap_faults(problem, able)
     yield from option_faults(problem, able)
     model, seq = problem.model, workload.seq_length
@@ -99,6 +92,17 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
             nearest=str(positions),
         )
     yield from model_faults(model, able)
+
+
+def batching_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
+    """A way to make sequences of documents that the launcher does not have."""
+    lengths = problem.workload.lengths
+    if lengths is not None and lengths.batching not in able.batchings:
+        why = f": {able.batching_note}" if able.batching_note else ""
+        message = f"{able.launcher} is not planned with {lengths.batching}{why}"
+        able_to = ", ".join(able.batchings) or "launchers that pack or pad whole documents"
+        at, nearest = "/workload/lengths/batching", able.batchings[0] if able.batchings else None
+        yield FieldError(pointer=at, message=message, allowed=able_to, nearest=nearest)
 
 
 def option_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
@@ -377,7 +381,7 @@ def constraints_of(problem: Problem, able: Capabilities) -> tuple[str, ...]:
     for name, value in workload.framework_options.items():
         found += dict(able.option_constraints).get(f"{name} {value}", ())
     if workload.lengths is not None:
-        found += able.batching_constraints
+        found += dict(able.batching_constraints).get(workload.lengths.batching, ())
     if workload.base_precision != "bf16":  # bitsandbytes cuts none of its tensors
         found += ["tensor_parallel_size == 1", "zero_stage <= 2"]
     if able.model_constraints:

@@ -19,6 +19,10 @@ from tests.launchers.plans import problem_of
 SHARDS = Configuration(
     data_parallel_size=8, num_microbatches=16, stage_layers=(32,), zero_stage=3, zero_shard_size=8
 )
+STAGES = replace(
+    SHARDS, data_parallel_size=4, num_microbatches=16, micro_batch_size=2, pipeline_parallel_size=2,
+    pipeline_schedule="1f1b", stage_layers=(16, 16), zero_stage=1, zero_shard_size=4,
+)  # fmt: skip
 RINGS = replace(SHARDS, data_parallel_size=4, num_microbatches=32, context_parallel_size=2, zero_stage=1)
 
 
@@ -46,6 +50,11 @@ def files(launcher: str, config: Configuration, batching: Batching = "packing") 
         ("axolotl", SHARDS, "padding", ["sample_packing: false", "pad_to_sequence_len: true"]),
         ("trl", SHARDS, "packing", ["packing: true", "packing_strategy: bfd"]),
         ("trl", SHARDS, "padding", ["packing: false", "pad_to_multiple_of: 8192"]),
+        ("axolotl", SHARDS, "padding_to_longest", ["sample_packing: false", "pad_to_sequence_len: false"]),
+        ("trl", SHARDS, "padding_to_longest", ["packing: false"]),
+        ("ms-swift", STAGES, "padding_to_longest", ["--packing false", "--padding_free false"]),
+        ("llama-factory", STAGES, "padding_to_longest", ["packing: false"]),
+        ("accelerate", SHARDS, "padding_to_longest", ["to the longest of its micro-batch alone"]),
         ("accelerate", SHARDS, "packing", ["must pack whole documents into sequences of 8192"]),
         ("deepspeed", SHARDS, "padding", ["must pad every document to 8192 tokens"]),
     ],
@@ -60,7 +69,8 @@ def test_what_makes_the_sequences_is_written(
 @pytest.mark.parametrize(
     ("launcher", "batching"),
     [("torchtitan", "packing"), ("nanotron", "packing"), ("torchtitan", "padding"), ("ms-swift", "padding"),
-     ("llama-factory", "padding"), ("megatron-bridge", "padding")],
+     ("megatron-bridge", "padding"), ("megatron-lm", "padding_to_longest"),
+     ("megatron-bridge", "padding_to_longest")],
 )  # fmt: skip
 def test_what_a_launcher_does_otherwise_is_refused_with_what_it_does(
     launcher: str, batching: Batching

@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 
 from meshwright.profiles.sequences import SequenceLengths
 from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.communication import unequal_attention
 from meshwright.solver.cost.compute import PassSeconds, core_attention
 from meshwright.solver.cost.context import context_of
-from meshwright.solver.cost.price import unequal_attention
+from meshwright.solver.cost.price import price
+from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
@@ -180,6 +182,46 @@ def test_padding_keeps_the_step_and_loses_the_tokens() -> None:
     assert padded.tokens_per_s_per_gpu == pytest.approx(share * whole.tokens_per_s_per_gpu, rel=1e-3)
     assert filled.tokens_per_s_per_gpu > whole.tokens_per_s_per_gpu > padded.tokens_per_s_per_gpu
     assert padded.mfu < filled.mfu
+
+
+@pytest.mark.parametrize(("replicas", "stages", "size"), [(8, 1, 1), (8, 1, 4), (2, 4, 2)])
+def test_padded_to_its_longest_document_a_micro_batch_takes_as_long_as_that(
+    replicas: int, stages: int, size: int
+) -> None:
+    """Against the price of whole micro-batches of drawn lengths, each for itself."""
+    layout = a_layout(
+        pipeline_parallel_size=stages, data_parallel_size=replicas, micro_batch_size=size,
+        num_microbatches=16, stage_layers=(32 // stages,) * stages,
+    )  # fmt: skip
+    even = a_question(lengths=False)
+    found = step_and_passes_s(packed(even, "padding_to_longest"), layout)
+    percents, tokens = zip(*LONG_TAIL, strict=True)
+    drawn = np.random.default_rng(3).random((200, replicas, 16, size))
+    longest = np.interp(drawn * 100, percents, tokens).max(axis=3)
+    at = np.geomspace(1, SEQ, 24)
+    price_s = [step_and_passes_s(replace_seq(even, round(one)), layout)[1] for one in at.tolist()]
+    each = np.interp(longest, np.rint(at), price_s) / 16
+    drawn_s = one_forward_one_backward_s(each, stages).max(axis=1).mean()
+    assert found[1] == pytest.approx(each.sum(axis=2).mean(), rel=0.02)
+    assert found[0] == pytest.approx(drawn_s + found[2], rel=0.06)
+    assert found[0] < step_and_passes_s(packed(even, "padding"), layout)[0]
+
+
+def replace_seq(problem: Problem, seq_length: int) -> Problem:
+    """The problem on sequences of another length."""
+    return replace(problem, workload=replace(problem.workload, seq_length=seq_length))
+
+
+def step_and_passes_s(problem: Problem, config: Configuration) -> tuple[float, float, float]:
+    """A step; all passes of a stage, without waiting; and what follows the last one."""
+    profile = a_profile(problem)
+    prices, p = price(problem, Columns.of([config]), profile), config.pipeline_parallel_size
+    parts = np.append(LayerLayout.of(problem.model).cumulative[-1] / p, (1.0 / p, 1.0 / p))
+    passes = sum(
+        float((value @ parts)[0]) for name, value in prices.breakdown_s.items() if name != "unequal_lengths"
+    )
+    step_s = predict(problem, profile, config).step_time_s
+    return step_s, config.num_microbatches * passes, float(prices.tail_s[0] @ parts + prices.fixed_s[0])
 
 
 def test_what_is_waited_for_is_a_cause_of_its_own_and_the_causes_make_up_the_step() -> None:
