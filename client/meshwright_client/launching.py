@@ -12,6 +12,7 @@ from pathlib import Path
 
 from meshwright_client.choosing import CHOICE, Choice
 from meshwright_client.errors import MeshwrightError
+from meshwright_client.nodes import Nodes
 from meshwright_client.reporting import LogTail, Reporter
 
 _ARRAYS = {"megatron_args.sh": "MEGATRON_ARGS", "plan_args.sh": "PLAN_ARGS"}
@@ -21,26 +22,32 @@ class LaunchError(MeshwrightError):
     """The job cannot be started with this plan."""
 
 
-def start(command: Sequence[str], choice: Choice, *, report: bool = True) -> int:
+def start(
+    command: Sequence[str], choice: Choice, *, nodes: Nodes | None = None, report: bool = True
+) -> int:
     """Run a command with a plan, its output passed on; its exit code.
 
     The flags that the plan's launcher takes are appended (``plan_flags``), unless the command places them
     itself with the word ``{plan_flags}`` or runs the plan's own ``launch.sh``; ``{save_dir}`` and
     ``{tensor_parallel_size}``, or any other size, are filled in wherever they stand. Without a command the
-    plan's own ``launch.sh`` runs. The log is read on the way: the node on which steps are logged
-    (Megatron-LM's last) reports them, once for all nodes.
+    plan's own ``launch.sh`` runs, told by ``nodes`` which of them this is and where the first one is; in a
+    Slurm allocation, before any srun, ``launch.sbatch``. The log is read on the way: the node on which
+    steps are logged (Megatron-LM's last) reports them, once for all nodes.
 
     Raises:
-        LaunchError: there is no such program, or no ``launch.sh``.
+        LaunchError: there is no such program, no ``launch.sh``, or more than one task a node for it.
     """
-    words = filled(command, choice) if command else [str(_own_script(choice))]
-    environment = {**os.environ, **variables(choice)}
+    words = filled(command, choice) if command else ["bash", str(_own_script(choice, nodes))]
+    environment = {**_place(nodes), **os.environ, **variables(choice)}
+    if not command:
+        environment["SLURM_SUBMIT_DIR"] = choice.save_dir  # where launch.sbatch finds the plan
     reporter = Reporter.of(choice, active=report)
     tail = LogTail(reporter)
     try:
         child = subprocess.Popen(  # noqa: S603 - the caller's own command
-            words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0
-        )
+            words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
+            start_new_session=True,  # a group that is signalled, as Slurm does, would hear it twice
+        )  # fmt: skip
     except OSError as fault:
         raise LaunchError(f"{words[0]}: {fault.strerror or 'cannot be started'}") from None
     before = {one: signal.signal(one, lambda number, _: child.send_signal(number)) for one in _PASSED}
@@ -115,7 +122,21 @@ def _array_of(path: Path, array: str) -> list[str]:
     return [word.decode() for word in done.stdout.split(b"\0")[:-1]]
 
 
-def _own_script(choice: Choice) -> Path:
-    if "launch.sh" not in choice.files:
-        raise LaunchError(f"{choice.launcher} has no launch.sh; give a command after --")
-    return choice.path("launch.sh")
+def _place(nodes: Nodes | None) -> dict[str, str]:
+    """What a plan's ``launch.sh`` asks for: which node this is, and where the first one is."""
+    known = {} if nodes is None else {"NODE_RANK": nodes.node_rank, "MASTER_ADDR": nodes.first_host}
+    return {name: str(value) for name, value in known.items() if value is not None}
+
+
+def _own_script(choice: Choice, nodes: Nodes | None) -> Path:
+    """The plan's own script that starts this node, or all of an allocation."""
+    name, tasks = "launch.sh", None if nodes is None else nodes.tasks_per_node
+    if tasks == 0 and nodes is not None and (nodes.num_nodes or 1) > 1:
+        name = "launch.sbatch"
+    elif (tasks or 1) > 1:
+        raise LaunchError(
+            f"srun has started {tasks} tasks a node, launch.sh wants one: --ntasks-per-node=1"
+        )
+    if name not in choice.files:
+        raise LaunchError(f"{choice.launcher} has no {name}; give a command after --")
+    return choice.path(name)

@@ -33,6 +33,9 @@ class Nodes:
     run_id: str  # of this start of the job, the same on all of its nodes
     rank: int  # of this process, or of this node where one process starts it; 0 asks, the others wait
     num_nodes: int | None = None  # None: the cluster file says
+    node_rank: int | None = None  # of this node, where the scheduler tells it
+    first_host: str | None = None  # node 0, where the scheduler tells it
+    tasks_per_node: int | None = None  # of srun; 0: it has started none yet
     gpus_per_node: int | None = None
     gpu: str | None = None  # type, where the scheduler names it
     cluster: Mapping[str, Any] | None = None  # of a file, as a problem states it
@@ -97,14 +100,16 @@ def _slurm(environ: Mapping[str, str]) -> Nodes:
     ):
         raise UnknownNodesError("a heterogeneous Slurm job; state its groups in a cluster file")
     gpu, counted = _slurm_gpus(environ)
-    num_nodes = _count(environ, "slurm", "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+    in_job = _count(environ, "slurm", "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+    # A step may have a part of the job's nodes, which srun tells under the older name alone.
+    num_nodes = _count(environ, "slurm", "SLURM_NNODES", default=in_job)
     here = _count(environ, "slurm", "SLURM_GPUS_ON_NODE", default=counted or 0) or installed(environ)
     asked = environ.get("SLURM_GPUS", "")  # of --gpus: 12, h100:12, or h100:8,a100:4
     numbers = [part.rpartition(":")[2] for part in asked.split(",")]
     in_all = sum(map(int, numbers)) if all(map(str.isdecimal, numbers)) else None
-    if len(numbers) > 1 or (here and in_all is not None and in_all != num_nodes * here):
+    if len(numbers) > 1 or (here and in_all is not None and in_all != in_job * here):
         raise UnknownNodesError(
-            f"slurm: --gpus {asked} on {num_nodes} nodes, {here or 'some'} of them on this one: they are "
+            f"slurm: --gpus {asked} on {in_job} nodes, {here or 'some'} of them on this one: they are "
             "unlike; state their groups in a cluster file, or ask for --gpus-per-node"
         )
     return Nodes(
@@ -114,21 +119,52 @@ def _slurm(environ: Mapping[str, str]) -> Nodes:
         num_nodes=num_nodes,
         gpus_per_node=here,
         gpu=gpu,
+        **_slurm_place(environ),
     )
 
 
+def _slurm_place(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Which node of the step or job this is, its first one, and how many tasks each has."""
+    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    return {
+        "node_rank": _count(environ, "slurm", "SLURM_NODEID", "SLURM_PROCID", least=0, default=0),
+        "first_host": _first_host(hosts),
+        "tasks_per_node": _slurm_tasks(environ),
+    }
+
+
 def _slurm_start(job: str, environ: Mapping[str, str]) -> str:
-    """The job, each time that it was started."""
-    return f"slurm-{job}-{environ.get('SLURM_RESTART_COUNT', '0')}"
+    """The job, each time that it was started, and which of its steps this is: an allocation has many."""
+    step = environ.get("SLURM_STEP_ID", "")
+    return "-".join(filter(None, ["slurm", job, environ.get("SLURM_RESTART_COUNT", "0"), step]))
+
+
+def _first_host(hosts: str) -> str | None:
+    """Of a host list: ``n[07-09,12],m1`` begins with n07."""
+    plain = re.sub(r"\[(\w+)[^\]]*\]", r"\1", hosts)
+    return plain.partition(",")[0] or None
+
+
+_NOT_OF_SRUN = 0xFFFFFF00  # from here on steps are Slurm's own (slurm.h), as an interactive shell
+
+
+def _slurm_tasks(environ: Mapping[str, str]) -> int:
+    """How many tasks srun started on this node; 0: none of them is this process."""
+    step = environ.get("SLURM_STEP_ID", "")
+    if not step.isdecimal() or int(step) >= _NOT_OF_SRUN:
+        return 0
+    # 8, 8(x4) or 2(x3),1: as many as on the first node
+    first = re.match(r"\d+", environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    return int(first.group()) if first else 1
 
 
 def _slurm_gpus(environ: Mapping[str, str]) -> tuple[str | None, int | None]:
-    """Type and number of the GPUs of a node: ``h100:8`` or ``8``."""
-    for name in ("SLURM_GPUS_PER_NODE", "SLURM_TRES_PER_NODE"):
+    """Type and number of the GPUs of a node: ``h100:8`` or ``8``; of ``--gpus`` and the like the type."""
+    for name in ("SLURM_GPUS_PER_NODE", "SLURM_TRES_PER_NODE", "SLURM_GPUS", "SLURM_GPUS_PER_TASK"):
         text = environ.get(name, "").rpartition("gpu:")[2]
         kind, _, number = text.split(",")[0].split("(")[0].rpartition(":")
         if number.isdecimal():
-            return kind.lower() or None, int(number)
+            return kind.lower() or None, int(number) if name.endswith("_NODE") else None
     return None, None
 
 
@@ -163,10 +199,13 @@ def _k8s(environ: Mapping[str, str]) -> Nodes:
     )
     per_node = environ.get("PET_NPROC_PER_NODE", "")
     name = environ.get("JOB_NAME") or environ.get("PET_RDZV_ENDPOINT") or environ.get("MASTER_ADDR", "")
+    rank = _count({"node rank": index}, "k8s", "node rank", least=0)
     return Nodes(
         source="k8s",
         run_id=_run(environ, f"k8s-{name}-{environ.get('JOB_ATTEMPT', '0')}"),
-        rank=_count({"node rank": index}, "k8s", "node rank", least=0),
+        rank=rank,
+        node_rank=rank,
+        first_host=environ.get("PET_MASTER_ADDR") or environ.get("MASTER_ADDR") or None,
         num_nodes=_count(environ, "k8s", "PET_NNODES", "NNODES"),
         gpus_per_node=int(per_node) if per_node.isdecimal() else installed(environ),
     )
@@ -189,13 +228,14 @@ def _of_file(path: Path, environ: Mapping[str, str]) -> Nodes:
         )
     names = ("RANK", "NODE_RANK", "SLURM_PROCID", "SLURM_NODEID", "PET_NODE_RANK")
     rank = _count(environ, "the environment", *names, least=0, default=0)
+    place: dict[str, Any] = {}
     if environ.get("TORCHELASTIC_RUN_ID"):
         run_id = _torchelastic_start(environ)
     elif job := environ.get("SLURM_JOB_ID"):
-        run_id = _slurm_start(job, environ)
+        run_id, place = _slurm_start(job, environ), _slurm_place(environ)
     else:  # nodes that tell their rank have to agree; a process alone is a start of its own
         run_id = "file" if any(environ.get(name) for name in names) else f"file-{_PROCESS}"
-    return Nodes(source=str(path), run_id=_run(environ, run_id), rank=rank, cluster=cluster)
+    return Nodes(source=str(path), run_id=_run(environ, run_id), rank=rank, cluster=cluster, **place)
 
 
 _READERS = {"torchelastic": _torchelastic, "slurm": _slurm, "k8s": _k8s}

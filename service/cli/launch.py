@@ -60,14 +60,16 @@ def launch(
         import meshwright_client.choosing as client  # noqa: PLC0415 - a distribution of its own
         from meshwright_client.errors import MeshwrightError, ProblemError  # noqa: PLC0415 - the same
         from meshwright_client.launching import start  # noqa: PLC0415 - the same
+        from meshwright_client.nodes import detect  # noqa: PLC0415 - the same
     except ModuleNotFoundError as fault:
         message = f"meshwright launch needs meshwright-client ({fault.name} is not installed)"
         raise MissingExtraError(message) from None
     require_above_0("--limit-s", limit_s)
     asked = read_problem_file(problem or _usual_problem())
     try:
+        nodes = detect(cluster_from)
         choice = client.choose(
-            json.loads(json.dumps(asked)), cluster_from, save_dir=save_dir, url=url, launcher=launcher,
+            json.loads(json.dumps(asked)), nodes=nodes, save_dir=save_dir, url=url, launcher=launcher,
             limit_s=limit_s,
         )  # fmt: skip
         if choice.source == "last answer":
@@ -79,7 +81,7 @@ def launch(
             f"plan {choice.plan_id} of job {choice.job_id}: {choice.step_time_s:.3g} s a step "
             f"({low_s:.3g} to {high_s:.3g}), {choice.profile}\n"
         )
-        sys.exit(start(command or [], choice, report=report))
+        sys.exit(start(command or [], choice, nodes=nodes, report=report))
     except client.NoPlanError as fault:
         say_error(str(fault))
         raise typer.Exit(INFEASIBLE) from None

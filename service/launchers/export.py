@@ -173,8 +173,9 @@ else
 fi
 export MASTER_ADDR="${hosts%%$'\\n'*}"
 # One torchrun a node: the task number is the node's place in the list. Its processes may use every CPU.
+# The first one that fails ends the others, which would wait for it until their timeout.
 srun --nodes=@NODES@ --ntasks=@NODES@ --ntasks-per-node=1 --cpu-bind=none --export=ALL \\
-    --distribution="${distribution}" \\
+    --distribution="${distribution}" --kill-on-bad-exit=1 \\
     bash -c 'NODE_RANK="${SLURM_PROCID}" exec bash @TORCHRUN@ "$@"' launch "$@" &
 run=$! code=0
 trap '((SECONDS < 600)) || scontrol requeue "${SLURM_JOB_ID}"' USR1  # a limit of minutes would never end

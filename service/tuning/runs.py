@@ -25,6 +25,7 @@ from meshwright.profiles.errors import InvalidProblemError, ProfileError
 from meshwright.profiles.importers.registry import import_profile
 from meshwright.profiles.importers.run_logs import OUT_OF_MEMORY
 from meshwright.profiles.measurements import MeasuredRun
+from meshwright.service.files import write_text
 from meshwright.solver.configuration import Configuration
 
 Outcome = Literal["measured", "out of memory", "hung", "failed", "interrupted"]
@@ -36,6 +37,8 @@ _MEMORY = re.compile(
     rf"{OUT_OF_MEMORY.pattern}|DefaultCPUAllocator: can't allocate memory|MemoryError|std::bad_alloc"
 )
 _ERROR = re.compile(r"(?:^|\s|\.)\w*(?:Error|Exception)\b(?=:)|^error:", re.IGNORECASE)
+_NODES = re.compile(r"^#SBATCH --nodes=(\d+)$", re.MULTILINE)
+_HOSTNAMES = ("scontrol", "show", "hostnames")
 LOG_FILE = "tune.log"
 _MARK = "MESHWRIGHT_SAVE_DIR"  # in the environment of every process of a run: its folder
 # Of a normal distribution: from the 10th to the 90th percentile, and what a median is worse than a mean.
@@ -118,7 +121,27 @@ def _environment(start: Start, config: Configuration, folder: Path) -> dict[str,
              _MARK: folder, "MESHWRIGHT_STEPS": start.steps,
              "MESHWRIGHT_NUM_GPUS": config.num_gpus, "PYTHONPATH": _modules(folder)}  # fmt: skip
     dry = {} if "DATA_PATH" in os.environ else {"MOCK_DATA": "1"}
-    return {**dry, **{name: str(value) for name, value in known.items()}}
+    hosts = {} if start.command else _own_hosts(folder)
+    return {**dry, **hosts, **{name: str(value) for name, value in known.items()}}
+
+
+def _own_hosts(folder: Path) -> dict[str, str]:
+    """The first nodes of a Slurm allocation that has more than a plan needs, for ``launch.sbatch``."""
+    script, given = folder / "launch.sbatch", os.environ.get("SLURM_JOB_NODELIST")
+    needs = _NODES.search(script.read_text(encoding="utf-8")) if given and script.is_file() else None
+    if given is None or needs is None or "HOSTS_FILE" in os.environ:
+        return {}
+    try:
+        told = subprocess.run(  # noqa: S603 - Slurm's own program
+            [*_HOSTNAMES, given], capture_output=True, text=True, check=True
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return {}  # launch.sbatch asks again, and says what is wrong
+    number, hosts = int(needs.group(1)), told.stdout.split()
+    if len(hosts) <= number:
+        return {}
+    write_text(folder / "hosts", "".join(f"{host}\n" for host in hosts[:number]))
+    return {"HOSTS_FILE": str(folder / "hosts"), "SLURM_NNODES": str(number)}
 
 
 def _modules(folder: Path) -> str:
@@ -150,19 +173,29 @@ def _end(child: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def end_leftovers(folder: Path) -> int:
-    """Kill what runs below a folder have left behind, and say how many processes that were."""
+    """End what runs below a folder have left behind, and say how many processes that were.
+
+    They are asked first: an srun that is killed leaves its tasks on the other nodes of an allocation.
+    """
     family = _marked(folder.resolve())
-    _killed(family)
+    _signalled(family, signal.SIGTERM)
+    _wait(family, GRACE_S)
+    _killed(family | _marked(folder.resolve()))
     return len(family)
 
 
 def _killed(family: dict[int, str]) -> None:
     """Kill those that still run, and wait until they are gone."""
+    _signalled(family, signal.SIGKILL)
+    _wait(family, GRACE_S)
+
+
+def _signalled(family: dict[int, str], number: signal.Signals) -> None:
+    """Send a signal to those that still run."""
     for pid, began in family.items():
         if _is_alive((pid, began)):
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    _wait(family, GRACE_S)
+                os.kill(pid, number)
 
 
 def _wait(family: dict[int, str], most_s: float) -> None:

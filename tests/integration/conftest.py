@@ -1,4 +1,4 @@
-"""Real servers, started and stopped by the tests: PostgreSQL and Redis."""
+"""Real servers, started and stopped by the tests: PostgreSQL, Redis and the service itself."""
 
 import signal
 import time
@@ -12,7 +12,7 @@ from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
 from meshwright.service.jobs.engine import JobEngine
 from tests.processes.postgres_server import PostgresServer
-from tests.processes.servers import RedisServer, free_port
+from tests.processes.servers import RedisServer, RunningServer, free_port, serving
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -52,6 +52,17 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """One service with one worker for all tests of a module; each asks a question of its own."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('served') / 'meshwright.db'}"
+    database = Database(url)
+    migrations.upgrade(database)
+    database.close()
+    with serving({"database_url": url, "workers": "1"}) as running:
+        yield running
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -59,6 +59,41 @@ def test_all_nodes_of_a_start_have_one_name_for_it_and_a_restart_has_another() -
     assert detect("slurm", {**SLURM, "SLURM_RESTART_COUNT": "1"}).run_id not in names
 
 
+PART = {
+    "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4", "SLURM_NNODES": "2", "SLURM_GPUS": "h100:8",
+    "SLURM_GPUS_ON_NODE": "2", "SLURM_STEP_ID": "0", "SLURM_NODEID": "1", "SLURM_PROCID": "1",
+    "SLURM_JOB_NODELIST": "gpu-[007-010]", "SLURM_STEP_NODELIST": "gpu-[009-010]",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NUM_NODES": "2",
+}  # fmt: skip
+
+
+def test_a_step_on_a_part_of_an_allocation_is_a_start_on_these_nodes() -> None:
+    """As Slurm 22.05 sets them for ``salloc -N4 --gpus=h100:8`` and ``srun -N2`` in it."""
+    nodes = detect("slurm", PART)
+    assert (nodes.num_nodes, nodes.gpus_per_node, nodes.gpu) == (2, 2, "h100")
+    assert (nodes.node_rank, nodes.first_host, nodes.tasks_per_node) == (1, "gpu-009", 1)
+    assert detect("slurm", {**PART, "SLURM_STEP_ID": "1"}).run_id != nodes.run_id  # the next srun
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [("n1", "n1"), ("n[1-2,7]", "n1"), ("a-[07,09-12]-ib,b3", "a-07-ib"), ("r[1-2]n[05-08]", "r1n05")],
+)
+def test_the_first_of_a_host_list_is_node_0(hosts: str, first: str | None) -> None:
+    assert detect("slurm", {**SLURM, "SLURM_JOB_NODELIST": hosts}).first_host == first
+
+
+@pytest.mark.parametrize(
+    ("step", "tasks", "found"),
+    [("", "", 0), ("4294967290", "1", 0), ("0", "8(x4)", 8), ("3", "2(x3),1", 2)],
+)
+def test_a_batch_script_and_an_interactive_shell_are_no_task_of_srun(
+    step: str, tasks: str, found: int
+) -> None:
+    environ = {**SLURM, "SLURM_STEP_ID": step, "SLURM_STEP_TASKS_PER_NODE": tasks}
+    assert detect("slurm", environ).tasks_per_node == found
+
+
 @pytest.mark.parametrize(
     "environ",
     [

@@ -1,6 +1,8 @@
 """``meshwright tune`` with real processes: what they log teaches, what hangs is killed, a start goes on."""
 
 import json
+import os
+import subprocess
 import time
 from functools import cache
 from pathlib import Path
@@ -17,12 +19,13 @@ from meshwright.service.library import answer_document
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.tuning import runs as running
 from meshwright.service.tuning.decide import held, next_plan, standing
-from meshwright.service.tuning.runs import Measured, Start, run_plan
+from meshwright.service.tuning.runs import Measured, Start, end_leftovers, run_plan
 from meshwright.solver.answer import Answer
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
 from tests.builders import a_configuration
+from tests.processes import slurm
 
 # Steps as Megatron-LM logs them; the plan decides how long they take.
 LOGS = """
@@ -91,6 +94,68 @@ def test_a_hung_run_is_killed_with_all_that_it_started(
         f"/proc/{int((tmp_path / 'rank.pid').read_text())}/stat"
     )  # gone, or dead and not yet buried
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+PLAN = """#!/bin/bash
+#SBATCH --nodes=2
+cd "${SLURM_SUBMIT_DIR}"
+[ "${SLURM_NNODES}" = 2 ] || { echo "error: the plan needs 2 nodes, Slurm gave ${SLURM_NNODES}"; exit 2; }
+[ -z "${HOSTS_FILE:-}" ] || { export SLURM_HOSTFILE="${HOSTS_FILE}"; how=--distribution=arbitrary; }
+srun --nodes=2 --ntasks=2 --kill-on-bad-exit=1 ${how:-} bash task.sh &
+wait $!
+"""
+
+
+def slurm_run(folder: Path, monkeypatch: pytest.MonkeyPatch, num_nodes: int, task: str) -> Path:
+    """A plan of two nodes in an allocation of some; the folder of its programs."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for name, value in slurm.allocation(programs, num_nodes).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    (folder / "launch.sbatch").write_text(PLAN)
+    (folder / "task.sh").write_text(task)
+    return programs
+
+
+@pytest.mark.parametrize("num_nodes", [2, 4])
+def test_a_plan_runs_on_the_first_nodes_of_a_slurm_allocation(
+    num_nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = 'echo "task ${SLURM_PROCID} on ${SLURMD_NODENAME}"\n' + LOGS.replace("$1", "250.0")
+    slurm_run(tmp_path, monkeypatch, num_nodes, task)
+    found = run_plan("aaa", a_configuration(), tmp_path, Start(command=(), steps=6, limit_s=20.0))
+    assert (found.outcome, found.step_time_s) == ("measured", 0.25), found.said
+    log = (tmp_path / "tune.log").read_text()
+    assert "task 0 on n1\n" in log
+    assert "task 1 on n2\n" in log
+
+
+def test_a_node_that_fails_ends_the_run_on_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = 'if [ ${SLURM_PROCID} = 0 ]; then echo "RuntimeError: no GPU"; exit 3; fi; sleep 15'
+    slurm_run(tmp_path, monkeypatch, 2, task)
+    found = run_plan("aaa", a_configuration(), tmp_path, Start(command=(), steps=6, limit_s=12.0))
+    assert (found.outcome, "no GPU" in found.said) == ("failed", True)
+
+
+def test_what_a_killed_tuning_left_on_other_nodes_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes there cannot be seen from here; the srun that started them can, if it is not killed."""
+    programs = slurm_run(tmp_path, monkeypatch, 2, "sleep 30")
+    marked = {**os.environ, "MESHWRIGHT_SAVE_DIR": str(tmp_path), "SLURM_SUBMIT_DIR": str(tmp_path)}
+    script = subprocess.Popen(["bash", tmp_path / "launch.sbatch"], env=marked, start_new_session=True)
+    until = time.monotonic() + 20
+    while not (programs / "steps" / "0").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    script.kill()
+    script.wait()
+    began = time.monotonic()
+    assert end_leftovers(tmp_path) > 0
+    subprocess.run([programs / "srun", "--nodes=2", "true"], check=True, timeout=20)  # the nodes are free
+    assert time.monotonic() - began < 20  # which they would be after 30
 
 
 def test_a_run_that_never_ends_but_logs_its_steps_is_measured(tmp_path: Path) -> None:
