@@ -291,7 +291,10 @@ def test_a_name_without_an_end_is_none() -> None:
     [
         ("meta-llama/Llama-3.1-8B", "llama-3.1-8b"),
         ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
-        ("Qwen/Qwen3-235B-A22B-Thinking-2507", "qwen3-235b-a22b"),
+        ("Qwen/Qwen3-235B-A22B-Thinking-2507", "qwen3-235b-a22b-2507"),
+        ("codellama/CodeLlama-34b-Instruct-hf", "codellama-34b"),
+        ("google/gemma-4-31B-it", "gemma-4-31b"),
+        ("tiiuae/Falcon3-10B-Instruct", "falcon3-10b"),
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
         ("google/gemma-2-9b-it", "gemma-2-9b"),
     ],
@@ -316,6 +319,12 @@ def test_a_version_that_is_another_model_is_found_as_it_is_listed() -> None:
         "mistralai/Mistral-7B-Instruct-v0.3": "mistral-7b-v0.3", "google/gemma-3-27b-it": "gemma-3-27b",
     }  # fmt: skip
     assert {hub_id: find_model(hub_id).name for hub_id in found} == found
+    # the 2507 editions of Qwen3 are trained to 262 144 tokens, the first ones to 40 960
+    positions = {
+        name: find_model(name).max_position_embeddings
+        for name in ("Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-30B-A3B")
+    }
+    assert list(positions.values()) == [262_144, 40_960]
     # v0.3 has 768 tokens more than the 32000 of v0.1, in the embedding and in the head
     more = find_model("mistral-7b-v0.3").num_parameters() - find_model("mistral-7b").num_parameters()
     assert more == 2 * 768 * 4096
@@ -328,6 +337,9 @@ def test_the_catalog_counts_what_model_cards_print() -> None:
         "qwen3-1.7b": 1_720_574_976, "mistral-7b": 7_241_732_096, "dbrx": 131_596_523_520,
         "phi-4": 14_659_507_200, "mistral-nemo-12b": 12_247_782_400, "starcoder2-3b": 3_030_371_328,
         "mistral-large-123b": 122_610_069_504, "deepseek-v2": 235_741_434_880, "glm-4.6": 352_797_814_784,
+        "codellama-7b": 6_738_546_688, "codellama-70b": 68_976_910_336, "falcon3-1b": 1_669_408_768,
+        "pythia-2.8b": 2_775_208_960, "phi-2": 2_779_683_840, "olmo-3-7b": 7_298_011_136,
+        "seed-oss-36b": 36_151_104_512, "olmo-1b": 1_176_764_416, "minimax-m2.7": 228_689_748_992,
         "falcon3-7b": 7_455_550_464, "smollm2-1.7b": 1_711_376_384, "gpt2-xl": 1_557_611_200,
     }  # fmt: skip
     assert {name: find_model(name).num_parameters() for name in published} == published
