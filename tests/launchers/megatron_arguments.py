@@ -6,6 +6,7 @@ import argparse
 import re
 import shlex
 import subprocess
+from functools import cache
 from pathlib import Path
 
 SWITCHES = [
@@ -53,6 +54,7 @@ FRACTIONS = [
 ]  # fmt: skip
 
 
+@cache
 def parser() -> argparse.ArgumentParser:
     """Megatron-LM's flags that the exporter may write; any other is an error."""
     found = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)

@@ -90,12 +90,16 @@ class Token:
     @property
     def raw(self) -> str:
         """The word before expansion."""
-        return "".join(part.text for part in self.parts)
+        parts = self.parts  # one, of most
+        return parts[0].text if len(parts) == 1 else "".join([part.text for part in parts])
 
     @property
     def plain(self) -> str:
         """The word where nothing of it is quoted or expanded, as keywords are; else empty."""
-        return "" if any(part.quoted or part.expands for part in self.parts) else self.raw
+        for part in self.parts:
+            if part.quoted or part.expands:
+                return ""
+        return self.raw
 
     def operates(self, *which: str) -> bool:
         """Whether it is one of these operators."""
