@@ -33,8 +33,8 @@ from tests.served.job_records import add_tiny_job, job_in
 
 PROBLEM: dict[str, Any] = {
     "model": {"name": "llama-3.1-8b"},
-    "cluster": {"name": "dgx-h100", "num_nodes": 4},
-    "workload": {"global_batch_size": 256, "seq_length": 8192},
+    "cluster": {"name": "dgx-h100", "num_nodes": 1},
+    "workload": {"global_batch_size": 32, "seq_length": 4096},
     "search": {"top_k": 3},
 }
 SLOW = "tests.processes.slow_worker"

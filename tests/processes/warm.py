@@ -38,7 +38,11 @@ from tests.processes.cpu_clock import count_cpu_seconds
 ROOT = Path(__file__).parents[2]
 SOLVER = "meshwright.solver.search.certify.child"
 RUN = ("meshwright.workers.__main__", SOLVER)  # by ``-m``, which loads them itself
-LOADED = ("meshwright.service.serving.serve", "meshwright.service.jobs.sweeps", "meshwright_client", *RUN)
+CELERY = ("celery.bin.celery", "celery.apps.worker", "celery.concurrency.solo", "kombu.transport.redis")
+LOADED = (
+    "meshwright.service.serving.serve", "meshwright.service.jobs.sweeps", "meshwright_client", *RUN,
+    "meshwright.workers.celery_app", *CELERY,
+)  # fmt: skip
 CERTIFY = ("split_model", "placement_model")
 MAX_BYTES = 2**20  # of a request for a process
 CLIENT = """\
