@@ -26,7 +26,7 @@ MOST_BETWEEN_LOOKS_S = 0.25
 MOST_BEYOND_S = 1.0  # of a limit, or of a cancel
 MOST_MIB = 1024
 LAUNCHERS = ("none", "megatron-lm", "torchtitan", "nanotron", "accelerate", "deepspeed", "any")
-LIMIT_S = 1.5
+LIMIT_S = 0.75
 
 
 def request(model: str, nodes: int, seq: int, batch: object, **search: Any) -> dict[str, Any]:  # noqa: ANN401

@@ -20,6 +20,7 @@ from meshwright.solver.configuration import Columns
 from meshwright.solver.cost.price import price
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.launcher_rules import problem_faults
+from tests.draws import draws
 from tests.launchers.plans import CASES, problem_of, random_targets, tuned
 
 # One of each kind: plain, biases and learned positions, experts, wide heads, latent attention, windows.
@@ -29,6 +30,7 @@ MODELS = ("llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepse
 # branch, latent attention beside shared experts; drawn less often.
 OTHERS = ("llama-3.2-1b", "qwen2.5-7b", "mistral-7b", "gemma-3-4b", "gemma-2-2b", "moonlight-16b-a3b")
 LONG = 131_072
+PLANS = draws(6)  # of a launcher and a model
 MAIN = {
     "megatron-lm": "launch.sh", "megatron-bridge": "launch.sh", "ms-swift": "launch.sh",
     "deepspeed": "ds_config.json", "accelerate": "accelerate.yaml", "nanotron": "nanotron.yaml",
@@ -78,7 +80,7 @@ def test_any_plan_of_the_search_is_exported_and_read_unchanged(launcher: str, na
     if list(problem_faults(problem, launcher_capabilities(launcher))):
         assert not list(random_targets(problem, 1, random.Random(0)))
         return
-    for found in random_targets(problem, 12, random.Random(f"{launcher} {name}")):
+    for found in random_targets(problem, PLANS, random.Random(f"{launcher} {name}")):
         assert_the_same(found, launcher, MAIN[launcher])
 
 
@@ -115,7 +117,7 @@ def test_the_plans_of_the_golden_files_are_read_unchanged(launcher: str, name: s
 def test_offloaded_plans_are_read_unchanged(launcher: str) -> None:
     problem = problem_of(launcher, find_model("llama-3.1-8b"), seq_length=2048)
     problem = replace(problem, options=replace(problem.options, allow=("offload",)))
-    for found in random_targets(problem, 12, random.Random(launcher)):
+    for found in random_targets(problem, PLANS, random.Random(launcher)):
         assert_the_same(found, launcher, MAIN[launcher])
 
 
