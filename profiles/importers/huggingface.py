@@ -17,6 +17,7 @@ from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelErro
 from meshwright.profiles.importers.huggingface_families import FAMILIES
 from meshwright.profiles.importers.huggingface_keys import (
     FIXED,
+    REFUSED_TYPES,
     Family,
     completed,
     harmless_reason,
@@ -102,7 +103,8 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
     model_type = reader.text("model_type")
     reader.finish()
     if model_type not in FAMILIES:
-        refuse_unsupported(reader)
+        if model_type not in REFUSED_TYPES or reader.has("text_config"):
+            refuse_unsupported(reader)
         refuse_type(model_type, tuple(FAMILIES))
     family = FAMILIES[model_type]
     whole, added = completed(model_type, family, cast("Mapping[str, object]", config))
@@ -251,9 +253,18 @@ def _rotary_base(reader: FieldReader, name: str) -> int | None:
 
 
 def _rotary_fraction(reader: FieldReader, rope: FieldReader, head_dim: int) -> float:
-    """The share of a head that is rotated: stated as such, or as a number of elements."""
+    """The share of a head that is rotated: stated as such, or as a number of elements.
+
+    Raises:
+        UnsupportedModelError: both are stated, and contradict each other.
+    """
     if reader.has("rotary_dim"):
-        return min(_integer(reader, "rotary_dim", limits="head_dim") / head_dim, 1.0)
+        share = min(_integer(reader, "rotary_dim", limits="head_dim") / head_dim, 1.0)
+        stated = reader.number("partial_rotary_factor", low=1e-3, high=1.0, default=share)
+        if round(stated * head_dim) != round(share * head_dim):
+            why = f"{stated:g}: rotary_dim says {share:g} of a head of {head_dim}; leave one of them out"
+            raise UnsupportedModelError.field("partial_rotary_factor", why)
+        return share
     holder = rope if rope.has("partial_rotary_factor") else reader
     name = holder.first(("rotary_pct", "partial_rotary_factor"))
     reader.value("partial_rotary_factor")

@@ -210,7 +210,10 @@ FAMILIES: Mapping[str, Family] = {
         facts={"gated_mlp": False, "normalization": "layernorm", "zero_centered_norm": True},
         defaults={"partial_rotary_factor": 0.5},
     ),
-    "qwen2": replace(_PLAIN, facts={"qkv_bias": True}, global_layers=_QWEN_LOCAL),
+    "qwen2": replace(
+        _PLAIN, facts={"qkv_bias": True}, global_layers=_QWEN_LOCAL,
+        fixed={"attention_bias": (True, False)},  # the class does not read it: Q, K and V have one
+    ),
     "qwen3": replace(_BIASED_ATTENTION, facts=_PER_HEAD, global_layers=_QWEN_LOCAL),
     "exaone4": replace(_EXAONE, facts={**_PER_HEAD, "norm_position": "after"}),
     "olmo": replace(

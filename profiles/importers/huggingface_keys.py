@@ -275,6 +275,19 @@ REFUSED_TYPES: Mapping[str, str] = {
 }  # fmt: skip
 
 
+# Types of which another one has the layers, and what to state beside its name: language models inside
+# multimodal ones (transformers' modeling_qwen2_vl, _qwen2_5_vl, _qwen3_vl and _qwen3_vl_moe, whose configs
+# leave the head to the whole model's), and Llama with one matrix for queries, keys and values
+# (modeling_internlm2 of internlm/internlm2-7b).
+_HEAD = ", and tie_word_embeddings to what the whole model's config says"
+LAYERS_OF: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), ("qwen2", _HEAD)),
+    "qwen3_vl_text": ("qwen3", _HEAD),
+    "qwen3_vl_moe_text": ("qwen3_moe", _HEAD),
+    "internlm2": ("llama", ", and attention_bias to what its key bias says, which is then to be left out"),
+}
+
+
 # Dropout and weights of auxiliary losses are spelled in many ways.
 _HARMLESS_ENDINGS = (
     "_token_id",
@@ -304,7 +317,10 @@ def refuse_type(model_type: str, planned: tuple[str, ...]) -> NoReturn:
         UnsupportedModelError: always.
     """
     what = REFUSED_TYPES.get(model_type)
-    if what is None:
+    if model_type in LAYERS_OF:
+        same, and_ = LAYERS_OF[model_type]
+        what = f"not planned by this name; its layers are those of {same}: set model_type to it{and_}"
+    elif what is None:
         what = "an unknown type. If its layers are those of a planned type, set model_type to that one"
     else:
         what += ". Plan a decoder-only type instead, or describe its layers in our own fields"
@@ -324,7 +340,7 @@ _REASONS: Mapping[str, str] = {
     "vision_config": "a vision tower",
     "visual": "a vision tower",
     "audio_config": "an audio tower",
-    "text_config": "a model inside a model; give the text model's own config",
+    "text_config": "a model inside a model",
     "encoder": "an encoder-decoder model",
     "state_size": "state-space layers",
     "d_state": "state-space layers",
@@ -344,8 +360,19 @@ _REASONS: Mapping[str, str] = {
     "num_kv_shared_layers": "layers that share keys and values",
     "use_parallel_residual_experts": "parallel experts",
 }
+_TOWERS = ("vision_config", "visual", "audio_config")
 _ATTENTION = {"attn_type_list": "1"}  # what a list of kinds says of a layer with attention
 _PREFIXES: Mapping[str, str] = {"mamba_": "state-space layers", "ssm_": "state-space layers"}
+
+
+def _language_model(reader: FieldReader, name: str) -> str:
+    """What to plan instead of a multimodal model; empty where it is none, or its config names none."""
+    inside = reader.value("text_config")
+    if name not in (*_TOWERS, "text_config") or not isinstance(inside, Mapping) or not inside:
+        return ""
+    model_type = str(inside.get("model_type", ""))[:40]
+    of_type = f' (model_type "{model_type}")' if model_type else ""
+    return f"; plan its language model: give text_config{of_type} as a config of its own"
 
 
 def refuse_unsupported(reader: FieldReader, planned: tuple[str, ...] = ()) -> None:
@@ -360,7 +387,7 @@ def refuse_unsupported(reader: FieldReader, planned: tuple[str, ...] = ()) -> No
             isinstance(value, list) and name in _ATTENTION and set(map(str, value)) == {_ATTENTION[name]}
         )
         if name not in planned and not alike and value not in (None, False, 0, [], {}, ""):
-            raise UnsupportedModelError.field(name, why)
+            raise UnsupportedModelError.field(name, why + _language_model(reader, name))
     for name in reader.names():
         for prefix, why in _PREFIXES.items():
             if name.startswith(prefix) and reader.has(name):

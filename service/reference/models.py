@@ -11,7 +11,7 @@ from meshwright.profiles.capabilities import (
 )
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.importers.huggingface_families import FAMILIES
-from meshwright.profiles.importers.huggingface_keys import REFUSED_TYPES
+from meshwright.profiles.importers.huggingface_keys import LAYERS_OF, REFUSED_TYPES
 from meshwright.profiles.model import ModelSpec
 
 # What a config of these types has to state, because their classes leave it open.
@@ -73,4 +73,8 @@ planned under that one's `model_type`, or as [a shape](../howto/own-model.md).
 | model type | why |
 |---|---|
 """
-    return head + "".join(f"| `{name}` | {why} |\n" for name, why in sorted(REFUSED_TYPES.items()))
+    others = {
+        name: f"its layers are those of `{same}`: set it{and_}" for name, (same, and_) in LAYERS_OF.items()
+    }
+    rows = sorted({**REFUSED_TYPES, **others}.items())
+    return head + "".join(f"| `{name}` | {why} |\n" for name, why in rows)

@@ -199,6 +199,38 @@ def test_what_the_cost_model_cannot_express_is_refused_by_field(
     assert caught.value.errors[0].pointer == f"/model/{field}"
 
 
+def test_a_multimodal_model_is_refused_with_the_way_to_its_language_model() -> None:
+    # Qwen3-VL 2B: 151936·2048 (tied) + 28·(2·2048² + 2·2048·1024 + 3·2048·6144 + 2·2048 + 2·128) + 2048
+    text = {
+        "model_type": "qwen3_vl_text", "hidden_size": 2048, "intermediate_size": 6144, "head_dim": 128,
+        "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 151936,
+        "tie_word_embeddings": True,
+        "rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20]},
+    }  # fmt: skip
+    whole = {"model_type": "qwen3_vl", "text_config": text, "vision_config": {"depth": 24}}
+    with pytest.raises(UnsupportedModelError, match=r'give text_config \(model_type "qwen3_vl_text"\)'):
+        model_from_config(whole, name="x")
+    with pytest.raises(UnsupportedModelError, match=r'"qwen3_vl_text" is .* set model_type to it'):
+        model_from_config(text, name="x")
+    assert model_from_config(text | {"model_type": "qwen3"}, name="x").num_parameters() == 1_720_574_976
+
+
+def test_a_refused_type_is_refused_as_such_whatever_keys_it_has() -> None:
+    hybrid = {"model_type": "nemotron_h", "conv_kernel": 4, "hybrid_override_pattern": "M*-"}
+    with pytest.raises(UnsupportedModelError, match='"nemotron_h" is layers of mixed kinds'):
+        model_from_config(hybrid, name="x")
+
+
+def test_two_statements_of_one_thing_are_read_where_they_agree() -> None:
+    config = {"model_type": "minimax_m2", "rotary_dim": 64, "partial_rotary_factor": 0.5, "head_dim": 128}
+    assert model_from_config(config, name="x").rotary_fraction == 0.5
+    with pytest.raises(UnsupportedModelError, match=r"rotary_dim says 0\.5 of a head of 128"):
+        model_from_config(config | {"partial_rotary_factor": 0.25}, name="x")
+    # Qwen2 has these biases whether or not a key that its class does not read says so
+    biased = {"model_type": "qwen2", "attention_bias": True}
+    assert model_from_config(biased, name="x").qkv_bias
+
+
 @pytest.mark.parametrize(
     ("stated", "kept"),
     [
