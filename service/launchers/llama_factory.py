@@ -26,6 +26,7 @@ from meshwright.service.launchers.megatron_lm_rules import interleaving_needs_a_
 from meshwright.service.launchers.megatron_names import (
     SWITCHES_OF_ALL,
     Values,
+    balance_values,
     decided_flags,
     distributed_optimizer,
     dropout_values,
@@ -41,11 +42,15 @@ from meshwright.service.launchers.trainers import OF_THE_RUN
 
 PRODUCT = "LLaMA-Factory 0.9.5 with mcore_adapter"
 CONFIG_FILE = "llama_factory.yaml"
-# The adapter's arguments; other sizes go to Megatron-Core's configuration as they are.
-_SIZES = (
+# The adapter's own arguments: their defaults count before additional_configs (models/model_config.py,
+# update_with_args). What is not among them goes to Megatron-Core's configuration as it is.
+_ARGUMENTS = frozenset((
     "tensor_model_parallel_size", "sequence_parallel", "pipeline_model_parallel_size",
-    "context_parallel_size", "expert_model_parallel_size",
-)  # fmt: skip
+    "context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size",
+    "cross_entropy_loss_fusion", "bias_activation_fusion", "apply_rope_fusion", "moe_token_dispatcher_type",
+    "moe_grouped_gemm", "moe_router_dtype", "moe_aux_loss_coeff", "moe_expert_capacity_factor",
+    "moe_pad_expert_input_to_capacity", "moe_shared_expert_overlap", "mtp_num_layers", "cuda_graph_impl",
+))  # fmt: skip
 
 
 OWN_RULES = (
@@ -55,7 +60,12 @@ OWN_RULES = (
 USE_MCA = Variable(
     name="USE_MCA", value="1", reason="LLaMA-Factory trains through Megatron-Core's adapter."
 )
-NEEDS = (("LLAMA_FACTORY_DIR", "a checkout of LLaMA-Factory; model_name_or_path=… and more may follow"),)
+NEEDS = (
+    (
+        "LLAMA_FACTORY_DIR",
+        "a checkout of LLaMA-Factory; model_name_or_path=… dataset=… template=… output_dir=… follow",
+    ),
+)
 
 
 class LlamaFactory:
@@ -92,8 +102,8 @@ def values_of(target: Target) -> Values:
     """Every value that the plan decided; what is not set is not written."""
     config, precision = target.config, target.workload.precision
     known = megatron_facts(target)
-    sizes = parallel_values(target)
-    values = {name: sizes.pop(name) for name in _SIZES if name in sizes}
+    sizes, moe = parallel_values(target), target.model.moe
+    values: Values = {"stage": "sft", "do_train": True}  # without it no checkpoint is gone on from
     values |= split_values(target) | recompute_values(target, known)
     values |= distributed_optimizer(target, known)
     if known.recomputed and "recompute_modules" in values:
@@ -111,21 +121,22 @@ def values_of(target: Target) -> Values:
         "optimizer": "adam",
         "overlap_p2p_comm": known.overlap_transfer if config.virtual_pipeline_size > 1 else None,
     }
-    # No arguments of their own: they go to Megatron-Core's configuration as they are.
-    additional: Values = {
+    core: Values = sizes | {
         "cross_entropy_loss_fusion": known.loss_fused,
-        "tp_comm_overlap": bool(known.overlap_tensor and values["sequence_parallel"]),
+        "tp_comm_overlap": bool(known.overlap_tensor and sizes["sequence_parallel"]),
+        # the adapter's own defaults fuse neither, and predict one token (0, whatever the model states)
+        "bias_activation_fusion": known.elementwise_fused,
+        "apply_rope_fusion": target.model.has_rotary_positions and target.model.mla is None,
+        "mtp_num_layers": target.model.num_mtp_layers or None,
     }
     if target.model.mla is None:  # else its own configuration reads the scaling from the model's
         # Without it the adapter scales by 8 whatever the model states (model_config.py).
         scaling = target.model.rotary_scaling
-        additional["rotary_scaling_factor"] = float(scaling.factor) if scaling else 1.0
-    # The adapter's own defaults fuse neither.
-    additional["bias_activation_fusion"] = known.elementwise_fused
-    additional["apply_rope_fusion"] = target.model.has_rotary_positions and target.model.mla is None
-    switches = kernel_values(target, known) | exchange_values(target, known) | dropout_values(known)
-    additional |= {name: _plain(value) for name, value in switches.items()}
-    values["additional_configs"] = additional | sizes
+        core["rotary_scaling_factor"] = float(scaling.factor) if scaling else 1.0
+    core |= kernel_values(target, known) | exchange_values(target, known) | dropout_values(known)
+    core |= balance_values(moe) if moe else {}
+    values |= {name: value for name, value in core.items() if name in _ARGUMENTS}
+    values["additional_configs"] = {n: _plain(value) for n, value in core.items() if n not in _ARGUMENTS}
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -443,6 +443,8 @@ def found_warnings(target: Target) -> Iterator[str]:
     """What the recipe decides, or does differently from the plan."""
     yield from common_warnings(target, written=SWITCHES_OF_ALL)
     yield "attention backend, tokenizer, data and learning rate are the recipe's"
+    if target.model.moe and not target.model.moe.balance_coefficient:
+        yield "the model states no loss that balances experts: the recipe's moe_aux_loss_coeff counts"
     if target.workload.lengths is not None:
         yield "packed documents need a recipe for fine-tuning, whose data set has packed_sequence_specs"
     # No override names a function (training/utils/omegaconf_utils.py _restore_excluded_fields); providers

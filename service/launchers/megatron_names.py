@@ -49,8 +49,8 @@ _WORDS = (
     "main-grads-dtype", "main-params-dtype",
     "moe-flex-dispatcher-backend", "moe-layer-freq", "moe-token-dispatcher-type", "normalization",
     "optimizer", "pipeline-model-parallel-layout", "position-embedding-type", "recompute-granularity",
-    "moe-router-score-function", "no-rope-freq", "recompute-method", "rope-type", "softmax-type",
-    "step-batch-size-schedule", "transformer-impl", "window-size",
+    "moe-router-dtype", "moe-router-score-function", "no-rope-freq", "recompute-method", "rope-type",
+    "softmax-type", "step-batch-size-schedule", "transformer-impl", "window-size",
 )  # fmt: skip
 _LISTS = (
     "cp-comm-type", "cuda-graph-modules", "cuda-graph-scope", "hierarchical-context-parallel-sizes",
@@ -302,6 +302,9 @@ def exchange_values(target: Target, facts: FrameworkFacts) -> Values:
     if facts.deduplicates:
         values["moe_flex_dispatcher_backend"] = facts.moe_dispatcher
     values["moe_grouped_gemm"] = True
+    # Router logits and weights, as DeepSeek-V3's and Qwen3's recipes have them (Megatron-Bridge 0.3.1,
+    # qwen_provider.py:453); DeepEP takes no others (token_dispatcher.py: "only supports float32 probs").
+    values["moe_router_dtype"] = "fp32"
     if facts.moe_permute_fusion:
         values["moe_permute_fusion"] = True
     if facts.moe_force_balance:

@@ -9,6 +9,7 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 
+from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.common_rules import refuse_first
 from meshwright.service.launchers.export import (
     ARGUMENTS_FILE,
@@ -27,6 +28,7 @@ from meshwright.service.launchers.megatron_lm_rules import interleaving_needs_a_
 from meshwright.service.launchers.megatron_names import (
     SWITCHES_OF_ALL,
     Values,
+    balance_values,
     context_values,
     decided_flags,
     distributed_optimizer,
@@ -51,7 +53,7 @@ run_args=(--logging_steps "${LOG_INTERVAL:-1}" --save_steps "${SAVE_INTERVAL:-50
     --ddp_timeout "${TIMEOUT_S:-1800}" --clip_grad "${CLIP_GRAD:-1.0}")"""
 OWN_SWITCHES = (
     "moe_token_dispatcher_type", "moe_grouped_gemm", "moe_permute_fusion", "moe_expert_capacity_factor",
-    "moe_pad_expert_input_to_capacity", "moe_shared_expert_overlap",
+    "moe_pad_expert_input_to_capacity", "moe_shared_expert_overlap", "moe_router_dtype",
 )  # fmt: skip
 NEEDS = (
     ("SWIFT_DIR", "the folder of the installed package swift"),
@@ -109,6 +111,7 @@ def argument_parts(target: Target) -> list[tuple[str, list[str]]]:
         ("Precision", _precision(target)),
         ("Adapters beside frozen weights", _adapters(target)),
         ("Kernels", _kernels(target)),
+        ("What the model's own configuration does not switch on", _losses(target.model)),
         ("Experts over the network, and what goes to Megatron-Core as it is", _switches(target)),
     )
     return [
@@ -195,6 +198,12 @@ def _adapters(target: Target) -> Values:
         "lora_dropout": 0.0,
         "target_modules": workload.lora_targets,
     }
+
+
+def _losses(model: ModelSpec) -> Values:
+    """Prediction layers, and the loss that balances experts: off by default (megatron_args.py:687)."""
+    values: Values = {"mtp_num_layers": model.num_mtp_layers} if model.num_mtp_layers else {}
+    return values | (balance_values(model.moe) if model.moe else {})
 
 
 def _kernels(target: Target) -> Values:

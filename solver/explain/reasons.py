@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import FrameworkFacts, with_options
 from meshwright.profiles.profile import Profile
@@ -148,8 +149,9 @@ def _memory_bound(start: _AdviceStart) -> list[Way]:
 
 
 def _tensor(start: _AdviceStart) -> list[Way]:
-    """Less of it, or under the products."""
-    hidden = start.option("collectives under the products", "overlap_tensor")
+    """Less of it, or under the products where the launcher is planned with that."""
+    able = launcher_capabilities(start.problem.launcher).overlaps_tensor
+    hidden = start.option("collectives under the products", "overlap_tensor") if able else []
     return [
         *start.moved("a smaller tp", "tensor_parallel_size", -1),
         *(hidden if start.configuration.sequence_parallel else ()),

@@ -190,6 +190,8 @@ def _overlap_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
     """
     asked, model, pins = problem.workload.framework_options, problem.model, problem.options.pin
     tensor = f"{able.launcher} has no sequence parallelism, whose collectives run under products"
+    if able.sequence_parallel:
+        tensor = f"{able.launcher} is not planned with tensor-parallel collectives under products"
     experts = (
         (not able.overlaps_experts, f"{able.launcher} does not overlap the all-to-alls of experts"),
         (model.moe is None, "a model without experts has none to overlap"),
@@ -202,7 +204,8 @@ def _overlap_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
         ),
     )
     reasons = [("overlap_experts", *one) for one in experts]
-    for option, broken, reason in (*reasons, ("overlap_tensor", not able.sequence_parallel, tensor)):
+    apart = not (able.sequence_parallel and able.overlaps_tensor)
+    for option, broken, reason in (*reasons, ("overlap_tensor", apart, tensor)):
         if broken and asked.get(option):
             yield FieldError(
                 pointer=f"/workload/framework_options/{option}",

@@ -203,6 +203,9 @@ _EITHER = (
 _DEFAULT = "the launcher's own default; what leaving it out leads to is judged"
 _HOST = "how a buffer on the host or a drive is used; its size is asked of the memory's tests"
 _START = "of accelerate's start: the ranks, nodes and addresses that the command line says again"
+_TRAINER = ("ddp_timeout", "logging_steps", "max_grad_norm", "save_steps")
+_ADAPTERS = "how far adapters count, and what of them is dropped: their sizes and their base are priced"
+_SHORT = "positions beyond those of a sequence cost nothing"
 BLIND: Mapping[str, Mapping[str, str]] = {
     "megatron-bridge": {
         "ddp.grad_reduce_in_fp32": _WRITTEN_OVER,
@@ -220,12 +223,39 @@ BLIND: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("compute_environment", "machine_rank", "main_training", "rdzv_backend"), _START),
         **dict.fromkeys(("zero_optimization.offload_", "zero_optimization.sub_group_size", "aio."), _HOST),
     },
+    "trl": {
+        **dict.fromkeys(_TRAINER, _RUN),
+        **dict.fromkeys(("machine_rank", "main_training", "rdzv_backend"), _START),
+        **dict.fromkeys(("lora_alpha", "lora_dropout"), _ADAPTERS),
+    },
+    "llama-factory-accelerate": {
+        **dict.fromkeys(_TRAINER, _RUN),
+        **dict.fromkeys(("machine_rank", "main_training", "rdzv_backend"), _START),
+        **dict.fromkeys(("lora_alpha", "lora_dropout"), _ADAPTERS),
+    },
+    "axolotl": {
+        **dict.fromkeys((*_TRAINER, "auto_resume_from_checkpoints"), _RUN),
+        **dict.fromkeys(("lora_alpha", "lora_dropout"), _ADAPTERS),
+    },
+    "llama-factory": dict.fromkeys(_TRAINER, _RUN),
+    "ms-swift": {
+        "--attention_backend": "which kernel is asked for by which name is a test of the exporter's own",
+        "--torch_dtype": _WRITTEN_OVER,
+        "--gradient_accumulation_fusion": "ms-swift takes it back where apex is not installed, as here",
+        **dict.fromkeys(("--lora_alpha", "--lora_dropout"), _ADAPTERS),
+    },
     "accelerate": dict.fromkeys(("machine_rank", "main_training", "rdzv_backend"), _START),
+    "torchtitan-0.3": {
+        **dict.fromkeys(("max_norm", "std", "LOAD_BALANCE"), _RUN),
+        **dict.fromkeys(("name", "flavor"), "the module registers its model whatever it is called"),
+        "MAX_SEQ_LEN": _SHORT,
+        "ROUTER_BIAS": "for readers: torchtitan's mixtures all have one",
+        "model_compile_enabled": "a converter warns without it, and converts all the same",
+    },
     "torchtitan-0.2": {
         **dict.fromkeys(("job.description", "optimizer.", "training.max_norm"), _RUN),
         "model.name": "the flavor's module registers it whatever it is called",
-        "activation_checkpoint.selective_ac_option": "the release's only one for whole operators",
-        "max_seq_len": "positions beyond those of a sequence cost nothing",
+        "max_seq_len": _SHORT,
     },
     "nanotron": {
         **dict.fromkeys(("checkpoints.", "data_stages.", "general.", "logging.", "tokenizer."), _RUN),
@@ -237,7 +267,7 @@ BLIND: Mapping[str, Mapping[str, str]] = {
         "model.ddp_bucket_cap_mb": "torch's own default of a bucket",
         "model.make_vocab_size": "a vocabulary that tensor ranks divide is not padded",
         "model.model_config._attn": "the repository's kernels, which the release does not have",
-        "model.model_config.max_position": "positions beyond those of a sequence cost nothing",
+        "model.model_config.max_position": _SHORT,
     },
 }
 

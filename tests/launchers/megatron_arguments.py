@@ -26,8 +26,8 @@ WORDS = [
     "attention-backend", "ckpt-format", "cp-comm-type", "cross-entropy-fusion-impl",
     "data-parallel-sharding-strategy", "fp8-format", "fp8-recipe", "moe-layer-freq",
     "moe-router-score-function", "no-rope-freq", "rope-type", "softmax-type",
-    "moe-router-load-balancing-type", "moe-token-dispatcher-type", "normalization", "optimizer",
-    "pipeline-model-parallel-layout",
+    "moe-router-dtype", "moe-router-load-balancing-type", "moe-token-dispatcher-type", "normalization",
+    "optimizer", "pipeline-model-parallel-layout",
     "position-embedding-type", "recompute-granularity", "recompute-method", "recompute-modules",
     "rampup-batch-size", "step-batch-size-schedule", "transformer-impl", "window-size",
 ]  # fmt: skip

@@ -52,6 +52,7 @@ _IRRELEVANT = (
     "report_to", "trust_remote", "max_samples", "packing", "ddp_timeout", "resume", "seed", "max_steps",
     "weight_decay", "adam_", "max_grad_norm", "finetuning_type", "lora_", "optim", "bf16", "fp16",
     "tokenized_path", "gradient_accumulation_steps", "additional_configs", "flash_attn", "use_mca",
+    "apply_rope_fusion",
 )  # fmt: skip
 
 

@@ -53,14 +53,22 @@ def judge(case: Case) -> Seen:
     ranks = sizes["tp"] * sizes["cp"] * sizes["dp_shard"] * sizes["dp_replicate"]
     if ranks != world:
         raise ValueError(f"the mesh has {ranks} of {world} ranks")
+    if not (read.bf16 and read.sample_packing and read.pad_to_sequence_len) or read.fp16:
+        raise ValueError("not full sequences in bf16")
     with tempfile.TemporaryDirectory() as folder:
         plugin = FullyShardedDataParallelPlugin(
             **TrainingArguments(
                 output_dir=folder, fsdp=True, fsdp_config=dict(read.fsdp_config), use_cpu=True
             ).fsdp_plugin_args
         )
+    if not plugin.cpu_ram_efficient_loading:
+        raise ValueError("weights are loaded on every rank")
+    if str(plugin.state_dict_type).rpartition(".")[2] != "SHARDED_STATE_DICT":
+        raise ValueError(f"every rank gathers all for a checkpoint: {plugin.state_dict_type}")
     return {
         "num_gpus": ranks,
+        "seq_length": read.sequence_len,
+        "offload": "parameters" if type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy" else "none",
         "tensor_parallel_size": sizes["tp"],
         "context_parallel_size": sizes["cp"],
         "data_parallel_size": sizes["dp_shard"] * sizes["dp_replicate"],

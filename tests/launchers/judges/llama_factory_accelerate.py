@@ -36,6 +36,7 @@ sys.path.insert(0, HERE)  # which it removes
 _spec.loader.exec_module(accelerate_judge)
 
 BEFORE = dict(os.environ)
+KERNELS = {"fa2": "flash2", "sdpa": "cudnn", "disabled": "torch"}
 SMALL = LlamaConfig(
     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
     num_key_value_heads=2,
@@ -58,10 +59,14 @@ def judge(case: Case) -> Seen:
         model, data, run, tuning, _ = parser._parse_train_args(given | plain | own)
         parser._verify_model_args(model, data, tuning)
     # with packing it takes a token away and pads it back (data_args.py, processor/supervised.py)
-    if (data.cutoff_len + 1, data.packing) != (given["cutoff_len"], True):
-        raise ValueError(f"cutoff_len {data.cutoff_len}, packing {data.packing}")
+    if not data.packing or data.neat_packing:
+        raise ValueError(f"packing {data.packing}, of whole documents {data.neat_packing}")
+    if not run.do_train or tuning.stage != "sft":
+        raise ValueError(f"trained {run.do_train}, stage {tuning.stage}")
     if not model.disable_gradient_checkpointing:
         seen["recompute_granularity"] = "full"
+    if model.quantization_bit and model.quantization_method != "bnb":
+        raise ValueError(f"weights in 4 bits by {model.quantization_method}")
     base = {True: "nf4-double", False: model.quantization_type}[model.double_quantization]
     trained = _trained(model, tuning)
     seen |= {
@@ -76,6 +81,8 @@ def judge(case: Case) -> Seen:
     else:
         seen["loaded_as"] = "bfloat16"  # of what is frozen
     return seen | {
+        "seq_length": data.cutoff_len + 1,
+        "facts.attention_kernel": KERNELS[str(getattr(model.flash_attn, "value", model.flash_attn))],
         "micro_batch_size": run.per_device_train_batch_size,
         "num_microbatches": run.gradient_accumulation_steps,
     }

@@ -19,7 +19,7 @@ def context_mode(found: typing.Any) -> str:
     """How ranks share attention, by one word for all layers; of both ways, how many exchange heads."""
     words = found.cp_comm_type if found.context_parallel_size > 1 else None
     (kind,) = {*words} if isinstance(words, list) else {words}
-    sizes = found.hierarchical_context_parallel_sizes or [0]
+    sizes = getattr(found, "hierarchical_context_parallel_sizes", None) or [0]
     return MODES[kind].format(sizes[0])
 
 
@@ -102,6 +102,8 @@ def switches_of(config: typing.Any) -> Seen:
 def exchanges_of(config: typing.Any) -> Seen:
     """How tokens reach their experts."""
     word = config.moe_token_dispatcher_type
+    if config.moe_router_dtype != "fp32":
+        raise ValueError(f"the router computes in {config.moe_router_dtype}")
     return {
         "expert_tensor_parallel_size": config.expert_tensor_parallel_size,
         "facts.moe_dispatcher": config.moe_flex_dispatcher_backend if word == "flex" else word,

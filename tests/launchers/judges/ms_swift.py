@@ -14,11 +14,14 @@ import sys
 import tempfile
 import typing
 from pathlib import Path
+from types import SimpleNamespace
 
+import torch
 import typing_extensions
 
 sys.path.remove(str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parent))  # this folder has the names of packages
+import megatron_core
 from protocol import Case, Seen, serve
 from stand_ins import StandIns
 
@@ -37,6 +40,9 @@ mcore_bridge.model.get_mcore_model_type = lambda name: name
 mcore_bridge.model.get_model_meta = lambda _name: object()
 swift.megatron.init._patch_mcore_bridge = lambda: None
 
+from megatron.core.transformer.pipeline_parallel_layer_layout import (  # noqa: E402
+    PipelineParallelLayerLayout,
+)
 from swift.megatron.arguments import megatron_args, pretrain_args, sft_args  # noqa: E402
 from swift.utils import parse_args  # noqa: E402
 
@@ -82,8 +88,11 @@ def judge(case: Case) -> Seen:
         os.chdir("/")
     if unknown:
         raise ValueError(f"remaining_argv: {unknown}")  # as swift/base.py refuses them
+    refuse_other_kernels(args)
+    if args.apply_rope_fusion is ('"mla":' in case["files"]["plan_args.sh"]):
+        raise ValueError("fused rotary embeddings of latent attention, or none")
     (moments,) = {str(one).removeprefix("torch.") for one in (args.exp_avg_dtype, args.exp_avg_sq_dtype)}
-    return {
+    seen: Seen = {
         "seq_length": args.max_length if args.packing else None,
         "precision": "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
         "facts.gradient_dtype": "fp32" if args.accumulate_allreduce_grads_in_fp32 else "bf16",
@@ -104,11 +113,65 @@ def judge(case: Case) -> Seen:
         "micro_batch_size": args.micro_batch_size,
         "num_microbatches": args.num_microbatches,
         "global_batch_size": args.global_batch_size,
-        "recompute_granularity": args.recompute_granularity or "none",
+        **megatron_core.recomputation_of(args),
+        "context_parallel_mode": megatron_core.context_mode(args),
         "offload": "optimizer" if args.optimizer_cpu_offload else "none",
         "lora_rank": args.lora_rank if args.tuner_type == "lora" else 0,
         "lora_targets": sorted(args.target_modules) if args.tuner_type == "lora" else [],
+        "model": {"num_mtp_layers": args.mtp_num_layers or 0},
     }
+    if args.main_grads_dtype != torch.bfloat16:  # which needs that optimizer too
+        seen["precision_aware"] = args.use_precision_aware_optimizer
+    if args.optimizer_cpu_offload:
+        seen["facts.optimizer_offload_fraction"] = args.optimizer_offload_fraction
+    if args.virtual_pipeline_model_parallel_size:
+        seen["facts.overlap_transfer"] = args.overlap_p2p_comm
+        seen["microbatch_group"] = args.microbatch_group_size_per_vp_stage
+    if args.pipeline_model_parallel_layout:
+        layout = PipelineParallelLayerLayout(
+            args.pipeline_model_parallel_layout, args.pipeline_model_parallel_size
+        )
+        seen["stage_layers"] = megatron_core.split_of(SimpleNamespace(
+            pipeline_model_parallel_size=args.pipeline_model_parallel_size,
+            virtual_pipeline_model_parallel_size=args.virtual_pipeline_model_parallel_size,
+            pipeline_model_parallel_layout=layout,
+        ))  # fmt: skip
+    return seen | (exchanges_of(args) if "--moe_token_dispatcher_type" in words else {})
+
+
+def exchanges_of(args: typing.Any) -> Seen:
+    """How tokens reach their experts, and what balances them."""
+    if args.moe_router_dtype != "fp32":
+        raise ValueError(f"the router computes in {args.moe_router_dtype}")
+    return {
+        "expert_tensor_parallel_size": args.expert_tensor_parallel_size,
+        "facts.moe_dispatcher": args.moe_token_dispatcher_type,
+        "one_product_of_experts": args.moe_grouped_gemm,
+        "model": {
+            "num_mtp_layers": args.mtp_num_layers or 0,
+            "moe.balance_coefficient": args.moe_aux_loss_coeff,
+            "moe.balanced_by_sequence": args.moe_router_load_balancing_type == "seq_aux_loss",
+        },
+    }
+
+
+def refuse_other_kernels(args: typing.Any) -> None:
+    """What is priced of every plan, and the same optimizer and dtypes wherever they stand.
+
+    Raises:
+        ValueError: the arguments say otherwise.
+    """
+    kind = {(True, False): torch.bfloat16, (False, True): torch.float16}[args.bf16, args.fp16]
+    sharded = args.use_distributed_optimizer and args.overlap_grad_reduce
+    wanted = {
+        "torch_dtype": kind,
+        "optimizer": "adam",
+        "overlap_param_gather": sharded,
+        "masked_softmax_fusion": True,
+    }
+    other = {name: getattr(args, name) for name in wanted if getattr(args, name) != wanted[name]}
+    if other:
+        raise ValueError(f"not what is priced: {other}")
 
 
 if __name__ == "__main__":

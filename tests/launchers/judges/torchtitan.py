@@ -61,6 +61,10 @@ def of_module(case: Case) -> Seen:
     dims = ParallelDims.from_config(config.parallelism, case["world_size"])
     model = config.model_spec.model
     model.update_from_config(config=config)
+    spec = config.model_spec
+    for one in (spec.post_optimizer_build_fn, spec.state_dict_adapter):
+        if one is not None and not callable(one):
+            raise TypeError(f"{one} is no function")
     recompute = type(config.activation_checkpoint).__qualname__.removesuffix("AC.Config").lower()
     seen = seen_of(config, dims)
     seen["compiled"] = config.compile.enable and [*config.compile.components] == ["model", "loss"]
@@ -108,7 +112,10 @@ def of_toml(case: Case, folder: Path) -> Seen:
     seen = seen_of(config, dims)
     seen["num_layers"] = shape.n_layers
     seen["ffn_hidden_size"] = mlp.w1.out_features
-    seen["recompute_granularity"] = config.activation_checkpoint.mode
+    kept = config.activation_checkpoint
+    if kept.mode == "selective" and kept.selective_ac_option != "op":
+        raise ValueError(f"every layer of {kept.selective_ac_option} is recomputed, not operators of each")
+    seen["recompute_granularity"] = kept.mode
     seen["compiled"] = config.compile.enable and [*config.compile.components] == ["model", "loss"]
     seen["model"] = {
         "hidden_size": shape.dim, "num_attention_heads": shape.n_heads, "vocab_size": shape.vocab_size,

@@ -22,6 +22,7 @@ accelerate_judge = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(accelerate_judge)
 
 BEFORE = dict(os.environ)
+KERNELS = {"flash_attention_2": "flash2", "flash_attention_3": "flash3", "sdpa": "cudnn", "eager": "torch"}
 
 
 def judge(case: Case) -> Seen:
@@ -33,7 +34,7 @@ def judge(case: Case) -> Seen:
         path = Path(folder) / "trl_sft.yaml"
         # its bf16 asks for a GPU; ours is checked as text
         text = case["files"]["trl_sft.yaml"]
-        if "\nbf16: true\n" not in text:
+        if "\nbf16: true\n" not in text or "\nfp16: false\n" not in text:
             raise ValueError("no bf16")
         path.write_text(text.replace("\nbf16: true\n", "\nbf16: false\n") + "use_cpu: true\n")
         words = [
@@ -47,8 +48,14 @@ def judge(case: Case) -> Seen:
             folder,
         ]
         script, sft, model, _ = make_parser().parse_args_and_config([*words, "--learning_rate", "1e-4"])
-    if (script.dataset_name, sft.packing) != ("d", True):
-        raise ValueError(f"{script.dataset_name}, packing {sft.packing}")
+    if (script.dataset_name, sft.packing, sft.packing_strategy) != ("d", True, "wrapped"):
+        raise ValueError(f"{script.dataset_name}, packing {sft.packing} {sft.packing_strategy}")
+    kernel = model.attn_implementation
+    if seen.get("context_parallel_size", 1) > 1:
+        if kernel != "sdpa":
+            raise ValueError(f"torch's rings do not take {kernel}")
+    else:
+        seen["facts.attention_kernel"] = KERNELS[kernel]
     adapters = get_peft_config(model)
     targets = adapters.target_modules if adapters else set()
     if isinstance(targets, str):
@@ -64,6 +71,7 @@ def judge(case: Case) -> Seen:
     if sft.gradient_checkpointing:
         seen["recompute_granularity"] = "full"
     return seen | {
+        "seq_length": sft.max_length,
         "micro_batch_size": sft.per_device_train_batch_size,
         "num_microbatches": sft.gradient_accumulation_steps,
     }

@@ -24,26 +24,27 @@ if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
 fi
 
 # What the plan does not decide.
-: "${LLAMA_FACTORY_DIR:?set it to a checkout of LLaMA-Factory; model_name_or_path=… and more may follow}"
+: "${LLAMA_FACTORY_DIR:?set it to a checkout of LLaMA-Factory; model_name_or_path=… dataset=… template=… output_dir=… follow}"
 
 # Further arguments may follow on the command line, but none may silently replace what the plan decided: not
 # by its name or the beginning of it, not by its opposite, and not where the plan counts on a default.
 readonly PLAN_DECIDES=(
     account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split
     accumulate-allreduce-grads-in-fp32 activation-func-clamp-value add-qkv-bias additional-configs
-    apply-layernorm-1p attention-backend attention-dropout bf16 bias-dropout-fusion bias-gelu-fusion
-    bias-linear bias-swiglu-fusion context-parallel-size cp-comm-type cross-entropy-fusion-impl
-    cross-entropy-loss-fusion cuda-graph-impl cuda-graph-modules cuda-graph-scope cutoff-len
-    decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers delay-wgrad-compute
-    enable-cuda-graph exp-avg-dtype exp-avg-sq-dtype expert-model-parallel-size
-    expert-tensor-parallel-size external-cuda-graph ffn-hidden-size
-    fine-grained-activation-offloading fp16 fp8-dot-product-attention fp8-format fp8-param-gather
-    fp8-recipe global-batch-size glu-linear-offset grad-reduce-in-bf16 gradient-accumulation-steps
-    group-query-attention hidden-dropout hidden-size hierarchical-context-parallel-sizes kv-channels
-    kv-lora-rank main-grads-dtype main-params-dtype make-vocab-size-divisible-by
-    max-position-embeddings micro-batch-size microbatch-group-size-per-virtual-pipeline-stage
-    moe-enable-deepep moe-expert-capacity-factor moe-ffn-hidden-size moe-flex-dispatcher-backend
-    moe-grouped-gemm moe-layer-freq moe-pad-expert-input-to-capacity moe-permute-fusion
+    apply-layernorm-1p apply-rope-fusion attention-backend attention-dropout bf16
+    bias-activation-fusion bias-dropout-fusion bias-gelu-fusion bias-linear bias-swiglu-fusion
+    context-parallel-size cp-comm-type cross-entropy-fusion-impl cross-entropy-loss-fusion
+    cuda-graph-impl cuda-graph-modules cuda-graph-scope cutoff-len decoder-first-pipeline-num-layers
+    decoder-last-pipeline-num-layers delay-wgrad-compute do-train enable-cuda-graph exp-avg-dtype
+    exp-avg-sq-dtype expert-model-parallel-size expert-tensor-parallel-size external-cuda-graph
+    ffn-hidden-size fine-grained-activation-offloading fp16 fp8-dot-product-attention fp8-format
+    fp8-param-gather fp8-recipe global-batch-size glu-linear-offset grad-reduce-in-bf16
+    gradient-accumulation-steps group-query-attention hidden-dropout hidden-size
+    hierarchical-context-parallel-sizes kv-channels kv-lora-rank main-grads-dtype main-params-dtype
+    make-vocab-size-divisible-by max-position-embeddings micro-batch-size
+    microbatch-group-size-per-virtual-pipeline-stage moe-enable-deepep moe-expert-capacity-factor
+    moe-ffn-hidden-size moe-flex-dispatcher-backend moe-grouped-gemm moe-layer-freq
+    moe-pad-expert-input-to-capacity moe-permute-fusion moe-router-dtype
     moe-router-enable-expert-bias moe-router-force-load-balancing moe-router-group-topk
     moe-router-num-groups moe-router-pre-softmax moe-router-score-function moe-router-topk
     moe-router-topk-scaling-factor moe-shared-expert-gate moe-shared-expert-intermediate-size
@@ -57,7 +58,7 @@ readonly PLAN_DECIDES=(
     position-embedding-type q-lora-rank qk-head-dim qk-layernorm qk-pos-emb-head-dim quick-geglu
     rampup-batch-size recompute-activations recompute-granularity recompute-method recompute-modules
     recompute-num-layers rope-freq rope-fusion seq-length sequence-parallel softmax-type
-    squared-relu step-batch-size-schedule swiglu tensor-model-parallel-size tp-comm-overlap
+    squared-relu stage step-batch-size-schedule swiglu tensor-model-parallel-size tp-comm-overlap
     transformer-impl untie-embeddings-and-output-weights use-custom-fsdp use-distributed-optimizer
     use-flash-attn use-megatron-fsdp use-precision-aware-optimizer use-rope-scaling
     use-tp-pp-dp-mapping v-head-dim vocab-size window-attn-skip-freq window-size yarn-beta-fast

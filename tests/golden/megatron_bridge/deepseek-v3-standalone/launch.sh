@@ -53,7 +53,7 @@ readonly PLAN_DECIDES=(
     model.moe-aux-loss-coeff model.moe-enable-deepep model.moe-expert-capacity-factor
     model.moe-ffn-hidden-size model.moe-flex-dispatcher-backend model.moe-grouped-gemm
     model.moe-layer-freq model.moe-pad-expert-input-to-capacity model.moe-permute-fusion
-    model.moe-router-enable-expert-bias model.moe-router-force-load-balancing
+    model.moe-router-dtype model.moe-router-enable-expert-bias model.moe-router-force-load-balancing
     model.moe-router-group-topk model.moe-router-load-balancing-type model.moe-router-num-groups
     model.moe-router-pre-softmax model.moe-router-score-function model.moe-router-topk
     model.moe-router-topk-scaling-factor model.moe-shared-expert-gate

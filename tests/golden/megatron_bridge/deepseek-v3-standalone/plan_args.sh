@@ -51,6 +51,7 @@ PLAN_ARGS=(
     model.moe_permute_fusion=true
     model.moe_token_dispatcher_type=alltoall
     model.moe_grouped_gemm=true
+    model.moe_router_dtype=fp32
     # Precision
     mixed_precision=null
     'mixed_precision={_target_:megatron.bridge.training.mixed_precision.MixedPrecisionConfig,bf16:true,params_dtype:{_target_:torch.bfloat16,_call_:false},pipeline_dtype:{_target_:torch.bfloat16,_call_:false},grad_reduce_in_fp32:false}'

@@ -74,6 +74,7 @@ MEGATRON_ARGS=(
     --moe-aux-loss-coeff 0.0001
     --moe-token-dispatcher-type alltoall
     --moe-grouped-gemm
+    --moe-router-dtype fp32
     # Multi-head latent attention
     --multi-latent-attention
     --q-lora-rank 1536

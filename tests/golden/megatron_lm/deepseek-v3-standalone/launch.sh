@@ -70,14 +70,14 @@ readonly PLAN_DECIDES=(
     micro-batch-size microbatch-group-size-per-virtual-pipeline-stage moe-aux-loss-coeff
     moe-enable-deepep moe-expert-capacity-factor moe-ffn-hidden-size moe-flex-dispatcher-backend
     moe-grouped-gemm moe-layer-freq moe-pad-expert-input-to-capacity moe-permute-fusion
-    moe-router-enable-expert-bias moe-router-force-load-balancing moe-router-group-topk
-    moe-router-load-balancing-type moe-router-num-groups moe-router-pre-softmax
-    moe-router-score-function moe-router-topk moe-router-topk-scaling-factor moe-shared-expert-gate
-    moe-shared-expert-intermediate-size moe-shared-expert-overlap moe-token-dispatcher-type mscale
-    mscale-all-dim mtp-num-layers multi-latent-attention normalization num-attention-heads
-    num-distributed-optimizer-instances num-experts num-layers num-layers-per-virtual-pipeline-stage
-    num-query-groups num-virtual-stages-per-pipeline-rank offload-modules optimizer
-    optimizer-cpu-offload optimizer-offload-fraction overlap-grad-reduce
+    moe-router-dtype moe-router-enable-expert-bias moe-router-force-load-balancing
+    moe-router-group-topk moe-router-load-balancing-type moe-router-num-groups
+    moe-router-pre-softmax moe-router-score-function moe-router-topk moe-router-topk-scaling-factor
+    moe-shared-expert-gate moe-shared-expert-intermediate-size moe-shared-expert-overlap
+    moe-token-dispatcher-type mscale mscale-all-dim mtp-num-layers multi-latent-attention
+    normalization num-attention-heads num-distributed-optimizer-instances num-experts num-layers
+    num-layers-per-virtual-pipeline-stage num-query-groups num-virtual-stages-per-pipeline-rank
+    offload-modules optimizer optimizer-cpu-offload optimizer-offload-fraction overlap-grad-reduce
     overlap-moe-expert-parallel-comm overlap-p2p-communication overlap-param-gather
     padded-vocab-size pipeline-model-parallel-layout pipeline-model-parallel-size
     position-embedding-type q-lora-rank qk-head-dim qk-layernorm qk-pos-emb-head-dim quick-geglu

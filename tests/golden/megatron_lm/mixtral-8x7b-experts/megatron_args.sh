@@ -58,4 +58,5 @@ MEGATRON_ARGS=(
     --moe-layer-freq '([1]*32)'
     --moe-token-dispatcher-type alltoall
     --moe-grouped-gemm
+    --moe-router-dtype fp32
 )

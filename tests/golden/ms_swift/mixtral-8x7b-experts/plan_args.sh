@@ -47,4 +47,5 @@ PLAN_ARGS=(
     # Experts over the network, and what goes to Megatron-Core as it is
     --moe_token_dispatcher_type alltoall
     --moe_grouped_gemm true
+    --moe_router_dtype fp32
 )

@@ -144,6 +144,11 @@ def test_launchers_without_sequence_parallelism_have_no_collectives_under_produc
     assert asked("torchtitan", "overlap_tensor", model={"name": "llama-3.1-8b"}) == []
 
 
+def test_nanotron_is_not_planned_with_collectives_under_products() -> None:
+    (fault,) = asked("nanotron", "overlap_tensor", model={"name": "llama-2-7b"})
+    assert fault[1] == "nanotron is not planned with tensor-parallel collectives under products"
+
+
 def test_a_pin_that_excludes_overlapped_experts_is_refused() -> None:
     assert asked("megatron-lm") == asked("megatron-bridge") == []
     (fault,) = asked("megatron-lm", search={"pin": {"recompute_granularity": "full"}})

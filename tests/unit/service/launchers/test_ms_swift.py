@@ -3,11 +3,13 @@
 import re
 
 import pytest
+import yaml
 
 from meshwright.service.launchers.reading.base import Source, Told
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.registry import export
-from tests.launchers.plans import CASES
+from tests.launchers.cases import DEEPSEEK_EXPERTS, DEEPSEEK_V3
+from tests.launchers.plans import CASES, _for
 
 # swift/megatron/arguments/megatron_args.py, ms-swift 4.6.0.dev0 (3602360a), by line.
 DEFAULTS = {
@@ -43,3 +45,19 @@ def test_every_default_of_ms_swift_that_a_price_depends_on_is_written(name: str)
     assert wanted - set(written) == set()
     # what the megatron-core facts price: fused rotary embedding, gradients under the backward pass
     assert (written["apply_rope_fusion"], written["overlap_grad_reduce"]) == ("true", "true")
+
+
+def test_what_the_models_own_configuration_does_not_switch_on_is_written() -> None:
+    """Defaults: no prediction layer and no balancing loss (megatron_args.py:687, 699; the adapter's 0)."""
+    case = _for("ms-swift", DEEPSEEK_V3, DEEPSEEK_EXPERTS, 4096)
+    args = export(case.plan, case.problem, "ms-swift").files["plan_args.sh"]
+    assert {"--mtp_num_layers 1", "--moe_aux_loss_coeff 0.0001"} <= {
+        line.strip() for line in args.split("\n")
+    }
+    case = _for("llama-factory", DEEPSEEK_V3, DEEPSEEK_EXPERTS, 4096)
+    adapter = yaml.safe_load(export(case.plan, case.problem, "llama-factory").files["llama_factory.yaml"])
+    assert (adapter["mtp_num_layers"], adapter["moe_aux_loss_coeff"]) == (1, 0.0001)
+    # The adapter's own arguments count before additional_configs, also where they are but its defaults.
+    assert adapter["moe_token_dispatcher_type"] == "alltoall"
+    assert {*adapter["additional_configs"]} == {"tp_comm_overlap", "moe_router_load_balancing_type"}
+    assert adapter["do_train"]  # or no checkpoint is gone on from
