@@ -42,11 +42,9 @@ from meshwright.service.launchers.trainers import OF_THE_RUN
 
 PRODUCT = "LLaMA-Factory 0.9.5 with mcore_adapter"
 CONFIG_FILE = "llama_factory.yaml"
-# The adapter's own arguments: their defaults count before additional_configs (models/model_config.py,
+# The adapter's own arguments beside all parallel sizes: their defaults count before additional_configs (models/model_config.py,
 # update_with_args). What is not among them goes to Megatron-Core's configuration as it is.
 _ARGUMENTS = frozenset((
-    "tensor_model_parallel_size", "sequence_parallel", "pipeline_model_parallel_size",
-    "context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size",
     "cross_entropy_loss_fusion", "bias_activation_fusion", "apply_rope_fusion", "moe_token_dispatcher_type",
     "moe_grouped_gemm", "moe_router_dtype", "moe_aux_loss_coeff", "moe_expert_capacity_factor",
     "moe_pad_expert_input_to_capacity", "moe_shared_expert_overlap", "mtp_num_layers", "cuda_graph_impl",
@@ -104,7 +102,7 @@ def values_of(target: Target) -> Values:
     known = megatron_facts(target)
     sizes, moe = parallel_values(target), target.model.moe
     values: Values = {"stage": "sft", "do_train": True}  # without it no checkpoint is gone on from
-    values |= split_values(target) | recompute_values(target, known)
+    values |= sizes | split_values(target) | recompute_values(target, known)
     values |= distributed_optimizer(target, known)
     if known.recomputed and "recompute_modules" in values:
         values["recompute_modules"] = ",".join(known.recomputed)
@@ -121,7 +119,7 @@ def values_of(target: Target) -> Values:
         "optimizer": "adam",
         "overlap_p2p_comm": known.overlap_transfer if config.virtual_pipeline_size > 1 else None,
     }
-    core: Values = sizes | {
+    core: Values = {
         "cross_entropy_loss_fusion": known.loss_fused,
         "tp_comm_overlap": bool(known.overlap_tensor and sizes["sequence_parallel"]),
         # the adapter's own defaults fuse neither, and predict one token (0, whatever the model states)

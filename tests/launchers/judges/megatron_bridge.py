@@ -143,6 +143,7 @@ def seen_of(config: typing.Any) -> Seen:
         "num_microbatches": calculator.get_num_microbatches(),
         "global_batch_size": config.train.global_batch_size,
         "padded_vocab_size": head_rows if model.should_pad_vocab else model.vocab_size,
+        "facts.vocabulary_multiple": model.make_vocab_size_divisible_by,
         "stage_layers": megatron_core.split_of(model),
         "facts.gradient_dtype": "fp32" if ddp.grad_reduce_in_fp32 else "fp16" if model.fp16 else "bf16",
         **megatron_core.recomputation_of(model),
