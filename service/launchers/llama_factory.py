@@ -42,8 +42,8 @@ from meshwright.service.launchers.trainers import OF_THE_RUN
 
 PRODUCT = "LLaMA-Factory 0.9.5 with mcore_adapter"
 CONFIG_FILE = "llama_factory.yaml"
-# The adapter's own arguments beside all parallel sizes: their defaults count before additional_configs (models/model_config.py,
-# update_with_args). What is not among them goes to Megatron-Core's configuration as it is.
+# The adapter's own arguments beside all parallel sizes: their defaults count before additional_configs
+# (models/model_config.py, update_with_args). The rest goes to Megatron-Core's configuration as it is.
 _ARGUMENTS = frozenset((
     "cross_entropy_loss_fusion", "bias_activation_fusion", "apply_rope_fusion", "moe_token_dispatcher_type",
     "moe_grouped_gemm", "moe_router_dtype", "moe_aux_loss_coeff", "moe_expert_capacity_factor",
