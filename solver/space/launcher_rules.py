@@ -189,9 +189,7 @@ def _overlap_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
     beyond them is neither priced nor written with overlapped experts.
     """
     asked, model, pins = problem.workload.framework_options, problem.model, problem.options.pin
-    tensor = f"{able.launcher} has no sequence parallelism, whose collectives run under products"
-    if able.sequence_parallel:
-        tensor = f"{able.launcher} is not planned with tensor-parallel collectives under products"
+    tensor = f"{able.launcher} is not planned with tensor-parallel collectives under products"
     experts = (
         (not able.overlaps_experts, f"{able.launcher} does not overlap the all-to-alls of experts"),
         (model.moe is None, "a model without experts has none to overlap"),
@@ -204,8 +202,7 @@ def _overlap_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
         ),
     )
     reasons = [("overlap_experts", *one) for one in experts]
-    apart = not (able.sequence_parallel and able.overlaps_tensor)
-    for option, broken, reason in (*reasons, ("overlap_tensor", apart, tensor)):
+    for option, broken, reason in (*reasons, ("overlap_tensor", not able.overlaps_tensor, tensor)):
         if broken and asked.get(option):
             yield FieldError(
                 pointer=f"/workload/framework_options/{option}",

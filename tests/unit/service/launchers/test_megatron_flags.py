@@ -136,17 +136,12 @@ def test_launchers_that_do_not_overlap_experts_refuse_the_option_by_name(launche
     assert (OPTION, f"{launcher} does not overlap the all-to-alls of experts") in asked(launcher)
 
 
-@pytest.mark.parametrize("launcher", ["accelerate", "trl", "deepspeed"])
-def test_launchers_without_sequence_parallelism_have_no_collectives_under_products(launcher: str) -> None:
-    message = f"{launcher} has no sequence parallelism, whose collectives run under products"
-    (fault,) = asked(launcher, "overlap_tensor", model={"name": "llama-3.1-8b"})
+@pytest.mark.parametrize("launcher", ["accelerate", "trl", "deepspeed", "nanotron"])
+def test_only_launchers_whose_files_say_so_have_collectives_under_products(launcher: str) -> None:
+    message = f"{launcher} is not planned with tensor-parallel collectives under products"
+    (fault,) = asked(launcher, "overlap_tensor", model={"name": "llama-2-7b"})
     assert fault == ("/workload/framework_options/overlap_tensor", message)
-    assert asked("torchtitan", "overlap_tensor", model={"name": "llama-3.1-8b"}) == []
-
-
-def test_nanotron_is_not_planned_with_collectives_under_products() -> None:
-    (fault,) = asked("nanotron", "overlap_tensor", model={"name": "llama-2-7b"})
-    assert fault[1] == "nanotron is not planned with tensor-parallel collectives under products"
+    assert asked("torchtitan", "overlap_tensor", model={"name": "llama-2-7b"}) == []
 
 
 def test_a_pin_that_excludes_overlapped_experts_is_refused() -> None:
