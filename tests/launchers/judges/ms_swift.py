@@ -91,6 +91,11 @@ def judge(case: Case) -> Seen:
     refuse_other_kernels(args)
     if args.apply_rope_fusion is ('"mla":' in case["files"]["plan_args.sh"]):
         raise ValueError("fused rotary embeddings of latent attention, or none")
+    return {**seen_of(args), **(exchanges_of(args) if "--moe_token_dispatcher_type" in words else {})}
+
+
+def seen_of(args: typing.Any) -> Seen:
+    """The plan as ms-swift understood it."""
     (moments,) = {str(one).removeprefix("torch.") for one in (args.exp_avg_dtype, args.exp_avg_sq_dtype)}
     seen: Seen = {
         "seq_length": args.max_length if args.packing else None,
@@ -136,7 +141,7 @@ def judge(case: Case) -> Seen:
             virtual_pipeline_model_parallel_size=args.virtual_pipeline_model_parallel_size,
             pipeline_model_parallel_layout=layout,
         ))  # fmt: skip
-    return seen | (exchanges_of(args) if "--moe_token_dispatcher_type" in words else {})
+    return seen
 
 
 def exchanges_of(args: typing.Any) -> Seen:
