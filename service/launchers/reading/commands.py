@@ -203,8 +203,16 @@ def require_training(command: Command, name: str) -> None:
     """Refuse a program that takes the flags of a training and does something else with them.
 
     Raises:
-        InvalidProblemError: it generates, evaluates, converts, or trains on other than sequences.
+        InvalidProblemError: it generates, evaluates, converts, or trains on other than sequences; or is
+            given a blank, which no parser takes.
     """
+    blank = next((word for word in command.words if word.text.isspace()), None)
+    if blank is not None:
+        raise refused(
+            f"line {blank.line} of {name[:64]}: the backslash stands before a blank, not before the line's "
+            "end: the command ends there, with a blank as an argument, which its parser refuses",
+            allowed="no blank behind the backslash",
+        )
     does = _other(command)
     if does:
         line = next((word.line for word in (*command.before, *command.words)), 0)

@@ -78,18 +78,45 @@ def _slips(one: str, other: str) -> int:
 _SHARES = r"(?:tensor|pipeline|context|expert|sequence|data|model|ulysses|ring_attention|hybrid)"
 _DECIDING: dict[str, tuple[str, ...]] = {
     "how ranks share the model": (
-        rf"\w*{_SHARES}(?:_model)?_parallel(?:ism)?(?:_size|_degree)?",
+        rf"\w*{_SHARES}(?:_model)?_parallel(?:ism)?(?:_size|_degree)?", "tp_2d", "ulysses_degree_in_cp",
         r"(?:tp|pp|cp|sp|ep)_(?:size|degree)",
     ),
+    "how large a batch is": ("(?:global|total|effective)_batch_size",),
     "which experts the model has": (
         r"(?:moe_)?num_(?:moe_|local_|routed_)?experts", r"(?:moe_)?top_?k_experts", "moe_top_?k",
-        "n_routed_experts", r"(?:num_)?experts_per_tok(?:en)?",
+        "n_routed_experts", r"(?:num_)?experts_per_tok(?:en)?", r"(?:n|num)_(?:shared|zero)_experts",
+        r"first_k_dense\w*", "moe_(?:enable|intermediate_size|latent_size|extended_tp|tp_extend_ep)",
+    ),
+    "which layers the model has": (  # of MindSpeed-LLM, and Megatron-LM's of which there is no price
+        "noop_layers", "num_layer_list", "n_hash_layers", r"post_(?:layer_)?norm", r"\w*embeds?_norm",
+        r"no_(?:final|attn|mlp)_layernorm", r"(?:\w+_)?logit_softcapping", "full_attention_interval",
+        r"linear_(?:attention|conv|key|value|num)_\w+", r"(?:interleave_)?sliding_window\w*",
+        r"dsa_\w+", r"(?:enable_dsa_)?indexer\w*", r"index_(?:n_heads|topk\w*|head_dim)", "kv_compress",
+        r"o_(?:lora_rank|groups)", "attention_output_gate", r"experimental_attention_variant\w*",
+        r"enable_mla_\w+", r"(?:enable_)?mhc\w*",
+        r"hc_mult", r"mamba_\w+", r"(?:ge|re)?glu", "gated_linear_unit", r"add_(?:dense|output_layer)_bias",
+        "mtp_use_repeated_layer", r"medusa_\w+", r"eagle\w*", r"speculative_\w+",
+        "ar_validate_steps",  # ModelOpt's heads that guess tokens ahead
     ),
     "which weights are trained": (
         r"spectrum\w*", r"(?:un)?freez(?:e|ing)\w*", r"(?:un)?frozen\w*", r"lisa_\w+",
-        "use_(?:lisa|dora|galore|lomo)", "trainable_(?:layers|params|modules)",
+        "use_(?:lisa|dora|galore|lomo)", "trainable(?:_layers|_params|_modules)?",
+        "lora_(?:r|rank|fusion)", "q_?lora", "low_rank_training", r"only_tune_\w+",
+        "tune_mm_mlp_adapter", "modules_to_save", r"\w*upcycling\w*",
     ),
-    "what the optimizer keeps": (r"(?:use_)?customi[sz]ed_optim\w*",),
+    "which model it learns from": (
+        r"(?:\w+_)?(?:distill|distillation|teacher)(?:_\w+)?", r"(?:export_)?kd(?:_\w+)?", r"ref_model_\w+",
+    ),
+    "what the weights are kept in": (
+        "bits", "quant_(?:cfg|recipe|bits|method)", "export_quant_cfg", "quantize", "qat", "recipe",
+    ),
+    "what the optimizer keeps": (
+        r"(?:use_)?customi[sz]ed_optim\w*", "reuse_fp32_param", r"o2_(?:gradient|optimizer)", r"swap_\w+",
+    ),
+    "what is kept for the backward pass": (
+        r"recompute_(?:activation_function|norm|mla_up_proj|in_advance)\w*", "moe_zero_memory",
+        "moe_layer_recompute", r"\w*recompute_layers_per_pp_rank",
+    ),
     "whether it trains at all": ("inference_dynamic_batching", "num_tokens_to_(?:generate|prompt)"),
 }  # fmt: skip
 _BY_RANKS = next(iter(_DECIDING))

@@ -125,7 +125,7 @@ class Given:
         """List a name that is not understood, unless no prediction hangs on it."""
         if len(self.left) < _MAX_LEFT:
             self.left.setdefault(shown, (name.lstrip("-").replace("-", "_"), value))
-        if not is_irrelevant(name) and shown not in self.unread and len(self.unread) < _MAX_LISTED:
+        if not is_irrelevant(name) and shown not in self.unread and len(self.unread) < _MAX_LEFT:
             self.unread.append(shown)
 
     def refuse_slips(self, names: Mapping[str, str]) -> None:

@@ -49,6 +49,8 @@ _REFUSED = {
     "freeze-ViT": "vision models are not priced",
     "msamp": "MS-AMP's 8-bit states are not priced",
 }
+# Flags of MindSpeed-LLM (its arguments.py) that change nothing with these values alone.
+_ALONE = {"context-parallel-algo": ("megatron_cp_algo",), "stage": ("pt", "sft", "pretrain")}
 _HARMLESS = (
     "cpu-optimizer",  # DeepSpeed's file says where the states are
     "deepspeed", "deepspeed_config", "zero-stage", "no-pipeline-parallel",
@@ -62,7 +64,7 @@ _HARMLESS = (
     "structured-logs-dir", "fim-rate", "fim-spm-rate", "fim-split-sample",
     "valid-weighted-split-paths-path", "train-weighted-split-paths-path", "query-gpu",
     "universal-checkpoint", "curriculum-learning", "RMSNorm", "causal-lm",
-    "overlapped-distributed-optimizer",
+    "overlapped-distributed-optimizer", "use-flash-attn-v1", "use-flash-attn-v2", "use-flash-attn-triton",
     "fp8-hybrid", "fp8-e4m3", "reduce-bucket-size", "layernorm-epsilon", "use-mpi", *_PLAIN_NAMES,
 )  # fmt: skip
 _STAGE = re.compile(r'"stage"\s*:\s*"?(\d)')
@@ -80,12 +82,16 @@ def translate(given: Given, include: Include, filled: Mapping[str, Filled] | Non
         value = given.others.get(f"--{old}")
         if value is not None and not given.has(new):
             given.take(f"--{new}", value, called=f"--{old}")
-    for rule in (_recompute, _attention, _llamas, _positions, _experts, _eight_bits):
+    for rule in (_recompute, _attention, _flash, _llamas, _positions, _experts, _eight_bits):
         rule(given)
     for name, why in _REFUSED.items():
         value = given.others.get(f"--{name}")
         if value is not None and not (value.texts and value.texts[0] in _UNCHANGED):
             given.fault_of(f"--{name}", value, f"cannot be read: {why}")
+    for name, usual in _ALONE.items():
+        if given.other(name) not in ("", *usual):
+            message = f"cannot be read: {shown(given.other(name))} is not priced"
+            given.fault_of(f"--{name}", given.others[f"--{name}"], message, allowed=", ".join(usual))
     harmless = {f"--{name}" for name in (*_HARMLESS, *_REFUSED)}
     given.unread = [name for name in given.unread if not any(one.startswith(name) for one in harmless)]
     if with_deepspeed:
@@ -126,6 +132,13 @@ def _llamas(given: Given) -> None:
         line = given.others["--overlapped-distributed-optimizer"].line
         for name in ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"):
             given.take(name, Value((), line), called="--overlapped-distributed-optimizer")
+
+
+def _flash(given: Given) -> None:
+    """FlashAttention by its version (Megatron-DeepSpeed)."""
+    for old in ("--use-flash-attn-v1", "--use-flash-attn-v2", "--use-flash-attn-triton"):
+        if old in given.others and not given.has("use-flash-attn"):
+            given.take("--use-flash-attn", Value((), given.others[old].line), called=old)
 
 
 def _positions(given: Given) -> None:

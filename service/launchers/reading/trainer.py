@@ -84,7 +84,10 @@ _NOT_PRICED = {  # what trains otherwise than a plan can say
     **dict.fromkeys(PREFERENCES, "training on preferences or rewards is not priced"),
     "num_labels": "a classifier's head is not priced", "problem_type": "a classifier's head is not priced",
     **dict.fromkeys(
-        ("vision_model_name_or_path", "vision_tower", "vision_path", "mm_projector_type", "audio_tower"),
+        (
+            "vision_model_name_or_path", "vision_tower", "vision_path", "mm_projector_type", "audio_tower",
+            "image_tower", "video_tower", "mm_vision_select_layer", "tune_visual_abstractor",
+        ),
         "models that see or hear are not priced",
     ),
     "use_galore": "GaLore is not priced", "use_badam": "BAdam is not priced",
@@ -370,9 +373,21 @@ def _adapters(fields: Fields, tool: Tool) -> tuple[int, tuple[str, ...]]:
             next(name for name in names if fields.has(name)), f"{kind} is not priced", allowed="full, lora"
         )
     if kind != "lora":
+        _refuse_silent_rank(fields, tool)
         return 0, ATTENTION_TARGETS
     rank = fields.integer("lora_rank", fields.integer("lora_r", 16 if tool is _PLAIN else 8))
     return rank, adapted(fields, pefts=tool is _PLAIN)
+
+
+def _refuse_silent_rank(fields: Fields, tool: Tool) -> None:
+    """Leave a fault for a rank of adapters without a switch: it trains them in some scripts, not in all."""
+    said = any(fields.has(name) for name in ("use_peft", "use_peft_lora", "use_lora"))
+    name = next((name for name in ("lora_rank", "lora_r") if fields.raw(name)), None)
+    if tool is _PLAIN and name is not None and not said:
+        why = "a rank of adapters, and nothing says whether the script trains them"
+        fields.fault(
+            name, why, allowed=f"use_peft true or false, or --ignore {name} for training all weights"
+        )
 
 
 _TARGETS = ("lora_target", "target_modules", "lora_target_modules")

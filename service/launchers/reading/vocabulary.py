@@ -19,7 +19,7 @@ _KINDS: Mapping[str, tuple[int, str]] = {
     "llama2tokenizer": (32000, "Llama 2's"),
     "tiktokentokenizer": (131072, "Megatron-LM's default of --vocab-size"),  # 2 ** 17
 }
-_GPT2 = "gpt2bpetokenizer"
+_GPT2, _LLAMA_2 = "gpt2bpetokenizer", "llama2tokenizer"
 # Names as they stand in hub ids and paths, the longer before the shorter.
 _NAMES: tuple[tuple[str, int], ...] = (
     (r"gpt[-_]?neox|pythia|olmo[-_]?1b|mpt[-_]|dolly|redpajama", 50277),
@@ -60,8 +60,10 @@ _STATED = re.compile(r"(?:tokeni[sz]er|vocab|bpe|spm)\D*(?<!\d)(\d{5,6})(?!\d)",
 _MONTH = re.compile(r"20\d\d(?:0[1-9]|1[0-2])")  # vocab_202401 was made then
 _A_TOKENIZER = re.compile(r"tokeni[sz]er", re.IGNORECASE)
 _OF_NOBODY = re.compile(
-    r"tokeni[sz]ers?|gpt[-_]?2|bpe|vocab|files?|data|models?|json|path|to|my|the|hf|[\W\d_]+"
+    r"tokeni[sz]ers?|gpt[-_]?2|bpe|vocab|files?|data|models?|json|path|to|my|the|hf|llama[-_]?2?|meta|hub"
+    r"|sentence[-_]?piece|spm|checkpoints?|ckpts?|weights|dir|[\W\d_]+"
 )
+_A_SIZE = re.compile(r"(?<![a-z0-9])\d+(?:\.\d+)?b(?![a-z0-9])", re.IGNORECASE)  # of a model: qwen-7b
 
 
 def named_vocabulary(name: str) -> int | None:
@@ -80,8 +82,16 @@ def _stated(name: str) -> int | None:
 
 
 def _is_own(name: str) -> bool:
-    """Whether a path names a tokenizer that somebody trained: ``…/europa-tokenizer/vocab.json``."""
-    parts = [part.lower() for part in name.split("/") if _A_TOKENIZER.search(part)]
+    """Whether a path names a tokenizer that somebody trained: ``…/europa-tokenizer/vocab.json``.
+
+    So does one beside a model that is called by its size: ``baichuan-7b/tokenizer.model``.
+    """
+    beside = name.endswith(_PIECES)
+    parts = [
+        part.lower()
+        for part in name.split("/")
+        if _A_TOKENIZER.search(part) or (beside and _A_SIZE.search(part))
+    ]
     return any(_OF_NOBODY.sub("", part) for part in parts)
 
 
@@ -94,6 +104,7 @@ def vocabulary_of(kind: str, names: tuple[str, ...], include: Include) -> tuple[
         include: the text of a file beside the launch file, by its base name.
     """
     known = [name for name in names if name and UNKNOWN not in name]
+    named = [part for name in names for part in name.split(UNKNOWN)[::2]]  # also what follows a variable
     for name in (*known, *(_FILES if known else ())):
         base = name.rstrip("/").rsplit("/", 1)[-1]
         text = include(base) if base.endswith((".json", _PIECES)) else None
@@ -104,7 +115,7 @@ def vocabulary_of(kind: str, names: tuple[str, ...], include: Include) -> tuple[
         size = (kind.lower() != _GPT2 and named_vocabulary(name)) or _stated(name)
         if size:
             return size, name[-60:]
-    if kind.lower() == _GPT2 and any(map(_is_own, known)):
+    if kind.lower() in (_GPT2, _LLAMA_2) and any(map(_is_own, named)):
         return None
     return _KINDS.get(kind.lower())
 

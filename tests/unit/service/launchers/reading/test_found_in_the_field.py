@@ -211,3 +211,64 @@ def test_torchs_fsdp_under_nemo_is_refused() -> None:
     )
     with pytest.raises(InvalidProblemError, match=r"model.fsdp: line 9: torch FSDP under NeMo"):
         read(text, name="a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        ("--first-k-dense-replace 1 --n-shared-experts 2", "which experts"),  # MindSpeed-LLM's
+        ("--noop-layers 46,47", "which layers"),
+        ("--post-norm --output-logit-softcapping 30.0", "which layers"),
+        ("--experimental-attention-variant dsa", "which layers"),  # Megatron-LM's, without a price
+        ("--lora-r 8 --lora-target-modules linear_qkv", "which weights are trained"),
+        ("--swap-optimizer", "what the optimizer keeps"),
+        ("--recompute-activation-function", "what is kept for the backward pass"),
+        ("--export-kd-teacher-load teacher", "which model it learns from"),
+    ],
+)
+def test_a_forks_flag_that_changes_the_run_is_refused_by_name(flags: str, what: str) -> None:
+    command = f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES} --vocab-size 512 --global-batch-size 8"
+    with pytest.raises(InvalidProblemError, match=f"{flags.split(maxsplit=1)[0]}: line 1.*{what}"):
+        read(f"{command} --micro-batch-size 1 {flags}\n")
+
+
+def test_one_of_forty_unknown_flags_is_still_refused() -> None:
+    # the answer lists 32 of them; what decides the run may be the last
+    details = " ".join(f"--use-fused-thing-{number}" for number in range(40))
+    command = f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES} --vocab-size 512 --global-batch-size 8"
+    with pytest.raises(InvalidProblemError, match="--num-layer-list"):
+        read(f"{command} --micro-batch-size 1 {details} --num-layer-list 2,2\n")
+
+
+def test_a_forks_switch_that_is_off_changes_nothing() -> None:
+    command = f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES} --vocab-size 512 --global-batch-size 8"
+    off = "--first-k-dense-replace 0 --context-parallel-algo megatron_cp_algo --stage sft"
+    assert read(f"{command} --micro-batch-size 1 {off}\n").model.num_layers == 4
+    with pytest.raises(InvalidProblemError, match="ulysses_cp_algo is not priced"):
+        read(f"{command} --micro-batch-size 1 --context-parallel-algo ulysses_cp_algo\n")
+
+
+def test_a_tokenizer_of_ones_own_has_not_llamas_vocabulary() -> None:
+    def tokens(path: str) -> int | None:
+        found = vocabulary_of("Llama2Tokenizer", (path,), lambda _: None)
+        return found[0] if found else None
+
+    assert tokens("/data/tokenizer.model") == 32000  # the kind's own
+    assert tokens("/models/llama-2-7b/tokenizer.model") == 32000
+    assert tokens("models/ver3.0/llm-jp-tokenizer-100k.ver3.0b1.model") is None
+    assert tokens(f"{unknown_value('ENV_DIR')}/src/llm-jp-tokenizer-v4/v4_alpha_1.0.model") is None
+    assert tokens("/models/baichuan-7b/tokenizer.model") is None
+
+
+def test_flash_attention_by_its_version_is_megatron_deepspeeds() -> None:
+    command = f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES} --vocab-size 512 --global-batch-size 8"
+    found = read(f"{command} --micro-batch-size 1 --use-flash-attn-v2\n")
+    assert found.workload.framework_options["attention_kernel"] == "flash2"
+    assert found.unread == ()
+
+
+def test_a_blank_behind_a_backslash_ends_the_command() -> None:
+    # bash hands the blank over as a word of its own, and starts the next line as a command
+    command = f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES} --vocab-size 512"
+    with pytest.raises(InvalidProblemError, match=r"line 1 of a\.sh: the backslash stands before a blank"):
+        read(command + " \\ \n --global-batch-size 8\n")

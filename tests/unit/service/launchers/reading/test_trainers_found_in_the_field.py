@@ -569,3 +569,18 @@ def test_rays_workers_are_the_ranks_of_llama_factory() -> None:
         read(text, name="a.yaml")
     found = read(f"{text}ray_num_workers: 4\n", name="a.yaml")
     assert (found.configuration.data_parallel_size, found.workload.global_batch_size) == (4, 4 * 1 * 8)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["--medusa_num_heads 3", "--bits 4", "--low_rank_training True", "--image_tower clip", "--lora_rank 8",
+     "--trainable q_proj,v_proj", "--modelopt.teacher_model big", "--global_batch_size 64"],
+)  # fmt: skip
+def test_a_script_that_trains_something_else_is_refused_by_its_argument(word: str) -> None:
+    script = (
+        "torchrun --nproc_per_node 8 train.py --model_name_or_path meta-llama/Llama-2-7b-hf --bf16 True "
+        f"--per_device_train_batch_size 2 --gradient_accumulation_steps 4 --model_max_length 2048 {word}\n"
+    )
+    with pytest.raises(InvalidProblemError, match=word.split(maxsplit=1)[0].removeprefix("--")):
+        read(script)
+    assert read(script.replace(word, "")).workload.lora_rank == 0
