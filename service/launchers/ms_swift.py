@@ -61,6 +61,14 @@ NEEDS = (
 )
 
 
+RESUMES = "behind it, to go on from a checkpoint, which ms-swift does not look for itself"
+
+
+def _loaded(target: Target) -> str:
+    """The argument that names a checkpoint's folder (trainers/base.py, _load_checkpoint)."""
+    return "--mcore_adapter" if target.workload.lora_rank else "--mcore_model"
+
+
 class MsSwift:
     """Exports to Megatron-SWIFT."""
 
@@ -81,6 +89,7 @@ class MsSwift:
                 program=PROGRAM,
                 before=RUN,
                 needs=NEEDS,
+                takes=((f"{_loaded(target)} FOLDER --finetune false", RESUMES),),
                 environment=tuple(environment(target, megatron_facts(target))),
                 has_arguments=True,
                 decides=decided_names(argument_parts(target)),
