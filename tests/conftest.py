@@ -4,6 +4,7 @@ Compiled modules are kept where Python keeps them, also where the environment fo
 a test runs would compile 300 modules anew. Commands see no terminal: pytest-xdist would tell them of one
 with 80 columns. Ctrl-C is an interrupt, also where the tests run in the background of a shell. A busy
 machine cuts no answer short: searches count CPU seconds, but for tests that are ``alone`` to see seconds.
+Small matrices are inverted by one thread: a second one spins where every core has a test of its own.
 """
 
 import gc
@@ -17,6 +18,7 @@ import pytest
 for name in ("PYTHONDONTWRITEBYTECODE", "COLUMNS", "LINES"):
     os.environ.pop(name, None)
 sys.dont_write_bytecode = False
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as `nohup make test &` has it
     signal.signal(signal.SIGINT, signal.default_int_handler)
