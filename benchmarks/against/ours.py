@@ -1,8 +1,8 @@
 """Meshwright's side of a comparison: ``python -m benchmarks.against.ours``, one process a question.
 
 Standard input: JSON {"problem": a request, "layers": {"file", "gpu", "memory"} or null: a foreign
-profile of layer times and one of memory, "measured": [files of measured profiles], "judge":
-[configurations]}. Without ``judge`` it searches.
+profile of layer times and one of memory, "measured": [files of measured profiles], "constants": {name:
+value} that the peer states, "judge": [configurations]}. Without ``judge`` it searches.
 Standard output: JSON {"configurations", "status", "certified_by", "plans": [{"config", "step_time_s"}]},
 or {"judged": [{"step_time_s", "fits"}]}.
 """
@@ -116,6 +116,8 @@ def main() -> None:
         profile, _warnings = profile_with(problem, given)
     else:
         profile = profile_of(problem, request.get("layers"))
+    stated = request.get("constants", {})
+    profile = replace(profile, constants=replace(profile.constants, **stated))
     configs = request.get("judge")
     print(json.dumps(searched(problem, profile) if configs is None else judged(problem, profile, configs)))
 

@@ -1,10 +1,10 @@
 """Sailor (eth-easl/sailor) from a checkout: its planner, and its simulator as the judge of both.
 
 OPT-350M, 1 024 sequences, on A100 of one zone, in both settings of its simulator. That neither overlaps
-the exchange of gradients nor shards anything, lets every message go at the rate of one flow, inside a node
-as between nodes, and counts gradients in the bytes that it is told: all of that is stated in our request,
-whose layers are priced as it timed them. Where its plan's replicas do not divide the batch it
-trains on more sequences, and so do we.
+the exchange of gradients nor shards anything, hides no transfer between stages, lets every message go at
+the rate that one flow has for its size, inside a node as between nodes, and counts gradients and transfers
+in the bytes that it is told: all of that is stated in our request, whose layers are priced as it timed them.
+Where its plan's replicas do not divide the batch it trains on more sequences, and so do we.
 
 Its planner is C++: its Makefile in sailor/Planner/sailor_planner/cpp_src builds ``libplanner``, against the
 Python that runs this; a copy belongs into sailor/Planner/simulations, as its own code does it.
@@ -38,6 +38,9 @@ GPU, ZONE, MODEL, BATCH = "A100-40", "us-central1-a", "OPT-350", 1024
 SIZES, BYTES = (32, 80, 128), {"fp32": 4, "fp16": 2}
 _LAST = 25  # its number of the head; the embedding is 0
 _CHUNK_BYTES = 16e6  # of a bucket of its exchange, about a 32nd
+_BUCKET_BYTES = 500e6  # of its exchange
+_PAYLOADS = (32e6, 64e6, 128e6, 256e6, 512e6, 1024e6, 2048e6)
+_TRANSFERRED_BYTES = 2  # that ours counts of an activation
 _TARGET = 0.01
 _PLANS = 40
 
@@ -67,7 +70,12 @@ def one_size(home: Path, gpus: int, dtype: str, budget: Budget) -> tuple[list[Ro
     together = pipeline["dp"][0] * size
     batch = together * math.ceil(BATCH / together)
     request = problem(home, gpus, dtype, batch)
-    found = ask_ours({"problem": request, "measured": [str(DATA / "opt-350m-a100-sxm-40gb.json")]}, budget)
+    ours = {
+        "problem": request,
+        "measured": [str(DATA / "opt-350m-a100-sxm-40gb.json")],
+        "constants": constants(dtype),
+    }
+    found = ask_ours(ours, budget)
     timed = [one for one in found.answer["plans"] if one["config"]["micro_batch_size"] in (1, 2, 4, 8)]
     plans = [plan_for_it(one["config"]) for one in timed]
     verdicts = asked_of_it(home, gpus, dtype, plans, budget, batch=batch).answer["judged"]
@@ -128,9 +136,15 @@ def plan_for_it(config: Mapping[str, Any]) -> dict[str, Any]:
 def problem(home: Path, gpus: int, dtype: str, batch: int) -> dict[str, object]:
     """A request in its space, with its links and its settings."""
     (group, _) = yaml.safe_load((DATA / "cluster.yaml").read_text(encoding="utf-8"))["groups"]
-    link = {"kind": "ethernet", "bytes_per_s": flow_bytes_per_s(home), "latency_s": 1e-6}
-    group = {name: value for name, value in group.items() if name != "measured"}
-    group |= {"num_nodes": gpus // group["gpus_per_node"], "intra_node": link, "inter_node": dict(link)}
+    link = {"kind": "ethernet", "bytes_per_s": flow_bytes_per_s(home, _CHUNK_BYTES), "latency_s": 1e-6}
+    nodes = gpus // group["gpus_per_node"]
+    curves = [exchange_curve(home, nodes, ranks) for ranks in (nodes, 2 * nodes, 4 * nodes)]
+    group |= {
+        "num_nodes": nodes,
+        "intra_node": link,
+        "inter_node": dict(link),
+        "measured": {"curves": curves},
+    }
     return {
         "model": {"name": "opt-350m"},
         "cluster": {"name": "sailor", "groups": [group]},
@@ -149,11 +163,30 @@ def problem(home: Path, gpus: int, dtype: str, batch: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def flow_bytes_per_s(home: Path) -> float:
+def constants(dtype: str) -> dict[str, float]:
+    """Links reach what is stated of them, and every transfer between stages is waited for in full."""
+    return {"network": 1.0, "fast_link": 1.0, "transfer_exposed": BYTES[dtype] / _TRANSFERRED_BYTES}
+
+
+def exchange_curve(home: Path, nodes: int, ranks: int) -> dict[str, object]:
+    """The bus bandwidth of its all-reduce: a ring for each bucket, in as many chunks as ranks."""
+    rates = []
+    for payload in _PAYLOADS:
+        whole, rest = divmod(payload, _BUCKET_BYTES)
+        buckets = [_BUCKET_BYTES] * int(whole) + [rest] * (rest > 0)
+        rates.append(payload / sum(one / flow_bytes_per_s(home, one / ranks) for one in buckets))
+    sizes = [int(payload) for payload in _PAYLOADS]
+    return {
+        "collective": "all_reduce", "num_nodes": nodes, "num_ranks": ranks,
+        "payload_bytes": sizes, "bus_bytes_per_s": rates,
+    }  # fmt: skip
+
+
+def flow_bytes_per_s(home: Path, chunk_bytes: float) -> float:
     """Of one flow between its A100, by its polynomial of a chunk's binary logarithm, in MB."""
     links = json.loads((home / "sailor/providers/multizone_bandwidths_het.json").read_text())
     coefficients, _peak = links[ZONE][GPU]["1"][ZONE][GPU]["1"]
-    size = math.log2(_CHUNK_BYTES / 1e6)
+    size = math.log2(chunk_bytes / 1e6)
     return 1e9 * float(sum(one * size**power for power, one in enumerate(reversed(coefficients))))
 
 
