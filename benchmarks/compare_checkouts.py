@@ -125,9 +125,7 @@ def main() -> None:
     parser.add_argument("--problems", action="store_true", help="time benchmarks/problems alone")
     wish = parser.parse_args()
     if wish.rounds < (1 if wish.problems else 0):
-        parser.error(
-            f"--rounds {wish.rounds} times nothing; allowed: 1 or more with --problems, else 0 or more"
-        )
+        parser.error(f"--rounds {wish.rounds}: allowed are 1 or more with --problems, else 0 or more")
     with TemporaryDirectory() as folder:
         old, new = Checkout(wish.old, Path(folder) / "old"), Checkout(wish.new, Path(folder) / "new")
         if wish.problems:
