@@ -3,8 +3,8 @@
 OPT-350M, 1 024 sequences, on A100 of one zone, in both settings of its simulator. That neither overlaps
 the exchange of gradients nor shards anything, hides no transfer between stages, lets every message go at
 the rate that one flow has for its size, inside a node as between nodes, and counts gradients and transfers
-in the bytes that it is told: all of that is stated in our request, whose layers are priced as it timed them.
-Where its plan's replicas do not divide the batch it trains on more sequences, and so do we.
+in the bytes that it is told: all of that is stated in our request, whose layers are priced as it timed
+them. Where its plan's replicas do not divide the batch it trains on more sequences, and so do we.
 
 Its planner is C++: its Makefile in sailor/Planner/sailor_planner/cpp_src builds ``libplanner``, against the
 Python that runs this; a copy belongs into sailor/Planner/simulations, as its own code does it.
