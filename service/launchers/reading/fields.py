@@ -81,7 +81,6 @@ _DECIDING: dict[str, tuple[str, ...]] = {
         rf"\w*{_SHARES}(?:_model)?_parallel(?:ism)?(?:_size|_degree)?", "tp_2d", "ulysses_degree_in_cp",
         r"(?:tp|pp|cp|sp|ep)_(?:size|degree)",
     ),
-    "how large a batch is": ("(?:global|total|effective)_batch_size",),
     "which experts the model has": (
         r"(?:moe_)?num_(?:moe_|local_|routed_)?experts", r"(?:moe_)?top_?k_experts", "moe_top_?k",
         "n_routed_experts", r"(?:num_)?experts_per_tok(?:en)?", r"(?:n|num)_(?:shared|zero)_experts",

@@ -190,6 +190,9 @@ def trainer_run(
     micro = _told(fields, known, "micro_batch_size", fields.optional(_MICRO))
     if micro is None:
         micro = tool.micro
+        if fields.raw("global_batch_size"):
+            why = f"no {_MICRO} is given: another program makes it of this one"
+            fields.fault("global_batch_size", why, allowed=_MICRO)
         fields.note(f"{_MICRO} is not given: {micro} is {tool.name}'s default")
     count = _told(fields, known, "num_microbatches", fields.optional(_COUNT)) or _usual_count(
         tool, micro, world or 1

@@ -574,7 +574,7 @@ def test_rays_workers_are_the_ranks_of_llama_factory() -> None:
 @pytest.mark.parametrize(
     "word",
     ["--medusa_num_heads 3", "--bits 4", "--low_rank_training True", "--image_tower clip", "--lora_rank 8",
-     "--trainable q_proj,v_proj", "--modelopt.teacher_model big", "--global_batch_size 64"],
+     "--trainable q_proj,v_proj", "--modelopt.teacher_model big"],
 )  # fmt: skip
 def test_a_script_that_trains_something_else_is_refused_by_its_argument(word: str) -> None:
     script = (
@@ -584,3 +584,11 @@ def test_a_script_that_trains_something_else_is_refused_by_its_argument(word: st
     with pytest.raises(InvalidProblemError, match=word.split(maxsplit=1)[0].removeprefix("--")):
         read(script)
     assert read(script.replace(word, "")).workload.lora_rank == 0
+
+
+def test_a_batch_that_another_program_divides_is_refused_not_the_trainers_default() -> None:
+    run = "torchrun --nproc_per_node 8 train.py --model_name_or_path meta-llama/Llama-2-7b-hf --bf16 True "
+    run += "--gradient_checkpointing True --model_max_length 2048 --global_batch_size 64"
+    with pytest.raises(InvalidProblemError, match=r"global_batch_size: .*no per_device_train_batch_size"):
+        read(run)
+    assert read(f"{run} --per_device_train_batch_size 2").workload.global_batch_size == 16  # 8 ranks × 2
