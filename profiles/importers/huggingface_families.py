@@ -193,8 +193,7 @@ FAMILIES: Mapping[str, Family] = {
         fixed={"qk_norm": True},
     ),
     "nanochat": replace(
-        _BIASED_ATTENTION,
-        activation="relu2",
+        _BIASED_ATTENTION, activation="relu2",
         numbers={"final_logit_softcapping": ("logit_softcap", _itself)},
         facts={
             "gated_mlp": False, "normalization": "rmsnorm_without_weights", "embedding_norm": True,
@@ -205,15 +204,12 @@ FAMILIES: Mapping[str, Family] = {
         LLAMA, activation="relu2", facts={"gated_mlp": False, "normalization": "layernorm"}
     ),
     "nemotron": replace(
-        LLAMA,
-        activation="relu2",
+        LLAMA, activation="relu2",
         facts={"gated_mlp": False, "normalization": "layernorm", "zero_centered_norm": True},
         defaults={"partial_rotary_factor": 0.5},
     ),
-    "qwen2": replace(
-        _PLAIN, facts={"qkv_bias": True}, global_layers=_QWEN_LOCAL,
-        fixed={"attention_bias": (True, False)},  # the class does not read it: Q, K and V have one
-    ),
+    "qwen2": replace(_PLAIN, facts={"qkv_bias": True}, global_layers=_QWEN_LOCAL,
+                     fixed={"attention_bias": (True, False)}),  # which its class does not read
     "qwen3": replace(_BIASED_ATTENTION, facts=_PER_HEAD, global_layers=_QWEN_LOCAL),
     "exaone4": replace(_EXAONE, facts={**_PER_HEAD, "norm_position": "after"}),
     "olmo": replace(
@@ -294,8 +290,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "mellum": replace(_BIASED_ATTENTION, experts="num_local_experts", facts=_PER_HEAD),
     "flint": replace(
-        _BIASED_ATTENTION, experts="num_experts",
-        facts={**_PER_HEAD, **_SINKS},
+        _BIASED_ATTENTION, experts="num_experts", facts={**_PER_HEAD, **_SINKS},
         router={"router_score": "sigmoid"},
         defaults={"mlp_only_layers": [0, 1]},
         global_layers="flint",
@@ -324,9 +319,22 @@ FAMILIES: Mapping[str, Family] = {
         global_layers=_QWEN_LOCAL,
         fixed={"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
     ),
-    "solar_open": Family(
-        flags=_QKV_FLAG, experts="n_routed_experts", router=_SIGMOID, dense_without_experts=True
+    # Ling and Ring 2.0: remote code (NVIDIA-NeMo/Megatron-Bridge, models/bailing), its class's defaults
+    "bailing_moe_v2": Family( experts="num_experts", router=_SIGMOID, fixed={"score_function": "sigmoid"},
+        flags={"use_qkv_bias": (False, {"qkv_bias": True}), "use_qk_norm": (True, _PER_HEAD),
+               "use_bias": (False, {"attention_output_bias": True})},
+        defaults={
+            "vocab_size": 157_184, "hidden_size": 2048, "intermediate_size": 5120, "num_hidden_layers": 20,
+            "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 256,
+            "num_experts_per_tok": 8, "moe_intermediate_size": 512, "num_shared_experts": 1, "n_group": 8,
+            "topk_group": 4, "rope_theta": 600_000, "max_position_embeddings": 32_768, **_FIRST_DENSE,
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+        },
+        unused=("moe_router_enable_expert_bias", "moe_shared_expert_intermediate_size", "router_dtype",
+                "mtp_loss_scaling_factor"),
     ),
+    "solar_open": Family( flags=_QKV_FLAG, experts="n_routed_experts", router=_SIGMOID,
+                         dense_without_experts=True),
     "exaone_moe": replace(_EXAONE, experts="num_experts", router=_SIGMOID),
     "kolibri1": Family( experts="num_local_experts",
         facts={**_PER_HEAD, **_SANDWICH}, router=_SIGMOID, global_layers="every_last", global_every=5,

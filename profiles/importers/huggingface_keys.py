@@ -400,6 +400,7 @@ def refuse_unsupported(reader: FieldReader, planned: tuple[str, ...] = ()) -> No
 
 
 _OF_HEADS = ("num_key_value_heads", "head_dim")  # tools write them beside the sizes that they repeat
+_NULL_IS_READ = ("num_shared_experts", "head_dim")  # as none, and as hidden_size / heads
 _NEUTRAL: Mapping[str, object] = dict.fromkeys(
     ("moe_layer_freq", "decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval"), 1
 )
@@ -439,6 +440,7 @@ def completed(
     off = {key: False for key, value in stated.items() if value is None and defaults.get(key) is True}
     stated |= off  # a switch that is null is off, whatever it is where nothing is said
     own = {key for key in family.defaults if stated.get(key) is None}  # the class derives it of null, too
+    own -= {key for key in _NULL_IS_READ if key in stated}
     added = {key: value for key, value in defaults.items() if key not in stated or key in own}
     return {**stated, **added}, frozenset(added)
 

@@ -67,7 +67,7 @@ def test_every_drawn_config_of_every_planned_type_has_the_parameters_that_transf
             unlike.append((one["config"], found, one["parameters"]))
     assert unlike == []
     assert refused < len(DRAWN) / 20, "a switch that is not priced is refused, and few are"
-    assert {one["config"]["model_type"] for one in DRAWN} == set(FAMILIES) - {"kimi_k2"}
+    assert {one["config"]["model_type"] for one in DRAWN} == set(FAMILIES) - {"kimi_k2", "bailing_moe_v2"}
 
 
 @pytest.mark.parametrize("name", PLANNED)
@@ -213,6 +213,22 @@ def test_a_multimodal_model_is_refused_with_the_way_to_its_language_model() -> N
     with pytest.raises(UnsupportedModelError, match=r'"qwen3_vl_text" is .* set model_type to it'):
         model_from_config(text, name="x")
     assert model_from_config(text | {"model_type": "qwen3"}, name="x").num_parameters() == 1_720_574_976
+
+
+def test_ling_2_is_counted_as_its_own_code_builds_it() -> None:
+    # both counts are of its class on the meta device; the class's defaults are Ling-mini-2.0's sizes
+    mini = model_from_config({"model_type": "bailing_moe_v2", "routed_scaling_factor": 2.5}, name="x")
+    assert mini.num_parameters() == 16_255_638_528
+    # without shared experts and norms of queries and keys
+    small = {
+        "model_type": "bailing_moe_v2", "hidden_size": 512, "num_hidden_layers": 3,
+        "num_key_value_heads": 2, "num_experts": 16, "num_experts_per_tok": 2,
+        "first_k_dense_replace": 0, "vocab_size": 1000,
+        "topk_group": 1, "num_shared_experts": None, "use_qk_norm": False, "num_attention_heads": 16,
+    }  # fmt: skip
+    assert model_from_config(small, name="x").num_parameters() == 45_878_784
+    with pytest.raises(UnsupportedModelError, match="score_function"):
+        model_from_config({"model_type": "bailing_moe_v2", "score_function": "softmax"}, name="x")
 
 
 def test_a_refused_type_is_refused_as_such_whatever_keys_it_has() -> None:
