@@ -38,6 +38,7 @@ from benchmarks.fit.spreads import (
     CAUSES,
     errors_of,
     fitted_causes,
+    launch_noise_of,
     sigma_of_unknown_stack,
     stack_sigmas,
     together,
@@ -161,6 +162,9 @@ def _spreads_of_times(runs: Sequence[Run], levels: dict[str, Any]) -> None:
         levels["stacks"][stack]["log_time_sigma"] = _two_digits(sigma)
     spreads = _read_spreads()
     spreads["uncalibrated"] = dict(zip(CAUSES, map(_two_digits, added), strict=True))
+    noise, growth = launch_noise_of(runs)
+    print(f"twins: noise {noise:.1%}, times 1 to {growth:.2g} with launches (as squares)", flush=True)
+    spreads["time"]["launch_noise"] = _two_digits(growth)
     _write_spreads(spreads)
 
 

@@ -125,6 +125,18 @@ def squared_distances(a: FloatArray, b: FloatArray) -> FloatArray:
     return np.asarray(np.maximum(apart, 0.0))
 
 
+def roughness(launch_share: FloatArray | float, launch_noise: float) -> FloatArray:
+    """Noise of a run over that of one which no launch holds up.
+
+    Launches wait for the host's CPU, which every job shares with what else runs there.
+
+    Args:
+        launch_share: of the step that hangs on launches, 0 to 1.
+        launch_noise: what the noise grows by where all of it does, as a multiple, added as squares.
+    """
+    return np.asarray(np.sqrt(1.0 + (launch_noise * np.asarray(launch_share)) ** 2))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
     """The process after its runs were seen; matrices as tuples of rows."""
@@ -139,6 +151,7 @@ class Residual:
     noise: float  # of one run
     scale: float  # spread over the process's own, from leaving one run out at a time
     trend_share: float = 0.0  # of the trend's variance, what the runs' mean is carried far by
+    launch_noise: float = 0.0  # what the noise grows by where the whole step hangs on launches, over it
 
     def _kernels(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Covariances with the runs: of the residual, and of the trend."""
@@ -152,13 +165,14 @@ class Residual:
         mean = (near + self.trend_share * trend) @ np.array(self.weights)
         return np.asarray(np.clip(mean, -MAX_LOG, MAX_LOG))
 
-    def sigma(self, features: FloatArray) -> FloatArray:
+    def sigma(self, features: FloatArray, launch_share: FloatArray | float = 0.0) -> FloatArray:
         """Spread of ``ln(measured / predicted)`` of one run at each row, noise included: (n,)."""
         near, trend = self._kernels(features)
         known = near + trend
         prior = self.amplitude**2 + self.trend_amplitude**2
         left = prior - np.einsum("nk,kl,nl->n", known, np.array(self.precision), known)
-        spread = self.scale * np.sqrt(np.maximum(left, 0.0) + self.noise**2)
+        noise = self.noise * roughness(launch_share, self.launch_noise)
+        spread = self.scale * np.sqrt(np.maximum(left, 0.0) + noise**2)
         return np.asarray(np.minimum(spread, MAX_LOG))
 
     def covariance(self, features: FloatArray) -> FloatArray:

@@ -37,7 +37,6 @@ from meshwright.solver.cost.pipelines import (
     placed_pipeline,
     replayed_layers,
 )
-from meshwright.solver.cost.price import price
 from meshwright.solver.cost.stages import (
     Chunks,
     LayerLayout,
@@ -77,9 +76,9 @@ def _priced(problem: Problem, profile: Profile, configurations: Sequence[Configu
     layout = LayerLayout.of(problem.model)
     columns = Columns.of(configurations)
     laid = LaidOut.of(problem, configurations)
-    moved = moved_prices(laid.problem, columns, profile) if profile.residual is None else None  # at once
-    whole = price(laid.problem, columns, profile) if moved is None else moved.take(slice(len(columns)))
-    prices, replayed = laid.prices(whole), replayed_layers(configurations, columns)
+    moved = moved_prices(laid.problem, columns, profile)  # at once
+    prices = laid.prices(moved.take(slice(len(columns))))
+    replayed = replayed_layers(configurations, columns)
     return _Priced(
         layout=layout,
         columns=columns,

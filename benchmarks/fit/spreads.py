@@ -7,24 +7,35 @@ Student's t with 4 degrees of freedom stands for the errors: a few runs are off 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from benchmarks.fit.evidence import CLUSTER_WEIGHT
+from meshwright.profiles.profile import roughness
 from meshwright.solver.accuracy import RunPrediction
-from meshwright.solver.calibration.observations import Observation, ProfileOf
+from meshwright.solver.calibration.calibrate import default_profile_of
+from meshwright.solver.calibration.observations import (
+    Observation,
+    ProfileOf,
+    batches_of,
+    launch_shares,
+    log_step_s,
+)
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray
+from meshwright.solver.cost.residuals import features_of
 from meshwright.solver.cost.uncertainty import SHARES, shares_of
 from meshwright.solver.predict import Z_80_PERCENT
+from meshwright.solver.runs.table import Run
 
 CAUSES = (*SHARES, "experts", "unmeasured_gpu", *(f"untold_{name}" for name in SHARES))
 _FREEDOM = 4.0  # of Student's t
 _FACTORS = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)
 _SWEEPS = 12
 _LEAST, _MOST = 0.003, 2.0
+_MOST_GROWTH = 20.0  # of noise with launches
 _FEW_CLUSTERS = 3  # with fewer, a stack's own spread says little about the next one
 _FEW_RUNS = 40.0
 
@@ -105,14 +116,14 @@ def fitted_causes(errors: Errors) -> tuple[float, FloatArray]:
     return float(best[0]), best[1:]
 
 
-def _least(loss: Callable[[FloatArray], float], values: FloatArray) -> FloatArray:
+def _least(loss: Callable[[FloatArray], float], values: FloatArray, most: float = _MOST) -> FloatArray:
     """Coordinate descent over multiples of each value."""
     least = loss(values)
     for _ in range(_SWEEPS):
         for index in range(len(values)):
             for factor in _FACTORS:
                 tried = values.copy()
-                tried[index] = np.clip(tried[index] * factor, _LEAST, _MOST)
+                tried[index] = np.clip(tried[index] * factor, _LEAST, most)
                 value = loss(tried)
                 if value < least:
                     values, least = tried, value
@@ -136,6 +147,40 @@ def sigma_of_unknown_stack(errors: Errors, added: FloatArray) -> float:
     fair = _stacks_alike(errors)
     everything = np.ones(len(fair.log_error), dtype=bool)
     return covering(fair, everything, lambda own: errors.sigma(own, added))
+
+
+def launch_noise_of(runs: Sequence[Run]) -> tuple[float, float]:
+    """Noise of one run, log, and what it grows by where the whole step hangs on launches, over it.
+
+    By maximum likelihood from twins, runs of one cluster whose configurations no feature tells apart: each
+    lies off their mean by its own noise, seen times ``sqrt((n - 1) / n)`` among n. A cluster's count as a
+    dozen at most.
+    """
+    timed = [one for one in map(Observation.of, runs) if one is not None and one.step_time_s]
+    batches = batches_of(timed, default_profile_of)
+    shares, expected = launch_shares(batches), log_step_s(batches, (), np.zeros((1, 0)))[0]
+    errors = np.log([one.step_time_s or 1.0 for one in timed]) - expected
+    twins: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for at, one in enumerate(timed):
+        place = tuple(features_of(one.problem, one.configuration).round(6))
+        twins[one.problem.cluster.name, one.framework, one.configuration.num_gpus, place].append(at)
+    groups = [mine for mine in twins.values() if len(mine) > 1]
+    sizes = Counter(timed[mine[0]].problem.cluster.name for mine in groups for _ in mine)
+    off, share, weights = [], [], []
+    for mine in groups:
+        free = (len(mine) - 1) / len(mine)
+        off += list((errors[mine] - errors[mine].mean()) / np.sqrt(free))
+        share += list(shares[mine])
+        heard = min(1.0, CLUSTER_WEIGHT / sizes[timed[mine[0]].problem.cluster.name])
+        weights += [free * heard] * len(mine)
+
+    def loss(values: FloatArray) -> float:
+        variance = (values[0] * roughness(np.array(share), values[1])) ** 2
+        tail = np.log1p(np.square(off) / variance / _FREEDOM)
+        return float(np.average(0.5 * np.log(variance) + 0.5 * (_FREEDOM + 1) * tail, weights=weights))
+
+    noise, growth = _least(loss, np.array([0.03, 1.0]), most=_MOST_GROWTH)
+    return float(noise), float(growth)
 
 
 def _stacks_alike(errors: Errors) -> Errors:

@@ -41,6 +41,7 @@ from meshwright.solver.calibration.observations import (
     log_peak_bytes,
     log_step_s,
     memory_configuration,
+    roughness_of,
 )
 from meshwright.solver.configuration import Configuration, FloatArray
 from meshwright.solver.cost.memory import memory_limit_bytes
@@ -367,7 +368,13 @@ def _time_part(timed: Sequence[Observation], profile_of: ProfileOf) -> _Part:
     measured = np.log([one.step_time_s or 1.0 for one in timed])
     sigmas = np.log([one.step_time_high_s / one.step_time_s for one in blind]) / Z_80_PERCENT
     return _part(
-        _Evidence(evaluate=evaluate, measured=measured, runs=timed, profile=profile_of(timed[0])),
+        _Evidence(
+            evaluate=evaluate,
+            measured=measured,
+            runs=timed,
+            profile=profile_of(timed[0]),
+            roughness=roughness_of(batches),
+        ),
         widths=TIME_WIDTHS,
         prior=TIME_PROCESS,
         spread=spread_of("time", float(np.median(sigmas))),
@@ -392,6 +399,7 @@ def _memory_part(told: Sequence[Observation | None], profile_of: ProfileOf) -> _
             measured=np.log([one.peak_memory_bytes or 1.0 for one in known]),
             runs=known,
             profile=profile,
+            roughness=np.ones(len(known)),
             words=("larger in memory", "smaller in memory"),
         ),
         widths=MEMORY_WIDTHS,
@@ -448,6 +456,7 @@ class _Evidence:
     measured: FloatArray
     runs: Sequence[Observation]
     profile: Profile
+    roughness: FloatArray  # noise of each run over the process's, (K,)
     words: tuple[str, str] = ("slower", "faster")  # of a run that the others contradict
 
 
@@ -461,6 +470,7 @@ def _part(evidence: _Evidence, *, widths: Mapping[str, float], prior: Process, s
         widths=widths,
         box=Box.of(evidence.profile.constants, tuple(widths)),
         prior=prior,
+        roughness=evidence.roughness,
     )
     left = left_over(found, points, evidence.measured, spread)
     offsets = dict(zip(widths, (float(value) for value in found.offsets), strict=True))

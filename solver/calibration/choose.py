@@ -3,7 +3,7 @@
 Every next run is the one that leaves the least uncertainty about all runs, summed variances of the
 Gaussian process that calibration assumes: integrated variance reduction (Cohn 1996, "Neural Network
 Exploration Using Optimal Experiment Design"; Gramacy and Lee 2009). Few runs come out central, many
-spread far; no measurement enters.
+spread far, and of those that launches blur a twin beside; no measurement enters.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ from typing import Literal
 import numpy as np
 
 from meshwright.profiles.profile import squared_distances
-from meshwright.solver.calibration.fit import TIME_WIDTHS
-from meshwright.solver.calibration.observations import Observation, ProfileOf, batches_of, log_step_s
+from meshwright.solver.calibration.fit import TIME_PROCESS, TIME_WIDTHS
+from meshwright.solver.calibration.observations import (
+    Observation,
+    ProfileOf,
+    batches_of,
+    log_step_s,
+    roughness_of,
+)
 from meshwright.solver.configuration import FloatArray, IntArray
 from meshwright.solver.cost.residuals import features_of
 
 Choice = Literal["suggested", "random"]
 _STEP = -0.05  # of a finite difference
 _KERNELS = ((0.08, 1.4), (0.08, 4.0))  # amplitude, log, and length, features: near and far likeness
-_NOISE = 0.03
 _MOST_JUDGED = 1024  # runs whose uncertainty is summed, evenly drawn where there are more
 
 
@@ -34,6 +39,7 @@ class Candidates:
 
     features: FloatArray  # (n, F)
     effects: FloatArray  # (n, c): what one prior width of each constant does to the log step time
+    noises: FloatArray  # (n,), log
 
     def __len__(self) -> int:
         """Number of runs."""
@@ -44,10 +50,12 @@ class Candidates:
         """The runs under their uncalibrated profiles."""
         names = tuple(TIME_WIDTHS)
         offsets = np.concatenate([np.zeros((1, len(names))), _STEP * np.eye(len(names))])
-        values = log_step_s(batches_of(observations, profile_of), names, offsets)
+        batches = batches_of(observations, profile_of)
+        values = log_step_s(batches, names, offsets)
         effects = ((values[1:] - values[0]) / _STEP).T * np.array(list(TIME_WIDTHS.values()))
         points = [features_of(one.problem, one.configuration) for one in observations]
-        return cls(features=np.stack(points), effects=effects)
+        noises = TIME_PROCESS.noise * roughness_of(batches)
+        return cls(features=np.stack(points), effects=effects, noises=noises)
 
     def covariance(self, columns: IntArray) -> FloatArray:
         """Of the log step times of all runs with some, (n, m)."""
@@ -88,12 +96,12 @@ def _greedy(candidates: Candidates, first: Sequence[int]) -> Iterator[int]:
     factors = np.empty((n, 0))
     open_runs = np.ones(n, dtype=bool)
     for turn in range(n):
-        gains = (left**2).sum(axis=1) / (variances + _NOISE**2)
+        gains = (left**2).sum(axis=1) / (variances + candidates.noises**2)
         pick = first[turn] if turn < len(first) else int(np.where(open_runs, gains, -1.0).argmax())
         open_runs[pick] = False
         yield pick
         column = candidates.covariance(np.array([pick]))[:, 0] - factors @ factors[pick]
-        column /= np.sqrt(variances[pick] + _NOISE**2)
+        column /= np.sqrt(variances[pick] + candidates.noises[pick] ** 2)
         left -= np.outer(column, column[judged])
         variances = np.maximum(variances - column**2, 0.0)
         factors = np.concatenate([factors, column[:, None]], axis=1)

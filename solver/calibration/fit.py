@@ -148,7 +148,11 @@ def kernel(features: FloatArray, process: Process) -> FloatArray:
 
 
 def chosen_process(
-    prior: Process, features: FloatArray, left: FloatArray, from_constants: FloatArray
+    prior: Process,
+    features: FloatArray,
+    left: FloatArray,
+    from_constants: FloatArray,
+    roughness: FloatArray,
 ) -> Process:
     """Amplitude, noise and trust in the constants by marginal likelihood, held near the prior's.
 
@@ -161,13 +165,16 @@ def chosen_process(
         features: of the runs, (K, F).
         left: measured less predicted at the stack's constants, log, (K,).
         from_constants: covariance that the constants' priors give the runs, (K, K).
+        roughness: noise of each run over the process's, (K,).
     """
     heard = np.unique(np.linspace(0, len(left) - 1, min(len(left), _MOST_HEARD)).astype(np.int64))
-    features, left, from_constants = features[heard], left[heard], from_constants[np.ix_(heard, heard)]
-    near = kernel(features, prior)
+    # in units of each run's noise, where one decomposition serves every level of it
+    unit = roughness[heard]
+    left, apart = left[heard] / unit, np.outer(unit, unit)
+    from_constants = from_constants[np.ix_(heard, heard)] / apart
+    near = kernel(features[heard], prior) / apart
     cells, scores = [], []
     for trust, amplitude in product(_TRUSTS, _AMPLITUDES):
-        # one decomposition serves every noise
         values, vectors = np.linalg.eigh(trust**2 * from_constants + amplitude**2 * near)
         turned = vectors.T @ left
         for noise in _NOISES:
@@ -213,6 +220,7 @@ class Fit:
     jacobian: FloatArray  # (K, c)
     features: FloatArray  # of the runs, (K, F)
     noises: FloatArray  # of each run, (K,)
+    roughness: FloatArray  # expected noise of each run over the process's, (K,)
     process: Process
     widths: FloatArray  # (c,) as far as the process trusts them
     prior_widths: FloatArray  # (c,) before that
@@ -243,6 +251,7 @@ class _Task:
     features: FloatArray
     widths: FloatArray
     box: Box
+    roughness: FloatArray  # noise of each run over the process's, (K,)
 
     def linearised(self, offsets: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Predictions and their Jacobian."""
@@ -264,6 +273,7 @@ def fit(
     widths: Mapping[str, float],
     box: Box,
     prior: Process,
+    roughness: FloatArray,
 ) -> Fit:
     """Fit the offsets, let go what is far off, then fit the process, then the offsets under it.
 
@@ -274,10 +284,18 @@ def fit(
         widths: prior widths of the offsets, by constant.
         box: bounds of the offsets.
         prior: of the residual process.
+        roughness: noise of each run over the process's, (K,).
     """
     known = np.array(list(widths.values()))
     loose = np.array([name not in _NEVER_FAR_OFF for name in widths])
-    task = _Task(evaluate=evaluate, measured=measured, features=features, widths=known, box=box)
+    task = _Task(
+        evaluate=evaluate,
+        measured=measured,
+        features=features,
+        widths=known,
+        box=box,
+        roughness=roughness,
+    )
     first = _descend(task, prior, np.zeros(len(known)))
     process = _process_of(prior, task, first)
     for _ in range(_MOST_FAR_OFF):
@@ -299,7 +317,9 @@ def _at_prior(task: _Task, found: Fit) -> FloatArray:
 
 def _process_of(prior: Process, task: _Task, found: Fit) -> Process:
     """The process that a fit under the prior shows."""
-    return chosen_process(prior, task.features, _at_prior(task, found), found.from_constants)
+    return chosen_process(
+        prior, task.features, _at_prior(task, found), found.from_constants, task.roughness
+    )
 
 
 def _far_off(
@@ -313,7 +333,7 @@ def _far_off(
     """
     own = np.where(task.widths > known, 1.0, process.trust) * task.widths
     effects = found.jacobian * own
-    noise = np.diag(np.full(len(task.measured), process.noise**2))
+    noise = np.diag((process.noise * task.roughness) ** 2)
     precision = np.linalg.inv(effects @ effects.T + kernel(task.features, process) + noise)
     told = np.einsum("kc,kl,lc->c", found.jacobian, precision, found.jacobian)
     pulled = found.jacobian.T @ precision @ _at_prior(task, found)
@@ -343,7 +363,8 @@ def _descend(task: _Task, process: Process, start: FloatArray) -> Fit:
         predicted=predicted,
         jacobian=jacobian,
         features=task.features,
-        noises=process.noise * np.sqrt(factors),
+        noises=process.noise * task.roughness * np.sqrt(factors),
+        roughness=task.roughness,
         process=process,
         widths=task.widths,
         prior_widths=task.widths,
@@ -359,15 +380,15 @@ def _solved(
     """The best offsets of the linearised problem, the runs' noise factors, and their precision."""
     offsets, predicted, jacobian = at
     left = task.measured - predicted
-    factors = np.ones(len(left))
+    factors, expected = np.ones(len(left)), process.noise * task.roughness
     for _ in range(_REWEIGHTINGS):
-        noise = process.noise**2 * factors
+        noise = expected**2 * factors
         precision = np.linalg.inv(covariance + np.diag(noise))
         pulled = jacobian.T @ precision
         normal = pulled @ jacobian + np.diag(task.widths**-2.0)
         wanted = least_in_box(normal, pulled @ (jacobian @ offsets + left), task.box)
         unexplained = noise * (precision @ (left - jacobian @ (wanted - offsets)))
-        factors = np.sqrt(1.0 + (unexplained / process.noise) ** 2)
+        factors = np.sqrt(1.0 + (unexplained / expected) ** 2)
     return wanted, factors, np.asarray(precision)
 
 
@@ -400,6 +421,7 @@ class Spread:
     """What the open clusters taught about the spread of calibrated predictions."""
 
     trend_amplitude: float  # log; what the stack's constants leave open on an unseen cluster
+    launch_noise: float  # what noise grows by where all of a step hangs on launches, over it
     trend_length: float  # features; the processes' own far_length
     scale: float  # of the process's own spread, before any run of this cluster
     scale_runs: float  # runs for which that scale counts
@@ -419,6 +441,7 @@ def spread_of(quantity: str, uncalibrated_sigma: float) -> Spread:
     raw = catalog_spreads()[quantity]
     return Spread(
         trend_amplitude=uncalibrated_sigma,
+        launch_noise=float(raw.get("launch_noise", 0.0)),
         trend_length=float(raw["trend_length"]),
         scale=float(raw["scale"]),
         scale_runs=float(raw["scale_runs"]),
@@ -442,7 +465,8 @@ def left_over(found: Fit, features: FloatArray, measured: FloatArray, spread: Sp
     at_prior = measured - found.predicted + found.jacobian @ found.offsets
     everything = np.linalg.inv(found.from_constants + near + noise)
     errors = everything @ at_prior / np.diag(everything)
-    expected = np.maximum(1.0 / np.diag(precision) - found.noises**2, 0.0) + process.noise**2
+    expected = np.maximum(1.0 / np.diag(precision) - found.noises**2, 0.0)
+    expected += (process.noise * found.roughness) ** 2
     ratios = errors**2 / expected
     squares = float(np.minimum(ratios, _MOST**2).sum()) + spread.scale_runs * spread.scale**2
     scale = float(np.sqrt(squares / (runs + spread.scale_runs)))
@@ -454,6 +478,7 @@ def left_over(found: Fit, features: FloatArray, measured: FloatArray, spread: Sp
         trend_amplitude=trend,
         trend_length=spread.trend_length,
         trend_share=(process.far_amplitude / trend) ** 2,
+        launch_noise=spread.launch_noise,
         precision=_tuples(np.asarray(precision)),
         noise=process.noise,
         scale=scale,

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from meshwright.profiles.calibration import LOWER_BOUNDS, UPPER_BOUNDS
-from meshwright.profiles.profile import Constants, Profile
+from meshwright.profiles.profile import Constants, Profile, roughness
 from meshwright.solver.answer import Prediction
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.stages import LayerLayout, Stages, assemble, objective_s
+from meshwright.solver.cost.uncertainty import SLOWER, catalog_spreads
 from meshwright.solver.problem import Problem
 from meshwright.solver.runs.table import Run, RunShape
 
@@ -167,6 +168,18 @@ def log_step_s(batches: Sequence[Batch], names: Sequence[str], offsets: FloatArr
         seconds, _ = _stages_of(batch, names, offsets)
         out[:, batch.index] = np.log(seconds).reshape(len(offsets), -1)
     return out
+
+
+def roughness_of(batches: Sequence[Batch]) -> FloatArray:
+    """Noise of every observation over that of one which no launch holds up, (n,)."""
+    return roughness(launch_shares(batches), catalog_spreads()["time"]["launch_noise"])
+
+
+def launch_shares(batches: Sequence[Batch]) -> FloatArray:
+    """Which share of the step of every observation hangs on launches, (n,): as intervals count it."""
+    usual_doubt = SLOWER["floor_s"]
+    still, slower = log_step_s(batches, ("floor_s",), np.array([[0.0], [usual_doubt]]))
+    return np.asarray(np.clip((slower - still) / usual_doubt, 0.0, 1.0))
 
 
 def _seen_bytes(batch: Batch, stages: Stages, sets: int) -> FloatArray:

@@ -313,6 +313,7 @@ def _fitted(
         widths=widths,
         box=_within(Box.of(profile.constants, names), tuple(widths.values())),
         prior=LAYER_PROCESS,
+        roughness=np.ones(sum(len(kind.rows) for kind in kinds)),
     )
     values = {
         name: bounded(name, getattr(profile.constants, name) * exp(float(offset)))

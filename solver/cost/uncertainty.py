@@ -32,7 +32,7 @@ SPREADS_FILE = CATALOG / "calibration" / "spreads.yaml"
 # The constants that shares of a step hang on, and a usual doubt of each towards slower steps, log: a step
 # that launches do not bind under our floor may hang on them under a higher one.
 SHARES: Mapping[str, str] = {"launch": "floor_s", "network": "network"}
-_SLOWER: Mapping[str, float] = {"floor_s": 0.5, "network": -0.5}
+SLOWER: Mapping[str, float] = {"floor_s": 0.5, "network": -0.5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +89,12 @@ def log_time_sigma(
         replayed_layers: recomputed layers of the chunks, (n, C), where stages have counts of their own.
         moved: ``moved_prices`` of the rows, where they are known already.
     """
+    shares = shares_of(problem, columns, splits, profile, replayed_layers, moved=moved)
     if profile.residual is not None:
-        return profile.residual.sigma(features(problem, columns))
+        return profile.residual.sigma(features(problem, columns), shares["launch"])
     known = doubts()
     variance = np.full(len(columns), profile.log_time_sigma**2 + _squared_doubts(problem, profile, known))
-    for name, share in shares_of(problem, columns, splits, profile, replayed_layers, moved=moved).items():
+    for name, share in shares.items():
         untold = SHARES[name] in profile.untold
         variance += ((known.untold_shares if untold else known.shares)[name] * share) ** 2
     return np.asarray(np.sqrt(variance))
@@ -127,7 +128,7 @@ def shares_of(
     counts = None if replayed_layers is None else replayed_layers[rows]
     stages = assemble(prices, many, layout, splits[rows], counts, with_memory=False)
     seconds = np.log(objective_s(prices, many, stages)).reshape(len(names) + 1, n)
-    doubts_log = np.array([[abs(_SLOWER[name])] for name in names])
+    doubts_log = np.array([[abs(SLOWER[name])] for name in names])
     effects = np.clip((seconds[1:] - seconds[0]) / doubts_log, 0.0, 1.0)
     return dict(zip(SHARES, effects, strict=True))
 
@@ -145,7 +146,7 @@ def _moved_one_by_one(profile: Profile, names: Sequence[str], repeat: int) -> di
     moved: dict[str, Any] = {}
     for index, name in enumerate(names):
         factors = np.ones(len(names) + 1)
-        factors[index + 1] = np.exp(_SLOWER[name])
+        factors[index + 1] = np.exp(SLOWER[name])
         moved[name] = np.repeat(getattr(profile.constants, name) * factors, repeat)
     return moved
 

@@ -67,7 +67,7 @@ def _of_group(placed: Sequence[Placed], group: int) -> FloatArray:
     residual = placed[0].classes[0].fleet.profiles[group].residual
     if residual is not None:
         return np.asarray(np.outer(shares, shares) * residual.covariance(points))
-    alone = Candidates(features=points, effects=np.zeros((len(points), 1)))
+    alone = Candidates(features=points, effects=np.zeros((len(points), 1)), noises=np.zeros(len(points)))
     likeness = alone.covariance(np.arange(len(points)))
     effects = _effects(placed, group)
     return np.asarray(np.outer(shares, shares) * likeness + effects @ effects.T)

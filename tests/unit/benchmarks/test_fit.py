@@ -15,13 +15,21 @@ from benchmarks.fit.evidence import (
     teaches,
 )
 from benchmarks.fit.leave_out import LeftOut, blind_profile_of, cluster_of, sigma_of
-from benchmarks.fit.spreads import CAUSES, Errors, fitted_causes, sigma_of_unknown_stack, stack_sigmas
+from benchmarks.fit.spreads import (
+    CAUSES,
+    Errors,
+    fitted_causes,
+    launch_noise_of,
+    sigma_of_unknown_stack,
+    stack_sigmas,
+)
 from benchmarks.fit.uncertainty import at_bound, level_constants, posterior_log_sds
 from meshwright.profiles.profile import Constants, Profile, stack_constants
 from meshwright.solver.calibration.calibrate import default_profile_of
-from meshwright.solver.calibration.fit import TIME_WIDTHS
+from meshwright.solver.calibration.fit import TIME_PROCESS, TIME_WIDTHS
 from meshwright.solver.calibration.observations import Observation
 from meshwright.solver.configuration import FloatArray
+from meshwright.solver.cost.uncertainty import catalog_spreads
 from meshwright.solver.predict import predict
 from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
 
@@ -162,6 +170,12 @@ def test_what_launches_add_is_told_from_what_every_run_is_off_by() -> None:
     own, added = fitted_causes(errors(own=0.05, launch=0.5))
     assert own == pytest.approx(0.05, rel=0.3)
     assert added[0] == pytest.approx(0.5, rel=0.3)
+
+
+def test_twins_say_that_launches_make_runs_noisier() -> None:
+    noise, growth = launch_noise_of(read_runs(CATALOG_RUNS))
+    assert 0.005 < noise < TIME_PROCESS.noise
+    assert growth == pytest.approx(catalog_spreads()["time"]["launch_noise"], rel=0.05)
 
 
 def test_a_stack_of_four_clusters_covers_eighty_per_cent_of_its_runs() -> None:

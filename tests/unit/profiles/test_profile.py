@@ -140,6 +140,13 @@ def test_scale_stretches_the_whole_spread() -> None:
     assert one_run(scale=2.0).sigma(np.zeros((1, 1))) == pytest.approx([2.0 * sqrt(0.018)])
 
 
+def test_a_run_that_hangs_on_launches_is_noisier_than_one_that_does_not() -> None:
+    # noise 0.1 sqrt(1 + (2 * 0.5)^2) where half of the step does: 0.008 + 0.02 at the run
+    rough = one_run(launch_noise=2.0)
+    assert rough.sigma(np.zeros((1, 1)), np.array([0.5])) == pytest.approx([sqrt(0.028)])
+    assert rough.sigma(np.zeros((1, 1)), np.array([0.0])) == pytest.approx([sqrt(0.018)])
+
+
 def test_distances_are_those_of_every_pair() -> None:
     a, b = np.array([[0.0, 0.0], [3.0, 4.0]]), np.array([[0.0, 0.0]])
     assert squared_distances(a, b).tolist() == [[0.0], [25.0]]

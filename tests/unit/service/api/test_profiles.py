@@ -164,7 +164,7 @@ def test_a_prediction_and_a_new_plan_of_a_running_job_leave_it_out_too(
         "/v1/predictions", json={**body, "problem": {**BODY, "profile": incredible["profile"]}}
     )
     assert (named.status_code, named.json()["errors"][0]["pointer"]) == (422, "/profile")
-    asked = {"num_nodes": 3, "steps_done": 100, "steps_total": 1000, "plan_id": "aaa"}
+    asked = {"num_nodes": 2, "steps_done": 100, "steps_total": 1000, "plan_id": "aaa"}
     again = client.post(f"/v1/jobs/{incredible['job']}:replan", json=asked)
     assert again.status_code == 200, again.text
     assert any(incredible["profile"] in note for note in again.json()["notes"])

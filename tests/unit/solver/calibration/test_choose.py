@@ -1,13 +1,19 @@
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 
 from meshwright.solver.calibration.choose import Candidates, measuring_order, random_order
+from meshwright.solver.configuration import FloatArray
 
 
 def points(*values: float) -> Candidates:
     features = np.array(values, dtype=np.float64)[:, None]
-    return Candidates(features=features, effects=np.zeros((len(values), 1)))
+    return candidates(features, np.zeros((len(values), 1)))
+
+
+def candidates(features: FloatArray, effects: FloatArray) -> Candidates:
+    return Candidates(features=features, effects=effects, noises=np.full(len(features), 0.03))
 
 
 def test_the_first_suggestion_is_the_one_that_tells_most_about_all() -> None:
@@ -21,10 +27,18 @@ def test_a_twin_of_what_is_known_is_suggested_last() -> None:
     assert order[-1] == 1
 
 
+def test_a_run_that_noise_blurs_is_measured_twice_before_one_that_is_sure() -> None:
+    # twins at 0 with noise 0.2 and at 90 with 0.03: once each, then the second look at what is blurred
+    pairs = replace(points(0.0, 0.0, 90.0, 90.0), noises=np.array([0.2, 0.2, 0.03, 0.03]))
+    order = list(measuring_order(pairs))
+    assert set(order[:2]) == {0, 2}
+    assert order[2:] == [1, 3]
+
+
 def test_runs_that_depend_alike_on_the_same_constant_are_one_question() -> None:
     # all far apart as configurations; the first three hang on one constant, the fourth on another
     effects = np.array([[0.5, 0.0], [0.5, 0.0], [0.5, 0.0], [0.0, 0.5]])
-    far = Candidates(features=100.0 * np.arange(4.0)[:, None], effects=effects)
+    far = candidates(100.0 * np.arange(4.0)[:, None], effects)
     assert set(islice(measuring_order(far), 2)) == {0, 3}
 
 
@@ -59,6 +73,6 @@ def test_among_more_runs_than_are_judged_every_one_can_be_suggested() -> None:
     # two runs in three hang on one constant, the rest on another: one of each kind
     effects = np.zeros((3000, 2))
     effects[:2000, 0], effects[2000:, 1] = 0.5, 0.5
-    many = Candidates(features=np.zeros((3000, 1)), effects=effects)
+    many = candidates(np.zeros((3000, 1)), effects)
     first, second = islice(measuring_order(many), 2)
     assert first < 2000 <= second

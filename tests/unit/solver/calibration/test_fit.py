@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from meshwright.profiles.profile import default_profile
-from meshwright.solver.calibration.fit import Box, least_in_box
+from meshwright.solver.calibration.fit import TIME_PROCESS, Box, fit, least_in_box
 from tests.builders import a_cluster
 
 
@@ -28,3 +28,22 @@ def test_offsets_may_reach_a_constant_s_bound_and_no_further() -> None:
     assert constants.network * np.exp(limits.upper[0]) == pytest.approx(1.0)
     assert limits.upper[1] == np.inf
     assert constants.reserve * np.exp(limits.lower[2]) == pytest.approx(1.0)
+
+
+def test_of_two_runs_that_contradict_each_other_the_noisier_moves_the_constant_less() -> None:
+    # both hang on one constant alone; the first says +0.2, the second -0.2
+    def fitted(roughness: list[float]) -> float:
+        found = fit(
+            lambda offsets: np.repeat(offsets, 2, axis=1),
+            np.array([0.2, -0.2]),
+            np.array([[0.0], [100.0]]),
+            widths={"gemm": 0.3},
+            box=box([-9.0], [9.0]),
+            prior=TIME_PROCESS,
+            roughness=np.array(roughness),
+        )
+        return float(found.offsets[0])
+
+    assert fitted([1.0, 1.0]) == pytest.approx(0.0, abs=1e-6)
+    assert fitted([1.0, 6.0]) > 0.02
+    assert fitted([6.0, 1.0]) < -0.02
