@@ -1,7 +1,7 @@
 """Answers to random requests against every configuration that the request means (``meaning``).
 
-Nothing here imports the product's enumeration. Half as many requests leave the launcher or the nodes open
-or have a deadline, a batch ramp or a front: each of these is several searches.
+Nothing here imports the product's enumeration. Fewer requests leave the launcher or the nodes open or have
+a deadline, a batch ramp or a front: each of these is several searches.
 """
 
 from collections import defaultdict
