@@ -89,6 +89,7 @@ def seen_of(args: typing.Any, config: typing.Any) -> Seen:
         "num_microbatches": calculator.get_num_microbatches(),
         "global_batch_size": args.global_batch_size,
         "padded_vocab_size": vocab_size_with_padding(args.vocab_size, args, logging_enabled=False),
+        "facts.vocabulary_multiple": args.make_vocab_size_divisible_by,
         "stage_layers": megatron_core.split_of(config),
         "facts.gradient_dtype": "fp32"
         if args.accumulate_allreduce_grads_in_fp32
