@@ -155,11 +155,13 @@ def test_a_claim_that_nobody_renews_is_another_workers_after_the_lease(store: Ve
     store.lease_s = 0.3
     first = store.claim()
     assert first is not None
-    for _ in range(3):  # .6 s, renewed every .2
-        time.sleep(0.2)
-        store.keep(first)
-        assert store.claim() is None
-    time.sleep(0.4)  # its worker is gone
+    store.lease_s = 60.0
+    assert store.keep(first)
+    time.sleep(0.4)  # longer than the lease it was claimed for, not than the renewed one
+    assert store.claim() is None
+    store.lease_s = 0.05
+    assert store.keep(first)
+    time.sleep(0.1)  # its worker is gone
     second = store.claim()
     assert second is not None
     assert (second.plan_id, second.fence) == (first.plan_id, first.fence + 1)
