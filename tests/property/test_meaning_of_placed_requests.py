@@ -19,7 +19,7 @@ from meshwright.solver.search.search import search
 from tests.draws import draws
 from tests.property.placed_meaning import Placed, a_placed_request, all_placed
 
-EXAMPLES = draws(8)
+EXAMPLES = draws(4)
 PARTS = 4
 ROUNDING = 1 + 1e-9
 RANKING = 1 + 1e-7  # scores are compared in whole nanoseconds

@@ -22,7 +22,7 @@ from meshwright.solver.search.search import search
 from tests.draws import draws
 from tests.problems.mixed_clusters import fields_of, mixed_problems, outer_space, placements
 
-EXAMPLES = draws(24)
+EXAMPLES = draws(12)
 NS = 1e-9
 
 
@@ -152,7 +152,7 @@ def test_best_first_ranks_as_solving_every_field_does(problem: Problem, zero_sta
 
 
 @pytest.mark.timeout(120)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=max(EXAMPLES // 4, 3), deadline=None)
 @given(problem=mixed_problems())
 def test_every_plan_passes_the_independent_check(problem: Problem) -> None:
     answer = search(problem, default_profile(problem.cluster, "none"))
