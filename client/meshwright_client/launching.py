@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from meshwright_client.nodes import Nodes
 from meshwright_client.reporting import LogTail, Reporter
 
 _ARRAYS = {"megatron_args.sh": "MEGATRON_ARGS", "plan_args.sh": "PLAN_ARGS"}
+_SEVERAL_NODES = re.compile(r"^#SBATCH --nodes=(?!1$)", re.MULTILINE)
 
 
 class LaunchError(MeshwrightError):
@@ -50,7 +52,8 @@ def start(
         )  # fmt: skip
     except OSError as fault:
         raise LaunchError(f"{words[0]}: {fault.strerror or 'cannot be started'}") from None
-    before = {one: signal.signal(one, lambda number, _: child.send_signal(number)) for one in _PASSED}
+    heard = [one for one in _PASSED if signal.getsignal(one) is not signal.SIG_IGN]  # as under nohup
+    before = {one: signal.signal(one, lambda number, _: child.send_signal(number)) for one in heard}
     try:
         for line in child.stdout or ():
             sys.stdout.buffer.write(line)
@@ -64,7 +67,8 @@ def start(
     return code if code >= 0 else 128 - code
 
 
-_PASSED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # schedulers warn a job before they end it
+# Schedulers warn a job before they end it; the job, in a session of its own, hears nothing of our terminal.
+_PASSED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
 
 
 def variables(choice: Choice) -> dict[str, str]:
@@ -131,7 +135,7 @@ def _place(nodes: Nodes | None) -> dict[str, str]:
 def _own_script(choice: Choice, nodes: Nodes | None) -> Path:
     """The plan's own script that starts this node, or all of an allocation."""
     name, tasks = "launch.sh", None if nodes is None else nodes.tasks_per_node
-    if tasks == 0 and nodes is not None and (nodes.num_nodes or 1) > 1:
+    if tasks == 0 and _SEVERAL_NODES.search(choice.files.get("launch.sbatch", "")):
         name = "launch.sbatch"
     elif (tasks or 1) > 1:
         raise LaunchError(

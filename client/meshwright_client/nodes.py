@@ -101,7 +101,8 @@ def _slurm(environ: Mapping[str, str]) -> Nodes:
         raise UnknownNodesError("a heterogeneous Slurm job; state its groups in a cluster file")
     gpu, counted = _slurm_gpus(environ)
     in_job = _count(environ, "slurm", "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
-    # A step may have a part of the job's nodes, which srun tells under the older name alone.
+    # srun sets SLURM_NNODES to the nodes of its step, which may be a part of the job's; Slurm's own
+    # interactive step, one shell on the first node, keeps the job's.
     num_nodes = _count(environ, "slurm", "SLURM_NNODES", default=in_job)
     here = _count(environ, "slurm", "SLURM_GPUS_ON_NODE", default=counted or 0) or installed(environ)
     asked = environ.get("SLURM_GPUS", "")  # of --gpus: 12, h100:12, or h100:8,a100:4
@@ -126,10 +127,12 @@ def _slurm(environ: Mapping[str, str]) -> Nodes:
 def _slurm_place(environ: Mapping[str, str]) -> dict[str, Any]:
     """Which node of the step or job this is, its first one, and how many tasks each has."""
     hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    rank, tasks = environ.get("SLURM_NODEID", ""), _slurm_tasks(environ)
     return {
-        "node_rank": _count(environ, "slurm", "SLURM_NODEID", "SLURM_PROCID", least=0, default=0),
+        # A batch script is no node of a step: its rank would reach the tasks of its own srun on every node.
+        "node_rank": int(rank) if tasks and rank.isdecimal() else None,
         "first_host": _first_host(hosts),
-        "tasks_per_node": _slurm_tasks(environ),
+        "tasks_per_node": tasks,
     }
 
 

@@ -38,7 +38,8 @@ _MEMORY = re.compile(
 )
 _ERROR = re.compile(r"(?:^|\s|\.)\w*(?:Error|Exception)\b(?=:)|^error:", re.IGNORECASE)
 _NODES = re.compile(r"^#SBATCH --nodes=(\d+)$", re.MULTILINE)
-_HOSTNAMES = ("scontrol", "show", "hostnames")
+_UNLIKE = "${HOSTS_FILE:?"  # a plan for unlike nodes: which host is of which kind, its user alone knows
+_HOSTNAMES, _HOSTNAMES_S = ("scontrol", "show", "hostnames"), 30.0
 LOG_FILE = "tune.log"
 _MARK = "MESHWRIGHT_SAVE_DIR"  # in the environment of every process of a run: its folder
 # Of a normal distribution: from the 10th to the 90th percentile, and what a median is worse than a mean.
@@ -128,13 +129,16 @@ def _environment(start: Start, config: Configuration, folder: Path) -> dict[str,
 def _own_hosts(folder: Path) -> dict[str, str]:
     """The first nodes of a Slurm allocation that has more than a plan needs, for ``launch.sbatch``."""
     script, given = folder / "launch.sbatch", os.environ.get("SLURM_JOB_NODELIST")
-    needs = _NODES.search(script.read_text(encoding="utf-8")) if given and script.is_file() else None
-    if given is None or needs is None or "HOSTS_FILE" in os.environ:
+    if not given or not script.is_file() or "HOSTS_FILE" in os.environ:
+        return {}
+    text = script.read_text(encoding="utf-8")
+    needs = _NODES.search(text)
+    if needs is None or _UNLIKE in text:
         return {}
     try:
         told = subprocess.run(  # noqa: S603 - Slurm's own program
-            [*_HOSTNAMES, given], capture_output=True, text=True, check=True
-        )  # fmt: skip
+            [*_HOSTNAMES, given], capture_output=True, text=True, check=True, timeout=_HOSTNAMES_S
+        )
     except (OSError, subprocess.SubprocessError):
         return {}  # launch.sbatch asks again, and says what is wrong
     number, hosts = int(needs.group(1)), told.stdout.split()

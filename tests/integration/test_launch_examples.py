@@ -63,16 +63,20 @@ RANK=$SLURM_PROCID exec PYTHON "$@"
 """
 
 
-@pytest.mark.parametrize("words", [["srun", "--nodes=2", "--ntasks=2"], []])
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [(["srun", "--nodes=2", "--ntasks=2"], []), ([], []), ([], ["--cluster-from", "cluster.json"])],
+)
 def test_without_a_command_the_plan_starts_on_every_node_of_a_step_or_of_the_allocation(
-    server: RunningServer, tmp_path: Path, words: list[str]
+    server: RunningServer, tmp_path: Path, words: list[str], more: list[str]
 ) -> None:
     """4 nodes: a step of 2 gets a plan for 2; started before any srun, the plan starts all 4 itself."""
     environment = example_environment(server, tmp_path, MOCK_DATA="1", MEGATRON_LM_DIR=str(tmp_path))
     environment |= slurm.allocation(tmp_path / "bin", 4, gpus_per_node=8)
     program(tmp_path / "bin", "torchrun", TASK.replace("PYTHON", sys.executable))
+    (tmp_path / "cluster.json").write_text('{"name": "dgx-h100", "num_nodes": 4}')
     done = subprocess.run(
-        [*words, "meshwright", "launch", "--save-dir", "run"], cwd=tmp_path, env=environment,
+        [*words, "meshwright", "launch", "--save-dir", "run", *more], cwd=tmp_path, env=environment,
         capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     number = 2 if words else 4

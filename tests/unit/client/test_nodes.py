@@ -79,7 +79,7 @@ def test_a_step_on_a_part_of_an_allocation_is_a_start_on_these_nodes() -> None:
     ("hosts", "first"),
     [("n1", "n1"), ("n[1-2,7]", "n1"), ("a-[07,09-12]-ib,b3", "a-07-ib"), ("r[1-2]n[05-08]", "r1n05")],
 )
-def test_the_first_of_a_host_list_is_node_0(hosts: str, first: str | None) -> None:
+def test_the_first_of_a_host_list_is_node_0(hosts: str, first: str) -> None:
     assert detect("slurm", {**SLURM, "SLURM_JOB_NODELIST": hosts}).first_host == first
 
 
@@ -91,7 +91,9 @@ def test_a_batch_script_and_an_interactive_shell_are_no_task_of_srun(
     step: str, tasks: str, found: int
 ) -> None:
     environ = {**SLURM, "SLURM_STEP_ID": step, "SLURM_STEP_TASKS_PER_NODE": tasks}
-    assert detect("slurm", environ).tasks_per_node == found
+    nodes = detect("slurm", environ)
+    assert nodes.tasks_per_node == found
+    assert nodes.node_rank == (3 if found else None)  # its own srun would tell every task that rank
 
 
 @pytest.mark.parametrize(

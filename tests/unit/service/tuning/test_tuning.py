@@ -131,6 +131,16 @@ def test_a_plan_runs_on_the_first_nodes_of_a_slurm_allocation(
     assert "task 1 on n2\n" in log
 
 
+def test_which_nodes_a_plan_for_unlike_ones_gets_is_not_guessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm_run(tmp_path, monkeypatch, 4, LOGS.replace("$1", "250.0"))
+    unlike = ': "${HOSTS_FILE:?set it to a file of 2 hosts}"\n'  # as its script has it
+    (tmp_path / "launch.sbatch").write_text(PLAN.replace("cd ", f"{unlike}cd ", 1))
+    found = run_plan("aaa", a_configuration(), tmp_path, Start(command=(), steps=6, limit_s=20.0))
+    assert (found.outcome, "HOSTS_FILE" in found.said) == ("failed", True), found.said
+
+
 def test_a_node_that_fails_ends_the_run_on_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
