@@ -37,7 +37,6 @@ except OSError:
     sys.stderr.write("srun: Job step creation temporarily disabled, retrying (Requested nodes are busy)\n")
     fcntl.flock(busy, fcntl.LOCK_EX)
 step = str(len(os.listdir(folder)) - 1)
-open(os.path.join(folder, step), "w").close()
 tasks = []
 for rank, host in enumerate(host for host in hosts for _ in range(each)):
     # No variable of ours tells tasks from others: on a real cluster they run on other machines.
@@ -49,7 +48,6 @@ for rank, host in enumerate(host for host in hosts for _ in range(each)):
         "SLURM_STEP_TASKS_PER_NODE": f"{each}(x{len(hosts)})",
     }
     tasks.append(subprocess.Popen(words, env=own, start_new_session=True, pass_fds=[busy]))
-os.close(busy)
 
 
 def end(number, whose=tasks):
@@ -65,6 +63,8 @@ def asked(*_):
 
 signal.signal(signal.SIGTERM, asked)
 signal.signal(signal.SIGUSR1, lambda *_: end(signal.SIGUSR1))
+open(os.path.join(folder, step), "w").close()  # whoever sees it can ask this srun to end
+os.close(busy)
 while any(one.poll() is None for one in tasks):
     if given.get("--kill-on-bad-exit") == "1" and any(one.returncode for one in tasks):
         end(signal.SIGTERM)
