@@ -30,7 +30,7 @@ MODELS = ("llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepse
 # branch, latent attention beside shared experts; drawn less often.
 OTHERS = ("llama-3.2-1b", "qwen2.5-7b", "mistral-7b", "gemma-3-4b", "gemma-2-2b", "moonlight-16b-a3b")
 LONG = 131_072
-PLANS = draws(6)  # of a launcher and a model
+PLANS = draws(4)  # of a launcher and a model
 MAIN = {
     "megatron-lm": "launch.sh", "megatron-bridge": "launch.sh", "ms-swift": "launch.sh",
     "deepspeed": "ds_config.json", "accelerate": "accelerate.yaml", "nanotron": "nanotron.yaml",

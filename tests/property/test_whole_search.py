@@ -188,7 +188,7 @@ from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.search.search import search
-problem = parse_problem(read_problem_file(Path("benchmarks/problems/gpt-3-175b-1024-a100.json")))
+problem = parse_problem(read_problem_file(Path("benchmarks/problems/mixtral-8x22b-512-h100.json")))
 answer = search(problem, default_profile(problem.cluster, problem.launcher))
 print(json.dumps(replace(answer, elapsed_s=0.0).to_json(), sort_keys=True))
 """

@@ -25,8 +25,8 @@ def everything() -> Problem:
         model=a_model(**SHAPE), cluster=a_cluster(num_nodes=2, gpu=a_gpu(power_watts=700.0)), batch=32,
         certify="none", top_k=3, objective="energy_per_token", num_nodes=(1, 2), batch_sizes=(16,),
         allow=("fp8",), pareto=True, baseline=own, total_tokens=10**9, gpu_hour_price=2.0,
-        pin={"context_parallel_size": 1, "pipeline_parallel_size": 1, "micro_batch_size": 1,
-             "zero_stage": 1},
+        pin={"tensor_parallel_size": 2, "context_parallel_size": 1, "pipeline_parallel_size": 1,
+             "micro_batch_size": 1, "zero_stage": 1},
     )  # fmt: skip
     return replace(problem, launcher="any")
 

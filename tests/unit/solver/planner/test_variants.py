@@ -121,7 +121,7 @@ def test_what_one_launcher_runs_on_fewer_gpus_is_searched_under_all() -> None:
 
 
 def test_a_plan_names_every_launcher_that_can_run_it() -> None:
-    pin = {"context_parallel_size": 1, "micro_batch_size": 1}
+    pin = {"tensor_parallel_size": 1, "context_parallel_size": 1, "micro_batch_size": 1}
     asked = replace(small(top_k=1, pin=pin, pareto=True), launcher="any")
     answer = answered(asked)
     assert answer.pareto is not None
