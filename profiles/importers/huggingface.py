@@ -23,6 +23,7 @@ from meshwright.profiles.importers.huggingface_keys import (
     harmless_reason,
     refuse_type,
     refuse_unsupported,
+    type_of,
 )
 from meshwright.profiles.importers.huggingface_layers import (
     MAX_LAYERS,
@@ -100,7 +101,7 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
         InvalidProblemError: a field is missing, garbled or out of range.
     """
     reader = FieldReader(config, "/model")
-    model_type = reader.text("model_type")
+    model_type = type_of(reader)
     reader.finish()
     if model_type not in FAMILIES:
         if model_type not in REFUSED_TYPES or reader.has("text_config"):
@@ -258,16 +259,16 @@ def _rotary_fraction(reader: FieldReader, rope: FieldReader, head_dim: int) -> f
     Raises:
         UnsupportedModelError: both are stated, and contradict each other.
     """
+    holder = rope if rope.has("partial_rotary_factor") else reader
+    reader.value("partial_rotary_factor")
     if reader.has("rotary_dim"):
         share = min(_integer(reader, "rotary_dim", limits="head_dim") / head_dim, 1.0)
-        stated = reader.number("partial_rotary_factor", low=1e-3, high=1.0, default=share)
+        stated = holder.number("partial_rotary_factor", low=1e-3, high=1.0, default=share)
         if round(stated * head_dim) != round(share * head_dim):
             why = f"{stated:g}: rotary_dim says {share:g} of a head of {head_dim}; leave one of them out"
             raise UnsupportedModelError.field("partial_rotary_factor", why)
         return share
-    holder = rope if rope.has("partial_rotary_factor") else reader
     name = holder.first(("rotary_pct", "partial_rotary_factor"))
-    reader.value("partial_rotary_factor")
     return holder.number(name, low=1e-3, high=1.0, default=1.0)
 
 

@@ -320,7 +320,8 @@ FAMILIES: Mapping[str, Family] = {
         fixed={"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
     ),
     # Ling and Ring 2.0: remote code (NVIDIA-NeMo/Megatron-Bridge, models/bailing), its class's defaults
-    "bailing_moe_v2": Family( experts="num_experts", router=_SIGMOID, fixed={"score_function": "sigmoid"},
+    "bailing_moe_v2": Family( experts="num_experts", router=_SIGMOID,
+        fixed={"score_function": "sigmoid", "use_rmsnorm": True, "norm_head": False, "norm_softmax": False},
         flags={"use_qkv_bias": (False, {"qkv_bias": True}), "use_qk_norm": (True, _PER_HEAD),
                "use_bias": (False, {"attention_output_bias": True})},
         defaults={
@@ -328,10 +329,9 @@ FAMILIES: Mapping[str, Family] = {
             "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 256,
             "num_experts_per_tok": 8, "moe_intermediate_size": 512, "num_shared_experts": 1, "n_group": 8,
             "topk_group": 4, "rope_theta": 600_000, "max_position_embeddings": 32_768, **_FIRST_DENSE,
-            "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
-        },
+            "rms_norm_eps": 1e-6, "tie_word_embeddings": False},
         unused=("moe_router_enable_expert_bias", "moe_shared_expert_intermediate_size", "router_dtype",
-                "mtp_loss_scaling_factor"),
+                "mtp_loss_scaling_factor", "using_split_qkv_in_self_attention"),
     ),
     "solar_open": Family( flags=_QKV_FLAG, experts="n_routed_experts", router=_SIGMOID,
                          dense_without_experts=True),

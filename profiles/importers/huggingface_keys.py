@@ -288,6 +288,20 @@ LAYERS_OF: Mapping[str, tuple[str, str]] = {
 }
 
 
+# Published configs that have another type's name, told apart by the class that they name: Ling and Ring 2.0
+# (inclusionAI/Ling-mini-2.0) have that of Ling 1, whose router is another one.
+_TYPE_OF_CLASS: Mapping[tuple[str, str], str] = {
+    ("bailing_moe", "BailingMoeV2ForCausalLM"): "bailing_moe_v2",
+}
+
+
+def type_of(reader: FieldReader) -> str:
+    """The model type of a config, as its class tells it where types share a name."""
+    stated, classes = reader.text("model_type"), reader.value("architectures")
+    named = classes[0] if isinstance(classes, list) and classes else None
+    return _TYPE_OF_CLASS.get((stated, str(named)), stated)
+
+
 # Dropout and weights of auxiliary losses are spelled in many ways.
 _HARMLESS_ENDINGS = (
     "_token_id",

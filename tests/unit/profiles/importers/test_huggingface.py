@@ -229,6 +229,15 @@ def test_ling_2_is_counted_as_its_own_code_builds_it() -> None:
     assert model_from_config(small, name="x").num_parameters() == 45_878_784
     with pytest.raises(UnsupportedModelError, match="score_function"):
         model_from_config({"model_type": "bailing_moe_v2", "score_function": "softmax"}, name="x")
+    # published configs have the type of Ling 1, which has another router and is not planned
+    published = {
+        "model_type": "bailing_moe", "architectures": ["BailingMoeV2ForCausalLM"], "use_rmsnorm": True,
+        "router_dtype": "fp32", "embedding_dropout": 0.0, "moe_shared_expert_intermediate_size": 512,
+        "using_split_qkv_in_self_attention": False, "partial_rotary_factor": 0.5,
+    }  # fmt: skip
+    assert model_from_config(published, name="x").num_parameters() == 16_255_638_528
+    with pytest.raises(UnsupportedModelError, match='"bailing_moe" is an unknown type'):
+        model_from_config(published | {"architectures": ["BailingMoeForCausalLM"]}, name="x")
 
 
 def test_a_refused_type_is_refused_as_such_whatever_keys_it_has() -> None:
@@ -242,6 +251,9 @@ def test_two_statements_of_one_thing_are_read_where_they_agree() -> None:
     assert model_from_config(config, name="x").rotary_fraction == 0.5
     with pytest.raises(UnsupportedModelError, match=r"rotary_dim says 0\.5 of a head of 128"):
         model_from_config(config | {"partial_rotary_factor": 0.25}, name="x")
+    parameters = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}
+    with pytest.raises(UnsupportedModelError, match=r"rotary_dim says 0\.5 of a head of 128"):
+        model_from_config(config | {"rope_parameters": parameters}, name="x")
     # Qwen2 has these biases whether or not a key that its class does not read says so
     biased = {"model_type": "qwen2", "attention_bias": True}
     assert model_from_config(biased, name="x").qkv_bias
