@@ -69,7 +69,8 @@ def minimal_hitting_sets(sets: Sequence[int], largest: int = _LARGEST_CONFLICT) 
     """
     forced = sum({mask for mask in sets if mask.bit_count() == 1})
     others = [mask for mask in sets if not mask & forced]
-    union = [bit for bit in range(64) if any(mask >> bit & 1 for mask in others)]
+    longest = max((mask.bit_length() for mask in others), default=0)
+    union = [bit for bit in range(longest) if any(mask >> bit & 1 for mask in others)]
     found: list[int] = []
     for size in range(largest + 1):
         for bits in combinations(union, size):
@@ -134,7 +135,8 @@ def _masks_with_memory(problem: Problem, profile: Profile, space: Space) -> IntA
     for start in range(0, len(asked), CHUNK):
         some = asked[start : start + CHUNK]
         fits[some] = _fitting_without_limits(problem, profile, space.columns.take(some))
-    return np.asarray((space.masks | np.where(fits, 0, 1 << len(space.rules)))[askable])
+    memory = np.array(1 << len(space.rules), dtype=space.masks.dtype)
+    return np.asarray((space.masks | np.where(fits, 0, memory))[askable])
 
 
 def _fitting_without_limits(problem: Problem, profile: Profile, columns: Columns) -> BoolArray:

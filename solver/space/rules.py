@@ -542,12 +542,15 @@ def _breaks_any(stage: RampStage, rules: tuple[Rule, ...], columns: Columns) -> 
     return np.asarray(violation_masks(rules, stage.columns(columns)) != 0)
 
 
+_BITS = 62  # of a mask in 64: one is the sign's, one may be memory's (``solver/explain/infeasible.py``)
+
+
 def violation_masks(rules: tuple[Rule, ...], columns: Columns) -> IntArray:
-    """Bit b of entry i: row i breaks rule b."""
-    masks = np.zeros(len(columns), dtype=np.int64)
+    """Bit b of entry i: row i breaks rule b. Entries are Python's integers where there are many rules."""
+    masks = np.zeros(len(columns), dtype=np.int64 if len(rules) <= _BITS else np.object_)
     for start in range(0, len(columns), _CHUNK):
         look()
         part = columns.take(piece := slice(start, start + _CHUNK))
         for bit, rule in enumerate(rules):
-            masks[piece] |= rule.violated(part).astype(np.int64) << bit
+            masks[piece] |= rule.violated(part).astype(masks.dtype) << bit
     return masks

@@ -122,6 +122,18 @@ def test_a_pin_that_no_rule_allows_is_told_with_the_rule() -> None:
     assert found.nearest is None
 
 
+def test_a_limit_counts_however_many_stand_before_it() -> None:
+    # all rules together are more than a mask of 64 bits holds; only the last constraint is in the way
+    kept = tuple(f"num_microbatches != {1000 + number}" for number in range(40))
+    last = "tensor_parallel_size == 16"
+    found = explained(a_problem(cluster=a_cluster(num_nodes=4), constraints=(*kept, last)))
+    assert found.conflicts == ((f"constraint {last}",),)
+    # on mixed clusters rows are asked in the same way: of plans with and without tp 1 the limit leaves some
+    mixed = tight(16.0, constraints=(*kept, "tensor_parallel_size == 2"))
+    answer = ask(mixed, default_profile(mixed.cluster, "none"))
+    assert {plan.config.tensor_parallel_size for plan in answer.plans} == {2}
+
+
 def test_limits_that_each_alone_stand_in_the_way_are_one_conflict_however_many_they_are() -> None:
     # 1, 2, 4, 8 and 16 leave no choice; of 32 and 64 one is enough
     assert minimal_hitting_sets([1, 2, 4, 8, 16, 96]) == [31 + 32, 31 + 64]
