@@ -27,7 +27,8 @@ from meshwright.service.library import costs_of, is_measured, of_one_cluster
 from meshwright.service.requests.measured_runs import shape_of_plan
 from meshwright.solver.calibration.calibrate import calibrate, default_profile_of
 from meshwright.solver.calibration.choose import Candidates, measuring_order
-from meshwright.solver.calibration.observations import Observation
+from meshwright.solver.calibration.observations import Observation, batches_of, launch_shares
+from meshwright.solver.cost.residuals import features_of
 from meshwright.solver.problem import Problem
 from meshwright.solver.runs.table import Run, read_runs
 
@@ -77,7 +78,7 @@ def run_calibrate(
         document = {"calibration": learnt, "measure_next": following}
         sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
     else:
-        screen().print(Group(*_shown(calibration, following)))
+        screen().print(Group(*_shown(calibration, measured, following)))
     if calibration is not None:
         say_warnings(calibration.findings)
     return FOUND
@@ -120,13 +121,16 @@ def _next(observations: Sequence[Observation], count: int) -> list[str]:
     return [observations[index].name for index in islice(order, count)]
 
 
-def _shown(calibration: Calibration | None, following: Sequence[str]) -> list[RenderableType]:
+def _shown(
+    calibration: Calibration | None, measured: Sequence[Observation], following: Sequence[str]
+) -> list[RenderableType]:
     """What was learnt, and what to measure."""
     parts: list[RenderableType] = []
     if calibration is not None:
         runs, name = f"{calibration.num_runs} timed runs", shown(calibration.cluster)
         head = f"{name}: calibrated on {runs} ({calibration.stack})"
-        parts += [Text(head, style="bold"), *_constants(calibration), *_spread(calibration)]
+        parts += [Text(head, style="bold"), *_constants(calibration)]
+        parts += _spread(calibration, [one for one in measured if one.step_time_s])
     if following:
         parts.append(Text(f"worth measuring next: {', '.join(map(shown, following))}"))
     return parts
@@ -147,11 +151,13 @@ def _constants(calibration: Calibration) -> list[RenderableType]:
     return [table]
 
 
-def _spread(calibration: Calibration) -> list[RenderableType]:
-    """How sure a prediction near these runs is."""
+def _spread(calibration: Calibration, timed: Sequence[Observation]) -> list[RenderableType]:
+    """How sure a prediction near these runs is, whose launches blur it as they blurred theirs."""
     if calibration.residual is None:
         return []
-    sigma = float(np.median(calibration.residual.sigma(np.array(calibration.residual.points))))
+    shares = launch_shares(batches_of(timed, default_profile_of))
+    points = np.stack([features_of(one.problem, one.configuration) for one in timed])
+    sigma = float(np.median(calibration.residual.sigma(points, shares)))
     return [Text(f"80 % of runs like these are expected within ± {exp(1.2816 * sigma) - 1.0:.1%}")]
 
 
