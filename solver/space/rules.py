@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from math import gcd
+from typing import Any
 
 import numpy as np
 
@@ -547,10 +548,11 @@ _BITS = 62  # of a mask in 64: one is the sign's, one may be memory's (``solver/
 
 def violation_masks(rules: tuple[Rule, ...], columns: Columns) -> IntArray:
     """Bit b of entry i: row i breaks rule b. Entries are Python's integers where there are many rules."""
-    masks = np.zeros(len(columns), dtype=np.int64 if len(rules) <= _BITS else np.object_)
+    entry: Any = np.int64 if len(rules) <= _BITS else np.object_
+    masks: IntArray = np.zeros(len(columns), dtype=entry)
     for start in range(0, len(columns), _CHUNK):
         look()
         part = columns.take(piece := slice(start, start + _CHUNK))
         for bit, rule in enumerate(rules):
-            masks[piece] |= rule.violated(part).astype(masks.dtype) << bit
+            masks[piece] |= rule.violated(part).astype(entry) << bit
     return masks
