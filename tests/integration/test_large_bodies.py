@@ -18,7 +18,7 @@ from tests.reliability.figures import measured
 
 MIB = 2**20
 JSON = {"Content-Type": "application/json"}
-CLIENTS, ROUNDS = 40, 2  # the first round sends every body
+CLIENTS = 40  # each body comes from three of them at once
 MEASURED = {"format": "meshwright-measured", "version": 1}
 
 
@@ -106,9 +106,8 @@ def test_forty_clients_with_the_worst_bodies_leave_the_api_below_300_mib(server:
     found: Counter[int] = Counter()
 
     def attack(number: int) -> None:
-        for turn in range(ROUNDS):
-            method, path, body = bodies[(number + turn * 3) % len(bodies)]
-            found[send(url, method, path, body, chunked=number % 4 == 0)] += 1
+        method, path, body = bodies[number % len(bodies)]
+        found[send(url, method, path, body, chunked=number % 4 == 0)] += 1
 
     clients = [threading.Thread(target=attack, args=(number,)) for number in range(CLIENTS)]
     for client in clients:
@@ -127,7 +126,7 @@ def test_forty_clients_with_the_worst_bodies_leave_the_api_below_300_mib(server:
     assert found[422] > 0, figures
     assert slowest_s < 10.0, figures
     assert found[0] == 0
-    assert spent_s / (CLIENTS * ROUNDS) < 1.0  # one such body took 8 CPU-s
+    assert spent_s / CLIENTS < 1.0  # one such body took 8 CPU-s
     assert httpx.get(f"{url}/v1/jobs").json()["jobs"] == []
 
 
