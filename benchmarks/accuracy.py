@@ -109,8 +109,9 @@ micro-batch."""
 DRAWN = """## Calibrated on other runs
 
 The pair left out, each cluster calibrated on the runs that `--choose suggested` names, and on others drawn
-at random: mean and standard deviation say how far a figure is one draw's luck. The rows that are scored
-differ a little, being those that were not chosen. *In 80 %*: per cent, a cluster as 60 runs at most.
+at random: the mean and standard deviation of the random draws say how far a figure is one draw's luck. The
+rows that are scored differ a little, being those that were not chosen. *In 80 %*: per cent, where a cluster
+counts as 60 runs at most.
 """
 ORDER = """## Before and after calibration
 
@@ -316,7 +317,7 @@ def _draws(ways: Ways) -> list[str]:
         [f"{value:.{digits}f}" for value, digits in zip(row, _DRAW_DIGITS, strict=True)] for row in values
     ]
     middle = [f"{np.mean(one):.{digits}f} ± {np.std(one, ddof=1):.{digits}f}"
-              for one, digits in zip(zip(*values, strict=True), _DRAW_DIGITS, strict=True)]  # fmt: skip
+              for one, digits in zip(zip(*values[1:], strict=True), _DRAW_DIGITS, strict=True)]  # fmt: skip
     titles = ("calibrated on", "mean of pairs %", "mean of clusters %", "mean of runs %", "in 80 %",
               "rank corr.", "regret %")  # fmt: skip
     pooled: dict[str, list[Scored]] = defaultdict(list)
@@ -333,7 +334,7 @@ def _draws(ways: Ways) -> list[str]:
             titles,
             [
                 *([name, *row] for name, row in zip(names, shown, strict=True)),
-                ["**mean and spread**", *middle],
+                ["**random: mean and spread**", *middle],
             ],
         ),
         *errors_by("stack", by_stack),
