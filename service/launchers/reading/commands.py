@@ -206,8 +206,8 @@ def require_training(command: Command, name: str) -> None:
         InvalidProblemError: it generates, evaluates, converts, or trains on other than sequences; or is
             given a blank, which no parser takes.
     """
-    blank = next((word for word in command.words if word.text.isspace()), None)
-    if blank is not None:
+    blank = command.words[-1] if command.words else None  # before it one may be quoted, as a separator
+    if blank is not None and blank.text.isspace():
         raise refused(
             f"line {blank.line} of {name[:64]}: the backslash stands before a blank, not before the line's "
             "end: the command ends there, with a blank as an argument, which its parser refuses",

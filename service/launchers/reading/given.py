@@ -14,7 +14,7 @@ from meshwright.service.launchers.reading.shell_values import UNKNOWN, Word, why
 
 _MAX_SHOWN = 40
 _MAX_DIGITS = 15
-_MAX_LISTED = 32
+MAX_LISTED = 32
 _MAX_LEFT = 400
 _LARGEST = 10**_MAX_DIGITS - 1
 _ALLOWED: Mapping[str, str] = {"number": "a finite decimal number", "word": "one word"}
@@ -82,7 +82,7 @@ class Given:
         value = self.values.get(f"--{name}")
         where = f"line {value.line}: " if value and value.line else ""
         called = self.called.get(f"--{name}", f"--{name}")
-        if len(self.faults) < _MAX_LISTED:
+        if len(self.faults) < MAX_LISTED:
             near = None if nearest is None else str(nearest)
             self.faults.append(
                 FieldError(pointer=called, message=where + message, allowed=allowed, nearest=near)
@@ -101,7 +101,7 @@ class Given:
         """Say what really runs; the names of flags are those of the file."""
         for flag, name in self.called.items():
             text = re.sub(rf"{flag}(?![\w-])", name, text) if flag in text else text
-        if len(self.notes) < _MAX_LISTED:
+        if len(self.notes) < MAX_LISTED:
             self.notes.append(text)
 
     def take(self, name: str, value: Value, *, called: str | None = None) -> None:
@@ -152,7 +152,7 @@ class Given:
         self, shown: str, message: str, *, allowed: str | None = None, nearest: str | None = None
     ) -> None:
         """Remember a fault of a flag that is not kept."""
-        if len(self.faults) < _MAX_LISTED:
+        if len(self.faults) < MAX_LISTED:
             fault = FieldError(pointer=shown, message=message, allowed=allowed, nearest=nearest)
             self.faults.append(fault)
 

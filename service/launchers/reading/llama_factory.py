@@ -19,13 +19,19 @@ from meshwright.service.launchers.reading.accelerate import (
     AccelerateReader,
 )
 from meshwright.service.launchers.reading.accelerate_command import Shares, shares_beside
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by
 from meshwright.service.launchers.reading.commands import Command, commands_of, script_of, world_of
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.given import Given, Value
 from meshwright.service.launchers.reading.known import Known, known_of
-from meshwright.service.launchers.reading.megatron_core import CORE_NAMES, flag_of, take, text_of
+from meshwright.service.launchers.reading.megatron_core import (
+    CORE_NAMES,
+    DISPATCHER,
+    flag_of,
+    take,
+    text_of,
+)
 from meshwright.service.launchers.reading.mesh_trainers import (
     commands_beside,
     documents_beside,
@@ -36,6 +42,7 @@ from meshwright.service.launchers.reading.ms_swift import completed
 from meshwright.service.launchers.reading.shell_values import Word
 from meshwright.service.launchers.reading.trainer import (
     LLAMA_FACTORY,
+    PADDED,
     trainer_run,
     values_of,
 )
@@ -54,6 +61,16 @@ _IRRELEVANT = (
     "tokenized_path", "gradient_accumulation_steps", "additional_configs", "flash_attn", "use_mca",
     "apply_rope_fusion",
 )  # fmt: skip
+# What the adapter's own arguments say where the file does not, whatever additional_configs says
+# (training_args.py DistributingParallelArguments, models/model_config.py update_with_args).
+_MORE = "additional_configs"
+_OVER = {
+    "apply_rope_fusion": "false", "bias_activation_fusion": "false", "calculate_per_token_loss": "false",
+    "cross_entropy_loss_fusion": "false", "cuda_graph_scope": "full", "fp8_param": "false",
+    "moe_enable_routing_replay": "false", "moe_layer_recompute": "false",
+    "moe_shared_expert_overlap": "false", "moe_token_dispatcher_type": "allgather", "mtp_num_layers": "0",
+    "overlap_p2p_comm": "true", "sequence_parallel": "false", "variable_seq_lengths": "false",
+}  # fmt: skip
 
 
 class LlamaFactoryReader:
@@ -85,15 +102,19 @@ class LlamaFactoryReader:
         fields = Fields(source.name, document, told)
         if not any(name in document for name in _CORE):
             return LlamaFactoryTrainerReader().read(source, told)
-        given = Given()
+        document = {name: found for name, found in document.items() if not passed_by(told, name)}
+        if isinstance(fields.raw(_MORE), str):
+            fields.fault(_MORE, "a file of further values is not read", allowed="the values themselves")
+        given = Given(notes=fields.notes[:])
         for name, found in document.items():
-            key, text = name.removeprefix("additional_configs."), text_of(found.value)
-            if flag_of(key) is not None:
+            key, text = name.removeprefix(f"{_MORE}."), text_of(found.value)
+            if key != name and (key in document or key in _OVER):
+                said = text_of(document[key].value) if key in document else _OVER[key]
+                given.note(f"line {found.line}: {name[:64]} does nothing: the adapter's own is {said[:40]}")
+            elif flag_of(key) is not None:
                 take(given, key, "adam" if key == "optimizer" else text, found.line, called=name)
-            elif not name.startswith(_IRRELEVANT):
-                given.leave(
-                    name[:64], f"--{name.replace('_', '-')}", Value((text_of(found.value),), found.line)
-                )
+            elif not key.startswith(_IRRELEVANT):
+                given.leave(name[:64], f"--{key.replace('_', '-')}", Value((text,), found.line))
         given.refuse_slips(CORE_NAMES | {name: name for name in _OWN if name not in document})
         _take_batch(given, fields, known)
         _take_defaults(given)
@@ -102,10 +123,15 @@ class LlamaFactoryReader:
             given.note(f"line {sums.line}: accumulate_allreduce_grads_in_fp32 false does nothing with bf16")
         fields.stop()
         given.stop()
+        if fields.integer("expert_model_parallel_size", 1) == 1 and not _packs(fields):
+            given.note(PADDED.format("cutoff_len"))  # else to cutoff_len (train/mca/workflow.py)
         adapters = _adapters(fields)
         named = fields.word("model_name_or_path", "")
         word = Word(named, fields.place("model_name_or_path")[1]) if named else None
-        return completed(self.name, given, known, known.world, adapters=adapters, named=word)
+        usual = _OVER[DISPATCHER]
+        return completed(
+            self.name, given, known, known.world, adapters=adapters, named=word, dispatcher=usual
+        )
 
 
 def _on_core(source: Source, told: Told) -> Command | None:
@@ -158,9 +184,8 @@ class LlamaFactoryTrainerReader:
             fields.note(f"line {found.line} of the command: {name} is {said}, not the file's")
         for name in (MICRO_BATCH, ACCUMULATION, "cutoff_len", "finetuning_type"):
             fields.slip_for(name)
-        whole = fields.flag("neat_packing", default=False)
-        if not (fields.flag("packing", default=whole) or whole):
-            fields.note("packing is off: every sequence is priced as one of cutoff_len tokens")
+        if not _packs(fields):
+            fields.note(PADDED.format("cutoff_len"))
         known = known_of(own, told)
         workers = fields.optional("ray_num_workers")  # each of one GPU; who starts the file says no others
         run = trainer_run(
@@ -170,6 +195,12 @@ class LlamaFactoryTrainerReader:
             return run
         options = {**run.workload.framework_options, **_kernel(fields)}
         return replace(run, workload=replace(run.workload, framework_options=options))
+
+
+def _packs(fields: Fields) -> bool:
+    """Whether sequences are full: where the file does not say, in pretraining (hparams/parser.py)."""
+    usual = fields.word("stage", "sft") == "pt"
+    return fields.flag("neat_packing", default=False) or fields.flag("packing", default=usual)
 
 
 def _require_own_file(source: Source) -> None:
@@ -241,7 +272,15 @@ def _take_batch(given: Given, fields: Fields, known: Known) -> None:
 
 
 def _take_defaults(given: Given) -> None:
-    """What runs where the file says nothing: bf16, and full recomputation layer by layer."""
+    """What runs where the file says nothing: bf16, full recomputation by layers, unfused activations."""
+    name = "bias_activation_fusion"
+    if not given.has("no-bias-swiglu-fusion") and "--no-bias-swiglu-fusion" not in given.called:
+        take(given, name, _OVER[name], 0, called=name)
+        given.note(f"{name} is {_OVER[name]}, by default: activations run element by element")
+    split = all(given.integer(f"{axis}-model-parallel-size", 1) > 1 for axis in ("tensor", "expert"))
+    if split and not given.has("sequence-parallel"):  # models/model_config.py:368
+        given.take("--sequence-parallel", Value((), 0), called="sequence_parallel")
+        given.note("sequence_parallel is on: the adapter has it beside experts and tensor ranks")
     if given.word("recompute-granularity") == "full" and not given.has("recompute-method"):
         for name, value in (("recompute-method", "uniform"), ("recompute-num-layers", "1")):
             given.take(f"--{name}", Value((value,), 0), called=name.replace("-", "_"))

@@ -46,7 +46,7 @@ _INVERTED: Mapping[str, str] = {
 }
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}  # of ``torch``
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
-_DISPATCHER = "moe_token_dispatcher_type"
+DISPATCHER = "moe_token_dispatcher_type"
 _UNSET = ("null", "none", "~")
 
 
@@ -135,7 +135,7 @@ def _both_modes(given: Given, cp: int) -> str:
 def take_usual(given: Given) -> None:
     """What these launchers take from the model's own configuration, where the file says nothing."""
     if given.has("num-experts") and not given.has("moe-token-dispatcher-type"):
-        given.take("--moe-token-dispatcher-type", Value(("alltoall",), 0), called=_DISPATCHER)
+        given.take("--moe-token-dispatcher-type", Value(("alltoall",), 0), called=DISPATCHER)
     for name in ("attention-dropout", "hidden-dropout"):
         if not given.has(name):
             given.take(f"--{name}", Value(("0.0",), 0), called=name.replace("-", "_"))

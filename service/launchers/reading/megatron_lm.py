@@ -22,7 +22,7 @@ from meshwright.service.launchers.reading.commands import (
     started_gpus,
     world_of,
 )
-from meshwright.service.launchers.reading.given import Given, Value, given_flags
+from meshwright.service.launchers.reading.given import MAX_LISTED, Given, Value, given_flags
 from meshwright.service.launchers.reading.known import named_model
 from meshwright.service.launchers.reading.megatron_forks import translate
 from meshwright.service.launchers.reading.megatron_lm_refusals import refuse_contradictions
@@ -128,7 +128,7 @@ def launch_file(
         num_nodes=world.num_nodes if gpus == world.num_gpus else None,
         gpus_per_node=world.gpus_per_node if gpus == world.num_gpus else None,
         notes=tuple(given.notes),
-        unread=tuple(given.unread),
+        unread=tuple(given.unread[:MAX_LISTED]),
         batch_ramp=batch_ramp(given),
         places={
             "tensor_parallel_size": given.place("tensor-model-parallel-size"),

@@ -39,6 +39,7 @@ from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.shell_values import Word
 from meshwright.service.launchers.reading.split import divided
 from meshwright.service.launchers.reading.trainer import (
+    PADDED,
     PREFERENCES,
     WITHOUT_COPY,
     adapted,
@@ -124,6 +125,8 @@ class AxolotlReader:
         _require_bf16(fields)
         for name in ("micro_batch_size", "sequence_len"):
             fields.expect(name)
+        if not (fields.raw("sample_packing") or fields.raw("pad_to_sequence_len")):
+            fields.note(PADDED.format("sequence_len"))
         if fields.has("deepspeed"):
             return _axolotl_by_deepspeed(fields, known, tuned)
         configuration = _axolotl_configuration(fields, known)
@@ -351,8 +354,8 @@ class TrlReader:
         precision = "fp16" if fields.flag("fp16", default=False) else "bf16"
         if precision == "bf16" and not fields.flag("bf16", default=True):
             fields.fault("bf16", "training in fp32 is not priced", allowed="true, or fp16: true")
-        if not fields.flag("packing", default=False):
-            fields.note(f"packing is off: every sequence is priced as one of {_LENGTH} tokens")
+        if not (fields.flag("packing", default=False) or fields.has("pad_to_multiple_of")):
+            fields.note(PADDED.format(_LENGTH))
         _take_model(fields, known, "model_name_or_path")
         given, length = _sft_arguments(fields, known)
         adapters = _peft(fields)

@@ -26,6 +26,7 @@ from meshwright.service.launchers.reading.given import Given, Value
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.megatron_core import (
     CORE_NAMES,
+    DISPATCHER,
     flag_of,
     take,
     take_usual,
@@ -107,8 +108,11 @@ def completed(
     *,
     adapters: tuple[int, tuple[str, ...]],
     named: Word | None = None,
+    dispatcher: str = "alltoall",
 ) -> LaunchFile:
     """The run of arguments in Megatron's names that name no model's shape.
+
+    ``dispatcher``: how tokens reach experts where no argument says it.
 
     Raises:
         InvalidProblemError: nobody names the model, or sizes contradict one another.
@@ -117,7 +121,17 @@ def completed(
     if length and not given.has("seq-length"):
         given.take("--seq-length", Value((str(length),), 0), called="seq_length")
     take_usual(given)
-    told = replace(known.told, model=known.model(named), num_gpus=known.told.num_gpus or known.num_gpus())
+    model = known.model(named)
+    if model.moe and not given.has("moe-token-dispatcher-type"):
+        given.take("--moe-token-dispatcher-type", Value((dispatcher,), 0), called=DISPATCHER)
+    predicted = given.integer("mtp-num-layers", 0)
+    if predicted != model.num_mtp_layers:
+        given.note(
+            f"{predicted} prediction layers are trained, as mtp_num_layers says (0 without it), "
+            f"not the {model.num_mtp_layers} of {model.title}"
+        )
+        model = replace(model, num_mtp_layers=predicted)
+    told = replace(known.told, model=model, num_gpus=known.told.num_gpus or known.num_gpus())
     for note in known.notes:
         given.note(note)
     found = launch_file(launcher, given, told, world, name="launch file")

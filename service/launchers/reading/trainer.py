@@ -51,6 +51,10 @@ _DECIDING = (  # arguments whose value must be known
     "fsdp_config", "deepspeed_config", "optim", "lora_rank", "lora_r", "lora_target", "lora_target_modules",
     "target_modules", "use_peft", "pure_bf16", "quantization_bit", "load_in_4bit", "load_in_8bit",
 )  # fmt: skip
+PADDED = (  # with the name of the longest length
+    "packing is off: micro-batches are padded to their longest sequence, and priced as if each had one of "
+    "{} tokens; a plan for documents of stated lengths (batching padding_to_longest) prices shorter ones"
+)
 _LEAST_NAMES = 2
 _DOCUMENTS = (".yaml", ".yml", ".json")  # HfArgumentParser.parse_yaml_file, parse_json_file
 _SHARDED = 3  # ZeRO-3

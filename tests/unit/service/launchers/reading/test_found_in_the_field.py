@@ -236,6 +236,7 @@ def test_one_of_forty_unknown_flags_is_still_refused() -> None:
     # the answer lists 32 of them; what decides the run may be the last
     details = " ".join(f"--use-fused-thing-{number}" for number in range(40))
     command = f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES} --vocab-size 512 --global-batch-size 8"
+    assert len(read(f"{command} --micro-batch-size 1 {details}\n").unread) == 32
     with pytest.raises(InvalidProblemError, match="--num-layer-list"):
         read(f"{command} --micro-batch-size 1 {details} --num-layer-list 2,2\n")
 
@@ -272,3 +273,5 @@ def test_a_blank_behind_a_backslash_ends_the_command() -> None:
     command = f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES} --vocab-size 512"
     with pytest.raises(InvalidProblemError, match=r"line 1 of a\.sh: the backslash stands before a blank"):
         read(command + " \\ \n --global-batch-size 8\n")
+    separated = read(f"{command} --separator ' ' --global-batch-size 8\n")
+    assert separated.workload.global_batch_size == 8
