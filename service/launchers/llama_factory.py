@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import yaml
 
+from meshwright.profiles.errors import FieldError
 from meshwright.service.launchers.common_rules import refuse_first
 from meshwright.service.launchers.export import (
     Start,
@@ -21,6 +22,7 @@ from meshwright.service.launchers.export import (
 from meshwright.service.launchers.megatron_flags import facts as megatron_facts
 from meshwright.service.launchers.megatron_lm_model_rules import (
     experts_with_tensor_ranks_need_sequence_parallel,
+    gathered_tokens_are_of_equal_sequences,
 )
 from meshwright.service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
 from meshwright.service.launchers.megatron_names import (
@@ -37,7 +39,7 @@ from meshwright.service.launchers.megatron_names import (
     recompute_values,
     split_values,
 )
-from meshwright.service.launchers.target import ExportBundle, Target, pads
+from meshwright.service.launchers.target import ExportBundle, Target, pads, pads_to_longest
 from meshwright.service.launchers.trainers import OF_THE_RUN
 
 PRODUCT = "LLaMA-Factory 0.9.5 with mcore_adapter"
@@ -48,12 +50,20 @@ _ARGUMENTS = frozenset((
     "cross_entropy_loss_fusion", "bias_activation_fusion", "apply_rope_fusion", "moe_token_dispatcher_type",
     "moe_grouped_gemm", "moe_router_dtype", "moe_aux_loss_coeff", "moe_expert_capacity_factor",
     "moe_pad_expert_input_to_capacity", "moe_shared_expert_overlap", "mtp_num_layers", "cuda_graph_impl",
+    "cuda_graph_scope", "variable_seq_lengths",
 ))  # fmt: skip
+
+
+def lengths_differ_where_tokens_are_exchanged(target: Target) -> Iterator[FieldError]:
+    """``training_args.py`` refuses variable_seq_lengths beside tokens that are gathered."""
+    if _lengths(target):
+        yield from gathered_tokens_are_of_equal_sequences(target)
 
 
 OWN_RULES = (
     interleaving_needs_a_pipeline,
     experts_with_tensor_ranks_need_sequence_parallel,
+    lengths_differ_where_tokens_are_exchanged,
 )
 USE_MCA = Variable(
     name="USE_MCA", value="1", reason="LLaMA-Factory trains through Megatron-Core's adapter."
@@ -132,10 +142,23 @@ def values_of(target: Target) -> Values:
         scaling = target.model.rotary_scaling
         core["rotary_scaling_factor"] = float(scaling.factor) if scaling else 1.0
     core |= kernel_values(target, known) | exchange_values(target, known) | dropout_values(known)
-    core |= balance_values(moe) if moe else {}
+    core |= (balance_values(moe) if moe else {}) | _lengths(target)
+    if "cuda_graph_scope" in core:
+        core["cuda_graph_scope"] = ",".join(known.cuda_graph.split("+"))
     values |= {name: value for name, value in core.items() if name in _ARGUMENTS}
     values["additional_configs"] = {n: _plain(value) for n, value in core.items() if n not in _ARGUMENTS}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _lengths(target: Target) -> Values:
+    """Micro-batches of unlike lengths; a pipeline pads those of a step alike unless it is told otherwise.
+
+    Of dense models too, the default way of tokens to experts excludes them (``training_args.py``,
+    ``trainer/trainer.py _get_step_iterator_and_seq_length``).
+    """
+    if not pads_to_longest(target) or target.config.pipeline_parallel_size == 1:
+        return {}
+    return {"variable_seq_lengths": True, "moe_token_dispatcher_type": "alltoall"}
 
 
 def _plain(value: object) -> object:

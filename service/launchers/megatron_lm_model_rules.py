@@ -148,6 +148,17 @@ def experts_with_tensor_ranks_need_sequence_parallel(target: Target) -> Iterator
         )
 
 
+def gathered_tokens_are_of_equal_sequences(target: Target) -> Iterator[FieldError]:
+    """No tokens are gathered of sequences whose lengths may differ (``TransformerConfig``)."""
+    if target.model.moe and facts(target).moe_dispatcher == "allgather":
+        yield FieldError(
+            pointer="/workload/framework_options/moe_dispatcher",
+            message="allgather, beside sequences whose lengths may differ",
+            allowed="alltoall",
+            nearest="alltoall",
+        )
+
+
 def precision_is_known(target: Target) -> Iterator[FieldError]:
     """One of bf16, fp16, fp8 (fp16 with bf16 is refused); fp8 only where the GPU has it."""
     precision = target.workload.precision

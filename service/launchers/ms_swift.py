@@ -23,6 +23,7 @@ from meshwright.service.launchers.megatron_flags import attention_backend, resha
 from meshwright.service.launchers.megatron_flags import facts as megatron_facts
 from meshwright.service.launchers.megatron_lm_model_rules import (
     experts_with_tensor_ranks_need_sequence_parallel,
+    gathered_tokens_are_of_equal_sequences,
 )
 from meshwright.service.launchers.megatron_lm_rules import interleaving_needs_a_pipeline
 from meshwright.service.launchers.megatron_names import (
@@ -45,7 +46,11 @@ from meshwright.service.launchers.megatron_names import (
 from meshwright.service.launchers.target import ExportBundle, Target, pads
 
 PRODUCT = "ms-swift 4.6.0"
-OWN_RULES = (interleaving_needs_a_pipeline, experts_with_tensor_ranks_need_sequence_parallel)
+OWN_RULES = (
+    interleaving_needs_a_pipeline,
+    experts_with_tensor_ranks_need_sequence_parallel,
+    gathered_tokens_are_of_equal_sequences,  # mcore_bridge/config/model_config.py: variable_seq_lengths
+)
 PROGRAM = '"${SWIFT_DIR}/cli/_megatron/${SWIFT_COMMAND}.py" "${PLAN_ARGS[@]}" "${run_args[@]}"'
 # What no price hangs on; its own timeout is 208 days.
 RUN = """\

@@ -174,6 +174,10 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
     ),
     "megatron-lm": ((STATES, {"optimizer": "adamw-bf16"}), (BOTH_MODES, {})),
     "megatron-bridge": ((STATES, {"optimizer": "adamw-bf16"}), (BOTH_MODES, {})),
+    "llama-factory": (
+        (STATES, {"framework_options": {"cuda_graph": "attn"}}),
+        (STATES, {"framework_options": {"cuda_graph": "full_iteration"}}),
+    ),
     "ms-swift": (
         (STATES, {"optimizer": "adamw-bf16"}),
         (STATES, {"framework_options": {"gradient_dtype": "bf16"}}),

@@ -123,6 +123,7 @@ def judge(case: Case) -> Seen:
         "stage_layers": megatron_core.split_of(config),
         "facts.gradient_dtype": "fp32" if run.accumulate_allreduce_grads_in_fp32 else "bf16",
         "facts.overlap_gradients": run.overlap_grad_reduce,
+        "facts.cuda_graph": graphs_of(config),
         **megatron_core.recomputation_of(config),
         **megatron_core.switches_of(config),
         "model": {
@@ -131,6 +132,13 @@ def judge(case: Case) -> Seen:
             **(balance_of(config) if config.num_moe_experts else {}),
         },
     }
+
+
+def graphs_of(config: typing.Any) -> str:
+    """What CUDA graphs capture."""
+    if config.cuda_graph_impl in ("none", "full_iteration"):
+        return str(config.cuda_graph_impl)
+    return "+".join(one.name for one in config.cuda_graph_modules) or "layer"
 
 
 def balance_of(config: typing.Any) -> Seen:

@@ -53,7 +53,10 @@ def files(launcher: str, config: Configuration, batching: Batching = "packing") 
         ("axolotl", SHARDS, "padding_to_longest", ["sample_packing: false", "pad_to_sequence_len: false"]),
         ("trl", SHARDS, "padding_to_longest", ["packing: false"]),
         ("ms-swift", STAGES, "padding_to_longest", ["--packing false", "--padding_free false"]),
-        ("llama-factory", STAGES, "padding_to_longest", ["packing: false"]),
+        ("llama-factory", STAGES, "padding_to_longest", [
+            "packing: false",
+            # else a rank pads all micro-batches of a step alike; its arguments refuse it beside allgather
+            "variable_seq_lengths: true", "moe_token_dispatcher_type: alltoall"]),
         ("accelerate", SHARDS, "padding_to_longest", ["to the longest of its micro-batch alone"]),
         ("accelerate", SHARDS, "packing", ["must pack whole documents into sequences of 8192"]),
         ("deepspeed", SHARDS, "padding", ["must pad every document to 8192 tokens"]),

@@ -51,7 +51,10 @@ LACKING = {
     ("megatron-bridge", "unfused attention"), ("megatron-bridge", "flash attention"),
     ("llama-factory", "unfused attention"), ("llama-factory", "flash attention"),
 }  # fmt: skip
-REFUSED = (("llama-factory", "gradients in 2 bytes"),)  # training_args.py: bf16 accumulates in fp32
+REFUSED = (
+    ("llama-factory", "gradients in 2 bytes"),  # training_args.py: bf16 accumulates in fp32
+    ("ms-swift", "tokens gathered"),  # its sequences may differ, which Megatron-Core refuses beside them
+)
 
 
 def asked(found: Target, launcher: str, options: Options) -> Target:
@@ -92,6 +95,17 @@ def test_a_switch_is_read_as_it_was_priced(launcher: str, name: str) -> None:
     assert read.configuration == found.config
     if (launcher, name) not in LACKING:
         assert step_s(read.workload, found) == step_s(found.workload, found)
+
+
+@pytest.mark.parametrize(
+    ("graph", "scope"), [("attn", "attn"), ("attn+mlp", "attn,mlp"), ("full_iteration", "full_iteration")]
+)
+def test_llama_factorys_adapter_takes_the_scope_of_graphs_as_an_argument(graph: str, scope: str) -> None:
+    # whose default, full, counts before additional_configs: whole layers would be captured
+    found = asked(LLAMA, "llama-factory", {"cuda_graph": graph})
+    plain = replace(found.config, recompute_granularity="none", recompute_layers=0)
+    written = export(replace(found.plan, config=plain), found.problem, "llama-factory").files
+    assert f"\ncuda_graph_scope: {scope}\n" in written["llama_factory.yaml"]
 
 
 SETTINGS = [
