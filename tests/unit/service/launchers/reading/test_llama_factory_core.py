@@ -1,0 +1,84 @@
+"""LLaMA-Factory over Megatron-Core's adapter: what counts where its file says nothing, or says it twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import find_model
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.registry import read_launch_files
+
+
+def read(text: str, told: Told, name: str) -> LaunchFile:
+    return read_launch_files(Source(name=name, text=text), told)
+
+
+CORE = (
+    "model_name_or_path: Qwen/Qwen3-30B-A3B\nstage: sft\nfinetuning_type: full\ncutoff_len: 4096\n"
+    "bf16: true\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 8\n"
+    "expert_model_parallel_size: 4\noverlap_grad_reduce: true\n"
+)
+
+
+def core(text: str = "") -> LaunchFile:
+    return read(CORE + text, Told(num_gpus=8), "a.yaml")
+
+
+def test_llama_factorys_adapter_has_its_own_defaults() -> None:
+    # mcore_adapter, training_args.py: no fused activation, tokens gathered
+    assert core().workload.framework_options == {"elementwise_fused": False, "moe_dispatcher": "allgather"}
+    said = "bias_activation_fusion: true\nmoe_token_dispatcher_type: alltoall\n"
+    assert core(said).workload.framework_options == {}
+    mesh = core("tensor_model_parallel_size: 2\n").configuration
+    assert mesh.sequence_parallel  # model_config.py: with experts on tensor ranks it is put on
+
+
+def test_additional_configs_count_behind_the_adapters_own_arguments() -> None:
+    more = "additional_configs:\n  bias_activation_fusion: true\n  moe_token_dispatcher_type: alltoall\n"
+    found = core(f"{more}  attention_dropout: 0.1\n")
+    assert found.workload.framework_options == {
+        "dropout": True, "elementwise_fused": False, "moe_dispatcher": "allgather",
+    }  # fmt: skip
+    assert any(
+        "line 11: additional_configs.bias_activation_fusion does nothing" in one for one in found.notes
+    )
+    with pytest.raises(InvalidProblemError, match="line 11: is not known here, and which layers"):
+        core("additional_configs:\n  indexer_top: 3\n")
+    passed = read(
+        f"{CORE}additional_configs:\n  indexer_top: 3\n",
+        Told(num_gpus=8, ignored=("additional_configs.indexer_top",)), "a.yaml",
+    )  # fmt: skip
+    assert passed.model.num_layers == 48
+    with pytest.raises(InvalidProblemError, match="a file of further values is not read"):
+        core("additional_configs: more.json\n")
+
+
+def test_prediction_layers_that_no_argument_asks_for_are_not_trained() -> None:
+    told = Told(num_gpus=8, model=find_model("deepseek-v3"))
+    assert told.model is not None
+    assert told.model.num_mtp_layers == 1
+    swift = (
+        "NPROC_PER_NODE=8 megatron sft --model deepseek-ai/DeepSeek-V3 --micro_batch_size 1 "
+        "--torch_dtype bfloat16 --global_batch_size 8 --max_length 4096 --expert_model_parallel_size 8"
+    )
+    for text, name in ((swift, "a.sh"), (CORE, "a.yaml")):
+        found = read(f"{text}\n", told, name)
+        assert found.model.num_mtp_layers == 0
+        assert any("0 prediction layers are trained" in note for note in found.notes)
+    assert read(f"{swift} --mtp_num_layers 1\n", told, "a.sh").model == told.model
+    assert read(f"{CORE}mtp_num_layers: 1\n", told, "a.yaml").model == told.model
+
+
+def test_a_file_that_pads_to_the_longest_names_the_batching_that_prices_it() -> None:
+    dense = CORE.replace("expert_model_parallel_size: 4", "tensor_model_parallel_size: 1")
+    trainers = dense.replace("tensor_model_parallel_size: 1\n", "")
+    for text in (dense, trainers):
+        found = read(text, Told(num_gpus=8), "a.yaml")
+        assert any("(batching padding_to_longest)" in note for note in found.notes)
+        for full in ("packing: true\n", "neat_packing: true\n"):
+            found = read(f"{text}{full}", Told(num_gpus=8), "a.yaml")
+            assert not any("packing is off" in note for note in found.notes)
+        pretrained = read(text.replace("stage: sft", "stage: pt"), Told(num_gpus=8), "a.yaml")
+        assert not any("packing is off" in note for note in pretrained.notes)
+    assert not any("packing is off" in note for note in core().notes)  # experts pad to cutoff_len
