@@ -15,7 +15,7 @@ from meshwright.solver.answer import Prediction
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.stages import LayerLayout, Stages, assemble, objective_s
-from meshwright.solver.cost.uncertainty import SLOWER, catalog_spreads
+from meshwright.solver.cost.uncertainty import SHARES, SLOWER, catalog_spreads, share_of
 from meshwright.solver.problem import Problem
 from meshwright.solver.runs.table import Run, RunShape
 
@@ -177,9 +177,9 @@ def roughness_of(batches: Sequence[Batch]) -> FloatArray:
 
 def launch_shares(batches: Sequence[Batch]) -> FloatArray:
     """Which share of the step of every observation hangs on launches, (n,): as intervals count it."""
-    usual_doubt = SLOWER["floor_s"]
-    still, slower = log_step_s(batches, ("floor_s",), np.array([[0.0], [usual_doubt]]))
-    return np.asarray(np.clip((slower - still) / usual_doubt, 0.0, 1.0))
+    name = SHARES["launch"]
+    still, slower = log_step_s(batches, (name,), np.array([[0.0], [SLOWER[name]]]))
+    return share_of("launch", still, slower)
 
 
 def _seen_bytes(batch: Batch, stages: Stages, sets: int) -> FloatArray:

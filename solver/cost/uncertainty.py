@@ -128,9 +128,15 @@ def shares_of(
     counts = None if replayed_layers is None else replayed_layers[rows]
     stages = assemble(prices, many, layout, splits[rows], counts, with_memory=False)
     seconds = np.log(objective_s(prices, many, stages)).reshape(len(names) + 1, n)
-    doubts_log = np.array([[abs(SLOWER[name])] for name in names])
-    effects = np.clip((seconds[1:] - seconds[0]) / doubts_log, 0.0, 1.0)
-    return dict(zip(SHARES, effects, strict=True))
+    return {
+        share: share_of(share, seconds[0], slower)
+        for share, slower in zip(SHARES, seconds[1:], strict=True)
+    }
+
+
+def share_of(share: str, still: FloatArray, slower: FloatArray) -> FloatArray:
+    """One of ``SHARES``, from log step times as they are and under the usual doubt of its constant."""
+    return np.asarray(np.clip((slower - still) / abs(SLOWER[SHARES[share]]), 0.0, 1.0))
 
 
 def moved_prices(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
