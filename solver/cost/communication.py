@@ -9,6 +9,7 @@ Korthikanti et al. 2022 (arXiv:2205.05198); ring context parallelism, Liu et al.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -370,19 +371,36 @@ def _waiting_for_longest(ctx: Context) -> FloatArray:
     return found
 
 
-def mean_and_waited(ctx: Context, each: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
-    """Mean seconds of micro-batches padded to their longest documents, and what others wait beyond it.
+@dataclass(frozen=True, slots=True)
+class OfLengths:
+    """How micro-batches that are padded to their longest documents weigh ``Context.at_lengths``."""
 
-    Nobody waits for what is as long in all, such as launches: between the shortest micro-batch and the
-    longest seconds grow with FLOPs, of which the mean waits as ``Work`` says.
+    shares: tuple[FloatArray, ...]  # of each length, (n,)
+    grows: FloatArray  # waiting over what the longest takes beyond the shortest, (n,)
 
-    Args:
-        ctx: rows of such batching.
-        each: seconds at each of ``Context.at_lengths``, shape (n,) or (n, parts).
-    """
-    at, rows = ctx.at_lengths, (slice(None),) + (None,) * (each[0].ndim - 1)
-    flops = [own.seq_length * ctx.model.model_flops_per_token(round(own.seq_length)) for _, own in at]
-    mean = sum((share * own for (share, _), own in zip(at, flops, strict=True)), np.zeros_like(ctx.t))
-    grows = mean / max(flops[-1] - flops[0], 1.0) * _waiting_for_longest(ctx)
-    seconds = sum((share[rows] * one for (share, _), one in zip(at, each, strict=True)), np.zeros(1))
-    return seconds, grows[rows] * (each[-1] - each[0])
+    @classmethod
+    def of(cls, ctx: Context) -> OfLengths:
+        """Those of rows of such batching.
+
+        Nobody waits for what is as long in all, such as launches: between the shortest micro-batch and the
+        longest seconds grow with FLOPs, of which the mean waits as ``Work`` says.
+        """
+        at = ctx.at_lengths
+        flops = [own.seq_length * ctx.model.model_flops_per_token(round(own.seq_length)) for _, own in at]
+        mean = sum((share * own for (share, _), own in zip(at, flops, strict=True)), np.zeros_like(ctx.t))
+        grows = mean / max(flops[-1] - flops[0], 1.0) * _waiting_for_longest(ctx)
+        return cls(tuple(share for share, _ in at), grows)
+
+    def mean(self, each: Sequence[FloatArray]) -> FloatArray:
+        """Of seconds at each length, shape (n,) or (n, parts)."""
+        rows = _beside(each[0])
+        return sum((share[rows] * one for share, one in zip(self.shares, each, strict=True)), np.zeros(1))
+
+    def waited(self, each: Sequence[FloatArray]) -> FloatArray:
+        """What others wait beyond that mean, in the same shape."""
+        return np.asarray(self.grows[_beside(each[0])] * (each[-1] - each[0]))
+
+
+def _beside(seconds: FloatArray) -> tuple[slice | None, ...]:
+    """The index that sets a value of each row beside all of its seconds."""
+    return (slice(None),) + (None,) * (seconds.ndim - 1)

@@ -18,9 +18,9 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import ALL_LAYERS, Columns, FloatArray, IntArray, distinct
 from meshwright.solver.cost.communication import (
+    OfLengths,
     context_parallel,
     expert_parallel,
-    mean_and_waited,
     replayed_gathers,
     tensor_parallel,
     transfer,
@@ -89,7 +89,8 @@ def weight_gradients_s(ctx: Context, kinds: tuple[LayerShape, ...]) -> FloatArra
     if ctx.frozen or not split.any():
         return np.zeros((len(split), len(kinds) + 2))
     if ctx.pads_to_longest:
-        return np.add(*mean_and_waited(ctx, [_split_s(one, kinds) for _, one in ctx.at_lengths]))
+        each, of_lengths = [_split_s(one, kinds) for _, one in ctx.at_lengths], OfLengths.of(ctx)
+        return np.asarray(of_lengths.mean(each) + of_lengths.waited(each))
     return _split_s(ctx, kinds)
 
 
@@ -392,18 +393,23 @@ def _on_the_mean(ctx: Context, parts_of: Callable[[Context], list[PartPrice]]) -
     Not attention alone but all work of a micro-batch is then as unequal as its length.
     """
     each = [parts_of(one) for _, one in ctx.at_lengths]
-    return [_mean_of(ctx, same) for same in zip(*each, strict=True)] if ctx.pads_to_longest else each[0]
+    if not ctx.pads_to_longest:
+        return each[0]
+    of_lengths = OfLengths.of(ctx)
+    return [_mean_of(of_lengths, same) for same in zip(*each, strict=True)]
 
 
-def _mean_of(ctx: Context, same: Sequence[PartPrice]) -> PartPrice:
+def _mean_of(of_lengths: OfLengths, same: Sequence[PartPrice]) -> PartPrice:
     """The price of a part whose prices at several lengths are known."""
-    forward, waited = mean_and_waited(ctx, [one.passes.forward for one in same])
-    backward, further = mean_and_waited(ctx, [one.passes.backward for one in same])
-    causes = {name: mean_and_waited(ctx, [one.causes[name] for one in same])[0] for name in same[0].causes}
+    forward, backward = [one.passes.forward for one in same], [one.passes.backward for one in same]
+    replay, waited = [one.replay for one in same], (of_lengths.waited(forward), of_lengths.waited(backward))
+    causes = {name: of_lengths.mean([one.causes[name] for one in same]) for name in same[0].causes}
     return PartPrice(
-        passes=PassSeconds(forward=forward + waited, backward=backward + further),
-        replay=np.add(*mean_and_waited(ctx, [one.replay for one in same])),
-        causes={**causes, UNEQUAL_LENGTHS: waited + further},
+        passes=PassSeconds(
+            forward=of_lengths.mean(forward) + waited[0], backward=of_lengths.mean(backward) + waited[1]
+        ),
+        replay=of_lengths.mean(replay) + of_lengths.waited(replay),
+        causes={**causes, UNEQUAL_LENGTHS: waited[0] + waited[1]},
     )
 
 
