@@ -4,6 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 CHROMIUM ?= /usr/bin/chromium
 export PYTHON CHROMIUM
+unexport PYTHONDONTWRITEBYTECODE # where it is set, each of thousands of processes would compile its modules anew
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check house docs reference accuracy bench chaos fuzz launchers corpus wheels clean

@@ -120,7 +120,8 @@ def _make(environment: Environment) -> None:
         own = next(environment.folder.glob("lib/python*/site-packages"))
         (own / "torch.pth").write_text(f"{_shared_torch(environment.root)}\n")
     if environment.packages:
-        _pip(environment, "install", "--no-build-isolation", *environment.packages)
+        # Modules are compiled when they are first imported: most of transformers never is.
+        _pip(environment, "install", "--no-compile", "--no-build-isolation", *environment.packages)
     for wheel in environment.unpacked:
         _pip(
             environment, "download", "--no-deps", "--only-binary=:all:", "--python-version", "3.12",
