@@ -248,6 +248,7 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
         "another attention of local layers": model.local_attention is not None,
         "latent attention": model.mla is not None,
         "keys chosen by an indexer": model.indexer is not None,
+        "keys chosen by an earlier layer's indexer": bool(model.indexer and model.indexer.reusing_layers),
         "differential attention": model.differential_attention,
         "projected embeddings": model.embedding_size is not None,
         "transform before the output head": model.head_transform,

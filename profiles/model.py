@@ -50,6 +50,7 @@ class LayerShape(NamedTuple):
     kind: LayerKind
     local: bool = False  # those of ``local_attention``
     borrows: bool = False  # reads the keys and values of an earlier layer
+    reuses: bool = False  # reads what an earlier layer's indexer has chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +180,9 @@ class ModelSpec:
         apart = self.local_layers() if self.local_attention else (False,) * self.num_layers
         own = self.num_layers - self.borrowing_layers * int(not self.borrows)
         borrow = (layer >= own for layer in range(self.num_layers))
-        return tuple(map(LayerShape, self.layer_kinds(), apart, borrow))
+        listed = self.indexer.reusing_layers if self.indexer and self.chooser else ()
+        reuse = (layer in listed for layer in range(self.num_layers))
+        return tuple(map(LayerShape, self.layer_kinds(), apart, borrow, reuse))
 
     def shapes(self) -> tuple[LayerShape, ...]:
         """The shapes that occur: without experts before those with, smaller before larger."""
@@ -187,13 +190,23 @@ class ModelSpec:
 
     def shaped(self, shape: LayerShape) -> ModelSpec:
         """The model as it were if the attention of every layer were that of this shape's."""
-        alike = self.local_attention is None and self.borrowing_layers in (0, self.num_layers)
-        return self if alike else _attending(self, local=shape.local, borrows=shape.borrows)
+        return self if self._alike else _attending(self, shape)
+
+    @property
+    def _alike(self) -> bool:
+        """Whether all layers attend alike."""
+        reused = self.chooser is not None and self.chooser.reusing_layers
+        return not (self.local_attention or reused) and self.borrowing_layers in (0, self.num_layers)
 
     @property
     def borrows(self) -> bool:
         """Whether every layer reads keys and values of another: so ``shaped`` views those that do."""
         return self.borrowing_layers == self.num_layers
+
+    @property
+    def chooser(self) -> IndexerSpec | None:
+        """The indexer that a layer has itself; None where it reuses a choice (as ``shaped`` views it)."""
+        return self.indexer if self.indexer and len(self.indexer.reusing_layers) < self.num_layers else None
 
     def attentions(self) -> tuple[ModelSpec, ...]:
         """The model once for each attention that its layers have."""
@@ -261,16 +274,8 @@ class ModelSpec:
             q_and_output = self.num_attention_heads * (self.head_dim + self.v_head_dim)
             kv = self.num_kv_heads * self.kv_width
             return self.hidden_size * (q_and_output + kv + self.gate_width)
-        mla, heads = self.mla, self.num_attention_heads
-        qk_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim
-        if mla.q_lora_rank:
-            query = mla.q_lora_rank * (self.hidden_size + heads * qk_dim)
-        else:
-            query = self.hidden_size * heads * qk_dim
-        down = self.hidden_size * (mla.latent_width - mla.q_lora_rank)
-        up = mla.kv_lora_rank * heads * (mla.qk_nope_head_dim + mla.v_head_dim)
         gate = self.hidden_size * self.gate_width
-        return query + down + up + gate + heads * mla.v_head_dim * self.hidden_size
+        return gate + self.mla.matrix_parameters(self.hidden_size, self.num_attention_heads)
 
     @property
     def gate_width(self) -> int:
@@ -346,7 +351,7 @@ class ModelSpec:
     def norm_parameters(self, kind: LayerKind) -> int:
         """Weights of all norms of one layer that every tensor-parallel rank holds whole."""
         outer = self.norms_of(kind) * self.norm_weights()
-        index = 2 * self.indexer.head_dim if self.indexer else 0  # a LayerNorm whatever the others are
+        index = 2 * self.chooser.head_dim if self.chooser else 0  # a LayerNorm whatever the others are
         return outer + index + self.query_key_norm_parameters() + self.inner_norm_parameters(kind)
 
     def inner_norm_parameters(self, kind: LayerKind) -> int:
@@ -368,9 +373,9 @@ class ModelSpec:
 
     def indexer_parameters(self) -> int:
         """Weights of one layer's indexer, its norm not counted."""
-        if self.indexer is None or self.mla is None:
+        if self.chooser is None or self.mla is None:
             return 0
-        return self.indexer.matrix_parameters(self.mla.q_lora_rank, self.hidden_size)
+        return self.chooser.matrix_parameters(self.mla.q_lora_rank, self.hidden_size)
 
     @property
     def num_attentions(self) -> int:
@@ -523,7 +528,7 @@ class ModelSpec:
 
         The mean over layers, where those have several attentions.
         """
-        if self.local_attention:
+        if not self._alike:
             each = {shape: self.shaped(shape).score_flops_per_token(seq_length) for shape in self.shapes()}
             return sum(each[shape] for shape in self.layer_shapes()) / self.num_layers
         qk_and_v = (self.head_dim + self.v_head_dim) * self.num_attentions
@@ -532,11 +537,11 @@ class ModelSpec:
 
     def index_flops_per_token(self, seq_length: float | Documents) -> float:
         """Forward FLOPs of the scores of one layer's indexer per token, which reads all earlier ones."""
-        if self.indexer is None:
+        if self.chooser is None:
             return 0.0
         lengths = seq_length if isinstance(seq_length, tuple) else ((seq_length, 1.0),)
         earlier = sum(share * (length + 1) / 2 for length, share in lengths)
-        return 2 * self.indexer.num_heads * self.indexer.head_dim * earlier
+        return 2 * self.chooser.num_heads * self.chooser.head_dim * earlier
 
     def head_forward_flops_per_token(self) -> float:
         """Forward FLOPs of the output head per token, with what precedes it."""
@@ -572,16 +577,19 @@ def _shapes_of(model: ModelSpec) -> tuple[LayerShape, ...]:
 
 
 @lru_cache(maxsize=64)
-def _attending(model: ModelSpec, *, local: bool, borrows: bool) -> ModelSpec:
-    """A model whose layers all attend as its local, or as its other layers do, or borrow keys."""
+def _attending(model: ModelSpec, shape: LayerShape) -> ModelSpec:
+    """A model whose layers all attend as those of a shape do, or borrow keys, or reuse a choice of them."""
     changes: dict[str, Any] = {
-        "borrowing_layers": model.num_layers if borrows else 0,
+        "borrowing_layers": model.num_layers if shape.borrows else 0,
         "borrowing_ffn_hidden_size": None,
     }
-    if borrows:
+    if model.indexer is not None:
+        reusing = tuple(range(model.num_layers)) if shape.reuses else ()
+        changes["indexer"] = replace(model.indexer, reusing_layers=reusing)
+    if shape.borrows:
         changes["ffn_hidden_size"] = model.borrowing_ffn_hidden_size or model.ffn_hidden_size
     if model.local_attention is not None:
-        window = model.sliding_window if local else None
+        window = model.sliding_window if shape.local else None
         changes |= {"local_attention": None, "sliding_window": window, "sliding_window_every": 1}
-        changes |= {"global_layers": (), **(model.local_attention.stated() if local else {})}
+        changes |= {"global_layers": (), **(model.local_attention.stated() if shape.local else {})}
     return replace(model, **changes)

@@ -204,6 +204,13 @@ class MlaSpec:
         """
         refuse_out_of_range(self, "/model/mla", MLA_LIMITS)
 
+    def matrix_parameters(self, hidden_size: int, heads: int) -> int:
+        """Weights of its projections, the output's included."""
+        query = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
+        query *= self.q_lora_rank or hidden_size
+        up = self.kv_lora_rank * heads * (self.qk_nope_head_dim + self.v_head_dim)
+        return hidden_size * (self.latent_width + heads * self.v_head_dim) + query + up
+
     def norm_parameters(self) -> int:
         """Weights of both norms."""
         return (self.q_lora_rank + self.kv_lora_rank) * int(self.norms)
@@ -241,6 +248,7 @@ class IndexerSpec:
     num_heads: int
     head_dim: int
     top_k: int  # tokens that attention reads of a longer sequence
+    reusing_layers: tuple[int, ...] = ()  # counted from 0: they read what the last other one has chosen
 
     def __post_init__(self) -> None:
         """Refuse sizes out of range.
@@ -369,6 +377,10 @@ def refuse_contradictions(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, wh
         )
     if model.indexer and not (model.mla and model.mla.q_lora_rank):
         raise InvalidProblemError.of("/model/indexer", "needs latent attention with mla.q_lora_rank")
+    if model.indexer and 0 in model.indexer.reusing_layers and model.chooser:
+        raise InvalidProblemError.of(
+            "/model/indexer/reusing_layers", "no layer has chosen before layer 0", allowed="1 and higher"
+        )
     if model.early_first_norm and model.norm_position not in ("before", "before_and_after"):
         raise InvalidProblemError.of("/model/early_first_norm", "needs norms before attention")
     latent = ("qkv_bias", model.qkv_bias), ("query_key_norm", model.query_key_norm != "none")
@@ -398,6 +410,7 @@ def _refuse_layers_that_are_none(model: Any) -> None:  # noqa: ANN401 - a ModelS
         ("global_layers", model.global_layers, model.sliding_window_every == 1),
         ("no_rotary_layers", model.no_rotary_layers, model.no_rotary_every == 0),
         ("moe/dense_layers", model.moe.dense_layers if model.moe else (), True),
+        ("indexer/reusing_layers", model.indexer.reusing_layers if model.indexer else (), True),
     ):
         beyond = [layer for layer in layers if not 0 <= layer < model.num_layers]
         if beyond:

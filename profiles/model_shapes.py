@@ -64,6 +64,8 @@ def model_from_shape(raw: Mapping[str, object], *, name: str | None = None) -> M
     reader.refuse_unknown()
     reader.finish()
     model = ModelSpec(**values | ({"name": name} if name else {}))
+    if model.indexer and not model.chooser:
+        raise InvalidProblemError.of("/model/indexer/reusing_layers", "no layer is left to choose keys")
     if model.borrows:
         most = f"0 to {model.num_layers - 1}"
         raise InvalidProblemError.of(

@@ -360,8 +360,9 @@ def _mesh_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     model, tp = problem.model, config.tensor_parallel_size
     if config.num_gpus > usable_gpus(problem):
         yield f"{config.num_gpus} GPUs are needed, the cluster has {usable_gpus(problem)}"
-    if config.pipeline_parallel_size > 1 and (model.layer_embedding_size or model.borrowing_layers):
-        yield "stages cannot hand on embeddings of each layer, nor borrowed keys"
+    earlier = model.layer_embedding_size or model.borrowing_layers
+    if config.pipeline_parallel_size > 1 and (earlier or (model.indexer and model.indexer.reusing_layers)):
+        yield "stages cannot hand on embeddings of each layer, borrowed keys or a choice of keys"
     every = model.attentions()
     if any(one.num_attention_heads % tp for one in every) or any(one.ffn_hidden_size % tp for one in every):
         yield f"tensor_parallel_size = {tp} does not divide the heads and the MLP width"

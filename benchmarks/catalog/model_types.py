@@ -3,8 +3,8 @@
     .ci/environment torch python -m benchmarks.catalog.model_types [TYPE ...]
 
 writes ``profiles/catalog/model_types.json`` for its types and those named. Taken are
-the fields' own defaults (what a class derives from other fields is the importer's task), the base of rotary
-positions, the other names of keys (``attribute_map``), and keys that change other types' models but not
+the fields' own defaults (what a class derives from other fields is the importer's task), rotary positions,
+ the other names of keys (``attribute_map``), and keys that change other types' models but not
 this one's, as building both tells. It imports nothing of Meshwright.
 """
 
@@ -47,9 +47,25 @@ def defaults_of(config: type) -> dict[str, Any]:
         and isinstance(field.default, bool | int | float | str)
     }
     theta = getattr(config, "default_theta", None)
-    if isinstance(theta, int | float):
+    if isinstance(theta, dict):  # of global and of local layers
+        found |= {"rope_theta": theta["global"], "rope_local_base_freq": theta["local"]}
+    elif isinstance(theta, int | float):
         found["rope_theta"] = theta
     return found
+
+
+def derived_of(config: type, base: dict[str, Any]) -> dict[str, Any]:
+    """The rotary positions that the class builds where a config has none or null.
+
+    Those of each kind of layer where they differ; else the share of a head that rotates, if not the whole.
+    """
+    rope = getattr(config(**base), "rope_parameters", None) or {}
+    if isinstance(getattr(config, "default_theta", None), dict):
+        return {}
+    if "full_attention" in rope and rope["full_attention"] != rope["sliding_attention"]:
+        return {"rope_parameters": rope}
+    share = rope.get("partial_rotary_factor", 1)
+    return {} if share == 1 else {"partial_rotary_factor": share}
 
 
 def unread(model_type: str) -> list[str]:
@@ -84,13 +100,16 @@ def main() -> int:
     import transformers  # noqa: PLC0415
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: PLC0415
 
+    from tests.torch.drawn_configs import NEEDED_BY_TYPE, needed  # noqa: PLC0415
+
     known = set(json.loads(CATALOG.read_text())["types"]) if CATALOG.exists() else set()
     types = {}
     for name in sorted(known | set(sys.argv[1:])):
         config = CONFIG_MAPPING[name]
         names = {other: own for other, own in config.attribute_map.items() if other != own}
         own = {names.get(key, key): value for key, value in defaults_of(config).items()}
-        types[name] = {"defaults": own, "names": names, "unread": unread(name)}
+        derived = derived_of(config, {**needed(config), **NEEDED_BY_TYPE.get(name, {})})
+        types[name] = {"defaults": own, "derived": derived, "names": names, "unread": unread(name)}
         for part, part_config in (getattr(config, "sub_configs", None) or {}).items():
             parts = defaults_of(part_config).items()
             types[name]["defaults"] |= {

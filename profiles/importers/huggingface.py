@@ -26,8 +26,8 @@ from meshwright.profiles.importers.huggingface_keys import (
     type_of,
 )
 from meshwright.profiles.importers.huggingface_layers import (
-    MAX_LAYERS,
     attention_layers,
+    layers_that_reuse,
     layers_without_rotary,
     moe_placement,
 )
@@ -128,7 +128,7 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
         "tied_embeddings": reader.flag("tie_word_embeddings", default=family.tied),
         "moe": _moe(reader, family, num_layers),
         "mla": mla,
-        "indexer": _indexer(reader) if "index_topk" in family.plans else None,
+        "indexer": _indexer(reader, family, num_layers) if "index_topk" in family.plans else None,
         "embedding_size": _embedding_size(reader, hidden_size),
         "num_mtp_layers": _prediction_layers(reader),
         "max_position_embeddings": reader.optional_integer(family.keys["max_position_embeddings"]),
@@ -226,7 +226,7 @@ def _positions(
     base = base or outer
     local_base = _rotary_base(local, "rope_theta") if local else None
     outer_local = _rotary_base(
-        reader, reader.first(("rope_local_base_freq", "local_rope_theta", "swa_rope_theta"))
+        reader, reader.first(("local_rope_theta", "swa_rope_theta", "rope_local_base_freq"))
     )
     scaling = _rotary_scaling(reader, rope)
     if model_type == "olmo3" and scaling:
@@ -458,31 +458,23 @@ def _mla(reader: FieldReader, family: Family, head_dim: int) -> MlaSpec | None:
     return MlaSpec(**sizes, latent_bias=bias)
 
 
-def _indexer(reader: FieldReader) -> IndexerSpec:
-    """What chooses the keys of latent attention, in every layer.
+def _indexer(reader: FieldReader, family: Family, num_layers: int) -> IndexerSpec:
+    """What chooses the keys of latent attention, and the layers that reuse what another has chosen.
 
     Raises:
-        UnsupportedModelError: some layers use the choice of others.
+        UnsupportedModelError: there are such, and the type's class builds none.
     """
     names = ("index_n_heads", "index_head_dim", "index_topk")
     sizes = {
         field: reader.integer(key, low=int(low), high=int(high))
         for key, (field, (low, high)) in zip(names, INDEXER_LIMITS.items(), strict=True)
     }
-    every = reader.integer("index_topk_freq", low=0, default=1, high=MAX_LAYERS)
-    reader.value("index_skip_topk_offset")
-    for name in ("indexer_types", "index_topk_pattern"):
-        listed = reader.value(name)
-        if listed is not None and not isinstance(listed, list | str):
-            raise UnsupportedModelError.field(name, "no list with a kind for each layer, such as 'full'")
-        if listed is not None and any(kind not in ("full", "F") for kind in listed):
-            raise UnsupportedModelError.field(name, "layers that use the keys which another has chosen")
-    if every > 1 and not reader.has("indexer_types"):
-        raise UnsupportedModelError.field(
-            "index_topk_freq", "layers that use the keys which another has chosen"
-        )
+    reusing = layers_that_reuse(reader, num_layers)
+    if reusing and "indexer_types" not in family.plans:
+        key = reader.first(("indexer_types", "index_topk_pattern", "index_topk_freq"))
+        raise UnsupportedModelError.field(key, "layers that use the keys which another has chosen")
     reader.finish()
-    return IndexerSpec(**sizes)
+    return IndexerSpec(**sizes, reusing_layers=reusing)
 
 
 def _embedding_size(reader: FieldReader, hidden_size: int) -> int | None:

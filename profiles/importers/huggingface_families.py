@@ -94,14 +94,6 @@ _GEMMA_4 = replace(
     global_layers="every_last_and_the_last",
     global_every=6,
     local_attention=gemma_4_attention,
-    defaults={
-        "rope_parameters": {
-            "full_attention": {
-                "rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000,
-            },
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000},
-        },
-    },
     fixed={"use_bidirectional_attention": (None, False, "vision")},  # of images among the text
     plans=("num_kv_shared_layers",),
 )  # fmt: skip
@@ -206,7 +198,6 @@ FAMILIES: Mapping[str, Family] = {
     "nemotron": replace(
         LLAMA, activation="relu2",
         facts={"gated_mlp": False, "normalization": "layernorm", "zero_centered_norm": True},
-        defaults={"partial_rotary_factor": 0.5},
     ),
     "qwen2": replace(_PLAIN, facts={"qkv_bias": True}, global_layers=_QWEN_LOCAL,
                      fixed={"attention_bias": (True, False)}),  # which its class does not read
@@ -217,8 +208,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "olmo2": _OLMO_2,
     "olmo3": replace(_OLMO_2, global_layers="every_last", global_every=4),
-    "glm": Family(flags=_QKV_FLAG, defaults={"partial_rotary_factor": 0.5}),
-    "glm4": Family(flags=_QKV_FLAG, defaults={"partial_rotary_factor": 0.5}, facts=_SANDWICH),
+    "glm": Family(flags=_QKV_FLAG),
+    "glm4": Family(flags=_QKV_FLAG, facts=_SANDWICH),
     "hunyuan_v1_dense": _HUNYUAN,
     "gemma": _GEMMA,
     "gemma2": _GEMMA_2,
@@ -227,7 +218,6 @@ FAMILIES: Mapping[str, Family] = {
         _GEMMA_2,
         facts={**_GEMMA_2.facts, **_PER_HEAD},
         global_every=6,
-        defaults={"rope_theta": 1_000_000, "rope_local_base_freq": 10_000},
     ),
     "gemma4_text": replace(
         _GEMMA_4,
@@ -245,7 +235,6 @@ FAMILIES: Mapping[str, Family] = {
             "use_parallel_residual": (False, {"parallel_residual": True, "shared_norm": True}),
         },
         facts={"normalization": "layernorm"},
-        defaults={"partial_rotary_factor": 0.25},
     ),
     "cohere": _COHERE,
     "cohere2": _COHERE_2,
@@ -266,7 +255,9 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek_v3": replace(_DEEPSEEK_V3, defaults={"aux_loss_alpha": 1e-4, "seq_aux": True}),
     "kimi_k2": replace(_DEEPSEEK_V3, like="deepseek_v3"),
     "deepseek_v32": replace(_DEEPSEEK_V3, plans=("index_topk",), defaults={"first_k_dense_replace": 3}),
-    "glm_moe_dsa": replace(_DEEPSEEK_V3, plans=("index_topk",), defaults={"first_k_dense_replace": 3}),
+    "glm_moe_dsa": replace(
+        _DEEPSEEK_V3, plans=("index_topk", "indexer_types"), defaults={"first_k_dense_replace": 3}
+    ),
     "glm4_moe_lite": replace(_DEEPSEEK_V3, defaults=_FIRST_DENSE),
     "axk1": replace(_DEEPSEEK_V3, defaults=_FIRST_DENSE, router={**_SIGMOID, "output_norm": True}),
     # Experts
@@ -352,13 +343,7 @@ FAMILIES: Mapping[str, Family] = {
         _BIASED_ATTENTION, experts="num_experts",
         facts=_PER_HEAD,
         router=_COUNTED,
-        defaults={
-            **_FIRST_DENSE,
-            "rope_parameters": {
-                "full_attention": {"rope_theta": 500_000, "partial_rotary_factor": 0.5},
-                "sliding_attention": {"rope_theta": 10_000},
-            },
-        },
+        defaults=_FIRST_DENSE,
         fixed={"moe_router_logit_softcapping": 0.0},
         local_attention=heads_by_layer,
     ),
@@ -370,13 +355,7 @@ FAMILIES: Mapping[str, Family] = {
         global_layers="first_and_every_last",
         global_every=6,
         local_attention=mimo_attention,
-        defaults={
-            **_FIRST_DENSE,
-            "rope_parameters": {
-                "full_attention": {"rope_theta": 5_000_000, "partial_rotary_factor": 0.334},
-                "sliding_attention": {"rope_theta": 10_000, "partial_rotary_factor": 0.334},
-            },
-        },
+        defaults=_FIRST_DENSE,
         fixed={"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
         of_published=("moe_layer_freq",),
         unused=("layernorm_epsilon", "hybrid_block_size", "attention_chunk_size"),
@@ -384,7 +363,6 @@ FAMILIES: Mapping[str, Family] = {
     "glm4_moe": Family( experts="n_routed_experts",
         flags={**_QKV_FLAG, "use_qk_norm": (False, _PER_HEAD)},
         rounds_head_dim=True,
-        defaults={"partial_rotary_factor": 0.5},
         router=_SIGMOID,
     ),
     "minimax_m2": Family( experts="num_local_experts",
@@ -482,7 +460,6 @@ FAMILIES: Mapping[str, Family] = {
         },
         activation="gelu",
         facts={"gated_mlp": False, "normalization": "layernorm", "mlp_bias": True},
-        defaults={"partial_rotary_factor": 0.25},
     ),
     "modernbert-decoder": Family(
         flags={
@@ -494,11 +471,6 @@ FAMILIES: Mapping[str, Family] = {
         facts={
             "normalization": "layernorm_without_bias", "early_first_norm": True, "head_transform": True,
         },
-        defaults={
-            "rope_parameters": {
-                "full_attention": {"rope_theta": 160_000}, "sliding_attention": {"rope_theta": 10_000},
-            },
-        },
         fixed={"classifier_bias": False, "classifier_activation": "gelu"},
         global_layers="every_first",
         global_every=3,
@@ -507,13 +479,11 @@ FAMILIES: Mapping[str, Family] = {
         activation="gelu",
         flags={"qk_layernorm": (False, _PER_HEAD)},
         facts={**_GPT_FACTS, "head_bias": True, "parallel_residual": True, "shared_norm": True},
-        defaults={"partial_rotary_factor": 0.5},
     ),
     "persimmon": Family(
         flags={"qk_layernorm": (True, _PER_HEAD)},
         activation="relu2",
         facts=_GPT_FACTS,
-        defaults={"partial_rotary_factor": 0.5},
     ),
     "starcoder2": Family(
         flags={"use_bias": (True, _ALL_BIASES)},

@@ -450,10 +450,11 @@ def completed(
         value = stated.pop(key)
         if key != "moe_intermediate_size" or value != stated.get("intermediate_size"):
             _refuse_unread(key, value, family)
-    defaults = {**entry["defaults"], **family.defaults}
+    derived = {**entry.get("derived", {}), **family.defaults}
+    defaults = {**entry["defaults"], **derived}
     off = {key: False for key, value in stated.items() if value is None and defaults.get(key) is True}
     stated |= off  # a switch that is null is off, whatever it is where nothing is said
-    own = {key for key in family.defaults if stated.get(key) is None}  # the class derives it of null, too
+    own = {key for key in derived if stated.get(key) is None}  # the class derives it of null, too
     own -= {key for key in _NULL_IS_READ if key in stated}
     added = {key: value for key, value in defaults.items() if key not in stated or key in own}
     return {**stated, **added}, frozenset(added)

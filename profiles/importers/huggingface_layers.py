@@ -324,6 +324,33 @@ def mimo_attention(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------------------------------------
+# Keys that an indexer chooses.
+
+
+def layers_that_reuse(reader: FieldReader, num_layers: int) -> tuple[int, ...]:
+    """Layers that read the keys which an earlier one's indexer has chosen: listed, or all but every n-th.
+
+    The rule is that of ``GlmMoeDsaConfig`` (GLM-5.2): the first ``index_skip_topk_offset`` choose, too.
+    """
+    every = reader.integer("index_topk_freq", low=0, default=1, high=MAX_LAYERS) or 1
+    offset = reader.integer("index_skip_topk_offset", low=0, default=2, high=MAX_LAYERS)
+    kinds = ["F" if max(layer - offset + 1, 0) % every == 0 else "S" for layer in range(num_layers)]
+    pattern, stated = reader.value("index_topk_pattern"), reader.value("indexer_types")
+    for name, listed in (("index_topk_pattern", pattern), ("indexer_types", stated)):
+        if listed is None:
+            continue
+        words = listed if isinstance(listed, list | str) else ""
+        kinds = [{"full": "F", "shared": "S"}.get(str(word), str(word)) for word in words]
+        if len(kinds) < num_layers or not {*kinds} <= {"F", "S"}:
+            reader.fault(name, f"must say of each of {num_layers} layers whether it is full or shared")
+            return ()
+    if kinds[0] == "S":
+        reader.fault(reader.first(("indexer_types", "index_topk_pattern")), "the first layer must be full")
+        return ()
+    return tuple(layer for layer in range(num_layers) if kinds[layer] == "S")
+
+
+# --------------------------------------------------------------------------------------------------
 # Positions.
 
 

@@ -14,7 +14,7 @@ from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.importers.huggingface_families import FAMILIES
 from meshwright.profiles.library import find_cluster
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.model_parts import MlaSpec, MoeSpec
+from meshwright.profiles.model_parts import IndexerSpec, MlaSpec, MoeSpec
 from meshwright.profiles.profile import default_profile
 from meshwright.service.reference.models import STATED
 from meshwright.solver.configuration import Configuration
@@ -38,6 +38,7 @@ _SWITCHED: tuple[dict[str, object], ...] = (
     {"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8.0,
                                              "original_max_position_embeddings": 8192}},
     {"model_type": "minimax_m3_vl_text", "swiglu_limit": 7.0},
+    {"model_type": "glm_moe_dsa", "index_topk_freq": 4},
     {"model_type": "gemma4_text", "attention_k_eq_v": True, "enable_moe_block": True, "num_experts": 8,
      "top_k_experts": 2, "moe_intermediate_size": 512},
     {"model_type": "gemma4_text", "num_hidden_layers": 24, "num_kv_shared_layers": 6,
@@ -53,7 +54,9 @@ TOGETHER: Mapping[str, Mapping[str, object]] = {
     "rotary_scaling": {"rotary_local_base": None},
 }
 _NOT_FACTS = ("name", "source", "display_name", "mla")
-_PARTS: tuple[tuple[str, type], ...] = (("", ModelSpec), ("moe", MoeSpec), ("mla", MlaSpec))
+_PARTS: tuple[tuple[str, type], ...] = (
+    ("", ModelSpec), ("moe", MoeSpec), ("mla", MlaSpec), ("indexer", IndexerSpec),
+)  # fmt: skip
 _SEQUENCE = 32_768  # beyond every window
 _TRIED = 4  # models that have a fact, until one shows it in a figure
 

@@ -189,7 +189,7 @@ def attention_gemms(ctx: Context) -> list[Gemm]:
 
 def _indexer_gemms(ctx: Context, q_lora_rank: int) -> list[Gemm]:
     """An indexer's products, of all tokens on every tensor rank (Megatron-Core 0.19, ``DSAIndexer``)."""
-    indexer, tokens = ctx.model.indexer, ctx.tokens
+    indexer, tokens = ctx.model.chooser, ctx.tokens
     if indexer is None:
         return []
     queries = Gemm(m=tokens, n=indexer.num_heads * indexer.head_dim, k=q_lora_rank)

@@ -218,7 +218,7 @@ def _attention_inner_bytes(ctx: Context) -> FloatArray:
 
 def _index_bytes(ctx: Context) -> FloatArray | float:
     """Kept of an indexer: queries, key and weights in 2 bytes each, and the chosen tokens' numbers in 4."""
-    indexer = ctx.model.indexer
+    indexer = ctx.model.chooser
     if indexer is None:
         return 0.0
     widths = (indexer.num_heads + 1.0) * indexer.head_dim + indexer.num_heads

@@ -156,7 +156,7 @@ def _names(ctx: Context, kind: LayerKind, count: int) -> list[str]:
     if ctx.model.mla is not None:
         lacking = {"query down"} if not ctx.model.mla.q_lora_rank else set()
         lacking |= set() if ctx.model.gate_width else {"attention gate"}
-        lacking |= set() if ctx.model.indexer else {"indexer queries", "indexer keys"}
+        lacking |= set() if ctx.model.chooser else {"indexer queries", "indexer keys"}
         names = [name for name in _LATENT if name not in lacking]
     names += _EMBEDDINGS if ctx.model.layer_embedding_size else ()
     shared = "shared experts" if kind == "moe" and ctx.model.moe else "MLP"

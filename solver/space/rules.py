@@ -386,9 +386,11 @@ def _pipeline_rules(problem: Problem) -> Iterator[Rule]:
         reads=("pipeline_parallel_size", "virtual_pipeline_size"),
         violated=lambda c: c.pipeline_parallel_size * c.virtual_pipeline_size > chunks,
     )
-    if problem.model.layer_embedding_size or problem.model.borrowing_layers:
+    model = problem.model
+    reused = model.indexer is not None and model.indexer.reusing_layers
+    if model.layer_embedding_size or model.borrowing_layers or reused:
         yield Rule(
-            name="layers with embeddings of their own, or borrowed keys, are on one stage",
+            name="layers with embeddings of their own, or with borrowed or reused keys, are on one stage",
             reason="later stages would need what the first has looked up, or another stage's keys",
             reads=("pipeline_parallel_size",),
             violated=lambda c: c.pipeline_parallel_size > 1,

@@ -321,8 +321,25 @@ def test_sparse_attention_reads_the_keys_that_its_indexer_chooses() -> None:
     # Each token reads up to 2048: the first 2048 all before them, of 8192 on average
     assert model.attended_tokens(8192) == pytest.approx(2048 - 2048 * 2047 / (2 * 8192))
     assert without.attended_tokens(8192) == pytest.approx(8193 / 2)
-    with pytest.raises(UnsupportedModelError, match="index_topk_freq"):
-        model_from_config({**REAL["glm-5"]["config"], "index_topk_freq": 4}, name="x")
+    with pytest.raises(UnsupportedModelError, match="index_topk_freq"):  # which its class does not read
+        model_from_config({"model_type": "deepseek_v32", "index_topk_freq": 4}, name="x")
+
+
+def test_layers_that_reuse_a_choice_of_keys_have_no_indexer_and_its_work_once() -> None:
+    config = REAL["glm-5"]["config"]
+    every, fourth = (model_from_config({**config, "index_topk_freq": n}, name="x") for n in (1, 4))
+    # layers 0, 1, 5, 9 ... 77 choose: 21 of 78; the count is transformers' of the same config, too
+    index = 2048 * 32 * 128 + 6144 * (128 + 32) + 2 * 128
+    assert every.num_parameters() - fourth.num_parameters() == 57 * index
+    assert fourth.num_parameters() == 743_377_000_704
+    assert fourth.attended_tokens(8192) == every.attended_tokens(8192)
+    scores = [model.score_flops_per_token(8192) for model in (every, fourth)]
+    assert scores[0] - scores[1] == pytest.approx(57 / 78 * 2 * 32 * 128 * 8193 / 2)
+    stated = {**config, "indexer_types": ["full" if one == "F" else "shared" for one in "FF" + "SSSF" * 19]}
+    assert model_from_config(stated, name="x").indexer == fourth.indexer
+    for wrong in (["shared"] * 78, ["full"] * 77, ["some"] * 78, 3):
+        with pytest.raises(InvalidProblemError, match="indexer_types"):
+            model_from_config({**config, "indexer_types": wrong}, name="x")
 
 
 @pytest.mark.parametrize(

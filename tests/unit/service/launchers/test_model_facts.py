@@ -13,17 +13,20 @@ from meshwright.profiles.capabilities import model_facts
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.model_parts import IndexerSpec, MlaSpec, MoeSpec
+from meshwright.profiles.model_parts import INDEXER_LIMITS, IndexerSpec, MlaSpec, MoeSpec
 from meshwright.service.launchers import megatron_flags
 from meshwright.service.reference.facts import removed
 
 FIXTURES = Path(__file__).parents[2] / "profiles" / "fixtures"
-PARTS: tuple[tuple[str, type], ...] = (("", ModelSpec), ("moe", MoeSpec), ("mla", MlaSpec))
+PARTS: tuple[tuple[str, type], ...] = (
+    ("", ModelSpec), ("moe", MoeSpec), ("mla", MlaSpec), ("indexer", IndexerSpec),
+)  # fmt: skip
 NAMES = {"name", "source", "display_name", "moe", "mla"}
 # What only some configs of a type have: layers without positions that are not every n-th.
 LISTED = {"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layers": [1, 0, 0, 1]}
 LATENT = {"model_type": "deepseek_v3", "num_experts_per_tok": 8}
 SPARSE = {"model_type": "deepseek_v32"}
+REUSED = {"model_type": "glm_moe_dsa", "index_topk_freq": 4}
 
 
 def models() -> list[ModelSpec]:
@@ -31,7 +34,7 @@ def models() -> list[ModelSpec]:
     latent = model_from_config(LATENT, name="x")
     assert latent.mla
     bare = replace(latent, mla=replace(latent.mla, norms=False))  # Megatron-LM without --qk-layernorm
-    found = [model_from_config(LISTED, name="x"), bare]
+    found = [model_from_config(LISTED, name="x"), model_from_config(REUSED, name="x"), bare]
     for file in ("real-configs.json", "drawn-configs.json"):
         for one in json.loads((FIXTURES / file).read_text()):
             try:
@@ -87,7 +90,7 @@ def test_a_model_without_one_of_its_facts_has_another_count_price_name_or_flag(
     assert all(seen(model) != seen(one) for model, one in pairs)
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(IndexerSpec)])
+@pytest.mark.parametrize("name", INDEXER_LIMITS)
 def test_every_size_of_an_indexer_changes_the_count_or_the_work(name: str) -> None:
     model = model_from_config(SPARSE, name="x")
     assert model.indexer
