@@ -367,7 +367,8 @@ def common_environment(target: Target) -> Iterator[Variable]:
     """What any program of torch's is told, unless the user has told it otherwise."""
     yield Variable(
         name="PYTORCH_CUDA_ALLOC_CONF",
-        value='"${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"',
+        # The older of two names: every torch reads it, and before the newer one, which a user may have set.
+        value='"${PYTORCH_CUDA_ALLOC_CONF:-${PYTORCH_ALLOC_CONF:-expandable_segments:True}}"',
         reason="The allocator's blocks grow in place, so that less memory is lost between them.",
         is_expression=True,
     )
@@ -446,7 +447,7 @@ def with_readme(
 
 README_FILE = "README.md"
 _DEFAULT = re.compile(r"\$\{([A-Z][A-Z_]+):-([^}$]+)\}")
-_OURS = ("NODE_RANK", "MASTER_ADDR", "MOCK_DATA", "TRAIN_ITERS", "LR", "PYTORCH_CUDA_ALLOC_CONF")
+_OURS = ("NODE_RANK", "MASTER_ADDR", "MOCK_DATA", "TRAIN_ITERS", "LR", "PYTORCH_ALLOC_CONF")
 NO_BREAK = "\N{NO-BREAK SPACE}"
 _ID = 8  # digits of a plan's id that suffice
 

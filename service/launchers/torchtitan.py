@@ -294,12 +294,6 @@ _BESIDE = Variable(
     reason="torchtitan imports the plan's module by its name.",
     is_expression=True,
 )
-_SEGMENTS = Variable(
-    name="PYTORCH_ALLOC_CONF",
-    value='"${PYTORCH_ALLOC_CONF:-expandable_segments:True}"',
-    is_expression=True,
-    reason="torchtitan's own run_train.sh sets it: less memory is lost between blocks.",
-)
 PROGRAMS = f"""\
 program=(-m torchtitan.train --job.config_file "${{here}}/{TOML_FILE}"
     --model.hf_assets_path "${{HF_ASSETS_PATH}}" --training.dataset "${{DATASET}}")
@@ -331,7 +325,7 @@ def start(version: str, *, both: bool) -> Start:
         program='"${program[@]}"',
         needs=NEEDS,
         takes=(("LR", "3e-4, of the module"), ("--training.steps N", "behind it: 10000")),
-        environment=(_BESIDE, _SEGMENTS, *_ASKED),
+        environment=(_BESIDE, *_ASKED),
         before=(PROGRAMS.replace("@VERSION@", version) if both else _MODULE) + _LOGGED,
     )
 

@@ -53,7 +53,7 @@ for given in "$@"; do
 done
 
 # The allocator's blocks grow in place, so that less memory is lost between them.
-export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
+export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-${PYTORCH_ALLOC_CONF:-expandable_segments:True}}"
 exec accelerate launch --config_file "${here}/accelerate.yaml" \
     --machine_rank "${NODE_RANK}" --main_process_ip "${MASTER_ADDR}" \
     --main_process_port "${MASTER_PORT}" \

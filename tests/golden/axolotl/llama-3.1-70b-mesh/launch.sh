@@ -60,7 +60,7 @@ for given in "$@"; do
 done
 
 # The allocator's blocks grow in place, so that less memory is lost between them.
-export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
+export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-${PYTORCH_ALLOC_CONF:-expandable_segments:True}}"
 for key in \
     attn_implementation bf16 context_parallel_size dp_replicate_size dp_shard_size fp16 fsdp_config \
     fsdp_version gradient_accumulation_steps gradient_checkpointing micro_batch_size optimizer \

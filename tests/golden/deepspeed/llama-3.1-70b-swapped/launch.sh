@@ -31,7 +31,7 @@ fi
 : "${TRAIN_SCRIPT:?set it to a script that takes the arguments of DeepSpeed and reads deepspeed_plan.py}"
 
 # The allocator's blocks grow in place, so that less memory is lost between them.
-export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
+export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-${PYTORCH_ALLOC_CONF:-expandable_segments:True}}"
 exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \
     --rdzv-backend static --node-rank "${NODE_RANK}" \
     --master-addr "${MASTER_ADDR}" --master-port "${MASTER_PORT}" \

@@ -106,7 +106,7 @@ done
 # Before Blackwell, one hardware queue keeps tensor and context traffic ahead of GEMMs.
 export CUDA_DEVICE_MAX_CONNECTIONS=1
 # The allocator's blocks grow in place, so that less memory is lost between them.
-export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
+export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-${PYTORCH_ALLOC_CONF:-expandable_segments:True}}"
 run_args=("logger.log_interval=${LOG_INTERVAL:-1}" "checkpoint.save_interval=${SAVE_INTERVAL:-500}"
     "dist.distributed_timeout_minutes=${TIMEOUT_MINUTES:-30}" "optimizer.clip_grad=${CLIP_GRAD:-1.0}")
 exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \

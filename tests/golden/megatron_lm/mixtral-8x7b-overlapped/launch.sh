@@ -112,7 +112,7 @@ done
 # All-to-alls of experts run beside computing on hardware queues of their own.
 export CUDA_DEVICE_MAX_CONNECTIONS=32
 # The allocator's blocks grow in place, so that less memory is lost between them.
-export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
+export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-${PYTORCH_ALLOC_CONF:-expandable_segments:True}}"
 exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \
     --rdzv-backend static --node-rank "${NODE_RANK}" \
     --master-addr "${MASTER_ADDR}" --master-port "${MASTER_PORT}" \

@@ -30,14 +30,12 @@ fi
 
 # torchtitan imports the plan's module by its name.
 export PYTHONPATH="${here}${PYTHONPATH:+:${PYTHONPATH}}"
-# torchtitan's own run_train.sh sets it: less memory is lost between blocks.
-export PYTORCH_ALLOC_CONF="${PYTORCH_ALLOC_CONF:-expandable_segments:True}"
 # The plan's module reads it.
 export HF_ASSETS_PATH="${HF_ASSETS_PATH}"
 # The plan's module reads it.
 export DATASET="${DATASET}"
 # The allocator's blocks grow in place, so that less memory is lost between them.
-export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
+export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-${PYTORCH_ALLOC_CONF:-expandable_segments:True}}"
 program=(-m torchtitan.train --module torchtitan_plan --config plan)
 # The time of every step is logged; torchtitan's own interval is 10 steps.
 # A run that is started again goes on from its last checkpoint; a rank waiting this long has lost another.

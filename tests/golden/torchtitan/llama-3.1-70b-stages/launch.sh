@@ -30,14 +30,12 @@ fi
 
 # torchtitan imports the plan's module by its name.
 export PYTHONPATH="${here}${PYTHONPATH:+:${PYTHONPATH}}"
-# torchtitan's own run_train.sh sets it: less memory is lost between blocks.
-export PYTORCH_ALLOC_CONF="${PYTORCH_ALLOC_CONF:-expandable_segments:True}"
 # The plan's module reads it.
 export HF_ASSETS_PATH="${HF_ASSETS_PATH}"
 # The plan's module reads it.
 export DATASET="${DATASET}"
 # The allocator's blocks grow in place, so that less memory is lost between them.
-export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
+export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-${PYTORCH_ALLOC_CONF:-expandable_segments:True}}"
 program=(-m torchtitan.train --job.config_file "${here}/torchtitan_0_2.toml"
     --model.hf_assets_path "${HF_ASSETS_PATH}" --training.dataset "${DATASET}")
 if [[ "${TORCHTITAN_VERSION:-0.3}" != 0.2* ]]; then

@@ -57,7 +57,7 @@ for given in "$@"; do
 done
 
 # The allocator's blocks grow in place, so that less memory is lost between them.
-export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
+export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-${PYTORCH_ALLOC_CONF:-expandable_segments:True}}"
 # A run that is started again goes on from the last checkpoint that is whole.
 last="$(find "${OUTPUT_DIR}" -path '*/checkpoint-*/trainer_state.json' 2>/dev/null |
     sort -V | tail -n 1 || true)"

@@ -50,7 +50,10 @@ def folder(tmp_path: Path) -> Path:
         (tmp_path / name).write_text(text)
     torchrun = tmp_path / "bin" / "torchrun"
     torchrun.parent.mkdir()
-    torchrun.write_text('#!/bin/sh\necho "queues=$CUDA_DEVICE_MAX_CONNECTIONS"\nprintf "%s\\n" "$@"\n')
+    torchrun.write_text(
+        '#!/bin/sh\necho "queues=$CUDA_DEVICE_MAX_CONNECTIONS allocator=$PYTORCH_CUDA_ALLOC_CONF"\n'
+        'printf "%s\\n" "$@"\n'
+    )
     torchrun.chmod(0o755)
     return tmp_path
 
@@ -73,7 +76,7 @@ def test_the_script_starts_torchrun_with_static_ranks_and_every_flag_of_the_plan
     done = launch(folder, "--log-interval", "1", NODE_RANK="1", MOCK_DATA="1", **HOST)
     assert (done.returncode, done.stderr) == (0, "")
     seen = done.stdout.splitlines()
-    assert seen[0] == "queues=1"
+    assert seen[0] == "queues=1 allocator=expandable_segments:True"
     assert seen[1:5] == ["--nnodes", "2", "--nproc-per-node", "8"]
     assert seen[5:9] == ["--rdzv-backend", "static", "--node-rank", "1"]
     planned = words((folder / "megatron_args.sh").read_text())
@@ -81,6 +84,12 @@ def test_the_script_starts_torchrun_with_static_ranks_and_every_flag_of_the_plan
     assert seen[start : start + len(planned)] == planned
     assert "--mock-data" in seen
     assert seen[-2:] == ["--log-interval", "1"]
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_an_allocator_that_the_user_has_chosen_by_either_name_stays(folder: Path, name: str) -> None:
+    environment = {**HOST, "MOCK_DATA": "1", name: "max_split_size_mb:512"}
+    assert "allocator=max_split_size_mb:512" in launch(folder, **environment).stdout
 
 
 @pytest.mark.parametrize(
