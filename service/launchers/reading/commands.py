@@ -30,7 +30,8 @@ _PRINTERS = ("echo", "printf", "cat", "tee")
 _OTHERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), does)
     for pattern, does in (
-        (r"(\w+_)?(text_gen|inference)\w*\.py|(generate|infer|sample)(_\w*)?\.py", "generates text"),
+        ((r"(\w+_)?(text_gen|inference)\w*\.py|(test_)?(generate|infer|sample)(_\w*)?\.py"),
+         "generates text"),
         (r"(?!train)(\w+_)?(evaluate|eval|mmlu|validate)(_\w*)?\.py", "evaluates a model"),
         (r"(convert|hf2|export|merge|prune|quantize)\w*\.py|\w+_ptq\.py", "converts a checkpoint"),
         (r"(preprocess|analyze|tokenize|prepare|report|offline)_\w+\.py", "prepares data"),
@@ -221,6 +222,33 @@ def require_training(command: Command, name: str) -> None:
             f"line {line} of {name[:64]}: {program} {does}, which is not priced",
             allowed="a script that pre-trains or fine-tunes on sequences",
         )
+
+
+def require_start(script: Script, started: Source, name: str) -> None:
+    """Refuse a file that only programs are given which do something else than train with it.
+
+    Raises:
+        InvalidProblemError: a program generates, evaluates or converts with it, and none trains.
+    """
+    base = started.name.rpartition("/")[2]
+    using = [words for words in script.commands if any(_holds(word, base) for word in words)]
+    commands = [_program(words) for words in using]
+    if commands and all(command is not None and _other(command) for command in commands):
+        require_training(commands[0] or Command("", ()), name)
+
+
+def _holds(word: Word, base: str) -> bool:
+    """Whether a word is a file, or gives it to an option."""
+    return word.text.rpartition("=")[2].rpartition("/")[2] == base
+
+
+def _program(words: Sequence[Word]) -> Command | None:
+    """The program that a command starts, also as a module: ``python -m scripts.generate``."""
+    at = next((at for at, word in enumerate(words[:-1]) if word.text == "-m"), None)
+    if at is None or words[at + 1].text.startswith(_STARTERS):
+        return _command(words)
+    name = words[at + 1].text.replace(".", "/") + ".py"
+    return Command(name, words[at + 2 :], words[: at + 1])
 
 
 def _other(command: Command) -> str:

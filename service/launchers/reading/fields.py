@@ -81,6 +81,13 @@ _DECIDING: dict[str, tuple[str, ...]] = {
         rf"\w*{_SHARES}(?:_model)?_parallel(?:ism)?(?:_size|_degree)?", "tp_2d", "ulysses_degree_in_cp",
         r"(?:tp|pp|cp|sp|ep)_(?:size|degree)",
     ),
+    "how many sequences a step takes": (
+        (r"(?:(?:per_device|per_gpu|device|local|global|total|micro|train|training|effective)_)*"
+        r"batch_size(?:_per_(?:gpu|device|rank))?"),
+    ),
+    "how many micro-batches a step takes": (
+        r"(?:gradient_|grad_)?acc(?:um\w*)?_(?:steps?|iters?|every|grad_batches)",
+    ),
     "which experts the model has": (
         r"(?:moe_)?num_(?:moe_|local_|routed_)?experts", r"(?:moe_)?top_?k_experts", "moe_top_?k",
         "n_routed_experts", r"(?:num_)?experts_per_tok(?:en)?", r"(?:n|num)_(?:shared|zero)_experts",
@@ -118,7 +125,7 @@ _DECIDING: dict[str, tuple[str, ...]] = {
     ),
     "whether it trains at all": ("inference_dynamic_batching", "num_tokens_to_(?:generate|prompt)"),
 }  # fmt: skip
-_BY_RANKS = next(iter(_DECIDING))
+_OF_ONE = ("how ranks share the model", "how many micro-batches a step takes")  # where 1 changes nothing
 _NOTHING = ("false", "no", "off", "0", "0.0", "none", "null", "[]", "")
 _ONE_RANK = ("1", "-1")
 _UNTEXTUAL = re.compile(r"vit|vision|visual|multi_?modal|projector|aligner|audio|image")
@@ -127,14 +134,14 @@ _UNTEXTUAL = re.compile(r"vit|vision|visual|multi_?modal|projector|aligner|audio
 def decides(name: str, text: str) -> str | None:
     """What of a run hangs on a name that a reader does not know, by its last part; None: nothing known.
 
-    ``text``: its value; one that is off, or a single rank, decides nothing.
+    ``text``: its value; one that is off, a single rank or micro-batch, decides nothing.
     """
     plain = name.rpartition(".")[2].lstrip("-").replace("-", "_").lower()
     if text.strip().lower() in _NOTHING or _UNTEXTUAL.search(plain):
         return None
     for what, patterns in _DECIDING.items():
         if any(re.fullmatch(pattern, plain) for pattern in patterns):
-            return None if what == _BY_RANKS and text.strip() in _ONE_RANK else what
+            return None if what in _OF_ONE and text.strip() in _ONE_RANK else what
     return None
 
 

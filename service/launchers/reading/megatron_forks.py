@@ -31,6 +31,7 @@ _PLAIN_NAMES = {
     "activations-checkpoint-num-layers": "recompute-num-layers",
     "checkpoint-num-layers": "recompute-num-layers",
     "model-parallel-size": "tensor-model-parallel-size",
+    "batch-size": "micro-batch-size",  # of a replica, before there were micro-batches
 }
 _REFUSED = {
     "ds-sequence-parallel-size": "Ulysses sequence parallelism of Megatron-DeepSpeed is not priced",

@@ -26,7 +26,12 @@ from meshwright.service.launchers.reading.base import (
     refused,
 )
 from meshwright.service.launchers.reading.captured import is_capture, source_of_capture
-from meshwright.service.launchers.reading.commands import files_named, script_of, world_of
+from meshwright.service.launchers.reading.commands import (
+    files_named,
+    require_start,
+    script_of,
+    world_of,
+)
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
 from meshwright.service.launchers.reading.documents import DOCUMENTS, document_of, looks_like_document
 from meshwright.service.launchers.reading.foreign import foreign
@@ -117,6 +122,8 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
     reached: list[Source] = []
     for candidate in chain(_kept(reached, _reached(source)), map(source.at, sorted(source.files))):
         if (name := launcher_of(candidate, launcher)) is not None:
+            if source.is_script and candidate.name != source.name:
+                require_start(script_of(source, Told()), candidate, source.name)
             others = list(foreign(candidate)) if candidate.suffix in DOCUMENTS else []
             if others:
                 raise InvalidProblemError(others)

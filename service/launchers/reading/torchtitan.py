@@ -183,6 +183,7 @@ def _named_values(source: Source, named: Named) -> dict[str, Found]:
 _OLDER = {
     "training.max_context_length": "training.seq_len",
     "training.batch_size": "training.local_batch_size",  # before 0.2
+    "training.compile": "compile.enable",
     **{  # before 0.1 in other sections
         f"{section}.{name}": f"parallelism.{name}"
         for section, names in {

@@ -188,16 +188,22 @@ def trainer_run(
         InvalidProblemError: what cannot be read, is not priced, or is said nowhere.
     """
     _refuse_unpriced(fields)
+    if tool is LLAMA_FACTORY and not fields.flag("do_train", default=False):
+        fields.fault("do_train", "is not on: LLaMA-Factory trains nothing then", allowed="true")
+        fields.stop()
     model = _model(fields, known)
     mesh = None if shares is None else shares.fields
     world = ranks_of(known, mesh, started)
     micro = _told(fields, known, "micro_batch_size", fields.optional(_MICRO))
+    whole = fields.raw("global_batch_size")
     if micro is None:
         micro = tool.micro
-        if fields.raw("global_batch_size"):
+        if whole:
             why = f"no {_MICRO} is given: another program makes it of this one"
             fields.fault("global_batch_size", why, allowed=_MICRO)
         fields.note(f"{_MICRO} is not given: {micro} is {tool.name}'s default")
+    elif whole:
+        fields.note(f"global_batch_size is another program's: {_MICRO} counts")
     count = _told(fields, known, "num_microbatches", fields.optional(_COUNT)) or _usual_count(
         tool, micro, world or 1
     )

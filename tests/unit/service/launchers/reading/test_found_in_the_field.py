@@ -275,3 +275,31 @@ def test_a_blank_behind_a_backslash_ends_the_command() -> None:
         read(command + " \\ \n --global-batch-size 8\n")
     separated = read(f"{command} --separator ' ' --global-batch-size 8\n")
     assert separated.workload.global_batch_size == 8
+
+
+def test_megatrons_first_batch_is_a_replicas() -> None:
+    run = "torchrun --nproc_per_node 8 pretrain_gpt2.py --model-parallel-size 2 --vocab-size 50304 "
+    found = read(f"{run} {SIZES} --batch-size 8")
+    assert (found.configuration.micro_batch_size, found.workload.global_batch_size) == (8, 32)  # 8 × 8 / 2
+
+
+def test_a_configuration_that_only_a_generator_is_given_is_refused() -> None:
+    titan = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 8192\nlocal_batch_size = 1\n'
+    for program, starts in (("-m torchtitan.train", True), ("-m scripts.generate.test_generate", False)):
+        run = f"torchrun --nproc_per_node 8 {program} --job.config_file conf/a.toml\n"
+        source = Source(name="a.sh", text=run, files={"a.sh": run, "a.toml": titan})
+        if starts:
+            assert read_launch_files(source, Told()).workload.global_batch_size == 8
+        else:
+            with pytest.raises(InvalidProblemError, match=r"test_generate\.py generates text"):
+                read_launch_files(source, Told())
+
+
+def test_a_batch_in_a_name_that_is_not_known_is_no_default() -> None:
+    run = "torchrun --nproc_per_node 8 train.py --model_name_or_path meta-llama/Llama-2-7b-hf --bf16 True "
+    run += "--gradient_checkpointing True --model_max_length 2048 --gradient_accumulation_steps 2"
+    with pytest.raises(
+        InvalidProblemError, match=r"batch_size: .*how many sequences a step takes hangs on"
+    ):
+        read(f"{run} --batch_size 4")
+    assert read(f"{run} --eval_batch_size 4").workload.global_batch_size == 128  # 8 ranks × 8 × 2

@@ -1,4 +1,4 @@
-"""LLaMA-Factory over Megatron-Core's adapter: what counts where its file says nothing, or says it twice."""
+"""LLaMA-Factory, most of it over Megatron-Core's adapter: what counts where its file says nothing, or says it twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def read(text: str, told: Told, name: str) -> LaunchFile:
 
 
 CORE = (
-    "model_name_or_path: Qwen/Qwen3-30B-A3B\nstage: sft\nfinetuning_type: full\ncutoff_len: 4096\n"
+    "model_name_or_path: Qwen/Qwen3-30B-A3B\nstage: sft\ndo_train: true\n"
+    "finetuning_type: full\ncutoff_len: 4096\n"
     "bf16: true\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 8\n"
     "expert_model_parallel_size: 4\noverlap_grad_reduce: true\n"
 )
@@ -41,9 +42,9 @@ def test_additional_configs_count_behind_the_adapters_own_arguments() -> None:
         "dropout": True, "elementwise_fused": False, "moe_dispatcher": "allgather",
     }  # fmt: skip
     assert any(
-        "line 11: additional_configs.bias_activation_fusion does nothing" in one for one in found.notes
+        "line 12: additional_configs.bias_activation_fusion does nothing" in one for one in found.notes
     )
-    with pytest.raises(InvalidProblemError, match="line 11: is not known here, and which layers"):
+    with pytest.raises(InvalidProblemError, match="line 12: is not known here, and which layers"):
         core("additional_configs:\n  indexer_top: 3\n")
     passed = read(
         f"{CORE}additional_configs:\n  indexer_top: 3\n",
@@ -82,3 +83,9 @@ def test_a_file_that_pads_to_the_longest_names_the_batching_that_prices_it() -> 
         pretrained = read(text.replace("stage: sft", "stage: pt"), Told(num_gpus=8), "a.yaml")
         assert not any("packing is off" in note for note in pretrained.notes)
     assert not any("packing is off" in note for note in core().notes)  # experts pad to cutoff_len
+
+
+def test_llama_factory_trains_nothing_unless_it_is_told_to() -> None:
+    text = CORE.replace("expert_model_parallel_size: 4\n", "")
+    with pytest.raises(InvalidProblemError, match=r"do_train: .*trains nothing"):
+        read(text.replace("do_train", "do_predict"), Told(num_gpus=8), "a.yaml")

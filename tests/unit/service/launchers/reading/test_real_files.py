@@ -141,7 +141,8 @@ def test_an_accelerate_configuration_that_is_not_there_is_asked_for() -> None:
 
 def test_llama_factory_without_megatron_runs_the_trainer_with_its_own_defaults() -> None:
     text = (
-        "model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct\nstage: sft\nfinetuning_type: lora\n"
+        "model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct\nstage: sft\ndo_train: true\n"
+        "finetuning_type: lora\n"
         "per_device_train_batch_size: 1\ngradient_accumulation_steps: 8\n"
     )
     found = read(text, "a.yaml", Told(num_gpus=4))

@@ -213,7 +213,7 @@ def test_the_trainers_fsdp_is_configured_by_a_section_or_by_json_on_the_command(
     second = own.replace("shard_grad_op", "hybrid_shard")
     with pytest.raises(InvalidProblemError, match="fsdp: line 1: hybrid_shard is FSDP1's alone"):
         read(second.replace("--bf16", "--fsdp_config '{\"version\": 2}' --bf16"))
-    text = FULL.replace("stage: sft\nfinetuning_type: full\ncutoff_len", "max_seq_length")
+    text = FULL.replace("stage: sft\ndo_train: true\nfinetuning_type: full\ncutoff_len", "max_seq_length")
     text += "fsdp: full_shard auto_wrap\nfsdp_config:\n  version: 2\n  activation_checkpointing: true\n"
     found = read(text, Told(num_gpus=8), "own.yaml")
     assert (found.configuration.zero_stage, found.configuration.recompute_granularity) == (3, "full")
@@ -243,7 +243,8 @@ def test_trl_runs_on_accelerates_plugin_of_deepspeed(json: str) -> None:
 PLUGIN = "deepspeed_config:\n  deepspeed_config_file: z.json\n"
 MESH = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n"
 FULL = (
-    "model_name_or_path: meta-llama/Llama-2-7b-hf\nstage: sft\nfinetuning_type: full\ncutoff_len: 2048\n"
+    "model_name_or_path: meta-llama/Llama-2-7b-hf\nstage: sft\ndo_train: true\n"
+    "finetuning_type: full\ncutoff_len: 2048\n"
     "per_device_train_batch_size: 2\ngradient_accumulation_steps: 4\nbf16: true\n"
 )
 
@@ -284,7 +285,7 @@ def test_programs_that_train_on_preferences_are_no_training_on_sequences(program
         read(SFT.replace("--config_file conf/a.yaml -m trl.scripts.sft", f"--num_processes 8 {program}"))
     grpo = "num_generations: 16\nreward_funcs:\n- accuracy\nmax_length: 512\npacking: false\n"
     with pytest.raises(InvalidProblemError, match=r"num_generations: line 6: cannot be read"):
-        read(FULL.replace("stage: sft\nfinetuning_type: full\n", "") + grpo, name="a.yaml")
+        read(FULL.replace("stage: sft\ndo_train: true\nfinetuning_type: full\n", "") + grpo, name="a.yaml")
 
 
 DEEP = (
@@ -325,7 +326,8 @@ def test_accelerates_file_may_be_json() -> None:
 
 MESH = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n"
 FACTORY = (
-    "model_name_or_path: meta-llama/Llama-3.1-8B\nstage: sft\nfinetuning_type: full\ncutoff_len: 2048\n"
+    "model_name_or_path: meta-llama/Llama-3.1-8B\nstage: sft\ndo_train: true\n"
+    "finetuning_type: full\ncutoff_len: 2048\n"
     "per_device_train_batch_size: 1\ngradient_accumulation_steps: 2\nbf16: true\npure_bf16: true\n"
 )
 
@@ -479,14 +481,15 @@ def test_lora_without_targets_adapts_what_peft_does() -> None:
     found = read(trained)
     assert (found.workload.lora_rank, found.workload.lora_targets) == (8, ("q_proj", "v_proj"))
     assert any("q_proj and v_proj, peft's own" in note for note in found.notes)
-    factory = read(trained.replace("t.py", "t.py --stage sft --finetuning_type lora"))
+    factory = read(trained.replace("t.py", "t.py --stage sft --do_train --finetuning_type lora"))
     assert "down_proj" in factory.workload.lora_targets  # LLaMA-Factory's default is all of them
 
 
 def test_a_command_that_hands_llama_factory_to_megatron_core_is_its_meshs() -> None:
     # read as 8 replicas of LLaMA-Factory's own trainer, and the mesh was lost
     command = (
-        "torchrun --nproc_per_node=8 run_train.py --stage=sft --finetuning_type=full --cutoff_len=8192 "
+        "torchrun --nproc_per_node=8 run_train.py --stage=sft --do_train "
+        "--finetuning_type=full --cutoff_len=8192 "
         "--model_name_or_path=Qwen/Qwen3-8B --per_device_train_batch_size=1 --bf16 "
         "--gradient_accumulation_steps=4 --tensor_model_parallel_size 2 --sequence_parallel"
     )
@@ -562,7 +565,8 @@ def test_axolotls_weights_of_4_bits_are_replicas_of_accelerate() -> None:
 
 def test_rays_workers_are_the_ranks_of_llama_factory() -> None:
     text = (
-        "model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct\nstage: sft\nfinetuning_type: lora\n"
+        "model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct\nstage: sft\ndo_train: true\n"
+        "finetuning_type: lora\n"
         "cutoff_len: 2048\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 8\nbf16: true\n"
     )
     with pytest.raises(InvalidProblemError, match="num_gpus"):
