@@ -113,6 +113,7 @@ class ModelSpec:
     value_norm: bool = False  # of each head's values, without weights
     value_scale: float = 1.0  # of values
     attention_gate: AttentionGate = "none"  # attention's output times what one more projection yields
+    gate_bias: bool = False  # one number of each head, added to that
     qkv_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False  # of dense MLPs and of experts
@@ -126,6 +127,7 @@ class ModelSpec:
     position_scaled_queries: bool = False  # by the logarithm of their position (Llama 4, Ministral 3)
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and MLP add
+    depth_scaled_residuals: bool = False  # the n-th sum is √((n-1)/n) x + √(1/n) f(x) (Beam)
     logit_scale: float = 1.0
     source: str = ""
     display_name: str = ""
@@ -390,7 +392,8 @@ class ModelSpec:
         """Biases of one layer that tensor parallelism splits: of what is wider than the hidden size."""
         qkv = self.num_attention_heads * self.head_dim + self.num_kv_heads * self.kv_width
         width = self.ffn_hidden_size if kind == "dense" or not self.moe else self.moe.shared_ffn_hidden_size
-        return qkv * int(self.qkv_bias) + (self.mlp_matrices - 1) * width * int(self.mlp_bias)
+        gate = self.num_attention_heads * int(self.gate_bias)
+        return gate + qkv * int(self.qkv_bias) + (self.mlp_matrices - 1) * width * int(self.mlp_bias)
 
     def summed_bias_parameters(self, kind: LayerKind) -> int:
         """Biases of one layer that are added to what tensor-parallel ranks have summed."""

@@ -371,16 +371,13 @@ def refuse_contradictions(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, wh
     _refuse_local_attention_of_none(model)
     _refuse_values_of_no_projection(model)
     _refuse_keys_of_no_layer(model)
+    _refuse_choices_of_no_layer(model)
     if model.shared_norm and not (model.parallel_residual and model.norm_position == "before"):
         raise InvalidProblemError.of(
             "/model/shared_norm", "needs parallel_residual, and norm_position before"
         )
-    if model.indexer and not (model.mla and model.mla.q_lora_rank):
-        raise InvalidProblemError.of("/model/indexer", "needs latent attention with mla.q_lora_rank")
-    if model.indexer and 0 in model.indexer.reusing_layers and model.chooser:
-        raise InvalidProblemError.of(
-            "/model/indexer/reusing_layers", "no layer has chosen before layer 0", allowed="1 and higher"
-        )
+    if model.gate_bias and model.attention_gate == "none":
+        raise InvalidProblemError.of("/model/gate_bias", "needs attention_gate")
     if model.early_first_norm and model.norm_position not in ("before", "before_and_after"):
         raise InvalidProblemError.of("/model/early_first_norm", "needs norms before attention")
     latent = ("qkv_bias", model.qkv_bias), ("query_key_norm", model.query_key_norm != "none")
@@ -458,3 +455,13 @@ def _refuse_keys_of_no_layer(model: Any) -> None:  # noqa: ANN401 - a ModelSpec,
         raise InvalidProblemError.of("/model/borrowing_layers", "contradicts mla")
     if model.borrowing_ffn_hidden_size and not model.borrowing_layers:
         raise InvalidProblemError.of("/model/borrowing_ffn_hidden_size", "needs borrowing_layers")
+
+
+def _refuse_choices_of_no_layer(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
+    """An indexer reads the queries' latent; who reuses a choice has a layer before that has made one."""
+    if model.indexer and not (model.mla and model.mla.q_lora_rank):
+        raise InvalidProblemError.of("/model/indexer", "needs latent attention with mla.q_lora_rank")
+    if model.indexer and 0 in model.indexer.reusing_layers and model.chooser:
+        raise InvalidProblemError.of(
+            "/model/indexer/reusing_layers", "no layer has chosen before layer 0", allowed="1 and higher"
+        )

@@ -125,7 +125,7 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
         "num_kv_heads": heads if mla else kv_heads,
         "head_dim": head_dim,
         "vocab_size": _integer(reader, "vocab_size"),
-        "tied_embeddings": reader.flag("tie_word_embeddings", default=family.tied),
+        "tied_embeddings": _tied(reader, family),
         "moe": _moe(reader, family, num_layers),
         "mla": mla,
         "indexer": _indexer(reader, family, num_layers) if "index_topk" in family.plans else None,
@@ -154,6 +154,13 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
     reader.finish()
     _refuse_unread(reader, (*added, *family.unused))
     return model
+
+
+def _tied(reader: FieldReader, family: Family) -> bool:
+    """Whether the head is the embedding; of a model inside a model its own config need not say it."""
+    if family.head_of_whole and not reader.has("tie_word_embeddings"):
+        reader.fault("tie_word_embeddings", "is required: what the whole model's config says of it")
+    return reader.flag("tie_word_embeddings", default=False)
 
 
 def _assumed(family: Family, whole: Mapping[str, object], added: frozenset[str]) -> str:
@@ -217,8 +224,11 @@ def _positions(
     """Base, share and scaling of rotary positions, in the names of transformers 4 or 5."""
     rope = reader.child("rope_parameters") or FieldReader({}, "/model/rope_parameters")
     local = None
-    if rope.has("full_attention"):
-        rope, local = rope.child("full_attention") or rope, rope.child("sliding_attention")
+    if rope.has("full_attention") or rope.has("sliding_attention"):
+        whole, local = rope.child("full_attention"), rope.child("sliding_attention")
+        if whole and known.get("position_scaled_queries"):  # Beam scales those without positions alone
+            raise UnsupportedModelError.field("rope_parameters.full_attention", "global layers have none")
+        rope, local = (whole, local) if whole else (local or rope, None)
     base = _rotary_base(rope, "rope_theta")
     names = ("rotary_emb_base", "attn_config.rope_theta", "global_rope_theta", "rope_theta")
     outer = _rotary_base(reader, reader.first(names))
@@ -242,7 +252,7 @@ def _positions(
         "rotary_fraction": fraction,
         "rotary_local_fraction": None if local_fraction == fraction else local_fraction,
         "rotary_scaling": scaling,
-        "position_scaled_queries": scaled,
+        "position_scaled_queries": scaled or bool(known.get("position_scaled_queries")),
     }
     others = {"learned_position_embeddings", "alibi_positions", "sinusoidal_positions"}
     return {} if others & set(known) else facts

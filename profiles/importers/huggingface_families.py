@@ -113,6 +113,16 @@ _COHERE_2 = replace(
 )  # fmt: skip
 _EXAONE = Family(facts=_PER_HEAD, global_layers="every_last", global_every=4, rotary_on_local_layers=True)
 _QWEN_LOCAL: GlobalRule = "before_max_window_layers"
+_QWEN_2 = Family(
+    facts={"qkv_bias": True}, global_layers=_QWEN_LOCAL, fixed={"attention_bias": (True, False)}
+)  # fmt: skip - which its class does not read
+_QWEN_3_MOE = replace(_BIASED_ATTENTION, experts="num_local_experts", facts=_PER_HEAD)
+_GLM_4_MOE = Family(experts="n_routed_experts", flags=_QKV_FLAG, rounds_head_dim=True, router=_SIGMOID)
+# Remote code, with the defaults of its own class (configuration_internlm.py, configuration_internlm2.py)
+_INTERNLM = replace(
+    _BIASED_ATTENTION, like="llama", names={"bias": "attention_bias"},
+    defaults={"vocab_size": 103_168, "attention_bias": True, "tie_word_embeddings": False},
+)  # fmt: skip
 _GPT_FACTS: Facts = {"gated_mlp": False, "normalization": "layernorm", **_ALL_BIASES}
 _LEARNED: Facts = {"learned_position_embeddings": True}
 _GPT_2 = Family(
@@ -175,9 +185,8 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("mistral", "ministral", "ministral3"), _LOCAL),
     "phi3": replace(_LOCAL, fixed={"full_attn_mod": 1, "interpolate_factor": 1}),
     "ernie4_5": Family(flags={"use_bias": (False, _ALL_BIASES)}),
-    "bitnet": replace(
-        _BIASED_ATTENTION, activation="relu2", facts={"inner_norms": True}, heads_fill_hidden=True
-    ),
+    "bitnet": replace(_BIASED_ATTENTION, activation="relu2", facts={"inner_norms": True},
+                      heads_fill_hidden=True),
     "arcee": replace(LLAMA, activation="relu2", facts={"gated_mlp": False}),
     "apertus": replace(
         _BIASED_ATTENTION, activation="xielu",
@@ -192,24 +201,31 @@ FAMILIES: Mapping[str, Family] = {
             "query_key_norm": "per_head_without_weights",
         },
     ),
-    "jais2": replace(
-        LLAMA, activation="relu2", facts={"gated_mlp": False, "normalization": "layernorm"}
-    ),
+    "jais2": replace(LLAMA, activation="relu2", facts={"gated_mlp": False, "normalization": "layernorm"}),
     "nemotron": replace(
         LLAMA, activation="relu2",
         facts={"gated_mlp": False, "normalization": "layernorm", "zero_centered_norm": True},
     ),
-    "qwen2": replace(_PLAIN, facts={"qkv_bias": True}, global_layers=_QWEN_LOCAL,
-                     fixed={"attention_bias": (True, False)}),  # which its class does not read
-    "qwen3": replace(_BIASED_ATTENTION, facts=_PER_HEAD, global_layers=_QWEN_LOCAL),
-    "exaone4": replace(_EXAONE, facts={**_PER_HEAD, "norm_position": "after"}),
-    "olmo": replace(
-        _BIASED_ATTENTION, facts={"normalization": "layernorm_without_weights"}, numbers=_CLIP
+    "qwen2": _QWEN_2,
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), replace(_QWEN_2, head_of_whole=True)),
+    "mimo": replace(_QWEN_2, like="qwen2"),  # remote code: Qwen2 with prediction layers (XiaomiMiMo/MiMo)
+    **dict.fromkeys(("internlm", "internlm2"), _INTERNLM),
+    # Remote code: scaled embeddings, residuals and logits (modeling_minicpm.py of openbmb/MiniCPM)
+    "minicpm": replace(
+        LLAMA, like="llama", numbers={"scale_emb": ("embedding_scale", _itself)},
+        experts="num_experts", dense_without_experts=True, defaults={"tie_word_embeddings": True},
     ),
+    "orion": replace(LLAMA, like="llama", facts={"normalization": "layernorm"}),  # modeling_orion.py
+    "qwen3": replace(_BIASED_ATTENTION, facts=_PER_HEAD, global_layers=_QWEN_LOCAL),
+    "qwen3_vl_text": replace(_BIASED_ATTENTION, facts=_PER_HEAD, head_of_whole=True),
+    "exaone4": replace(_EXAONE, facts={**_PER_HEAD, "norm_position": "after"}),
+    "olmo": replace(_BIASED_ATTENTION, facts={"normalization": "layernorm_without_weights"}, numbers=_CLIP),
     "olmo2": _OLMO_2,
     "olmo3": replace(_OLMO_2, global_layers="every_last", global_every=4),
     "glm": Family(flags=_QKV_FLAG),
     "glm4": Family(flags=_QKV_FLAG, facts=_SANDWICH),
+    "glm4v_text": Family(facts={"qkv_bias": True, **_SANDWICH}, head_of_whole=True),
+    "glm_ocr_text": Family(facts=_SANDWICH, head_of_whole=True),
     "hunyuan_v1_dense": _HUNYUAN,
     "gemma": _GEMMA,
     "gemma2": _GEMMA_2,
@@ -255,9 +271,8 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek_v3": replace(_DEEPSEEK_V3, defaults={"aux_loss_alpha": 1e-4, "seq_aux": True}),
     "kimi_k2": replace(_DEEPSEEK_V3, like="deepseek_v3"),
     "deepseek_v32": replace(_DEEPSEEK_V3, plans=("index_topk",), defaults={"first_k_dense_replace": 3}),
-    "glm_moe_dsa": replace(
-        _DEEPSEEK_V3, plans=("index_topk", "indexer_types"), defaults={"first_k_dense_replace": 3}
-    ),
+    "glm_moe_dsa": replace(_DEEPSEEK_V3, plans=("index_topk", "indexer_types"),
+                           defaults={"first_k_dense_replace": 3}),
     "glm4_moe_lite": replace(_DEEPSEEK_V3, defaults=_FIRST_DENSE),
     "axk1": replace(_DEEPSEEK_V3, defaults=_FIRST_DENSE, router={**_SIGMOID, "output_norm": True}),
     # Experts
@@ -272,14 +287,30 @@ FAMILIES: Mapping[str, Family] = {
         needs_shared_experts=True,
         global_layers="odd_or_from_max_window_layers",
     ),
-    "qwen3_moe": replace(
-        _BIASED_ATTENTION, experts="num_local_experts",
-        facts=_PER_HEAD,
-        global_layers="none",
-        dense_without_experts=True,
-        fixed={"use_qk_norm": True, "qkv_bias": False},
+    "qwen3_vl_moe_text": replace(_QWEN_3_MOE, head_of_whole=True),
+    "qwen3_moe": replace(_QWEN_3_MOE, global_layers="none", dense_without_experts=True,
+                         fixed={"use_qk_norm": True, "qkv_bias": False}),
+    "mellum": _QWEN_3_MOE,
+    # Residuals x + f(x) weighed with their depth, in a sum of unit variance (modeling_beam.py)
+    "beam": replace(
+        _QWEN_3_MOE, experts="num_experts", router=_SIGMOID,
+        facts={
+            **_PER_HEAD, **_SANDWICH, "attention_gate": "per_element", "gate_bias": True,
+            "depth_scaled_residuals": True, "position_scaled_queries": True,
+        },
+        numbers=_CAPS,
+        global_layers="every_last_and_the_last",
+        global_every=6,
+        rotary_on_local_layers=True,
+        defaults={"first_k_dense_replace": 3},
     ),
-    "mellum": replace(_BIASED_ATTENTION, experts="num_local_experts", facts=_PER_HEAD),
+    # Remote code of DeepSeek's first experts (modeling_deepseek.py of deepseek-ai/deepseek-moe-16b-base)
+    "deepseek": replace(
+        _BIASED_ATTENTION, experts="n_routed_experts",
+        router={"normalized_top_k": False}, fixed={"scoring_func": "softmax"},
+        defaults={"vocab_size": 102_400, "hidden_size": 4096, "intermediate_size": 11_008,
+                  "num_hidden_layers": 30, "num_attention_heads": 32, "max_position_embeddings": 2048},
+    ),
     "flint": replace(
         _BIASED_ATTENTION, experts="num_experts", facts={**_PER_HEAD, **_SINKS},
         router={"router_score": "sigmoid"},
@@ -298,9 +329,8 @@ FAMILIES: Mapping[str, Family] = {
         fixed={"moe_gate": "topk", "moe_use_aux_free": True},
         unused=("moe_capacity", "moe_layer_use_gate", "sinkhorn_2gate"),
     ),
-    "hunyuan_v1_moe": replace(
-        _HUNYUAN, experts="num_experts", shared_experts_of_ffn=1, dense_without_experts=True
-    ),
+    "hunyuan_v1_moe": replace(_HUNYUAN, experts="num_experts", shared_experts_of_ffn=1,
+                              dense_without_experts=True),
     "hy_v3": replace(
         LLAMA, experts="num_experts", facts=_PER_HEAD, router={**_SIGMOID, "expert_bias": False},
         defaults=_FIRST_DENSE, needs_shared_experts=True,
@@ -360,11 +390,8 @@ FAMILIES: Mapping[str, Family] = {
         of_published=("moe_layer_freq",),
         unused=("layernorm_epsilon", "hybrid_block_size", "attention_chunk_size"),
     ),
-    "glm4_moe": Family( experts="n_routed_experts",
-        flags={**_QKV_FLAG, "use_qk_norm": (False, _PER_HEAD)},
-        rounds_head_dim=True,
-        router=_SIGMOID,
-    ),
+    "glm4_moe": replace(_GLM_4_MOE, flags={**_QKV_FLAG, "use_qk_norm": (False, _PER_HEAD)}),
+    "glm4v_moe_text": replace(_GLM_4_MOE, head_of_whole=True),
     "minimax_m2": Family( experts="num_local_experts",
         facts={"query_key_norm": "all_heads"},
         router=_SIGMOID,
@@ -432,10 +459,8 @@ FAMILIES: Mapping[str, Family] = {
     # GPT and its kind
     "gpt2": _GPT_2,
     "gpt-sw3": replace(_GPT_2, like="gpt2"),
-    "gpt_bigcode": replace(
-        _GPT_2, one_kv_head_flag="multi_query",
-        fixed={"scale_attn_weights": True, "add_cross_attention": False},
-    ),
+    "gpt_bigcode": replace(_GPT_2, one_kv_head_flag="multi_query",
+                           fixed={"scale_attn_weights": True, "add_cross_attention": False}),
     "openai-gpt": Family(
         keys=_GPT2_KEYS,
         ffn_of_hidden=4,

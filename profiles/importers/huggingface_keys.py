@@ -71,7 +71,7 @@ class Family:
     needs_shared_experts: bool = False  # the class is not made for none
     one_kv_head_flag: str = ""  # a key that leaves one key/value head
     scale_flag: str = ""  # a key that scales embeddings by the root of the hidden size; "always"
-    tied: bool = False  # where neither the config nor its class says
+    head_of_whole: bool = False  # a model inside a model, whose config says whether the head is tied
 
 
 _BIAS = "this model type has no such bias"
@@ -259,7 +259,6 @@ REFUSED_TYPES: Mapping[str, str] = {
     **dict.fromkeys(("deepseek_v4", "hy_v4"), "several streams of residuals (hyper-connections)"),
     "gemma3n_text": "embeddings of each layer",
     "axk2": "norms with gates of their own",
-    "beam": "residuals scaled by their depth",
     "blt": "patches of bytes",
     "cohere_compass_text": "positions of several axes",
     "cpmant": "trained relative positions and embeddings of segments",
@@ -270,22 +269,8 @@ REFUSED_TYPES: Mapping[str, str] = {
     "longcat_flash": "two attentions and MLPs in a layer, beside experts some of which do nothing",
     "reformer": "hashed attention",
     "xlnet": "attention over permuted orders",
-    "orion": "remote code: LayerNorm, though its config names RMSNorm's epsilon",
     "baichuan": "remote code: a normalised output head",
 }  # fmt: skip
-
-
-# Types of which another one has the layers, and what to state beside its name: language models inside
-# multimodal ones (transformers' modeling_qwen2_vl, _qwen2_5_vl, _qwen3_vl and _qwen3_vl_moe, whose configs
-# leave the head to the whole model's), and Llama with one matrix for queries, keys and values
-# (modeling_internlm2 of internlm/internlm2-7b).
-_HEAD = ", and tie_word_embeddings to what the whole model's config says"
-LAYERS_OF: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), ("qwen2", _HEAD)),
-    "qwen3_vl_text": ("qwen3", _HEAD),
-    "qwen3_vl_moe_text": ("qwen3_moe", _HEAD),
-    "internlm2": ("llama", ", and attention_bias to what its key bias says, which is then to be left out"),
-}
 
 
 # Published configs that have another type's name, told apart by the class that they name: Ling and Ring 2.0
@@ -331,10 +316,7 @@ def refuse_type(model_type: str, planned: tuple[str, ...]) -> NoReturn:
         UnsupportedModelError: always.
     """
     what = REFUSED_TYPES.get(model_type)
-    if model_type in LAYERS_OF:
-        same, and_ = LAYERS_OF[model_type]
-        what = f"not planned by this name; its layers are those of {same}: set model_type to it{and_}"
-    elif what is None:
+    if what is None:
         what = "an unknown type. If its layers are those of a planned type, set model_type to that one"
     else:
         what += ". Plan a decoder-only type instead, or describe its layers in our own fields"
@@ -446,7 +428,8 @@ def completed(
             stated[names.get(key, key)] = value
     stated |= {key: _one_value(key, stated[key]) for key in family.each_layer if key in stated}
     published = [key for key in family.of_published if isinstance(stated.get(key), list)]
-    for key in [key for key in entry.get("unread", ()) if key in stated and key not in published]:
+    read = {*published, family.experts}
+    for key in [key for key in entry.get("unread", ()) if key in stated and key not in read]:
         value = stated.pop(key)
         if key != "moe_intermediate_size" or value != stated.get("intermediate_size"):
             _refuse_unread(key, value, family)

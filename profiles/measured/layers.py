@@ -34,6 +34,7 @@ _NOT_OF_A_LAYER = (
     "attention_scale",
     "embedding_scale",
     "residual_scale",
+    "depth_scaled_residuals",
     "logit_scale",
 )
 _OF_THE_ENDS = ("vocab_size", "tied_embeddings", "head_bias", "embedding_norm", "logit_softcap")

@@ -11,7 +11,7 @@ from meshwright.profiles.capabilities import (
 )
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.importers.huggingface_families import FAMILIES
-from meshwright.profiles.importers.huggingface_keys import LAYERS_OF, REFUSED_TYPES
+from meshwright.profiles.importers.huggingface_keys import REFUSED_TYPES
 from meshwright.profiles.model import ModelSpec
 
 # What a config of these types has to state, because their classes leave it open.
@@ -19,6 +19,8 @@ STATED: dict[str, dict[str, object]] = {
     "deepseek_v2": {"num_experts_per_tok": 6},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "dbrx": {"ffn_config": {"hidden_size": 2048}},
+    "deepseek": {"n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408},
+    **{name: {"tie_word_embeddings": False} for name, one in FAMILIES.items() if one.head_of_whole},
 }
 
 _HEAD = """\
@@ -68,14 +70,11 @@ def _refused() -> str:
 ## Types that are refused
 
 Any other type is refused as unknown, with the types that are planned. Of a model inside a model (vision,
-audio) give the `text_config` as a config of its own; a type whose layers are those of a planned one is
-planned under that one's `model_type`, or as [a shape](../howto/own-model.md).
+audio) give the `text_config` as a config of its own, with the whole one's `tie_word_embeddings`; a type
+whose layers are those of a planned one is planned under that one's `model_type`, or as
+[a shape](../howto/own-model.md).
 
 | model type | why |
 |---|---|
 """
-    others = {
-        name: f"its layers are those of `{same}`: set it{and_}" for name, (same, and_) in LAYERS_OF.items()
-    }
-    rows = sorted({**REFUSED_TYPES, **others}.items())
-    return head + "".join(f"| `{name}` | {why} |\n" for name, why in rows)
+    return head + "".join(f"| `{name}` | {why} |\n" for name, why in sorted(REFUSED_TYPES.items()))

@@ -50,6 +50,19 @@ SIZES: dict[str, tuple[Any, ...]] = {
 NEEDED_BY_TYPE: dict[str, Config] = {
     **{key: {"head_dim": 128} for key in ("ministral", "hunyuan_v1_dense", "hunyuan_v1_moe")},
     "nemotron": {"num_key_value_heads": 8},
+    # what the configs of whole models say
+    **{
+        key: {"tie_word_embeddings": False}
+        for key in (
+            "qwen2_vl_text",
+            "qwen2_5_vl_text",
+            "qwen3_vl_text",
+            "qwen3_vl_moe_text",
+            "glm4v_text",
+            "glm4v_moe_text",
+            "glm_ocr_text",
+        )
+    },
     "dbrx": {
         "attn_config": {"kv_n_heads": 4, "rope_theta": 500_000, "clip_qkv": 8},
         "ffn_config": {"hidden_size": 2048, "ffn_hidden_size": 1792, "moe_num_experts": 8, "moe_top_k": 2},
@@ -117,15 +130,21 @@ def single_keys(model_type: str, count: int) -> Iterator[tuple[str, Config]]:
 
 
 def parameters(model_type: str, config: Config) -> int:
-    """The parameters of the type's language model, shared ones counted once."""
+    """The parameters of the type's language model, shared ones counted once.
+
+    Of a type that is only built inside other models: those of its layers, and of an output head.
+    """
     built = CONFIG_MAPPING[model_type](**config)
-    auto = transformers.AutoModelForCausalLM._model_mapping
+    auto, head = transformers.AutoModelForCausalLM._model_mapping, 0
+    if type(built) not in auto:
+        auto = transformers.AutoModel._model_mapping
+        head = 0 if config["tie_word_embeddings"] else built.vocab_size * built.hidden_size
     model_class = auto[type(built)]
     model_class = model_class[0] if isinstance(model_class, tuple) else model_class
     with torch.device("meta"):
         model = model_class(built)
     model.tie_weights()
-    return sum({id(one): one.numel() for one in model.parameters()}.values())
+    return head + sum({id(one): one.numel() for one in model.parameters()}.values())
 
 
 def cases(model_type: str, draws: int) -> Iterator[tuple[Config, int | None, str]]:
