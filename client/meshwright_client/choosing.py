@@ -118,7 +118,8 @@ def choose(
     asking = _Asking(
         url=url or os.environ.get("MESHWRIGHT_URL", DEFAULT_URL),
         key=key or os.environ.get("MESHWRIGHT_KEY") or None,
-        problem=asked, launcher=launcher, question=digest, run_id=nodes.run_id, limit_s=limit_s,
+        problem=asked, launcher=launcher, question=digest, run_id=nodes.run_id,
+        world=nodes.world, limit_s=limit_s,
     )  # fmt: skip
     choice = asking.answer(began_s + ASK_SHARE * limit_s) or _last(
         folder, digest, nodes.run_id, asking.why, limit_s
@@ -149,6 +150,7 @@ class _Asking:
     launcher: str | None
     question: str
     run_id: str
+    world: int | None  # GPUs that the plan must use
     limit_s: float
     choice: Choice | None = None
     refusal: MeshwrightError | None = None  # that no earlier answer mends
@@ -193,6 +195,11 @@ class _Asking:
             if not answer.plans:
                 raise UnexpectedAnswerError(f"job {done.id} has succeeded without a plan")
             plan = answer.plans[0]
+            if self.world not in (None, answer.num_gpus_used):
+                raise NoPlanError(
+                    f"plan {plan.plan_id} of job {done.id} uses {answer.num_gpus_used} GPUs, torchrun has "
+                    f"started {self.world} processes; start as many, or state the cluster that they are on"
+                )
             export = service.export(plan, self.launcher)
         found = plan.prediction
         choice = Choice(

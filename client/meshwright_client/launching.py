@@ -17,7 +17,7 @@ from meshwright_client.nodes import Nodes
 from meshwright_client.reporting import LogTail, Reporter
 
 _ARRAYS = {"megatron_args.sh": "MEGATRON_ARGS", "plan_args.sh": "PLAN_ARGS"}
-_SEVERAL_NODES = re.compile(r"^#SBATCH --nodes=(?!1$)", re.MULTILINE)
+_NODES = re.compile(r"^#SBATCH --nodes=(\d+)$", re.MULTILINE)
 
 
 class LaunchError(MeshwrightError):
@@ -32,13 +32,18 @@ def start(
     The flags that the plan's launcher takes are appended (``plan_flags``), unless the command places them
     itself with the word ``{plan_flags}`` or runs the plan's own ``launch.sh``; ``{save_dir}`` and
     ``{tensor_parallel_size}``, or any other size, are filled in wherever they stand. Without a command the
-    plan's own ``launch.sh`` runs, told by ``nodes`` which of them this is and where the first one is; in a
-    Slurm allocation, before any srun, ``launch.sbatch``. The log is read on the way: the node on which
-    steps are logged (Megatron-LM's last) reports them, once for all nodes.
+    plan's own ``launch.sh`` runs, told by ``nodes`` which of them this is and where the first one is; those
+    that the plan does not need run nothing. In a Slurm allocation, before any srun, it is
+    ``launch.sbatch``. The log is read on the way: the node on which steps are logged (Megatron-LM's last)
+    reports them, once for all nodes.
 
     Raises:
-        LaunchError: there is no such program, no ``launch.sh``, or more than one task a node for it.
+        LaunchError: there is no such program, no ``launch.sh``, more than one task a node for it, or the
+            command would start more nodes than the plan needs.
     """
+    if _stays_idle(command, choice, nodes):
+        sys.stderr.write(f"plan {choice.plan_id} leaves this node idle\n")
+        return 0
     words = filled(command, choice) if command else ["bash", str(_own_script(choice, nodes))]
     environment = {**_place(nodes), **os.environ, **variables(choice)}
     if not command:
@@ -135,8 +140,10 @@ def _place(nodes: Nodes | None) -> dict[str, str]:
 def _own_script(choice: Choice, nodes: Nodes | None) -> Path:
     """The plan's own script that starts this node, or all of an allocation."""
     name, tasks = "launch.sh", None if nodes is None else nodes.tasks_per_node
-    if tasks == 0 and _SEVERAL_NODES.search(choice.files.get("launch.sbatch", "")):
-        name = "launch.sbatch"
+    if tasks == 0 and "launch.sbatch" in choice.files:
+        name = "launch.sbatch"  # also for one node: the shell of an allocation may be on another machine
+    elif nodes is not None and nodes.source == "torchelastic":
+        raise LaunchError("torchrun has started this; launch.sh starts its own: give a command after --")
     elif (tasks or 1) > 1:
         raise LaunchError(
             f"srun has started {tasks} tasks a node, launch.sh wants one: --ntasks-per-node=1"
@@ -144,3 +151,21 @@ def _own_script(choice: Choice, nodes: Nodes | None) -> Path:
     if name not in choice.files:
         raise LaunchError(f"{choice.launcher} has no {name}; give a command after --")
     return choice.path(name)
+
+
+def _stays_idle(command: Sequence[str], choice: Choice, nodes: Nodes | None) -> bool:
+    """Whether the plan needs fewer nodes than were started, and this one is not among them.
+
+    Raises:
+        LaunchError: the caller's own command would start them all.
+    """
+    asked = _NODES.search(choice.files.get("launch.sbatch", ""))
+    if asked is None or nodes is None or nodes.num_nodes is None or nodes.node_rank is None:
+        return False
+    needed = int(asked.group(1))
+    if command and needed < nodes.num_nodes:
+        raise LaunchError(
+            f"plan {choice.plan_id} is for {needed} nodes, {nodes.source} has started {nodes.num_nodes}; "
+            f"start {needed}, or give no command: then the others stay idle"
+        )
+    return nodes.node_rank >= needed

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -39,6 +39,13 @@ class Nodes:
     gpus_per_node: int | None = None
     gpu: str | None = None  # type, where the scheduler names it
     cluster: Mapping[str, Any] | None = None  # of a file, as a problem states it
+
+    @property
+    def world(self) -> int | None:
+        """GPUs that a plan must use all of: torchrun has started a process for each; None: as it likes."""
+        if self.source != "torchelastic" or self.num_nodes is None or self.gpus_per_node is None:
+            return None
+        return self.num_nodes * self.gpus_per_node
 
     def cluster_of(self, given: Mapping[str, Any] | None, limit_s: float = SMI_TIMEOUT_S) -> dict[str, Any]:
         """A problem's cluster on these nodes; ``given`` keeps its links and GPUs.
@@ -87,9 +94,12 @@ def detect(cluster_from: str | Path | None, environ: Mapping[str, str] | None = 
             signs = ", ".join(f"{name} ({sign})" for name, sign in _SIGNS.items())
             raise UnknownNodesError(f"no scheduler in the environment: looked for {signs}")
         cluster_from = found[0]
-    if isinstance(cluster_from, str) and cluster_from in _READERS:
-        return _READERS[cluster_from](environ)
-    return _of_file(Path(cluster_from), environ)
+    if not isinstance(cluster_from, str) or cluster_from not in _READERS:
+        return _of_file(Path(cluster_from), environ)
+    nodes = _READERS[cluster_from](environ)
+    if "TORCHELASTIC_RUN_ID" in environ:  # every worker of torchrun finds its node's rank; one of them asks
+        nodes = replace(nodes, rank=_count(environ, "torchelastic", "RANK", least=0))
+    return nodes
 
 
 def _slurm(environ: Mapping[str, str]) -> Nodes:
@@ -175,15 +185,17 @@ def _torchelastic(environ: Mapping[str, str]) -> Nodes:
     """What torchrun sets for its workers (docs.pytorch.org/docs/stable/elastic/run.html)."""
     world = _count(environ, "torchelastic", "WORLD_SIZE")
     local = _count(environ, "torchelastic", "LOCAL_WORLD_SIZE")
-    if world % local:
+    num_nodes = _count(environ, "torchelastic", "GROUP_WORLD_SIZE", default=world // local or 1)
+    if world != num_nodes * local:
         raise UnknownNodesError(
-            f"torchelastic: WORLD_SIZE {world} is no multiple of LOCAL_WORLD_SIZE {local}"
+            f"torchelastic: WORLD_SIZE {world} on {num_nodes} nodes is no multiple of LOCAL_WORLD_SIZE "
+            f"{local}: they are unlike; state their groups in a cluster file"
         )
     return Nodes(
         source="torchelastic",
         run_id=_run(environ, _torchelastic_start(environ)),
         rank=_count(environ, "torchelastic", "RANK", least=0),
-        num_nodes=world // local,
+        num_nodes=num_nodes,
         gpus_per_node=local,
     )
 
@@ -196,22 +208,70 @@ def _torchelastic_start(environ: Mapping[str, str]) -> str:
 
 
 def _k8s(environ: Mapping[str, str]) -> Nodes:
-    """A pod of a PyTorchJob or TrainJob (PET_*), or of an indexed Job that states NNODES itself."""
-    index = (
-        environ.get("PET_NODE_RANK") or environ.get("JOB_COMPLETION_INDEX") or environ.get("RANK") or "0"
-    )
+    """A pod of a PyTorchJob or a TrainJob (PET_*), of a JobSet or an indexed Job that states NNODES itself.
+
+    What they set: kubeflow/trainer, pkg/runtime/framework/plugins/torch/torch.go, and release-1.9,
+    pkg/controller.v1/pytorch/{envvar,elastic}.go; kubernetes.io/docs/concepts/workloads/controllers/job.
+    """
+    told = environ.get("PET_NNODES", "")
+    fewest, _, most = told.partition(":")  # torchrun's own: 4, 4:4 or, elastic, 1:4
+    if most not in ("", fewest):
+        if "TORCHELASTIC_RUN_ID" in environ:
+            return _torchelastic(environ)
+        raise UnknownNodesError(
+            f"k8s: PET_NNODES is {told[:32]!r}; how many nodes a start has, torchrun alone finds out. Ask "
+            "inside of it: torchrun --no-python meshwright launch -- python train.py, or "
+            'choose(problem, cluster_from="torchelastic")'
+        )
+    num_nodes = _count({**environ, "PET_NNODES": fewest}, "k8s", "PET_NNODES", "NNODES")
     per_node = environ.get("PET_NPROC_PER_NODE", "")
-    name = environ.get("JOB_NAME") or environ.get("PET_RDZV_ENDPOINT") or environ.get("MASTER_ADDR", "")
-    rank = _count({"node rank": index}, "k8s", "node rank", least=0)
+    rank = _k8s_rank(environ, num_nodes)
+    host = environ.get("PET_MASTER_ADDR") or environ.get("MASTER_ADDR") or _k8s_endpoint(environ)
     return Nodes(
         source="k8s",
-        run_id=_run(environ, f"k8s-{name}-{environ.get('JOB_ATTEMPT', '0')}"),
+        run_id=_run(environ, _k8s_start(environ, num_nodes)),
         rank=rank,
         node_rank=rank,
-        first_host=environ.get("PET_MASTER_ADDR") or environ.get("MASTER_ADDR") or None,
-        num_nodes=_count(environ, "k8s", "PET_NNODES", "NNODES"),
+        first_host=host or None,
+        num_nodes=num_nodes,
         gpus_per_node=int(per_node) if per_node.isdecimal() else installed(environ),
     )
+
+
+def _k8s_rank(environ: Mapping[str, str], num_nodes: int) -> int:
+    """Of this node. An elastic PyTorchJob numbers its pods by their names alone: train-worker-2."""
+    if not any(environ.get(name) for name in _K8S_RANKS):
+        host, _, index = environ.get("HOSTNAME", "").rpartition("-")
+        if host and f"{host}-0" == _k8s_endpoint(environ) and index.isdecimal():
+            return int(index)
+    # A pod that is alone needs no number; two that took one for theirs would both be node 0.
+    return _count(environ, "k8s", *_K8S_RANKS, least=0, default=0 if num_nodes == 1 else None)
+
+
+_K8S_RANKS = ("PET_NODE_RANK", "NODE_RANK", "RANK", "JOB_COMPLETION_INDEX")
+
+
+def _k8s_endpoint(environ: Mapping[str, str]) -> str:
+    """The host where the nodes of an elastic PyTorchJob meet: its pod 0."""
+    return environ.get("PET_RDZV_ENDPOINT", "").partition(":")[0]
+
+
+def _k8s_start(environ: Mapping[str, str], num_nodes: int) -> str:
+    """The job's name, as its nodes all know it, and its attempt.
+
+    Raises:
+        UnknownNodesError: nothing of the environment is the job's own.
+    """
+    known = ("JOB_NAME", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR", "MASTER_ADDR")
+    name = next((environ[one] for one in known if environ.get(one)), "")
+    pod, index = environ.get("HOSTNAME", ""), environ.get("JOB_COMPLETION_INDEX")
+    if not name and index and pod.endswith(f"-{index}"):
+        name = pod.removesuffix(f"-{index}")  # $(job-name)-$(index) is the name of an indexed Job's pod
+    if not name and num_nodes > 1:
+        raise UnknownNodesError(
+            "k8s: nothing names this start; set JOB_NAME, or MESHWRIGHT_RUN_ID, alike on all nodes"
+        )
+    return f"k8s-{name or pod}-{environ.get('JOB_ATTEMPT', '0')}"
 
 
 def _of_file(path: Path, environ: Mapping[str, str]) -> Nodes:

@@ -153,14 +153,14 @@ if [[ ! -f @TORCHRUN@ ]]; then
     echo "error: start this file from its own folder: @TORCHRUN@ is not in ${SLURM_SUBMIT_DIR}" >&2
     exit 2
 fi
-if [[ "${SLURM_NNODES:?start this file with sbatch}" != @NODES@ ]]; then
+if ((${SLURM_NNODES:?start this file with sbatch} < @NODES@)); then
     echo "error: the plan needs @NODES@ nodes, Slurm gave ${SLURM_NNODES}" >&2
     exit 2
 fi
 @ORDER@
 if [[ -n "${HOSTS_FILE:-}" ]]; then
     export SLURM_HOSTFILE="${HOSTS_FILE}"  # task i runs on the host of line i
-    distribution=arbitrary
+    where=(--distribution=arbitrary)
     hosts="$(<"${HOSTS_FILE}")"
     if [[ "$(sort -u <<<"${hosts}" | grep -cE '^[^[:space:],]+$')" -ne @NODES@ ||
         "$(wc -l <<<"${hosts}")" -ne @NODES@ ]]; then
@@ -168,14 +168,15 @@ if [[ -n "${HOSTS_FILE:-}" ]]; then
         exit 2
     fi
 else
-    distribution=block
     hosts="$(scontrol show hostnames "${SLURM_JOB_NODELIST}")"
+    hosts="$(head -n @NODES@ <<<"${hosts}")"  # the first ones, where the allocation has more
+    where=(--distribution=block --nodelist="${hosts//$'\\n'/,}")
 fi
 export MASTER_ADDR="${hosts%%$'\\n'*}"
 # One torchrun a node: the task number is the node's place in the list. Its processes may use every CPU.
 # The first one that fails ends the others, which would wait for it until their timeout.
 srun --nodes=@NODES@ --ntasks=@NODES@ --ntasks-per-node=1 --cpu-bind=none --export=ALL \\
-    --distribution="${distribution}" --kill-on-bad-exit=1 \\
+    "${where[@]}" --kill-on-bad-exit=1 \\
     bash -c 'NODE_RANK="${SLURM_PROCID}" exec bash @TORCHRUN@ "$@"' launch "$@" &
 run=$! code=0
 trap '((SECONDS < 600)) || scontrol requeue "${SLURM_JOB_ID}"' USR1  # a limit of minutes would never end

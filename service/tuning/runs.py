@@ -25,7 +25,6 @@ from meshwright.profiles.errors import InvalidProblemError, ProfileError
 from meshwright.profiles.importers.registry import import_profile
 from meshwright.profiles.importers.run_logs import OUT_OF_MEMORY
 from meshwright.profiles.measurements import MeasuredRun
-from meshwright.service.files import write_text
 from meshwright.solver.configuration import Configuration
 
 Outcome = Literal["measured", "out of memory", "hung", "failed", "interrupted"]
@@ -37,9 +36,6 @@ _MEMORY = re.compile(
     rf"{OUT_OF_MEMORY.pattern}|DefaultCPUAllocator: can't allocate memory|MemoryError|std::bad_alloc"
 )
 _ERROR = re.compile(r"(?:^|\s|\.)\w*(?:Error|Exception)\b(?=:)|^error:", re.IGNORECASE)
-_NODES = re.compile(r"^#SBATCH --nodes=(\d+)$", re.MULTILINE)
-_UNLIKE = "${HOSTS_FILE:?"  # a plan for unlike nodes: which host is of which kind, its user alone knows
-_HOSTNAMES, _HOSTNAMES_S = ("scontrol", "show", "hostnames"), 30.0
 LOG_FILE = "tune.log"
 _MARK = "MESHWRIGHT_SAVE_DIR"  # in the environment of every process of a run: its folder
 # Of a normal distribution: from the 10th to the 90th percentile, and what a median is worse than a mean.
@@ -122,30 +118,7 @@ def _environment(start: Start, config: Configuration, folder: Path) -> dict[str,
              _MARK: folder, "MESHWRIGHT_STEPS": start.steps,
              "MESHWRIGHT_NUM_GPUS": config.num_gpus, "PYTHONPATH": _modules(folder)}  # fmt: skip
     dry = {} if "DATA_PATH" in os.environ else {"MOCK_DATA": "1"}
-    hosts = {} if start.command else _own_hosts(folder)
-    return {**dry, **hosts, **{name: str(value) for name, value in known.items()}}
-
-
-def _own_hosts(folder: Path) -> dict[str, str]:
-    """The first nodes of a Slurm allocation that has more than a plan needs, for ``launch.sbatch``."""
-    script, given = folder / "launch.sbatch", os.environ.get("SLURM_JOB_NODELIST")
-    if not given or not script.is_file() or "HOSTS_FILE" in os.environ:
-        return {}
-    text = script.read_text(encoding="utf-8")
-    needs = _NODES.search(text)
-    if needs is None or _UNLIKE in text:
-        return {}
-    try:
-        told = subprocess.run(  # noqa: S603 - Slurm's own program
-            [*_HOSTNAMES, given], capture_output=True, text=True, check=True, timeout=_HOSTNAMES_S
-        )
-    except (OSError, subprocess.SubprocessError):
-        return {}  # launch.sbatch asks again, and says what is wrong
-    number, hosts = int(needs.group(1)), told.stdout.split()
-    if len(hosts) <= number:
-        return {}
-    write_text(folder / "hosts", "".join(f"{host}\n" for host in hosts[:number]))
-    return {"HOSTS_FILE": str(folder / "hosts"), "SLURM_NNODES": str(number)}
+    return {**dry, **{name: str(value) for name, value in known.items()}}
 
 
 def _modules(folder: Path) -> str:

@@ -45,6 +45,7 @@ class Environment:
     unpacked: tuple[str, ...] = ()  # wheels without their dependencies, put on the path
     checkout: str = ""  # a variable that names a folder of sources no package index has, put on the path
     root: Path | None = None  # folder of all environments; None: as ``environments_folder`` says
+    tools: tuple[str, ...] = ()  # that build packages which are published as sources
 
     @property
     def folder(self) -> Path:
@@ -92,8 +93,10 @@ def environments_folder() -> Path:
 
 MEGATRON_LM = Environment("megatron-lm", ("triton==3.9.0", "einops==0.8.2"), ("megatron-core==0.19.2",))
 TORCHTITAN = Environment("torchtitan-0.3", ("triton==3.9.0", "torchao==0.18.0", "torchtitan==0.3.0"))
-DEEPSPEED = Environment("deepspeed", ("transformers==5.23.0", "deepspeed==0.19.8"))
-ACCELERATE = Environment("accelerate", ("accelerate==1.15.0", "transformers==5.23.0"))
+DEEPSPEED = Environment(
+    "deepspeed", ("transformers==5.23.0", "deepspeed==0.19.8"), tools=("setuptools", "wheel", "packaging")
+)
+ACCELERATE = Environment("accelerate", ("transformers==5.23.0", "accelerate==1.15.0"))
 TORCH_ENVIRONMENT = Environment("torch", TORCH)
 
 
@@ -119,6 +122,8 @@ def _make(environment: Environment) -> None:
     if environment.packages is not TORCH:
         own = next(environment.folder.glob("lib/python*/site-packages"))
         (own / "torch.pth").write_text(f"{_shared_torch(environment.root)}\n")
+    if environment.tools:
+        _pip(environment, "install", *environment.tools)
     if environment.packages:
         # Modules are compiled when they are first imported: most of transformers never is.
         _pip(environment, "install", "--no-compile", "--no-build-isolation", *environment.packages)

@@ -252,6 +252,9 @@ def test_a_wrong_problem_and_one_without_a_plan_are_refused_not_answered_from_be
     huge = {**PROBLEM, "model": {"name": "gpt-3-175b"}, "search": quick}
     with pytest.raises(NoPlanError, match="is infeasible"):
         choose(huge, nodes=node(num_nodes=1), save_dir=tmp_path, url=server.url)
+    world = Nodes(source="torchelastic", run_id="1", rank=0, num_nodes=2, gpus_per_node=4)
+    with pytest.raises(NoPlanError, match="uses 16 GPUs, torchrun has started 8 processes"):
+        choose(PROBLEM, nodes=world, save_dir=tmp_path, url=server.url)  # on nodes of eight
     assert not list(tmp_path.iterdir())
 
 

@@ -55,6 +55,7 @@ def all_ended(nodes: list[subprocess.Popen[str]]) -> list[str]:
     return [out for out, _ in outputs]
 
 
+LAUNCH = ["meshwright", "launch", "--save-dir", "run"]
 # A torchrun that says where it is and runs the script once; Megatron-LM's first node logs nothing.
 TASK = """#!/usr/bin/env bash
 echo "node ${NODE_RANK} of ${SLURM_NNODES}, the first is ${MASTER_ADDR}"
@@ -64,26 +65,48 @@ RANK=$SLURM_PROCID exec PYTHON "$@"
 
 
 @pytest.mark.parametrize(
-    ("words", "more"),
-    [(["srun", "--nodes=2", "--ntasks=2"], []), ([], []), ([], ["--cluster-from", "cluster.json"])],
+    ("given", "spare", "words", "started"),
+    [
+        (4, 0, ["srun", "--nodes=2", "--ntasks=2", *LAUNCH], "0 1 of 2"),  # a step of 2 of them
+        (4, 0, LAUNCH, "0 1 2 3 of 4"),  # before any srun the plan starts all nodes itself
+        (4, 0, [*LAUNCH, "--cluster-from", "cluster.json"], "0 1 2 3 of 4"),
+        (1, 0, LAUNCH, "0 of 1"),  # salloc's shell stays on the login node, which is none of them
+        (4, 2, LAUNCH, "0 1 of 2"),
+        (4, 2, ["srun", *LAUNCH], "0 1 of 4"),  # the other two have nothing to do, and end well
+    ],
 )
-def test_without_a_command_the_plan_starts_on_every_node_of_a_step_or_of_the_allocation(
-    server: RunningServer, tmp_path: Path, words: list[str], more: list[str]
+def test_without_a_command_the_plan_starts_on_the_nodes_that_it_needs_of_a_step_or_an_allocation(  # noqa: PLR0917
+    server: RunningServer, tmp_path: Path, given: int, spare: int, words: list[str], started: str
 ) -> None:
-    """4 nodes: a step of 2 gets a plan for 2; started before any srun, the plan starts all 4 itself."""
     environment = example_environment(server, tmp_path, MOCK_DATA="1", MEGATRON_LM_DIR=str(tmp_path))
-    environment |= slurm.allocation(tmp_path / "bin", 4, gpus_per_node=8)
+    environment |= slurm.allocation(tmp_path / "bin", given, gpus_per_node=8)
     program(tmp_path / "bin", "torchrun", TASK.replace("PYTHON", sys.executable))
+    (tmp_path / "problem.json").write_text(
+        json.dumps({**with_batch(112), "search": {"reserve_nodes": spare}})
+    )
     (tmp_path / "cluster.json").write_text('{"name": "dgx-h100", "num_nodes": 4}')
     done = subprocess.run(
-        [*words, "meshwright", "launch", "--save-dir", "run", *more], cwd=tmp_path, env=environment,
-        capture_output=True, text=True, check=True, timeout=60,
-    )  # fmt: skip
-    number = 2 if words else 4
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
     told = sorted(line for line in done.stdout.splitlines() if line.startswith("node"))
-    assert told == [f"node {rank} of {number}, the first is n1" for rank in range(number)], done.stderr
+    ranks, _, step = started.partition(" of ")
+    assert told == [f"node {rank} of {step}, the first is n1" for rank in ranks.split()], done.stderr
     choice = json.loads((tmp_path / "run" / "meshwright.json").read_text())
-    assert f"Nodes: {number} of 8" in choice["files"]["launch.sbatch"]
+    assert f"Nodes: {len(told)} of 8" in choice["files"]["launch.sbatch"]
+
+
+def test_a_command_of_ones_own_does_not_start_more_nodes_than_the_plan_needs(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    environment = example_environment(server, tmp_path)
+    environment |= slurm.allocation(tmp_path / "bin", 4, gpus_per_node=8)
+    (tmp_path / "problem.json").write_text(json.dumps({**with_batch(112), "search": {"reserve_nodes": 2}}))
+    done = subprocess.run(
+        ["srun", *LAUNCH, "--", "torchrun", "pretrain_gpt.py"], cwd=tmp_path, env=environment,
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "is for 2 nodes, slurm has started 4; start 2, or give no command" in done.stderr
 
 
 def test_srun_with_a_task_for_every_gpu_cannot_start_the_plans_own_script(

@@ -26,6 +26,8 @@ while words and words[0].startswith("-"):
 hosts = os.environ["SLURM_JOB_NODELIST"].split(",")
 if given.get("--distribution") == "arbitrary":
     hosts = open(os.environ["SLURM_HOSTFILE"]).read().split()
+if "--nodelist" in given:
+    hosts = [host for host in hosts if host in given["--nodelist"].split(",")]
 hosts = hosts[: int(given.get("--nodes", os.environ["SLURM_NNODES"]))]
 each = int(given["--ntasks-per-node"])
 folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "steps")

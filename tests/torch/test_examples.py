@@ -1,8 +1,13 @@
 """The examples for launchers: each asks a real service, trains under the real framework, and reports."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,7 @@ from meshwright_client import Client
 from meshwright_client.choosing import CHOICE, Choice, read_choice
 from tests.launchers.cpu_training import SCRIPTS, TORCHTITAN
 from tests.processes.bounded import output_of
+from tests.processes.servers import free_port
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "launchers"
@@ -93,3 +99,84 @@ def test_torchtitan_is_started_by_its_example_trains_and_is_reported(tmp_path: P
     assert "step: 10" in told
     choice, _ = reported(url, tmp_path)
     assert choice.launcher == "torchtitan"
+
+
+# A worker as NCCL makes them: it fails once another one of its world is gone.
+ELASTIC_WORKER = """
+import os, sys, time
+from pathlib import Path
+
+world, size = os.environ["WORLD_SIZE"], os.environ["MESHWRIGHT_DATA_PARALLEL_SIZE"]
+with open("told", "a") as told:
+    told.write(f"rank {os.environ['RANK']} of {world}, dp {size}\\n")
+while not Path("done").exists():
+    if world == "2" and Path("lost").exists():
+        sys.exit(1)
+    time.sleep(0.05)
+"""
+
+
+def await_workers(folder: Path, *lines: str) -> None:
+    """Wait until the newest workers say that."""
+    until = time.monotonic() + PATIENCE_S
+    said: list[str] = []
+    while sorted(said[-len(lines) :]) != list(lines):
+        assert time.monotonic() < until, said
+        time.sleep(0.05)
+        said = (folder / "told").read_text().splitlines() if (folder / "told").exists() else []
+
+
+def test_an_elastic_world_that_grows_and_shrinks_gets_a_plan_of_each_of_its_sizes(
+    tmp_path: Path, url: str
+) -> None:
+    problem = asked(tmp_path, "accelerate", 4)
+    del problem["search"]["constraints"]
+    problem["search"]["pin"] |= {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
+    problem["cluster"]["groups"][0] |= {"gpus_per_node": 1, "island_gpus": 1}
+    (tmp_path / "problem.json").write_text(json.dumps(problem))
+    (tmp_path / "train.py").write_text(ELASTIC_WORKER)
+    launch = [
+        sys.executable,
+        "-m",
+        "meshwright",
+        "launch",
+        "--problem",
+        "problem.json",
+        "--save-dir",
+        "run",
+    ]
+    meeting = f"localhost:{free_port()}"
+    limits = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=8"
+    # PyTorch 2.13 tells a node that joins later no address of its shared store (DynamicRendezvousHandler,
+    # next_rendezvous), and no world grows; this is its own way out.
+    apart = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **apart, "PYTHONPATH": PATHS, "MESHWRIGHT_URL": url}
+    agents: list[subprocess.Popen[bytes]] = []
+
+    def started() -> None:
+        words = [
+            sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1",
+            "--max-restarts", "3", "--monitor-interval", "0.2", "--rdzv-backend", "c10d",
+            "--rdzv-id", "elastic", "--rdzv-endpoint", meeting,
+            "--rdzv-conf", f"{limits},is_host={int(not agents)}",
+            "--no-python", *launch, "--", sys.executable, "train.py",
+        ]  # fmt: skip
+        agents.append(subprocess.Popen(words, cwd=tmp_path, env=environment, start_new_session=True))
+
+    try:
+        started()
+        await_workers(tmp_path, "rank 0 of 1, dp 1")
+        started()
+        await_workers(tmp_path, "rank 0 of 2, dp 2", "rank 1 of 2, dp 2")
+        stays, leaves = agents
+        os.killpg(leaves.pid, signal.SIGKILL)  # its worker has a session of its own
+        (tmp_path / "lost").touch()
+        await_workers(tmp_path, "rank 0 of 1, dp 1")
+        (tmp_path / "done").touch()
+        assert stays.wait(PATIENCE_S) == 0
+    finally:
+        (tmp_path / "done").touch()
+        for one in agents:
+            with suppress(ProcessLookupError):
+                os.killpg(one.pid, signal.SIGKILL)
+            one.wait()

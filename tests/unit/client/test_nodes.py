@@ -21,9 +21,31 @@ TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "job", "WORLD_SIZE": "32", "LOCAL_WORLD_SIZE": "8", "RANK": "9",
     "MASTER_ADDR": "a", "MASTER_PORT": "29500",
 }  # fmt: skip
+# As kubeflow/trainer, release-1.9, sets them (pkg/controller.v1/pytorch/envvar.go) for train-worker-1.
 PYTORCHJOB = {
-    "KUBERNETES_SERVICE_HOST": "10.0.0.1", "PET_NNODES": "4", "PET_NPROC_PER_NODE": "8",
-    "PET_NODE_RANK": "2", "MASTER_ADDR": "train-master-0",
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "train-worker-1", "PYTHONUNBUFFERED": "1",
+    "MASTER_PORT": "23456", "PET_MASTER_PORT": "23456", "MASTER_ADDR": "train-master-0",
+    "PET_MASTER_ADDR": "train-master-0", "WORLD_SIZE": "32", "RANK": "2", "PET_NODE_RANK": "2",
+    "PET_NPROC_PER_NODE": "8", "PET_NNODES": "4",
+}  # fmt: skip
+# The same with an elasticPolicy and without a master (elastic.go): nothing tells a pod's rank but its name.
+ELASTIC = {
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "train-worker-2", "PYTHONUNBUFFERED": "1",
+    "PET_NPROC_PER_NODE": "8", "PET_RDZV_ENDPOINT": "train-worker-0:23456", "PET_RDZV_BACKEND": "c10d",
+    "PET_NNODES": "4", "PET_MAX_RESTARTS": "3",
+}  # fmt: skip
+# A TrainJob (pkg/runtime/framework/plugins/torch/torch.go) is an indexed Job of a JobSet.
+TRAINJOB = {
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "train-node-0-3", "JOB_COMPLETION_INDEX": "3",
+    "PET_NNODES": "4", "PET_NPROC_PER_NODE": "auto", "PET_NODE_RANK": "3", "CUDA_VISIBLE_DEVICES": "0,1",
+    "PET_MASTER_ADDR": "train-node-0-0.train", "PET_MASTER_PORT": "29400",
+}  # fmt: skip
+JOBSET = {
+    "HOSTNAME": "train-workers-3-0", "JOB_COMPLETION_INDEX": "0", "RANK": "3", "NNODES": "4",
+    "MASTER_ADDR": "train-workers-0-0.train", "PET_NPROC_PER_NODE": "8",
+}  # fmt: skip
+INDEXED = {
+    "JOB_COMPLETION_INDEX": "1", "HOSTNAME": "train-1", "NNODES": "2", "CUDA_VISIBLE_DEVICES": "0,1,2,3",
 }  # fmt: skip
 
 
@@ -35,7 +57,17 @@ PYTORCHJOB = {
         ("slurm", {**UNLIKE, "SLURM_GPUS": "16", "SLURM_GPUS_ON_NODE": "8"}, (0, 2, 8)),
         ("torchelastic", TORCHRUN, (9, 4, 8)),  # 32 processes, 8 on each node; one of them asks
         ("k8s", PYTORCHJOB, (2, 4, 8)),
-        ("k8s", {"JOB_COMPLETION_INDEX": "1", "NNODES": "2", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, (1, 2, 4)),
+        ("k8s", ELASTIC, (2, 4, 8)),
+        ("k8s", {**ELASTIC, "PET_NNODES": "4:4"}, (2, 4, 8)),
+        ("k8s", TRAINJOB, (3, 4, 2)),
+        ("k8s", INDEXED, (1, 2, 4)),
+        # four Jobs of one pod each in a JobSet: its yaml gives RANK, the index is that of each Job
+        ("k8s", JOBSET, (3, 4, 8)),
+        ("k8s", {"HOSTNAME": "notebook", "NNODES": "1", "CUDA_VISIBLE_DEVICES": "0"}, (0, 1, 1)),
+        # a worker of torchrun, whatever is read: one of the 8 of node 0 asks
+        ("k8s", {**PYTORCHJOB, "PET_NODE_RANK": "0", **TORCHRUN, "RANK": "1"}, (1, 4, 8)),
+        ("slurm", {**SLURM, "SLURM_NODEID": "0", **TORCHRUN, "RANK": "1"}, (1, 4, 8)),
+        ("k8s", {**ELASTIC, "PET_NNODES": "1:6", **TORCHRUN, "GROUP_WORLD_SIZE": "4"}, (9, 4, 8)),
     ],
 )
 def test_each_scheduler_tells_this_nodes_rank_and_how_many_there_are(
@@ -57,6 +89,27 @@ def test_all_nodes_of_a_start_have_one_name_for_it_and_a_restart_has_another() -
     names = {detect("slurm", {**SLURM, "SLURM_NODEID": str(rank)}).run_id for rank in range(4)}
     assert len(names) == 1
     assert detect("slurm", {**SLURM, "SLURM_RESTART_COUNT": "1"}).run_id not in names
+
+
+@pytest.mark.parametrize(
+    ("environ", "node_0", "first"),
+    [
+        (PYTORCHJOB, {"HOSTNAME": "train-master-0", "PET_NODE_RANK": "0"}, "train-master-0"),
+        (ELASTIC, {"HOSTNAME": "train-worker-0"}, "train-worker-0"),
+        (TRAINJOB, {"HOSTNAME": "train-node-0-0", "PET_NODE_RANK": "0"}, "train-node-0-0.train"),
+        (JOBSET, {"HOSTNAME": "train-workers-0-0", "RANK": "0"}, "train-workers-0-0.train"),
+        (INDEXED, {"HOSTNAME": "train-0", "JOB_COMPLETION_INDEX": "0"}, None),
+    ],
+    ids=["PyTorchJob", "elastic PyTorchJob", "TrainJob", "JobSet", "indexed Job"],
+)
+def test_pods_of_one_job_of_kubernetes_are_one_start_and_those_of_another_job_are_not(
+    environ: dict[str, str], node_0: dict[str, str], first: str | None
+) -> None:
+    nodes, zero = detect("k8s", environ), detect("k8s", {**environ, **node_0})
+    assert (zero.rank, zero.run_id, zero.first_host) == (0, nodes.run_id, first)
+    other = {name: value.replace("train", "other") for name, value in environ.items()}
+    assert detect("k8s", other).run_id != nodes.run_id
+    assert detect("k8s", {**environ, "JOB_ATTEMPT": "1"}).run_id != nodes.run_id
 
 
 PART = {
@@ -166,7 +219,15 @@ def test_a_process_alone_with_a_file_is_a_start_of_its_own(tmp_path: Path) -> No
         ("torchelastic", {**TORCHRUN, "LOCAL_WORLD_SIZE": "5"}, "no multiple"),
         ("torchelastic", {"WORLD_SIZE": "8"}, "LOCAL_WORLD_SIZE"),
         ("torchelastic", {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, "RANK"),
+        ("torchelastic", {**TORCHRUN, "GROUP_WORLD_SIZE": "5"}, "on 5 nodes"),
         ("k8s", {}, "PET_NNODES or NNODES"),
+        (
+            "k8s",
+            {**ELASTIC, "PET_NNODES": "1:4"},
+            "PET_NNODES is '1:4'; .* torchrun --no-python meshwright",
+        ),
+        ("k8s", {**ELASTIC, "HOSTNAME": "train"}, "PET_NODE_RANK or NODE_RANK or RANK or JOB_COMPLETION"),
+        ("k8s", {"JOB_COMPLETION_INDEX": "1", "NNODES": "2"}, "nothing names this start; set JOB_NAME"),
         ("nowhere.json", {}, "nowhere.json"),
     ],
 )

@@ -120,18 +120,20 @@ def test_the_script_refuses_a_flag_that_would_replace_one_of_the_plan(folder: Pa
 # What an exported Slurm script does when it runs, with a Slurm that places tasks as its manual says.
 
 
-# Tasks in order: on the hosts of SLURM_HOSTFILE with arbitrary distribution, else on the allocation's.
+# Tasks in order: on the hosts of SLURM_HOSTFILE with arbitrary distribution, else on those of --nodelist.
 SRUN = """#!/bin/bash
 for option in "$@"; do
     case "${option}" in
         --ntasks=*) tasks="${option#*=}" ;;
         --distribution=*) how="${option#*=}" ;;
+        --nodelist=*) IFS=, read -ra hosts <<<"${option#*=}" ;;
         --*) ;;
         *) break ;;
     esac
     shift
 done
-mapfile -t hosts < <(if [[ "${how}" == arbitrary ]]; then cat "${SLURM_HOSTFILE}"; else scontrol; fi)
+[[ "${how}" != arbitrary ]] || mapfile -t hosts < "${SLURM_HOSTFILE}"
+((${#hosts[@]} == tasks)) || echo "${tasks} tasks on ${#hosts[@]} hosts"
 for ((task = 0; task < tasks; task++)); do
     echo "task ${task} on ${hosts[task]}"
     SLURM_PROCID="${task}" "$@" || exit
@@ -179,9 +181,10 @@ def sbatch(place: Path, nodes: int, *extra: str, **more: str) -> subprocess.Comp
 def test_every_node_starts_with_its_own_rank_and_the_first_ones_address(
     launcher: str, tmp_path: Path
 ) -> None:
+    """In an allocation of one node more, which stays idle."""
     found = min(CASES[launcher].values(), key=lambda one: one.num_nodes)
     place = written(found, launcher, tmp_path)
-    done = sbatch(place, found.num_nodes, "--logging 1 2")
+    done = sbatch(place, found.num_nodes + 1, "--logging 1 2")
     assert (done.returncode, done.stderr) == (0, "")
     tasks = done.stdout.splitlines()
     assert tasks[::2] == [f"task {rank} on host{rank + 1}" for rank in range(found.num_nodes)]
