@@ -294,6 +294,12 @@ class Stages:
         """Memory of every rank, all terms, shape (n, R); 0 where a row has no such rank."""
         return np.where(self.rank_valid, _total(self.memory_bytes), 0.0)
 
+    def take(self, index: IntArray) -> Stages:
+        """Those of the rows at ``index``, in that order."""
+        arrays = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "memory_bytes"}
+        memory_bytes = {name: term[index] for name, term in self.memory_bytes.items()}
+        return Stages(**arrays, memory_bytes=memory_bytes)
+
 
 def _total(terms: dict[str, FloatArray]) -> FloatArray:
     """Sum of all terms."""

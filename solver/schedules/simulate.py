@@ -428,14 +428,16 @@ def finish_of_many_s(
     end[0] = 0.0
     block, own, other = waves.block, waves.own, waves.other
     if few := end.size <= _IN_CACHE:  # how long a pass takes, until it is known when it ends
-        end[1:] = seconds.take(block, axis=0)
+        seconds.take(block, axis=0, out=end[1:], mode="clip")  # other modes copy through a buffer
     for start, stop, first in zip(waves.starts, waves.starts[1:], waves.run, strict=False):
         # ``take`` gathers rows several times faster than brackets
+        passes = end[start + 1 : stop + 1]
+        if not few:
+            seconds.take(block[start:stop], axis=0, out=passes, mode="clip")
         ready = end.take(other[start:stop], axis=0)
         before = end.take(own[start:stop], axis=0) if first < 0 else end[first : first + stop - start]
         np.maximum(ready, before, out=ready)
-        ready += end[start + 1 : stop + 1] if few else seconds.take(block[start:stop], axis=0)
-        end[start + 1 : stop + 1] = ready
+        passes += ready
     finish = np.asarray(end[waves.last].T)
     if schedule in BYPASSES_SYNC:  # counted from each rank's own start
         finish -= np.cumsum(forward_s[:, :pp], axis=1) - forward_s[:, :pp]

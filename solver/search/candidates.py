@@ -219,25 +219,27 @@ def fastest(
     ``ends``: of other rows, simulated before. +inf where those show that it is more than ``limit_s``.
     """
     ends, m, chunks = ends or Ends(), int(row.columns.num_microbatches[0]), len(splits[0])
-    made, few = makes_its_order(row), _glanced(row, chunks)
+    made, few, stages = makes_its_order(row), _glanced(row, chunks), _stages(row, splits)
     long = few < m and not made and np.isfinite(limit_s)
-    if long and not _within(row, splits, ends, limit_s):
+    if long and not len(_within(row, stages, ends, limit_s)):
         return np.inf, splits[0]
+    chosen = np.arange(len(splits))
     if len(splits) > 1:
-        steps = _simulated_s(row, splits, few, ends)
+        steps = _simulated_s(row, stages, few, ends)
         order = np.argsort(steps, kind="stable")
         if few == m and not made:  # all of them were simulated
             return float(steps[order[0]]), splits[order[0]]
         fully = max(min(MAX_PASSES // 2 // (2 * chunks * m), _FULLY), 1)
-        chosen = order[:fully]
+        chosen = np.sort(order[:fully])
         if made:  # an order made for the times comes near the bound where that one does not
-            nearest = np.argsort(split_s(row.take([0] * len(splits)), _stages(row, splits)), kind="stable")
+            nearest = np.argsort(split_s(row.take([0] * len(splits)), stages), kind="stable")
             chosen = np.unique([0, order[0], *nearest[:fully]])
-        splits = [splits[i] for i in sorted(chosen.tolist())]
-        if long and not (splits := _within(row, splits, ends, limit_s)):
-            return np.inf, ()
-    stages, shape = _stages(row, splits), _shape(row)
-    passes = _passes_s(stages, chunks)
+        if long:
+            chosen = chosen[_within(row, stages.take(chosen), ends, limit_s)]
+            if not len(chosen):
+                return np.inf, ()
+    stages, shape = stages.take(chosen), _shape(row)
+    passes = _passes_s(stages)
     finish = np.array([
         rank_finish_s(
             forward.tolist(),
@@ -253,7 +255,7 @@ def fastest(
         ends.learn(passes, finish, shape)
     steps = _step_s(row, finish, stages)
     best = int(steps.argmin())
-    return float(steps[best]), splits[best]
+    return float(steps[best]), splits[chosen[best]]
 
 
 def _glanced(row: Rows, chunks: int) -> int:
@@ -264,23 +266,22 @@ def _glanced(row: Rows, chunks: int) -> int:
 
 def simulated_s(row: Rows, splits: list[Split]) -> FloatArray:
     """The simulated step time of each split of a row whose schedule fixes the order of passes."""
-    return _simulated_s(row, splits, int(row.columns.num_microbatches[0]), Ends())
+    return _simulated_s(row, _stages(row, splits), int(row.columns.num_microbatches[0]), Ends())
 
 
-def _simulated_s(row: Rows, splits: list[Split], few: int, ends: Ends) -> FloatArray:
+def _simulated_s(row: Rows, stages: Stages, few: int, ends: Ends) -> FloatArray:
     """About the step time of each split by its first micro-batches; exact where those are all."""
     look()
-    stages, shape = _stages(row, splits), _shape(row, few)
-    finish = ends.finish_s(_passes_s(stages, len(splits[0])), shape)
+    shape = _shape(row, few)
+    finish = ends.finish_s(_passes_s(stages), shape)
     further = (row.m[0] - few) * stages.rank_time_s[:, : shape.pp]
     return _step_s(row, finish + further, stages)
 
 
-def _within(row: Rows, splits: list[Split], ends: Ends, limit_s: float) -> list[Split]:
-    """The splits of a row that may take no longer, as far as known pipelines of its shape tell."""
-    stages = _stages(row, splits)
-    least = _step_s(row, ends.least_s(_passes_s(stages, len(splits[0])), _shape(row)), stages) * SAFETY
-    return [split for split, step in zip(splits, least.tolist(), strict=True) if step <= limit_s]
+def _within(row: Rows, stages: Stages, ends: Ends, limit_s: float) -> IntArray:
+    """Which splits of a row may take no longer, as far as known pipelines of its shape tell."""
+    least = _step_s(row, ends.least_s(_passes_s(stages), _shape(row)), stages) * SAFETY
+    return np.flatnonzero(least <= limit_s)
 
 
 def _shape(row: Rows, num_microbatches: int | None = None) -> Shape:
@@ -291,7 +292,6 @@ def _shape(row: Rows, num_microbatches: int | None = None) -> Shape:
     return Shape(pp=int(row.p[0]), num_microbatches=m, schedule=schedule)
 
 
-def _passes_s(stages: Stages, chunks: int) -> FloatArray:
+def _passes_s(stages: Stages) -> FloatArray:
     """Forward passes, backward passes and weight gradients of every chunk, (k, 3, C)."""
-    passes = (stages.chunk_forward_s, stages.chunk_backward_s, stages.chunk_weight_s)
-    return np.stack([seconds[:, :chunks] for seconds in passes], axis=1)
+    return np.stack([stages.chunk_forward_s, stages.chunk_backward_s, stages.chunk_weight_s], axis=1)

@@ -48,6 +48,11 @@ class Fill:
         tail = RankCosts.of(rows, 0).tail_s + tries * column(prices.tail_s[:, 0])
         return cls(rows=rows, caps=caps, tries=tries, limit_s=column(limit), tail_s=tail)
 
+    @cached_property
+    def first_end_s(self) -> FloatArray:
+        """When rank 0 must have ended its passes, (n, L)."""
+        return self.limit_s - self.tail_s
+
     def among(self, tried: BoolArray) -> Fill:
         """The same with some of the tries."""
         return replace(self, tries=self.tries[:, tried], tail_s=self.tail_s[:, tried])
@@ -77,7 +82,7 @@ class Fill:
         )
         last = np.minimum(prices.weight_gradient_s, prices.backward_s)
         end = rows.path_s + (rows.m - 1.0) * beside + rows.smallest_chunk * last[:, 0] + last[:, -2]
-        room = share_of(self.limit_s - self.tail_s - column(end), column((rows.m - 1.0) * each))
+        room = share_of(self.first_end_s - column(end), column((rows.m - 1.0) * each))
         return np.asarray(column(rows.v) * np.floor(room + _ROUNDING))
 
     def reaches(self, room: Room) -> BoolArray:
@@ -222,7 +227,7 @@ def _split_chain_layers(fill: Fill, rank: int, own: RankCosts, used: FloatArray)
         passed = passed + column(prices.forward_s[:, -2] + rank * prices.transfer_s)
         passed = passed + _split_back_s(rows, np.full_like(m, float(rank)), embedding=np.ones_like(m) > 0.0)
     end = passed + m * _own_beside_s(rows, rank, own) + _last_weight_s(fill)
-    return share_of(fill.limit_s - fill.tail_s - end, m * both)
+    return share_of(fill.first_end_s - end, m * both)
 
 
 def _home_layers(fill: Fill, rank: int, own: RankCosts, used: FloatArray, early: Early) -> FloatArray:
@@ -237,7 +242,7 @@ def _home_layers(fill: Fill, rank: int, own: RankCosts, used: FloatArray, early:
     end = end + m * _own_beside_s(rows, rank, own) - early.beside_s - forward * early.offset
     end = end + _last_weight_s(fill)
     slope = m * (forward + back) - forward * early.slope - np.where(single, back, 0.0)
-    return share_of(fill.limit_s - fill.tail_s - end, slope)
+    return share_of(fill.first_end_s - end, slope)
 
 
 def _home_in_a_v(fill: Fill, rank: int, own: RankCosts, used: FloatArray, early: Early) -> FloatArray:
@@ -253,7 +258,7 @@ def _home_in_a_v(fill: Fill, rank: int, own: RankCosts, used: FloatArray, early:
     end = end + _split_back_s(rows, 2.0 * ends, head=ends > 0.0, embedding=ends > 0.0)
     end = end + m * _own_beside_s(rows, rank, own) - early.beside_s - forward * early.offset
     slope = m * (forward + back) - forward * early.slope
-    return share_of(fill.limit_s - fill.tail_s - end - _last_weight_s(fill), slope)
+    return share_of(fill.first_end_s - end - _last_weight_s(fill), slope)
 
 
 def _input_gradient_s(rows: Rows) -> FloatArray:
@@ -320,15 +325,15 @@ _BATCH = 256
 _CLOSE = 1e-5  # share of a time up to which it is bisected
 
 
-def _chain_layers(fill: Fill, rank: int, used: FloatArray, own: RankCosts) -> FloatArray:
-    """Layers that (A) and (C) let a rank hold behind ``used`` layers, (n, L)."""
+def _chain_layers(fill: Fill, rank: int, first: FloatArray, own: RankCosts) -> FloatArray:
+    """Layers that (A) and (C) let a rank hold behind ``first`` layers in first chunks, (n, L)."""
     rows, prices = fill.rows, fill.rows.prices
-    first, each, m = fill.first_chunks(rank, used), column(rows.layer_s[:, 0]), column(rows.m)
+    each, m = column(rows.layer_s[:, 0]), column(rows.m)
     there, both = first * column(prices.forward_s[:, 0]), first * each
     if rank:
         there = there + column(prices.forward_s[:, -2] + rank * prices.transfer_s)
         both = both + column(rows.embedding_s + rank * rows.chunk_s)
-    back = (fill.limit_s - fill.tail_s - both) / m - own.time_s
+    back = (fill.first_end_s - both) / m - own.time_s
     away = fill.limit_s - there - own.tail_s - m * own.time_s
     return np.minimum(back / each, away / (m * each + column(prices.tail_s[:, 0])))
 
@@ -353,17 +358,19 @@ def _back_s(rows: Rows) -> FloatArray:
     return np.asarray(rows.chunk_s - rows.prices.transfer_s)
 
 
-def _return_layers(fill: Fill, rank: int, used: FloatArray, own: RankCosts) -> FloatArray:
-    """Layers that (B), (D) and (H) let a rank hold behind ``used`` layers, (n, L)."""
+def _return_layers(
+    fill: Fill, rank: int, used: FloatArray, first: FloatArray, own: RankCosts
+) -> FloatArray:
+    """Layers that (B), (D) and (H) let a rank hold behind ``used``, ``first`` in first chunks, (n, L)."""
     rows, prices, m = fill.rows, fill.rows.prices, column(fill.rows.m)
     forward, each, tail = column(prices.forward_s[:, 0]), column(rows.layer_s[:, 0]), prices.tail_s[:, 0]
     early = Early.of(rows, rank)
     end = _first_backward_s(fill, rank, used) + m * own.time_s - early.beside_s - forward * early.offset
-    way_back = fill.first_chunks(rank, used) * (each - forward)
+    way_back = first * (each - forward)
     if rank:
         way_back = way_back + column(rows.embedding_s - prices.forward_s[:, -2] + rank * _back_s(rows))
     slope = m * each - forward * early.slope - np.where(column(rows.v) == 1.0, each - forward, 0.0)
-    back = share_of(fill.limit_s - fill.tail_s - end - way_back, slope)
+    back = share_of(fill.first_end_s - end - way_back, slope)
     late = np.minimum(back, share_of(fill.limit_s - own.tail_s - end, slope + column(tail)))
     return np.minimum(late, _steady_layers(fill, rank, used, own, way_back))
 
@@ -384,13 +391,15 @@ def _steady_layers(
     before = used * each + (column(rows.embedding_s + rank * rows.chunk_s) if rank else 0.0)
     slope = np.maximum(column(turns), 0.0)
     end = 2.0 * column(rows.total_s) - before + slope * own.time_s
-    home = share_of(fill.limit_s - fill.tail_s - end, slope * each)
+    home = share_of(fill.first_end_s - end, slope * each)
     away = fill.limit_s - own.tail_s - end + way_back
     away = share_of(away, slope * each + column(rows.prices.tail_s[:, 0]))
     return np.where(theirs, np.minimum(home, away), np.inf)
 
 
-def _all_first_layers(fill: Fill, rank: int, used: FloatArray, own: RankCosts) -> FloatArray:
+def _all_first_layers(
+    fill: Fill, rank: int, used: FloatArray, first: FloatArray, own: RankCosts
+) -> FloatArray:
     """Layers that (B') lets a rank hold behind ``used`` layers, (n, L); no limit where it is not theirs.
 
     The last chunks of the ranks behind hold at least the smallest number of layers each, and those between
@@ -403,11 +412,11 @@ def _all_first_layers(fill: Fill, rank: int, used: FloatArray, own: RankCosts) -
     v, smallest, each = column(rows.v), column(rows.smallest_chunk), column(rows.layer_s[:, 0])
     behind = np.maximum(column(rows.p) - rank - 1.0, 0.0)
     between = np.where(v == 1.0, 0.0, np.maximum(behind - 1.0, 0.0))
-    first, beside = fill.first_chunks(rank, used), m * own.time_s + behind * column(rows.chunk_s)
+    beside = m * own.time_s + behind * column(rows.chunk_s)
     beside = beside + np.where(behind > 0.0, column(rows.head_s), 0.0)
     ahead = column(prices.forward_s[:, -2] + rank * prices.transfer_s) if rank else 0.0
     both = column(rows.embedding_s + rank * rows.chunk_s) if rank else 0.0
-    home = fill.limit_s - fill.tail_s - beside - both - first * each
+    home = fill.first_end_s - beside - both - first * each
     away = fill.limit_s - own.tail_s - beside - ahead - first * column(prices.forward_s[:, 0])
     last = np.where(v == 1.0, 0.0, _most_on_the_last(fill))
     shared = (rows.layout.num_layers - used - last - between * (v - 1.0)) / v
@@ -432,8 +441,9 @@ def _most_on_the_last(fill: Fill) -> FloatArray:
 
 def _room(fill: Fill, rank: int, used: FloatArray, own: RankCosts) -> FloatArray:
     """Layers that the bounds let a rank hold behind ``used`` layers, (n, L)."""
-    room = np.minimum(_chain_layers(fill, rank, used, own), _return_layers(fill, rank, used, own))
-    return np.minimum(room, _all_first_layers(fill, rank, used, own))
+    first = fill.first_chunks(rank, used)
+    room = np.minimum(_chain_layers(fill, rank, first, own), _return_layers(fill, rank, used, first, own))
+    return np.minimum(room, _all_first_layers(fill, rank, used, first, own))
 
 
 def _batches(rows: Rows) -> list[IntArray]:
