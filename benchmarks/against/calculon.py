@@ -1,7 +1,8 @@
 """Calculon (calculon-ai/calculon) from a checkout: its exhaustive search, and its price of our plans.
 
 The search: Megatron 22B on 8 A100, 4 sequences of 2 048 tokens, a published run that it was validated on,
-its own description of the A100. It tries all that it knows one by one, so the cluster is a small one.
+its own description of the A100 without the host's memory. It tries all that it knows one by one, so the
+cluster is a small one, and nothing is offloaded: neither do the plans of ours that are asked for.
 The price: our ten plans for GPT-3 175B on 1 024 A100, which it can express where they split evenly.
 """
 
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.against.layouts import PLAIN_SPACE, configuration_of, row_of
-from benchmarks.against.process import SCRIPTS, Budget, UnavailableError, ask, ask_ours, environment
+from benchmarks.against.process import SCRIPTS, Budget, Run, UnavailableError, ask, ask_ours, environment
 from benchmarks.against.row import Comparison, Row, counted, judged, median_of, ratio_remark, seconds
 
 NAME = "Calculon"
@@ -50,29 +51,54 @@ def compare(budget: Budget, checkout: Path | None) -> Comparison:
     script = [str(environment("calculon", NEEDED)), str(SCRIPTS / "calculon_search.py"), str(home)]
     ours = [ask_ours({"problem": problem(SMALL)}, budget) for _ in range(REPEATS)]
     remarks = [second_opinion(script, budget)]
+    plans = ours[0].answer["plans"]
+    steps = steps_s(script, REQUEST, [plan["config"] for plan in plans], budget)
     theirs = ask(NAME, script, REQUEST, budget)
-    cpu_s = median_of([run.cpu_s for run in ours])
-    first = ours[0].answer["plans"][0]
+    cpu_s, least_s = median_of([run.cpu_s for run in ours]), theirs.answer["step_s"]
     return Comparison(
         question=f"Megatron 22B on {REQUEST['gpus']} A100, {BATCH} sequences of 2 048, beside Calculon",
         rows=(
             Row.of(
-                NAME,
+                f"{NAME} {theirs.answer['version']}",
                 counted(theirs.answer["executions"], "executions"),
                 [theirs],
-                by_peer=seconds(theirs.answer["step_s"]),
+                by_peer=seconds(least_s),
                 by_us=priced_by_us(theirs.answer["execution"], budget),
             ),
             Row.of(
                 "Meshwright",
                 counted(ours[0].answer["configurations"], "configurations"),
                 ours,
-                by_peer=shown(steps_s(script, REQUEST, [first["config"]], budget)[0]),
-                by_us=seconds(first["step_time_s"]),
+                by_peer=f"rank 1: {judged(steps[0], fits=True)}",
+                by_us=seconds(plans[0]["step_time_s"]),
             ),
         ),
-        remarks=(ratio_remark(NAME, theirs.cpu_s, cpu_s, TARGET), *remarks),
+        remarks=(
+            ratio_remark(NAME, theirs.cpu_s, cpu_s, TARGET),
+            not_searched(theirs),
+            of_ours(steps, least_s),
+            *remarks,
+        ),
     )
+
+
+def not_searched(theirs: Run) -> str:
+    """What of its space was left out, and what that would have taken."""
+    done, whole = theirs.answer["executions"], theirs.answer["executions_with_offload"]
+    return (
+        f"nothing is offloaded on either side; with offloading it knows {counted(whole, 'executions')}, "
+        f"which would take it {theirs.cpu_s * whole / done / 3600.0:.1f} h at the same rate"
+    )
+
+
+def of_ours(steps: Sequence[float | None], least_s: float) -> str:
+    """How near its own answer our plans come by its judge, which knows no uneven split."""
+    known = [step for step in steps if step is not None]
+    said = f"its judge can express {len(known)} of our {len(steps)} plans"
+    if not known:
+        return said
+    behind = min(known) / least_s - 1.0
+    return f"{said}, the best of them is {abs(behind):.2%} {'behind' if behind > 0.0 else 'ahead'}"
 
 
 def second_opinion(script: Sequence[str], budget: Budget) -> str:
@@ -111,11 +137,6 @@ def priced_by_us(execution: Mapping[str, Any], budget: Budget) -> str:
     asked = {"problem": problem(SMALL), "judge": [{**config, "offload": "+".join(offloaded) or "none"}]}
     (verdict,) = ask_ours(asked, budget).answer["judged"]
     return judged(verdict["step_time_s"], fits=verdict["fits"])
-
-
-def shown(step_s: float | None) -> str:
-    """A price of its own, where it has one."""
-    return judged(step_s, fits=True)
 
 
 def usable(checkout: Path | None) -> Path:

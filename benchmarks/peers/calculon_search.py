@@ -3,9 +3,10 @@
     python calculon_search.py CHECKOUT
 
 Standard input: JSON {"model": a file of its models, "system": of its systems, "gpus", "batch", "judge":
-[layouts]}; without "judge" its command ``llm-optimal-execution`` searches on one core.
-Standard output, last line: JSON {"step_s", "executions", "execution"} or {"steps_s": [seconds, or null
-where it refuses the layout or finds no room]}.
+[layouts]}; without "judge" its command ``llm-optimal-execution`` searches on one core, on the system
+without its second tier of memory: no execution offloads, and there are a seventh as many of them.
+Standard output, last line: JSON {"version", "step_s", "executions", "executions_with_offload", "execution"}
+or {"steps_s": [seconds, or null where it refuses the layout or finds no room]}.
 """
 
 from __future__ import annotations
@@ -26,26 +27,54 @@ OVERLAPS = (("none", False), ("ring", True), ("pipe", True))  # of tensor and of
 
 
 def search(checkout: Path, request: dict[str, Any]) -> dict[str, Any]:
-    """Its search, all of its space.
+    """Its search of all executions that do not offload; those that do are counted by its ``--debug``.
 
     Raises:
         SystemExit: it fails.
     """
+    described = checkout / "systems" / request["system"]
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "best.json"
-        command = [
-            sys.executable, str(checkout / "bin" / "calculon"), "llm-optimal-execution",
-            str(checkout / "models" / request["model"]), str(request["gpus"]), str(request["batch"]),
-            "float16", str(checkout / "systems" / request["system"]), str(out), "--cpus", "1",
-        ]  # fmt: skip
-        environment = {**os.environ, "PYTHONPATH": str(checkout)}
-        run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-        counted = re.search(r"Total executions: (\d+)", run.stdout + run.stderr)
-        if run.returncode or not out.is_file() or counted is None:
-            raise SystemExit((run.stderr.strip().splitlines() or ["no message"])[-1])
+        alone, out = Path(folder) / "system.json", Path(folder) / "best.json"
+        system = json.loads(described.read_text())
+        alone.write_text(json.dumps({**system, "mem2": {**system["mem2"], "GiB": 0}}))
+        whole = _executions(checkout, request, described, out, "--debug")
+        executions = _executions(checkout, request, alone, out)
         best = json.loads(out.read_text())["0"]
     step_s = best["execution"]["batch_size"] / best["stats"]["sample_rate"]
-    return {"step_s": step_s, "executions": int(counted[1]), "execution": best["execution"]}
+    return {
+        "version": _version(checkout),
+        "step_s": step_s,
+        "executions": executions,
+        "executions_with_offload": whole,
+        "execution": best["execution"],
+    }
+
+
+def _executions(checkout: Path, request: dict[str, Any], system: Path, out: Path, *options: str) -> int:
+    """Run its search; how many executions it went through.
+
+    Raises:
+        SystemExit: it fails.
+    """
+    command = [
+        sys.executable, str(checkout / "bin" / "calculon"), "llm-optimal-execution",
+        str(checkout / "models" / request["model"]), str(request["gpus"]), str(request["batch"]),
+        "float16", str(system), str(out), "--cpus", "1", *options,
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    counted = re.search(r"Total executions: (\d+)", run.stdout + run.stderr)
+    if run.returncode or counted is None:
+        raise SystemExit((run.stderr.strip().splitlines() or ["no message"])[-1])
+    return int(counted[1])
+
+
+def _version(checkout: Path) -> str:
+    """The version that its package states, and the commit where the checkout knows it."""
+    stated = re.search(r"__version__ = '([^']+)'", (checkout / "calculon" / "__init__.py").read_text())
+    asked = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    return " ".join(([stated[1]] if stated else []) + ([f"({commit})"] if commit else []))
 
 
 def execution(row: dict[str, Any], switches: tuple[Any, ...]) -> dict[str, Any]:
