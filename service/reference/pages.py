@@ -472,6 +472,11 @@ state. A setting that another one beats is not searched where that one is legal:
 is its step shorter or its memory smaller
 ([why, and what is searched](../adr/0006-switches-are-searched-as-variants.md)).
 
+Every two settings of two switches, beside every launcher that takes both, are refused together or written,
+and what is written has the same price when it is read back. `tests/property/test_priced_is_exported.py`
+holds a few pairs against that, and all where `MESHWRIGHT_TEST_DRAWS=1000` is set; `make launchers` puts
+some before the launchers' own parsers.
+
 """
 
 

@@ -51,7 +51,7 @@ from tests.launchers.environments import (
 from tests.launchers.model_types import judged, record, recorded, unlike_model
 from tests.launchers.mutants import MUTANTS, Mutant
 from tests.launchers.plans import CASES as OTHER_CASES
-from tests.launchers.plans import problem_of, random_targets, tuned
+from tests.launchers.plans import legal_targets, pairs_of, problem_of, problem_under, random_targets, tuned
 
 MODELS = (
     "llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "llama-3.1-70b",
@@ -102,6 +102,9 @@ def plans(name: str, count: int) -> Iterator[Target]:
         if len(able.offload) > 1:
             away = replace(problem, options=replace(problem.options, allow=("offload",)))
             yield from random_targets(away, share // 4, random.Random(f"{launcher} {index} offloaded"))
+    rng, pairs = random.Random(launcher), pairs_of(launcher)
+    for pair in rng.sample(pairs, min(count // 4, len(pairs))):  # settings of two switches together
+        yield from legal_targets(problem_under(rng.choice(problems), pair))
     if launcher == "megatron-lm":
         yield growing()
         yield CASES["mixtral-8x7b-overlapped"]

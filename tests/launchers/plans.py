@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations, product
 
 import numpy as np
 
 from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.switches import Setting, switches
 from meshwright.service.launchers.target import Target
-from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.configuration import RECOMPUTE, Columns, Configuration
 from meshwright.solver.problem import Problem, Workload
 from meshwright.solver.space.enumerate import enumerate_space
+from meshwright.solver.space.launcher_rules import problem_faults
 from meshwright.solver.splits import launcher_split
 from tests.launchers.cases import (
     DEEPSEEK_EXPERTS,
@@ -218,6 +222,39 @@ def random_targets(problem: Problem, count: int, rng: random.Random) -> Iterator
     columns = rows.take(np.array(drawn, dtype=np.int64))
     for row in range(len(columns)):
         yield target_of_row(problem, columns, row, rng)
+
+
+def pairs_of(launcher: str) -> list[tuple[Setting, Setting]]:
+    """Every two settings of two switches that the launcher takes: the cross product, pair by pair."""
+    taken = [
+        [one for one in switch.settings if launcher in one.launchers] for switch in switches().values()
+    ]
+    return [pair for one, other in combinations(taken, 2) for pair in product(one, other)]
+
+
+def problem_under(plain: Problem, some: Sequence[Setting]) -> Problem:
+    """The problem with settings of switches stated, for the configurations that they are about."""
+    kinds = tuple(kind for kind in RECOMPUTE if any(kind not in one.recompute for one in some))
+    only = tuple({one.only for one in some if one.only})
+    options = replace(
+        plain.options,
+        allow=("offload",),
+        forbid={"recompute_granularity": kinds},
+        constraints=only,
+        pin={"micro_batch_size": 1},
+    )
+    stated = {name: value for one in some for name, value in one.options.items()}
+    return replace(plain, options=options, workload=replace(plain.workload, framework_options=stated))
+
+
+def legal_targets(problem: Problem) -> list[Target]:
+    """A legal row of the problem's space; none where its rules refuse all of them."""
+    if list(problem_faults(problem, launcher_capabilities(problem.launcher))):
+        return []
+    try:
+        return list(random_targets(problem, 1, random.Random(problem.model.name)))
+    except InvalidProblemError:
+        return []
 
 
 def target_of_row(problem: Problem, columns: Columns, row: int, rng: random.Random) -> Target:

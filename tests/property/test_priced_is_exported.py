@@ -7,7 +7,7 @@ another value than the launcher's own, beside every plan of the golden files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from random import Random
 
@@ -30,11 +30,18 @@ from meshwright.service.launchers.reading.base import Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.registry import export, launcher_names
 from meshwright.service.launchers.target import Target
-from meshwright.solver.configuration import RECOMPUTE
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.launcher_rules import problem_faults
+from tests.draws import draws
 from tests.launchers.cases import CASES as MEGATRON
-from tests.launchers.plans import CASES, problem_of, random_targets
+from tests.launchers.plans import (
+    CASES,
+    legal_targets,
+    pairs_of,
+    problem_of,
+    problem_under,
+    random_targets,
+)
 from tests.property.test_reading_every_launcher import MAIN, priced
 
 Option = str | float | bool
@@ -126,27 +133,26 @@ PAIRS = [
 ]
 
 
-def plans_with(setting: Setting, launcher: str) -> Iterator[tuple[Problem, Target]]:
-    """Legal rows of the search's space under a setting, and the problem without it, for every model."""
-    for name in SMALL:
-        model = find_model(name)
-        plain = problem_of(launcher, model, num_nodes=1, batch=16)
-        if setting.fault(model, plain.cluster.groups[0].gpu) or list(
-            problem_faults(plain, launcher_capabilities(launcher))
-        ):
+def plans_with(some: Sequence[Setting], launcher: str) -> Iterator[tuple[Problem, Target]]:
+    """Legal rows of the search's space under settings, and the problem without them, for every model."""
+    for plain in problems_for(some, launcher):
+        problem = problem_under(plain, some)
+        if list(problem_faults(problem, launcher_capabilities(launcher))):
             continue
-        kinds = {"recompute_granularity": tuple(set(RECOMPUTE) - {*setting.recompute})}
-        only = (setting.only,) if setting.only else ()
-        pin: dict[str, int] = {"micro_batch_size": 1}
-        options = replace(plain.options, allow=("offload",), forbid=kinds, constraints=only, pin=pin)
-        plain = replace(plain, options=options)
-        workload = replace(plain.workload, framework_options=dict(setting.options))
-        problem = replace(plain, workload=workload)
         try:
-            drawn = list(random_targets(problem, 8, Random(name)))
+            drawn = list(random_targets(problem, 8, Random(plain.model.name)))
         except InvalidProblemError:
             continue  # other options of the framework contradict it beside this model
-        yield from ((plain, found) for found in drawn)
+        yield from ((replace(problem, workload=plain.workload), found) for found in drawn)
+
+
+def problems_for(some: Sequence[Setting], launcher: str) -> Iterator[Problem]:
+    """A small problem of every model that the launcher trains and that takes all of the settings."""
+    able = launcher_capabilities(launcher)
+    for plain in (problem_of(launcher, find_model(name), num_nodes=1, batch=16) for name in SMALL):
+        gpu = plain.cluster.groups[0].gpu
+        if not any(one.fault(plain.model, gpu) for one in some) and not list(problem_faults(plain, able)):
+            yield plain
 
 
 @pytest.mark.parametrize(("launcher", "switch", "name"), PAIRS)
@@ -157,14 +163,48 @@ def test_every_setting_of_every_switch_is_written_and_read_back_by_every_launche
     usual = with_options(framework_facts(framework_of(launcher)), {})
     differs = any(getattr(usual, option) != value for option, value in setting.options.items())
     count = changed = 0
-    for plain, found in plans_with(setting, launcher):
-        files = export(found.plan, found.problem, launcher).files
-        read = read_launch_files(Source(name=MAIN[launcher], text=files[MAIN[launcher]], files=files))
-        wanted = priced(found.problem, found)
-        assert read.configuration == found.config
-        assert priced(replace(found.problem, workload=read.workload), found) == wanted
+    for plain, found in plans_with([setting], launcher):
+        wanted = priced_as_written(found)
         count, changed = count + 1, changed + (priced(plain, found) != wanted)
         if count >= ENOUGH and (changed or not differs):
             break
     assert count >= ENOUGH
     assert changed or not differs, "nothing hangs on it"
+
+
+def priced_as_written(found: Target) -> object:
+    """The price of a plan, which is that of its files read back."""
+    launcher = found.problem.launcher
+    files = export(found.plan, found.problem, launcher).files
+    read = read_launch_files(Source(name=MAIN[launcher], text=files[MAIN[launcher]], files=files))
+    wanted = priced(found.problem, found)
+    assert read.configuration == found.config
+    assert priced(replace(found.problem, workload=read.workload), found) == wanted
+    return wanted
+
+
+# --------------------------------------------------------------------------------------------------
+# Settings of two switches together: a few pairs a day, all of them by MESHWRIGHT_TEST_DRAWS=1000.
+
+
+@pytest.mark.parametrize("launcher", sorted({launcher for launcher, _, _ in PAIRS}))
+def test_two_settings_are_refused_together_or_written_and_read_back(launcher: str) -> None:
+    pairs, written = pairs_of(launcher), 0
+    for pair in Random(launcher).sample(pairs, min(draws(4), len(pairs))):
+        for plain in problems_for(pair, launcher):
+            problem = problem_under(plain, pair)
+            targets = legal_targets(problem)
+            for found in targets:
+                priced_as_written(found)
+            if not targets:
+                refuses(problem, launcher)
+            written += len(targets)
+    assert written, "no pair was legal"
+
+
+def refuses(problem: Problem, launcher: str) -> None:
+    """No plan of the problem without its options is exported with them."""
+    plain = replace(problem, workload=replace(problem.workload, framework_options={}))
+    for found in legal_targets(plain):
+        with pytest.raises(PlannerError):
+            export(found.plan, problem, launcher)
