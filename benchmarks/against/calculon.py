@@ -2,7 +2,8 @@
 
 The search: Megatron 22B on 8 A100, 4 sequences of 2 048 tokens, a published run that it was validated on,
 its own description of the A100 without the host's memory. It tries all that it knows one by one, so the
-cluster is a small one, and nothing is offloaded: neither do the plans of ours that are asked for.
+cluster is a small one, and nothing is offloaded: neither do the plans of ours that are asked for, whose
+chunks hold the same number of layers, as its executions do.
 The price: our ten plans for GPT-3 175B on 1 024 A100, which it can express where they split evenly.
 """
 
@@ -49,7 +50,7 @@ def compare(budget: Budget, checkout: Path | None) -> Comparison:
     """
     home = usable(checkout)
     script = [str(environment("calculon", NEEDED)), str(SCRIPTS / "calculon_search.py"), str(home)]
-    ours = [ask_ours({"problem": problem(SMALL)}, budget) for _ in range(REPEATS)]
+    ours = [ask_ours({"problem": problem(SMALL, even=True)}, budget) for _ in range(REPEATS)]
     remarks = [second_opinion(script, budget)]
     plans = ours[0].answer["plans"]
     steps = steps_s(script, REQUEST, [plan["config"] for plan in plans], budget)
@@ -92,7 +93,7 @@ def not_searched(theirs: Run) -> str:
 
 
 def of_ours(steps: Sequence[float | None], least_s: float) -> str:
-    """How near its own answer our plans come by its judge, which knows no uneven split."""
+    """How near its own answer our plans come by its judge."""
     known = [step for step in steps if step is not None]
     said = f"its judge can express {len(known)} of our {len(steps)} plans"
     if not known:
@@ -169,7 +170,9 @@ def layout_of(execution: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def problem(asked: Mapping[str, object]) -> dict[str, object]:
-    """A request in its space: interleaving stays free."""
+def problem(asked: Mapping[str, object], *, even: bool = False) -> dict[str, object]:
+    """A request in its space: interleaving stays free; ``even``: chunks of one size alone."""
     space = {**PLAIN_SPACE, "pin": {"context_parallel_size": 1}}
+    if even:
+        space["constraints"] = [f"{LAYERS} % (pipeline_parallel_size * virtual_pipeline_size) == 0"]
     return {**asked, "launcher": "megatron-lm", "search": {"top_k": 10, "time_limit_s": 60, **space}}

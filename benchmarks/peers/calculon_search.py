@@ -80,7 +80,7 @@ def _version(checkout: Path) -> str:
 def execution(row: dict[str, Any], switches: tuple[Any, ...]) -> dict[str, Any]:
     """A layout in Calculon's words: the fields of ``Llm.Execution``."""
     tensor, data = int(row["tensor"]), int(row["data"])
-    (tensor_net, pipeline_net, data_net), (tensor_overlap, data_overlap) = switches
+    (tensor_net, pipeline_net, data_net), (tensor_overlap, data_overlap), gathers_again = switches
     return {
         "num_procs": tensor * int(row["pipeline"]) * data,
         "tensor_par": tensor,
@@ -99,7 +99,7 @@ def execution(row: dict[str, Any], switches: tuple[Any, ...]) -> dict[str, Any]:
         "optimizer_sharding": bool(row["zero"]) and data > 1,
         "tensor_par_comm_type": "rs_ag" if tensor > 1 else "ar",
         "tensor_par_overlap": tensor_overlap if tensor > 1 else "none",
-        "seq_par_ag_redo": tensor > 1 and row["recompute"] != "full",
+        "seq_par_ag_redo": gathers_again and tensor > 1 and row["recompute"] != "full",
         "data_par_overlap": data_overlap and data > 1,
         "weight_offload": False,
         "activations_offload": False,
@@ -109,7 +109,7 @@ def execution(row: dict[str, Any], switches: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def steps_s(checkout: Path, request: dict[str, Any]) -> list[float | None]:
-    """Seconds of each layout with the networks and overlaps that suit it best: no decisions of ours."""
+    """Seconds of each layout with the networks, overlaps and gathers that suit it best; none is ours."""
     sys.path.insert(0, str(checkout))
     from calculon.llm import Llm  # type: ignore[import-not-found]  # noqa: PLC0415 (the path comes first)
     from calculon.system import System  # type: ignore[import-not-found]  # noqa: PLC0415
@@ -121,7 +121,7 @@ def steps_s(checkout: Path, request: dict[str, Any]) -> list[float | None]:
     found: list[float | None] = []
     for row in request["judge"]:
         rates = []
-        for switches in product(product(range(system.num_networks), repeat=3), OVERLAPS):
+        for switches in product(product(range(system.num_networks), repeat=3), OVERLAPS, (False, True)):
             try:
                 model = Llm(application, log)
                 model.compile(system, read(execution(row, switches)))

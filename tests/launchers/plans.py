@@ -11,8 +11,10 @@ import numpy as np
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.profile import framework_of
 from meshwright.profiles.switches import Setting, switches
 from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import RECOMPUTE, Columns, Configuration
@@ -252,6 +254,7 @@ def legal_targets(problem: Problem) -> list[Target]:
     if list(problem_faults(problem, launcher_capabilities(problem.launcher))):
         return []
     try:
+        with_options(framework_facts(framework_of(problem.priced_as)), problem.workload.framework_options)
         return list(random_targets(problem, 1, random.Random(problem.model.name)))
     except InvalidProblemError:
         return []

@@ -12,6 +12,7 @@ from meshwright.profiles.profile import default_profile
 from meshwright.solver import clock as watch
 from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import ALL_LAYERS
+from meshwright.solver.search.candidates import candidates, fastest, simulated_s
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.priced_space import Priced, priced_rows, priced_space
 from meshwright.solver.search.rows import Rows
@@ -98,3 +99,18 @@ def test_a_search_behind_better_plans_ends_though_families_beyond_them_stay_clos
     behind.run(lambda _: next(asked) > 100)
     assert behind.finished
     assert behind.ranked == []
+
+
+def test_of_a_long_pipelines_splits_the_fastest_by_their_first_passes_are_simulated_whole() -> None:
+    # Eight chunks on four ranks: 16 passes a micro-batch, so that of 2 048 micro-batches the first 1 024
+    # are looked at, 2^14 passes, and then three of the splits are simulated with all of theirs.
+    shapes = [Shape(pp=4, vpp=2, num_microbatches=2048, recompute=0, recompute_layers=0)]
+    layout = layout_of([False] * 18)
+    prices = prices_of(shapes, len(layout.kinds), np.random.default_rng(3))
+    row = Rows(columns=columns_of(shapes), prices=prices, layout=layout, budget_bytes=np.inf)
+    (split,) = best_splits(row)
+    splits = candidates(row, split or ())
+    steps = simulated_s(row, splits)
+    assert len(splits) > 6
+    assert np.sort(steps)[3] > steps.min() * 1.001
+    assert fastest(row, splits)[0] == pytest.approx(steps.min())
