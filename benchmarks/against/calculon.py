@@ -99,7 +99,7 @@ def of_ours(steps: Sequence[float | None], least_s: float) -> str:
     if not known:
         return said
     behind = min(known) / least_s - 1.0
-    return f"{said}, the best of them is {abs(behind):.2%} {'behind' if behind > 0.0 else 'ahead'}"
+    return f"{said}, the best of them is {abs(behind):.2%} {'behind' if behind >= 0.0 else 'ahead'}"
 
 
 def second_opinion(script: Sequence[str], budget: Budget) -> str:

@@ -1,4 +1,4 @@
-"""LLaMA-Factory, most of it over Megatron-Core's adapter: what counts where its file says nothing, or says it twice."""
+"""LLaMA-Factory, most of it over Megatron-Core's adapter: what counts where its file is silent, or twofold."""
 
 from __future__ import annotations
 
