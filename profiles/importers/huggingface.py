@@ -291,7 +291,7 @@ def _rotary_scaling(reader: FieldReader, rope: FieldReader) -> RotaryScaling | N
     whole = reader.optional_integer("original_max_position_embeddings")
     scaling = reader.child("rope_scaling") or rope
     kind = scaling.value(scaling.first(("rope_type", "type")))
-    if kind in (None, "default"):
+    if kind in (None, "default", "mrope"):  # of which text has one axis (Qwen2.5-VL's class: the default)
         _refuse_unread(scaling, (*_OF_SCALING, *ROTARY_SCALING_LIMITS))
         return None
     if kind not in _SCALINGS:

@@ -224,7 +224,8 @@ FAMILIES: Mapping[str, Family] = {
     "olmo3": replace(_OLMO_2, global_layers="every_last", global_every=4),
     "glm": Family(flags=_QKV_FLAG),
     "glm4": Family(flags=_QKV_FLAG, facts=_SANDWICH),
-    "glm4v_text": Family(facts={"qkv_bias": True, **_SANDWICH}, head_of_whole=True),
+    "glm4v_text": Family(facts={"qkv_bias": True, **_SANDWICH}, head_of_whole=True,
+                         fixed={"attention_bias": (True, False)}),  # which its class does not read
     "glm_ocr_text": Family(facts=_SANDWICH, head_of_whole=True),
     "hunyuan_v1_dense": _HUNYUAN,
     "gemma": _GEMMA,

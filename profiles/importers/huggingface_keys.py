@@ -363,7 +363,9 @@ _PREFIXES: Mapping[str, str] = {"mamba_": "state-space layers", "ssm_": "state-s
 
 def _language_model(reader: FieldReader, name: str) -> str:
     """What to plan instead of a multimodal model; empty where it is none, or its config names none."""
-    inside = reader.value("text_config")
+    inside, own = reader.value("text_config"), f"{str(reader.value('model_type'))[:40]}_text"
+    if name in _TOWERS and not inside and own in _types():  # an older config, of both in one
+        return f'; plan its language model: the same config without {name}, model_type "{own}"'
     if name not in (*_TOWERS, "text_config") or not isinstance(inside, Mapping) or not inside:
         return ""
     model_type = str(inside.get("model_type", ""))[:40]
