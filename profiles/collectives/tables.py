@@ -176,11 +176,13 @@ class SlowdownTable:
     """Seconds of one collective over those of its bus bytes at line rate."""
 
     taken_bytes: FloatArray  # flat (rows, parts): bytes that pass at line rate while a part takes its step
+    rise_bytes: FloatArray  # from each to the next one
 
     @classmethod
     def of(cls, log2_slowdown: FloatArray) -> SlowdownTable:
         """The table of slowdowns (rows, parts): the inside rows, then the across rows."""
-        return cls(taken_bytes=(_PARTS * np.exp2(log2_slowdown)).ravel())
+        taken_bytes = (_PARTS * np.exp2(log2_slowdown)).ravel()
+        return cls(taken_bytes=taken_bytes, rise_bytes=np.diff(taken_bytes))
 
     @classmethod
     def at_line_rate(cls) -> SlowdownTable:
@@ -195,8 +197,8 @@ class SlowdownTable:
         """
         mantissa, exponent = np.frexp(part_bytes)  # part = mantissa * 2^exponent, mantissa in [0.5, 1)
         below = np.minimum(np.maximum(exponent, _LOW + 1), _HIGH) + (row * len(_PARTS) - _LOW - 1)
-        low = self.taken_bytes[below]
-        return np.asarray(low + (self.taken_bytes[below + 1] - low) * (2.0 * mantissa - 1.0))
+        low = self.taken_bytes.take(below)
+        return np.asarray(low + self.rise_bytes.take(below) * (2.0 * mantissa - 1.0))
 
 
 def row_of(in_island: FloatArray, islands: FloatArray) -> IndexArray:
@@ -204,8 +206,8 @@ def row_of(in_island: FloatArray, islands: FloatArray) -> IndexArray:
     crossing = islands > 1
     count = np.log2(np.where(crossing, islands, in_island))
     row = np.ceil(count * _ROWS_PER_DOUBLING - 1e-9)
-    most = np.where(crossing, _ACROSS_ROWS, _INSIDE_ROWS) - 1
-    return np.asarray((np.minimum(row, most) + np.where(crossing, _INSIDE_ROWS, 0)).astype(np.intp))
+    most = crossing * (_ACROSS_ROWS - _INSIDE_ROWS) + (_INSIDE_ROWS - 1)
+    return np.asarray((np.minimum(row, most) + crossing * _INSIDE_ROWS).astype(np.intp))
 
 
 @lru_cache(maxsize=256)  # 80 KB each: a service prices whatever bandwidths it is asked about

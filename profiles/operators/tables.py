@@ -8,7 +8,6 @@ ratios stand in ``catalog/operators/backward.json`` (see ``meshwright.profiles.o
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -54,16 +53,14 @@ def corners(
     """
     sides = []
     for axis, quantity in zip(axes, point, strict=True):
-        position = np.clip(axis.position(quantity), 0.0, axis.count - 1.0)
+        position = np.minimum(np.maximum(axis.position(quantity), 0.0), axis.count - 1.0)
         below = np.minimum(position.astype(np.intp), max(axis.count - 2, 0))
         share = position - below
         sides.append(((below, 1.0 - share), (np.minimum(below + 1, axis.count - 1), share)))
-    found = []
-    for choice in itertools.product(*sides):
-        index, weight = choice[0]
-        for axis, (node, share) in zip(axes[1:], choice[1:], strict=True):
-            index, weight = index * axis.count + node, weight * share
-        found.append((index, weight))
+    found = list(sides[0])
+    for axis, side in zip(axes[1:], sides[1:], strict=True):
+        rows = [(index * axis.count, weight) for index, weight in found]
+        found = [(first + node, weight * share) for first, weight in rows for node, share in side]
     return found
 
 
@@ -76,7 +73,9 @@ class LogGrid:
 
     def at(self, point: tuple[FloatArray, ...]) -> FloatArray:
         """Interpolated values of shape (n,) at points of one array per axis; held constant outside."""
-        return np.asarray(sum(self.values[index] * weight for index, weight in corners(self.axes, point)))
+        return np.asarray(
+            sum(self.values.take(index) * weight for index, weight in corners(self.axes, point))
+        )
 
     def outside(self, point: tuple[FloatArray, ...]) -> BoolArray:
         """Whether each point lies beyond an end of any axis, shape (n,)."""

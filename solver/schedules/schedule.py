@@ -136,9 +136,11 @@ def in_flight(columns: Columns) -> IntArray:
     p, v = columns.pipeline_parallel_size, columns.virtual_pipeline_size
     m, schedule = columns.num_microbatches[:, None], columns.pipeline_schedule
     most = int(v.max(initial=1)) + 1
-    pairs, of_row = np.unique(p * most + v, return_inverse=True)  # few among many rows
+    pair = p * most + v
+    pairs = np.flatnonzero(np.bincount(pair))  # few among many rows
     chunk = np.arange(int((p * v).max(initial=1)))[None, :]
-    room = _alternating(pairs[:, None] // most, pairs[:, None] % most, chunk)[of_row]
+    room = _alternating(pairs[:, None] // most, pairs[:, None] % most, chunk)
+    room = room.take(np.searchsorted(pairs, pair), axis=0)
     if _OWN_COUNT[schedule].any():
         own = _zero_bubble(schedule[:, None], p[:, None], v[:, None], room)
         own = np.where(_ALL_HELD[schedule][:, None], m, own)
