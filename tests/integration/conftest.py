@@ -13,6 +13,7 @@ from meshwright.service.db.database import Database
 from meshwright.service.jobs.engine import JobEngine
 from tests.processes.postgres_server import PostgresServer
 from tests.processes.servers import RedisServer, RunningServer, free_port, serving
+from tests.served.migrated import migrated
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -57,10 +58,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """One service with one worker for all tests of a module; each asks a question of its own."""
-    url = f"sqlite:///{tmp_path_factory.mktemp('served') / 'meshwright.db'}"
-    database = Database(url)
-    migrations.upgrade(database)
-    database.close()
+    url = migrated(tmp_path_factory.mktemp("served") / "meshwright.db")
     with serving({"database_url": url, "workers": "1"}) as running:
         yield running
 
@@ -71,8 +69,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Databas
     if request.param == "postgresql":
         yield request.getfixturevalue("postgres")
         return
-    made = Database(f"sqlite:///{tmp_path / 'meshwright.db'}")
-    migrations.upgrade(made)
+    made = Database(migrated(tmp_path / "meshwright.db"))
     yield made
     made.close()
 

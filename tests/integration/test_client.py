@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from meshwright.service.auth.keys import Keys, NewKey
-from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.workers.outcome import outcome_of
@@ -34,6 +33,7 @@ from tests.processes.faulty_proxy import break_off_after, faulty_proxy, lose_ans
 from tests.processes.servers import RunningServer, Settings, free_port, serving, until
 from tests.processes.warm import ROOT
 from tests.served.job_records import SUCCESS, TINY_PROBLEM, claimed
+from tests.served.migrated import migrated
 
 LONG_S = 60.0  # long enough to be waited for by events
 
@@ -62,7 +62,7 @@ class Waiter:
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return {
-        "database_url": f"sqlite:///{tmp_path / 'jobs.db'}",
+        "database_url": migrated(tmp_path / "jobs.db"),
         "workers": "0",
         "event_heartbeat_s": "0.3",
         "port": str(free_port()),
@@ -73,7 +73,6 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.fixture
 def engine(settings: Settings) -> Iterator[JobEngine]:
     database = Database(settings["database_url"])
-    migrations.upgrade(database)
     yield JobEngine(database, lease_s=30.0)
     database.close()
 

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.service.api.app import create_app
-from meshwright.service.db import migrations
-from meshwright.service.db.database import Database
 from meshwright.service.settings import Settings
+from tests.served.migrated import migrated
 
 VALID: dict[str, Any] = {
     "model": {"name": "llama-3.1-8b"},
@@ -75,11 +74,7 @@ def with_change(base: dict[str, Any], place: tuple[str | int, ...], value: objec
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    url = f"sqlite:///{tmp_path_factory.mktemp('api') / 'meshwright.db'}"
-    database = Database(url)
-    migrations.upgrade(database)
-    database.close()
-    app = create_app(Settings(database_url=url))
+    app = create_app(Settings(database_url=migrated(tmp_path_factory.mktemp("api") / "meshwright.db")))
     with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
         yield client
 

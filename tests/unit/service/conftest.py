@@ -1,6 +1,5 @@
 """A real database file for every test that wants one."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,27 +7,17 @@ import pytest
 from fastapi.testclient import TestClient
 
 from meshwright.service.api.app import create_app
-from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
 from meshwright.service.settings import Settings
 from tests.served.job_records import RememberingQueue
-
-
-@pytest.fixture(scope="session")
-def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty database with today's schema, to be copied."""
-    path = tmp_path_factory.mktemp("migrated") / "meshwright.db"
-    made = Database(f"sqlite:///{path}")
-    migrations.upgrade(made)
-    made.close()
-    return path
+from tests.served.migrated import migrated
 
 
 @pytest.fixture
-def database(tmp_path: Path, migrated_file: Path) -> Iterator[Database]:
-    made = Database(f"sqlite:///{shutil.copy(migrated_file, tmp_path)}")
+def database(tmp_path: Path) -> Iterator[Database]:
+    made = Database(migrated(tmp_path / "meshwright.db"))
     yield made
     made.close()
 

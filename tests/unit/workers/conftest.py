@@ -1,5 +1,5 @@
 """Workers use the same database files as the service."""
 
-from tests.unit.service.conftest import database, engine, migrated_file, queue
+from tests.unit.service.conftest import database, engine, queue
 
-__all__ = ["database", "engine", "migrated_file", "queue"]
+__all__ = ["database", "engine", "queue"]

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from sqlalchemy import event, select
 
-from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
 from meshwright.service.db.tables import jobs
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.states import MAX_ATTEMPTS, TERMINAL_STATES, Claim, Outcome
 from tests.served.job_records import SUCCESS, TENANT, add_tiny_job, add_tiny_sweep, num_plans
+from tests.served.migrated import migrated
 
 LEASE_S = 10.0
 TENANTS = (TENANT, "another")
@@ -31,9 +31,8 @@ class JobsUnderFaults(RuleBasedStateMachine):
         super().__init__()
         self.now_s = 1e9
         self.folder = tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None)
-        self.database = Database(f"sqlite:///{Path(self.folder.name) / 'jobs.db'}")
+        self.database = Database(migrated(Path(self.folder.name) / "jobs.db"))
         event.listen(self.database._engine, "connect", self._install_clock)
-        migrations.upgrade(self.database)
         self.engine = JobEngine(self.database, lease_s=LEASE_S)
         self.claims: list[Claim] = []
         self.joins: list[Claim] = []
