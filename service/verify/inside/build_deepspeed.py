@@ -159,9 +159,9 @@ class Embedding(nn.Embedding):
 class TransformerLayer(nn.Module):
     """A layer of transformers' model; the plan's stages are balanced by classes of this name."""
 
-    def __init__(self, layer: nn.Module, rotary: nn.Module) -> None:
+    def __init__(self, layers: Mapping[int, nn.Module], index: int, rotary: nn.Module) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer = layers[index]
         self.rotary = rotary
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -184,9 +184,10 @@ def pipelined(case: Case, plan: Mapping[str, Any]) -> SimpleNamespace:
         return TiedLayerSpec("embedding", kind, *given, **options) if tied else LayerSpec(kind, *given)
 
     sizes = (model.config.vocab_size, model.config.hidden_size)
+    layers, rotary = dict(enumerate(model.model.layers)), model.model.rotary_emb
     specs = [
         ends(Embedding, *sizes),
-        *(TransformerLayer(layer, model.model.rotary_emb) for layer in model.model.layers),
+        *(LayerSpec(TransformerLayer, layers, index, rotary) for index in layers),
         model.model.norm,
         ends(
             Embedding, *sizes, forward_fn=lambda module, hidden: nn.functional.linear(hidden, module.weight)
@@ -195,7 +196,8 @@ def pipelined(case: Case, plan: Mapping[str, Any]) -> SimpleNamespace:
         else LayerSpec(nn.Linear, *sizes[::-1], bias=False),
     ]
     module = PipelineModule(specs, loss_fn=_loss, **plan["PIPELINE"])
-    layers = [one.layer for one in module.forward_funcs if isinstance(one, TransformerLayer)]
+    layers.clear()  # a script's specifications make the layers of their own stage alone
+    mine = [one.layer for one in module.forward_funcs if isinstance(one, TransformerLayer)]
     tokens = torch.zeros(case["micro_batch_size"], case["seq_length"], dtype=torch.int64)
     shape = [*tokens.shape, model.config.hidden_size]
     PipelineEngine._recv_tensor_meta = lambda self, _stage: self._allocate_or_extend_buffers(
@@ -216,7 +218,7 @@ def pipelined(case: Case, plan: Mapping[str, Any]) -> SimpleNamespace:
 
         return run
 
-    return SimpleNamespace(model=module, layers=layers, stage=module.stage_id, step=step)
+    return SimpleNamespace(model=module, layers=mine, stage=module.stage_id, step=step)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -258,6 +260,7 @@ def step_of(engine: Any, step: Callable[[Callable[[], None]], None], case: Case)
     try:
         step(lambda: seen.append(bytes_of_views(gradients(engine))))
         found: Built = {"gradient_bytes": max(seen)}
+        gc.collect()  # what was made for other stages
         states = [one for one in gc.get_objects() if isinstance(one, FakeTensor)]
         return found | traced(lambda: step(lambda: None), states, engine.gradient_accumulation_steps())
     except Exception as error:  # noqa: BLE001 - what is built stays, only the step is not traced
