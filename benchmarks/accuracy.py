@@ -134,8 +134,8 @@ WEAKNESSES = """## Known weaknesses
   collectives on), multiprocessors of a dispatcher, user buffers, router fusion.
 * Assumed where a source is silent: CUDA graphs of attention and router for experts on NVL72 racks under
   NVIDIA's recipes; fp8 on Blackwell, fp16 on Volta; bf16 gradients under NeMo and Bridge
-  recipes; no recomputation, except that memory is judged under full recomputation when the run could not
-  have fitted without; DeepSeek's latent attention wherever the query size is 192; expert tensor
+  recipes; no recomputation and no sharded optimizer, except that memory is judged with both when the run
+  could not have fitted without; DeepSeek's latent attention wherever the query size is 192; expert tensor
   parallelism only where experts would not fit otherwise; biases, local layers and norms of queries and
   keys as the catalog's model of that name and sizes has them.
 * A row of a mixed cluster is refused: the table does not say which rank runs on which GPU.

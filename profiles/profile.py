@@ -247,7 +247,7 @@ class Constants:
     activation: float  # kept activations over the formulas
     base_bytes: float  # allocated whatever the layout: workspaces, small buffers
     context_bytes: float  # outside the allocator: driver context, libraries, communicators
-    reserve: float  # reserved over allocated
+    reserve: float  # reserved over allocated, where memory is not short
     log_time_sigma: float  # spread of ln(measured / predicted) step time, uncalibrated
     log_memory_sigma: float  # the same of peak memory
 

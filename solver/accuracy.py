@@ -23,7 +23,7 @@ from meshwright.solver.calibration.calibrate import calibrate as calibrated_on
 from meshwright.solver.calibration.calibrate import default_profile_of
 from meshwright.solver.calibration.choose import Candidates, Choice, measuring_order, random_order
 from meshwright.solver.calibration.observations import (
-    UNSEEN_TERMS,
+    SEEN_SHARES,
     Observation,
     ProfileOf,
     memory_configuration,
@@ -316,8 +316,8 @@ def _cells_of(prediction: Prediction, peak_bytes: float) -> dict[str, str]:
 
 def seen_bytes(stage: StagePrediction, memory_kind: str) -> int:
     """A stage's peak as that kind of measurement counts it."""
-    unseen = UNSEEN_TERMS.get(memory_kind, ())
-    return sum(value for term, value in stage.memory_bytes.items() if term not in unseen)
+    shares = SEEN_SHARES[memory_kind]
+    return round(sum(shares.get(term, 1.0) * value for term, value in stage.memory_bytes.items()))
 
 
 def peak_as_measured(prediction: Prediction, memory_kind: str, memory_rank: str) -> int:
@@ -382,12 +382,7 @@ def _with_assumed_memory(
 ) -> list[Prediction]:
     """Memory of the configurations that it is judged by; step times stay the stated layouts'."""
     judged = [
-        replace(
-            one,
-            configuration=memory_configuration(
-                one.configuration, prediction, recompute_known=one.recompute_known
-            ),
-        )
+        replace(one, configuration=memory_configuration(one, prediction))
         for one, prediction in zip(observations, predictions, strict=True)
     ]
     found = list(predictions)

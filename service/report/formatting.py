@@ -71,7 +71,7 @@ MEMORY_TERMS = {
     "workspace": "logits, loss and replayed layers",
     "buffers": "communication buckets",
     "context": "driver, libraries, communicators",
-    "reserve": "held by the allocator beyond what is used",
+    "reserve": "held by the allocator in pieces that it cannot give back",
 }
 
 

@@ -187,6 +187,7 @@ def shape_of_plan(text: str) -> RunShape:
         framework=framework_of(problem.launcher),
         warnings=(),
         recompute_known=True,
+        sharding_known=True,
     )
 
 

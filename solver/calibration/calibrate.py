@@ -438,14 +438,14 @@ def _judged(one: Observation, blind: Prediction | None) -> Observation | None:
     """``memory_observation`` with what was expected of the run."""
     if blind is None:
         return None
-    judged_as = memory_configuration(one.configuration, blind, recompute_known=one.recompute_known)
+    judged_as = memory_configuration(one, blind)
     judged = replace(one, configuration=judged_as)
     if one.peak_memory_bytes is not None:
         return judged
     limit = memory_limit_bytes(one.problem)
     if not _LEAST_FILLED * limit <= blind.peak_memory_bytes < limit:
         return None
-    return replace(judged, peak_memory_bytes=float(limit), memory_kind="device", memory_rank="worst")
+    return replace(judged, peak_memory_bytes=float(limit), memory_kind="exhausted", memory_rank="worst")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from meshwright.profiles.calibration import LOWER_BOUNDS, UPPER_BOUNDS
 from meshwright.profiles.profile import Constants, Profile, roughness
 from meshwright.solver.answer import Prediction
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray
+from meshwright.solver.cost.memory import FRAGMENTS
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.stages import LayerLayout, Stages, assemble, objective_s
 from meshwright.solver.cost.uncertainty import SHARES, SLOWER, catalog_spreads, share_of
@@ -34,6 +35,7 @@ class Observation:
     memory_rank: str = "unknown"  # first, last, worst, unknown: whose peak it is
     out_of_memory: bool = False
     recompute_known: bool = True
+    sharding_known: bool = True
     software_known: bool = True  # False: the framework is the nearest known one
 
     @classmethod
@@ -62,22 +64,28 @@ class Observation:
             framework=shape.framework,
             step_time_s=None,
             recompute_known=shape.recompute_known,
+            sharding_known=shape.sharding_known,
             software_known=shape.software_known,
         )
 
 
-def memory_configuration(
-    configuration: Configuration, prediction: Prediction, *, recompute_known: bool
-) -> Configuration:
+def memory_configuration(one: Observation, prediction: Prediction) -> Configuration:
     """The configuration under which a run's memory is judged.
 
-    Where a source is silent about recomputation and the run could not have fitted without, it is
-    judged under full recomputation: it would never have been tried otherwise.
+    Where a source is silent about recomputation, or about who keeps the optimizer's states, and the run
+    could not have fitted without, it is judged with full recomputation and with states that all replicas
+    share (ZeRO-1): it would never have been tried otherwise.
     """
-    if recompute_known or prediction.out_of_memory_probability <= 0.5:  # noqa: PLR2004 (likelier not)
-        return configuration
-    every = sum(configuration.stage_layers)
-    return replace(configuration, recompute_granularity="full", recompute_layers=every)
+    known = one.configuration
+    if prediction.out_of_memory_probability <= 0.5:  # noqa: PLR2004 (likelier not)
+        return known
+    if not one.recompute_known:
+        every = sum(known.stage_layers)
+        known = replace(known, recompute_granularity="full", recompute_layers=every)
+    if not one.sharding_known and known.zero_stage == 0:
+        replicas = known.data_parallel_size * known.context_parallel_size
+        known = replace(known, zero_stage=1, zero_shard_size=replicas)
+    return known
 
 
 # --------------------------------------------------------------------------------------------------
@@ -88,12 +96,16 @@ def memory_configuration(
 # dozen constants as cheap as three plain calls.
 
 
-# Terms that a measure of memory does not see: what lies outside the framework's allocator, and what
-# the allocator holds without using.
-UNSEEN_TERMS: Mapping[str, tuple[str, ...]] = {
-    "allocated": ("context", "reserve"),
-    "reserved": ("context",),
-    "unknown": ("context", "reserve"),
+# What a measure of memory sees of terms that others do not: nothing of what lies outside the framework's
+# allocator; of what the allocator holds idle, all of it or nothing, where the peak counts what it cannot
+# give back.
+_ALLOCATED = {"context": 0.0, "reserve": 0.0}
+SEEN_SHARES: Mapping[str, Mapping[str, float]] = {
+    "allocated": _ALLOCATED,
+    "reserved": {"context": 0.0, "reserve": 1.0 / FRAGMENTS},
+    "device": {"reserve": 1.0 / FRAGMENTS},
+    "unknown": _ALLOCATED,
+    "exhausted": {},  # of a GPU that ran out of memory: what could be given back was
 }
 ProfileOf = Callable[[Observation], Profile]
 
@@ -107,7 +119,7 @@ class Batch:
     profile: Profile
     columns: Columns
     splits: IntArray
-    unseen: tuple[tuple[str, ...], ...]  # of each run's memory
+    seen: tuple[Mapping[str, float], ...]  # of ``SEEN_SHARES``, of each run's memory
     ranks: tuple[str, ...]  # whose memory
 
 
@@ -133,7 +145,7 @@ def _batch(observations: Sequence[Observation], index: list[int], profile_of: Pr
         profile=profile_of(mine[0]),
         columns=Columns.of(configurations),
         splits=np.array(splits, dtype=np.int64),
-        unseen=tuple(UNSEEN_TERMS.get(one.memory_kind, ()) for one in mine),
+        seen=tuple(SEEN_SHARES[one.memory_kind] for one in mine),
         ranks=tuple(one.memory_rank for one in mine),
     )
 
@@ -187,7 +199,7 @@ def _seen_bytes(batch: Batch, stages: Stages, sets: int) -> FloatArray:
     n = len(batch.index)
     seen: FloatArray = np.zeros(stages.rank_valid.shape)
     for term, value in stages.memory_bytes.items():
-        counted = np.array([term not in unseen for unseen in batch.unseen], dtype=np.float64)
+        counted = np.array([shares.get(term, 1.0) for shares in batch.seen], dtype=np.float64)
         seen += value * np.tile(counted, sets)[:, None]
     by_rank = np.where(stages.rank_valid, seen, 0.0).reshape(sets, n, -1)
     peak: FloatArray = by_rank.max(axis=2)

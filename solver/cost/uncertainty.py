@@ -35,6 +35,11 @@ SHARES: Mapping[str, str] = {"launch": "floor_s", "network": "network"}
 SLOWER: Mapping[str, float] = {"floor_s": 0.5, "network": -0.5}
 
 
+def _counted(profile: Profile) -> dict[str, str]:
+    """Those of ``SHARES`` that widen the profile's intervals: a calibrated one knows its network."""
+    return {name: SHARES[name] for name in SHARES if name == "launch" or profile.residual is None}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubts:
     """Standard deviations, log, that add to a stack's own spread (as squares)."""
@@ -115,22 +120,22 @@ def shares_of(
     *,
     moved: RowPrices | None = None,
 ) -> dict[str, FloatArray]:
-    """Which share of the step of each row hangs on launches and on the network, shape (n,) each.
+    """Which share of the step of each row hangs on launches and, uncalibrated, on the network, (n,) each.
 
     The change of the logarithm of the step time with the constant's, over a usual doubt of it: 1 where all
     of it hangs there. Arguments as in ``log_time_sigma``.
     """
-    names = tuple(SHARES.values())
+    counted = _counted(profile)
     n, layout = len(columns), LayerLayout.of(problem.model)
-    rows = np.tile(np.arange(n), len(names) + 1)
+    rows = np.tile(np.arange(n), len(counted) + 1)
     many = columns.take(rows)
     prices = moved_prices(problem, columns, profile) if moved is None else moved
     counts = None if replayed_layers is None else replayed_layers[rows]
     stages = assemble(prices, many, layout, splits[rows], counts, with_memory=False)
-    seconds = np.log(objective_s(prices, many, stages)).reshape(len(names) + 1, n)
+    seconds = np.log(objective_s(prices, many, stages)).reshape(len(counted) + 1, n)
     return {
         share: share_of(share, seconds[0], slower)
-        for share, slower in zip(SHARES, seconds[1:], strict=True)
+        for share, slower in zip(counted, seconds[1:], strict=True)
     }
 
 
@@ -140,8 +145,8 @@ def share_of(share: str, still: FloatArray, slower: FloatArray) -> FloatArray:
 
 
 def moved_prices(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
-    """Prices of all rows as they are, then once more for each constant of ``SHARES``, moved alone."""
-    names, n = tuple(SHARES.values()), len(columns)
+    """Prices of all rows as they are, then once more for each constant that is counted, moved alone."""
+    names, n = tuple(_counted(profile).values()), len(columns)
     constants = replace(profile.constants, **_moved_one_by_one(profile, names, n))
     many = columns.take(np.tile(np.arange(n), len(names) + 1))
     return price(problem, many, replace(profile, constants=constants))

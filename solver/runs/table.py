@@ -48,6 +48,7 @@ class RunShape:
     framework: str
     warnings: tuple[str, ...]  # what was assumed
     recompute_known: bool  # False: the source does not say whether layers were recomputed
+    sharding_known: bool  # False: it does not say who keeps the optimizer's states
     software_known: bool = True  # False: the framework is the nearest known one
 
 
@@ -107,6 +108,7 @@ def _shape_of(cells: Cells, plan_shape: PlanReader) -> RunShape:
         warnings=tuple(one for one in (framework.warning, vocabulary_warning(cells, model)) if one),
         recompute_known=cells.text("recompute") is not None
         or framework_facts(framework.name).unstated_recompute == "none",
+        sharding_known=cells.text("zero_stage") is not None,
         software_known=framework.warning is None,
     )
 

@@ -8,6 +8,7 @@ import pytest
 from meshwright.profiles.calibration import Calibration, read_calibration
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile
+from meshwright.solver.accuracy import peak_as_measured
 from meshwright.solver.calibration.calibrate import calibrate, constants_at_bounds, default_profile_of
 from meshwright.solver.calibration.fit import TIME_WIDTHS
 from meshwright.solver.calibration.observations import Observation
@@ -58,7 +59,8 @@ def memory_errors(calibration: Calibration | None, observations: list[Observatio
         profile = default_profile_of(one)
         if calibration is not None:
             profile = calibration.applied(profile)
-        peak = predict(one.problem, profile, one.configuration).peak_memory_bytes
+        prediction = predict(one.problem, profile, one.configuration)
+        peak = peak_as_measured(prediction, one.memory_kind, one.memory_rank)
         errors.append(abs(log(peak / (one.peak_memory_bytes or 1.0))))
     return errors
 
@@ -225,10 +227,11 @@ def test_memory_learns_from_peaks(observations: list[Observation]) -> None:
         runs.append(
             replace(
                 one,
-                peak_memory_bytes=float(wrong.peak_memory_bytes),
+                peak_memory_bytes=float(peak_as_measured(wrong, "device", "worst")),
                 memory_kind="device",
                 memory_rank="worst",
                 recompute_known=True,
+                sharding_known=True,
             )
         )
     calibration = calibrate(runs[::5], cluster="x")

@@ -4,9 +4,17 @@ import numpy as np
 import pytest
 
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.profile import Constants, default_profile, level_of, untold_constants
+from meshwright.profiles.profile import Constants, Residual, default_profile, level_of, untold_constants
 from meshwright.solver.configuration import Columns, Configuration
-from meshwright.solver.cost.uncertainty import SHARES, doubts, extrapolated, log_time_sigma, shares_of
+from meshwright.solver.cost.residuals import features_of
+from meshwright.solver.cost.uncertainty import (
+    SHARES,
+    doubts,
+    extrapolated,
+    log_time_sigma,
+    moved_prices,
+    shares_of,
+)
 from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_configuration, a_gpu, a_model, a_problem
 from tests.problems.pricing import a_layout, a_profile
@@ -123,3 +131,15 @@ def test_a_gpu_that_nobody_measured_says_so() -> None:
     other = a_gpu(slug="x", architecture="cdna3", peak_flops={"bf16": 1e15})
     problem = an_h100_problem(a_model(), cluster=a_cluster(num_nodes=4, gpu=other))
     assert beyond(problem, a_layout(stage_layers=(80,))) == [("operators",)]
+
+
+def test_a_calibrated_profile_is_priced_once_more_not_twice_for_its_interval() -> None:
+    problem, columns = a_problem(), Columns.of([a_configuration()])
+    plain = default_profile(problem.cluster, problem.launcher)
+    residual = Residual(
+        points=(tuple(features_of(problem, a_configuration())),), weights=(0.0,), precision=((1.0,),),
+        amplitude=0.1, length=1.0, trend_amplitude=0.1, trend_length=4.0, noise=0.03, scale=1.0,
+    )  # fmt: skip
+    known = replace(plain, residual=residual)
+    rows = [len(moved_prices(problem, columns, one).straggler) for one in (plain, known)]
+    assert rows == [3, 2], "itself, slower launches and, uncalibrated, a slower network"
