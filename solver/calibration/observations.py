@@ -13,9 +13,8 @@ from meshwright.profiles.calibration import LOWER_BOUNDS, UPPER_BOUNDS
 from meshwright.profiles.profile import Constants, Profile, roughness
 from meshwright.solver.answer import Prediction
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray
-from meshwright.solver.cost.memory import FRAGMENTS
 from meshwright.solver.cost.price import price
-from meshwright.solver.cost.stages import LayerLayout, Stages, assemble, objective_s
+from meshwright.solver.cost.stages import FRAGMENTS, LayerLayout, Stages, assemble, objective_s
 from meshwright.solver.cost.uncertainty import SHARES, SLOWER, catalog_spreads, share_of
 from meshwright.solver.problem import Problem
 from meshwright.solver.runs.table import Run, RunShape

@@ -32,7 +32,7 @@ from meshwright.solver.cost.sharding import (
     in_torch_pipeline,
     share_gathered,
 )
-from meshwright.solver.cost.stages import LayerLayout, columns_of
+from meshwright.solver.cost.stages import FRAGMENTS, LayerLayout, columns_of
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import in_flight, splits_backward
 
@@ -44,10 +44,6 @@ _LEAST_KEPT = 0.1  # of a selectively recomputed layer's rows: its input at leas
 # Per-tensor scaled weights have one 8-bit copy on Blackwell; Hopper's GEMMs need the transpose as well, and
 # block-scaled formats keep both directions (Transformer Engine, Float8Tensor and MXFP8Tensor).
 _ONE_COPY_RECIPES = ("none", "fp8-delayed", "fp8-current")
-# Of what the allocator holds idle, the share that it cannot give back when memory runs out, being pieces of
-# blocks that are partly in use: assumed, for no source tells it. Blocks that are wholly free return to the
-# driver before an allocation fails (torch c10/cuda/CUDACachingAllocator.cpp release_cached_blocks).
-FRAGMENTS = 0.5
 # Linear layers that read one tensor, by the names under which adapters stand beside them.
 _ATTENTION_INPUT = ("linear_qkv", "q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
 _ATTENTION_OUTPUT = ("linear_proj", "o_proj")

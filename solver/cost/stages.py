@@ -149,7 +149,7 @@ class RowPrices:
     replay_workspace_bytes: FloatArray  # one layer's activations while it is replayed; 0 if none is
     buffer_bytes: FloatArray  # communication and bucket buffers of a rank
     context_bytes: FloatArray  # driver context, libraries: outside the framework's allocator
-    reserve: FloatArray  # >= 1; allocator's reserved over allocated bytes
+    reserve: FloatArray  # >= 1; what the allocator cannot give back over allocated bytes
     # Of the head part, what prediction layers take that stand on another stage, shape (n,) each: by the
     # names of prices by part and of causes; empty where they stand with the head.
     prediction: dict[str, FloatArray] = field(default_factory=dict)
@@ -391,6 +391,10 @@ def _kinds(counts: FloatArray) -> list[FloatArray]:
 
 EACH_RANK = np.s_[:, None]
 Picked = int | tuple[slice, None]
+# Of what the allocator holds idle, the share that it cannot give back when memory runs out, being pieces of
+# blocks that are partly in use: assumed, for no source tells it. Blocks that are wholly free return to the
+# driver before an allocation fails (torch c10/cuda/CUDACachingAllocator.cpp release_cached_blocks).
+FRAGMENTS = 0.5
 
 
 def workspace_bytes(prices: RowPrices, at: Picked, has_head: BoolArray) -> FloatArray:
