@@ -29,8 +29,9 @@ from meshwright.solver.search.branch import (
     makes_its_order,
     patterns,
 )
-from meshwright.solver.search.fill import can_beat, least_bound_s
+from meshwright.solver.search.fill import Fill, can_beat, least_bound_s
 from meshwright.solver.search.frontier import Frontier
+from meshwright.solver.search.memory_limits import layer_caps
 from meshwright.solver.search.priced_space import Priced
 from meshwright.solver.search.proof import dominates, least_of_candidates_s, least_step_bound_s
 from meshwright.solver.search.rows import Rows
@@ -68,6 +69,18 @@ def test_a_row_is_refuted_only_below_what_its_splits_simulate_to(rows: Rows) -> 
         high = float(every.simulated_s.min())
         low = float(whole_layers_s(rows)[0])
         assert low <= least_bound_s(rows, low, high) <= high
+
+
+@given(priced_rows(any_schedule=False))
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_the_first_chunks_before_a_rank_hold_no_fewer_layers_than_the_fill_counts(rows: Rows) -> None:
+    row = rows.take([0])
+    p, fill = int(row.p[0]), Fill.of(row, np.array([1.0]), layer_caps(row))
+    for split in exhaust(rows, 0).splits:
+        held = [sum(split[rank::p]) for rank in range(p)]
+        for rank in range(1, p):
+            used = np.full(fill.tries.shape, float(sum(held[:rank])))
+            assert fill.first_chunks(rank, used)[0, held[0] - 1] <= sum(split[:rank]) * ROUNDING
 
 
 @given(priced_rows(mixed=False))

@@ -1,4 +1,4 @@
-"""LLaMA-Factory, most of it over Megatron-Core's adapter: what counts where its file is silent, or twofold."""
+"""LLaMA-Factory, mostly over Megatron-Core's adapter: what counts where its file is silent, or twofold."""
 
 from __future__ import annotations
 
