@@ -84,6 +84,7 @@ _AXOLOTL_IRRELEVANT = (
     "tokenizer", "train_on_inputs", "shuffle", "test_datasets", "excess_length", "attn_implementation",
     "flash_attention", "xformers", "sdp_attention", "fsdp_config.state_dict", "fsdp_config.final_state",
     "fsdp_config.cpu_ram", "fsdp_config.sync", "fsdp_config.use_orig", "fsdp_config.transformer_layer",
+    "fsdp_config.limit_all",
 )  # fmt: skip
 _AXOLOTL_REFUSED = {
     "rl": "training on preferences or rewards is not priced",
@@ -113,7 +114,8 @@ class AxolotlReader:
         Raises:
             InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
         """
-        fields, known = Fields(source.name, document_of(source), told), known_of(source, told)
+        values = {_without_fsdps_own(name): found for name, found in document_of(source).items()}
+        fields, known = Fields(source.name, values, told), known_of(source, told)
         for name, why in _AXOLOTL_REFUSED.items():
             if fields.raw(name):
                 fields.fault(name, f"cannot be read: {why}")
@@ -133,7 +135,7 @@ class AxolotlReader:
         world, nodes = configuration.num_gpus, known.world.num_nodes
         each = divided(world, nodes, field="dp_shard_size", what="nodes") if nodes else None
         return LaunchFile(
-            launcher=AccelerateReader.name if "base_precision" in tuned else self.name,
+            launcher=AccelerateReader.name if _is_accelerates(fields, tuned) else self.name,
             model=known.model(),
             workload=Workload(
                 global_batch_size=configuration.global_batch_size,
@@ -208,6 +210,11 @@ def _axolotl_tuned(fields: Fields) -> dict[str, Any]:
         found = {"optimizer": name, "base_precision": "nf4-double"}  # _set_quantization_config
         fields.note("weights of 4 bits under Axolotl are priced as on accelerate's replicas")
     _refuse_quantised(fields, ("load_in_8bit",) if plain else _QUANTISED)
+    if kind not in _ADAPTERS and not (fields.has("deepspeed") or _version(fields) == _FSDP2):
+        # FSDP1 casts what is trained up (accelerate, accelerator.py); else it stays in bf16
+        found["optimizer"] = name if _is_cut(fields) else WITHOUT_COPY.get(name, name)
+    if kind not in _ADAPTERS and fields.raw("lora_r"):
+        fields.note("lora_r does nothing without an adapter")
     if kind in _ADAPTERS:
         every = fields.flag("lora_target_linear", default=False)
         found["lora_rank"] = fields.integer("lora_r", 8)
@@ -245,15 +252,11 @@ def _require_bf16(fields: Fields) -> None:
 def _axolotl_configuration(fields: Fields, known: Known) -> Configuration:
     """Sizes of the mesh, and what FSDP2 does on it."""
     micro, count = fields.integer("micro_batch_size", 1), fields.integer(ACCUMULATION, 1)
-    version = fields.integer("fsdp_version", fields.integer(f"{_FSDP}fsdp_version", 1))
     shares = _is_cut(fields)
-    if not shares and fields.word("adapter", "") in _ADAPTERS:
-        fields.note("without FSDP every rank holds the whole base, and all adapters")
-    elif not shares:
-        message = "without FSDP Axolotl's weights are in two precisions, which is not priced"
-        fields.fault("fsdp_config", message, allowed="fsdp_version: 2 and an fsdp_config")
-    elif version != _FSDP2:
-        fields.fault("fsdp_version", f"{version} is not priced under Axolotl", allowed="2", nearest="2")
+    if not shares:
+        _take_replicas(fields)
+    elif _version(fields) != _FSDP2:
+        _take_fsdp1(fields)
     if fields.flag(f"{_FSDP}offload_params", default=False):
         fields.fault(f"{_FSDP}offload_params", "weights on the host are not priced", allowed="false")
     fields.word(f"{_FSDP}auto_wrap_policy", allowed=("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP"))
@@ -263,7 +266,7 @@ def _axolotl_configuration(fields: Fields, known: Known) -> Configuration:
     tp, cp, shard, replicas = _axolotl_mesh(fields, known)
     if not shares:
         shard, replicas = 1, shard * replicas
-    zero = (_SHARDED if resharded else 2) if shares else 0
+    zero = (_SHARDED if resharded and not _keeps_gathered(fields) else 2) if shares else 0
     fields.stop()
     layers = known.model().num_layers
     return Configuration(
@@ -280,9 +283,70 @@ def _axolotl_configuration(fields: Fields, known: Known) -> Configuration:
     )
 
 
+def _take_replicas(fields: Fields) -> None:
+    """Say what every rank holds without FSDP, or why that is not priced (loaders/model.py)."""
+    named = fields.word("attn_implementation", "").startswith(("flash_attention", "flex_attention"))
+    flags = [fields.flag(name, default=False) for name in ("flash_attention", "flex_attention")]
+    if fields.word("adapter", "") in _ADAPTERS:
+        fields.note("without FSDP every rank holds the whole base, and all adapters")
+    elif named or any(flags):
+        fields.note(
+            "without FSDP every rank holds all weights, in bf16 alone: priced as accelerate's replicas"
+        )
+    else:
+        message = (
+            "without FSDP or flash_attention Axolotl's weights are in two precisions, which is not priced"
+        )
+        fields.fault("fsdp_config", message, allowed="fsdp_version: 2 and an fsdp_config")
+
+
+def _take_fsdp1(fields: Fields) -> None:
+    """Say how FSDP1 is priced, or leave a fault for what it does otherwise than accelerate's FSDP2."""
+    adapters = fields.word("adapter", "") in _ADAPTERS
+    if adapters or _version(fields) != 1:
+        message = f"{_version(fields)} is not priced under Axolotl" + (" with adapters" if adapters else "")
+        fields.fault("fsdp_version", message, allowed="2", nearest="2")
+    fields.note("fsdp_version is 1: priced as accelerate's FSDP2")
+    for word in _strategies(fields):
+        if word not in _FSDP1_WORDS:
+            fields.fault(
+                "fsdp", f"{shown(word)} is not priced under Axolotl", allowed=", ".join(_FSDP1_WORDS)
+            )
+
+
+_FSDP1_WORDS = ("full_shard", "shard_grad_op", "auto_wrap")
+
+
+def _strategies(fields: Fields) -> list[str]:
+    """FSDP1's words for how weights are cut, of both places that have them."""
+    said = [fields.raw("fsdp") or [], fields.raw(f"{_FSDP}sharding_strategy") or []]
+    return [str(word).lower() for one in said for word in (one if isinstance(one, list) else [one])]
+
+
+def _keeps_gathered(fields: Fields) -> bool:
+    """Whether FSDP1 cuts gradients and states alone."""
+    return _version(fields) == 1 and "shard_grad_op" in _strategies(fields)
+
+
+def _version(fields: Fields) -> int:
+    """Of FSDP, where it is on."""
+    return fields.integer("fsdp_version", fields.integer(f"{_FSDP}version", 1))
+
+
 def _is_cut(fields: Fields) -> bool:
     """Whether FSDP cuts the weights."""
     return bool(fields.raw("fsdp")) or fields.has_section("fsdp_config")
+
+
+def _is_accelerates(fields: Fields, tuned: dict[str, Any]) -> bool:
+    """Whether a run is priced as accelerate's: what Axolotl's own plans have no price for."""
+    whole = fields.word("adapter", "") not in _ADAPTERS and _version(fields) != _FSDP2
+    return whole or "base_precision" in tuned
+
+
+def _without_fsdps_own(name: str) -> str:
+    """A name of the FSDP section as Axolotl has it since 0.12, without ``fsdp_`` (schemas/fsdp.py)."""
+    return name.replace(f"{_FSDP}fsdp_", _FSDP)
 
 
 def _axolotl_mesh(fields: Fields, known: Known) -> tuple[int, int, int, int]:

@@ -303,3 +303,11 @@ def test_a_batch_in_a_name_that_is_not_known_is_no_default() -> None:
     ):
         read(f"{run} --batch_size 4")
     assert read(f"{run} --eval_batch_size 4").workload.global_batch_size == 128  # 8 ranks × 8 × 2
+
+
+def test_a_batch_that_another_program_divides_is_refused_not_the_trainers_default() -> None:
+    run = "torchrun --nproc_per_node 8 train.py --model_name_or_path meta-llama/Llama-2-7b-hf --bf16 True "
+    run += "--gradient_checkpointing True --model_max_length 2048 --global_batch_size 64"
+    with pytest.raises(InvalidProblemError, match=r"global_batch_size: .*no per_device_train_batch_size"):
+        read(run)
+    assert read(f"{run} --per_device_train_batch_size 2").workload.global_batch_size == 16  # 8 ranks × 2

@@ -377,7 +377,7 @@ def test_megatron_llamas_flags_are_todays() -> None:
     assert found.unread == ()
 
 
-def test_axolotl_without_fsdp_trains_adapters_on_replicas_and_nothing_else() -> None:
+def test_axolotl_without_its_second_fsdp_is_replicas_or_accelerates_first() -> None:
     text = (
         "base_model: NousResearch/Llama-3.2-1B\nadapter: lora\nlora_r: 16\nlora_target_linear: true\n"
         "sequence_len: 2048\nsample_packing: true\nmicro_batch_size: 2\ngradient_accumulation_steps: 2\n"
@@ -388,10 +388,18 @@ def test_axolotl_without_fsdp_trains_adapters_on_replicas_and_nothing_else() -> 
     configuration = found.configuration
     assert (configuration.zero_stage, configuration.zero_shard_size) == (0, 1)
     assert found.workload.global_batch_size == 16  # 4 replicas × 2 × 2
-    with pytest.raises(InvalidProblemError, match="without FSDP Axolotl's weights are in two precisions"):
-        read(text.replace("adapter: lora", "adapter:"), Told(num_gpus=4), "full.yml")
-    with pytest.raises(InvalidProblemError, match="1 is not priced under Axolotl"):
-        read(f"{text}fsdp: [full_shard, auto_wrap]\n", Told(num_gpus=4), "sharded.yml")
+    whole, cut = text.replace("adapter: lora", "adapter:"), "fsdp: [full_shard, auto_wrap]\n"
+    with pytest.raises(InvalidProblemError, match="Axolotl's weights are in two precisions"):
+        read(whole, Told(num_gpus=4), "full.yml")
+    with pytest.raises(InvalidProblemError, match="1 is not priced under Axolotl with adapters"):
+        read(f"{text}{cut}", Told(num_gpus=4), "sharded.yml")
+    # flash attention takes embeddings and norms back to bf16; FSDP1 casts all weights up
+    for more, expected in (("flash_attention: true\n", (0, "adamw-8bit-bf16")), (cut, (3, "adamw-8bit"))):
+        found = read(whole + more, Told(num_gpus=4), "full.yml")
+        assert (found.launcher, found.workload.global_batch_size) == ("accelerate", 16)
+        assert (found.configuration.zero_stage, found.workload.optimizer) == expected
+    with pytest.raises(InvalidProblemError, match="weights on the host are not priced"):
+        read(f"{whole}{cut}fsdp_config:\n  fsdp_offload_params: true\n", Told(num_gpus=4), "full.yml")
 
 
 def test_a_command_behind_the_two_dashes_of_one_that_submits_it_is_what_runs() -> None:
@@ -588,11 +596,3 @@ def test_a_script_that_trains_something_else_is_refused_by_its_argument(word: st
     with pytest.raises(InvalidProblemError, match=word.split(maxsplit=1)[0].removeprefix("--")):
         read(script)
     assert read(script.replace(word, "")).workload.lora_rank == 0
-
-
-def test_a_batch_that_another_program_divides_is_refused_not_the_trainers_default() -> None:
-    run = "torchrun --nproc_per_node 8 train.py --model_name_or_path meta-llama/Llama-2-7b-hf --bf16 True "
-    run += "--gradient_checkpointing True --model_max_length 2048 --global_batch_size 64"
-    with pytest.raises(InvalidProblemError, match=r"global_batch_size: .*no per_device_train_batch_size"):
-        read(run)
-    assert read(f"{run} --per_device_train_batch_size 2").workload.global_batch_size == 16  # 8 ranks × 2
