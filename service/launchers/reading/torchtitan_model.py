@@ -76,6 +76,15 @@ _SHAPES: dict[tuple[str, str], _Shape] = {
     | {"moe": {"num_experts": 128, "top_k": 8, "ffn_hidden_size": 768}},
     ("qwen3", "235B-A22B"): _qwen3(4096, 94, 64, 4, 12_288)
     | {"moe": {"num_experts": 128, "top_k": 8, "ffn_hidden_size": 1536}},
+    ("qwen3", "debugmodel"): _qwen3(256, 8, 16, 8, 3072, tied=True) | {"vocab_size": 2048},
+    ("qwen3", "debugmodel_moe"): _qwen3(256, 8, 16, 8, 3072)
+    | {"moe": {"num_experts": 64, "top_k": 8, "ffn_hidden_size": 768}, "vocab_size": 2048},
+    ("deepseek_v3", "debugmodel"): _deepseek(
+        (256, 6, 16, 1024),
+        {"num_experts": 8, "top_k": 3, "ffn_hidden_size": 256, "num_shared_experts": 2,
+         "shared_ffn_hidden_size": 512, "num_dense_layers": 1, "normalized_top_k": False},
+        q_rank=0, vocabulary=2048,
+    ),
     ("deepseek_v3", "16B"): _deepseek(
         (2048, 27, 16, 10_944),
         {"num_experts": 64, "top_k": 6, "ffn_hidden_size": 1408, "num_shared_experts": 2,

@@ -217,3 +217,13 @@ def test_a_registry_beside_the_script_counts_before_torchtitans_own() -> None:
         read_launch_files(Source(name="config_registry.py", text=REGISTRY), Told(num_gpus=8))
     with pytest.raises(InvalidProblemError, match=r"--config: line 1: llama3_9b is no configuration"):
         named("llama3_9b")
+
+
+def test_flavors_for_debugging_are_models_of_torchtitan() -> None:
+    text = '[model]\nname = "deepseek_v3"\nflavor = "debugmodel"\n'
+    text += "[training]\nseq_len = 2048\nlocal_batch_size = 8\n"
+    found = read_launch_files(Source(name="a.toml", text=text), Told(num_gpus=8))
+    assert (found.model.num_layers, found.model.vocab_size) == (6, 2048)
+    moe = found.model.moe
+    assert moe is not None
+    assert (moe.num_experts, moe.shared_ffn_hidden_size) == (8, 512)  # 2 shared × 256
