@@ -135,7 +135,7 @@ class AxolotlReader:
         world, nodes = configuration.num_gpus, known.world.num_nodes
         each = divided(world, nodes, field="dp_shard_size", what="nodes") if nodes else None
         return LaunchFile(
-            launcher=AccelerateReader.name if _is_accelerates(fields, tuned) else self.name,
+            launcher=_priced_as(fields, tuned),
             model=known.model(),
             workload=Workload(
                 global_batch_size=configuration.global_batch_size,
@@ -210,9 +210,12 @@ def _axolotl_tuned(fields: Fields) -> dict[str, Any]:
         found = {"optimizer": name, "base_precision": "nf4-double"}  # _set_quantization_config
         fields.note("weights of 4 bits under Axolotl are priced as on accelerate's replicas")
     _refuse_quantised(fields, ("load_in_8bit",) if plain else _QUANTISED)
-    if kind not in _ADAPTERS and not (fields.has("deepspeed") or _version(fields) == _FSDP2):
-        # FSDP1 casts what is trained up (accelerate, accelerator.py); else it stays in bf16
-        found["optimizer"] = name if _is_cut(fields) else WITHOUT_COPY.get(name, name)
+    if kind not in _ADAPTERS and not fields.has("deepspeed"):
+        # FSDP1 casts what is trained up (accelerate, accelerator.py); without FSDP it stays in bf16
+        if not _is_cut(fields):
+            found["optimizer"] = WITHOUT_COPY.get(name, name)
+        elif _version(fields) == 1:
+            found["optimizer"] = name
     if kind not in _ADAPTERS and fields.raw("lora_r"):
         fields.note("lora_r does nothing without an adapter")
     if kind in _ADAPTERS:
@@ -290,9 +293,7 @@ def _take_replicas(fields: Fields) -> None:
     if fields.word("adapter", "") in _ADAPTERS:
         fields.note("without FSDP every rank holds the whole base, and all adapters")
     elif named or any(flags):
-        fields.note(
-            "without FSDP every rank holds all weights, in bf16 alone: priced as accelerate's replicas"
-        )
+        fields.note("without FSDP every rank holds all weights, in bf16 alone: priced as TRL's replicas")
     else:
         message = (
             "without FSDP or flash_attention Axolotl's weights are in two precisions, which is not priced"
@@ -338,10 +339,12 @@ def _is_cut(fields: Fields) -> bool:
     return bool(fields.raw("fsdp")) or fields.has_section("fsdp_config")
 
 
-def _is_accelerates(fields: Fields, tuned: dict[str, Any]) -> bool:
-    """Whether a run is priced as accelerate's: what Axolotl's own plans have no price for."""
-    whole = fields.word("adapter", "") not in _ADAPTERS and _version(fields) != _FSDP2
-    return whole or "base_precision" in tuned
+def _priced_as(fields: Fields, tuned: dict[str, Any]) -> str:
+    """Who has what Axolotl's own plans have not: 4 bits, FSDP1, weights in bf16 alone without FSDP."""
+    whole = fields.word("adapter", "") not in _ADAPTERS
+    if "base_precision" in tuned or (whole and _is_cut(fields) and _version(fields) == 1):
+        return AccelerateReader.name
+    return TrlReader.name if whole and not _is_cut(fields) else AxolotlReader.name
 
 
 def _without_fsdps_own(name: str) -> str:

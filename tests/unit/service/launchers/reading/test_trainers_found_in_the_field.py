@@ -385,8 +385,7 @@ def test_axolotl_without_its_second_fsdp_is_replicas_or_accelerates_first() -> N
     )
     found = read(text, Told(num_gpus=4), "lora.yml")
     assert (found.launcher, found.workload.lora_rank) == ("axolotl", 16)
-    configuration = found.configuration
-    assert (configuration.zero_stage, configuration.zero_shard_size) == (0, 1)
+    assert (found.configuration.zero_stage, found.configuration.zero_shard_size) == (0, 1)
     assert found.workload.global_batch_size == 16  # 4 replicas × 2 × 2
     whole, cut = text.replace("adapter: lora", "adapter:"), "fsdp: [full_shard, auto_wrap]\n"
     with pytest.raises(InvalidProblemError, match="Axolotl's weights are in two precisions"):
@@ -394,10 +393,13 @@ def test_axolotl_without_its_second_fsdp_is_replicas_or_accelerates_first() -> N
     with pytest.raises(InvalidProblemError, match="1 is not priced under Axolotl with adapters"):
         read(f"{text}{cut}", Told(num_gpus=4), "sharded.yml")
     # flash attention takes embeddings and norms back to bf16; FSDP1 casts all weights up
-    for more, expected in (("flash_attention: true\n", (0, "adamw-8bit-bf16")), (cut, (3, "adamw-8bit"))):
+    for more, *expected in (
+        ("flash_attention: true\n", "trl", 0, "adamw-8bit-bf16"),
+        (cut, "accelerate", 3, "adamw-8bit"),
+    ):
         found = read(whole + more, Told(num_gpus=4), "full.yml")
-        assert (found.launcher, found.workload.global_batch_size) == ("accelerate", 16)
-        assert (found.configuration.zero_stage, found.workload.optimizer) == expected
+        assert [found.launcher, found.configuration.zero_stage, found.workload.optimizer] == expected
+        assert found.workload.global_batch_size == 16
     with pytest.raises(InvalidProblemError, match="weights on the host are not priced"):
         read(f"{whole}{cut}fsdp_config:\n  fsdp_offload_params: true\n", Told(num_gpus=4), "full.yml")
 
