@@ -150,8 +150,7 @@ def _save(now: Standing, why: str, plans: tuple[Plan, ...], folder: Path) -> Non
         write_text(folder / PROFILE_FILE, text + "\n")
     for one in now.runs:
         if one.outcome in OUT:
-            last = one.said.splitlines()[-1] if one.said else "its log is empty"
-            say_warnings([f"plan {one.plan_id}: {one.outcome}: {last}"])
+            say_warnings([f"plan {one.plan_id}: {one.outcome}: {one.last_words}"])
 
 
 def _names(plans: tuple[Plan, ...]) -> dict[str, str]:

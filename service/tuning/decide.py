@@ -288,10 +288,10 @@ def report_of(now: Standing, names: Mapping[str, str], why: str) -> str:
             f"| {plan.plan_id} | {names[plan.plan_id]} | {len(times)} | {took} "
             f"| {plan.prediction.step_time_s:.3f} s | {chance:.0f} % |"
         )
-    for one in now.runs:
-        if one.outcome in OUT:
-            lines.append(f"| {one.plan_id} | {names[one.plan_id]} | 1 | {one.outcome} | – | 0 % |")
+    ended = [one for one in now.runs if one.outcome in OUT]
+    lines += [f"| {one.plan_id} | {names[one.plan_id]} | 1 | {one.outcome} | – | 0 % |" for one in ended]
     found = now.calibration.findings if now.calibration else ()
     noise = f"Runs of one plan are taken to differ by {100 * noise_of(now.runs):.1f} %."
-    lines += ["", noise, "", *(f"- {text}" for text in found)]
+    last_words = (f"plan {one.plan_id}: {one.outcome}: `{one.last_words}`" for one in ended)
+    lines += ["", noise, "", *(f"- {text}" for text in (*last_words, *found))]
     return "\n".join([*lines, ""])

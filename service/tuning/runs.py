@@ -57,6 +57,11 @@ class Measured:
     memory_rank: str = "unknown"
     said: str = ""  # the end of its log, where it was not measured
 
+    @property
+    def last_words(self) -> str:
+        """The line that says why it was not measured."""
+        return self.said.splitlines()[-1] if self.said else "its log is empty"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:

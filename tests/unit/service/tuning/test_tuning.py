@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import time
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from meshwright.service.files import write_text
 from meshwright.service.library import answer_document
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.tuning import runs as running
-from meshwright.service.tuning.decide import held, next_plan, standing
+from meshwright.service.tuning.decide import held, next_plan, report_of, standing
 from meshwright.service.tuning.runs import Measured, Start, end_leftovers, run_plan
 from meshwright.solver.answer import Answer
 from meshwright.solver.configuration import Configuration
@@ -179,9 +180,13 @@ def test_the_likeliest_runs_first_and_plans_that_cannot_run_are_out() -> None:
     first = next_plan(problem, profile, before, 0.9)
     assert first is not None
     assert first == before.best
-    after = standing(problem, profile, answer.plans, [measured(first.plan_id, None, "out of memory")])
+    ended = replace(measured(first.plan_id, None, "failed"), said="starting\nValueError: no data")
+    after = standing(problem, profile, answer.plans, [ended])
     assert first.plan_id not in {plan.plan_id for plan in after.plans}
     assert len(after.plans) == len(answer.plans) - 1
+    names = {plan.plan_id: "a layout" for plan in answer.plans}
+    told = report_of(after, names, "It ends.")
+    assert f"- plan {first.plan_id}: failed: `ValueError: no data`\n" in told
 
 
 def test_a_plan_measured_far_faster_than_all_others_is_decided() -> None:
