@@ -4,11 +4,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.solver.search.frontier import Frontier
+from meshwright.solver.search.frontier import Frontier, layouts_of
 from meshwright.solver.search.priced_space import Priced
+from meshwright.solver.search.proof import floors_of
 from meshwright.solver.search.rows import Rows
 from tests.problems.strategies import priced_rows
-from tests.property.exhaustive import candidates_s
+from tests.property.exhaustive import candidates_s, exhaust_all
 
 
 def ranked(rows: Rows, top_k: int) -> list[int]:
@@ -70,6 +71,19 @@ def test_the_order_of_rows_changes_no_score(rows: Rows) -> None:
         if run(f)
     ]
     assert len(set(scores)) <= 1
+
+
+@given(priced_rows(max_rows=6), st.integers(1, 3))
+@settings(max_examples=20, deadline=None)
+def test_no_split_of_a_layout_simulates_below_the_floor_of_that_layout(rows: Rows, top_k: int) -> None:
+    frontier = Frontier.of(Priced.of(rows), top_k)
+    if not run(frontier):
+        return
+    floors = floors_of(frontier, 0.0).layouts
+    assert floors
+    for layout, every in zip(layouts_of(rows.columns, [*range(len(rows))]), exhaust_all(rows), strict=True):
+        least_s = every.simulated_s.min(initial=np.inf)
+        assert floors.get(layout, 0.0) <= least_s * (1.0 + 1e-9)
 
 
 def run(frontier: Frontier) -> bool:
