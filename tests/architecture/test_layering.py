@@ -1,9 +1,11 @@
 """The house stands: layers, empty packages, and what each process may load."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -76,38 +78,37 @@ def test_the_contracts_hold() -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
-@pytest.mark.parametrize(
-    ("file", "line", "contract"),
-    [
-        (
-            "profiles/units.py",
-            "import meshwright.solver.problem",
-            "profiles <- solver <- service <- workers",
-        ),
-        ("solver/problem.py", "import pydantic", "the pure core knows no web, database or queue"),
-        ("service/jobs/jobs.py", "import ortools.sat", "only the CP-SAT model knows OR-Tools"),
-        ("workers/tasks.py", "import meshwright.service.api.app", "workers never import the API"),
-        (
-            "service/launchers/target.py",
-            "import meshwright.service.settings",
-            "launchers and reports are pure",
-        ),
-        (
-            "service/db/tables.py",
-            "import meshwright.service.jobs.jobs",
-            "the parts of the service know each other in one direction",
-        ),
-        ("solver/cost/price.py", "import meshwright.solver.predict", "the solver is built in floors"),
-        ("migrations/env.py", "import meshwright.profiles.units", "migrations know the database only"),
-    ],
-)
-def test_a_broken_contract_is_caught(tmp_path: Path, file: str, line: str, contract: str) -> None:
+BROKEN = {  # contract: a file, and what it may not import
+    "profiles <- solver <- service <- workers": ("profiles/units.py", "meshwright.solver.problem"),
+    "the pure core knows no web, database or queue": ("solver/problem.py", "pydantic"),
+    "only the CP-SAT model knows OR-Tools": ("service/jobs/jobs.py", "ortools"),
+    "workers never import the API": ("workers/tasks.py", "meshwright.service.api.app"),
+    "launchers and reports are pure": ("service/launchers/target.py", "meshwright.service.settings"),
+    "the parts of the service know each other in one direction": (
+        "service/db/tables.py",
+        "meshwright.service.jobs.jobs",
+    ),
+    "migrations know the database only": ("migrations/env.py", "meshwright.profiles.units"),
+    "the solver is built in floors": ("solver/cost/price.py", "meshwright.solver.predict"),
+}
+
+
+def test_every_broken_contract_is_caught_and_the_import_named(tmp_path: Path) -> None:
     house = copy_of_the_house(tmp_path)
-    broken = house / "meshwright" / file
-    broken.write_text(broken.read_text() + f"\n{line}\n")
+    for file, imported in BROKEN.values():
+        path = house / "meshwright" / file
+        path.write_text(path.read_text() + f"\nimport {imported}\n")
     run = lint_imports(house)
     assert run.returncode == 1
-    assert f"{contract} BROKEN" in run.stdout
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    assert set(BROKEN) == {contract["name"] for contract in contracts}
+    broken = run.stdout.partition("Broken contracts")[2]
+    _, *told = re.split(r"^(.+)\n-+\n", broken, flags=re.MULTILINE)
+    chains = dict(zip(told[::2], told[1::2], strict=True))
+    for contract, (file, imported) in BROKEN.items():
+        assert f"{contract} BROKEN" in run.stdout
+        importer = f"meshwright.{file.removesuffix('.py').replace('/', '.')}"
+        assert f"{importer} -> {imported} (" in chains[contract]
 
 
 # --------------------------------------------------------------------------------------------------
