@@ -294,13 +294,13 @@ def _options(given: Given, framework: str) -> dict[str, Option | None]:
 
 def _gradient_dtype(given: Given, _: FrameworkFacts) -> str:
     """Of the gradients that are kept: bf16 training accumulates in fp32 unless told otherwise."""
-    if given.has("grad-reduce-in-bf16"):
+    if given.has("grad-reduce-in-bf16") and not given.has("fp16"):  # beside which it does nothing
         if given.has("accumulate-allreduce-grads-in-fp32"):
             given.fault("grad-reduce-in-bf16", "contradicts --accumulate-allreduce-grads-in-fp32")
         return "bf16"
     kept = given.has("bf16") and given.word("main-grads-dtype", "fp32") == "fp32"
     exact = given.has("accumulate-allreduce-grads-in-fp32") or kept
-    return "fp32" if exact else "bf16"  # 2 bytes
+    return "fp32" if exact else "fp16" if given.has("fp16") else "bf16"
 
 
 def _kernel(given: Given, known: FrameworkFacts) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.profiles.switches import clashes
 from meshwright.service.cli.problem_options import source_of
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.registry import read_launch_files
@@ -311,3 +313,15 @@ def test_a_batch_that_another_program_divides_is_refused_not_the_trainers_defaul
     with pytest.raises(InvalidProblemError, match=r"global_batch_size: .*no per_device_train_batch_size"):
         read(run)
     assert read(f"{run} --per_device_train_batch_size 2").workload.global_batch_size == 16  # 8 ranks × 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept"),
+    [("", "fp16"), ("--grad-reduce-in-bf16", "fp16"), ("--accumulate-allreduce-grads-in-fp32", None)],
+)
+def test_gradients_of_fp16_are_kept_in_it_and_the_run_is_priced(flags: str, kept: str | None) -> None:
+    run = f"torchrun --nproc_per_node 8 pretrain_gpt.py --vocab-size 50304 --micro-batch-size 1 {flags} "
+    found = read(run + SIZES.replace("--bf16", "--fp16"))
+    assert found.workload.framework_options.get("gradient_dtype") == kept
+    facts = with_options(framework_facts("megatron-core"), found.workload.framework_options)
+    assert [*clashes("megatron-lm", facts, found.model, "fp16")] == []
