@@ -50,7 +50,7 @@ class Shard:
         size, model = self.tensor_parallel_size, self.model
         unmeasured = (
             "indexer", "differential_attention", "local_attention", "value_head_dim", "keys_are_values",
-            "layer_embedding_size", "borrowing_layers",
+            "layer_embedding_size", "borrowing_layers", "gate_width",
         )  # fmt: skip
         for name in unmeasured:
             if getattr(model, name):

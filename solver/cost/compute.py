@@ -595,5 +595,5 @@ def _smooth_maximum(seconds: FloatArray, floor_s: FloatArray) -> FloatArray:
 
 
 def _rounded_maximum(seconds: FloatArray, floor_s: FloatArray) -> FloatArray:
-    """``(x^4 + floor^4)^(1/4)``: a fifth more than either where both are equal."""
-    return np.asarray(np.sqrt(np.hypot(seconds**2, floor_s**2)))
+    """``(x^3 + floor^3)^(1/3)``: a quarter more than either where both are equal."""
+    return np.asarray(np.cbrt(seconds**3 + floor_s**3))

@@ -292,15 +292,18 @@ def _options(given: Given, framework: str) -> dict[str, Option | None]:
     return {name: None if value == getattr(known, name) else value for name, value in found.items()}
 
 
-def _gradient_dtype(given: Given, _: FrameworkFacts) -> str:
+def _gradient_dtype(given: Given, known: FrameworkFacts) -> str:
     """Of the gradients that are kept: bf16 training accumulates in fp32 unless told otherwise."""
     if given.has("grad-reduce-in-bf16") and not given.has("fp16"):  # beside which it does nothing
         if given.has("accumulate-allreduce-grads-in-fp32"):
             given.fault("grad-reduce-in-bf16", "contradicts --accumulate-allreduce-grads-in-fp32")
         return "bf16"
     kept = given.has("bf16") and given.word("main-grads-dtype", "fp32") == "fp32"
-    exact = given.has("accumulate-allreduce-grads-in-fp32") or kept
-    return "fp32" if exact else "fp16" if given.has("fp16") else "bf16"
+    if given.has("accumulate-allreduce-grads-in-fp32") or kept:
+        return "fp32"
+    if not given.has("fp16"):
+        return "bf16"
+    return known.gradient_dtype if known.gradient_bytes == 2.0 else "fp16"
 
 
 def _kernel(given: Given, known: FrameworkFacts) -> str:
