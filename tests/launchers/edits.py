@@ -243,8 +243,8 @@ def deepspeed() -> list[Edit]:
              noticed=False),
         Edit("swapped letters in a key", two, (('"train_batch_size"', '"train_batch_szie"'),),
              noticed=False),
-        Edit("stages beside ZeRO-2", _for("deepspeed", STAGES, zero_stage=1, zero_shard_size=8), (('"stage": 1', '"stage": 2'),),
-             noticed=False),
+        Edit("stages beside ZeRO-2", _for("deepspeed", STAGES, zero_stage=1, zero_shard_size=8),
+             (('"stage": 1', '"stage": 2'),), noticed=False),
     ]  # fmt: skip
 
 

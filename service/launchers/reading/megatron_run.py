@@ -298,12 +298,10 @@ def _gradient_dtype(given: Given, known: FrameworkFacts) -> str:
         if given.has("accumulate-allreduce-grads-in-fp32"):
             given.fault("grad-reduce-in-bf16", "contradicts --accumulate-allreduce-grads-in-fp32")
         return "bf16"
+    own = "fp16" if known.gradient_dtype == "fp32" else known.gradient_dtype  # else of two bytes, too
     kept = given.has("bf16") and given.word("main-grads-dtype", "fp32") == "fp32"
-    if given.has("accumulate-allreduce-grads-in-fp32") or kept:
-        return "fp32"
-    if not given.has("fp16"):
-        return "bf16"
-    return known.gradient_dtype if known.gradient_bytes == 2.0 else "fp16"
+    exact = kept or given.has("accumulate-allreduce-grads-in-fp32")
+    return "fp32" if exact else own if given.has("fp16") else "bf16"
 
 
 def _kernel(given: Given, known: FrameworkFacts) -> str:
