@@ -168,7 +168,8 @@ class Llm:
 STAND_IN_COMMAND = """
 import json, sys
 assert sys.argv[1] == "llm-optimal-execution" and sys.argv[3:6] == ["512", "512", "float16"], sys.argv
-print("INFO Total executions: 68")
+host_gib = json.load(open(sys.argv[6]))["mem2"]["GiB"]
+print("INFO Total executions:", 476 if host_gib else 68)
 best = {"execution": {"batch_size": 512}, "stats": {"sample_rate": 16.0}}
 open(sys.argv[7], "w").write(json.dumps({"0": best}))
 """
@@ -200,7 +201,7 @@ def test_a_checkout_of_calculon_is_asked_for_its_best_and_for_the_price_of_ours(
         "calculon/__init__.py": "",
         "calculon/llm/__init__.py": STAND_IN,
         "calculon/system.py": "class System:\n    num_networks = 2\n    def __init__(self, cfg): pass\n",
-        "systems/a100_80g.json": "{}",
+        "systems/a100_80g.json": '{"mem2": {"GiB": 512}}',
         "models/turing-530B.json": '{"num_blocks": 105}',
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -208,8 +209,8 @@ def test_a_checkout_of_calculon_is_asked_for_its_best_and_for_the_price_of_ours(
     script = [sys.executable, str(SCRIPTS / "calculon_search.py"), str(tmp_path)]
     request = {**calculon.REQUEST, "model": "turing-530B.json", "gpus": 512, "batch": 512}
     found = ask("it", script, request, Budget(limit_s=30.0)).answer
-    # 512 sequences at 16 a second
-    assert (found["step_s"], found["executions"]) == (32.0, 68)
+    # 512 sequences at 16 a second; a search without the host's memory
+    assert (found["step_s"], found["executions"], found["executions_with_offload"]) == (32.0, 68, 476)
     layout = {
         "tensor": 8,
         "pipeline": 7,
