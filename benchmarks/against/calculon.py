@@ -2,8 +2,8 @@
 
 The search: Megatron 22B on 8 A100, 4 sequences of 2 048 tokens, a published run that it was validated on,
 its own description of the A100 without the host's memory. It tries all that it knows one by one, so the
-cluster is a small one, and nothing is offloaded: neither do the plans of ours that are asked for, whose
-chunks hold the same number of layers, as its executions do.
+cluster is a small one and nothing is offloaded. Ours is asked for plans like its executions: they offload
+nothing either, and all their chunks hold the same number of layers.
 The price: our ten plans for GPT-3 175B on 1 024 A100, which it can express where they split evenly.
 """
 
@@ -38,7 +38,6 @@ GPT: Mapping[str, object] = {
     "cluster": {"name": "dgx-a100", "num_nodes": 128},
     "workload": {"global_batch_size": GPT_BATCH, "seq_length": 2048, "precision": "bf16"},
 }
-OFFLOADS = {"optimizer": "optimizer_offload", "activations": "activations_offload"}
 RECOMPUTE = {"none": "none", "attn_only": "selective", "full": "full"}
 
 
@@ -130,12 +129,8 @@ def steps_s(
 
 
 def priced_by_us(execution: Mapping[str, Any], budget: Budget) -> str:
-    """Our price of its answer; weights that live on the host are beyond ours."""
-    if execution["weight_offload"]:
-        return "not expressible (weights offloaded)"
-    config = configuration_of(layout_of(execution), LAYERS)
-    offloaded = [name for name in ("optimizer", "activations") if execution[OFFLOADS[name]]]
-    asked = {"problem": problem(SMALL), "judge": [{**config, "offload": "+".join(offloaded) or "none"}]}
+    """Our price of its answer."""
+    asked = {"problem": problem(SMALL), "judge": [configuration_of(layout_of(execution), LAYERS)]}
     (verdict,) = ask_ours(asked, budget).answer["judged"]
     return judged(verdict["step_time_s"], fits=verdict["fits"])
 

@@ -4,7 +4,7 @@
 
 Standard input: JSON {"model": a file of its models, "system": of its systems, "gpus", "batch", "judge":
 [layouts]}; without "judge" its command ``llm-optimal-execution`` searches on one core, on the system
-without its second tier of memory: no execution offloads, and there are a seventh as many of them.
+without its second tier of memory, so that no execution offloads.
 Standard output, last line: JSON {"version", "step_s", "executions", "executions_with_offload", "execution"}
 or {"steps_s": [seconds, or null where it refuses the layout or finds no room]}.
 """

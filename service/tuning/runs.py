@@ -13,7 +13,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf, sqrt
@@ -25,7 +25,9 @@ from meshwright.profiles.errors import InvalidProblemError, ProfileError
 from meshwright.profiles.importers.registry import import_profile
 from meshwright.profiles.importers.run_logs import OUT_OF_MEMORY
 from meshwright.profiles.measurements import MeasuredRun
+from meshwright.profiles.reading import FieldReader
 from meshwright.solver.configuration import Configuration
+from meshwright.solver.runs.table import MEMORY_KINDS, MEMORY_RANKS
 
 Outcome = Literal["measured", "out of memory", "hung", "failed", "interrupted"]
 OUT: tuple[Outcome, ...] = ("out of memory", "hung", "failed")  # such a plan is out of the race
@@ -78,7 +80,7 @@ def run_plan(plan_id: str, config: Configuration, folder: Path, start: Start) ->
     """Run a plan whose launch files lie in ``folder``, and read what it took.
 
     Raises:
-        InvalidProblemError: the command cannot be started.
+        InvalidProblemError: the command cannot be started, or a peak that its log states cannot be.
     """
     folder = folder.resolve()
     words = _words(start, config, folder)
@@ -276,15 +278,32 @@ def _noise(run: MeasuredRun) -> float:
 
 
 def _stated(text: str) -> dict[str, Any]:
-    """``{"step_time_s": 1.2, "peak_memory_bytes": 3}`` on a line of its own, the last one that there is."""
-    known = {"step_time_s", "peak_memory_bytes", "memory_kind", "memory_rank"}
+    """``{"step_time_s": 1.2, "peak_memory_bytes": 3}`` on a line of its own, the last one that there is.
+
+    Raises:
+        InvalidProblemError: what it says of memory cannot be.
+    """
     for line in reversed(text.splitlines()):
         if line.startswith("{") and '"step_time_s"' in line:
             with suppress(ValueError, TypeError, KeyError):
-                found = {name: value for name, value in json.loads(line).items() if name in known}
-                if 0.0 < float(found["step_time_s"]) < inf:
-                    return {**found, "step_time_s": float(found["step_time_s"])}
+                found = json.loads(line)
+                if 0.0 < (step_time_s := float(found["step_time_s"])) < inf:
+                    return {"step_time_s": step_time_s, **_stated_memory(found)}
     return {}
+
+
+def _stated_memory(found: Mapping[str, object]) -> dict[str, Any]:
+    """The peak that a line states, what it counts and whose it is."""
+    if not found.get("peak_memory_bytes"):  # torch counts 0 where there is no GPU
+        return {}
+    reader = FieldReader(found, f"/{LOG_FILE}")
+    memory = {
+        "peak_memory_bytes": reader.number("peak_memory_bytes", low=1.0, high=inf),
+        "memory_kind": reader.choice("memory_kind", MEMORY_KINDS, default="unknown"),
+        "memory_rank": reader.choice("memory_rank", MEMORY_RANKS, default="unknown"),
+    }
+    reader.finish()
+    return memory
 
 
 def _tail(log: Path) -> str:

@@ -66,6 +66,24 @@ def test_a_script_may_state_its_figures_as_json(tmp_path: Path) -> None:
     assert (found.step_time_s, found.peak_memory_bytes) == (0.5, 1000)
     assert run(tmp_path, """echo '{"step_time_s": 2}'""").step_time_s == 2.0  # without a point
     assert run(tmp_path, """echo '{"step_time_s": Infinity}'""").outcome == "failed"
+    device = run(
+        tmp_path, """echo '{"step_time_s": 2, "peak_memory_bytes": 3e9, "memory_kind": "device"}'"""
+    )
+    assert (device.peak_memory_bytes, device.memory_kind) == (3e9, "device")
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ('"peak_memory_bytes": 3e9, "memory_kind": "nvidia-smi"', "memory_kind.*reserved, device"),
+        ('"peak_memory_bytes": "3 GB"', "peak_memory_bytes.*is not a finite number"),
+    ],
+)
+def test_a_peak_that_nobody_can_learn_from_ends_the_tuning_before_it_is_kept(
+    tmp_path: Path, said: str, message: str
+) -> None:
+    with pytest.raises(InvalidProblemError, match=message):
+        run(tmp_path, f"echo '{{\"step_time_s\": 2, {said}}}'")
 
 
 def test_a_run_out_of_memory_and_one_that_fails_are_told_apart(tmp_path: Path) -> None:
