@@ -109,7 +109,7 @@ def choose(
     nodes = nodes or detect(cluster_from)
     asked = question_of(problem, nodes, limit_s)
     folder = Path(save_dir)
-    digest = _digest({**problem, "cluster": asked["cluster"]}, launcher)
+    digest = _digest({**problem, "cluster": asked["cluster"]}, launcher, nodes.world)
     if nodes.rank > 0:
         return _awaited(folder, digest, nodes.run_id, began_s + limit_s)
     mine = _of_start(folder, digest, nodes.run_id)
@@ -150,7 +150,7 @@ class _Asking:
     launcher: str | None
     question: str
     run_id: str
-    world: int | None  # GPUs that the plan must use
+    world: int | None  # processes that the plan must use
     limit_s: float
     choice: Choice | None = None
     refusal: MeshwrightError | None = None  # that no earlier answer mends

@@ -140,10 +140,10 @@ def _place(nodes: Nodes | None) -> dict[str, str]:
 def _own_script(choice: Choice, nodes: Nodes | None) -> Path:
     """The plan's own script that starts this node, or all of an allocation."""
     name, tasks = "launch.sh", None if nodes is None else nodes.tasks_per_node
+    if nodes is not None and nodes.world is not None:
+        raise LaunchError("torchrun has started this; launch.sh starts its own: give a command after --")
     if tasks == 0 and "launch.sbatch" in choice.files:
         name = "launch.sbatch"  # also for one node: the shell of an allocation may be on another machine
-    elif nodes is not None and nodes.source == "torchelastic":
-        raise LaunchError("torchrun has started this; launch.sh starts its own: give a command after --")
     elif (tasks or 1) > 1:
         raise LaunchError(
             f"srun has started {tasks} tasks a node, launch.sh wants one: --ntasks-per-node=1"
@@ -160,12 +160,13 @@ def _stays_idle(command: Sequence[str], choice: Choice, nodes: Nodes | None) -> 
         LaunchError: the caller's own command would start them all.
     """
     asked = _NODES.search(choice.files.get("launch.sbatch", ""))
-    if asked is None or nodes is None or nodes.num_nodes is None or nodes.node_rank is None:
+    if asked is None or nodes is None or nodes.node_rank is None:
         return False
     needed = int(asked.group(1))
-    if command and needed < nodes.num_nodes:
+    started = nodes.num_nodes or nodes.node_rank + 1  # a cluster file does not tell; this one has, at least
+    if command and needed < started:
         raise LaunchError(
-            f"plan {choice.plan_id} is for {needed} nodes, {nodes.source} has started {nodes.num_nodes}; "
+            f"plan {choice.plan_id} is for {needed} nodes, {nodes.source} has started {started}; "
             f"start {needed}, or give no command: then the others stay idle"
         )
     return nodes.node_rank >= needed

@@ -39,13 +39,7 @@ class Nodes:
     gpus_per_node: int | None = None
     gpu: str | None = None  # type, where the scheduler names it
     cluster: Mapping[str, Any] | None = None  # of a file, as a problem states it
-
-    @property
-    def world(self) -> int | None:
-        """GPUs that a plan must use all of: torchrun has started a process for each; None: as it likes."""
-        if self.source != "torchelastic" or self.num_nodes is None or self.gpus_per_node is None:
-            return None
-        return self.num_nodes * self.gpus_per_node
+    world: int | None = None  # processes of torchrun, which a plan must use all of; None: none yet
 
     def cluster_of(self, given: Mapping[str, Any] | None, limit_s: float = SMI_TIMEOUT_S) -> dict[str, Any]:
         """A problem's cluster on these nodes; ``given`` keeps its links and GPUs.
@@ -94,12 +88,14 @@ def detect(cluster_from: str | Path | None, environ: Mapping[str, str] | None = 
             signs = ", ".join(f"{name} ({sign})" for name, sign in _SIGNS.items())
             raise UnknownNodesError(f"no scheduler in the environment: looked for {signs}")
         cluster_from = found[0]
-    if not isinstance(cluster_from, str) or cluster_from not in _READERS:
-        return _of_file(Path(cluster_from), environ)
-    nodes = _READERS[cluster_from](environ)
-    if "TORCHELASTIC_RUN_ID" in environ:  # every worker of torchrun finds its node's rank; one of them asks
-        nodes = replace(nodes, rank=_count(environ, "torchelastic", "RANK", least=0))
-    return nodes
+    read = _READERS.get(cluster_from) if isinstance(cluster_from, str) else None
+    nodes = _of_file(Path(cluster_from), environ) if read is None else read(environ)
+    if "TORCHELASTIC_RUN_ID" not in environ:
+        return nodes
+    # A worker of torchrun, which numbers nodes as it likes and has several on each; one of all asks.
+    rank = _count(environ, "torchelastic", "RANK", least=0)
+    world = _count(environ, "torchelastic", "WORLD_SIZE")
+    return replace(nodes, rank=rank, world=world, node_rank=None, tasks_per_node=None)
 
 
 def _slurm(environ: Mapping[str, str]) -> Nodes:
@@ -188,8 +184,8 @@ def _torchelastic(environ: Mapping[str, str]) -> Nodes:
     num_nodes = _count(environ, "torchelastic", "GROUP_WORLD_SIZE", default=world // local or 1)
     if world != num_nodes * local:
         raise UnknownNodesError(
-            f"torchelastic: WORLD_SIZE {world} on {num_nodes} nodes is no multiple of LOCAL_WORLD_SIZE "
-            f"{local}: they are unlike; state their groups in a cluster file"
+            f"torchelastic: WORLD_SIZE is {world}, not {num_nodes} nodes × LOCAL_WORLD_SIZE {local}: the "
+            "nodes are unlike; state their groups in a cluster file"
         )
     return Nodes(
         source="torchelastic",
@@ -213,15 +209,19 @@ def _k8s(environ: Mapping[str, str]) -> Nodes:
     What they set: kubeflow/trainer, pkg/runtime/framework/plugins/torch/torch.go, and release-1.9,
     pkg/controller.v1/pytorch/{envvar,elastic}.go; kubernetes.io/docs/concepts/workloads/controllers/job.
     """
+    if "TORCHELASTIC_RUN_ID" in environ:  # RANK is no node's any more, and a range of nodes a number
+        return _torchelastic(environ)
     told = environ.get("PET_NNODES", "")
     fewest, _, most = told.partition(":")  # torchrun's own: 4, 4:4 or, elastic, 1:4
     if most not in ("", fewest):
-        if "TORCHELASTIC_RUN_ID" in environ:
-            return _torchelastic(environ)
         raise UnknownNodesError(
             f"k8s: PET_NNODES is {told[:32]!r}; how many nodes a start has, torchrun alone finds out. Ask "
             "inside of it: torchrun --no-python meshwright launch -- python train.py, or "
             'choose(problem, cluster_from="torchelastic")'
+        )
+    if not (fewest or environ.get("NNODES")):
+        raise UnknownNodesError(
+            "k8s: PET_NNODES or NNODES is not set; set NNODES to the number of pods, 1 for one alone"
         )
     num_nodes = _count({**environ, "PET_NNODES": fewest}, "k8s", "PET_NNODES", "NNODES")
     per_node = environ.get("PET_NPROC_PER_NODE", "")
@@ -239,16 +239,24 @@ def _k8s(environ: Mapping[str, str]) -> Nodes:
 
 
 def _k8s_rank(environ: Mapping[str, str], num_nodes: int) -> int:
-    """Of this node. An elastic PyTorchJob numbers its pods by their names alone: train-worker-2."""
-    if not any(environ.get(name) for name in _K8S_RANKS):
-        host, _, index = environ.get("HOSTNAME", "").rpartition("-")
-        if host and f"{host}-0" == _k8s_endpoint(environ) and index.isdecimal():
-            return int(index)
-    # A pod that is alone needs no number; two that took one for theirs would both be node 0.
-    return _count(environ, "k8s", *_K8S_RANKS, least=0, default=0 if num_nodes == 1 else None)
+    """Of this node. An elastic PyTorchJob numbers its pods by their names alone: train-worker-2.
+
+    Raises:
+        UnknownNodesError: nothing tells it, or there are not so many nodes.
+    """
+    host, _, index = environ.get("HOSTNAME", "").rpartition("-")
+    by_name = host and f"{host}-0" == _k8s_endpoint(environ) and index.isdecimal()
+    if by_name and not any(map(environ.get, _K8S_RANKS)):
+        rank = int(index)
+    else:  # a pod that is alone needs no number; two that took one for theirs would both be node 0
+        rank = _count(environ, "k8s", *_K8S_RANKS, least=0, default=0 if num_nodes == 1 else None)
+    if rank >= num_nodes:
+        raise UnknownNodesError(f"k8s: this is node {rank} of {num_nodes}, which are 0 to {num_nodes - 1}")
+    return rank
 
 
 _K8S_RANKS = ("PET_NODE_RANK", "NODE_RANK", "RANK", "JOB_COMPLETION_INDEX")
+_K8S_PODS = ("PET_NNODES", "NNODES", "JOB_COMPLETION_INDEX")  # of a job that may have several
 
 
 def _k8s_endpoint(environ: Mapping[str, str]) -> str:
@@ -271,7 +279,8 @@ def _k8s_start(environ: Mapping[str, str], num_nodes: int) -> str:
         raise UnknownNodesError(
             "k8s: nothing names this start; set JOB_NAME, or MESHWRIGHT_RUN_ID, alike on all nodes"
         )
-    return f"k8s-{name or pod}-{environ.get('JOB_ATTEMPT', '0')}"
+    # A pod that is alone and has no job, as one to work in, begins anew with each process.
+    return f"k8s-{name}-{environ.get('JOB_ATTEMPT', '0')}" if name else f"k8s-{_PROCESS}"
 
 
 def _of_file(path: Path, environ: Mapping[str, str]) -> Nodes:
@@ -282,7 +291,8 @@ def _of_file(path: Path, environ: Mapping[str, str]) -> Nodes:
     try:
         cluster = json.loads(path.read_text(encoding="utf-8"))
     except OSError as fault:
-        raise UnknownNodesError(f"{path}: {fault.strerror or 'cannot be read'}") from None
+        known = f"{', '.join(SCHEDULERS)}, or a JSON file that states a cluster"
+        raise UnknownNodesError(f"{path}: {fault.strerror or 'cannot be read'}; allowed: {known}") from None
     except ValueError:
         raise UnknownNodesError(f"{path}: is not JSON") from None
     if not isinstance(cluster, dict) or not cluster.keys() & {"name", "groups"}:
@@ -296,6 +306,9 @@ def _of_file(path: Path, environ: Mapping[str, str]) -> Nodes:
         run_id = _torchelastic_start(environ)
     elif job := environ.get("SLURM_JOB_ID"):
         run_id, place = _slurm_start(job, environ), _slurm_place(environ)
+    elif _SIGNS["k8s"] in environ and any(environ.get(name) for name in _K8S_PODS):
+        pod = _k8s(environ)
+        run_id, rank, place = pod.run_id, pod.rank, {"node_rank": pod.rank, "first_host": pod.first_host}
     else:  # nodes that tell their rank have to agree; a process alone is a start of its own
         run_id = "file" if any(environ.get(name) for name in names) else f"file-{_PROCESS}"
     return Nodes(source=str(path), run_id=_run(environ, run_id), rank=rank, cluster=cluster, **place)

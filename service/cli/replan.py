@@ -125,7 +125,9 @@ def _lost(words: list[str]) -> int | dict[str, int] | None:
     if any(not count.isdecimal() or len(count) > MAX_DIGITS for _, _, count in named) or (
         len(words) > 1 and not all(n for n, _, _ in named)
     ):
-        raise InvalidProblemError.of("--lost-nodes", "must be a number, or GROUP=NUMBER")
+        message = f"{' '.join(words)[:80]!r} is no number of nodes"
+        allowed = "a number from 1, or GROUP=NUMBER of each group"
+        raise InvalidProblemError.of("--lost-nodes", message, allowed=allowed)
     if not named[0][0]:
         return int(named[0][2])
     _once("--lost-nodes", [name for name, _, _ in named])
@@ -145,7 +147,7 @@ def _slow(words: list[str]) -> dict[str, float]:
         try:
             found[node] = float(pace)
         except ValueError:
-            message = "must be NODE=PACE, such as 17=.7"
+            message = f"{word[:80]!r} is no NODE=PACE, such as 17=.7"
             raise InvalidProblemError.of(
                 "--slow-node", message, allowed="a pace above 0, below 1"
             ) from None

@@ -157,6 +157,9 @@ if ((${SLURM_NNODES:?start this file with sbatch} < @NODES@)); then
     echo "error: the plan needs @NODES@ nodes, Slurm gave ${SLURM_NNODES}" >&2
     exit 2
 fi
+if ((SLURM_NNODES > @NODES@)); then
+    echo "warning: the plan uses @NODES@ of ${SLURM_NNODES} nodes, the others stay idle" >&2
+fi
 @ORDER@
 if [[ -n "${HOSTS_FILE:-}" ]]; then
     export SLURM_HOSTFILE="${HOSTS_FILE}"  # task i runs on the host of line i

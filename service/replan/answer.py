@@ -147,10 +147,7 @@ def replan_lines(found: Replan, job: Changed) -> list[str]:
         f"plan {job.plan.plan_id} · step {done} of {total}, goes on from {saved} · "
         f"checkpoint {job.format.name} ({job.place})"
     )
-    rows: list[tuple[str, ...]] = [
-        ("#", "way", "layout", "GPUs", "step", "stands still", "done again", "done in", "")
-    ]
-    rows += [_row(way, rank, best) for rank, way in enumerate(found.ways, 1)]
+    rows = [_HEADS, *(_row(way, rank, best) for rank, way in enumerate(found.ways, 1))]
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     lines = [head, ""]
     lines += [

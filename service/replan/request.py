@@ -363,8 +363,9 @@ def _left(asked: ReplanRequest, cluster: ClusterSpec, lost: tuple[int, ...]) -> 
         counts = [asked.num_nodes]
     counts[0] += asked.spare_nodes
     if not sum(counts):
+        fewer = f"1 to {sum(lost) - 1}, or " if sum(lost) > 1 else ""
         raise InvalidProblemError.of(
-            "/lost_nodes", "no node is left, and none is spare", allowed=f"1 to {sum(lost) - 1}"
+            "/lost_nodes", "no node is left, and none is spare", allowed=f"{fewer}spare_nodes above 0"
         )
     kept = tuple(
         replace(group, num_nodes=count) for group, count in zip(groups, counts, strict=True) if count

@@ -38,6 +38,8 @@ _MEMORY = re.compile(
     rf"{OUT_OF_MEMORY.pattern}|DefaultCPUAllocator: can't allocate memory|MemoryError|std::bad_alloc"
 )
 _ERROR = re.compile(r"(?:^|\s|\.)\w*(?:Error|Exception)\b(?=:)|^error:", re.IGNORECASE)
+_ONE_NODE = re.compile(r"^#SBATCH --nodes=1$", re.MULTILINE)
+_NOT_OF_SRUN = 0xFFFFFF00  # from here on steps are Slurm's own (slurm.h), as the shell of salloc on a node
 LOG_FILE = "tune.log"
 _MARK = "MESHWRIGHT_SAVE_DIR"  # in the environment of every process of a run: its folder
 # Of a normal distribution: from the 10th to the 90th percentile, and what a median is worse than a mean.
@@ -107,8 +109,7 @@ def run_plan(plan_id: str, config: Configuration, folder: Path, start: Start) ->
 def _words(start: Start, config: Configuration, folder: Path) -> list[str]:
     """The command with what it names filled in."""
     if not start.command:
-        nodes = os.environ.get("SLURM_JOB_ID") and (folder / "launch.sbatch").is_file()
-        return ["bash", "launch.sbatch" if nodes else "launch.sh"]
+        return ["bash", _own_script(folder)]
     sizes = {name: getattr(config, name) for name in (*config.__slots__, "num_gpus")}
     known = {**sizes, "save_dir": folder, "steps": start.steps}
     filled = []
@@ -117,6 +118,24 @@ def _words(start: Start, config: Configuration, folder: Path) -> list[str]:
             word = word.replace("{" + name + "}", str(value))  # noqa: PLW2901 - filled in one by one
         filled.append(word)
     return filled
+
+
+def _own_script(folder: Path) -> str:
+    """The plan's own script: in a Slurm allocation the one that starts all of its nodes.
+
+    Raises:
+        InvalidProblemError: srun has started this, and holds the nodes that the plan's own would wait for.
+    """
+    script, step = folder / "launch.sbatch", os.environ.get("SLURM_STEP_ID", "")
+    if not os.environ.get("SLURM_JOB_ID") or not script.is_file():
+        return "launch.sh"
+    if not step.isdecimal() or int(step) >= _NOT_OF_SRUN:
+        return script.name
+    if not _ONE_NODE.search(script.read_text(encoding="utf-8")):
+        message = "srun has started this, and a plan of several nodes would wait for its nodes"
+        allowed = "the shell of salloc or a batch script, or a command after --"
+        raise InvalidProblemError.of("command", message, allowed=allowed)
+    return "launch.sh"
 
 
 def _environment(start: Start, config: Configuration, folder: Path) -> dict[str, str]:

@@ -213,6 +213,7 @@ def _asked(builder: Builder, case: str, time_s: float, stop: Callable[[], bool])
     environment = builder.environment
     path = str(environment.path) if environment.unpacked else ""
     plain = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    plain["PYTHONDONTWRITEBYTECODE"] = ""  # as images set it: each process would compile all of torch anew
     command = [str(environment.python), str(_INSIDE / builder.script)]
     try:
         said, errors = _output(command, case, plain, time_s, stop)

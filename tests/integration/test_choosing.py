@@ -91,8 +91,10 @@ def test_the_last_accepted_answer_counts_where_the_service_is_away(
     assert (again.source, again.plan_id, again.run_id) == ("last answer", accepted.plan_id, "2")
     assert "ServiceUnavailableError" in again.why
     assert (tmp_path / "megatron_args.sh").is_file()
-    with pytest.raises(NoAnswerError, match="nothing was accepted before"):
-        choose(with_batch(64), nodes=node(num_nodes=3), save_dir=tmp_path, url=away, limit_s=1.0)
+    fewer = Nodes(source="torchelastic", run_id="2", rank=0, num_nodes=2, gpus_per_node=4, world=8)
+    for other in (node(num_nodes=3), fewer):  # the plan uses 16 GPUs
+        with pytest.raises(NoAnswerError, match="nothing was accepted before"):
+            choose(with_batch(64), nodes=other, save_dir=tmp_path, url=away, limit_s=1.0)
 
 
 @pytest.mark.alone
@@ -252,7 +254,7 @@ def test_a_wrong_problem_and_one_without_a_plan_are_refused_not_answered_from_be
     huge = {**PROBLEM, "model": {"name": "gpt-3-175b"}, "search": quick}
     with pytest.raises(NoPlanError, match="is infeasible"):
         choose(huge, nodes=node(num_nodes=1), save_dir=tmp_path, url=server.url)
-    world = Nodes(source="torchelastic", run_id="1", rank=0, num_nodes=2, gpus_per_node=4)
+    world = Nodes(source="torchelastic", run_id="1", rank=0, num_nodes=2, gpus_per_node=4, world=8)
     with pytest.raises(NoPlanError, match="uses 16 GPUs, torchrun has started 8 processes"):
         choose(PROBLEM, nodes=world, save_dir=tmp_path, url=server.url)  # on nodes of eight
     assert not list(tmp_path.iterdir())

@@ -228,6 +228,16 @@ def test_selectors_find_their_pods() -> None:
     assert budget["minAvailable"] < named("Deployment", "api")["spec"]["replicas"]
 
 
+def test_the_example_of_a_job_asks_the_service_that_is_deployed() -> None:
+    job = yaml.safe_load((ROOT / "examples" / "launchers" / "pytorchjob.yaml").read_text())
+    service = named("Service", "api")
+    (port,) = service["spec"]["ports"]
+    place = f"http://api.{service['metadata']['namespace']}:{port['port']}"
+    for replica in job["spec"]["pytorchReplicaSpecs"].values():
+        (asks,) = replica["template"]["spec"]["containers"]
+        assert {"name": "MESHWRIGHT_URL", "value": place} in asks["env"]
+
+
 def test_every_way_that_is_needed_is_open_and_no_other_port() -> None:
     policies = [one for one in MANIFESTS if one["kind"] == "NetworkPolicy"]
     assert named("NetworkPolicy", "nothing")["spec"] == {

@@ -1,6 +1,7 @@
 """``meshwright verify``: launchers build ranks of plans on fake tensors, and what they build was priced."""
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,11 @@ from meshwright.service.verify.environments import (
     FOLDER_VARIABLE,
     MEGATRON_LM,
     TORCHTITAN,
+    Environment,
     MissingEnvironmentError,
     make,
 )
-from meshwright.service.verify.verify import Quantity, Verification, verify
+from meshwright.service.verify.verify import Builder, Quantity, Verification, verify
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 from tests.launchers.cases import DEEPSEEK_V3, LLAMA_70B, target
@@ -289,3 +291,17 @@ def test_a_launcher_that_was_not_installed_is_named_with_its_remedy(
     monkeypatch.setenv(FOLDER_VARIABLE, os.fspath(tmp_path))
     with pytest.raises(MissingEnvironmentError, match="meshwright verify --install megatron-lm"):
         verified(STAGES, "megatron-lm")
+
+
+def test_what_a_launcher_compiles_is_kept_also_where_an_image_forbids_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Environments are installed uncompiled: each process would compile torch and transformers anew."""
+    environment = Environment("none", (), root=tmp_path)
+    environment.python.parent.mkdir(parents=True)
+    environment.python.symlink_to(sys.executable)
+    script = tmp_path / "build.py"
+    script.write_text("import json, sys\nprint(json.dumps({'done': sys.dont_write_bytecode}))\n")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # as the service's own image has it
+    asked = Builder(environment=environment, script=str(script))
+    assert module._asked(asked, "{}", 60.0, lambda: False) == [{"done": False}]

@@ -1,4 +1,4 @@
-"""A job that ``meshwright launch`` has started hears what its scheduler or terminal tells the launch."""
+"""What ``meshwright launch`` starts on which nodes, and that the job hears what the launch is told."""
 
 import os
 import signal
@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from meshwright_client.choosing import Choice
+from meshwright_client.launching import LaunchError, start
+from meshwright_client.nodes import Nodes
 
 ROOT = Path(__file__).parents[3]
 LAUNCH = """
@@ -50,3 +54,31 @@ def test_a_signal_reaches_the_job_once_though_its_group_is_signalled(how: str, h
     os.killpg(started.pid, signal.SIGTERM)
     assert started.communicate(timeout=60)[0] == ""
     assert started.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(("rank", "count"), [(0, 4), (3, 4), (3, None)], ids=["first", "last", "of a file"])
+def test_nodes_that_the_plan_does_not_need_stay_idle_and_no_command_starts_them(
+    rank: int, count: int | None
+) -> None:
+    nodes = Nodes(source="slurm", run_id="1", rank=rank, num_nodes=count, node_rank=rank)
+    with pytest.raises(LaunchError, match="is for 2 nodes, slurm has started 4"):
+        start(["true"], choice_of(2), nodes=nodes)
+    if rank:
+        assert start([], choice_of(2), nodes=nodes) == 0
+
+
+@pytest.mark.parametrize("source", ["torchelastic", "slurm", "cluster.json"])
+def test_no_worker_of_torchrun_starts_the_plans_own_script(source: str) -> None:
+    nodes = Nodes(source=source, run_id="1", rank=0, num_nodes=2, gpus_per_node=8, world=16)
+    with pytest.raises(LaunchError, match="torchrun has started this"):
+        start([], choice_of(2), nodes=nodes)
+
+
+def choice_of(num_nodes: int) -> Choice:
+    """A choice whose files want so many nodes."""
+    return Choice(
+        plan_id="aaa", job_id="1", launcher="none", config=None, step_time_s=1.0,  # type: ignore[arg-type]
+        step_time_low_s=0.9, step_time_high_s=1.1, peak_memory_bytes=1, profile="", warnings=(),
+        question="", run_id="1", source="service",
+        files={"launch.sh": "", "launch.sbatch": f"#SBATCH --nodes={num_nodes}\n"},
+    )  # fmt: skip

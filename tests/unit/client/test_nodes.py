@@ -44,6 +44,7 @@ JOBSET = {
     "HOSTNAME": "train-workers-3-0", "JOB_COMPLETION_INDEX": "0", "RANK": "3", "NNODES": "4",
     "MASTER_ADDR": "train-workers-0-0.train", "PET_NPROC_PER_NODE": "8",
 }  # fmt: skip
+POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 INDEXED = {
     "JOB_COMPLETION_INDEX": "1", "HOSTNAME": "train-1", "NNODES": "2", "CUDA_VISIBLE_DEVICES": "0,1,2,3",
 }  # fmt: skip
@@ -158,14 +159,35 @@ def test_a_batch_script_and_an_interactive_shell_are_no_task_of_srun(
         {**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"},
         {**TORCHRUN, "MASTER_PORT": "29501"},
         {**SLURM, **TORCHRUN},
+        PYTORCHJOB,
+        ELASTIC,
+        TRAINJOB,
+        {**INDEXED, **POD},
     ],
 )
-def test_a_cluster_file_leaves_it_to_the_scheduler_to_tell_starts_apart(
+def test_a_cluster_file_leaves_it_to_the_scheduler_to_tell_starts_and_nodes_apart(
     tmp_path: Path, environ: dict[str, str]
 ) -> None:
     file = tmp_path / "cluster.json"
     file.write_text('{"name": "dgx-h100", "num_nodes": 4}')
-    assert detect(file, environ).run_id == detect(None, environ).run_id
+    stated, found = detect(file, environ), detect(None, environ)
+    for one in ("run_id", "rank", "node_rank", "world"):
+        assert getattr(stated, one) == getattr(found, one), one
+
+
+@pytest.mark.parametrize("source", ["torchelastic", "slurm", "k8s"])
+@pytest.mark.parametrize("environ", [{**SLURM, **INDEXED}, {**SLURM, **JOBSET}])
+def test_a_worker_of_torchrun_is_one_of_its_world_whatever_tells_the_nodes(
+    source: str, environ: dict[str, str]
+) -> None:
+    """Its RANK is no node's: the 10th of 32 processes in a job of 4 pods is not node 9."""
+    nodes = detect(source, {**environ, **TORCHRUN})
+    assert (nodes.rank, nodes.world, nodes.node_rank, nodes.tasks_per_node) == (9, 32, None, None)
+
+
+def test_a_pod_that_no_job_names_is_a_start_of_its_own() -> None:
+    alone = detect("k8s", {"HOSTNAME": "notebook", "NNODES": "1"})
+    assert "notebook" not in alone.run_id  # where the next process would get what this one has chosen
 
 
 def test_a_problem_keeps_its_cluster_and_gets_the_number_of_nodes() -> None:
@@ -216,11 +238,12 @@ def test_a_process_alone_with_a_file_is_a_start_of_its_own(tmp_path: Path) -> No
         ),
         ("slurm", {**UNLIKE, "SLURM_GPUS": "h100:8,a100:8", "SLURM_GPUS_ON_NODE": "8"}, "unlike"),
         ("slurm", {**UNLIKE, "SLURM_GPUS_ON_NODE": "4"}, "cluster file"),
-        ("torchelastic", {**TORCHRUN, "LOCAL_WORLD_SIZE": "5"}, "no multiple"),
+        ("torchelastic", {**TORCHRUN, "LOCAL_WORLD_SIZE": "5"}, "is 32, not 6 nodes × LOCAL_WORLD_SIZE 5"),
         ("torchelastic", {"WORLD_SIZE": "8"}, "LOCAL_WORLD_SIZE"),
         ("torchelastic", {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}, "RANK"),
-        ("torchelastic", {**TORCHRUN, "GROUP_WORLD_SIZE": "5"}, "on 5 nodes"),
-        ("k8s", {}, "PET_NNODES or NNODES"),
+        ("torchelastic", {**TORCHRUN, "GROUP_WORLD_SIZE": "5"}, "not 5 nodes"),
+        ("k8s", {}, "PET_NNODES or NNODES is not set; .* 1 for one alone"),
+        ("k8s", {**PYTORCHJOB, "PET_NODE_RANK": "4"}, "node 4 of 4, which are 0 to 3"),
         (
             "k8s",
             {**ELASTIC, "PET_NNODES": "1:4"},
@@ -228,7 +251,7 @@ def test_a_process_alone_with_a_file_is_a_start_of_its_own(tmp_path: Path) -> No
         ),
         ("k8s", {**ELASTIC, "HOSTNAME": "train"}, "PET_NODE_RANK or NODE_RANK or RANK or JOB_COMPLETION"),
         ("k8s", {"JOB_COMPLETION_INDEX": "1", "NNODES": "2"}, "nothing names this start; set JOB_NAME"),
-        ("nowhere.json", {}, "nowhere.json"),
+        ("nowhere.json", {}, "nowhere.json: .* allowed: slurm, k8s, torchelastic, or a JSON file"),
     ],
 )
 def test_what_is_missing_or_wrong_is_named(source: str, environ: dict[str, str], named: str) -> None:

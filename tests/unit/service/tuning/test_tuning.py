@@ -147,6 +147,22 @@ def test_a_plan_runs_on_the_nodes_of_a_slurm_allocation(
     assert "task 1 on n2\n" in log
 
 
+def test_within_srun_which_holds_the_nodes_a_plan_of_one_starts_itself_and_one_of_several_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``srun --pty bash``: another srun in it waits for ever, and every plan would be called hung."""
+    slurm_run(tmp_path, monkeypatch, 2, "exit 1")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    start = Start(command=(), steps=6, limit_s=20.0)
+    with pytest.raises(InvalidProblemError, match="a plan of several nodes would wait"):
+        run_plan("aaa", a_configuration(), tmp_path, start)
+    (tmp_path / "launch.sbatch").write_text(PLAN.replace("--nodes=2", "--nodes=1"))
+    (tmp_path / "launch.sh").write_text(LOGS.replace("$1", "250.0"))
+    assert run_plan("aaa", a_configuration(), tmp_path, start).outcome == "measured"
+    monkeypatch.setenv("SLURM_STEP_ID", "4294967290")  # salloc's own shell on the first node
+    assert run_plan("aaa", a_configuration(), tmp_path, start).outcome == "failed"  # launch.sbatch
+
+
 def test_a_node_that_fails_ends_the_run_on_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
