@@ -7,8 +7,7 @@
 A recipe is an open run whose switches (``switch_source``) and format are stated: one a model, GPU and
 format, the one that trains most tokens a second and GPU. The search has the run's own switches and risk of
 running out of memory: it may change the layout, recomputation and the split of the layers, and nothing of
-the software. It keeps Megatron-Bridge's limits; where its files are not written for the recipe's optimizer
-or format, no launcher's.
+the software. It keeps Megatron-Bridge's limits; where those refuse the recipe itself, no launcher's.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from math import ceil
 from pathlib import Path
 
 from benchmarks.fit.accuracy_tables import table
-from meshwright.profiles.capabilities import launcher_capabilities
-from meshwright.profiles.profile import default_profile
+from meshwright.profiles.profile import Profile, default_profile
+from meshwright.solver.check import violations
 from meshwright.solver.predict import predict
-from meshwright.solver.problem import SearchOptions, Workload
+from meshwright.solver.problem import Problem, SearchOptions
 from meshwright.solver.runs.cells import read_cells
 from meshwright.solver.runs.table import CATALOG_RUNS, Run, RunShape, read_runs
 from meshwright.solver.search.search import search
@@ -41,9 +40,9 @@ very same layout. *Best*: the fastest plan that the search finds for the same mo
 switches within {limit:g} s. *Bound*: no plan of the searched space is faster **under our model, over these
 switches**; *lower edge* is that bound at the lower end of its 80 % interval. A recipe below it refutes the
 model, not physics. *OOM*: how likely the layout that ran is said to run out of memory; the search may
-risk as much, or it would bound a space without that layout. It keeps Megatron-Bridge's limits; a * marks
-recipes whose optimizer or format it is not planned with, searched under no launcher's limits. A – stands
-where the search found no plan, or no bound in that time.
+risk as much, and offload where the recipe does, or it would bound a space without that layout. It keeps
+Megatron-Bridge's limits; a * marks recipes that they refuse, which are searched under no launcher's. A –
+stands where the search found no plan, or no bound in that time, and where neither space has the layout.
 """
 
 
@@ -58,7 +57,7 @@ class Recipe:
     best_s: float | None
     bound_s: float | None
     edge_s: float | None
-    launcher: str  # whose limits the search kept
+    refused: bool  # by the launcher's limits
 
     @property
     def under(self) -> bool:
@@ -87,11 +86,17 @@ def chosen(runs: Sequence[Run]) -> list[Run]:
     return list(best.values())
 
 
-def _is_written(workload: Workload) -> bool:
-    """Whether Megatron-Bridge's files are written for such an optimizer and format."""
-    known = launcher_capabilities(LAUNCHER)
-    recipe = workload.framework_options.get("precision_recipe", "none")
-    return workload.optimizer in known.optimizers and recipe in known.recipes
+def problem_of(shape: RunShape, profile: Profile, risk: float) -> Problem | None:
+    """What is searched for a recipe: a space that has its layout; None where there is none."""
+    allow = () if shape.configuration.offload == "none" else ("offload",)
+    options = SearchOptions(
+        time_limit_s=TIME_LIMIT_S, top_k=1, max_out_of_memory_probability=risk, allow=allow
+    )
+    for launcher in (LAUNCHER, "none"):
+        problem = replace(shape.problem, launcher=launcher, options=options)
+        if not any(violations(problem, profile, shape.configuration)):
+            return problem
+    return None
 
 
 def _speed(run: Run) -> float:
@@ -105,18 +110,16 @@ def _speed(run: Run) -> float:
 
 def judged(run: Run, shape: RunShape) -> Recipe:
     """Predict a recipe's own layout, and search for a better one under its switches."""
-    launcher = LAUNCHER if _is_written(shape.problem.workload) else "none"
     profile = default_profile(shape.problem.cluster, shape.framework)
     own = predict(shape.problem, profile, shape.configuration)
     # up to a whole per cent, for no rounding may part the bound from the layout that ran
     risk = max(
         SearchOptions().max_out_of_memory_probability, ceil(100.0 * own.out_of_memory_probability) / 100
     )
-    options = SearchOptions(time_limit_s=TIME_LIMIT_S, top_k=1, max_out_of_memory_probability=risk)
-    problem = replace(shape.problem, launcher=launcher, options=options)
-    answer = search(problem, profile)
-    best = answer.plans[0].prediction if answer.plans else None
-    bound = answer.bound_step_time_s
+    problem = problem_of(shape, profile, risk)
+    answer = search(problem, profile) if problem else None
+    best = answer.plans[0].prediction if answer and answer.plans else None
+    bound = answer.bound_step_time_s if answer else None
     edge = bound * best.step_time_low_s / best.step_time_s if best and bound else None
     return Recipe(
         run=run,
@@ -126,7 +129,7 @@ def judged(run: Run, shape: RunShape) -> Recipe:
         best_s=best.step_time_s if best else None,
         bound_s=bound,
         edge_s=edge,
-        launcher=launcher,
+        refused=problem is None or problem.launcher != LAUNCHER,
     )
 
 
@@ -159,7 +162,7 @@ def lines_of(recipes: Iterable[Recipe]) -> list[str]:
         mark = " **<**" if one.under else ""
         bounded, under = bounded + (one.edge_s is not None), under + one.under
         failing += one.chance_of_failing > 0.5  # noqa: PLR2004
-        free = "" if one.launcher == LAUNCHER else " *"
+        free = " *" if one.refused else ""
         ran = [one.run.run_id + free, name, f"{gpus} {gpu}", f"{one.published_s:.3g}{mark}"]
         rows.append([*ran, _seconds(one.ours_s), error, *numbers, f"{one.chance_of_failing:.0%}"])
     summary = (

@@ -6,9 +6,12 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from benchmarks.growth import Panel, by_gpus, drawn
+from benchmarks.recipes import problem_of
 from benchmarks.search import HEADINGS, PROBLEMS, aligned, measured, renewed, written
+from meshwright.profiles.profile import default_profile
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.runs.table import CATALOG_RUNS, read_runs
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -63,3 +66,17 @@ def test_lines_of_problems_that_are_measured_again_replace_theirs_alone() -> Non
     document = f"<!-- table: search -->\n{table}\n<!-- end -->\nmore"
     lines = [("other", "1.00 s"), ("new", "4.00 s")]
     assert renewed(document, "search", lines) == [("one", "2.00 s"), *lines]
+
+
+def test_a_recipe_is_searched_in_a_space_that_has_its_layout_or_not_at_all() -> None:
+    shapes = {run.run_id: run.shape for run in read_runs(CATALOG_RUNS)}
+
+    def launcher(run_id: str) -> str | None:
+        shape = shapes[run_id]
+        assert shape is not None
+        found = problem_of(shape, default_profile(shape.problem.cluster, shape.framework), 0.5)
+        return None if found is None else found.launcher
+
+    assert launcher("BRDG-0084") == "megatron-bridge"
+    assert launcher("DGXC-0246") == "none", "an ungated squared ReLU, which Bridge's files cannot express"
+    assert launcher("BRDG-0170") is None, "it offloads whole layers, more than we leave on a host"
