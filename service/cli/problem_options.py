@@ -10,7 +10,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -236,13 +236,20 @@ def _lengths_of(given: str) -> dict[str, object]:
             name, _, value = (word.strip() for word in part.partition("="))
             if not value.isdecimal() or len(value) > MAX_DIGITS:
                 raise InvalidProblemError.of(
-                    "--lengths", f"{shown(part)} is no percentile", allowed="p50=900"
+                    "--lengths", f"{shown(part)} is no percentile", allowed="p0 to p100, as in p50=900"
                 )
             if name in percentiles:
                 raise InvalidProblemError.of("--lengths", f"{shown(name)} is given more than once")
             percentiles[name] = int(value)
         return {"percentiles": percentiles}
-    return dict(read_lengths_file(Path(given)))
+    try:
+        return dict(read_lengths_file(Path(given)))
+    except InvalidProblemError as fault:  # of the whole file: what was given may be meant for percentiles
+        allowed = "p50=900,p100=8192, or a file"
+        raise InvalidProblemError(
+            one if one.pointer else replace(one, pointer="--lengths", allowed=allowed)
+            for one in fault.errors
+        ) from None
 
 
 def _own_configuration(path: Path | None) -> object:
