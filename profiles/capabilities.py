@@ -244,7 +244,7 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
         "residuals scaled by their depth": model.depth_scaled_residuals,
         "scale of logits": model.logit_scale != 1,
         "gate of attention's output": model.attention_gate != "none",
-        "bias of that gate": model.gate_bias,
+        "bias of attention's gate": model.gate_bias,
         "clamped queries, keys and values": model.attention_clip is not None,
         "queries scaled by their position": model.position_scaled_queries,
         "another attention of local layers": model.local_attention is not None,

@@ -4,7 +4,7 @@
 
 writes ``profiles/catalog/model_types.json`` for its types and those named. Taken are
 the fields' own defaults (what a class derives from other fields is the importer's task), rotary positions,
- the other names of keys (``attribute_map``), and keys that change other types' models but not
+the other names of keys (``attribute_map``), and keys that change other types' models but not
 this one's, as building both tells. It imports nothing of Meshwright.
 """
 

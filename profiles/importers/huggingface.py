@@ -248,7 +248,7 @@ def _positions(
         _refuse_unread(one, _OF_SCALING)
     facts = {
         "rotary_base": base or _ROTARY_BASE,
-        "rotary_local_base": outer_local or local_base,
+        "rotary_local_base": local_base or outer_local,
         "rotary_fraction": fraction,
         "rotary_local_fraction": None if local_fraction == fraction else local_fraction,
         "rotary_scaling": scaling,

@@ -310,7 +310,8 @@ FAMILIES: Mapping[str, Family] = {
         _BIASED_ATTENTION, experts="n_routed_experts",
         router={"normalized_top_k": False}, fixed={"scoring_func": "softmax"},
         defaults={"vocab_size": 102_400, "hidden_size": 4096, "intermediate_size": 11_008,
-                  "num_hidden_layers": 30, "num_attention_heads": 32, "max_position_embeddings": 2048},
+                  "moe_intermediate_size": 1407, "num_hidden_layers": 30, "num_attention_heads": 32,
+                  "max_position_embeddings": 2048},
     ),
     "flint": replace(
         _BIASED_ATTENTION, experts="num_experts", facts={**_PER_HEAD, **_SINKS},

@@ -345,7 +345,8 @@ def layers_that_reuse(reader: FieldReader, num_layers: int) -> tuple[int, ...]:
             reader.fault(name, f"must say of each of {num_layers} layers whether it is full or shared")
             return ()
     if kinds[0] == "S":
-        reader.fault(reader.first(("indexer_types", "index_topk_pattern")), "the first layer must be full")
+        stated_by = ("indexer_types", "index_topk_pattern", "index_skip_topk_offset")
+        reader.fault(reader.first(stated_by), "the first layer must be full: it has none to reuse")
         return ()
     return tuple(layer for layer in range(num_layers) if kinds[layer] == "S")
 

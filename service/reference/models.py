@@ -29,7 +29,8 @@ _HEAD = """\
 Made from code by `make reference`. A Hugging Face `config.json` of one of these types is planned; its
 count of parameters equals that of the model which `transformers` builds from it: `make test WITH=torch`
 draws configs of every type and compares them, `.ci/environment torch python -m tests.torch.model_table`
-prints what becomes of all types that it has. What a config leaves out is its class's default.
+prints what becomes of all types that it has. Types of remote code are counted by their checkpoints'
+sizes. What a config leaves out is its class's default.
 
 - **exact**: the launch file states the model, and the launcher itself has built models of this type rank
   by rank with exactly the weights that are priced (`make launchers`).

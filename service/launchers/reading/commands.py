@@ -23,9 +23,10 @@ _PARALLEL = ("mpirun", "mpiexec", "srun")
 _FILES = (".json", ".yaml", ".yml", ".toml", ".sh")
 _COUNTED_BY_KIND = ("--gres", "--gpus-per-node")  # gpu:h100:8
 _Texts = tuple[tuple[str, str], ...]  # by name
-_SUBCOMMANDS = ("megatron", "swift", "llamafactory-cli")
+_SUBCOMMANDS = ("megatron", "swift", "llamafactory-cli", "axolotl")
 _MODULES = ("trl.scripts.",)  # programs that python -m starts
 _PRINTERS = ("echo", "printf", "cat", "tee")
+_HANDLERS = re.compile(r"echo|printf|cat|tee|cp|mv|ln|rm|ls|test|\[+|sed|grep|head|tail|wget|curl")
 # Programs and subcommands that take a training's flags and train no sequence by them.
 _OTHERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), does)
@@ -34,10 +35,13 @@ _OTHERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
          "generates text"),
         (r"(?!train)(\w+_)?(evaluate|eval|mmlu|validate)(_\w*)?\.py", "evaluates a model"),
         (r"(convert|hf2|export|merge|prune|quantize)\w*\.py|\w+_ptq\.py", "converts a checkpoint"),
-        (r"(preprocess|analyze|tokenize|prepare|report|offline)_\w+\.py", "prepares data"),
+        (r"(preprocess|analyze|tokenize|prepare|report|offline)_\w+\.py|preprocess\.py|axolotl preprocess",
+         "prepares data"),
         (r"create_\w*index\.py", "prepares data"),
         ((r"(swift|megatron|llamafactory-cli) (infer|eval|export|deploy|app|web-ui|sample|"
-         r"merge-lora|rollout|chat|api|webchat|webui)"), "trains nothing"),
+         r"merge-lora|rollout|chat|api|webchat|webui)|"
+         r"axolotl (inference|evaluate|merge-lora|merge-sharded-fsdp-weights|quantize|vllm-serve)"),
+         "trains nothing"),
         (r"(swift|megatron) rlhf|rlhf\.py", "trains on preferences or rewards"),
         (r"(\w+_)?(c?dpo|grpo|orpo|ppo|kto|simpo|rloo|gspo|dapo|reward)(_\w+)?\.py",
          "trains on preferences or rewards"),
@@ -224,17 +228,24 @@ def require_training(command: Command, name: str) -> None:
         )
 
 
-def require_start(script: Script, started: Source, name: str) -> None:
+def require_start(scripts: Sequence[tuple[str, Script]], started: Source) -> None:
     """Refuse a file that only programs are given which do something else than train with it.
+
+    ``scripts``: by name. What prints or moves the file is no program that is given it.
 
     Raises:
         InvalidProblemError: a program generates, evaluates or converts with it, and none trains.
     """
     base = started.name.rpartition("/")[2]
-    using = [words for words in script.commands if any(_holds(word, base) for word in words)]
-    commands = [_program(words) for words in using]
-    if commands and all(command is not None and _other(command) for command in commands):
-        require_training(commands[0] or Command("", ()), name)
+    commands = [
+        (name, _program(words))
+        for name, script in scripts
+        for words in script.commands
+        if any(_holds(word, base) for word in words) and not _HANDLERS.fullmatch(words[0].text)
+    ]
+    if commands and all(command is not None and _other(command) for _, command in commands):
+        name, first = commands[0]
+        require_training(first or Command("", ()), name)
 
 
 def _holds(word: Word, base: str) -> bool:

@@ -286,6 +286,12 @@ class Fields:
         if len(self.notes) < MAX_LISTED:
             self.notes.append(text)
 
+    def note_commands(self, over: Values) -> None:
+        """Say which values a command gives in place of the file's."""
+        for name, found in over.items():
+            said = shown(str(found.value))
+            self.note(f"line {found.line} of the command: {name} is {said}, not the file's")
+
     def stop(self) -> None:
         """Raise what was found wrong so far.
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from itertools import chain, pairwise
 
 from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
-from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.reading.accelerate import (
     ACCUMULATION,
@@ -179,9 +178,7 @@ class LlamaFactoryTrainerReader:
         own = next((one for one in files if _is_trainers(one)), source)
         over = _overrides(source, own, told)
         fields = Fields(own.name, document_of(own) | over, told)
-        for name, found in over.items():
-            said = shown(str(found.value))
-            fields.note(f"line {found.line} of the command: {name} is {said}, not the file's")
+        fields.note_commands(over)
         for name in (MICRO_BATCH, ACCUMULATION, "cutoff_len", "finetuning_type"):
             fields.slip_for(name)
         if not _packs(fields):

@@ -79,6 +79,10 @@ def translate(given: Given, include: Include, filled: Mapping[str, Filled] | Non
     writes, by base name. ``filled``: what it makes of templates, also where they are not there.
     """
     with_deepspeed = f"--{DEEPSPEED}" in given.others
+    first = given.others.get("--batch-size")
+    if first is not None and (given.has("micro-batch-size") or given.has("global-batch-size")):
+        why = "Megatron-LM refuses it since it has --micro-batch-size and --global-batch-size"
+        given.fault_of("--batch-size", first, why, allowed="one of them")
     for old, new in _PLAIN_NAMES.items():
         value = given.others.get(f"--{old}")
         if value is not None and not given.has(new):

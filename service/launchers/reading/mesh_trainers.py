@@ -45,6 +45,7 @@ from meshwright.service.launchers.reading.trainer import (
     adapted,
     keeps_no_copy,
     optimizer_of,
+    values_of,
 )
 from meshwright.service.launchers.reading.trainer_ranks import ranks_run, run_of_deepspeeds_file
 from meshwright.service.launchers.trainers import ATTENTION
@@ -84,7 +85,7 @@ _AXOLOTL_IRRELEVANT = (
     "tokenizer", "train_on_inputs", "shuffle", "test_datasets", "excess_length", "attn_implementation",
     "flash_attention", "xformers", "sdp_attention", "fsdp_config.state_dict", "fsdp_config.final_state",
     "fsdp_config.cpu_ram", "fsdp_config.sync", "fsdp_config.use_orig", "fsdp_config.transformer_layer",
-    "fsdp_config.limit_all",
+    "fsdp_config.limit_all", "launcher", "num_processes", "num_machines", "main_process",
 )  # fmt: skip
 _AXOLOTL_REFUSED = {
     "rl": "training on preferences or rewards is not priced",
@@ -93,6 +94,7 @@ _AXOLOTL_REFUSED = {
     "relora": "ReLoRA is not priced", "relora_steps": "ReLoRA is not priced",
     "unfrozen_parameters": "which weights are trained hangs on it",
     "gptq": "weights that are stored quantised are not priced",
+    "fp8": "training in 8 bits under Axolotl is not priced",
 }  # fmt: skip
 _FSDP = "fsdp_config."
 _ADAPTERS = ("lora", "qlora")
@@ -114,11 +116,17 @@ class AxolotlReader:
         Raises:
             InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
         """
-        values = {_without_fsdps_own(name): found for name, found in document_of(source).items()}
+        over = _of_command(source, told)
+        values = {_without_fsdps_own(name): found for name, found in (document_of(source) | over).items()}
         fields, known = Fields(source.name, values, told), known_of(source, told)
+        fields.note_commands(over)
         for name, why in _AXOLOTL_REFUSED.items():
             if fields.raw(name):
                 fields.fault(name, f"cannot be read: {why}")
+        for section in ("overrides_of_model_config", "model_config"):
+            for name in fields.section(section):
+                if not name.startswith("rope"):
+                    fields.fault(f"{section}.{name}", "another model than the one named is not read")
         fields.stop()
         _take_model(fields, known, "base_model")
         tuned = _axolotl_tuned(fields)
@@ -151,6 +159,22 @@ class AxolotlReader:
             unread=fields.unread((*_AXOLOTL_IRRELEVANT, "gradient_checkpointing")),
             places={"tensor_parallel_size": fields.place("tensor_parallel_size")},
         )
+
+
+def _of_command(source: Source, told: Told) -> dict[str, Found]:
+    """Options of the command that trains by the file, which count before it (Axolotl's cli/config.py)."""
+    found: dict[str, Found] = {}
+    for _, words in commands_beside(source, told):
+        texts = [word.text for word in words]
+        starts = ("axolotl.cli.train" in texts) or ("axolotl", "train") in pairwise(texts)
+        if starts and any(text.rpartition("/")[2] == source.name for text in texts):
+            at = next(at for at, text in enumerate(texts) if text in ("train", "axolotl.cli.train"))
+            end = texts.index("--", at) if "--" in texts[at:] else None  # behind it: the launcher's own
+            found |= values_of(words[at:end], told)
+    for name in [name for name, one in found.items() if one.value in ("true", "false")]:
+        one = found.pop(name)  # --sample-packing, --no-sample-packing
+        found[name.removeprefix("no_")] = Found(one.value == "true" and name[:3] != "no_", one.line)
+    return found
 
 
 def _axolotl_by_deepspeed(fields: Fields, known: Known, tuned: dict[str, Any]) -> LaunchFile:
@@ -263,7 +287,7 @@ def _axolotl_configuration(fields: Fields, known: Known) -> Configuration:
     if fields.flag(f"{_FSDP}offload_params", default=False):
         fields.fault(f"{_FSDP}offload_params", "weights on the host are not priced", allowed="false")
     fields.word(f"{_FSDP}auto_wrap_policy", allowed=("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP"))
-    resharded = fields.flag(f"{_FSDP}reshard_after_forward", default=True)
+    resharded = fields.flag(_RESHARDS, default=True)
     own = fields.raw("gradient_checkpointing") not in (False, "false", None)
     recompute = checkpoints(fields, f"{_FSDP}activation_checkpointing", beside=own) or own
     tp, cp, shard, replicas = _axolotl_mesh(fields, known)
@@ -313,15 +337,23 @@ def _take_fsdp1(fields: Fields) -> None:
             fields.fault(
                 "fsdp", f"{shown(word)} is not priced under Axolotl", allowed=", ".join(_FSDP1_WORDS)
             )
+    runs = "shard_grad_op" if _keeps_gathered(fields) else "full_shard"
+    said = str(fields.raw(f"{_FSDP}sharding_strategy") or runs)
+    if said.lower() != runs:
+        message = f"{shown(said)} reaches no FSDP: Axolotl hands on what fsdp lists, here {runs}"
+        fields.fault(f"{_FSDP}sharding_strategy", message, allowed=runs.upper(), nearest=runs.upper())
+    if not fields.flag(_RESHARDS, default=True):
+        fields.fault(_RESHARDS, "is FSDP2's alone", allowed="true, or shard_grad_op in fsdp")
 
 
 _FSDP1_WORDS = ("full_shard", "shard_grad_op", "auto_wrap")
+_RESHARDS = f"{_FSDP}reshard_after_forward"
 
 
 def _strategies(fields: Fields) -> list[str]:
-    """FSDP1's words for how weights are cut, of both places that have them."""
-    said = [fields.raw("fsdp") or [], fields.raw(f"{_FSDP}sharding_strategy") or []]
-    return [str(word).lower() for one in said for word in (one if isinstance(one, list) else [one])]
+    """FSDP1's words for how weights are cut: those of ``fsdp``, which alone are handed on."""
+    said = fields.raw("fsdp") or []
+    return [str(word).lower() for word in (said if isinstance(said, list) else [said])]
 
 
 def _keeps_gathered(fields: Fields) -> bool:

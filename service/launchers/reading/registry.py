@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 
@@ -123,7 +124,7 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
     for candidate in chain(_kept(reached, _reached(source)), map(source.at, sorted(source.files))):
         if (name := launcher_of(candidate, launcher)) is not None:
             if source.is_script and candidate.name != source.name:
-                require_start(script_of(source, Told()), candidate, source.name)
+                require_start(list(_scripts(source)), candidate)
             others = list(foreign(candidate)) if candidate.suffix in DOCUMENTS else []
             if others:
                 raise InvalidProblemError(others)
@@ -139,6 +140,14 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
         pointer=WHOLE_FILE, message=f"{shown(source.name)}: {names} are in it", allowed=_KINDS
     )
     raise InvalidProblemError([*missing, nobody])
+
+
+def _scripts(source: Source) -> Iterator[tuple[str, Script]]:
+    """The scripts that a script reaches, itself first, by name; one that cannot be read is left out."""
+    for one in _reached(source):
+        with suppress(InvalidProblemError):
+            if one.is_script:
+                yield one.name, script_of(one, Told())
 
 
 def _kept(kept: list[Source], files: Iterable[Source]) -> Iterator[Source]:

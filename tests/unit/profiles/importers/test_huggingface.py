@@ -125,6 +125,9 @@ def test_a_type_of_remote_code_has_the_parameters_that_its_sizes_add_up_to(
 ) -> None:
     model = model_from_config(REAL[name]["config"], name=name)
     assert model.num_parameters() == parameters
+    if name == "deepseek-moe-16b":  # 1408 is its file's, 1407 its class's own
+        narrower = model_from_config(REAL[name]["config"] | {"moe_intermediate_size": None}, name=name)
+        assert parameters - narrower.num_parameters() == 27 * 66 * 3 * 2048
     # a layer, 2h², and three norms
     assert model.mtp_parameters() == (210_790_400 if name == "mimo-7b" else 0)
 
@@ -459,6 +462,10 @@ def test_the_rotary_base_is_the_stated_one_or_the_library_default() -> None:
     config = _config("llama-3.1-8b")
     del config["rope_theta"]
     assert model_from_config(config, name="x").rotary_base == 10_000, "the default of LlamaConfig"
+    each = {"full_attention": {"rope_theta": 7e5}, "sliding_attention": {"rope_theta": 3e4}}
+    for stated in ({"rope_parameters": each}, {"rope_theta": 7e5, "rope_local_base_freq": 3e4}):
+        found = model_from_config({"model_type": "gemma3_text", **stated}, name="x")
+        assert (found.rotary_base, found.rotary_local_base) == (700_000, 30_000)
 
 
 # Keys of published configs that no size hangs on, beside those that the classes read.

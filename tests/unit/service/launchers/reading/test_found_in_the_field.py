@@ -283,13 +283,26 @@ def test_megatrons_first_batch_is_a_replicas() -> None:
     run = "torchrun --nproc_per_node 8 pretrain_gpt2.py --model-parallel-size 2 --vocab-size 50304 "
     found = read(f"{run} {SIZES} --batch-size 8")
     assert (found.configuration.micro_batch_size, found.workload.global_batch_size) == (8, 32)  # 8 × 8 / 2
+    for beside in ("--micro-batch-size 8", "--global-batch-size 64"):
+        with pytest.raises(InvalidProblemError, match="--batch-size: line 1: Megatron-LM refuses it"):
+            read(f"{run} {SIZES} --batch-size 8 {beside}")
 
 
 def test_a_configuration_that_only_a_generator_is_given_is_refused() -> None:
     titan = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 8192\nlocal_batch_size = 1\n'
-    for program, starts in (("-m torchtitan.train", True), ("-m scripts.generate.test_generate", False)):
-        run = f"torchrun --nproc_per_node 8 {program} --job.config_file conf/a.toml\n"
-        source = Source(name="a.sh", text=run, files={"a.sh": run, "a.toml": titan})
+    begin = "torchrun --nproc_per_node 8 -m"
+    trained, generated = (
+        f"{begin} {program} --job.config_file conf/a.toml\n"
+        for program in ("torchtitan.train", "scripts.generate.test_generate")
+    )
+    for run, nested, starts in (
+        (trained, "", True),
+        (generated, "", False),
+        (f"echo a.toml\ncp conf/a.toml out/\n{generated}", "", False),  # who prints it trains nothing by it
+        ("bash b.sh\n", generated, False),
+        (f"bash b.sh\n{trained}", generated, True),
+    ):
+        source = Source(name="a.sh", text=run, files={"a.sh": run, "b.sh": nested, "a.toml": titan})
         if starts:
             assert read_launch_files(source, Told()).workload.global_batch_size == 8
         else:

@@ -223,6 +223,10 @@ def test_flavors_for_debugging_are_models_of_torchtitan() -> None:
     text = '[model]\nname = "deepseek_v3"\nflavor = "debugmodel"\n'
     text += "[training]\nseq_len = 2048\nlocal_batch_size = 8\n"
     found = read_launch_files(Source(name="a.toml", text=text), Told(num_gpus=8))
+    apart = {"elementwise_fused": False, "norm_fused": False}  # torchtitan compiles where it is told to
+    for compiled, options in (("", apart), ("compile = false\n", apart), ("compile = true\n", {})):
+        once = read_launch_files(Source(name="a.toml", text=f"{text}{compiled}"), Told(num_gpus=8))
+        assert once.workload.framework_options == options
     assert (found.model.num_layers, found.model.vocab_size) == (6, 2048)
     moe = found.model.moe
     assert moe is not None

@@ -377,33 +377,6 @@ def test_megatron_llamas_flags_are_todays() -> None:
     assert found.unread == ()
 
 
-def test_axolotl_without_its_second_fsdp_is_replicas_or_accelerates_first() -> None:
-    text = (
-        "base_model: NousResearch/Llama-3.2-1B\nadapter: lora\nlora_r: 16\nlora_target_linear: true\n"
-        "sequence_len: 2048\nsample_packing: true\nmicro_batch_size: 2\ngradient_accumulation_steps: 2\n"
-        "bf16: auto\noptimizer: adamw_8bit\ngradient_checkpointing: true\n"
-    )
-    found = read(text, Told(num_gpus=4), "lora.yml")
-    assert (found.launcher, found.workload.lora_rank) == ("axolotl", 16)
-    assert (found.configuration.zero_stage, found.configuration.zero_shard_size) == (0, 1)
-    assert found.workload.global_batch_size == 16  # 4 replicas × 2 × 2
-    whole, cut = text.replace("adapter: lora", "adapter:"), "fsdp: [full_shard, auto_wrap]\n"
-    with pytest.raises(InvalidProblemError, match="Axolotl's weights are in two precisions"):
-        read(whole, Told(num_gpus=4), "full.yml")
-    with pytest.raises(InvalidProblemError, match="1 is not priced under Axolotl with adapters"):
-        read(f"{text}{cut}", Told(num_gpus=4), "sharded.yml")
-    # flash attention takes embeddings and norms back to bf16; FSDP1 casts all weights up
-    for more, *expected in (
-        ("flash_attention: true\n", "trl", 0, "adamw-8bit-bf16"),
-        (cut, "accelerate", 3, "adamw-8bit"),
-    ):
-        found = read(whole + more, Told(num_gpus=4), "full.yml")
-        assert [found.launcher, found.configuration.zero_stage, found.workload.optimizer] == expected
-        assert found.workload.global_batch_size == 16
-    with pytest.raises(InvalidProblemError, match="weights on the host are not priced"):
-        read(f"{whole}{cut}fsdp_config:\n  fsdp_offload_params: true\n", Told(num_gpus=4), "full.yml")
-
-
 def test_a_command_behind_the_two_dashes_of_one_that_submits_it_is_what_runs() -> None:
     start = "accelerate launch --config_file conf/a.yaml -m trl.scripts.sft"
     inner = "accelerate launch --num_processes 8 --use_deepspeed --zero_stage 2 t.py"
@@ -415,35 +388,6 @@ def test_a_command_behind_the_two_dashes_of_one_that_submits_it_is_what_runs() -
     assert read(submitted.replace("--num_nodes 4 ", "")).configuration.num_gpus == 8
     with pytest.raises(InvalidProblemError, match=r"tune_dpo.py trains on preferences"):
         read(submitted.replace("t.py", "tune_dpo.py"))
-
-
-AXOLOTL = (
-    "base_model: mistralai/Mistral-7B-v0.1\nsequence_len: 4096\nmicro_batch_size: 2\n"
-    "gradient_accumulation_steps: 3\nbf16: auto\ngradient_checkpointing: true\noptimizer: adamw_bnb_8bit\n"
-)
-
-
-def test_axolotl_on_deepspeed_is_read_with_its_file() -> None:
-    text = f"{AXOLOTL}deepspeed: deepspeed_configs/zero3_bf16.json\n"
-    found = read(text, Told(num_gpus=8), "a.yml")
-    assert (found.launcher, found.model.name, found.configuration.zero_stage) == (
-        "deepspeed",
-        "mistral-7b",
-        3,
-    )
-    # 8 replicas × 2 × 3
-    assert (found.workload.global_batch_size, found.workload.optimizer) == (48, "adamw-8bit")
-    assert any("zero3_bf16.json is taken as ZeRO-3" in note for note in found.notes)
-    files = {
-        "a.yml": text,
-        "zero3_bf16.json": '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}',
-    }
-    found = read_launch_files(Source(name="a.yml", text=text, files=files), Told(num_gpus=8))
-    assert (found.configuration.zero_stage, found.configuration.recompute_granularity) == (1, "full")
-    with pytest.raises(InvalidProblemError, match="tensor_parallel_size: line 9: beside"):
-        read(f"{text}tensor_parallel_size: 2\n", Told(num_gpus=8), "a.yml")
-    with pytest.raises(InvalidProblemError, match=r"deepspeed: line 8: mine.json is not beside the file"):
-        read(text.replace("zero3_bf16", "mine"), Told(num_gpus=8), "a.yml")
 
 
 def test_paged_optimizers_are_priced_on_the_gpu_and_a_computation_cannot_be_told() -> None:
@@ -549,28 +493,6 @@ def test_older_names_of_torchtitan_are_read() -> None:
     assert (mesh.tensor_parallel_size, mesh.data_parallel_size, mesh.zero_stage) == (2, 8, 3)
     assert found.workload.global_batch_size == 2 * 8
     assert found.model.num_parameters() == 13_015_864_320  # Llama 2 13B's
-
-
-def test_axolotls_weights_of_4_bits_are_replicas_of_accelerate() -> None:
-    text = f"{AXOLOTL}adapter: qlora\nload_in_4bit: true\nlora_r: 32\nlora_target_linear: true\n"
-    found = read(text, Told(num_gpus=8), "a.yml")
-    assert (found.launcher, found.configuration.zero_stage) == ("accelerate", 0)
-    workload = found.workload
-    assert (workload.base_precision, workload.lora_rank) == ("nf4-double", 32)
-    assert (workload.optimizer, workload.global_batch_size) == ("adamw-8bit", 8 * 2 * 3)
-    for line, cause in (
-        ("load_in_8bit: true", "load_in_8bit: line 12: quantised weights"),
-        ("deepspeed: zero3.json", "load_in_4bit: line 9: quantised weights"),
-        ("rl: dpo", "rl: line 12: cannot be read: training on preferences"),
-        ("processor_type: AutoProcessor", "processor_type: line 12: cannot be read: models that see"),
-        ("load_in_4bit: false", "is repeated"),
-    ):
-        with pytest.raises(InvalidProblemError, match=cause):
-            read(f"{text}{line}\n", Told(num_gpus=8), "a.yml")
-    with pytest.raises(InvalidProblemError, match="adapter: line 8: qlora needs load_in_4bit"):
-        read(text.replace("load_in_4bit: true\n", ""), Told(num_gpus=8), "a.yml")
-    with pytest.raises(InvalidProblemError, match="experts of 4 bits"):
-        read(text.replace("Mistral-7B-v0.1", "Mixtral-8x7B-v0.1"), Told(num_gpus=8), "a.yml")
 
 
 def test_rays_workers_are_the_ranks_of_llama_factory() -> None:

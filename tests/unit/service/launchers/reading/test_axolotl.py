@@ -1,0 +1,116 @@
+"""Axolotl's YAML and the command that starts it, as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.registry import read_launch_files
+
+AXOLOTL = (
+    "base_model: mistralai/Mistral-7B-v0.1\nsequence_len: 4096\nmicro_batch_size: 2\n"
+    "gradient_accumulation_steps: 3\nbf16: auto\ngradient_checkpointing: true\noptimizer: adamw_bnb_8bit\n"
+)
+
+
+def read(text: str, told: Told, name: str) -> LaunchFile:
+    return read_launch_files(Source(name=name, text=text), told)
+
+
+def test_axolotl_without_its_second_fsdp_is_replicas_or_accelerates_first() -> None:
+    text = (
+        "base_model: NousResearch/Llama-3.2-1B\nadapter: lora\nlora_r: 16\nlora_target_linear: true\n"
+        "sequence_len: 2048\nsample_packing: true\nmicro_batch_size: 2\ngradient_accumulation_steps: 2\n"
+        "bf16: auto\noptimizer: adamw_8bit\ngradient_checkpointing: true\n"
+    )
+    found = read(text, Told(num_gpus=4), "lora.yml")
+    assert (found.launcher, found.workload.lora_rank) == ("axolotl", 16)
+    assert (found.configuration.zero_stage, found.configuration.zero_shard_size) == (0, 1)
+    assert found.workload.global_batch_size == 16  # 4 replicas × 2 × 2
+    whole, cut = text.replace("adapter: lora", "adapter:"), "fsdp: [full_shard, auto_wrap]\n"
+    with pytest.raises(InvalidProblemError, match="Axolotl's weights are in two precisions"):
+        read(whole, Told(num_gpus=4), "full.yml")
+    with pytest.raises(InvalidProblemError, match="1 is not priced under Axolotl with adapters"):
+        read(f"{text}{cut}", Told(num_gpus=4), "sharded.yml")
+    # flash attention takes embeddings and norms back to bf16; FSDP1 casts all weights up
+    for more, *expected in (
+        ("flash_attention: true\n", "trl", 0, "adamw-8bit-bf16"),
+        (cut, "accelerate", 3, "adamw-8bit"),
+    ):
+        found = read(whole + more, Told(num_gpus=4), "full.yml")
+        assert [found.launcher, found.configuration.zero_stage, found.workload.optimizer] == expected
+        assert found.workload.global_batch_size == 16
+    for option, why in (
+        ("fsdp_offload_params: true", "weights on the host are not priced"),
+        ("fsdp_sharding_strategy: SHARD_GRAD_OP", "SHARD_GRAD_OP reaches no FSDP"),  # full_shard runs
+        ("reshard_after_forward: false", "is FSDP2's alone"),
+    ):
+        with pytest.raises(InvalidProblemError, match=why):
+            read(f"{whole}{cut}fsdp_config:\n  {option}\n", Told(num_gpus=4), "full.yml")
+
+
+def test_options_of_axolotls_command_count_before_its_file() -> None:
+    # the file's 2 sequences a micro-batch were read, whatever the command says
+    text = "base_model: NousResearch/Llama-3.2-1B\nsequence_len: 2048\nsample_packing: true\nbf16: true\n"
+    text += "micro_batch_size: 2\nflash_attention: true\n"
+
+    def started(run: str) -> LaunchFile:
+        source = Source(name="a.sh", text=run, files={"a.sh": run, "a.yml": text})
+        return read_launch_files(source, Told(num_gpus=4))
+
+    for start in ("axolotl train a.yml", "accelerate launch -m axolotl.cli.train a.yml"):
+        found = started(f"axolotl preprocess a.yml\n{start} --micro-batch-size 8 --no-sample-packing\n")
+        assert found.workload.global_batch_size == 32  # 4 replicas × 8
+        assert any("micro_batch_size is 8, not the file's" in note for note in found.notes)
+        assert any("packing is off" in note for note in found.notes)
+    for other in ("inference", "merge-lora", "preprocess"):
+        with pytest.raises(InvalidProblemError, match=f"line 1 of a.sh: axolotl {other}"):
+            started(f"axolotl {other} a.yml --micro-batch-size 8\n")
+    with pytest.raises(InvalidProblemError, match=r"overrides_of_model_config\.num_hidden_layers"):
+        read(f"{text}overrides_of_model_config:\n  num_hidden_layers: 2\n", Told(num_gpus=4), "a.yml")
+
+
+def test_axolotl_on_deepspeed_is_read_with_its_file() -> None:
+    text = f"{AXOLOTL}deepspeed: deepspeed_configs/zero3_bf16.json\n"
+    found = read(text, Told(num_gpus=8), "a.yml")
+    assert (found.launcher, found.model.name, found.configuration.zero_stage) == (
+        "deepspeed",
+        "mistral-7b",
+        3,
+    )
+    # 8 replicas × 2 × 3
+    assert (found.workload.global_batch_size, found.workload.optimizer) == (48, "adamw-8bit")
+    assert any("zero3_bf16.json is taken as ZeRO-3" in note for note in found.notes)
+    files = {
+        "a.yml": text,
+        "zero3_bf16.json": '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}',
+    }
+    found = read_launch_files(Source(name="a.yml", text=text, files=files), Told(num_gpus=8))
+    assert (found.configuration.zero_stage, found.configuration.recompute_granularity) == (1, "full")
+    with pytest.raises(InvalidProblemError, match="tensor_parallel_size: line 9: beside"):
+        read(f"{text}tensor_parallel_size: 2\n", Told(num_gpus=8), "a.yml")
+    with pytest.raises(InvalidProblemError, match=r"deepspeed: line 8: mine.json is not beside the file"):
+        read(text.replace("zero3_bf16", "mine"), Told(num_gpus=8), "a.yml")
+
+
+def test_axolotls_weights_of_4_bits_are_replicas_of_accelerate() -> None:
+    text = f"{AXOLOTL}adapter: qlora\nload_in_4bit: true\nlora_r: 32\nlora_target_linear: true\n"
+    found = read(text, Told(num_gpus=8), "a.yml")
+    assert (found.launcher, found.configuration.zero_stage) == ("accelerate", 0)
+    workload = found.workload
+    assert (workload.base_precision, workload.lora_rank) == ("nf4-double", 32)
+    assert (workload.optimizer, workload.global_batch_size) == ("adamw-8bit", 8 * 2 * 3)
+    for line, cause in (
+        ("load_in_8bit: true", "load_in_8bit: line 12: quantised weights"),
+        ("deepspeed: zero3.json", "load_in_4bit: line 9: quantised weights"),
+        ("rl: dpo", "rl: line 12: cannot be read: training on preferences"),
+        ("processor_type: AutoProcessor", "processor_type: line 12: cannot be read: models that see"),
+        ("load_in_4bit: false", "is repeated"),
+    ):
+        with pytest.raises(InvalidProblemError, match=cause):
+            read(f"{text}{line}\n", Told(num_gpus=8), "a.yml")
+    with pytest.raises(InvalidProblemError, match="adapter: line 8: qlora needs load_in_4bit"):
+        read(text.replace("load_in_4bit: true\n", ""), Told(num_gpus=8), "a.yml")
+    with pytest.raises(InvalidProblemError, match="experts of 4 bits"):
+        read(text.replace("Mistral-7B-v0.1", "Mixtral-8x7B-v0.1"), Told(num_gpus=8), "a.yml")
