@@ -83,7 +83,7 @@ _DECIDING: dict[str, tuple[str, ...]] = {
     ),
     "how many sequences a step takes": (
         (r"(?:(?:per_device|per_gpu|device|local|global|total|micro|train|training|effective)_)*"
-        r"batch_size(?:_per_(?:gpu|device|rank))?"),
+        r"(?:batch_size(?:_per_(?:gpu|device|rank)|_training)?|bsz?)"),
     ),
     "how many micro-batches a step takes": (
         r"(?:gradient_|grad_)?acc(?:um\w*)?_(?:steps?|iters?|every|grad_batches)",

@@ -313,10 +313,11 @@ def test_a_configuration_that_only_a_generator_is_given_is_refused() -> None:
 def test_a_batch_in_a_name_that_is_not_known_is_no_default() -> None:
     run = "torchrun --nproc_per_node 8 train.py --model_name_or_path meta-llama/Llama-2-7b-hf --bf16 True "
     run += "--gradient_checkpointing True --model_max_length 2048 --gradient_accumulation_steps 2"
-    with pytest.raises(
-        InvalidProblemError, match=r"batch_size: .*how many sequences a step takes hangs on"
-    ):
-        read(f"{run} --batch_size 4")
+    for name in ("batch_size", "batch_size_training", "bsz", "micro_bs"):
+        with pytest.raises(
+            InvalidProblemError, match=rf"{name}: .*how many sequences a step takes hangs on"
+        ):
+            read(f"{run} --{name} 4")
     assert read(f"{run} --eval_batch_size 4").workload.global_batch_size == 128  # 8 ranks × 8 × 2
 
 
