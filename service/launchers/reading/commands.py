@@ -26,7 +26,10 @@ _Texts = tuple[tuple[str, str], ...]  # by name
 _SUBCOMMANDS = ("megatron", "swift", "llamafactory-cli", "axolotl")
 _MODULES = ("trl.scripts.",)  # programs that python -m starts
 _PRINTERS = ("echo", "printf", "cat", "tee")
-_HANDLERS = re.compile(r"echo|printf|cat|tee|cp|mv|ln|rm|ls|test|\[+|sed|grep|head|tail|wget|curl")
+_HANDLERS = (  # which train with no file that they are given
+    *_PRINTERS, "cp", "mv", "ln", "rm", "ls", "test", "[", "[[", "sed", "grep", "head", "tail", "wget",
+    "curl",
+)  # fmt: skip
 # Programs and subcommands that take a training's flags and train no sequence by them.
 _OTHERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), does)
@@ -241,7 +244,7 @@ def require_start(scripts: Sequence[tuple[str, Script]], started: Source) -> Non
         (name, _program(words))
         for name, script in scripts
         for words in script.commands
-        if any(_holds(word, base) for word in words) and not _HANDLERS.fullmatch(words[0].text)
+        if any(_holds(word, base) for word in words) and words[0].text not in _HANDLERS
     ]
     if commands and all(command is not None and _other(command) for _, command in commands):
         name, first = commands[0]
