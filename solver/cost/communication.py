@@ -400,6 +400,10 @@ class OfLengths:
         """What others wait beyond that mean, in the same shape."""
         return np.asarray(self.grows[_beside(each[0])] * (each[-1] - each[0]))
 
+    def whole(self, each: Sequence[FloatArray]) -> FloatArray:
+        """The mean and what others wait beyond it."""
+        return np.asarray(self.mean(each) + self.waited(each))
+
 
 def _beside(seconds: FloatArray) -> tuple[slice | None, ...]:
     """The index that sets a value of each row beside all of its seconds."""

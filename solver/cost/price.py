@@ -89,8 +89,7 @@ def weight_gradients_s(ctx: Context, kinds: tuple[LayerShape, ...]) -> FloatArra
     if ctx.frozen or not split.any():
         return np.zeros((len(split), len(kinds) + 2))
     if ctx.pads_to_longest:
-        each, of_lengths = [_split_s(one, kinds) for _, one in ctx.at_lengths], OfLengths.of(ctx)
-        return np.asarray(of_lengths.mean(each) + of_lengths.waited(each))
+        return OfLengths.of(ctx).whole([_split_s(one, kinds) for _, one in ctx.at_lengths])
     return _split_s(ctx, kinds)
 
 
@@ -402,14 +401,12 @@ def _on_the_mean(ctx: Context, parts_of: Callable[[Context], list[PartPrice]]) -
 def _mean_of(of_lengths: OfLengths, same: Sequence[PartPrice]) -> PartPrice:
     """The price of a part whose prices at several lengths are known."""
     forward, backward = [one.passes.forward for one in same], [one.passes.backward for one in same]
-    replay, waited = [one.replay for one in same], (of_lengths.waited(forward), of_lengths.waited(backward))
+    waited = of_lengths.waited(forward) + of_lengths.waited(backward)
     causes = {name: of_lengths.mean([one.causes[name] for one in same]) for name in same[0].causes}
     return PartPrice(
-        passes=PassSeconds(
-            forward=of_lengths.mean(forward) + waited[0], backward=of_lengths.mean(backward) + waited[1]
-        ),
-        replay=of_lengths.mean(replay) + of_lengths.waited(replay),
-        causes={**causes, UNEQUAL_LENGTHS: waited[0] + waited[1]},
+        passes=PassSeconds(forward=of_lengths.whole(forward), backward=of_lengths.whole(backward)),
+        replay=of_lengths.whole([one.replay for one in same]),
+        causes={**causes, UNEQUAL_LENGTHS: waited},
     )
 
 
