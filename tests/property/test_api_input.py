@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from meshwright.service.api.app import create_app
 from meshwright.service.settings import Settings
+from tests.draws import draws
 from tests.served.migrated import migrated
 
 VALID: dict[str, Any] = {
@@ -85,14 +86,14 @@ def post(client: TestClient, path: str, body: object) -> tuple[int, str]:
     return answer.status_code, answer.headers["content-type"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=draws(75), deadline=None)
 @given(place=st.sampled_from(list(places(VALID))), value=ANYTHING)
 def test_a_job_or_a_problem(client: TestClient, place: tuple[str | int, ...], value: object) -> None:
     status, kind = post(client, "/v1/jobs", with_change(VALID, place, value))
     assert (status, kind) in {(202, "application/json"), (422, "application/problem+json")}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=draws(50), deadline=None)
 @given(place=st.sampled_from(list(places(CONFIGURATION))), value=ANYTHING)
 def test_a_prediction_or_a_problem(client: TestClient, place: tuple[str | int, ...], value: object) -> None:
     body = {"problem": VALID, "configuration": with_change(CONFIGURATION, place, value)}

@@ -15,6 +15,7 @@ from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.space.expressions import names_in
 from meshwright.solver.space.request_rules import constraint_of, holds_for
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
+from tests.draws import draws
 from tests.property.exhaustive import exhaust_all
 
 SHAPE = {"num_layers": 4, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
@@ -40,7 +41,7 @@ def asked(objective: str, constraints: list[str], nodes: tuple[int, ...]) -> Pro
     )  # fmt: skip
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=draws(6), deadline=None)
 @given(
     objective=st.sampled_from(OBJECTIVES),
     constraints=st.lists(st.sampled_from(CONSTRAINTS), max_size=3, unique=True),

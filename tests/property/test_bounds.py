@@ -40,7 +40,7 @@ from tests.problems.strategies import Shape, columns_of, layout_of, priced_rows,
 from tests.property.exhaustive import exhaust, simulated_s
 
 ROUNDING = 1 + 1e-9
-EXAMPLES = draws(40)
+EXAMPLES = draws(20)
 
 
 @given(priced_rows(any_schedule=True))

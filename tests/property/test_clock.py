@@ -21,7 +21,7 @@ import pytest
 from tests.draws import draws
 from tests.processes.warm import run_warm
 
-REQUESTS = draws(6)
+REQUESTS = draws(3)
 MOST_BETWEEN_LOOKS_S = 0.25
 MOST_BEYOND_S = 1.0  # of a limit, or of a cancel
 MOST_MIB = 1024
@@ -66,7 +66,7 @@ NAMED = {
         workload={"batch_ramp": [{"batch": 1024, "until_tokens": 10**9}], "total_tokens": 10**13},
     ),
     "eight kinds of nodes": {
-        **request("llama-3.1-8b", 16, 4096, 64, time_limit_s=6.0, certify="none"),
+        **request("llama-3.1-8b", 16, 4096, 64, time_limit_s=2.0, certify="none"),
         "cluster": {
             "groups": [
                 {"gpu": gpu, "num_nodes": 2}

@@ -10,6 +10,7 @@ from meshwright.solver.configuration import Columns
 from meshwright.solver.space.expressions import MAX_LENGTH, MAX_WORDS
 from meshwright.solver.space.request_rules import broken_by, constraint_of, holds_for
 from tests.builders import a_configuration
+from tests.draws import draws
 
 NAMES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "zero_stage")
 numbers = st.recursive(
@@ -62,7 +63,7 @@ def by_python(text: str, values: dict[str, int]) -> bool:
         return False
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(150), deadline=None)
 @given(both=logic, tp=sizes, pp=sizes, dp=sizes, zero=st.integers(0, 3))
 def test_columns_check_and_python_agree(both: Both, tp: int, pp: int, dp: int, zero: int) -> None:
     text, python = both

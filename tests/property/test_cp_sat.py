@@ -8,6 +8,7 @@ from meshwright.solver.search.certify.request import Request, is_expressible, ro
 from meshwright.solver.search.certify.split_model import Verdict, judge
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import best_splits
+from tests.draws import draws
 from tests.problems.strategies import priced_rows
 
 ROUNDING_S = 2e-6
@@ -32,7 +33,7 @@ def asked(rows: Rows, objectives: dict[int, float], splits: list[tuple[int, ...]
 
 
 @given(priced_rows(max_layers=12, max_rows=3, any_schedule=True, per_stage=True))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(30), deadline=None)
 def test_cp_sat_proves_the_minimum_of_the_exact_program(rows: Rows) -> None:
     splits = best_splits(rows)
     objectives = {}
@@ -49,7 +50,7 @@ def test_cp_sat_proves_the_minimum_of_the_exact_program(rows: Rows) -> None:
 
 
 @given(priced_rows(max_layers=8, any_schedule=True, per_stage=True))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(20), deadline=None)
 def test_cp_sat_finds_a_split_exactly_where_the_exact_program_does(rows: Rows) -> None:
     split = best_splits(rows)[0]
     request = Request(

@@ -52,7 +52,8 @@ def problems(launcher: str) -> Iterator[Problem]:
     for variant, model in pairs:
         plain = problem_of(launcher, find_model(model), num_nodes=1, batch=32)
         workload = replace(plain.workload, **variant)  # type: ignore[arg-type]
-        yield replace(plain, workload=workload, options=replace(plain.options, allow=("offload",)))
+        options = replace(plain.options, allow=("offload",), num_gpus=(8,))
+        yield replace(plain, workload=workload, options=options)
 
 
 @pytest.mark.parametrize("launcher", launcher_names())

@@ -8,6 +8,7 @@ from meshwright.solver.search.frontier import Frontier, layouts_of
 from meshwright.solver.search.priced_space import Priced
 from meshwright.solver.search.proof import floors_of
 from meshwright.solver.search.rows import Rows
+from tests.draws import draws
 from tests.problems.strategies import priced_rows
 from tests.property.exhaustive import candidates_s, exhaust_all
 
@@ -35,7 +36,7 @@ def scores_of(rows: Rows) -> dict[int, float]:
 
 
 @given(priced_rows(max_rows=12), st.integers(1, 5))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=draws(40), deadline=None)
 def test_best_first_equals_the_best_score_of_every_layout(rows: Rows, top_k: int) -> None:
     scores = scores_of(rows)
     layouts: dict[tuple[int, int], float] = {}
@@ -48,7 +49,7 @@ def test_best_first_equals_the_best_score_of_every_layout(rows: Rows, top_k: int
 
 
 @given(priced_rows(max_rows=40, one_layout=True, max_layers=6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(30), deadline=None)
 def test_the_best_row_of_a_layout_stands_for_it_whichever_is_found_first(rows: Rows) -> None:
     scores = scores_of(rows)
     found = [scores[row] for row in ranked(rows, 3)]
@@ -56,13 +57,13 @@ def test_the_best_row_of_a_layout_stands_for_it_whichever_is_found_first(rows: R
 
 
 @given(priced_rows(max_rows=12), st.integers(1, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(30), deadline=None)
 def test_the_best_k_are_a_prefix_of_the_best_k_plus_one(rows: Rows, top_k: int) -> None:
     assert ranked(rows, top_k) == ranked(rows, top_k + 1)[:top_k]
 
 
 @given(priced_rows(max_rows=6))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=draws(25), deadline=None)
 def test_the_order_of_rows_changes_no_score(rows: Rows) -> None:
     backwards = np.arange(len(rows))[::-1]
     scores = [
@@ -74,7 +75,7 @@ def test_the_order_of_rows_changes_no_score(rows: Rows) -> None:
 
 
 @given(priced_rows(max_rows=6), st.integers(1, 3))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=draws(10), deadline=None)
 def test_no_split_of_a_layout_simulates_below_the_floor_of_that_layout(rows: Rows, top_k: int) -> None:
     frontier = Frontier.of(Priced.of(rows), top_k)
     if not run(frontier):

@@ -30,7 +30,7 @@ from tests.property.test_meaning_of_requests import (
 )
 from tests.property.unexplained import unexplained
 
-EXAMPLES = draws(10)
+EXAMPLES = draws(5)
 ROUNDING = 1e-9
 MOST_TRIED = 300  # configurations of a changed request that are tried one by one
 MOST_OFFERED = 8  # changes of one sort, after which no other is looked for
@@ -47,7 +47,7 @@ def test_nothing_that_a_hostile_request_means_is_better_than_what_is_proved() ->
 
 def test_every_change_that_is_offered_has_its_plan_and_no_simple_one_is_missing() -> None:
     infeasible = 0
-    for seed in range(EXAMPLES // 4):
+    for seed in range(max(EXAMPLES // 4, 2)):
         problem = plainly_ranked(a_hostile_request(Random(seed)))
         with seeded(f"plainly_ranked(a_hostile_request(Random({seed})))"), unexplained():
             feasible = search(problem, profile_of(problem)).plans

@@ -25,7 +25,7 @@ from tests.draws import draws
 from tests.problems.small_problems import small_problems
 from tests.property.exhaustive import exhaust_all
 
-EXAMPLES = draws(4)
+EXAMPLES = draws(3)
 ROUNDING = 1 + 1e-9
 
 

@@ -19,8 +19,8 @@ from meshwright.solver.search.search import search
 from tests.draws import draws
 from tests.property.placed_meaning import Placed, a_placed_request, all_placed
 
-EXAMPLES = draws(4)
-PARTS = 4
+EXAMPLES = draws(2)
+PARTS = 2
 ROUNDING = 1 + 1e-9
 RANKING = 1 + 1e-7  # scores are compared in whole nanoseconds
 LEAST_SLICE = 2048  # tokens; shorter ones are tried where a limit names them (docs/requests.md)

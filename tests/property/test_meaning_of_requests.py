@@ -36,8 +36,8 @@ from tests.property.meaning import (
 )
 from tests.property.unexplained import unexplained
 
-EXAMPLES = draws(30)  # and 10 awkward ones (test_hostile_requests)
-OPEN_EXAMPLES = draws(20)
+EXAMPLES = draws(15)  # and 5 awkward ones (test_hostile_requests)
+OPEN_EXAMPLES = draws(10)
 PARTS = 10
 ROUNDING = 1 + 1e-9
 RANKING = 1 + 1e-7  # scores are compared in whole nanoseconds

@@ -22,7 +22,7 @@ from meshwright.solver.search.search import search
 from tests.draws import draws
 from tests.problems.mixed_clusters import fields_of, mixed_problems, outer_space, placements
 
-EXAMPLES = draws(12)
+EXAMPLES = draws(6)
 NS = 1e-9
 
 
@@ -122,9 +122,15 @@ def test_the_bound_over_splits_of_a_batch_is_below_the_best_split(problem: Probl
 
 
 @settings(max_examples=max(EXAMPLES // 8, 3), deadline=None)
-@given(problem=mixed_problems(), zero_stage=st.integers(0, 3))
-def test_best_first_ranks_as_solving_every_field_does(problem: Problem, zero_stage: int) -> None:
-    options = replace(problem.options, pin={"zero_stage": zero_stage})  # a quarter of the rows
+@given(problem=mixed_problems(), zero_stage=st.integers(0, 3), micro_batch_size=st.sampled_from([1, 2]))
+def test_best_first_ranks_as_solving_every_field_does(
+    problem: Problem, zero_stage: int, micro_batch_size: int
+) -> None:
+    pins: dict[str, int] = {
+        "zero_stage": zero_stage,
+        "micro_batch_size": micro_batch_size,
+    }  # a tenth of the rows
+    options = replace(problem.options, pin=pins)
     outer = outer_space(replace(problem, options=options))
     if not len(outer):
         return

@@ -84,15 +84,15 @@ def values(launcher: str) -> Iterator[tuple[str, Option]]:
             yield name, value
 
 
-def outcome(found: Target, launcher: str, name: str, value: Option) -> str:
-    """What became of one switch of one plan."""
+def outcome(found: Target, plain: list[float], launcher: str, name: str, value: Option) -> str:
+    """What became of one switch of one plan, whose price without it is ``plain``."""
     options = dict(sorted({**found.workload.framework_options, name: value}.items()))
     asked = replace(found.problem, workload=replace(found.workload, framework_options=options))
     try:
         wanted = priced(asked, found)
     except InvalidProblemError:
         return "refused"
-    if wanted == priced(found.problem, found):
+    if wanted == plain:
         return "no price hangs on it"
     try:
         bundle = export(found.plan, asked, launcher)
@@ -111,7 +111,8 @@ def outcome(found: Target, launcher: str, name: str, value: Option) -> str:
 def test_every_switch_that_is_priced_is_written_or_said_to_be_unwritten(launcher: str) -> None:
     wrong, seen, left = dict[tuple[str, Option], str](), set[str](), [*values(launcher)]
     for found in targets(launcher):  # of later ones only what changes no earlier one's price
-        became = {switch: outcome(found, launcher, *switch) for switch in left}
+        plain = priced(found.problem, found)
+        became = {switch: outcome(found, plain, launcher, *switch) for switch in left}
         seen |= {*became.values()}
         wrong |= {switch: word for switch, word in became.items() if word.startswith("read")}
         left = [switch for switch, word in became.items() if word.startswith("no price")]
@@ -124,7 +125,7 @@ def test_every_switch_that_is_priced_is_written_or_said_to_be_unwritten(launcher
 
 # whole layers; experts; experts beside shared ones and latent attention, with layers that have none
 SMALL = ("llama-3.1-8b", "mixtral-8x7b", "deepseek-v2-lite", "moonlight-16b-a3b")
-ENOUGH = 3  # plans
+ENOUGH = min(draws(2), 3)  # plans
 PAIRS = [
     (launcher, switch.name, setting.name)
     for switch in switches().values()
@@ -190,7 +191,7 @@ def priced_as_written(found: Target) -> object:
 @pytest.mark.parametrize("launcher", sorted({launcher for launcher, _, _ in PAIRS}))
 def test_two_settings_are_refused_together_or_written_and_read_back(launcher: str) -> None:
     pairs, written = pairs_of(launcher), 0
-    for pair in Random(launcher).sample(pairs, min(draws(4), len(pairs))):
+    for pair in Random(launcher).sample(pairs, min(draws(2), len(pairs))):
         for plain in problems_for(pair, launcher):
             problem = problem_under(plain, pair)
             targets = legal_targets(problem)

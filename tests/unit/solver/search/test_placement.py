@@ -209,16 +209,21 @@ def test_launchers_that_cannot_place_stages_say_so() -> None:
     assert any("the slowest GPU (slow) sets the pace of every stage" in warning for warning in warnings)
 
 
+def replicas(**limit: object) -> Problem:
+    """Groups as near as nodes of one: unlike replicas, one on each, are the best plan but for the limit."""
+    return a_mixed_problem((FAST, SLOW_GROUP), between=INFINIBAND, top_k=20, **limit)  # type: ignore[arg-type]
+
+
 def classes_of(answer: Answer) -> list[tuple[Configuration, ...]]:
     return [plan.config.replicas or (plan.config,) for plan in answer.plans]
 
 
 def test_a_prescribed_split_is_every_class_s_split() -> None:
-    answer = searched(a_mixed_problem((FAST, SLOW_GROUP), stage_layers=(3, 1), top_k=100))
+    answer = searched(replicas(stage_layers=(3, 1)))
     assert any(plan.config.replicas for plan in answer.plans)
     assert {one.stage_layers for classes in classes_of(answer) for one in classes} == {(3, 1)}
-    wrong = replace(answer.plans[0].config, stage_layers=(1, 3))
-    problem = a_mixed_problem((FAST, SLOW_GROUP), stage_layers=(3, 1))
+    placed = next(plan.config for plan in answer.plans if plan.config.stage_groups)
+    wrong, problem = replace(placed, stage_layers=(1, 3)), replicas(stage_layers=(3, 1))
     faults = violations(problem, default_profile(problem.cluster, "none"), wrong)
     assert "stage_layers is pinned to another split" in list(faults)
 
@@ -232,7 +237,7 @@ def test_a_prescribed_split_is_every_class_s_split() -> None:
     ],
 )
 def test_limits_on_micro_batches_hold_for_each_class(limit: object, fewest: int, most: int) -> None:
-    answer = searched(a_mixed_problem((FAST, SLOW_GROUP), top_k=100, **limit))  # type: ignore[arg-type]
+    answer = searched(replicas(**limit))  # type: ignore[arg-type]
     assert any(plan.config.replicas for plan in answer.plans)
     numbers = [one.num_microbatches for classes in classes_of(answer) for one in classes]
     assert min(numbers) >= fewest
@@ -241,7 +246,7 @@ def test_limits_on_micro_batches_hold_for_each_class(limit: object, fewest: int,
 
 def test_limits_on_all_replicas_together_leave_no_unlike_classes() -> None:
     for limit in ({"pin": {"data_parallel_size": 2}}, {"constraints": ("num_gpus <= 2",)}):
-        answer = searched(a_mixed_problem((FAST, SLOW_GROUP), top_k=100, **limit))
+        answer = searched(replicas(**limit))
         assert answer.plans
         assert not any(plan.config.replicas for plan in answer.plans)
     assert all(plan.config.num_gpus <= 2 for plan in answer.plans)
