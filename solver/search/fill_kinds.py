@@ -2,8 +2,7 @@
 
 Ranks are filled one after the other with as many layers as fit in a time, as in ``reach``; a layer before a
 rank never makes room behind it smaller by more than itself, whatever its kind. The first layers of a stage
-are replayed where the row says so (``first_layers``), or as few of them as let it fit
-(``per_stage.Replays``).
+are replayed where the row says so, or as few of them as let it fit (``recompute_by_stage``).
 """
 
 from __future__ import annotations
@@ -55,10 +54,11 @@ def _reaches(filling: _Filling, step_s: FloatArray, *, closely: bool) -> BoolArr
 
 
 def _pieces(num_layers: int, p: int) -> list[tuple[int, int]]:
-    """Ranges that cover 1 … L - p + 1 layers on rank 0, fine around an even share."""
+    """Ranges that cover 1 … L - p + 1 layers on rank 0, fine around an even share, the nearest first."""
     even, most = num_layers / p, num_layers - p + 1
     edges = sorted({min(max(round(even * share), 1), most) for share in _SHARES})
-    return [(low, high - 1) for low, high in zip(edges, [*edges[1:], most + 1], strict=True)]
+    pieces = [(low, high - 1) for low, high in zip(edges, [*edges[1:], most + 1], strict=True)]
+    return sorted(pieces, key=lambda piece: max(piece[0] - even, even - piece[1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,8 +202,7 @@ def _ample(room: FloatArray) -> FloatArray:
 # --------------------------------------------------------------------------------------------------
 # Bounds for rows with layers of several kinds: is there room for the layers of each kind?
 #
-# Every bound of ``bounds`` limits what the layers of one rank may cost, each layer by its kind, and so
-#   does
+# Every bound of ``bounds`` limits what the layers of one rank may cost, each layer by its kind, and so does
 # memory. Each chunk holds at least the smallest number of layers, and of those kinds that lie within its
 # reach: chunk c begins behind c smallest chunks and ends before those that follow. With so many layers
 # of the cheapest such kind set aside for every chunk, the ranks must have room for the rest, whatever the
@@ -283,10 +282,7 @@ Reach = Callable[..., BoolArray]  # (step_s, closely) -> whether rows may have a
 
 
 def _interleaved(rows: Rows, pp: int, vpp: int) -> Reach:
-    """Whether rows of one shape may have a split that fits and simulates within a time."""
-    fits = fits_by_kind(rows, pp, vpp)
-    if not fits.any():
-        return lambda *_, **__: fits
+    """Whether rows of one shape, all of which may fit, may have a split that simulates within a time."""
     prices, m = rows.prices, rows.m[:, None]
     rank = np.arange(pp)[None, :]
     own = RankCosts.of_all(rows)
@@ -303,7 +299,7 @@ def _interleaved(rows: Rows, pp: int, vpp: int) -> Reach:
     )
 
     def able(step_s: FloatArray, **_: bool) -> BoolArray:
-        limit, kept = end_limit_s(rows, step_s)[:, None], fits
+        limit, kept = end_limit_s(rows, step_s)[:, None], np.ones(len(rows), dtype=np.bool_)
         for beside, needs in limits:
             if not kept.any():
                 break
@@ -313,11 +309,10 @@ def _interleaved(rows: Rows, pp: int, vpp: int) -> Reach:
     return able
 
 
-def _busy(rows: Rows, pp: int, vpp: int) -> Reach:
+def _busy(rows: Rows) -> Reach:
     """The same for rows that split the backward pass: each rank works all its micro-batches, (E)."""
     room, needs = _busy_needs(rows, rows.m)
-    fits = fits_by_kind(rows, pp, vpp)
-    return lambda step_s, **_: fits & needs.fit_in(end_limit_s(rows, step_s)[:, None] + room)
+    return lambda step_s, **_: needs.fit_in(end_limit_s(rows, step_s)[:, None] + room)
 
 
 def _late_needs(rows: Rows, pp: int, vpp: int) -> tuple[FloatArray, Needs]:
@@ -516,7 +511,7 @@ def _input_s(rows: Rows) -> FloatArray:
 
 
 _BATCH = 512
-_MOST_RAISED, _CLOSE = 1.5, 0.005  # of a bound: what it is raised to at most, and how closely
+_RAISED, _CLOSE = 1.5, 0.005  # of a bound: what it is raised to at once, and how closely it is bisected
 
 
 def can_beat_mixed(rows: Rows, step_s: FloatArray, *, closely: bool = True) -> BoolArray:
@@ -547,8 +542,21 @@ def _reach(group: Rows, pp: int, vpp: int, *, split: bool) -> Reach:
     """What rows of one shape can reach, whose backward pass is split, or in one."""
     if not group.uneven_stages:
         return _only_split(group, pp * vpp)
+    fits = np.flatnonzero(fits_by_kind(group, pp, vpp))
+    reach = _reach_of_fitting(group.take(fits), pp, vpp, split=split) if len(fits) else None
+
+    def able(step_s: FloatArray, *, closely: bool) -> BoolArray:
+        answer = np.zeros(len(group), dtype=np.bool_)
+        answer[fits] = reach(step_s[fits], closely=closely) if reach else False
+        return answer
+
+    return able
+
+
+def _reach_of_fitting(group: Rows, pp: int, vpp: int, *, split: bool) -> Reach:
+    """The same of rows that memory does not refute at sight."""
     if vpp > 1:
-        return (_busy if split else _interleaved)(group, pp, vpp)
+        return _busy(group) if split else _interleaved(group, pp, vpp)
     if split:
         fill = _Fill.of(group, pp)
         return lambda step_s, **_: _split_reaches(fill, step_s)
@@ -559,19 +567,23 @@ def tightened_s(rows: Rows, bound_s: FloatArray, limit_s: FloatArray) -> FloatAr
     """Raise the bounds of rows to about what ``can_beat_mixed`` proves, shape (n,).
 
     To solve a row takes longer than to ask a few times about many. ``limit_s``: times that the rows may
-    beat as far as is known; up to there, or to half as much again as their bounds, they are bisected.
+    beat as far as is known; up to there they are raised by half again and again, then bisected.
     """
     low, floor = bound_s.copy(), whole_layers_s(rows) * SAFETY
-    high = np.minimum(np.maximum(limit_s, low), low * _MOST_RAISED)
-    asked = np.flatnonzero(high - low > _CLOSE * low)
+    most = np.maximum(limit_s, low)
+    asked = np.flatnonzero(most - low > _CLOSE * low)
     for some, reach in _reaches_of(rows.take(asked)):
         index = asked[some]
-        below, above, least = low[index], high[index], floor[index]
-        while (wide := above - below > _CLOSE * below).any():
+        below, least, last = low[index], floor[index], most[index]
+        above = np.minimum(last, below * _RAISED)
+        found = above >= last  # that they may beat that is known
+        while (wide := ~found | (above - below > _CLOSE * below)).any():
             look()
-            middle = (below + above) / 2.0
+            middle = np.where(found, (below + above) / 2.0, above)
             able = reach(middle, closely=False) & (least <= middle)
             below, above = np.where(wide & ~able, middle, below), np.where(wide & able, middle, above)
+            above = np.where(found | able, above, np.minimum(last, below * _RAISED))
+            found |= able | (above >= last)
         low[index] = below
     return low
 

@@ -1,7 +1,7 @@
 """Where every rank works as long as the others the bounds leave nothing open."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from meshwright.solver.configuration import BoolArray, FloatArray
 from meshwright.solver.search.bounds import fractional_s, least_of_kind_s, split_s, whole_layers_s
 from meshwright.solver.search.fill import can_beat
-from meshwright.solver.search.fill_kinds import can_beat_mixed, may_reach_objective
+from meshwright.solver.search.fill_kinds import can_beat_mixed, may_reach_objective, tightened_s
 from meshwright.solver.search.rows import Rows
 from tests.problems.strategies import Shape, columns_of, layout_of, prices_of
 
@@ -65,6 +65,21 @@ def test_no_split_beats_equal_stages(way: Callable[[Rows, FloatArray], BoolArray
     rows = alike(8, num_microbatches=12)
     assert way(rows, np.array([0.090 * 1.0001]))[0]
     assert not way(rows, np.array([0.090 * 0.9999]))[0]
+
+
+def test_a_bound_is_raised_however_slow_the_splits_are_that_memory_leaves() -> None:
+    # a layer keeps a byte for each of 4, 3, 2, 1 micro-batches in flight: 4 bytes hold 1, 1, 2, 4 layers,
+    # 12 * 12 ms on the last rank behind 4 * 3 ms there and back, 156 ms; without memory it is 90 ms
+    rows = alike(8, num_microbatches=12)
+    free = {f.name: 0.0 * getattr(rows.prices, f.name) for f in fields(rows.prices) if "_bytes" in f.name}
+    kept = np.array([[1.0, 0.0, 0.0]])
+    free |= {"activation_bytes": kept, "checkpoint_bytes": kept, "reserve": np.ones(1)}
+    prices = replace(rows.prices, **free)
+    rows = replace(rows, prices=prices, budget_bytes=4.0)
+    step_s = split_s(rows, rows.stages([(1, 1, 2, 4)]))[0]
+    assert step_s == pytest.approx(0.156)
+    raised_s = tightened_s(rows, whole_layers_s(rows), np.array([np.inf]))[0]
+    assert 0.994 * step_s <= raised_s <= step_s
 
 
 def test_one_micro_batch_passes_every_chunk_before_it_comes_back() -> None:
