@@ -6,8 +6,9 @@ refused. Files among the fixtures are at hand; the others are looked for in a fo
 DIR``: DIR/OWNER/NAME/PATH), or fetched by their commit with ``--download``. Each counts only with its
 checksum, and no file is ever run.
 
-Right: sizes, batch, sequence and model as listed. Wrong: read otherwise, or read where the launcher would
-refuse. Missed: refused although the launcher runs it.
+Right: sizes, batch, sequence and model as listed, and priced as ``predict`` does it. Wrong: read otherwise,
+or read where the launcher would refuse. Missed: refused, by the reader or by ``predict``, although the
+launcher runs it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,12 @@ from pathlib import Path
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_model
+from meshwright.profiles.model_shapes import model_to_mapping
+from meshwright.service.cli.calibrate import profile_for
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.registry import read_launch_files
+from meshwright.service.requests.launch_files import own_of_files
+from meshwright.solver.predict import predict
 
 ROOT = Path(__file__).resolve().parent.parent
 MANIFEST = ROOT / "benchmarks" / "data" / "launch_corpus.json"
@@ -53,25 +58,40 @@ def entries() -> list[Mapping[str, object]]:
     return found
 
 
-def text_of(entry: Mapping[str, object], folders: Sequence[Path]) -> str | None:
-    """The file's text where one of the folders holds it, unchanged; None elsewhere."""
+def source_of(entry: Mapping[str, object], folders: Sequence[Path]) -> Source | None:
+    """The file with those beside it where the folders hold them, unchanged; None elsewhere."""
+    texts = {path: _text_of(entry, path, checksum, folders) for path, checksum in _files_of(entry).items()}
+    files = {Path(path).name: text for path, text in texts.items() if text is not None}
+    name = Path(str(entry["path"])).name
+    if len(files) < len(texts):
+        return None
+    return Source(name=name, text=files[name], files=files if len(files) > 1 else {})
+
+
+def _files_of(entry: Mapping[str, object]) -> dict[str, str]:
+    """Checksums of the file and of those that a user gives beside it, by path."""
+    beside = entry.get("beside")
+    return {str(entry["path"]): str(entry["sha256"]), **(beside if isinstance(beside, dict) else {})}
+
+
+def _text_of(entry: Mapping[str, object], path: str, checksum: str, folders: Sequence[Path]) -> str | None:
     for folder in folders:
-        path = folder / str(entry["repository"]) / str(entry["path"])
-        if path.is_file():
-            data = path.read_bytes()
-            if hashlib.sha256(data).hexdigest() == entry["sha256"]:
+        file = folder / str(entry["repository"]) / path
+        if file.is_file():
+            data = file.read_bytes()
+            if hashlib.sha256(data).hexdigest() == checksum:
                 return data.decode("utf-8")
     return None
 
 
-def outcome(entry: Mapping[str, object], text: str | None) -> Outcome:
+def outcome(entry: Mapping[str, object], source: Source | None) -> Outcome:
     """What the reader makes of a file, held against its line."""
     name = f"{entry['repository']}: {entry['path']}"
-    if text is None:
+    if source is None:
         return Outcome(name=name, kind="absent")
     expected = entry.get("reads")
     try:
-        found = read_launch_files(Source(name=Path(str(entry["path"])).name, text=text), _told(entry))
+        found = read_launch_files(source, _told(entry))
     except InvalidProblemError as fault:
         kind = "rightly refused" if expected is None else "missed"
         return Outcome(name=name, kind=kind, why=str(fault)[:300])
@@ -82,7 +102,30 @@ def outcome(entry: Mapping[str, object], text: str | None) -> Outcome:
     if other:
         differences = "; ".join(f"{key} is {value}, read as {was}" for key, (value, was) in other.items())
         return Outcome(name=name, kind="wrong", why=differences)
+    try:
+        _predict(_told(entry), source, found)
+    except InvalidProblemError as fault:
+        return Outcome(name=name, kind="missed", why=f"predict: {str(fault)[:300]}")
     return Outcome(name=name, kind="right")
+
+
+_GPU = "h100-sxm-80gb"  # no launch file names one
+
+
+def _predict(told: Told, source: Source, found: LaunchFile) -> None:
+    """Price the run on as many GPUs as it has.
+
+    Raises:
+        InvalidProblemError: ``predict`` refuses it.
+    """
+    gpus = found.configuration.num_gpus
+    each = found.gpus_per_node or (8 if gpus % 8 == 0 else gpus)
+    group = {"gpu": _GPU, "gpus_per_node": each, "num_nodes": gpus // each}
+    request: dict[str, object] = {"cluster": {"name": "corpus", "groups": [group]}}
+    if told.model is not None:
+        request["model"] = model_to_mapping(told.model)
+    own = own_of_files(request, source, variables=told.variables, values=told.values)
+    predict(own.problem, profile_for(own.problem, None), own.configuration)
 
 
 def _told(entry: Mapping[str, object]) -> Told:
@@ -112,13 +155,14 @@ def _said(found: LaunchFile) -> dict[str, object]:
 
 
 def download(entry: Mapping[str, object]) -> None:
-    """Fetch one file by its commit, for the eyes of this benchmark alone."""
-    path = FETCHED / str(entry["repository"]) / str(entry["path"])
-    url = _RAW.format_map(entry)
-    with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 - https, of a fixed host
-        data = answer.read(1_000_000)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
+    """Fetch a file and those beside it by their commit, for the eyes of this benchmark alone."""
+    for path in _files_of(entry):
+        file = FETCHED / str(entry["repository"]) / path
+        url = _RAW.format_map({**entry, "path": path})
+        with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 - https, of a fixed host
+            data = answer.read(1_000_000)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
 
 
 def main(words: Sequence[str]) -> int:
@@ -131,9 +175,9 @@ def main(words: Sequence[str]) -> int:
     folders = [FIXTURES, *asked.files, FETCHED]
     listed = entries()
     for entry in listed if asked.download else ():
-        if text_of(entry, folders) is None:
+        if source_of(entry, folders) is None:
             download(entry)
-    found = [outcome(entry, text_of(entry, folders)) for entry in listed]
+    found = [outcome(entry, source_of(entry, folders)) for entry in listed]
     counts = Counter(one.kind for one in found)
     at_hand = [entry for one, entry in zip(found, listed, strict=True) if one.kind != "absent"]
     runs = sum("reads" in entry for entry in at_hand)

@@ -9,7 +9,7 @@ from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.inline import cluster_from_mapping, model_from_mapping
 from meshwright.profiles.model_shapes import model_to_mapping
-from meshwright.profiles.profile import Profile
+from meshwright.profiles.profile import Profile, framework_of
 from meshwright.service.launchers.reading.base import WHOLE_FILE, LaunchFile, Source, Told
 from meshwright.service.launchers.reading.registry import read_launch_files, reader_names, renamed
 from meshwright.service.requests.configuration import completed
@@ -66,15 +66,34 @@ def own_of_files(
     told = replace(_told(request, variables or {}, values or {}), ignored=tuple(ignored), run=run)
     found = renamed(read_launch_files(source, told, launcher), _name_of(source))
     raw, workload, notes = _overridden(found, told)
-    problem = parse_problem(_request_of(request, found, workload))
+    problem, why = _priced(_request_of(request, found, workload), found.launcher)
     return Own(
         problem=problem,
         configuration=completed(raw, problem),
         launcher=found.launcher,
-        notes=(*found.notes, *notes),
+        notes=(*found.notes, *notes, *why),
         unread=found.unread,
         batch_ramp=found.batch_ramp,
     )
+
+
+# What a launcher runs though it is not planned with it: faults of these leave its runs to be priced.
+_BEYOND_PLANS = (
+    "/workload/lora_rank", "/workload/lora_targets", "/workload/base_precision", "/workload/optimizer",
+    "/workload/framework_options/precision_recipe",
+)  # fmt: skip
+
+
+def _priced(request: Request, launcher: str) -> tuple[Problem, list[str]]:
+    """The problem of a run that files start, and why it is no plan's: no launcher's, on the same stack."""
+    try:
+        return parse_problem(request), []
+    except InvalidProblemError as fault:
+        if any(one.pointer not in _BEYOND_PLANS for one in fault.errors):
+            raise
+        why = [f"{one.message}: priced as the files run it" for one in fault.errors]
+    stack = request.get("stack") or framework_of(launcher)
+    return parse_problem({**request, "launcher": "none", "stack": stack}), why
 
 
 # What follows from sizes that somebody changes: how many replicas, and what each of them holds.
@@ -116,7 +135,8 @@ def _overridden(found: LaunchFile, told: Told) -> tuple[dict[str, object], Value
         for name, value in read.items()
         if value != () and name not in follow
     }
-    raw |= {name: value for name, value in told.values.items() if name not in of_workload}
+    taken = {*of_workload, *(name for name in found.places if name not in read)}  # the model's, for one
+    raw |= {name: value for name, value in told.values.items() if name not in taken}
     return raw, {name: told.values[name] for name in of_workload if name in changed}, notes
 
 

@@ -238,7 +238,7 @@ def deepspeed() -> list[Edit]:
              (('"train_batch_size"', '"activation_checkpointing": {"layers": 4},\n  "train_batch_size"'),),
              noticed=False, listed=True),
         Edit("weights on the host below stage 3", two,
-             ((stage, f'{stage}    "offload_param": {{"device": "cpu"}},\n'),), noticed=False),
+             ((stage, f'{stage}    "offload_param": {{"device": "cpu"}},\n'),), noticed=False, listed=True),
         Edit("shards of seven", three, ((stage, f'{stage}    "zero_hpz_partition_size": 7,\n'),),
              noticed=False),
         Edit("swapped letters in a key", two, (('"train_batch_size"', '"train_batch_szie"'),),

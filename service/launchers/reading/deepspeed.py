@@ -161,13 +161,22 @@ def _precision(fields: Fields, known: Known) -> str:
     return "fp16" if fp16 else "bf16"
 
 
+_OLDER_OFFLOADS = {"optimizer": "cpu_offload", "parameters": "cpu_offload_params"}  # zero/config.py
+
+
 def read_offload(fields: Fields, zero: int, places: Mapping[str, tuple[str, str]] = _PLACES) -> str:
     """What lies in host memory or on drives, as ``offload_config.py`` and each stage's optimizer take it.
 
     ``places``: for each part the fields of its device and of the folder on the drive.
     """
     devices = {part: fields.word(device, "none", allowed=_DEVICES) for part, (device, _) in places.items()}
+    for part, name in _OLDER_OFFLOADS.items():
+        if fields.flag(f"zero_optimization.{name}", default=False):
+            devices[part] = "cpu"
     sharded = zero == _SHARDED_WEIGHTS
+    if devices["parameters"] != "none" and not sharded:  # engine.py hands it to stage 3 alone
+        fields.note(f"stage {zero} shards no weights: {places['parameters'][0]} does nothing")
+        devices["parameters"] = "none"
     found = devices["optimizer"], devices["parameters"]
     wrong = {  # part: what is wrong with its device there, and what would not be
         "optimizer": [
@@ -175,8 +184,7 @@ def read_offload(fields: Fields, zero: int, places: Mapping[str, tuple[str, str]
             (found[0] != "none" and not zero, "stage 0 shards no states: DeepSpeed ignores it", "none"),
         ],
         "parameters": [
-            (found[1] != "none" and not sharded, f"stage {zero} shards no weights: it is ignored", "none"),
-            (found[1] != "none" and found[0] == "none",
+            (found[1] != "none" and sharded and found[0] == "none",
              "weights away, optimizer states on the GPU: not priced", "none, or the optimizer away too"),
         ],
     }  # fmt: skip

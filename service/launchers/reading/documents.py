@@ -16,7 +16,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.service.launchers.reading.base import Source, refused
 
 DOCUMENTS = (".json", ".yaml", ".yml", ".toml")
-MAX_DOCUMENT = 50_000  # characters; such files have a few thousand
+MAX_DOCUMENT = 200_000  # characters; most have a few thousand, lists of data sets many more
 MAX_BRACKETS = 100  # open at a time
 MAX_NAME = 300  # characters of a dotted name
 _PIECE = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|\n', re.DOTALL)

@@ -196,6 +196,11 @@ class Fields:
         found = self._found(name)
         return None if found is None else found.value
 
+    def named(self, pattern: re.Pattern[str]) -> str | None:
+        """The first name that matches as a whole and whose value is not off; None: there is none."""
+        on = (name for name, found in self._values.items() if str(found.value).lower() not in _NOTHING)
+        return next((name for name in on if pattern.fullmatch(name)), None)
+
     def integer(self, name: str, default: int, *, low: int = 1) -> int:
         """A whole number."""
         found = self.optional(name, low=low)

@@ -133,6 +133,7 @@ def launch_file(
         places={
             "tensor_parallel_size": given.place("tensor-model-parallel-size"),
             "seq_length": given.place("seq-length"),
+            "vocab_size": given.place("vocab-size"),
         },
     )
 

@@ -40,6 +40,7 @@ from meshwright.service.launchers.reading.shell_values import Word
 from meshwright.service.launchers.reading.split import divided
 from meshwright.service.launchers.reading.trainer import (
     PADDED,
+    PREFERENCE_LOSSES,
     PREFERENCES,
     WITHOUT_COPY,
     adapted,
@@ -245,7 +246,8 @@ def _axolotl_tuned(fields: Fields) -> dict[str, Any]:
     if kind in _ADAPTERS:
         every = fields.flag("lora_target_linear", default=False)
         found["lora_rank"] = fields.integer("lora_r", 8)
-        found["lora_targets"] = SINGLE_TARGETS if every else adapted(fields)
+        named = adapted(fields, pefts=not every)
+        found["lora_targets"] = SINGLE_TARGETS if every else named
     return found
 
 
@@ -522,6 +524,7 @@ def _is_sft(source: Source) -> bool:
     names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
     known = sum(name in names for name in _SFT_NAMES)
     others = any(name in names for name in _OTHERS_NAMES)
+    others |= "loss_type" in names and names["loss_type"].value in PREFERENCE_LOSSES
     return known > 1 and any(name in names for name in _SFT_ALONE) and not others
 
 

@@ -196,12 +196,16 @@ _OLDER = {
     },
     "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
 }  # fmt: skip
+_OLDEST_FP8 = ("float8.enable_float8_linear", "training.enable_fp8_linear", "training.fp8_linear")
 _TOKENS = "training.num_tokens_per_microbatch_per_dp_rank"
 
 
 def _in_older_names(values: dict[str, Found]) -> dict[str, Found]:
     """Names before and after 0.3 as those of 0.3: a microbatch's tokens are sequences of the longest."""
     found = {_OLDER.get(name, name): one for name, one in values.items() if name != _TOKENS}
+    eight = next((found[name] for name in _OLDEST_FP8 if name in found and found[name].value), None)
+    if eight is not None and "model.converters" not in found:
+        found["model.converters"] = Found(["float8"], eight.line)
     tokens, length = values.get(_TOKENS), found.get("training.seq_len")
     if tokens is None or length is None:
         return found if tokens is None else found | {_TOKENS: tokens}
@@ -231,7 +235,7 @@ _IRRELEVANT = (
     "job.", "model.", "experimental.", "optimizer.", "lr_scheduler.", "checkpoint.", "metrics.",
     "quantize.", "profiling.", "compile.", "comm.", "validation.", "debug.", "fault_tolerance.",
     "training.dataset",
-    "training.steps", "training.max_norm", "training.dtype", "training.mixed_precision", "training.gc_",
+    "training.steps", "training.max_norm", "training.mixed_precision", "training.gc_",
     "memory_estimation.", "training.disable_cuda_graphs", "activation_checkpoint.selective",
     "parallelism.disable_loss", "parallelism.context_parallel_rotate", "dataloader", "hf_assets_path",
     "profiler", "training.seed", "activation_checkpoint.per_op", "activation_checkpoint.preserve",
@@ -286,9 +290,11 @@ class TorchtitanReader:
         workload = _workload(fields, known, batch)
         positions = model.max_position_embeddings
         if told.model is None and positions and workload.seq_length > positions:
-            fields.fault(
-                "training.seq_len", f"{workload.seq_length}, but the model has {positions} positions"
-            )
+            message = f"{workload.seq_length}, but the model has {positions} positions"
+            if is_module:
+                fields.fault("training.seq_len", message)
+            else:  # 0.2, models/*/model/args.py (update_from_config)
+                fields.note(f"training.seq_len is {message}: torchtitan lengthens its table")
         fields.stop()
         return LaunchFile(
             launcher=self.name,
@@ -463,6 +469,8 @@ def _workload(fields: Fields, known: Known, batch: int) -> Workload:
         fields.fault("training.mixed_precision_param", "is not priced", allowed="bfloat16")
     if fields.word("optimizer.name", "AdamW") not in ("AdamW", "Adam"):
         fields.fault("optimizer.name", "is not priced", allowed="AdamW")
+    # train.py builds the model in it: weights, gradients and both moments
+    stored = fields.word("training.dtype", "float32", allowed=("float32", "bfloat16"))
     seq_length = fields.optional("training.seq_len")
     recipe = _recipe(fields)
     options: dict[str, str | int | float | bool] = {"precision_recipe": recipe} if recipe else {}
@@ -477,6 +485,7 @@ def _workload(fields: Fields, known: Known, batch: int) -> Workload:
         global_batch_size=batch,
         seq_length=known.required("seq_length", seq_length, "training.seq_len in the file"),
         precision="fp8" if recipe else "bf16",
+        optimizer="adamw-pure-bf16" if stored == "bfloat16" else "adamw",
         framework_options=dict(sorted(options.items())),
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from meshwright.profiles.adapters import ATTENTION_TARGETS, LORA_TARGETS, SINGLE_TARGETS, BasePrecision
 from meshwright.profiles.documents import shown
@@ -35,7 +36,7 @@ from meshwright.service.launchers.reading.commands import (
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
-from meshwright.service.launchers.reading.known import Known, header_of, known_of
+from meshwright.service.launchers.reading.known import Known, header_of, known_of, named_model
 from meshwright.service.launchers.reading.shell_values import UNKNOWN, Script, Word, why_unknown
 from meshwright.service.launchers.reading.trainer_ranks import ranks_run
 
@@ -79,6 +80,12 @@ WITHOUT_COPY = {"adamw": "adamw-pure-bf16", "adamw-8bit": "adamw-8bit-bf16"}  # 
 PREFERENCES = (  # arguments of trainers on preferences and rewards alone (TRL, ms-swift)
     "rlhf_type", "reward_funcs", "reward_model_path", "num_generations", "max_prompt_length",
     "max_completion_length", "dpo_alpha", "rpo_alpha", "dpo_beta", "simpo_gamma", "kto_chosen_weight",
+    "beta", "desirable_weight", "undesirable_weight", "precompute_ref_log_probs", "ref_model", "pref_loss",
+)  # fmt: skip
+PREFERENCE_LOSSES = (  # of ``loss_type``: TRL 1.16.0, configurations of its trainers on preferences
+    "sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard",
+    "aot", "aot_pair", "aot_unpaired", "discopop", "apo_zero", "apo_down", "apo_zero_unpaired", "kto",
+    "simpo", "grpo", "dr_grpo", "dapo", "bnpo",
 )  # fmt: skip
 _NOT_PRICED = {  # what trains otherwise than a plan can say
     "load_in_4bit": "quantised base weights are not priced from launch files yet",
@@ -101,6 +108,7 @@ _NOT_PRICED = {  # what trains otherwise than a plan can say
     "use_adam_mini": "Adam-mini is not priced",
 }  # fmt: skip
 _STORED = re.compile(r"[-_](awq|gptq|int[48]|4bit|8bit|bnb|gguf)(?=$|[-_/])", re.IGNORECASE)
+_SWIFT_2 = "sft_type"  # of ms-swift before 3, as ``batch_size``, ``dtype`` and ``default-zero3``
 _STAGES = ("sft", "pt", "pretrain", "")
 _SWIFT = ("swift", "megatron")
 
@@ -136,7 +144,7 @@ class TrainerReader:
         """Whether there are names of TrainingArguments."""
         if source.is_script:
             try:
-                return best(_commands(script_of(source, Told())), _is_name)[1] >= _LEAST_NAMES
+                return _is_known(*best(_commands(script_of(source, Told())), _is_name))
             except InvalidProblemError:
                 return False
         names = looks_like_document(source) if source.suffix in _DOCUMENTS else {}
@@ -154,7 +162,7 @@ class TrainerReader:
             return trainer_run(fields, known, _tool(fields))
         script = script_of(source, told)
         command, count = chosen(_commands(script), _is_name, told, source.name)
-        if count < _LEAST_NAMES:
+        if not _is_known(command, count):
             raise refused(
                 f"{source.name[:64]}: no command with arguments of transformers' Trainer is in it"
             )
@@ -167,6 +175,7 @@ class TrainerReader:
         shares = shares or shares_of_environment(script.variables, known.source)
         if shares is not None and known.header.plan_id is None:
             known.header = header_of(shares.source.text)  # of an exported plan, of which a capture is left
+        _require_one_gpu_each(fields, script, command)
         tool, started = _tool(fields, command.program), _started(script, command)
         return trainer_run(fields, known, tool, started=started, shares=shares)
 
@@ -194,7 +203,8 @@ def trainer_run(
     model = _model(fields, known)
     mesh = None if shares is None else shares.fields
     world = ranks_of(known, mesh, started)
-    micro = _told(fields, known, "micro_batch_size", fields.optional(_MICRO))
+    own = fields.optional("batch_size" if tool is _MS_SWIFT and not fields.has(_MICRO) else _MICRO)
+    micro = _told(fields, known, "micro_batch_size", own)
     whole = fields.raw("global_batch_size")
     if micro is None:
         micro = tool.micro
@@ -252,17 +262,24 @@ def keeps_no_copy(found: LaunchFile) -> bool:
 
 def _model(fields: Fields, known: Known) -> ModelSpec:
     """The told model, or the one that the arguments name."""
-    named = next((name for name in _MODELS if fields.has(name)), None)
+    named = next((name for name in (*_MODELS, "model_name") if fields.has(name)), None)
     text = str(fields.raw(named)) if named else ""
     if named and _STORED.search(text):
         why = f"{shown(text)} is stored quantised: such weights are not priced from launch files yet"
         fields.fault(named, why)
+    if named == "model_name" and named_model(text) is None:
+        text = ""  # some scripts call what they save by it
     return known.model(Word(text, fields.place(named)[1]) if named and text else None)
 
 
 def _commands(script: Script) -> list[Command]:
     """The programs that a script starts, and nothing of words that no program gets."""
     return [*(command for command in commands_of(script) if command.program), Command("", ())]
+
+
+def _is_known(command: Command, count: int) -> bool:
+    """Whether so many names are enough; of ms-swift's own program one is."""
+    return count >= (1 if command.program in ("swift sft", "swift pt") else _LEAST_NAMES)
 
 
 def _is_name(text: str) -> bool:
@@ -295,13 +312,44 @@ def _started(script: Script, command: Command) -> int | None:
     world = world_of("", script, command)
     if world.gpus_per_node and not world.num_nodes:
         return world.gpus_per_node  # NPROC_PER_NODE alone: one node
-    visible = "".join(script.variables.get("CUDA_VISIBLE_DEVICES", ()))
+    visible = _visible(script)
     several = command.program.startswith("llamafactory") or any(
         word.text.rsplit("/", 1)[-1] in ("deepspeed", "accelerate") for word in command.before
     )
+    several = several or _takes_all(command.before)
     if visible and UNKNOWN not in visible:
         return len(visible.split(",")) if several else 1
     return None if several else 1
+
+
+def _visible(script: Script) -> str:
+    """CUDA_VISIBLE_DEVICES as the script sets it."""
+    return "".join(script.variables.get("CUDA_VISIBLE_DEVICES", ()))
+
+
+def _require_one_gpu_each(fields: Fields, script: Script, command: Command) -> None:
+    """Refuse processes of ms-swift that hold the model over several GPUs, one working after another.
+
+    Without ZeRO-3 and FSDP each takes all GPUs that are visible to it alone (get_default_device_map).
+    """
+    visible, world = _visible(script), world_of("", script, command)
+    sharded = fields.raw("fsdp") or re.search(r"zero_?3|stage_?3", str(fields.raw("deepspeed") or ""))
+    if not command.program.startswith("swift") or not visible or UNKNOWN in visible or sharded:
+        return
+    gpus, each = len(visible.split(",")), world.gpus_per_node or 1
+    if gpus // each > 1 and not (each == 1 and world.num_nodes):
+        why = f"a process holds the model over {gpus // each} of them (device_map), which is not priced"
+        message = f"{each} on {gpus} visible GPUs: {why}"
+        fields.fault("NPROC_PER_NODE", message, allowed=f"NPROC_PER_NODE={gpus}")
+        fields.stop()
+
+
+def _takes_all(words: Sequence[Word]) -> bool:
+    """Whether torchrun starts a process for every GPU that it sees: ``--nproc-per-node gpu``, or auto."""
+    texts = [word.text for word in words]
+    pairs = [*(text.partition("=")[::2] for text in texts), *pairwise(texts)]
+    counts = [said for name, said in pairs if name.replace("_", "-") == "--nproc-per-node"]
+    return bool({"gpu", "auto"} & set(counts))
 
 
 def _told(fields: Fields, known: Known, name: str, found: int | None) -> int | None:
@@ -323,9 +371,10 @@ def _length(fields: Fields, known: Known, tool: Tool) -> int:
     """The sequence that every micro-batch is padded or packed to."""
     name = next((name for name in _LENGTHS if fields.has(name)), None)
     length = _told(fields, known, "seq_length", fields.optional(name) if name else None)
-    if length is None and tool.length is not None:
-        fields.note(f"cutoff_len is not given: {tool.length} is {tool.name}'s default")
-        return tool.length
+    usual = LLAMA_FACTORY.length if fields.has(_SWIFT_2) else tool.length  # ms-swift 2 has the same
+    if length is None and usual is not None:
+        fields.note(f"{_LENGTHS[0]} is not given: {usual} is {tool.name}'s default")
+        return usual
     return known.required("seq_length", length, f"{_LENGTHS[2]} of the training script")
 
 
@@ -334,12 +383,17 @@ def _refuse_unpriced(fields: Fields) -> None:
     for name, why in _NOT_PRICED.items():
         if str(fields.raw(name)).lower() not in ("none", "false", "0", "1" if "size" in name else "none"):
             fields.fault(name, f"cannot be read: {why}")
+    if str(fields.raw("loss_type")) in PREFERENCE_LOSSES:
+        fields.fault("loss_type", f"cannot be read: {_NOT_PRICED[PREFERENCES[0]]}")
     stage = fields.word("stage", "") if not str(fields.raw("stage")).isdecimal() else ""
     if stage not in _STAGES:
         fields.fault(
             "stage", f"{shown(stage)} is not priced: plans train on one sequence", allowed="sft, pt"
         )
     fields.stop()
+
+
+_SWIFTS_TYPES = {"AUTO": "", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None) -> str:
@@ -353,6 +407,7 @@ def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None) ->
     if mesh is not None and mesh.raw("mixed_precision") in ("bf16", "fp16"):
         return mesh.word("mixed_precision")
     dtype = str(fields.raw("torch_dtype") or fields.raw("dtype") or "")
+    dtype = _SWIFTS_TYPES.get(dtype, dtype) if tool is _MS_SWIFT else dtype
     if dtype in ("bfloat16", "float16") or (not dtype and tool is not _PLAIN):
         fields.note(f"neither bf16 nor fp16 is given: {dtype or 'bfloat16'}, the weights' own type")
         return "fp16" if dtype == "float16" else "bf16"
@@ -377,7 +432,7 @@ def optimizer_of(fields: Fields, key: str = "optim", default: str = "adamw_torch
 
 def _adapters(fields: Fields, tool: Tool) -> tuple[int, tuple[str, ...]]:
     """Rank and targets of LoRA, where it trains such."""
-    names = ("finetuning_type", "tuner_type", "train_type")
+    names = ("finetuning_type", "tuner_type", "train_type", _SWIFT_2)
     kind = next((fields.word(name) for name in names if fields.has(name)), tool.tuner)
     if any(fields.flag(name, default=False) for name in ("use_peft", "use_peft_lora", "use_lora")):
         kind = "lora"
@@ -392,12 +447,15 @@ def _adapters(fields: Fields, tool: Tool) -> tuple[int, tuple[str, ...]]:
     return rank, adapted(fields, pefts=tool is _PLAIN)
 
 
+_OF_ADAPTERS = re.compile(r"(?:\w+_)?(?:lora|qlora|peft|adapters?)(?:_\w+)?")
+
+
 def _refuse_silent_rank(fields: Fields, tool: Tool) -> None:
-    """Leave a fault for a rank of adapters without a switch: it trains them in some scripts, not in all."""
+    """Leave a fault for words of adapters without a switch: some scripts train such by them, not all."""
     said = any(fields.has(name) for name in ("use_peft", "use_peft_lora", "use_lora"))
-    name = next((name for name in ("lora_rank", "lora_r") if fields.raw(name)), None)
+    name = next((name for name in ("lora_rank", "lora_r") if fields.raw(name)), fields.named(_OF_ADAPTERS))
     if tool is _PLAIN and name is not None and not said:
-        why = "a rank of adapters, and nothing says whether the script trains them"
+        why = "of adapters, and nothing says whether the script trains them"
         fields.fault(
             name, why, allowed=f"use_peft true or false, or --ignore {name} for training all weights"
         )
@@ -411,6 +469,10 @@ _FUSED = {  # layers that some of transformers' models fuse as Megatron-Core doe
 }  # fmt: skip
 
 
+_WHOLE_LAYERS = (  # peft's modules_to_save and target_parameters, by the trainers' names of them
+    "modules_to_save", "lora_modules_to_save", "additional_target", "target_parameters",
+    "lora_target_parameters",
+)  # fmt: skip
 _PEFTS_OWN = ("q_proj", "v_proj")  # TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING (peft, constants.py)
 
 
@@ -422,6 +484,9 @@ def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
         return _PEFTS_OWN
     said = fields.raw(name) or "all"
     words = said if isinstance(said, list) else str(said).replace(",", " ").split()
+    for whole in _WHOLE_LAYERS:
+        if fields.raw(whole):
+            fields.fault(whole, "weights that are trained whole beside adapters are not priced")
     if any(word in ("all", "all-linear") for word in words):
         return SINGLE_TARGETS
     known = [word if word in LORA_TARGETS else _FUSED.get(str(word), "") for word in words]
@@ -480,4 +545,5 @@ def _recomputes(fields: Fields, tool: Tool) -> bool:
         return not fields.flag("disable_gradient_checkpointing", default=False)
     if not fields.has("gradient_checkpointing") and tool.recomputes:
         fields.note(f"gradient_checkpointing is on: {tool.name}'s default")
-    return fields.flag("gradient_checkpointing", default=tool.recomputes)
+    own = fields.flag("use_gradient_checkpointing", default=tool.recomputes)  # of many a script of TRL's
+    return fields.flag("gradient_checkpointing", default=own)

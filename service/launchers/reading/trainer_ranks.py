@@ -40,7 +40,7 @@ from meshwright.service.launchers.reading.shell_values import Word
 from meshwright.service.launchers.reading.split import divided
 
 _BUILT_IN = re.compile(
-    r"(?:ds_z|zero|ds_zero|stage)_?([0-3])(?:_bf16)?(?:_(offload))?(?:_config)?(?:\.json)?"
+    r"(?:default-)?(?:ds_z|zero|ds_zero|stage)_?([0-3])(?:_bf16)?(?:_(offload))?(?:_config)?(?:\.json)?"
 )
 _STRATEGIES = ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "no_shard")
 _FILLED = ("bf16.enabled", "fp16.enabled")  # ``auto`` where the trainer says them
@@ -168,7 +168,9 @@ def _by_deepspeed(fields: Fields, known: Known, told: Told) -> LaunchFile:
     name = str(fields.raw(key))
     if name == "true":  # a switch: the script makes the configuration (DeepSpeed-Chat)
         stage = fields.integer("zero_stage", 0, low=0)
-        values = {"zero_optimization.stage": stage, **dict.fromkeys(_FILLED, "auto")}
+        values: dict[str, object] = {"zero_optimization.stage": stage, **dict.fromkeys(_FILLED, "auto")}
+        if fields.flag("offload", default=False):  # DeepSpeed-Chat, utils/ds_utils.py
+            values |= {f"zero_optimization.offload_{part}.device": "cpu" for part in ("optimizer", "param")}
         return _of_deepspeeds({one: Found(value, 0) for one, value in values.items()}, "deepspeed", told)
     return run_of_deepspeeds_file(name, fields, known.source, told, key=key, over=known.told.values)
 

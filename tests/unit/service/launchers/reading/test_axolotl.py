@@ -104,6 +104,10 @@ def test_axolotls_weights_of_4_bits_are_replicas_of_accelerate() -> None:
     for line, cause in (
         ("load_in_8bit: true", "load_in_8bit: line 12: quantised weights"),
         ("deepspeed: zero3.json", "load_in_4bit: line 9: quantised weights"),
+        (
+            "lora_modules_to_save: [lm_head]",
+            "lora_modules_to_save: line 12: weights that are trained whole",
+        ),
         ("rl: dpo", "rl: line 12: cannot be read: training on preferences"),
         ("processor_type: AutoProcessor", "processor_type: line 12: cannot be read: models that see"),
         ("load_in_4bit: false", "is repeated"),

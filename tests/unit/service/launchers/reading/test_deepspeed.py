@@ -22,6 +22,13 @@ def read(stage: int, **sections: object) -> LaunchFile:
     return DeepSpeedReader().read(Source(name="ds_config.json", text=json.dumps(raw)), told)
 
 
+def test_weights_on_the_host_below_stage_3_do_nothing() -> None:
+    found = read(2, offload_optimizer=CPU, offload_param=CPU)
+    assert found.configuration.offload == "optimizer"
+    assert read(2, cpu_offload=True).configuration.offload == "optimizer"  # its older name
+    assert "stage 2 shards no weights: zero_optimization.offload_param.device does nothing" in found.notes
+
+
 @pytest.mark.parametrize(
     ("sections", "offload"),
     [
@@ -41,7 +48,6 @@ def test_devices_of_stage_3_are_read(sections: dict[str, object], offload: str) 
     ("stage", "sections", "field", "nearest"),
     [
         (2, {"offload_optimizer": DRIVE}, "offload_optimizer.device", "none"),
-        (2, {"offload_optimizer": CPU, "offload_param": CPU}, "offload_param.device", "none"),
         (0, {"offload_optimizer": CPU}, "offload_optimizer.device", "none"),
         (3, {"offload_param": CPU}, "offload_param.device", "none"),
         (3, {"offload_optimizer": {"device": "nvme"}}, "offload_optimizer.nvme_path", None),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.corpus import FIXTURES, LEAST_RIGHT, entries, outcome, text_of
+from benchmarks.corpus import FIXTURES, LEAST_RIGHT, entries, outcome, source_of
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_model
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
@@ -102,6 +102,33 @@ def test_megatron_deepspeed_takes_its_stage_from_the_file_that_the_script_writes
     assert found.configuration.recompute_granularity == "full"
 
 
+def test_what_a_launcher_runs_and_no_plan_has_is_priced_on_its_stack() -> None:
+    request = {"cluster": {"name": "dgx-h100", "num_nodes": 1}}
+    eight = "[float8]\nenable_float8_linear = true\n"  # before model.converters
+    titan = own_of_files(request, Source(name="a.toml", text=TITAN.replace('"two"', "2") + eight))
+    assert titan.problem.workload.framework_options["precision_recipe"] == "fp8-current"
+    assert (titan.problem.launcher, titan.problem.stack, titan.launcher) == ("none", "fsdp", "torchtitan")
+    halves = TITAN.replace('"two"', "2").replace("seq_len", 'dtype = "bfloat16"\nseq_len')
+    own = own_of_files(request, Source(name="a.toml", text=halves))
+    assert own.problem.workload.optimizer == "adamw-pure-bf16"  # no fp32 copy, moments in bf16
+    swift = (
+        "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen3-8B --train_type lora --max_length 2048 "
+        "--torch_dtype bfloat16 --per_device_train_batch_size 2 --deepspeed zero2\n"
+    )
+    own = own_of_files(request, Source(name="a.sh", text=swift))
+    assert (own.problem.workload.lora_rank, own.problem.stack) == (8, "deepspeed")
+    assert any("not planned with adapters" in note for note in own.notes)
+
+
+def test_a_vocabulary_that_is_told_is_the_models() -> None:
+    text = megatron("--bf16 --tokenizer-type HuggingFaceTokenizer --global-batch-size 8")
+    with pytest.raises(InvalidProblemError, match="--set vocab_size"):
+        read(text)
+    request = {"cluster": {"name": "dgx-h100", "num_nodes": 1}}
+    own = own_of_files(request, Source(name="a.sh", text=text), values={"vocab_size": 32000})
+    assert own.problem.model.vocab_size == 32000
+
+
 def test_encoders_are_refused_by_the_program_that_builds_them() -> None:
     with pytest.raises(InvalidProblemError, match=r"line 1: pretrain_t5\.py trains an encoder-decoder"):
         read(megatron("--fp16 --vocab-size 512").replace("pretrain_gpt", "pretrain_t5"))
@@ -169,7 +196,12 @@ def test_nemos_interpolations_are_resolved_and_exported_variables_told() -> None
     assert read(text, "a.yaml", Told(variables={"TP": "4"})).configuration.tensor_parallel_size == 4
     own = read(f"{text}  override_vocab_size: 151936\n  qkv_bias: true\n", "a.yaml").model
     assert (own.vocab_size, own.qkv_bias) == (151936, True)
-    for name in ("mamba_ssm_ngroups: 8", "activations_checkpoint_recurrent: false", "hyena:\n    order: 2"):
+    for name in (
+        "src_language: en",
+        "mamba_ssm_ngroups: 8",
+        "activations_checkpoint_recurrent: false",
+        "hyena:\n    order: 2",
+    ):
         with pytest.raises(InvalidProblemError, match="only NeMo's GPT models are read"):
             read(f"{text}  {name}\n", "a.yaml")
 
@@ -185,7 +217,7 @@ def test_the_corpus_is_counted_and_nothing_in_it_is_read_wrong() -> None:
     listed = entries()
     assert len(listed) >= 80
     assert len({one["repository"] for one in listed}) >= 12
-    found = [outcome(one, text_of(one, [FIXTURES])) for one in listed]
+    found = [outcome(one, source_of(one, [FIXTURES])) for one in listed]
     here = [one for one in found if one.kind != "absent"]
     assert here, "the fixtures are gone"
     assert [one for one in here if one.kind == "wrong"] == []

@@ -520,3 +520,57 @@ def test_a_script_that_trains_something_else_is_refused_by_its_argument(word: st
     with pytest.raises(InvalidProblemError, match=word.split(maxsplit=1)[0].removeprefix("--")):
         read(script)
     assert read(script.replace(word, "")).workload.lora_rank == 0
+
+
+PLAIN = "torchrun --nproc_per_node 8 t.py " + SFT.split("sft ", 1)[1].rstrip()
+
+
+@pytest.mark.parametrize("line", ["beta: 0.05", "loss_type: apo_zero", "precompute_ref_log_probs: true"])
+def test_preferences_are_told_by_their_own_words(line: str) -> None:
+    text = (
+        "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 1\nmax_length: 2048\nbf16: true\n"
+    )
+    assert read(text, Told(num_gpus=8), "a.yaml").launcher == "trl"
+    with pytest.raises(InvalidProblemError, match=r"line 5: .*preferences or rewards"):
+        read(f"{text}{line}\n", Told(num_gpus=8), "a.yaml")
+
+
+def test_words_of_adapters_without_a_switch_are_asked_about() -> None:
+    with pytest.raises(InvalidProblemError, match="lora_path_prefix: line 1: of adapters"):
+        read(f"{PLAIN} --lora_path_prefix ckpt/\n")
+    assert read(f"{PLAIN} --lora_path_prefix ckpt/ --use_peft False\n").workload.lora_rank == 0
+
+
+def test_a_process_for_every_gpu_is_as_many_as_are_told_or_seen() -> None:
+    text = PLAIN.replace("--nproc_per_node 8", "--nproc-per-node gpu")
+    with pytest.raises(InvalidProblemError, match="num_gpus"):  # one was taken
+        read(text + "\n")
+    assert read(text + "\n", Told(num_gpus=4)).configuration.data_parallel_size == 4
+    seen = read(f"export CUDA_VISIBLE_DEVICES=0,1\n{text}\n")
+    assert seen.configuration.data_parallel_size == 2
+
+
+@pytest.mark.parametrize("count", ["", "NPROC_PER_NODE=2 "])
+def test_processes_of_ms_swift_on_several_gpus_each_are_refused(count: str) -> None:
+    text = f"CUDA_VISIBLE_DEVICES=0,1,2,3 {count}swift sft --model Qwen/Qwen3-8B --max_length 2048 "
+    text += "--torch_dtype bfloat16 --per_device_train_batch_size 1"
+    with pytest.raises(InvalidProblemError, match=r"NPROC_PER_NODE: \d on 4 visible GPUs"):
+        read(f"{text}\n")
+    assert read(f"{text} --deepspeed zero3\n").configuration.zero_stage in (0, 3)
+
+
+def test_names_of_ms_swift_2_are_read() -> None:
+    text = (
+        "NPROC_PER_NODE=4 swift sft --model_id_or_path Qwen/Qwen2-7B-Instruct --sft_type full --dtype AUTO "
+    )
+    found = read(f"{text}--batch_size 4 --gradient_accumulation_steps 8 --deepspeed default-zero3\n")
+    assert (found.configuration.zero_stage, found.configuration.micro_batch_size) == (3, 4)
+    assert (found.workload.global_batch_size, found.workload.seq_length) == (4 * 4 * 8, 2048)
+    assert found.workload.lora_rank == 0
+
+
+def test_deepspeed_chats_switches_offload_and_a_model_may_be_called_model_name() -> None:
+    text = PLAIN.replace("--model_name_or_path", "--model_name") + " --deepspeed --zero_stage 2"
+    found = read(f"{text} --offload\n")
+    assert (found.model.name, found.configuration.offload) == ("llama-2-7b", "optimizer")
+    assert read(f"{text}\n").configuration.offload == "none"
