@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.fit.accuracy_moved import committed, moved
-from benchmarks.fit.accuracy_order import Order, lost, order_table, orders_of
+from benchmarks.fit.accuracy_order import Order, lost, order_table, orders_of, regret_tables
 from benchmarks.fit.accuracy_spread import (
     coverage,
     errors_by,
@@ -51,7 +51,7 @@ from benchmarks.fit.leave_out import (
     pair_of,
     profile_of_unknown_stack,
 )
-from meshwright.solver.accuracy import Report, Scored, validate
+from meshwright.solver.accuracy import Report, RunPrediction, Scored, validate
 from meshwright.solver.calibration.calibrate import default_profile_of
 from meshwright.solver.calibration.choose import Choice
 from meshwright.solver.calibration.observations import Observation, ProfileOf
@@ -102,16 +102,18 @@ true best (means over groups).
 The tiny models of Megatron-LM's continuous integration teach what launches cost and nothing else. Left out
 of every fit, but scored here: single nodes of its GB200 cluster, whose steps all take 1.7 s.
 """
-OUT_OF_MEMORY = """Of the failures that are called feasible, two are, by their source, fragmentation on a
-rank that had 55 of 80 GB allocated (MIS2-0055, MIS2-0061): another run of the former's very layout ended
-well. Nothing is published of the third (BIGSC-0136), while a model of 195B ran with twice its
-micro-batch.
-
-Of all runs that ended, whatever their source tells of others, three are called likelier out of memory
-than not under the shipped constants. The source of BRDG-0269 prints 16 accumulations of its batch of 128
-over 8 replicas, which is a micro-batch of 1, beside one of 2. ULTRA-0209 has the peak of half of its
-micro-batches in flight. The arguments of MLMCI-0187 have latent attention and eight chunks, which its row
-does not state."""
+# What their sources, or runs beside them, tell of failures that are called feasible, and of runs that ended
+# and are called likelier out of memory than not.
+TOLD_OF = {
+    "MIS2-0055": "by its source fragmentation on a rank that had 55 of 80 GB allocated; another run of its "
+    "very layout ended well",
+    "MIS2-0061": "by its source fragmentation on a rank that had 55 of 80 GB allocated",
+    "BIGSC-0136": "nothing is published of it, while a model of 195B ran with twice its micro-batch",
+    "BRDG-0269": "its source prints 16 accumulations of its batch of 128 over 8 replicas, which is a "
+    "micro-batch of 1, beside one of 2",
+    "ULTRA-0209": "has the peak of half of its micro-batches in flight",
+    "MLMCI-0187": "its arguments have latent attention and eight chunks, which its row does not state",
+}
 DRAWN = """## Calibrated on other runs
 
 The pair left out, each cluster calibrated on the runs that `--choose suggested` names, and on others drawn
@@ -124,6 +126,14 @@ ORDER = """## Before and after calibration
 The same rows, those that no calibration saw; the pair of GPU and framework left out. *Order*: Spearman's
 correlation and regret (%) inside groups of runs that differ in configuration only, of at least five such
 runs. Calibration may cost a cluster .03 of correlation and a point of regret; what costs more is marked.
+"""
+REGRET = """## Whose plans are chosen wrongly
+
+By how much the plan that is predicted best is slower than the best, in % (groups of three and more runs, of
+those that no calibration saw). *Drawn*: mean and deviation of the random draws of runs to calibrate
+on. ± is what another sample would move a mean by: the deviation over 2000 bootstrap samples of
+groups (of one cluster) or of clusters (of all groups, for those of one cluster err together). Then the
+groups that cost most after calibration on the suggested runs.
 """
 WEAKNESSES = """## Known weaknesses
 
@@ -409,7 +419,39 @@ def _spreads(ways: Ways) -> list[str]:
     lines += errors_by("model", by_kind)
     lines += ["Out of memory, in the sources that tell of runs that failed:", ""]
     lines += [*memory_calls(told), *memory_reliability(told)]
-    return [*lines, OUT_OF_MEMORY, ""]
+    return [*lines, *_wrong_calls(ways)]
+
+
+def _wrong_calls(ways: Ways) -> list[str]:
+    """The runs whose memory is called wrongly, each with what is known of it."""
+    failed = [row for row in ways.pairs.runs if row.run.measured.out_of_memory]
+    called = [row for row in failed if not _likely_out_of_memory(row)]
+    ended = [
+        row
+        for row in ways.fitted.runs
+        if row.run.measured.step_time_s
+        and not row.run.measured.out_of_memory
+        and _likely_out_of_memory(row)
+    ]
+    titles = {
+        f"Of {len(failed)} failures {len(called)} are called feasible, the pair left out:": called,
+        "Of all runs that ended, whatever their source tells of others, called likelier out of memory than "
+        f"not under the shipped constants: {len(ended)}.": ended,
+    }
+    lines: list[str] = []
+    for title, rows in titles.items():
+        lines += [
+            title,
+            "",
+            *(f"* {row.run.run_id}: {TOLD_OF.get(row.run.run_id, '–')}" for row in rows),
+            "",
+        ]
+    return lines
+
+
+def _likely_out_of_memory(row: RunPrediction) -> bool:
+    """Whether a run is called likelier out of memory than not."""
+    return row.prediction is not None and row.prediction.out_of_memory_probability > 0.5  # noqa: PLR2004
 
 
 def _stack_of(run: Run) -> str:
@@ -443,7 +485,8 @@ def document(runs: Sequence[Run]) -> tuple[str, Ways]:
     blind = blind_profile_of(times, cluster_of, under=blind_profile_of(peaks, cluster_of))
     ways = Ways.of(runs, blind, times)
     lines = [INTRODUCTION, *ways.lines(), *_pairs(ways), *_gates(ways.fitted), *_spreads(ways)]
-    lines += [*_draws(ways), ORDER, *order_table(_orders(ways))]
+    lines += [*_draws(ways), ORDER, *order_table(_orders(ways)), REGRET]
+    lines += regret_tables(ways.pairs, [ways.paired, *ways.drawn])
     lines += by_group("cluster", ways.fitted.clusters, ways.blind.clusters, ways.calibrated.clusters)
     lines += _curves(runs, blind)
     lines += ["## The worst rows after calibration, at most three of a cluster", ""]

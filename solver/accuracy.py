@@ -28,7 +28,7 @@ from meshwright.solver.calibration.observations import (
     ProfileOf,
     memory_configuration,
 )
-from meshwright.solver.configuration import FloatArray
+from meshwright.solver.configuration import Configuration, FloatArray
 from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import problem_digest
 from meshwright.solver.runs.table import Run
@@ -224,6 +224,7 @@ class RunPrediction:
     prediction: Prediction | None
     predicted_peak_memory_bytes: float | None  # as the row's memory_kind and memory_rank count it
     used_for_calibration: bool
+    assumed: tuple[str, ...] = ()  # what its memory is judged by beyond what its source states
 
     def scored(self) -> Scored | None:
         """The run as it is scored; None for refused and for calibration runs."""
@@ -379,8 +380,8 @@ def predictions_of(observations: Sequence[Observation], profile_of: ProfileOf) -
 
 def _with_assumed_memory(
     observations: Sequence[Observation], profile_of: ProfileOf, predictions: Sequence[Prediction]
-) -> list[Prediction]:
-    """Memory of the configurations that it is judged by; step times stay the stated layouts'."""
+) -> list[tuple[Prediction, tuple[str, ...]]]:
+    """Memory of the configurations that it is judged by, with what these assume; times stay as stated."""
     judged = [
         replace(one, configuration=memory_configuration(one, prediction))
         for one, prediction in zip(observations, predictions, strict=True)
@@ -395,13 +396,28 @@ def _with_assumed_memory(
             heaviest_stage=memory.heaviest_stage,
             out_of_memory_probability=memory.out_of_memory_probability,
         )
-    return found
+    assumed = [
+        _assumed(one.configuration, other.configuration)
+        for one, other in zip(observations, judged, strict=True)
+    ]
+    return list(zip(found, assumed, strict=True))
+
+
+def _assumed(stated: Configuration, judged: Configuration) -> tuple[str, ...]:
+    """What the memory of a run is judged by beyond what its source states, in words."""
+    words = "is not stated, and the run would hardly have fitted without: its memory is judged with"
+    notes = []
+    if judged.recompute_granularity != stated.recompute_granularity:
+        notes.append(f"recompute {words} full recomputation")
+    if judged.zero_stage != stated.zero_stage:
+        notes.append(f"zero_stage {words} the optimizer's states sharded over all replicas (ZeRO-1)")
+    return tuple(notes)
 
 
 def _predicted(
     runs: Sequence[Run], calibration: Calibration | None, profile_of: ProfileOf
-) -> list[Prediction | None]:
-    """The prediction of every run of a cluster under its calibration; None of one that was refused."""
+) -> list[tuple[Prediction | None, tuple[str, ...]]]:
+    """Each run's prediction under its cluster's calibration, None where refused, and what it assumes."""
 
     def own(one: Observation) -> Profile:
         profile = profile_of(one)
@@ -409,10 +425,12 @@ def _predicted(
 
     blind = [Observation.of_shape(run.shape) for run in runs if run.shape is not None]
     found = iter(_with_assumed_memory(blind, own, predictions_of(blind, own)))
-    return [None if run.shape is None else next(found) for run in runs]
+    return [(None, ()) if run.shape is None else next(found) for run in runs]
 
 
-def _run_prediction(run: Run, prediction: Prediction | None, *, used: bool) -> RunPrediction:
+def _run_prediction(
+    run: Run, prediction: Prediction | None, assumed: tuple[str, ...], *, used: bool
+) -> RunPrediction:
     """A run beside its prediction, with the peak as it was measured."""
     if prediction is None:
         return RunPrediction(
@@ -424,6 +442,7 @@ def _run_prediction(run: Run, prediction: Prediction | None, *, used: bool) -> R
         prediction=prediction,
         predicted_peak_memory_bytes=float(peak),
         used_for_calibration=used,
+        assumed=assumed,
     )
 
 
@@ -463,12 +482,12 @@ def validate(
             findings += [f"{cluster}: {finding}" for finding in calibrations[cluster].findings]
         except InvalidProblemError as fault:
             findings.append(f"{cluster} is not calibrated: {fault.errors[0].message}")
-    predicted: dict[int, Prediction | None] = {}
+    predicted: dict[int, tuple[Prediction | None, tuple[str, ...]]] = {}
     for cluster, runs in by_cluster.items():
         found = _predicted(runs, calibrations.get(cluster), profile_of)
         predicted |= zip(map(id, runs), found, strict=True)
     return _report(
-        tuple(_run_prediction(run, predicted[id(run)], used=id(run) in chosen) for run in rows), findings
+        tuple(_run_prediction(run, *predicted[id(run)], used=id(run) in chosen) for run in rows), findings
     )
 
 
@@ -479,7 +498,8 @@ def _report(predictions: tuple[RunPrediction, ...], findings: Sequence[str]) -> 
     for row in predictions:
         if row.run.refused_reason:
             refused[row.run.refused_reason] += 1
-    notes = Counter(note for row in predictions if row.run.shape for note in row.run.shape.warnings)
+    shapes = [(row.run.shape, row.assumed) for row in predictions if row.run.shape]
+    notes = Counter(note for shape, assumed in shapes for note in (*shape.warnings, *assumed))
     return Report(
         runs=predictions,
         overall=figures_of(scored),

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from itertools import chain
+from statistics import fmean, stdev
+
+import numpy as np
 
 from benchmarks.fit.accuracy_tables import error_percent, table
 from meshwright.solver.accuracy import Report, RunPrediction, spearman
 
-LEAST_CONFIGURATIONS = 5
+LEAST_CONFIGURATIONS, LEAST_RANKED = 5, 3
+_MOST_COSTLY, _SAMPLES = 8, 2000
 MOST_CORRELATION_LOST, MOST_REGRET_GAINED = 0.03, 1.0  # by calibration, of a cluster; regret in %
 
 
@@ -106,3 +110,77 @@ def order_table(orders: Sequence[Order]) -> list[str]:
     rows.append(("**mean of clusters**", sum(one.runs for one in orders), *means,
                  sum(one.groups for one in orders), *orderly, ""))  # fmt: skip
     return table(titles, rows)
+
+
+def regret_tables(before: Report, calibrated: Sequence[Report]) -> list[str]:
+    """Regret by cluster before and after, how sure it is, and the groups that cost most.
+
+    Args:
+        before: the uncalibrated report.
+        calibrated: those on the suggested runs, then on random draws.
+    """
+    chosen, *drawn = calibrated
+    learnt = {row.run.run_id for row in chosen.runs if row.used_for_calibration}
+    unseen = [row for row in before.runs if row.run.run_id not in learnt]
+    sides = [_by_cluster(unseen), _by_cluster(chosen.runs), *(_by_cluster(one.runs) for one in drawn)]
+    rows = []
+    for cluster in sides[1]:
+        groups = [[regret for *_, regret in side.get(cluster, [])] for side in sides]
+        means = [fmean(values) for values in groups[2:] if values]
+        spread = f"{fmean(means):.1f} ± {stdev(means):.1f}" if len(means) > 1 else "–"
+        shown = [
+            f"{fmean(one):.1f} ± {_bootstrapped([[v] for v in one]):.1f}" if one else "–"
+            for one in groups[:2]
+        ]
+        rows.append((cluster, len(groups[1]), *shown, spread))
+    nested = [[[r for *_, r in found] for found in side.values()] for side in sides]
+    means = [fmean(chain.from_iterable(side)) for side in nested]
+    shown = [
+        f"{mean:.1f} ± {_bootstrapped(side):.1f}" for mean, side in zip(means[:2], nested[:2], strict=True)
+    ]
+    counted = sum(map(len, nested[1]))
+    rows.append(("**all groups**", counted, *shown, f"{fmean(means[2:]):.1f} ± {stdev(means[2:]):.1f}"))
+    every = sorted(chain.from_iterable(sides[1].values()), key=lambda found: -found[-1])[:_MOST_COSTLY]
+    costly = [
+        (name.replace("|", " "), _words(first), _words(best), f"{regret:.0f}", f"{regret / counted:.2f}")
+        for name, first, best, regret in every
+    ]
+    return [
+        *table(("cluster", "groups", "before", "suggested", "drawn"), rows),
+        *table(("group", "chosen", "best", "regret", "of the mean"), costly),
+    ]
+
+
+def _by_cluster(
+    rows: Sequence[RunPrediction],
+) -> dict[str, list[tuple[str, RunPrediction, RunPrediction, float]]]:
+    """Every group's name, the run predicted best, the fastest and the regret (%), by cluster."""
+    groups: dict[str, list[RunPrediction]] = defaultdict(list)
+    for row in rows:
+        if row.run.rank_group and error_percent(row) is not None and not row.used_for_calibration:
+            groups[row.run.rank_group].append(row)
+    found: dict[str, list[tuple[str, RunPrediction, RunPrediction, float]]] = defaultdict(list)
+    for name, mine in groups.items():
+        ranked = _ranked(mine) if len(mine) >= LEAST_RANKED else None
+        if ranked is not None:
+            first = min(mine, key=lambda row: row.prediction.step_time_s if row.prediction else 0.0)
+            best = min(mine, key=lambda row: row.run.measured.step_time_s or 0.0)
+            found[mine[0].run.cluster].append((name, first, best, ranked[1]))
+    return dict(sorted(found.items()))
+
+
+def _bootstrapped(nested: Sequence[Sequence[float]]) -> float:
+    """Standard deviation of the mean of all values over samples of their sets."""
+    drawn = np.random.default_rng(0).integers(0, len(nested), (_SAMPLES, len(nested)))
+    totals, counts = np.array([sum(one) for one in nested]), np.array([len(one) for one in nested])
+    return float((totals[drawn].sum(axis=1) / counts[drawn].sum(axis=1)).std())
+
+
+def _words(row: RunPrediction) -> str:
+    """A run's layout with its measured and predicted step."""
+    if row.run.shape is None or row.prediction is None:
+        return row.run.run_id
+    one = row.run.shape.configuration
+    sizes = f"{one.tensor_parallel_size} · {one.pipeline_parallel_size} · {one.data_parallel_size}"
+    times = f"{row.run.measured.step_time_s:.3g} s, predicted {row.prediction.step_time_s:.3g}"
+    return f"{row.run.run_id}: {sizes} of {one.micro_batch_size}, {times}"

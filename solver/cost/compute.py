@@ -317,9 +317,8 @@ def _core_attention(ctx: Context) -> PassSeconds:
     multiply = 2.0 * scores * width / (ctx.gpu.peak_bf16_flops * ctx.constants.score_gemm)
     if model.head_dim % _ALIGNED:
         multiply = multiply / _MISALIGNED
-    move = scores * ctx.constants.score_bytes / ctx.hbm_bytes_per_s
-    if ctx.facts.attention_kernel == "torch":
-        move = move * 2.0  # scale, mask, softmax and dropout as separate kernels
+    single = np.where(ctx.eager_softmax, 2.0, 1.0)  # scale, mask, softmax and dropout as separate kernels
+    move = single * scores * ctx.constants.score_bytes / ctx.hbm_bytes_per_s
     multiply = multiply + _index_s(ctx)
     return PassSeconds(forward=multiply + move, backward=2.0 * multiply + 1.5 * move)
 
@@ -530,6 +529,8 @@ _DISPATCHER: Mapping[str, float] = {"allgather": 0.45, "hybridep": 0.8, "deepep"
 # Four floors on top of the kernels is what the open runs under it show beside those of the same software
 # without it: of 3 to 6 it predicts clusters left out best.
 _BLOCKED = 4.0
+# A softmax of five kernels (``fused_softmax.py forward_torch_softmax``), not one of the some 14 of a layer.
+_EAGER_SOFTMAX = 18 / 14
 
 
 def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
@@ -549,7 +550,7 @@ def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
         waits = (ctx.p > 1) & (ctx.columns.num_gpus > ctx.fabric.lines.island_gpus)
         slower = constants.floor_across * (1.0 + constants.floor_tensor * (ctx.t - 1.0))
         floor_s = floor_s * np.where(waits, slower, 1.0)
-    return np.full_like(ctx.t, 1.0) * floor_s
+    return np.asarray(floor_s * np.where(ctx.eager_softmax, _EAGER_SOFTMAX, 1.0))
 
 
 def launches_left(facts: FrameworkFacts, kind: LayerKind) -> float:

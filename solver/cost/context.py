@@ -156,6 +156,7 @@ class Replicas:
         return Group.of(sets, stride, self.group.fabric, self.blocks)
 
 
+_FUSED_MULTIPLE, _MOST_FUSED_KEYS = 4, 4096
 # What GEMMs of the linear layers run in under a recipe; attention, head and router stay in bf16.
 _GEMM_PRECISION = {
     "fp8-delayed": "fp8", "fp8-current": "fp8", "fp8-rowwise": "fp8", "fp8-blockwise": "fp8",
@@ -254,6 +255,25 @@ class Context:
                 rate = peak[name] * share.get(name, share["fp16"]) * self.constants.gemm
                 return rate * (_SCALED.get(self.facts.precision_recipe, 1.0) if name == "fp8" else 1.0)
         raise InvalidProblemError.of("/cluster", f"{self.gpu.slug} has no peak for {precision}")
+
+    @property
+    def never_fuses_softmax(self) -> bool:
+        """Whether scores are scaled, masked and normalised by kernels of their own, whatever the layout.
+
+        Under ``torch``, and of sequences that Megatron's fused kernel does not take: above 4096, or of a
+        length off the multiples of 4 (Megatron-LM ``megatron/core/fusions/fused_softmax.py
+        is_kernel_available``).
+        """
+        kernel, keys = self.facts.attention_kernel, self.seq_length
+        odd = keys > _MOST_FUSED_KEYS or keys % _FUSED_MULTIPLE != 0.0
+        return kernel == "torch" or (kernel == "megatron-fused" and odd)
+
+    @cached_property
+    def eager_softmax(self) -> BoolArray:
+        """The rows of which that holds, (n,): also where a rank's heads times sequences are off them."""
+        rows = self.micro_batch * self.model.num_attention_heads / self.t
+        odd = (rows % _FUSED_MULTIPLE != 0.0) & (self.facts.attention_kernel == "megatron-fused")
+        return np.asarray(odd | self.never_fuses_softmax)
 
     @property
     def packs(self) -> bool:

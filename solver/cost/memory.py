@@ -209,8 +209,7 @@ def _attention_inner_bytes(ctx: Context) -> FloatArray:
     if ctx.facts.flash:
         return flash
     per_score = 5.0 if ctx.facts.dropout else 2.0
-    if ctx.facts.attention_kernel == "torch":
-        per_score += 4.0  # scaled and masked scores, fp32 softmax
+    per_score += 4.0 * ctx.never_fuses_softmax  # fp32 softmax; of all rows alike: fewer sequences keep less
     scores = tokens * heads * ctx.seq_length * per_score
     again = ctx.selective & ("core_attn" in ctx.facts.recomputed)
     return np.where(ctx.c > 1, flash, kept + np.where(again, 0.0, scores))

@@ -392,8 +392,13 @@ def _kinds(counts: FloatArray) -> list[FloatArray]:
 EACH_RANK = np.s_[:, None]
 Picked = int | tuple[slice, None]
 # Of what the allocator holds idle, the share that it cannot give back when memory runs out, being pieces of
-# blocks that are partly in use: assumed, for no source tells it. Blocks that are wholly free return to the
-# driver before an allocation fails (torch c10/cuda/CUDACachingAllocator.cpp release_cached_blocks).
+# blocks that are partly in use: blocks that are wholly free return to the driver before an allocation fails
+# (torch c10/cuda/CUDACachingAllocator.cpp release_cached_blocks). What a failure's message calls "reserved
+# but unallocated" are therefore such pieces. In eleven public ones they are .1, .1, .2, .9, 2.3, 2.8, 39,
+# 43, 48, 68 and 78 % of what is allocated (LLaVA #812, unilm #137, sentence-transformers #3214, torchtune
+# #2071, pytorch #111729, litgpt #1892, trl #3436, sd-scripts #2029, pretraining-with-human-feedback #5,
+# litgpt #303, MGFN. #35): their median is half of the 5.5 % that are idle in runs which ended (SIMU-0005 to
+# 0024: 4 to 7 %). Where pieces take a third, the layout does not tell it.
 FRAGMENTS = 0.5
 
 

@@ -126,7 +126,8 @@ def test_states_that_nobody_says_who_keeps_are_shared_where_they_would_not_fit()
     assert silent.shape is not None
     assert (silent.shape.sharding_known, silent.shape.configuration.zero_stage) == (False, 0)
     stated = replace(silent, run_id="stated", shape=replace(silent.shape, sharding_known=True))
-    blind, told = (row.prediction for row in validate([silent, stated]).runs)
+    report = validate([silent, stated])
+    blind, told = (row.prediction for row in report.runs)
     assert blind is not None
     assert told is not None
     assert told.out_of_memory_probability > 0.5 > blind.out_of_memory_probability
@@ -134,6 +135,9 @@ def test_states_that_nobody_says_who_keeps_are_shared_where_they_would_not_fit()
     states = [one.stages[0].memory_bytes["optimizer"] for one in (told, blind)]
     assert states[0] == pytest.approx(64 * states[1], rel=1e-6)
     assert blind.step_time_s == told.step_time_s, "times stay those of the stated layout"
+    (warning,) = [words for words in report.warnings if "zero_stage" in words]
+    assert "its memory is judged with the optimizer's states sharded" in warning
+    assert warning.endswith("(1 of 2 runs)")
 
 
 def test_names_of_runs_do_not_decide_which_are_chosen(runs: tuple[Run, ...]) -> None:

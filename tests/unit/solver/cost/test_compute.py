@@ -272,6 +272,21 @@ def test_heads_off_the_16_byte_grid_multiply_at_a_fifth_of_the_rate() -> None:
     assert product_s(150) == pytest.approx(product_s(152) * 150 / 152 * 5)
 
 
+def test_a_softmax_that_megatrons_kernel_does_not_take_runs_as_five() -> None:
+    def eager(tensor: int = 8, sequences: int = 1, kernel: str = "megatron-fused") -> Context:
+        sizes = {"tensor_parallel_size": tensor, "micro_batch_size": sequences}
+        return of(GPT, sizes, attention_kernel=kernel)
+
+    alone, pair = eager(), eager(sequences=2)  # 16 heads, 2 on a rank: 2 rows of one sequence, 4 of two
+    assert (alone.eager_softmax.item(), pair.eager_softmax.item()) == (True, False)
+    assert [eager(1, kernel=name).eager_softmax.item() for name in ("flash2", "torch")] == [0, 1]
+    assert [replace(pair, seq_length=keys).eager_softmax.item() for keys in (4096, 4100, 1022)] == [0, 1, 1]
+    assert layer_floor_s(alone, "dense") == pytest.approx(layer_floor_s(pair, "dense") * (14 + 4) / 14)
+    only_moved = replace(alone.constants, score_gemm=1e9)
+    seconds = [core_attention(replace(one, constants=only_moved)).forward.item() for one in (alone, pair)]
+    assert seconds[0] == pytest.approx(seconds[1], rel=1e-4)  # one sequence twice, two once
+
+
 def test_one_kernel_for_each_operation_moves_more_than_fused_ones() -> None:
     def moved_s(framework: str) -> float:
         problem = a_problem(a_model())
