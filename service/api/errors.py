@@ -24,10 +24,17 @@ from meshwright.profiles.errors import (
 )
 from meshwright.service.api.problems import problem_response
 from meshwright.service.db.database import DATABASE_AWAY
-from meshwright.service.errors import NotReadyError, ServiceError, TooManyRequestsError, UnauthorizedError
+from meshwright.service.errors import (
+    BadPageTokenError,
+    NotReadyError,
+    ServiceError,
+    TooManyRequestsError,
+    UnauthorizedError,
+)
 from meshwright.service.requests.schema import field_error
 
 RETRY_AFTER_S = 2
+_PAGES = "next_page_token of a page of the same list, sorted alike; without one the list begins"
 STATUS_OF: Mapping[str, int] = {
     "unauthorized": 401,
     "forbidden": 403,
@@ -109,7 +116,11 @@ def _service_error(request: Request, error: Exception) -> Response:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, UnauthorizedError):
         headers["WWW-Authenticate"] = "Bearer"
-    return problem_response(request, STATUS_OF[code], code=code, detail=str(error), headers=headers)
+    faults = [FieldError(pointer="/query/page_token", message=str(error), allowed=_PAGES)]
+    return problem_response(
+        request, STATUS_OF[code], code=code, detail=str(error), headers=headers,
+        errors=faults if isinstance(error, BadPageTokenError) else (),
+    )  # fmt: skip
 
 
 def _bad_parameters(request: Request, error: Exception) -> Response:

@@ -23,6 +23,7 @@ from meshwright.service.report.formatting import configuration_words
 from meshwright.service.tuning.decide import (
     Begun,
     Standing,
+    believed,
     held,
     keep_runs,
     kept_runs,
@@ -105,7 +106,9 @@ class _Tuning:
         return now, why
 
     def _decided(self, confidence: float, budget_gpu_minutes: float) -> tuple[Standing, str]:
-        runs = [one for one in kept_runs(self.folder, self.problem) if one.plan_id in self._ids()]
+        plans = {plan.plan_id: plan for plan in self.plans}
+        kept = [one for one in kept_runs(self.folder, self.problem) if one.plan_id in plans]
+        runs = [believed(self.problem, plans[one.plan_id], one) for one in kept]
         while True:
             now = standing(self.problem, self.profile, self.plans, runs)
             plan = next_plan(self.problem, self.profile, now, confidence)
@@ -124,12 +127,14 @@ class _Tuning:
             )
             begun = Begun(plan_id=plan.plan_id, num_gpus=plan.config.num_gpus, at_s=time.time())
             keep_runs(self.folder, self.problem, runs, begun)
-            runs.append(run_plan(plan.plan_id, plan.config, folder, start))
+            try:
+                ended = run_plan(plan.plan_id, plan.config, folder, start)
+            except InvalidProblemError:  # the next start tries this plan again
+                keep_runs(self.folder, self.problem, runs)
+                raise
+            runs.append(believed(self.problem, plan, ended))
             keep_runs(self.folder, self.problem, runs)
             sys.stderr.write(f"       {runs[-1].outcome} {runs[-1].step_time_s or ''}\n")
-
-    def _ids(self) -> set[str]:
-        return {plan.plan_id for plan in self.plans}
 
     def _export(self, plan: Plan, folder: Path) -> None:
         """Launch files of a plan in a folder of its own."""

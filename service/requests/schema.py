@@ -272,6 +272,8 @@ def field_error(detail: ErrorDetails, root: type[BaseModel]) -> FieldError:
     allowed = _range_of(where, root)
     if kind == "string_too_long":
         allowed = f"up to {context['max_length']} characters"
+    if kind in {"bool_type", "bool_parsing"}:
+        allowed = "true or false"
     return FieldError(pointer=at, message=_message(detail, where), allowed=allowed)
 
 

@@ -28,7 +28,7 @@ from meshwright.service.files import write_text
 from meshwright.service.launchers.target import settled_problem
 from meshwright.service.tuning.runs import LOG_FILE, OUT, Measured, end_leftovers
 from meshwright.solver.answer import Odds, Plan
-from meshwright.solver.calibration.calibrate import calibrate
+from meshwright.solver.calibration.calibrate import calibrate, default_profile_of, impossible
 from meshwright.solver.calibration.fit import TIME_PROCESS
 from meshwright.solver.calibration.observations import Observation
 from meshwright.solver.explain.certainty import log_covariance, odds_of, runs_to_measure
@@ -185,6 +185,17 @@ def likely_gpu_minutes(now: Standing) -> float:
 def _teaches(one: Measured) -> bool:
     """Whether calibration learns from a run: a step time, or that memory ran out."""
     return one.outcome in ("measured", "out of memory")
+
+
+def believed(problem: Problem, plan: Plan, one: Measured) -> Measured:
+    """The run, or, where it cannot have happened as it says, a refused one with the reason."""
+    if one.outcome != "measured":
+        return one
+    seen = _observation(problem, plan, one)
+    why = impossible(seen, default_profile_of(seen))
+    if why is None:
+        return one
+    return replace(one, outcome="refused", said=why, step_time_s=None, peak_memory_bytes=None)
 
 
 def _observation(problem: Problem, plan: Plan, one: Measured) -> Observation:

@@ -1,8 +1,9 @@
 """One short run of a plan on the machines at hand: started, watched, ended for sure, and read.
 
-A run ends measured, out of memory, hung (it took longer than its limit), or failed. Whatever it started is
-gone afterwards: its processes are asked to end, and killed where they do not. Every one of them carries the
-folder of its run in its environment, so that those of a tuning that was killed are found by the next one.
+A run ends measured, out of memory, hung (it took longer than its limit), or failed; where it lacks what
+every plan needs, the tuning ends. Whatever it started is gone afterwards: its processes are asked to end,
+and killed where they do not. Every one of them carries the folder of its run in its environment, so that
+those of a tuning that was killed are found by the next one.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from meshwright.profiles.reading import FieldReader
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.runs.table import MEMORY_KINDS, MEMORY_RANKS
 
-Outcome = Literal["measured", "out of memory", "hung", "failed", "interrupted"]
-OUT: tuple[Outcome, ...] = ("out of memory", "hung", "failed")  # such a plan is out of the race
+Outcome = Literal["measured", "out of memory", "hung", "failed", "refused", "interrupted"]
+OUT: tuple[Outcome, ...] = ("out of memory", "hung", "failed", "refused")  # such a plan is out of the race
 GRACE_S = 10.0  # from the request to end until processes are killed
 _LOOK_S = 0.1
 _TAIL_BYTES = 2**20
@@ -38,6 +39,13 @@ _MEMORY = re.compile(
     rf"{OUT_OF_MEMORY.pattern}|DefaultCPUAllocator: can't allocate memory|MemoryError|std::bad_alloc"
 )
 _ERROR = re.compile(r"(?:^|\s|\.)\w*(?:Error|Exception)\b(?=:)|^error:", re.IGNORECASE)
+_LACKS = re.compile(  # what every plan needs: launch files' own words, and Python's
+    r": line \d+: \w+: set it |can't open file '|Error while finding module specification for '"
+)
+_NOT_FOUND = re.compile(
+    r": line \d+: .*: (?:(?:command )?not found|No such file or directory)$", re.MULTILINE
+)
+_NOT_FOUND_CODE = 127  # of Bash
 _ONE_NODE = re.compile(r"^#SBATCH --nodes=1$", re.MULTILINE)
 _NOT_OF_SRUN = 0xFFFFFF00  # from here on steps are Slurm's own (slurm.h), as the shell of salloc on a node
 LOG_FILE = "tune.log"
@@ -82,7 +90,8 @@ def run_plan(plan_id: str, config: Configuration, folder: Path, start: Start) ->
     """Run a plan whose launch files lie in ``folder``, and read what it took.
 
     Raises:
-        InvalidProblemError: the command cannot be started, or a peak that its log states cannot be.
+        InvalidProblemError: the command cannot be started, lacks what every plan needs, or its log states a
+            peak that cannot be.
     """
     folder = folder.resolve()
     words = _words(start, config, folder)
@@ -265,14 +274,31 @@ def _is_alive(process: tuple[int, str]) -> bool:
 
 
 def _read(log: Path, code: int | None) -> tuple[Outcome, dict[str, Any], str]:
-    """How the run ended, what it measured, and what it said last where it measured nothing."""
+    """How the run ended, what it measured, and what it said last where it measured nothing.
+
+    Raises:
+        InvalidProblemError: it lacks what every plan needs, or a peak that it states cannot be.
+    """
     text = _tail(log)
     if _MEMORY.search(text):
         return "out of memory", {}, _last_lines(text, _MEMORY)
     found = _figures(log, text) if code in (0, None) else {}  # at its limit it may have logged enough
     if found:
         return "measured", found, ""
+    _require_all_there(text, code)
     return "hung" if code is None else "failed", {}, _last_lines(text)
+
+
+def _require_all_there(text: str, code: int | None) -> None:
+    """Look whether a run that failed says what it lacks.
+
+    Raises:
+        InvalidProblemError: it lacks what every plan needs.
+    """
+    lacking = _NOT_FOUND if code == _NOT_FOUND_CODE else _LACKS
+    if lacking.search(text):
+        message = f"no plan can run: {_last_lines(text, lacking).splitlines()[-1]}"
+        raise InvalidProblemError.of("command", message)
 
 
 def _figures(log: Path, text: str) -> dict[str, Any]:

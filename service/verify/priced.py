@@ -129,25 +129,40 @@ def rank_flops(target: Target) -> list[float]:
     ranks, _ = chunk_weights(target)
     busiest = _first(ctx.expert_load)
     linear, core, spared = dict[LayerShape, float](), dict[LayerShape, float](), dict[LayerShape, float]()
-    for one in model.shapes():
+    for one in {*model.shapes(), model.mtp_shape}:
         its, kind = ctx.of(one), one.kind
         gemms = layer_gemms(its, kind)
         linear[one] = sum(_flops(gemm) / (busiest if gemm.grouped else 1.0) for gemm in gemms)
         core[one] = _core_flops(its, config, target.workload.seq_length)
         spared[one] = sum(map(_flops, unread_products(its, kind)))
+    trained = {one: _LINEAR_TRAINED * linear[one] + _ATTENTION_TRAINED * core[one] for one in linear}
+    full = config.recompute_granularity == "full"
+    if config.recompute_granularity == "selective" and "core_attn" in ctx.facts.recomputed:
+        trained = {one: flops + core[one] for one, flops in trained.items()}
+    again = {one: linear[one] + core[one] - spared[one] for one in linear}
     shapes, first, found = model.layer_shapes(), 0, [0.0] * config.pipeline_parallel_size
     for chunk, (rank, count) in enumerate(zip(ranks, config.stage_layers, strict=True)):
         own = shapes[first : first + count]
-        found[rank] += sum(_LINEAR_TRAINED * linear[one] + _ATTENTION_TRAINED * core[one] for one in own)
-        if config.recompute_granularity == "full":
-            again = own[: _recomputed(target, chunk)]
-            found[rank] += sum(linear[one] + core[one] - spared[one] for one in again)
-        if config.recompute_granularity == "selective" and "core_attn" in ctx.facts.recomputed:
-            found[rank] += sum(core[one] for one in own)
+        found[rank] += sum(trained[one] for one in own)
+        found[rank] += sum(again[one] for one in own[: _recomputed(target, chunk)] if full)
         first += count
-    vocabulary = _first(ctx.padded_vocabulary) / config.tensor_parallel_size
-    found[ranks[-1]] += 2.0 * _LINEAR_TRAINED * _first(ctx.tokens) * model.hidden_size * vocabulary
+    further, hidden = model.mtp_shape, model.hidden_size
+    rows = 2.0 * _first(ctx.tokens) * hidden / config.tensor_parallel_size
+    head, project = rows * _first(ctx.padded_vocabulary), rows * 2.0 * hidden
+    found[ranks[-1]] += _LINEAR_TRAINED * head
+    for _ in range(model.num_mtp_layers):  # each a layer behind a projection, and logits of its own
+        found[ranks[-1]] += trained[further] + _LINEAR_TRAINED * (project + head)
+        if full and _recomputes_every_layer(config):
+            found[ranks[-1]] += again[further] + project
     return found
+
+
+def _recomputes_every_layer(config: Configuration) -> bool:
+    """Whether prediction layers are recomputed, too: not where some layers of a chunk are not.
+
+    (Megatron-Core 0.19 ``multi_token_prediction.py _checkpointed_forward``: skipped by the method "block".)
+    """
+    return not config.stage_recompute_layers and config.recompute_layers >= max(config.stage_layers)
 
 
 def _core_flops(ctx: Context, config: Configuration, keys: int) -> float:

@@ -204,6 +204,7 @@ def _case(
         "model": asdict(target.model),
         "seq_length": target.workload.seq_length,
         "micro_batch_size": target.config.micro_batch_size,
+        "recompute_every_layer": target.config.recompute_granularity == "full",
         "architecture": target.problem.cluster.groups[0].gpu.architecture,
     })  # fmt: skip
 
@@ -349,3 +350,5 @@ def _missing(target: Target, built: Sequence[Mapping[str, Any]], last: Mapping[s
     for one in built:
         if "untraced" in one:
             yield f"no step is traced: {one['untraced']}"
+        if "uncompared" in one:
+            yield one["uncompared"]

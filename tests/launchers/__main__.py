@@ -32,7 +32,7 @@ from meshwright.service.launchers.nanotron import nanotron_file
 from meshwright.service.launchers.registry import export, launcher_names
 from meshwright.service.launchers.target import Target
 from meshwright.service.launchers.torchtitan import is_stated_by_0_2
-from meshwright.service.verify.environments import Environment
+from meshwright.service.verify.environments import FOLDER_VARIABLE, Environment
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 from meshwright.solver.space.launcher_rules import problem_faults
@@ -43,6 +43,7 @@ from tests.launchers.dry_runs import DRY_RUNS, unlike
 from tests.launchers.edits import EDITS, found_by_us
 from tests.launchers.environments import (
     ENVIRONMENTS,
+    ROOT,
     TORCH_ENVIRONMENT,
     newest,
     ready,
@@ -52,6 +53,7 @@ from tests.launchers.model_types import judged, record, recorded, unlike_model
 from tests.launchers.mutants import MUTANTS, Mutant
 from tests.launchers.plans import CASES as OTHER_CASES
 from tests.launchers.plans import legal_targets, pairs_of, problem_of, problem_under, random_targets, tuned
+from tests.launchers.verified import try_verified
 
 MODELS = (
     "llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "llama-3.1-70b",
@@ -395,6 +397,9 @@ def try_launcher(name: str, environment: Environment, options: argparse.Namespac
             try_model_types(name, environment, count, whole=True)
         return
     judge = EXPORTER.get(name, name).replace("-", "_")
+    if options.verify:
+        count.faults += try_verified(EXPORTER.get(name, name), MODELS, options.verify, options.seed)
+        return
     if options.changes:
         try_changes(name, environment, judge, count)
         return
@@ -423,10 +428,19 @@ def main() -> int:
         help="change every value of every file alone; nothing else is tried",
     )
     parser.add_argument(
+        "--verify",
+        type=int,
+        default=0,
+        metavar="COUNT",
+        help="put so many drawn plans of each before meshwright verify; nothing else is tried",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="which plans --verify draws")
+    parser.add_argument(
         "--record", action="store_true", help="build every config of every model type alone, and record it"
     )
     options = parser.parse_args()
     count = Count()
+    os.environ[FOLDER_VARIABLE] = str(ROOT)
     unavailable = ready(TORCH_ENVIRONMENT)
     for name in options.only:
         environment = ENVIRONMENTS.get(name, TORCH_ENVIRONMENT)

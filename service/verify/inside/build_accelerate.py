@@ -28,8 +28,10 @@ from building import (
     apart,
     bytes_of,
     compiled,
+    converted,
     gathered,
     gradients,
+    local,
     matrices,
     said,
     shards,
@@ -38,8 +40,10 @@ from building import (
 )
 from hugging_face import joined, unsharded_model
 from torch._dynamo.backends import registry
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers.distributed import DistributedConfig
+from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
 
 def _use_cpu(self: PartialState) -> None:
@@ -51,6 +55,25 @@ PartialState._prepare_backend = lambda *_given, **_options: ("fake", Distributed
 PartialState.set_device = _use_cpu
 
 
+class Replicated(torch.nn.Module):
+    """In place of torch's replicas, whose reducer reads addresses of data: the same weights and passes."""
+
+    def __init__(self, module: torch.nn.Module, **_options: object) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *given: Any, **options: Any) -> Any:
+        return self.module(*given, **options)
+
+    def no_sync(self) -> Any:
+        return nullcontext()
+
+
+torch.nn.parallel.DistributedDataParallel = Replicated  # type: ignore[misc]
+torch.Tensor.pin_memory = lambda self, *_given: self  # type: ignore[method-assign]
+
+OFFLOADED = "a CPU's memory is that of its host: what leaves the GPU cannot be told from what stays"
+REPLICAS = "plain replicas: the buckets of torch's reducer are not made, so no peak is traced"
 STANDING_IN = "AOT_EAGER"  # of accelerate's names for compilers
 registry.lookup_backend(STANDING_IN.lower())  # which fills the registry
 registry._BACKENDS[STANDING_IN.lower()] = None
@@ -96,25 +119,43 @@ def launched(case: Case) -> dict[str, str]:
 def rank_of(case: Case, rank: int, like: Mapping[str, int]) -> Built:
     """A rank's shards of the model and of its optimizer; ``like``: ranks that were traced before."""
     join(case, rank)
-    model = unsharded_model(case["model"])
-    layers = model.model.layers
-    found: Built = {
-        "stage": 0,
-        "layers": [len(layers)],
-        "parameters": sum(weight.numel() for weight in model.parameters()),
-        "matrices": matrices(joined(layers)),
-        "whole_matrices": True,
-    }
     accelerator = Accelerator()
-    prepared, _ = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    sharded = plugin is not None
+    if not sharded:
+        torch.nn.Module._apply = converted  # type: ignore[method-assign]
+    with nullcontext() if sharded else without_data():
+        model = unsharded_model(case["model"], "meta" if sharded else "cpu")
+        if accelerator.parallelism_config and accelerator.parallelism_config.tp_enabled:
+            split(model, accelerator.torch_device_mesh["tp"])
+        if case["recompute_every_layer"] and not sharded:  # FSDP's plugin does it itself
+            model.gradient_checkpointing_enable()
+            model.train()
+        layers = model.model.layers
+        found: Built = {
+            "stage": 0,
+            "layers": [len(layers)],
+            "parameters": sum(local(weight).numel() for weight in model.parameters()),
+            "matrices": matrices(joined(layers)),
+            "whole_matrices": True,
+        }
+        prepared, _ = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
     found["shard_bytes"] = bytes_of(prepared.parameters())
+    if sharded and isinstance(plugin.cpu_offload, CPUOffloadPolicy):
+        return found | {"untraced": OFFLOADED}
     if repr(found["shard_bytes"]) in like:
         return found | {"like": like[repr(found["shard_bytes"])]}
-    if not isinstance(prepared, FSDPModule):  # plain replicas: torch's reducer wants tensors with data
-        return found | states_of(list(prepared.parameters()))[0]
     with without_data():
-        prepared.to_empty(device="cpu")
+        if sharded:
+            prepared.to_empty(device="cpu")
         return found | step_of(accelerator, prepared, case)
+
+
+def split(model: Any, mesh: Any) -> None:
+    """Give tensor ranks their parts of the weights, as ``from_pretrained`` does before it reads them."""
+    model._tp_size, model._device_mesh = mesh.size(), mesh
+    plan, _experts, _shards = model._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size()))
+    apply_tensor_parallelism(model, mesh, plan)
 
 
 def states_of(weights: list[Any]) -> tuple[Built, list[Any]]:
@@ -131,8 +172,9 @@ def states_of(weights: list[Any]) -> tuple[Built, list[Any]]:
 def step_of(accelerator: Any, model: Any, case: Case) -> Built:
     """Bytes of states, and a step as the trainer runs it."""
     found, states = states_of(list(model.parameters()))
-    if not case["trace"]:
-        return found
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if not case["trace"]:  # weights that stay gathered are so in a step alone
+        return {} if plugin and not plugin.reshard_after_forward else found
     tokens = torch.zeros(case["micro_batch_size"], case["seq_length"], dtype=torch.int64)
     seen: list[tuple[int, int]] = []
 
@@ -148,12 +190,18 @@ def step_of(accelerator: Any, model: Any, case: Case) -> Built:
         step()
         model.zero_grad()
         whole, found["gradient_bytes"] = (max(sizes) for sizes in zip(*seen, strict=True))
-        if not accelerator.state.fsdp_plugin.reshard_after_forward:  # whole weights are the model's, fp32
+        if plugin and not plugin.reshard_after_forward:  # whole weights are the model's, fp32
             found["weight_bytes"] = whole  # shards the optimizer's copy of them
             found["optimizer_bytes"] += bytes_of(shards(model))
-        return found | traced(step, [model, *states], case["trace"])
+        found |= traced(step, [model, *states], case["trace"])
+        if plugin is None:  # of fp32 weights two bytes are priced as the model's, two as their copy
+            found["weight_bytes"] //= 2
+            found["optimizer_bytes"] += found["weight_bytes"]
+            del found["peak_bytes"]
+            found["uncompared"] = REPLICAS
     except Exception as error:  # noqa: BLE001 - what is built stays, only the step is not traced
-        return found | {"untraced": said(error)}
+        found["untraced"] = said(error)
+    return found
 
 
 if __name__ == "__main__":

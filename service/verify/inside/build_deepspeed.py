@@ -31,11 +31,14 @@ torch.distributed.init_process_group(
 )  # no MPI is looked for
 import deepspeed
 from deepspeed.accelerator import get_accelerator
+from deepspeed.moe.layer import MoE
+from deepspeed.moe.utils import configure_moe_param_groups, is_moe_param
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.pipe.schedule import ReduceGrads
 from deepspeed.runtime.zero import partition_parameters, partitioned_param_coordinator, stage3
 from deepspeed.utils import groups
+from transformers.models.llama.modeling_llama import LlamaConfig, LlamaMLP
 
 torch.distributed.destroy_process_group()
 nn.Module._apply = converted
@@ -58,6 +61,7 @@ FakeTensor.__float__ = lambda self: float(_number(self))
 get_accelerator().available_memory = lambda *_device: 2**60  # buffers are flattened on the GPU
 
 OFFLOADED = "a CPU's memory is that of its host: what leaves the GPU cannot be told from what stays"
+EXPERTS = "DeepSpeed's gate places tokens by their data, of which there are none"
 
 
 def build(case: Case) -> Iterator[Built]:
@@ -95,7 +99,7 @@ def rank_of(case: Case, rank: int, like: Mapping[str, int]) -> Built:
         made = pipelined(case, plan) if "PIPELINE" in plan else unpipelined(case, plan)
         engine = deepspeed.initialize(
             model=made.model, config=config_of(case, plan), optimizer=torch.optim.AdamW, mpu=mpu,
-            model_parameters=list(made.model.parameters()),
+            model_parameters=groups_of(made.model),
         )[0]  # fmt: skip
         if mpu is not None:  # every tensor rank reads the same
             engine.first_dataloader_check.remove()
@@ -103,6 +107,8 @@ def rank_of(case: Case, rank: int, like: Mapping[str, int]) -> Built:
         if "offload" in case["files"]["ds_config.json"]:
             apart_from_states = {name: one for name, one in found.items() if not name.endswith("_bytes")}
             return apart_from_states | {"untraced": OFFLOADED}
+        if plan.get("EXPERTS", {}).get("ep_size", 1) > 1:
+            return found | {"untraced": EXPERTS}
         if alike(found) in like:
             return found | {"like": like[alike(found)]}
         return found | step_of(engine, made.step(engine), case)
@@ -127,6 +133,10 @@ def config_of(case: Case, plan: Mapping[str, Any]) -> dict[str, Any]:
 def unpipelined(case: Case, plan: Mapping[str, Any]) -> SimpleNamespace:
     """Transformers' model, and a step of the engine over it."""
     model = unsharded_model(case["model"], "cpu")
+    if plan.get("EXPERTS", {}).get("ep_size", 1) > 1:
+        for layer in model.model.layers:
+            if hasattr(layer.mlp, "experts"):
+                layer.mlp = experts_of(model.config, plan)
     if plan["RECOMPUTE_EVERY_LAYER"]:
         model.gradient_checkpointing_enable()
     model.train()
@@ -150,6 +160,20 @@ def unpipelined(case: Case, plan: Mapping[str, Any]) -> SimpleNamespace:
         return run
 
     return SimpleNamespace(model=model, layers=model.model.layers, stage=0, step=step)
+
+
+def groups_of(model: nn.Module) -> list[Any]:
+    """Parameters as the optimizer takes them: experts that ranks share out apart."""
+    weights = list(model.parameters())
+    return configure_moe_param_groups(weights) if any(map(is_moe_param, weights)) else weights
+
+
+def experts_of(config: Any, plan: Mapping[str, Any]) -> MoE:
+    """DeepSpeed's own experts, of which each rank has its share."""
+    expert = LlamaMLP(
+        LlamaConfig(hidden_size=config.hidden_size, intermediate_size=plan["EXPERT_FFN_HIDDEN_SIZE"])
+    )
+    return MoE(config.hidden_size, expert, **plan["EXPERTS"])
 
 
 class Embedding(nn.Embedding):

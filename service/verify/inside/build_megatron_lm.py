@@ -241,6 +241,9 @@ LOCAL = {  # what the local layers do not have, or a CPU cannot run; no weight d
     "tp_comm_overlap": False, "perform_initialization": False, "layernorm_zero_centered_gamma": False,
     "cross_entropy_loss_fusion": False, "fp8": None, "fp4": None,
 }  # fmt: skip
+OFFLOADED = (
+    "the optimizer is on the host, whose memory cannot be told from a GPU's: no bytes of it are compared"
+)
 SIZES = inspect.signature(parallel_state.initialize_model_parallel).parameters  # named as its arguments
 BALANCED = {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True}  # static shapes
 
@@ -297,6 +300,8 @@ def build(case: Case) -> Iterator[Built]:
                     found["like"] = like[alike]
                 elif case["trace"]:
                     found |= step_of(args, config, chunks, held, case)
+                    if args.optimizer_cpu_offload:
+                        found.pop("peak_bytes", None)
             yield {"rank": rank, **found}
         finally:
             parallel_state.destroy_model_parallel()
@@ -354,6 +359,8 @@ def rank_of(args: Any, config: Any) -> tuple[Built, list[Any], list[torch.Tensor
     optimizer = get_megatron_optimizer(
         options, chunks, config_overrides=overrides, use_gloo_process_groups=False
     )
+    if args.optimizer_cpu_offload:
+        return found | {"uncompared": OFFLOADED}, chunks, buffers
     states = optimizer_states(optimizer, weights)
     found["optimizer_bytes"] = bytes_of(states)
     return found, chunks, [*buffers, *states]

@@ -46,8 +46,8 @@ os.environ |= {"HF_ASSETS_PATH": "./tests/assets/tokenizer", "DATASET": "c4"}  #
 torch._utils._get_available_device_type = lambda: "cpu"  # or torchtitan takes CUDA for granted
 from torchtitan.components.quantization import float8
 from torchtitan.config.manager import ConfigManager
+from torchtitan.distributed import activation_checkpoint, utils
 from torchtitan.distributed import compile as compiling
-from torchtitan.distributed import utils
 from torchtitan.distributed.parallel_dims import ParallelDims
 from torchtitan.models.common.attention import FlexAttention
 
@@ -85,6 +85,8 @@ class Boundary:
 
 
 FlexAttention.forward = _flex_attention
+_saved = activation_checkpoint._get_default_save_ops
+activation_checkpoint._get_default_save_ops = lambda: _saved() | {torch.ops.standin.attention.default}
 stages.PipelineStage._recv_meta = Boundary.told
 stages.PipelineStage._send_meta = Boundary.tell
 stages.PipelineStage._warmup_forward_vote = lambda *_given, **_options: None

@@ -24,7 +24,7 @@ import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import get_default_op_list, min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.flop_counter import flop_registry, register_flop_formula
@@ -91,6 +91,8 @@ def said(error: BaseException) -> str:
     traceback.print_exception(error)
     frame = traceback.extract_tb(error.__traceback__)[-1]
     text = " ".join(str(error).split()) or "no message"
+    if isinstance(error, DataDependentOutputException):
+        text = "the size of a tensor depends on data, of which there are none"
     return f"{type(error).__name__}: {text[:300]} ({frame.name})"
 
 
@@ -124,7 +126,9 @@ def gathered(model: Any) -> Iterator[torch.Tensor]:
 
 
 def gradients(model: Any) -> Iterator[torch.Tensor]:
-    """Gradients of FSDP2's parameters: shards, and those that add up whole."""
+    """Gradients: of FSDP2's parameters shards and those that add up whole, of replicas their own."""
+    if not any(isinstance(module, FSDPModule) for module in model.modules()):
+        yield from (weight.grad for weight in model.parameters() if weight.grad is not None)
     for one in _fsdp_parameters(model):
         whole = getattr(one, "_unsharded_param", None)
         for grad in (one.sharded_param.grad, one.unsharded_accumulated_grad, getattr(whole, "grad", None)):

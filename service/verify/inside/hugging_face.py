@@ -7,22 +7,29 @@ from typing import Any
 
 import torch
 from building import attention
+from torch.utils.flop_counter import register_flop_formula
 from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,
     LlamaConfig,
+    MixtralConfig,
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 # What the classes below cannot state, with the value that they can.
 _FIXED = {
-    "moe": None, "mla": None, "gated_mlp": True, "normalization": "rmsnorm", "num_mtp_layers": 0,
+    "mla": None, "gated_mlp": True, "normalization": "rmsnorm", "num_mtp_layers": 0,
     "learned_position_embeddings": False, "mlp_activation": "silu", "sliding_window": None,
     "shared_norm": False, "attention_sinks": False, "norm_position": "before", "embedding_norm": False,
     "inner_norms": False, "attention_gate": "none", "head_bias": False, "head_transform": False,
     "embedding_size": None, "differential_attention": False, "parallel_residual": False,
+}  # fmt: skip
+_FIXED_OF_EXPERTS = {
+    "num_shared_experts": 0, "router_score": "softmax", "router_bias": False, "selection_bias": False,
+    "weights_on_input": False, "output_norm": False, "norms_apart": False, "router_scales": False,
 }  # fmt: skip
 
 
@@ -40,6 +47,12 @@ def config_of(model: dict[str, Any]) -> PretrainedConfig:
         other.append("query_key_norm")
     if not of_qwen2 and (biases[0] != biases[1] or (normed and model["mlp_bias"])):
         other.append("these biases")
+    moe = model["moe"]
+    if moe is not None:
+        other += [name for name, value in _FIXED_OF_EXPERTS.items() if moe[name] != value]
+        dense = _dense_layers(moe, model["num_layers"])
+        if any(biases) or model["mlp_bias"] or (dense and not normed):
+            other.append("experts and biases or layers without experts")
     if other:
         raise ValueError(f"no class of transformers is known here for a model with {', '.join(other)}")
     sizes = {
@@ -49,11 +62,26 @@ def config_of(model: dict[str, Any]) -> PretrainedConfig:
         "vocab_size": model["vocab_size"], "tie_word_embeddings": model["tied_embeddings"],
         "max_position_embeddings": model["max_position_embeddings"] or 4096,
     }  # fmt: skip
+    if moe is not None:
+        chosen = {"num_experts": moe["num_experts"], "num_experts_per_tok": moe["top_k"]}
+        if not normed:
+            return MixtralConfig(**sizes | {"intermediate_size": moe["ffn_hidden_size"]}, **chosen)
+        width = moe["ffn_hidden_size"]
+        return Qwen3MoeConfig(**sizes, **chosen, moe_intermediate_size=width, mlp_only_layers=dense)
     if normed:
         return Qwen3Config(**sizes, attention_bias=model["qkv_bias"])
     if of_qwen2:
         return Qwen2Config(**sizes)
     return LlamaConfig(**sizes, attention_bias=model["qkv_bias"], mlp_bias=model["mlp_bias"])
+
+
+def _dense_layers(moe: dict[str, Any], num_layers: int) -> list[int]:
+    """Layers without experts, counted from 0."""
+    first, every = moe["num_dense_layers"], moe["frequency"]
+    return [
+        layer for layer in range(num_layers)
+        if layer < first or (layer - first) % every or layer in moe["dense_layers"]
+    ]  # fmt: skip
 
 
 def unsharded_model(model: dict[str, Any], device: str = "meta") -> Any:
@@ -75,6 +103,15 @@ def _flash_attention(
 AttentionInterface.register("standin", _flash_attention)
 
 
+@register_flop_formula(torch.ops.aten._grouped_mm)
+def _grouped_flops(rows: Any, other: Any, *_given: Any, **_options: Any) -> float:
+    """Products of rows sorted by expert: (rows, k) by (experts, k, n), or (k, rows) by (rows, n)."""
+    return 2.0 * rows[0] * rows[1] * other[-1]
+
+
+_MATRIX = 2  # dimensions
+
+
 def joined(layers: Any) -> Iterator[tuple[int, ...]]:
     """Shapes of the layers' matrices, those that read the same input as one product."""
     for layer in layers:
@@ -83,10 +120,14 @@ def joined(layers: Any) -> Iterator[tuple[int, ...]]:
             for name, weight in layer.named_parameters()
         }
         for name, shape in shapes.items():
+            if ".gate.wg." in name:  # DeepSpeed's router
+                continue
             if name.endswith("q_proj.weight"):
                 both = shapes[name.replace("q_proj", "k_proj")][0]
                 yield (shape[0] + 2 * both, shape[1])
             elif name.endswith("gate_proj.weight"):
                 yield (2 * shape[0], shape[1])
-            elif not name.endswith(("k_proj.weight", "v_proj.weight", "up_proj.weight")):
+            elif ".experts." in name and len(shape) > _MATRIX:  # each for itself, gate and up in one
+                yield from (shape[1:],) * shape[0]
+            elif not name.endswith(("k_proj.weight", "v_proj.weight", "up_proj.weight", "mlp.gate.weight")):
                 yield shape

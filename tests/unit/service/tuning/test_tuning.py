@@ -202,6 +202,44 @@ def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        ': "${NO_SUCH_FOLDER:?set it to a checkout}"',
+        "exec no-such-launcher train.py",
+        "echo \"python: can't open file '/none/pretrain_gpt.py'\"; echo ChildFailedError:; exit 1",
+    ],
+)
+def test_what_every_plan_lacks_ends_the_tuning_at_its_first_run_and_is_forgotten(
+    tmp_path: Path, script: str
+) -> None:
+    problem, _, answer = asked()
+    (tmp_path / "answer.json").write_text(json.dumps(answer_document(answer, problem)))
+    (tmp_path / "train.sh").write_text(script)
+    code, _, said = tuned(tmp_path / "answer.json", tmp_path / "tuning", tmp_path / "train.sh")
+    assert (code, "no plan can run" in said) == (2, True), said
+    state = json.loads((tmp_path / "tuning" / "tuning.json").read_text())
+    assert (state["runs"], state["running"]) == ([], None)  # set right, all of them are tried
+
+
+def test_a_step_faster_than_its_gpus_is_refused_with_the_reason_and_the_tuning_goes_on(
+    tmp_path: Path,
+) -> None:
+    """64 x 2048 tokens of .35e9 weights are 3e14 FLOPs: .03 s of eight GPUs at 1e15, not .001 s."""
+    problem, _, answer = asked()
+    (tmp_path / "answer.json").write_text(json.dumps(answer_document(answer, problem)))
+    script = tmp_path / "train.sh"  # the first run alone states milliseconds as seconds
+    script.write_text("mkdir $2/../first && set -- 1.0 $2 || set -- 100.0 $2\n" + LOGS)
+    folder = tmp_path / "tuning"
+    for _ in range(2):
+        code, out, said = tuned(tmp_path / "answer.json", folder, script, "--json", "--top", "2")
+        assert code == 0, said
+        first, *others = json.loads(out)["runs"]
+        assert (first["outcome"], first["step_time_s"]) == ("refused", None)
+        assert "0.001 s is less than the" in first["said"]
+        assert others[0]["outcome"] == "measured"
+
+
 def measured(plan_id: str, seconds: float | None, outcome: str = "measured") -> Measured:
     return Measured(
         plan_id=plan_id, outcome=outcome, seconds=1.0, gpu_minutes=0.1, step_time_s=seconds,  # type: ignore[arg-type]
