@@ -86,7 +86,10 @@ def detect(cluster_from: str | Path | None, environ: Mapping[str, str] | None = 
         found = [name for name, sign in _SIGNS.items() if sign in environ]
         if not found:
             signs = ", ".join(f"{name} ({sign})" for name, sign in _SIGNS.items())
-            raise UnknownNodesError(f"no scheduler in the environment: looked for {signs}")
+            raise UnknownNodesError(
+                f"no scheduler in the environment: looked for {signs}; elsewhere name a JSON file that "
+                "states the cluster (cluster_from, --cluster-from)"
+            )
         cluster_from = found[0]
     read = _READERS.get(cluster_from) if isinstance(cluster_from, str) else None
     nodes = _of_file(Path(cluster_from), environ) if read is None else read(environ)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -66,11 +67,16 @@ def state_folder() -> Path:
 
 
 def keep(document: Mapping[str, Any], problem: Problem) -> list[str]:
-    """Keep one answer; a state folder that cannot be written spoils no search, but is a warning."""
+    """Keep one answer; a state folder that cannot be written spoils no search, but is a warning.
+
+    Another answer to the same question, with another profile, is kept beside it: its plans may be running.
+    """
     try:
         folder = state_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / f"{digest_of(problem)[:16]}.json", json.dumps(document, allow_nan=False))
+        ids = "".join(str(plan["plan_id"]) for plan in document["plans"])
+        name = f"{digest_of(problem)[:16]}-{sha256(ids.encode()).hexdigest()[:8]}.json"
+        write_text(folder / name, json.dumps(document, allow_nan=False))
         for old in _newest_first(folder)[MAX_KEPT:]:
             old.unlink(missing_ok=True)
     except OSError as fault:

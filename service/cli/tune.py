@@ -114,6 +114,8 @@ class _Tuning:
             plan = next_plan(self.problem, self.profile, now, confidence)
             if plan is None:
                 decided = now.chance() >= confidence
+                if not now.plans:
+                    return now, "No plan ran; another --save-dir tries all of them again."
                 return now, "The best is decided." if decided else "No further run would decide it."
             spent = sum(one.gpu_minutes for one in runs)
             if spent + likely_gpu_minutes(now) > budget_gpu_minutes:

@@ -174,6 +174,14 @@ def test_a_kept_plan_is_found_by_a_prefix_of_its_id_with_its_problem() -> None:
     assert (found.plan, found.problem.cluster.num_gpus) == (a_plan(rank=2, plan_id="b00c00000000"), 128)
 
 
+def test_a_running_plan_is_found_after_the_same_question_got_another_answer(state: Path) -> None:
+    keep_plans("7f3a90c1d2e4")
+    keep_plans("b00c00000000")  # as with another profile
+    keep_plans("b00c00000000")
+    assert kept.find_plan("7f3a").plan.plan_id == "7f3a90c1d2e4"
+    assert len(list(state.iterdir())) == 2
+
+
 def test_an_answer_that_cannot_be_kept_is_a_warning(state: Path) -> None:
     state.parent.parent.mkdir()
     state.parent.write_text("a file where the folder should be")
