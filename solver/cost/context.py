@@ -271,9 +271,10 @@ class Context:
     @cached_property
     def eager_softmax(self) -> BoolArray:
         """The rows of which that holds, (n,): also where a rank's heads times sequences are off them."""
-        rows = self.micro_batch * self.model.num_attention_heads / self.t
-        odd = (rows % _FUSED_MULTIPLE != 0.0) & (self.facts.attention_kernel == "megatron-fused")
-        return np.asarray(odd | self.never_fuses_softmax)
+        if self.facts.flash or self.never_fuses_softmax:
+            return np.full(self.t.shape, self.never_fuses_softmax)
+        fours = self.micro_batch * (self.model.num_attention_heads / _FUSED_MULTIPLE) / self.t
+        return np.asarray(fours != np.floor(fours))
 
     @property
     def packs(self) -> bool:
