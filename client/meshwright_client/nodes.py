@@ -113,6 +113,8 @@ def _slurm(environ: Mapping[str, str]) -> Nodes:
     # srun sets SLURM_NNODES to the nodes of its step, which may be a part of the job's; Slurm's own
     # interactive step, one shell on the first node, keeps the job's.
     num_nodes = _count(environ, "slurm", "SLURM_NNODES", default=in_job)
+    if not _slurm_tasks(environ):
+        num_nodes = _slurm_held(job) or num_nodes
     here = _count(environ, "slurm", "SLURM_GPUS_ON_NODE", default=counted or 0) or installed(environ)
     asked = environ.get("SLURM_GPUS", "")  # of --gpus: 12, h100:12, or h100:8,a100:4
     numbers = [part.rpartition(":")[2] for part in asked.split(",")]
@@ -143,6 +145,22 @@ def _slurm_place(environ: Mapping[str, str]) -> dict[str, Any]:
         "first_host": _first_host(hosts),
         "tasks_per_node": tasks,
     }
+
+
+def _slurm_held(job: str) -> int | None:
+    """Nodes that a job still has; None: Slurm does not tell.
+
+    One that fails leaves a job of ``--no-kill``, whose environment stays as it was (Slurm 23.02
+    ``slurmctld/job_mgr.c excise_node_from_job``).
+    """
+    try:
+        told = subprocess.run(  # noqa: S603 - Slurm's own program
+            ("squeue", "--noheader", f"--jobs={job}", "--format=%D"),  # noqa: S607
+            capture_output=True, text=True, check=True, timeout=SMI_TIMEOUT_S,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return int(told.stdout) if told.stdout.strip().isdecimal() else None
 
 
 def _slurm_start(job: str, environ: Mapping[str, str]) -> str:

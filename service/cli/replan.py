@@ -16,7 +16,7 @@ from meshwright.service.cli.calibrate import profile_for
 from meshwright.service.cli.export import chosen_plan
 from meshwright.service.cli.problem_options import PROFILE_HELP
 from meshwright.service.cli.saved_plans import KeptPlan, keep
-from meshwright.service.cli.terminal import FOUND, NO_PLAN, say_warnings
+from meshwright.service.cli.terminal import FOUND, NO_PLAN, MissingExtraError, say_warnings
 from meshwright.service.files import check_folder, save_export
 from meshwright.service.replan.answer import (
     ReplanAnswer,
@@ -49,6 +49,9 @@ def replan(  # noqa: PLR0913 - the signature is the list of options
         list[str] | None, typer.Option(metavar="NODE=PACE", help="A node at a share of its pace: 17=.7")
     ] = None,
     num_nodes: Annotated[int | None, typer.Option(help="Nodes of the cluster from now on.")] = None,
+    cluster_from: Annotated[
+        str | None, typer.Option(help="slurm, k8s or torchelastic: as many nodes as this job has now.")
+    ] = None,
     steps_done: Annotated[int, typer.Option(help="Steps that the run has done.")] = 0,
     steps_total: Annotated[int | None, typer.Option(help="Steps of the whole run.")] = None,
     saved_step: Annotated[int | None, typer.Option(help="Step of the last checkpoint.")] = None,
@@ -72,6 +75,12 @@ def replan(  # noqa: PLR0913 - the signature is the list of options
     if (plan_id is None) == (source is None):
         raise typer.BadParameter("give a plan id, or --from with an answer's file")
     kept = chosen_plan(plan_id, source, rank)
+    if cluster_from is not None:
+        if num_nodes is not None or lost_nodes:
+            raise typer.BadParameter(
+                "--cluster-from counts the nodes: leave --num-nodes and --lost-nodes out"
+            )
+        num_nodes = _nodes_now(cluster_from)
     body: dict[str, Any] = {
         "steps_done": steps_done, "steps_total": steps_total, "saved_step": saved_step,
         "num_nodes": num_nodes, "spare_nodes": spare_nodes, "repair_s": repair_hours * _HOUR_S,
@@ -111,6 +120,36 @@ def _save(kept: KeptPlan, found: Replan, job: Changed, rank: int, folder: Path, 
     files = save_export(folder, bundle.files, document, plan_id=plan.plan_id, force=force)
     say_warnings([*bundle.warnings, *keep(document, layout.problem)])
     sys.stderr.write(f"wrote {', '.join(files)} to {folder}\n")
+
+
+def _nodes_now(scheduler: str) -> int:
+    """Nodes that the job of this shell has now.
+
+    Raises:
+        MissingExtraError: the client, which knows schedulers, is not installed.
+        InvalidProblemError: the environment is not of that scheduler, or does not tell.
+    """
+    try:
+        from meshwright_client.nodes import (  # noqa: PLC0415 - a distribution of its own
+            SCHEDULERS,
+            UnknownNodesError,
+            detect,
+        )
+    except ModuleNotFoundError as fault:
+        message = f"--cluster-from needs meshwright-client ({fault.name} is not installed)"
+        raise MissingExtraError(message) from None
+    if scheduler not in SCHEDULERS:
+        message = f"{scheduler[:80]!r} is no scheduler"
+        raise InvalidProblemError.of("--cluster-from", message, allowed=", ".join(SCHEDULERS))
+    try:
+        found = detect(scheduler).num_nodes
+    except UnknownNodesError as fault:
+        raise InvalidProblemError.of("--cluster-from", str(fault)) from None
+    if found is None:
+        raise InvalidProblemError.of(
+            "--cluster-from", f"{scheduler} does not tell how many nodes there are"
+        )
+    return found
 
 
 def _lost(words: list[str]) -> int | dict[str, int] | None:

@@ -153,12 +153,17 @@ if [[ ! -f @TORCHRUN@ ]]; then
     echo "error: start this file from its own folder: @TORCHRUN@ is not in ${SLURM_SUBMIT_DIR}" >&2
     exit 2
 fi
-if ((${SLURM_NNODES:?start this file with sbatch} < @NODES@)); then
-    echo "error: the plan needs @NODES@ nodes, Slurm gave ${SLURM_NNODES}" >&2
+# A node that fails leaves a job that is not killed with it (--no-kill), but not the job's environment.
+: "${SLURM_JOB_ID:?start this file with sbatch}"
+held="$(squeue --noheader --jobs="${SLURM_JOB_ID}" --format=%N 2>/dev/null || true)"
+held="$(scontrol show hostnames "${held:-${SLURM_JOB_NODELIST}}")"
+num_held="$(wc -l <<<"${held}")"
+if ((num_held < @NODES@)); then
+    echo "error: the plan needs @NODES@ nodes, Slurm gave ${num_held}" >&2
     exit 2
 fi
-if ((SLURM_NNODES > @NODES@)); then
-    echo "warning: the plan uses @NODES@ of ${SLURM_NNODES} nodes, the others stay idle" >&2
+if ((num_held > @NODES@)); then
+    echo "warning: the plan uses @NODES@ of ${num_held} nodes, the others stay idle" >&2
 fi
 @ORDER@
 if [[ -n "${HOSTS_FILE:-}" ]]; then
@@ -171,9 +176,13 @@ if [[ -n "${HOSTS_FILE:-}" ]]; then
         exit 2
     fi
 else
-    hosts="$(scontrol show hostnames "${SLURM_JOB_NODELIST}")"
-    hosts="$(head -n @NODES@ <<<"${hosts}")"  # the first ones, where the allocation has more
+    hosts="$(head -n @NODES@ <<<"${held}")"  # the first ones, where the allocation has more
     where=(--distribution=block --nodelist="${hosts//$'\\n'/,}")
+fi
+# What salloc was asked for as a whole, srun would ask for once more, of these nodes alone.
+if [[ -n "${SLURM_GPUS:-}${SLURM_GPUS_PER_TASK:-}" ]]; then
+    unset SLURM_GPUS SLURM_GPUS_PER_TASK
+    where+=(--gpus-per-node=@GPUS@)
 fi
 export MASTER_ADDR="${hosts%%$'\\n'*}"
 # One torchrun a node: the task number is the node's place in the list. Its processes may use every CPU.

@@ -95,6 +95,42 @@ def test_without_a_command_the_plan_starts_on_the_nodes_that_it_needs_of_a_step_
     assert f"Nodes: {len(told)} of 8" in choice["files"]["launch.sbatch"]
 
 
+def test_in_an_allocation_that_lost_a_node_the_plan_is_made_anew_for_those_that_are_left_and_starts_there(
+    tmp_path: Path,
+) -> None:
+    """Four nodes of eight GPUs were asked for with --gpus=32; n1 fails: 24 GPUs on n2 to n4 are left."""
+    modules = f"{ROOT / 'src'}:{ROOT / 'client'}"
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "PYTHONPATH": modules}
+    (tmp_path / "bin").mkdir()
+    environment |= {
+        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "MEGATRON_LM_DIR": "/none",
+    }
+    environment |= {**slurm.allocation(tmp_path / "bin", 4, gpus_per_node=8), "SLURM_GPUS": "32"}
+    program(
+        tmp_path / "bin", "torchrun", '#!/bin/sh\necho "node ${NODE_RANK}, the first is ${MASTER_ADDR}"'
+    )
+    asked = {**with_batch(96), "cluster": {"name": "dgx-h100", "num_nodes": 4}}
+    (tmp_path / "problem.json").write_text(json.dumps(asked))
+
+    def ran(*words: str) -> str:
+        done = subprocess.run(
+            words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    command = (sys.executable, "-m", "meshwright")
+    ran(*command, "plan", "problem.json", "--save-dir", "run")
+    (tmp_path / "bin" / "failed").write_text("n1\n")
+    way = ("--cluster-from", "slurm", "--steps-done", "10", "--steps-total", "1000", "--save-dir", "run2")
+    told = ran(*command, "replan", "--from", "run/answer.json", *way)
+    assert "24    " in told.splitlines()[3]
+    environment |= {"SLURM_SUBMIT_DIR": str(tmp_path / "run2"), "MOCK_DATA": "1"}
+    started = sorted(ran("bash", str(tmp_path / "run2" / "launch.sbatch")).splitlines())
+    assert started == [f"node {rank}, the first is n2" for rank in range(3)]
+
+
 def test_a_command_of_ones_own_does_not_start_more_nodes_than_the_plan_needs(
     server: RunningServer, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """A stand-in for Slurm's ``srun`` and ``scontrol``: an allocation whose nodes are all this machine.
 
-It does what Slurm 22.05 was seen to do. A step has a number and a part of the allocation's hosts. Its tasks
+It does what Slurm 22.05 was seen to do. A node in the file ``failed`` beside the programs has left the job,
+but not its environment. A step has a number and a part of the allocation's hosts. Its tasks
 have sessions of their own; they outlive an srun that is killed, and end with one that is asked to end.
 Until they are gone the next step waits. The exit code is the tasks' highest, 128 and more for signals.
 """
@@ -12,6 +13,14 @@ _SCONTROL = """#!/bin/sh
 [ "$1 $2" = "show hostnames" ] || { echo "requeued $2"; exit; }
 IFS=,
 for host in $3; do echo "$host"; done
+"""
+
+_SQUEUE = """#!/bin/sh
+held="$(echo "$SLURM_JOB_NODELIST" | tr , '\\n' | grep -vxFf "$(dirname "$0")/failed")"
+case "$*" in
+*%D) echo "$held" | wc -l ;;
+*%N) echo "$held" | paste -sd, ;;
+esac
 """
 
 _SRUN = r"""#!%s -IS
@@ -26,6 +35,15 @@ while words and words[0].startswith("-"):
 hosts = os.environ["SLURM_JOB_NODELIST"].split(",")
 if given.get("--distribution") == "arbitrary":
     hosts = open(os.environ["SLURM_HOSTFILE"]).read().split()
+failed = open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "failed")).read().split()
+if set(given.get("--nodelist", "").split(",")) & set(failed):
+    sys.exit("srun: error: Unable to create step for job 7001: Requested nodes are not available")
+hosts = [host for host in hosts if host not in failed]
+asked = given.get("--gpus", os.environ.get("SLURM_GPUS"))
+if asked and int(asked) > int(given.get("--nodes", len(hosts))) * int(
+    os.environ.get("SLURM_GPUS_PER_NODE", "0").rpartition(":")[2]
+):
+    sys.exit("srun: error: Unable to create step for job 7001: More processors requested than permitted")
 if "--nodelist" in given:
     hosts = [host for host in hosts if host in given["--nodelist"].split(",")]
 hosts = hosts[: int(given.get("--nodes", os.environ["SLURM_NNODES"]))]
@@ -77,7 +95,8 @@ sys.exit(max(one.returncode if one.returncode >= 0 else 128 - one.returncode for
 
 def allocation(programs: Path, num_nodes: int, gpus_per_node: int = 2) -> dict[str, str]:
     """The environment of a Slurm allocation's first shell, whose programs are written into a folder."""
-    for name, text in {"srun": _SRUN % sys.executable, "scontrol": _SCONTROL}.items():
+    (programs / "failed").write_text("")
+    for name, text in {"srun": _SRUN % sys.executable, "scontrol": _SCONTROL, "squeue": _SQUEUE}.items():
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     return {
