@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.fit.accuracy_order import lost, orders_of
+from benchmarks.fit.accuracy_order import lost, orders_of, regret_tables
 from meshwright.profiles.calibration import UPPER_BOUNDS
 from meshwright.profiles.profile import Profile
 from meshwright.solver.accuracy import predictions_of, spearman, validate
@@ -29,6 +29,35 @@ def runs() -> dict[str, list[Run]]:
         if run.cluster in found and run.shape is not None and run.measured.step_time_s:
             found[run.cluster].append(run)
     return found
+
+
+def test_the_page_tells_whose_plans_are_chosen_wrongly_and_which_cost_most(
+    runs: dict[str, list[Run]],
+) -> None:
+    # two groups of a few runs; the first is measured backwards, so that its best is taken for its worst
+    report = validate(runs[MULTI])
+    groups = [[row for row in report.runs if row.run.rank_group == name] for name in
+              sorted({row.run.rank_group for row in report.runs if row.run.rank_group})]  # fmt: skip
+    some = [
+        sorted(mine, key=lambda row: row.prediction.step_time_s if row.prediction else 0)[:4]
+        for mine in groups
+    ]
+    told = [
+        replace(row, run=replace(row.run, measured=replace(row.run.measured, step_time_s=seconds)))
+        for mine, measured in zip(some, ((4.0, 3.0, 2.0, 1.0), (1.0, 2.0, 3.0, 4.0)), strict=True)
+        for row, seconds in zip(mine, measured, strict=True)
+    ]
+    lines = regret_tables(replace(report, runs=tuple(told)), [replace(report, runs=tuple(told))] * 3)
+    # 300 % and 0 %; of two groups drawn with replacement the mean deviates by 150 / sqrt 2 = 106
+    cells = [cell.strip() for cell in next(line for line in lines if MULTI in line).split("|")]
+    assert cells[2] == "2"
+    mean, deviation = (float(one) for one in cells[4].split(" ± "))
+    assert mean == pytest.approx(150.0)
+    assert deviation == pytest.approx(150 / np.sqrt(2), abs=5)
+    worst = next(line for line in lines if str(groups[0][0].run.rank_group).replace("|", " ") in line)
+    assert some[0][0].run.run_id in worst
+    assert some[0][3].run.run_id in worst
+    assert worst.endswith("| 300 | 150.00 |")
 
 
 def test_calibrating_the_clusters_with_most_configurations_costs_neither_order_nor_regret(
