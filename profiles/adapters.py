@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from meshwright.profiles.model import LayerKind, ModelSpec
 
 # What may be adapted: the fused layers of Megatron-Core, routed experts among them, or transformers' single
-# ones. In a model with experts those of the MLP mean the routed experts alone (peft 0.21: the experts'
-# fused gate and up have twice the rank), and ``gate`` the router.
+# ones, by the names that Llama's have; ``gate`` is the router. All of the latter together are every linear
+# layer of the class, whatever its name ("all-linear").
 FUSED_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 SINGLE_TARGETS = (
     "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
@@ -26,6 +26,13 @@ SINGLE_TARGETS = (
 )  # fmt: skip
 ATTENTION_TARGETS = FUSED_TARGETS[:2]
 LORA_TARGETS = (*FUSED_TARGETS, *SINGLE_TARGETS)
+# Those that read one tensor.
+ATTENTION_INPUT = ("linear_qkv", "q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
+MLP_INPUT = ("linear_fc1", "gate_proj", "up_proj")
+MLP_INNER = ("linear_fc2", "down_proj")
+_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+_CONVERTED = ("gate_up", "w1_w3")  # ExpertAdapters of tensors that peft adapts
+_OF_EXPERTS = ("gate_proj", "up_proj", "down_proj", "g_proj")
 
 BasePrecision = Literal["bf16", "nf4", "nf4-double"]
 BASE_PRECISIONS: tuple[BasePrecision, ...] = ("bf16", "nf4", "nf4-double")
@@ -42,33 +49,25 @@ class LinearLayer:
     experts: int = 0  # so many of them, one for each routed expert; 0: one for all tokens
 
 
-def linear_layers(model: ModelSpec, kind: LayerKind) -> Mapping[str, tuple[LinearLayer, ...]]:
-    """The linear layers of one transformer layer, by the name of a target; some names stand for several."""
-    singles = _attention(model) | (
-        _experts(model, kind) if model.moe else _mlp(model, model.ffn_hidden_size)
-    )
-    attention = [layer for name, layer in _attention(model).items() if name != "o_proj"]
+def fused_layers(model: ModelSpec, kind: LayerKind) -> Mapping[str, tuple[LinearLayer, ...]]:
+    """The linear layers of one transformer layer of Megatron-Core, by the name of a target."""
     h, moe = model.hidden_size, model.moe
     experts, width = (0, model.ffn_hidden_size) if kind == "dense" or moe is None else (
         moe.num_experts, moe.ffn_hidden_size
     )  # fmt: skip
+    attention = _attention(model)
+    output = attention.pop("o_proj")
+    read = tuple(attention.values())
     if model.mla is None:
-        attention = [
-            LinearLayer(inputs=h, outputs=sum(one.outputs for one in attention) + model.gate_width)
-        ]
+        width_read = sum(layer.outputs for layer in read) + model.gate_width
+        read = (LinearLayer(inputs=h, outputs=width_read),)
     up = LinearLayer(inputs=h, outputs=(model.mlp_matrices - 1) * width, experts=experts)
     down = LinearLayer(inputs=width, outputs=h, split="inputs", experts=experts)
-    return {
-        **{name: (layer,) for name, layer in singles.items()},
-        "linear_qkv": tuple(attention),
-        "linear_proj": (singles["o_proj"],),
-        "linear_fc1": (up,),
-        "linear_fc2": (down,),
-    }
+    return {"linear_qkv": read, "linear_proj": (output,), "linear_fc1": (up,), "linear_fc2": (down,)}
 
 
 def _attention(model: ModelSpec) -> dict[str, LinearLayer]:
-    """Projections, under transformers' names."""
+    """Projections, under transformers' names; that of a gate is not among them."""
     h, heads, mla = model.hidden_size, model.num_attention_heads, model.mla
     queries, out = heads * model.head_dim, heads * model.v_head_dim
     output = {"o_proj": LinearLayer(inputs=out, outputs=h, split="inputs")}
@@ -95,9 +94,10 @@ def _attention(model: ModelSpec) -> dict[str, LinearLayer]:
     }
 
 
-def _mlp(model: ModelSpec, width: int) -> dict[str, LinearLayer]:
-    """The MLP that every token visits, where there is one."""
-    h = model.hidden_size
+def _mlp(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
+    """The MLP that every token visits, where there is one: a dense layer's, or the shared experts."""
+    h, moe = model.hidden_size, model.moe
+    width = model.ffn_hidden_size if kind == "dense" or moe is None else moe.shared_ffn_hidden_size
     if not width:
         return {}
     gate = {"gate_proj": LinearLayer(inputs=h, outputs=width)} if model.gated_mlp else {}
@@ -108,44 +108,154 @@ def _mlp(model: ModelSpec, width: int) -> dict[str, LinearLayer]:
     }
 
 
+def single_layers(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
+    """The linear layers of transformers' class in one layer but for routed experts, by Llama's names.
+
+    Layers that the class has as one stand under a name of their own.
+    """
+    h, moe, found = model.hidden_size, model.moe, _attention(model) | _mlp(model, kind)
+    for one, several in _FUSED.items():
+        if (one == "qkv_proj" and model.fused_qkv) or (one == "gate_up_proj" and model.fused_gate_up):
+            width = sum(found.pop(name).outputs for name in several if name in found)
+            found |= {one: LinearLayer(inputs=h, outputs=width)} if width else {}
+    if model.gate_width:
+        found["g_proj"] = LinearLayer(inputs=h, outputs=model.gate_width)
+    if model.chooser is not None and model.mla is not None:
+        heads, size = model.chooser.num_heads, model.chooser.head_dim
+        found["wq_b"] = LinearLayer(inputs=model.mla.q_lora_rank, outputs=heads * size, split="nothing")
+        found["wk"] = LinearLayer(inputs=h, outputs=size, split="nothing")
+        found["weights_proj"] = LinearLayer(inputs=h, outputs=heads, split="nothing")
+    if model.layer_embedding_size:
+        size = model.layer_embedding_size
+        found["per_layer_input_gate"] = LinearLayer(inputs=h, outputs=size, split="nothing")
+        found["per_layer_projection"] = LinearLayer(inputs=size, outputs=h, split="nothing")
+    if moe is not None and kind == "moe":
+        rows = {"router": moe.num_experts * moe.linear_router, "shared_expert_gate": moe.shared_expert_gate}
+        found |= {
+            name: LinearLayer(inputs=h, outputs=int(width), split="nothing")
+            for name, width in rows.items()
+            if width
+        }
+    return found
+
+
 def _experts(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
-    """Routed experts and their router; gate and up are fused, half of the adapter is counted for each."""
+    """Routed experts, and their router where it is no linear layer, as peft adapts them.
+
+    Of a fused gate and up of twice the rank half of the adapter is counted for each.
+    """
     moe, h = model.moe, model.hidden_size
-    if moe is None or kind == "dense":
+    if moe is None or kind == "dense" or moe.expert_adapters == "none":
         return {}
-    width = (model.mlp_matrices - 1) * moe.ffn_hidden_size
-    up = LinearLayer(inputs=h, outputs=width, experts=moe.num_experts)
+    gate, up, down = ("w1", "w3", "w2") if moe.expert_adapters == "w1_w3" else (
+        "gate_proj", "up_proj", "down_proj"
+    )  # fmt: skip
+    converted = moe.expert_adapters in _CONVERTED
+    width = (model.mlp_matrices - 1 if converted else 1) * moe.ffn_hidden_size
+    first = LinearLayer(inputs=h, outputs=width, experts=moe.num_experts)
+    last = LinearLayer(inputs=moe.ffn_hidden_size, outputs=h, split="inputs", experts=moe.num_experts)
+    router = LinearLayer(inputs=h, outputs=moe.num_experts, split="nothing")
     return {
-        **({"gate_proj": up} if model.gated_mlp else {}),
-        "up_proj": up,
-        "down_proj": LinearLayer(
-            inputs=moe.ffn_hidden_size, outputs=h, split="inputs", experts=moe.num_experts
-        ),
-        "gate": LinearLayer(inputs=h, outputs=moe.num_experts, split="nothing"),
+        **({gate: first} if model.gated_mlp else {}),
+        up: first,
+        down: last,
+        **({"gate": router} if converted and not moe.linear_router else {}),
     }
+
+
+def _of_peft(model: ModelSpec, kind: LayerKind) -> Iterator[tuple[str, LinearLayer]]:
+    """What peft adapts of one layer, each with its target.
+
+    Where it converts the names of experts they mean these alone, not a layer without experts, the shared
+    ones, or a gate of attention of that name.
+    """
+    moe, experts = model.moe, _experts(model, kind)
+    converted = moe is not None and moe.expert_adapters == "gate_up"
+    for name, layer in single_layers(model, kind).items():
+        if not (converted and name in _OF_EXPERTS):
+            yield name, layer
+    yield from experts.items()
+
+
+def names_every(targets: tuple[str, ...]) -> bool:
+    """Whether targets are every linear layer of the class."""
+    return set(SINGLE_TARGETS) <= set(targets)
 
 
 def adapted_layers(model: ModelSpec, kind: LayerKind, targets: tuple[str, ...]) -> Iterator[LinearLayer]:
     """The linear layers of one transformer layer that adapters stand beside."""
-    layers = linear_layers(model, kind)
-    for target in targets:
-        yield from layers.get(target, ())
+    every = names_every(targets)
+    yield from (layer for name, layer in _of_peft(model, kind) if every or name in targets)
+    for name, layers in fused_layers(model, kind).items():
+        yield from layers if name in targets else ()
+
+
+def layers_outside(
+    model: ModelSpec, targets: tuple[str, ...]
+) -> tuple[tuple[LinearLayer, ...], tuple[LinearLayer, ...]]:
+    """The linear layers between embedding and first layer, and between last layer and head, of the same."""
+    h, size, width = model.hidden_size, model.embedding_size, model.layer_embedding_size
+    if not names_every(targets):
+        return (), ()
+    first, last = [], []
+    if size:
+        first.append(LinearLayer(inputs=size, outputs=h, split="nothing"))
+        last.append(LinearLayer(inputs=h, outputs=size, split="nothing"))
+    if width:
+        first.append(LinearLayer(inputs=h, outputs=model.num_layers * width, split="nothing"))
+    if model.head_transform:
+        last.append(LinearLayer(inputs=h, outputs=h, split="nothing"))
+    return tuple(first), tuple(last)
+
+
+def adapts_experts(model: ModelSpec, targets: tuple[str, ...]) -> bool:
+    """Whether adapters stand beside routed experts."""
+    return model.moe is not None and any(layer.experts for layer in adapted_layers(model, "moe", targets))
 
 
 def adapter_parameters(model: ModelSpec, rank: int, targets: tuple[str, ...]) -> int:
-    """Trained weights of all adapters; multi-token prediction and the output head have none."""
-    return sum(
-        rank * (layer.inputs + layer.outputs) * max(layer.experts, 1)
+    """Trained weights of all adapters; multi-token prediction and the output head have none.
+
+    Those outside of layers, a few thousandths where there are any, are counted here and priced nowhere.
+    """
+    first, last = layers_outside(model, targets)
+    inside = (
+        layer
         for shape in model.layer_shapes()
         for layer in adapted_layers(model.shaped(shape), shape.kind, targets)
     )
+    return sum(
+        rank * (layer.inputs + layer.outputs) * max(layer.experts, 1) for layer in (*first, *inside, *last)
+    )
+
+
+def target_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
+    """Why peft refuses to adapt a model's layers of these names; None where it does not."""
+    moe, halves = model.moe, {"gate_proj", "up_proj"} & set(targets)
+    if moe is not None and moe.expert_adapters == "gate_up" and model.gated_mlp and len(halves) == 1:
+        return f"{halves.pop()} alone: peft adapts the fused gate and up of experts together"
+    if not adapter_parameters(model, 1, targets):
+        return f"no layer of {model.title} that peft adapts has such a name"
+    return None
+
+
+def linear_names(model: ModelSpec) -> tuple[str, ...]:
+    """What trainers target that list the class's linear layers themselves before they ask peft.
+
+    Experts that are no linear layers are none of them; the names of other MLPs then mean experts where
+    peft converts them. LLaMA-Factory 0.9.5, ``find_all_linear_modules``; Axolotl 0.19,
+    ``find_all_linear_names``.
+    """
+    moe = model.moe
+    if moe is None or moe.expert_adapters not in _CONVERTED:
+        return SINGLE_TARGETS
+    there = {name for shape in model.shapes() for name in single_layers(model.shaped(shape), shape.kind)}
+    return tuple(name for name in SINGLE_TARGETS if name in there)
 
 
 def quantized_layers(model: ModelSpec, kind: LayerKind) -> Iterator[LinearLayer]:
     """The linear layers of one transformer layer that bitsandbytes replaces: routed experts are none."""
-    moe = model.moe
-    width = model.ffn_hidden_size if kind == "dense" or moe is None else moe.shared_ffn_hidden_size
-    yield from (_attention(model) | _mlp(model, width)).values()
+    yield from single_layers(model, kind).values()
 
 
 def base_bytes(elements: float | NDArray[np.float64], precision: BasePrecision) -> NDArray[np.float64]:

@@ -68,6 +68,8 @@ class ModelSpec:
     value_head_dim: int | None = None  # value size of one head; None: head_dim
     keys_are_values: bool = False  # one projection yields both
     gated_mlp: bool = True  # SwiGLU-like: three MLP matrices instead of two
+    fused_qkv: bool = False  # transformers' class has one linear layer for queries, keys and values
+    fused_gate_up: bool = False  # and one for the MLP's two; either changes adapters alone
     activation: Activation | None = None  # None: silu of a gated MLP, gelu of another
     activation_clamp: float | None = None  # both inputs of a gated MLP's product are clamped to it
     gate_offset: float = 0.0  # added to the linear half of a gated MLP

@@ -120,6 +120,13 @@ def refuse_out_of_range(spec: object, pointer: str, limits: Limits) -> None:
 RotaryScalingKind = Literal["llama3", "yarn", "linear", "dynamic", "longrope", "proportional"]
 
 
+# Under which names peft finds routed experts. transformers 5 has those of a layer in two fused tensors; of
+# the types that peft lists it takes ``gate_proj``, ``up_proj``, ``down_proj`` and ``gate`` for them, or
+# Mixtral's ones; of all others they get no adapters. In remote code they are linear layers (peft 0.21,
+# utils/transformers_weight_conversion.py; transformers 5.23, conversion_mapping.py).
+ExpertAdapters = Literal["gate_up", "w1_w3", "linear", "none"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeSpec:
     """The mixture-of-experts part of a model."""
@@ -148,6 +155,8 @@ class MoeSpec:
     norms_apart: bool = False  # of what routed experts read, and of what they and the shared ones add
     router_scales: bool = False  # it reads normed, scaled tokens, and scales the weight of each expert
     shared_expert_gate: bool = False  # the shared experts' output times a sigmoid of one more row
+    expert_adapters: ExpertAdapters = "gate_up"
+    linear_router: bool = False  # it is a linear layer, beside which adapters can stand
 
     def __post_init__(self) -> None:
         """Refuse experts that cannot be routed to.

@@ -4,8 +4,9 @@
 
 writes ``profiles/catalog/model_types.json`` for its types and those named. Taken are
 the fields' own defaults (what a class derives from other fields is the importer's task), rotary positions,
-the other names of keys (``attribute_map``), and keys that change other types' models but not
-this one's, as building both tells. It imports nothing of Meshwright.
+the other names of keys (``attribute_map``), keys that change other types' models but not
+this one's, as building both tells, and the names under which peft adapts experts. It imports nothing of
+Meshwright.
 """
 
 from __future__ import annotations
@@ -68,6 +69,15 @@ def derived_of(config: type, base: dict[str, Any]) -> dict[str, Any]:
     return {} if share == 1 else {"partial_rotary_factor": share}
 
 
+def expert_adapters(model_type: str) -> str:
+    """Under which names peft finds the routed experts of a type, or of the model that it is a part of."""
+    from peft.utils import transformers_weight_conversion as peft_of  # noqa: PLC0415
+
+    patterns = peft_of._MODEL_TO_CONVERSION_PATTERN  # noqa: SLF001
+    pattern = patterns.get(model_type) or patterns.get(model_type.removesuffix("_text"))
+    return {"qwen2_moe": "gate_up", "mixtral": "w1_w3"}.get(pattern, "none")
+
+
 def unread(model_type: str) -> list[str]:
     """The probes that the class has no field for, and that leave the model that it builds as it is."""
     from tests.torch.drawn_configs import (  # noqa: PLC0415
@@ -110,6 +120,7 @@ def main() -> int:
         own = {names.get(key, key): value for key, value in defaults_of(config).items()}
         derived = derived_of(config, {**needed(config), **NEEDED_BY_TYPE.get(name, {})})
         types[name] = {"defaults": own, "derived": derived, "names": names, "unread": unread(name)}
+        types[name]["expert_adapters"] = expert_adapters(name)
         for part, part_config in (getattr(config, "sub_configs", None) or {}).items():
             parts = defaults_of(part_config).items()
             types[name]["defaults"] |= {

@@ -20,6 +20,7 @@ from meshwright.profiles.importers.huggingface_keys import (
     REFUSED_TYPES,
     Family,
     completed,
+    expert_adapters,
     harmless_reason,
     refuse_type,
     refuse_unsupported,
@@ -126,7 +127,7 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
         "head_dim": head_dim,
         "vocab_size": _integer(reader, "vocab_size"),
         "tied_embeddings": _tied(reader, family),
-        "moe": _moe(reader, family, num_layers),
+        "moe": _moe(reader, family, num_layers, expert_adapters(model_type)),
         "mla": mla,
         "indexer": _indexer(reader, family, num_layers) if "index_topk" in family.plans else None,
         "embedding_size": _embedding_size(reader, hidden_size),
@@ -144,8 +145,8 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
         facts = {key: value for key, value in facts.items() if not key.startswith("rotary_")}
     if family.latent_bias_flag and reader.flag(family.latent_bias_flag, default=False):
         facts |= {"attention_output_bias": True}
-    if model_type == "falcon":
-        facts["shared_norm"] = _falcon_shares_a_norm(reader, facts)
+    if family.follows:
+        facts |= family.follows(reader, facts)
     reader.finish()
     source = f"config.json, model_type {model_type}" + _assumed(family, whole, added)
     model = ModelSpec(name=name[:MAX_TEXT], source=source[:MAX_TEXT], **facts)
@@ -190,22 +191,6 @@ def _layers(reader: FieldReader, family: Family, num_layers: int) -> dict[str, A
         unrotated = unrotated or list(listed)
     distance, listed = spaced(unrotated, num_layers)
     return facts | {"no_rotary_every": distance, "no_rotary_layers": listed}
-
-
-def _falcon_shares_a_norm(reader: FieldReader, facts: Mapping[str, Any]) -> bool:
-    """Falcon's attention and MLP share a norm, but for the newer of its architectures (modeling_falcon).
-
-    Raises:
-        UnsupportedModelError: norms that the class builds and does not read, or lacks.
-    """
-    newer, norms = (
-        reader.flag("new_decoder_architecture", default=False),
-        reader.value("num_ln_in_parallel_attn"),
-    )
-    if norms not in ((None, 1, 2) if newer else (None, 1)):
-        why = f"{str(norms)[:20]}: the class runs with 1, or 2 where new_decoder_architecture is true"
-        raise UnsupportedModelError.field("num_ln_in_parallel_attn", why)
-    return bool(facts.get("parallel_residual")) and not (newer and norms != 1)
 
 
 def _prediction_layers(reader: FieldReader) -> int:
@@ -516,7 +501,7 @@ _BALANCE = ("router_aux_loss_coef", "aux_loss_alpha", "ffn_config.moe_loss_weigh
 _SCALE = ("routed_scaling_factor", "route_scale", "moe_routed_scaling_factor", "router_scaling_factor")
 
 
-def _moe(reader: FieldReader, family: Family, num_layers: int) -> MoeSpec | None:
+def _moe(reader: FieldReader, family: Family, num_layers: int, adapters: str) -> MoeSpec | None:
     """Experts, where the config names them and at least one layer has them."""
     if not family.experts:
         return None
@@ -538,7 +523,7 @@ def _moe(reader: FieldReader, family: Family, num_layers: int) -> MoeSpec | None
     ffn_hidden_size = _integer(reader, width, limits="ffn_hidden_size")
     num_shared, shared_width = _shared_experts(reader, family, ffn_hidden_size)
     top_k = reader.integer(reader.first(_TOP_K), high=num_experts)
-    router: dict[str, Any] = {**family.router, **_router(reader, family)}
+    router: dict[str, Any] = {"expert_adapters": adapters, **family.router, **_router(reader, family)}
     if not num_shared and family.needs_shared_experts:
         key = reader.first((*_SHARED_WIDTH, *_SHARED))
         raise UnsupportedModelError.field(key, "0: the class then builds shared experts of no use")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from meshwright.profiles.errors import UnsupportedModelError
 from meshwright.profiles.importers.huggingface_keys import KEYS, Facts, Family
 from meshwright.profiles.importers.huggingface_layers import (
     GlobalRule,
@@ -16,6 +17,8 @@ from meshwright.profiles.importers.huggingface_layers import (
     heads_by_layer,
     mimo_attention,
 )
+from meshwright.profiles.importers.huggingface_remote import REMOTE
+from meshwright.profiles.reading import FieldReader
 
 _GPT2_KEYS = KEYS | {
     "num_layers": "n_layer", "hidden_size": "n_embd", "ffn_hidden_size": "n_inner",
@@ -64,7 +67,11 @@ _LOCAL = Family(global_layers="none")  # every layer attends within the window, 
 LLAMA = Family(flags={**_ATTENTION_FLAG, **_MLP_FLAG})
 _BIASED_ATTENTION = Family(flags=_ATTENTION_FLAG)
 _GRANITE = replace(LLAMA, numbers=_MULTIPLIERS)
-_GRANITE_MOE = replace(_BIASED_ATTENTION, numbers=_MULTIPLIERS, experts="num_local_experts")
+_FUSED_QKV: Facts = {"fused_qkv": True}
+_FUSED_MLP: Facts = {"fused_gate_up": True}
+_GRANITE_MOE = replace(
+    _BIASED_ATTENTION, numbers=_MULTIPLIERS, experts="num_local_experts", facts=_FUSED_MLP
+)
 _SINKS: Facts = {"attention_sinks": True}
 _LATENT = Family(latent_bias_flag="attention_bias")
 _DEEPSEEK_V3 = replace(
@@ -118,18 +125,13 @@ _QWEN_2 = Family(
 )  # fmt: skip - which its class does not read
 _QWEN_3_MOE = replace(_BIASED_ATTENTION, experts="num_local_experts", facts=_PER_HEAD)
 _GLM_4_MOE = Family(experts="n_routed_experts", flags=_QKV_FLAG, rounds_head_dim=True, router=_SIGMOID)
-# Remote code, with the defaults of its own class (configuration_internlm.py, configuration_internlm2.py)
-_INTERNLM = replace(
-    _BIASED_ATTENTION, like="llama", names={"bias": "attention_bias"},
-    defaults={"vocab_size": 103_168, "attention_bias": True, "tie_word_embeddings": False},
-)  # fmt: skip
 _GPT_FACTS: Facts = {"gated_mlp": False, "normalization": "layernorm", **_ALL_BIASES}
 _LEARNED: Facts = {"learned_position_embeddings": True}
 _GPT_2 = Family(
     keys=_GPT2_KEYS,
     ffn_of_hidden=4,
     activation="gelu",
-    facts={**_GPT_FACTS, **_LEARNED},
+    facts={**_GPT_FACTS, **_LEARNED, **_FUSED_QKV},
     fixed={
         "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
@@ -165,6 +167,23 @@ _HUNYUAN = Family(
 _QUICK_GELU: Facts = {"activation": "quick_gelu", "gate_offset": 1.0}
 _CLAMP = {"swiglu_limit": ("activation_clamp", _itself)}
 
+
+def _falcon_norms(reader: FieldReader, facts: Facts) -> Facts:
+    """Falcon's attention and MLP share a norm, but for the newer of its architectures (modeling_falcon).
+
+    Raises:
+        UnsupportedModelError: norms that the class builds and does not read, or lacks.
+    """
+    newer, norms = (
+        reader.flag("new_decoder_architecture", default=False),
+        reader.value("num_ln_in_parallel_attn"),
+    )
+    if norms not in ((None, 1, 2) if newer else (None, 1)):
+        why = f"{str(norms)[:20]}: the class runs with 1, or 2 where new_decoder_architecture is true"
+        raise UnsupportedModelError.field("num_ln_in_parallel_attn", why)
+    return {"shared_norm": bool(facts.get("parallel_residual")) and not (newer and norms != 1)}
+
+
 FAMILIES: Mapping[str, Family] = {
     # Llama and what differs from it by sizes or biases
     **dict.fromkeys(("llama", "internlm3", "iquestcoder"), LLAMA),
@@ -183,7 +202,8 @@ FAMILIES: Mapping[str, Family] = {
         }
     ),
     **dict.fromkeys(("mistral", "ministral", "ministral3"), _LOCAL),
-    "phi3": replace(_LOCAL, fixed={"full_attn_mod": 1, "interpolate_factor": 1}),
+    "phi3": replace(_LOCAL, facts={**_FUSED_QKV, **_FUSED_MLP},
+                    fixed={"full_attn_mod": 1, "interpolate_factor": 1}),
     "ernie4_5": Family(flags={"use_bias": (False, _ALL_BIASES)}),
     "bitnet": replace(_BIASED_ATTENTION, activation="relu2", facts={"inner_norms": True},
                       heads_fill_hidden=True),
@@ -209,24 +229,17 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": _QWEN_2,
     **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), replace(_QWEN_2, head_of_whole=True)),
     "mimo": replace(_QWEN_2, like="qwen2"),  # remote code: Qwen2 with prediction layers (XiaomiMiMo/MiMo)
-    **dict.fromkeys(("internlm", "internlm2"), _INTERNLM),
-    # Remote code: scaled embeddings, residuals and logits (modeling_minicpm.py of openbmb/MiniCPM)
-    "minicpm": replace(
-        LLAMA, like="llama", numbers={"scale_emb": ("embedding_scale", _itself)},
-        experts="num_experts", dense_without_experts=True, defaults={"tie_word_embeddings": True},
-    ),
-    "orion": replace(LLAMA, like="llama", facts={"normalization": "layernorm"}),  # modeling_orion.py
     "qwen3": replace(_BIASED_ATTENTION, facts=_PER_HEAD, global_layers=_QWEN_LOCAL),
     "qwen3_vl_text": replace(_BIASED_ATTENTION, facts=_PER_HEAD, head_of_whole=True),
     "exaone4": replace(_EXAONE, facts={**_PER_HEAD, "norm_position": "after"}),
     "olmo": replace(_BIASED_ATTENTION, facts={"normalization": "layernorm_without_weights"}, numbers=_CLIP),
     "olmo2": _OLMO_2,
     "olmo3": replace(_OLMO_2, global_layers="every_last", global_every=4),
-    "glm": Family(flags=_QKV_FLAG),
-    "glm4": Family(flags=_QKV_FLAG, facts=_SANDWICH),
-    "glm4v_text": Family(facts={"qkv_bias": True, **_SANDWICH}, head_of_whole=True,
+    "glm": Family(flags=_QKV_FLAG, facts=_FUSED_MLP),
+    "glm4": Family(flags=_QKV_FLAG, facts={**_SANDWICH, **_FUSED_MLP}),
+    "glm4v_text": Family(facts={"qkv_bias": True, **_SANDWICH, **_FUSED_MLP}, head_of_whole=True,
                          fixed={"attention_bias": (True, False)}),  # which its class does not read
-    "glm_ocr_text": Family(facts=_SANDWICH, head_of_whole=True),
+    "glm_ocr_text": Family(facts={**_SANDWICH, **_FUSED_MLP}, head_of_whole=True),
     "hunyuan_v1_dense": _HUNYUAN,
     "gemma": _GEMMA,
     "gemma2": _GEMMA_2,
@@ -280,7 +293,8 @@ FAMILIES: Mapping[str, Family] = {
     "mixtral": replace(_LOCAL, experts="num_local_experts"),
     "granitemoe": _GRANITE_MOE,
     "granitemoeshared": _GRANITE_MOE,
-    "granitemoe_swa": replace(_GRANITE_MOE, facts=_SINKS, global_layers="every_first", global_every=4),
+    "granitemoe_swa": replace(_GRANITE_MOE, facts={**_FUSED_MLP, **_SINKS}, global_layers="every_first",
+                              global_every=4),
     "qwen2_moe": replace(
         _PLAIN, experts="num_experts",
         flags={"qkv_bias": (True, {"qkv_bias": True})},
@@ -305,14 +319,6 @@ FAMILIES: Mapping[str, Family] = {
         rotary_on_local_layers=True,
         defaults={"first_k_dense_replace": 3},
     ),
-    # Remote code of DeepSeek's first experts (modeling_deepseek.py of deepseek-ai/deepseek-moe-16b-base)
-    "deepseek": replace(
-        _BIASED_ATTENTION, experts="n_routed_experts",
-        router={"normalized_top_k": False}, fixed={"scoring_func": "softmax"},
-        defaults={"vocab_size": 102_400, "hidden_size": 4096, "intermediate_size": 11_008,
-                  "moe_intermediate_size": 1407, "num_hidden_layers": 30, "num_attention_heads": 32,
-                  "max_position_embeddings": 2048},
-    ),
     "flint": replace(
         _BIASED_ATTENTION, experts="num_experts", facts={**_PER_HEAD, **_SINKS},
         router={"router_score": "sigmoid"},
@@ -331,8 +337,8 @@ FAMILIES: Mapping[str, Family] = {
         fixed={"moe_gate": "topk", "moe_use_aux_free": True},
         unused=("moe_capacity", "moe_layer_use_gate", "sinkhorn_2gate"),
     ),
-    "hunyuan_v1_moe": replace(_HUNYUAN, experts="num_experts", shared_experts_of_ffn=1,
-                              dense_without_experts=True),
+    "hunyuan_v1_moe": replace(_HUNYUAN, experts="num_experts", router={"linear_router": True},
+                              shared_experts_of_ffn=1, dense_without_experts=True),
     "hy_v3": replace(
         LLAMA, experts="num_experts", facts=_PER_HEAD, router={**_SIGMOID, "expert_bias": False},
         defaults=_FIRST_DENSE, needs_shared_experts=True,
@@ -341,20 +347,6 @@ FAMILIES: Mapping[str, Family] = {
         _BIASED_ATTENTION, experts="n_routed_experts", facts=_PER_HEAD, router=_SIGMOID,
         global_layers=_QWEN_LOCAL,
         fixed={"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
-    ),
-    # Ling and Ring 2.0: remote code (NVIDIA-NeMo/Megatron-Bridge, models/bailing), its class's defaults
-    "bailing_moe_v2": Family( experts="num_experts", router=_SIGMOID,
-        fixed={"score_function": "sigmoid", "use_rmsnorm": True, "norm_head": False, "norm_softmax": False},
-        flags={"use_qkv_bias": (False, {"qkv_bias": True}), "use_qk_norm": (True, _PER_HEAD),
-               "use_bias": (False, {"attention_output_bias": True})},
-        defaults={
-            "vocab_size": 157_184, "hidden_size": 2048, "intermediate_size": 5120, "num_hidden_layers": 20,
-            "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 256,
-            "num_experts_per_tok": 8, "moe_intermediate_size": 512, "num_shared_experts": 1, "n_group": 8,
-            "topk_group": 4, "rope_theta": 600_000, "max_position_embeddings": 32_768, **_FIRST_DENSE,
-            "rms_norm_eps": 1e-6, "tie_word_embeddings": False},
-        unused=("moe_router_enable_expert_bias", "moe_shared_expert_intermediate_size", "router_dtype",
-                "mtp_loss_scaling_factor", "using_split_qkv_in_self_attention"),
     ),
     "solar_open": Family( flags=_QKV_FLAG, experts="n_routed_experts", router=_SIGMOID,
                          dense_without_experts=True),
@@ -406,7 +398,7 @@ FAMILIES: Mapping[str, Family] = {
         unused=("mlp_intermediate_size", "shared_moe_mode", "swa_rope_theta"),
     ),
     "minimax_m3_vl_text": Family( experts="num_local_experts",
-        facts={**_PER_HEAD, "zero_centered_norm": True, **_QUICK_GELU},
+        facts={**_PER_HEAD, "zero_centered_norm": True, **_QUICK_GELU, **_FUSED_MLP},
         own_activation=True,
         numbers=_CLAMP,
         router=_SIGMOID,
@@ -428,7 +420,7 @@ FAMILIES: Mapping[str, Family] = {
     "phimoe": Family( experts="num_local_experts",
         flags={**_ATTENTION_FLAG, "lm_head_bias": (False, {"head_bias": True})},
         facts={"normalization": "layernorm"},
-        router={"router_score": "sparsemixer"},
+        router={"router_score": "sparsemixer", "linear_router": True},
         global_layers="none",
     ),
     "cohere2_moe": replace(
@@ -444,7 +436,8 @@ FAMILIES: Mapping[str, Family] = {
             "use_qk_norm": (True, {"query_key_norm": "per_head_without_weights"}),
             "attn_temperature_tuning": (True, {"position_scaled_queries": True}),
         },
-        router={"router_score": "sigmoid", "normalized_top_k": False, "weights_on_input": True},
+        router={"router_score": "sigmoid", "normalized_top_k": False, "weights_on_input": True,
+                "linear_router": True},
         shared_experts_of_ffn=1,
         dense_ffn_key="intermediate_size_mlp",
         global_layers="without_rotary",
@@ -454,7 +447,8 @@ FAMILIES: Mapping[str, Family] = {
         | {"num_kv_heads": "attn_config.kv_n_heads", "ffn_hidden_size": "ffn_config.ffn_hidden_size"},
         parts=("attn_config", "ffn_config"),
         own_activation=True,
-        facts={"normalization": "layernorm_without_bias"},
+        facts={"normalization": "layernorm_without_bias", **_FUSED_QKV},
+        router={"linear_router": True},
         numbers={"attn_config.clip_qkv": ("attention_clip", _itself)},
         fixed={"ffn_config.ffn_act_fn": {"name": "silu"}, "ffn_config.moe_normalize_expert_weights": 1.0},
     ),
@@ -467,7 +461,9 @@ FAMILIES: Mapping[str, Family] = {
         keys=_GPT2_KEYS,
         ffn_of_hidden=4,
         activation="gelu",
-        facts={**_GPT_FACTS, **_LEARNED, "norm_position": "after_residual", "final_norm": False},
+        facts={
+            **_GPT_FACTS, **_LEARNED, "norm_position": "after_residual", "final_norm": False, **_FUSED_QKV,
+        },
     ),
     "gpt_neo": Family(
         keys=KEYS | {"num_layers": "num_layers", "num_attention_heads": "num_heads"},
@@ -479,14 +475,15 @@ FAMILIES: Mapping[str, Family] = {
         },
         defaults={"attention_types": [[["global", "local"], 12]]},
     ),
-    **dict.fromkeys(("gptj", "codegen"), _GPT_J),
+    "gptj": _GPT_J,
+    "codegen": replace(_GPT_J, facts={**_GPT_J.facts, **_FUSED_QKV}),
     "gpt_neox": Family(
         flags={
             "attention_bias": (True, _ATTENTION_BIASES),
             "use_parallel_residual": (True, {"parallel_residual": True}),
         },
         activation="gelu",
-        facts={"gated_mlp": False, "normalization": "layernorm", "mlp_bias": True},
+        facts={"gated_mlp": False, "normalization": "layernorm", "mlp_bias": True, **_FUSED_QKV},
     ),
     "modernbert-decoder": Family(
         flags={
@@ -497,6 +494,7 @@ FAMILIES: Mapping[str, Family] = {
         activation="gelu",
         facts={
             "normalization": "layernorm_without_bias", "early_first_norm": True, "head_transform": True,
+            **_FUSED_MLP,
         },
         fixed={"classifier_bias": False, "classifier_activation": "gelu"},
         global_layers="every_first",
@@ -510,7 +508,7 @@ FAMILIES: Mapping[str, Family] = {
     "persimmon": Family(
         flags={"qk_layernorm": (True, _PER_HEAD)},
         activation="relu2",
-        facts=_GPT_FACTS,
+        facts={**_GPT_FACTS, **_FUSED_QKV},
     ),
     "starcoder2": Family(
         flags={"use_bias": (True, _ALL_BIASES)},
@@ -546,7 +544,7 @@ FAMILIES: Mapping[str, Family] = {
         names={"n_embed": "hidden_size"},
         ffn_of_hidden=4,
         activation="gelu",
-        facts={**_GPT_FACTS, "alibi_positions": True, "embedding_norm": True},
+        facts={**_GPT_FACTS, "alibi_positions": True, "embedding_norm": True, **_FUSED_QKV},
         fixed={"apply_residual_connection_post_layernorm": False},
     ),
     "falcon": Family(
@@ -562,7 +560,8 @@ FAMILIES: Mapping[str, Family] = {
         ffn_of_hidden=4,
         activation="gelu",
         one_kv_head_flag="multi_query",
-        facts={"gated_mlp": False, "normalization": "layernorm"},
+        facts={"gated_mlp": False, "normalization": "layernorm", **_FUSED_QKV},
+        follows=_falcon_norms,
         fixed={"apply_residual_connection_post_layernorm": False},
     ),
     "mpt": Family(
@@ -570,7 +569,10 @@ FAMILIES: Mapping[str, Family] = {
         parts=("attn_config",),
         ffn_of_hidden=4,
         own_activation=True,
-        facts={"gated_mlp": False, "normalization": "layernorm_without_bias", "alibi_positions": True},
+        facts={
+            "gated_mlp": False, "normalization": "layernorm_without_bias", "alibi_positions": True,
+            **_FUSED_QKV,
+        },
         numbers={"attn_config.clip_qkv": ("attention_clip", _itself)},
         fixed={
             "no_bias": True, "expansion_ratio": 4, "norm_type": "low_precision_layernorm",
@@ -594,4 +596,5 @@ FAMILIES: Mapping[str, Family] = {
             "norm_position": "after_residual", **_LEARNED, "learned_position_offset": 2,
         },
     ),
+    **REMOTE,
 }  # fmt: skip

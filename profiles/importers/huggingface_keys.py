@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import UnsupportedModelError
@@ -48,6 +48,7 @@ class Family:
     router: Facts = field(default_factory=dict)  # fields of MoeSpec
     balanced_by_loss: bool = True  # whether those who train it add the loss whose weight the config states
     flags: Mapping[str, tuple[bool, Facts]] = field(default_factory=dict)
+    follows: Callable[[FieldReader, Facts], Facts] | None = None  # facts of several keys, and those known
     latent_bias_flag: str = ""  # latent attention: a key that gives its down-projections biases
     numbers: Mapping[str, tuple[str, Callable[[float], float]]] = field(default_factory=dict)
     fixed: Mapping[str, object] = field(default_factory=dict)  # a tuple: any of these
@@ -269,7 +270,7 @@ REFUSED_TYPES: Mapping[str, str] = {
     "longcat_flash": "two attentions and MLPs in a layer, beside experts some of which do nothing",
     "reformer": "hashed attention",
     "xlnet": "attention over permuted orders",
-    "baichuan": "remote code: a normalised output head",
+    "telechat": "remote code: biases of some of an MLP's matrices",
 }  # fmt: skip
 
 
@@ -405,10 +406,15 @@ _NEUTRAL: Mapping[str, object] = dict.fromkeys(
 
 
 @cache
-def _types() -> Mapping[str, Mapping[str, Mapping[str, object]]]:
+def _types() -> Mapping[str, Mapping[str, Any]]:
     """What transformers' classes take where a config says nothing, and the other names of keys."""
     raw = json.loads((CATALOG / "model_types.json").read_text("utf-8"))
     return dict(raw["types"])
+
+
+def expert_adapters(model_type: str) -> str:
+    """How peft finds the routed experts of a type (``ExpertAdapters``); in remote code they are layers."""
+    return str(_types().get(model_type, {"expert_adapters": "linear"})["expert_adapters"])
 
 
 def completed(

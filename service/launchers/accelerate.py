@@ -201,6 +201,12 @@ def found_warnings(target: Target) -> Iterator[str]:
 def accelerate_warnings(target: Target, written: Sequence[str] = ("launch_blocking",)) -> Iterator[str]:
     """What every trainer over accelerate does differently from the plan."""
     yield from common_warnings(target, written)
+    if target.workload.lora_rank and target.problem.model.moe:
+        count = target.problem.model_figures["num_trainable_parameters"]
+        yield (
+            f"{count} weights of adapters were priced, as peft 0.21 counts them beside transformers 5.23; "
+            "other versions adapt other layers of experts: compare what print_trainable_parameters() says"
+        )
     if target.config.zero_stage == 2:  # noqa: PLR2004 - ZeRO-2
         yield "ZeRO-2 is FSDP2 that does not reshard weights after the forward pass"
     if target.config.tensor_parallel_size > 1:

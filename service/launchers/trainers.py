@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import yaml
 
+from meshwright.profiles.adapters import linear_names, names_every
 from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.optimizers import optimizer_named
@@ -125,7 +126,11 @@ def _axolotl_adapter(target: Target) -> Values:
         "lora_r": workload.lora_rank,
         "lora_alpha": 2 * workload.lora_rank,
         "lora_dropout": 0.0,
-        "lora_target_modules": list(workload.lora_targets),
+        **(
+            {"lora_target_linear": True}
+            if linear_names(target.problem.model) == workload.lora_targets
+            else {"lora_target_modules": list(workload.lora_targets)}
+        ),
     }
 
 
@@ -238,7 +243,9 @@ def _adapter_values(target: Target) -> Values:
         "lora_alpha": 2 * workload.lora_rank,
         "lora_dropout": 0.0,
         # A list of one becomes a word, which peft takes for a pattern of whole paths (trainer/utils.py).
-        "lora_target_modules": list(workload.lora_targets) * (2 if len(workload.lora_targets) == 1 else 1),
+        "lora_target_modules": "all-linear"
+        if names_every(workload.lora_targets)
+        else list(workload.lora_targets) * (2 if len(workload.lora_targets) == 1 else 1),
         "dtype": "bfloat16",
     }
     if workload.base_precision != "bf16":
@@ -343,7 +350,9 @@ def _llama_factory_adapter(target: Target) -> Values:
         "lora_rank": workload.lora_rank,
         "lora_alpha": 2 * workload.lora_rank,
         "lora_dropout": 0.0,
-        "lora_target": ",".join(workload.lora_targets),
+        "lora_target": "all"
+        if linear_names(target.problem.model) == workload.lora_targets
+        else ",".join(workload.lora_targets),
     }
     if workload.base_precision != "bf16":
         values |= {

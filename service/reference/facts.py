@@ -8,6 +8,7 @@ from functools import cache
 from itertools import islice
 from typing import Any
 
+from meshwright.profiles.adapters import SINGLE_TARGETS, adapter_parameters
 from meshwright.profiles.capabilities import fact_sources, launchers_of, model_facts
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.importers.huggingface import model_from_config
@@ -69,11 +70,12 @@ Made from code by `make reference`. A model is a list of facts (`profiles/model.
 ## What each is priced in
 
 A fact is removed from a model that has it, and both are counted and priced on one DGX H100 (sequences of
-32 768 tokens): ✓ where the figure moves. What moves no figure changes what launch files must say: those
-that cannot say it refuse the model in the words of the last column.
+32 768 tokens): ✓ where the figure moves; of adapters, beside every linear layer. What moves no figure
+changes what launch files must say: those that cannot say it refuse the model in the words of the last
+column.
 
-| fact | parameters | FLOPs | time | memory | what launchers are told |
-|---|---|---|---|---|---|
+| fact | parameters | of adapters | FLOPs | time | memory | what launchers are told |
+|---|---|---|---|---|---|---|
 """
 _LAUNCHERS = """
 ## Which launch file states it
@@ -90,6 +92,7 @@ class _Price:
     """What a fact may move."""
 
     parameters: int
+    adapters: int
     flops: float
     time_s: float
     memory_bytes: float
@@ -139,13 +142,13 @@ def _row(part: str, name: str, default: object) -> str:
     pairs = ((model, removed(model, part, name, default)) for model in _models())
     for model, without in islice(((one, other) for one, other in pairs if other), _TRIED):
         own, other = _price(model), _price(without)
-        figures = ("parameters", "flops", "time_s", "memory_bytes")
+        figures = ("parameters", "adapters", "flops", "time_s", "memory_bytes")
         moved = ["✓" if getattr(own, one) != getattr(other, one) else "" for one in figures]
         words = "; ".join(sorted(own.words ^ other.words))
         shown = f"| {title} | " + " | ".join(moved) + f" | {words} |"
         if any(moved):
             break
-    return shown or f"| {title} |  |  |  |  | *stated by launch files, not by configs* |"
+    return shown or f"| {title} |  |  |  |  |  | *stated by launch files, not by configs* |"
 
 
 def removed(model: ModelSpec, part: str, name: str, default: object) -> ModelSpec | None:
@@ -169,6 +172,7 @@ def _price(model: ModelSpec) -> _Price:
     found = predict(problem, default_profile(cluster, "none"), alone)
     return _Price(
         parameters=model.num_parameters() + model.mtp_parameters(),
+        adapters=adapter_parameters(model, 8, SINGLE_TARGETS),
         flops=model.model_flops_per_token(_SEQUENCE),
         time_s=found.step_time_s,
         memory_bytes=found.peak_memory_bytes,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
+from meshwright.profiles.adapters import target_fault
 from meshwright.profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
 from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
@@ -272,6 +273,12 @@ def _trainable(problem: Problem) -> Iterator[FieldError]:
     """The launcher can train this model in this precision; of ``any``, each is asked in its own search."""
     if problem.launcher != "any":
         yield from problem_faults(problem, launcher_capabilities(problem.launcher))
+    targets = problem.workload.lora_targets if problem.workload.lora_rank else ()
+    why = target_fault(problem.model, targets) if targets else None
+    if why:
+        yield FieldError(
+            pointer="/workload/lora_targets", message=why, allowed="layers that the model's class has"
+        )
 
 
 def _abilities(problem: Problem) -> Iterator[FieldError]:

@@ -21,9 +21,8 @@ import numpy as np
 from meshwright.profiles.calibration import bounded
 from meshwright.profiles.collectives.measured import MeasuredLink
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.measured.collectives import link_of
 from meshwright.profiles.measured.layers import LayerRatio, MeasuredLayers, Part
-from meshwright.profiles.measured.profile import MeasuredProfile
+from meshwright.profiles.measured.profile import MeasuredProfile, link_of
 from meshwright.profiles.profile import Constants, Profile
 from meshwright.solver.calibration.fit import TIME_WIDTHS, Box, Process, fit
 from meshwright.solver.calibration.observations import with_offsets

@@ -13,19 +13,14 @@ from statistics import NormalDist
 
 import numpy as np
 
+from meshwright.profiles.adapters import ATTENTION_INPUT, MLP_INNER, MLP_INPUT, adapts_experts
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import ALL_LAYERS, SCHEDULES, Columns, FloatArray, IntArray
 from meshwright.solver.cost.compute import PassSeconds
 from meshwright.solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context, experts_overlap
-from meshwright.solver.cost.parameters import (
-    MLP_INNER,
-    Weights,
-    part_weights,
-    quantized_weights,
-    trained_parts,
-)
+from meshwright.solver.cost.parameters import Weights, part_weights, quantized_weights, trained_parts
 from meshwright.solver.cost.sharding import (
     adds_whole_gradients,
     gathered_bytes,
@@ -44,10 +39,6 @@ _LEAST_KEPT = 0.1  # of a selectively recomputed layer's rows: its input at leas
 # Per-tensor scaled weights have one 8-bit copy on Blackwell; Hopper's GEMMs need the transpose as well, and
 # block-scaled formats keep both directions (Transformer Engine, Float8Tensor and MXFP8Tensor).
 _ONE_COPY_RECIPES = ("none", "fp8-delayed", "fp8-current")
-# Linear layers that read one tensor, by the names under which adapters stand beside them.
-_ATTENTION_INPUT = ("linear_qkv", "q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
-_ATTENTION_OUTPUT = ("linear_proj", "o_proj")
-_MLP_INPUT = ("linear_fc1", "gate_proj", "up_proj")
 # Weights that DeepSpeed's ZeRO-3 holds gathered before it releases some (``stage3_max_live_parameters``,
 # its default and as exported).
 _LIVE_WEIGHTS = 1e9
@@ -72,20 +63,22 @@ def _low_precision_bytes(ctx: Context) -> float:
     return 1.0 if ctx.low_precision and ctx.facts.low_precision_weights and one_copy else 2.0
 
 
-def _input_bytes(ctx: Context, *layers: str) -> float:
+def _input_bytes(ctx: Context, *layers: str, routed: bool = False) -> float:
     """Bytes of one element of a linear layer's input that is kept for its weight gradient.
 
     A frozen layer keeps none (torch's ``linear`` and Transformer Engine save the input only where the
-    weight asks for a gradient); an adapter beside it keeps its own, in 2 bytes.
+    weight asks for a gradient); an adapter beside it, or beside ``routed`` experts, keeps it in 2 bytes.
     """
     if ctx.frozen:
-        return 2.0 if set(layers) & set(ctx.workload.lora_targets) else 0.0
+        targets = ctx.workload.lora_targets
+        kept = bool(set(layers) & set(targets)) and (not routed or adapts_experts(ctx.model, targets))
+        return 2.0 if kept else 0.0
     return 1.0 if ctx.low_precision else 2.0
 
 
-def _mlp_width_bytes(ctx: Context) -> float:
+def _mlp_width_bytes(ctx: Context, *, routed: bool = False) -> float:
     """Bytes that an MLP keeps of one element of its width: the activation's input and its output."""
-    return 2.0 * (ctx.model.mlp_matrices - 1.0) + _input_bytes(ctx, *MLP_INNER)
+    return 2.0 * (ctx.model.mlp_matrices - 1.0) + _input_bytes(ctx, *MLP_INNER, routed=routed)
 
 
 def _quantised_output_bytes(ctx: Context) -> float:
@@ -95,7 +88,7 @@ def _quantised_output_bytes(ctx: Context) -> float:
 
 def _norm_output_bytes(ctx: Context) -> float:
     """Bytes kept of one element of the norms' outputs, which attention's and the MLP's projections read."""
-    return _input_bytes(ctx, *_ATTENTION_INPUT) + _input_bytes(ctx, *_MLP_INPUT)
+    return _input_bytes(ctx, *ATTENTION_INPUT) + _input_bytes(ctx, *MLP_INPUT)
 
 
 def _bytes_of(
@@ -231,7 +224,12 @@ def _mlp_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     if kind == "dense" or moe is None:
         return ctx.tokens * per_width * model.ffn_hidden_size / ctx.t
     shared = ctx.tokens * per_width * moe.shared_ffn_hidden_size / ctx.t
-    return shared + _routed_tokens(ctx) * (_routed_copies(ctx) + per_width * moe.ffn_hidden_size)
+    return shared + _expert_bytes(ctx, moe.ffn_hidden_size)
+
+
+def _expert_bytes(ctx: Context, width: int) -> FloatArray:
+    """Kept by the routed experts and by what sends tokens to them."""
+    return _routed_tokens(ctx) * (_routed_copies(ctx) + _mlp_width_bytes(ctx, routed=True) * width)
 
 
 def _routed_tokens(ctx: Context) -> FloatArray:
@@ -245,7 +243,7 @@ def _routed_copies(ctx: Context) -> float:
 
     DeepEP and HybridEP combine what the experts wrote in place; frozen experts read no input again.
     """
-    read = 2.0 if _input_bytes(ctx, *_MLP_INPUT) else 0.0
+    read = 2.0 if _input_bytes(ctx, *MLP_INPUT, routed=True) else 0.0
     return ctx.model.hidden_size * (read + (0.0 if ctx.facts.deduplicates else 2.0))
 
 
@@ -314,8 +312,8 @@ def _freed_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArray | flo
         return 0.0
     routed = {
         "shared_experts": ctx.tokens * per_width * moe.shared_ffn_hidden_size / t,
-        "moe": _routed_tokens(ctx) * (_routed_copies(ctx) + per_width * moe.ffn_hidden_size),
-        "moe_act": _routed_tokens(ctx) * _input_bytes(ctx, *MLP_INNER) * moe.ffn_hidden_size,
+        "moe": _expert_bytes(ctx, moe.ffn_hidden_size),
+        "moe_act": _routed_tokens(ctx) * _input_bytes(ctx, *MLP_INNER, routed=True) * moe.ffn_hidden_size,
     }
     return routed.get(module, 0.0)
 
@@ -348,10 +346,10 @@ def _module_input_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArra
     inputs: dict[str, FloatArray] = {
         "attn_norm": 2.0 * rows,
         "mlp_norm": 2.0 * rows,
-        "qkv_linear": _input_bytes(ctx, *_ATTENTION_INPUT) * rows,
+        "qkv_linear": _input_bytes(ctx, *ATTENTION_INPUT) * rows,
         "core_attn": 2.0 * ctx.tokens * (heads * model.head_dim + kv * (model.head_dim + model.v_head_dim)),
         "attn_proj": 2.0 * ctx.tokens * heads * model.v_head_dim,
-        "expert_fc1": _input_bytes(ctx, *_MLP_INPUT) * routed * model.hidden_size,
+        "expert_fc1": _input_bytes(ctx, *MLP_INPUT, routed=True) * routed * model.hidden_size,
         "moe_act": 2.0 * routed * width,
     }
     return inputs[module]

@@ -8,7 +8,7 @@ from operator import add
 
 import numpy as np
 
-from meshwright.profiles.adapters import adapted_layers, base_bytes, quantized_layers
+from meshwright.profiles.adapters import MLP_INNER, adapted_layers, base_bytes, quantized_layers
 from meshwright.profiles.model import LayerKind, LayerShape
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.compute import Gemm, layer_gemms, routed_rows
@@ -141,10 +141,6 @@ def weight_tensors(ctx: Context, kinds: Sequence[LayerShape]) -> list[float]:
     matrices = [sum(float(np.max(gemm.count)) for gemm in each) for each in gemms]
     norms = [ctx.model.norms_of(one.kind) for one in kinds]
     return [*map(add, matrices, norms), 1.0, 2.0]
-
-
-# An MLP's last product, by the names under which adapters stand beside it.
-MLP_INNER = ("linear_fc2", "down_proj")
 
 
 def unread_products(ctx: Context, kind: LayerKind) -> list[Gemm]:

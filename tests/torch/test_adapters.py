@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import bitsandbytes
@@ -10,6 +11,8 @@ import torch
 import transformers
 from bitsandbytes import functional
 from peft import LoraConfig, get_peft_model
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from meshwright.profiles.adapters import (
     LORA_TARGETS,
@@ -20,6 +23,7 @@ from meshwright.profiles.adapters import (
     quantized_layers,
 )
 from meshwright.profiles.importers.huggingface import model_from_config
+from meshwright.profiles.importers.huggingface_families import FAMILIES
 from meshwright.profiles.library import find_cluster
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.optimizers import eight_bit_state_bytes, optimizer_named
@@ -27,6 +31,7 @@ from meshwright.profiles.profile import default_profile
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem, Workload
+from tests.torch.drawn_configs import LAYERS, NEEDED_BY_TYPE, needed
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning", "ignore::RuntimeWarning"
@@ -72,10 +77,32 @@ def built(config: dict[str, Any]) -> tuple[ModelSpec, Any]:
         return ours, transformers.AutoModelForCausalLM.from_config(made)
 
 
-def test_all_linear_layers_of_a_model_with_experts_are_attention_experts_and_router() -> None:
-    for name in ("qwen3_moe", "deepseek_v3"):
-        ours, model = built(CONFIGS[name])
-        assert adapter_parameters(ours, 6, SINGLE_TARGETS) == trained(model, "all-linear", 6)
+@pytest.mark.parametrize("model_type", sorted(set(FAMILIES) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)))
+def test_peft_trains_as_many_weights_of_every_type_where_all_linear_layers_or_those_of_mlps_are_named(
+    model_type: str,
+) -> None:
+    mlp = ("gate_proj", "up_proj", "down_proj")
+    for named, ours_named in (("all-linear", SINGLE_TARGETS), (["o_proj", *mlp], ("o_proj", *mlp))):
+        config, model = small(model_type)
+        ours = model_from_config({"model_type": model_type, **config}, name="small")
+        try:
+            theirs = trained(model, named, 6)
+        except ValueError:  # other names than Llama's
+            assert named != "all-linear"
+            continue
+        there = {path.rsplit(".", 1)[-1] for path, _ in model.named_modules()}
+        if named == "all-linear" or ours.moe or {"o_proj", "down_proj"} <= there:
+            assert adapter_parameters(ours, 6, ours_named) == theirs, named
+
+
+def small(model_type: str) -> tuple[dict[str, Any], torch.nn.Module]:
+    """A config of few layers of a type, and its model on torch's meta device."""
+    kind = CONFIG_MAPPING[model_type]
+    config = {**needed(kind), **NEEDED_BY_TYPE.get(model_type, {})}
+    if model_type != "gpt_neo":  # whose kinds of layers are listed
+        config |= {one.name: 4 for one in dataclasses.fields(kind) if LAYERS.match(one.name)}
+    with torch.device("meta"):
+        return config, transformers.AutoModelForCausalLM.from_config(kind(**config))
 
 
 def trained(model: torch.nn.Module, targets: list[str] | str, rank: int) -> int:

@@ -13,6 +13,7 @@ from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelErro
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.importers.huggingface_families import FAMILIES
 from meshwright.profiles.importers.huggingface_keys import REFUSED_TYPES
+from meshwright.profiles.importers.huggingface_remote import REMOTE
 from tests.torch.drawn_configs import (
     LAYERS,
     NEEDED_BY_TYPE,
@@ -86,6 +87,4 @@ def test_a_key_of_another_type_is_refused_or_counts_for_us_as_for_transformers(m
 
 
 def test_only_types_of_remote_code_are_missing_from_the_library() -> None:
-    assert set(FAMILIES) - known_types() == {
-        "bailing_moe_v2", "deepseek", "internlm", "internlm2", "kimi_k2", "mimo", "minicpm", "orion",
-    }  # fmt: skip
+    assert set(FAMILIES) - known_types() == {*REMOTE, "kimi_k2", "mimo"}

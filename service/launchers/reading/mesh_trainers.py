@@ -45,6 +45,7 @@ from meshwright.service.launchers.reading.trainer import (
     WITHOUT_COPY,
     adapted,
     keeps_no_copy,
+    of_trainer,
     optimizer_of,
     values_of,
 )
@@ -130,7 +131,7 @@ class AxolotlReader:
                     fields.fault(f"{section}.{name}", "another model than the one named is not read")
         fields.stop()
         _take_model(fields, known, "base_model")
-        tuned = _axolotl_tuned(fields)
+        tuned = _axolotl_tuned(fields, known)
         if "base_precision" in tuned and known.model().moe is not None:
             fields.fault("load_in_4bit", "experts of 4 bits under Axolotl are not priced", allowed="false")
         _require_bf16(fields)
@@ -220,7 +221,7 @@ def _take_model(fields: Fields, known: Known, name: str) -> None:
             fields.note(note)
 
 
-def _axolotl_tuned(fields: Fields) -> dict[str, Any]:
+def _axolotl_tuned(fields: Fields, known: Known) -> dict[str, Any]:
     """What is trained, beside what, and by which optimizer; 8-bit Adam updates weights in bf16 alone."""
     name = optimizer_of(fields, "optimizer", "adamw_torch_fused")
     found: dict[str, Any] = {"optimizer": "adamw-8bit-bf16" if name == "adamw-8bit" else name}
@@ -247,7 +248,7 @@ def _axolotl_tuned(fields: Fields) -> dict[str, Any]:
         every = fields.flag("lora_target_linear", default=False)
         found["lora_rank"] = fields.integer("lora_r", 8)
         named = adapted(fields, pefts=not every)
-        found["lora_targets"] = SINGLE_TARGETS if every else named
+        found["lora_targets"] = of_trainer(SINGLE_TARGETS if every else named, known.model())
     return found
 
 

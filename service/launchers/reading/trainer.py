@@ -12,7 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from meshwright.profiles.adapters import ATTENTION_TARGETS, LORA_TARGETS, SINGLE_TARGETS, BasePrecision
+from meshwright.profiles.adapters import (
+    ATTENTION_TARGETS,
+    LORA_TARGETS,
+    SINGLE_TARGETS,
+    BasePrecision,
+    linear_names,
+    names_every,
+)
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
@@ -239,7 +246,8 @@ def trainer_run(
     found = ranks_run(tool.launcher, fields, known, told, shares)
     if in_bf16 and not adapters[0] and keeps_no_copy(found):
         optimizer = WITHOUT_COPY.get(optimizer, optimizer)
-    workload = replace(found.workload, optimizer=optimizer, lora_rank=adapters[0], lora_targets=adapters[1])
+    targets = adapters[1] if tool is _PLAIN else of_trainer(adapters[1], model)
+    workload = replace(found.workload, optimizer=optimizer, lora_rank=adapters[0], lora_targets=targets)
     if base != "bf16":
         _require_whole_weights(fields, found.configuration.zero_stage, adapters[0])
         workload = replace(workload, base_precision=base)
@@ -497,6 +505,11 @@ def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
         )
         return ATTENTION_TARGETS
     return tuple(one for one in LORA_TARGETS if one in known)
+
+
+def of_trainer(targets: tuple[str, ...], model: ModelSpec) -> tuple[str, ...]:
+    """Targets of a trainer that lists the linear layers of a class itself where all are asked for."""
+    return linear_names(model) if names_every(targets) else targets
 
 
 _BITS, _METHODS, _KINDS = (

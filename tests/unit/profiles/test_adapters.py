@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from meshwright.profiles.adapters import ATTENTION_TARGETS, SINGLE_TARGETS, adapter_parameters, base_bytes
+from meshwright.profiles.adapters import (
+    ATTENTION_TARGETS,
+    SINGLE_TARGETS,
+    adapter_parameters,
+    base_bytes,
+    linear_names,
+    target_fault,
+)
 from meshwright.profiles.library import find_model
 from meshwright.profiles.optimizers import eight_bit_state_bytes
 
@@ -23,10 +30,30 @@ def test_routed_experts_are_adapted_where_they_are_linear_layers() -> None:
     model = find_model("mixtral-8x7b")
     pair = 4 * (4096 + 2 * 14336) + 4 * (14336 + 4096)
     assert adapter_parameters(model, 4, ("linear_fc1", "linear_fc2")) == 32 * 8 * pair
-    # peft: the fused gate and up of all experts have twice the rank
+    # peft: the fused gate and up of all experts have twice the rank; Mixtral's are named w1, w3 and w2
     fused = 8 * (4096 + 2 * 14336) + 4 * (14336 + 4096)
-    assert adapter_parameters(model, 4, ("gate_proj", "up_proj", "down_proj")) == 32 * 8 * fused
-    assert adapter_parameters(model, 4, ("gate",)) == 32 * 4 * (4096 + 8)
+    router = 4 * (4096 + 8)
+    attention = 4 * (2 * (4096 + 4096) + 2 * (4096 + 1024))
+    assert adapter_parameters(model, 4, ("gate_proj", "up_proj", "down_proj")) == 0
+    assert adapter_parameters(model, 4, ("gate",)) == 32 * router
+    assert adapter_parameters(model, 4, SINGLE_TARGETS) == 32 * (attention + 8 * fused + router)
+
+
+def test_experts_that_peft_leaves_out_have_no_adapters() -> None:
+    # gpt-oss 20B: 24 layers, 2880 wide, 64 heads and 8 key heads of 64; neither experts nor router
+    model = find_model("gpt-oss-20b")
+    attention = (2880 + 4096) + 2 * (2880 + 512) + (4096 + 2880)
+    assert adapter_parameters(model, 8, SINGLE_TARGETS) == 24 * 8 * attention
+    assert target_fault(model, ("gate_proj", "up_proj", "down_proj")) is not None
+    assert target_fault(model, ("q_proj", "down_proj")) is None
+    # Qwen3 30B: peft wants both halves of the fused gate and up
+    assert "together" in (target_fault(find_model("qwen3-30b-a3b"), ("up_proj",)) or "")
+
+
+def test_trainers_that_list_linear_layers_find_no_fused_experts() -> None:
+    found = linear_names(find_model("qwen3-30b-a3b"))
+    assert found == ("q_proj", "k_proj", "v_proj", "o_proj")
+    assert linear_names(find_model("llama-3.1-8b")) == SINGLE_TARGETS
 
 
 def test_latent_attention_has_its_own_projections() -> None:

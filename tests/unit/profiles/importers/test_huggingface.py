@@ -13,6 +13,7 @@ from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelErro
 from meshwright.profiles.importers.huggingface import load_config, model_from_config
 from meshwright.profiles.importers.huggingface_families import FAMILIES
 from meshwright.profiles.importers.huggingface_keys import HARMLESS
+from meshwright.profiles.importers.huggingface_remote import REMOTE
 from meshwright.profiles.library import find_model, model_names
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -35,21 +36,12 @@ PUBLISHED = {
 DRAWN = json.loads((FIXTURES / "drawn-configs.json").read_text())
 # Types that are refused by name; every other one of REAL is planned.
 REFUSED = {
-    "baichuan", "bamba", "bert", "chatglm", "deepseek_v4", "falcon_h1", "granitemoehybrid", "jamba",
-    "mamba", "mamba2", "minimax", "nemotron-nas", "nemotron_h", "qwen", "qwen3_5_moe_text",
+    "bamba", "bert", "deepseek_v4", "falcon_h1", "granitemoehybrid", "jamba",
+    "mamba", "mamba2", "minimax", "nemotron-nas", "nemotron_h", "qwen3_5_moe_text",
     "qwen3_5_text", "qwen3_next", "rwkv", "rwkv5", "t5", "vit", "xlstm", "zamba2",
 }  # fmt: skip
 # Types whose code transformers has not: what their checkpoints hold, and the sizes that add up to it.
-OF_REMOTE_CODE = {
-    "bailing_moe_v2",
-    "deepseek",
-    "internlm",
-    "internlm2",
-    "kimi_k2",
-    "mimo",
-    "minicpm",
-    "orion",
-}
+OF_REMOTE_CODE = {*REMOTE, "kimi_k2", "mimo"}
 PLANNED = [
     name for name, one in REAL.items() if one["config"]["model_type"] not in REFUSED and one["parameters"]
 ]
@@ -118,6 +110,10 @@ def test_a_real_config_has_the_facts_of_the_tensors_that_transformers_builds(nam
         ("minicpm-moe-8x2b", 13_873_291_776),
         # 2 · 84608h + 40 · (4h² + 3h · 15360 + 4h) + 2h, h = 5120: norms with biases
         ("orion-14b", 14_498_703_360),
+        # 2 · 65024h + 28 · (2h² + 2h · 256 + 4608 + 3h · 13696 + 2h) + h, h = 4096: a bias of q, k and v
+        ("chatglm3-6b", 6_243_584_000),
+        # 2 · 151936h + 24 · (4h² + 6144 + 3h · 5504 + 2h) + h, h = 2048; half of intermediate_size
+        ("qwen-1.8b", 1_836_828_672),
     ],
 )
 def test_a_type_of_remote_code_has_the_parameters_that_its_sizes_add_up_to(
@@ -296,15 +292,41 @@ def test_ling_2_is_counted_as_its_own_code_builds_it() -> None:
     assert model_from_config(small, name="x").num_parameters() == 45_878_784
     with pytest.raises(UnsupportedModelError, match="score_function"):
         model_from_config({"model_type": "bailing_moe_v2", "score_function": "softmax"}, name="x")
-    # published configs have the type of Ling 1, which has another router and is not planned
+    # published configs have the type of Ling 1, which has another router
     published = {
         "model_type": "bailing_moe", "architectures": ["BailingMoeV2ForCausalLM"], "use_rmsnorm": True,
         "router_dtype": "fp32", "embedding_dropout": 0.0, "moe_shared_expert_intermediate_size": 512,
         "using_split_qkv_in_self_attention": False, "partial_rotary_factor": 0.5,
     }  # fmt: skip
     assert model_from_config(published, name="x").num_parameters() == 16_255_638_528
-    with pytest.raises(UnsupportedModelError, match='"bailing_moe" is an unknown type'):
-        model_from_config(published | {"architectures": ["BailingMoeForCausalLM"]}, name="x")
+    # Ling-lite: 2 · 126464h + 28 · (h · 3072 + h² + 66 · 3h · 1408 + 64h + 2h) + h, h = 2048
+    lite = {
+        "model_type": "bailing_moe", "architectures": ["BailingMoeForCausalLM"], "hidden_size": 2048,
+        "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128,
+        "intermediate_size": 5632, "moe_intermediate_size": 1408, "num_experts": 64,
+        "num_experts_per_tok": 6, "num_shared_experts": 2, "norm_topk_prob": True, "norm_head": False,
+        "use_bias": False,
+        "vocab_size": 126_464, "rope_theta": 600_000,
+    }  # fmt: skip
+    assert model_from_config(lite, name="x").num_parameters() == 16_801_974_272
+    with pytest.raises(UnsupportedModelError, match="norm_head"):
+        model_from_config(lite | {"norm_head": True}, name="x")
+
+
+def test_the_baichuans_are_told_by_the_keys_of_their_positions_and_by_their_vocabulary() -> None:
+    # 2 · 64000h + 32 · (4h² + 3h · 11008 + 2h) + h, h = 4096
+    small = {"model_type": "baichuan", "max_position_embeddings": 4096, "model_max_length": 4096}
+    model = model_from_config(small, name="x")
+    assert (model.num_parameters(), model.alibi_positions) == (7_000_559_616, False)
+    # 2 · 64000h + 40 · (4h² + 3h · 13696 + 2h) + h, h = 5120
+    large = {
+        "model_type": "baichuan", "model_max_length": 4096, "hidden_size": 5120,
+        "intermediate_size": 13_696, "num_hidden_layers": 40, "num_attention_heads": 40,
+    }  # fmt: skip
+    model = model_from_config(large, name="x")
+    assert (model.num_parameters(), model.alibi_positions) == (13_264_901_120, True)
+    with pytest.raises(UnsupportedModelError, match="normalised output head"):
+        model_from_config(small | {"vocab_size": 125_696}, name="x")
 
 
 def test_a_refused_type_is_refused_as_such_whatever_keys_it_has() -> None:

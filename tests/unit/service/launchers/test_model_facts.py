@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.profiles.adapters import SINGLE_TARGETS, adapter_parameters
 from meshwright.profiles.capabilities import model_facts
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.importers.huggingface import model_from_config
@@ -52,7 +53,9 @@ def seen(model: ModelSpec) -> tuple[object, ...]:
     flags = (*megatron_flags._model(model, 1), *_router(model))
     latent = megatron_flags._latent_attention(model.mla)
     counts = (model.num_parameters(), model.mtp_parameters(), model.model_flops_per_token(4096))
-    return *counts, model_facts(model), flags, tuple(latent)
+    named = (SINGLE_TARGETS, ("gate_proj", "up_proj", "down_proj"), ("gate",))
+    adapters = (adapter_parameters(model, 8, targets) for targets in named)
+    return *counts, *adapters, model_facts(model), flags, tuple(latent)
 
 
 def _router(model: ModelSpec) -> list[megatron_flags.Flag]:
@@ -67,6 +70,9 @@ def without(model: ModelSpec, part: str, name: str, default: object) -> Iterator
     if name == "expert_bias" and not model.mlp_bias:  # no MLP has any
         return
     if name == "frequency" and model.layer_kinds().count("moe") == 1:  # of one layer there is no distance
+        return
+    whole = model.moe and "dense" not in model.layer_kinds() and not model.moe.num_shared_experts
+    if name == "fused_gate_up" and whole:  # there is no MLP beside the experts
         return
     found = removed(model, part, name, default)
     if found:
