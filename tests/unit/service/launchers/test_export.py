@@ -139,7 +139,10 @@ for ((task = 0; task < tasks; task++)); do
     SLURM_PROCID="${task}" "$@" || exit
 done
 """
-SCONTROL = '#!/bin/sh\nif [ "$1" = requeue ]; then echo "requeued $2"; else seq -f host%g 100; fi\n'
+SCONTROL = """#!/bin/sh
+if [ "$1" = requeue ]; then echo "requeued $2"; exit; fi
+seq -f host%g "$(echo "$3" | tr -dc 0-9 | cut -c2-)"  # of host[1-9]
+"""
 STARTED = '#!/bin/sh\nprintf "<%s>" "$(basename "$0")" "$@"; echo\n'
 SITE = (
     "BRIDGE_SCRIPT", "TRAIN_SCRIPT", "NANOTRON_DIR", "SWIFT_DIR", "SWIFT_COMMAND", "LLAMA_FACTORY_DIR",
@@ -168,7 +171,7 @@ def written(found: Target, launcher: str, folder: Path) -> Path:
 def sbatch(place: Path, nodes: int, *extra: str, **more: str) -> subprocess.CompletedProcess[str]:
     environment = {
         "PATH": f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(place),
-        "SLURM_NNODES": str(nodes), "SLURM_JOB_NODELIST": "host[1-8]", "MOCK_DATA": "1",
+        "SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": f"host[1-{nodes}]", "MOCK_DATA": "1",
         **dict.fromkeys(SITE, "/site folder/x.py"), "RUN_CONFIG": str(place / "own.yaml"), **more,
     }  # fmt: skip
     command = ["bash", str(place / "launch.sbatch"), *extra]
@@ -221,7 +224,7 @@ def test_before_its_time_limit_a_job_that_ran_asks_slurm_to_queue_it_again(
     found = min(CASES["deepspeed"].values(), key=lambda one: one.num_nodes)
     place = written(found, "deepspeed", tmp_path)
     (place / "bin" / "srun").write_text("#!/bin/sh\nkill -USR1 $PPID\nsleep 0.2\necho ended\nexit 3\n")
-    done = sbatch(place, found.num_nodes, SLURM_JOB_ID="77", SECONDS=ran_s)  # where bash begins to count
+    done = sbatch(place, found.num_nodes, SECONDS=ran_s)  # where bash begins to count
     assert done.stdout.split("\n") == said
     assert done.returncode == 3  # the run's own, though the signal ended a wait for it
 
