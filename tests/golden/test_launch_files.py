@@ -7,12 +7,19 @@ import json
 import os
 import subprocess
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from meshwright.profiles.inline import cluster_to_mapping
+from meshwright.service.cli.calibrate import profile_for
+from meshwright.service.cli.problem_options import source_of
 from meshwright.service.launchers.registry import export, launcher_names
+from meshwright.service.requests.launch_files import own_of_files
+from meshwright.solver.predict import predict
+from tests.launchers.cases import CASES as MEGATRON
 from tests.launchers.plans import CASES
 
 GOLDEN = Path(__file__).parent
@@ -62,3 +69,22 @@ def test_every_file_is_read_by_a_parser_of_its_kind(launcher: str, name: str) ->
 
 def test_every_launcher_has_golden_files() -> None:
     assert {"megatron-lm", *CASES} == set(launcher_names())
+
+
+@pytest.mark.parametrize("launcher", launcher_names())
+def test_predict_of_an_exported_folder_gives_the_plans_own_figures(launcher: str, tmp_path: Path) -> None:
+    for name, case in (MEGATRON if launcher == "megatron-lm" else CASES[launcher]).items():
+        folder = tmp_path / name
+        folder.mkdir()
+        for file, text in export(case.plan, case.problem, launcher).files.items():
+            (folder / file).write_text(text)
+        own = own_of_files({"cluster": cluster_to_mapping(case.problem.cluster)}, source_of([folder]))
+        read = replace(
+            own.problem, cluster=case.problem.cluster
+        )  # which is of no catalog, and no file names
+        planned = predict(case.problem, profile_for(case.problem, None), case.config)
+        found = predict(read, profile_for(read, None), own.configuration)
+        assert (found.step_time_s, found.peak_memory_bytes) == (
+            planned.step_time_s,
+            planned.peak_memory_bytes,
+        )

@@ -100,6 +100,7 @@ _DECIDING: dict[str, tuple[str, ...]] = {
         r"dsa_\w+", r"(?:enable_dsa_)?indexer\w*", r"index_(?:n_heads|topk\w*|head_dim)", "kv_compress",
         r"o_(?:lora_rank|groups)", "attention_output_gate", r"experimental_attention_variant\w*",
         r"enable_mla_\w+", r"(?:enable_)?mhc\w*",
+        r"(?:use_)?lf_(?:gate|conv2d)\w*",  # Yuan 2.0's convolutions in attention
         r"hc_mult", r"mamba_\w+", r"(?:ge|re)?glu", "gated_linear_unit", r"add_(?:dense|output_layer)_bias",
         "mtp_use_repeated_layer", r"medusa_\w+", r"eagle\w*", r"speculative_\w+",
         "ar_validate_steps",  # ModelOpt's heads that guess tokens ahead

@@ -45,6 +45,7 @@ _PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "
 _NOT_GPT = (
     "model.encoder.", "model.decoder.", "model.vision", "model.mm_cfg", "model.retro", "model.unet_config",
     "model.restore_from_path", "model.mamba", "model.hybrid", "model.hyena",
+    "model.virtual_prompt_style", "model.language_model_path", "model.peft.peft_scheme",  # frozen ones
     "model.src_language", "model.tgt_language", "model.pipeline_model_parallel_split_rank",  # translators
     "model.activations_checkpoint_recurrent",  # of Griffin's and Mamba's files alone
 )  # fmt: skip

@@ -42,6 +42,7 @@ from meshwright.solver.problem import Workload
 
 
 _RECOMPUTE = "activation-checkpoint:"
+_SEEDS = "checkpoint.create_seed_checkpoint"  # trains nothing
 _SECTIONS = (
     "parallelism", "training", "activation_checkpoint", "optimizer", "model", "compile",
     "experimental", "float8", "quantize",  # before 0.3
@@ -66,7 +67,7 @@ def _flags(texts: list[str]) -> Iterator[tuple[int, str, str]]:
         name, equals, value = text.removeprefix("--").partition("=")
         name = name.replace("-", "_")
         section, dot, _ = name.partition(".")
-        if text.startswith("--") and dot and section in _SECTIONS:
+        if text.startswith("--") and dot and (section in _SECTIONS or name == _SEEDS):
             following = texts[at + 1] if at + 1 < len(texts) else "--"
             yield at, name, value if equals else "true" if following.startswith("--") else following
 
@@ -469,6 +470,8 @@ def _workload(fields: Fields, known: Known, batch: int) -> Workload:
         fields.fault("training.mixed_precision_param", "is not priced", allowed="bfloat16")
     if fields.word("optimizer.name", "AdamW") not in ("AdamW", "Adam"):
         fields.fault("optimizer.name", "is not priced", allowed="AdamW")
+    if fields.flag(_SEEDS, default=False):
+        fields.fault(_SEEDS, "writes a checkpoint and trains nothing")
     # train.py builds the model in it: weights, gradients and both moments
     stored = fields.word("training.dtype", "float32", allowed=("float32", "bfloat16"))
     seq_length = fields.optional("training.seq_len")

@@ -165,8 +165,18 @@ class TrainerReader:
         """
         known = known_of(source, told)
         if not source.is_script:
-            fields = Fields(source.name, document_of(source), told)
-            return trainer_run(fields, known, _tool(fields))
+            start = _start_of(source, told)
+            over = {} if start is None else values_of(start[1].words, told)
+            fields = Fields(source.name, document_of(source) | over, told)
+            fields.note_commands(over)
+            if start is None:
+                return trainer_run(fields, known, _tool(fields))
+            script, command = start
+            shares = shares_of(command.before, known.source)
+            known.world = world_of("", script, command)
+            return trainer_run(
+                fields, known, _tool(fields), started=_started(script, command), shares=shares
+            )
         script = script_of(source, told)
         command, count = chosen(_commands(script), _is_name, told, source.name)
         if not _is_known(command, count):
@@ -175,7 +185,8 @@ class TrainerReader:
             )
         require_training(command, source.name)
         known.world = world_of(source.text, script, command)
-        fields = Fields(source.name, values_of(command.words, told), told)
+        beside = _arguments_beside(source, command)
+        fields = Fields(source.name, beside | values_of(command.words, told), told)
         for note in script.notes:
             fields.note(note)
         shares = shares_of(command.before, known.source)
@@ -185,6 +196,28 @@ class TrainerReader:
         _require_one_gpu_each(fields, script, command)
         tool, started = _tool(fields, command.program), _started(script, command)
         return trainer_run(fields, known, tool, started=started, shares=shares)
+
+
+def _start_of(source: Source, told: Told) -> tuple[Script, Command] | None:
+    """The command beside a file of arguments that starts by it, with its script; None: there is none.
+
+    What such a command says besides counts before the file (alignment-handbook, H4ArgumentParser).
+    """
+    for script in source.scripts():
+        found = script_of(script, told)
+        for command in commands_of(found):
+            if any(
+                word.text.rpartition("/")[2] == source.name.rpartition("/")[2] for word in command.words
+            ):
+                return found, command
+    return None
+
+
+def _arguments_beside(source: Source, command: Command) -> dict[str, Found]:
+    """The arguments in a file that the command names first, for its own to count before."""
+    name = next((word.text for word in command.words[:1] if word.text.endswith(_DOCUMENTS)), None)
+    text = None if name is None else source.other(name)
+    return {} if name is None or text is None else document_of(replace(source, name=name, text=text))
 
 
 def _tool(fields: Fields, program: str = "") -> Tool:
@@ -451,6 +484,10 @@ def _adapters(fields: Fields, tool: Tool) -> tuple[int, tuple[str, ...]]:
     if kind != "lora":
         _refuse_silent_rank(fields, tool)
         return 0, ATTENTION_TARGETS
+    if fields.raw("lora_config"):
+        fields.fault(
+            "lora_config", "adapters in a file of their own are not read", allowed="lora_r beside it"
+        )
     rank = fields.integer("lora_rank", fields.integer("lora_r", 16 if tool is _PLAIN else 8))
     return rank, adapted(fields, pefts=tool is _PLAIN)
 

@@ -198,6 +198,7 @@ def test_nemos_interpolations_are_resolved_and_exported_variables_told() -> None
     assert (own.vocab_size, own.qkv_bias) == (151936, True)
     for name in (
         "src_language: en",
+        "virtual_prompt_style: p-tuning",
         "mamba_ssm_ngroups: 8",
         "activations_checkpoint_recurrent: false",
         "hyena:\n    order: 2",

@@ -30,6 +30,8 @@ def test_a_flag_replaces_the_files_value_and_is_noted() -> None:
 def test_a_flag_that_contradicts_the_run_is_refused_with_its_line() -> None:
     with pytest.raises(InvalidProblemError, match=r'training.seq_len: line \d+: "long" is no whole number'):
         read("--training.seq_len long")
+    with pytest.raises(InvalidProblemError, match="writes a checkpoint and trains nothing"):
+        read("--checkpoint.create_seed_checkpoint=true")
 
 
 STAGED = CASES["torchtitan"]["llama-3.1-70b-stages"]

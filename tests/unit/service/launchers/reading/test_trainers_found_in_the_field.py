@@ -574,3 +574,23 @@ def test_deepspeed_chats_switches_offload_and_a_model_may_be_called_model_name()
     found = read(f"{text} --offload\n")
     assert (found.model.name, found.configuration.offload) == ("llama-2-7b", "optimizer")
     assert read(f"{text}\n").configuration.offload == "none"
+
+
+def test_what_a_command_says_beside_its_file_of_arguments_counts_before_it() -> None:
+    text = (
+        "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 1\nblock_size: 1024\nbf16: true\n"
+    )
+    start = (
+        "torchrun --nproc_per_node=4 train.py c.yaml --deepspeed=zero3"  # the file alone was read: replicas
+    )
+    for script, micro in ((start, 1), (f"{start} --per_device_train_batch_size=2", 2)):
+        files = {"a.sh": f"{script}\n", "c.yaml": text}
+        config = read_launch_files(
+            Source(name="a.sh", text=f"{script}\n", files=files), Told()
+        ).configuration
+        assert (config.zero_stage, config.micro_batch_size, config.data_parallel_size) == (3, micro, 4)
+
+
+def test_adapters_in_a_file_of_their_own_are_not_guessed() -> None:
+    with pytest.raises(InvalidProblemError, match="lora_config: line 1: adapters in a file"):
+        read(f"{PLAIN} --use_lora True --lora_config conf/lora.json\n")
