@@ -156,15 +156,17 @@ def launch_noise_of(runs: Sequence[Run]) -> tuple[float, float]:
     lies off their mean by its own noise, seen times ``sqrt((n - 1) / n)`` among n. A cluster's count as a
     dozen at most.
     """
-    timed = [one for one in map(Observation.of, runs) if one is not None and one.step_time_s]
+    alike: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
+    for one in map(Observation.of, runs):
+        if one is not None and one.step_time_s:
+            place = tuple(features_of(one.problem, one.configuration).round(6))
+            alike[one.problem.cluster.name, one.framework, one.configuration.num_gpus, place].append(one)
+    twins = [mine for mine in alike.values() if len(mine) > 1]
+    timed = [one for mine in twins for one in mine]
+    groups = np.split(np.arange(len(timed)), np.cumsum([len(mine) for mine in twins])[:-1])
     batches = batches_of(timed, default_profile_of)
     shares, expected = launch_shares(batches), log_step_s(batches, (), np.zeros((1, 0)))[0]
     errors = np.log([one.step_time_s or 1.0 for one in timed]) - expected
-    twins: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for at, one in enumerate(timed):
-        place = tuple(features_of(one.problem, one.configuration).round(6))
-        twins[one.problem.cluster.name, one.framework, one.configuration.num_gpus, place].append(at)
-    groups = [mine for mine in twins.values() if len(mine) > 1]
     sizes = Counter(timed[mine[0]].problem.cluster.name for mine in groups for _ in mine)
     off, share, weights = [], [], []
     for mine in groups:
