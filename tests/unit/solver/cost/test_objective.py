@@ -14,7 +14,7 @@ from meshwright.solver.problem import Objective, Problem
 from meshwright.solver.search.search import search
 from meshwright.solver.space import enumerate as candidates
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
-from tests.problems.asked import answered
+from tests.problems.asked import answered, searched
 
 SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
 GPU = a_gpu(power_watts=700.0)
@@ -37,7 +37,7 @@ def profile_of(problem: Problem) -> Profile:
 
 def every_layout(nodes: int = 2, **options: object) -> tuple[Plan, ...]:
     """All layouts of a space, by step time."""
-    return answered(small(nodes, top_k=10_000, **options)).plans
+    return searched(small(nodes, top_k=10_000, **options)).plans
 
 
 def test_failures_cost_writing_half_an_interval_and_the_restart() -> None:

@@ -34,14 +34,14 @@ from meshwright.solver.problem import Problem
 from meshwright.solver.search.placement.frontier import Placed
 from meshwright.solver.search.placement.program import Field
 from meshwright.solver.search.placement.rows import Outer, outer_of
-from meshwright.solver.search.search import search
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
+from tests.problems.asked import searched
 from tests.problems.mixed_clusters import a_group, a_mixed_problem
 
 
 def explained(problem: Problem) -> Infeasibility:
     """The reasons of an infeasible problem."""
-    answer = search(problem, default_profile(problem.cluster, problem.launcher))
+    answer = searched(problem)
     assert answer.status == "infeasible"
     assert answer.infeasible is not None
     return answer.infeasible
@@ -49,7 +49,7 @@ def explained(problem: Problem) -> Infeasibility:
 
 def fits(problem: Problem) -> bool:
     """Whether a problem has a plan."""
-    return bool(search(problem, default_profile(problem.cluster, problem.launcher)).plans)
+    return bool(searched(problem).plans)
 
 
 MASKS = st.lists(st.integers(1, 63), min_size=1, max_size=12)
@@ -150,7 +150,7 @@ ROOMY = (a_group(slug="fast"), a_group(speed=0.4, slug="slow"))
 def tight(memory_gib: float, **options: object) -> Problem:
     sizes = {"fast": 1.0, "slow": 0.4}
     groups = tuple(a_group(speed=at, memory_gib=memory_gib, slug=name) for name, at in sizes.items())
-    return a_mixed_problem(groups, certify="none", **options)  # type: ignore[arg-type]
+    return a_mixed_problem(groups, batch=2, certify="none", **options)  # type: ignore[arg-type]
 
 
 @cache

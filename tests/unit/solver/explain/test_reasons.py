@@ -91,7 +91,7 @@ def test_a_pin_that_alone_stops_a_faster_plan_binds() -> None:
 
 
 def test_reasons_that_the_time_cut_are_missed_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = a_problem(certify="none", top_k=20)
+    problem = a_problem(model=SMALL, cluster=a_cluster(num_nodes=2), batch=128, certify="none", top_k=20)
     whole = ask(problem, default_profile(problem.cluster, problem.launcher))
     assert not any("the time limit came" in warning for warning in whole.warnings)
     real, calls = explained.reasons_of, count()
@@ -172,7 +172,7 @@ FAST, SLOW_GROUP = a_group(speed=1.0, slug="fast"), a_group(speed=0.7, slug="slo
 def placed_answer() -> tuple[Problem, Profile, Answer]:
     pin = {"micro_batch_size": 1, "zero_stage": 0}
     problem = a_mixed_problem(
-        (FAST, SLOW_GROUP), num_layers=8, batch=24, top_k=100, certify="none", pin=pin
+        (FAST, SLOW_GROUP), num_layers=8, batch=24, top_k=12, certify="none", pin=pin
     )
     profile = default_profile(problem.cluster, "none")
     return problem, profile, ask(problem, profile)
@@ -226,7 +226,7 @@ def test_a_gpu_more_on_a_group_is_a_limit_that_binds() -> None:
 def test_less_memory_binds_on_the_named_stage_and_group() -> None:
     tight = a_mixed_problem(
         (a_group(memory_gib=6.0, slug="fast"), a_group(speed=0.7, memory_gib=6.0, slug="slow")),
-        num_layers=8, batch=24, top_k=10, certify="none",
+        num_layers=8, batch=8, top_k=5, certify="none",
     )  # fmt: skip
     profile = default_profile(tight.cluster, "none")
     plans = ask(tight, profile).plans

@@ -22,6 +22,7 @@ from meshwright.solver.search.search import _prove, search
 from meshwright.solver.space.enumerate import enumerate_space, searched_space
 from meshwright.solver.space.factored import rows_of
 from tests.builders import a_cluster, a_configuration, a_gpu, a_model, a_moe_model, a_problem
+from tests.problems.asked import searched
 
 
 def small_problem(**options: object) -> Problem:
@@ -31,7 +32,9 @@ def small_problem(**options: object) -> Problem:
 
 
 def answer_to(problem: Problem, **callbacks: object) -> Answer:
-    """Search with the profile that ships."""
+    """Search with the profile that ships; once, unless it is called back."""
+    if not callbacks:
+        return searched(problem)
     profile = default_profile(problem.cluster, problem.launcher)
     return search(problem, profile, **callbacks)  # type: ignore[arg-type]
 
@@ -111,7 +114,7 @@ def test_layers_of_several_kinds_are_certified_too() -> None:
 
 
 def test_same_seed_gives_the_same_bytes() -> None:
-    assert lasting(answer_to(small_problem())) == lasting(answer_to(small_problem()))
+    assert lasting(searched(small_problem(), anew=True)) == lasting(answer_to(small_problem()))
 
 
 def test_the_best_three_are_the_first_three_of_the_best_four() -> None:
@@ -198,7 +201,7 @@ def test_wherever_a_search_is_stopped_it_keeps_its_plans_and_bounds_that_hold(
 ) -> None:
     # every look at the clock is a place to stop: some of them, from the first to beyond the last
     monkeypatch.setattr("meshwright.solver.clock._LOOK_EVERY_S", 0.0)
-    problem = small_problem(top_k=50)
+    problem = small_problem(top_k=20)
     best = answer_to(replace(problem, options=replace(problem.options, top_k=1)))
     step_s, found = best.plans[0].prediction.step_time_s, []
     for looks in (2**power for power in range(14)):
@@ -316,10 +319,10 @@ def test_what_is_no_row_is_passed_over() -> None:
 
 
 def test_the_answer_is_the_same_whatever_was_known_beforehand() -> None:
-    whole = asked(replace(PROBLEM, options=replace(PROBLEM.options, top_k=40)), [])
+    whole = asked(replace(PROBLEM, options=replace(PROBLEM.options, top_k=20)), [])
     fresh = timeless(asked_afresh())
     found = [plan.config for plan in whole.plans]
-    for known in (found[:3], found[-3:], found[::7]):  # the best, far behind, and mixed
+    for known in (found[:3], found[-3:], found[::4]):  # the best, far behind, and mixed
         assert timeless(asked(PROBLEM, known)) == fresh
 
 
