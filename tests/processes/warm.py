@@ -31,7 +31,10 @@ from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import IO, Any, NoReturn, Self
 
+from meshwright.profiles.profile import default_profile
 from meshwright.service.cli.main import COMMANDS
+from meshwright.service.requests.parse import parse_problem
+from meshwright.solver.planner.plan import ask
 from meshwright.solver.search.certify import judge
 from tests.processes.cpu_clock import count_cpu_seconds
 
@@ -44,6 +47,11 @@ LOADED = (
     "meshwright.workers.celery_app", *CELERY,
 )  # fmt: skip
 CERTIFY = ("split_model", "placement_model")
+REQUEST = {
+    "model": {"name": "llama-3.1-8b"}, "cluster": {"name": "dgx-h100", "num_nodes": 1},
+    "workload": {"global_batch_size": 64, "seq_length": 4096}, "launcher": "megatron-lm",
+    "search": {"certify": "none", "top_k": 1},
+}  # fmt: skip
 MAX_BYTES = 2**20  # of a request for a process
 CLIENT = """\
 import array, json, os, signal, socket, sys
@@ -191,6 +199,7 @@ def run_warm(
 def main(path: str) -> Callable[[], object]:
     """Fork until nobody wants more; in a fork, what it is to do."""
     _load()
+    _answer()
     vars(sys.modules[__name__])["_socket"] = lambda: path  # of forks
     gc.freeze()  # a fork does not look through what was loaded, neither while it runs nor as it ends
     waker, woken = socket.socketpair()
@@ -242,6 +251,12 @@ def _load() -> None:
     vars(judge)["subprocess"] = SimpleNamespace(
         Popen=Solver, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL
     )
+
+
+def _answer() -> None:
+    """Answer one small request: forks find the facts that it reads and what follows from them."""
+    problem = parse_problem(REQUEST)
+    ask(problem, default_profile(problem.cluster, problem.launcher))
 
 
 def _noted(_number: int, _frame: FrameType | None) -> None:

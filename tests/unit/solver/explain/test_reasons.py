@@ -171,9 +171,7 @@ FAST, SLOW_GROUP = a_group(speed=1.0, slug="fast"), a_group(speed=0.7, slug="slo
 @cache
 def placed_answer() -> tuple[Problem, Profile, Answer]:
     pin = {"micro_batch_size": 1, "zero_stage": 0}
-    problem = a_mixed_problem(
-        (FAST, SLOW_GROUP), num_layers=8, batch=24, top_k=12, certify="none", pin=pin
-    )
+    problem = a_mixed_problem((FAST, SLOW_GROUP), num_layers=8, batch=24, top_k=12, certify="none", pin=pin)
     profile = default_profile(problem.cluster, "none")
     return problem, profile, ask(problem, profile)
 
