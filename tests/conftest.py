@@ -5,18 +5,22 @@ a test runs would compile 300 modules anew. Commands see no terminal: pytest-xdi
 with 80 columns. Ctrl-C is an interrupt, also where the tests run in the background of a shell. A busy
 machine cuts no answer short: searches count CPU seconds, but for tests that are ``alone`` to see seconds.
 Small matrices are inverted by one thread: a second one spins where every core has a test of its own.
+Certificates are looked for where a host shows one: every client of a service on this machine would read all
+there are, which takes 20 ms.
 """
 
 import gc
 import os
 import signal
+import ssl
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-for name in ("PYTHONDONTWRITEBYTECODE", "COLUMNS", "LINES"):
+for name in ("PYTHONDONTWRITEBYTECODE", "COLUMNS", "LINES", "SSL_CERT_FILE"):
     os.environ.pop(name, None)
+os.environ["SSL_CERT_DIR"] = ssl.get_default_verify_paths().openssl_capath
 sys.dont_write_bytecode = False
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 

@@ -1,14 +1,33 @@
 """Searches whose limits are CPU seconds of their process: a busy machine cuts no answer short."""
 
+import math
 import time
-from types import SimpleNamespace
 
 from meshwright.solver import clock
+
+_EVERY_S = 0.001
+
+
+class _CpuClock:
+    """A ``time`` whose seconds are those of the process's CPU time.
+
+    The kernel is asked once a millisecond: searches look ten thousand times a second, and it takes 2 µs to
+    answer, ten times as long as ``time.monotonic``.
+    """
+
+    def __init__(self) -> None:
+        self._cpu_s, self._again_s = 0.0, -math.inf
+
+    def monotonic(self) -> float:
+        now_s = time.monotonic()
+        if now_s >= self._again_s:
+            self._cpu_s, self._again_s = time.process_time(), now_s + _EVERY_S
+        return self._cpu_s
 
 
 def count_cpu_seconds() -> None:
     """Set the clock of every search of this process."""
-    vars(clock)["time"] = SimpleNamespace(monotonic=time.process_time)
+    vars(clock)["time"] = _CpuClock()
 
 
 def count_seconds() -> None:
