@@ -137,7 +137,8 @@ def _causes_s(priced: _Priced, row: int, rank: int, configuration: Configuration
     causes = {name: m * float(parts @ value[row]) for name, value in prices.breakdown_s.items()}
     tails = {name: float(parts @ value[row]) for name, value in prices.tail_breakdown_s.items()}
     causes["recompute"] += m * float(replayed @ prices.replay_s[row])
-    causes["pipeline_transfer"] = 2.0 * m * float(mine.sum() * prices.transfer_s[row])
+    handed = float((chunks.sent + chunks.returned)[row, mine].sum())
+    causes["pipeline_transfer"] = m * handed * float(prices.transfer_s[row])
     causes["data_parallel"] += tails["data_parallel"] + float(prices.rank_tail_s[row])
     causes["optimizer"] = tails["optimizer"]
     return causes

@@ -76,7 +76,9 @@ class LaidOut:
             own = counted(one.stage_layers, ends=False, prediction=True)
             splits[row, : len(own)] = own
         asked = replace(problem, options=replace(problem.options, standalone_stages=True))
-        return cls(problem=asked, layout=layout.with_prediction(), splits=splits)
+        return cls(
+            problem=asked, layout=layout.with_prediction(problem.model.num_mtp_layers), splits=splits
+        )
 
     def prices(self, prices: RowPrices) -> RowPrices:
         """Prices of the problem by what the layout counts."""

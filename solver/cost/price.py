@@ -344,8 +344,8 @@ def _prediction_prices(ctx: Context) -> dict[str, FloatArray]:
     """``RowPrices.prediction``: what leaves the head with the prediction layers, of which there are some.
 
     Their logits and losses stay with the head's, which gets their hidden states beside its own
-    (Megatron-Core 0.19.2 ``gpt_model.py _postprocess``); the copy of the embedding goes with them. That
-    the transfer between the two carries more is not priced: it is the same for every chunk of a row.
+    (Megatron-Core 0.19.2 ``gpt_model.py _postprocess``; ``stages.Chunks.sent``); the copy of the embedding
+    goes with them.
     """
     copies, depth = prediction_copies(ctx), ctx.model.num_mtp_layers
     own = Weights(dense=copies, routed=np.zeros_like(ctx.t), ends=copies)

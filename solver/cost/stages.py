@@ -43,12 +43,17 @@ class LayerLayout:
     kinds: tuple[LayerShape, ...]  # the K kinds that occur
     cumulative: IntArray  # (L + 1, K): layers of each kind among the first l
     counts_ends: bool = False  # splits count the embedding and the head too: layers of two more kinds
-    counts_prediction: bool = False  # and the prediction layers, all of them as one layer of one more kind
+    predicted: int = 0  # prediction layers, if splits count them too: as one layer of one more kind
 
     @property
     def num_layers(self) -> int:
         """L, and what else splits count."""
         return len(self.cumulative) - 1
+
+    @property
+    def counts_prediction(self) -> bool:
+        """Whether splits count the prediction layers, all of them as one layer."""
+        return self.predicted > 0
 
     @property
     def num_kinds(self) -> int:
@@ -75,13 +80,13 @@ class LayerLayout:
         """``with_ends`` undone."""
         return replace(self, cumulative=self.cumulative[1:-1, :-2], counts_ends=False)
 
-    def with_prediction(self) -> LayerLayout:
-        """The same with the prediction layers as one more layer behind all, of a kind of its own."""
+    def with_prediction(self, number: int) -> LayerLayout:
+        """The same with ``number`` prediction layers as one more layer behind all, of a kind of its own."""
         layers, kinds = self.num_layers, self.num_kinds
         cumulative = np.zeros((layers + 2, kinds + 1), dtype=np.int64)
         cumulative[:-1, :kinds], cumulative[-1, :kinds] = self.cumulative, self.cumulative[-1]
         cumulative[-1, kinds] = 1
-        return replace(self, cumulative=cumulative, counts_prediction=True)
+        return replace(self, cumulative=cumulative, predicted=number)
 
     def without_end_counts(self, split: Sequence[int]) -> tuple[int, ...]:
         """What each chunk of a split holds beside the ends that it may count."""
@@ -195,12 +200,15 @@ class RowPrices:
         )
 
     def with_prediction(self) -> RowPrices:
-        """The same for a layout that counts the prediction layers: they are a kind, and leave the head."""
+        """The same for a layout that counts the prediction layers: they are a kind, and leave the head.
+
+        Both together are what they were: what they share, such as the start of an exchange, is the layers'.
+        """
 
         def moved(values: FloatArray, name: str) -> FloatArray:
-            own = self.prediction.get(name, np.zeros(len(self)))
+            own = np.minimum(self.prediction.get(name, np.zeros(len(self))), values[:, -1])
             found = np.insert(values, -2, own, axis=1)
-            found[:, -1] = np.maximum(found[:, -1] - own, 0.0)
+            found[:, -1] -= own
             return found
 
         added = {name: moved(getattr(self, name), name) for name in _BY_PART}
@@ -273,6 +281,8 @@ class Chunks:
     head_rank: IntArray  # (n,) its rank
     parts: FloatArray  # (n, C, P) number of each part
     replayed: FloatArray  # (n, C, P) fully recomputed ones among them
+    sent: FloatArray  # (n, C) hidden states that it hands on
+    returned: FloatArray  # (n, C) gradients of such that it hands back
     num_ranks: int  # R, of the longest pipeline
     regular: bool  # in every row chunk c sits on rank c mod R
 
@@ -337,16 +347,32 @@ def chunks_of(
             replayed[..., 0] -= replayed[..., kind]
     parts[:, 0, -2] = 1.0
     parts[np.arange(len(p)), num_chunks - 1, -1] = 1.0
+    valid = np.arange(width)[None, :] < num_chunks[:, None]
+    further = _predicted_apart(layout, parts, num_chunks - 1)
     return Chunks(
-        valid=np.arange(width)[None, :] < num_chunks[:, None],
+        valid=valid,
         rank=rank,
         last=num_chunks - 1,
         head_rank=rank[np.arange(len(p)), num_chunks - 1],
         parts=parts,
         replayed=replayed,
+        sent=valid + further,
+        returned=valid + np.roll(further, 1, axis=1),
         num_ranks=num_ranks,
         regular=bool((p == num_ranks).all()) and not has_v_shape(columns),
     )
+
+
+def _predicted_apart(layout: LayerLayout, parts: FloatArray, last: IntArray) -> FloatArray:
+    """Hidden states of prediction layers that a chunk before the last one hands on, (n, C).
+
+    The head takes theirs from the last layer's, one behind another (Megatron-LM d98e8a64
+    ``megatron/core/transformer/multi_token_prediction.py:976``).
+    """
+    if not layout.counts_prediction:
+        return np.zeros(parts.shape[:2])
+    kind, chunk = layout.num_kinds - 1 - 2 * layout.counts_ends, np.arange(parts.shape[1])
+    return np.asarray(layout.predicted * parts[..., kind] * (chunk < last[:, None]))
 
 
 def _by_rank(values: FloatArray, chunks: Chunks) -> FloatArray:
@@ -469,11 +495,10 @@ def assemble(
     chunks = chunks_of(columns, layout, stage_layers, replayed_layers)
     rank_valid = np.arange(chunks.num_ranks)[None, :] < columns.pipeline_parallel_size[:, None]
     layers, replayed = _kinds(chunks.parts), _kinds(chunks.replayed)
-    transfer = chunks.valid * prices.transfer_s[:, None]
-    forward = _whole(layers, prices.forward_s, chunks.last) + transfer
+    forward = _whole(layers, prices.forward_s, chunks.last) + chunks.sent * prices.transfer_s[:, None]
     backward = _whole(layers, prices.backward_s, chunks.last)
     backward += _layers(replayed, prices.replay_s)
-    backward += transfer
+    backward += chunks.returned * prices.transfer_s[:, None]
     weight = np.broadcast_to(0.0, forward.shape)
     if splits_backward(columns).any():
         weight = np.minimum(_whole(layers, prices.weight_gradient_s, chunks.last), backward)

@@ -206,7 +206,8 @@ def _inside(problem: Problem, profile: Profile, found: Assembled) -> dict[str, F
     causes = {name: mean(value) for name, value in prices.breakdown_s.items()}
     gemm, attention = mean(work.gemm_s), mean(work.attention_s)
     spilled = _offloaded(problem, profile, found, causes["rest"], mean)
-    transfers = 2.0 * m * c.virtual_pipeline_size * prices.transfer_s
+    handed = (found.chunks.sent + found.chunks.returned).sum(axis=1)
+    transfers = m * handed / ranks * prices.transfer_s
     total = m * found.stages.rank_time_s.sum(axis=1) / ranks
     waiting = {UNEQUAL_LENGTHS: causes[UNEQUAL_LENGTHS]} if UNEQUAL_LENGTHS in causes else {}
     return {

@@ -162,7 +162,7 @@ def _laid_out(problem: Problem, prices: RowPrices) -> RowPrices:
 def _rows(problem: Problem, profile: Profile, columns: Columns, prices: RowPrices) -> Rows:
     """Rows with these prices, which are laid out."""
     layout = LayerLayout.of(problem.model)
-    layout = layout.with_prediction() if problem.counts_prediction else layout
+    layout = layout.with_prediction(problem.model.num_mtp_layers) if problem.counts_prediction else layout
     return Rows(
         columns=columns,
         prices=prices,

@@ -341,8 +341,11 @@ class StageTables:
         self.size = edge[None, :] - edge[:, None]
         stage = np.arange(self.p)[:, None, None]
         self.is_first, self.is_last = stage == 0, stage == self.p - 1
-        self.forward_s = self._spread(row.prices.forward_s) + row.prices.transfer_s[0]
-        beside = self._spread(row.prices.backward_s) + row.prices.transfer_s[0]
+        last = row.layout.behind_prediction or self.num_layers  # behind it is the head alone
+        further = row.layout.predicted * row.prices.transfer_s[0] * (last < self.num_layers)
+        there, back = further * (edge[None, :] == last), further * (edge[:, None] == last)
+        self.forward_s = self._spread(row.prices.forward_s) + row.prices.transfer_s[0] + there
+        beside = self._spread(row.prices.backward_s) + row.prices.transfer_s[0] + back
         self.tail_s = self._spread(row.prices.tail_s) + row.prices.rank_tail_s[0]
         self.fits = self._legal() & (self._memory() <= row.budget_bytes)
         own = self._replayed_ends() if row.per_stage[0] else None

@@ -50,6 +50,8 @@ class RowRequest:
     memory_replay: Sequence[Sequence[int]]
     room: Sequence[int]  # by rank
     prediction: bool = False  # the last layer are those of prediction: alone before a chunk without any
+    further_sum: int = 0  # what they hand that chunk beside a hidden state, of the whole
+    further_rank: int = 0  # and of each of the two ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +96,15 @@ def row_request(rows: Rows, row: int) -> RowRequest:
     sum_const, rank_const = _constants_s(one, chosen)
     memory_layer, memory_replay, room = _memory_bytes(one, chosen)
     scale, share = _NS * one.prices.straggler[0], one.m[0] - one.phi[0]
+    further = one.layout.predicted * one.prices.transfer_s[0]
     return RowRequest(
         values={name: int(getattr(one.columns, name)[0]) for name in DECISIONS},
         rank_of_chunk=rank_of_chunk(one.columns, p * v)[0].tolist(),
         smallest_chunk=int(one.smallest_chunk[0]),
         standalone=standalone,
         prediction=one.layout.counts_prediction,
+        further_sum=round(2.0 * scale * one.phi[0] * further),
+        further_rank=round(scale * share * further),
         replayed_layers=int(one.some_layers[0]),
         by_stage=own,
         splits=_offered(counted, p, v),
@@ -161,7 +166,7 @@ def is_expressible(request: Request) -> bool:
     layers = request.num_layers
     for row in request.rows:
         times = row.sum_const + max(row.rank_const) + layers * (max(row.layer) + max(row.replay))
-        times += layers * max(row.sum_replay)
+        times += layers * max(row.sum_replay) + row.further_sum + row.further_rank
         memory = layers * max(max(kinds) for kinds in row.memory_layer)
         if max(times, memory, *(abs(room) for room in row.room)) > LARGEST:
             return False

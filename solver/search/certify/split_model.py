@@ -25,6 +25,7 @@ class Decision:
     choices: dict[str, cp_model.IntVar]  # tensor_parallel_size, …: tied to the row by a table
     bounds: list[cp_model.IntVar]  # bounds[c]: layers before chunk c; the last one: all layers
     own_replays: list[Linear]  # recomputed layers of each chunk of a row whose stages have their own count
+    apart: list[Linear]  # apart[i]: row i is chosen and its prediction layers have a chunk of their own
     layers: list[list[Linear]]  # layers[c][k]: layers of kind k in chunk c
     replayed: list[list[Linear]]  # recomputed ones among them, where not every one or none is
     objective_us: cp_model.IntVar
@@ -65,6 +66,10 @@ def declare(request: Request) -> Decision:
         },
         bounds=bounds,
         own_replays=_own_replays(model, request, num_chunks),
+        apart=[
+            model.new_bool_var("") if row.prediction and chunks_of(request, i) > 1 else 0
+            for i, row in enumerate(request.rows)
+        ],
         layers=[],
         replayed=[],
         objective_us=model.new_int_var(0, LARGEST // 1000, "objective_us"),
@@ -146,14 +151,15 @@ def chunks_are_large_enough(decision: Decision) -> None:
             least = least_of_chunk(decision.request, i, chunk)
             model.add(bounds[chunk + 1] - bounds[chunk] >= least).only_enforce_if(literal)
         model.add(bounds[count] == decision.request.num_layers).only_enforce_if(literal)
-        if decision.request.rows[i].prediction and count > 1:
-            _prediction_is_alone(decision, literal, count)
+        if isinstance(apart := decision.apart[i], cp_model.IntVar):
+            _prediction_is_alone(decision, literal, apart, count)
 
 
-def _prediction_is_alone(decision: Decision, literal: cp_model.IntVar, count: int) -> None:
+def _prediction_is_alone(
+    decision: Decision, literal: cp_model.IntVar, alone: cp_model.IntVar, count: int
+) -> None:
     """Before a last chunk without a layer stands one with the prediction layers alone."""
     before, begin, end = decision.bounds[count - 2 : count + 1]
-    alone = decision.model.new_bool_var("")
     decision.model.add(end - begin >= 1).only_enforce_if(literal, ~alone)
     decision.model.add(begin - before == 1).only_enforce_if(literal, alone)
 
@@ -240,7 +246,10 @@ def slowest_rank_decides(decision: Decision) -> None:
         whole: Terms = []
         for chunk in range(chunks_of(decision.request, i)):
             whole += zip(decision.replayed[chunk], row.sum_replay, strict=True)
+        whole.append((decision.apart[i], row.further_sum))
         ranks = _counted(decision, i) if uniform else _summed(decision, i)
+        for rank in row.rank_of_chunk[-2:]:
+            ranks[rank].append((decision.apart[i], row.further_rank))
         for constant, own in zip(row.rank_const, ranks, strict=True):
             share = weighted(whole + own) + row.sum_const + constant
             decision.model.add(NS_PER_US * decision.objective_us >= share).only_enforce_if(literal)

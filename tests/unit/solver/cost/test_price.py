@@ -15,7 +15,7 @@ from meshwright.solver.cost.communication import tensor_parallel
 from meshwright.solver.cost.compute import Gemm, gemm_seconds
 from meshwright.solver.cost.context import context_of
 from meshwright.solver.cost.price import price
-from meshwright.solver.cost.stages import LayerLayout, RowPrices, assemble, objective_s
+from meshwright.solver.cost.stages import LayerLayout, RowPrices, assemble, chunks_of, objective_s
 from meshwright.solver.predict import predict
 from tests.builders import a_cluster, a_gpu, a_model, a_moe_model
 from tests.problems.pricing import GPT, a_layout, a_problem, a_profile
@@ -265,6 +265,34 @@ def test_multi_token_prediction_keeps_a_copy_of_the_embedding_on_the_last_stage(
         problem = a_problem(replace(GPT, tied_embeddings=False, num_mtp_layers=1))
         weights.append(price(problem, Columns.of([layout]), a_profile(problem)).weights_bytes[0, -1])
     assert weights[1] - weights[0] == 2 * EMBEDDING
+
+
+def test_prediction_layers_on_a_stage_of_their_own_hand_the_head_their_hidden_states_too() -> None:
+    # two layers, the prediction layer, the head: it gets two hidden states and hands back two gradients;
+    # beside the head they hand on nothing more, and both together cost what the head did
+    problem = a_problem(replace(GPT, tied_embeddings=False, num_mtp_layers=1))
+    options = replace(problem.options, standalone_stages=True)
+    problem = replace(problem, launcher="megatron-lm", options=options)
+    layout = LayerLayout.of(problem.model).with_prediction(1)
+    for stages, sent in (((2, 2, 1, 0), (1, 1, 2, 1)), ((1, 1, 1, 2), (1, 1, 1, 1))):
+        row = Columns.of([a_layout(**{**STAGES, "pipeline_parallel_size": 4, "stage_layers": stages})])
+        whole = price(problem, row, a_profile(problem))
+        prices = whole.with_prediction()
+        found = assemble(prices, row, layout, np.array([stages]))
+        parts = chunks_of(row, layout, np.array([stages])).parts[0]
+        transfer_s = float(prices.transfer_s[0])
+        assert transfer_s > 0.0
+        own_s = parts @ prices.forward_s[0]
+        assert found.chunk_forward_s[0] == pytest.approx(own_s + transfer_s * np.array(sent))
+        own_s = parts @ prices.backward_s[0]
+        assert found.chunk_backward_s[0] == pytest.approx(own_s + transfer_s * np.roll(sent, 1))
+        for name in ("forward_s", "backward_s", "tail_s", "weights_bytes", "activation_bytes"):
+            both = getattr(prices, name)[0, [-3, -1]].sum()
+            assert both == pytest.approx(getattr(whole, name)[0, -1])
+        longer = replace(
+            whole, prediction={"tail_s": 2.0 * whole.tail_s[:, -1]}
+        )  # alone than beside the head
+        assert longer.with_prediction().tail_s[0, [-3, -1]].sum() == pytest.approx(whole.tail_s[0, -1])
 
 
 def test_routed_experts_are_outside_tensor_parallelism_and_shared_ones_inside() -> None:
