@@ -8,7 +8,8 @@ import pytest
 from meshwright.profiles.calibration import Calibration, read_calibration
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile
-from meshwright.solver.accuracy import peak_as_measured
+from meshwright.solver.accuracy import peak_as_measured, predictions_of
+from meshwright.solver.answer import Prediction
 from meshwright.solver.calibration.calibrate import calibrate, constants_at_bounds, default_profile_of
 from meshwright.solver.calibration.fit import TIME_WIDTHS
 from meshwright.solver.calibration.observations import Observation
@@ -33,33 +34,25 @@ def true_profile(one: Observation, **factors: float) -> Profile:
 
 def as_if(observations: list[Observation], **factors: float) -> list[Observation]:
     """The runs as a cluster with other constants would have done them."""
-    return [
-        replace(
-            one,
-            step_time_s=predict(one.problem, true_profile(one, **factors), one.configuration).step_time_s,
-        )
-        for one in observations
-    ]
+    made = predictions_of(observations, lambda one: true_profile(one, **factors))
+    return [replace(one, step_time_s=p.step_time_s) for one, p in zip(observations, made, strict=True)]
+
+
+def predicted(calibration: Calibration | None, observations: list[Observation]) -> list[Prediction]:
+    """What the stack's constants say of the runs, or those that were learnt."""
+    if calibration is None:
+        return predictions_of(observations, default_profile_of)
+    return predictions_of(observations, lambda one: calibration.applied(default_profile_of(one)))
 
 
 def log_errors(calibration: Calibration | None, observations: list[Observation]) -> list[float]:
-    errors = []
-    for one in observations:
-        profile = default_profile_of(one)
-        if calibration is not None:
-            profile = calibration.applied(profile)
-        predicted = predict(one.problem, profile, one.configuration).step_time_s
-        errors.append(abs(log(predicted / (one.step_time_s or 1.0))))
-    return errors
+    pairs = zip(predicted(calibration, observations), observations, strict=True)
+    return [abs(log(p.step_time_s / (one.step_time_s or 1.0))) for p, one in pairs]
 
 
 def memory_errors(calibration: Calibration | None, observations: list[Observation]) -> list[float]:
     errors = []
-    for one in observations:
-        profile = default_profile_of(one)
-        if calibration is not None:
-            profile = calibration.applied(profile)
-        prediction = predict(one.problem, profile, one.configuration)
+    for prediction, one in zip(predicted(calibration, observations), observations, strict=True):
         peak = peak_as_measured(prediction, one.memory_kind, one.memory_rank)
         errors.append(abs(log(peak / (one.peak_memory_bytes or 1.0))))
     return errors
