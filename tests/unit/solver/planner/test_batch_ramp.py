@@ -18,6 +18,7 @@ from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.rules import ramp_stages
 from tests.builders import a_cluster, a_model, a_problem
+from tests.problems.asked import searched
 
 SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
 TOKENS = 8192 * 1000
@@ -60,7 +61,7 @@ def test_the_first_plan_has_the_shortest_ramp_of_all_layouts() -> None:
     answer = answered(problem)
     assert answer.status == "optimal"
     plain = replace(problem, options=replace(problem.options, batch_ramp=(), top_k=10_000))
-    everyone = [plan.config for plan in answered(plain).plans]
+    everyone = [plan.config for plan in searched(plain).plans]
     legal = [
         config
         for config in everyone
