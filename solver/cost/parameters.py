@@ -110,7 +110,8 @@ def prediction_weights(ctx: Context) -> Weights:
     model = ctx.model
     layer = layer_weights(ctx.of(model.mtp_shape), model.mtp_shape.kind)
     matrix = 2.0 * model.hidden_size**2
-    project = matrix / ctx.t + (model.mtp_extra_parameters() - matrix)  # norms are whole
+    split = ctx.t if ctx.facts.prediction_sharded else np.ones_like(ctx.t)
+    project = matrix / split + (model.mtp_extra_parameters() - matrix)  # norms are whole
     depth = float(model.num_mtp_layers)
     return Weights(dense=depth * (layer.dense + project), routed=depth * layer.routed)
 

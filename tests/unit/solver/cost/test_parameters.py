@@ -44,6 +44,10 @@ def test_a_prediction_layer_has_three_norms_of_its_own() -> None:
     # a whole layer, the projection of 2 h to h, and norms of both its inputs and of the output
     h = 7168
     assert with_one - without == DEEPSEEK_V3.layer_parameters("moe") + 2 * h * h + 3 * h
+    # torchtitan's tensor ranks hold that projection whole each, Megatron-LM's a half each of 2
+    halves = target(DEEPSEEK_V3, replace(config, tensor_parallel_size=2), seq_length=4096)
+    whole = replace(halves, problem=replace(halves.problem, launcher="torchtitan"))
+    assert rank_weights(whole)[0] - rank_weights(halves)[0] == h * h
 
 
 # What each fact of a model costs: weights of a rank, kept bytes and moved bytes, by arithmetic.
