@@ -29,6 +29,7 @@ from tests.builders import (
     an_answer,
     an_infeasible_answer,
 )
+from tests.problems.asked import searched
 
 SHAPE = {"num_layers": 6, "hidden_size": 2048, "ffn_hidden_size": 8192, "num_attention_heads": 16}
 
@@ -159,7 +160,7 @@ def test_offloading_the_optimizer_fits_what_does_not_fit() -> None:
     tight = replace(a_problem(model=a_model(num_layers=48), cluster=a_cluster(num_nodes=1), batch=8,
                               certify="none", top_k=1), launcher="none")  # fmt: skip
     allowed = replace(tight, options=replace(tight.options, allow=("offload",)))
-    assert answered(tight).status == "infeasible"
+    assert searched(tight).status == "infeasible"
     plan = answered(allowed).plans[0]
     assert plan.config.offload in ("optimizer", "optimizer+activations")
     assert plan.prediction.stages[0].memory_bytes["optimizer"] == 0
