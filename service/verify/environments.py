@@ -74,9 +74,13 @@ class Environment:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it was made to its end, as it is pinned now."""
+        """Whether it was made to its end, as it is pinned now, and the torch it shares is still there."""
         stamp = self.folder / "ready"
-        return stamp.exists() and stamp.read_text() == self.stamp
+        shared = (
+            path.read_text().strip() for path in self.folder.glob("lib/python*/site-packages/torch.pth")
+        )
+        there = all((Path(one) / "torch").is_dir() for one in shared)
+        return stamp.exists() and stamp.read_text() == self.stamp and there
 
     @property
     def stamp(self) -> str:

@@ -293,6 +293,18 @@ def test_a_launcher_that_was_not_installed_is_named_with_its_remedy(
         verified(STAGES, "megatron-lm")
 
 
+def test_an_environment_whose_torch_was_removed_with_another_is_made_anew(tmp_path: Path) -> None:
+    environment = Environment("none", (), root=tmp_path)
+    packages = environment.folder / "lib" / "python3.11" / "site-packages"
+    (tmp_path / "shared" / "torch").mkdir(parents=True)
+    packages.mkdir(parents=True)
+    (packages / "torch.pth").write_text(f"{tmp_path / 'shared'}\n")
+    (environment.folder / "ready").write_text(environment.stamp)
+    assert environment.is_ready
+    (tmp_path / "shared" / "torch").rmdir()
+    assert not environment.is_ready
+
+
 def test_what_a_launcher_compiles_is_kept_also_where_an_image_forbids_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
