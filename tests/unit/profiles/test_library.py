@@ -297,6 +297,7 @@ def test_a_name_without_an_end_is_none() -> None:
         ("tiiuae/Falcon3-10B-Instruct", "falcon3-10b"),
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
         ("google/gemma-2-9b-it", "gemma-2-9b"),
+        ("Qwen/Qwen-1_8B-Chat", "qwen-1.8b"),
     ],
 )
 def test_a_hub_id_names_the_architecture_whatever_its_weights_were_trained_for(
