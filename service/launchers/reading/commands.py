@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.reading.base import MAX_BYTES, Include, Source, Told, refused
@@ -321,6 +322,14 @@ def world_of(text: str, script: Script, command: Command | None = None) -> World
     if started and usual[1] is None and "--nproc-per-node" not in said and not batch:
         per_node = per_node or 1
     return World(nodes or usual[0], per_node or usual[1], _first(_TOTAL, said) or _tasks(said, parallel))
+
+
+def takes_every_gpu(words: Sequence[Word]) -> bool:
+    """Whether torchrun starts a process for every GPU that it sees: ``--nproc-per-node gpu``, or auto."""
+    texts = [word.text for word in words]
+    pairs = [*(text.partition("=")[::2] for text in texts), *pairwise(texts)]
+    counts = [said for name, said in pairs if name.replace("_", "-") == "--nproc-per-node"]
+    return bool({"gpu", "auto"} & set(counts))
 
 
 def _tasks(said: Mapping[str, str], parallel: bool) -> int | None:

@@ -480,9 +480,10 @@ def _workload(fields: Fields, known: Known, batch: int) -> Workload:
     asynchronous = [f"{section}.enable_async_tensor_parallel" for section in ("compile", "parallelism")]
     if sum(fields.flag(name, default=False) for name in asynchronous):  # both are taken
         options["overlap_tensor"] = True
-    # its own default; what a configuration by name compiles is not kept: it is priced as compiled
-    if not fields.flag("compile.enable", default=known.source.is_script):
-        fields.note("compile.enable is not on: nothing is compiled, operators run one by one")
+    parts = fields.raw("compile.components")
+    apart = parts is not None and "model" not in str(parts)  # the loss alone
+    if not fields.flag("compile.enable", default=False) or apart:
+        fields.note("compile.enable is not on for the model: its operators run one by one")
         options |= {"elementwise_fused": False, "norm_fused": False}
     return Workload(
         global_batch_size=batch,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from meshwright.profiles.adapters import (
     ATTENTION_TARGETS,
@@ -38,6 +37,7 @@ from meshwright.service.launchers.reading.commands import (
     commands_of,
     require_training,
     script_of,
+    takes_every_gpu,
     world_of,
 )
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
@@ -139,7 +139,10 @@ LLAMA_FACTORY = Tool(
 _MS_SWIFT = Tool(name="ms-swift", micro=1, recomputes=True, tuner="lora")
 
 
-_PROGRAMS = (("swift", _MS_SWIFT), ("llamafactory", LLAMA_FACTORY))
+_TRL = Tool(name="TRL", recomputes=True, length=1024)  # SFTConfig
+_PEFTS = (_PLAIN, _TRL)  # whose adapters are peft's own where nothing is said
+
+_PROGRAMS = (("swift", _MS_SWIFT), ("llamafactory", LLAMA_FACTORY), ("trl/scripts/sft", _TRL))
 
 
 class TrainerReader:
@@ -222,6 +225,8 @@ def _arguments_beside(source: Source, command: Command) -> dict[str, Found]:
 
 def _tool(fields: Fields, program: str = "") -> Tool:
     """Whose arguments they are, by the program and by names that LLaMA-Factory alone has."""
+    if fields.has("max_seq_length"):  # TRL called it so before it recomputed by default
+        program = program.replace("trl/", "")
     own = LLAMA_FACTORY if fields.has("finetuning_type") or fields.has("stage") else _PLAIN
     return next((tool for name, tool in _PROGRAMS if name in program), own)
 
@@ -279,7 +284,7 @@ def trainer_run(
     found = ranks_run(tool.launcher, fields, known, told, shares)
     if in_bf16 and not adapters[0] and keeps_no_copy(found):
         optimizer = WITHOUT_COPY.get(optimizer, optimizer)
-    targets = adapters[1] if tool is _PLAIN else of_trainer(adapters[1], model)
+    targets = adapters[1] if tool in _PEFTS else of_trainer(adapters[1], model)
     workload = replace(found.workload, optimizer=optimizer, lora_rank=adapters[0], lora_targets=targets)
     if base != "bf16":
         _require_whole_weights(fields, found.configuration.zero_stage, adapters[0])
@@ -357,7 +362,7 @@ def _started(script: Script, command: Command) -> int | None:
     several = command.program.startswith("llamafactory") or any(
         word.text.rsplit("/", 1)[-1] in ("deepspeed", "accelerate") for word in command.before
     )
-    several = several or _takes_all(command.before)
+    several = several or takes_every_gpu(command.before)
     if visible and UNKNOWN not in visible:
         return len(visible.split(",")) if several else 1
     return None if several else 1
@@ -383,14 +388,6 @@ def _require_one_gpu_each(fields: Fields, script: Script, command: Command) -> N
         message = f"{each} on {gpus} visible GPUs: {why}"
         fields.fault("NPROC_PER_NODE", message, allowed=f"NPROC_PER_NODE={gpus}")
         fields.stop()
-
-
-def _takes_all(words: Sequence[Word]) -> bool:
-    """Whether torchrun starts a process for every GPU that it sees: ``--nproc-per-node gpu``, or auto."""
-    texts = [word.text for word in words]
-    pairs = [*(text.partition("=")[::2] for text in texts), *pairwise(texts)]
-    counts = [said for name, said in pairs if name.replace("_", "-") == "--nproc-per-node"]
-    return bool({"gpu", "auto"} & set(counts))
 
 
 def _told(fields: Fields, known: Known, name: str, found: int | None) -> int | None:
@@ -488,8 +485,8 @@ def _adapters(fields: Fields, tool: Tool) -> tuple[int, tuple[str, ...]]:
         fields.fault(
             "lora_config", "adapters in a file of their own are not read", allowed="lora_r beside it"
         )
-    rank = fields.integer("lora_rank", fields.integer("lora_r", 16 if tool is _PLAIN else 8))
-    return rank, adapted(fields, pefts=tool is _PLAIN)
+    rank = fields.integer("lora_rank", fields.integer("lora_r", 16 if tool in _PEFTS else 8))
+    return rank, adapted(fields, pefts=tool in _PEFTS)
 
 
 _OF_ADAPTERS = re.compile(r"(?:\w+_)?(?:lora|qlora|peft|adapters?)(?:_\w+)?")
@@ -499,7 +496,7 @@ def _refuse_silent_rank(fields: Fields, tool: Tool) -> None:
     """Leave a fault for words of adapters without a switch: some scripts train such by them, not all."""
     said = any(fields.has(name) for name in ("use_peft", "use_peft_lora", "use_lora"))
     name = next((name for name in ("lora_rank", "lora_r") if fields.raw(name)), fields.named(_OF_ADAPTERS))
-    if tool is _PLAIN and name is not None and not said:
+    if tool in _PEFTS and name is not None and not said:
         why = "of adapters, and nothing says whether the script trains them"
         fields.fault(
             name, why, allowed=f"use_peft true or false, or --ignore {name} for training all weights"

@@ -230,6 +230,9 @@ def test_flavors_for_debugging_are_models_of_torchtitan() -> None:
         once = read_launch_files(Source(name="a.toml", text=f"{text}{compiled}"), Told(num_gpus=8))
         assert once.workload.framework_options == options
     assert (found.model.num_layers, found.model.vocab_size) == (6, 2048)
+    loss = f'{text}[compile]\nenable = true\ncomponents = ["loss"]\n'
+    once = read_launch_files(Source(name="a.toml", text=loss), Told(num_gpus=8))
+    assert once.workload.framework_options == apart
     moe = found.model.moe
     assert moe is not None
     assert (moe.num_experts, moe.shared_ffn_hidden_size) == (8, 512)  # 2 shared × 256

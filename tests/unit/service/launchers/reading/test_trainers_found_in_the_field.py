@@ -539,6 +539,8 @@ def test_words_of_adapters_without_a_switch_are_asked_about() -> None:
     with pytest.raises(InvalidProblemError, match="lora_path_prefix: line 1: of adapters"):
         read(f"{PLAIN} --lora_path_prefix ckpt/\n")
     assert read(f"{PLAIN} --lora_path_prefix ckpt/ --use_peft False\n").workload.lora_rank == 0
+    with pytest.raises(InvalidProblemError, match="lora_config: line 1: adapters in a file"):
+        read(f"{PLAIN} --use_lora True --lora_config conf/lora.json\n")
 
 
 def test_a_process_for_every_gpu_is_as_many_as_are_told_or_seen() -> None:
@@ -591,6 +593,8 @@ def test_what_a_command_says_beside_its_file_of_arguments_counts_before_it() -> 
         assert (config.zero_stage, config.micro_batch_size, config.data_parallel_size) == (3, micro, 4)
 
 
-def test_adapters_in_a_file_of_their_own_are_not_guessed() -> None:
-    with pytest.raises(InvalidProblemError, match="lora_config: line 1: adapters in a file"):
-        read(f"{PLAIN} --use_lora True --lora_config conf/lora.json\n")
+def test_trls_own_program_recomputes_unless_it_is_an_older_one() -> None:
+    text = SFT.replace("accelerate launch --config_file conf/a.yaml", "torchrun --nproc_per_node 4")
+    assert read(text).configuration.recompute_granularity == "full"
+    assert read(text.replace("max_length", "max_seq_length")).configuration.recompute_granularity == "none"
+    assert read(text.replace("--max_length 2048 ", "")).workload.seq_length == 1024
