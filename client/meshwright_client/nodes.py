@@ -113,8 +113,9 @@ def _slurm(environ: Mapping[str, str]) -> Nodes:
     # srun sets SLURM_NNODES to the nodes of its step, which may be a part of the job's; Slurm's own
     # interactive step, one shell on the first node, keeps the job's.
     num_nodes = _count(environ, "slurm", "SLURM_NNODES", default=in_job)
-    if not _slurm_tasks(environ):
-        num_nodes = _slurm_held(job) or num_nodes
+    held = _slurm_held(environ)
+    if held is not None:
+        num_nodes = held[0]
     here = _count(environ, "slurm", "SLURM_GPUS_ON_NODE", default=counted or 0) or installed(environ)
     asked = environ.get("SLURM_GPUS", "")  # of --gpus: 12, h100:12, or h100:8,a100:4
     numbers = [part.rpartition(":")[2] for part in asked.split(",")]
@@ -131,13 +132,14 @@ def _slurm(environ: Mapping[str, str]) -> Nodes:
         num_nodes=num_nodes,
         gpus_per_node=here,
         gpu=gpu,
-        **_slurm_place(environ),
+        **_slurm_place(environ, held),
     )
 
 
-def _slurm_place(environ: Mapping[str, str]) -> dict[str, Any]:
+def _slurm_place(environ: Mapping[str, str], held: tuple[int, str] | None) -> dict[str, Any]:
     """Which node of the step or job this is, its first one, and how many tasks each has."""
-    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    known = "" if held is None else held[1]
+    hosts = known or environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     rank, tasks = environ.get("SLURM_NODEID", ""), _slurm_tasks(environ)
     return {
         # A batch script is no node of a step: its rank would reach the tasks of its own srun on every node.
@@ -147,20 +149,27 @@ def _slurm_place(environ: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _slurm_held(job: str) -> int | None:
-    """Nodes that a job still has; None: Slurm does not tell.
+def _slurm_held(environ: Mapping[str, str]) -> tuple[int, str] | None:
+    """How many nodes a job still has, and their list; None: Slurm does not tell, or this is a step of srun.
 
     One that fails leaves a job of ``--no-kill``, whose environment stays as it was (Slurm 23.02
-    ``slurmctld/job_mgr.c excise_node_from_job``).
+    ``slurmctld/job_mgr.c excise_node_from_job``). The last task of a job array has the array's number,
+    under which squeue lists all of its tasks (``pack_one_job`` there).
     """
+    job = environ.get("SLURM_JOB_ID", "")
+    if _slurm_tasks(environ):
+        return None
     try:
         told = subprocess.run(  # noqa: S603 - Slurm's own program
-            ("squeue", "--noheader", f"--jobs={job}", "--format=%D"),  # noqa: S607
+            ("squeue", "--noheader", f"--jobs={job}", "--format=%A %D %N"),  # noqa: S607
             capture_output=True, text=True, check=True, timeout=SMI_TIMEOUT_S,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None
-    return int(told.stdout) if told.stdout.strip().isdecimal() else None
+    for number, count, hosts in re.findall(r"^(\d+) (\d+) (\S+)$", told.stdout, re.MULTILINE):
+        if number == job:
+            return int(count), hosts
+    return None
 
 
 def _slurm_start(job: str, environ: Mapping[str, str]) -> str:
@@ -326,7 +335,7 @@ def _of_file(path: Path, environ: Mapping[str, str]) -> Nodes:
     if environ.get("TORCHELASTIC_RUN_ID"):
         run_id = _torchelastic_start(environ)
     elif job := environ.get("SLURM_JOB_ID"):
-        run_id, place = _slurm_start(job, environ), _slurm_place(environ)
+        run_id, place = _slurm_start(job, environ), _slurm_place(environ, _slurm_held(environ))
     elif _SIGNS["k8s"] in environ and any(environ.get(name) for name in _K8S_PODS):
         pod = _k8s(environ)
         run_id, rank, place = pod.run_id, pod.rank, {"node_rank": pod.rank, "first_host": pod.first_host}

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.service.cli.assignments import MAX_DIGITS
 from meshwright.service.cli.calibrate import profile_for
 from meshwright.service.cli.export import chosen_plan
@@ -139,8 +139,7 @@ def _nodes_now(scheduler: str) -> int:
         message = f"--cluster-from needs meshwright-client ({fault.name} is not installed)"
         raise MissingExtraError(message) from None
     if scheduler not in SCHEDULERS:
-        message = f"{scheduler[:80]!r} is no scheduler"
-        raise InvalidProblemError.of("--cluster-from", message, allowed=", ".join(SCHEDULERS))
+        raise UnknownNameError.among("--cluster-from", scheduler, SCHEDULERS)
     try:
         found = detect(scheduler).num_nodes
     except UnknownNodesError as fault:

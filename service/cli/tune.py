@@ -129,14 +129,17 @@ class _Tuning:
             )
             begun = Begun(plan_id=plan.plan_id, num_gpus=plan.config.num_gpus, at_s=time.time())
             keep_runs(self.folder, self.problem, runs, begun)
+            ran = any(one.outcome == "measured" for one in runs[len(kept) :])
             try:
-                ended = run_plan(plan.plan_id, plan.config, folder, start)
+                ended = run_plan(plan.plan_id, plan.config, folder, start, others_ran=ran)
             except InvalidProblemError:  # the next start tries this plan again
                 keep_runs(self.folder, self.problem, runs)
                 raise
             runs.append(believed(self.problem, plan, ended))
             keep_runs(self.folder, self.problem, runs)
-            sys.stderr.write(f"       {runs[-1].outcome} {runs[-1].step_time_s or ''}\n")
+            last = runs[-1]
+            took = last.last_words if last.outcome in OUT else last.step_time_s
+            sys.stderr.write(f"       {last.outcome} {took}\n")
 
     def _export(self, plan: Plan, folder: Path) -> None:
         """Launch files of a plan in a folder of its own."""

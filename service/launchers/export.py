@@ -154,8 +154,10 @@ if [[ ! -f @TORCHRUN@ ]]; then
     exit 2
 fi
 # A node that fails leaves a job that is not killed with it (--no-kill), but not the job's environment.
+# Under the number of a job array, which its last task has, too, squeue lists all tasks.
 : "${SLURM_JOB_ID:?start this file with sbatch}"
-held="$(squeue --noheader --jobs="${SLURM_JOB_ID}" --format=%N 2>/dev/null || true)"
+held="$(squeue --noheader --jobs="${SLURM_JOB_ID}" --format='%A %N' 2>/dev/null |
+    sed -n "s/^${SLURM_JOB_ID} //p" || true)"
 held="$(scontrol show hostnames "${held:-${SLURM_JOB_NODELIST}}")"
 num_held="$(wc -l <<<"${held}")"
 if ((num_held < @NODES@)); then
@@ -179,9 +181,10 @@ else
     hosts="$(head -n @NODES@ <<<"${held}")"  # the first ones, where the allocation has more
     where=(--distribution=block --nodelist="${hosts//$'\\n'/,}")
 fi
-# What salloc was asked for as a whole, srun would ask for once more, of these nodes alone.
-if [[ -n "${SLURM_GPUS:-}${SLURM_GPUS_PER_TASK:-}" ]]; then
-    unset SLURM_GPUS SLURM_GPUS_PER_TASK
+# What salloc was asked for as a whole, srun would ask for once more, of these nodes alone; and of GPUs of
+# a task it would show each torchrun its share (since Slurm 23.11 by names of their own).
+if [[ -n "${SLURM_GPUS:-}${SLURM_GPUS_PER_TASK:-}" || "${SLURM_TRES_PER_TASK:-}" == *gpu* ]]; then
+    unset SLURM_GPUS SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_TRES_PER_TASK SLURM_TRES_BIND
     where+=(--gpus-per-node=@GPUS@)
 fi
 export MASTER_ADDR="${hosts%%$'\\n'*}"

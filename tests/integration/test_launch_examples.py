@@ -98,7 +98,7 @@ def test_without_a_command_the_plan_starts_on_the_nodes_that_it_needs_of_a_step_
 def test_in_an_allocation_that_lost_a_node_the_plan_is_made_anew_for_those_that_are_left_and_starts_there(
     tmp_path: Path,
 ) -> None:
-    """Four nodes of eight GPUs were asked for with --gpus=32; n1 fails: 24 GPUs on n2 to n4 are left."""
+    """Of four nodes (--gpus=32, --gpus-per-task=1) n1 fails: 24 GPUs on n2 to n4 are left, whole nodes."""
     modules = f"{ROOT / 'src'}:{ROOT / 'client'}"
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "PYTHONPATH": modules}
     (tmp_path / "bin").mkdir()
@@ -107,9 +107,11 @@ def test_in_an_allocation_that_lost_a_node_the_plan_is_made_anew_for_those_that_
         "MEGATRON_LM_DIR": "/none",
     }
     environment |= {**slurm.allocation(tmp_path / "bin", 4, gpus_per_node=8), "SLURM_GPUS": "32"}
-    program(
-        tmp_path / "bin", "torchrun", '#!/bin/sh\necho "node ${NODE_RANK}, the first is ${MASTER_ADDR}"'
-    )
+    environment |= {"SLURM_GPUS_PER_TASK": "1", "SLURM_TRES_PER_TASK": "gres/gpu=1"}
+    environment |= {"SLURM_TRES_BIND": "gres/gpu:per_task:1"}  # which salloc adds
+    shares = "${SLURM_GPUS_PER_TASK-whole}, ${SLURM_TRES_PER_TASK-whole}${SLURM_TRES_BIND-}"
+    said = f'#!/bin/sh\necho "node ${{NODE_RANK}}, the first is ${{MASTER_ADDR}}, {shares}"'
+    program(tmp_path / "bin", "torchrun", said)
     asked = {**with_batch(96), "cluster": {"name": "dgx-h100", "num_nodes": 4}}
     (tmp_path / "problem.json").write_text(json.dumps(asked))
 
@@ -128,7 +130,7 @@ def test_in_an_allocation_that_lost_a_node_the_plan_is_made_anew_for_those_that_
     assert "24    " in told.splitlines()[3]
     environment |= {"SLURM_SUBMIT_DIR": str(tmp_path / "run2"), "MOCK_DATA": "1"}
     started = sorted(ran("bash", str(tmp_path / "run2" / "launch.sbatch")).splitlines())
-    assert started == [f"node {rank}, the first is n2" for rank in range(3)]
+    assert started == [f"node {rank}, the first is n2, whole, whole" for rank in range(3)]
 
 
 def test_a_command_of_ones_own_does_not_start_more_nodes_than_the_plan_needs(

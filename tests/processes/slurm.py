@@ -1,9 +1,10 @@
 """A stand-in for Slurm's ``srun`` and ``scontrol``: an allocation whose nodes are all this machine.
 
 It does what Slurm 22.05 was seen to do. A node in the file ``failed`` beside the programs has left the job,
-but not its environment. A step has a number and a part of the allocation's hosts. Its tasks
-have sessions of their own; they outlive an srun that is killed, and end with one that is asked to end.
-Until they are gone the next step waits. The exit code is the tasks' highest, 128 and more for signals.
+but not its environment. squeue also lists another task of the job's array, on nodes of its own. A step has
+a number and a part of the allocation's hosts. Its tasks have sessions of their own; they outlive an srun
+that is killed, and end with one that is asked to end. Until they are gone the next step waits. The exit
+code is the tasks' highest, 128 and more for signals.
 """
 
 import sys
@@ -17,9 +18,10 @@ for host in $3; do echo "$host"; done
 
 _SQUEUE = """#!/bin/sh
 held="$(echo "$SLURM_JOB_NODELIST" | tr , '\\n' | grep -vxFf "$(dirname "$0")/failed")"
+named="$(echo "$held" | paste -sd,)"
 case "$*" in
-*%D) echo "$held" | wc -l ;;
-*%N) echo "$held" | paste -sd, ;;
+*"%A %D %N") echo "7000 2 n8,n9"; echo "$SLURM_JOB_ID $(echo "$held" | wc -l) $named" ;;
+*"%A %N") echo "7000 n8,n9"; echo "$SLURM_JOB_ID $named" ;;
 esac
 """
 

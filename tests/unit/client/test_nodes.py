@@ -1,5 +1,6 @@
 """The nodes of a job, from what its scheduler sets."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import meshwright_client.nodes
 from meshwright.profiles.library import find_gpu
 from meshwright_client.nodes import UnknownNodesError, detect, gpu_of
+from tests.processes import slurm
 
 SLURM = {
     "SLURM_JOB_ID": "7",
@@ -127,6 +129,19 @@ def test_a_step_on_a_part_of_an_allocation_is_a_start_on_these_nodes() -> None:
     assert (nodes.num_nodes, nodes.gpus_per_node, nodes.gpu) == (2, 2, "h100")
     assert (nodes.node_rank, nodes.first_host, nodes.tasks_per_node) == (1, "gpu-009", 1)
     assert detect("slurm", {**PART, "SLURM_STEP_ID": "1"}).run_id != nodes.run_id  # the next srun
+
+
+def test_an_allocation_is_the_nodes_that_slurm_has_left_it_and_no_other_tasks_of_its_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = slurm.allocation(tmp_path, 4)
+    for name, value in {**environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "failed").write_text("n1\n")
+    (tmp_path / "cluster.json").write_text('{"name": "dgx-h100"}')
+    found = detect("slurm", environ)
+    assert (found.num_nodes, found.first_host) == (3, "n2")
+    assert detect(tmp_path / "cluster.json", environ).first_host == "n2"
 
 
 @pytest.mark.parametrize(

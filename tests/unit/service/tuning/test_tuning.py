@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import time
 from dataclasses import replace
@@ -207,7 +208,10 @@ def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
     [
         ': "${NO_SUCH_FOLDER:?set it to a checkout}"',
         "exec no-such-launcher train.py",
-        "echo \"python: can't open file '/none/pretrain_gpt.py'\"; echo ChildFailedError:; exit 1",
+        "echo 'sh: 3: torchrun: not found'; exit 127",
+        "python3 /none/pretrain_gpt.py || { echo ChildFailedError:; exit 1; }",
+        "python3 -m no_such_launcher.train",
+        "python3 -m no_such_launcher",
     ],
 )
 def test_what_every_plan_lacks_ends_the_tuning_at_its_first_run_and_is_forgotten(
@@ -220,6 +224,22 @@ def test_what_every_plan_lacks_ends_the_tuning_at_its_first_run_and_is_forgotten
     assert (code, "no plan can run" in said) == (2, True), said
     state = json.loads((tmp_path / "tuning" / "tuning.json").read_text())
     assert (state["runs"], state["running"]) == ([], None)  # set right, all of them are tried
+
+
+def test_what_one_plan_lacks_after_another_was_measured_puts_it_out_of_the_race_alone(
+    tmp_path: Path,
+) -> None:
+    problem, _, answer = asked()
+    (tmp_path / "answer.json").write_text(json.dumps(answer_document(answer, problem)))
+    script = tmp_path / "train.sh"
+    script.write_text("mkdir $2/../first || exec no-such-kernel\nset -- 100.0 $2\n" + LOGS)
+    folder = tmp_path / "tuning"
+    code, out, said = tuned(tmp_path / "answer.json", folder, script, "--json", "--top", "2")
+    assert code == 0, said
+    first, *others = json.loads(out)["runs"]
+    assert first["outcome"] == "measured"
+    assert {one["outcome"] for one in others} == {"failed"}
+    assert re.search(r"^ +failed .*no-such-kernel", said, re.MULTILINE)  # told as it happens
 
 
 def test_a_step_faster_than_its_gpus_is_refused_with_the_reason_and_the_tuning_goes_on(
