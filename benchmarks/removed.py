@@ -20,8 +20,8 @@ from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.operators.operators import GpuOperators, operators_of
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import Columns, FloatArray
-from meshwright.solver.cost.compute import PassSeconds, launched, layer_floor_s
-from meshwright.solver.cost.context import Context, context_of
+from meshwright.solver.cost.context import Context, PassSeconds, context_of
+from meshwright.solver.cost.launches import launched, layer_floor_s
 from meshwright.solver.cost.stages import RowPrices, Stages
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import fill_share

@@ -50,6 +50,7 @@ OPTION_PARTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "attn_proj",
             "layernorm",
             "mlp_up",
+            "every_second_mm",
             "mlp",
             "shared_experts",
             "moe_act",
@@ -82,7 +83,8 @@ _NOT_OPTIONS = {
 # Kernels with a backward pass in 8 bits (Transformer Engine: cuDNN's fused attention; FlashAttention 3).
 FP8_KERNELS = ("cudnn", "flash3")
 _DEDUPLICATING = ("deepep", "hybridep")
-_XLA_MODULES = ("attn_proj", "mlp_up")  # of MaxText's ``remat_policy``
+# Of MaxText's ``remat_policy``, and what torchtitan replays.
+_FOREIGN_MODULES = ("attn_proj", "mlp_up", "every_second_mm")
 # files of the directory that describe no framework
 _NO_FRAMEWORKS = ("built_models", "capabilities", "common", "judged")
 FLASH_KERNELS = ("flash1", "flash2", "flash3", "cudnn", "triton")
@@ -413,7 +415,7 @@ def _module_contradictions(facts: FrameworkFacts) -> list[_Contradiction]:
     3030 and 3066 (overlapped exchanges).
     """
     replayed, sent = facts.recomputed, facts.offload_modules.split("+")
-    foreign = [name for name in replayed if name in _XLA_MODULES and facts.stack == "megatron-core"]
+    foreign = [name for name in replayed if name in _FOREIGN_MODULES and facts.stack == "megatron-core"]
     graph = facts.cuda_graph.split("+")
     router = "moe_router" in graph
     inside = [name for name in ("expert_fc1", "moe_act") if name in sent]

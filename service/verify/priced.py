@@ -14,7 +14,7 @@ from meshwright.profiles.profile import Profile, default_profile
 from meshwright.service.launchers.megatron_flags import FRAMEWORK
 from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Columns, Configuration, FloatArray
-from meshwright.solver.cost.compute import Gemm, layer_gemms
+from meshwright.solver.cost.compute import Gemm, layer_gemms, second_products
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.parameters import part_weights, unread_products
 from meshwright.solver.cost.stages import LayerLayout, chunks_of
@@ -139,6 +139,9 @@ def rank_flops(target: Target) -> list[float]:
     full = config.recompute_granularity == "full"
     if config.recompute_granularity == "selective" and "core_attn" in ctx.facts.recomputed:
         trained = {one: flops + core[one] for one, flops in trained.items()}
+    if config.recompute_granularity == "selective" and "every_second_mm" in ctx.facts.recomputed:
+        second = {one: second_products(ctx.of(one), one.kind) for one in linear}
+        trained = {one: flops + sum(map(_flops, second[one])) for one, flops in trained.items()}
     again = {one: linear[one] + core[one] - spared[one] for one in linear}
     shapes, first, found = model.layer_shapes(), 0, [0.0] * config.pipeline_parallel_size
     for chunk, (rank, count) in enumerate(zip(ranks, config.stage_layers, strict=True)):

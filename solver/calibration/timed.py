@@ -27,8 +27,8 @@ from meshwright.profiles.profile import Constants, Profile
 from meshwright.solver.calibration.fit import TIME_WIDTHS, Box, Process, fit
 from meshwright.solver.calibration.observations import with_offsets
 from meshwright.solver.configuration import Columns, Configuration, FloatArray
-from meshwright.solver.cost.compute import Gemm, PassSeconds, core_attention, gemm_seconds
-from meshwright.solver.cost.context import context_of
+from meshwright.solver.cost.compute import Gemm, core_attention, gemm_seconds
+from meshwright.solver.cost.context import PassSeconds, context_of
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem

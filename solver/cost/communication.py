@@ -24,8 +24,13 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.sequences import Filled, Work
 from meshwright.solver.configuration import FloatArray, is_one_of
-from meshwright.solver.cost.compute import PassSeconds
-from meshwright.solver.cost.context import SHARD_WEIGHTS, Context, experts_overlap, paired_passes
+from meshwright.solver.cost.context import (
+    SHARD_WEIGHTS,
+    Context,
+    PassSeconds,
+    experts_overlap,
+    paired_passes,
+)
 from meshwright.solver.cost.parameters import Weights
 from meshwright.solver.cost.sharding import (
     all_reduces,

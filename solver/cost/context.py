@@ -32,6 +32,19 @@ from meshwright.solver.configuration import (
 )
 from meshwright.solver.problem import Problem, Workload
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassSeconds:
+    """Forward and backward seconds of one piece of work, shape (n,)."""
+
+    forward: FloatArray
+    backward: FloatArray
+
+    def __add__(self, other: PassSeconds) -> PassSeconds:
+        """Both, one after the other."""
+        return PassSeconds(forward=self.forward + other.forward, backward=self.backward + other.backward)
+
+
 # --------------------------------------------------------------------------------------------------
 # Where the ranks of a row lie: which strides each order of the mesh axes gives them.
 #

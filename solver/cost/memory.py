@@ -18,8 +18,13 @@ from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import ALL_LAYERS, SCHEDULES, Columns, FloatArray, IntArray
-from meshwright.solver.cost.compute import PassSeconds
-from meshwright.solver.cost.context import SHARD_GRADIENTS, SHARD_WEIGHTS, Context, experts_overlap
+from meshwright.solver.cost.context import (
+    SHARD_GRADIENTS,
+    SHARD_WEIGHTS,
+    Context,
+    PassSeconds,
+    experts_overlap,
+)
 from meshwright.solver.cost.parameters import Weights, part_weights, quantized_weights, trained_parts
 from meshwright.solver.cost.sharding import (
     adds_whole_gradients,
@@ -39,9 +44,7 @@ _LEAST_KEPT = 0.1  # of a selectively recomputed layer's rows: its input at leas
 # Per-tensor scaled weights have one 8-bit copy on Blackwell; Hopper's GEMMs need the transpose as well, and
 # block-scaled formats keep both directions (Transformer Engine, Float8Tensor and MXFP8Tensor).
 _ONE_COPY_RECIPES = ("none", "fp8-delayed", "fp8-current")
-# Weights that DeepSpeed's ZeRO-3 holds gathered before it releases some (``stage3_max_live_parameters``,
-# its default and as exported).
-_LIVE_WEIGHTS = 1e9
+_LIVE_WEIGHTS = 1e9  # that DeepSpeed's ZeRO-3 holds gathered (``stage3_max_live_parameters``, its default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

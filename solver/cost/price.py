@@ -30,18 +30,15 @@ from meshwright.solver.cost.communication import (
 )
 from meshwright.solver.cost.compute import (
     Gemm,
-    PassSeconds,
     core_attention,
     gemm_seconds,
-    launched,
-    launches_left,
-    layer_floor_s,
     linear_seconds,
     memory_bound,
     replayed_s,
     shared_expert_gemms,
 )
-from meshwright.solver.cost.context import Context, context_of, paired_passes
+from meshwright.solver.cost.context import Context, PassSeconds, context_of, paired_passes
+from meshwright.solver.cost.launches import launched, launches_left, layer_floor_s
 from meshwright.solver.cost.memory import layer_activation_bytes, memory_prices, spilled_s, state_bytes
 from meshwright.solver.cost.parameters import (
     Weights,

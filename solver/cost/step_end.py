@@ -9,8 +9,8 @@ import numpy as np
 
 from meshwright.profiles.collectives.collectives import Group, all_gather_s, all_reduce_s
 from meshwright.solver.configuration import FloatArray
-from meshwright.solver.cost.compute import PassSeconds, launches_left
-from meshwright.solver.cost.context import SHARD_GRADIENTS, Context, Replicas, once
+from meshwright.solver.cost.context import SHARD_GRADIENTS, Context, PassSeconds, Replicas, once
+from meshwright.solver.cost.launches import launches_left
 from meshwright.solver.cost.parameters import Weights, copied_embedding
 from meshwright.solver.cost.sharding import (
     adds_whole_gradients,

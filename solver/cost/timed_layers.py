@@ -15,8 +15,7 @@ import numpy as np
 
 from meshwright.profiles.measured.layers import LayerTime, MeasuredLayers, Part
 from meshwright.solver.configuration import BoolArray, FloatArray
-from meshwright.solver.cost.compute import PassSeconds
-from meshwright.solver.cost.context import Context
+from meshwright.solver.cost.context import Context, PassSeconds
 
 # Of ln(measured / predicted) of steps priced from one timed layer for each tensor-parallel size and
 # micro-batch: 688 open single-node runs missed by 7.3 % on average and 5.4 % in the median, 80 % of them

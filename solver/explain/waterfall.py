@@ -14,8 +14,14 @@ import numpy as np
 from meshwright.profiles.model import LayerKind
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import Columns, Configuration, FloatArray
-from meshwright.solver.cost.compute import Gemm, PassSeconds, core_attention, gemm_seconds, linear_seconds
-from meshwright.solver.cost.context import WITHOUT_ACTIVATIONS, Context, context_of, is_offloaded
+from meshwright.solver.cost.compute import Gemm, core_attention, gemm_seconds, linear_seconds
+from meshwright.solver.cost.context import (
+    WITHOUT_ACTIVATIONS,
+    Context,
+    PassSeconds,
+    context_of,
+    is_offloaded,
+)
 from meshwright.solver.cost.parameters import adapter_gemms
 from meshwright.solver.cost.pipelines import (
     Assembled,

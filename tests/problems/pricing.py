@@ -1,11 +1,13 @@
 """Problems and profiles by hand, for tests of the cost model."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import Profile, default_profile
-from meshwright.solver.configuration import Configuration
+from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.problem import Problem, Workload
 from tests.builders import a_cluster, a_model
 
@@ -49,3 +51,20 @@ def a_layout(**changes: object) -> Configuration:
     """One GPU, four layers, unless changed."""
     base = Configuration(micro_batch_size=1, num_microbatches=8, stage_layers=(4,))
     return replace(base, **changes)  # type: ignore[arg-type]
+
+
+ON_8: Mapping[str, object] = {"expert_parallel_size": 8, "data_parallel_size": 8}
+
+
+def of(
+    model: ModelSpec = GPT,
+    layout: Mapping[str, object] | None = None,
+    framework: str = "megatron-core",
+    /,
+    **options: object,
+) -> Context:
+    """One row of a model under some options, with floors by hand."""
+    problem = a_problem(model, framework_options=options)
+    rows = Columns.of([a_layout(**(layout or {}))])
+    profile = a_profile(problem, framework, floor_s=1e-3, floor_moe=4.0, floor_tensor=0.5)
+    return context_of(problem, rows, profile)

@@ -241,7 +241,7 @@ def test_the_nearest_value_of_a_refused_option_is_legal(
         (
             "torchtitan",
             {"recompute_modules": "mlp"},
-            "absent, or core_attn; launchers that take others: llama",
+            "absent, or every_second_mm; launchers that take others: llama",
         ),
         (
             "accelerate",
@@ -250,7 +250,7 @@ def test_the_nearest_value_of_a_refused_option_is_legal(
         ),
         ("ms-swift", {"optimizer_offload_fraction": 0.5}, ""),  # hybrid optimizer of Megatron-Core
         ("deepspeed", {"gradient_dtype": "fp32"}, ""),  # communication_data_type, stated and not searched
-        ("torchtitan", {"recompute_modules": "core_attn"}, ""),  # as it is anyway
+        ("torchtitan", {"recompute_modules": "every_second_mm"}, ""),  # as it is anyway
         ("none", {"cuda_graph": "layer"}, ""),  # whose files nobody writes
     ],
 )

@@ -10,8 +10,8 @@ from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.registry import export
 from meshwright.solver.configuration import CONTEXT_MODES, HIERARCHICAL, Columns
 from meshwright.solver.cost.communication import context_parallel, expert_parallel
-from meshwright.solver.cost.compute import PassSeconds, core_attention
-from meshwright.solver.cost.context import Context, context_of, paired_passes
+from meshwright.solver.cost.compute import core_attention
+from meshwright.solver.cost.context import Context, PassSeconds, context_of, paired_passes
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.step_end import exposed_s
 from meshwright.solver.planner.plan import ask

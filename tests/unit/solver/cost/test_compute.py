@@ -9,33 +9,32 @@ import pytest
 from meshwright.profiles.collectives.collectives import all_to_all_s
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_model
-from meshwright.profiles.model import LayerKind, ModelSpec
+from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MlaSpec, MoeSpec
 from meshwright.profiles.operators.tables import attention_forward_s, grouped_mlp_s, load_operator_tables
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.communication import dispatched_copies, expert_parallel
 from meshwright.solver.cost.compute import (
     Gemm,
-    PassSeconds,
     core_attention,
     gemm_seconds,
-    launched,
-    layer_floor_s,
     layer_gemms,
     linear_seconds,
     memory_bound,
     permuted_bytes,
     replayed_s,
+    second_products,
 )
 from meshwright.solver.cost.compute import (
     flash_s as kernel_s,
 )
-from meshwright.solver.cost.context import Context, context_of
+from meshwright.solver.cost.context import Context, PassSeconds, context_of
+from meshwright.solver.cost.launches import layer_floor_s
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.step_end import accumulation
 from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_gpu, a_model, a_moe_model
-from tests.problems.pricing import GPT, a_layout, a_problem, a_profile
+from tests.problems.pricing import GPT, ON_8, a_layout, a_problem, a_profile, of
 
 
 def context(problem: Problem, configuration: Configuration) -> Context:
@@ -302,76 +301,6 @@ def test_one_kernel_for_each_operation_moves_more_than_fused_ones() -> None:
 
 # What switches of modern recipes change, against counts made by hand from the published definitions.
 
-ON_8: Mapping[str, object] = {"expert_parallel_size": 8, "data_parallel_size": 8}
-
-
-def of(
-    model: ModelSpec = GPT,
-    layout: Mapping[str, object] | None = None,
-    framework: str = "megatron-core",
-    /,
-    **options: object,
-) -> Context:
-    """One row of a model under some options."""
-    problem = a_problem(model, framework_options=options)
-    rows = Columns.of([a_layout(**(layout or {}))])
-    profile = a_profile(problem, framework, floor_s=1e-3, floor_moe=4.0, floor_tensor=0.5)
-    return context_of(problem, rows, profile)
-
-
-def floor(
-    kind: LayerKind = "dense", layout: Mapping[str, object] | None = None, **options: object
-) -> float:
-    """Milliseconds that a layer's launches take, of 1 ms for a dense one; the builder's host takes 0.79."""
-    model = a_moe_model() if kind == "moe" else GPT
-    return float(layer_floor_s(of(model, layout, **options), kind)[0] / 0.79e-3)
-
-
-def test_graphs_take_away_the_launches_of_the_parts_that_they_capture() -> None:
-    assert floor() == pytest.approx(1.0)
-    assert floor(cuda_graph="attn") == pytest.approx(0.4)  # attention has 0.6 of a dense layer's launches
-    assert floor(cuda_graph="layer") == pytest.approx(0.15)
-    assert floor(cuda_graph="full_iteration") == pytest.approx(0.03)
-    # router 0.2 and preprocessing 0.2 of the 4 that a layer of experts launches
-    assert floor("moe", cuda_graph="moe_router+moe_preprocess") == pytest.approx(4.0 * 0.6)
-    # a whole layer of experts whose sizes change leaves a quarter, of padded experts as much as a dense one
-    assert floor("moe", cuda_graph="layer") == pytest.approx(4.0 * 0.25)
-    assert floor("moe", cuda_graph="layer", moe_capacity_factor=1.0) == pytest.approx(4.0 * 0.15)
-
-
-def test_an_all_gather_copies_no_sizes_to_the_host() -> None:
-    assert floor("moe", moe_dispatcher="allgather") == pytest.approx(4.0 * 0.45)
-
-
-def test_a_host_that_waits_for_sizes_launches_beside_what_the_gpu_runs() -> None:
-    busy, floor_s = PassSeconds(forward=np.array([1e-3]), backward=np.array([1e-3])), np.array([1e-3])
-
-    def forward_ms(kind: LayerKind, **options: object) -> float:
-        return float(launched(of(a_moe_model(), ON_8, **options), kind, busy, floor_s).forward[0] * 1e3)
-
-    assert forward_ms("moe") == pytest.approx(2.0 ** (1 / 3))  # (1 + 1)^(1/3)
-    for known in ({"moe_capacity_factor": 1.0}, {"moe_dispatcher": "allgather"}):
-        assert forward_ms("moe", **known) == pytest.approx(2.0 ** (1 / 8))
-    assert forward_ms("dense") == pytest.approx(2.0 ** (1 / 8))
-
-
-def test_launches_grow_with_tensor_parallelism_only_where_the_cpu_waits_for_messages() -> None:
-    within = {"tensor_parallel_size": 4, "pipeline_parallel_size": 2, "stage_layers": (2, 2)}
-    assert floor(layout=within) == pytest.approx(1.0)  # one island: the CPU runs ahead
-    across = {**within, "data_parallel_size": 2}  # 16 GPUs, two islands
-    assert floor(layout=across) == pytest.approx(1.0)
-    waits = of(GPT, across, synchronous_transfers=True)
-    expected = waits.constants.floor_across * (1.0 + 0.5 * 3.0)  # three ranks more, half as much each
-    assert layer_floor_s(waits, "dense")[0] / 0.79e-3 == pytest.approx(expected)
-
-
-def test_blocking_launches_come_on_top_of_what_the_gpu_runs() -> None:
-    busy = PassSeconds(forward=np.array([5e-3]), backward=np.array([10e-3]))
-    ctx = of(launch_blocking=True)
-    passes = launched(ctx, "dense", busy, np.array([1e-3]))
-    assert passes.forward[0] == pytest.approx(5e-3 + 4.0 * 1e-3)
-    assert passes.backward[0] == pytest.approx(10e-3 + 4.0 * 1e-3 * ctx.constants.floor_backward)
-
 
 @pytest.mark.parametrize(
     ("dispatcher", "copies"),
@@ -532,6 +461,19 @@ def test_only_modules_that_are_recomputed_are_replayed() -> None:
     assert 0.0 < replayed("attn_proj") < replayed("mlp_up")  # h x h against h x 4 h
     assert replayed("core_attn+mlp") == pytest.approx(1.0 + replayed("mlp"))
     assert replayed("core_attn", recompute_granularity="none") == 0.0
+
+
+def test_torchtitan_replays_every_second_product_as_they_run() -> None:
+    # qkv, out*, up, down*; latent: qa, qb*, kva, kvb*, out, gate*, up, down*: * is replayed
+    mla = MlaSpec(
+        q_lora_rank=256, kv_lora_rank=128, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64
+    )
+    h, f, heads = 1024, 4096, 16
+    plain = flops(second_products(of(GPT, SELECTIVE, "fsdp"), "dense"))
+    assert plain == 2 * 2048 * (h * h + f * h)
+    latent = replace(GPT, head_dim=96, mla=mla, gated_mlp=True)
+    found = flops(second_products(of(latent, SELECTIVE, "fsdp"), "dense"))
+    assert found == 2 * 2048 * (256 * heads * 96 + 128 * heads * (64 + 64) + h * f + f * h)
 
 
 def kept(

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from meshwright.profiles.sequences import SequenceLengths
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.communication import unequal_attention
-from meshwright.solver.cost.compute import PassSeconds, core_attention
-from meshwright.solver.cost.context import context_of
+from meshwright.solver.cost.compute import core_attention
+from meshwright.solver.cost.context import PassSeconds, context_of
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.predict import predict
