@@ -254,8 +254,10 @@ def linear_names(model: ModelSpec) -> tuple[str, ...]:
 
 
 def quantized_layers(model: ModelSpec, kind: LayerKind) -> Iterator[LinearLayer]:
-    """The linear layers of one transformer layer that bitsandbytes replaces: routed experts are none."""
+    """The linear layers of one layer that bitsandbytes replaces, experts where they are such."""
     yield from single_layers(model, kind).values()
+    if model.moe is not None and model.moe.expert_adapters == "linear":
+        yield from _experts(model, kind).values()
 
 
 def base_bytes(elements: float | NDArray[np.float64], precision: BasePrecision) -> NDArray[np.float64]:

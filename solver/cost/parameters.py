@@ -192,9 +192,10 @@ def quantized_weights(ctx: Context, kind: LayerKind) -> tuple[float, float]:
     """
     if ctx.workload.base_precision == "bf16":
         return 0.0, 0.0
-    sizes = [layer.inputs * layer.outputs for layer in quantized_layers(ctx.model, kind)]
-    saved = (2.0 * size - float(base_bytes(size, ctx.workload.base_precision)) for size in sizes)
-    return float(sum(sizes)), sum(saved)
+    layers, precision = list(quantized_layers(ctx.model, kind)), ctx.workload.base_precision
+    sizes = [(float(layer.inputs * layer.outputs), max(layer.experts, 1)) for layer in layers]
+    saved = (count * (2.0 * size - float(base_bytes(size, precision))) for size, count in sizes)
+    return sum(size * count for size, count in sizes), sum(saved)
 
 
 def adapter_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:

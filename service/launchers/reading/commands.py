@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
+from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.reading.base import MAX_BYTES, Include, Source, Told, refused
 from meshwright.service.launchers.reading.shell import read_script
@@ -39,7 +40,7 @@ _OTHERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
          "generates text"),
         (r"(?!train)(\w+_)?(evaluate|eval|mmlu|validate)(_\w*)?\.py", "evaluates a model"),
         (r"(convert|hf2|export|merge|prune|quantize)\w*\.py|\w+_ptq\.py", "converts a checkpoint"),
-        (r"(preprocess|analyze|tokenize|prepare|report|offline)_\w+\.py|preprocess\.py|axolotl preprocess",
+        (r"(preprocess|analyze|tokenize|prepare)(_\w+)?\.py|(report|offline)_\w+\.py|axolotl preprocess",
          "prepares data"),
         (r"create_\w*index\.py", "prepares data"),
         ((r"(swift|megatron|llamafactory-cli) (infer|eval|export|deploy|app|web-ui|sample|"
@@ -182,6 +183,26 @@ def chosen(
     return found, sum(is_known(word.text) for word in found.words)
 
 
+def chosen_by(file: str, commands: Sequence[Command], is_known: Callable[[str], bool]) -> Command | None:
+    """The command that trains by a file; None: none is given it.
+
+    Raises:
+        InvalidProblemError: as ``require_training``, or several commands that differ train by it.
+    """
+    base = file.rpartition("/")[2]
+    given = [command for command in commands if any(_holds(word, base) for word in command.words)]
+    if not given:
+        return None
+    given.sort(key=lambda command: len(command.before) < 2)  # noqa: PLR2004 - Python's own go last
+    runs = _runs(given, lambda text: is_known(text) or text.endswith(base), 0) or given[:1]
+    if len(runs) > 1:
+        lines = ", ".join(str(one.words[0].line) for one in runs[:8])
+        message = f"{base[:64]} is given to {len(runs)} commands that differ (lines {lines})"
+        raise refused(message, allowed="a script with one of them")
+    require_training(runs[0], f"a script beside {base}")
+    return runs[0]
+
+
 def _runs(commands: Sequence[Command], is_known: Callable[[str], bool], most: int) -> list[Command]:
     """Started trainings with half of the most known names and more, which differ in these."""
     found: dict[tuple[tuple[str, str], ...], Command] = {}
@@ -300,6 +321,13 @@ def files_named(script: Script, *, programs: bool = True, data: bool = True) -> 
                     yield Word(base, word.line)
             if word.text == "--module" and at + 1 < len(words):
                 yield Word(f"{words[at + 1].text.rsplit('.', 1)[-1]}.py", word.line)
+
+
+def require_beside(source: Source, script: Source, word: Word) -> None:
+    """Refuse a file that a command names and that is not there."""
+    if source.other(word.text) is None:
+        where, name = f"line {word.line} of {shown(script.name)}", shown(word.text.rpartition("/")[2])
+        raise refused(f"{where}: {name} is not beside it", allowed="give that file too, or its folder")
 
 
 def world_of(text: str, script: Script, command: Command | None = None) -> World:

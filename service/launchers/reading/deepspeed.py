@@ -161,7 +161,12 @@ def _precision(fields: Fields, known: Known) -> str:
     return "fp16" if fp16 else "bf16"
 
 
-_OLDER_OFFLOADS = {"optimizer": "cpu_offload", "parameters": "cpu_offload_params"}  # zero/config.py
+# Deprecated switches of the device (zero/config.py; cpu_offload_params: 0.3.13, zero/constants.py)
+_OLDER_OFFLOADS = {
+    "zero_optimization.cpu_offload": "optimizer",
+    "zero_optimization.cpu_offload_param": "parameters",
+    "zero_optimization.cpu_offload_params": "parameters",
+}
 
 
 def read_offload(fields: Fields, zero: int, places: Mapping[str, tuple[str, str]] = _PLACES) -> str:
@@ -170,9 +175,14 @@ def read_offload(fields: Fields, zero: int, places: Mapping[str, tuple[str, str]
     ``places``: for each part the fields of its device and of the folder on the drive.
     """
     devices = {part: fields.word(device, "none", allowed=_DEVICES) for part, (device, _) in places.items()}
-    for part, name in _OLDER_OFFLOADS.items():
-        if fields.flag(f"zero_optimization.{name}", default=False):
+    for name, part in _OLDER_OFFLOADS.items():
+        if fields.flag(name, default=False):
             devices[part] = "cpu"
+        newer = places[part][0]
+        if fields.has(name) and fields.has(newer):  # config_utils.py, _process_deprecated_field
+            fields.fault(
+                name, f"DeepSpeed takes it or its newer name, {newer}, not both", allowed="one of them"
+            )
     sharded = zero == _SHARDED_WEIGHTS
     if devices["parameters"] != "none" and not sharded:  # engine.py hands it to stage 3 alone
         fields.note(f"stage {zero} shards no weights: {places['parameters'][0]} does nothing")

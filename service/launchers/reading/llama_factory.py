@@ -19,7 +19,13 @@ from meshwright.service.launchers.reading.accelerate import (
 )
 from meshwright.service.launchers.reading.accelerate_command import Shares, shares_beside
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by
-from meshwright.service.launchers.reading.commands import Command, commands_of, script_of, world_of
+from meshwright.service.launchers.reading.commands import (
+    Command,
+    commands_of,
+    require_beside,
+    script_of,
+    world_of,
+)
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.given import Given, Value
@@ -35,7 +41,6 @@ from meshwright.service.launchers.reading.mesh_trainers import (
     commands_beside,
     documents_beside,
     kernel_option,
-    require_beside,
 )
 from meshwright.service.launchers.reading.ms_swift import completed
 from meshwright.service.launchers.reading.shell_values import Word

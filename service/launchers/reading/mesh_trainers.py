@@ -31,8 +31,8 @@ from meshwright.service.launchers.reading.accelerate import (
     recomputes,
 )
 from meshwright.service.launchers.reading.accelerate_command import Shares, shares_beside
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
-from meshwright.service.launchers.reading.commands import files_named, script_of
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.commands import files_named, require_beside, script_of
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.known import Known, known_of
@@ -559,13 +559,6 @@ def _require_own_file(source: Source) -> None:
         for option, value in pairwise(words if any(word.text in _PROGRAMS for word in words) else ()):
             if option.text == "--config":
                 require_beside(source, script, value)
-
-
-def require_beside(source: Source, script: Source, word: Word) -> None:
-    """Refuse a file that a command names and that is not there."""
-    if source.other(word.text) is None:
-        where, name = f"line {word.line} of {shown(script.name)}", shown(word.text.rpartition("/")[2])
-        raise refused(f"{where}: {name} is not beside it", allowed="give that file too, or its folder")
 
 
 def documents_beside(source: Source) -> Iterator[Source]:

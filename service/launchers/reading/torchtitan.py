@@ -204,7 +204,7 @@ _TOKENS = "training.num_tokens_per_microbatch_per_dp_rank"
 def _in_older_names(values: dict[str, Found]) -> dict[str, Found]:
     """Names before and after 0.3 as those of 0.3: a microbatch's tokens are sequences of the longest."""
     found = {_OLDER.get(name, name): one for name, one in values.items() if name != _TOKENS}
-    eight = next((found[name] for name in _OLDEST_FP8 if name in found and found[name].value), None)
+    eight = next((one for name in _OLDEST_FP8 if (one := found.pop(name, None)) and one.value), None)
     if eight is not None and "model.converters" not in found:
         found["model.converters"] = Found(["float8"], eight.line)
     tokens, length = values.get(_TOKENS), found.get("training.seq_len")

@@ -34,7 +34,9 @@ from meshwright.service.launchers.reading.commands import (
     World,
     best,
     chosen,
+    chosen_by,
     commands_of,
+    require_beside,
     require_training,
     script_of,
     takes_every_gpu,
@@ -202,25 +204,25 @@ class TrainerReader:
 
 
 def _start_of(source: Source, told: Told) -> tuple[Script, Command] | None:
-    """The command beside a file of arguments that starts by it, with its script; None: there is none.
+    """The command beside a file of arguments that trains by it, with its script; None: there is none.
 
     What such a command says besides counts before the file (alignment-handbook, H4ArgumentParser).
+
+    Raises:
+        InvalidProblemError: none of those that are given the file trains, or several differ.
     """
-    for script in source.scripts():
-        found = script_of(script, told)
-        for command in commands_of(found):
-            if any(
-                word.text.rpartition("/")[2] == source.name.rpartition("/")[2] for word in command.words
-            ):
-                return found, command
-    return None
+    scripts = [script_of(one, told) for one in source.scripts()]
+    starts = [(script, command) for script in scripts for command in _commands(script)]
+    found = chosen_by(source.name, [command for _, command in starts], _is_name)
+    return next((start for start in starts if start[1] is found), None)
 
 
 def _arguments_beside(source: Source, command: Command) -> dict[str, Found]:
     """The arguments in a file that the command names first, for its own to count before."""
-    name = next((word.text for word in command.words[:1] if word.text.endswith(_DOCUMENTS)), None)
-    text = None if name is None else source.other(name)
-    return {} if name is None or text is None else document_of(replace(source, name=name, text=text))
+    if not command.words or not command.words[0].text.endswith(_DOCUMENTS):
+        return {}
+    require_beside(source, source, command.words[0])
+    return document_of(source.at(command.words[0].text))
 
 
 def _tool(fields: Fields, program: str = "") -> Tool:
@@ -411,7 +413,7 @@ def _length(fields: Fields, known: Known, tool: Tool) -> int:
     length = _told(fields, known, "seq_length", fields.optional(name) if name else None)
     usual = LLAMA_FACTORY.length if fields.has(_SWIFT_2) else tool.length  # ms-swift 2 has the same
     if length is None and usual is not None:
-        fields.note(f"{_LENGTHS[0]} is not given: {usual} is {tool.name}'s default")
+        fields.note(f"{_LENGTHS[tool is not LLAMA_FACTORY]} is not given: {usual} is {tool.name}'s default")
         return usual
     return known.required("seq_length", length, f"{_LENGTHS[2]} of the training script")
 

@@ -8,6 +8,7 @@ from meshwright.profiles.adapters import (
     adapter_parameters,
     base_bytes,
     linear_names,
+    quantized_layers,
     target_fault,
 )
 from meshwright.profiles.library import find_model
@@ -70,6 +71,18 @@ def test_a_frozen_matrix_of_4_bits_has_half_a_byte_a_weight_and_its_scales() -> 
     # 193 scales of 1 byte, 1 of their own, 256 code points and an offset
     assert base_bytes(12_295, "nf4-double") == 6148 + 193 + 4 + 1024 + 4 + 64
     assert base_bytes(12_295, "bf16") == 2 * 12_295
+
+
+def test_experts_are_of_4_bits_where_each_is_a_linear_layer() -> None:
+    # DeepSeekMoE 16B, of remote code: attention 4h², two shared experts and 64 routed ones of 3h · 1408
+    def weights(name: str) -> int:
+        layers = quantized_layers(find_model(name), "moe")
+        return sum(one.inputs * one.outputs * max(one.experts, 1) for one in layers)
+
+    h = 2048
+    assert weights("deepseek-moe-16b") == 4 * h * h + (2 + 64) * 3 * h * 1408
+    # Qwen3 30B-A3B: transformers fuses its experts; 32 heads and 4 key heads of 128
+    assert weights("qwen3-30b-a3b") == 2 * h * 4096 + 2 * h * 512
 
 
 def test_8_bit_states_have_two_bytes_a_weight_and_a_scale_for_each_256() -> None:

@@ -25,7 +25,12 @@ def read(stage: int, **sections: object) -> LaunchFile:
 def test_weights_on_the_host_below_stage_3_do_nothing() -> None:
     found = read(2, offload_optimizer=CPU, offload_param=CPU)
     assert found.configuration.offload == "optimizer"
-    assert read(2, cpu_offload=True).configuration.offload == "optimizer"  # its older name
+    # older names of the devices, which DeepSpeed takes alone
+    assert read(2, cpu_offload=True).configuration.offload == "optimizer"
+    away = read(3, cpu_offload=True, cpu_offload_param=True)
+    assert away.configuration.offload == "optimizer+parameters"
+    with pytest.raises(InvalidProblemError, match=r"cpu_offload: .*not both"):
+        read(2, cpu_offload=False, offload_optimizer=CPU)
     assert "stage 2 shards no weights: zero_optimization.offload_param.device does nothing" in found.notes
 
 

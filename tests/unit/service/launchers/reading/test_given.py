@@ -1,13 +1,15 @@
-"""Faults of values say what is allowed, and say it once."""
+"""Values that are given in flags, files and commands; their faults say what is allowed, and say it once."""
 
 from pathlib import Path
 
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.documents import Found
 from meshwright.service.launchers.reading.fields import Fields, meant
 from meshwright.service.launchers.reading.given import PLAIN_NAMES, given_flags
+from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.reading.shell_values import Word
 
 
@@ -64,3 +66,48 @@ def test_no_flag_of_megatron_lm_is_taken_for_a_slip_of_another() -> None:
     names = {flag[2:].replace("-", "_") for flag in flags} - PLAIN_NAMES.keys()
     assert len(names) > 300
     assert {name: meant(name, PLAIN_NAMES) for name in names if meant(name, PLAIN_NAMES)} == {}
+
+
+# A file of arguments, and the command that trains by it.
+
+ARGUMENTS = (
+    "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 1\nblock_size: 1024\nbf16: true\n"
+)
+WORDS = "--bf16 true --block_size 64 --per_device_train_batch_size 1 --gradient_accumulation_steps 1"
+
+
+def test_what_a_command_says_beside_its_file_of_arguments_counts_before_it() -> None:
+    start = (
+        "torchrun --nproc_per_node=4 train.py c.yaml --deepspeed=zero3"  # the file alone was read: replicas
+    )
+    for script, micro in ((start, 1), (f"{start} --per_device_train_batch_size=2", 2)):
+        files = {"a.sh": f"{script}\n", "c.yaml": ARGUMENTS}
+        config = read_launch_files(
+            Source(name="a.sh", text=f"{script}\n", files=files), Told()
+        ).configuration
+        assert (config.zero_stage, config.micro_batch_size, config.data_parallel_size) == (3, micro, 4)
+
+
+def test_the_command_that_trains_by_a_file_counts_not_another_that_is_given_it() -> None:
+    train = "torchrun --nproc_per_node 4 t.py c.yaml"
+
+    def found(script: str, name: str = "c.yaml") -> LaunchFile:
+        files = {"a.sh": f"{script}\n", "c.yaml": ARGUMENTS}
+        return read_launch_files(Source(name=name, text=files[name], files=files), Told())
+
+    # each was taken for the training, its words before the file's, and its one process
+    for other in (
+        "prepare.py --config c.yaml --block_size 64",
+        "eval.py c.yaml --bf16 false",
+        "s.py c.yaml",
+    ):
+        run = found(f"python {other}\n{train}")
+        assert (run.configuration.data_parallel_size, run.workload.seq_length) == (4, 1024)
+    with pytest.raises(
+        InvalidProblemError, match=r"c\.yaml is given to 2 commands that differ \(lines 1, 2\)"
+    ):
+        found(f"{train}\n{train} --per_device_train_batch_size 2")
+    with pytest.raises(InvalidProblemError, match=r"line 1 of a script beside c\.yaml: eval\.py evaluates"):
+        found("python eval.py c.yaml")
+    with pytest.raises(InvalidProblemError, match=r"line 1 of a\.sh: d\.yaml is not beside it"):
+        found(f"{train.replace('c.yaml', 'd.yaml')} {WORDS}", "a.sh")

@@ -108,6 +108,7 @@ def test_what_a_launcher_runs_and_no_plan_has_is_priced_on_its_stack() -> None:
     titan = own_of_files(request, Source(name="a.toml", text=TITAN.replace('"two"', "2") + eight))
     assert titan.problem.workload.framework_options["precision_recipe"] == "fp8-current"
     assert (titan.problem.launcher, titan.problem.stack, titan.launcher) == ("none", "fsdp", "torchtitan")
+    assert not titan.unread  # the older name of 8 bits was told as read and as unread
     halves = TITAN.replace('"two"', "2").replace("seq_len", 'dtype = "bfloat16"\nseq_len')
     own = own_of_files(request, Source(name="a.toml", text=halves))
     assert own.problem.workload.optimizer == "adamw-pure-bf16"  # no fp32 copy, moments in bf16
