@@ -336,7 +336,11 @@ class Limits(Protocol):
 
 
 def solver_of(limits: Limits) -> cp_model.CpSolver:
-    """One thread, the request's seed and limits; Ctrl-C is the parent's to handle."""
+    """One thread, the request's seed and limits; Ctrl-C is the parent's to handle.
+
+    Presolve looks for no constraints inside others: from that it calls optimal what is not (OR-Tools 9.15,
+    google/or-tools issue 5293).
+    """
     solver = cp_model.CpSolver()
     parameters = solver.parameters
     parameters.num_workers = 1
@@ -344,6 +348,7 @@ def solver_of(limits: Limits) -> cp_model.CpSolver:
     parameters.max_time_in_seconds = limits.time_limit_s
     parameters.max_deterministic_time = limits.deterministic_limit
     parameters.cp_model_probing_level = 0
+    parameters.presolve_inclusion_work_limit = 0
     parameters.catch_sigint_signal = False
     return solver
 

@@ -98,9 +98,14 @@ def test_the_first_and_the_last_stage_may_stand_without_a_layer() -> None:
 
 
 def test_chunks_of_a_rank_differ_by_at_most_one_layer() -> None:
-    # 7 layers in 2 x 2 chunks; rank 1 takes the two that it must, so rank 0 holds 5: 2 and 3, or 3 and 2
+    # 7 layers in 2 x 2 chunks; rank 1 takes the two that it must, so rank 0 holds 5: 2 and 3, 3 and 2, or
+    # fewer in its first chunk, which is the model's, and never 4 and 1
     forced = a_row(vpp=2, room=[100, 2])
-    assert verdict(forced, num_layers=7).split in ((2, 1, 3, 1), (3, 1, 2, 1))
+    assert verdict(forced, num_layers=7).split in ((1, 1, 4, 1), (2, 1, 3, 1), (3, 1, 2, 1))
+    for first, status in ((3, cp_model.OPTIMAL), (4, cp_model.INFEASIBLE)):
+        decision = modelled(a_request(forced, num_layers=7))
+        decision.model.add(decision.bounds[1] == first)
+        assert cp_model.CpSolver().solve(decision.model) == status
 
 
 def test_only_the_first_and_last_chunk_of_the_model_may_hold_fewer() -> None:
@@ -252,6 +257,25 @@ def test_the_hint_names_every_variable_and_is_the_incumbent(request_: Request) -
     solver.parameters.num_workers = 1
     solver.parameters.fix_variables_to_their_hinted_value = True
     assert solver.solve(decision.model) == cp_model.OPTIMAL
+
+
+def test_presolve_takes_the_price_of_one_row_for_no_other_row_s() -> None:
+    # 3 layers a, then b: a rank holds four b at most, 4 * 4.6 s in the first row and 4 * 4.7 in the second,
+    # which OR-Tools 9.15 calls the least of both where it looks for constraints inside others
+    kinds = [[0, 1, 2, *[3] * 12], [0, 0, 0, *range(12)]]
+    free = {"memory_layer": [[0, 0]] * 12, "memory_replay": [[0, 0]] * 12, "replay": [0, 0]}
+    rows = [
+        a_row(pp=4, vpp=3, standalone=True, splits=splits, layer=layer, sum_replay=[0, 0], **free)
+        for splits, layer in (
+            ([[1, 2, 2, 2, *[1] * 7, 0]], [2_625_257_059, 4_613_651_483]),
+            (
+                [[1, 2, *[1] * 9, 2], [1, 2, 2, *[1] * 9], [1, 2, 2, 2, *[1] * 7, 0], [2, *[1] * 10, 2]],
+                [2_742_746_426, 4_747_006_649],
+            ),
+        )
+    ]
+    found = verdict(*rows, num_layers=14, kinds=kinds)
+    assert (found.row, found.objective_us) == (0, 18_454_606)
 
 
 def test_a_worse_incumbent_than_the_best_is_improved_on() -> None:
