@@ -173,8 +173,14 @@ def step_of(accelerator: Any, model: Any, case: Case) -> Built:
     """Bytes of states, and a step as the trainer runs it."""
     found, states = states_of(list(model.parameters()))
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
-    if not case["trace"]:  # weights that stay gathered are so in a step alone
-        return {} if plugin and not plugin.reshard_after_forward else found
+    stays_gathered = plugin is not None and not plugin.reshard_after_forward
+    if plugin is None:  # of fp32 weights two bytes are priced as the model's, two as their copy
+        found["weight_bytes"] //= 2
+        found["optimizer_bytes"] += found["weight_bytes"]
+        found["uncompared"] = REPLICAS
+    told = {} if stays_gathered else dict(found)  # such weights are gathered in a step alone
+    if not case["trace"]:
+        return told
     tokens = torch.zeros(case["micro_batch_size"], case["seq_length"], dtype=torch.int64)
     seen: list[tuple[int, int]] = []
 
@@ -190,18 +196,15 @@ def step_of(accelerator: Any, model: Any, case: Case) -> Built:
         step()
         model.zero_grad()
         whole, found["gradient_bytes"] = (max(sizes) for sizes in zip(*seen, strict=True))
-        if plugin and not plugin.reshard_after_forward:  # whole weights are the model's, fp32
-            found["weight_bytes"] = whole  # shards the optimizer's copy of them
+        if stays_gathered:  # whole weights are the model's, fp32 shards the optimizer's copy of them
+            found["weight_bytes"] = whole
             found["optimizer_bytes"] += bytes_of(shards(model))
-        found |= traced(step, [model, *states], case["trace"])
-        if plugin is None:  # of fp32 weights two bytes are priced as the model's, two as their copy
-            found["weight_bytes"] //= 2
-            found["optimizer_bytes"] += found["weight_bytes"]
-            del found["peak_bytes"]
-            found["uncompared"] = REPLICAS
+        told = found | traced(step, [model, *states], case["trace"])
+        if plugin is None:
+            del told["peak_bytes"]
     except Exception as error:  # noqa: BLE001 - what is built stays, only the step is not traced
-        found["untraced"] = said(error)
-    return found
+        told["untraced"] = said(error)
+    return told
 
 
 if __name__ == "__main__":
