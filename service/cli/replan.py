@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.service.cli.assignments import MAX_DIGITS
 from meshwright.service.cli.calibrate import profile_for
@@ -80,7 +81,7 @@ def replan(  # noqa: PLR0913 - the signature is the list of options
             raise typer.BadParameter(
                 "--cluster-from counts the nodes: leave --num-nodes and --lost-nodes out"
             )
-        num_nodes = _nodes_now(cluster_from)
+        num_nodes = _nodes_now(cluster_from, kept.problem.cluster)
     body: dict[str, Any] = {
         "steps_done": steps_done, "steps_total": steps_total, "saved_step": saved_step,
         "num_nodes": num_nodes, "spare_nodes": spare_nodes, "repair_s": repair_hours * _HOUR_S,
@@ -122,8 +123,8 @@ def _save(kept: KeptPlan, found: Replan, job: Changed, rank: int, folder: Path, 
     sys.stderr.write(f"wrote {', '.join(files)} to {folder}\n")
 
 
-def _nodes_now(scheduler: str) -> int:
-    """Nodes that the job of this shell has now.
+def _nodes_now(scheduler: str, cluster: ClusterSpec) -> int:
+    """Nodes that the job of this shell has now; warns where they do not have the plan's number of GPUs.
 
     Raises:
         MissingExtraError: the client, which knows schedulers, is not installed.
@@ -141,14 +142,18 @@ def _nodes_now(scheduler: str) -> int:
     if scheduler not in SCHEDULERS:
         raise UnknownNameError.among("--cluster-from", scheduler, SCHEDULERS)
     try:
-        found = detect(scheduler).num_nodes
+        found = detect(scheduler)
     except UnknownNodesError as fault:
         raise InvalidProblemError.of("--cluster-from", str(fault)) from None
-    if found is None:
-        raise InvalidProblemError.of(
-            "--cluster-from", f"{scheduler} does not tell how many nodes there are"
-        )
-    return found
+    if found.num_nodes is None:
+        message = f"{scheduler} does not tell how many nodes there are"
+        raise InvalidProblemError.of("--cluster-from", message)
+    planned = {group.gpus_per_node for group in cluster.groups}
+    if found.gpus_per_node is not None and found.gpus_per_node not in planned:
+        each = " or ".join(map(str, sorted(planned)))
+        here = f"{scheduler} tells {found.gpus_per_node} GPUs of this node"
+        say_warnings([f"{here}; the plan, and so every way, is for nodes of {each}"])
+    return found.num_nodes
 
 
 def _lost(words: list[str]) -> int | dict[str, int] | None:

@@ -77,6 +77,20 @@ def test_the_command_and_the_service_answer_alike(client: TestClient, job: str, 
     assert "resume.sh" in theirs["files"]
 
 
+@pytest.mark.parametrize(("gpus", "warned"), [("4", "warning: slurm tells 4 GPUs of this node"), ("8", "")])
+def test_the_scheduler_counts_the_nodes_and_a_warning_tells_those_of_other_sizes_than_the_plans(
+    answer_file: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, warned: str
+) -> None:
+    told = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_GPUS_ON_NODE": gpus}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    words = ("--from", str(answer_file), "--steps-total", "5000", "--json", "--cluster-from")
+    code, out, said = run(*words, "slurm")
+    assert (code, said.partition(";")[0]) == (0, warned)
+    assert json.loads(out)["ways"][0]["layout"]["num_gpus"] == 8
+    assert run(*words, "slrum")[::2] == (2, '--cluster-from: unknown "slrum". Did you mean slurm?')
+
+
 def test_another_plan_of_the_job_can_be_the_one_that_runs(client: TestClient, job: str) -> None:
     second = client.get(f"/v1/jobs/{job}/plans").json()["plans"][1]["plan_id"]
     assert (
