@@ -109,6 +109,7 @@ REMOTE: Mapping[str, Family] = {
             "tie_word_embeddings": False, "pre_seq_len": None, "prefix_projection": False,
         },
         defaults={
+            "multi_query_attention": False, "multi_query_group_num": 1,
             "vocab_size": 65_024, "hidden_size": 4096, "ffn_hidden_size": 13_696, "num_layers": 28,
             "num_attention_heads": 32, "head_dim": 128, "seq_length": 2048, "rms_norm_eps": 1e-5,
             "partial_rotary_factor": 0.5, "tie_word_embeddings": False,
@@ -125,10 +126,9 @@ REMOTE: Mapping[str, Family] = {
     ),
     # Ling 1 (configuration_bailing_moe.py and modeling_bailing_moe.py of inclusionAI/Ling-lite)
     "bailing_moe": Family(
-        **_BAILING, router={"linear_router": True},
-        flags={"use_qkv_bias": (False, {"qkv_bias": True})},
+        **_BAILING, flags={"use_qkv_bias": (False, {"qkv_bias": True})},
         fixed={"use_bias": False, "norm_head": False, "norm_softmax": False},
-        defaults={"vocab_size": 30_592, "hidden_size": 1024, "num_hidden_layers": 24,
+        defaults={"use_bias": True, "vocab_size": 30_592, "hidden_size": 1024, "num_hidden_layers": 24,
                   "num_attention_heads": 16, "num_experts": 16, "num_experts_per_tok": 2,
                   "rms_norm_eps": 1e-5, "max_position_embeddings": 16_384, "tie_word_embeddings": False},
     ),

@@ -299,31 +299,6 @@ def test_ling_2_is_counted_as_its_own_code_builds_it() -> None:
         "using_split_qkv_in_self_attention": False, "partial_rotary_factor": 0.5,
     }  # fmt: skip
     assert model_from_config(published, name="x").num_parameters() == 16_255_638_528
-    # Ling-lite: 2 · 126464h + 28 · (h · 3072 + h² + 66 · 3h · 1408 + 64h + 2h) + h, h = 2048
-    lite = {
-        "model_type": "bailing_moe", "architectures": ["BailingMoeForCausalLM"], "hidden_size": 2048,
-        "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128,
-        "intermediate_size": 5632, "moe_intermediate_size": 1408, "num_experts": 64,
-        "num_experts_per_tok": 6, "num_shared_experts": 2, "norm_topk_prob": True, "norm_head": False,
-        "use_bias": False, "vocab_size": 126_464, "rope_theta": 600_000,
-    }  # fmt: skip
-    assert model_from_config(lite, name="x").num_parameters() == 16_801_974_272
-    with pytest.raises(UnsupportedModelError, match="norm_head"):
-        model_from_config(lite | {"norm_head": True}, name="x")
-
-
-def test_the_baichuans_are_told_by_the_keys_of_their_positions_and_by_their_vocabulary() -> None:
-    # 2 · 64000h + 32 · (4h² + 3h · 11008 + 2h) + h, h = 4096
-    small = {"model_type": "baichuan", "max_position_embeddings": 4096, "model_max_length": 4096}
-    model = model_from_config(small, name="x")
-    assert (model.num_parameters(), model.alibi_positions) == (7_000_559_616, False)
-    # 2 · 64000h + 40 · (4h² + 3h · 13696 + 2h) + h, h = 5120
-    large = {"model_type": "baichuan", "model_max_length": 4096, "hidden_size": 5120,
-             "intermediate_size": 13_696, "num_attention_heads": 40, "num_hidden_layers": 40}  # fmt: skip
-    model = model_from_config(large, name="x")
-    assert (model.num_parameters(), model.alibi_positions) == (13_264_901_120, True)
-    with pytest.raises(UnsupportedModelError, match="normalised output head"):
-        model_from_config(small | {"vocab_size": 125_696}, name="x")
 
 
 def test_a_refused_type_is_refused_as_such_whatever_keys_it_has() -> None:
