@@ -37,6 +37,8 @@ SCHEDULES = (
     "none", "gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zb",
     "zb_1p", "zb_2p", "zb_h1", "zb_h2", "zb_v", "dualpipe_v",
 )  # fmt: skip
+# Those that run the weight gradient as a pass of its own, later than the input gradient.
+SPLIT_BACKWARD = ("interleaved_zb", "zb_1p", "zb_2p", "zb_h1", "zb_h2", "zb_v", "dualpipe_v")
 RECOMPUTE = ("none", "selective", "full")
 # What leaves the GPU, joined by +, for host memory or for NVMe drives.
 OFFLOAD = (

@@ -21,6 +21,7 @@ from meshwright.service.launchers.torchtitan_model import (
     norm_epsilon,
     rotary_factor,
 )
+from meshwright.solver.configuration import SPLIT_BACKWARD
 
 # --------------------------------------------------------------------------------------------------
 # What torchtitan 0.2 and 0.3 call the values of a plan: the same names in TOML and in Python.
@@ -34,7 +35,6 @@ SCHEDULES = {  # torch.distributed.pipelining.schedules, get_schedule_class
     "gpipe": "GPipe", "1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B", "looped_bfs": "LoopedBFS",
     "interleaved_zb": "InterleavedZeroBubble", "zb_v": "ZBVZeroBubble", "dualpipe_v": "DualPipeV",
 }  # fmt: skip
-SPLITS_BACKWARD = ("interleaved_zb", "zb_v", "dualpipe_v")  # stages must not be compiled
 RESHARD = {0: "default", 2: "never", 3: "always"}
 
 
@@ -84,7 +84,7 @@ def compiled_parts(target: Target) -> list[str]:
 
     PyTorch's ``_check_torch_compile_compatibility`` raises for them.
     """
-    return ["loss"] if target.config.pipeline_schedule in SPLITS_BACKWARD else ["model", "loss"]
+    return ["loss"] if target.config.pipeline_schedule in SPLIT_BACKWARD else ["model", "loss"]
 
 
 def stage_modules(stage_layers: tuple[int, ...], head_name: str) -> list[list[str]]:
@@ -389,8 +389,6 @@ def found_warnings(target: Target) -> Iterator[str]:
     yield "0.3 computes attention with FlexAttention; the prediction assumed a flash attention kernel"
     if config.zero_stage == 2:  # noqa: PLR2004 - ZeRO-2
         yield "ZeRO-2 is FSDP2 that does not reshard weights after the forward pass"
-    if config.pipeline_schedule in SPLITS_BACKWARD:
-        yield "its schedule refuses compiled stages: only the loss is compiled, the prediction is of both"
     if config.pipeline_schedule == "zb_v":
         yield "the prediction lets ranks begin the next step one by one; clipping gradients makes them wait"
     if config.pipeline_schedule == "dualpipe_v":

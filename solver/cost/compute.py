@@ -386,12 +386,13 @@ def _eager_bytes(
     """
     facts, model, moe = ctx.facts, ctx.model, ctx.model.moe
     moved: FloatArray | float = 0.0
-    if not facts.elementwise_fused:
-        moved = moved + 12.0 * ctx.tokens * heads_width + 4.0 * width
-    if not facts.norm_fused:
+    if not facts.elementwise_fused or ctx.uncompiled.any():
+        single = 12.0 * ctx.tokens * heads_width + 4.0 * width
+        moved = moved + single * ctx.single_kernels(facts.elementwise_fused)
+    if not facts.norm_fused or ctx.uncompiled.any():
         rows = ctx.tokens * ctx.row_share * model.hidden_size * model.norms_of(kind)
         rows = rows + ctx.tokens * _inner_width(ctx, kind)
-        moved = moved + (_EAGER_NORM_BYTES - _NORM_BYTES) * rows
+        moved = moved + (_EAGER_NORM_BYTES - _NORM_BYTES) * rows * ctx.single_kernels(facts.norm_fused)
     if kind == "moe" and moe is not None and not facts.moe_grouped_mlp_fused:
         biased = _EXPERT_BIAS_BYTES * model.hidden_size * (model.expert_bias_parameters() > 0)
         clamped = _CLAMP_BYTES * moe.ffn_hidden_size * (model.activation_clamp is not None)
@@ -477,7 +478,7 @@ def second_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
 def _second_products_s(ctx: Context, kind: LayerKind) -> FloatArray:
     """Seconds of replaying them and the kernels between, which compiled blocks fuse into the backward."""
     again = _forward_s(ctx, second_products(ctx, kind))
-    return again if ctx.facts.elementwise_fused else again + memory_bound(ctx, kind).forward
+    return again + memory_bound(ctx, kind).forward * ctx.single_kernels(ctx.facts.elementwise_fused)
 
 
 def _forward_s(ctx: Context, gemms: list[Gemm]) -> FloatArray:

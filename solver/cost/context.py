@@ -25,12 +25,15 @@ from meshwright.solver.configuration import (
     RANK_ORDERS,
     RECOMPUTE,
     SCHEDULES,
+    SPLIT_BACKWARD,
     BoolArray,
     Columns,
     FloatArray,
     IntArray,
 )
 from meshwright.solver.problem import Problem, Workload
+
+_SPLIT_BACKWARD = np.array([name in SPLIT_BACKWARD for name in SCHEDULES])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +291,19 @@ class Context:
             return np.full(self.t.shape, self.never_fuses_softmax)
         fours = self.micro_batch * (self.model.num_attention_heads / _FUSED_MULTIPLE) / self.t
         return np.asarray(fours != np.floor(fours))
+
+    @cached_property
+    def uncompiled(self) -> BoolArray:
+        """Rows whose stages torch does not run compiled, (n,): of schedules that split the backward pass.
+
+        ``torch/distributed/pipelining/schedules.py _check_torch_compile_compatibility`` refuses them.
+        """
+        rows = _SPLIT_BACKWARD[self.columns.pipeline_schedule] & (self.p > 1)
+        return np.asarray(rows & self.facts.torch_pipelines)
+
+    def single_kernels(self, fused: bool) -> FloatArray | float:
+        """1 where operators that compiling or a kernel of its own would fuse run one by one, else 0."""
+        return self.uncompiled.astype(np.float64) if fused else 1.0
 
     @property
     def packs(self) -> bool:

@@ -261,7 +261,7 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     (Transformer Engine keeps the quantised input only).
     Where a framework keeps gathered inputs, sequence parallelism does not split those 4 h.
     """
-    model, each = ctx.model, 2.0 + (0.0 if ctx.facts.norm_fused else 4.0)
+    model, each = ctx.model, 2.0 + 4.0 * ctx.single_kernels(ctx.facts.norm_fused)
     norms = each * model.norms_of(kind) + (2.0 if ctx.facts.dropout else 0.0)
     inputs = _norm_output_bytes(ctx) * (0.5 if model.shared_norm else 1.0)
     width = norms * ctx.row_share + inputs * (1.0 if ctx.facts.keeps_gathered_inputs else ctx.row_share)

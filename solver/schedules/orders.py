@@ -24,8 +24,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from meshwright.solver.configuration import FloatArray, IntArray
-from meshwright.solver.schedules.schedule import AUTOMATIC, SPLIT_BACKWARD, V_SHAPED
+from meshwright.solver.configuration import SPLIT_BACKWARD, FloatArray, IntArray
+from meshwright.solver.schedules.schedule import AUTOMATIC, V_SHAPED
 
 Number = TypeVar("Number", int, IntArray)
 _TWICE = ("zb_h2", "zb_2p")  # run twice as far ahead

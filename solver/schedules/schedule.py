@@ -12,10 +12,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.solver.configuration import SCHEDULES, BoolArray, Columns, FloatArray, IntArray
+from meshwright.solver.configuration import (
+    SCHEDULES,
+    SPLIT_BACKWARD,
+    BoolArray,
+    Columns,
+    FloatArray,
+    IntArray,
+)
 
-# Schedules that run the weight gradient as a pass of its own, later than the input gradient.
-SPLIT_BACKWARD = ("interleaved_zb", "zb_1p", "zb_2p", "zb_h1", "zb_h2", "zb_v", "dualpipe_v")
 V_SHAPED = ("zb_v", "dualpipe_v")  # two chunks a rank, the second ones in reverse: rank 0 has both ends
 AUTOMATIC = {"zb_1p": 1, "zb_2p": 2}  # order made for the times; p, 2 p micro-batches in memory
 BYPASSES_SYNC = ("zb_1p", "zb_2p", "zb_h1", "zb_h2", "zb_v")  # ranks do not wait for one another at its end

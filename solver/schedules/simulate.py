@@ -16,10 +16,10 @@ import numpy as np
 
 from meshwright.solver.answer import KINDS
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import FloatArray, IntArray
+from meshwright.solver.configuration import SPLIT_BACKWARD, FloatArray, IntArray
 from meshwright.solver.problem import InvalidPlanError
 from meshwright.solver.schedules.orders import Limits, automatic_finish_s, candidates, slots_of
-from meshwright.solver.schedules.schedule import AUTOMATIC, BYPASSES_SYNC, SPLIT_BACKWARD, V_SHAPED
+from meshwright.solver.schedules.schedule import AUTOMATIC, BYPASSES_SYNC, V_SHAPED
 
 MAX_PASSES = 2**18  # of all ranks together; about a twentieth of a second
 _AUTOMATIC_PASSES = 2**15  # the same where the order is made on the way

@@ -9,10 +9,17 @@ import numpy as np
 from meshwright.profiles.frameworks import with_options
 from meshwright.profiles.profile import Profile
 from meshwright.solver.clock import look
-from meshwright.solver.configuration import SCHEDULES, BoolArray, Columns, FloatArray, IntArray, is_one_of
+from meshwright.solver.configuration import (
+    SCHEDULES,
+    SPLIT_BACKWARD,
+    BoolArray,
+    Columns,
+    FloatArray,
+    IntArray,
+    is_one_of,
+)
 from meshwright.solver.cost.context import SHARD_GRADIENTS
 from meshwright.solver.problem import Problem
-from meshwright.solver.schedules.schedule import SPLIT_BACKWARD
 from meshwright.solver.search.bounds import whole_layers_s
 from meshwright.solver.search.fill import can_beat
 from meshwright.solver.search.memory_limits import layer_caps, may_fit

@@ -13,9 +13,8 @@ Variables and their candidates; what the request pins or bounds is always one, s
   pipeline_schedule        those of the launcher that run so many chunks, the plain one first
 Other slices of the sequence and larger micro-batches are candidates where that costs little
 (``meshwright.solver.space.enumerate``) and where nothing else is legal or fits (``wide``). What few
-requests turn is added
-by ``widening``. Derived: num_microbatches. Recomputing k layers of every chunk is left out where an even
-split has only k: there it is the row that recomputes every layer.
+requests turn is added by ``widening``. Derived: num_microbatches. Recomputing k layers of every chunk is
+left out where an even split has only k: there it is the row that recomputes every layer.
 """
 
 from __future__ import annotations
@@ -34,13 +33,14 @@ from meshwright.solver.configuration import (
     PER_STAGE,
     RECOMPUTE,
     SCHEDULES,
+    SPLIT_BACKWARD,
     BoolArray,
     Columns,
     IntArray,
 )
 from meshwright.solver.cost.objective import is_plain
 from meshwright.solver.problem import Problem, are_named, batch_sizes, gpu_counts, usable_gpus, with_batch
-from meshwright.solver.schedules.schedule import SPLIT_BACKWARD, plain_schedule, schedules_of
+from meshwright.solver.schedules.schedule import plain_schedule, schedules_of
 from meshwright.solver.space.factored import Block, Crossing, crossed, legal_rows, outer_legal, parts_of
 from meshwright.solver.space.request_rules import limited_by
 from meshwright.solver.space.rule import Rule

@@ -22,6 +22,7 @@ from meshwright.solver.configuration import (
     PER_STAGE,
     RECOMPUTE,
     SCHEDULES,
+    SPLIT_BACKWARD,
     BoolArray,
     Columns,
     Configuration,
@@ -29,7 +30,7 @@ from meshwright.solver.configuration import (
     IntArray,
     distinct,
 )
-from meshwright.solver.schedules.schedule import SPLIT_BACKWARD, fill_share
+from meshwright.solver.schedules.schedule import fill_share
 from meshwright.solver.space.rule import Rule
 from meshwright.solver.space.rules import violation_masks
 

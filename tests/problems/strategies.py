@@ -8,15 +8,16 @@ import numpy as np
 from hypothesis import strategies as st
 
 from meshwright.profiles.model import LayerShape
-from meshwright.solver.configuration import ALL_LAYERS, PER_STAGE, RECOMPUTE, SCHEDULES, Columns
-from meshwright.solver.cost.stages import LayerLayout, RowPrices
-from meshwright.solver.schedules.schedule import (
+from meshwright.solver.configuration import (
+    ALL_LAYERS,
+    PER_STAGE,
+    RECOMPUTE,
+    SCHEDULES,
     SPLIT_BACKWARD,
-    V_SHAPED,
-    plain_schedule,
-    rank_of_chunk,
-    schedules_of,
+    Columns,
 )
+from meshwright.solver.cost.stages import LayerLayout, RowPrices
+from meshwright.solver.schedules.schedule import V_SHAPED, plain_schedule, rank_of_chunk, schedules_of
 from meshwright.solver.search.rows import Rows
 from meshwright.solver.search.splits import offered
 

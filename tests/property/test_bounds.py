@@ -6,14 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.solver.configuration import SCHEDULES
-from meshwright.solver.schedules.schedule import (
-    AUTOMATIC,
-    BYPASSES_SYNC,
-    SPLIT_BACKWARD,
-    V_SHAPED,
-    rank_of_chunk,
-)
+from meshwright.solver.configuration import SCHEDULES, SPLIT_BACKWARD
+from meshwright.solver.schedules.schedule import AUTOMATIC, BYPASSES_SYNC, V_SHAPED, rank_of_chunk
 from meshwright.solver.search.bounds import (
     Bounds,
     fractional_s,

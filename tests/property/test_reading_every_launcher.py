@@ -45,9 +45,11 @@ def source_of(files: dict[str, str], main: str) -> Source:
 
 
 def shape(model: ModelSpec) -> ModelSpec:
-    """What every launcher's files tell of a model; how many positions it was made for is not part of it."""
+    """What every launcher's files tell of a model: not its positions, nor how adapters take its experts."""
     base = model.rotary_base or (None if model.learned_position_embeddings else 10_000)
-    return replace(model, name="", display_name="", source="", max_position_embeddings=1, rotary_base=base)
+    moe = model.moe and replace(model.moe, expert_adapters="gate_up", linear_router=False)
+    named = replace(model, name="", display_name="", source="", moe=moe)
+    return replace(named, max_position_embeddings=1, rotary_base=base)
 
 
 def priced(problem: Problem, found: Target) -> list[float]:

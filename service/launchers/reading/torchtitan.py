@@ -34,7 +34,7 @@ from meshwright.service.launchers.reading.torchtitan_model import model_of
 from meshwright.service.launchers.reading.torchtitan_stages import recomputation_of, split_of
 from meshwright.service.launchers.rules import near_divisors, near_multiples
 from meshwright.service.launchers.torchtitan import SCHEDULES
-from meshwright.solver.configuration import Configuration
+from meshwright.solver.configuration import SPLIT_BACKWARD, Configuration
 from meshwright.solver.problem import Workload
 
 # --------------------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class TorchtitanReader:
             fields.note(note)
         model = model_of(fields, known)
         configuration, batch = _configuration(fields, known, model, is_module=is_module)
-        workload = _workload(fields, known, batch)
+        workload = _workload(fields, known, batch, configuration.pipeline_schedule)
         positions = model.max_position_embeddings
         if told.model is None and positions and workload.seq_length > positions:
             message = f"{workload.seq_length}, but the model has {positions} positions"
@@ -463,7 +463,7 @@ def _zero(fields: Fields, mesh: _Mesh) -> int:
     return 3 if reshard == "always" else 2
 
 
-def _workload(fields: Fields, known: Known, batch: int) -> Workload:
+def _workload(fields: Fields, known: Known, batch: int, schedule: str) -> Workload:
     """Batch, sequence and precision; AdamW."""
     dtype = fields.word("training.mixed_precision_param", "bfloat16")
     if dtype not in _DTYPES:
@@ -482,6 +482,7 @@ def _workload(fields: Fields, known: Known, batch: int) -> Workload:
         options["overlap_tensor"] = True
     parts = fields.raw("compile.components")
     apart = parts is not None and "model" not in str(parts)  # the loss alone
+    apart = apart and schedule not in SPLIT_BACKWARD  # whose stages are priced as they run, not compiled
     if not fields.flag("compile.enable", default=False) or apart:
         fields.note("compile.enable is not on for the model: its operators run one by one")
         options |= {"elementwise_fused": False, "norm_fused": False}

@@ -21,9 +21,9 @@ from meshwright.service.launchers.reading.base import Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.registry import export
 from meshwright.service.launchers.target import ExportBundle, Target
-from meshwright.service.launchers.torchtitan import PYTHON_FILE, SCHEDULES, SPLITS_BACKWARD, TOML_FILE
+from meshwright.service.launchers.torchtitan import PYTHON_FILE, SCHEDULES, TOML_FILE
 from meshwright.solver.answer import Plan
-from meshwright.solver.configuration import Configuration
+from meshwright.solver.configuration import SPLIT_BACKWARD, Configuration
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
 from tests.builders import a_cluster, a_model, a_plan, a_problem
@@ -309,7 +309,7 @@ def test_torchtitan_starts_every_schedule_that_is_found_for_it(schedule: str) ->
         files = export(plan, problem, "torchtitan").files
         assert f'pipeline_parallel_schedule = "{SCHEDULES[schedule]}"' in files[TOML_FILE]
         assert f"pipeline_parallel_schedule={SCHEDULES[schedule]!r}" in files[PYTHON_FILE]
-        compiled = '["loss"]' if schedule in SPLITS_BACKWARD else '["model", "loss"]'
+        compiled = '["loss"]' if schedule in SPLIT_BACKWARD else '["model", "loss"]'
         assert f"components = {compiled}" in files[TOML_FILE]
         assert f"components={compiled}" in files[PYTHON_FILE]
 

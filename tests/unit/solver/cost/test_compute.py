@@ -30,6 +30,7 @@ from meshwright.solver.cost.compute import (
 )
 from meshwright.solver.cost.context import Context, PassSeconds, context_of
 from meshwright.solver.cost.launches import layer_floor_s
+from meshwright.solver.cost.memory import layer_activation_bytes
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.step_end import accumulation
 from meshwright.solver.problem import Problem
@@ -461,6 +462,18 @@ def test_only_modules_that_are_recomputed_are_replayed() -> None:
     assert 0.0 < replayed("attn_proj") < replayed("mlp_up")  # h x h against h x 4 h
     assert replayed("core_attn+mlp") == pytest.approx(1.0 + replayed("mlp"))
     assert replayed("core_attn", recompute_granularity="none") == 0.0
+
+
+def test_stages_whose_backward_pass_is_split_are_not_compiled() -> None:
+    stages = {"pipeline_parallel_size": 4, "virtual_pipeline_size": 2, "stage_layers": (1,) * 8}
+    zero_bubble = {**stages, "pipeline_schedule": "interleaved_zb"}
+    eager = {"elementwise_fused": False, "norm_fused": False}
+
+    def both(layout: Mapping[str, object], **options: object) -> tuple[float, float]:
+        ctx = of(replace(GPT, num_layers=8), layout, "fsdp", **options)
+        return memory_bound(ctx, "dense").forward.item(), layer_activation_bytes(ctx, "dense").item()
+
+    assert both(zero_bubble) == both(zero_bubble, **eager) == both(stages, **eager) > both(stages)
 
 
 def test_torchtitan_replays_every_second_product_as_they_run() -> None:

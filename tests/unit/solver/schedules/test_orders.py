@@ -9,20 +9,14 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from meshwright.solver.configuration import SCHEDULES, Columns
+from meshwright.solver.configuration import SCHEDULES, SPLIT_BACKWARD, Columns
 from meshwright.solver.schedules.orders import (
     automatic_finish_of_many_s,
     automatic_finish_s,
     candidates,
     slots_of,
 )
-from meshwright.solver.schedules.schedule import (
-    AUTOMATIC,
-    BYPASSES_SYNC,
-    SPLIT_BACKWARD,
-    V_SHAPED,
-    in_flight,
-)
+from meshwright.solver.schedules.schedule import AUTOMATIC, BYPASSES_SYNC, V_SHAPED, in_flight
 from meshwright.solver.schedules.simulate import rank_finish_s
 from tests.problems.pricing import a_layout
 

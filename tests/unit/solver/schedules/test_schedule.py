@@ -7,16 +7,9 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.answer import Answer
 from meshwright.solver.check import violations
-from meshwright.solver.configuration import SCHEDULES, Columns
+from meshwright.solver.configuration import SCHEDULES, SPLIT_BACKWARD, Columns
 from meshwright.solver.problem import Problem
-from meshwright.solver.schedules.schedule import (
-    SPLIT_BACKWARD,
-    V_SHAPED,
-    fill_share,
-    in_flight,
-    schedules_of,
-    takes_chunks,
-)
+from meshwright.solver.schedules.schedule import V_SHAPED, fill_share, in_flight, schedules_of, takes_chunks
 from meshwright.solver.search.search import search
 from meshwright.solver.space.enumerate import enumerate_space
 from tests.builders import a_cluster, a_model, a_problem
