@@ -33,7 +33,7 @@ from meshwright.service.tuning.decide import (
     short_list,
     standing,
 )
-from meshwright.service.tuning.runs import OUT, Start, run_plan
+from meshwright.service.tuning.runs import Start, run_plan
 from meshwright.solver.answer import Plan
 from meshwright.solver.problem import Problem
 
@@ -138,8 +138,9 @@ class _Tuning:
             runs.append(believed(self.problem, plan, ended))
             keep_runs(self.folder, self.problem, runs)
             last = runs[-1]
-            took = last.last_words if last.outcome in OUT else last.step_time_s
-            sys.stderr.write(f"       {last.outcome} {took}\n")
+            took = "" if last.step_time_s is None else f"{last.step_time_s} "
+            why = last.last_words if last.is_faulty else ""
+            sys.stderr.write(f"       {last.outcome} {took}{why}\n")
 
     def _export(self, plan: Plan, folder: Path) -> None:
         """Launch files of a plan in a folder of its own."""
@@ -158,9 +159,8 @@ def _save(now: Standing, why: str, plans: tuple[Plan, ...], folder: Path) -> Non
     if now.calibration is not None:
         text = json.dumps(now.calibration.to_json(), indent=1, allow_nan=False)
         write_text(folder / PROFILE_FILE, text + "\n")
-    for one in now.runs:
-        if one.outcome in OUT:
-            say_warnings([f"plan {one.plan_id}: {one.outcome}: {one.last_words}"])
+    faults = (f"plan {one.plan_id}: {one.outcome}: {one.last_words}" for one in now.runs if one.is_faulty)
+    say_warnings(dict.fromkeys(faults))
 
 
 def _names(plans: tuple[Plan, ...]) -> dict[str, str]:

@@ -188,13 +188,17 @@ def _teaches(one: Measured) -> bool:
 
 
 def believed(problem: Problem, plan: Plan, one: Measured) -> Measured:
-    """The run, or, where it cannot have happened as it says, a refused one with the reason."""
+    """The run; refused where its step cannot have been, without its peak where that cannot; and why."""
     if one.outcome != "measured":
         return one
     seen = _observation(problem, plan, one)
-    why = impossible(seen, default_profile_of(seen))
+    profile = default_profile_of(seen)
+    why = impossible(seen, profile)
     if why is None:
         return one
+    if impossible(replace(seen, peak_memory_bytes=None), profile) is None:
+        said = f"its peak is left out: {why.partition(' is left out: ')[2]}"
+        return replace(one, said=said, peak_memory_bytes=None)
     return replace(one, outcome="refused", said=why, step_time_s=None, peak_memory_bytes=None)
 
 
@@ -303,6 +307,8 @@ def report_of(now: Standing, names: Mapping[str, str], why: str) -> str:
     lines += [f"| {one.plan_id} | {names[one.plan_id]} | 1 | {one.outcome} | – | 0 % |" for one in ended]
     found = now.calibration.findings if now.calibration else ()
     noise = f"Runs of one plan are taken to differ by {100 * noise_of(now.runs):.1f} %."
-    last_words = (f"plan {one.plan_id}: {one.outcome}: `{one.last_words}`" for one in ended)
+    last_words = dict.fromkeys(  # repeats may say the same
+        f"plan {one.plan_id}: {one.outcome}: `{one.last_words}`" for one in now.runs if one.is_faulty
+    )
     lines += ["", noise, "", *(f"- {text}" for text in (*last_words, *found))]
     return "\n".join([*lines, ""])

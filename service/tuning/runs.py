@@ -66,11 +66,16 @@ class Measured:
     peak_memory_bytes: float | None = None
     memory_kind: str = "unknown"
     memory_rank: str = "unknown"
-    said: str = ""  # the end of its log, where it was not measured
+    said: str = ""  # the end of its log where it was not measured, or why it is not believed
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether it was not measured, or is not believed in all that it says."""
+        return bool(self.said) or self.outcome in OUT
 
     @property
     def last_words(self) -> str:
-        """The line that says why it was not measured."""
+        """The line that says why it was not measured or believed."""
         return self.said.splitlines()[-1] if self.said else "its log is empty"
 
 

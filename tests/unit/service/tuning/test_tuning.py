@@ -20,7 +20,7 @@ from meshwright.service.files import write_text
 from meshwright.service.library import answer_document
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.tuning import runs as running
-from meshwright.service.tuning.decide import held, next_plan, report_of, standing
+from meshwright.service.tuning.decide import believed, held, next_plan, report_of, standing
 from meshwright.service.tuning.runs import Measured, Start, end_leftovers, run_plan
 from meshwright.solver.answer import Answer
 from meshwright.solver.configuration import Configuration
@@ -240,6 +240,16 @@ def test_what_one_plan_lacks_after_another_was_measured_puts_it_out_of_the_race_
     assert first["outcome"] == "measured"
     assert {one["outcome"] for one in others} == {"failed"}
     assert re.search(r"^ +failed .*no-such-kernel", said, re.MULTILINE)  # told as it happens
+
+
+def test_a_peak_in_megabytes_is_left_out_with_a_warning_and_the_step_beside_it_counts() -> None:
+    """.35e9 weights of 4 bits on 8 GPUs are 2e7 bytes each; 40 000 are none of a GPU's peaks."""
+    problem, profile, answer = asked()
+    plan, names = answer.plans[0], {plan.plan_id: "a layout" for plan in answer.plans}
+    found = believed(problem, plan, replace(measured(plan.plan_id, 1.0), peak_memory_bytes=40_000.0))
+    assert (found.outcome, found.step_time_s, found.peak_memory_bytes) == ("measured", 1.0, None)
+    told = report_of(standing(problem, profile, answer.plans, [found]), names, "It ends.")
+    assert "measured: `its peak is left out: 3.725e-05 GiB do not hold" in told
 
 
 def test_a_step_faster_than_its_gpus_is_refused_with_the_reason_and_the_tuning_goes_on(
