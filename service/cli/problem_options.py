@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -190,7 +191,9 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     }
     workload |= {"optimizer": optimizer, "lora_rank": lora_rank}
     workload |= {"lora_targets": lora_target, "base_precision": base_precision}
-    workload |= {"total_tokens": None if total_tokens is None else round(total_tokens)}
+    if total_tokens is not None and math.isfinite(total_tokens):
+        total_tokens = round(total_tokens)
+    workload |= {"total_tokens": total_tokens}
     _override(request, "workload", workload)
     if launcher is not None:
         request["launcher"] = launcher

@@ -72,6 +72,17 @@ def test_percentiles_that_are_none_are_refused(lengths: str, words: str) -> None
         read_request(lengths=lengths)
 
 
+@pytest.mark.parametrize("tokens", [float("nan"), float("inf")])
+def test_tokens_that_are_no_number_are_refused_as_such(tokens: float) -> None:
+    with pytest.raises(InvalidProblemError, match=r"^workload\.total_tokens: must be a finite number"):
+        parse_problem(
+            read_request(
+                model="llama-3.1-8b", cluster="dgx-h100", num_nodes="1", global_batch_size="8",
+                seq_length=4096, total_tokens=tokens,
+            )
+        )  # fmt: skip
+
+
 def test_a_hole_in_a_list_of_values_is_refused() -> None:
     with pytest.raises(InvalidProblemError, match="NAME=VALUE"):
         prohibitions_of("--forbid", ["mbs=1,"])
