@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from math import exp
+from math import exp, log
 
 import numpy as np
 
@@ -367,7 +367,7 @@ def _time_part(timed: Sequence[Observation], profile_of: ProfileOf) -> _Part:
 
     measured = np.log([one.step_time_s or 1.0 for one in timed])
     sigmas = np.log([one.step_time_high_s / one.step_time_s for one in blind]) / Z_80_PERCENT
-    return _part(
+    part = _part(
         _Evidence(
             evaluate=evaluate,
             measured=measured,
@@ -379,6 +379,20 @@ def _time_part(timed: Sequence[Observation], profile_of: ProfileOf) -> _Part:
         prior=TIME_PROCESS,
         spread=spread_of("time", float(np.median(sigmas))),
     )
+    return replace(part, findings=(*_in_milliseconds(measured - exact), *part.findings))
+
+
+def _in_milliseconds(log_times: FloatArray) -> list[str]:
+    """That steps look as if they were told in milliseconds, as launchers log them.
+
+    ``log_times``: of how many times what is expected uncalibrated each run took. Half of them are nearer to
+    a thousand times than to once.
+    """
+    times = float(np.median(log_times))
+    if times < log(1000.0) / 2.0:
+        return []
+    seen = f"half of the runs took over {exp(times):.0f} times what is expected"
+    return [f"{seen}: step_time_s counts seconds, not milliseconds"]
 
 
 def _memory_part(told: Sequence[Observation | None], profile_of: ProfileOf) -> _Part | None:

@@ -140,6 +140,16 @@ def test_a_run_faster_than_the_peak_of_its_gpus_is_left_out_and_named(
     assert calibration.log_offsets == honest.log_offsets
 
 
+@pytest.mark.parametrize(("factor", "said"), [(1000.0, True), (20.0, False)])
+def test_times_in_milliseconds_are_said_to_be_none_in_seconds(
+    observations: list[Observation], factor: float, *, said: bool
+) -> None:
+    runs = [replace(one, step_time_s=factor * (one.step_time_s or 0.0)) for one in as_if(observations[:4])]
+    findings = calibrate(runs, cluster="x").findings
+    assert any(one.startswith("half of the runs took over 1000 times") for one in findings) == said
+    assert any("milliseconds" in one for one in findings) == said
+
+
 @pytest.mark.parametrize("peak", [float("inf"), 2.0 * 40.0 * 2**30])
 def test_a_peak_beyond_the_memory_of_the_gpu_is_left_out_and_said(
     observations: list[Observation], peak: float
