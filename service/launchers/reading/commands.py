@@ -194,7 +194,11 @@ def chosen_by(file: str, commands: Sequence[Command], is_known: Callable[[str], 
     if not given:
         return None
     given.sort(key=lambda command: len(command.before) < 2)  # noqa: PLR2004 - Python's own go last
-    runs = _runs(given, lambda text: is_known(text) or text.endswith(base), 0) or given[:1]
+
+    def is_said(text: str) -> bool:  # LLaMA-Factory takes name=value, too
+        return is_known(text) or text.endswith(base) or ("=" in text and is_known(f"--{text}"))
+
+    runs = _runs(given, is_said, 0) or given[:1]
     if len(runs) > 1:
         lines = ", ".join(str(one.words[0].line) for one in runs[:8])
         message = f"{base[:64]} is given to {len(runs)} commands that differ (lines {lines})"

@@ -47,6 +47,8 @@ from meshwright.service.launchers.reading.shell_values import Word
 from meshwright.service.launchers.reading.trainer import (
     LLAMA_FACTORY,
     PADDED,
+    start_of,
+    started_by,
     trainer_run,
     values_of,
 )
@@ -190,8 +192,9 @@ class LlamaFactoryTrainerReader:
             fields.note(PADDED.format("cutoff_len"))
         known = known_of(own, told)
         workers = fields.optional("ray_num_workers")  # each of one GPU; who starts the file says no others
+        started = _started(own, told)  # refuses commands that differ, too
         run = trainer_run(
-            fields, known, LLAMA_FACTORY, started=workers, shares=_shares(source, known, told)
+            fields, known, LLAMA_FACTORY, started=workers or started, shares=_shares(source, known, told)
         )
         if run.launcher != self.name:
             return run
@@ -224,6 +227,12 @@ def _starts(source: Source, told: Told | None = None) -> Iterator[tuple[Source, 
             own = program.text.endswith(_PROGRAMS) or program.text in _MODULES
             if own and argument.text.endswith((".yaml", ".yml")):
                 yield script, words, at + 1
+
+
+def _started(own: Source, told: Told) -> int | None:
+    """Processes of ``llamafactory-cli``: NPROC_PER_NODE, else the visible GPUs (launcher.py, launch)."""
+    start = start_of(own, told)
+    return started_by(*start) if start and start[1].program == "llamafactory-cli train" else None
 
 
 def _overrides(source: Source, own: Source, told: Told) -> dict[str, Found]:

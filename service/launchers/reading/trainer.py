@@ -170,7 +170,7 @@ class TrainerReader:
         """
         known = known_of(source, told)
         if not source.is_script:
-            start = _start_of(source, told)
+            start = start_of(source, told)
             over = {} if start is None else values_of(start[1].words, told)
             fields = Fields(source.name, document_of(source) | over, told)
             fields.note_commands(over)
@@ -180,7 +180,7 @@ class TrainerReader:
             shares = shares_of(command.before, known.source)
             known.world = world_of("", script, command)
             return trainer_run(
-                fields, known, _tool(fields), started=_started(script, command), shares=shares
+                fields, known, _tool(fields), started=started_by(script, command), shares=shares
             )
         script = script_of(source, told)
         command, count = chosen(_commands(script), _is_name, told, source.name)
@@ -199,11 +199,11 @@ class TrainerReader:
         if shares is not None and known.header.plan_id is None:
             known.header = header_of(shares.source.text)  # of an exported plan, of which a capture is left
         _require_one_gpu_each(fields, script, command)
-        tool, started = _tool(fields, command.program), _started(script, command)
+        tool, started = _tool(fields, command.program), started_by(script, command)
         return trainer_run(fields, known, tool, started=started, shares=shares)
 
 
-def _start_of(source: Source, told: Told) -> tuple[Script, Command] | None:
+def start_of(source: Source, told: Told) -> tuple[Script, Command] | None:
     """The command beside a file of arguments that trains by it, with its script; None: there is none.
 
     What such a command says besides counts before the file (alignment-handbook, H4ArgumentParser).
@@ -355,7 +355,7 @@ def values_of(words: Sequence[Word], told: Told) -> dict[str, Found]:
     return found
 
 
-def _started(script: Script, command: Command) -> int | None:
+def started_by(script: Script, command: Command) -> int | None:
     """Processes of one node, where no launcher says them: a GPU each of those that are visible, or one."""
     world = world_of("", script, command)
     if world.gpus_per_node and not world.num_nodes:
@@ -530,7 +530,7 @@ def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
     words = said if isinstance(said, list) else str(said).replace(",", " ").split()
     for whole in _WHOLE_LAYERS:
         if fields.raw(whole):
-            fields.fault(whole, "weights that are trained whole beside adapters are not priced")
+            fields.fault(whole, "weights that are trained whole, or adapted as they are, are not priced")
     if any(word in ("all", "all-linear") for word in words):
         return SINGLE_TARGETS
     known = [word if word in LORA_TARGETS else _FUSED.get(str(word), "") for word in words]

@@ -111,3 +111,22 @@ def test_the_command_that_trains_by_a_file_counts_not_another_that_is_given_it()
         found("python eval.py c.yaml")
     with pytest.raises(InvalidProblemError, match=r"line 1 of a\.sh: d\.yaml is not beside it"):
         found(f"{train.replace('c.yaml', 'd.yaml')} {WORDS}", "a.sh")
+
+
+def test_llama_factorys_own_command_says_how_many_processes_it_starts() -> None:
+    own = ARGUMENTS.replace("block_size", "cutoff_len")
+    text = f"stage: sft\ndo_train: true\nfinetuning_type: full\n{own}"
+
+    def ranks(script: str) -> int:
+        files = {"a.sh": f"{script}\n", "c.yaml": text}
+        return read_launch_files(
+            Source(name="a.sh", text=files["a.sh"], files=files), Told()
+        ).configuration.data_parallel_size
+
+    train = "llamafactory-cli train c.yaml"
+    assert ranks(f"FORCE_TORCHRUN=1 NPROC_PER_NODE=4 {train}") == 4
+    assert ranks(f"CUDA_VISIBLE_DEVICES=0,1 {train}") == 2
+    assert ranks(f"FORCE_TORCHRUN=1 NNODES=2 NPROC_PER_NODE=4 {train}") == 2 * 4
+    # both commands' values were merged
+    with pytest.raises(InvalidProblemError, match="given to 2 commands that differ"):
+        ranks(f"export NPROC_PER_NODE=4\n{train}\n{train} per_device_train_batch_size=8")
