@@ -107,13 +107,16 @@ class Reporter:
             body |= {"memory_rank": self.memory_rank}
         return body
 
-    def close(self, timeout_s: float = 10.0) -> None:
-        """Report what there is, unless that is done, and wait for it."""
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Report what there is, unless that is done, and wait for it; say so where it takes longer."""
         body = self.measured()
         if self._active and self._thread is None and body:
             self._send(body)
         if self._thread is not None:
             self._thread.join(timeout_s)
+            if self._thread.is_alive():
+                self.fault = TimeoutError(f"no answer of {self._url} within {timeout_s:g} s")
+                _log.warning("meshwright: the step time was not reported: %s", self.fault)
 
     def _send(self, body: Mapping[str, Any]) -> None:
         self._thread = threading.Thread(target=self._report, args=(body,), daemon=True)

@@ -1,6 +1,9 @@
 """What the log of a running job tells its reporter, line by line as frameworks write them."""
 
+import socket
 import time
+
+import pytest
 
 from meshwright_client.reporting import GIB, MIB, LogTail, Reporter
 
@@ -77,3 +80,14 @@ def test_steps_of_ms_swift_are_counted_as_it_numbers_them() -> None:
     new = "{{'loss': 1.5, 'iteration': '{}/90', 'elapsed_time': '2s'}}"
     for form in (old, new):
         assert len(read(*(form.format(step) for step in (1, 2, 3)), pause_s=0.01).seconds) == 2
+
+
+def test_a_report_that_gets_no_answer_is_said_to_be_lost(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        reporter = Reporter("aaa", run_id="1", url=url, warm_up=0)
+        for _ in range(3):
+            reporter.step(0.5)
+        reporter.close(timeout_s=0.1)
+    assert str(reporter.fault) == f"no answer of {url} within 0.1 s"
+    assert "the step time was not reported" in caplog.text
