@@ -386,13 +386,13 @@ def _eager_bytes(
     """
     facts, model, moe = ctx.facts, ctx.model, ctx.model.moe
     moved: FloatArray | float = 0.0
-    if not facts.elementwise_fused or ctx.uncompiled.any():
-        single = 12.0 * ctx.tokens * heads_width + 4.0 * width
-        moved = moved + single * ctx.single_kernels(facts.elementwise_fused)
-    if not facts.norm_fused or ctx.uncompiled.any():
+    apart, norms_apart = ctx.single_kernels(facts.elementwise_fused), ctx.single_kernels(facts.norm_fused)
+    if np.any(apart):
+        moved = moved + (12.0 * ctx.tokens * heads_width + 4.0 * width) * apart
+    if np.any(norms_apart):
         rows = ctx.tokens * ctx.row_share * model.hidden_size * model.norms_of(kind)
         rows = rows + ctx.tokens * _inner_width(ctx, kind)
-        moved = moved + (_EAGER_NORM_BYTES - _NORM_BYTES) * rows * ctx.single_kernels(facts.norm_fused)
+        moved = moved + (_EAGER_NORM_BYTES - _NORM_BYTES) * rows * norms_apart
     if kind == "moe" and moe is not None and not facts.moe_grouped_mlp_fused:
         biased = _EXPERT_BIAS_BYTES * model.hidden_size * (model.expert_bias_parameters() > 0)
         clamped = _CLAMP_BYTES * moe.ffn_hidden_size * (model.activation_clamp is not None)

@@ -25,15 +25,13 @@ from meshwright.solver.configuration import (
     RANK_ORDERS,
     RECOMPUTE,
     SCHEDULES,
-    SPLIT_BACKWARD,
     BoolArray,
     Columns,
     FloatArray,
     IntArray,
 )
 from meshwright.solver.problem import Problem, Workload
-
-_SPLIT_BACKWARD = np.array([name in SPLIT_BACKWARD for name in SCHEDULES])
+from meshwright.solver.schedules.schedule import splits_backward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,7 +296,7 @@ class Context:
 
         ``torch/distributed/pipelining/schedules.py _check_torch_compile_compatibility`` refuses them.
         """
-        rows = _SPLIT_BACKWARD[self.columns.pipeline_schedule] & (self.p > 1)
+        rows = splits_backward(self.columns) & (self.p > 1)
         return np.asarray(rows & self.facts.torch_pipelines)
 
     def single_kernels(self, fused: bool) -> FloatArray | float:
