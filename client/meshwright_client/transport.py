@@ -20,6 +20,7 @@ from meshwright_client.errors import Problem, ServiceUnavailableError, Unexpecte
 
 RETRIED = frozenset({429, 502, 503, 504})
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.25, 10.0
+JITTER = random.SystemRandom()  # never `random` itself: a training seeds it and counts on its every draw
 PROBLEM_TYPE = "application/problem+json"
 
 
@@ -88,7 +89,7 @@ def pause_before(failures: int, reply: httpx.Response | None) -> float:
     if said_s is not None:
         return said_s
     longest_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0**failures)
-    return random.uniform(longest_s / 2, longest_s)  # noqa: S311 - no secret
+    return JITTER.uniform(longest_s / 2, longest_s)
 
 
 def retry_after_s(text: str | None) -> float | None:

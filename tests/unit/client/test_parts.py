@@ -2,6 +2,7 @@
 
 import ast
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable
@@ -59,6 +60,12 @@ def test_pauses_double_up_to_ten_seconds_and_differ_between_clients() -> None:
         pauses_s = [pause_before(failures, None) for _ in range(20)]
         assert most_s / 2 <= min(pauses_s) < max(pauses_s) <= most_s
     assert pause_before(0, httpx.Response(503, headers={"Retry-After": "3"})) == 3.0
+
+
+def test_a_pause_takes_no_draw_from_the_numbers_that_a_training_has_seeded() -> None:
+    before = random.getstate()
+    pause_before(0, None)
+    assert random.getstate() == before
 
 
 @pytest.mark.parametrize(
