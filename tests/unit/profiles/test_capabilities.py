@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from benchmarks.reference.models import models_page
 from meshwright.profiles.capabilities import (
     BUILT_MODELS,
     exact_types,
@@ -17,7 +18,6 @@ from meshwright.profiles.capabilities import (
 from meshwright.profiles.errors import UnknownNameError
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model_parts import RotaryScaling
-from meshwright.service.reference.models import models_page
 from tests.launchers.model_types import configs
 
 

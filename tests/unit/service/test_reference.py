@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from benchmarks.reference.__main__ import DOCS, PAGES
+from benchmarks.reference.pages import fields_table, glossary_page, openapi
 from meshwright.service.cli.examples import EXAMPLES
-from meshwright.service.reference.__main__ import DOCS, PAGES
-from meshwright.service.reference.pages import fields_table, glossary_page, openapi
 from meshwright.service.report.formatting import COLUMNS, MEMORY_TERMS, TIME_TERMS, words
 from meshwright.service.settings import Settings, as_markdown
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.reference.facts import removed
 from meshwright.profiles.adapters import SINGLE_TARGETS, adapter_parameters
 from meshwright.profiles.capabilities import model_facts
 from meshwright.profiles.errors import InvalidProblemError
@@ -16,7 +17,6 @@ from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import INDEXER_LIMITS, IndexerSpec, MlaSpec, MoeSpec
 from meshwright.service.launchers import megatron_flags
-from meshwright.service.reference.facts import removed
 
 FIXTURES = Path(__file__).parents[2] / "profiles" / "fixtures"
 PARTS: tuple[tuple[str, type], ...] = (

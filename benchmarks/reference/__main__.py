@@ -1,13 +1,13 @@
-"""``python -m meshwright.service.reference`` writes the pages of the documentation made from code."""
+"""``python -m benchmarks.reference`` writes the pages of the documentation made from code."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from meshwright.service.reference.facts import facts_page
-from meshwright.service.reference.models import models_page
-from meshwright.service.reference.pages import (
+from benchmarks.reference.facts import facts_page
+from benchmarks.reference.models import models_page
+from benchmarks.reference.pages import (
     api_page,
     cli_page,
     files_page,

@@ -8,6 +8,7 @@ from functools import cache
 from itertools import islice
 from typing import Any
 
+from benchmarks.reference.models import STATED
 from meshwright.profiles.adapters import SINGLE_TARGETS, adapter_parameters
 from meshwright.profiles.capabilities import fact_sources, launchers_of, model_facts
 from meshwright.profiles.errors import InvalidProblemError
@@ -17,7 +18,6 @@ from meshwright.profiles.library import find_cluster
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import IndexerSpec, MlaSpec, MoeSpec
 from meshwright.profiles.profile import default_profile
-from meshwright.service.reference.models import STATED
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem, Workload
