@@ -23,8 +23,7 @@ from meshwright_client.launching import start
 class Config:
     tensor_parallel_size: int = 2
 
-if sys.argv[1] == "nohup":
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[1] == "nohup" else signal.SIG_DFL)
 choice = Choice(plan_id="aaa", job_id="1", launcher="none", config=Config(), step_time_s=1.0,
                 step_time_low_s=0.9, step_time_high_s=1.1, peak_memory_bytes=1, profile="", files={},
                 warnings=(), question="", run_id="1", source="service")
