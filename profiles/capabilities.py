@@ -38,6 +38,7 @@ class Capabilities:
     hybrid_sharding: bool = False  # shard sets smaller than the data-parallel group, from ZeRO 1 on
     offload: tuple[str, ...] = ("none",)
     offloads_modules: bool = False  # activations go to the host where ``offload_modules`` names whose
+    tensor_note: str = ""  # what running tensor ranks hangs on beyond the launcher itself
     offload_note: str = ""  # why what the launcher calls offloading is not what is planned
     experts_need_sequence_parallel: bool = False  # beside tensor parallelism
     context_parallel_modes: tuple[str, ...] = ("ring",)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import yaml
 
+from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.profile import framework_of
 from meshwright.service.launchers.common_rules import refuse_first
@@ -211,3 +212,4 @@ def accelerate_warnings(target: Target, written: Sequence[str] = ("launch_blocki
         yield "ZeRO-2 is FSDP2 that does not reshard weights after the forward pass"
     if target.config.tensor_parallel_size > 1:
         yield 'the model needs a tensor-parallel plan: load it with tp_plan="auto" and the mesh\'s tp axis'
+        yield from filter(None, [launcher_capabilities(target.problem.launcher).tensor_note])

@@ -451,28 +451,39 @@ def replayed_s(ctx: Context, kind: LayerKind, attention: PassSeconds, experts: P
 
 
 def second_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
-    """Products of a layer that torchtitan does not save: every second one as they run, and routed experts'.
+    """Products of a layer that torchtitan replays: every second one as they run, and all of the routing.
 
-    Queries, keys and values are one product, a gate comes before what it gates, the router before shared
-    experts; grouped products are never saved (torchtitan 0.3.0 ``distributed/activation_checkpoint.py``).
-    In 8 bits all are replayed: releases up to 0.2 do not save ``_scaled_mm`` (``models/llama3/infra/
-    parallelize.py _op_sac_save_list``); 0.3 saves it, and no run of that is measured.
+    Queries, keys and values are one product, a gate comes before what it gates. Routers are replayed and
+    not counted, grouped products never saved (torchtitan 0.3.0 ``distributed/activation_checkpoint.py``).
+    What is counted is ``aten.mm``: products in 8 bits, too (torchao 0.18 ``float8/float8_linear.py``).
+
+    A compiler leaves out what no gradient needs: a layer's last product, and under sequence parallelism
+    attention's output projection, whose reduce-scatter is saved.
     """
-    if ctx.low_precision:
-        return layer_gemms(ctx, kind)
     model, moe = ctx.model, ctx.model.moe if kind == "moe" else None
+    compiled = 1.0 - ctx.single_kernels(ctx.facts.elementwise_fused)
     run = attention_gemms(ctx)
     if model.mla is not None and model.mla.q_lora_rank:
         run[:2] = run[1::-1]
-    mlp = shared_expert_gemms(ctx, kind)
-    if moe is None:
-        mlp = _dense_mlp(ctx, kind)
-    else:
-        run.append(Gemm(m=ctx.tokens * ctx.row_share, n=moe.num_experts, k=model.hidden_size))
+    run[-1] = replace(run[-1], count=np.where(ctx.sequence_parallel, 1.0 - compiled, 1.0))
+    mlp = shared_expert_gemms(ctx, kind) or _dense_mlp(ctx, kind)
     up, down = mlp[:1], mlp[1:]
     if model.gated_mlp:
         up = [replace(one, n=one.n / 2.0) for one in up * 2]
-    return [*[*run, *up, *down][1::2], *(one for one in layer_gemms(ctx, kind) if one.grouped)]
+    if ends_unread(ctx):
+        down = [replace(one, count=1.0 - compiled) for one in down]
+    routed = [one for one in layer_gemms(ctx, kind) if one.grouped]
+    if moe is not None:
+        routed.append(Gemm(m=ctx.tokens * ctx.row_share, n=moe.num_experts, k=model.hidden_size))
+    return [*[*run, *up, *down][1::2], *routed]
+
+
+def ends_unread(ctx: Context) -> bool:
+    """Whether what a layer's last product writes is only added to the residual: no gradient needs it.
+
+    A norm or dropout behind it reads it.
+    """
+    return ctx.model.norm_position == "before" and not (ctx.model.inner_norms or ctx.facts.dropout)
 
 
 def _second_products_s(ctx: Context, kind: LayerKind) -> FloatArray:

@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.profiles.adapters import MLP_INNER, adapted_layers, base_bytes, quantized_layers
 from meshwright.profiles.model import LayerKind, LayerShape
 from meshwright.solver.configuration import FloatArray
-from meshwright.solver.cost.compute import Gemm, layer_gemms, routed_rows
+from meshwright.solver.cost.compute import Gemm, ends_unread, layer_gemms, routed_rows
 from meshwright.solver.cost.context import Context
 
 
@@ -152,10 +152,9 @@ def unread_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
     a pipeline with reentrant checkpoints of its own (``stages_replay_whole``). A norm, dropout or an
     adapter's product behind it needs more; of experts all is counted.
     """
-    model, targets = ctx.model, ctx.workload.lora_targets if ctx.frozen else ()
-    followed = model.norm_position != "before" or model.inner_norms or ctx.facts.dropout
+    targets = ctx.workload.lora_targets if ctx.frozen else ()
     adapted = bool(set(MLP_INNER) & set(targets))
-    if kind == "moe" or followed or adapted or not ctx.facts.replay_stops_early:
+    if kind == "moe" or adapted or not (ends_unread(ctx) and ctx.facts.replay_stops_early):
         return []
     whole = (ctx.p > 1) & ctx.facts.stages_replay_whole
     return [replace(layer_gemms(ctx, kind)[-1], count=np.where(whole, 0.0, 1.0))]

@@ -215,8 +215,15 @@ _FOLLOWING = 0.1  # of a search's time: what one that rivals cut short is expect
 
 def _of_model(problem: Problem, answer: Answer) -> Answer:
     """The answer with its model's counts, and what the model was not made for."""
-    said = (*answer.warnings, *beyond_positions(problem))
+    said = (*answer.warnings, *beyond_positions(problem), *_of_tensor_ranks(problem, answer.plans))
     return replace(answer, model=problem.model_figures, warnings=said)
+
+
+def _of_tensor_ranks(problem: Problem, plans: Sequence[Plan]) -> tuple[str, ...]:
+    """What plans with tensor ranks hang on under the launcher, by their ranks in the list."""
+    note = launcher_capabilities(problem.launcher).tensor_note
+    which = [f"#{plan.rank}" for plan in plans if plan.config.tensor_parallel_size > 1]
+    return (f"{', '.join(which)}: {note}",) if note and which else ()
 
 
 def _run_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Callable[..., Answer]:

@@ -288,6 +288,12 @@ def _attention_backward_flops(*given: Any, **_options: Any) -> float:
     return 2.5 * _attention_flops(*given)
 
 
+@register_flop_formula(torch.ops.aten._grouped_mm)
+def _grouped_flops(rows: Any, other: Any, *_given: Any, **_options: Any) -> float:
+    """Products of rows sorted by expert: (rows, k) by (experts, k, n), or (k, rows) by (rows, n)."""
+    return 2.0 * rows[0] * rows[1] * other[-1]
+
+
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Flash attention in compiled code; shapes (batch, heads, sequence, width)."""
     return torch.ops.standin.attention(query, key, value)[0]

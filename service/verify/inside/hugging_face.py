@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from building import attention
-from torch.utils.flop_counter import register_flop_formula
 from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,
@@ -101,12 +100,6 @@ def _flash_attention(
 
 
 AttentionInterface.register("standin", _flash_attention)
-
-
-@register_flop_formula(torch.ops.aten._grouped_mm)
-def _grouped_flops(rows: Any, other: Any, *_given: Any, **_options: Any) -> float:
-    """Products of rows sorted by expert: (rows, k) by (experts, k, n), or (k, rows) by (rows, n)."""
-    return 2.0 * rows[0] * rows[1] * other[-1]
 
 
 _MATRIX = 2  # dimensions

@@ -10,6 +10,7 @@
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
 # Warning: ZeRO-2 is FSDP2 that does not reshard weights after the forward pass
 # Warning: the model needs a tensor-parallel plan: load it with tp_plan="auto" and the mesh's tp axis
+# Warning: beside FSDP2, accelerate 1.13 to 1.15 prepare tensor ranks with transformers' ReplicateParallel (accelerator.py _prepare_tp), which 5.1 took out: install transformers 4.57 or 5.0, or prepare ends in an ImportError
 # Warning: load the model that was planned, of 70553706496 parameters: 80 layers, hidden 8192, MLP 28672, 64 heads, 8 key/value heads, vocabulary 128256; llama3 rotary scaling
 # Warning: the script must pack its data into sequences of 8192 tokens
 # Warning: context parallelism needs accelerator.maybe_context_parallel around each step, and SDPA

@@ -476,17 +476,37 @@ def test_stages_whose_backward_pass_is_split_are_not_compiled() -> None:
     assert both(zero_bubble) == both(zero_bubble, **eager) == both(stages, **eager) > both(stages)
 
 
-def test_torchtitan_replays_every_second_product_as_they_run() -> None:
-    # qkv, out*, up, down*; latent: qa, qb*, kva, kvb*, out, gate*, up, down*: * is replayed
+def test_torchtitan_replays_every_second_product_that_its_backward_pass_reads() -> None:
+    # qkv, out*, up, down*; latent: qa, qb*, kva, kvb*, out, gate*, up, down*: * is not saved, and no
+    # gradient reads down, nor out where its reduce-scatter is saved
+    h, f, heads, tokens = 1024, 4096, 16, 2048
     mla = MlaSpec(
         q_lora_rank=256, kv_lora_rank=128, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64
     )
-    h, f, heads = 1024, 4096, 16
-    plain = flops(second_products(of(GPT, SELECTIVE, "fsdp"), "dense"))
-    assert plain == 2 * 2048 * (h * h + f * h)
     latent = replace(GPT, head_dim=96, mla=mla, gated_mlp=True)
-    found = flops(second_products(of(latent, SELECTIVE, "fsdp"), "dense"))
-    assert found == 2 * 2048 * (256 * heads * 96 + 128 * heads * (64 + 64) + h * f + f * h)
+    split = {**SELECTIVE, "tensor_parallel_size": 2, "sequence_parallel": True, "data_parallel_size": 4}
+
+    def replayed(model: ModelSpec, layout: Mapping[str, object] = SELECTIVE, **options: object) -> float:
+        return flops(second_products(of(model, layout, "fsdp", **options), "dense"))
+
+    assert replayed(GPT) == 2 * tokens * h * h
+    assert replayed(GPT, elementwise_fused=False) == 2 * tokens * (h * h + f * h)
+    assert replayed(GPT, split) == 0
+    assert replayed(GPT, {**split, "sequence_parallel": False}) == 2 * tokens * h * h / 2
+    of_latents = 256 * heads * 96 + 128 * heads * (64 + 64)
+    assert replayed(latent) == 2 * tokens * (of_latents + h * f)
+
+
+def test_torchtitan_replays_routers_without_counting_them() -> None:
+    # qkv, out*, [router*], gate, up*, down: experts that all tokens take replay one of three products
+    h, width, experts, tokens = 1024, 512, 8, 2048
+    moe = MoeSpec(
+        num_experts=experts, top_k=2, ffn_hidden_size=width, num_shared_experts=1,
+        shared_ffn_hidden_size=width,
+    )  # fmt: skip
+    ctx = of(replace(GPT, gated_mlp=True, moe=moe), SELECTIVE, "fsdp")
+    plain = [one for one in second_products(ctx, "moe") if not one.grouped]
+    assert flops(plain) == 2 * tokens * (h * h + h * width + h * experts)
 
 
 def kept(
