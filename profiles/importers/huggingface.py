@@ -18,13 +18,17 @@ from meshwright.profiles.importers.huggingface_families import FAMILIES
 from meshwright.profiles.importers.huggingface_keys import (
     FIXED,
     REFUSED_TYPES,
+    SHARED,
+    TOP_K,
     Family,
     completed,
     expert_adapters,
     harmless_reason,
     refuse_type,
     refuse_unsupported,
+    repeats,
     type_of,
+    with_experts,
 )
 from meshwright.profiles.importers.huggingface_layers import (
     attention_layers,
@@ -108,7 +112,7 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
         if model_type not in REFUSED_TYPES or reader.has("text_config"):
             refuse_unsupported(reader)
         refuse_type(model_type, tuple(FAMILIES))
-    family = FAMILIES[model_type]
+    family = with_experts(model_type, FAMILIES[model_type])
     whole, added = completed(model_type, family, cast("Mapping[str, object]", config))
     reader = FieldReader(whole, "/model")
     reader.text("model_type")
@@ -153,7 +157,8 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
     if family.local_attention:
         model = replace(model, **family.local_attention(reader, model))
     reader.finish()
-    _refuse_unread(reader, (*added, *family.unused))
+    again = [key for key in reader.unread() if repeats(key, whole)]
+    _refuse_unread(reader, (*added, *family.unused, *again))
     return model
 
 
@@ -480,22 +485,6 @@ def _embedding_size(reader: FieldReader, hidden_size: int) -> int | None:
     return None if size == hidden_size else size
 
 
-_EXPERTS = (
-    "num_local_experts",
-    "num_experts",
-    "n_routed_experts",
-    "moe_num_experts",
-    "ffn_config.moe_num_experts",
-)
-_TOP_K = (
-    "num_experts_per_tok",
-    "top_k_experts",
-    "experts_per_token",
-    "moe_topk",
-    "moe_k",
-    "ffn_config.moe_top_k",
-)
-_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 _SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
 _BALANCE = ("router_aux_loss_coef", "aux_loss_alpha", "ffn_config.moe_loss_weight")
 _SCALE = ("routed_scaling_factor", "route_scale", "moe_routed_scaling_factor", "router_scaling_factor")
@@ -506,7 +495,7 @@ def _moe(reader: FieldReader, family: Family, num_layers: int, adapters: str) ->
     if not family.experts:
         return None
     if family.experts_flag and not reader.flag(family.experts_flag, default=False):
-        _ = [reader.value(key) for key in (family.experts, "moe_intermediate_size", *_TOP_K)]  # of no layer
+        _ = [reader.value(key) for key in (family.experts, "moe_intermediate_size", *TOP_K)]  # of no layer
         return None
     if not reader.has(family.experts):
         if family.experts_flag:
@@ -522,10 +511,10 @@ def _moe(reader: FieldReader, family: Family, num_layers: int, adapters: str) ->
     width = reader.first(("moe_intermediate_size", family.keys["ffn_hidden_size"]))
     ffn_hidden_size = _integer(reader, width, limits="ffn_hidden_size")
     num_shared, shared_width = _shared_experts(reader, family, ffn_hidden_size)
-    top_k = reader.integer(reader.first(_TOP_K), high=num_experts)
+    top_k = reader.integer(reader.first(TOP_K), high=num_experts)
     router: dict[str, Any] = {"expert_adapters": adapters, **family.router, **_router(reader, family)}
     if not num_shared and family.needs_shared_experts:
-        key = reader.first((*_SHARED_WIDTH, *_SHARED))
+        key = reader.first((*_SHARED_WIDTH, *SHARED))
         raise UnsupportedModelError.field(key, "0: the class then builds shared experts of no use")
     reader.finish()
     return MoeSpec(
@@ -575,7 +564,7 @@ def _shared_experts(reader: FieldReader, family: Family, expert_width: int) -> t
         return family.shared_experts_of_ffn, family.shared_experts_of_ffn * expert_width
     stated = reader.first(_SHARED_WIDTH)
     width = reader.integer(stated, low=0, default=0, high=2**24)
-    count = reader.integer(reader.first(_SHARED), low=0, default=0, high=1024)
+    count = reader.integer(reader.first(SHARED), low=0, default=0, high=1024)
     if width:
         return max(count, 1), width
     return count, count * expert_width

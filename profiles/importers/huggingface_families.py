@@ -69,14 +69,11 @@ _BIASED_ATTENTION = Family(flags=_ATTENTION_FLAG)
 _GRANITE = replace(LLAMA, numbers=_MULTIPLIERS)
 _FUSED_QKV: Facts = {"fused_qkv": True}
 _FUSED_MLP: Facts = {"fused_gate_up": True}
-_GRANITE_MOE = replace(
-    _BIASED_ATTENTION, numbers=_MULTIPLIERS, experts="num_local_experts", facts=_FUSED_MLP
-)
+_GRANITE_MOE = replace(_BIASED_ATTENTION, numbers=_MULTIPLIERS, facts=_FUSED_MLP)
 _SINKS: Facts = {"attention_sinks": True}
 _LATENT = Family(latent_bias_flag="attention_bias")
 _DEEPSEEK_V3 = replace(
     _LATENT,
-    experts="n_routed_experts",
     router=_SIGMOID,
     fixed={"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
 )
@@ -123,8 +120,8 @@ _QWEN_LOCAL: GlobalRule = "before_max_window_layers"
 _QWEN_2 = Family(
     facts={"qkv_bias": True}, global_layers=_QWEN_LOCAL, fixed={"attention_bias": (True, False)}
 )  # fmt: skip - which its class does not read
-_QWEN_3_MOE = replace(_BIASED_ATTENTION, experts="num_local_experts", facts=_PER_HEAD)
-_GLM_4_MOE = Family(experts="n_routed_experts", flags=_QKV_FLAG, rounds_head_dim=True, router=_SIGMOID)
+_QWEN_3_MOE = replace(_BIASED_ATTENTION, facts=_PER_HEAD)
+_GLM_4_MOE = Family(flags=_QKV_FLAG, rounds_head_dim=True, router=_SIGMOID)
 _GPT_FACTS: Facts = {"gated_mlp": False, "normalization": "layernorm", **_ALL_BIASES}
 _LEARNED: Facts = {"learned_position_embeddings": True}
 _GPT_2 = Family(
@@ -161,7 +158,7 @@ _HUNYUAN = Family(
     unused=(
         "cla_share_factor", "class_num", "dense_list", "im_end_id", "im_start_id", "im_newline_id",
         "mask_init_id", "pool_type", "text_start_id", "text_end_id", "video_start_id", "video_end_id",
-        "moe_drop_tokens", "moe_random_routing_dropped_token", "capacity_factor",
+        "skip_cls_token", "moe_drop_tokens", "moe_random_routing_dropped_token", "capacity_factor",
     ),
 )  # fmt: skip
 _QUICK_GELU: Facts = {"activation": "quick_gelu", "gate_offset": 1.0}
@@ -184,6 +181,26 @@ def _falcon_norms(reader: FieldReader, facts: Facts) -> Facts:
     return {"shared_norm": bool(facts.get("parallel_residual")) and not (newer and norms != 1)}
 
 
+_FALCON = Family(
+    keys=KEYS | {"num_kv_heads": "num_kv_heads", "ffn_hidden_size": "ffn_hidden_size"},
+    names={"n_embed": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
+           "n_head_kv": "num_kv_heads"},
+    flags={
+        "bias": (False, _ALL_BIASES),
+        "parallel_attn": (True, {"parallel_residual": True}),
+        "new_decoder_architecture": (False, {"parallel_residual": True}),
+        "alibi": (False, {"alibi_positions": True}),
+    },
+    ffn_of_hidden=4,
+    activation="gelu",
+    one_kv_head_flag="multi_query",
+    facts={"gated_mlp": False, "normalization": "layernorm", **_FUSED_QKV},
+    follows=_falcon_norms,
+    fixed={"apply_residual_connection_post_layernorm": False},
+    unused=("ff_factor",),
+)  # fmt: skip
+
+
 FAMILIES: Mapping[str, Family] = {
     # Llama and what differs from it by sizes or biases
     **dict.fromkeys(("llama", "internlm3", "iquestcoder"), LLAMA),
@@ -201,7 +218,7 @@ FAMILIES: Mapping[str, Family] = {
             **_MLP_FLAG,
         }
     ),
-    **dict.fromkeys(("mistral", "ministral", "ministral3"), _LOCAL),
+    **dict.fromkeys(("mistral", "ministral", "ministral3", "mixtral"), _LOCAL),
     "phi3": replace(_LOCAL, facts={**_FUSED_QKV, **_FUSED_MLP},
                     fixed={"full_attn_mod": 1, "interpolate_factor": 1}),
     "ernie4_5": Family(flags={"use_bias": (False, _ALL_BIASES)}),
@@ -233,7 +250,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_vl_text": replace(_BIASED_ATTENTION, facts=_PER_HEAD, head_of_whole=True),
     "exaone4": replace(_EXAONE, facts={**_PER_HEAD, "norm_position": "after"}),
     "olmo": replace(_BIASED_ATTENTION, facts={"normalization": "layernorm_without_weights"}, numbers=_CLIP),
-    "olmo2": _OLMO_2,
+    **dict.fromkeys(("olmo2", "flex_olmo"), _OLMO_2),
     "olmo3": replace(_OLMO_2, global_layers="every_last", global_every=4),
     "glm": Family(flags=_QKV_FLAG, facts=_FUSED_MLP),
     "glm4": Family(flags=_QKV_FLAG, facts={**_SANDWICH, **_FUSED_MLP}),
@@ -244,11 +261,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma": _GEMMA,
     "gemma2": _GEMMA_2,
     "vaultgemma": replace(_GEMMA_2, facts=_GEMMA.facts),
-    "gemma3_text": replace(
-        _GEMMA_2,
-        facts={**_GEMMA_2.facts, **_PER_HEAD},
-        global_every=6,
-    ),
+    "gemma3_text": replace(_GEMMA_2, facts={**_GEMMA_2.facts, **_PER_HEAD}, global_every=6),
     "gemma4_text": replace(
         _GEMMA_4,
         plans=("num_kv_shared_layers", "hidden_size_per_layer_input"),
@@ -265,6 +278,7 @@ FAMILIES: Mapping[str, Family] = {
             "use_parallel_residual": (False, {"parallel_residual": True, "shared_norm": True}),
         },
         facts={"normalization": "layernorm"},
+        fixed={"rotary_scaling_factor": 1.0},
     ),
     "cohere": _COHERE,
     "cohere2": _COHERE_2,
@@ -276,7 +290,6 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "deepseek_v2": replace(
         _LATENT,
-        experts="n_routed_experts",
         fixed={"scoring_func": "softmax"},
         flags=_MLP_FLAG,
         router={"normalized_top_k": False, "expert_bias": False},
@@ -285,18 +298,19 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek_v3": replace(_DEEPSEEK_V3, defaults={"aux_loss_alpha": 1e-4, "seq_aux": True}),
     "kimi_k2": replace(_DEEPSEEK_V3, like="deepseek_v3"),
     "deepseek_v32": replace(_DEEPSEEK_V3, plans=("index_topk",), defaults={"first_k_dense_replace": 3}),
-    "glm_moe_dsa": replace(_DEEPSEEK_V3, plans=("index_topk", "indexer_types"),
-                           defaults={"first_k_dense_replace": 3}),
+    "glm_moe_dsa": replace(
+        _DEEPSEEK_V3, plans=("index_topk", "indexer_types"), defaults={"first_k_dense_replace": 3},
+        unused=("index_share_for_mtp_iteration",),
+    ),
     "glm4_moe_lite": replace(_DEEPSEEK_V3, defaults=_FIRST_DENSE),
     "axk1": replace(_DEEPSEEK_V3, defaults=_FIRST_DENSE, router={**_SIGMOID, "output_norm": True}),
     # Experts
-    "mixtral": replace(_LOCAL, experts="num_local_experts"),
     "granitemoe": _GRANITE_MOE,
     "granitemoeshared": _GRANITE_MOE,
     "granitemoe_swa": replace(_GRANITE_MOE, facts={**_FUSED_MLP, **_SINKS}, global_layers="every_first",
                               global_every=4),
     "qwen2_moe": replace(
-        _PLAIN, experts="num_experts",
+        _PLAIN,
         flags={"qkv_bias": (True, {"qkv_bias": True})},
         router={"shared_expert_gate": True},
         needs_shared_experts=True,
@@ -308,7 +322,7 @@ FAMILIES: Mapping[str, Family] = {
     "mellum": _QWEN_3_MOE,
     # Residuals x + f(x) weighed with their depth, in a sum of unit variance (modeling_beam.py)
     "beam": replace(
-        _QWEN_3_MOE, experts="num_experts", router=_SIGMOID,
+        _QWEN_3_MOE, router=_SIGMOID,
         facts={
             **_PER_HEAD, **_SANDWICH, "attention_gate": "per_element", "gate_bias": True,
             "depth_scaled_residuals": True, "position_scaled_queries": True,
@@ -320,59 +334,51 @@ FAMILIES: Mapping[str, Family] = {
         defaults={"first_k_dense_replace": 3},
     ),
     "flint": replace(
-        _BIASED_ATTENTION, experts="num_experts", facts={**_PER_HEAD, **_SINKS},
+        _BIASED_ATTENTION, facts={**_PER_HEAD, **_SINKS},
         router={"router_score": "sigmoid"},
         defaults={"mlp_only_layers": [0, 1]},
         global_layers="flint",
     ),
     "olmoe": replace(
-        _BIASED_ATTENTION, experts="num_experts", facts={"query_key_norm": "all_heads"}, numbers=_CLIP,
+        _BIASED_ATTENTION, facts={"query_key_norm": "all_heads"}, numbers=_CLIP,
         heads_fill_hidden=True,
     ),
-    "flex_olmo": replace(_OLMO_2, experts="num_experts"),
-    "aria_text": replace(LLAMA, experts="moe_num_experts", router={"expert_bias": False}),
-    "ernie4_5_moe": Family( experts="moe_num_experts",
+    "aria_text": replace(LLAMA, router={"expert_bias": False}),
+    "ernie4_5_moe": Family(
         flags={"use_bias": (False, {**_ALL_BIASES, "head_bias": True})},
         router={"selection_bias": True, "selection_bias_counted": True, "expert_bias": False},
         fixed={"moe_gate": "topk", "moe_use_aux_free": True},
-        unused=("moe_capacity", "moe_layer_use_gate", "sinkhorn_2gate"),
+        unused=("moe_capacity", "moe_layer_use_gate", "sinkhorn_2gate", "compression_ratio"),
     ),
-    "hunyuan_v1_moe": replace(_HUNYUAN, experts="num_experts", router={"linear_router": True},
+    "hunyuan_v1_moe": replace(_HUNYUAN, router={"linear_router": True},
                               shared_experts_of_ffn=1, dense_without_experts=True),
     "hy_v3": replace(
-        LLAMA, experts="num_experts", facts=_PER_HEAD, router={**_SIGMOID, "expert_bias": False},
+        LLAMA, facts=_PER_HEAD, router={**_SIGMOID, "expert_bias": False},
         defaults=_FIRST_DENSE, needs_shared_experts=True,
     ),
     "dots1": replace(
-        _BIASED_ATTENTION, experts="n_routed_experts", facts=_PER_HEAD, router=_SIGMOID,
-        global_layers=_QWEN_LOCAL,
-        fixed={"scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+        _BIASED_ATTENTION, facts=_PER_HEAD, router=_SIGMOID,
+        global_layers=_QWEN_LOCAL,  # published: noaux_tc for both
+        fixed={"scoring_func": ("sigmoid", "noaux_tc"), "topk_method": "noaux_tc"},
     ),
-    "solar_open": Family( flags=_QKV_FLAG, experts="n_routed_experts", router=_SIGMOID,
-                         dense_without_experts=True),
-    "exaone_moe": replace(_EXAONE, experts="num_experts", router=_SIGMOID),
-    "kolibri1": Family( experts="num_local_experts",
+    "solar_open": Family(flags=_QKV_FLAG, router=_SIGMOID, dense_without_experts=True),
+    "exaone_moe": replace(_EXAONE, router=_SIGMOID),
+    "kolibri1": Family(
         facts={**_PER_HEAD, **_SANDWICH}, router=_SIGMOID, global_layers="every_last", global_every=5,
         rotary_on_local_layers=True,
     ),
     "afmoe": replace(
-        _BIASED_ATTENTION, experts="num_experts",
-        facts={**_PER_HEAD, **_SANDWICH, "attention_gate": "per_element"},
-        router=_COUNTED,
-        global_layers="every_last",
-        rotary_on_local_layers=True,
-        scale_flag="mup_enabled",
+        _BIASED_ATTENTION, facts={**_PER_HEAD, **_SANDWICH, "attention_gate": "per_element"},
+        router=_COUNTED, global_layers="every_last", rotary_on_local_layers=True, scale_flag="mup_enabled",
+        fixed={"score_func": "sigmoid", "route_norm": True, "num_expert_groups": 1,
+               "num_limited_groups": 1},
     ),
     "laguna": replace(
-        _BIASED_ATTENTION, experts="num_experts",
-        facts=_PER_HEAD,
-        router=_COUNTED,
-        defaults=_FIRST_DENSE,
+        _BIASED_ATTENTION, facts=_PER_HEAD, router=_COUNTED, defaults=_FIRST_DENSE,
         fixed={"moe_router_logit_softcapping": 0.0},
         local_attention=heads_by_layer,
     ),
     "mimo_v2_flash": Family(
-        experts="n_routed_experts",
         flags=_QKV_FLAG,
         numbers={"attention_value_scale": ("value_scale", _itself)},
         router=_SIGMOID,
@@ -386,7 +392,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "glm4_moe": replace(_GLM_4_MOE, flags={**_QKV_FLAG, "use_qk_norm": (False, _PER_HEAD)}),
     "glm4v_moe_text": replace(_GLM_4_MOE, head_of_whole=True),
-    "minimax_m2": Family( experts="num_local_experts",
+    "minimax_m2": Family(
         facts={"query_key_norm": "all_heads"},
         router=_SIGMOID,
         fixed={
@@ -397,7 +403,7 @@ FAMILIES: Mapping[str, Family] = {
         },
         unused=("mlp_intermediate_size", "shared_moe_mode", "swa_rope_theta"),
     ),
-    "minimax_m3_vl_text": Family( experts="num_local_experts",
+    "minimax_m3_vl_text": Family(
         facts={**_PER_HEAD, "zero_centered_norm": True, **_QUICK_GELU, **_FUSED_MLP},
         own_activation=True,
         numbers=_CLAMP,
@@ -405,7 +411,7 @@ FAMILIES: Mapping[str, Family] = {
         dense_ffn_key="dense_intermediate_size",
         fixed={"swiglu_alpha": 1.702},
     ),
-    "gpt_oss": Family( experts="num_local_experts",
+    "gpt_oss": Family(
         flags={"attention_bias": (True, _ATTENTION_BIASES)},
         own_activation=True,
         facts={"mlp_bias": True, **_SINKS, **_QUICK_GELU},
@@ -414,23 +420,24 @@ FAMILIES: Mapping[str, Family] = {
         router={"router_bias": True},
         balanced_by_loss=False,  # Megatron-Bridge v0.7 gpt_oss_bridge.py:71, though the config says 0.9
         fixed={"swiglu_alpha": 1.702},
+        unused=("rope_ntk_alpha", "rope_ntk_beta", "rope_scaling_factor"),  # of OpenAI's own program
         global_layers="every_last",
         global_every=2,
     ),
-    "phimoe": Family( experts="num_local_experts",
+    "phimoe": Family(
         flags={**_ATTENTION_FLAG, "lm_head_bias": (False, {"head_bias": True})},
         facts={"normalization": "layernorm"},
         router={"router_score": "sparsemixer", "linear_router": True},
         global_layers="none",
     ),
     "cohere2_moe": replace(
-        _COHERE_2, experts="num_experts",
+        _COHERE_2,
         dense_ffn_key="prefix_dense_intermediate_size",
         global_layers="every_last_after_dense",
         fixed={"prefix_dense_sliding_window_pattern": 1, "shared_expert_combination_strategy": "average"},
     ),
     "llama4_text": replace(
-        _BIASED_ATTENTION, experts="num_local_experts",
+        _BIASED_ATTENTION,
         flags={
             **_ATTENTION_FLAG,
             "use_qk_norm": (True, {"query_key_norm": "per_head_without_weights"}),
@@ -442,8 +449,7 @@ FAMILIES: Mapping[str, Family] = {
         dense_ffn_key="intermediate_size_mlp",
         global_layers="without_rotary",
     ),
-    "dbrx": Family( experts="ffn_config.moe_num_experts",
-        keys=_MPT_KEYS
+    "dbrx": Family(keys=_MPT_KEYS
         | {"num_kv_heads": "attn_config.kv_n_heads", "ffn_hidden_size": "ffn_config.ffn_hidden_size"},
         parts=("attn_config", "ffn_config"),
         own_activation=True,
@@ -547,26 +553,12 @@ FAMILIES: Mapping[str, Family] = {
         facts={**_GPT_FACTS, "alibi_positions": True, "embedding_norm": True, **_FUSED_QKV},
         fixed={"apply_residual_connection_post_layernorm": False},
     ),
-    "falcon": Family(
-        keys=KEYS | {"num_kv_heads": "num_kv_heads", "ffn_hidden_size": "ffn_hidden_size"},
-        names={"n_embed": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
-               "n_head_kv": "num_kv_heads"},
-        flags={
-            "bias": (False, _ALL_BIASES),
-            "parallel_attn": (True, {"parallel_residual": True}),
-            "new_decoder_architecture": (False, {"parallel_residual": True}),
-            "alibi": (False, {"alibi_positions": True}),
-        },
-        ffn_of_hidden=4,
-        activation="gelu",
-        one_kv_head_flag="multi_query",
-        facts={"gated_mlp": False, "normalization": "layernorm", **_FUSED_QKV},
-        follows=_falcon_norms,
-        fixed={"apply_residual_connection_post_layernorm": False},
-    ),
+    "falcon": _FALCON,
+    # Falcon-40B as first published; 7B's RefinedWebModel is falcon
+    "RefinedWeb": replace(_FALCON, like="falcon", defaults={"new_decoder_architecture": True}),
     "mpt": Family(
         keys=_MPT_KEYS,
-        parts=("attn_config",),
+        parts=("attn_config", "ffn_config"),
         ffn_of_hidden=4,
         own_activation=True,
         facts={
@@ -580,6 +572,7 @@ FAMILIES: Mapping[str, Family] = {
             "attn_config.alibi": True, "attn_config.alibi_bias_max": 8,
             "attn_config.attn_type": "multihead_attention", "attn_config.prefix_lm": False,
             "attn_config.qk_ln": False, "attn_config.softmax_scale": None,
+            "ffn_config.ffn_type": "mptmlp", "ffn_config.fc_type": "torch", "fc_type": "torch",
         },
     ),
     "opt": Family(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NoReturn
 
@@ -42,7 +42,7 @@ class Family:
     like: str = ""  # the type whose defaults it has, where it is not transformers' own
     defaults: Mapping[str, object] = field(default_factory=dict)  # that the class derives, or no class has
     facts: Facts = field(default_factory=dict)
-    experts: str = ""  # the key that counts experts; empty: the type has none
+    experts: str = ""  # the key that counts experts, where the class has no default of one
     experts_flag: str = ""  # a key without which there are none
     experts_beside_mlp: bool = False  # each layer has both: the MLP is the shared expert
     router: Facts = field(default_factory=dict)  # fields of MoeSpec
@@ -114,7 +114,8 @@ HARMLESS: Mapping[str, str] = {
             "return_dict_in_generate", "exponential_decay_length_penalty", "suppress_tokens",
             "begin_suppress_tokens", "decoder_start_token_id", "prefix", "bos_token", "eos_token",
             "output_past", "inference_runner", "max_batch_size", "pad_key_length", "max_model_len",
-            "pre_allocate_kv_cache", "validate_runner_input",
+            "pre_allocate_kv_cache", "validate_runner_input", "pad_id", "n_special",
+            "predict_special_tokens", "ignored_index",
         ),
         _TOKENS,
     ),
@@ -130,7 +131,8 @@ HARMLESS: Mapping[str, str] = {
             "tie_encoder_decoder", "finetuning_task", "_attn_implementation_internal",
             "use_flash_attention", "_output_attentions", "_flash_attn_2_enabled", "flash_attn",
             "flash_rotary", "fused_dense", "fused_bias_fc", "fused_dropout_add_ln", "fused_mlp",
-            "use_sdpa_with_kv_cache",
+            "use_sdpa_with_kv_cache", "_num_labels", "custom_pipelines", "for_llm_compressor",
+            "use_grouped_mm", "disable_ffn_model_parallel", "xla_device",
         ),
         _SOFTWARE,
     ),
@@ -146,7 +148,8 @@ HARMLESS: Mapping[str, str] = {
             "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout",
             "residual_dropout", "embedding_dropout", "classifier_dropout", "activation_dropout",
             "layerdrop", "expert_dropout", "router_jitter_noise", "input_jitter_noise",
-            "output_router_logits", "router_z_loss_coef", "neftune_noise_alpha",
+            "output_router_logits", "router_z_loss_coef", "neftune_noise_alpha", "z_loss_enabled",
+            "mup_denominator", "token_balance_loss",
         ),
         _RECIPE,
     ),
@@ -154,7 +157,7 @@ HARMLESS: Mapping[str, str] = {
         (
             "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "reorder_and_upcast_attn",
             "enable_moe_fp32_combine", "masked_softmax_fusion", "skip_bias_add", "skip_bias_add_qkv",
-            "bias_dropout_fusion",
+            "bias_dropout_fusion", "moe_router_dtype", "router_dtype",
         ),
         _ARITHMETIC,
     ),
@@ -199,7 +202,11 @@ HARMLESS: Mapping[str, str] = {
         "of the published weights; training has the request's precision",
     ),
     "dual_chunk_attention_config": "of inference beyond the trained length",
-    "max_sequence_length": "repeats max_position_embeddings",
+    **dict.fromkeys(
+        ("max_sequence_length", "seq_length", "max_seq_len", "context_length", "context_window_size"),
+        "a length of inference or of training, beside max_position_embeddings",
+    ),
+    "prefill_chunk_size": "of inference",
     "org_vocab_size": "the tokens before padding; the table has vocab_size",
     "pad_vocab_size_multiple": "how vocab_size was rounded",
     "max_window_layers": "read where use_sliding_window is true",
@@ -211,7 +218,6 @@ HARMLESS: Mapping[str, str] = {
     "qk_head_dim": "the sum of qk_nope_head_dim and qk_rope_head_dim",
     "num_ln_in_parallel_attn": "read with new_decoder_architecture",
     "no_rope_layers": "repeats no_rope_layer_interval, and is held against it",
-    "experts_per_token": "repeats num_experts_per_tok",
 }  # fmt: skip
 
 # Types that are refused, with the reason; any other type that is not in FAMILIES is refused as unknown.
@@ -275,17 +281,22 @@ REFUSED_TYPES: Mapping[str, str] = {
 
 
 # Published configs that have another type's name, told apart by the class that they name: Ling and Ring 2.0
-# (inclusionAI/Ling-mini-2.0) have that of Ling 1, whose router is another one.
+# (inclusionAI/Ling-mini-2.0) have that of Ling 1, whose router is another one; InternLM 2 had that of 1.
 _TYPE_OF_CLASS: Mapping[tuple[str, str], str] = {
     ("bailing_moe", "BailingMoeV2ForCausalLM"): "bailing_moe_v2",
+    ("internlm", "InternLM2ForCausalLM"): "internlm2",
 }
+# Names under which types were published before transformers had them, or under which their weights run.
+_RENAMED: Mapping[str, str] = {
+    "Yi": "llama", "aquila": "llama", "stablelm_epoch": "stablelm", "RefinedWebModel": "falcon",
+}  # fmt: skip
 
 
 def type_of(reader: FieldReader) -> str:
     """The model type of a config, as its class tells it where types share a name."""
     stated, classes = reader.text("model_type"), reader.value("architectures")
     named = classes[0] if isinstance(classes, list) and classes else None
-    return _TYPE_OF_CLASS.get((stated, str(named)), stated)
+    return _TYPE_OF_CLASS.get((stated, str(named)), _RENAMED.get(stated, stated))
 
 
 # Dropout and weights of auxiliary losses are spelled in many ways.
@@ -296,7 +307,9 @@ _HARMLESS_ENDINGS = (
     "dropout_prob",
     "jitter_noise",
     "jitter_eps",
-    "aux_loss_coef",
+    "loss_coef",
+    "loss_coefficient",
+    "loss_weight",
 )
 
 
@@ -307,6 +320,10 @@ def harmless_reason(key: str) -> str | None:
     inner = key.rsplit(".", 1)[-1]  # of an object inside the config
     if inner in HARMLESS:
         return HARMLESS[inner]
+    if key.endswith("_version") or key.startswith(("fuse_", "fused_")):
+        return _SOFTWARE
+    if key.startswith(("vit_", "anyres_")):
+        return "of images, which others of the family read"
     return _TOKENS if key.endswith("_token_id") else _RECIPE if key.endswith(_HARMLESS_ENDINGS) else None
 
 
@@ -399,6 +416,35 @@ def refuse_unsupported(reader: FieldReader, planned: tuple[str, ...] = ()) -> No
 
 
 _OF_HEADS = ("num_key_value_heads", "head_dim")  # tools write them beside the sizes that they repeat
+EXPERTS = (
+    "num_local_experts",
+    "num_experts",
+    "n_routed_experts",
+    "moe_num_experts",
+    "ffn_config.moe_num_experts",
+)
+TOP_K = (
+    "num_experts_per_tok",
+    "top_k_experts",
+    "experts_per_token",
+    "moe_topk",
+    "moe_k",
+    "ffn_config.moe_top_k",
+)
+SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+# Names of one size: a key that nothing reads changes nothing where it says what another of them does.
+_NAMES_OF_ONE = (
+    EXPERTS, (*TOP_K, "num_experts_per_token"), SHARED,
+    ("num_hidden_layers", "num_layers", "n_layers", "n_layer"),
+    ("hidden_size", "n_embd", "n_embed", "d_model", "dim"),
+    ("num_attention_heads", "num_heads", "n_heads", "n_head"),
+    ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads", "num_query_groups"),
+    ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner", "d_ff"),
+    ("head_dim", "kv_channels", "attention_head_dim", "head_size"),
+    ("sliding_window", "sliding_window_size", "window_size"),
+    ("partial_rotary_factor", "rope_pct", "rotary_pct", "rotary_percent"),
+    ("rope_theta", "rotary_emb_base", "rope_base"),
+)  # fmt: skip
 _NULL_IS_READ = ("num_shared_experts", "head_dim")  # as none, and as hidden_size / heads
 _NEUTRAL: Mapping[str, object] = dict.fromkeys(
     ("moe_layer_freq", "decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval"), 1
@@ -410,6 +456,19 @@ def _types() -> Mapping[str, Mapping[str, Any]]:
     """What transformers' classes take where a config says nothing, and the other names of keys."""
     raw = json.loads((CATALOG / "model_types.json").read_text("utf-8"))
     return dict(raw["types"])
+
+
+def repeats(key: str, config: Mapping[str, object]) -> bool:
+    """Whether a key says once more what the config says under another name of the same size."""
+    names = {other for one in _NAMES_OF_ONE if key in one for other in one} - {key}
+    return any(other in config and config[other] == config[key] for other in names)
+
+
+def with_experts(model_type: str, family: Family) -> Family:
+    """The family with the key that counts its experts: the one that its class has."""
+    entry = _types().get(family.like or model_type, {"defaults": {}, "names": {}})
+    own = next((key for key in EXPERTS if key in {*entry["defaults"], *entry["names"].values()}), "")
+    return replace(family, experts=family.experts or own)
 
 
 def expert_adapters(model_type: str) -> str:
@@ -438,9 +497,10 @@ def completed(
     published = [key for key in family.of_published if isinstance(stated.get(key), list)]
     read = {*published, family.experts}
     for key in [key for key in entry.get("unread", ()) if key in stated and key not in read]:
-        value = stated.pop(key)
-        if key != "moe_intermediate_size" or value != stated.get("intermediate_size"):
-            _refuse_unread(key, value, family)
+        known = key == "moe_intermediate_size" and stated[key] == stated.get("intermediate_size")
+        if not (known or repeats(key, {**entry["defaults"], **stated})):
+            _refuse_unread(key, stated[key], family)
+        del stated[key]
     derived = {**entry.get("derived", {}), **family.defaults}
     defaults = {**entry["defaults"], **derived}
     off = {key: False for key, value in stated.items() if value is None and defaults.get(key) is True}
@@ -471,7 +531,8 @@ def _refuse_unread(key: str, value: object, family: Family) -> None:
         UnsupportedModelError: the config means a model that transformers' class does not build.
     """
     width = family.experts and key == "intermediate_size"  # of dense layers, which this type has none of
-    harmless = key in _OF_HEADS or width or (not family.experts and harmless_reason(key))
+    one_expert = key in EXPERTS and value == 1 and not family.experts  # the MLP
+    harmless = key in _OF_HEADS or width or one_expert or (not family.experts and harmless_reason(key))
     neutral = value in (None, False, 0, [], {}, family.defaults.get(key), _NEUTRAL.get(key))
     if not (harmless or neutral):
         why = "transformers' class of this type does not read this key; remove it, or correct model_type"

@@ -15,7 +15,7 @@ from meshwright.profiles.model_parts import LocalAttention, expert_placement, sp
 from meshwright.profiles.reading import FieldReader
 
 _GLOBAL, _LOCAL, _CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
-_INDEXED = "indexed_attention"  # reads what an indexer chooses of all tokens
+_INDEXED = ("indexed_attention", "deepseek_sparse_attention")  # reads what an indexer chooses of all tokens
 MAX_LAYERS = 10_000
 
 # Which layers attend to all tokens where no ``layer_types`` says so; the others attend within the window.
@@ -143,7 +143,7 @@ def _stated_kinds(reader: FieldReader, num_layers: int) -> list[str] | None:
     if not isinstance(kinds, list) or len(kinds) < num_layers:
         reader.fault("layer_types", f"must be a list of {num_layers} kinds of layers")
         return None
-    kinds = [_GLOBAL if kind == _INDEXED and reader.has("index_topk") else kind for kind in kinds]
+    kinds = [_GLOBAL if kind in _INDEXED and reader.has("index_topk") else kind for kind in kinds]
     if not all(kind in (_GLOBAL, _LOCAL, _CHUNKED) for kind in kinds):
         raise UnsupportedModelError.field(
             "layer_types", f"only {_GLOBAL}, {_LOCAL} and {_CHUNKED} are understood"

@@ -66,6 +66,28 @@ REMOTE: Mapping[str, Family] = {
         like="llama", facts={"normalization": "layernorm"},
         flags={"attention_bias": (False, _ATTENTION_BIASES), "mlp_bias": (False, {"mlp_bias": True})},
     ),
+    # modeling_exaone.py of LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct, also EXAONE 3.0 and Deep
+    "exaone": Family(
+        keys=KEYS | {"num_layers": "num_layers"}, names={"num_hidden_layers": "num_layers"},
+        ffn_of_hidden=4,
+        defaults={"vocab_size": 102_400, "hidden_size": 2048, "num_layers": 32, "num_attention_heads": 32,
+                  "max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
+    ),
+    # modeling_phi.py of microsoft/phi-2 as first published
+    "phi-msft": Family(
+        keys=KEYS | {
+            "num_layers": "n_layer", "hidden_size": "n_embd", "ffn_hidden_size": "n_inner",
+            "num_attention_heads": "n_head", "num_kv_heads": "n_head_kv",
+            "max_position_embeddings": "n_positions",
+        },
+        activation="gelu", ffn_of_hidden=4,
+        facts={
+            **_FUSED, **_ATTENTION_BIASES, "mlp_bias": True, "head_bias": True, "gated_mlp": False,
+            "normalization": "layernorm", "parallel_residual": True, "shared_norm": True,
+        },
+        defaults={"vocab_size": 50_304, "n_positions": 2048, "n_embd": 1024, "n_layer": 20, "n_head": 16,
+                  "rotary_dim": 32, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False},
+    ),
     # modeling_baichuan.py of baichuan-inc/Baichuan-7B and Baichuan-13B
     "baichuan": Family(
         facts=_FUSED, follows=_first_or_second,

@@ -87,4 +87,4 @@ def test_a_key_of_another_type_is_refused_or_counts_for_us_as_for_transformers(m
 
 
 def test_only_types_of_remote_code_are_missing_from_the_library() -> None:
-    assert set(FAMILIES) - known_types() == {*REMOTE, "kimi_k2", "mimo"}
+    assert set(FAMILIES) - known_types() == {*REMOTE, "kimi_k2", "mimo", "RefinedWeb"}

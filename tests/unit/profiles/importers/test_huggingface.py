@@ -41,7 +41,7 @@ REFUSED = {
     "qwen3_5_text", "qwen3_next", "rwkv", "rwkv5", "t5", "vit", "xlstm", "zamba2",
 }  # fmt: skip
 # Types whose code transformers has not: what their checkpoints hold, and the sizes that add up to it.
-OF_REMOTE_CODE = {*REMOTE, "kimi_k2", "mimo"}
+OF_REMOTE_CODE = {*REMOTE, "kimi_k2", "mimo", "RefinedWeb"}
 PLANNED = [
     name for name, one in REAL.items() if one["config"]["model_type"] not in REFUSED and one["parameters"]
 ]
@@ -370,6 +370,20 @@ def test_a_key_that_a_class_does_not_read_is_harmless_or_refused_never_counted()
     with pytest.raises(UnsupportedModelError, match="unsupported: decoder_sparse_step "):
         model_from_config(_config("mixtral-8x7b", decoder_sparse_step=2), name="x")
     model_from_config(_config("mixtral-8x7b", decoder_sparse_step=1), name="x")
+
+
+def test_a_key_that_nothing_reads_is_harmless_where_it_repeats_another_under_its_name() -> None:
+    for name, key, same, other in (
+        ("gemma-2-27b", "sliding_window_size", 4096, 512),  # as published
+        ("mixtral-8x7b", "num_experts_per_token", 2, 4),
+        ("glm-5", "num_experts", 256, 128),
+    ):
+        plain = model_from_config(REAL[name]["config"], name="x")
+        assert model_from_config({**REAL[name]["config"], key: same}, name="x") == plain
+        with pytest.raises(UnsupportedModelError, match=f"unsupported: {key} "):
+            model_from_config({**REAL[name]["config"], key: other}, name="x")
+    config = REAL["llama-2-7b"]["config"]
+    assert model_from_config({**config, "num_experts": 1}, name="x") == model_from_config(config, name="x")
 
 
 def test_sparse_attention_reads_the_keys_that_its_indexer_chooses() -> None:

@@ -47,3 +47,38 @@ def test_the_baichuans_are_told_by_the_keys_of_their_positions_and_by_their_voca
     assert (model.num_parameters(), model.alibi_positions) == (13_264_901_120, True)
     with pytest.raises(UnsupportedModelError, match="normalised output head"):
         model_from_config(small | {"vocab_size": 125_696}, name="x")
+
+
+def test_types_that_were_renamed_are_read_by_their_first_names() -> None:
+    # Yi-34B: 2 · 64000h + 60 · (2h² + 2h · 1024 + 3h · 20480 + 2h) + h, h = 7168
+    yi = {
+        "model_type": "Yi", "architectures": ["YiForCausalLM"], "vocab_size": 64_000, "hidden_size": 7168,
+        "intermediate_size": 20_480, "num_hidden_layers": 60, "num_attention_heads": 56,
+        "num_key_value_heads": 8,
+    }  # fmt: skip
+    assert model_from_config(yi, name="x").num_parameters() == 34_388_917_248
+    falcon = {"n_layer": 60, "n_head": 128, "n_head_kv": 8, "hidden_size": 8192, "parallel_attn": True}
+    # Falcon-40B: 65024h + 60 · (2h² + 2h · 512 + 8h² + 4h) + 2h, h = 8192, two norms with biases a layer
+    model = model_from_config(falcon | {"model_type": "RefinedWeb"}, name="x")
+    assert model.num_parameters() == 41_303_293_952
+    # Falcon-7B: 65024h + 32 · (2h² + 2h · 64 + 8h² + 2h) + 2h, h = 4544, one norm a layer
+    falcon = {"n_layer": 32, "n_head": 71, "hidden_size": 4544, "multi_query": True}
+    model = model_from_config(falcon | {"model_type": "RefinedWebModel"}, name="x")
+    assert model.num_parameters() == 6_921_720_704
+    # InternLM 2 under the type of InternLM 1, told by its class: the same count, one matrix
+    second = {"model_type": "internlm", "architectures": ["InternLM2ForCausalLM"], "bias": False}
+    assert model_from_config(second, name="x").fused_qkv
+
+
+def test_exaone_3_is_a_llama_with_keys_of_its_own_and_the_first_phi_2_is_phi() -> None:
+    # EXAONE-3.5-7.8B: 2 · 102400h + 32 · (2h² + 2h · 1024 + 3h · 14336 + 2h) + h, h = 4096
+    exaone = {
+        "model_type": "exaone", "activation_function": "silu", "hidden_size": 4096, "num_layers": 32,
+        "intermediate_size": 14_336, "num_key_value_heads": 8, "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    assert model_from_config(exaone, name="x").num_parameters() == 7_818_448_896
+    # Phi-2: 2 · 51200h + 51200 + 32 · (12h² + 9h + 2h + 2h) + 2h, h = 2560
+    phi = {"model_type": "phi-msft", "n_embd": 2560, "n_head": 32, "n_layer": 32, "vocab_size": 51_200}
+    model = model_from_config(phi, name="x")
+    assert (model.num_parameters(), model.rotary_fraction) == (2_779_683_840, 0.4)
