@@ -1,8 +1,9 @@
-"""Low-rank adapters beside a frozen model, and frozen linear layers of 4 bits: their tensors and bytes.
+"""Low-rank adapters beside a frozen model, and frozen linear layers of 4 or 8 bits: tensors and bytes.
 
 LoRA (Hu et al. 2021, arXiv:2106.09685): a linear layer of ``inputs`` to ``outputs`` gets ``A`` (rank by
 inputs) and ``B`` (outputs by rank), the only trained weights. QLoRA (Dettmers et al. 2023,
-arXiv:2305.14314): the layers themselves are kept in NF4, with a scale for every block of 64.
+arXiv:2305.14314): the layers themselves are kept in NF4, with a scale for every block of 64. LLM.int8()
+(Dettmers et al. 2022, arXiv:2208.07339): in whole numbers of 8 bits, with a scale for every output.
 """
 
 from __future__ import annotations
@@ -10,9 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.profiles.model import LayerKind, ModelSpec
 
@@ -34,8 +32,8 @@ _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 _CONVERTED = ("gate_up", "w1_w3")  # ExpertAdapters of tensors that peft adapts
 _OF_EXPERTS = ("gate_proj", "up_proj", "down_proj", "g_proj")
 
-BasePrecision = Literal["bf16", "nf4", "nf4-double"]
-BASE_PRECISIONS: tuple[BasePrecision, ...] = ("bf16", "nf4", "nf4-double")
+BasePrecision = Literal["bf16", "int8", "nf4", "nf4-double"]
+BASE_PRECISIONS: tuple[BasePrecision, ...] = ("bf16", "int8", "nf4", "nf4-double")
 _BLOCK, _DOUBLE_BLOCK = 64, 256  # weights of one scale; scales of one scale of scales
 
 
@@ -260,19 +258,22 @@ def quantized_layers(model: ModelSpec, kind: LayerKind) -> Iterator[LinearLayer]
         yield from _experts(model, kind).values()
 
 
-def base_bytes(elements: float | NDArray[np.float64], precision: BasePrecision) -> NDArray[np.float64]:
-    """Bytes of one frozen matrix with all that belongs to it, shape as ``elements``.
+def base_bytes(layer: LinearLayer, precision: BasePrecision) -> int:
+    """Bytes of one frozen matrix with all that belongs to it.
 
+    8 bits: a byte a weight and an fp32 scale for each output (``functional.int8_vectorwise_quant``).
     NF4: half a byte a weight, a scale for each 64 and 16 code points in fp32. Double quantisation keeps
     scales in one byte, with an fp32 scale for each 256, 256 code points and an offset (bitsandbytes 0.50,
     ``functional.quantize_4bit`` and ``QuantState``).
     """
-    whole = np.asarray(elements, dtype=np.float64)
+    weights = layer.inputs * layer.outputs
     if precision == "bf16":
-        return 2.0 * whole
-    blocks = np.ceil(whole / _BLOCK)
-    codes = 16 * 4.0
+        return 2 * weights
+    if precision == "int8":
+        return weights + 4 * layer.outputs
+    blocks = -(-weights // _BLOCK)
+    codes = 16 * 4
     if precision == "nf4":
-        return np.ceil(whole / 2.0) + 4.0 * blocks + codes
-    nested = 4.0 * np.ceil(blocks / _DOUBLE_BLOCK) + 256 * 4.0 + 4.0
-    return np.ceil(whole / 2.0) + blocks + nested + codes
+        return -(-weights // 2) + 4 * blocks + codes
+    nested = 4 * -(-blocks // _DOUBLE_BLOCK) + 256 * 4 + 4
+    return -(-weights // 2) + blocks + nested + codes

@@ -67,7 +67,7 @@ OPTION_PARTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 OPTION_NUMBERS: Mapping[str, tuple[float, float]] = {
     "moe_capacity_factor": (0.0, 64.0),
     "layer_launch_s": (0.0, 1.0),
-    "logit_bytes": (2.0, 64.0),
+    "logit_bytes": (0.0, 64.0),
     "bucket_bytes": (0.0, 1e12),
     "offload_layers": (0.0, 1e4),
     "optimizer_offload_fraction": (0.01, 1.0),

@@ -129,7 +129,7 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
         list[str] | None, typer.Option(metavar="NAME", help="What they adapt: q_proj, linear_qkv, …")
     ] = None,
     base_precision: Annotated[
-        str | None, typer.Option(help="Of the frozen model: bf16, nf4 or nf4-double (QLoRA).")
+        str | None, typer.Option(help="Of the frozen model: bf16, int8, nf4 or nf4-double (QLoRA).")
     ] = None,
     launcher: Annotated[
         str | None,

@@ -233,7 +233,7 @@ def _batching(target: Target) -> Values:
 
 
 def _adapter_values(target: Target) -> Values:
-    """Adapters of peft beside weights in bf16 or 4 bits; alpha is twice the rank, as TRL's own is."""
+    """Adapters of peft beside weights in bf16, 8 or 4 bits; alpha is twice the rank, as TRL's own is."""
     workload = target.workload
     if not workload.lora_rank:
         return {}
@@ -248,7 +248,9 @@ def _adapter_values(target: Target) -> Values:
         else list(workload.lora_targets) * (2 if len(workload.lora_targets) == 1 else 1),
         "dtype": "bfloat16",
     }
-    if workload.base_precision != "bf16":
+    if workload.base_precision == "int8":
+        values["load_in_8bit"] = True
+    elif workload.base_precision != "bf16":
         values |= {
             "load_in_4bit": True,
             "bnb_4bit_quant_type": "nf4",
@@ -341,7 +343,7 @@ def llama_factory_values(target: Target) -> Values:
 
 
 def _llama_factory_adapter(target: Target) -> Values:
-    """Adapters of peft beside weights in bf16 or 4 bits; alpha is twice the rank, as its own default is."""
+    """Adapters of peft beside weights of 16, 8 or 4 bits; alpha is twice the rank, as is its default."""
     workload = target.workload
     if not workload.lora_rank:
         return {}
@@ -354,7 +356,9 @@ def _llama_factory_adapter(target: Target) -> Values:
         if linear_names(target.problem.model) == workload.lora_targets
         else ",".join(workload.lora_targets),
     }
-    if workload.base_precision != "bf16":
+    if workload.base_precision == "int8":
+        values |= {"quantization_bit": 8, "quantization_method": "bnb"}
+    elif workload.base_precision != "bf16":
         values |= {
             "quantization_bit": 4,
             "quantization_method": "bnb",

@@ -99,8 +99,8 @@ class WorkloadRequest(Part):
     )
     base_precision: BasePrecision = Field(
         default="bf16",
-        description="of the frozen model's linear layers, where lora_rank > 0: nf4 as bitsandbytes keeps "
-        "them (QLoRA), its scales quantised again under nf4-double",
+        description="of the frozen model's linear layers, where lora_rank > 0: int8 and nf4 as "
+        "bitsandbytes keeps them (LLM.int8, QLoRA), nf4's scales quantised again under nf4-double",
     )
     framework_options: dict[str, Scalar] = Field(
         default_factory=dict,

@@ -366,7 +366,7 @@ def checkpoint_bytes(ctx: Context) -> FloatArray:
 def head_workspace_bytes(ctx: Context) -> FloatArray:
     """Logits with their fp32 copies and gradients at the peak, and the head's input."""
     split = ctx.t if ctx.facts.logits_sharded else np.ones_like(ctx.t)
-    per_logit = _FUSED_LOGIT_BYTES if ctx.facts.loss_fused else ctx.facts.logit_bytes
+    per_logit = min(ctx.facts.logit_bytes, _FUSED_LOGIT_BYTES if ctx.facts.loss_fused else np.inf)
     logits = ctx.tokens * ctx.padded_vocabulary / split * per_logit
     return logits + ctx.tokens * ctx.model.hidden_size * 4.0 * ctx.row_share
 

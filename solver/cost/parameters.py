@@ -185,16 +185,16 @@ def _adapted(ctx: Context, kind: LayerKind) -> list[Gemm]:
 
 
 def quantized_weights(ctx: Context, kind: LayerKind) -> tuple[float, float]:
-    """Weights of one layer that are kept in 4 bits, and the bytes that this saves of 2 each.
+    """Weights of one layer that are kept in 4 or 8 bits, and the bytes that this saves of 2 each.
 
     A rank keeps them whole: only layouts without tensor parallelism and ZeRO-3 have them.
     """
     if ctx.workload.base_precision == "bf16":
         return 0.0, 0.0
-    layers, precision = list(quantized_layers(ctx.model, kind)), ctx.workload.base_precision
-    sizes = [(float(layer.inputs * layer.outputs), max(layer.experts, 1)) for layer in layers]
-    saved = (count * (2.0 * size - float(base_bytes(size, precision))) for size, count in sizes)
-    return sum(size * count for size, count in sizes), sum(saved)
+    layers = [(layer, max(layer.experts, 1)) for layer in quantized_layers(ctx.model, kind)]
+    kept = sum(base_bytes(layer, ctx.workload.base_precision) * count for layer, count in layers)
+    weights = sum(layer.inputs * layer.outputs * count for layer, count in layers)
+    return float(weights), float(2 * weights - kept)
 
 
 def adapter_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:

@@ -160,6 +160,7 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
     "trl": (
         (REPLICAS, {"lora_rank": 16, "lora_targets": ("q_proj", "v_proj"), "base_precision": "nf4"}),
         (REPLICAS, {"lora_rank": 8, "lora_targets": ("o_proj",), "base_precision": "nf4-double"}),
+        (REPLICAS, {"lora_rank": 4, "lora_targets": ("down_proj",), "base_precision": "int8"}),
         (SHARDS, {"lora_rank": 64, "lora_targets": ("q_proj", "k_proj", "v_proj", "o_proj")}),
         (REPLICAS, {"optimizer": "adamw-8bit"}),
         (SHARDS, {"optimizer": "adamw-8bit"}),
@@ -173,6 +174,7 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
     "llama-factory-accelerate": (
         (REPLICAS, {"lora_rank": 16, "lora_targets": ("q_proj", "v_proj"), "base_precision": "nf4"}),
         (REPLICAS, {"lora_rank": 8, "lora_targets": ("o_proj",), "base_precision": "nf4-double"}),
+        (REPLICAS, {"lora_rank": 4, "lora_targets": ("down_proj",), "base_precision": "int8"}),
         (SHARDS, {"lora_rank": 64, "lora_targets": ("q_proj", "k_proj", "v_proj", "o_proj")}),
         (REPLICAS, {"optimizer": "adamw-8bit"}),
         (REPLICAS, {"optimizer": "adamw-8bit-bf16"}),

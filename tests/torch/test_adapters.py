@@ -132,19 +132,21 @@ def test_peft_trains_as_many_weights_beside_fused_layers(name: str) -> None:
         assert adapter_parameters(ours, 6, (own,)) == trained(model, [theirs], 6), theirs
 
 
-@pytest.mark.parametrize("precision", ["nf4", "nf4-double"])
+@pytest.mark.parametrize("precision", ["int8", "nf4", "nf4-double"])
 def test_bitsandbytes_keeps_as_many_bytes_of_every_layer(precision: BasePrecision) -> None:
     ours, model = built(CONFIGS["llama"])
     layer = model.model.layers[0]
     matrices = [part.weight for part in layer.modules() if isinstance(part, torch.nn.Linear)]
-    theirs = sorted(kept_bytes(weight.shape, double=precision != "nf4") for weight in matrices)
-    sizes = [one.inputs * one.outputs for one in quantized_layers(ours, "dense")]
-    assert sorted(int(base_bytes(size, precision)) for size in sizes) == theirs
+    theirs = sorted(kept_bytes(weight.shape, precision) for weight in matrices)
+    assert sorted(base_bytes(one, precision) for one in quantized_layers(ours, "dense")) == theirs
 
 
-def kept_bytes(shape: torch.Size, *, double: bool) -> int:
+def kept_bytes(shape: torch.Size, precision: BasePrecision) -> int:
     """Bytes of a matrix that bitsandbytes has quantised, with all tensors of its state."""
-    weight = torch.randn(shape, dtype=torch.bfloat16)
+    weight, double = torch.randn(shape, dtype=torch.bfloat16), precision != "nf4"
+    if precision == "int8":
+        kept = functional.int8_vectorwise_quant(weight.half())[:2]  # Int8Params: CB and SCB
+        return sum(one.numel() * one.element_size() for one in kept)
     whole, state = functional.quantize_4bit(
         weight, blocksize=64, quant_type="nf4", compress_statistics=double
     )

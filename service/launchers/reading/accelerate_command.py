@@ -53,17 +53,20 @@ def shares_of(words: Sequence[Word], source: Source) -> Shares | None:
     Raises:
         InvalidProblemError: a file that is named is not there, or an option is not read.
     """
-    if not any(word.text.rpartition("/")[2] == "accelerate" for word in words):
+    if not any(word.text.rpartition("/")[2] in ("accelerate", "trl") for word in words):
         return None
     _require_one_engine(words, source.name)
     path, options = None, dict(_options(words, source.name))
     for at, word in enumerate(words):
         name, equals, value = word.text.partition("=")
-        if name in ("--config_file", "--config-file"):
+        if name in ("--config_file", "--config-file", _BUILT_IN):
             following = words[at + 1].text if at + 1 < len(words) else ""
             path = Word(value if equals else following, word.line)
     if path is None:
         return Shares.of(source, {ENGINE: Found("MULTI_GPU", 0), **options}) if options else None
+    if path.text in _TRLS:
+        built_in = {name: Found(value, path.line) for name, value in _TRLS[path.text].items()}
+        return Shares.of(source, {"num_processes": Found(8, path.line), **built_in, **options})
     text = source.other(path.text)
     if text is None or not path.text.endswith((".yaml", ".yml", ".json")):
         raise refused(
@@ -118,6 +121,16 @@ def shares_of_environment(variables: Mapping[str, tuple[str, ...]], source: Sour
         values[f"fsdp_config.{key}" if engine == "FSDP" else place] = Found(text, 0)
     return Shares.of(source, values)
 
+
+# What TRL's command takes beside accelerate's options (trl/accelerate_configs; each for 8 processes).
+_BUILT_IN = "--accelerate_config"
+_TRLS: Mapping[str, Mapping[str, object]] = {
+    "single_gpu": {ENGINE: "NO", "num_processes": 1},
+    "multi_gpu": {ENGINE: "MULTI_GPU"},
+    **{f"zero{stage}": {ENGINE: "DEEPSPEED", f"{AT}zero_stage": stage} for stage in (1, 2, 3)},
+    "fsdp1": {ENGINE: "FSDP", "fsdp_config.fsdp_version": 1},
+    "fsdp2": {ENGINE: "FSDP", "fsdp_config.fsdp_version": 2},
+}
 
 _ON = ("1", "true", "yes", "on", "y", "t")
 _USED = {"ACCELERATE_USE_DEEPSPEED": "DEEPSPEED", "ACCELERATE_USE_FSDP": "FSDP"}

@@ -25,7 +25,7 @@ _PARALLEL = ("mpirun", "mpiexec", "srun")
 _FILES = (".json", ".yaml", ".yml", ".toml", ".sh")
 _COUNTED_BY_KIND = ("--gres", "--gpus-per-node")  # gpu:h100:8
 _Texts = tuple[tuple[str, str], ...]  # by name
-_SUBCOMMANDS = ("megatron", "swift", "llamafactory-cli", "axolotl")
+_SUBCOMMANDS = ("megatron", "swift", "llamafactory-cli", "axolotl", "trl")
 _MODULES = ("trl.scripts.",)  # programs that python -m starts
 _PRINTERS = ("echo", "printf", "cat", "tee")
 _HANDLERS = (  # which train with no file that they are given
@@ -47,7 +47,8 @@ _OTHERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
          r"merge-lora|rollout|chat|api|webchat|webui)|"
          r"axolotl (inference|evaluate|merge-lora|merge-sharded-fsdp-weights|quantize|vllm-serve)"),
          "trains nothing"),
-        (r"(swift|megatron) rlhf|rlhf\.py", "trains on preferences or rewards"),
+        (r"trl (chat|env|vllm-serve|skills)", "trains nothing"),
+        (r"(swift|megatron) rlhf|rlhf\.py|trl (?!sft)\w+", "trains on preferences or rewards"),
         (r"(\w+_)?(c?dpo|grpo|orpo|ppo|kto|simpo|rloo|gspo|dapo|reward)(_\w+)?\.py",
          "trains on preferences or rewards"),
     )
@@ -385,13 +386,25 @@ def _command(words: Sequence[Word]) -> Command | None:
     at = next((i for i, word in enumerate(words) if word.text.endswith(".py")), None)
     if tool is not None and (at is None or tool < at):
         return Command(f"{words[tool].text} {words[tool + 1].text}", words[tool + 2 :], words[: tool + 1])
-    module = next((i for i, word in enumerate(words) if word.text.startswith(_MODULES)), None)
+    module = next((i for i, word in enumerate(words) if word.text.startswith(_MODULES)), _module(words))
     if at is None and module is not None:
         name = words[module].text.replace(".", "/") + ".py"
         return Command(name, words[module + 1 :], words[:module])
     if at is None and any(word.text == "torchrun" for word in words[:2]):
         at = _first_unknown(words)
     return None if at is None else Command(words[at].text, words[at + 1 :], words[:at])
+
+
+def _module(words: Sequence[Word]) -> int | None:
+    """Where the module stands that a launcher starts: ``torchrun -m a.b``, ``deepspeed --module a.b``."""
+    for at, word in enumerate(words[:-1]):
+        named = word.text in ("-m", "--module") and not words[at + 1].text.startswith(_LAUNCHERS)
+        if named and any(one.text.rsplit("/", 1)[-1].startswith(_SUBMITTED) for one in words[:at]):
+            return at + 1
+    return None
+
+
+_LAUNCHERS = ("torch.distributed", "accelerate", "deepspeed")  # modules that start others
 
 
 def _started_last(words: Sequence[Word]) -> Sequence[Word]:

@@ -37,11 +37,6 @@ from meshwright.service.launchers.reading.megatron_core import (
     take,
     text_of,
 )
-from meshwright.service.launchers.reading.mesh_trainers import (
-    commands_beside,
-    documents_beside,
-    kernel_option,
-)
 from meshwright.service.launchers.reading.ms_swift import completed
 from meshwright.service.launchers.reading.shell_values import Word
 from meshwright.service.launchers.reading.trainer import (
@@ -51,6 +46,11 @@ from meshwright.service.launchers.reading.trainer import (
     started_by,
     trainer_run,
     values_of,
+)
+from meshwright.service.launchers.reading.trl import (
+    commands_beside,
+    documents_beside,
+    kernel_option,
 )
 
 _CORE = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size",

@@ -15,6 +15,7 @@ from itertools import chain
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.service.launchers.reading.accelerate import AccelerateReader
+from meshwright.service.launchers.reading.axolotl import AxolotlReader
 from meshwright.service.launchers.reading.base import (
     MAX_BYTES,
     MAX_FILES,
@@ -39,7 +40,6 @@ from meshwright.service.launchers.reading.foreign import foreign
 from meshwright.service.launchers.reading.llama_factory import LlamaFactoryReader, LlamaFactoryTrainerReader
 from meshwright.service.launchers.reading.megatron_bridge import MegatronBridgeReader
 from meshwright.service.launchers.reading.megatron_lm import MegatronLmReader
-from meshwright.service.launchers.reading.mesh_trainers import AxolotlReader, TrlReader
 from meshwright.service.launchers.reading.ms_swift import MsSwiftReader
 from meshwright.service.launchers.reading.nanotron import NanotronReader
 from meshwright.service.launchers.reading.nemo import NemoReader
@@ -47,6 +47,7 @@ from meshwright.service.launchers.reading.python_values import looks_like_module
 from meshwright.service.launchers.reading.shell_values import Script, Word
 from meshwright.service.launchers.reading.torchtitan import TorchtitanReader
 from meshwright.service.launchers.reading.trainer import TrainerReader
+from meshwright.service.launchers.reading.trl import TrlReader
 from meshwright.service.launchers.rules import near_divisors, near_multiples
 
 # In the order in which a file is tried: names that only one launcher has go first.

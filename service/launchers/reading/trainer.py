@@ -10,15 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from meshwright.profiles.adapters import (
-    ATTENTION_TARGETS,
-    LORA_TARGETS,
-    SINGLE_TARGETS,
-    BasePrecision,
-    linear_names,
-    names_every,
-)
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
@@ -27,6 +20,12 @@ from meshwright.service.launchers.reading.accelerate_command import (
     Shares,
     shares_of,
     shares_of_environment,
+)
+from meshwright.service.launchers.reading.adapters import (
+    adapters_of,
+    base_of,
+    of_trainer,
+    require_whole_weights,
 )
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by, refused
 from meshwright.service.launchers.reading.commands import (
@@ -67,7 +66,6 @@ PADDED = (  # with the name of the longest length
 )
 _LEAST_NAMES = 2
 _DOCUMENTS = (".yaml", ".yml", ".json")  # HfArgumentParser.parse_yaml_file, parse_json_file
-_SHARDED = 3  # ZeRO-3
 _IRRELEVANT = (
     "dataset", "template", "output_dir", "stage", "do_", "learning_rate", "num_train", "lr_", "warmup",
     "logging", "save", "eval", "val_", "overwrite", "preprocessing", "dataloader", "plot_", "report_to",
@@ -89,6 +87,7 @@ WITHOUT_COPY = {"adamw": "adamw-pure-bf16", "adamw-8bit": "adamw-8bit-bf16"}  # 
 PREFERENCES = (  # arguments of trainers on preferences and rewards alone (TRL, ms-swift)
     "rlhf_type", "reward_funcs", "reward_model_path", "num_generations", "max_prompt_length",
     "max_completion_length", "dpo_alpha", "rpo_alpha", "dpo_beta", "simpo_gamma", "kto_chosen_weight",
+    "actor_model_name_or_path", "reward_model_name_or_path", "kl_coeff", "ptx_coeff",
     "beta", "desirable_weight", "undesirable_weight", "precompute_ref_log_probs", "ref_model", "pref_loss",
 )  # fmt: skip
 PREFERENCE_LOSSES = (  # of ``loss_type``: TRL 1.16.0, configurations of its trainers on preferences
@@ -97,16 +96,14 @@ PREFERENCE_LOSSES = (  # of ``loss_type``: TRL 1.16.0, configurations of its tra
     "simpo", "grpo", "dr_grpo", "dapo", "bnpo",
 )  # fmt: skip
 _NOT_PRICED = {  # what trains otherwise than a plan can say
-    "load_in_4bit": "quantised base weights are not priced from launch files yet",
-    "load_in_8bit": "quantised base weights are not priced from launch files yet",
-    "use_4bit_quantization": "quantised base weights are not priced from launch files yet",
-    "use_8bit_quantization": "quantised base weights are not priced from launch files yet",
+    "activation_offloading": "activations on the host are not priced under this trainer",
     **dict.fromkeys(PREFERENCES, "training on preferences or rewards is not priced"),
     "num_labels": "a classifier's head is not priced", "problem_type": "a classifier's head is not priced",
     **dict.fromkeys(
         (
             "vision_model_name_or_path", "vision_tower", "vision_path", "mm_projector_type", "audio_tower",
             "image_tower", "video_tower", "mm_vision_select_layer", "tune_visual_abstractor",
+            "visual_inputs", "image_max_pixels", "video_max_pixels",
         ),
         "models that see or hear are not priced",
     ),
@@ -118,6 +115,7 @@ _NOT_PRICED = {  # what trains otherwise than a plan can say
 }  # fmt: skip
 _STORED = re.compile(r"[-_](awq|gptq|int[48]|4bit|8bit|bnb|gguf)(?=$|[-_/])", re.IGNORECASE)
 _SWIFT_2 = "sft_type"  # of ms-swift before 3, as ``batch_size``, ``dtype`` and ``default-zero3``
+_OTHER_TASKS = ("seq_cls", "embedding", "reranker", "generative_reranker", "prm")  # of ms-swift 4
 _STAGES = ("sft", "pt", "pretrain", "")
 _SWIFT = ("swift", "megatron")
 
@@ -144,7 +142,9 @@ _MS_SWIFT = Tool(name="ms-swift", micro=1, recomputes=True, tuner="lora")
 _TRL = Tool(name="TRL", recomputes=True, length=1024)  # SFTConfig
 _PEFTS = (_PLAIN, _TRL)  # whose adapters are peft's own where nothing is said
 
-_PROGRAMS = (("swift", _MS_SWIFT), ("llamafactory", LLAMA_FACTORY), ("trl/scripts/sft", _TRL))
+_PROGRAMS = (
+    ("swift", _MS_SWIFT), ("llamafactory", LLAMA_FACTORY), ("trl/scripts/sft", _TRL), ("trl sft", _TRL),
+)  # fmt: skip
 
 
 class TrainerReader:
@@ -177,7 +177,7 @@ class TrainerReader:
             if start is None:
                 return trainer_run(fields, known, _tool(fields))
             script, command = start
-            shares = shares_of(command.before, known.source)
+            shares = shares_of(_of_start(command), known.source)
             known.world = world_of("", script, command)
             return trainer_run(
                 fields, known, _tool(fields), started=started_by(script, command), shares=shares
@@ -191,16 +191,42 @@ class TrainerReader:
         require_training(command, source.name)
         known.world = world_of(source.text, script, command)
         beside = _arguments_beside(source, command)
-        fields = Fields(source.name, beside | values_of(command.words, told), told)
+        values = _on_its_engine(command, beside | values_of(command.words, told))
+        fields = Fields(source.name, values, told)
+        fields.raw("config")
         for note in script.notes:
             fields.note(note)
-        shares = shares_of(command.before, known.source)
+        shares = shares_of(_of_start(command), known.source)
         shares = shares or shares_of_environment(script.variables, known.source)
         if shares is not None and known.header.plan_id is None:
             known.header = header_of(shares.source.text)  # of an exported plan, of which a capture is left
         _require_one_gpu_each(fields, script, command)
         tool, started = _tool(fields, command.program), started_by(script, command)
         return trainer_run(fields, known, tool, started=started, shares=shares)
+
+
+def _on_its_engine(command: Command, values: dict[str, Found]) -> dict[str, Found]:
+    """The arguments, with the switch of a script that ``deepspeed`` starts and that makes its own file.
+
+    Raises:
+        InvalidProblemError: no argument of such a script says which stage it asks for.
+    """
+    runner = next((word for word in command.before if word.text.rsplit("/", 1)[-1] == "deepspeed"), None)
+    own = any(name in command.program for name in ("swift", "train.py", "llamafactory"))
+    if runner is None or own or {"deepspeed", "deepspeed_config", "finetuning_type"} & set(values):
+        return values
+    if "zero_stage" not in values:
+        raise InvalidProblemError.of(
+            "--deepspeed",
+            f"line {runner.line}: deepspeed starts {command.program[:64]}, and no argument names its file",
+            allowed="--deepspeed FILE, or torchrun in its place where ranks are plain replicas",
+        )
+    return {**values, "deepspeed": Found("true", runner.line)}
+
+
+def _of_start(command: Command) -> Sequence[Word]:
+    """The words that say how ranks share; TRL's command takes accelerate's among its own."""
+    return (*command.before, *command.words) if command.program == "trl sft" else command.before
 
 
 def start_of(source: Source, told: Told) -> tuple[Script, Command] | None:
@@ -218,18 +244,34 @@ def start_of(source: Source, told: Told) -> tuple[Script, Command] | None:
 
 
 def _arguments_beside(source: Source, command: Command) -> dict[str, Found]:
-    """The arguments in a file that the command names first, for its own to count before."""
-    if not command.words or not command.words[0].text.endswith(_DOCUMENTS):
+    """The arguments in a file that the command names, first or by ``--config``; its own count before."""
+    first = command.words[0] if command.words else Word("", 0)
+    named = first if first.text.endswith(_DOCUMENTS) else _configuration(command)
+    if named is None:
         return {}
-    require_beside(source, source, command.words[0])
-    return document_of(source.at(command.words[0].text))
+    require_beside(source, source, named)
+    values = looks_like_document(source.at(named.text.rpartition("/")[2]))
+    if named is not first and not any(name in values for name in (*_OWN, *_LENGTHS, *_MODELS)):
+        return {}  # another program's own
+    return document_of(source.at(named.text.rpartition("/")[2]))
+
+
+def _configuration(command: Command) -> Word | None:
+    """The YAML that ``--config`` names (TRL's TrlParser)."""
+    for option, following in pairwise((*command.words, Word("", 0))):
+        name, equals, value = option.text.partition("=")
+        text = value if equals else following.text
+        if name == "--config" and text.endswith(_DOCUMENTS):
+            return Word(text, option.line)
+    return None
 
 
 def _tool(fields: Fields, program: str = "") -> Tool:
-    """Whose arguments they are, by the program and by names that LLaMA-Factory alone has."""
+    """Whose arguments they are, by the program and by names that LLaMA-Factory or ms-swift alone has."""
     if fields.has("max_seq_length"):  # TRL called it so before it recomputed by default
-        program = program.replace("trl/", "")
+        program = program.replace("trl", "")
     own = LLAMA_FACTORY if fields.has("finetuning_type") or fields.has("stage") else _PLAIN
+    own = _MS_SWIFT if fields.has("tuner_type") or fields.has("train_type") else own
     return next((tool for name, tool in _PROGRAMS if name in program), own)
 
 
@@ -266,8 +308,8 @@ def trainer_run(
     )
     length = _length(fields, known, tool)
     precision, optimizer = _precision(fields, known, tool, mesh), optimizer_of(fields)
-    adapters, base = _adapters(fields, tool), _base(fields)
-    in_bf16 = fields.flag("pure_bf16", default=False)  # else LLaMA-Factory casts up (model/adapter.py)
+    adapters = adapters_of(fields, tool.tuner, pefts=tool in _PEFTS)
+    base, in_bf16 = base_of(fields, nested=tool not in _PEFTS), _loads_in_bf16(fields, tool)
     recompute = _recomputes(fields, tool)
     fields.stop()
     told = replace(
@@ -288,8 +330,10 @@ def trainer_run(
         optimizer = WITHOUT_COPY.get(optimizer, optimizer)
     targets = adapters[1] if tool in _PEFTS else of_trainer(adapters[1], model)
     workload = replace(found.workload, optimizer=optimizer, lora_rank=adapters[0], lora_targets=targets)
+    options = {**workload.framework_options, **liger(fields, model, micro * length)}
+    workload = replace(workload, framework_options=options)
     if base != "bf16":
-        _require_whole_weights(fields, found.configuration.zero_stage, adapters[0])
+        require_whole_weights(fields, found.configuration.zero_stage, adapters[0])
         workload = replace(workload, base_precision=base)
     whole = known.world.num_gpus == world and known.world.gpus_per_node
     nodes = known.world if whole else World(found.num_nodes, found.gpus_per_node)
@@ -306,6 +350,41 @@ def trainer_run(
 def keeps_no_copy(found: LaunchFile) -> bool:
     """Whether weights in bf16 stay so: FSDP2 casts them up, DeepSpeed keeps a copy in fp32."""
     return found.configuration.zero_stage == 0 and found.launcher != DeepSpeedReader.name
+
+
+def _loads_in_bf16(fields: Fields, tool: Tool) -> bool:
+    """Whether weights are loaded in 16 bits and stay so; LLaMA-Factory casts them up (model/adapter.py)."""
+    if tool is LLAMA_FACTORY:
+        return fields.flag("pure_bf16", default=False)
+    said = [str(fields.raw(name)).removeprefix("torch.") for name in ("torch_dtype", "dtype")]
+    if tool is _MS_SWIFT:  # the weights' own type, unless another is said (arguments/base_args)
+        return not {"float32", "fp32", "float16", "fp16"} & set(said)
+    return "bfloat16" in said
+
+
+_LIGER = (
+    "use_liger_kernel",
+    "use_liger",
+    "enable_liger_kernel",
+)  # TrainingArguments, older TRL, LLaMA-Factory
+
+
+def liger(fields: Fields, model: ModelSpec, tokens: int) -> dict[str, str | int | float | bool]:
+    """Options of Liger's kernels, where they are on: norms, activations, and a loss that keeps no logits.
+
+    Its loss takes rows in so many parts as the vocabulary is wider than the hidden size, rounded to a power
+    of two (liger-kernel 0.6, ops/fused_linear_cross_entropy.py), and writes gradients over their 2 bytes.
+    """
+    if not any(fields.flag(name, default=False) for name in _LIGER):
+        return {}
+    return {"elementwise_fused": True, "norm_fused": True, **chunked_loss(model, tokens)}
+
+
+def chunked_loss(model: ModelSpec, tokens: int) -> dict[str, str | int | float | bool]:
+    """Options of Liger's fused linear cross entropy."""
+    rows = -(-tokens // -(-model.vocab_size // model.hidden_size))
+    rows = 1 << (rows - 1).bit_length()
+    return {"loss_fused": True, "logit_bytes": 2.0 * min(rows / tokens, 1.0)}
 
 
 def _model(fields: Fields, known: Known) -> ModelSpec:
@@ -347,8 +426,9 @@ def values_of(words: Sequence[Word], told: Told) -> dict[str, Found]:
         text = value if equals else "true" if following.startswith("--") else following
         key = name.replace("-", "_")
         if UNKNOWN in text and not passed_by(told, key):
-            if key in _DECIDING:
+            if key in _DECIDING and not (key in _MODELS and told.model):
                 why, allowed = why_unknown(text.split(UNKNOWN)[1])
+                allowed = f"--model NAME, or {allowed}" if key in _MODELS else allowed
                 raise InvalidProblemError.of(f"--{key}", f"line {word.line}: {why}", allowed=allowed)
             continue
         found[key] = Found(text, word.line)
@@ -360,14 +440,21 @@ def started_by(script: Script, command: Command) -> int | None:
     world = world_of("", script, command)
     if world.gpus_per_node and not world.num_nodes:
         return world.gpus_per_node  # NPROC_PER_NODE alone: one node
-    visible = _visible(script)
+    visible = _included(command.before) or _visible(script)
     several = command.program.startswith("llamafactory") or any(
-        word.text.rsplit("/", 1)[-1] in ("deepspeed", "accelerate") for word in command.before
+        word.text.rsplit("/", 1)[-1] in ("deepspeed", "accelerate", "trl") for word in command.before
     )
     several = several or takes_every_gpu(command.before)
     if visible and UNKNOWN not in visible:
         return len(visible.split(",")) if several else 1
     return None if several else 1
+
+
+def _included(words: Sequence[Word]) -> str:
+    """GPUs of one host that ``deepspeed --include host:0,1`` names; empty: none, or several hosts."""
+    said = values_of(words, Told()).get("include", Found("", 0))
+    hosts, _, gpus = str(said.value).rpartition(":")
+    return "" if "@" in hosts else gpus
 
 
 def _visible(script: Script) -> str:
@@ -425,6 +512,8 @@ def _refuse_unpriced(fields: Fields) -> None:
             fields.fault(name, f"cannot be read: {why}")
     if str(fields.raw("loss_type")) in PREFERENCE_LOSSES:
         fields.fault("loss_type", f"cannot be read: {_NOT_PRICED[PREFERENCES[0]]}")
+    if str(fields.raw("task_type")).lower() in _OTHER_TASKS:
+        fields.fault("task_type", "cannot be read: another head than a language model's is not priced")
     stage = fields.word("stage", "") if not str(fields.raw("stage")).isdecimal() else ""
     if stage not in _STAGES:
         fields.fault(
@@ -468,124 +557,6 @@ def optimizer_of(fields: Fields, key: str = "optim", default: str = "adamw_torch
     if name.startswith("paged_"):
         fields.note(f"{key} {name}: its states are priced on the GPU, which they leave where it is full")
     return OPTIMIZERS.get(name, "adamw")
-
-
-def _adapters(fields: Fields, tool: Tool) -> tuple[int, tuple[str, ...]]:
-    """Rank and targets of LoRA, where it trains such."""
-    names = ("finetuning_type", "tuner_type", "train_type", _SWIFT_2)
-    kind = next((fields.word(name) for name in names if fields.has(name)), tool.tuner)
-    if any(fields.flag(name, default=False) for name in ("use_peft", "use_peft_lora", "use_lora")):
-        kind = "lora"
-    if kind not in ("full", "lora"):
-        fields.fault(
-            next(name for name in names if fields.has(name)), f"{kind} is not priced", allowed="full, lora"
-        )
-    if kind != "lora":
-        _refuse_silent_rank(fields, tool)
-        return 0, ATTENTION_TARGETS
-    if fields.raw("lora_config"):
-        fields.fault(
-            "lora_config", "adapters in a file of their own are not read", allowed="lora_r beside it"
-        )
-    rank = fields.integer("lora_rank", fields.integer("lora_r", 16 if tool in _PEFTS else 8))
-    return rank, adapted(fields, pefts=tool in _PEFTS)
-
-
-_OF_ADAPTERS = re.compile(r"(?:\w+_)?(?:lora|qlora|peft|adapters?)(?:_\w+)?")
-
-
-def _refuse_silent_rank(fields: Fields, tool: Tool) -> None:
-    """Leave a fault for words of adapters without a switch: some scripts train such by them, not all."""
-    said = any(fields.has(name) for name in ("use_peft", "use_peft_lora", "use_lora"))
-    name = next((name for name in ("lora_rank", "lora_r") if fields.raw(name)), fields.named(_OF_ADAPTERS))
-    if tool in _PEFTS and name is not None and not said:
-        why = "of adapters, and nothing says whether the script trains them"
-        fields.fault(
-            name, why, allowed=f"use_peft true or false, or --ignore {name} for training all weights"
-        )
-
-
-_TARGETS = ("lora_target", "target_modules", "lora_target_modules")
-_FUSED = {  # layers that some of transformers' models fuse as Megatron-Core does
-    "qkv_proj": "linear_qkv", "query_key_value": "linear_qkv", "c_attn": "linear_qkv",
-    "W_pack": "linear_qkv", "dense": "linear_proj", "gate_up_proj": "linear_fc1",
-    "dense_h_to_4h": "linear_fc1", "dense_4h_to_h": "linear_fc2",
-}  # fmt: skip
-
-
-_WHOLE_LAYERS = (  # peft's modules_to_save and target_parameters, by the trainers' names of them
-    "modules_to_save", "lora_modules_to_save", "additional_target", "target_parameters",
-    "lora_target_parameters",
-)  # fmt: skip
-_PEFTS_OWN = ("q_proj", "v_proj")  # TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING (peft, constants.py)
-
-
-def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
-    """What LoRA's targets name; where nothing is said peft's own, or all linear layers."""
-    name = next((name for name in _TARGETS if fields.raw(name)), _TARGETS[0])
-    if pefts and not fields.raw(name):
-        fields.note(f"{_TARGETS[-1]} is not given: q_proj and v_proj, peft's own for most models")
-        return _PEFTS_OWN
-    said = fields.raw(name) or "all"
-    words = said if isinstance(said, list) else str(said).replace(",", " ").split()
-    for whole in _WHOLE_LAYERS:
-        if fields.raw(whole):
-            fields.fault(whole, "weights that are trained whole, or adapted as they are, are not priced")
-    if any(word in ("all", "all-linear") for word in words):
-        return SINGLE_TARGETS
-    known = [word if word in LORA_TARGETS else _FUSED.get(str(word), "") for word in words]
-    if not all(known):
-        word = words[known.index("")]
-        fields.fault(
-            name, f'"{str(word)[:40]}" is no layer that is priced', allowed=", ".join(LORA_TARGETS)
-        )
-        return ATTENTION_TARGETS
-    return tuple(one for one in LORA_TARGETS if one in known)
-
-
-def of_trainer(targets: tuple[str, ...], model: ModelSpec) -> tuple[str, ...]:
-    """Targets of a trainer that lists the linear layers of a class itself where all are asked for."""
-    return linear_names(model) if names_every(targets) else targets
-
-
-_BITS, _METHODS, _KINDS = (
-    ("quantization_bit", "quant_bits"),
-    ("quantization_method", "quant_method"),
-    ("quantization_type", "bnb_4bit_quant_type"),
-)
-_NESTED = ("double_quantization", "bnb_4bit_use_double_quant")
-
-
-def _base(fields: Fields) -> BasePrecision:
-    """What the frozen weights are kept in: LLaMA-Factory's and ms-swift's names of bitsandbytes' NF4.
-
-    Both quantise the scales too where nothing is said (hparams/model_args.py, arguments/base_args).
-    """
-    bits = next((name for name in _BITS if fields.has(name)), None)
-    method = next((name for name in _METHODS if fields.has(name)), None)
-    kind = next((name for name in _KINDS if fields.has(name)), None)
-    nested = next((name for name in _NESTED if fields.has(name)), _NESTED[0])
-    double = fields.flag(nested, default=True)
-    if bits is None:
-        return "bf16"
-    why = "is not priced from launch files yet"
-    if fields.integer(bits, 4) != 4:  # noqa: PLR2004 - bits
-        fields.fault(bits, f"{fields.raw(bits)} {why}", allowed="4", nearest="4")
-    if method and fields.word(method) not in ("bnb", "bitsandbytes"):
-        fields.fault(method, f"{shown(str(fields.raw(method)))} {why}", allowed="bnb", nearest="bnb")
-    if kind and fields.word(kind) != "nf4":
-        fields.fault(kind, f"{shown(str(fields.raw(kind)))} {why}", allowed="nf4", nearest="nf4")
-    return "nf4-double" if double else "nf4"
-
-
-def _require_whole_weights(fields: Fields, zero: int, rank: int) -> None:
-    """Refuse weights of 4 bits that are cut over ranks, or that are trained themselves."""
-    name = next(name for name in _BITS if fields.has(name))
-    if not rank:
-        fields.fault(name, "weights of 4 bits are frozen: nothing would be trained", allowed="with LoRA")
-    if zero == _SHARDED:
-        fields.fault(name, "weights of 4 bits cut over ranks are not priced", allowed="without ZeRO-3")
-    fields.stop()
 
 
 def _recomputes(fields: Fields, tool: Tool) -> bool:

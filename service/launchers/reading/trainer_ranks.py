@@ -66,7 +66,7 @@ def ranks_run(launcher: str, fields: Fields, known: Known, told: Told, shares: S
     Raises:
         InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
     """
-    if fields.has("deepspeed") or fields.has(_OF_THE_ENGINE):
+    if fields.has("deepspeed") or fields.has_section("deepspeed") or fields.has(_OF_THE_ENGINE):
         return _by_deepspeed(fields, known, told)
     said = shares or Shares.of(known.source, {ENGINE: Found("MULTI_GPU", 0)})
     source, values, ranks = said.source, dict(said.values), said.values.get("num_processes")
@@ -107,6 +107,11 @@ def _by_accelerate(
     return mesh_run(launcher, mesh, known, given, seq_length=length, precision=precision)
 
 
+# What scripts that make DeepSpeed's file call what lies on the host: a switch of DeepSpeed-Chat's
+# (utils/ds_utils.py), a name of safe-rlhf's (finetune/main.py).
+_OFFLOADED = {
+    **dict.fromkeys(("none", "false"), ()), "optimizer": ("optimizer",), "parameter": ("param",),
+}  # fmt: skip
 _OFFLOADS = "fsdp_config.fsdp_offload_params"
 
 
@@ -165,12 +170,16 @@ def _by_plugin(shares: Shares, told: Told, given: Arguments, over: Collection[st
 def _by_deepspeed(fields: Fields, known: Known, told: Told) -> LaunchFile:
     """The run of DeepSpeed's file; ``auto`` in it is what the arguments say."""
     key = _OF_THE_ENGINE if fields.has(_OF_THE_ENGINE) else "deepspeed"
+    if fields.has_section(key):  # the file itself, in the place of its name
+        inside = {one: Found(value, 0) for one, value in fields.section(key).items()}
+        _require_same(inside, key, told, known.told.values)
+        return _of_deepspeeds(inside, key, told)
     name = str(fields.raw(key))
     if name == "true":  # a switch: the script makes the configuration (DeepSpeed-Chat)
         stage = fields.integer("zero_stage", 0, low=0)
         values: dict[str, object] = {"zero_optimization.stage": stage, **dict.fromkeys(_FILLED, "auto")}
-        if fields.flag("offload", default=False):  # DeepSpeed-Chat, utils/ds_utils.py
-            values |= {f"zero_optimization.offload_{part}.device": "cpu" for part in ("optimizer", "param")}
+        away = _OFFLOADED.get(str(fields.raw("offload")).lower(), ("optimizer", "param"))
+        values |= {f"zero_optimization.offload_{part}.device": "cpu" for part in away}
         return _of_deepspeeds({one: Found(value, 0) for one, value in values.items()}, "deepspeed", told)
     return run_of_deepspeeds_file(name, fields, known.source, told, key=key, over=known.told.values)
 

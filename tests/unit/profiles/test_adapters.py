@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshwright.profiles.adapters import (
     ATTENTION_TARGETS,
     SINGLE_TARGETS,
+    LinearLayer,
     adapter_parameters,
     base_bytes,
     linear_names,
@@ -65,12 +66,15 @@ def test_latent_attention_has_its_own_projections() -> None:
     )
 
 
-def test_a_frozen_matrix_of_4_bits_has_half_a_byte_a_weight_and_its_scales() -> None:
+def test_a_frozen_matrix_of_fewer_bits_has_its_weights_and_their_scales() -> None:
+    layer = LinearLayer(inputs=2459, outputs=5)
     # 12 295 weights: 6148 bytes, 193 scales of 4 bytes and 16 code points of 4
-    assert base_bytes(12_295, "nf4") == 6148 + 193 * 4 + 64
+    assert base_bytes(layer, "nf4") == 6148 + 193 * 4 + 64
     # 193 scales of 1 byte, 1 of their own, 256 code points and an offset
-    assert base_bytes(12_295, "nf4-double") == 6148 + 193 + 4 + 1024 + 4 + 64
-    assert base_bytes(12_295, "bf16") == 2 * 12_295
+    assert base_bytes(layer, "nf4-double") == 6148 + 193 + 4 + 1024 + 4 + 64
+    # a byte a weight, and a scale of 4 for each of 5 outputs
+    assert base_bytes(layer, "int8") == 12_295 + 5 * 4
+    assert base_bytes(layer, "bf16") == 2 * 12_295
 
 
 def test_experts_are_of_4_bits_where_each_is_a_linear_layer() -> None:

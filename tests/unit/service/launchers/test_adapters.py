@@ -42,7 +42,7 @@ def read_back(found: Target) -> Workload:
     return read_launch_files(source).workload
 
 
-@pytest.mark.parametrize("base", ["bf16", "nf4", "nf4-double"])
+@pytest.mark.parametrize("base", ["bf16", "int8", "nf4", "nf4-double"])
 def test_llama_factory_is_told_rank_layers_and_the_base_and_they_are_read_back(base: str) -> None:
     found = tuned("llama-factory-accelerate", base_precision=base)
     texts = files(found)
@@ -50,7 +50,7 @@ def test_llama_factory_is_told_rank_layers_and_the_base_and_they_are_read_back(b
     assert [told[name] for name in ("finetuning_type", "lora_rank", "lora_alpha", "lora_target")] == [
         "lora", 16, 32, "q_proj,v_proj",
     ]  # fmt: skip
-    assert told.get("quantization_bit") == (None if base == "bf16" else 4)
+    assert told.get("quantization_bit") == {"bf16": None, "int8": 8}.get(base, 4)
     source = Source(name="launch.sh", text=texts["launch.sh"], files=texts)
     assert read_launch_files(source).workload == found.workload
 
@@ -103,7 +103,7 @@ def test_weights_of_4_bits_that_fsdp_would_cut_are_refused_with_their_line() -> 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"quantization_bit": 8}, "quantization_bit: line 11: 8 is not priced"),
+        ({"quantization_bit": 2}, "quantization_bit: line 11: 2 is not priced"),
         ({"quantization_bit": 4, "quantization_method": "hqq"}, "hqq is not priced"),
         ({"quantization_bit": 4, "finetuning_type": "full"}, "nothing would be trained"),
     ],
@@ -113,7 +113,7 @@ def test_other_frozen_weights_are_refused_by_name(changes: dict[str, object], sa
         read_launch_files(of_llama_factory(**changes))
 
 
-@pytest.mark.parametrize("base", ["bf16", "nf4", "nf4-double"])
+@pytest.mark.parametrize("base", ["bf16", "int8", "nf4", "nf4-double"])
 def test_trl_is_told_rank_layers_and_the_base_and_they_are_read_back(base: str) -> None:
     found = tuned("trl", base_precision=base)
     told = yaml.safe_load(files(found)["trl_sft.yaml"])
@@ -123,7 +123,7 @@ def test_trl_is_told_rank_layers_and_the_base_and_they_are_read_back(base: str) 
         ["q_proj", "v_proj"],
     )
     assert told["dtype"] == "bfloat16"
-    assert told.get("load_in_4bit", False) == (base != "bf16")
+    assert told.get("load_in_4bit", False) == base.startswith("nf4")
     again = read_back(found)
     names = ("lora_rank", "lora_targets", "base_precision")
     assert [getattr(again, name) for name in names] == [getattr(found.workload, name) for name in names]

@@ -102,8 +102,9 @@ def test_axolotls_weights_of_4_bits_are_replicas_of_accelerate() -> None:
     assert (workload.base_precision, workload.lora_rank) == ("nf4-double", 32)
     assert (workload.optimizer, workload.global_batch_size) == ("adamw-8bit", 8 * 2 * 3)
     for line, cause in (
-        ("load_in_8bit: true", "load_in_8bit: line 12: quantised weights"),
-        ("deepspeed: zero3.json", "load_in_4bit: line 9: quantised weights"),
+        ("load_in_8bit: true", "load_in_8bit: line 12: beside adapter qlora Axolotl 0.19 does not look"),
+        ("deepspeed: zero3.json", "load_in_4bit: line 9: weights of 4 bits cut over ranks"),
+        ("fsdp: [full_shard]", "load_in_4bit: line 9: weights of 4 or 8 bits cut"),
         (
             "lora_modules_to_save: [lm_head]",
             "lora_modules_to_save: line 12: weights that are trained whole",
@@ -116,5 +117,41 @@ def test_axolotls_weights_of_4_bits_are_replicas_of_accelerate() -> None:
             read(f"{text}{line}\n", Told(num_gpus=8), "a.yml")
     with pytest.raises(InvalidProblemError, match="adapter: line 8: qlora needs load_in_4bit"):
         read(text.replace("load_in_4bit: true\n", ""), Told(num_gpus=8), "a.yml")
-    with pytest.raises(InvalidProblemError, match="experts of 4 bits"):
+    with pytest.raises(InvalidProblemError, match="experts of fewer bits"):
         read(text.replace("Mistral-7B-v0.1", "Mixtral-8x7B-v0.1"), Told(num_gpus=8), "a.yml")
+
+
+def test_axolotls_weights_of_8_bits_and_its_batch_are_read() -> None:
+    # 8 ranks × micro-batch 2 × 12 // 2 accumulated ones
+    text = AXOLOTL.replace("gradient_accumulation_steps: 3", "batch_size: 12").replace(
+        "bf16: auto", "fp16: true"
+    )
+    text += "adapter: lora\nload_in_8bit: true\nlora_target_modules: [q_proj]\ndeepspeed: zero2.json\n"
+    found = read(text, Told(num_gpus=8), "a.yml")
+    assert (found.workload.base_precision, found.workload.lora_targets) == ("int8", ("q_proj",))
+    assert (found.configuration.zero_stage, found.workload.global_batch_size) == (2, 8 * 2 * 6)
+    assert found.workload.precision == "fp16"
+    for line, cause in (
+        ("gradient_accumulation_steps: 6", "batch_size: line 4: Axolotl takes it or"),
+        ("load_in_4bit: true", "load_in_4bit: line 12: beside adapter lora"),
+        ("activation_offloading: true", "activations on the host"),
+    ):
+        with pytest.raises(InvalidProblemError, match=cause):
+            read(f"{text}{line}\n", Told(num_gpus=8), "a.yml")
+    with pytest.raises(InvalidProblemError, match="fp16: line 5: weights in fp16 alone"):
+        read(text.replace("adapter: lora\nload_in_8bit: true\n", ""), Told(num_gpus=8), "a.yml")
+
+
+def test_axolotls_losses_keep_no_logits_where_a_plugin_fuses_them() -> None:
+    text = f"{AXOLOTL}adapter: lora\nlora_target_linear: true\n"
+
+    def options(more: str) -> dict[str, object]:
+        return dict(read(text + more, Told(num_gpus=8), "a.yml").workload.framework_options)
+
+    # 2 × 4096 tokens in 32000 / 4096 → 8 parts of 1024, whose logits have 2 bytes each
+    fused = "liger_rms_norm: true\nliger_fused_linear_cross_entropy: true\n"
+    expected = {"loss_fused": True, "logit_bytes": 2 * 1024 / 8192, "norm_fused": True}
+    assert options(f"plugins: [axolotl.integrations.liger.LigerPlugin]\n{fused}") == expected
+    assert options(fused) == {}  # nothing without the plugin
+    cut = "plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\n"
+    assert options(cut) == {"loss_fused": True, "logit_bytes": 0.0}

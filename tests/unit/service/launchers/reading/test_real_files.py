@@ -270,7 +270,7 @@ def test_flags_of_other_models_are_refused_by_name(flag: str, reason: str) -> No
 @pytest.mark.parametrize(
     ("argument", "reason"),
     [
-        ("--use_4bit_quantization True", "quantised"),
+        ("--use_4bit_quantization True", "weights of 4 bits are frozen"),
         ("--num_labels 2", "classifier"),
         ("--model Qwen/Qwen2.5-7B-Instruct-AWQ", "stored quantised"),
     ],

@@ -471,6 +471,8 @@ def test_a_language_models_trainer_with_a_tower_for_images_is_refused() -> None:
     assert read(tuned).model.name == "llama-2-13b"
     with pytest.raises(InvalidProblemError, match=r"vision_tower: line 1: cannot be read: models that see"):
         read(f"{tuned} --vision_tower openai/clip-vit-large-patch14-336")
+    with pytest.raises(InvalidProblemError, match="visual_inputs: line 1: cannot be read: models that see"):
+        read(f"{tuned} --visual_inputs true")
 
 
 def test_arguments_of_a_trainer_stand_in_json_too() -> None:

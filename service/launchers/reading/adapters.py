@@ -1,0 +1,165 @@
+"""What is trained beside what: adapters of peft, and frozen weights of fewer bits, by the trainers' names.
+
+Names and defaults: transformers' BitsAndBytesConfig, TRL 1.16.0 (ModelConfig), LLaMA-Factory 0.9.5
+(hparams/model_args.py), ms-swift 4 (arguments/base_args), Axolotl 0.19 (loaders/model.py).
+"""
+
+from __future__ import annotations
+
+import re
+
+from meshwright.profiles.adapters import (
+    ATTENTION_TARGETS,
+    LORA_TARGETS,
+    SINGLE_TARGETS,
+    BasePrecision,
+    linear_names,
+    names_every,
+)
+from meshwright.profiles.documents import shown
+from meshwright.profiles.model import ModelSpec
+from meshwright.service.launchers.reading.fields import Fields
+
+# --------------------------------------------------------------------------------------------------
+# Adapters.
+
+
+_KINDS = ("finetuning_type", "tuner_type", "train_type", "sft_type")
+_SWITCHES = ("use_peft", "use_peft_lora", "use_lora")
+
+
+def adapters_of(fields: Fields, usual: str, *, pefts: bool) -> tuple[int, tuple[str, ...]]:
+    """Rank and targets of LoRA, where it trains such.
+
+    Args:
+        fields: the trainer's arguments.
+        usual: what it trains where no argument says it, ``full`` or ``lora``.
+        pefts: whether its adapters are peft's own where nothing is said of them.
+    """
+    kind = next((fields.word(name) for name in _KINDS if fields.has(name)), usual)
+    if any(fields.flag(name, default=False) for name in _SWITCHES):
+        kind = "lora"
+    if kind not in ("full", "lora"):
+        fields.fault(
+            next(name for name in _KINDS if fields.has(name)), f"{kind} is not priced", allowed="full, lora"
+        )
+    if kind != "lora":
+        if pefts:
+            _refuse_silent_rank(fields)
+        return 0, ATTENTION_TARGETS
+    if fields.raw("lora_config"):
+        fields.fault(
+            "lora_config", "adapters in a file of their own are not read", allowed="lora_r beside it"
+        )
+    rank = fields.integer("lora_rank", fields.integer("lora_r", 16 if pefts else 8))
+    return rank, adapted(fields, pefts=pefts)
+
+
+_OF_ADAPTERS = re.compile(r"(?:\w+_)?(?:lora|qlora|peft|adapters?)(?:_\w+)?")
+
+
+def _refuse_silent_rank(fields: Fields) -> None:
+    """Leave a fault for words of adapters without a switch: some scripts train such by them, not all."""
+    said = any(fields.has(name) for name in _SWITCHES)
+    name = next((name for name in ("lora_rank", "lora_r") if fields.raw(name)), fields.named(_OF_ADAPTERS))
+    if name is not None and not said:
+        why = "of adapters, and nothing says whether the script trains them"
+        fields.fault(
+            name, why, allowed=f"use_peft true or false, or --ignore {name} for training all weights"
+        )
+
+
+_TARGETS = ("lora_target", "target_modules", "lora_target_modules")
+_FUSED = {  # layers that some of transformers' models fuse as Megatron-Core does
+    "qkv_proj": "linear_qkv", "query_key_value": "linear_qkv", "c_attn": "linear_qkv",
+    "W_pack": "linear_qkv", "dense": "linear_proj", "gate_up_proj": "linear_fc1",
+    "dense_h_to_4h": "linear_fc1", "dense_4h_to_h": "linear_fc2",
+}  # fmt: skip
+_WHOLE_LAYERS = (  # peft's modules_to_save and target_parameters, by the trainers' names of them
+    "modules_to_save", "lora_modules_to_save", "additional_target", "target_parameters",
+    "lora_target_parameters",
+)  # fmt: skip
+_PEFTS_OWN = ("q_proj", "v_proj")  # TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING (peft, constants.py)
+
+
+def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
+    """What LoRA's targets name; where nothing is said peft's own, or all linear layers."""
+    name = next((name for name in _TARGETS if fields.raw(name)), _TARGETS[0])
+    for whole in _WHOLE_LAYERS:
+        if fields.raw(whole):
+            fields.fault(whole, "weights that are trained whole, or adapted as they are, are not priced")
+    if pefts and not fields.raw(name):
+        fields.note(f"{_TARGETS[-1]} is not given: q_proj and v_proj, peft's own for most models")
+        return _PEFTS_OWN
+    said = fields.raw(name) or "all"
+    words = said if isinstance(said, list) else str(said).replace(",", " ").split()
+    if any(word in ("all", "all-linear") for word in words):
+        return SINGLE_TARGETS
+    known = [word if word in LORA_TARGETS else _FUSED.get(str(word), "") for word in words]
+    if not all(known):
+        word = words[known.index("")]
+        fields.fault(
+            name, f'"{str(word)[:40]}" is no layer that is priced', allowed=", ".join(LORA_TARGETS)
+        )
+        return ATTENTION_TARGETS
+    return tuple(one for one in LORA_TARGETS if one in known)
+
+
+def of_trainer(targets: tuple[str, ...], model: ModelSpec) -> tuple[str, ...]:
+    """Targets of a trainer that lists the linear layers of a class itself where all are asked for."""
+    return linear_names(model) if names_every(targets) else targets
+
+
+# --------------------------------------------------------------------------------------------------
+# Frozen weights of fewer bits, as bitsandbytes keeps them.
+
+
+_BITS = ("quantization_bit", "quant_bits")
+_METHODS = ("quantization_method", "quant_method")
+_TYPES = ("quantization_type", "bnb_4bit_quant_type")
+_NESTED = (
+    "double_quantization", "bnb_4bit_use_double_quant", "use_bnb_nested_quant", "use_nested_quant",
+    "bnb_config_kwargs.bnb_4bit_use_double_quant",
+)  # fmt: skip
+_FLAGS = {  # of TRL, Axolotl, and scripts after peft's examples
+    "load_in_4bit": 4, "load_in_8bit": 8, "use_4bit_quantization": 4, "use_8bit_quantization": 8,
+}  # fmt: skip
+_WHY = "is not priced from launch files yet"
+_SHARDED = 3  # ZeRO-3
+
+
+def base_of(fields: Fields, *, nested: bool) -> BasePrecision:
+    """What frozen weights are kept in; ``nested``: whether scales are quantised too by default."""
+    bits = _bits(fields)
+    for names, right in ((_METHODS, ("bnb", "bitsandbytes")), (_TYPES, ("nf4", "fp4"))):
+        name = next((name for name in names if fields.has(name)), None)
+        if bits and name and fields.word(name) not in right:
+            fields.fault(name, f"{shown(str(fields.raw(name)))} {_WHY}", allowed=right[0], nearest=right[0])
+    double = next((name for name in _NESTED if fields.has(name)), _NESTED[0])
+    nested = fields.flag(double, default=nested)
+    if bits == 0:
+        return "bf16"
+    return "int8" if bits == 8 else "nf4-double" if nested else "nf4"  # noqa: PLR2004 - bits
+
+
+def _bits(fields: Fields) -> int:
+    """4, 8, or 0 where weights are kept whole."""
+    number = next((name for name in _BITS if fields.has(name)), None)
+    on = [name for name in _FLAGS if fields.flag(name, default=False)]
+    found = [*([fields.integer(number, 4)] if number else []), *(_FLAGS[name] for name in on)]
+    if any(bits not in (4, 8) for bits in found):
+        fields.fault(number or _BITS[0], f"{found[0]} {_WHY}", allowed="4, 8", nearest="4")
+    if len(set(found)) > 1:
+        fields.fault(on[-1], "weights are of 4 bits or of 8, not both", allowed="one of them")
+    return found[0] if found else 0
+
+
+def require_whole_weights(fields: Fields, zero: int, rank: int) -> None:
+    """Refuse weights of fewer bits that are cut over ranks, or that are trained themselves."""
+    name = next(name for name in (*_BITS, *_FLAGS) if fields.raw(name) not in (None, False))
+    bits = f"weights of {_bits(fields)} bits"
+    if not rank:
+        fields.fault(name, f"{bits} are frozen: nothing would be trained", allowed="with LoRA")
+    if zero == _SHARDED:
+        fields.fault(name, f"{bits} cut over ranks are not priced", allowed="without ZeRO-3 and FSDP")
+    fields.stop()

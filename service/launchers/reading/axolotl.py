@@ -1,0 +1,427 @@
+"""Reads Axolotl's YAML: a trainer over accelerate's mesh, or on DeepSpeed.
+
+Names and defaults: Axolotl 0.19.0, utils/schemas (config.py, fsdp.py), utils/config, and
+utils/distributed.py (_get_parallel_config_kwargs).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from meshwright.profiles.adapters import SINGLE_TARGETS
+from meshwright.profiles.documents import shown
+from meshwright.profiles.model import ModelSpec
+from meshwright.service.launchers.reading.accelerate import (
+    ACCUMULATION,
+    AccelerateReader,
+    checkpoints,
+)
+from meshwright.service.launchers.reading.adapters import (
+    adapted,
+    base_of,
+    of_trainer,
+    require_whole_weights,
+)
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
+from meshwright.service.launchers.reading.fields import Fields
+from meshwright.service.launchers.reading.known import Known, known_of
+from meshwright.service.launchers.reading.split import divided
+from meshwright.service.launchers.reading.trainer import (
+    PADDED,
+    WITHOUT_COPY,
+    chunked_loss,
+    optimizer_of,
+    values_of,
+)
+from meshwright.service.launchers.reading.trainer_ranks import run_of_deepspeeds_file
+from meshwright.service.launchers.reading.trl import (
+    OF_THE_TRAINER,
+    TrlReader,
+    commands_beside,
+    kernel_of,
+    take_model,
+)
+from meshwright.solver.configuration import Configuration
+from meshwright.solver.problem import Workload
+
+_OWN = ("base_model", "sequence_len", "sample_packing", "pad_to_sequence_len", "dp_shard_size")
+_IRRELEVANT = (
+    *OF_THE_TRAINER, "base_model", "sample_packing", "pad_to_sequence_len", "strict", "tf32", "model_type",
+    "lora_alpha", "lora_dropout", "auto_resume_from_checkpoints",
+    "tokenizer", "train_on_inputs", "shuffle", "test_datasets", "excess_length", "attn_implementation",
+    "flash_attention", "xformers", "sdp_attention", "fsdp_config.state_dict", "fsdp_config.final_state",
+    "fsdp_config.cpu_ram", "fsdp_config.sync", "fsdp_config.use_orig", "fsdp_config.transformer_layer",
+    "fsdp_config.limit_all", "launcher", "num_processes", "num_machines", "main_process",
+)  # fmt: skip
+_REFUSED = {
+    "rl": "training on preferences or rewards is not priced",
+    "reward_model": "training on preferences or rewards is not priced",
+    "processor_type": "models that see or hear are not priced",
+    "relora": "ReLoRA is not priced", "relora_steps": "ReLoRA is not priced",
+    "unfrozen_parameters": "which weights are trained hangs on it",
+    "gptq": "weights that are stored quantised are not priced",
+    "activation_offloading": "activations on the host are not priced under Axolotl",
+    "fp8": "training in 8 bits under Axolotl is not priced",
+}  # fmt: skip
+_SHARDED = 3  # ZeRO-3
+_FSDP2 = 2
+_FSDP = "fsdp_config."
+_ADAPTERS = ("lora", "qlora")
+
+
+class AxolotlReader:
+    """Reads the YAML of ``axolotl train``."""
+
+    name = "axolotl"
+
+    def recognises(self, source: Source) -> bool:
+        """Whether a YAML has Axolotl's own names."""
+        names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
+        return sum(name in names for name in (*_OWN, "micro_batch_size")) > 1
+
+    def read(self, source: Source, told: Told) -> LaunchFile:
+        """The run that the file configures.
+
+        Raises:
+            InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
+        """
+        over = _of_command(source, told)
+        values = {_without_fsdps_own(name): found for name, found in (document_of(source) | over).items()}
+        fields, known = Fields(source.name, values, told), known_of(source, told)
+        fields.note_commands(over)
+        for name, why in _REFUSED.items():
+            if fields.raw(name):
+                fields.fault(name, f"cannot be read: {why}")
+        for section in ("overrides_of_model_config", "model_config"):
+            for name in fields.section(section):
+                if not name.startswith("rope"):
+                    fields.fault(f"{section}.{name}", "another model than the one named is not read")
+        fields.stop()
+        take_model(fields, known, "base_model")
+        tuned = _tuned(fields, known)
+        if "base_precision" in tuned and known.model().moe is not None:
+            name = next(name for name in _QUANTISED.values() if fields.raw(name))
+            fields.fault(name, "experts of fewer bits under Axolotl are not priced", allowed="false")
+        precision = _precision(fields)
+        for name in ("micro_batch_size", "sequence_len"):
+            fields.expect(name)
+        if not (fields.raw("sample_packing") or fields.raw("pad_to_sequence_len")):
+            fields.note(PADDED.format("sequence_len"))
+        if fields.has("deepspeed"):
+            return _by_deepspeed(fields, known, precision, tuned)
+        configuration = _configuration(fields, known)
+        world, nodes = configuration.num_gpus, known.world.num_nodes
+        each = divided(world, nodes, field="dp_shard_size", what="nodes") if nodes else None
+        return LaunchFile(
+            launcher=_priced_as(fields, tuned),
+            model=known.model(),
+            workload=Workload(
+                global_batch_size=configuration.global_batch_size,
+                seq_length=fields.integer("sequence_len", 1),
+                precision=precision,
+                framework_options={
+                    **kernel_of(fields, self.name, configuration),
+                    **_kernels(fields, known.model(), configuration.micro_batch_size),
+                },
+                **tuned,
+            ),
+            configuration=configuration,
+            num_nodes=nodes,
+            gpus_per_node=each,
+            notes=tuple(fields.notes),
+            unread=fields.unread((*_IRRELEVANT, "gradient_checkpointing")),
+            places={"tensor_parallel_size": fields.place("tensor_parallel_size")},
+        )
+
+
+def _of_command(source: Source, told: Told) -> dict[str, Found]:
+    """Options of the command that trains by the file, which count before it (Axolotl's cli/config.py)."""
+    found: dict[str, Found] = {}
+    for _, words in commands_beside(source, told):
+        texts = [word.text for word in words]
+        starts = ("axolotl.cli.train" in texts) or ("axolotl", "train") in pairwise(texts)
+        if starts and any(text.rpartition("/")[2] == source.name for text in texts):
+            at = next(at for at, text in enumerate(texts) if text in ("train", "axolotl.cli.train"))
+            end = texts.index("--", at) if "--" in texts[at:] else None  # behind it: the launcher's own
+            found |= values_of(words[at:end], told)
+    for name in [name for name, one in found.items() if one.value in ("true", "false")]:
+        one = found.pop(name)  # --sample-packing, --no-sample-packing
+        found[name.removeprefix("no_")] = Found(one.value == "true" and name[:3] != "no_", one.line)
+    return found
+
+
+def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str, Any]) -> LaunchFile:
+    """The run of DeepSpeed's file, which ``deepspeed`` names; ``auto`` in it is what the YAML says.
+
+    DeepSpeed keeps a copy of weights in fp32 and states in fp32, whatever the optimizer's name.
+    """
+    for name in ("tensor", "context"):
+        if fields.integer(f"{name}_parallel_size", 1) > 1:
+            fields.fault(f"{name}_parallel_size", "beside DeepSpeed is not read", allowed="1", nearest="1")
+    world = known.required("num_gpus", known.num_gpus(), "the script that starts it")
+    recompute, micro = _recomputes(fields), fields.integer("micro_batch_size", 1)
+    count, options = _count(fields, micro), _kernels(fields, known.model(), micro)
+    fields.stop()
+    values: dict[str, int | str | bool] = {
+        "micro_batch_size": micro,
+        "num_microbatches": count,
+        "seq_length": fields.integer("sequence_len", 1),
+        "precision": precision,
+        "recompute_granularity": "full" if recompute else "none",
+    }
+    told = replace(known.told, model=known.model(), num_gpus=world, values=values)
+    name = str(fields.raw("deepspeed"))
+    found = run_of_deepspeeds_file(name, fields, known.source, told, key="deepspeed")
+    if "base_precision" in tuned:
+        require_whole_weights(fields, found.configuration.zero_stage, tuned["lora_rank"])
+    optimizer = tuned["optimizer"].removesuffix("-bf16")
+    options = {**found.workload.framework_options, **options}
+    whole = known.world.num_gpus == world
+    return replace(
+        found,
+        workload=replace(found.workload, **{**tuned, "optimizer": optimizer}, framework_options=options),
+        num_nodes=known.world.num_nodes if whole else None,
+        gpus_per_node=known.world.gpus_per_node if whole else None,
+        notes=(*fields.notes, *found.notes),
+        unread=(*fields.unread(_IRRELEVANT), *found.unread),
+    )
+
+
+def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
+    """What is trained, beside what, and by which optimizer; 8-bit Adam updates weights in bf16 alone."""
+    name = optimizer_of(fields, "optimizer", "adamw_torch_fused")
+    found: dict[str, Any] = {"optimizer": "adamw-8bit-bf16" if name == "adamw-8bit" else name}
+    kind = fields.word("adapter", "")
+    if kind not in ("", "none", *_ADAPTERS):
+        fields.fault("adapter", f"{shown(kind)} under Axolotl is not priced", allowed="lora, qlora")
+    if _is_quantised(fields, kind):  # adapters stay in fp32 (peft, prepare_model_for_kbit_training)
+        found = {"optimizer": name, "base_precision": base_of(fields, nested=True)}
+        fields.note("weights of 4 or 8 bits under Axolotl are priced as on accelerate's replicas")
+        if _is_cut(fields):
+            message = "weights of 4 or 8 bits cut over ranks are not priced"
+            fields.fault(_QUANTISED[kind], message, allowed="without FSDP")
+    if kind not in _ADAPTERS and not fields.has("deepspeed"):
+        # FSDP1 casts what is trained up (accelerate, accelerator.py); without FSDP it stays in bf16
+        if not _is_cut(fields):
+            found["optimizer"] = WITHOUT_COPY.get(name, name)
+        elif _version(fields) == 1:
+            found["optimizer"] = name
+    if kind not in _ADAPTERS and fields.raw("lora_r"):
+        fields.note("lora_r does nothing without an adapter")
+    if kind in _ADAPTERS:
+        every = fields.flag("lora_target_linear", default=False)
+        found["lora_rank"] = fields.integer("lora_r", 8)
+        named = adapted(fields, pefts=not every)
+        found["lora_targets"] = of_trainer(SINGLE_TARGETS if every else named, known.model())
+    return found
+
+
+_QUANTISED = {"qlora": "load_in_4bit", "lora": "load_in_8bit"}  # _set_quantization_config
+
+
+def _is_quantised(fields: Fields, kind: str) -> bool:
+    """Whether frozen weights are of fewer bits, which each kind of adapters has a switch of its own for."""
+    own = _QUANTISED.get(kind, "")
+    other = next(
+        (name for name in _QUANTISED.values() if name != own and fields.flag(name, default=False)), ""
+    )
+    if kind == "qlora" and not fields.raw(own):
+        fields.fault("adapter", "qlora needs load_in_4bit", allowed="load_in_4bit: true, or lora")
+    elif other and own:
+        right = next(name for name, switch in _QUANTISED.items() if switch == other)
+        message = f"beside adapter {kind} Axolotl 0.19 does not look at it, older ones do"
+        fields.fault(other, message, allowed=f"false, or adapter: {right}", nearest="false")
+    elif other:
+        fields.fault(other, "Axolotl refuses it without an adapter", allowed="false", nearest="false")
+    return bool(own) and not other and fields.flag(own, default=False)
+
+
+def _count(fields: Fields, micro: int) -> int:
+    """Accumulated micro-batches; ``batch_size`` is that of one rank (utils/config, normalize_config)."""
+    whole = fields.optional("batch_size")
+    if whole is None:
+        return fields.integer(ACCUMULATION, 1)
+    if fields.raw(ACCUMULATION):
+        fields.fault("batch_size", f"Axolotl takes it or {ACCUMULATION}, not both", allowed="one of them")
+    return max(whole // micro, 1)
+
+
+def _recomputes(fields: Fields) -> bool:
+    """Whether layers recompute; the words beside true and false keep their inputs on the host."""
+    said = str(fields.raw("gradient_checkpointing") or "false").lower()
+    if said not in ("true", "false"):
+        why = f"{shown(said)}: activations on the host are not priced under Axolotl"
+        fields.fault("gradient_checkpointing", why, allowed="true, false", nearest="true")
+    return said == "true"
+
+
+def _kernels(fields: Fields, model: ModelSpec, micro: int) -> dict[str, str | int | float | bool]:
+    """What Liger's plugin and that of cut cross entropy replace, each where ``plugins`` lists it."""
+    listed, found = str(fields.raw("plugins") or "").lower(), dict[str, str | int | float | bool]()
+    names = {"liger_rms_norm": "norm_fused", "liger_glu_activation": "elementwise_fused"}
+    on = {name for name in (*names, _CHUNKED, "liger_swiglu") if fields.flag(name, default=False)}
+    cut = fields.flag("cut_cross_entropy", default="cutcrossentropy" in listed)
+    if "liger" in listed:
+        found |= {names[name]: True for name in names if name in on}
+        found |= chunked_loss(model, micro * fields.integer("sequence_len", 1)) if _CHUNKED in on else {}
+    elif on:
+        fields.note("kernels of Liger are asked for, but plugins does not list it: they do nothing")
+    if cut and "cutcrossentropy" in listed:  # it keeps no logits (arXiv:2411.09009)
+        found |= {"loss_fused": True, "logit_bytes": 0.0}
+    return found
+
+
+_CHUNKED = "liger_fused_linear_cross_entropy"
+
+
+def _precision(fields: Fields) -> str:
+    """What is computed in: bf16 where both are on, fp16 beside adapters (utils/config, resolve_dtype)."""
+    said, half = str(fields.raw("bf16")).lower(), fields.flag("fp16", default=False)
+    if said == "true" or (said in ("auto", "none") and not half):
+        if said == "none":
+            fields.note("bf16 is not given: it is assumed")
+        return "bf16"
+    if said not in ("auto", "none", "false"):
+        fields.fault("bf16", f"{shown(said)} is none of its values", allowed="true, false, auto")
+    if not half and not fields.flag("bfloat16", default=False):
+        fields.fault("bf16", "neither bf16 nor fp16 is on: training in fp32 is not priced", allowed="true")
+    if half and fields.word("adapter", "") not in _ADAPTERS:
+        why = "weights in fp16 alone are not trained: their gradients cannot be unscaled"
+        fields.fault("fp16", why, allowed="false, or an adapter", nearest="false")
+    return "fp16" if half else "bf16"
+
+
+def _configuration(fields: Fields, known: Known) -> Configuration:
+    """Sizes of the mesh, and what FSDP2 does on it."""
+    micro = fields.integer("micro_batch_size", 1)
+    count = _count(fields, micro)
+    shares = _is_cut(fields)
+    if not shares:
+        _take_replicas(fields)
+    elif _version(fields) != _FSDP2:
+        _take_fsdp1(fields)
+    if fields.flag(f"{_FSDP}offload_params", default=False):
+        fields.fault(f"{_FSDP}offload_params", "weights on the host are not priced", allowed="false")
+    fields.word(f"{_FSDP}auto_wrap_policy", allowed=("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP"))
+    resharded = fields.flag(_RESHARDS, default=True)
+    own = _recomputes(fields)
+    recompute = checkpoints(fields, f"{_FSDP}activation_checkpointing", beside=own) or own
+    tp, cp, shard, replicas = _mesh(fields, known)
+    if not shares:
+        shard, replicas = 1, shard * replicas
+    zero = (_SHARDED if resharded and not _keeps_gathered(fields) else 2) if shares else 0
+    fields.stop()
+    layers = known.model().num_layers
+    return Configuration(
+        tensor_parallel_size=tp,
+        context_parallel_size=cp,
+        data_parallel_size=replicas * shard,
+        zero_stage=zero,
+        zero_shard_size=shard * cp if shares else 1,
+        micro_batch_size=micro,
+        num_microbatches=count,
+        recompute_granularity="full" if recompute else "none",
+        recompute_layers=layers if recompute else 0,
+        stage_layers=(layers,),
+    )
+
+
+def _take_replicas(fields: Fields) -> None:
+    """Say what every rank holds without FSDP, or why that is not priced (loaders/model.py)."""
+    named = fields.word("attn_implementation", "").startswith(("flash_attention", "flex_attention"))
+    flags = [fields.flag(name, default=False) for name in ("flash_attention", "flex_attention")]
+    if fields.word("adapter", "") in _ADAPTERS:
+        fields.note("without FSDP every rank holds the whole base, and all adapters")
+    elif named or any(flags):
+        fields.note("without FSDP every rank holds all weights, in bf16 alone: priced as TRL's replicas")
+    else:
+        message = (
+            "without FSDP or flash_attention Axolotl's weights are in two precisions, which is not priced"
+        )
+        fields.fault("fsdp_config", message, allowed="fsdp_version: 2 and an fsdp_config")
+
+
+def _take_fsdp1(fields: Fields) -> None:
+    """Say how FSDP1 is priced, or leave a fault for what it does otherwise than accelerate's FSDP2."""
+    adapters = fields.word("adapter", "") in _ADAPTERS
+    if adapters or _version(fields) != 1:
+        message = f"{_version(fields)} is not priced under Axolotl" + (" with adapters" if adapters else "")
+        fields.fault("fsdp_version", message, allowed="2", nearest="2")
+    fields.note("fsdp_version is 1: priced as accelerate's FSDP2")
+    for word in _strategies(fields):
+        if word not in _FSDP1_WORDS:
+            fields.fault(
+                "fsdp", f"{shown(word)} is not priced under Axolotl", allowed=", ".join(_FSDP1_WORDS)
+            )
+    runs = "shard_grad_op" if _keeps_gathered(fields) else "full_shard"
+    said = str(fields.raw(f"{_FSDP}sharding_strategy") or runs)
+    if said.lower() != runs:
+        message = f"{shown(said)} reaches no FSDP: Axolotl hands on what fsdp lists, here {runs}"
+        fields.fault(f"{_FSDP}sharding_strategy", message, allowed=runs.upper(), nearest=runs.upper())
+    if not fields.flag(_RESHARDS, default=True):
+        fields.fault(_RESHARDS, "is FSDP2's alone", allowed="true, or shard_grad_op in fsdp")
+
+
+_FSDP1_WORDS = ("full_shard", "shard_grad_op", "auto_wrap")
+_RESHARDS = f"{_FSDP}reshard_after_forward"
+
+
+def _strategies(fields: Fields) -> list[str]:
+    """FSDP1's words for how weights are cut: those of ``fsdp``, which alone are handed on."""
+    said = fields.raw("fsdp") or []
+    return [str(word).lower() for word in (said if isinstance(said, list) else [said])]
+
+
+def _keeps_gathered(fields: Fields) -> bool:
+    """Whether FSDP1 cuts gradients and states alone."""
+    return _version(fields) == 1 and "shard_grad_op" in _strategies(fields)
+
+
+def _version(fields: Fields) -> int:
+    """Of FSDP, where it is on."""
+    return fields.integer("fsdp_version", fields.integer(f"{_FSDP}version", 1))
+
+
+def _is_cut(fields: Fields) -> bool:
+    """Whether FSDP cuts the weights."""
+    return bool(fields.raw("fsdp")) or fields.has_section("fsdp_config")
+
+
+def _priced_as(fields: Fields, tuned: dict[str, Any]) -> str:
+    """Who has what Axolotl's own plans have not: 4 bits, FSDP1, weights in bf16 alone without FSDP."""
+    whole = fields.word("adapter", "") not in _ADAPTERS
+    if "base_precision" in tuned or (whole and _is_cut(fields) and _version(fields) == 1):
+        return AccelerateReader.name
+    return TrlReader.name if whole and not _is_cut(fields) else AxolotlReader.name
+
+
+def _without_fsdps_own(name: str) -> str:
+    """A name of the FSDP section as Axolotl has it since 0.12, without ``fsdp_`` (schemas/fsdp.py)."""
+    return name.replace(f"{_FSDP}fsdp_", _FSDP)
+
+
+def _mesh(fields: Fields, known: Known) -> tuple[int, int, int, int]:
+    """Tensor ranks, rings, shards and replicas; without shards and replicas all the rest are shards."""
+    tp, cp = (fields.integer(f"{name}_parallel_size", 1) for name in ("tensor", "context"))
+    for name in ("tensor_parallel_size", "context_parallel_size", "dp_shard_size", "dp_replicate_size"):
+        fields.slip_for(name)
+    fields.stop()
+    world = known.required("num_gpus", known.num_gpus(), "the script that starts it")
+    shard, replicas = fields.optional("dp_shard_size"), fields.optional("dp_replicate_size")
+    if shard is None:
+        rest = tp * cp * (replicas or 1)
+        shard = divided(world, rest, field="dp_replicate_size", what="tp × cp × replicas")
+        fields.note(f"dp_shard_size is not given: {shard}, all that is left")
+    if replicas is None:
+        replicas = divided(world, tp * cp * shard, field="dp_shard_size", what="tp × cp × shards")
+    sizes = tp * cp * shard * replicas
+    if sizes != world:
+        fields.fault(
+            "dp_shard_size",
+            f"replicate {replicas} × shard {shard} × cp {cp} × tp {tp} is {sizes} ranks; {world} start",
+            allowed=f"sizes whose product is {world}",
+        )
+    return tp, cp, shard, replicas

@@ -1,0 +1,282 @@
+"""Reads TRL's YAML of supervised fine-tuning beside accelerate's: the fields of SFTConfig and ModelConfig.
+
+Names and defaults: TRL 1.16.0, trainer/sft_config.py and base_config.py, scripts/utils.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.frameworks import framework_facts
+from meshwright.profiles.profile import framework_of
+from meshwright.service.launchers.reading.accelerate import (
+    ACCUMULATION,
+    CHECKPOINTING,
+    ENGINE,
+    MICRO_BATCH,
+    AccelerateReader,
+    Arguments,
+    arguments,
+    mesh_run,
+    number,
+    ranks_of,
+    recomputes,
+)
+from meshwright.service.launchers.reading.accelerate_command import Shares, shares_beside
+from meshwright.service.launchers.reading.adapters import (
+    adapted,
+    base_of,
+    require_whole_weights,
+)
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.commands import files_named, require_beside, script_of
+from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
+from meshwright.service.launchers.reading.fields import Fields
+from meshwright.service.launchers.reading.known import Known, header_of, known_of
+from meshwright.service.launchers.reading.shell_values import Word
+from meshwright.service.launchers.reading.trainer import (
+    PADDED,
+    PREFERENCE_LOSSES,
+    PREFERENCES,
+    WITHOUT_COPY,
+    keeps_no_copy,
+    liger,
+    optimizer_of,
+    start_of,
+    values_of,
+)
+from meshwright.service.launchers.reading.trainer_ranks import ranks_run
+from meshwright.service.launchers.trainers import ATTENTION
+from meshwright.solver.configuration import Configuration
+
+# Of the trainer's own business: no cost hangs on them.
+OF_THE_TRAINER = (
+    "dataset", "output_dir", "learning_rate", "lr_", "num_train", "num_epochs", "warmup", "logging", "log_",
+    "save", "eval", "val_", "report_to", "seed", "max_steps", "weight_decay", "adam_", "max_grad_norm",
+    "ddp_timeout", "resume", "dataloader", "hub_", "push_to_hub", "wandb", "mlflow", "run_name",
+    "trust_remote", "gradient_checkpointing_kwargs", "chat_template", "special_tokens", "tokens",
+    "max_samples", "group_by",
+)  # fmt: skip
+_SHARDED = 3  # ZeRO-3
+_FSDP2 = 2
+
+
+# Attention kernels by transformers' names of them (AttentionInterface): those that its exporter writes.
+_KERNELS = {ATTENTION[name]: name for name in ("flash3", "flash2", "cudnn", "torch", "triton")}
+
+
+def kernel_of(
+    fields: Fields, launcher: str, configuration: Configuration
+) -> dict[str, str | int | float | bool]:
+    """The attention kernel, where another is named than is priced anyway; rings have their own."""
+    found = _KERNELS.get(fields.word("attn_implementation", "").lower(), "")
+    return {} if configuration.context_parallel_size > 1 else kernel_option(found, launcher)
+
+
+def kernel_option(found: str, launcher: str) -> dict[str, str | int | float | bool]:
+    """The option of an attention kernel that is named; none where it is priced anyway."""
+    usual = framework_facts(framework_of(launcher)).attention_kernel
+    return {} if found in ("", usual) else {"attention_kernel": found}
+
+
+_PROGRAMS = ("trl", "trl.scripts.sft")
+_LENGTH = "max_length"
+_SFT_NAMES = (_LENGTH, "packing", "packing_strategy", "dataset_name", "model_name_or_path", MICRO_BATCH)
+_SFT_ALONE = (_LENGTH, "packing", "packing_strategy")  # which the Trainer itself has not
+# LLaMA-Factory's, and what the reader of transformers' Trainer knows: other engines, adapters, old names.
+_OTHERS_NAMES = (
+    "cutoff_len", "finetuning_type", "tuner_type", "train_type", "template", "stage", "deepspeed", "fsdp",
+    "max_seq_length", *PREFERENCES,
+)  # fmt: skip
+_TRL_IRRELEVANT = (
+    *OF_THE_TRAINER, "model_name", "packing", "attn_implementation", "dtype", "assistant_only",
+    "completion_only", "eos_token", "pad_token", "loss_type", "model_revision",
+    "lora_alpha", "lora_dropout", "lora_task_type", "use_rslora",
+)  # fmt: skip
+_DEFAULT_LENGTH, _DEFAULT_BATCH = 1024, 8  # SFTConfig's and TrainingArguments' own
+
+
+class TrlReader:
+    """Reads TRL's YAML of supervised fine-tuning, with accelerate's file where a script names it."""
+
+    name = "trl"
+
+    def recognises(self, source: Source) -> bool:
+        """Whether it is TRL's own file, or accelerate's beside a script that starts TRL."""
+        return _is_sft(source) or (AccelerateReader().recognises(source) and _starts_trl(source))
+
+    def read(self, source: Source, told: Told) -> LaunchFile:
+        """The run that both files configure.
+
+        Raises:
+            InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
+        """
+        _require_own_file(source)
+        files = [source, *documents_beside(known_of(source, told).source)]
+        sft = next((one for one in files if _is_sft(one)), None)
+        shares = _shares(source, files, told)
+        known = known_of(source if shares is None else shares.source, told)
+        over = _of_sft_command(sft, told) if sft else {}
+        fields = Fields(sft.name, document_of(sft) | over, told) if sft else Fields(source.name, {})
+        fields.note_commands(over)
+        precision = "fp16" if fields.flag("fp16", default=False) else "bf16"
+        if precision == "bf16" and not fields.flag("bf16", default=True):
+            fields.fault("bf16", "training in fp32 is not priced", allowed="true, or fp16: true")
+        if not (fields.flag("packing", default=False) or fields.has("pad_to_multiple_of")):
+            fields.note(PADDED.format(_LENGTH))
+        take_model(fields, known, "model_name_or_path")
+        given, length = _sft_arguments(fields, known)
+        adapters, base = _peft(fields), base_of(fields, nested=False)
+        if fields.raw("activation_offloading") not in (None, False, "false"):
+            fields.fault("activation_offloading", "activations on the host are not priced", allowed="false")
+        optimizer, in_bf16 = optimizer_of(fields, default="adamw_torch_fused"), _loads_in_bf16(fields)
+        fields.word("attn_implementation", "")
+        liger_on = liger(fields, known.model(), length * (number(given, MICRO_BATCH) or _DEFAULT_BATCH))
+        fields.stop()
+        unread = fields.unread(_TRL_IRRELEVANT)
+        plain = {ENGINE: Found("MULTI_GPU", 0), "num_processes": Found(known.num_gpus(), 0)}
+        rest = Fields(source.name, plain, told) if shares is None else shares.fields
+        if shares is not None and shares.kind() == "DEEPSPEED":
+            run = _sft_by_deepspeed(fields, known, shares, given, (length, precision))
+        else:
+            run = mesh_run(self.name, rest, known, given, seq_length=length, precision=precision)
+        if base != "bf16":
+            require_whole_weights(fields, run.configuration.zero_stage, adapters.get("lora_rank", 0))
+            adapters["base_precision"] = base
+        rest.word("mixed_precision")
+        options = {
+            **run.workload.framework_options,
+            **kernel_of(fields, run.launcher, run.configuration),
+            **liger_on,
+        }
+        # FSDP2 casts what is trained up (accelerate, utils/fsdp_utils.py)
+        if in_bf16 and not adapters and keeps_no_copy(run):
+            optimizer = WITHOUT_COPY.get(optimizer, optimizer)
+        workload = replace(run.workload, framework_options=options, optimizer=optimizer, **adapters)
+        run = replace(run, workload=workload)
+        if shares is None:  # no file says how they stand on nodes
+            run = replace(run, num_nodes=None, gpus_per_node=None)
+        return replace(run, notes=(*fields.notes, *run.notes), unread=(*unread, *run.unread))
+
+
+def _sft_by_deepspeed(
+    fields: Fields, known: Known, shares: Shares, given: Arguments, said: tuple[int, str]
+) -> LaunchFile:
+    """The run of accelerate's DeepSpeed plugin; ``said``: the length and the precision."""
+    values: dict[str, int | str | bool] = {
+        "micro_batch_size": number(given, MICRO_BATCH) or _DEFAULT_BATCH,
+        "num_microbatches": number(given, ACCUMULATION) or 1,
+        "seq_length": said[0],
+        "precision": said[1],
+        "recompute_granularity": "full" if recomputes(given, known) else "none",
+    }
+    world = ranks_of(known, shares.fields, None)
+    told = replace(known.told, model=known.model(), num_gpus=world, values={**known.told.values, **values})
+    return ranks_run(TrlReader.name, fields, known, told, shares)
+
+
+def _of_sft_command(sft: Source, told: Told) -> dict[str, Found]:
+    """Arguments of the command that trains by the file, which count before it (TRL's TrlParser)."""
+    start = start_of(sft, told)
+    told = replace(told, model=told.model or header_of(sft.text).model)
+    over = {} if start is None else values_of(start[1].words, told)
+    return {name: found for name, found in over.items() if name != "config"}
+
+
+def _loads_in_bf16(fields: Fields) -> bool:
+    """Whether weights are loaded in bf16, so that no fp32 copy of them is kept."""
+    said = next((fields.word(name) for name in ("dtype", "torch_dtype") if fields.has(name)), "float32")
+    return said not in ("float32", "auto")
+
+
+def _peft(fields: Fields) -> dict[str, Any]:
+    """Rank and targets of LoRA in ModelConfig's names, where ``use_peft`` says that it is trained."""
+    if not fields.flag("use_peft", default=False):
+        return {}
+    return {"lora_rank": fields.integer("lora_r", 16), "lora_targets": adapted(fields)}
+
+
+def _is_sft(source: Source) -> bool:
+    """Whether a YAML has the names of SFTConfig, and none that other readers know better."""
+    names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
+    known = sum(name in names for name in _SFT_NAMES)
+    others = any(name in names for name in _OTHERS_NAMES)
+    others |= "loss_type" in names and names["loss_type"].value in PREFERENCE_LOSSES
+    return known > 1 and any(name in names for name in _SFT_ALONE) and not others
+
+
+def take_model(fields: Fields, known: Known, name: str) -> None:
+    """The model that the file names stands where nobody tells one."""
+    if fields.has(name):
+        named = Word(str(fields.raw(name)), fields.place(name)[1])
+        known.told = replace(known.told, model=known.model(named))
+        for note in known.notes:
+            fields.note(note)
+
+
+def commands_beside(source: Source, told: Told | None = None) -> Iterator[tuple[Source, tuple[Word, ...]]]:
+    """The commands of all scripts beside a file; one that cannot be read has none."""
+    for script in source.scripts():
+        try:
+            commands = script_of(script, told or Told()).commands
+        except InvalidProblemError:
+            continue
+        yield from ((script, words) for words in commands)
+
+
+def _starts_trl(source: Source) -> bool:
+    """Whether a script beside the file starts TRL's supervised fine-tuning."""
+    return any(word.text in _PROGRAMS for _, words in commands_beside(source) for word in words)
+
+
+def _shares(source: Source, files: Sequence[Source], told: Told) -> Shares | None:
+    """What the command that starts TRL tells accelerate, or accelerate's file beside its YAML."""
+    starts = (
+        (
+            script,
+            words[: None if words[at].text == _PROGRAMS[0] else at],
+        )  # which takes accelerate's options
+        for script, words in commands_beside(source, told)
+        for at in [next((at for at, word in enumerate(words) if word.text in _PROGRAMS), 0)]
+    )
+    return shares_beside(starts, files)
+
+
+def _require_own_file(source: Source) -> None:
+    """Refuse a command whose ``--config`` is not there."""
+    for script, words in commands_beside(source):
+        for option, value in pairwise(words if any(word.text in _PROGRAMS for word in words) else ()):
+            if option.text == "--config":
+                require_beside(source, script, value)
+
+
+def documents_beside(source: Source) -> Iterator[Source]:
+    """Documents that the scripts beside a file name; all that are beside it where there is no script."""
+    if not source.scripts():
+        yield from map(source.at, sorted(source.files))
+    for script in source.scripts():
+        for word in files_named(script_of(script, Told()), programs=False):
+            if (text := source.other(word.text)) is not None:
+                yield replace(source, name=word.text, text=text)
+
+
+def _sft_arguments(fields: Fields, known: Known) -> tuple[Arguments, int]:
+    """Batch and checkpointing as accelerate's reader takes them, and the length; the command's count."""
+    fields.slip_for(MICRO_BATCH)
+    defaults = {MICRO_BATCH: _DEFAULT_BATCH, ACCUMULATION: 1, _LENGTH: _DEFAULT_LENGTH}
+    own = {
+        name: Word(str(fields.integer(name, default)), fields.place(name)[1])
+        for name, default in defaults.items()
+    }
+    for name in (MICRO_BATCH, _LENGTH):
+        if not fields.has(name):
+            fields.note(f"{name} is not given: {defaults[name]} is TRL's default")
+    recompute = fields.flag(CHECKPOINTING, default=True)  # SFTConfig's own default
+    own[CHECKPOINTING] = Word(str(recompute).lower(), fields.place(CHECKPOINTING)[1])
+    told = arguments(known, (*defaults, CHECKPOINTING, "main_process_ip"))
+    given = own | {name: word for name, word in told.items() if not word.unknown}
+    return given, number(given, _LENGTH) or _DEFAULT_LENGTH

@@ -1,0 +1,106 @@
+"""What a trainer's command says beside its files: who is started, on which GPUs, by which engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.registry import read_launch_files
+
+
+def read(text: str, told: Told | None = None, name: str = "a.sh") -> LaunchFile:
+    return read_launch_files(Source(name=name, text=text, files={name: text}), told)
+
+
+SFT_YAML = "max_length: 8192\npacking: true\ngradient_checkpointing: true\nuse_liger_kernel: true\n"
+ON_TWO = "accelerate launch --num_processes 2 sft.py --config sft.yaml --model_name_or_path Qwen/Qwen2.5-7B"
+
+
+def test_a_file_that_config_names_stands_behind_what_the_command_says() -> None:
+    # its recomputation and length were lost where the command said two more names
+    words = f"{ON_TWO} --per_device_train_batch_size 3 --bf16 true --max_length 4096\n"
+    with pytest.raises(InvalidProblemError, match="sft\\.yaml is not beside it"):
+        read(words)
+    found = read_launch_files(Source(name="a.sh", text=words, files={"a.sh": words, "sft.yaml": SFT_YAML}))
+    assert (found.configuration.recompute_granularity, found.workload.seq_length) == ("full", 4096)
+    assert found.workload.global_batch_size == 2 * 3
+    # Liger's loss: 3 × 4096 tokens in ⌈152064 / 3584⌉ = 43 parts of 286, rounded up to 512
+    assert found.workload.framework_options["logit_bytes"] == 2 * 512 / 12_288
+    assert found.workload.framework_options["norm_fused"] is True
+
+
+def test_trls_command_counts_before_its_file() -> None:
+    run = "trl sft --config sft.yaml --per_device_train_batch_size 5\n"
+    text = (
+        f"{SFT_YAML}model_name_or_path: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 1\ndtype: bfloat16\n"
+    )
+    found = read_launch_files(
+        Source(name="a.sh", text=run, files={"a.sh": run, "sft.yaml": text}), Told(num_gpus=2)
+    )
+    assert (found.workload.global_batch_size, found.workload.optimizer) == (2 * 5, "adamw-pure-bf16")
+
+
+WORDS = "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --max_length 2048 --bf16 true"
+
+
+def test_trl_without_a_file_has_its_own_defaults_and_accelerates_built_in_shares() -> None:
+    adapters = "--use_peft --lora_r 8 --lora_target_modules all-linear --load_in_8bit"
+    found = read(f"trl sft {WORDS} {adapters} --accelerate_config zero2 --num_processes 4\n")
+    assert (found.configuration.zero_stage, found.workload.base_precision) == (2, "int8")
+    assert (found.workload.global_batch_size, found.configuration.recompute_granularity) == (4, "full")
+    with pytest.raises(InvalidProblemError, match="trains on preferences"):
+        read(f"trl dpo {WORDS}\n", Told(num_gpus=4))
+
+
+def test_a_module_that_a_launcher_starts_is_the_program() -> None:
+    # Megatron-SWIFT's batch of 16 was taken for that of any module
+    words = f"--module safe_rlhf.finetune {WORDS} --gradient_accumulation_steps 8"
+    found = read(f"deepspeed --num_gpus 2 {words} --zero_stage 2 --offload optimizer\n")
+    assert (found.launcher, found.workload.global_batch_size) == ("deepspeed", 2 * 8)
+    assert (found.configuration.zero_stage, found.configuration.offload) == (2, "optimizer")
+    with pytest.raises(InvalidProblemError, match="no argument names its file"):
+        read(f"deepspeed --num_gpus 2 {words}\n")
+    found = read(f"torchrun --nproc_per_node 4 -m my.sft {WORDS}\n")
+    assert found.workload.global_batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("more", "optimizer"), [("", "adamw"), ("--torch_dtype bfloat16", "adamw-pure-bf16")]
+)
+def test_weights_that_are_loaded_in_bf16_have_no_copy_on_plain_replicas(more: str, optimizer: str) -> None:
+    assert read(f"torchrun --nproc_per_node 4 sft.py {WORDS} {more}\n").workload.optimizer == optimizer
+
+
+def test_what_is_no_language_model_is_refused_by_its_task() -> None:
+    with pytest.raises(InvalidProblemError, match="task_type: line 1: cannot be read"):
+        read(f"swift sft {WORDS} --task_type reranker\n")
+
+
+def test_deepspeeds_included_gpus_are_those_that_start() -> None:
+    words = f"deepspeed --include=localhost:2,3,4 train.py {WORDS} --deepspeed z2.json\n"
+    files = {"a.sh": words, "z2.json": '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}}'}
+    found = read_launch_files(Source(name="a.sh", text=words, files=files))
+    assert (found.configuration.data_parallel_size, found.configuration.zero_stage) == (3, 2)
+
+
+def test_deepspeeds_file_may_stand_inside_the_trainers() -> None:
+    text = (
+        "model_name_or_path: Qwen/Qwen2.5-7B\nstage: sft\ndo_train: true\nfinetuning_type: full\n"
+        "cutoff_len: 2048\nper_device_train_batch_size: 1\nbf16: true\n"
+        "deepspeed:\n  train_micro_batch_size_per_gpu: 1\n  zero_optimization:\n    stage: 3\n"
+        "  bf16:\n    enabled: auto\n"
+    )
+    found = read(text, Told(num_gpus=8), "a.yaml")
+    assert (found.launcher, found.configuration.zero_stage) == ("deepspeed", 3)
+    with pytest.raises(InvalidProblemError, match="1 by the trainer's arguments"):
+        read(text.replace("per_gpu: 1", "per_gpu: 2"), Told(num_gpus=8), "a.yaml")
+
+
+def test_a_file_in_ms_swifts_names_has_its_defaults() -> None:
+    text = "model: Qwen/Qwen2.5-7B\ntuner_type: lora\nmax_length: 2048\nper_device_train_batch_size: 1\n"
+    text += "lora_rank: 8\ntarget_modules: all-linear\ntorch_dtype: bfloat16\n"
+    found = read(text, Told(num_gpus=2), "a.yaml")
+    # a batch of 16 is filled: 8 micro-batches of 2 ranks; layers recompute
+    assert (found.workload.global_batch_size, found.workload.lora_rank) == (16, 8)
+    assert found.configuration.recompute_granularity == "full"
