@@ -12,7 +12,7 @@ from meshwright.profiles.adapters import MLP_INNER, adapted_layers, base_bytes, 
 from meshwright.profiles.model import LayerKind, LayerShape
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.compute import Gemm, ends_unread, layer_gemms, routed_rows
-from meshwright.solver.cost.context import Context
+from meshwright.solver.cost.context import SHARD_WEIGHTS, Context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,14 +149,17 @@ def unread_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
 
     A checkpoint of torch that is not reentrant stops at the last tensor that is saved
     (``replay_stops_early``), a compiler drops what nothing reads: of a dense MLP the last product, none in
-    a pipeline with reentrant checkpoints of its own (``stages_replay_whole``). A norm, dropout or an
-    adapter's product behind it needs more; of experts all is counted.
+    a pipeline with reentrant checkpoints of its own (``stages_replay_whole``), nor where every module's
+    weights come and go: such products save what they read when they are done (DeepSpeed 0.19.8
+    ``runtime/zero/linear.py``, ``memory_efficient_linear``). A norm, dropout or an adapter's product behind
+    it needs more; of experts all is counted.
     """
     targets = ctx.workload.lora_targets if ctx.frozen else ()
     adapted = bool(set(MLP_INNER) & set(targets))
     if kind == "moe" or adapted or not (ends_unread(ctx) and ctx.facts.replay_stops_early):
         return []
     whole = (ctx.p > 1) & ctx.facts.stages_replay_whole
+    whole |= (ctx.columns.zero_stage == SHARD_WEIGHTS) & ctx.facts.gathers_modules
     return [replace(layer_gemms(ctx, kind)[-1], count=np.where(whole, 0.0, 1.0))]
 
 

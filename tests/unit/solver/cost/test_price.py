@@ -14,11 +14,12 @@ from meshwright.solver.configuration import Columns, Configuration, FloatArray
 from meshwright.solver.cost.communication import tensor_parallel
 from meshwright.solver.cost.compute import Gemm, gemm_seconds
 from meshwright.solver.cost.context import context_of
+from meshwright.solver.cost.parameters import unread_products
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.stages import LayerLayout, RowPrices, assemble, chunks_of, objective_s
 from meshwright.solver.predict import predict
 from tests.builders import a_cluster, a_gpu, a_model, a_moe_model
-from tests.problems.pricing import GPT, a_layout, a_problem, a_profile
+from tests.problems.pricing import GPT, a_layout, a_problem, a_profile, of
 
 LAYOUTS = (
     a_layout(),
@@ -369,6 +370,14 @@ def test_torchs_checkpoints_spare_the_last_product_of_a_replay_and_its_reduction
     reduction = tensor_parallel(ctx).forward / 4.0  # one of two gathers and two reductions
     spared = replayed_s(early=False) - replayed_s(early=True)
     assert spared == pytest.approx(float((product + reduction)[0]))
+
+
+@pytest.mark.parametrize(("stage", "count"), [(2, 1.0), (3, 0.0)])
+def test_deepspeeds_linear_layers_under_zero_3_are_replayed_to_the_last(stage: int, count: float) -> None:
+    # an autograd function of its own, whose input is saved when its product is done
+    layout = {"zero_stage": stage, "zero_shard_size": 8, "recompute_granularity": "full"}
+    (last,) = unread_products(of(GPT, layout, "deepspeed"), "dense")
+    assert np.all(last.count == count)
 
 
 @pytest.mark.parametrize(("targets", "spares"), [(ATTENTION_TARGETS, True), (("linear_fc2",), False)])
