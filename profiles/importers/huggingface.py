@@ -232,6 +232,8 @@ def _positions(
     if model_type == "olmo3" and scaling:
         local_base = local_base or base  # Olmo3Model: layers with a window are not scaled
     fraction = _rotary_fraction(reader, rope, head_dim)
+    if known.get("mla"):  # whose heads have elements of their own that rotate
+        fraction = 1.0
     local_fraction = _rotary_fraction(reader, local, head_dim) if local else fraction
     scaled = bool(rope.value("llama_4_scaling_beta"))  # Ministral 3
     for one in (rope, local):

@@ -258,6 +258,7 @@ FAMILIES: Mapping[str, Family] = {
                          fixed={"attention_bias": (True, False)}),  # which its class does not read
     "glm_ocr_text": Family(facts={**_SANDWICH, **_FUSED_MLP}, head_of_whole=True),
     "hunyuan_v1_dense": _HUNYUAN,
+    "hunyuan_vl_text": replace(_HUNYUAN, head_of_whole=True),
     "gemma": _GEMMA,
     "gemma2": _GEMMA_2,
     "vaultgemma": replace(_GEMMA_2, facts=_GEMMA.facts),
@@ -294,6 +295,10 @@ FAMILIES: Mapping[str, Family] = {
         flags=_MLP_FLAG,
         router={"normalized_top_k": False, "expert_bias": False},
     ),
+    "mistral4": replace(_LATENT, defaults={"rope_parameters": {
+        "rope_type": "yarn", "factor": 128.0, "original_max_position_embeddings": 8192,
+        "llama_4_scaling_beta": 0.1,
+    }}),
     # 10^-4, of each sequence, where a config says nothing (arXiv:2412.19437, section 4.2)
     "deepseek_v3": replace(_DEEPSEEK_V3, defaults={"aux_loss_alpha": 1e-4, "seq_aux": True}),
     "kimi_k2": replace(_DEEPSEEK_V3, like="deepseek_v3"),

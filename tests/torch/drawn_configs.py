@@ -50,6 +50,7 @@ SIZES: dict[str, tuple[Any, ...]] = {
 NEEDED_BY_TYPE: dict[str, Config] = {
     **{key: {"head_dim": 128} for key in ("ministral", "hunyuan_v1_dense", "hunyuan_v1_moe")},
     "nemotron": {"num_key_value_heads": 8},
+    "hunyuan_vl_text": {"head_dim": 128, "tie_word_embeddings": True},
     # what the configs of whole models say
     **{
         key: {"tie_word_embeddings": False}
@@ -61,6 +62,7 @@ NEEDED_BY_TYPE: dict[str, Config] = {
             "glm4v_text",
             "glm4v_moe_text",
             "glm_ocr_text",
+            "mistral4",
         )
     },
     "dbrx": {

@@ -386,6 +386,17 @@ def test_a_key_that_nothing_reads_is_harmless_where_it_repeats_another_under_its
     assert model_from_config({**config, "num_experts": 1}, name="x") == model_from_config(config, name="x")
 
 
+def test_latent_attention_of_mistral_4_has_its_own_elements_that_rotate_and_its_class_s_scaling() -> None:
+    model = model_from_config({"model_type": "mistral4"}, name="x")  # Mistral Small 4
+    # 1024h + 1024 · 4096 + 320h + 256 · 6144 + 4096h + 129 · 3h · 2048 + 128h, norms 1280 + 2h
+    layer = 4096 * (1024 + 1024 + 320 + 4096 + 129 * 3 * 2048 + 128 + 2) + 256 * 6144 + 1280
+    assert model.num_parameters() == 36 * layer + 2 * 131_072 * 4096 + 4096
+    assert model.num_parameters() == 118_972_826_624
+    assert (model.rotary_fraction, model.position_scaled_queries) == (1.0, True)
+    assert model.rotary_scaling is not None
+    assert model.rotary_scaling.factor == 128.0
+
+
 def test_sparse_attention_reads_the_keys_that_its_indexer_chooses() -> None:
     model = model_from_config(REAL["glm-5"]["config"], name="x")
     assert model.indexer is not None
