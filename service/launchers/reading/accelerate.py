@@ -19,10 +19,9 @@ from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.commands import script_of
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader, read_offload
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
-from meshwright.service.launchers.reading.fields import Fields
+from meshwright.service.launchers.reading.fields import Fields, divided
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.shell_values import Word
-from meshwright.service.launchers.reading.split import divided
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 

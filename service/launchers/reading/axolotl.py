@@ -26,9 +26,8 @@ from meshwright.service.launchers.reading.adapters import (
 )
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
-from meshwright.service.launchers.reading.fields import Fields
+from meshwright.service.launchers.reading.fields import Fields, divided
 from meshwright.service.launchers.reading.known import Known, known_of
-from meshwright.service.launchers.reading.split import divided
 from meshwright.service.launchers.reading.trainer import (
     PADDED,
     WITHOUT_COPY,

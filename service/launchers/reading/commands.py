@@ -313,7 +313,7 @@ def files_named(script: Script, *, programs: bool = True, data: bool = True) -> 
     """
     for words in script.commands:
         if any(word.text.endswith(_TITANS) for word in words):
-            usual = "".join(script.variables.get("CONFIG_FILE", ())).rsplit("/", 1)[-1]
+            usual = "".join(script.environment.get("CONFIG_FILE", ())).rsplit("/", 1)[-1]
             yield from [Word(usual, words[0].line)] if usual.endswith(_FILES) else []
         for at, word in enumerate(words):
             for piece in word.text.split():
@@ -442,7 +442,7 @@ def _pieces(word: Word) -> list[Word]:
 
 def _variable(script: Script, names: Sequence[str]) -> int | None:
     """The first of the usual variables that is a number."""
-    numbers = (_number("".join(script.variables.get(name, ()))) for name in names)
+    numbers = (_number("".join(script.environment.get(name, ()))) for name in names)
     return next((number for number in numbers if number), None)
 
 

@@ -13,10 +13,9 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.deepspeed import CODE_FILE, OFFLOADED
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.documents import document_of, looks_like_document
-from meshwright.service.launchers.reading.fields import Fields
+from meshwright.service.launchers.reading.fields import Fields, divided, first_larger
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.python_values import constants_of
-from meshwright.service.launchers.reading.split import divided, first_larger
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 

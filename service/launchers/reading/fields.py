@@ -12,6 +12,7 @@ from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.service.launchers.reading.base import MAX_LISTED, Place, Told, passed_by
 from meshwright.service.launchers.reading.documents import Found, Values
+from meshwright.service.launchers.rules import near_divisors
 
 # --------------------------------------------------------------------------------------------------
 # Names that were meant: a slip of the finger is refused, because a launcher drops it or stops on it.
@@ -154,6 +155,47 @@ def undecided(what: str) -> str:
 def passing(name: str) -> str:
     """How to pass by a name that is not known."""
     return f"--ignore {name}, where it does nothing"
+
+
+# --------------------------------------------------------------------------------------------------
+# How launchers divide what a file leaves to them.
+
+
+def first_larger(num_layers: int, chunks: int, *, field: str) -> tuple[int, ...]:
+    """As even as can be, the first chunks one layer more: DeepSpeed's and torchtitan's own split.
+
+    DeepSpeed 0.19.8, runtime/utils.py:627 ``partition_balanced`` of the transformer layers, and
+    torchtitan 0.3.0 (``torchtitan_split``).
+
+    Raises:
+        InvalidProblemError: more chunks than layers; ``field`` is what asks for them.
+    """
+    if not 1 <= chunks <= num_layers:
+        message = f"{chunks} stages for {num_layers} layers"
+        nearest = str(min(max(chunks, 1), num_layers))
+        raise InvalidProblemError.of(field, message, allowed=f"1 to {num_layers}", nearest=nearest)
+    least, more = divmod(num_layers, chunks)
+    return tuple(least + (place < more) for place in range(chunks))
+
+
+def divided(total: int, by: int, *, field: str, what: str) -> int:
+    """``total / by``, which must be whole.
+
+    Raises:
+        InvalidProblemError: it is not; ``what`` says in words what is divided by what.
+    """
+    if by < 1 or total % by:
+        raise InvalidProblemError.of(
+            field,
+            f"{what}: {by} does not divide {total}",
+            allowed=f"divisors of {total}",
+            nearest=near_divisors(max(by, 1), total) or None,
+        )
+    return total // by
+
+
+# --------------------------------------------------------------------------------------------------
+# The values.
 
 
 MAX_INTEGER = 2**31 - 1

@@ -16,10 +16,9 @@ from meshwright.profiles.documents import shown
 from meshwright.service.launchers.reading.base import Include, Source
 from meshwright.service.launchers.reading.deepspeed import read_offload
 from meshwright.service.launchers.reading.documents import looks_like_document
-from meshwright.service.launchers.reading.fields import Fields
+from meshwright.service.launchers.reading.fields import Fields, first_larger
 from meshwright.service.launchers.reading.given import Given, Value
 from meshwright.service.launchers.reading.shell_values import Filled
-from meshwright.service.launchers.reading.split import first_larger
 
 OFFLOAD = "--offload of DeepSpeed's file"
 DEEPSPEED = "deepspeed"  # the switch that hands the model to DeepSpeed's engine

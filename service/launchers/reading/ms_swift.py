@@ -90,7 +90,7 @@ class MsSwiftReader:
         known = known_of(source, told)
         started = world_of(source.text, script, command)
         world = started if started.num_gpus or started.gpus_per_node else known.world
-        unknown = any(UNKNOWN in text for text in script.variables.get("NNODES", ()))
+        unknown = any(UNKNOWN in text for text in script.environment.get("NNODES", ()))
         if world.gpus_per_node and not world.num_nodes and not unknown:
             world = replace(world, num_nodes=1)  # NNODES is 1 where it is not set
         named = next((others[key] for key in ("model", "load", "model_id_or_path") if key in others), "")

@@ -10,17 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 
-from meshwright.service.launchers.reading.shell_sed import run_sed
+from meshwright.service.launchers.reading.shell_commands import ASSIGNMENT, SCOPED, Commands, Include
+from meshwright.service.launchers.reading.shell_expansion import MAX_TURNS, fits, literal
 from meshwright.service.launchers.reading.shell_values import (
-    MAX_DEPTH,
-    MAX_TURNS,
     UNKNOWN,
     Script,
     Status,
     Values,
-    Variables,
     Word,
     both,
     either,
@@ -30,12 +27,9 @@ from meshwright.service.launchers.reading.shell_values import (
 )
 from meshwright.service.launchers.reading.shell_words import REDIRECTIONS, Token, lex, whole_number
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=", re.ASCII)
-_DECLARES = ("export", "readonly", "declare", "local", "typeset")
+_KEY = re.compile(r"\[([^\]]*)\]=(.*)", re.DOTALL)
 _ENDS = ("\n", ";", "&", "&&", "||", "|", ")", ";;", ";&", ";;&")
-_SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh", "zsh")
 _BASH = "5.2.21(1)-release"  # that runs the script
-Include = Callable[[str], str | None]
 
 
 def read_script(
@@ -65,18 +59,13 @@ def read_script(
     return script
 
 
-class _Shell(Variables):
+class _Shell(Commands):
     """Follows the tokens of a script; ``_live`` says whether they are reached."""
 
     def __init__(self, script: Script, include: Include, *, in_slurm: bool) -> None:
-        super().__init__(script, in_slurm=in_slurm)
-        self._include = include
+        super().__init__(script, include, in_slurm=in_slurm)
         self._tokens: Sequence[Token] = ()
         self._at = 0
-        self._live: Status = True
-        self._left = False  # an exit under a condition that is not known
-        self._depth = 0
-        self._functions: dict[str, list[Token]] = {}
 
     def run(self, tokens: Sequence[Token]) -> Status:
         """All of these tokens, such as a file's or a function's."""
@@ -192,12 +181,18 @@ class _Shell(Variables):
             last = self._is("else")
             self._at += 1
             self._live = both(live, remaining)
-            condition: Status = True if last else self._block(("then",))
+            condition: Status = True if last else self._condition(("then",))
             self._at += not last
             remaining = self._branch(branches, start, (live, remaining, condition), ("elif", "else", "fi"))
         self._at += 1
         self._settle(branches, start, (live, remaining), line)
         return True
+
+    def _condition(self, ends: Sequence[str]) -> Status:
+        """Commands whose status counts; of a program's only a running shell knows it."""
+        self._asked = False
+        status = self._block(ends)
+        return None if self._asked else status
 
     def _branch(
         self,
@@ -238,10 +233,9 @@ class _Shell(Variables):
         self._at += 1
         token, values = self._peek(), None
         if self._is("("):
-            self._skip_to(")")
-            while self._is(")"):
-                self._at += 1
-        elif token is not None:
+            self._counting()
+            return True
+        if token is not None:
             self._at += 1
             if self._is("in"):
                 self._at += 1
@@ -257,6 +251,54 @@ class _Shell(Variables):
         self._turns(name, values)
         return True
 
+    def _counting(self) -> None:
+        """``for ((i = 0; i < 8; i++)); do … done``, once where it is not known how often."""
+        self._at += 2
+        start = self._at
+        while (
+            not (self._is(")") and self._tokens[self._at + 1 : self._at + 2]) and self._peek() is not None
+        ):
+            self._at += 1
+        parts: list[list[Token]] = [[]]
+        for token in self._tokens[start : self._at]:
+            if token.operates(";"):
+                parts.append([])
+            else:
+                parts[-1].append(token)
+        self._at += 2
+        while self._is(";", "\n"):
+            self._at += 1
+        self._at += self._is("do")
+        first, condition, step = ("".join(_spaced(part)) for part in [*parts, [], [], []][:3])
+        self._counted_by(first)
+        body, live = self._at, self._live
+        for _ in range(MAX_TURNS):
+            goes_on = self._counted_by(condition) if condition.strip() else True
+            if goes_on is False and live is not False:
+                self._live = False
+            self._at = body
+            self._loop_body()
+            if goes_on is not True or self._dead or self._ended():
+                break
+            self._counted_by(step)
+        else:
+            self._live = None
+        self._live = live
+        self._at += 1
+
+    def _loop_body(self) -> None:
+        self._loops += 1
+        self._block(("done",))
+        self._loops -= 1
+
+    def _ended(self) -> bool:
+        """Whether a break ends the loop whose body was read; a continue ends only its turn."""
+        if self._jump is None:
+            return False
+        name, loops = self._jump
+        self._jump = (name, loops - 1) if loops > 1 else None
+        return loops > 1 or name == "break"
+
     def _turns(self, name: str, values: Sequence[Word]) -> None:
         """The body, once for each value; not reached where there is none."""
         body, live = self._at, self._live
@@ -266,9 +308,11 @@ class _Shell(Variables):
             self._live = False
         for value in values[:MAX_TURNS] or [Word("", 0)]:
             self._at = body
-            if name and self._live is not False:
+            if name and not self._dead:
                 self.store(name + "=", [value], value.line)
-            self._block(("done",))
+            self._loop_body()
+            if self._ended():
+                break
         self._at += 1
         self._live = live
 
@@ -280,12 +324,13 @@ class _Shell(Variables):
         for turn in range(MAX_TURNS):
             self._at = start
             seen = dict(self._script.words)
-            condition = self._block(("do",))
+            condition = self._condition(("do",))
             condition = opposite(condition) if ends_on else condition
             self._at += 1
             with self._under(condition):
-                self._block(("done",))
+                self._loop_body()
             again = condition is True and live is not False and not self._script.stopped
+            again = again and not self._ended()
             if not again or (turn and seen == self._script.words) or self._script.words == seen:
                 break
         self._at += 1
@@ -297,7 +342,7 @@ class _Shell(Variables):
         token = self._peek()
         self._at += 1
         live, start, line = self._live, dict(self._script.words), self._line()
-        value = self.joined(token) if token is not None and live is not False else ""
+        value = self.joined(token) if token is not None and not self._dead else ""
         if UNKNOWN in value:
             value = self.assumed(value) or ""
         while self._is("\n"):
@@ -305,11 +350,15 @@ class _Shell(Variables):
         self._at += self._is("in")
         branches: list[Values] = []
         remaining: Status = True
+        through = False
         while self._next_pattern():
             self._live = both(live, remaining)
-            condition = self._matches(value)
+            condition = True if through else self._matches(value)
             ends = (";;", ";&", ";;&", "esac")
             remaining = self._branch(branches, start, (live, remaining, condition), ends)
+            through = self._is(";&") and condition is True
+            if (through or self._is(";;&")) and condition is True:
+                remaining = True
         self._at += 1
         self._settle(branches, start, (live, remaining), line)
         return True
@@ -322,26 +371,28 @@ class _Shell(Variables):
 
     def _matches(self, value: str) -> Status:
         """Whether one of the patterns before a bracket fits."""
-        fits: Status = False
+        found: Status = False
         while (token := self._peek()) is not None and not self._is(")"):
-            if token.kind == "word" and self._live is not False:
-                pattern = self.joined(token)
+            if token.kind == "word" and not self._dead:
+                pattern = self.pattern(token)
                 known = UNKNOWN not in pattern and UNKNOWN not in value
-                fits = fits or (fnmatchcase(value, pattern) if known else None)
+                found = either(found, fits(value, pattern) if known else None)
             self._at += 1
         self._at += 1
-        return fits
+        return found
 
     def _bracket(self) -> Status:
         """``( … )``, whose variables nobody else sees, or ``(( … ))``."""
         self._at += 1
         if self._is("(") and (token := self._peek()) is not None and token.joined:
-            start = self._at + 1
-            self._skip_to(")")
-            text = " ".join(token.raw for token in self._tokens[start : self._at])
+            self._at += 1
+            start, depth = self._at, 0
+            while self._peek() is not None and not (self._is(")") and not depth):
+                depth += self._is("(") - self._is(")")
+                self._at += 1
+            text = "".join(_spaced(self._tokens[start : self._at]))
             self._at += 2
-            number = whole_number(self.substituted(text, 0)) if self._live is not False else None
-            return None if number is None else number != 0
+            return self._counted_by(text)
         before, stopped = dict(self._script.words), self._script.stopped
         status = self._block((")",))
         self._at += 1
@@ -354,20 +405,36 @@ class _Shell(Variables):
         self._at += 1
         words: list[Word] = []
         while (token := self._peek()) is not None and not self._is("]]"):
-            if token.kind == "word" and self._live is not False:
-                words.append(Word(self.joined(token), token.line))
+            if token.kind == "word" and not self._dead:
+                sign = words[-1].text if words else ""
+                if sign in ("=", "==", "!=", "=~"):
+                    text = self._pattern(re.escape if sign == "=~" else literal)
+                else:
+                    text = self.joined(token)
+                words.append(Word(text, token.line))
             elif token.kind == "operator" and token.raw != "\n":
                 words.append(Word(token.raw, token.line))
             self._at += 1
         self._at += 1
-        return None if self._live is False else self.test(words)
+        return None if self._dead else self.test(words, double=True)
+
+    def _pattern(self, quote: Callable[[str], str]) -> str:
+        """A pattern, whose brackets and bars are no operators; its last token stays."""
+        text = ""
+        while (token := self._peek()) is not None and not self._is("]]", "&&", "||"):
+            if text and not token.joined:
+                break
+            text += self.pattern(token, quote) if token.kind == "word" else token.raw
+            self._at += 1
+        self._at -= 1
+        return text
 
     def _defines(self) -> bool:
         """Whether ``name()`` comes next."""
         token, following = self._peek(), self._tokens[self._at + 1 : self._at + 3]
         return (
             token is not None
-            and _ASSIGNMENT.match(token.raw) is None
+            and ASSIGNMENT.match(token.raw) is None
             and len(following) == 2  # noqa: PLR2004 - the brackets
             and following[0].operates("(")
             and following[0].joined
@@ -398,7 +465,7 @@ class _Shell(Variables):
         """The words until an operator."""
         found: list[Word] = []
         while (token := self._peek()) is not None and not self._is(*ends):
-            if token.kind == "word" and self._live is not False:
+            if token.kind == "word" and not self._dead:
                 found += self.expanded(token)
             self._at += 1
         return found
@@ -421,15 +488,15 @@ class _Shell(Variables):
             elif token.raw in REDIRECTIONS:
                 self._at += 1
                 target = self._peek()
-                if target is not None and target.kind == "word" and self._live is not False:
+                if target is not None and target.kind == "word" and not self._dead:
                     redirected[token.raw] = self.joined(target)
-            elif token.raw == "(" and tokens and _ASSIGNMENT.fullmatch(tokens[-1].raw):
-                self._array(tokens.pop())
+            elif token.raw == "(" and tokens and ASSIGNMENT.fullmatch(tokens[-1].raw):
+                self._array(tokens.pop(), [one.plain for one in tokens])
                 continue
             elif token.raw in _ENDS:
                 break
             self._at += 1
-        if self._live is False or self._script.stopped:
+        if self._dead:
             return None
         if self._reads(tokens, redirected["<<<"]):
             return True
@@ -463,135 +530,32 @@ class _Shell(Variables):
             self.store(f"{name}=", [Word(piece.strip(), line)], line)
         return True
 
-    def _array(self, target: Token) -> None:
-        """``NAME=(…)`` or ``NAME+=(…)``."""
+    def _array(self, target: Token, before: Sequence[str]) -> None:
+        """``NAME=(…)`` or ``NAME+=(…)``, perhaps behind ``declare -A``."""
         self._at += 1
         words = self._expanded_until(")")
         self._at += 1
-        if self._live is not False and not self._script.stopped:
+        if self._dead:
+            return
+        name = target.raw.rstrip("=").rstrip("+")
+        if before and before[0] in SCOPED:
+            self._hide(name)
+        if any(one.startswith("-") and "A" in one for one in before[1:]):
+            self._script.keyed.add(name)
+        pairs = [found for word in words if (found := _KEY.fullmatch(word.text)) is not None]
+        if name in self._script.keyed:
+            for found in pairs:
+                self.store(f"{name}[{found[1]}]=", [Word(found[2], target.line)], target.line)
+        elif pairs and len(pairs) == len(words):  # by their places
+            placed = {whole_number(found[1]): found[2] for found in pairs}
+            whole = set(placed) == set(range(len(placed)))
+            texts = [placed[place] for place in range(len(placed))] if whole else [unknown_value(name)]
+            self.store(f"{name}=", [Word(text, target.line) for text in texts], target.line, is_text=False)
+        else:
             self.store(target.raw, words, target.line, is_text=False)
 
-    def _execute(self, tokens: list[Token], below: Token | None, written_to: str) -> Status:
-        """One simple command."""
-        script = self._script
-        while tokens and (tokens[0].plain in _DECLARES or _ASSIGNMENT.match(tokens[0].raw)):
-            self._assign(tokens.pop(0))
-            while tokens and tokens[0].raw.startswith("-") and len(tokens[0].raw) == 2:  # noqa: PLR2004
-                tokens.pop(0)  # declare -a
-        words = [word for token in tokens for word in self.expanded(token)]
-        if below is not None and written_to:
-            base = written_to.rsplit("/", 1)[-1]
-            script.files[base] = self.joined(below)
-        if not words:
-            return True
-        name, rest = words[0].text, words[1:]
-        builtin = {"source": self._source, ".": self._source, "set": self._set, "shift": self._shift,
-                   "eval": self._eval, "exit": self._exit, "return": self._exit, "unset": self._unset,
-                   "read": self._unset}.get(name)  # fmt: skip
-        if name in ("[", "test"):
-            return self.test(rest[:-1] if name == "[" else rest)
-        if name in ("true", ":", "false"):
-            return name != "false"
-        if builtin is not None:
-            return builtin(words)
-        if name in self._functions and self._depth < MAX_DEPTH:
-            return self._call(words)
-        if name == "sed":
-            run_sed(script, words, written_to, self._include)
-        script.commands.append(tuple(words))
-        self._look_inside(words)
-        return None if name in ("grep", "command", "which", "type", "ping", "diff") else True
 
-    def _assign(self, token: Token) -> None:
-        """``NAME=value``."""
-        match = _ASSIGNMENT.match(token.raw)
-        if match is not None:
-            self.store(match.group(), [Word(self.joined(token)[match.end() :], token.line)], token.line)
-
-    def _source(self, words: Sequence[Word]) -> Status:
-        """A file of the same folder, or one that the script wrote."""
-        base = words[1].text.rsplit("/", 1)[-1] if len(words) > 1 else ""
-        text = self._script.files.get(base) if base in self._script.files else None
-        if text is None and base and self._depth <= MAX_DEPTH:
-            text = self._include(base)
-        if text is None:
-            self._script.commands.append(tuple(words))
-            return True
-        return self.run(lex(self._script.look_into(text)))
-
-    def _eval(self, words: Sequence[Word]) -> Status:
-        """A text as commands."""
-        return self._run_text(" ".join(word.text for word in words[1:]), words[0].line)
-
-    def _run_text(self, text: str, line: int) -> Status:
-        """Commands in a text; one that does not parse is passed by."""
-        if self._depth > MAX_DEPTH:
-            return None
-        try:
-            tokens = lex(self._script.look_into(text))
-        except ValueError:
-            return None
-        for token in tokens:
-            token.line = line
-        return self.run(tokens)
-
-    def _look_inside(self, words: Sequence[Word]) -> None:
-        """``srun … bash -c 'torchrun …'`` runs that text too."""
-        for at in range(len(words) - 2):
-            if words[at].text in _SHELLS and words[at + 1].text in ("-c", "-lc", "-xc", "-ec"):
-                before = dict(self._script.words)
-                self._run_text(words[at + 2].text, words[at + 2].line)
-                self.restore(before)
-                return
-
-    def _set(self, words: Sequence[Word]) -> Status:
-        """``set -- a b``: the positional parameters."""
-        if len(words) > 1 and words[1].text == "--":
-            self._position([word.text for word in words[2:]])
-        return True
-
-    def _shift(self, words: Sequence[Word]) -> Status:
-        """``shift 2``."""
-        count = whole_number(words[1].text) if len(words) > 1 else 1
-        self._position(list(self._script.variables.get("@", ()))[count or 1 :])
-        return True
-
-    def _position(self, texts: Sequence[str]) -> None:
-        """Set ``$1``, ``$2``, … and ``$@``."""
-        variables = self._script.variables
-        for name in [name for name in variables if name.isdecimal()]:
-            del variables[name]
-        variables["@"] = tuple(texts)
-        variables |= {str(place): (text,) for place, text in enumerate(texts, start=1)}
-
-    def _call(self, words: Sequence[Word]) -> Status:
-        """A function, with positional parameters of its own."""
-        variables = self._script.variables
-        outside = {name: value for name, value in variables.items() if name == "@" or name.isdecimal()}
-        self._position([word.text for word in words[1:]])
-        stopped = self._script.stopped
-        status = self.run(self._functions[words[0].text])
-        if self._script.stopped < 0:  # it returned
-            self._script.stopped = stopped
-        self._position(outside.get("@", ()))
-        variables |= outside
-        return status
-
-    def _exit(self, words: Sequence[Word]) -> Status:
-        """``exit`` and ``return``: what follows is not reached."""
-        if self._live is None:
-            self._left = True
-            self._live = False
-        elif words[0].text == "exit":
-            self._script.stopped = words[0].line
-        else:
-            self._script.stopped = -1
-        return None
-
-    def _unset(self, words: Sequence[Word]) -> Status:
-        """``unset NAME``; what ``read NAME`` sets is not known either."""
-        for word in words[1:]:
-            if word.text not in self._script.told:
-                self._script.words.pop(word.text, None)
-                self._script.variables.pop(word.text, None)
-        return words[0].text == "unset" or None
+def _spaced(tokens: Sequence[Token]) -> Iterator[str]:
+    """Tokens as they stand, with a blank where there is one between them."""
+    for token in tokens:
+        yield ("" if token.joined else " ") + token.raw

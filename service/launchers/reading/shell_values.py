@@ -5,15 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 
 from meshwright.profiles.documents import shown
-from meshwright.service.launchers.reading.shell_words import Part, Token, lex, parts_of, whole_number
+from meshwright.service.launchers.reading.shell_expansion import (
+    braced,
+    changed,
+    closing,
+    compared,
+    literal,
+    printed,
+)
+from meshwright.service.launchers.reading.shell_words import Names, Part, Token, lex, parts_of, whole_number
 
 UNKNOWN = "\x00"  # stands where a value is not known; the name follows, then another
 DOUBT = "@"  # between the name of a variable and the line of the condition that it hangs on
 MAX_DEPTH = 8  # of files that read one another, of functions, and of defaults in defaults
-MAX_TURNS = 64  # of a loop
 MAX_WORDS = 40_000  # of all commands and arrays
 MAX_TEXT = 200_000  # characters of one variable
 _MAX_WRITTEN = 2_000_000  # characters that all expansions, assignments and commands of a script make
@@ -22,7 +28,10 @@ _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _PARAMETER = re.compile(r"[A-Za-z_]\w*|\d+", re.ASCII)
 _PIECE = re.compile(rf"(?:{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}|[^\s{UNKNOWN}])+")
 _WHOLE = re.compile(r"\$\{([A-Za-z_]\w*)(?:\[[@*]\])?\}|\$([A-Za-z_]\w*)", re.ASCII)
-_PART = re.compile(r":[ ]?(\d{1,6})(?::(\d{1,6}))?", re.ASCII)
+_PART = re.compile(r":(?![-=?+])(.*?)(?::(.*))?", re.ASCII | re.DOTALL)
+_EACH = ("[@]", "[*]")
+_ALL = ("$@", "${@}")
+_BLANK = " \t\n"  # between words where IFS says nothing else
 Status = bool | None  # of a command; None: only a running shell knows
 Values = dict[str, tuple["Word", ...]]
 
@@ -60,6 +69,8 @@ class Script:
     piped: Filled = field(default_factory=lambda: Filled(None, {}))  # what the last ``sed`` printed
     notes: list[str] = field(default_factory=list)  # what was assumed, and what was told otherwise
     told: frozenset[str] = frozenset()  # variables whose value somebody tells
+    keyed: set[str] = field(default_factory=set)  # arrays of names, whose words are variables NAME[key]
+    passed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # set for one command alone
     stopped: int = 0  # the line of the ``exit`` that ends it
     line: int = 0  # that is read
     num_words: int = 0
@@ -83,6 +94,11 @@ class Script:
             raise ValueError(f"line {self.line}: {what} have more than {_MAX_WITHIN} characters")
         return text
 
+    @property
+    def environment(self) -> Mapping[str, tuple[str, ...]]:
+        """The variables, those too that are set before a command for it alone."""
+        return {**self.variables, **self.passed}
+
     def note(self, text: str) -> None:
         """Say once what was assumed."""
         if text not in self.notes:
@@ -98,21 +114,39 @@ class Variables:
 
     # ---------------------------------------------------------------- conditions
 
-    def test(self, words: Sequence[Word]) -> Status:
-        """``[ … ]``."""
+    def test(self, words: Sequence[Word], *, double: bool = False) -> Status:
+        """``[ … ]``, and ``[[ … ]]``, whose right sides are patterns."""
         for joined, combine in (("||", either), ("-o", either), ("&&", both), ("-a", both)):
-            at = next((i for i, word in enumerate(words) if word.text == joined and i > 0), None)
-            if at is not None:
-                return combine(self.test(words[:at]), self.test(words[at + 1 :]))
-        if words and words[0].text == "!":
-            return opposite(self.test(words[1:]))
+            at = _outside(words, joined)
+            if at:
+                first, second = (self.test(some, double=double) for some in (words[:at], words[at + 1 :]))
+                return combine(first, second)
+        if words and words[0].text in ("!", "("):
+            within = self.test(words[1:] if words[0].text == "!" else words[1:-1], double=double)
+            return opposite(within) if words[0].text == "!" else within
         texts = [self.assumed(word.text, word.line) for word in words]
         if len(words) == 1:
             return None if texts[0] is None else texts[0] != ""
         if len(words) == 2:  # noqa: PLR2004 - an operator and a word
             empty = None if texts[1] is None else texts[1] == ""
-            return {"-z": empty, "-n": opposite(empty)}.get(words[0].text)
-        return _compared(*texts) if len(texts) == 3 else None  # noqa: PLR2004 - two words with an operator
+            is_set = words[1].text in self._script.variables
+            return {"-z": empty, "-n": opposite(empty), "-v": is_set}.get(words[0].text)
+        known = [text for text in texts if text is not None]
+        return self._relates(*known, double=double) if len(known) == len(texts) == 3 else None  # noqa: PLR2004
+
+    def _relates(self, left: str, sign: str, right: str, *, double: bool) -> Status:
+        return self._fits(left, right) if sign == "=~" else compared(left, sign, right, double=double)
+
+    def _fits(self, text: str, expression: str) -> Status:
+        """``[[ $X =~ ^([0-9]+)b ]]``, which keeps what its brackets hold."""
+        try:
+            found = re.search(expression, text)
+        except re.error:
+            return None
+        groups = [] if found is None else [found[0], *(one or "" for one in found.groups())]
+        line = self._script.line
+        self.store("BASH_REMATCH=", [Word(one, line) for one in groups], line, is_text=False)
+        return found is not None
 
     def assumed(self, text: str, line: int = 0) -> str | None:
         """A text where variables that nobody sets are empty, as in a plain shell; None: not known."""
@@ -168,29 +202,59 @@ class Variables:
             text += " ".join(self._value(part.text, 0)) if part.expands else part.text
         return text
 
+    def pattern(self, token: Token, quote: Callable[[str], str] = literal) -> str:
+        """The same as a pattern, of which what is quoted is only itself."""
+        text, self._script.line = "", token.line
+        for part in token.parts:
+            value = " ".join(self._value(part.text, 0)) if part.expands else part.text
+            text += quote(value) if part.quoted and UNKNOWN not in value else value
+        return text
+
     def expanded(self, token: Token) -> list[Word]:
         """A word after expansion: none, one or several."""
         self._script.line = token.line
         found = self._whole_variable(token)
         if found is None:
-            found = self._pieced(token)
+            found = [word for parts in braced(token.parts) for word in self._pieced(parts, token.line)]
         self._script.write((word.text for word in found), words=len(found))
         return found
 
-    def _pieced(self, token: Token) -> list[Word]:
+    def _pieced(self, parts: Sequence[Part], line: int) -> list[Word]:
         """A word of several parts after expansion."""
         done: list[str] = [""]
         any_quoted = False
-        for part in token.parts:
-            any_quoted = any_quoted or (part.quoted and part.text not in ("$@", "${@}"))
+        for part in parts:
+            any_quoted = any_quoted or (
+                part.quoted and part.text not in _ALL and not part.text.endswith("[@]}")
+            )
             values = self._value(part.text, 0) if part.expands else (part.text,)
             if part.expands and not part.quoted:
-                values = tuple(piece for value in values for piece in split_words(value))
+                values = tuple(piece for value in values for piece in self._split(value))
+            elif part.expands and (part.text in ("$*", "${*}") or part.text.endswith("[*]}")):
+                values = (self._separator().join(values),)
             if not values:
                 continue
             done[-1] += values[0]
             done += values[1:]
-        return [Word(text, token.line) for text in done if text or any_quoted]
+        return [Word(text, line) for text in done if text or any_quoted]
+
+    def _separators(self) -> str | None:
+        """What IFS says stands between words; None: blanks, as where it is not set."""
+        said = self._script.variables.get("IFS")
+        return None if said is None or UNKNOWN in said[0] or said[0] == _BLANK else said[0]
+
+    def _separator(self) -> str:
+        said = self._separators()
+        return " " if said is None else said[:1]
+
+    def _split(self, text: str) -> list[str]:
+        """A value that stands without quotes as words."""
+        signs = self._separators()
+        if signs is None:
+            return split_words(text)
+        if not signs:
+            return [text] if text else []
+        return re.findall(rf"(?:{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}|[^{re.escape(signs)}{UNKNOWN}])+", text)
 
     def _whole_variable(self, token: Token) -> list[Word] | None:
         """The words of a variable that is all of a word, each with the line on which it was set."""
@@ -199,7 +263,7 @@ class Variables:
             return None
         match = _WHOLE.fullmatch(parts[0].text)
         words = self._script.words.get(match.group(1) or match.group(2)) if match else None
-        if words is None or (parts[0].quoted and not parts[0].text.endswith(("[@]}", "[*]}"))):
+        if words is None or (parts[0].quoted and not parts[0].text.endswith("[@]}")):
             return None
         if parts[0].quoted:
             pieces = [
@@ -210,7 +274,7 @@ class Variables:
             ]
         if not parts[0].text.endswith(("[@]}", "[*]}")):
             words = words[:1]  # an array's first word
-        return [Word(piece, word.line) for word in words for piece in split_words(word.text)]
+        return [Word(piece, word.line) for word in words for piece in self._split(word.text)]
 
     def _value(self, expression: str, depth: int) -> tuple[str, ...]:
         """What ``$…`` stands for; ValueError where it, with all others, goes beyond any script's size."""
@@ -221,45 +285,162 @@ class Variables:
     def _looked_up(self, expression: str, depth: int) -> tuple[str, ...]:
         """What ``$…`` stands for."""
         if expression.startswith("$(("):
-            number = whole_number(self.substituted(expression[3:-2], depth))
-            return (unknown_value(expression) if number is None else str(number),)
+            number, unknown = self.number(expression[3:-2], depth)
+            return (unknown_value(unknown or expression) if number is None else str(number),)
         if expression.startswith(("$(", "`")):
             inside = expression[2:-1] if expression.startswith("$(") else expression[1:-1]
             output = self._output(inside) if depth <= MAX_DEPTH else None
             return (unknown_value(expression) if output is None else output,)
         body = expression[2:-1] if expression.startswith("${") else expression[1:]
-        if body in ("@", "*"):
-            return self._script.variables.get("@", ())
+        if body[:1] in ("@", "*"):
+            return self._positional(body[1:], depth)
         match = _PARAMETER.match(body)
         if match is not None:
             return self._parameter(match.group(), body[match.end() :], depth)
-        counted = self._counted(body[1:]) if body.startswith("#") else None
+        counted = self._counted(body[1:], depth) if body.startswith("#") else None
+        if body.startswith("!") and len(body) > 1:
+            return self._pointed(body[1:], depth)
         return (counted or unknown_value(expression),)
 
-    def _counted(self, name: str) -> str | None:
+    def number(self, text: str, depth: int = 0) -> tuple[int | None, str | None]:
+        """The value of an arithmetic expression, which may set variables; None: it hangs on the second."""
+        said, lacking = self.substituted(text, depth), list[str]()
+
+        def get(name: str) -> str:
+            base, _, index = name.partition("[")
+            words = (
+                self._element(base, index[:-1], depth + 1) if index else self._script.variables.get(name)
+            )
+            value = unknown_value(name) if words is None else "".join(words[:1])
+            if UNKNOWN in value:
+                lacking.append(value.split(UNKNOWN)[1])
+                raise ValueError(name)
+            return value
+
+        def put(name: str, number: int) -> None:
+            self.assign(f"{name}=", Word(str(number), self._script.line))
+
+        found = None if UNKNOWN in said else whole_number(said, Names(get=get, put=put))
+        return found, said.split(UNKNOWN)[1] if UNKNOWN in said else lacking[0] if lacking else None
+
+    def assign(self, head: str, word: Word) -> None:
+        """``NAME=``, ``NAME+=`` or ``NAME[2]=`` a text."""
+        name, bracket, rest = head.partition("[")
+        index, _, sign = rest.rpartition("]")
+        if not bracket:
+            self.store(head, [word], word.line)
+        elif name in self._script.keyed:
+            self.store(f"{name}[{self.substituted(index, 1)}]{sign}", [word], word.line)
+        else:
+            words, (place, _unknown) = list(self._script.words.get(name, ())), self.number(index)
+            place = -1 if place is None else place
+            if 0 <= place < len(words) and sign.startswith("+"):
+                word = Word(words[place].text + word.text, word.line)
+            words[place : place + 1] = [word]
+            if not 0 <= place <= len(words) - 1:  # with gaps, or nobody knows where
+                words = [Word(unknown_value(name), word.line)]
+            self.store(f"{name}=", words, word.line, is_text=False)
+
+    def _positional(self, rest: str, depth: int) -> tuple[str, ...]:
+        """``$@`` and ``${@:2}``."""
+        words = self._script.variables.get("@", ())
+        part = _PART.fullmatch(rest)
+        if part is not None and part[1].strip() not in ("", "0"):
+            words = ("", *words)  # the script itself is the first
+        return self._with_changes("@", words, rest, depth, each=True) if rest else words
+
+    def _pointed(self, name: str, depth: int) -> tuple[str, ...]:
+        """``${!NAME}``, the variable that another one names, and ``${!NAME[@]}``, an array's places."""
+        variables = self._script.variables
+        if name.endswith(_EACH):
+            if name[:-3] in self._script.keyed:
+                return tuple(one[len(name) - 2 : -1] for one in variables if one.startswith(name[:-2]))
+            return tuple(str(place) for place in range(len(variables.get(name[:-3], ()))))
+        named = "".join(variables.get(name, (unknown_value(name),))[:1])
+        match = _PARAMETER.match(named)
+        if match is None:
+            return (named if UNKNOWN in named else unknown_value(name),)
+        return self._parameter(match.group(), named[match.end() :], depth)
+
+    def _counted(self, name: str, depth: int) -> str | None:
         """``$#``, ``${#NAME[@]}``, and ``${#NAME}``; None: what is not known may be several words."""
-        many = name.endswith(("[@]", "[*]"))
-        known = self._script.variables.get(name[:-3] if many else name or "@")
         if not name:
-            return str(len(known or ()))
-        if known is None or UNKNOWN in "".join(known):
+            return str(len(self._script.variables.get("@", ())))
+        base, bracket, _ = name.partition("[")
+        many = name.endswith(_EACH)
+        known = self._parameter(base, name[len(base) :] if bracket else "", depth)
+        if UNKNOWN in "".join(known):
             return None
         return str(len(known) if many else len("".join(known[:1])))
 
+    def _element(self, name: str, index: str, depth: int) -> tuple[str, ...] | None:
+        """One word of an array, by its place or its name; None: there is no such array."""
+        variables = self._script.variables
+        if name in self._script.keyed:
+            key = self.substituted(index, max(depth, 1))
+            return (key,) if UNKNOWN in key else variables.get(f"{name}[{key}]", ())
+        words, (place, unknown) = variables.get(name), self.number(index, depth)
+        if place is None:
+            return (unknown_value(unknown or name),)
+        if words is None:
+            return None
+        if UNKNOWN in "".join(words):  # which may be several words
+            before = "".join(words[: place + 1])
+            return (unknown_value(name),) if place < 0 or UNKNOWN in before else words[place : place + 1]
+        return words[place:][:1] if -len(words) <= place else ()
+
     def _parameter(self, name: str, rest: str, depth: int) -> tuple[str, ...]:
-        """A variable with what follows its name: nothing, ``[@]``, a default, a message, a change."""
+        """A variable with what follows its name: nothing, ``[2]``, a default, a message, a change."""
+        each = rest[:3] in _EACH
         known = self._script.variables.get(name)
-        if rest in ("[@]", "[*]"):
-            return known or ()
+        if each and name in self._script.keyed:
+            variables = self._script.variables
+            known = tuple(
+                text for one in variables if one.startswith(f"{name}[") for text in variables[one]
+            )
+        elif rest.startswith("[") and not each:
+            end = closing(rest)
+            known, rest = self._element(name, rest[1:end], depth), rest[end + 1 :]
+        elif not each and known is not None:
+            known = known[:1]  # of an array its first word
+        rest = rest[3:] if each else rest
         mark = next((mark for mark in (":-", ":=", ":+", "-", "=", "+") if rest.startswith(mark)), None)
         if mark is not None:
             return self._defaulted((name, rest[len(mark) :]), known, mark, depth)
         if known is None:
-            return (unknown_value(name),)
+            return () if each else (unknown_value(name),)
         if rest == "" or rest.startswith((":?", "?")):
-            return known if rest else known[:1]  # of an array its first word
-        changed = None if UNKNOWN in "".join(known) else _changed(" ".join(known), known, rest)
-        return (unknown_value(name) if changed is None else changed,)
+            return known
+        return self._with_changes(name, known, rest, depth, each=each)
+
+    def _with_changes(
+        self, name: str, known: tuple[str, ...], rest: str, depth: int, *, each: bool
+    ) -> tuple[str, ...]:
+        """Words of a variable that something follows: a part of them, or each of them changed."""
+        if UNKNOWN in "".join(known):
+            return (unknown_value(name),)
+        part = _PART.fullmatch(rest)
+        if part is None:
+            pattern = self._of_pattern(rest, depth)
+            found = [changed(text, pattern) for text in known]
+            return (unknown_value(name),) if None in found else tuple(text or "" for text in found)
+        start, length = (
+            self.number(text, depth)[0] if text.strip() else 0 for text in (part[1], part[2] or "")
+        )
+        if start is None or length is None:
+            return (unknown_value(name),)
+        some: tuple[str, ...] | str = known if each else "".join(known)
+        start = max(start + len(some), 0) if start < 0 else start
+        end = len(some) if part[2] is None else length + (start if length >= 0 else len(some))
+        return tuple(known[start:end]) if each else ("".join(known)[start:end],)
+
+    def _of_pattern(self, text: str, depth: int) -> str:
+        """A change with the variables in it; what it quotes is only itself."""
+        done = text[: len(text) - len(text.lstrip("#%/^,"))]
+        for part in _unquoted(self._script.look_into(text.removeprefix(done))):
+            value = " ".join(self._value(part.text, depth + 1)) if part.expands else part.text
+            done += literal(value) if part.quoted and ('"' in text or "'" in text) else value
+        return done
 
     def _defaulted(
         self, pair: tuple[str, str], known: tuple[str, ...] | None, mark: str, depth: int
@@ -276,19 +457,13 @@ class Variables:
         return (value,)
 
     def substituted(self, text: str, depth: int) -> str:
-        """Text with the variables in it replaced; ``NAME`` alone counts in arithmetic."""
+        """Text with the variables in it replaced."""
         if depth > MAX_DEPTH:
             raise ValueError("defaults in defaults without end")
         done = ""
         for part in (_unquoted if depth else parts_of)(self._script.look_into(text)):
             done += " ".join(self._value(part.text, depth)) if part.expands else part.text
-        return done if depth else _NAME.sub(lambda found: self._bare(found.group()), done)
-
-    def _bare(self, name: str) -> str:
-        """A variable in arithmetic without its dollar sign."""
-        value = self._script.variables.get(name, (name,))
-        self._script.write(value)
-        return " ".join(value)
+        return done
 
     def _output(self, text: str) -> str | None:
         """What commands print that need no running shell, such as ``echo 8 | bc``; None: not known."""
@@ -297,94 +472,24 @@ class Variables:
         except ValueError:
             return None
         stages: list[list[Token]] = [[]]
+        given = ""
         for token in tokens:
             if token.operates("|"):
                 stages.append([])
+            elif token.kind == "heredoc" and len(stages) == 1:
+                given = self.joined(token)
             elif token.kind != "word":
-                return None
+                if not token.operates("\n"):
+                    return None
             else:
                 stages[-1].append(token)
-        output: str | None = ""
+        output: str | None = given
         for stage in stages:
             words = [word.text for token in stage for word in self.expanded(token)]
             if output is None or not words or any(UNKNOWN in word for word in words):
                 return None
-            output = _printed(words, output)
+            output = printed(words, output)
         return None if output is None else output.strip()
-
-
-def _printed(words: Sequence[str], given: str) -> str | None:
-    """What one command prints; None: not known."""
-    print_it = _PRINTS.get(words[0])
-    return None if print_it is None else print_it(list(words[1:]), given)
-
-
-def _base_name(rest: list[str], _: str) -> str | None:
-    tail = rest[0].rstrip("/").rpartition("/")[2] if rest else None
-    return tail.removesuffix(rest[1]) if tail is not None and len(rest) > 1 else tail
-
-
-def _translated(rest: list[str], given: str) -> str | None:
-    letters = len(rest) == 2 and len(rest[0]) == 1  # noqa: PLR2004 - from and to
-    return given.replace(rest[0], rest[1].replace("\\n", "\n")) if letters else None
-
-
-def _word_count(rest: list[str], given: str) -> str | None:
-    counts = {"-l": given.count("\n"), "-w": len(given.split())}
-    return _digits(counts.get(rest[0])) if len(rest) == 1 else None
-
-
-def _sequence(rest: list[str], _: str) -> str | None:
-    first, last = (whole_number(one) for one in (["1", *rest])[-2:]) if rest else (None, None)
-    if first is None or last is None or last - first >= MAX_TURNS or len(rest) > 2:  # noqa: PLR2004
-        return None
-    return " ".join(str(number) for number in range(first, last + 1))
-
-
-def _digits(number: int | None) -> str | None:
-    return None if number is None else str(number)
-
-
-_PRINTS: Mapping[str, Callable[[list[str], str], str | None]] = {
-    "echo": lambda rest, _: " ".join(word for word in rest if word not in ("-n", "-e")) + "\n",
-    "expr": lambda rest, _: _digits(whole_number(" ".join(rest))),
-    "bc": lambda _, given: _digits(whole_number(given.strip())),
-    "basename": _base_name,
-    "dirname": lambda rest, _: (rest[0].rstrip("/").rpartition("/")[0] or ".") if rest else None,
-    "tr": _translated,
-    "wc": _word_count,
-    "seq": _sequence,
-}
-
-
-def _changed(text: str, words: Sequence[str], rest: str) -> str | None:
-    """``${X%.*}``, ``${X##*/}``, ``${X/a/b}``, ``${X,,}``, ``${X:0:4}``, ``${X[0]}``; None: another."""
-    part = _PART.fullmatch(rest)
-    if part is not None or rest in (",,", "^^"):
-        return _cut(text, part) if part is not None else text.lower() if rest == ",," else text.upper()
-    if rest.startswith("[") and rest.endswith("]"):
-        place = whole_number(rest[1:-1])
-        return words[place] if place is not None and 0 <= place < len(words) else None
-    mark = next((mark for mark in ("%%", "%", "##", "#") if rest.startswith(mark)), None)
-    if mark is not None:
-        pattern = rest[len(mark) :]
-        cuts = range(len(text) + 1)
-        back = mark.startswith("%")
-        order = cuts if (mark in ("%%", "#")) else reversed(cuts)
-        for cut in order:
-            if fnmatchcase(text[cut:] if back else text[:cut], pattern):
-                return text[:cut] if back else text[cut:]
-        return text
-    if rest.startswith("/") and "*" not in rest and "?" not in rest:
-        old, _, new = rest.lstrip("/").partition("/")
-        return text.replace(old, new, -1 if rest.startswith("//") else 1) if old else None
-    return None
-
-
-def _cut(text: str, part: re.Match[str]) -> str:
-    """``${X:2}`` and ``${X:0:4}``."""
-    start = int(part[1])
-    return text[start:] if part[2] is None else text[start : start + int(part[2])]
 
 
 def _merged(name: str, values: Sequence[tuple[Word, ...] | None], line: int) -> tuple[Word, ...]:
@@ -420,25 +525,26 @@ def _flag_groups(words: Sequence[Word]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _compared(left: str | None, sign: str | None, right: str | None) -> Status:
-    """Two texts or numbers."""
-    if left is None or right is None or sign is None:
-        return None
-    texts = {"=": left == right, "==": left == right or fnmatchcase(left, right), "!=": left != right}
-    if sign in texts:
-        return texts[sign]
-    one, other = whole_number(left or "0"), whole_number(right or "0")
-    if one is None or other is None:
-        return None
-    numbers = {"-eq": one == other, "-ne": one != other, "-lt": one < other, "-le": one <= other,
-               "-gt": one > other, "-ge": one >= other, "<": one < other, ">": one > other}  # fmt: skip
-    return numbers.get(sign)
+def _outside(words: Sequence[Word], joined: str) -> int | None:
+    """Where a word stands between two conditions, in no brackets; None: nowhere."""
+    depth = 0
+    for at, word in enumerate(words):
+        depth += (word.text == "(") - (word.text == ")")
+        if word.text == joined and at and not depth:
+            return at
+    return None
 
 
 def _unquoted(text: str) -> list[Part]:
     """The parts of a default, whose quotes are the shell's."""
-    quoted = '"' in text or "'" in text
-    return [part for token in lex(text) for part in token.parts] if quoted else parts_of(text)
+    if '"' not in text and "'" not in text:
+        return parts_of(text)
+    if text.startswith("#"):  # which begins no comment here
+        return [Part("#"), *_unquoted(text[1:])]
+    found: list[Part] = []
+    for token in lex(text):
+        found += [*([Part(" ")] if found and not token.joined else []), *token.parts]
+    return found
 
 
 def both(one: Status, other: Status) -> Status:

@@ -1,62 +1,31 @@
-"""The words and operators of a shell script, with quotes resolved and expansions set apart; nothing is run.
+"""The words and operators of a shell script, quotes resolved and expansions set apart; nothing is run.
 
-And its whole-number arithmetic: ``$((8 * NODES))``.
+And a shell's whole-number arithmetic: ``$((8 * NODES))``, ``(( i++ ))``. Operators and their order are C's,
+as bash(1) has them under ARITHMETIC EVALUATION.
 """
 
 from __future__ import annotations
 
-import ast
 import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-_LARGEST = 2**62
-_MAX_TEXT = 200
-_OPERATIONS: Mapping[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-_COMPARISONS: Mapping[type, Callable[[int, int], bool]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "e": "\x1b"}
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{1,2}|[0-7]{1,3}|.)", re.DOTALL)
 
 
-def whole_number(text: str) -> int | None:
-    """The value of an expression of whole numbers, + - * / %, comparisons and brackets; None: none."""
-    if len(text) > _MAX_TEXT:
-        return None
-    try:
-        return _number(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
-        return None
+def unescaped(text: str) -> str:
+    r"""``$'a\tb'`` with the characters that its backslashes stand for."""
 
+    def one(found: re.Match[str]) -> str:
+        said = found[1]
+        if said[0] == "x" and len(said) > 1:
+            return chr(int(said[1:], 16))
+        return chr(int(said, 8) & 255) if said[0] in "01234567" else _ESCAPES.get(said, said)
 
-def _number(node: ast.expr) -> int:
-    """One node; ValueError for what is no arithmetic."""
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        found = node.value
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        found = -_number(node.operand)
-    elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        found = _OPERATIONS[type(node.op)](_number(node.left), _number(node.right))
-    elif isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARISONS:
-        found = int(_COMPARISONS[type(node.ops[0])](_number(node.left), _number(node.comparators[0])))
-    else:
-        raise ValueError
-    if abs(found) > _LARGEST:
-        raise OverflowError
-    return found
+    return _ESCAPE.sub(one, text)
 
 
 _OPERATORS = re.compile(r"\r?\n|;;&?|;&|;|&&|\|\||&>>?|>&|<&|>>|<<<|>\||\||&|<|>|\(|\)")
@@ -64,6 +33,7 @@ _HEREDOC = re.compile(r"<<(-?)[ \t]*(?:'([^'\n]+)'|\"([^\"\n]+)\"|\\?([\w.!@%+-]
 _PAIRS = {"{": "}", "(": ")"}
 # Within a word a # begins no comment.
 _PLAIN = re.compile(r"""[^\\'"$`#<>;&|() \t\r\n][^\\'"$`<>;&|() \t\r\n]*""")
+_WRITTEN = re.compile(r"\$'((?:\\.|[^\\'])*)'", re.DOTALL)
 _QUOTED = {"'": re.compile("[^']+"), '"': re.compile(r'[^"\\$`]+')}
 REDIRECTIONS = ("<", ">", ">>", ">&", "<&", "&>", "&>>", "<<<", ">|")
 Kind = Literal["word", "operator", "heredoc"]
@@ -238,11 +208,15 @@ class _Lexer:
 
     def _dollar(self) -> None:
         """``$NAME``, ``$'text'``, ``$(…)``, or a back-quoted command."""
-        if self._text.startswith(("$'", '$"'), self._at):
+        if (found := _WRITTEN.match(self._text, self._at)) is not None:
+            self._add(Part(unescaped(found[1]), quoted=True))
+            self._move(len(found.group()))
+        elif self._text.startswith('$"', self._at):
             self._move(1)
             self._quote(self._text[self._at])
         else:
-            self._add(Part(self._expansion(), expands=True))
+            text = self._expansion()
+            self._add(Part(text, expands=text != "$"))
 
     def _quote(self, mark: str) -> None:
         """Text in quotes; expansions only in double ones."""
@@ -255,7 +229,8 @@ class _Lexer:
                 continue
             char = self._text[self._at]
             if char in "$`":
-                self._add(Part(self._expansion(), expands=True, quoted=True))
+                text = self._expansion()
+                self._add(Part(text, expands=text != "$", quoted=True))
                 continue
             following = self._text[self._at + 1 : self._at + 2]  # of a backslash
             if following == "\n":
@@ -312,3 +287,228 @@ def parts_of(text: str) -> list[Part]:
     """The parts of one word; blanks in it stay."""
     escaped = text.replace('"', '\\"')
     return [part for token in lex(f'"{escaped}"') for part in token.parts]
+
+
+# --------------------------------------------------------------------------------------------------
+# Arithmetic.
+
+
+_LARGEST = 2**62
+_LONGEST = 400
+_MAX_POWER = 62
+_MAX_DEPTH = 8  # of variables that hold names of variables
+_SYMBOL = re.compile(
+    r"\s*(?:(?P<number>\d+#[0-9a-zA-Z]+|0[xX][0-9a-fA-F]+|\d+)|(?P<name>[A-Za-z_]\w*(?:\[[^\]]*\])?)"
+    r"|(?P<sign>\*\*|<<=|>>=|\+\+|--|&&|\|\||[-+*/%&|^]=|<<|>>|[<>=!]=|[-+*/%<>=!~&|^?:(),]))",
+    re.ASCII,
+)
+_POWER = 11
+# How tightly two operands are bound: bash(1), from the loosest to the tightest.
+_ORDER: Mapping[str, int] = {
+    sign: level
+    for level, signs in enumerate(
+        ("||", "&&", "|", "^", "&", "== !=", "< > <= >=", "<< >>", "+ -", "* / %"), start=1
+    )
+    for sign in signs.split()
+} | {"**": _POWER}  # fmt: skip
+
+
+def _divided(one: int, other: int) -> int:
+    """Towards zero, as C does."""
+    return abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
+
+
+_OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": _divided,
+    "%": lambda one, other: one - _divided(one, other) * other,
+    "<<": lambda one, other: one << min(max(other, 0), _MAX_POWER),
+    ">>": lambda one, other: one >> min(max(other, 0), _MAX_POWER),
+    "&": operator.and_, "|": operator.or_, "^": operator.xor,
+    "==": lambda one, other: int(one == other), "!=": lambda one, other: int(one != other),
+    "<": lambda one, other: int(one < other), ">": lambda one, other: int(one > other),
+    "<=": lambda one, other: int(one <= other), ">=": lambda one, other: int(one >= other),
+    "&&": lambda one, other: int(bool(one and other)), "||": lambda one, other: int(bool(one or other)),
+}  # fmt: skip
+_UNARY: Mapping[str, Callable[[int], int]] = {
+    "-": operator.neg, "+": operator.pos, "~": operator.invert, "!": lambda one: int(not one),
+}  # fmt: skip
+
+
+def _power(one: int, other: int) -> int:
+    if not 0 <= other <= _MAX_POWER:
+        raise ValueError("no such power")
+    return int(one**other)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """What variables hold, and where they are set; ValueError from either: not known."""
+
+    get: Callable[[str], str]
+    put: Callable[[str, int], None]
+
+
+def _nobody(name: str) -> str:
+    raise ValueError(name)
+
+
+def _nowhere(name: str, _: int) -> None:
+    raise ValueError(name)
+
+
+_NONE = Names(get=_nobody, put=_nowhere)
+
+
+def whole_number(text: str, names: Names = _NONE) -> int | None:
+    """The value of an expression of whole numbers and variables; None: none, or one that is not known."""
+    try:
+        return _Expression(text, names, 0).value()
+    except (ValueError, ArithmeticError, RecursionError):
+        return None
+
+
+class _Expression:
+    """One expression, read from left to right; what is not reached sets nothing."""
+
+    def __init__(self, text: str, names: Names, depth: int) -> None:
+        if len(text) > _LONGEST or depth > _MAX_DEPTH:
+            raise ValueError("too long")
+        self._names, self._depth = names, depth
+        self._reached = True
+        self._tokens: list[tuple[str, str]] = []
+        self._at = at = 0
+        text = text.strip()
+        while at < len(text):
+            found = _SYMBOL.match(text, at)
+            if found is None:
+                raise ValueError(text)
+            self._tokens.append((str(found.lastgroup), found[str(found.lastgroup)]))
+            at = found.end()
+
+    def value(self) -> int:
+        """Of all of it; ValueError where something is left."""
+        number = self._listed()
+        if self._at < len(self._tokens):
+            raise ValueError(self._tokens[self._at])
+        return number
+
+    def _is(self, *signs: str) -> str:
+        """The sign that comes next, which is taken; empty where another one does."""
+        kind, text = self._tokens[self._at] if self._at < len(self._tokens) else ("", "")
+        if kind != "sign" or text not in signs:
+            return ""
+        self._at += 1
+        return text
+
+    def _listed(self) -> int:
+        number = self._assigned()
+        while self._is(","):
+            number = self._assigned()
+        return number
+
+    def _assigned(self) -> int:
+        """``NAME = …``, ``NAME += …``, or a condition."""
+        start = self._at
+        kind, name = self._tokens[start] if start < len(self._tokens) else ("", "")
+        if kind == "name":
+            self._at += 1
+            sign = self._is(
+                "=", *(f"{sign}=" for sign in ("+", "-", "*", "/", "%", "&", "|", "^", "<<", ">>"))
+            )
+            if sign:
+                number = self._assigned()
+                return self._put(
+                    name, _OPERATIONS[sign[:-1]](self._get(name), number) if sign[:-1] else number
+                )
+            self._at = start
+        number = self._bound(1)
+        if not self._is("?"):
+            return number
+        first = self._under(self._assigned, reached=number != 0)
+        if not self._is(":"):
+            raise ValueError("?")
+        other = self._under(self._assigned, reached=number == 0)
+        return first if number else other
+
+    def _under(self, read: Callable[[], int], *, reached: bool) -> int:
+        """A part that counts only where it is reached; elsewhere its variables need not be known."""
+        before, self._reached = self._reached, self._reached and reached
+        number = read()
+        self._reached = before
+        return number
+
+    def _bound(self, least: int) -> int:
+        """Operands that are bound at least so tightly."""
+        number = self._operand()
+        while True:
+            kind, sign = self._tokens[self._at] if self._at < len(self._tokens) else ("", "")
+            level = _ORDER.get(sign, 0) if kind == "sign" else 0
+            if level < least or not level:
+                return number
+            self._at += 1
+            stops = (sign == "&&" and not number) or (sign == "||" and number)
+            following = level if sign == "**" else level + 1
+
+            def right(following: int = following) -> int:
+                return self._bound(following)
+
+            other = self._under(right, reached=not stops)
+            if not self._reached:
+                number = 0
+            else:
+                number = _power(number, other) if sign == "**" else _OPERATIONS[sign](number, other)
+            if abs(number) > _LARGEST:
+                raise OverflowError
+
+    def _operand(self) -> int:
+        if sign := self._is("++", "--"):
+            kind, name = self._tokens[self._at]
+            if kind != "name":
+                raise ValueError(sign)
+            self._at += 1
+            return self._put(name, self._get(name) + (1 if sign == "++" else -1))
+        if sign := self._is(*_UNARY):
+            return _UNARY[sign](self._operand())
+        if self._is("("):
+            number = self._listed()
+            if not self._is(")"):
+                raise ValueError("(")
+            return number
+        if self._at >= len(self._tokens):
+            raise ValueError("ends")
+        kind, text = self._tokens[self._at]
+        self._at += 1
+        if kind == "number":
+            return _digits(text)
+        if kind != "name":
+            raise ValueError(text)
+        number = self._get(text)
+        if sign := self._is("++", "--"):
+            self._put(text, number + (1 if sign == "++" else -1))
+        return number
+
+    def _get(self, name: str) -> int:
+        """A variable, whose text is an expression, too."""
+        if not self._reached:
+            return 0
+        text = self._names.get(name)
+        return _Expression(text, self._names, self._depth + 1).value() if text.strip() else 0
+
+    def _put(self, name: str, number: int) -> int:
+        if self._reached:
+            self._names.put(name, number)
+        return number
+
+
+def _digits(text: str) -> int:
+    """``12``, ``0x1f``, ``017`` of eight digits, ``2#101``."""
+    base, sign, digits = text.partition("#")
+    if sign:
+        number = int(digits, int(base))
+    elif text[:2].lower() == "0x":
+        number = int(text, 16)
+    else:
+        number = int(text, 8 if text[0] == "0" and len(text) > 1 else 10)
+    if number > _LARGEST:
+        raise OverflowError
+    return number

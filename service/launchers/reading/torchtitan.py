@@ -19,7 +19,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.commands import script_of
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
-from meshwright.service.launchers.reading.fields import Fields
+from meshwright.service.launchers.reading.fields import Fields, divided
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.python_values import (
     FLOAT8,
@@ -29,7 +29,6 @@ from meshwright.service.launchers.reading.python_values import (
     tree_of,
 )
 from meshwright.service.launchers.reading.shell_values import Word
-from meshwright.service.launchers.reading.split import divided
 from meshwright.service.launchers.reading.torchtitan_model import model_of
 from meshwright.service.launchers.reading.torchtitan_stages import recomputation_of, split_of
 from meshwright.service.launchers.rules import near_divisors, near_multiples
@@ -133,9 +132,9 @@ def named_of(source: Source, told: Told) -> Named:
             said.setdefault(name, Word(value, word.line) if equals else following)
         module, config = said.get("--module"), said.get("--config")
         if any(word.text.endswith(_STARTER) for word in words):
-            if "".join(script.variables.get("CONFIG_FILE", ())):
+            if "".join(script.environment.get("CONFIG_FILE", ())):
                 return Named()  # 0.2's script starts that TOML
-            usual = {name: "".join(script.variables.get(name, ())) for name in ("MODULE", "CONFIG")}
+            usual = {name: "".join(script.environment.get(name, ())) for name in ("MODULE", "CONFIG")}
             line = words[0].line
             module = module or Word(usual["MODULE"] or "llama3", line)
             config = config or Word(usual["CONFIG"] or "llama3_debugmodel", line)

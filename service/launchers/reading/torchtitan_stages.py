@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 
 from meshwright.profiles.model import ModelSpec
-from meshwright.service.launchers.reading.fields import Fields
-from meshwright.service.launchers.reading.split import first_larger
+from meshwright.service.launchers.reading.fields import Fields, first_larger
 from meshwright.solver.configuration import holds_layers
 
 # --------------------------------------------------------------------------------------------------

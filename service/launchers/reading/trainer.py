@@ -197,7 +197,7 @@ class TrainerReader:
         for note in script.notes:
             fields.note(note)
         shares = shares_of(_of_start(command), known.source)
-        shares = shares or shares_of_environment(script.variables, known.source)
+        shares = shares or shares_of_environment(script.environment, known.source)
         if shares is not None and known.header.plan_id is None:
             known.header = header_of(shares.source.text)  # of an exported plan, of which a capture is left
         _require_one_gpu_each(fields, script, command)
@@ -459,7 +459,7 @@ def _included(words: Sequence[Word]) -> str:
 
 def _visible(script: Script) -> str:
     """CUDA_VISIBLE_DEVICES as the script sets it."""
-    return "".join(script.variables.get("CUDA_VISIBLE_DEVICES", ()))
+    return "".join(script.environment.get("CUDA_VISIBLE_DEVICES", ()))
 
 
 def _require_one_gpu_each(fields: Fields, script: Script, command: Command) -> None:

@@ -34,10 +34,9 @@ from meshwright.service.launchers.reading.documents import (
     document_of,
     looks_like_document,
 )
-from meshwright.service.launchers.reading.fields import Fields
+from meshwright.service.launchers.reading.fields import Fields, divided
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.shell_values import Word
-from meshwright.service.launchers.reading.split import divided
 
 _BUILT_IN = re.compile(
     r"(?:default-)?(?:ds_z|zero|ds_zero|stage)_?([0-3])(?:_bf16)?(?:_(offload))?(?:_config)?(?:\.json)?"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
@@ -38,7 +40,7 @@ def test_the_branch_that_a_shell_takes_is_read(text: str, seen: str) -> None:
 
 def test_every_turn_of_a_loop_and_the_text_of_bash_c_are_read() -> None:
     assert commands("for x in a b; do run $x; done") == ["run a", "run b"]
-    assert commands("for ((i=0;i<3;i++)); do run; done") == ["run"]
+    assert commands("for ((i=0;i<3;i++)); do run $i; done") == ["run 0", "run 1", "run 2"]
     assert "torchrun t.py 8" in commands('N=8\nsrun bash -c "torchrun t.py $N"')
 
 
@@ -66,3 +68,54 @@ def test_a_value_in_doubt_is_refused_with_its_line_and_the_next_step() -> None:
     found = read_launch_files(Source(name="a.sh", text=text), Told(variables={"TP": "4"}))
     assert found.configuration.tensor_parallel_size == 4
     assert any("TP is 4 (--var)" in note for note in found.notes)
+
+
+# One rule of bash(1) each; ``run`` prints its words. Nobody of bash's is shared with the reader.
+_RULES = (
+    "A=(1 2 3); A[0]=5; A[1]+=7; run ${A[1]} ${A[-1]} ${#A[@]} ${A[${#A[@]}-1]}; unset A[1]; run ${A[@]}",
+    'A=(1 2 3); run "${A[@]:1}" "${A[@]: -1}"; A=("${A[@]:1}"); run "${A[@]/#/--}" "x${A[@]}y"',
+    "A=([1]=x [0]=y); run ${A[0]}; I=1; run ${A[I]} ${A[$I]} ${A[I-1]} $A",
+    "declare -A S=([7b]=32 [13b]=40); S[1b]=16; K=13b; run ${S[$K]} ${S[1b]} ${#S[@]} ${S[none]:-0}",
+    "run --{a,b} x{1,2}y {01..3} {4..2..2} {a} '{a,b}'; for x in {1..3}; do run $x; done",
+    "for x in 1 2 3; do if [ $x = 2 ]; then continue; fi; run $x; done",
+    "for x in 1 2; do for y in a b; do [ $y = b ] && break 2; run $x$y; done; done",
+    "i=0; while true; do i=$((i+1)); if [ $i -eq 4 ]; then break; fi; done; run $i",
+    "X=a; N=0; case $X in a) L=1;& b) M=2;; c) N=3;; esac; run $L $M $N",
+    "f() { local X=5 Z; Y=6; Z=7; }; X=1; Z=2; f; run $X $Y $Z",
+    "f() { [ $1 = a ] && return 0; return 1; }; if f a; then run yes; fi; f b || run no",
+    "a=3; b=2; ((a++)); ((a+=2)); let a=a*2; run $a $((a++)) $((--a)) $((a>b?a:0)) $((a**2/3))",
+    "run $((-7/2)) $((-7%3)) $((0x10)) $((010)) $((1<<4)) $((6&3|8)) $((!0)) $((5>3 && 2<1)) $((10#08))",
+    "for ((i=1; i<=4; i*=2)); do run $i; done; declare -i N=3+4; run $N",
+    '[[ 10 < 9 ]] && run text; [[ ab == "a*" ]] || run quoted; X="a*"; [[ ab == $X ]] && run pattern',
+    "X=llama-13b; [[ $X =~ -([0-9]+)b$ ]] && run ${BASH_REMATCH[1]}; [[ ( a = b ) || ! -z $X ]] && run or",
+    'A=(a "b c"); run "${A[*]}" "${A[@]}"; IFS=,; run "${A[*]}"',
+    'IFS=,; X=1,2; run $X "$X"; for y in $X; do run $y; done',
+    "A=1; A=2 run $A; run $A; B=3; B=4 run; run $B",
+    'X=yes; run ${X:+--flag "$X"} ${Z:+--no} ${Z-} ${X:-${Z:-3}}',
+    "X=a/b-c.d; run ${X//\\//-} ${X/%d/e} ${X/#a/z} ${X//[.-]/_} ${X%%-*} ${X^^} ${X: -3}",
+    'X=a/b-c.d; run ${X:2:-2} ${X/b*/} "${X#"${X%%[!a]*}"}"; [[ $X == @(b*|a*) ]] && run either',
+    "N=V; V=3; run ${!N}; S=(p q); for i in ${!S[@]}; do run $i ${S[i]}; done",
+    "set -- -t 2 x; while getopts t:p: o; do case $o in t) T=$OPTARG;; esac; done; run $T ${@:2} $#",
+    "run $(printf '%03d-%s' 7 a) $(echo a-b | cut -d- -f2) $(echo 'a b' | awk '{print $2}') $(seq 0 2 4)",
+    "printf -v X '%d' 3; run $X $'a\\tb' \"$(echo 1,2 | tr ',' '\\n' | grep -c .)\"",
+    "X=$(cat <<EOF\n--a 1\n--b $((1+1))\nEOF\n); run $X",
+)  # fmt: skip
+
+
+def test_each_rule_of_the_shell_is_followed_as_bash_does() -> None:
+    asked = "run() { printf '%s\\x1f' run \"$@\"; echo; }\n"
+    asked += "".join(f"(\n{rule}\n)\nprintf '\\x1e\\n'\n" for rule in _RULES)
+    done = subprocess.run(["bash"], input=asked, capture_output=True, text=True, check=True, timeout=20)
+    said = [one.strip("\n").split("\x1f\n") for one in done.stdout.split("\x1e")[:-1]]
+    for rule, lines in zip(_RULES, said, strict=True):
+        words = [[word.text for word in some] for some in read_script(rule).commands]
+        assert ["\x1f".join(some) for some in words if some[0] == "run"] == [
+            line.removesuffix("\x1f") for line in lines if line
+        ], rule
+
+
+def test_what_only_a_program_knows_decides_no_branch() -> None:
+    text = "A=1\nif nvidia-smi | check h200; then A=2; fi\nif mkdir -p d; then B=1; fi\nrun $A $B"
+    assert [word.text for word in read_script(text).commands[-1]] == ["run", f"{UNKNOWN}A@2{UNKNOWN}", "1"]
+    words = read_script("read X\nrun $((X*2))").commands[-1]
+    assert [word.text for word in words] == ["run", f"{UNKNOWN}X{UNKNOWN}"]

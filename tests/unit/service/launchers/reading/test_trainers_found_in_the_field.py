@@ -395,7 +395,7 @@ def test_paged_optimizers_are_priced_on_the_gpu_and_a_computation_cannot_be_told
                              "torchrun --nproc_per_node 8 t.py --optim paged_adamw_8bit"))  # fmt: skip
     assert paged.workload.optimizer == "adamw-8bit"
     assert any("paged_adamw_8bit: its states are priced on the GPU" in note for note in paged.notes)
-    unknown = SFT.replace("size 2", "size $((64 / $GPUS))").replace("conf/a.yaml", "conf/b.yaml")
+    unknown = SFT.replace("size 2", "size $(nproc)").replace("conf/a.yaml", "conf/b.yaml")
     with pytest.raises(InvalidProblemError) as caught:
         read(unknown)
     assert "--var" not in str(caught.value)

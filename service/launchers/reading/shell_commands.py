@@ -1,0 +1,344 @@
+"""What one simple command of a script does: variables that it sets, builtins, functions; nothing is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from meshwright.service.launchers.reading.shell_expansion import formatted
+from meshwright.service.launchers.reading.shell_values import (
+    MAX_DEPTH,
+    Filled,
+    Script,
+    Status,
+    Variables,
+    Word,
+    unknown_value,
+)
+from meshwright.service.launchers.reading.shell_words import Token, lex, whole_number
+
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=", re.ASCII)
+_CHANGED = re.compile(
+    r"([A-Za-z_]\w*)\s*(?:[-+*/%&|^]?=(?!=)|<<=|>>=|\+\+|--)|(?:\+\+|--)\s*([A-Za-z_]\w*)"
+)
+_DECLARES = ("export", "readonly", "declare", "local", "typeset")
+SCOPED = ("local", "declare", "typeset")  # inside functions
+# Programs whose success no script asks for; of others an ``if`` does not know.
+_SURE = ("cd", "conda", "cp", "date", "echo", "hash", "ln", "mkdir", "module", "mv", "popd", "printf",
+         "pushd", "pwd", "rm", "shopt", "sleep", "touch", "trap", "ulimit", "wait")  # fmt: skip
+_SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh", "zsh")
+Include = Callable[[str], str | None]
+T = TypeVar("T")
+
+
+class Commands(Variables):
+    """Runs the builtins of simple commands and keeps the programs; the grammar says which are reached."""
+
+    def __init__(self, script: Script, include: Include, *, in_slurm: bool) -> None:
+        super().__init__(script, in_slurm=in_slurm)
+        self._include = include
+        self._live: Status = True
+        self._left = False  # an exit under a condition that is not known
+        self._depth = 0
+        self._loops = 0
+        self._jump: tuple[str, int] | None = None  # a break or continue, and of how many loops
+        self._asked = False  # whether a program's success was asked for
+        self._returned: Status = None
+        self._scopes: list[dict[str, tuple[Word, ...] | None]] = []  # what local variables hide
+        self._functions: dict[str, list[Token]] = {}
+
+    @property
+    def _dead(self) -> bool:
+        """Whether what comes next is only passed by."""
+        return self._live is False or bool(self._script.stopped) or self._jump is not None
+
+    def run(self, tokens: Sequence[Token]) -> Status:
+        """All of these tokens, such as a file's or a function's."""
+        raise NotImplementedError
+
+    def _execute(self, tokens: list[Token], below: Token | None, written_to: str) -> Status:
+        """One simple command, perhaps behind variables that are set for it alone."""
+        script = self._script
+        if tokens and tokens[0].plain in _DECLARES:
+            return self._declare(tokens)
+        given = []
+        while tokens and ASSIGNMENT.match(tokens[0].raw):
+            given.append(tokens.pop(0))
+        words = [word for token in tokens for word in self.expanded(token)]
+        if below is not None and written_to:
+            base = written_to.rsplit("/", 1)[-1]
+            script.files[base] = self.joined(below)
+        if not words:
+            for token in given:
+                self._assign(token)
+            return True
+        before = {name: (script.words.get(name), script.variables.get(name)) for name in map(_named, given)}
+        for token in given:
+            self._assign(token)
+        status = self._started(words, written_to)
+        for name, (old, texts) in before.items():
+            if name in script.told:
+                continue
+            script.passed[name] = script.variables.get(name, ())
+            _put(script.words, name, old)
+            _put(script.variables, name, texts)
+        return status
+
+    def _started(self, words: list[Word], written_to: str) -> Status:
+        """The words of a command: a builtin, a function, or a program."""
+        script = self._script
+        name, rest = words[0].text, words[1:]
+        builtin = {"source": self._source, ".": self._source, "set": self._set, "shift": self._shift,
+                   "eval": self._eval, "exit": self._exit, "return": self._exit, "unset": self._unset,
+                   "read": self._unset, "mapfile": self._unset, "readarray": self._unset, "let": self._let,
+                   "break": self._leave, "continue": self._leave,
+                   "getopts": self._getopts}.get(name)  # fmt: skip
+        if name in ("[", "test"):
+            return self.test(rest[:-1] if name == "[" else rest)
+        if name in ("true", ":", "false"):
+            return name != "false"
+        if builtin is not None:
+            return builtin(words)
+        if name in self._functions and self._depth < MAX_DEPTH:
+            return self._call(words)
+        if name == "printf" and len(words) > 3 and words[1].text == "-v":  # noqa: PLR2004
+            found = formatted(words[3].text, [word.text for word in words[4:]])
+            text = unknown_value(words[2].text) if found is None else found
+            self.store(f"{words[2].text}=", [Word(text, words[0].line)], words[0].line)
+            return True
+        if name == "sed":
+            _run_sed(script, words, written_to, self._include)
+        script.commands.append(tuple(words))
+        self._look_inside(words)
+        self._asked = self._asked or name not in _SURE
+        return None if name in ("grep", "command", "which", "type", "ping", "diff") else True
+
+    def _declare(self, tokens: list[Token]) -> Status:
+        """``export A=1 B``, ``local -A NAME``, ``declare -i N=3+4``."""
+        keyword, flags = tokens[0].plain, ""
+        for token in tokens[1:]:
+            match = ASSIGNMENT.match(token.raw)
+            name = match[1] if match is not None else self.joined(token)
+            if match is None and name[:1] in ("-", "+"):
+                flags += name[1:] if name[0] == "-" else ""
+                continue
+            if keyword in SCOPED and "g" not in flags:
+                self._hide(name)
+            if "A" in flags:
+                self._script.keyed.add(name)
+            if match is not None:
+                self._assign(token)
+            elif keyword in SCOPED and self._scopes and name not in self._script.told:
+                _put(self._script.words, name, None)
+                _put(self._script.variables, name, None)
+            if match is not None and "i" in flags:
+                number, unknown = self.number("".join(self._script.variables.get(name, ())))
+                text = unknown_value(unknown or name) if number is None else str(number)
+                self.store(f"{name}=", [Word(text, token.line)], token.line)
+        return True
+
+    def _hide(self, name: str) -> None:
+        """A variable of the function that runs: what it holds outside comes back behind it."""
+        if self._scopes:
+            self._scopes[-1].setdefault(name, self._script.words.get(name))
+
+    def _assign(self, token: Token) -> None:
+        """``NAME=value``."""
+        joined = self.joined(token)
+        match = ASSIGNMENT.match(joined)
+        if match is not None:
+            self.assign(match.group(), Word(joined[match.end() :], token.line))
+
+    def _let(self, words: Sequence[Word]) -> Status:
+        """``let X=3 Y+=1``."""
+        status: Status = None
+        for word in words[1:]:
+            status = self._counted_by(word.text)
+        return status
+
+    def _leave(self, words: Sequence[Word]) -> Status:
+        """``break`` and ``continue``, perhaps of several loops."""
+        if self._live is True and self._loops:
+            loops = whole_number(words[1].text) if len(words) > 1 else 1
+            self._jump = (words[0].text, min(max(loops or 1, 1), self._loops))
+        return True
+
+    def _getopts(self, words: Sequence[Word]) -> Status:
+        """``getopts "t:p:" NAME``: the next option of the positional parameters."""
+        if len(words) < 3:  # noqa: PLR2004 - letters and a name
+            return False
+        variables, line = self._script.variables, words[0].line
+        texts = variables.get("@", ())
+        at = whole_number("".join(variables.get("OPTIND", ("1",)))) or 1
+        option = texts[at - 1] if at <= len(texts) else ""
+        if option[:1] != "-" or option in ("-", "--"):
+            return False
+        letter, value = option[1], option[2:]
+        place = words[1].text.find(letter)
+        takes = place >= 0 and words[1].text[place + 1 : place + 2] == ":"
+        if value and not takes:  # several letters in one
+            return None
+        if takes and not value:
+            at += 1
+            value = texts[at - 1] if at <= len(texts) else ""
+        self.store(f"{words[2].text}=", [Word(letter if place >= 0 else "?", line)], line)
+        self.store("OPTARG=", [Word(value, line)], line)
+        self.store("OPTIND=", [Word(str(at + 1), line)], line)
+        return True
+
+    def _source(self, words: Sequence[Word]) -> Status:
+        """A file of the same folder, or one that the script wrote."""
+        base = words[1].text.rsplit("/", 1)[-1] if len(words) > 1 else ""
+        text = self._script.files.get(base) if base in self._script.files else None
+        if text is None and base and self._depth <= MAX_DEPTH:
+            text = self._include(base)
+        if text is None:
+            self._script.commands.append(tuple(words))
+            return True
+        return self.run(lex(self._script.look_into(text)))
+
+    def _eval(self, words: Sequence[Word]) -> Status:
+        """A text as commands."""
+        return self._run_text(" ".join(word.text for word in words[1:]), words[0].line)
+
+    def _run_text(self, text: str, line: int) -> Status:
+        """Commands in a text; one that does not parse is passed by."""
+        if self._depth > MAX_DEPTH:
+            return None
+        try:
+            tokens = lex(self._script.look_into(text))
+        except ValueError:
+            return None
+        for token in tokens:
+            token.line = line
+        return self.run(tokens)
+
+    def _look_inside(self, words: Sequence[Word]) -> None:
+        """``srun … bash -c 'torchrun …'`` runs that text too."""
+        for at in range(len(words) - 2):
+            if words[at].text in _SHELLS and words[at + 1].text in ("-c", "-lc", "-xc", "-ec"):
+                before = dict(self._script.words)
+                self._run_text(words[at + 2].text, words[at + 2].line)
+                self.restore(before)
+                return
+
+    def _set(self, words: Sequence[Word]) -> Status:
+        """``set -- a b``: the positional parameters."""
+        if len(words) > 1 and words[1].text == "--":
+            self._position([word.text for word in words[2:]])
+        return True
+
+    def _shift(self, words: Sequence[Word]) -> Status:
+        """``shift 2``."""
+        count = whole_number(words[1].text) if len(words) > 1 else 1
+        self._position(list(self._script.variables.get("@", ()))[count or 1 :])
+        return True
+
+    def _position(self, texts: Sequence[str]) -> None:
+        """Set ``$1``, ``$2``, … and ``$@``."""
+        variables = self._script.variables
+        for name in [name for name in variables if name.isdecimal()]:
+            del variables[name]
+        variables["@"] = tuple(texts)
+        variables |= {str(place): (text,) for place, text in enumerate(texts, start=1)}
+
+    def _call(self, words: Sequence[Word]) -> Status:
+        """A function, with positional parameters of its own."""
+        variables = self._script.variables
+        outside = {name: value for name, value in variables.items() if name == "@" or name.isdecimal()}
+        self._position([word.text for word in words[1:]])
+        stopped = self._script.stopped
+        self._scopes.append({})
+        status = self.run(self._functions[words[0].text])
+        if self._script.stopped < 0:  # it returned
+            self._script.stopped = stopped
+            status = self._returned
+        for name, old in self._scopes.pop().items():
+            if name not in self._script.told:
+                _put(self._script.words, name, old)
+                _put(variables, name, None if old is None else tuple(word.text for word in old))
+        self._position(outside.get("@", ()))
+        variables |= outside
+        return status
+
+    def _exit(self, words: Sequence[Word]) -> Status:
+        """``exit`` and ``return``: what follows is not reached."""
+        if self._live is None:
+            self._left = True
+            self._live = False
+        elif words[0].text == "exit":
+            self._script.stopped = words[0].line
+        else:
+            self._script.stopped = -1
+            code = whole_number(words[1].text) if len(words) > 1 else None
+            self._returned = None if code is None else code == 0
+        return None
+
+    def _unset(self, words: Sequence[Word]) -> Status:
+        """``unset NAME``; what ``read NAME`` sets is not known either."""
+        for word in words[1:]:
+            name, bracket, index = word.text.partition("[")
+            if name in self._script.told:
+                continue
+            place = whole_number(index[:-1]) if bracket and name not in self._script.keyed else None
+            if place is not None:
+                kept = list(self._script.words.get(name, ()))
+                del kept[place : place + 1]
+                self.store(f"{name}=", kept, word.line, is_text=False)
+                continue
+            self._script.words.pop(word.text, None)
+            self._script.variables.pop(word.text, None)
+        return words[0].text == "unset" or None
+
+    def _counted_by(self, text: str) -> Status:
+        """An arithmetic expression as a condition; what it sets and cannot be counted is not known."""
+        if self._dead or not text.strip():
+            return None
+        (number, unknown), line = self.number(text), self._script.line
+        if number is None:
+            for found in _CHANGED.finditer(text):
+                name = found[1] or found[2]
+                self.store(f"{name}=", [Word(unknown_value(unknown or name), line)], line)
+        return None if number is None else number != 0
+
+
+def _named(token: Token) -> str:
+    """The name that an assignment begins with."""
+    return re.split(r"[\[+=]", token.raw, maxsplit=1)[0]
+
+
+def _put(values: dict[str, T], name: str, value: T | None) -> None:
+    """Set a name, or take it away where it has no value."""
+    if value is None:
+        values.pop(name, None)
+    else:
+        values[name] = value
+
+
+_SUBSTITUTION = re.compile(r"s([/#|,@])(\w+)\1(.*)\1g?", re.DOTALL)
+
+
+def _run_sed(script: Script, words: Sequence[Word], written_to: str, include: Include) -> None:
+    """One ``sed``: of a file that it names, or of what the one before it in the pipeline made.
+
+    Only names are replaced, no patterns; what other expressions make is not known.
+    """
+    texts = [word.text for word in words[1:] if word.text[:1] != "-"]
+    found = [match for text in texts if (match := _SUBSTITUTION.fullmatch(text))]
+    operands = [text.rsplit("/", 1)[-1] for text in texts if _SUBSTITUTION.fullmatch(text) is None]
+    if operands:
+        text = script.files.get(operands[-1]) or include(operands[-1])
+        script.piped = Filled(text if len(operands) == 1 else None, {})
+    names, text = dict(script.piped.names), script.piped.text
+    for _, name, value in (match.groups() for match in found):
+        names.setdefault(name, value)
+        if text is not None:
+            text = text.replace(name, value)
+            script.write([text])
+    script.piped = Filled(text, names)
+    if written_to:
+        base = written_to.rsplit("/", 1)[-1]
+        script.filled[base] = script.piped
+        if text is not None:
+            script.files[base] = text

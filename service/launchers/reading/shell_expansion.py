@@ -1,0 +1,316 @@
+"""What a shell makes of texts: braces, patterns, changes of a variable's value, what small programs print.
+
+Every function takes texts and gives texts back; nothing is run and no variable is looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from meshwright.service.launchers.reading.shell_words import Part, unescaped, whole_number
+
+MAX_TURNS = 64  # of a loop, and words of a sequence
+MAX_BRACED = 256  # words that the braces of one make
+
+# --------------------------------------------------------------------------------------------------
+# Braces: ``--{a,b}`` and ``{1..8}``.
+
+
+_RANGE = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(-?\d{1,9}))?", re.ASCII)
+_Piece = str | Part  # one character without quotes, or what no brace is part of
+
+
+def braced(parts: Sequence[Part]) -> list[list[Part]]:
+    """The words that the braces of one make, each by its parts; the word itself where it has none."""
+    if not any("{" in part.text and not (part.expands or part.quoted) for part in parts):
+        return [list(parts)]
+    pieces: list[_Piece] = []
+    for part in parts:
+        pieces += [part] if part.expands or part.quoted else list(part.text)
+    return [_joined(one) for one in _alternatives(pieces)]
+
+
+def _joined(pieces: Sequence[_Piece]) -> list[Part]:
+    return [Part(piece) if isinstance(piece, str) else piece for piece in pieces]
+
+
+def _alternatives(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
+    """The words of the first brace that holds a comma or a range, and so on behind it."""
+    for start, piece in enumerate(pieces):
+        end = _closed(pieces, start) if piece == "{" else None
+        if end is None:
+            continue
+        inner = _options(pieces[start + 1 : end])
+        if inner:
+            behind = _alternatives(pieces[end + 1 :])
+            found = [[*pieces[:start], *one, *rest] for one in inner for rest in behind]
+            if len(found) > MAX_BRACED:
+                raise ValueError(f"braces make more than {MAX_BRACED} words")
+            return found
+    return [list(pieces)]
+
+
+def _closed(pieces: Sequence[_Piece], start: int) -> int | None:
+    """Where the brace that opens there is closed."""
+    depth = 0
+    for at in range(start, len(pieces)):
+        depth += (pieces[at] == "{") - (pieces[at] == "}")
+        if not depth:
+            return at
+    return None
+
+
+def _options(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
+    """What stands between a brace's commas, or in its range; empty where it has neither."""
+    options: list[list[_Piece]] = [[]]
+    depth = 0
+    for piece in pieces:
+        depth += (piece == "{") - (piece == "}")
+        if piece == "," and not depth:
+            options.append([])
+        else:
+            options[-1].append(piece)
+    if len(options) > 1:
+        return [one for option in options for one in _alternatives(option)]
+    found = _RANGE.fullmatch("".join(one for one in pieces if isinstance(one, str)))
+    if found is None or not all(isinstance(one, str) for one in pieces):
+        return []
+    first, last = int(found[1]), int(found[2])
+    step = abs(int(found[3] or 1)) or 1
+    numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
+    width = max((len(text) for text in found.groups()[:2] if text.lstrip("-").startswith("0")), default=0)
+    if len(numbers) > MAX_BRACED:
+        raise ValueError(f"braces make more than {MAX_BRACED} words")
+    return [list(str(number).zfill(width)) for number in numbers]
+
+
+# --------------------------------------------------------------------------------------------------
+# Patterns and changes: ``${X%.*}``, ``${X//a/b}``, ``${X:0:4}``, ``${X^^}``.
+
+
+_CASES: Mapping[str, Callable[[str], str]] = {
+    "^^": str.upper, ",,": str.lower, "^": lambda text: text[:1].upper() + text[1:],
+    ",": lambda text: text[:1].lower() + text[1:],
+}  # fmt: skip
+
+
+def literal(text: str) -> str:
+    """A text as a pattern that is only itself."""
+    return re.sub(r"([\\*?\[\]])", r"\\\1", text)
+
+
+def fits(text: str, pattern: str) -> bool:
+    """Whether all of a text fits a pattern."""
+    return re.fullmatch(_expression(pattern), text, re.DOTALL) is not None
+
+
+_TIMES = {"@": "", "?": "?", "*": "*", "+": "+"}  # of what stands in brackets (extglob)
+
+
+def _expression(pattern: str) -> str:
+    """A shell's pattern as a regular expression."""
+    done, at = "", 0
+    while at < len(pattern):
+        char, end = pattern[at], pattern.find("]", at + 2)
+        if char == "\\" and at + 1 < len(pattern):
+            done += re.escape(pattern[at + 1])
+            at += 1
+        elif pattern[at + 1 : at + 2] == "(" and char in _TIMES and (close := pattern.find(")", at)) > 0:
+            done += f"(?:{'|'.join(map(_expression, pattern[at + 2 : close].split('|')))}){_TIMES[char]}"
+            at = close
+        elif char == "[" and end > 0:
+            inside = pattern[at + 1 : end].replace("\\", "\\\\")
+            done += f"[^{inside[1:]}]" if inside[0] in "!^" else f"[{inside}]"
+            at = end
+        else:
+            done += {"*": ".*", "?": "."}.get(char, re.escape(char))
+        at += 1
+    return done
+
+
+def compared(left: str, sign: str, right: str, *, double: bool) -> bool | None:
+    """Whether two texts or numbers relate so; None: not known. ``double``: the right one is a pattern."""
+    same = fits(left, right) if double else left == right
+    texts = {"=": same, "==": same, "!=": not same, "<": left < right, ">": left > right}
+    if sign in texts:
+        return texts[sign]
+    one, other = whole_number(left or "0"), whole_number(right or "0")
+    if one is None or other is None:
+        return None
+    numbers = {"-eq": one == other, "-ne": one != other, "-lt": one < other, "-le": one <= other,
+               "-gt": one > other, "-ge": one >= other}  # fmt: skip
+    return numbers.get(sign)
+
+
+def closing(text: str) -> int:
+    """Where the bracket that opens a text is closed; its last character where none is."""
+    depth = 0
+    for at, char in enumerate(text):
+        depth += (char == "[") - (char == "]")
+        if not depth:
+            return at
+    return len(text) - 1
+
+
+def changed(text: str, rest: str) -> str | None:
+    """One value with what follows the name in ``${…}``; None: a change that is not known here."""
+    if rest in _CASES:
+        return _CASES[rest](text)
+    mark = next((mark for mark in ("%%", "%", "##", "#") if rest.startswith(mark)), None)
+    try:
+        if mark is not None:
+            return _cut(text, rest[len(mark) :], mark)
+        return _replaced(text, rest) if rest.startswith("/") else None
+    except re.error:
+        return None
+
+
+def _cut(text: str, pattern: str, mark: str) -> str:
+    """Without its shortest or longest beginning or end that fits."""
+    back = mark.startswith("%")
+    places = range(len(text) + 1)
+    for place in places if mark in ("%%", "#") else reversed(places):
+        if fits(text[place:] if back else text[:place], pattern):
+            return text[:place] if back else text[place:]
+    return text
+
+
+_PARTED = re.compile(r"((?:\\.|[^\\/])*)(?:/(.*))?", re.DOTALL)
+
+
+def _replaced(text: str, rest: str) -> str | None:
+    """``/a/b`` once, ``//a/b`` all, ``/#a/b`` at its beginning, ``/%a/b`` at its end."""
+    every = rest.startswith("//")
+    rest = rest[1 + every :]
+    at = "" if every or rest[:1] not in ("#", "%") else rest[0]
+    found = _PARTED.fullmatch(rest[len(at) :])
+    if found is None or (not found[1] and not at):
+        return None if found is None else text
+    pattern, new = _expression(found[1]), (found[2] or "").replace("\\/", "/")
+    pattern = {"#": rf"\A(?:{pattern})", "%": rf"(?:{pattern})\Z"}.get(at, pattern)
+    return re.sub(pattern, lambda _: new, text, count=0 if every else 1, flags=re.DOTALL)
+
+
+# --------------------------------------------------------------------------------------------------
+# What small programs print, of their words and of what they are given.
+
+
+def printed(words: Sequence[str], given: str) -> str | None:
+    """What one command prints; None: not known."""
+    print_it = _PRINTS.get(words[0])
+    return None if print_it is None else print_it(list(words[1:]), given)
+
+
+_FIELD = re.compile(r"%(?:(0?\d*)([sdi])|%)")
+
+
+def formatted(form: str, rest: Sequence[str]) -> str | None:
+    """``printf '%03d-%s' 7 a``, once more for words that are left; None: a form that is not known here."""
+    count = sum(found[2] is not None for found in _FIELD.finditer(form))
+    if "%" in _FIELD.sub("", form):
+        return None
+    done, left = "", list(rest)
+    while not done or (left and count):
+        values = [*left[:count], *[""] * count]
+        left = left[count:]
+        try:
+            done += unescaped(_FIELD.sub(lambda found: _field(found, values), form))  # noqa: B023 - used at once
+        except ValueError:
+            return None
+    return done
+
+
+def _field(found: re.Match[str], values: list[str]) -> str:
+    """One field of a form, which takes the next value."""
+    if found[2] is None:
+        return "%"
+    text = values.pop(0)
+    return f"%{found[1]}s" % text if found[2] == "s" else f"%{found[1]}d" % int(text or 0)
+
+
+def _base_name(rest: list[str], _: str) -> str | None:
+    tail = rest[0].rstrip("/").rpartition("/")[2] if rest else None
+    return tail.removesuffix(rest[1]) if tail is not None and len(rest) > 1 else tail
+
+
+def _translated(rest: list[str], given: str) -> str | None:
+    letters = len(rest) == 2 and len(rest[0]) == 1  # noqa: PLR2004 - from and to
+    return given.replace(rest[0], rest[1].replace("\\n", "\n")) if letters else None
+
+
+def _word_count(rest: list[str], given: str) -> str | None:
+    counts = {"-l": given.count("\n"), "-w": len(given.split())}
+    return _digits(counts.get(rest[0])) if len(rest) == 1 else None
+
+
+def _sequence(rest: list[str], _: str) -> str | None:
+    """``seq 3``, ``seq 0 3``, ``seq 0 2 8``."""
+    numbers = [whole_number(one) for one in rest]
+    if None in numbers or not 1 <= len(numbers) <= 3:  # noqa: PLR2004 - first, step and last
+        return None
+    known = [number for number in numbers if number is not None]
+    first, last = known[0] if len(known) > 1 else 1, known[-1]
+    step = known[1] if len(known) == 3 else 1  # noqa: PLR2004
+    found = range(first, last + (1 if step > 0 else -1), step) if step else ()
+    return "\n".join(map(str, found)) if found and len(found) < MAX_TURNS else None
+
+
+def _column(rest: list[str], given: str) -> str | None:
+    """``cut -d, -f2``."""
+    text = " ".join(rest)
+    found = re.fullmatch(r"-d ?(\S) -f ?(\d+)|-f ?(\d+) -d ?(\S)", text)
+    if found is None:
+        return None
+    sign, place = found[1] or found[4], int(found[2] or found[3])
+    lines = [line.split(sign) for line in given.splitlines()]
+    return "".join(
+        (line[place - 1] if len(line) >= place else "" if len(line) > 1 else line[0]) + "\n"
+        for line in lines
+    )
+
+
+def _awk(rest: list[str], given: str) -> str | None:
+    """``awk '{print $2}'``, also with ``-F,``."""
+    found = re.fullmatch(r"(?:-F ?(\S) )?\{ ?print \$(\d+|NF) ?;? ?\}", " ".join(rest))
+    if found is None:
+        return None
+    lines = [line.split(found[1]) for line in given.splitlines()]
+    places = [len(line) if found[2] == "NF" else int(found[2]) for line in lines]
+    return "".join(
+        (line[place - 1] if 0 < place <= len(line) else "") + "\n"
+        for line, place in zip(lines, places, strict=True)
+    )
+
+
+def _matching(rest: list[str], given: str) -> str | None:
+    """``grep -c .`` and ``grep -c word``."""
+    if len(rest) != 2 or rest[0] != "-c" or not re.fullmatch(r"\.|[\w,-]+", rest[1]):  # noqa: PLR2004
+        return None
+    return _digits(sum(re.search(rest[1], line) is not None for line in given.splitlines()))
+
+
+def _digits(number: int | None) -> str | None:
+    return None if number is None else f"{number}\n"
+
+
+def _echo(rest: list[str], _: str) -> str | None:
+    plain = [word for word in rest if word not in ("-n", "-e")]
+    return unescaped(" ".join(plain)) + "\n" if "-e" in rest else " ".join(plain) + "\n"
+
+
+_PRINTS: Mapping[str, Callable[[list[str], str], str | None]] = {
+    "echo": _echo,
+    "printf": lambda rest, _: formatted(rest[0], rest[1:]) if rest and rest[0][:1] != "-" else None,
+    "expr": lambda rest, _: _digits(whole_number(" ".join(rest))),
+    "bc": lambda _, given: _digits(whole_number(given.strip())),
+    "basename": _base_name,
+    "dirname": lambda rest, _: (rest[0].rstrip("/").rpartition("/")[0] or ".") if rest else None,
+    "tr": _translated,
+    "wc": _word_count,
+    "seq": _sequence,
+    "cut": _column,
+    "awk": _awk,
+    "grep": _matching,
+    "cat": lambda rest, given: None if rest else given,
+}  # fmt: skip
