@@ -40,8 +40,7 @@ Tiers, each at most the next (``tests/property/test_bounds.py``):
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,15 +48,14 @@ from meshwright.solver.clock import look
 from meshwright.solver.configuration import SCHEDULES, BoolArray, FloatArray, IntArray
 from meshwright.solver.cost.stages import Stages, end_of_step_s, step_of_end_s
 from meshwright.solver.schedules.schedule import BYPASSES_SYNC, rank_of_chunk, runs_all_forward_first
-from meshwright.solver.search.rows import Rows, column
+from meshwright.solver.search.rows import Rows
 
 # --------------------------------------------------------------------------------------------------
 # What a rank can have run forward before its first backward pass.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Early:
-    """What a rank ran forward before its first backward pass, columns of shape (n, 1).
+class Early(NamedTuple):
+    """What each rank ran forward before its first backward pass, (n, p).
 
     Of n layers at most ``slope * n + offset`` passes, and ``beside_s`` of what is not layers.
     """
@@ -67,48 +65,47 @@ class Early:
     beside_s: FloatArray
 
     @classmethod
-    def of(cls, rows: Rows, rank: int) -> Early:
-        """The most that can have run early on rank ``rank``.
+    def of(cls, rows: Rows) -> Early:
+        """The most that can have run early.
 
         Chunks that differ by at most one layer hold most early passes when the first ones, which keep most
         micro-batches in flight, are the larger ones. The last chunk of the last rank may be smaller still:
         there every layer is counted as if it sat in the first.
         """
-        held, prices = rows.held, rows.prices
-        chunk = np.arange(int(rows.v.max(initial=1)))[None, :]
-        index = np.minimum(chunk * rows.p[:, None] + rank, held.shape[1] - 1)
-        there = (chunk < rows.v[:, None]) & (rank < rows.p)[:, None]
-        own = np.where(there, np.take_along_axis(held, index, axis=1), 0).astype(np.float64)
-        passes, last = own.sum(axis=1), rows.p == rank + 1
-        more = np.where(there, np.cumsum(own, axis=1) - (chunk + 1) * (passes / rows.v)[:, None], 0.0)
-        loose = last & (rows.v > 1)
-        final = np.take_along_axis(own, rows.v[:, None] - 1, axis=1)[:, 0]
-        beside = prices.transfer_s * passes + np.where(last, final * prices.forward_s[:, -1], 0.0)
+        held, prices, p, v = rows.held, rows.prices, rows.p[:, None], rows.v[:, None]
+        rank, chunk = np.arange(int(p.max(initial=1)))[None, :], np.arange(int(v.max(initial=1)))
+        index = np.minimum(chunk * p[:, :, None] + rank[:, :, None], held.shape[1] - 1)
+        there = (chunk < v[:, :, None]) & (rank < p)[:, :, None]
+        own = np.take_along_axis(held, index.reshape(len(held), -1), axis=1).reshape(index.shape)
+        own = np.where(there, own, 0).astype(np.float64)
+        passes, last = own.sum(axis=2), p == rank + 1
+        more = np.where(there, np.cumsum(own, axis=2) - (chunk + 1) * (passes / v)[:, :, None], 0.0)
+        loose = last & (v > 1)
+        final = own[np.arange(len(own)), :, rows.v - 1] * prices.forward_s[:, -1:]
+        beside = prices.transfer_s[:, None] * passes + np.where(last, final, 0.0)
         return cls(
-            slope=column(np.where(loose, own[:, 0], passes / rows.v)),
-            offset=column(np.where(loose, 0.0, more.max(axis=1))),
-            beside_s=column(beside + (rank == 0) * own[:, 0] * prices.forward_s[:, -2]),
+            slope=np.where(loose, own[:, :, 0], passes / v),
+            offset=np.where(loose, 0.0, more.max(axis=2)),
+            beside_s=beside + (rank == 0) * own[:, :, 0] * prices.forward_s[:, -2:-1],
         )
 
     @classmethod
-    def in_a_v(cls, rows: Rows, rank: int) -> Early:
+    def in_a_v(cls, rows: Rows) -> Early:
         """The same for rows whose chunks lie in a V, where a rank's first chunk keeps no fewer.
 
         Chunks differ by one layer at most; those of rank 0, the model's first and last, do as they like.
         """
         held, prices = rows.held.astype(np.float64), rows.prices
-        other = np.clip(2 * rows.p - 1 - rank, 0, held.shape[1] - 1)
-        first = held[:, min(rank, held.shape[1] - 1)]
-        second = np.take_along_axis(held, other[:, None], axis=1)[:, 0]
-        beside = (first + second) * prices.transfer_s
-        if rank == 0:
-            beside = beside + first * prices.forward_s[:, -2] + second * prices.forward_s[:, -1]
-            spared = (first - second) * rows.smallest_chunk
-            return cls(slope=column(first), offset=column(-spared), beside_s=column(beside))
+        rank = np.arange(int(rows.p.max(initial=1)))[None, :]
+        other = np.clip(2 * rows.p[:, None] - 1 - rank, 0, held.shape[1] - 1)
+        first = held[:, np.minimum(rank[0], held.shape[1] - 1)]
+        second = np.take_along_axis(held, other, axis=1)
+        ends = first * prices.forward_s[:, -2:-1] + second * prices.forward_s[:, -1:]
+        spared = (first - second) * rows.smallest_chunk[:, None]
         return cls(
-            slope=column((first + second) / 2.0),
-            offset=column((first - second) / 2.0),
-            beside_s=column(beside),
+            slope=np.where(rank == 0, first, (first + second) / 2.0),
+            offset=np.where(rank == 0, -spared, (first - second) / 2.0),
+            beside_s=(first + second) * prices.transfer_s[:, None] + (rank == 0) * ends,
         )
 
 

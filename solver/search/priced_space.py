@@ -422,10 +422,9 @@ class Unopened:
             for bounded in (Bounded.roughly, Bounded.of):
                 near, beyond = bounded(rows, kinds, families).split(limit_s)
                 families, far = near.families, [*far, beyond]
-        found = cls(
-            rows=rows, kinds=kinds, near=Bounded.of(rows, kinds, fitting(families)), far=far,
-            at_once=at_once or AT_ONCE,
-        )  # fmt: skip
+        able = fitting(families) if limit_s < np.inf or rows.families is None else rows.families
+        near = Bounded.of(rows, kinds, able)
+        found = cls(rows=rows, kinds=kinds, near=near, far=far, at_once=at_once or AT_ONCE)
         found._settle()
         return found
 

@@ -29,7 +29,7 @@ from meshwright.solver.search.branch import (
     passes_of,
 )
 from meshwright.solver.search.candidates import simulated_s
-from meshwright.solver.search.fill import can_beat, least_bound_s
+from meshwright.solver.search.fill import Reach, can_beat, least_bound_s
 from meshwright.solver.search.fill_kinds import may_reach_objective
 from meshwright.solver.search.frontier import LAYOUT, Frontier, Layout, Solved, layouts_of, least_by
 from meshwright.solver.search.placement.bounds import Floors, filled_s, least_stage_s, stages_of
@@ -246,36 +246,73 @@ def floors_of(frontier: Frontier, low_s: float, tick: Callable[[], object] = lam
         own = layouts_of(columns, [one.row for one in ranked[::-1]], MESH)
         best = dict(zip(own, (one.score_s for one in ranked[::-1]), strict=True))
         limit_s = np.maximum(limit_s, [best.get(mesh, 0.0) for mesh in meshes])
-    floor_s, bound_s = limit_s.copy(), np.maximum(frontier.bound_s[index], low_s)
+    bound_s = np.maximum(frontier.bound_s[index], low_s)
     asked = np.flatnonzero((bound_s < limit_s) & frontier.are_open(index))
+    asked = asked[np.argsort(bound_s[asked], kind="stable")]
     numbers = dict[Layout, int]()
-    keys = layouts_of(columns, index[asked], frontier.apart)
+    keys = layouts_of(columns, index, frontier.apart)
     group = np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
-    rows = frontier.rows.take(index[asked])
-    floor_s[asked] = _bisected_s(rows, bound_s[asked], limit_s[asked], group, tick)
+    contest = Contest(
+        rows=frontier.rows.take(index[asked]),
+        low_s=bound_s[asked],
+        high_s=limit_s[asked],
+        group=group[asked],
+    )
+    rest = np.full(len(numbers), np.inf)
+    closed = np.setdiff1d(np.arange(len(index)), asked)
+    np.minimum.at(rest, group[closed], limit_s[closed])
+    floor_s = limit_s.copy()
+    floor_s[asked] = contest.floors_s(rest, len(index) if is_filled else frontier.top_k, tick)
     by_mesh = {} if frontier.apart == LAYOUT and not is_filled else least_by(meshes, floor_s)
     by_layout = {} if frontier.apart == MESH else least_by(layouts_of(columns, index), floor_s)
     return RankFloors(known=True, meshes=by_mesh, layouts=by_layout)
 
 
-def _bisected_s(
-    rows: Rows, low_s: FloatArray, high_s: FloatArray, group: IntArray, tick: Callable[[], object]
-) -> FloatArray:
-    """Times up to ``high_s`` that no split of each row beats; ``low_s`` are some, (n,).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contest:
+    """Rows whose floors decide those of their groups, least bound first; arrays are (n,)."""
 
-    Rows whose floor is above what another row of their group may reach are not followed.
-    """
-    low_s, high_s = low_s.copy(), high_s.copy()
-    asked, tried_s = np.arange(len(rows)), high_s.copy()
-    while len(asked):
-        tick()
-        able = can_beat(rows.take(asked), tried_s)
-        high_s[asked[able]], low_s[asked[~able]] = tried_s[able], tried_s[~able]
-        least = np.full(int(group.max()) + 1, np.inf)
-        np.minimum.at(least, group, high_s)
-        asked = np.flatnonzero((high_s - low_s > _NEAR * high_s) & (low_s < least[group]))
-        tried_s = (low_s[asked] + high_s[asked]) / 2.0
-    return low_s
+    rows: Rows
+    low_s: FloatArray  # what no split of a row beats
+    high_s: FloatArray  # up to which its floor counts
+    group: IntArray
+
+    def floors_s(self, rest: FloatArray, most: int, tick: Callable[[], object]) -> FloatArray:
+        """Floors of the rows, by which the least ``most`` of all groups are what they are, (n,).
+
+        ``rest``: the least floor of other rows of each group. The row of least bound in as many groups
+        comes first; most others are known to be beyond those floors, or shown to be at one look.
+        """
+        floor_s, least = self.low_s.copy(), rest.copy()
+        first = np.sort(np.unique(self.group, return_index=True)[1])[:most]
+        floor_s[first] = self._bisected_s(first, tick)
+        np.minimum.at(least, self.group[first], floor_s[first])
+        enough = np.sort(least)[most - 1] if most <= len(least) else np.inf
+        limit_s = np.minimum(least[self.group], enough)
+        beyond_s = np.minimum(limit_s * (1.0 + 2.0 * _NEAR), self.high_s)  # where bisection ends above it
+        left = np.setdiff1d(np.flatnonzero(self.low_s < limit_s), first)
+        able = can_beat(self.rows.take(left), beyond_s[left])
+        floor_s[left[~able]] = beyond_s[left[~able]]
+        floor_s[left[able]] = self._bisected_s(left[able], tick)
+        return floor_s
+
+    def _bisected_s(self, index: IntArray, tick: Callable[[], object]) -> FloatArray:
+        """Times up to ``high_s`` that no split of some rows beats; ``low_s`` are some.
+
+        Rows whose floor is above what another row of their group may reach are not followed.
+        """
+        rows, group = self.rows.take(index), self.group[index]
+        low_s, high_s = self.low_s[index], self.high_s[index]
+        reach, tried_s, asked = Reach.of(rows, high_s), high_s.copy(), np.ones(len(rows), dtype=np.bool_)
+        while asked.any():
+            tick()
+            able = reach.able(np.where(asked, tried_s, 0.0))
+            high_s[able], low_s[asked & ~able] = tried_s[able], tried_s[asked & ~able]
+            least = np.full(int(group.max()) + 1, np.inf)
+            np.minimum.at(least, group, high_s)
+            asked = (high_s - low_s > _NEAR * high_s) & (low_s < least[group])
+            tried_s = (low_s + high_s) / 2.0
+        return low_s
 
 
 # --------------------------------------------------------------------------------------------------

@@ -336,12 +336,12 @@ class RankCosts:
 
     @classmethod
     def of_all(cls, rows: Rows, chunk_s: FloatArray | None = None) -> RankCosts:
-        """Every rank of rows with one number of ranks; ``chunk_s`` (n,) where it is not the rows' own."""
+        """Every rank, of the row that has most; ``chunk_s`` (n,) where it is not the rows' own."""
         prices = rows.prices
 
         def spread(every: FloatArray, first: FloatArray, last: FloatArray) -> FloatArray:
             """A value of every rank, with what those of the embedding and of the head have beside it."""
-            values = np.repeat(every[:, None], int(rows.p[0]), axis=1)
+            values = np.repeat(every[:, None], int(rows.p.max(initial=1)), axis=1)
             values[:, 0] += first
             values[np.arange(len(rows)), rows.head_rank] += last
             return values

@@ -57,7 +57,13 @@ from meshwright.solver.search.certify.judge import Certificate, Judge
 from meshwright.solver.search.feasible import lightest_of
 from meshwright.solver.search.frontier import LAYOUT, NO_RIVALS, Frontier, Rivals
 from meshwright.solver.search.placement.search import search_placed
-from meshwright.solver.search.priced_space import least_step_s, priced_rows, priced_space, steps_s
+from meshwright.solver.search.priced_space import (
+    Priced,
+    least_step_s,
+    priced_rows,
+    priced_space,
+    steps_s,
+)
 from meshwright.solver.search.proof import (
     floors_of,
     least_of_candidates_s,
@@ -82,7 +88,7 @@ from meshwright.solver.space.factored import Crossing, rows_of
 
 
 _SAMPLE = 1024  # rows looked at
-_MANY = 4_000_000  # legal rows that take a second to bound: a better plan is sought among some before
+_MANY = 50_000  # families of rows that take half a second to bound: a better plan is sought before
 _IMPROVING, _TRIED = 4096, 24  # outer rows for that, with all their chunkings, and how many rows are solved
 
 
@@ -274,7 +280,8 @@ def _found(
         with first.cut():
             if found.frontier.ranked or has_plans:
                 return
-            frontier = _frontier(found, usual, watch)
+            rows = priced_space(problem, profile, usual.rows)
+            frontier = _frontier(found, usual, rows, watch)
             frontier.covers_all, frontier.any_plan = False, True
             frontier.run(lambda state: bool(state.ranked))
             if frontier.ranked:
@@ -303,13 +310,14 @@ def _of_whole(
             opening = None if limited else _opening(found, space, watch)
             if opening is not None:
                 found, adopted = replace(found, frontier=opening.frontier), [opening.row]
-    if found.frontier.ranked and len(space.rows) > _MANY:
-        with first.cut():
-            found = _improved(found, space, watch)
     with watch.cut():
+        rows = priced_space(found.problem, found.profile, space.rows)
+        if found.frontier.ranked and rows.families is not None and len(rows.families) > _MANY:
+            with first.cut():
+                found = _improved(found, space, watch)
         if not found.space.whole:
             adopted = rows_of(space.rows, _configurations(found.frontier))
-        frontier = _frontier(found, space, watch)
+        frontier = _frontier(found, space, rows, watch)
         adopted += rows_of(space.rows, known)
         frontier.rows.take(adopted)  # prices all of them together
         for row in adopted:
@@ -386,7 +394,7 @@ def _configurations(frontier: Frontier) -> list[Configuration]:
     return frontier.rows.take([one.row for one in ranked]).configurations([one.split for one in ranked])
 
 
-def _frontier(found: Found, space: Space, watch: Watch) -> Frontier:
+def _frontier(found: Found, space: Space, rows: Priced, watch: Watch) -> Frontier:
     """All legal rows, priced and bounded as far as they need be."""
     problem, before = found.problem, found.frontier
     incumbent = before.ranked[0].score_s if before.ranked else None
@@ -394,7 +402,6 @@ def _frontier(found: Found, space: Space, watch: Watch) -> Frontier:
         "bounding", explored=space.refuted, total=space.size, incumbent_s=incumbent, now=bool(incumbent)
     )
     look()
-    rows = priced_space(problem, found.profile, space.rows)
     frontier = Frontier.of(rows, problem.options.top_k, before.limit_s, _apart(problem))
     frontier.rivals_s = before.rivals_s
     return frontier

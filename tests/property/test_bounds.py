@@ -23,7 +23,7 @@ from meshwright.solver.search.branch import (
     makes_its_order,
     patterns,
 )
-from meshwright.solver.search.fill import Fill, can_beat, least_bound_s
+from meshwright.solver.search.fill import Fill, Limits, can_beat, least_bound_s
 from meshwright.solver.search.frontier import Frontier
 from meshwright.solver.search.memory_limits import layer_caps
 from meshwright.solver.search.priced_space import Priced
@@ -69,7 +69,8 @@ def test_a_row_is_refuted_only_below_what_its_splits_simulate_to(rows: Rows) -> 
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_the_first_chunks_before_a_rank_hold_no_fewer_layers_than_the_fill_counts(rows: Rows) -> None:
     row = rows.take([0])
-    p, fill = int(row.p[0]), Fill.of(row, np.array([1.0]), layer_caps(row))
+    p, caps = int(row.p[0]), layer_caps(row)
+    fill = Fill.of(Limits.of(row, caps.least, caps.most), np.array([1.0]))
     for split in exhaust(rows, 0).splits:
         held = [sum(split[rank::p]) for rank in range(p)]
         for rank in range(1, p):
