@@ -18,6 +18,7 @@ from meshwright_client.reporting import LogTail, Reporter
 
 _ARRAYS = {"megatron_args.sh": "MEGATRON_ARGS", "plan_args.sh": "PLAN_ARGS"}
 _NODES = re.compile(r"^#SBATCH --nodes=(\d+)$", re.MULTILINE)
+_GPUS = re.compile(r"^#SBATCH --gpus-per-node=(\d+)$", re.MULTILINE)
 
 
 class LaunchError(MeshwrightError):
@@ -38,12 +39,17 @@ def start(
     reports them, once for all nodes.
 
     Raises:
-        LaunchError: there is no such program, no ``launch.sh``, more than one task a node for it, or the
-            command would start more nodes than the plan needs.
+        LaunchError: there is no such program, no ``launch.sh``, more than one task a node for it, the
+            command would start more nodes than the plan needs, or they have fewer GPUs than it starts on.
     """
     if _stays_idle(command, choice, nodes):
         sys.stderr.write(f"plan {choice.plan_id} leaves this node idle\n")
         return 0
+    lacking = _lacking_gpus(choice, nodes)
+    if lacking and not command:
+        raise LaunchError(lacking)
+    if lacking:  # the caller's own may start others than launch.sh does
+        sys.stderr.write(f"warning: {lacking}\n")
     words = filled(command, choice) if command else ["bash", str(_own_script(choice, nodes))]
     environment = {**_place(nodes), **os.environ, **variables(choice)}
     if not command:
@@ -66,6 +72,8 @@ def start(
             tail.line(line.decode(errors="replace"))
         code = child.wait()
     finally:
+        if child.stdout is not None:
+            child.stdout.close()
         for one, handler in before.items():
             signal.signal(one, handler)
     reporter.close()
@@ -151,6 +159,18 @@ def _own_script(choice: Choice, nodes: Nodes | None) -> Path:
     if name not in choice.files:
         raise LaunchError(f"{choice.launcher} has no {name}; give a command after --")
     return choice.path(name)
+
+
+def _lacking_gpus(choice: Choice, nodes: Nodes | None) -> str:
+    """That this node has fewer GPUs than the plan's files start processes on; empty: it has them."""
+    asked = _GPUS.search(choice.files.get("launch.sbatch", ""))
+    here = None if nodes is None else nodes.gpus_per_node
+    if asked is None or nodes is None or here is None or here >= int(asked.group(1)):
+        return ""
+    return (
+        f"plan {choice.plan_id} is for nodes of {asked.group(1)} GPUs, {nodes.source} tells {here} of this "
+        f"one; state the problem's cluster with {here} GPUs a node"
+    )
 
 
 def _stays_idle(command: Sequence[str], choice: Choice, nodes: Nodes | None) -> bool:

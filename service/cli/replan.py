@@ -28,9 +28,16 @@ from meshwright.service.replan.answer import (
 )
 from meshwright.service.replan.checkpoint import read_checkpoint
 from meshwright.service.replan.finish import Replan, replanned
-from meshwright.service.replan.request import FORMATS, Changed, changed_job, read_replan_request
+from meshwright.service.replan.request import (
+    FORMATS,
+    MAX_REPAIR_S,
+    Changed,
+    changed_job,
+    read_replan_request,
+)
 
 _HOUR_S = 3600.0
+_MOST_HOURS = MAX_REPAIR_S // _HOUR_S
 # What the search of the running plan proved says nothing of another layout.
 _UNPROVED: dict[str, Any] = {
     "status": "feasible", "certified_by": [], "bound_step_time_s": None, "gap": None, "objective_gap": None,
@@ -75,6 +82,9 @@ def replan(  # noqa: PLR0913 - the signature is the list of options
     """Rank the ways to finish a running job after its cluster has changed: soonest first."""
     if (plan_id is None) == (source is None):
         raise typer.BadParameter("give a plan id, or --from with an answer's file")
+    if not 0.0 < repair_hours <= _MOST_HOURS:
+        allowed = f"above 0, to {_MOST_HOURS:.0f}"
+        raise InvalidProblemError.of("--repair-hours", f"{repair_hours:g} is no repair", allowed=allowed)
     kept = chosen_plan(plan_id, source, rank)
     if cluster_from is not None:
         if num_nodes is not None or lost_nodes:

@@ -33,7 +33,7 @@ from meshwright.service.tuning.decide import (
     short_list,
     standing,
 )
-from meshwright.service.tuning.runs import Start, run_plan
+from meshwright.service.tuning.runs import Measured, Start, run_plan
 from meshwright.solver.answer import Plan
 from meshwright.solver.problem import Problem
 
@@ -109,6 +109,10 @@ class _Tuning:
         plans = {plan.plan_id: plan for plan in self.plans}
         kept = [one for one in kept_runs(self.folder, self.problem) if one.plan_id in plans]
         runs = [believed(self.problem, plans[one.plan_id], one) for one in kept]
+        measured_before = any(one.outcome == "measured" for one in runs)
+        doubted: list[
+            Measured
+        ] = []  # the first one here, if it failed: for what it alone lacks, or all now do
         while True:
             now = standing(self.problem, self.profile, self.plans, runs)
             plan = next_plan(self.problem, self.profile, now, confidence)
@@ -130,12 +134,15 @@ class _Tuning:
             begun = Begun(plan_id=plan.plan_id, num_gpus=plan.config.num_gpus, at_s=time.time())
             keep_runs(self.folder, self.problem, runs, begun)
             ran = any(one.outcome == "measured" for one in runs[len(kept) :])
+            trusted = ran or (measured_before and not doubted)
             try:
-                ended = run_plan(plan.plan_id, plan.config, folder, start, others_ran=ran)
-            except InvalidProblemError:  # the next start tries this plan again
-                keep_runs(self.folder, self.problem, runs)
+                ended = run_plan(plan.plan_id, plan.config, folder, start, others_ran=trusted)
+            except InvalidProblemError:  # the next start tries these plans again
+                keep_runs(self.folder, self.problem, [one for one in runs if ran or one not in doubted])
                 raise
             runs.append(believed(self.problem, plan, ended))
+            if not ran and ended.outcome == "failed":
+                doubted.append(runs[-1])
             keep_runs(self.folder, self.problem, runs)
             last = runs[-1]
             took = "" if last.step_time_s is None else f"{last.step_time_s} "

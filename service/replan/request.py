@@ -23,6 +23,7 @@ from meshwright.solver.problem import Problem
 
 MAX_STEPS = 10**12
 MAX_SLOW = 64
+MAX_REPAIR_S = 1e9
 _MOST_DIGITS = 7  # of a node's number
 _DAY_S = 86_400.0
 _PADDED_ROWS = 2**14  # of a vocabulary, added so that ranks share it out evenly
@@ -62,7 +63,7 @@ class ReplanRequest(Part):
     saved_step: Steps | None = Field(default=None, description="of the checkpoint; default: assumed")
     checkpoint: CheckpointRequest = Field(default_factory=CheckpointRequest)
     spare_nodes: int = Field(default=0, ge=0, le=MAX_NODES, description="beside those of the cluster")
-    repair_s: float = Field(default=_DAY_S, gt=0, le=1e9, description="until lost nodes are back")
+    repair_s: float = Field(default=_DAY_S, gt=0, le=MAX_REPAIR_S, description="until lost nodes are back")
     top_k: int = Field(default=5, ge=1, le=20, description="ways wanted")
 
 

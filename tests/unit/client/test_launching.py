@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -73,11 +74,33 @@ def test_no_worker_of_torchrun_starts_the_plans_own_script(source: str) -> None:
         start([], choice_of(2), nodes=nodes)
 
 
+def test_a_node_of_fewer_gpus_than_the_plan_is_refused_and_told_to_a_command_of_ones_own(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    nodes = Nodes(source="slurm", run_id="1", rank=0, num_nodes=2, node_rank=0, gpus_per_node=4)
+    says = "plan aaa is for nodes of 8 GPUs, slurm tells 4 of this one; state the problem's cluster with 4"
+    choice = replace(choice_of(2), config=Sizes())  # type: ignore[arg-type]
+    with pytest.raises(LaunchError, match=says):
+        start([], choice, nodes=nodes)
+    assert start(["true"], choice, nodes=nodes, report=False) == 0
+    assert says in capfd.readouterr().err
+    assert start(["true"], choice, nodes=replace(nodes, gpus_per_node=8), report=False) == 0
+    assert "GPUs" not in capfd.readouterr().err
+
+
+@dataclass
+class Sizes:
+    """A layout of which a command asks for one size."""
+
+    tensor_parallel_size: int = 2
+
+
 def choice_of(num_nodes: int) -> Choice:
-    """A choice whose files want so many nodes."""
+    """A choice whose files want so many nodes of eight GPUs."""
+    asked = f"#SBATCH --nodes={num_nodes}\n#SBATCH --gpus-per-node=8\n"
     return Choice(
         plan_id="aaa", job_id="1", launcher="none", config=None, step_time_s=1.0,  # type: ignore[arg-type]
         step_time_low_s=0.9, step_time_high_s=1.1, peak_memory_bytes=1, profile="", warnings=(),
         question="", run_id="1", source="service",
-        files={"launch.sh": "", "launch.sbatch": f"#SBATCH --nodes={num_nodes}\n"},
+        files={"launch.sh": "", "launch.sbatch": asked},
     )  # fmt: skip

@@ -234,8 +234,8 @@ def test_words_that_are_no_nodes_are_refused(answer_file: Path, words: tuple[str
         (("--lost-nodes", "1", "--steps-done", "51"), ("steps_done", "0 to 50", "Nearest: 50")),
         (("--lost-nodes", "1", "--saved-step", "7"), ("saved_step", "not reached")),
         (("--lost-nodes", "1", "--spare-nodes", "-2"), ("spare_nodes", "0")),
-        (("--lost-nodes", "1", "--repair-hours", "nan"), ("repair_s",)),
-        (("--lost-nodes", "1", "--repair-hours", "inf"), ("repair_s",)),
+        (("--lost-nodes", "1", "--repair-hours", "nan"), ("--repair-hours", "nan", "above 0, to 277777")),
+        (("--lost-nodes", "1", "--repair-hours", "277778"), ("--repair-hours", "277777")),  # 1e9 s
         (("--lost-nodes", "1", "--top-k", "0"), ("top_k", "1")),
         (("--lost-nodes", "1", "--checkpoint-format", "torch-dist"), ("format", "Did you mean torch_dist")),
         (("--lost-nodes", "1", "--checkpoint-place", "moon"), ("place", "shared")),

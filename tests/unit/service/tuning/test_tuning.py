@@ -242,6 +242,38 @@ def test_what_one_plan_lacks_after_another_was_measured_puts_it_out_of_the_race_
     assert re.search(r"^ +failed .*no-such-kernel", said, re.MULTILINE)  # told as it happens
 
 
+@pytest.mark.parametrize("lacks", ["its own", "as all do by now"])
+def test_a_tuning_that_goes_on_tells_what_one_plan_lacks_from_what_all_do(
+    tmp_path: Path, lacks: str
+) -> None:
+    problem, _, answer = asked()
+    (tmp_path / "answer.json").write_text(json.dumps(answer_document(answer, problem)))
+    script, folder = tmp_path / "train.sh", tmp_path / "tuning"
+
+    def goes_on(text: str) -> tuple[int, list[str], str]:
+        script.write_text(text)
+        given = (tmp_path / "answer.json", folder, script, "--top", "3")
+        code, _, said = tuned(*given)
+        return code, [one["outcome"] for one in kept_of(folder)], said
+
+    # the first plan is measured, and the tuning is killed; the plan that comes next lacks a program
+    goes_on("set -- 100.0 $2\n" + LOGS)
+    state = json.loads((folder / "tuning.json").read_text())
+    (folder / "tuning.json").write_text(json.dumps({**state, "runs": state["runs"][:1]}))
+    again = "mkdir $2/../second && exec no-such-kernel\n" * (lacks == "its own") or "exec no-such-kernel\n"
+    code, outcomes, said = goes_on(again + "set -- 100.0 $2\n" + LOGS)
+    if lacks == "its own":
+        assert (code, outcomes[:3]) == (0, ["measured", "failed", "measured"]), said
+    else:
+        assert (code, outcomes, "no plan can run" in said) == (2, ["measured"], True), said
+
+
+def kept_of(folder: Path) -> list[dict[str, str]]:
+    """The runs of a tuning's folder."""
+    runs: list[dict[str, str]] = json.loads((folder / "tuning.json").read_text())["runs"]
+    return runs
+
+
 def test_a_peak_in_megabytes_is_left_out_with_a_warning_and_the_step_beside_it_counts() -> None:
     """.35e9 weights of 4 bits on 8 GPUs are 2e7 bytes each; 40 000 are none of a GPU's peaks."""
     problem, profile, answer = asked()
