@@ -100,6 +100,7 @@ def axolotl_values(target: Target) -> Values:
         "gradient_checkpointing": False,  # FSDP's own wrapper recomputes
         "optimizer": optimizer(target),
         **_axolotl_adapter(target),
+        **(_CUT if _cuts_logits(target) else {}),
         "tensor_parallel_size": sizes["tp_size"],
         "context_parallel_size": sizes["cp_size"],
         "dp_replicate_size": sizes["dp_replicate_size"],
@@ -114,6 +115,19 @@ def axolotl_values(target: Target) -> Values:
             "state_dict_type": "SHARDED_STATE_DICT",
         },
     }
+
+
+# Cut cross entropy, which keeps no logits (Axolotl's integrations/cut_cross_entropy).
+_CUT: Values = {
+    "plugins": ["axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"],
+    "cut_cross_entropy": True,
+}
+
+
+def _cuts_logits(target: Target) -> bool:
+    """Whether the loss was priced without logits."""
+    options = target.workload.framework_options
+    return bool(options.get("loss_fused")) and options.get("logit_bytes") == 0
 
 
 def _axolotl_adapter(target: Target) -> Values:
@@ -166,7 +180,8 @@ class Axolotl:
 
 
 def _axolotl_warnings(target: Target) -> Iterator[str]:
-    yield from accelerate_warnings(target, WRITTEN_FACTS)
+    cut = ("loss_fused", "logit_bytes") if _cuts_logits(target) else ()
+    yield from accelerate_warnings(target, (*WRITTEN_FACTS, *cut))
     yield model_is_in_the_script(target)
     yield "Axolotl keeps weights and both moments in bf16 (its FSDP2 casts nothing up), as was priced"
     if target.config.context_parallel_size > 1:

@@ -133,7 +133,7 @@ def _slurm_variables(text: str, told: Told) -> dict[str, str]:
 
 def commands_of(script: Script) -> list[Command]:
     """The programs that a script starts; after them all of its words, and all that its variables hold."""
-    found = [command for words in script.commands if (command := _command(words)) is not None]
+    found = [command for words in script.commands if (command := program_of(words)) is not None]
     everything = [word for words in script.commands for word in words]
     stored = [piece for words in script.words.values() for word in words for piece in _pieces(word)]
     return [*found, Command("", everything), Command("", stored)]
@@ -287,7 +287,7 @@ def _program(words: Sequence[Word]) -> Command | None:
     """The program that a command starts, also as a module: ``python -m scripts.generate``."""
     at = next((at for at, word in enumerate(words[:-1]) if word.text == "-m"), None)
     if at is None or words[at + 1].text.startswith(_STARTERS):
-        return _command(words)
+        return program_of(words)
     name = words[at + 1].text.replace(".", "/") + ".py"
     return Command(name, words[at + 2 :], words[: at + 1])
 
@@ -377,9 +377,9 @@ def started_gpus(world: World, told: Told, note: Callable[[str], None]) -> int |
     return told.num_gpus or world.num_gpus
 
 
-def _command(words: Sequence[Word]) -> Command | None:
+def program_of(words: Sequence[Word]) -> Command | None:
     """The program that a command starts: a ``.py`` file, or a subcommand of a known tool."""
-    if words and words[0].text in _PRINTERS:
+    if (words and words[0].text in _PRINTERS) or _installs(words):
         return None
     words = _started_last(words)
     tool = next((i for i, word in enumerate(words[:-1]) if word.text in _SUBCOMMANDS), None)
@@ -393,6 +393,15 @@ def _command(words: Sequence[Word]) -> Command | None:
     if at is None and any(word.text == "torchrun" for word in words[:2]):
         at = _first_unknown(words)
     return None if at is None else Command(words[at].text, words[at + 1 :], words[:at])
+
+
+def _installs(words: Sequence[Word]) -> bool:
+    """Whether a command installs packages, whose names are no programs: ``pip install trl``."""
+    first = [word.text.rsplit("/", 1)[-1] for word in words[:4]]
+    return "install" in first and any(name in _INSTALLERS for name in first)
+
+
+_INSTALLERS = ("pip", "pip3", "uv", "conda", "mamba", "apt", "apt-get", "poetry")
 
 
 def _module(words: Sequence[Word]) -> int | None:

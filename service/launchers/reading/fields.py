@@ -81,10 +81,11 @@ _DECIDING: dict[str, tuple[str, ...]] = {
     "how ranks share the model": (
         rf"\w*{_SHARES}(?:_model)?_parallel(?:ism)?(?:_size|_degree)?", "tp_2d", "ulysses_degree_in_cp",
         r"(?:tp|pp|cp|sp|ep)_(?:size|degree)",
+        "use_(?:deepspeed|fsdp2?|zero|megatron|colossalai)", "zero_stage",  # switches of a script's own
     ),
     "how many sequences a step takes": (
         (r"(?:(?:per_device|per_gpu|device|local|global|total|micro|train|training|effective)_)*"
-        r"(?:batch_size(?:_per_(?:gpu|device|rank)|_training)?|bsz?)"),
+        r"(?:(?:batch_size|bsz?)(?:_training)?|(?:batch(?:_size)?|bsz?)_per_(?:gpu|device|rank))"),
     ),
     "how many micro-batches a step takes": (
         r"(?:gradient_|grad_)?acc(?:um\w*)?_(?:steps?|iters?|every|grad_batches)",

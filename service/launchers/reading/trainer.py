@@ -136,6 +136,7 @@ _PLAIN = Tool(name="transformers")
 LLAMA_FACTORY = Tool(
     name="LLaMA-Factory", recomputes=True, tuner="lora", length=2048, launcher="llama-factory-accelerate"
 )
+_FORK = replace(LLAMA_FACTORY, name="a script in LLaMA-Factory's names", length=None)
 _MS_SWIFT = Tool(name="ms-swift", micro=1, recomputes=True, tuner="lora")
 
 
@@ -145,6 +146,10 @@ _PEFTS = (_PLAIN, _TRL)  # whose adapters are peft's own where nothing is said
 _PROGRAMS = (
     ("swift", _MS_SWIFT), ("llamafactory", LLAMA_FACTORY), ("trl/scripts/sft", _TRL), ("trl sft", _TRL),
 )  # fmt: skip
+
+
+# LLaMA-Factory's own entry points; others in its names may have other defaults. None: a file of arguments.
+_ITS_PROGRAMS = re.compile(r"llamafactory|(?:^|/)(?:train|train_bash|run_exp|launcher)\.py$|^$")
 
 
 class TrainerReader:
@@ -270,7 +275,9 @@ def _tool(fields: Fields, program: str = "") -> Tool:
     """Whose arguments they are, by the program and by names that LLaMA-Factory or ms-swift alone has."""
     if fields.has("max_seq_length"):  # TRL called it so before it recomputed by default
         program = program.replace("trl", "")
-    own = LLAMA_FACTORY if fields.has("finetuning_type") or fields.has("stage") else _PLAIN
+    own = _PLAIN
+    if fields.has("finetuning_type") or fields.has("stage"):
+        own = LLAMA_FACTORY if _ITS_PROGRAMS.search(program) else _FORK
     own = _MS_SWIFT if fields.has("tuner_type") or fields.has("train_type") else own
     return next((tool for name, tool in _PROGRAMS if name in program), own)
 
@@ -292,23 +299,13 @@ def trainer_run(
     model = _model(fields, known)
     mesh = None if shares is None else shares.fields
     world = ranks_of(known, mesh, started)
-    own = fields.optional("batch_size" if tool is _MS_SWIFT and not fields.has(_MICRO) else _MICRO)
-    micro = _told(fields, known, "micro_batch_size", own)
-    whole = fields.raw("global_batch_size")
-    if micro is None:
-        micro = tool.micro
-        if whole:
-            why = f"no {_MICRO} is given: another program makes it of this one"
-            fields.fault("global_batch_size", why, allowed=_MICRO)
-        fields.note(f"{_MICRO} is not given: {micro} is {tool.name}'s default")
-    elif whole:
-        fields.note(f"global_batch_size is another program's: {_MICRO} counts")
+    micro = _micro(fields, known, tool)
     count = _told(fields, known, "num_microbatches", fields.optional(_COUNT)) or _usual_count(
         tool, micro, world or 1
     )
     length = _length(fields, known, tool)
-    precision, optimizer = _precision(fields, known, tool, mesh), optimizer_of(fields)
-    adapters = adapters_of(fields, tool.tuner, pefts=tool in _PEFTS)
+    adapters, optimizer = adapters_of(fields, tool.tuner, pefts=tool in _PEFTS), optimizer_of(fields)
+    precision = _precision(fields, known, tool, mesh, lora=adapters[0] > 0)
     base, in_bf16 = base_of(fields, nested=tool not in _PEFTS), _loads_in_bf16(fields, tool)
     recompute = _recomputes(fields, tool)
     fields.stop()
@@ -354,7 +351,7 @@ def keeps_no_copy(found: LaunchFile) -> bool:
 
 def _loads_in_bf16(fields: Fields, tool: Tool) -> bool:
     """Whether weights are loaded in 16 bits and stay so; LLaMA-Factory casts them up (model/adapter.py)."""
-    if tool is LLAMA_FACTORY:
+    if tool in (LLAMA_FACTORY, _FORK):
         return fields.flag("pure_bf16", default=False)
     said = [str(fields.raw(name)).removeprefix("torch.") for name in ("torch_dtype", "dtype")]
     if tool is _MS_SWIFT:  # the weights' own type, unless another is said (arguments/base_args)
@@ -412,7 +409,7 @@ def _is_known(command: Command, count: int) -> bool:
 def _is_name(text: str) -> bool:
     """Whether a word is an argument of transformers' Trainer."""
     name = text.partition("=")[0]
-    return name.startswith("--") and name[2:].replace("-", "_") in _OWN
+    return name.startswith("--") and _whole(name[2:].replace("-", "_")) in _OWN
 
 
 def values_of(words: Sequence[Word], told: Told) -> dict[str, Found]:
@@ -424,7 +421,7 @@ def values_of(words: Sequence[Word], told: Told) -> dict[str, Found]:
         name, equals, value = word.text[2:].partition("=")
         following = words[at + 1].text if at + 1 < len(words) else "--"
         text = value if equals else "true" if following.startswith("--") else following
-        key = name.replace("-", "_")
+        key = _whole(name.replace("-", "_"))
         if UNKNOWN in text and not passed_by(told, key):
             if key in _DECIDING and not (key in _MODELS and told.model):
                 why, allowed = why_unknown(text.split(UNKNOWN)[1])
@@ -433,6 +430,15 @@ def values_of(words: Sequence[Word], told: Told) -> dict[str, Found]:
             continue
         found[key] = Found(text, word.line)
     return found
+
+
+_ABBREVIATED = 12  # letters: shorter ones are other programs' own names
+
+
+def _whole(name: str) -> str:
+    """The argument that a name is short for: argparse takes the beginning of one (``allow_abbrev``)."""
+    meant = {one for one in _DECIDING if one.startswith(name)}
+    return meant.pop() if len(name) >= _ABBREVIATED and name not in meant and len(meant) == 1 else name
 
 
 def started_by(script: Script, command: Command) -> int | None:
@@ -489,6 +495,25 @@ def _told(fields: Fields, known: Known, name: str, found: int | None) -> int | N
     return told
 
 
+def _micro(fields: Fields, known: Known, tool: Tool) -> int:
+    """Sequences of a micro-batch; the trainer's default where nobody says them."""
+    own = fields.optional("batch_size" if tool is _MS_SWIFT and not fields.has(_MICRO) else _MICRO)
+    micro = _told(fields, known, "micro_batch_size", own)
+    whole = fields.raw("global_batch_size")
+    if micro is None:
+        micro = tool.micro
+        if whole:
+            why = f"no {_MICRO} is given: another program makes it of this one"
+            fields.fault("global_batch_size", why, allowed=_MICRO)
+        elif tool is _FORK:
+            why = "is not given, and the script may have another default than transformers'"
+            fields.fault(_MICRO, why, allowed=f"{_MICRO}, or --set micro_batch_size=8")
+        fields.note(f"{_MICRO} is not given: {micro} is {tool.name}'s default")
+    elif whole:
+        fields.note(f"global_batch_size is another program's: {_MICRO} counts")
+    return micro
+
+
 def _usual_count(tool: Tool, micro: int, world: int) -> int:
     """Accumulated micro-batches where none are given; ms-swift fills a batch of 16."""
     return max(-(-16 // (micro * world)), 1) if tool is _MS_SWIFT else 1
@@ -525,7 +550,7 @@ def _refuse_unpriced(fields: Fields) -> None:
 _SWIFTS_TYPES = {"AUTO": "", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None) -> str:
+def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *, lora: bool) -> str:
     """Autocast, by the arguments or else by accelerate's file, or the type of the weights."""
     told = known.told.values.get("precision")
     if told in ("bf16", "fp16"):
@@ -536,6 +561,8 @@ def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None) ->
     if mesh is not None and mesh.raw("mixed_precision") in ("bf16", "fp16"):
         return mesh.word("mixed_precision")
     dtype = str(fields.raw("torch_dtype") or fields.raw("dtype") or "")
+    if tool in (LLAMA_FACTORY, _FORK) and not (lora or fields.flag("pure_bf16", default=False)):
+        tool = _PLAIN  # its weights are cast up, and nothing casts products down (model/adapter.py)
     dtype = _SWIFTS_TYPES.get(dtype, dtype) if tool is _MS_SWIFT else dtype
     if dtype in ("bfloat16", "float16") or (not dtype and tool is not _PLAIN):
         fields.note(f"neither bf16 nor fp16 is given: {dtype or 'bfloat16'}, the weights' own type")
@@ -561,7 +588,7 @@ def optimizer_of(fields: Fields, key: str = "optim", default: str = "adamw_torch
 
 def _recomputes(fields: Fields, tool: Tool) -> bool:
     """Whether every layer recomputes."""
-    if tool is LLAMA_FACTORY:
+    if tool is LLAMA_FACTORY or (tool is _FORK and not fields.has("gradient_checkpointing")):
         return not fields.flag("disable_gradient_checkpointing", default=False)
     if not fields.has("gradient_checkpointing") and tool.recomputes:
         fields.note(f"gradient_checkpointing is on: {tool.name}'s default")

@@ -174,6 +174,7 @@ def _by_deepspeed(fields: Fields, known: Known, told: Told) -> LaunchFile:
         _require_same(inside, key, told, known.told.values)
         return _of_deepspeeds(inside, key, told)
     name = str(fields.raw(key))
+    fields.raw("zero_stage")  # of a script that fills it into the file
     if name == "true":  # a switch: the script makes the configuration (DeepSpeed-Chat)
         stage = fields.integer("zero_stage", 0, low=0)
         values: dict[str, object] = {"zero_optimization.stage": stage, **dict.fromkeys(_FILLED, "auto")}

@@ -33,7 +33,12 @@ from meshwright.service.launchers.reading.adapters import (
     require_whole_weights,
 )
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
-from meshwright.service.launchers.reading.commands import files_named, require_beside, script_of
+from meshwright.service.launchers.reading.commands import (
+    files_named,
+    program_of,
+    require_beside,
+    script_of,
+)
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.known import Known, header_of, known_of
@@ -230,7 +235,13 @@ def commands_beside(source: Source, told: Told | None = None) -> Iterator[tuple[
 
 def _starts_trl(source: Source) -> bool:
     """Whether a script beside the file starts TRL's supervised fine-tuning."""
-    return any(word.text in _PROGRAMS for _, words in commands_beside(source) for word in words)
+    return any(_starts(words) for _, words in commands_beside(source))
+
+
+def _starts(words: Sequence[Word]) -> bool:
+    """Whether a command starts TRL's supervised fine-tuning."""
+    command = program_of(words)
+    return command is not None and command.program in ("trl sft", "trl/scripts/sft.py")
 
 
 def _shares(source: Source, files: Sequence[Source], told: Told) -> Shares | None:
@@ -241,6 +252,7 @@ def _shares(source: Source, files: Sequence[Source], told: Told) -> Shares | Non
             words[: None if words[at].text == _PROGRAMS[0] else at],
         )  # which takes accelerate's options
         for script, words in commands_beside(source, told)
+        if _starts(words)
         for at in [next((at for at, word in enumerate(words) if word.text in _PROGRAMS), 0)]
     )
     return shares_beside(starts, files)
@@ -249,7 +261,7 @@ def _shares(source: Source, files: Sequence[Source], told: Told) -> Shares | Non
 def _require_own_file(source: Source) -> None:
     """Refuse a command whose ``--config`` is not there."""
     for script, words in commands_beside(source):
-        for option, value in pairwise(words if any(word.text in _PROGRAMS for word in words) else ()):
+        for option, value in pairwise(words if _starts(words) else ()):
             if option.text == "--config":
                 require_beside(source, script, value)
 

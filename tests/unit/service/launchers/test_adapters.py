@@ -144,6 +144,15 @@ def test_axolotl_is_told_rank_and_layers_and_they_are_read_back() -> None:
     assert (again.lora_rank, again.lora_targets) == (16, ("q_proj", "v_proj"))
 
 
+def test_axolotls_loss_without_logits_is_written_as_its_plugin_and_read_back() -> None:
+    options = {"loss_fused": True, "logit_bytes": 0.0}
+    found = tuned("axolotl", SHARDS, framework_options=options)
+    bundle = export(found.plan, found.problem, "axolotl")
+    assert not any("loss_fused" in warning for warning in bundle.warnings)
+    source = Source(name="axolotl.yaml", text=bundle.files["axolotl.yaml"], files=bundle.files)
+    assert read_launch_files(source).workload.framework_options == options
+
+
 def test_ms_swift_is_told_rank_and_layers_and_they_are_read_back() -> None:
     found = tuned("ms-swift", lora_targets=("linear_qkv", "linear_fc1"))
     texts = files(found)

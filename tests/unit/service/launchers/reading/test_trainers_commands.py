@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import find_model
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.registry import read_launch_files
 
@@ -104,3 +105,52 @@ def test_a_file_in_ms_swifts_names_has_its_defaults() -> None:
     # a batch of 16 is filled: 8 micro-batches of 2 ranks; layers recompute
     assert (found.workload.global_batch_size, found.workload.lora_rank) == (16, 8)
     assert found.configuration.recompute_granularity == "full"
+
+
+def test_an_argument_may_be_cut_short_as_argparse_has_it() -> None:
+    # per_device_train_batch was passed over, and 8 taken
+    words = WORDS.replace("train_batch_size 1", "train_batch 4")
+    assert read(f"torchrun --nproc_per_node 2 t.py {words}\n").workload.global_batch_size == 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "hangs"),
+    [
+        ("--train_bsz_per_gpu 4", "train_bsz_per_gpu", "how many sequences a step takes hangs on it"),
+        ("--use_deepspeed", "use_deepspeed", "how ranks share the model hangs on it"),
+    ],
+)
+def test_a_scripts_own_names_of_what_decides_are_not_passed_over(words: str, name: str, hangs: str) -> None:
+    with pytest.raises(InvalidProblemError, match=f"{name}: line 1: .*{hangs}"):
+        read(f"torchrun --nproc_per_node 2 t.py {WORDS} {words}\n")
+
+
+def test_defaults_of_llama_factory_are_not_taken_for_a_script_in_its_names() -> None:
+    names = (
+        "--stage sft --do_train --finetuning_type lora --lora_rank 8 --model_name_or_path Qwen/Qwen2.5-7B"
+    )
+    words = f"{names} --per_device_train_batch_size 1 --bf16"
+    assert read(f"CUDA_VISIBLE_DEVICES=0 python src/train_bash.py {words}\n").workload.seq_length == 2048
+    run = "CUDA_VISIBLE_DEVICES=0 python sft_train.py"
+    with pytest.raises(InvalidProblemError, match="seq_length: the files do not say it"):
+        read(f"{run} {words} --max_source_length 2048 --max_target_length 512\n")
+    found = read(f"{run} {words} --cutoff_len 512 --gradient_checkpointing False\n")
+    assert found.configuration.recompute_granularity == "none"
+
+
+def test_whole_weights_of_llama_factory_without_a_precision_are_trained_in_fp32() -> None:
+    words = "--stage sft --do_train --finetuning_type full --model_name_or_path Qwen/Qwen2.5-7B"
+    run = f"CUDA_VISIBLE_DEVICES=0 llamafactory-cli train {words} --per_device_train_batch_size 1"
+    with pytest.raises(InvalidProblemError, match="training in fp32 is not priced"):
+        read(f"{run}\n")
+    assert read(f"{run} --pure_bf16\n").workload.precision == "bf16"
+
+
+def test_a_package_that_is_installed_is_no_program() -> None:
+    # "trl" among what pip installs made TRL's defaults those of a script of its own
+    run = "pip install trl\naccelerate launch --config_file z3.yaml trainer/sft.py --bs_per_device 8\n"
+    mesh = "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nmixed_precision: bf16\n"
+    mesh += "num_machines: 1\nnum_processes: 4\ndeepspeed_config:\n  zero_stage: 3\n"
+    source = Source(name="a.sh", text=run, files={"a.sh": run, "z3.yaml": mesh})
+    with pytest.raises(InvalidProblemError, match="micro_batch_size: the files do not say it"):
+        read_launch_files(source, Told(values={"seq_length": 2048}, model=find_model("qwen2.5-7b")))
