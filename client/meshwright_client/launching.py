@@ -45,12 +45,12 @@ def start(
     if _stays_idle(command, choice, nodes):
         sys.stderr.write(f"plan {choice.plan_id} leaves this node idle\n")
         return 0
+    words = filled(command, choice) if command else ["bash", str(_own_script(choice, nodes))]
     lacking = _lacking_gpus(choice, nodes)
     if lacking and not command:
         raise LaunchError(lacking)
     if lacking:  # the caller's own may start others than launch.sh does
         sys.stderr.write(f"warning: {lacking}\n")
-    words = filled(command, choice) if command else ["bash", str(_own_script(choice, nodes))]
     environment = {**_place(nodes), **os.environ, **variables(choice)}
     if not command:
         environment["SLURM_SUBMIT_DIR"] = choice.save_dir  # where launch.sbatch finds the plan
