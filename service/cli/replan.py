@@ -31,6 +31,7 @@ from meshwright.service.replan.finish import Replan, replanned
 from meshwright.service.replan.request import (
     FORMATS,
     MAX_REPAIR_S,
+    MIN_PACE,
     Changed,
     changed_job,
     read_replan_request,
@@ -202,7 +203,7 @@ def _slow(words: list[str]) -> dict[str, float]:
         except ValueError:
             message = f"{word[:80]!r} is no NODE=PACE, such as 17=.7"
             raise InvalidProblemError.of(
-                "--slow-node", message, allowed="a pace above 0, below 1"
+                "--slow-node", message, allowed=f"a pace from {MIN_PACE:g}, below 1"
             ) from None
     return found
 

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, NodeGroup
-from meshwright.profiles.errors import PlannerError
+from meshwright.profiles.errors import InvalidProblemError, PlannerError
 from meshwright.profiles.profile import Profile
 from meshwright.service.replan.request import Changed
 from meshwright.service.replan.resharding import Moved, exchange_s, load_s, moved, positions_of
@@ -370,10 +370,10 @@ def _new_layouts(job: Changed, profile: Profile) -> tuple[list[Layout], list[str
         stage_layers=tuple(split) or own.stage_layers,
         constraints=(*own.constraints, *job.constraints),
     )
-    cluster = _without_slow(job.left, len(job.slow))
-    problem = replace(job.problem, cluster=cluster, options=options)
     found: Found | None = None
     try:
+        cluster = _without_slow(job.left, len(job.slow))
+        problem = replace(job.problem, cluster=cluster, options=options)
         with Watch(time_limit_s=_SEARCH_S).cut():
             found = _searched(problem, profile, job.plan.config.context_parallel_size)
     except PlannerError as fault:
@@ -395,8 +395,14 @@ def _new_layouts(job: Changed, profile: Profile) -> tuple[list[Layout], list[str
 
 
 def _without_slow(cluster: ClusterSpec, slow: int) -> ClusterSpec:
-    """The cluster without so many nodes of its first group."""
+    """The cluster without so many nodes of its first group.
+
+    Raises:
+        InvalidProblemError: it has no others.
+    """
     first = cluster.groups[0]
+    if first.num_nodes <= slow:
+        raise InvalidProblemError.of("/slow_nodes", "no node is left that keeps the usual pace")
     return replace(cluster, groups=(replace(first, num_nodes=first.num_nodes - slow), *cluster.groups[1:]))
 
 

@@ -23,6 +23,7 @@ from meshwright.solver.problem import Problem
 
 MAX_STEPS = 10**12
 MAX_SLOW = 64
+MIN_PACE = 1e-3  # of a node that is slower the others wait for ever: it is lost
 MAX_REPAIR_S = 1e9
 _MOST_DIGITS = 7  # of a node's number
 _DAY_S = 86_400.0
@@ -50,7 +51,7 @@ class ReplanRequest(Part):
     lost_nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] | dict[str, int] | None = Field(
         default=None, description="how many; of a mixed cluster by node group"
     )
-    slow_nodes: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(
+    slow_nodes: dict[str, Annotated[float, Field(ge=MIN_PACE, lt=1)]] = Field(
         default_factory=dict, max_length=MAX_SLOW, description="node: its share of the usual pace"
     )
     num_nodes: int | None = Field(
@@ -362,6 +363,10 @@ def _left(asked: ReplanRequest, cluster: ClusterSpec, lost: tuple[int, ...]) -> 
     counts = [group.num_nodes - gone for group, gone in zip(groups, lost, strict=True)]
     if asked.num_nodes is not None:
         counts = [asked.num_nodes]
+    if counts[0] + asked.spare_nodes > MAX_NODES:
+        most = MAX_NODES - counts[0]
+        message = f"{asked.spare_nodes} are too many beside the {counts[0]} that are left"
+        raise InvalidProblemError.of("/spare_nodes", message, allowed=f"0 to {most}", nearest=str(most))
     counts[0] += asked.spare_nodes
     if not sum(counts):
         fewer = f"1 to {sum(lost) - 1}, or " if sum(lost) > 1 else ""

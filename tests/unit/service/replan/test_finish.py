@@ -125,6 +125,12 @@ def test_a_slow_node_holds_up_every_step_unless_it_is_left_out() -> None:
     assert all(one.layout.config.num_gpus <= 56 for one in found.ways if one.kind == "new layout")
 
 
+def test_slow_nodes_that_are_all_that_is_left_are_waited_with() -> None:
+    found = answered(lost_nodes=7, slow_nodes={"3": 0.5})
+    assert "new layout: slow_nodes: no node is left that keeps the usual pace" in found.refused
+    assert way(found, "wait for repair").finish_s > 0.0
+
+
 def test_more_nodes_are_used_where_that_is_sooner() -> None:
     found = answered(num_nodes=16, **ANY_LAYOUT)
     assert found.ways[0].kind == "new layout"
@@ -202,6 +208,8 @@ def test_an_unstated_checkpoint_is_half_an_interval_old() -> None:
         ({"slow_nodes": {"8": 0.5}}, "/slow_nodes/8", "the job has no such node"),
         ({"slow_nodes": {"9" * 5000: 0.5}}, "/slow_nodes/", "the job has no such node"),
         ({"slow_nodes": {"x": 0.5}}, "/slow_nodes/x", "the job has no such node"),
+        ({"slow_nodes": {"3": 1e-300}}, "/slow_nodes/3", "0.001"),  # it is lost
+        ({"lost_nodes": 1, "spare_nodes": 10**6}, "/spare_nodes", "too many beside the 7 that are left"),
         ({"lost_nodes": 1, "num_nodes": 3}, "/num_nodes", "does not go with lost_nodes"),
         ({"lost_nodes": 1, "steps_done": 9000}, "/steps_done", "more than the run has"),
         ({"lost_nodes": 1, "saved_step": 1001}, "/saved_step", "was not reached"),

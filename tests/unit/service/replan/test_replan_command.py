@@ -223,7 +223,7 @@ def test_words_that_are_no_nodes_are_refused(answer_file: Path, words: tuple[str
         (("--lost-nodes", "elsewhere=1"), ("lost_nodes", "elsewhere", "h100-sxm-80gb")),
         (("--slow-node", "0=1.2"), ("slow_nodes.0", "below 1")),
         (("--slow-node", "0=nan"), ("slow_nodes.0",)),
-        (("--slow-node", "0=0"), ("slow_nodes.0", "above 0")),
+        (("--slow-node", "0=0"), ("slow_nodes.0", "from 0.001")),
         (("--slow-node", "4=.5"), ("slow_nodes.4", "0 to 3", "Nearest: 3")),
         (("--slow-node", "0=.5", "--slow-node", "0=.7"), ("--slow-node", "0 is stated twice")),
         (("--lost-nodes", "a=1", "--lost-nodes", "a=2"), ("--lost-nodes", "a is stated twice")),
