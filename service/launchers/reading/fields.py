@@ -115,6 +115,7 @@ _DECIDING: dict[str, tuple[str, ...]] = {
     ),
     "which model it learns from": (
         r"(?:\w+_)?(?:distill|distillation|teacher)(?:_\w+)?", r"(?:export_)?kd(?:_\w+)?", r"ref_model_\w+",
+        r"(?!(?:save|output|merged|pretrained|base|eval|cache)_)\w+_model(?:_name_or)?_path",
     ),
     "what the weights are kept in": (
         "bits", "quant_(?:cfg|recipe|bits|method)", "export_quant_cfg", "quantize", "qat", "recipe",

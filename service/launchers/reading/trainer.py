@@ -46,7 +46,7 @@ from meshwright.service.launchers.reading.documents import Found, document_of, l
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.known import Known, header_of, known_of, named_model
 from meshwright.service.launchers.reading.shell_values import UNKNOWN, Script, Word, why_unknown
-from meshwright.service.launchers.reading.trainer_ranks import ranks_run
+from meshwright.service.launchers.reading.trainer_ranks import on_its_engine, ranks_run
 
 _MICRO, _COUNT = "per_device_train_batch_size", "gradient_accumulation_steps"
 _MODELS = ("model_name_or_path", "model", "model_id_or_path", "base_model", "model_id", "pretrain")
@@ -87,7 +87,8 @@ WITHOUT_COPY = {"adamw": "adamw-pure-bf16", "adamw-8bit": "adamw-8bit-bf16"}  # 
 PREFERENCES = (  # arguments of trainers on preferences and rewards alone (TRL, ms-swift)
     "rlhf_type", "reward_funcs", "reward_model_path", "num_generations", "max_prompt_length",
     "max_completion_length", "dpo_alpha", "rpo_alpha", "dpo_beta", "simpo_gamma", "kto_chosen_weight",
-    "actor_model_name_or_path", "reward_model_name_or_path", "kl_coeff", "ptx_coeff",
+    "actor_model_name_or_path", "reward_model_name_or_path", "kl_coeff", "ptx_coeff", "num_ppo_epochs",
+    "total_episodes", "rloo_k",
     "beta", "desirable_weight", "undesirable_weight", "precompute_ref_log_probs", "ref_model", "pref_loss",
 )  # fmt: skip
 PREFERENCE_LOSSES = (  # of ``loss_type``: TRL 1.16.0, configurations of its trainers on preferences
@@ -103,7 +104,7 @@ _NOT_PRICED = {  # what trains otherwise than a plan can say
         (
             "vision_model_name_or_path", "vision_tower", "vision_path", "mm_projector_type", "audio_tower",
             "image_tower", "video_tower", "mm_vision_select_layer", "tune_visual_abstractor",
-            "visual_inputs", "image_max_pixels", "video_max_pixels",
+            "visual_inputs", "image_max_pixels", "video_max_pixels", "video_folder", "image_folder",
         ),
         "models that see or hear are not priced",
     ),
@@ -114,6 +115,9 @@ _NOT_PRICED = {  # what trains otherwise than a plan can say
     "use_adam_mini": "Adam-mini is not priced",
 }  # fmt: skip
 _STORED = re.compile(r"[-_](awq|gptq|int[48]|4bit|8bit|bnb|gguf)(?=$|[-_/])", re.IGNORECASE)
+_SEES = re.compile(
+    r"(?:^|[-_.\d])(?:vl|vision|omni|audio|llava|paligemma|internvl|pixtral)(?=$|[-_.\d])", re.IGNORECASE
+)
 _SWIFT_2 = "sft_type"  # of ms-swift before 3, as ``batch_size``, ``dtype`` and ``default-zero3``
 _OTHER_TASKS = ("seq_cls", "embedding", "reranker", "generative_reranker", "prm")  # of ms-swift 4
 _STAGES = ("sft", "pt", "pretrain", "")
@@ -196,7 +200,7 @@ class TrainerReader:
         require_training(command, source.name)
         known.world = world_of(source.text, script, command)
         beside = _arguments_beside(source, command)
-        values = _on_its_engine(command, beside | values_of(command.words, told))
+        values = on_its_engine(command, beside | values_of(command.words, told))
         fields = Fields(source.name, values, told)
         fields.raw("config")
         for note in script.notes:
@@ -208,25 +212,6 @@ class TrainerReader:
         _require_one_gpu_each(fields, script, command)
         tool, started = _tool(fields, command.program), started_by(script, command)
         return trainer_run(fields, known, tool, started=started, shares=shares)
-
-
-def _on_its_engine(command: Command, values: dict[str, Found]) -> dict[str, Found]:
-    """The arguments, with the switch of a script that ``deepspeed`` starts and that makes its own file.
-
-    Raises:
-        InvalidProblemError: no argument of such a script says which stage it asks for.
-    """
-    runner = next((word for word in command.before if word.text.rsplit("/", 1)[-1] == "deepspeed"), None)
-    own = any(name in command.program for name in ("swift", "train.py", "llamafactory"))
-    if runner is None or own or {"deepspeed", "deepspeed_config", "finetuning_type"} & set(values):
-        return values
-    if "zero_stage" not in values:
-        raise InvalidProblemError.of(
-            "--deepspeed",
-            f"line {runner.line}: deepspeed starts {command.program[:64]}, and no argument names its file",
-            allowed="--deepspeed FILE, or torchrun in its place where ranks are plain replicas",
-        )
-    return {**values, "deepspeed": Found("true", runner.line)}
 
 
 def _of_start(command: Command) -> Sequence[Word]:
@@ -391,6 +376,9 @@ def _model(fields: Fields, known: Known) -> ModelSpec:
     if named and _STORED.search(text):
         why = f"{shown(text)} is stored quantised: such weights are not priced from launch files yet"
         fields.fault(named, why)
+    if named and _SEES.search(text.rstrip("/").rpartition("/")[2]):
+        why = f"{shown(text)} sees or hears: what trains besides its language model is not priced"
+        fields.fault(named, why, allowed=f"a language model, or --ignore {named} and --model for it alone")
     if named == "model_name" and named_model(text) is None:
         text = ""  # some scripts call what they save by it
     return known.model(Word(text, fields.place(named)[1]) if named and text else None)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.reading.accelerate import (
     ACCUMULATION,
     CHECKPOINTING,
@@ -28,6 +29,7 @@ from meshwright.service.launchers.reading.accelerate import (
 )
 from meshwright.service.launchers.reading.accelerate_command import Shares
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.commands import Command
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
 from meshwright.service.launchers.reading.documents import (
     Found,
@@ -164,6 +166,25 @@ def _by_plugin(shares: Shares, told: Told, given: Arguments, over: Collection[st
         return replace(found, num_nodes=machines, gpus_per_node=each)
     values = {**shares.values, "mixed_precision": Found(told.values["precision"], 0)}
     return plugin_run(Fields(shares.source.name, values, told), shares.source, told, given)
+
+
+def on_its_engine(command: Command, values: dict[str, Found]) -> dict[str, Found]:
+    """The arguments, with the switch of a script that ``deepspeed`` starts and that makes its own file.
+
+    Raises:
+        InvalidProblemError: no argument of such a script says which stage it asks for.
+    """
+    runner = next((word for word in command.before if word.text.rsplit("/", 1)[-1] == "deepspeed"), None)
+    own = any(name in command.program for name in ("swift", "train.py", "llamafactory"))
+    if runner is None or own or {"deepspeed", "deepspeed_config", "finetuning_type"} & set(values):
+        return values
+    if "zero_stage" not in values:
+        raise InvalidProblemError.of(
+            "--deepspeed",
+            f"line {runner.line}: deepspeed starts {command.program[:64]}, and no argument names its file",
+            allowed="--deepspeed FILE, or torchrun in its place where ranks are plain replicas",
+        )
+    return {**values, "deepspeed": Found("true", runner.line)}
 
 
 def _by_deepspeed(fields: Fields, known: Known, told: Told) -> LaunchFile:

@@ -118,6 +118,7 @@ def test_an_argument_may_be_cut_short_as_argparse_has_it() -> None:
     [
         ("--train_bsz_per_gpu 4", "train_bsz_per_gpu", "how many sequences a step takes hangs on it"),
         ("--use_deepspeed", "use_deepspeed", "how ranks share the model hangs on it"),
+        ("--kge_model_path a/b", "kge_model_path", "which model it learns from hangs on it"),
     ],
 )
 def test_a_scripts_own_names_of_what_decides_are_not_passed_over(words: str, name: str, hangs: str) -> None:
@@ -154,3 +155,12 @@ def test_a_package_that_is_installed_is_no_program() -> None:
     source = Source(name="a.sh", text=run, files={"a.sh": run, "z3.yaml": mesh})
     with pytest.raises(InvalidProblemError, match="micro_batch_size: the files do not say it"):
         read_launch_files(source, Told(values={"seq_length": 2048}, model=find_model("qwen2.5-7b")))
+
+
+def test_what_sees_beside_its_language_model_is_refused_by_its_models_name() -> None:
+    words = WORDS.replace("Qwen2.5-7B", "Qwen2.5-VL-7B-Instruct")
+    told = Told(model=find_model("qwen2.5-7b"))
+    with pytest.raises(InvalidProblemError, match=r"model_name_or_path: .*sees or hears"):
+        read(f"torchrun --nproc_per_node 2 t.py {words}\n", told)
+    alone = Told(model=find_model("qwen2.5-7b"), ignored=("model_name_or_path",))
+    assert read(f"torchrun --nproc_per_node 2 t.py {words}\n", alone).workload.global_batch_size == 2
