@@ -22,12 +22,13 @@ SINGLE_TARGETS = (
     "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
     "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "gate",
 )  # fmt: skip
+EXPERT_TARGETS = ("w1", "w2", "w3")  # gate, down and up of Mixtral's experts, for peft converts these names
 ATTENTION_TARGETS = FUSED_TARGETS[:2]
-LORA_TARGETS = (*FUSED_TARGETS, *SINGLE_TARGETS)
+LORA_TARGETS = (*FUSED_TARGETS, *SINGLE_TARGETS, *EXPERT_TARGETS)
 # Those that read one tensor.
 ATTENTION_INPUT = ("linear_qkv", "q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
-MLP_INPUT = ("linear_fc1", "gate_proj", "up_proj")
-MLP_INNER = ("linear_fc2", "down_proj")
+MLP_INPUT = ("linear_fc1", "gate_proj", "up_proj", "w1", "w3")
+MLP_INNER = ("linear_fc2", "down_proj", "w2")
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _CONVERTED = ("gate_up", "w1_w3")  # ExpertAdapters of tensors that peft adapts
 _OF_EXPERTS = ("gate_proj", "up_proj", "down_proj", "g_proj")
@@ -229,9 +230,13 @@ def adapter_parameters(model: ModelSpec, rank: int, targets: tuple[str, ...]) ->
 
 def target_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
     """Why peft refuses to adapt a model's layers of these names; None where it does not."""
-    moe, halves = model.moe, {"gate_proj", "up_proj"} & set(targets)
-    if moe is not None and moe.expert_adapters == "gate_up" and model.gated_mlp and len(halves) == 1:
+    named = model.moe.expert_adapters if model.moe is not None else "none"
+    first = {"gate_up": ("gate_proj", "up_proj"), "w1_w3": ("w1", "w3")}.get(named, ())
+    halves, others = set(first) & set(targets), set(EXPERT_TARGETS) & set(targets)
+    if model.gated_mlp and len(halves) == 1:
         return f"{halves.pop()} alone: peft adapts the fused gate and up of experts together"
+    if others and named != "w1_w3":
+        return f"{min(others)}: only Mixtral's experts have layers of such a name that are priced"
     if not adapter_parameters(model, 1, targets):
         return f"no layer of {model.title} that peft adapts has such a name"
     return None

@@ -115,7 +115,12 @@ def find_model(name: str) -> ModelSpec:
     if wanted in model_names():
         return _model(wanted)
     ids = _hub_ids()
-    found = next((ids[spelt] for spelt in _spellings(wanted) if spelt in ids), None)
+    spellings: tuple[str, ...] = _spellings(wanted)
+    if _COPIES.search(wanted):
+        owners = dict.fromkeys(known.partition("/")[0] for known in ids)
+        names = [spelt.partition("/")[2] for spelt in spellings]
+        spellings = (*spellings, *(f"{owner}/{name}" for name in names for owner in owners))
+    found = next((ids[spelt] for spelt in spellings if spelt in ids), None)
     if found is None:
         known = tuple(ids) if "/" in name else model_names()
         raise UnknownNameError.among("/model/name", name[:MAX_NAME], known)
@@ -153,7 +158,14 @@ def _experts(model: ModelSpec) -> tuple[int, ...]:
 
 # What a fine-tuned or converted model's name adds; its architecture is the base model's. Versions that are
 # other models (DeepSeek-V3.1, Mistral 7B v0.3) are listed as they are, and found first.
-_TUNING = re.compile(r"-(?:hf|base|pt|it|instruct|chat|thinking|\d{4})(?=-|$)")
+_TUNING = re.compile(
+    r"-(?:hf|base|pt|it|instruct|chat|thinking|\d{4}|awq|gptq|fp8|nvfp4|int[48]|[48]bits?|bnb|unsloth)(?=-|$)"
+)
+# Who publishes others' models, converted or quantised, under the names that those have.
+_COPIES = re.compile(
+    r"^(?:unsloth|nousresearch|redhatai|neuralmagic|hugging-quants|mlx-community|modelcloud|casperhansen|"
+    r"nvidia|llm-research|ai-modelscope|modelscope)/"
+)
 _VERSION = re.compile(r"-v[01]\.\d(?=-|$)")
 
 

@@ -9,7 +9,7 @@ from math import gcd
 
 import numpy as np
 
-from meshwright.profiles.adapters import FUSED_TARGETS, SINGLE_TARGETS
+from meshwright.profiles.adapters import EXPERT_TARGETS, FUSED_TARGETS, SINGLE_TARGETS
 from meshwright.profiles.capabilities import (
     Capabilities,
     lacking_facts,
@@ -63,7 +63,7 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
             nearest="0",
         )
     elif workload.lora_rank:
-        kinds = {"fused": FUSED_TARGETS, "single": SINGLE_TARGETS}
+        kinds = {"fused": FUSED_TARGETS, "single": (*SINGLE_TARGETS, *EXPERT_TARGETS)}
         named = [one for kind in able.adapters for one in kinds[kind]]
         others = [target for target in workload.lora_targets if target not in named]
         if others:

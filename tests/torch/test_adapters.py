@@ -15,12 +15,14 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from meshwright.profiles.adapters import (
+    EXPERT_TARGETS,
     LORA_TARGETS,
     SINGLE_TARGETS,
     BasePrecision,
     adapter_parameters,
     base_bytes,
     quantized_layers,
+    target_fault,
 )
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.importers.huggingface_families import FAMILIES
@@ -130,6 +132,26 @@ def test_peft_trains_as_many_weights_beside_fused_layers(name: str) -> None:
         ours, model = built(config)
         assert own in LORA_TARGETS
         assert adapter_parameters(ours, 6, (own,)) == trained(model, [theirs], 6), theirs
+
+
+def test_peft_adapts_the_experts_of_mixtral_by_its_own_names_and_gate_and_up_together() -> None:
+    config = {"model_type": "mixtral", **HEADS, "num_local_experts": 4, "num_experts_per_tok": 2}
+    for targets in (EXPERT_TARGETS, ("w2",), ("w1", "w3"), ("q_proj", "v_proj", *EXPERT_TARGETS, "gate")):
+        ours, model = built(config)
+        assert target_fault(ours, targets) is None
+        assert adapter_parameters(ours, 6, targets) == trained(model, list(targets), 6), targets
+    for half in ("w1", "w3"):
+        ours, model = built(config)
+        assert "together" in str(target_fault(ours, (half,)))
+        with pytest.raises(ValueError, match="without also targeting"):
+            trained(model, [half], 6)
+
+
+def test_peft_adapts_both_layers_of_gpt_2_that_have_one_name() -> None:
+    names = {"c_attn": ["linear_qkv"], "c_fc": ["linear_fc1"], "c_proj": ["linear_proj", "linear_fc2"]}
+    for theirs, own in names.items():
+        ours, model = built({"model_type": "gpt2", "n_embd": 256, "n_head": 8, "n_layer": 3})
+        assert adapter_parameters(ours, 6, tuple(own)) == trained(model, [theirs], 6), theirs
 
 
 @pytest.mark.parametrize("precision", ["int8", "nf4", "nf4-double"])

@@ -70,11 +70,13 @@ def _refuse_silent_rank(fields: Fields) -> None:
 
 
 _TARGETS = ("lora_target", "target_modules", "lora_target_modules")
-_FUSED = {  # layers that some of transformers' models fuse as Megatron-Core does
-    "qkv_proj": "linear_qkv", "query_key_value": "linear_qkv", "c_attn": "linear_qkv",
-    "W_pack": "linear_qkv", "dense": "linear_proj", "gate_up_proj": "linear_fc1",
-    "dense_h_to_4h": "linear_fc1", "dense_4h_to_h": "linear_fc2",
-}  # fmt: skip
+_FUSED = {  # layers that some of transformers' models fuse as Megatron-Core does; GPT-2 has two of one name
+    **dict.fromkeys(("qkv_proj", "query_key_value", "c_attn", "W_pack"), ("linear_qkv",)),
+    **dict.fromkeys(("dense", "attn.c_proj"), ("linear_proj",)),
+    **dict.fromkeys(("gate_up_proj", "dense_h_to_4h", "c_fc"), ("linear_fc1",)),
+    **dict.fromkeys(("dense_4h_to_h", "mlp.c_proj"), ("linear_fc2",)),
+    "c_proj": ("linear_proj", "linear_fc2"),
+}
 _WHOLE_LAYERS = (  # peft's modules_to_save and target_parameters, by the trainers' names of them
     "modules_to_save", "lora_modules_to_save", "additional_target", "target_parameters",
     "lora_target_parameters",
@@ -95,14 +97,14 @@ def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
     words = said if isinstance(said, list) else str(said).replace(",", " ").split()
     if any(word in ("all", "all-linear") for word in words):
         return SINGLE_TARGETS
-    known = [word if word in LORA_TARGETS else _FUSED.get(str(word), "") for word in words]
+    known = [(word,) if word in LORA_TARGETS else _FUSED.get(str(word), ()) for word in words]
     if not all(known):
-        word = words[known.index("")]
+        word = words[known.index(())]
         fields.fault(
             name, f'"{str(word)[:40]}" is no layer that is priced', allowed=", ".join(LORA_TARGETS)
         )
         return ATTENTION_TARGETS
-    return tuple(one for one in LORA_TARGETS if one in known)
+    return tuple(one for one in LORA_TARGETS if any(one in several for several in known))
 
 
 def of_trainer(targets: tuple[str, ...], model: ModelSpec) -> tuple[str, ...]:

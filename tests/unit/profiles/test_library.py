@@ -298,6 +298,10 @@ def test_a_name_without_an_end_is_none() -> None:
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
         ("google/gemma-2-9b-it", "gemma-2-9b"),
         ("Qwen/Qwen-1_8B-Chat", "qwen-1.8b"),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "qwen2.5-7b"),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "llama-3.1-8b"),
+        ("nvidia/Qwen3-235B-A22B-NVFP4", "qwen3-235b-a22b"),
+        ("zai-org/GLM-4.7", "glm-4.6"),
     ],
 )
 def test_a_hub_id_names_the_architecture_whatever_its_weights_were_trained_for(
@@ -341,6 +345,8 @@ def test_the_catalog_counts_what_model_cards_print() -> None:
         "codellama-7b": 6_738_546_688, "codellama-70b": 68_976_910_336, "falcon3-1b": 1_669_408_768,
         "pythia-2.8b": 2_775_208_960, "phi-2": 2_779_683_840, "olmo-3-7b": 7_298_011_136,
         "seed-oss-36b": 36_151_104_512, "olmo-1b": 1_176_764_416, "minimax-m2.7": 228_689_748_992,
+        "qwen3-coder-30b-a3b": 30_532_122_624, "exaone-4.0-32b": 32_003_216_384,
+        "trinity-mini-26b": 26_123_974_400, "glm-4.7-flash": 29_943_390_976,
         "falcon3-7b": 7_455_550_464, "smollm2-1.7b": 1_711_376_384, "gpt2-xl": 1_557_611_200,
     }  # fmt: skip
     assert {name: find_model(name).num_parameters() for name in published} == published

@@ -437,6 +437,10 @@ def test_lora_without_targets_adapts_what_peft_does() -> None:
     assert any("q_proj and v_proj, peft's own" in note for note in found.notes)
     factory = read(trained.replace("t.py", "t.py --stage sft --do_train --finetuning_type lora"))
     assert "down_proj" in factory.workload.lora_targets  # LLaMA-Factory's default is all of them
+    # the names of Mixtral's experts, and GPT-2's, of which one is that of two layers
+    named = {"w1,w2,w3": ("w1", "w2", "w3"), "c_attn,c_proj": ("linear_qkv", "linear_proj", "linear_fc2")}
+    for words, own in named.items():
+        assert read(f"{trained.strip()} --lora_target_modules {words}").workload.lora_targets == own
 
 
 def test_a_command_that_hands_llama_factory_to_megatron_core_is_its_meshs() -> None:
