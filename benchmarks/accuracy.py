@@ -146,9 +146,6 @@ WEAKNESSES = """## Known weaknesses
   itself crosses nodes take a third longer there.
 * Grouped products, permutation and overlapped exchanges of experts: shares counted or published, not
   fitted; attention of 131,072 tokens on Blackwell is priced a third too slow.
-* Containers of one recipe count as one software: BRDG-0104 takes 18 % less than BRDG-0150, which states
-  the same layout and switches one container earlier, and is faster than the edge of its bound: launching
-  its layers kernel by kernel alone is priced longer than they took.
 * Small models under Megatron-DeepSpeed: where kernels take little longer than their launches, a part of
   these is seen on one, four and eight tensor ranks, and none on two. No other stack shows it, so that it is
   no term here; the order of these models costs most of the regret.

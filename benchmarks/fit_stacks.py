@@ -36,6 +36,7 @@ from benchmarks.fit.leave_out import (
 )
 from benchmarks.fit.spreads import (
     CAUSES,
+    doubt_of_untold_experts,
     errors_of,
     fitted_causes,
     launch_noise_of,
@@ -162,6 +163,8 @@ def _spreads_of_times(runs: Sequence[Run], levels: dict[str, Any]) -> None:
         levels["stacks"][stack]["log_time_sigma"] = _two_digits(sigma)
     spreads = _read_spreads()
     spreads["uncalibrated"] = dict(zip(CAUSES, map(_two_digits, added), strict=True))
+    experts = doubt_of_untold_experts(strange, added, unknown)
+    spreads["uncalibrated"]["untold_experts"] = _two_digits(experts)
     noise, growth = launch_noise_of(runs)
     print(f"twins: noise {noise:.1%}, times 1 to {growth:.2g} with launches (as squares)", flush=True)
     spreads["time"]["launch_noise"] = _two_digits(growth)

@@ -151,14 +151,17 @@ def _residual_of(raw: Mapping[str, Any] | None) -> Residual | None:
         return None
     points, precision = _rows(raw["points"]), _rows(raw["precision"])
     weights = tuple(_number(value) for value in raw["weights"])
+    twins = tuple(_number(value) for value in raw.get("twin_weights", ()))
     runs = len(weights)
     square = all(len(row) == runs for row in precision)
     even = len({len(row) for row in points}) == 1
+    even = even and len(twins) in (0, runs)
     if not 0 < runs <= MAX_RUNS or len(points) != runs or len(precision) != runs or not square or not even:
         raise ValueError("matrices of different sizes")
     return Residual(
         points=points,
         weights=weights,
+        twin_weights=twins,
         precision=precision,
         trend_share=_within(raw.get("trend_share", 0.0), 0.0, 1.0),
         launch_noise=_within(raw.get("launch_noise", 0.0), 0.0, _MAX_SCALE),

@@ -116,6 +116,7 @@ def untold_constants(stack: str) -> tuple[str, ...]:
 
 
 FloatArray = NDArray[np.float64]
+_TWIN_LENGTH = 0.35  # features: one halved size away, ln 2, a seventh is left
 MAX_LOG = 4.6  # a hundredfold; what is more comes from a broken process
 
 
@@ -123,6 +124,11 @@ def squared_distances(a: FloatArray, b: FloatArray) -> FloatArray:
     """Squared Euclidean distances of all rows of ``a`` (n, F) to all of ``b`` (m, F): (n, m)."""
     apart = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2.0 * a @ b.T
     return np.asarray(np.maximum(apart, 0.0))
+
+
+def twin_kernel(a: FloatArray, b: FloatArray) -> FloatArray:
+    """How far rows of ``a`` (n, F) are twins of those of ``b`` (m, F), 0 to 1: (n, m)."""
+    return np.asarray(np.exp(-0.5 * squared_distances(a, b) / _TWIN_LENGTH**2))
 
 
 def roughness(launch_share: FloatArray | float, launch_noise: float) -> FloatArray:
@@ -152,6 +158,7 @@ class Residual:
     scale: float  # spread over the process's own, from leaving one run out at a time
     trend_share: float = 0.0  # of the trend's variance, what the runs' mean is carried far by
     launch_noise: float = 0.0  # what the noise grows by where the whole step hangs on launches, over it
+    twin_weights: tuple[float, ...] = ()  # (K,) of what the runs tell of themselves and their twins alone
 
     def _kernels(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Covariances with the runs: of the residual, and of the trend."""
@@ -163,6 +170,8 @@ class Residual:
         """Mean of ``ln(measured / predicted)`` at each row of ``features`` (n, F), bounded: (n,)."""
         near, trend = self._kernels(features)
         mean = (near + self.trend_share * trend) @ np.array(self.weights)
+        if self.twin_weights:
+            mean = mean + twin_kernel(features, np.array(self.points)) @ np.array(self.twin_weights)
         return np.asarray(np.clip(mean, -MAX_LOG, MAX_LOG))
 
     def sigma(self, features: FloatArray, launch_share: FloatArray | float = 0.0) -> FloatArray:

@@ -20,7 +20,7 @@ from meshwright.profiles.profile import Profile
 from meshwright.profiles.units import GIB
 from meshwright.solver.answer import Prediction, StagePrediction
 from meshwright.solver.calibration.calibrate import calibrate as calibrated_on
-from meshwright.solver.calibration.calibrate import default_profile_of
+from meshwright.solver.calibration.calibrate import default_profile_of, least_step_s
 from meshwright.solver.calibration.choose import Candidates, Choice, measuring_order, random_order
 from meshwright.solver.calibration.observations import (
     SEEN_SHARES,
@@ -446,6 +446,21 @@ def _run_prediction(
     )
 
 
+def _unless_too_fast(run: Run) -> Run:
+    """The run; refused where its step is shorter than its FLOPs take at peak: no error is told of it."""
+    seconds = run.measured.step_time_s
+    if run.shape is None or seconds is None:
+        return run
+    least_s = least_step_s(run.shape.problem, run.shape.configuration)
+    if seconds >= least_s:
+        return run
+    reason = (
+        f"step_time_s: {seconds:.4g} s is less than the {least_s:.4g} s that the model's FLOPs take at the "
+        f"GPUs' peak; allowed: seconds, {least_s:.4g} or more"
+    )
+    return replace(run, shape=None, refused_reason=reason)
+
+
 def validate(
     rows: Sequence[Run],
     *,
@@ -464,6 +479,7 @@ def validate(
         seed: of the random choice.
         profile_of: the uncalibrated profile of a run's problem and framework; sees nothing measured.
     """
+    rows = [_unless_too_fast(run) for run in rows]
     by_cluster: dict[str, list[Run]] = defaultdict(list)
     for run in rows:
         by_cluster[run.cluster].append(run)

@@ -26,11 +26,11 @@ from meshwright.solver.calibration.observations import (
 )
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray
 from meshwright.solver.cost.residuals import features_of
-from meshwright.solver.cost.uncertainty import SHARES, shares_of
+from meshwright.solver.cost.uncertainty import OF_EXPERTS, SHARES, shares_of
 from meshwright.solver.predict import Z_80_PERCENT
 from meshwright.solver.runs.table import Run
 
-CAUSES = (*SHARES, "experts", "unmeasured_gpu", *(f"untold_{name}" for name in SHARES))
+CAUSES = (*SHARES, "experts", "unmeasured_gpu", *(f"untold_{name}" for name in SHARES), "untold_experts")
 _FREEDOM = 4.0  # of Student's t
 _FACTORS = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)
 _SWEEPS = 12
@@ -45,7 +45,7 @@ class Errors:
     """Log errors of left-out runs, and what makes them doubtful."""
 
     log_error: FloatArray  # ln(measured / predicted), (n,)
-    causes: FloatArray  # (n, 6): how much of each cause of doubt a run has, 0 to 1
+    causes: FloatArray  # (n, 7): how much of each cause of doubt a run has, 0 to 1
     weights: FloatArray  # a cluster counts as a dozen runs at most
     clusters: tuple[str, ...]
     stacks: tuple[str, ...]
@@ -82,12 +82,13 @@ def _causes(row: RunPrediction, profile_of: ProfileOf) -> tuple[str, list[float]
         raise ValueError(f"{row.run.run_id} was refused")
     profile, splits = profile_of(one), np.array([one.configuration.stage_layers], dtype=np.int64)
     shares = shares_of(one.problem, Columns.of([one.configuration]), splits, profile)
-    flags = [float(one.problem.model.moe is not None), float(not profile.gpu_operators.measured)]
+    experts, routed = float(one.problem.model.moe is not None), float(OF_EXPERTS not in profile.untold)
+    flags = [experts * routed, float(not profile.gpu_operators.measured)]
     untold = [float(constant in profile.untold) for constant in SHARES.values()]
     of_share = [float(share[0]) for share in shares.values()]
     known = [share * (1.0 - none) for share, none in zip(of_share, untold, strict=True)]
     unknown = [share * none for share, none in zip(of_share, untold, strict=True)]
-    return profile.framework.stack, [*known, *flags, *unknown]
+    return profile.framework.stack, [*known, *flags, *unknown, experts * (1.0 - routed)]
 
 
 def together(errors: Errors, foreign: Errors) -> Errors:
@@ -147,6 +148,19 @@ def sigma_of_unknown_stack(errors: Errors, added: FloatArray) -> float:
     fair = _stacks_alike(errors)
     everything = np.ones(len(fair.log_error), dtype=bool)
     return covering(fair, everything, lambda own: errors.sigma(own, added))
+
+
+def doubt_of_untold_experts(errors: Errors, added: FloatArray, own: float) -> float:
+    """What experts add to the spread of a stack none of whose runs tells of them.
+
+    ``errors`` are of stacks left out whole, ``own`` is the spread of such a stack without experts.
+    """
+    cause = CAUSES.index("untold_experts")
+
+    def sigma_at(experts: float) -> FloatArray:
+        return errors.sigma(own, np.where(np.arange(len(CAUSES)) == cause, experts, added))
+
+    return covering(errors, errors.causes[:, cause] > 0.0, sigma_at)
 
 
 def launch_noise_of(runs: Sequence[Run]) -> tuple[float, float]:

@@ -106,17 +106,21 @@ def impossible(one: Observation, profile: Profile) -> str | None:
         )
     if one.step_time_s is None:
         return None
-    gpu = profile.group.gpu
-    flops = _model_flops(one.problem, one.configuration)
-    least_s = flops / max(gpu.peak_flops.values())
+    gpu, least_s = profile.group.gpu, least_step_s(one.problem, one.configuration)
     if one.step_time_s < least_s:
         return (
             f"run {called(one)} is left out: {one.step_time_s:.4g} s is less than the {least_s:.4g} s that "
             f"its FLOPs take at the peak of {gpu.slug}"
         )
-    mfu = flops / one.step_time_s / gpu.peak_bf16_flops
+    mfu = _model_flops(one.problem, one.configuration) / one.step_time_s / gpu.peak_bf16_flops
     beyond = _beyond(mfu, one.problem, one.configuration, profile)
     return f"run {called(one)} is left out: {one.step_time_s:.4g} s is {beyond}" if beyond else None
+
+
+def least_step_s(problem: Problem, configuration: Configuration) -> float:
+    """Seconds that the model's FLOPs take at the dense peak of the cluster's fastest GPU and precision."""
+    peak = max(max(group.gpu.peak_flops.values()) for group in problem.cluster.groups)
+    return _model_flops(problem, configuration) / peak
 
 
 def _model_flops(problem: Problem, configuration: Configuration) -> float:
@@ -487,7 +491,8 @@ def _part(evidence: _Evidence, *, widths: Mapping[str, float], prior: Process, s
         roughness=evidence.roughness,
     )
     left = left_over(found, points, evidence.measured, spread)
-    offsets = dict(zip(widths, (float(value) for value in found.offsets), strict=True))
+    believed = left.believed * found.offsets
+    offsets = dict(zip(widths, (float(value) for value in believed), strict=True))
     findings = contradictions(evidence.runs, points, left.leave_one_out, words=evidence.words)
     findings += constants_at_bounds(evidence.profile.constants, offsets, widths)
     log_sds = dict(zip(widths, (float(value) for value in found.log_sds), strict=True))

@@ -18,7 +18,7 @@ from math import log
 import numpy as np
 
 from meshwright.profiles.calibration import LOWER_BOUNDS, UPPER_BOUNDS
-from meshwright.profiles.profile import Constants, Residual, squared_distances
+from meshwright.profiles.profile import Constants, Residual, squared_distances, twin_kernel
 from meshwright.solver.configuration import BoolArray, FloatArray
 from meshwright.solver.cost.uncertainty import catalog_spreads
 
@@ -414,6 +414,9 @@ def _shortened(
 
 
 _MOST = 4.0  # one run counts for no more than this many spreads
+_SHARES = np.linspace(0.0, 1.0, 11)  # of the correction that may be believed
+_TAILS = 4.0  # degrees of freedom of Student's t: one wild run decides nothing
+_TWIN_JITTER = 0.05  # runs of one configuration share what they are told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -431,7 +434,8 @@ class Spread:
 class Left:
     """What the fit leaves over."""
 
-    residual: Residual
+    believed: float  # share of the offsets and of the residual that is applied
+    residual: Residual  # as far as it is believed
     leave_one_out: FloatArray  # each run's log residual given all others, over its spread
     typical_sigma: float  # log, of a run like those seen
 
@@ -465,6 +469,11 @@ def left_over(found: Fit, features: FloatArray, measured: FloatArray, spread: Sp
     at_prior = measured - found.predicted + found.jacobian @ found.offsets
     everything = np.linalg.inv(found.from_constants + near + noise)
     errors = everything @ at_prior / np.diag(everything)
+    share = _believed(at_prior, errors, 1.0 / np.sqrt(np.diag(everything)))
+    weights = np.linalg.solve(near + noise, measured - found.predicted)
+    # what is withheld from others, the runs themselves and their twins are told
+    withheld = (1.0 - share) * (found.jacobian @ found.offsets + near @ weights)
+    twins = twin_kernel(features, features) + _TWIN_JITTER * np.eye(runs)
     expected = np.maximum(1.0 / np.diag(precision) - found.noises**2, 0.0)
     expected += (process.noise * found.roughness) ** 2
     ratios = errors**2 / expected
@@ -472,7 +481,8 @@ def left_over(found: Fit, features: FloatArray, measured: FloatArray, spread: Sp
     scale = float(np.sqrt(squares / (runs + spread.scale_runs)))
     residual = Residual(
         points=_tuples(features),
-        weights=tuple(float(w) for w in np.linalg.solve(near + noise, measured - found.predicted)),
+        weights=tuple(float(w) for w in share * weights),
+        twin_weights=tuple(float(w) for w in np.linalg.solve(twins, withheld)),
         amplitude=process.amplitude,
         length=process.length,
         trend_amplitude=trend,
@@ -484,10 +494,30 @@ def left_over(found: Fit, features: FloatArray, measured: FloatArray, spread: Sp
         scale=scale,
     )
     return Left(
+        believed=share,
         residual=residual,
         leave_one_out=errors / np.sqrt(expected),
         typical_sigma=scale * float(np.sqrt(expected.mean())),
     )
+
+
+def _believed(at_prior: FloatArray, errors: FloatArray, spreads: FloatArray) -> float:
+    """How much of the correction other configurations are told: all where the runs predict each other.
+
+    Between none and all the share is weighted by what it would have said of each run from the others
+    (stacking; Yao, Vehtari, Simpson and Gelman 2018, "Using Stacking to Average Bayesian Predictive
+    Distributions"), under Student's t. Runs that tell nothing of each other, or one alone, leave half of
+    the correction out, instead of spoiling what the stack's constants say of all other configurations.
+
+    Args:
+        at_prior: measured less predicted at the stack's constants, log, (K,).
+        errors: measured less what the other runs' whole correction predicts, log, (K,).
+        spreads: of these errors, (K,).
+    """
+    left = (at_prior - np.outer(_SHARES, at_prior - errors)) / spreads
+    scores = -0.5 * (_TAILS + 1.0) * np.log1p(left**2 / _TAILS).sum(axis=1)
+    weights = np.exp(scores - scores.max())
+    return float(weights @ _SHARES / weights.sum())
 
 
 def _tuples(matrix: FloatArray) -> tuple[tuple[float, ...], ...]:

@@ -31,7 +31,8 @@ _GRAPHS = {"none": 0.0, "layer": 1.5, "full_iteration": 2.0}
 _OTHER_GRAPH = 1.0
 _DISPATCHERS = {"allgather": -0.5, "alltoall": 0.0, "deepep": 1.0, "hybridep": 1.5}
 _RECIPES = {"nvfp4": 1.0, "mxfp8": 0.5, "fp8-current": 0.5, "fp8-blockwise": 0.5}
-_MODULE = 0.5  # each one that is recomputed
+_MODULE = 0.5  # each one that is recomputed beside what selective recomputation replays anyway:
+_SELECTIVE = ("core_attn", "every_second_mm")  # of Megatron-Core, and of torchtitan
 # Experts padded to a capacity: other kernels, and a step that waits for no sizes. They share the axis of
 # graphs, against them: one of their own moves the open clusters with such runs by .4 points at most.
 _PADDED = -3.0
@@ -75,7 +76,7 @@ def _recipe_switches(options: Mapping[str, object]) -> tuple[float, ...]:
         _DISPATCHERS.get(str(options.get("moe_dispatcher", "alltoall")), 0.0),
         float(bool(options.get("overlap_experts", False))),
         _RECIPES.get(str(options.get("precision_recipe", "")), 0.0),
-        _MODULE * sum(name != "core_attn" for name in replayed),
+        _MODULE * sum(name not in _SELECTIVE for name in replayed),
     )
 
 

@@ -3,8 +3,8 @@
 Calibrated: what the residual process says at each configuration. Uncalibrated: the stack's own spread,
 and beside it what clusters differ by most: how fast they launch kernels and how much of their network
 they reach, each counted by the share of the step that hangs on it, and by more where no run of the stack
-tells the constant; routing to experts; a GPU whose operators nobody measured. All are fitted to runs that
-were left out (``benchmarks/fit_stacks.py``).
+tells the constant; routing to experts, likewise; a GPU whose operators nobody measured. All are fitted to
+runs that were left out (``benchmarks/fit_stacks.py``).
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ SPREADS_FILE = CATALOG / "calibration" / "spreads.yaml"
 # that launches do not bind under our floor may hang on them under a higher one.
 SHARES: Mapping[str, str] = {"launch": "floor_s", "network": "network"}
 SLOWER: Mapping[str, float] = {"floor_s": 0.5, "network": -0.5}
+# What only runs with experts tell of a stack: where none does, experts are as they are usually written.
+OF_EXPERTS = "permute_bytes"
 
 
 def _counted(profile: Profile) -> dict[str, str]:
@@ -47,6 +49,7 @@ class Doubts:
     shares: Mapping[str, float]  # of what each share of the step hangs on; times the share
     untold_shares: Mapping[str, float]  # the same, of constants that no run of the stack tells
     experts: float
+    untold_experts: float  # the same, of a stack none of whose runs tells of experts
     unmeasured_gpu: float
 
 
@@ -71,6 +74,7 @@ def doubts() -> Doubts:
         shares={name: float(own[name]) for name in SHARES},
         untold_shares={name: float(own[f"untold_{name}"]) for name in SHARES},
         experts=float(own["experts"]),
+        untold_experts=float(own["untold_experts"]),
         unmeasured_gpu=float(own["unmeasured_gpu"]),
     )
 
@@ -107,8 +111,9 @@ def log_time_sigma(
 
 def _squared_doubts(problem: Problem, profile: Profile, known: Doubts) -> float:
     """What the model and the GPU add to the variance of every configuration."""
-    experts = known.experts**2 if problem.model.moe is not None else 0.0
-    return experts + (0.0 if profile.gpu_operators.measured else known.unmeasured_gpu**2)
+    experts = known.untold_experts if OF_EXPERTS in profile.untold else known.experts
+    unmeasured = 0.0 if profile.gpu_operators.measured else known.unmeasured_gpu
+    return (experts**2 if problem.model.moe is not None else 0.0) + unmeasured**2
 
 
 def shares_of(

@@ -86,9 +86,17 @@ def read_runs(path: Path, plan_shape: PlanReader = _no_plans) -> tuple[Run, ...]
             InvalidProblemError or RefusedRunError.
 
     Raises:
-        InvalidProblemError: the file cannot be read or lacks a required column.
+        InvalidProblemError: the file cannot be read or lacks a required column, or two rows have one
+            ``run_id``.
     """
-    return tuple(_run_of(cells, plan_shape) for cells in read_cells(path))
+    lines: dict[str, int] = {}
+    for cells in (rows := list(read_cells(path))):
+        name = cells.text("run_id")
+        if name is not None and lines.setdefault(name, cells.line) != cells.line:
+            raise cells.fault(
+                "run_id", f'"{name[:40]}" is the run of line {lines[name]} already', "a run_id of its own"
+            )
+    return tuple(_run_of(cells, plan_shape) for cells in rows)
 
 
 def _shape_of(cells: Cells, plan_shape: PlanReader) -> RunShape:

@@ -18,6 +18,7 @@ from benchmarks.fit.leave_out import LeftOut, blind_profile_of, cluster_of, sigm
 from benchmarks.fit.spreads import (
     CAUSES,
     Errors,
+    doubt_of_untold_experts,
     fitted_causes,
     launch_noise_of,
     sigma_of_unknown_stack,
@@ -206,6 +207,21 @@ def test_a_large_stack_does_not_decide_alone_what_an_unknown_one_is_off_by() -> 
         stacks=("large",) * 300 + ("small",) * 100,
     )
     assert sigma_of_unknown_stack(seen, np.zeros(len(CAUSES))) == pytest.approx(0.5 / 1.2816, rel=0.01)
+
+
+def test_untold_experts_add_what_the_intervals_of_their_runs_lack() -> None:
+    # half of the runs are of experts and are off by 0.5: (0.5 / 1.2816)² is the stack's own 0.3² and theirs
+    causes = np.zeros((RUNS, len(CAUSES)))
+    causes[::2, CAUSES.index("untold_experts")] = 1.0
+    seen = Errors(
+        log_error=np.where(causes.any(axis=1), 0.5, 0.1),
+        causes=causes,
+        clusters=("one",) * RUNS,
+        weights=np.ones(RUNS),
+        stacks=("unlike",) * RUNS,
+    )
+    found = doubt_of_untold_experts(seen, np.zeros(len(CAUSES)), 0.3)
+    assert found**2 == pytest.approx((0.5 / 1.2816) ** 2 - 0.3**2, rel=0.01)
 
 
 QUANTITY = replace(TIME, widths={"gemm": 0.12, "network": 0.35})

@@ -117,7 +117,9 @@ def one_run(**changes: float) -> Residual:
     # one run at 0 that was exp(0.1) slow; amplitude 0.2, noise 0.1, no trend: k = 0.04, K = 0.04 + 0.01
     numbers = {"amplitude": 0.2, "length": 1.0, "trend_amplitude": 0.0, "trend_length": 1.0}
     numbers |= {"noise": 0.1, "scale": 1.0} | changes
-    return Residual(points=((0.0,),), weights=(0.1 / 0.05,), precision=((1.0 / 0.05,),), **numbers)
+    return Residual(
+        points=((0.0,),), weights=(0.1 / 0.05,), twin_weights=(), precision=((1.0 / 0.05,),), **numbers
+    )
 
 
 def test_at_the_run_the_mean_is_shrunk_by_its_noise() -> None:

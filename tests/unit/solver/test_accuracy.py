@@ -56,6 +56,17 @@ def test_a_prediction_sees_no_identity_and_no_measurement(runs: tuple[Run, ...],
         assert before.prediction == after.prediction
 
 
+def test_a_step_shorter_than_its_flops_take_is_refused_and_not_scored(
+    runs: tuple[Run, ...],
+) -> None:
+    first, second = runs[:2]
+    report = validate([replace(first, measured=replace(first.measured, step_time_s=1e-9)), second])
+    (reason,) = report.refused
+    assert reason.startswith("step_time_s: 1e-09 s is less than the ")
+    assert reason.endswith(" or more")
+    assert report.overall.n == 1
+
+
 def test_calibration_uses_at_most_half_and_does_not_score_them(runs: tuple[Run, ...]) -> None:
     report = validate(runs, calibrate=16)
     used = [row for row in report.runs if row.used_for_calibration]
@@ -68,7 +79,7 @@ def test_calibration_uses_at_most_half_and_does_not_score_them(runs: tuple[Run, 
 def test_a_measurement_that_was_not_chosen_changes_nothing(runs: tuple[Run, ...]) -> None:
     before = validate(runs, calibrate=4)
     changed = [
-        run if row.used_for_calibration else replace(run, measured=replace(run.measured, step_time_s=99.0))
+        run if row.used_for_calibration else replace(run, measured=replace(run.measured, step_time_s=9e3))
         for run, row in zip(runs, before.runs, strict=True)
     ]
     after = validate(changed, calibrate=4)

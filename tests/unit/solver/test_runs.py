@@ -136,9 +136,16 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
         read_runs(table(tmp_path / "runs.csv", ROW, without="seq_length"))
 
 
+def test_two_rows_of_one_run_id_are_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidProblemError, match=r"rows\.1\.run_id: line 3: .* is the run of line 2 already"
+    ):
+        read_runs(table(tmp_path / "runs.csv", ROW, ROW | {"step_time_s": "3"}))
+
+
 @pytest.mark.parametrize("bad", ["many", "nan", "-1", "1.5", "inf"])
 def test_a_cell_that_is_no_count_refuses_its_row_alone(tmp_path: Path, bad: str) -> None:
-    good, refused = read_runs(table(tmp_path / "runs.csv", ROW, ROW | {"num_layers": bad}))
+    good, refused = read_runs(table(tmp_path / "runs.csv", ROW, ROW | {"run_id": "", "num_layers": bad}))
     assert good.shape is not None
     assert refused.shape is None
     assert "num_layers: line 3: " in (refused.refused_reason or "")

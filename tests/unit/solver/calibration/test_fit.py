@@ -2,7 +2,14 @@ import numpy as np
 import pytest
 
 from meshwright.profiles.profile import default_profile
-from meshwright.solver.calibration.fit import TIME_PROCESS, Box, fit, least_in_box
+from meshwright.solver.calibration.fit import (
+    TIME_PROCESS,
+    Box,
+    fit,
+    least_in_box,
+    left_over,
+    spread_of,
+)
 from tests.builders import a_cluster
 
 
@@ -47,3 +54,23 @@ def test_of_two_runs_that_contradict_each_other_the_noisier_moves_the_constant_l
     assert fitted([1.0, 1.0]) == pytest.approx(0.0, abs=1e-6)
     assert fitted([1.0, 6.0]) > 0.02
     assert fitted([6.0, 1.0]) < -0.02
+
+
+def test_a_correction_is_believed_as_far_as_it_predicts_the_runs_that_it_has_not_seen() -> None:
+    # ten runs far apart: what all of them take longer is a constant's; what each takes of its own, nobody's
+    places, own = 100.0 * np.arange(10.0)[:, None], np.array([0.3, -0.2, 0.1, -0.3, 0.25] * 2)
+
+    def believed(measured: np.ndarray) -> float:
+        found = fit(
+            lambda offsets: np.repeat(offsets, 10, axis=1),
+            measured,
+            places,
+            widths={"gemm": 0.3},
+            box=box([-9.0], [9.0]),
+            prior=TIME_PROCESS,
+            roughness=np.ones(10),
+        )
+        return left_over(found, places, measured, spread_of("time", 0.1)).believed
+
+    assert believed(0.3 + 0.1 * own) > 0.95
+    assert 0.4 < believed(own) < 0.7  # neither better nor worse without: half, and a little for the runs

@@ -8,6 +8,7 @@ from meshwright.profiles.profile import Constants, Residual, default_profile, le
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.residuals import features_of
 from meshwright.solver.cost.uncertainty import (
+    OF_EXPERTS,
     SHARES,
     doubts,
     extrapolated,
@@ -16,7 +17,7 @@ from meshwright.solver.cost.uncertainty import (
     shares_of,
 )
 from meshwright.solver.problem import Problem
-from tests.builders import a_cluster, a_configuration, a_gpu, a_model, a_problem
+from tests.builders import a_cluster, a_configuration, a_gpu, a_model, a_moe_model, a_problem
 from tests.problems.pricing import a_layout, a_profile
 from tests.problems.pricing import a_problem as an_h100_problem
 
@@ -60,6 +61,23 @@ def test_a_framework_whose_launches_nobody_measured_has_a_wider_band_where_launc
     added = (known.untold_shares["launch"] ** 2 - known.shares["launch"] ** 2) * share**2
     assert sigmas[1] ** 2 - sigmas[0] ** 2 == pytest.approx(added)
     assert known.untold_shares["launch"] > 2.0 * known.shares["launch"]
+
+
+def test_experts_under_a_framework_whose_runs_had_none_have_a_wider_band() -> None:
+    # untold² instead of told², and nothing of a dense model
+    def squares(model: ModelSpec) -> list[float]:
+        problem, configuration = a_problem(model=model), a_configuration()
+        columns, splits = Columns.of([configuration]), np.array([configuration.stage_layers])
+        told = replace(default_profile(problem.cluster, problem.launcher), untold=())
+        both = (told, replace(told, untold=(OF_EXPERTS,)))
+        return [float(log_time_sigma(problem, columns, splits, known)[0]) ** 2 for known in both]
+
+    told, untold = squares(a_moe_model())
+    known = doubts()
+    assert untold - told == pytest.approx(known.untold_experts**2 - known.experts**2)
+    assert known.untold_experts > 1.5 * known.experts
+    dense = squares(a_model())
+    assert dense[0] == dense[1]
 
 
 def test_constants_of_a_stack_that_its_runs_do_not_identify_are_untold() -> None:
