@@ -15,7 +15,10 @@ from meshwright.solver.problem import Workload
 MAX_BYTES = 1_000_000  # of one launch script; files of a fixed form are bounded by ``documents``
 MAX_FILES = 32
 MAX_LISTED = 32  # notes and unread names of one file
-_SCRIPTS = ("", ".sh", ".bash", ".sbatch", ".slurm", ".args", ".txt")
+_SCRIPTS = (
+    "", ".sh", ".bash", ".zsh", ".ksh", ".sbatch", ".slurm", ".job", ".sub", ".pbs", ".qsub", ".lsf",
+    ".bsub", ".args", ".txt",
+)  # fmt: skip
 WHOLE_FILE = "launch file"  # where a fault is that no single name has
 Include = Callable[[str], str | None]
 Place = tuple[str, int]  # a name in a file, and its line; 0: not there

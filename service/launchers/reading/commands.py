@@ -18,6 +18,7 @@ _BATCH = re.compile(r"^#SBATCH[ \t]+(--?[\w-]+)(?:=|[ \t]+)(\S+)", re.MULTILINE)
 _NODES = ("--nnodes", "--num-nodes", "--num-machines", "--nodes", "-N")
 _PER_NODE = ("--nproc-per-node", "--num-gpus", "--gpus-per-node", "--gres", "--ntasks-per-node")
 _TOTAL = ("--num-processes",)  # accelerate counts all of them
+_COUNTS = ("--nnodes", "--nproc-per-node", "--num-processes", "--num-nodes", "--num-gpus", "--num-machines")
 _VARIABLES = (("NNODES", "NUM_NODES"), ("NPROC_PER_NODE", "GPUS_PER_NODE", "NGPU"))
 _STARTERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 _TITANS = "run_train.sh"  # torchtitan's
@@ -173,7 +174,7 @@ def chosen(
     if len(runs) < 2:  # noqa: PLR2004
         return command, count
     if told.run is None:
-        said = [_said(one, is_known) for one in runs]
+        said = [_said(one, is_known) | _ranks(one) for one in runs]
         shared = set.intersection(*(set(one.items()) for one in said))
         own = [" ".join(f"{flag} {value}" for flag, value in sorted(one.items() - shared)) for one in said]
         lines = [one.words[0].line for one in runs]
@@ -209,13 +210,25 @@ def chosen_by(file: str, commands: Sequence[Command], is_known: Callable[[str], 
 
 
 def _runs(commands: Sequence[Command], is_known: Callable[[str], bool], most: int) -> list[Command]:
-    """Started trainings with half of the most known names and more, which differ in these."""
-    found: dict[tuple[tuple[str, str], ...], Command] = {}
+    """Started trainings with half of the most known names and more, which differ in these or in ranks."""
+    found: dict[tuple[tuple[str, str], ...], dict[tuple[tuple[str, str], ...], Command]] = {}
     for command in commands:
         known = sum(is_known(word.text) for word in command.words)
         if command.program and 2 * known >= max(most, 2) and not _other(command):
-            found.setdefault(tuple(_said(command, is_known).items()), command)
-    return list(found.values())
+            same = found.setdefault(tuple(_said(command, is_known).items()), {})
+            ranks = tuple(_ranks(command).items())
+            if ranks or not same:  # what says no ranks is the same run prepared, or its fallback
+                same.setdefault(ranks, command)
+    return [one for same in found.values() for ranks, one in same.items() if ranks or len(same) == 1]
+
+
+def _ranks(command: Command) -> dict[str, str]:
+    """How many processes a command says that it starts, by the names of its launcher."""
+    texts = [word.text for word in command.before]
+    pairs = [*(text.partition("=")[::2] for text in texts if "=" in text), *pairwise(texts)]
+    said = {one.replace("_", "-"): value for one, value in pairs if one.replace("_", "-") in _COUNTS}
+    usual = {"--nnodes": "1"} if said and any(text == "torchrun" for text in texts) else {}
+    return dict(sorted({**usual, **said}.items()))
 
 
 def _said(command: Command, is_known: Callable[[str], bool]) -> dict[str, str]:
@@ -346,6 +359,8 @@ def world_of(text: str, script: Script, command: Command | None = None) -> World
     batch = dict(_BATCH.findall(text))
     nodes, per_node = (_first(names, said, batch) for names in (_NODES, _PER_NODE))
     usual = [_variable(script, names) for names in _VARIABLES]
+    if nodes is None and usual[0] is None and not batch and any(map(_starts_here, lists)):
+        nodes = 1
     started = any(word.text.rsplit("/", 1)[-1] in _STARTERS for words in lists for word in words)
     parallel = any(word.text in _PARALLEL for words in lists for word in words)
     if any(word.text.endswith(_TITANS) for words in lists for word in words):  # one node, of 8 GPUs
@@ -355,6 +370,13 @@ def world_of(text: str, script: Script, command: Command | None = None) -> World
     if started and usual[1] is None and "--nproc-per-node" not in said and not batch:
         per_node = per_node or 1
     return World(nodes or usual[0], per_node or usual[1], _first(_TOTAL, said) or _tasks(said, parallel))
+
+
+def _starts_here(words: Sequence[Word]) -> bool:
+    """Whether ``deepspeed --num_gpus 8`` starts on this machine alone: nothing names other hosts."""
+    texts = [word.text.partition("=")[0].replace("_", "-") for word in words]
+    deepspeed = any(text.rpartition("/")[2] == "deepspeed" for text in texts)
+    return deepspeed and not {"--hostfile", "-H", "--include", "-i", "--exclude", "-e"} & set(texts)
 
 
 def takes_every_gpu(words: Sequence[Word]) -> bool:

@@ -12,6 +12,7 @@ from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.service.launchers.reading.base import MAX_LISTED, Place, Told, passed_by
 from meshwright.service.launchers.reading.documents import Found, Values
+from meshwright.service.launchers.reading.shell_values import UNKNOWN, why_unknown
 from meshwright.service.launchers.rules import near_divisors
 
 # --------------------------------------------------------------------------------------------------
@@ -76,7 +77,7 @@ def _slips(one: str, other: str) -> int:
 # Names that decide a run, whoever's they are: where a reader does not know one, it does not guess.
 
 
-_SHARES = r"(?:tensor|pipeline|context|expert|sequence|data|model|ulysses|ring_attention|hybrid)"
+_SHARES = r"(?:tensor|pipe|pipeline|context|expert|sequence|data|model|ulysses|ring_attention|hybrid)"
 _DECIDING: dict[str, tuple[str, ...]] = {
     "how ranks share the model": (
         rf"\w*{_SHARES}(?:_model)?_parallel(?:ism)?(?:_size|_degree)?", "tp_2d", "ulysses_degree_in_cp",
@@ -88,12 +89,13 @@ _DECIDING: dict[str, tuple[str, ...]] = {
         r"(?:(?:batch_size|bsz?)(?:_training)?|(?:batch(?:_size)?|bsz?)_per_(?:gpu|device|rank))"),
     ),
     "how many micro-batches a step takes": (
-        r"(?:gradient_|grad_)?acc(?:um\w*)?_(?:steps?|iters?|every|grad_batches)",
+        r"(?:gradient_|grad_)?acc(?:um\w*)?_(?:steps?|iters?|every|grad_batches)", "gas",
     ),
     "which experts the model has": (
         r"(?:moe_)?num_(?:moe_|local_|routed_)?experts", r"(?:moe_)?top_?k_experts", "moe_top_?k",
         "n_routed_experts", r"(?:num_)?experts_per_tok(?:en)?", r"(?:n|num)_(?:shared|zero)_experts",
-        r"first_k_dense\w*", "moe_(?:enable|intermediate_size|latent_size|extended_tp|tp_extend_ep)",
+        r"first_k_dense\w*", r"enable_shared_experts?",
+        "moe_(?:enable|intermediate_size|latent_size|extended_tp|tp_extend_ep)",
     ),
     "which layers the model has": (  # of MindSpeed-LLM, and Megatron-LM's of which there is no price
         "noop_layers", "num_layer_list", "n_hash_layers", r"post_(?:layer_)?norm", r"\w*embeds?_norm",
@@ -113,6 +115,7 @@ _DECIDING: dict[str, tuple[str, ...]] = {
         "lora_(?:r|rank|fusion)", "q_?lora", "low_rank_training", r"only_tune_\w+",
         "tune_mm_mlp_adapter", "modules_to_save", r"\w*upcycling\w*",
     ),
+    "what it is taught": (r"mlm_prob\w*", r"masked?_lm_prob\w*", "noise_density"),  # masked words
     "which model it learns from": (
         r"(?:\w+_)?(?:distill|distillation|teacher)(?:_\w+)?", r"(?:export_)?kd(?:_\w+)?", r"ref_model_\w+",
         r"(?!(?:save|output|merged|pretrained|base|eval|cache)_)\w+_model(?:_name_or)?_path",
@@ -235,6 +238,10 @@ class Fields:
         names = [one for one in self._values if one.startswith(start)]
         return {one.removeprefix(start): self.raw(one) for one in names}
 
+    def sections(self) -> list[str]:
+        """The first parts of all names, each once."""
+        return list(dict.fromkeys(name.partition(".")[0] for name in self._values))
+
     def raw(self, name: str) -> object:
         """The value as it stands there; None where it is not given."""
         self._taken.add(name)
@@ -255,6 +262,10 @@ class Fields:
         """The same; None where it is not given or is no whole number in range."""
         value = self.raw(name)
         if value is None:
+            return None
+        if isinstance(value, str) and UNKNOWN in value:
+            why, step = why_unknown(value.split(UNKNOWN)[1])
+            self.fault(name, why, allowed=step)
             return None
         number = _whole(value)
         if number is None or not low <= number <= MAX_INTEGER:

@@ -19,6 +19,7 @@ from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.megatron_bridge import FP8_RECIPES, LOW_GRADIENTS
+from meshwright.service.launchers.megatron_names import FLAGS
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by, refused
 from meshwright.service.launchers.reading.commands import (
     Command,
@@ -191,6 +192,8 @@ def recipe_named(command: Command) -> Word | None:
     if mode and "--model" in said:
         return Word(f"{said['--model'].text}_{mode}_config", said["--model"].line)
     program = _PROGRAM.fullmatch(command.program)
+    if any(word.text.partition("=")[0] in FLAGS for word in words):
+        program = None  # Megatron-LM's, by whatever name
     name = f"{program[2]}_{'pretrain' if program[1] == 'pretrain' else 'sft'}_config" if program else ""
     line = next((word.line for word in (*command.before, *words)), 0)
     return Word(name, line) if name in _recipes() else None

@@ -18,7 +18,7 @@ from meshwright.service.launchers.reading.deepspeed import read_offload
 from meshwright.service.launchers.reading.documents import looks_like_document
 from meshwright.service.launchers.reading.fields import Fields, first_larger
 from meshwright.service.launchers.reading.given import Given, Value
-from meshwright.service.launchers.reading.shell_values import Filled
+from meshwright.service.launchers.reading.shell_values import UNKNOWN, Filled, why_unknown
 
 OFFLOAD = "--offload of DeepSpeed's file"
 DEEPSPEED = "deepspeed"  # the switch that hands the model to DeepSpeed's engine
@@ -30,6 +30,7 @@ _PLAIN_NAMES = {
     "activations-checkpoint-num-layers": "recompute-num-layers",
     "checkpoint-num-layers": "recompute-num-layers",
     "model-parallel-size": "tensor-model-parallel-size",
+    "pipe-parallel-size": "pipeline-model-parallel-size",  # DeepSpeed's first examples; 0 is none
     "batch-size": "micro-batch-size",  # of a replica, before there were micro-batches
 }
 _REFUSED = {
@@ -65,7 +66,7 @@ _HARMLESS = (
     "valid-weighted-split-paths-path", "train-weighted-split-paths-path", "query-gpu",
     "universal-checkpoint", "curriculum-learning", "RMSNorm", "causal-lm",
     "overlapped-distributed-optimizer", "use-flash-attn-v1", "use-flash-attn-v2", "use-flash-attn-triton",
-    "fp8-hybrid", "fp8-e4m3", "reduce-bucket-size", "layernorm-epsilon", "use-mpi", *_PLAIN_NAMES,
+    "fp8-hybrid", "fp8-e4m3", "reduce-bucket-size", "layernorm-epsilon", "use-mpi", "gas", *_PLAIN_NAMES,
 )  # fmt: skip
 _STAGE = re.compile(r'"stage"\s*:\s*"?(\d)')
 _UNCHANGED = ("1", "0", "")
@@ -84,7 +85,7 @@ def translate(given: Given, include: Include, filled: Mapping[str, Filled] | Non
         given.fault_of("--batch-size", first, why, allowed="one of them")
     for old, new in _PLAIN_NAMES.items():
         value = given.others.get(f"--{old}")
-        if value is not None and not given.has(new):
+        if value is not None and value.texts != ("0",) and not given.has(new):
             given.take(f"--{new}", value, called=f"--{old}")
     for rule in (_recompute, _attention, _flash, _llamas, _positions, _experts, _eight_bits):
         rule(given)
@@ -217,8 +218,16 @@ def _stage_of(given: Given, name: str, text: str) -> str | None:
     if found in ("1", "2", "3") and values:
         fields = Fields(name, values)
         given.others[OFFLOAD] = Value((read_offload(fields, int(found)),), 0)
+        batch = fields.optional("train_batch_size")
+        if batch is not None and not given.has("global-batch-size"):
+            given.take("--global-batch-size", Value((str(batch),), 0))
+            given.note(f"--global-batch-size is {shown(name)}'s train_batch_size, {batch}")
         _agree(given, fields)
         given.faults += [replace(one, message=f"{shown(name)}: {one.message}") for one in fields.faults]
+    elif f"{UNKNOWN}$(" in text:
+        line = next((given.others[flag].line for flag in _FILES if flag in given.others), 0)
+        why, step = why_unknown(text.split(UNKNOWN)[1])
+        given.fault_of(_FILES[0], Value((), line), f"part of {shown(name)}: {why}", allowed=step)
     elif (away := _AWAY.search(text)) is not None:
         line = next((given.others[flag].line for flag in _FILES if flag in given.others), 0)
         message = f"cannot be read: {shown(name)} keeps states on the {away[2]}, in a form with open places"

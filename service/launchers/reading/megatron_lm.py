@@ -200,8 +200,13 @@ def _take_default_batch(given: Given, gpus: int | None) -> None:
     for name in ("tensor-model", "pipeline-model"):
         ranks *= given.integer(f"{name}-parallel-size", 1)
     ranks *= given.integer("context-parallel-size", 1)
-    batch = max(gpus // ranks, 1) * given.integer("micro-batch-size", 1)
+    steps = given.other("gas")  # of DeepSpeed's first examples
+    count = int(steps) if steps.isdecimal() and len(steps) < 6 and int(steps) else 1  # noqa: PLR2004
+    batch = max(gpus // ranks, 1) * given.integer("micro-batch-size", 1) * count
     given.take("--global-batch-size", Value((str(batch),), 0))
+    if count > 1:
+        given.note(f"--gas {count} micro-batches of each replica are {batch}")
+        return
     given.note(f"no --global-batch-size: one micro-batch a replica, {batch}, is Megatron-LM's default")
 
 

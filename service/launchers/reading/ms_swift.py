@@ -6,6 +6,7 @@ Names and defaults: ms-swift 4.6.0, swift/megatron/arguments/megatron_args.py.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -37,6 +38,10 @@ from meshwright.service.launchers.reading.shell_values import UNKNOWN, Word
 
 _LEAST_NAMES = 2
 _ALL_LINEAR = "all-linear"
+# Programs that are not ms-swift's own (swift/cli/_megatron/sft.py), such as Megatron-LLM's finetune.py.
+_OTHERS = re.compile(
+    r"^(?!.*(?:swift|_megatron/))(?:.*/)?(?!(?:pt|sft|rlhf|main|train\w*)\.py$)[\w-]+\.py$"
+)
 _EXTRA, _MAX_EXTRA = "megatron_extra_kwargs", 64
 # Where ms-swift's default is another than Megatron-LM's, and what it then does.
 _DEFAULTS = {
@@ -84,6 +89,12 @@ class MsSwiftReader:
         if count < _LEAST_NAMES:
             raise refused(f"{source.name[:64]}: no command with arguments of ms-swift is in it")
         require_training(command, source.name)
+        if _OTHERS.search(command.program):
+            line, program = command.words[0].line, shown(command.program.rpartition("/")[2])
+            message = (
+                f"line {line} of {shown(source.name)}: {program} takes Megatron's names with underscores"
+            )
+            raise refused(f"{message} and is none of ms-swift's", allowed="megatron pt, megatron sft")
         given, others = _given(command.words, told)
         for note in script.notes:
             given.note(note)

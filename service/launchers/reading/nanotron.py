@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_from_shape
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by
 from meshwright.service.launchers.reading.documents import document_of, looks_like_document
-from meshwright.service.launchers.reading.fields import Fields
+from meshwright.service.launchers.reading.fields import Fields, passing
 from meshwright.service.launchers.reading.known import known_of
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
@@ -20,6 +20,11 @@ _OWN = (
     "tokens.micro_batch_size",
     "tokens.batch_accumulation_per_replica",
 )
+_SECTIONS = (
+    "checkpoints", "data", "data_stages", "experiment_logger", "general", "kill_switch_path", "lighteval",
+    "logging", "metrics_logging", "model", "nanoset", "optimizer", "parallelism", "profiler", "s3_upload",
+    "tokenizer", "tokens",
+)  # fmt: skip
 _MAX_ZERO = 1
 _IRRELEVANT = (
     "checkpoints.", "data_stages", "general.", "logging.", "lighteval", "tokenizer.", "optimizer.",
@@ -55,6 +60,7 @@ class NanotronReader:
             precision=_precision(fields),
             optimizer=_optimizer(fields),
         )
+        _refuse_others(fields, told)
         fields.stop()
         return LaunchFile(
             launcher=self.name,
@@ -70,6 +76,14 @@ class NanotronReader:
                 "seq_length": fields.place("tokens.sequence_length"),
             },
         )
+
+
+def _refuse_others(fields: Fields, told: Told) -> None:
+    """Sections of forks, which nanotron's own parser refuses (``get_config_from_dict`` is strict)."""
+    for section in fields.sections():
+        if section not in _SECTIONS and not passed_by(told, section):
+            message = "is no section of nanotron's, and what a fork makes of it is not known"
+            fields.fault(section, message, allowed=passing(section))
 
 
 def _configuration(fields: Fields, model: ModelSpec) -> Configuration:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from meshwright.service.launchers.reading.shell_commands import ASSIGNMENT, SCOPED, Commands, Include
-from meshwright.service.launchers.reading.shell_expansion import MAX_TURNS, fits, literal
+from meshwright.service.launchers.reading.shell_expansion import MAX_TURNS, fits, literal, printed
 from meshwright.service.launchers.reading.shell_values import (
+    MAX_DEPTH,
     UNKNOWN,
     Script,
     Status,
@@ -288,6 +289,7 @@ class _Shell(Commands):
 
     def _loop_body(self) -> None:
         self._loops += 1
+        self._script.write((), words=1)  # loops in loops end, too
         self._block(("done",))
         self._loops -= 1
 
@@ -474,6 +476,24 @@ class _Shell(Commands):
         """Of what comes next."""
         return self._tokens[min(self._at, len(self._tokens) - 1)].line
 
+    def _output(self, text: str) -> str | None:
+        """What commands print, also a function's or those of a condition; None: not known."""
+        script, found = self._script, super()._output(text)
+        tokens = lex(text) if found is None else []
+        first = tokens[0].plain if tokens else ""
+        if self._depth > MAX_DEPTH or (first not in ("if", "case") and first not in self._functions):
+            return found
+        before, commands, stopped = dict(script.words), script.commands, script.stopped
+        script.commands, doubted, self._doubted = [], self._doubted, False
+        self.run(tokens)
+        started, script.commands, script.stopped = script.commands, commands, stopped
+        unsure, self._doubted = self._doubted, doubted
+        self.restore(before)
+        texts = [None if any(word.unknown for word in words) else printed([word.text for word in words], "")
+                 for words in started]  # fmt: skip
+        known = [text for text in texts if text is not None]
+        return None if unsure or len(known) < len(texts) else "".join(known).strip()
+
     # ---------------------------------------------------------------- commands
 
     def _simple(self) -> Status:
@@ -498,15 +518,19 @@ class _Shell(Commands):
             self._at += 1
         if self._dead:
             return None
-        if self._reads(tokens, redirected["<<<"]):
+        if self._reads(tokens, redirected["<<<"], below):
             return True
         written_to = next((redirected[mark] for mark in (">", ">>", ">|") if redirected[mark]), "")
         return self._execute(tokens, below, written_to)
 
-    def _reads(self, tokens: Sequence[Token], given: str) -> bool:
+    def _reads(self, tokens: Sequence[Token], given: str, below: Token | None) -> bool:
         """``read A B <<< "$X"`` and ``IFS=, read -ra LIST <<< "$X"``; whether that is what stands here."""
-        if not given or not any(token.plain == "read" for token in tokens[:2]):
+        if not (given or below) or not any(token.plain == "read" for token in tokens[:2]):
             return False
+        given = given or (self.joined(below) if below is not None else "")
+        if any(token.plain == "-d" for token in tokens):  # read -r -d '' NAME: all of it
+            self.store(f"{tokens[-1].raw}=", [Word(given.strip(), tokens[0].line)], tokens[0].line)
+            return True
         given = given.partition("\n")[0]
         texts = [self.joined(token) for token in tokens]
         split = texts[0][4:] if texts[0].startswith("IFS=") else ""

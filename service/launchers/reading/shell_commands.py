@@ -43,6 +43,7 @@ class Commands(Variables):
         self._depth = 0
         self._loops = 0
         self._jump: tuple[str, int] | None = None  # a break or continue, and of how many loops
+        self._doubted = False  # whether a command was reached only perhaps
         self._asked = False  # whether a program's success was asked for
         self._returned: Status = None
         self._scopes: list[dict[str, tuple[Word, ...] | None]] = []  # what local variables hide
@@ -110,6 +111,7 @@ class Commands(Variables):
         if name == "sed":
             _run_sed(script, words, written_to, self._include)
         script.commands.append(tuple(words))
+        self._doubted = self._doubted or self._live is None
         self._look_inside(words)
         self._asked = self._asked or name not in _SURE
         return None if name in ("grep", "command", "which", "type", "ping", "diff") else True

@@ -28,6 +28,8 @@ def braced(parts: Sequence[Part]) -> list[list[Part]]:
     pieces: list[_Piece] = []
     for part in parts:
         pieces += [part] if part.expands or part.quoted else list(part.text)
+    if len(pieces) > _MAX_CHANGED:
+        return [list(parts)]
     return [_joined(one) for one in _alternatives(pieces)]
 
 
@@ -45,9 +47,7 @@ def _alternatives(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
         if inner:
             behind = _alternatives(pieces[end + 1 :])
             found = [[*pieces[:start], *one, *rest] for one in inner for rest in behind]
-            if len(found) > MAX_BRACED:
-                raise ValueError(f"braces make more than {MAX_BRACED} words")
-            return found
+            return found if len(found) <= MAX_BRACED else [list(pieces)]
     return [list(pieces)]
 
 
@@ -81,7 +81,7 @@ def _options(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
     numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
     width = max((len(text) for text in found.groups()[:2] if text.lstrip("-").startswith("0")), default=0)
     if len(numbers) > MAX_BRACED:
-        raise ValueError(f"braces make more than {MAX_BRACED} words")
+        return []
     return [list(str(number).zfill(width)) for number in numbers]
 
 
@@ -105,28 +105,36 @@ def fits(text: str, pattern: str) -> bool:
     return re.fullmatch(_expression(pattern), text, re.DOTALL) is not None
 
 
-_TIMES = {"@": "", "?": "?", "*": "*", "+": "+"}  # of what stands in brackets (extglob)
+_GROUPS = {"@": "", "?": "?"}  # how often what stands in brackets may be there (extglob)
+_MAX_CHANGED = 4_000  # characters of a text that a pattern is held against, place by place
 
 
 def _expression(pattern: str) -> str:
-    """A shell's pattern as a regular expression."""
-    done, at = "", 0
+    """A shell's pattern as a regular expression that never goes back over more than its last star."""
+    chunks, at = [""], 0
     while at < len(pattern):
         char, end = pattern[at], pattern.find("]", at + 2)
+        close = pattern.find(")", at) if pattern[at + 1 : at + 2] == "(" and char in _GROUPS else -1
         if char == "\\" and at + 1 < len(pattern):
-            done += re.escape(pattern[at + 1])
+            chunks[-1] += re.escape(pattern[at + 1])
             at += 1
-        elif pattern[at + 1 : at + 2] == "(" and char in _TIMES and (close := pattern.find(")", at)) > 0:
-            done += f"(?:{'|'.join(map(_expression, pattern[at + 2 : close].split('|')))}){_TIMES[char]}"
+        elif close > 0:
+            options = "|".join(map(_expression, pattern[at + 2 : close].split("|")))
+            chunks[-1] += (
+                f"(?>{options}){_GROUPS[char]}" if "*" in options else f"(?:{options}){_GROUPS[char]}"
+            )
             at = close
         elif char == "[" and end > 0:
             inside = pattern[at + 1 : end].replace("\\", "\\\\")
-            done += f"[^{inside[1:]}]" if inside[0] in "!^" else f"[{inside}]"
+            chunks[-1] += f"[^{inside[1:]}]" if inside[0] in "!^" else f"[{inside}]"
             at = end
+        elif char == "*":
+            chunks.append("")
         else:
-            done += {"*": ".*", "?": "."}.get(char, re.escape(char))
+            chunks[-1] += "." if char == "?" else re.escape(char)
         at += 1
-    return done
+    middle = "".join(f"(?>.*?{chunk})" for chunk in chunks[1:-1] if chunk)
+    return chunks[0] + (f"{middle}.*{chunks[-1]}" if len(chunks) > 1 else "")
 
 
 def compared(left: str, sign: str, right: str, *, double: bool) -> bool | None:
@@ -157,6 +165,8 @@ def changed(text: str, rest: str) -> str | None:
     """One value with what follows the name in ``${…}``; None: a change that is not known here."""
     if rest in _CASES:
         return _CASES[rest](text)
+    if len(text) > _MAX_CHANGED:
+        return None
     mark = next((mark for mark in ("%%", "%", "##", "#") if rest.startswith(mark)), None)
     try:
         if mark is not None:

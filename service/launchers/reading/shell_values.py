@@ -29,6 +29,8 @@ _PARAMETER = re.compile(r"[A-Za-z_]\w*|\d+", re.ASCII)
 _PIECE = re.compile(rf"(?:{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}|[^\s{UNKNOWN}])+")
 _WHOLE = re.compile(r"\$\{([A-Za-z_]\w*)(?:\[[@*]\])?\}|\$([A-Za-z_]\w*)", re.ASCII)
 _PART = re.compile(r":(?![-=?+])(.*?)(?::(.*))?", re.ASCII | re.DOTALL)
+_COSTLY = re.compile(r"\)[*+{?]|\\\d")  # which may take a regular expression for ever
+_TIMES, _MAX_TIMES, MAX_FITTED = re.compile(r"[*+{]"), 3, 200
 _EACH = ("[@]", "[*]")
 _ALL = ("$@", "${@}")
 _BLANK = " \t\n"  # between words where IFS says nothing else
@@ -139,6 +141,12 @@ class Variables:
 
     def _fits(self, text: str, expression: str) -> Status:
         """``[[ $X =~ ^([0-9]+)b ]]``, which keeps what its brackets hold."""
+        if (
+            _COSTLY.search(expression)
+            or len(_TIMES.findall(expression)) > _MAX_TIMES
+            or len(text) > MAX_FITTED
+        ):
+            return None
         try:
             found = re.search(expression, text)
         except re.error:

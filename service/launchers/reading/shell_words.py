@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "e": "\x1b"}
@@ -286,7 +286,8 @@ class _Lexer:
 def parts_of(text: str) -> list[Part]:
     """The parts of one word; blanks in it stay."""
     escaped = text.replace('"', '\\"')
-    return [part for token in lex(f'"{escaped}"') for part in token.parts]
+    found = [part for token in lex(f'"{escaped}"') for part in token.parts]
+    return [replace(part, text=part.text.replace('\\"', '"')) if part.expands else part for part in found]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -31,11 +31,13 @@ _NAMES: tuple[tuple[str, int], ...] = (
     (r"llama[-_ ]?[12]|tiny[-_]?llama|open[-_]?llama|vicuna|alpaca", 32000),
     (r"llama[-_]?(7|13|30|33|65|70)b", 32000),
     (r"mistral[-_]nemo|nemo[-_]12b|tekken", 131072),
+    (r"mistral[-_.]large[-_.]instruct[-_.]2407|mistral[-_.]small[-_.]instruct[-_.]2409", 32768),
     (r"mixtral[-_.]8x22b[-_.]instruct|mistral[-_.]7b[-_.](instruct[-_.])?v0\.3|codestral|mathstral", 32768),
+    (r"mi[sn]istral[-_.](large|small|medium|[38]b)|pixtral|devstral|magistral", 0),  # of several editions
     (r"mistral|mixtral|zephyr", 32000),
     (r"qwen[-_]?3\.5|qwen[-_]?3[-_.]next", 0),
     (r"qwen[-_]?3", 151669),
-    (r"qwen[-_]?2\.5|qwq|qwen[-_]?2p5", 151665),
+    (r"qwen[-_]?2[._-]?5|qwq|qwen[-_]?2p5", 151665),
     (r"qwen[-_]?2|qwen[-_]?1\.5|codeqwen", 151646),
     (r"deepseek[-_]?(v3|r1)|deepseek[-_]?v3", 128815),
     (r"deepseek[-_]?(v2|coder[-_]?v2)|moonlight[-_]?ds", 100002),
@@ -70,8 +72,8 @@ def named_vocabulary(name: str) -> int | None:
     """Tokens of a tokenizer by a hub id, or a path that ends in such a name; None: not known."""
     for part in reversed(name.rstrip("/").split("/")[-3:]):
         size = next((size for pattern, size in _PATTERNS if pattern.search(part)), None)
-        if size:
-            return size
+        if size is not None:
+            return size or None  # 0: of several sizes
     return None
 
 

@@ -339,3 +339,59 @@ def test_gradients_of_fp16_are_kept_in_it_and_the_run_is_priced(flags: str, kept
     assert found.workload.framework_options.get("gradient_dtype") == kept
     facts = with_options(framework_facts("megatron-core"), found.workload.framework_options)
     assert [*clashes("megatron-lm", facts, found.model, "fp16")] == []
+
+
+def test_what_stages_and_steps_are_called_elsewhere_is_read_or_refused() -> None:
+    # DeepSpeed's first examples: 8 GPUs of tp 4 × pp 2 are one replica of 8 micro-batches of 4
+    old = f"--vocab-size 512 {SIZES} --model-parallel-size 4 --pipe-parallel-size 2 --batch-size 4 --gas 8 "
+    start = f"deepspeed --num_gpus 8 pretrain_gpt2.py {old}--deepspeed --zero-stage 1\n"
+    found = read(start)  # one node: no host is named
+    assert (found.num_nodes, found.configuration.pipeline_parallel_size) == (1, 2)
+    assert (found.configuration.data_parallel_size, found.workload.global_batch_size) == (1, 32)
+    json = Source(name="ds.json", text='{"train_batch_size": 64, "zero_optimization": {"stage": 1}}')
+    text = start.replace("--zero-stage 1", "--deepspeed_config ds.json").replace("--gas 8 ", "")
+    beside = Source(name="a.sh", text=text, files={json.name: json.text, "a.sh": text})
+    assert read_launch_files(beside, Told()).workload.global_batch_size == 64
+    with pytest.raises(InvalidProblemError, match="how many GPUs run is not said"):
+        read(start.replace("--num_gpus 8", "--hostfile hosts --num_gpus 8"))
+    for flag, what in (("--enable-shared-expert", "experts"), ("--mlm-probability 0.3", "taught")):
+        with pytest.raises(InvalidProblemError, match=what):
+            read(f"torchrun --nproc_per_node 8 pretrain_gpt.py {SIZES} --vocab-size 512 {flag}")
+
+
+def test_runs_of_the_same_words_on_other_numbers_of_gpus_are_two() -> None:
+    words = f"pretrain_gpt.py {SIZES} --vocab-size 512"
+    text = f"torchrun --nproc_per_node 4 {words}\ntorchrun --nproc_per_node 8 {words}\n"
+    with pytest.raises(InvalidProblemError, match=r"1 \(line 1\): --nproc-per-node 4; 2 \(line 2\)"):
+        read(text)
+    assert read(text, Told(run=2)).configuration.num_gpus == 8
+
+
+def test_names_of_another_launcher_s_program_are_not_taken_for_one_s_own() -> None:
+    names = "--tensor_model_parallel_size 2 --micro_batch_size 4 --global_batch_size 128 --seq_length 4096"
+    with pytest.raises(InvalidProblemError, match=r"finetune.py takes Megatron's names with underscores"):
+        read(f"torchrun --nproc_per_node 4 finetune.py {names} --model_name qwen\n")
+    text = f"torchrun --nproc_per_node 8 pretrain_llama3_70b.py {SIZES} --vocab-size 512\n"
+    assert (read(text).launcher, read(text).model.num_layers) == ("megatron-lm", 4)
+
+
+def test_a_section_that_nanotron_refuses_is_not_passed_over() -> None:
+    text = (
+        "parallelism: {dp: 1, pp: 1, tp: 1}\ntokens: {sequence_length: 64, micro_batch_size: 1, "
+        "batch_accumulation_per_replica: 1}\nmodel:\n  model_config: {hidden_size: 512, vocab_size: 512, "
+        "num_hidden_layers: 2, intermediate_size: 2048, num_attention_heads: 8}\n"
+        "infini_attention:\n  length: 8\n"
+    )
+    with pytest.raises(InvalidProblemError, match="infini_attention: is no section of nanotron's"):
+        read(text, name="a.yaml")
+    assert read(text, Told(ignored=("infini_attention",)), "a.yaml").model.num_layers == 2
+
+
+def test_editions_of_a_tokenizer_are_told_apart() -> None:
+    def size(name: str) -> int | None:
+        found = vocabulary_of("HFTokenizer", (name,), lambda _: None)
+        return found[0] if found else None
+
+    assert size("mistralai/Mistral-Large-Instruct-2407") == 32768
+    assert size("mistralai/Ministral-8B-Instruct-2410") is None
+    assert size("/data/qwen25_tokenizer_flat") == 151665

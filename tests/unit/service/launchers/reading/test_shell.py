@@ -98,6 +98,8 @@ _RULES = (
     "set -- -t 2 x; while getopts t:p: o; do case $o in t) T=$OPTARG;; esac; done; run $T ${@:2} $#",
     "run $(printf '%03d-%s' 7 a) $(echo a-b | cut -d- -f2) $(echo 'a b' | awk '{print $2}') $(seq 0 2 4)",
     "printf -v X '%d' 3; run $X $'a\\tb' \"$(echo 1,2 | tr ',' '\\n' | grep -c .)\"",
+    'f() { if [ $1 = 8 ]; then echo "--a $1"; fi; echo b; }; X=$(f 8); run $X $(f 9)',
+    'T=yes\nread -r -d "" X <<EOF\n{"a": 1$(if [ "$T" = yes ]; then echo \', "b"\'; fi)}\nEOF\nrun "$X"',
     "X=$(cat <<EOF\n--a 1\n--b $((1+1))\nEOF\n); run $X",
 )  # fmt: skip
 
