@@ -8,6 +8,7 @@ code is the tasks' highest, 128 and more for signals.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 _SCONTROL = """#!/bin/sh
@@ -95,14 +96,20 @@ sys.exit(max(one.returncode if one.returncode >= 0 else 128 - one.returncode for
 """
 
 
-def allocation(programs: Path, num_nodes: int, gpus_per_node: int = 2) -> dict[str, str]:
-    """The environment of a Slurm allocation's first shell, whose programs are written into a folder."""
+def allocation(
+    programs: Path, num_nodes: int, gpus_per_node: int = 2, *, hosts: Sequence[str] = ()
+) -> dict[str, str]:
+    """The environment of a Slurm allocation's first shell, whose programs are written into a folder.
+
+    ``hosts``: names of its nodes that something listens to; n1, n2, … unless stated.
+    """
+    hosts = hosts or [f"n{number}" for number in range(1, num_nodes + 1)]
     (programs / "failed").write_text("")
     for name, text in {"srun": _SRUN % sys.executable, "scontrol": _SCONTROL, "squeue": _SQUEUE}.items():
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     return {
         "SLURM_JOB_ID": "7001", "SLURM_JOB_NUM_NODES": str(num_nodes), "SLURM_NNODES": str(num_nodes),
-        "SLURM_JOB_NODELIST": ",".join(f"n{number}" for number in range(1, num_nodes + 1)),
+        "SLURM_JOB_NODELIST": ",".join(hosts),
         "SLURM_GPUS_PER_NODE": f"h100:{gpus_per_node}",
     }  # fmt: skip

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from meshwright.service.tuning.runs import end_leftovers
 from tests.launchers.cpu_training import MEGATRON_LM, SCRIPTS, TORCHTITAN, OnCpu
+from tests.processes import slurm
 from tests.torch.test_tune import ROOT, meshwright
 
 pytestmark = pytest.mark.timeout(1500)
@@ -79,7 +81,14 @@ class Started:
         end_leftovers(self.folder)
 
 
-def test_megatron_lm_goes_on_with_other_pipeline_and_tensor_ranks(tmp_path: Path) -> None:
+def test_megatron_lm_goes_on_with_other_ranks_in_the_slurm_job_that_has_lost_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "slurm"
+    programs.mkdir()
+    for name, value in slurm.allocation(programs, 2, hosts=("127.0.0.1", "127.0.0.2")).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     own, rank = answered(MEGATRON_LM, tmp_path, tensor_parallel_size=2, data_parallel_size=2, zero_stage=1)
     chosen = ("--from", "answer.json", "--rank", rank)
     meshwright(tmp_path, "export", *chosen, "--save-dir", "before")
@@ -88,25 +97,38 @@ def test_megatron_lm_goes_on_with_other_pipeline_and_tensor_ranks(tmp_path: Path
     )
     losses = undisturbed.ended()
 
-    kept = tmp_path / "kept"
-    run = Started(tmp_path / "before" / "launch.sh", 2, own | {"CHECKPOINTS": str(kept)})
+    kept, before, after = tmp_path / "kept", tmp_path / "before", tmp_path / "after"
+    own |= {"CHECKPOINTS": str(kept)}
+    run = Started(before / "launch.sbatch", 1, own | {"SLURM_SUBMIT_DIR": str(before)})
     until = time.monotonic() + PATIENCE_S
-    while max(run.losses(), default=0) <= SAVED:  # it is beyond the checkpoint when it is killed
+    while max(run.losses(), default=0) <= SAVED:  # it is beyond the checkpoint when a node is lost
         assert time.monotonic() < until
         time.sleep(0.1)
-    run.killed()
+    node_fails("127.0.0.2")
+    (programs / "failed").write_text("127.0.0.2\n")
+    assert run.children[0].wait(PATIENCE_S)  # srun ends the tasks of the other node
 
-    lost = ("--lost-nodes", "1", "--steps-done", "5", "--steps-total", str(STEPS), "--top-k", "1")
+    lost = ("--cluster-from", "slurm", "--steps-done", "5", "--steps-total", str(STEPS), "--top-k", "1")
     said = meshwright(
-        tmp_path, "replan", *chosen, *lost, "--checkpoint", str(kept), "--save-dir", "after", "--json"
-    )
+        tmp_path, "replan", *chosen, *lost, "--checkpoint", str(kept), "--save-dir", "after", "--json",
+        environment={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'client'}"},  # which knows schedulers
+    )  # fmt: skip
     layout = json.loads(said)["ways"][0]["layout"]["config"]
     assert (layout["tensor_parallel_size"], layout["pipeline_parallel_size"]) == (1, 2)
-    went_on = Started(tmp_path / "after" / "resume.sh", 1, own | {"CHECKPOINTS": str(kept)}).ended()
+    start = {"START": "bash launch.sbatch", "SLURM_SUBMIT_DIR": str(after)}
+    went_on = Started(after / "resume.sh", 1, own | start).ended()
     assert sorted(went_on) == [5, 6, 7, 8]
     second = (losses[5] + losses[6]) / 2.0  # Megatron-LM's second line of a start is of two steps
     for step, loss in {**{at: losses[at] for at in (5, 7, 8)}, 6: second}.items():
         assert went_on[step] == pytest.approx(loss, rel=1e-4), step  # as far as bf16 is the same
+
+
+def node_fails(host: str) -> None:
+    """All processes of a node of the stand-in are gone at once."""
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # ended meanwhile
+            if f"SLURMD_NODENAME={host}".encode() in path.read_bytes().split(b"\0"):
+                os.kill(int(path.parent.name), signal.SIGKILL)
 
 
 def test_torchtitan_goes_on_with_fewer_replicas_and_other_shards(tmp_path: Path) -> None:
