@@ -32,6 +32,7 @@ class Capabilities:
     expert_parallel: bool
     source: str
     standalone_stages: bool = False  # the embedding, and the head with the loss, without a layer
+    standalone_constraints: tuple[str, ...] = ()  # as ``constraints``, of plans with such stages
     standalone_prediction: bool = False  # and multi-token prediction between the layers and the head
     recompute_per_stage: bool = False  # a count of its own for every stage
     expert_tensor_parallel: bool = False  # experts split otherwise than attention
@@ -137,7 +138,7 @@ _LIMITING = ("experts_need_sequence_parallel", "heads_whole_on_ranks", "halves_o
              "data_parallel_alike", "rings_are_plain", "offloads_modules",
              "biased_experts_whole")  # fmt: skip
 _LIMITING_WORDS = ("constraints", "adapter_constraints", "model_constraints", "batching_constraints",
-                   "optimizer_constraints", "option_constraints")  # fmt: skip
+                   "optimizer_constraints", "option_constraints", "standalone_constraints")  # fmt: skip
 _OF_ONE = ("model_families", "fp8_recipe")  # no matter of all of them together
 
 

@@ -91,7 +91,9 @@ def within_capabilities(launcher: str) -> Rule:
         if able.data_parallel_alike:
             yield from grouped_alike(target)
         yield from _stage_faults(able, target)
-        yield from constraint_faults(able, target, constraints_of(target.problem, able))
+        beside = able.standalone_constraints * (0 in target.config.stage_layers)
+        texts = tuple(dict.fromkeys((*constraints_of(target.problem, able), *beside)))
+        yield from constraint_faults(able, target, texts)
 
     return expressible
 

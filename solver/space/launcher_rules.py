@@ -374,7 +374,7 @@ def _unhalved(problem: Problem, columns: Columns) -> BoolArray:
 def constraints_of(problem: Problem, able: Capabilities) -> tuple[str, ...]:
     """What every plan satisfies, by the launcher's data, the model and what is trained."""
     workload, model = problem.workload, problem.model
-    found = list(able.constraints)
+    found = [*able.constraints, *able.standalone_constraints * problem.counts_ends]
     if workload.lora_rank:
         found += able.adapter_constraints
     found += dict(able.optimizer_constraints).get(workload.optimizer, ())

@@ -59,7 +59,10 @@ TITAN = Configuration(
     num_microbatches=8, pipeline_schedule="interleaved_1f1b", recompute_granularity="selective",
     stage_layers=(9, 10, 10, 10, 10, 11, 11, 9),
 )  # fmt: skip
-TITAN_STANDALONE = replace(TITAN, stage_layers=(0, 13, 13, 14, 14, 13, 13, 0))
+TITAN_STANDALONE = replace(
+    TITAN, context_parallel_size=1, data_parallel_size=8, zero_shard_size=8, num_microbatches=4,
+    stage_layers=(0, 13, 13, 14, 14, 13, 13, 0),
+)  # fmt: skip
 TITAN_TENSOR = replace(TENSOR, sequence_parallel=True, zero_stage=3)
 TITAN_EXPERTS = Configuration(
     tensor_parallel_size=2, sequence_parallel=True, data_parallel_size=64, expert_parallel_size=32,
@@ -265,19 +268,21 @@ def legal_targets(problem: Problem) -> list[Target]:
 def target_of_row(problem: Problem, columns: Columns, row: int, rng: random.Random) -> Target:
     """One row, with a split that the launcher takes."""
     chunks = int(columns.pipeline_parallel_size[row] * columns.virtual_pipeline_size[row])
-    split = _split(problem, chunks, rng)
+    able = launcher_capabilities(problem.launcher)
+    whole = not able.standalone_constraints or int(columns.context_parallel_size[row]) == 1
+    split = _split(problem, chunks, rng, alone=whole)
     own = launcher_split(problem, columns.configuration(row, split))
     config = columns.configuration(row, own or split)
     return Target(plan=plan(config), problem=problem)
 
 
-def _split(problem: Problem, chunks: int, rng: random.Random) -> list[int]:
+def _split(problem: Problem, chunks: int, rng: random.Random, *, alone: bool = True) -> list[int]:
     """Any split of at least one layer a chunk, where the launcher takes any; else the even one.
 
     One in four leaves the embedding and the head alone, where the launcher has such stages.
     """
     layers, able = problem.model.num_layers, launcher_capabilities(problem.launcher)
-    if able.standalone_stages and chunks > 2 and rng.randrange(4) == 0:
+    if able.standalone_stages and alone and chunks > 2 and rng.randrange(4) == 0:
         most = able.alone(problem.model)[1]  # with prediction layers another one, before the head's
         last = rng.randint(1, most) if most > 1 and chunks > most + 1 else 1
         return [0, *_split(replace(problem, launcher="none"), chunks - 1 - last, rng), *[0] * last]

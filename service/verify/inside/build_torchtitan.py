@@ -173,7 +173,7 @@ def step_of(config: Any, parts: list[Any], schedule: Any, case: Case) -> Built:
     def step() -> None:
         if schedule is None:
             for _ in range(count):
-                loss, _ = loss_of(parts[0](tokens, **options), tokens, total)
+                loss, _ = loss_of(parts[0](tokens, **options), tokens, total, **options)
                 held.look()
                 loss.backward()
             return

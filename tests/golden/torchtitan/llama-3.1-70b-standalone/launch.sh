@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # torchtitan 0.3.0 and 0.2.2, plan 0123456789ab (rank 1), by Meshwright
 # Model Llama 3.1 70B, 8192 tokens a sequence
-# World size 128: tp 4 * cp 2 * pp 4 * dp 4
-# Micro-batches: 8 of 2
+# World size 128: tp 4 * cp 1 * pp 4 * dp 8
+# Micro-batches: 4 of 2
 # Nodes: 16 of 8 × H100 SXM 80 GB
 # Layers of each chunk: 0 13 13 14 14 13 13 0
 # Predicted step: 32.800 s (31.500 to 34.100)

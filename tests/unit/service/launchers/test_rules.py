@@ -20,7 +20,7 @@ from meshwright.solver.configuration import Configuration, StageGroup
 from meshwright.solver.space.launcher_rules import problem_faults
 from tests.launchers.cases import target
 from tests.launchers.mutants import MUTANTS, Mutant
-from tests.launchers.plans import problem_of, random_targets
+from tests.launchers.plans import CASES, problem_of, random_targets
 
 TINY = ModelSpec(
     name="tiny", num_layers=4, hidden_size=8, ffn_hidden_size=8, num_attention_heads=4, num_kv_heads=2,
@@ -240,3 +240,14 @@ def test_every_row_of_the_search_is_exported(launcher: str, name: str) -> None:
         world = f"World size {found.config.num_gpus}:"
         assert all(world in text for text in bundle.files.values())
         assert bundle == export(found.plan, problem, launcher), "the same plan gives the same bytes"
+
+
+def test_torchtitan_has_no_stages_without_layers_beside_context_parallelism() -> None:
+    # distributed/context_parallel/api.py reads the first block of every chunk
+    found = CASES["torchtitan"]["llama-3.1-70b-standalone"]
+    export(found.plan, found.problem, "torchtitan")
+    rings = replace(
+        found.config, context_parallel_size=2, data_parallel_size=4, zero_shard_size=4, num_microbatches=8
+    )
+    with pytest.raises(RefusedExportError, match="context_parallel_size == 1"):
+        export(replace(found.plan, config=rings), found.problem, "torchtitan")
