@@ -289,7 +289,7 @@ def test_two_nodes_launch_one_plan_and_what_it_took_answers_the_next_start(
 def test_a_launch_goes_on_without_a_calibration_that_cannot_be_and_says_which(
     server: RunningServer, tmp_path: Path
 ) -> None:
-    """Tensor 8 is expected at a third of the peak; said to reach 65 %, it lifts others beyond belief."""
+    """Tensor 8 is expected at a third of the peak; said twice to reach 65 %, it lifts others too far."""
     whole = {
         "model": {"name": "llama-3.1-8b"}, "cluster": {"name": "dgx-h200", "num_nodes": 4},
         "workload": {"global_batch_size": 256, "seq_length": 8192},
@@ -297,7 +297,9 @@ def test_a_launch_goes_on_without_a_calibration_that_cannot_be_and_says_which(
     pinned = {"pin": {"tensor_parallel_size": 8, "micro_batch_size": 1}, "top_k": 1, "certify": "none"}
     with Client(server.url) as client:
         job = client.wait(client.submit({**whole, "search": pinned}), timeout_s=60.0)
-        learnt = client.measure(client.plans(job).plans[0].plan_id, {"step_time_s": 5.21})
+        plan = client.plans(job).plans[0].plan_id
+        for seconds in (5.21, 5.2):  # one run alone would move others half as far
+            learnt = client.measure(plan, {"step_time_s": seconds})
     (tmp_path / "problem.json").write_text(json.dumps(whole))
     words = ("--", sys.executable, "-c", "print('started')")
     start = launched(server.url, tmp_path, *words, RANK="0", SLURM_JOB_NUM_NODES="4")
