@@ -130,6 +130,18 @@ _WHY = "is not priced from launch files yet"
 _SHARDED = 3  # ZeRO-3
 
 
+_STORED = re.compile(
+    r"[-_](awq|gptq|int[48]|[48]bits?|bnb|gguf|(?:nv|mx)?fp[48])(?=$|[-_/])", re.IGNORECASE
+)
+
+
+def refuse_stored(fields: Fields, name: str) -> None:
+    """Leave a fault for a model whose name says that its weights are stored in fewer bits."""
+    text = str(fields.raw(name) or "")
+    if _STORED.search(text):
+        fields.fault(name, f"{shown(text)} is stored quantised: such a model {_WHY}")
+
+
 def base_of(fields: Fields, *, nested: bool) -> BasePrecision:
     """What frozen weights are kept in; ``nested``: whether scales are quantised too by default."""
     bits = _bits(fields)

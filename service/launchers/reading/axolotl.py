@@ -64,6 +64,7 @@ _REFUSED = {
     "gptq": "weights that are stored quantised are not priced",
     "activation_offloading": "activations on the host are not priced under Axolotl",
     "fp8": "training in 8 bits under Axolotl is not priced",
+    "layer_offloading": "weights on the host are not priced",
 }  # fmt: skip
 _SHARDED = 3  # ZeRO-3
 _FSDP2 = 2
@@ -259,7 +260,7 @@ def _recomputes(fields: Fields) -> bool:
 
 def _kernels(fields: Fields, model: ModelSpec, micro: int) -> dict[str, str | int | float | bool]:
     """What Liger's plugin and that of cut cross entropy replace, each where ``plugins`` lists it."""
-    listed, found = str(fields.raw("plugins") or "").lower(), dict[str, str | int | float | bool]()
+    listed, found = _plugins(fields), dict[str, str | int | float | bool]()
     names = {"liger_rms_norm": "norm_fused", "liger_glu_activation": "elementwise_fused"}
     on = {name for name in (*names, _CHUNKED, "liger_swiglu") if fields.flag(name, default=False)}
     cut = fields.flag("cut_cross_entropy", default="cutcrossentropy" in listed)
@@ -271,6 +272,21 @@ def _kernels(fields: Fields, model: ModelSpec, micro: int) -> dict[str, str | in
     if cut and "cutcrossentropy" in listed:  # it keeps no logits (arXiv:2411.09009)
         found |= {"loss_fused": True, "logit_bytes": 0.0}
     return found
+
+
+# Integrations that are priced, or that only measure; of others some train parts (Spectrum) or by a teacher.
+_PLUGINS = ("liger", "cutcrossentropy", "lm_eval", "swanlab")
+
+
+def _plugins(fields: Fields) -> str:
+    """What ``plugins`` lists, in small letters; others are no run that is priced."""
+    said = fields.raw("plugins") or []
+    listed = [str(one).lower() for one in (said if isinstance(said, list) else [said])]
+    other = next((one for one in listed if not any(name in one for name in _PLUGINS)), None)
+    if other is not None:
+        message = f"{shown(other)} may train otherwise than is priced"
+        fields.fault("plugins", message, allowed=f"{', '.join(_PLUGINS)}, or --ignore plugins")
+    return " ".join(listed)
 
 
 _CHUNKED = "liger_fused_linear_cross_entropy"

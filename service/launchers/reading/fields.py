@@ -228,6 +228,10 @@ class Fields:
         self._taken.add(name)
         return self._found(name) is not None
 
+    def is_null(self, name: str) -> bool:
+        """Whether the file says ``null``, which turns off what has a default."""
+        return name in self._values and self._values[name].value is None
+
     def has_section(self, name: str) -> bool:
         """Whether the file gives a value in a section."""
         return any(one.startswith(f"{name}.") and self._found(one) is not None for one in self._values)

@@ -122,10 +122,15 @@ class _Shell(Commands):
         return status
 
     def _pipeline(self) -> Status:
-        """Commands whose output others read; the last one's status counts."""
+        """Commands whose output others read, each in a shell of its own; the last one's status counts."""
         negated = self._is("!")
         self._at += negated
+        first, stopped = self._peek(), self._script.stopped
+        kept = dict(self._script.words) if first and first.plain in ("{", *self._functions) else None
         status = self._command()
+        if kept is not None and self._is("|", "|&"):
+            self._script.stopped = stopped
+            self.restore(kept)
         while self._is("|", "|&"):
             self._at += 1
             while self._is("\n"):
@@ -270,6 +275,7 @@ class _Shell(Commands):
         while self._is(";", "\n"):
             self._at += 1
         self._at += self._is("do")
+        before = dict(self._script.words)
         first, condition, step = ("".join(_spaced(part)) for part in [*parts, [], [], []][:3])
         self._counted_by(first)
         body, live = self._at, self._live
@@ -283,9 +289,13 @@ class _Shell(Commands):
                 break
             self._counted_by(step)
         else:
-            self._live = None
+            self._leave_off(before)
         self._live = live
         self._at += 1
+
+    def _leave_off(self, before: Values) -> None:
+        """Follow a loop no further: what its other turns set is in doubt."""
+        self.merge([before, dict(self._script.words)], self._line())
 
     def _loop_body(self) -> None:
         self._loops += 1
@@ -308,6 +318,7 @@ class _Shell(Commands):
             values = [Word(" ".join(self._script.variables[name]), self._line())]
         if not values:
             self._live = False
+        before = dict(self._script.words)
         for value in values[:MAX_TURNS] or [Word("", 0)]:
             self._at = body
             if name and not self._dead:
@@ -315,6 +326,9 @@ class _Shell(Commands):
             self._loop_body()
             if self._ended():
                 break
+        else:
+            if len(values) > MAX_TURNS and not self._dead:
+                self._leave_off(before)
         self._at += 1
         self._live = live
 
@@ -322,8 +336,8 @@ class _Shell(Commands):
         """``while … do … done``: while the condition holds, once where it is not known or always holds."""
         ends_on = self._is("until")
         self._at += 1
-        start, live = self._at, self._live
-        for turn in range(MAX_TURNS):
+        start, live, before = self._at, self._live, dict(self._script.words)
+        for _ in range(MAX_TURNS):
             self._at = start
             seen = dict(self._script.words)
             condition = self._condition(("do",))
@@ -333,8 +347,10 @@ class _Shell(Commands):
                 self._loop_body()
             again = condition is True and live is not False and not self._script.stopped
             again = again and not self._ended()
-            if not again or (turn and seen == self._script.words) or self._script.words == seen:
+            if not again or self._script.words == seen:
                 break
+        else:
+            self._leave_off(before)
         self._at += 1
         return True
 
@@ -407,13 +423,12 @@ class _Shell(Commands):
         self._at += 1
         words: list[Word] = []
         while (token := self._peek()) is not None and not self._is("]]"):
-            if token.kind == "word" and not self._dead:
-                sign = words[-1].text if words else ""
-                if sign in ("=", "==", "!=", "=~"):
-                    text = self._pattern(re.escape if sign == "=~" else literal)
-                else:
-                    text = self.joined(token)
+            sign = words[-1].text if words else ""
+            if sign in ("=", "==", "!=", "=~") and not self._dead:
+                text = self._pattern(re.escape if sign == "=~" else literal)
                 words.append(Word(text, token.line))
+            elif token.kind == "word" and not self._dead:
+                words.append(Word(self.joined(token), token.line))
             elif token.kind == "operator" and token.raw != "\n":
                 words.append(Word(token.raw, token.line))
             self._at += 1
@@ -448,7 +463,8 @@ class _Shell(Commands):
         self._at += self._is("function")
         token = self._peek()
         self._at += 1
-        while self._is("(", ")", "\n"):
+        self._at += 2 if self._is("(") else 0
+        while self._is("\n"):
             self._at += 1
         start, live = self._at, self._live
         self._live = False
@@ -457,11 +473,6 @@ class _Shell(Commands):
         if token is not None and live is not False:
             self._functions[token.raw] = list(self._tokens[start : self._at])
         return True
-
-    def _skip_to(self, *which: str) -> None:
-        """Go to one of the words or operators."""
-        while self._peek() is not None and not self._is(*which):
-            self._at += 1
 
     def _expanded_until(self, *ends: str) -> list[Word]:
         """The words until an operator."""

@@ -234,7 +234,7 @@ class Commands(Variables):
     def _shift(self, words: Sequence[Word]) -> Status:
         """``shift 2``."""
         count = whole_number(words[1].text) if len(words) > 1 else 1
-        self._position(list(self._script.variables.get("@", ()))[count or 1 :])
+        self._position(list(self._script.variables.get("@", ()))[1 if count is None else max(count, 0) :])
         return True
 
     def _position(self, texts: Sequence[str]) -> None:

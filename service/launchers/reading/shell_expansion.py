@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from posixpath import dirname
 
 from meshwright.service.launchers.reading.shell_words import Part, unescaped, whole_number
 
@@ -101,17 +103,39 @@ def literal(text: str) -> str:
 
 
 def fits(text: str, pattern: str) -> bool:
-    """Whether all of a text fits a pattern."""
-    return re.fullmatch(_expression(pattern), text, re.DOTALL) is not None
+    """Whether all of a text fits a pattern; none fits one that is wrong, such as ``[z-a]``.
+
+    Raises:
+        ValueError: a pattern that might take for ever.
+    """
+    try:
+        return re.fullmatch(_expression(in_ranges(pattern)), text, re.DOTALL) is not None
+    except re.error:
+        return False
+
+
+_CLASSES: Mapping[str, str] = {
+    "digit": "0-9", "alpha": "a-zA-Z", "alnum": "a-zA-Z0-9", "upper": "A-Z", "lower": "a-z",
+    "space": " \t\n\r\f\v", "blank": " \t", "xdigit": "0-9a-fA-F", "word": "a-zA-Z0-9_",
+}  # fmt: skip
+_CLASS = re.compile(r"\[:(\w+):\]")
+
+
+def in_ranges(pattern: str) -> str:
+    """A pattern or regular expression with ranges for its classes, such as ``[:digit:]``."""
+    return _CLASS.sub(lambda found: _CLASSES.get(found[1], found[0]), pattern)
 
 
 _GROUPS = {"@": "", "?": "?"}  # how often what stands in brackets may be there (extglob)
+_MAX_GROUPS = 3  # each may be tried with each, at each place
 _MAX_CHANGED = 4_000  # characters of a text that a pattern is held against, place by place
 
 
 def _expression(pattern: str) -> str:
     """A shell's pattern as a regular expression that never goes back over more than its last star."""
     chunks, at = [""], 0
+    if sum(pattern.count(f"{mark}(") for mark in _GROUPS) > _MAX_GROUPS:
+        raise ValueError(f"a pattern with more than {_MAX_GROUPS} brackets is not followed: {pattern[:40]}")
     while at < len(pattern):
         char, end = pattern[at], pattern.find("]", at + 2)
         close = pattern.find(")", at) if pattern[at + 1 : at + 2] == "(" and char in _GROUPS else -1
@@ -197,7 +221,7 @@ def _replaced(text: str, rest: str) -> str | None:
     found = _PARTED.fullmatch(rest[len(at) :])
     if found is None or (not found[1] and not at):
         return None if found is None else text
-    pattern, new = _expression(found[1]), (found[2] or "").replace("\\/", "/")
+    pattern, new = _expression(in_ranges(found[1])), (found[2] or "").replace("\\/", "/")
     pattern = {"#": rf"\A(?:{pattern})", "%": rf"(?:{pattern})\Z"}.get(at, pattern)
     return re.sub(pattern, lambda _: new, text, count=0 if every else 1, flags=re.DOTALL)
 
@@ -212,11 +236,12 @@ def printed(words: Sequence[str], given: str) -> str | None:
     return None if print_it is None else print_it(list(words[1:]), given)
 
 
-_FIELD = re.compile(r"%(?:(0?\d*)([sdi])|%)")
+_FIELD = re.compile(r"%(?:(0?\d{0,3})([sdi])|%)")
 
 
 def formatted(form: str, rest: Sequence[str]) -> str | None:
     """``printf '%03d-%s' 7 a``, once more for words that are left; None: a form that is not known here."""
+    form = unescaped(form)
     count = sum(found[2] is not None for found in _FIELD.finditer(form))
     if "%" in _FIELD.sub("", form):
         return None
@@ -225,7 +250,7 @@ def formatted(form: str, rest: Sequence[str]) -> str | None:
         values = [*left[:count], *[""] * count]
         left = left[count:]
         try:
-            done += unescaped(_FIELD.sub(lambda found: _field(found, values), form))  # noqa: B023 - used at once
+            done += _FIELD.sub(lambda found: _field(found, values), form)  # noqa: B023 - used at once
         except ValueError:
             return None
     return done
@@ -236,7 +261,12 @@ def _field(found: re.Match[str], values: list[str]) -> str:
     if found[2] is None:
         return "%"
     text = values.pop(0)
-    return f"%{found[1]}s" % text if found[2] == "s" else f"%{found[1]}d" % int(text or 0)
+    if found[2] == "s":
+        return f"%{found[1]}s" % text
+    number = whole_number(text or "0")
+    if number is None:
+        raise ValueError(text)
+    return f"%{found[1]}d" % number
 
 
 def _base_name(rest: list[str], _: str) -> str | None:
@@ -286,6 +316,8 @@ def _awk(rest: list[str], given: str) -> str | None:
     if found is None:
         return None
     lines = [line.split(found[1]) for line in given.splitlines()]
+    if found[2] == "0":
+        return "".join(f"{line}\n" for line in given.splitlines())
     places = [len(line) if found[2] == "NF" else int(found[2]) for line in lines]
     return "".join(
         (line[place - 1] if 0 < place <= len(line) else "") + "\n"
@@ -305,17 +337,23 @@ def _digits(number: int | None) -> str | None:
 
 
 def _echo(rest: list[str], _: str) -> str | None:
-    plain = [word for word in rest if word not in ("-n", "-e")]
-    return unescaped(" ".join(plain)) + "\n" if "-e" in rest else " ".join(plain) + "\n"
+    options = "".join(takewhile(re.compile(r"-[neE]+").fullmatch, rest))
+    plain = " ".join(rest[options.count("-") :])
+    return (unescaped(plain) if "e" in options else plain) + ("" if "n" in options else "\n")
+
+
+def _calculated(rest: list[str], given: str) -> str | None:
+    """``echo 8/2 | bc``; with options or a scale it keeps fractions."""
+    return None if rest else _digits(whole_number(given.strip().replace("^", "**")))
 
 
 _PRINTS: Mapping[str, Callable[[list[str], str], str | None]] = {
     "echo": _echo,
     "printf": lambda rest, _: formatted(rest[0], rest[1:]) if rest and rest[0][:1] != "-" else None,
     "expr": lambda rest, _: _digits(whole_number(" ".join(rest))),
-    "bc": lambda _, given: _digits(whole_number(given.strip())),
+    "bc": _calculated,
     "basename": _base_name,
-    "dirname": lambda rest, _: (rest[0].rstrip("/").rpartition("/")[0] or ".") if rest else None,
+    "dirname": lambda rest, _: (dirname(rest[0].rstrip("/") or "/") or ".") if rest else None,
     "tr": _translated,
     "wc": _word_count,
     "seq": _sequence,

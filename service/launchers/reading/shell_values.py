@@ -12,6 +12,7 @@ from meshwright.service.launchers.reading.shell_expansion import (
     changed,
     closing,
     compared,
+    in_ranges,
     literal,
     printed,
 )
@@ -141,6 +142,7 @@ class Variables:
 
     def _fits(self, text: str, expression: str) -> Status:
         """``[[ $X =~ ^([0-9]+)b ]]``, which keeps what its brackets hold."""
+        expression = in_ranges(expression)
         if (
             _COSTLY.search(expression)
             or len(_TIMES.findall(expression)) > _MAX_TIMES
@@ -350,8 +352,11 @@ class Variables:
             self.store(f"{name}=", words, word.line, is_text=False)
 
     def _positional(self, rest: str, depth: int) -> tuple[str, ...]:
-        """``$@`` and ``${@:2}``."""
+        """``$@``, ``${@:2}`` and ``${@:-none}``."""
         words = self._script.variables.get("@", ())
+        mark = next((mark for mark in (":-", ":+", "-", "+") if rest.startswith(mark)), None)
+        if mark is not None:
+            return self._defaulted(("@", rest[len(mark) :]), words or None, mark, depth)
         part = _PART.fullmatch(rest)
         if part is not None and part[1].strip() not in ("", "0"):
             words = ("", *words)  # the script itself is the first

@@ -25,6 +25,7 @@ from meshwright.service.launchers.reading.adapters import (
     adapters_of,
     base_of,
     of_trainer,
+    refuse_stored,
     require_whole_weights,
 )
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by, refused
@@ -114,7 +115,6 @@ _NOT_PRICED = {  # what trains otherwise than a plan can say
     "sequence_parallel_size": "Ulysses sequence parallelism is not read",
     "use_adam_mini": "Adam-mini is not priced",
 }  # fmt: skip
-_STORED = re.compile(r"[-_](awq|gptq|int[48]|4bit|8bit|bnb|gguf)(?=$|[-_/])", re.IGNORECASE)
 _SEES = re.compile(
     r"(?:^|[-_.\d])(?:vl|vision|omni|audio|llava|paligemma|internvl|pixtral)(?=$|[-_.\d])", re.IGNORECASE
 )
@@ -373,9 +373,8 @@ def _model(fields: Fields, known: Known) -> ModelSpec:
     """The told model, or the one that the arguments name."""
     named = next((name for name in (*_MODELS, "model_name") if fields.has(name)), None)
     text = str(fields.raw(named)) if named else ""
-    if named and _STORED.search(text):
-        why = f"{shown(text)} is stored quantised: such weights are not priced from launch files yet"
-        fields.fault(named, why)
+    if named:
+        refuse_stored(fields, named)
     if named and _SEES.search(text.rstrip("/").rpartition("/")[2]):
         why = f"{shown(text)} sees or hears: what trains besides its language model is not priced"
         fields.fault(named, why, allowed=f"a language model, or --ignore {named} and --model for it alone")

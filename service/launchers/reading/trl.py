@@ -30,6 +30,7 @@ from meshwright.service.launchers.reading.accelerate_command import Shares, shar
 from meshwright.service.launchers.reading.adapters import (
     adapted,
     base_of,
+    refuse_stored,
     require_whole_weights,
 )
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
@@ -39,6 +40,7 @@ from meshwright.service.launchers.reading.commands import (
     require_beside,
     script_of,
 )
+from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.known import Known, header_of, known_of
@@ -138,7 +140,8 @@ class TrlReader:
         adapters, base = _peft(fields), base_of(fields, nested=False)
         if fields.raw("activation_offloading") not in (None, False, "false"):
             fields.fault("activation_offloading", "activations on the host are not priced", allowed="false")
-        optimizer, in_bf16 = optimizer_of(fields, default="adamw_torch_fused"), _loads_in_bf16(fields)
+        optimizer = optimizer_of(fields, default="adamw_torch_fused")
+        dtype = _dtype(fields, precision, frozen=bool(adapters))
         fields.word("attn_implementation", "")
         liger_on = liger(fields, known.model(), length * (number(given, MICRO_BATCH) or _DEFAULT_BATCH))
         fields.stop()
@@ -158,9 +161,12 @@ class TrlReader:
             **kernel_of(fields, run.launcher, run.configuration),
             **liger_on,
         }
-        # FSDP2 casts what is trained up (accelerate, utils/fsdp_utils.py)
-        if in_bf16 and not adapters and keeps_no_copy(run):
-            optimizer = WITHOUT_COPY.get(optimizer, optimizer)
+        if not adapters:
+            optimizer = _of_whole_weights(optimizer, dtype, run)
+        elif base == "bf16" and dtype == "float32" and run.launcher != DeepSpeedReader.name:
+            fields.note(
+                "frozen weights in float32 (dtype, TRL's default) take 4 bytes each; priced as 2 of bf16"
+            )
         workload = replace(run.workload, framework_options=options, optimizer=optimizer, **adapters)
         run = replace(run, workload=workload)
         if shares is None:  # no file says how they stand on nodes
@@ -192,10 +198,23 @@ def _of_sft_command(sft: Source, told: Told) -> dict[str, Found]:
     return {name: found for name, found in over.items() if name != "config"}
 
 
-def _loads_in_bf16(fields: Fields) -> bool:
-    """Whether weights are loaded in bf16, so that no fp32 copy of them is kept."""
-    said = next((fields.word(name) for name in ("dtype", "torch_dtype") if fields.has(name)), "float32")
-    return said not in ("float32", "auto")
+def _dtype(fields: Fields, precision: str, *, frozen: bool) -> str:
+    """What weights are loaded in; ``frozen``: whether they stay as they are, beside adapters."""
+    name = next((name for name in ("dtype", "torch_dtype") if fields.has(name)), "dtype")
+    said = fields.word(name, "float32")
+    if said == "float16" and precision == "fp16" and not frozen:
+        why = "weights in fp16 alone are not trained: their gradients cannot be unscaled"
+        fields.fault(name, why, allowed="float32, bfloat16, or an adapter", nearest="float32")
+    return said
+
+
+def _of_whole_weights(optimizer: str, dtype: str, run: LaunchFile) -> str:
+    """The optimizer, without an fp32 copy of weights that are loaded in 16 bits and stay so.
+
+    FSDP2 casts what is trained up (accelerate, utils/fsdp_utils.py).
+    """
+    in_16_bits = dtype not in ("float32", "auto")
+    return WITHOUT_COPY.get(optimizer, optimizer) if in_16_bits and keeps_no_copy(run) else optimizer
 
 
 def _peft(fields: Fields) -> dict[str, Any]:
@@ -216,6 +235,7 @@ def _is_sft(source: Source) -> bool:
 
 def take_model(fields: Fields, known: Known, name: str) -> None:
     """The model that the file names stands where nobody tells one."""
+    refuse_stored(fields, name)
     if fields.has(name):
         named = Word(str(fields.raw(name)), fields.place(name)[1])
         known.told = replace(known.told, model=known.model(named))
@@ -279,6 +299,8 @@ def documents_beside(source: Source) -> Iterator[Source]:
 def _sft_arguments(fields: Fields, known: Known) -> tuple[Arguments, int]:
     """Batch and checkpointing as accelerate's reader takes them, and the length; the command's count."""
     fields.slip_for(MICRO_BATCH)
+    if fields.is_null(_LENGTH) and "seq_length" not in known.told.values:
+        fields.fault(_LENGTH, "null: nothing says how long sequences are", allowed="--set seq_length=…")
     defaults = {MICRO_BATCH: _DEFAULT_BATCH, ACCUMULATION: 1, _LENGTH: _DEFAULT_LENGTH}
     own = {
         name: Word(str(fields.integer(name, default)), fields.place(name)[1])

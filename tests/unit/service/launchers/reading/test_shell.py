@@ -101,6 +101,12 @@ _RULES = (
     'f() { if [ $1 = 8 ]; then echo "--a $1"; fi; echo b; }; X=$(f 8); run $X $(f 9)',
     'T=yes\nread -r -d "" X <<EOF\n{"a": 1$(if [ "$T" = yes ]; then echo \', "b"\'; fi)}\nEOF\nrun "$X"',
     "X=$(cat <<EOF\n--a 1\n--b $((1+1))\nEOF\n); run $X",
+    "X=a1; case $X in [z-a]*) run no;; [[:alpha:]]*) run ${X%%[[:digit:]]} ${X//[^[:digit:]]/};; esac",
+    "X=llama-13b; [[ $X =~ ([[:digit:]]+)b ]] && run ${BASH_REMATCH[1]}",
+    "f() { A=5; exit 1; }; A=1; f | cat; run $A; g() ( A=6; run $A ); g; run $A",
+    'set -- a b; shift 0; run $1 "${@:-none}"; set --; run "${@:-none}"',
+    "run $(echo 2^3 | bc) $(echo -n a,b | tr , '\\n' | wc -l) $(echo a b | awk '{print $0}') $(dirname /a)",
+    "run $(printf '%s%d' 'a\\nb' 010) $(echo a -n)",
 )  # fmt: skip
 
 
@@ -119,5 +125,23 @@ def test_each_rule_of_the_shell_is_followed_as_bash_does() -> None:
 def test_what_only_a_program_knows_decides_no_branch() -> None:
     text = "A=1\nif nvidia-smi | check h200; then A=2; fi\nif mkdir -p d; then B=1; fi\nrun $A $B"
     assert [word.text for word in read_script(text).commands[-1]] == ["run", f"{UNKNOWN}A@2{UNKNOWN}", "1"]
+    assert commands("run $(echo 5/2 | bc -l)") != ["run 2"]
     words = read_script("read X\nrun $((X*2))").commands[-1]
     assert [word.text for word in words] == ["run", f"{UNKNOWN}X{UNKNOWN}"]
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "i=0; while [ $i -lt 100 ]; do i=$((i+1)); done",
+        "for ((i=0; i<100; i++)); do :; done",
+        "for i in {1..100}; do :; done",
+    ],
+)
+def test_what_a_loop_of_many_turns_sets_is_in_doubt(loop: str) -> None:
+    assert UNKNOWN in commands(f"{loop}; run $i")[-1]
+
+
+def test_a_pattern_that_could_take_for_ever_is_refused() -> None:
+    with pytest.raises(ValueError, match="more than 3 brackets"):
+        read_script(f"X={'a' * 3000}; run ${{X/{'?(a)' * 30}b/z}}")

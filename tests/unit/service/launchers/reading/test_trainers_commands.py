@@ -164,3 +164,31 @@ def test_what_sees_beside_its_language_model_is_refused_by_its_models_name() -> 
         read(f"torchrun --nproc_per_node 2 t.py {words}\n", told)
     alone = Told(model=find_model("qwen2.5-7b"), ignored=("model_name_or_path",))
     assert read(f"torchrun --nproc_per_node 2 t.py {words}\n", alone).workload.global_batch_size == 2
+
+
+TRLS = (
+    "model_name_or_path: Qwen/Qwen2.5-7B\nmax_length: 2048\npacking: true\nbf16: true\n"
+    "per_device_train_batch_size: 1\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (TRLS.replace("Qwen2.5-7B", "Qwen3-8B-FP8"), "model_name_or_path: .* is stored quantised"),
+        (TRLS.replace("Qwen/Qwen2.5-7B", "unsloth/Meta-Llama-3.1-8B-bnb-4bit"), "is stored quantised"),
+        (TRLS.replace("2048", "null"), "max_length: .*nothing says how long sequences are"),
+        (TRLS.replace("bf16", "fp16") + "dtype: float16\n", "dtype: .*gradients cannot be unscaled"),
+    ],
+)
+def test_what_trl_would_train_otherwise_than_its_file_reads_is_refused(text: str, why: str) -> None:
+    # copies' names were taken for whole weights, null for TRL's default of 1024
+    with pytest.raises(InvalidProblemError, match=why):
+        read(text, Told(num_gpus=2), "sft.yaml")
+
+
+def test_frozen_weights_that_trl_loads_in_fp32_are_told() -> None:
+    lora = f"{TRLS}use_peft: true\nlora_target_modules: all-linear\n"
+    assert any("take 4 bytes each" in note for note in read(lora, Told(num_gpus=2), "sft.yaml").notes)
+    found = read(f"{lora}dtype: bfloat16\n", Told(num_gpus=2), "sft.yaml")
+    assert not any("take 4 bytes each" in note for note in found.notes)
