@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -36,6 +37,7 @@ class Nodes:
     node_rank: int | None = None  # of this node, where the scheduler tells it
     first_host: str | None = None  # node 0, where the scheduler tells it
     tasks_per_node: int | None = None  # of srun; 0: it has started none yet
+    is_node: bool = True  # this machine is one of them; a shell of salloc may be on another
     gpus_per_node: int | None = None
     gpu: str | None = None  # type, where the scheduler names it
     cluster: Mapping[str, Any] | None = None  # of a file, as a problem states it
@@ -62,7 +64,7 @@ class Nodes:
             return {**base, "groups": [{**group, "num_nodes": self.num_nodes}]}
         if base:
             return {**base, "num_nodes": self.num_nodes}
-        gpu = self.gpu or installed_gpu(min(SMI_TIMEOUT_S, limit_s))
+        gpu = self.gpu or (installed_gpu(min(SMI_TIMEOUT_S, limit_s)) if self.is_node else None)
         if gpu is None or self.gpus_per_node is None:
             missing = "type of GPU" if gpu is None else "number of GPUs of a node"
             raise UnknownNodesError(
@@ -116,7 +118,10 @@ def _slurm(environ: Mapping[str, str]) -> Nodes:
     held = _slurm_held(environ)
     if held is not None:
         num_nodes = held[0]
-    here = _count(environ, "slurm", "SLURM_GPUS_ON_NODE", default=counted or 0) or installed(environ)
+    is_node = bool(_slurm_tasks(environ)) or any(map(environ.get, _SET_BY_SLURMD))
+    here = _count(environ, "slurm", "SLURM_GPUS_ON_NODE", default=counted or 0) or None
+    if here is None and is_node:
+        here = installed(environ)
     asked = environ.get("SLURM_GPUS", "")  # of --gpus: 12, h100:12, or h100:8,a100:4
     numbers = [part.rpartition(":")[2] for part in asked.split(",")]
     in_all = sum(map(int, numbers)) if all(map(str.isdecimal, numbers)) else None
@@ -132,6 +137,7 @@ def _slurm(environ: Mapping[str, str]) -> Nodes:
         num_nodes=num_nodes,
         gpus_per_node=here,
         gpu=gpu,
+        is_node=is_node,
         **_slurm_place(environ, held),
     )
 
@@ -184,6 +190,10 @@ def _first_host(hosts: str) -> str | None:
     return plain.partition(",")[0] or None
 
 
+_SET_BY_SLURMD = (
+    "SLURMD_NODENAME",
+    "SLURM_GPUS_ON_NODE",
+)  # on nodes alone, not by salloc where it was typed
 _NOT_OF_SRUN = 0xFFFFFF00  # from here on steps are Slurm's own (slurm.h), as an interactive shell
 
 
@@ -352,7 +362,11 @@ def installed(environ: Mapping[str, str]) -> int | None:
     """How many GPUs this node shows to the job; None: none that can be counted."""
     for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         if environ.get(name, "").strip():
-            return len(environ[name].split(","))
+            # CUDA shows those before the first that is no GPU; -1 and Slurm's NoDevFiles show none.
+            told = takewhile(
+                lambda one: one.strip() not in ("", "-1", "NoDevFiles"), environ[name].split(",")
+            )
+            return len(list(told)) or None
     folder = Path("/dev")
     return sum(bool(_GPU_FILE.fullmatch(one.name)) for one in folder.glob("nvidia*")) or None
 

@@ -24,6 +24,7 @@ from meshwright.service.cli.terminal import (
 )
 from meshwright.service.launchers.registry import launcher_of
 from meshwright.service.launchers.target import settled_problem
+from meshwright.service.requests.checks import check_launcher
 from meshwright.service.verify.environments import MEMORY_BYTES, TIME_S, make
 from meshwright.service.verify.verify import BUILDERS, Quantity, Verification, verify
 
@@ -53,6 +54,8 @@ def verify_command(
         raise typer.BadParameter("give a plan id, or --from with an answer's file")
     require_above_0("--memory-gib", memory_gib)
     require_above_0("--time-limit", time_limit)
+    if launcher is not None:
+        check_launcher(launcher, at="--launcher")
     chosen = chosen_plan(plan_id, source, rank)
     found = verify(
         chosen.plan, chosen.problem, launcher, memory_bytes=int(memory_gib * GIB), time_s=time_limit
@@ -77,6 +80,7 @@ def _install(names: list[str]) -> int:
     """
     wanted = list(BUILDERS) if "all" in names else names
     for name in wanted:
+        check_launcher(name, at="--install")
         if name not in BUILDERS:
             message = f"{name} builds no rank without a GPU"
             raise InvalidProblemError.of("--install", message, allowed=", ".join((*BUILDERS, "all")))

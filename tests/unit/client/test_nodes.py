@@ -80,6 +80,19 @@ def test_each_scheduler_tells_this_nodes_rank_and_how_many_there_are(
     assert (nodes.rank, nodes.num_nodes, nodes.gpus_per_node) == found
 
 
+def test_no_gpus_are_counted_where_salloc_was_typed_but_on_a_node_of_the_job() -> None:
+    """``salloc -N 2 --gpus 16`` on a login node that has two GPUs of another type."""
+    shell = {
+        "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS": "16", "CUDA_VISIBLE_DEVICES": "0,1",
+    }  # fmt: skip
+    assert detect("slurm", shell).gpus_per_node is None
+    with pytest.raises(UnknownNodesError, match="does not tell the type of GPU"):
+        detect("slurm", shell).cluster_of(None)
+    eight = {**shell, "SLURMD_NODENAME": "n1", "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
+    assert detect("slurm", eight).gpus_per_node == 8
+    assert detect("slurm", {**eight, "SLURM_GPUS": "", "CUDA_VISIBLE_DEVICES": "-1"}).gpus_per_node is None
+
+
 def test_the_innermost_scheduler_counts_unless_one_is_named() -> None:
     both = {**SLURM, **TORCHRUN}
     assert detect(None, both).source == "torchelastic"

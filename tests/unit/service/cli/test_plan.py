@@ -81,3 +81,10 @@ def test_what_a_launcher_made_of_a_plan_stands_under_its_table_and_in_its_report
     shown = CliRunner().invoke(app, ["report", second, "--what-if", "none", "--out", str(out)])
     assert shown.exit_code == 0, shown.output
     assert said in Page(out.read_text()).text
+
+
+@pytest.mark.parametrize("option", ["--launcher", "--install"])
+def test_verify_names_the_launcher_that_was_meant(option: str) -> None:
+    line = ["verify", "--from", "none.json", option, "deepspeeed"]
+    done = CliRunner().invoke(app, line, standalone_mode=False)
+    assert f'{option}: unknown "deepspeeed". Did you mean deepspeed' in str(done.exception)
