@@ -275,6 +275,9 @@ def _base_name(rest: list[str], _: str) -> str | None:
 
 
 def _translated(rest: list[str], given: str) -> str | None:
+    r"""``tr , '\n'`` of one letter, ``tr -d b`` of several."""
+    if len(rest) == 2 and rest[0] == "-d" and not set(rest[1]) & set("-[]\\"):  # noqa: PLR2004
+        return given.translate(dict.fromkeys(map(ord, rest[1])))
     letters = len(rest) == 2 and len(rest[0]) == 1  # noqa: PLR2004 - from and to
     return given.replace(rest[0], rest[1].replace("\\n", "\n")) if letters else None
 
@@ -311,14 +314,16 @@ def _column(rest: list[str], given: str) -> str | None:
 
 
 def _awk(rest: list[str], given: str) -> str | None:
-    """``awk '{print $2}'``, also with ``-F,``."""
-    found = re.fullmatch(r"(?:-F ?(\S) )?\{ ?print \$(\d+|NF) ?;? ?\}", " ".join(rest))
-    if found is None:
+    """``awk '{print $2}'``, also with ``-F,``, and ``{print NF}``, how many there are."""
+    found = re.fullmatch(r"(?:-F ?(\S) )?\{ ?print (\$?)(\d+|NF) ?;? ?\}", " ".join(rest))
+    if found is None or not (found[2] or found[3] == "NF"):
         return None
-    lines = [line.split(found[1]) for line in given.splitlines()]
-    if found[2] == "0":
+    lines = [line.split(found[1]) if line else [] for line in given.splitlines()]
+    if not found[2]:
+        return "".join(f"{len(line)}\n" for line in lines)
+    if found[3] == "0":
         return "".join(f"{line}\n" for line in given.splitlines())
-    places = [len(line) if found[2] == "NF" else int(found[2]) for line in lines]
+    places = [len(line) if found[3] == "NF" else int(found[3]) for line in lines]
     return "".join(
         (line[place - 1] if 0 < place <= len(line) else "") + "\n"
         for line, place in zip(lines, places, strict=True)

@@ -33,7 +33,7 @@ _PART = re.compile(r":(?![-=?+])(.*?)(?::(.*))?", re.ASCII | re.DOTALL)
 _COSTLY = re.compile(r"\)[*+{?]|\\\d")  # which may take a regular expression for ever
 _TIMES, _MAX_TIMES, MAX_FITTED = re.compile(r"[*+{]"), 3, 200
 _EACH = ("[@]", "[*]")
-_ALL = ("$@", "${@}")
+_LISTS = re.compile(r"\$@|\$\{[!#]?(?:@|\w+\[@\])(?::\s*[^-=?+].*)?\}", re.DOTALL)  # no word where empty
 _BLANK = " \t\n"  # between words where IFS says nothing else
 Status = bool | None  # of a command; None: only a running shell knows
 Values = dict[str, tuple["Word", ...]]
@@ -232,11 +232,8 @@ class Variables:
     def _pieced(self, parts: Sequence[Part], line: int) -> list[Word]:
         """A word of several parts after expansion."""
         done: list[str] = [""]
-        any_quoted = False
+        any_quoted, each = False, any(part.expands and _LISTS.fullmatch(part.text) for part in parts)
         for part in parts:
-            any_quoted = any_quoted or (
-                part.quoted and part.text not in _ALL and not part.text.endswith("[@]}")
-            )
             values = self._value(part.text, 0) if part.expands else (part.text,)
             if part.expands and not part.quoted:
                 values = tuple(piece for value in values for piece in self._split(value))
@@ -244,6 +241,7 @@ class Variables:
                 values = (self._separator().join(values),)
             if not values:
                 continue
+            any_quoted = any_quoted or (part.quoted and bool(part.text or not each))
             done[-1] += values[0]
             done += values[1:]
         return [Word(text, line) for text in done if text or any_quoted]

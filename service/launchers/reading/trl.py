@@ -201,7 +201,7 @@ def _of_sft_command(sft: Source, told: Told) -> dict[str, Found]:
 def _dtype(fields: Fields, precision: str, *, frozen: bool) -> str:
     """What weights are loaded in; ``frozen``: whether they stay as they are, beside adapters."""
     name = next((name for name in ("dtype", "torch_dtype") if fields.has(name)), "dtype")
-    said = fields.word(name, "float32")
+    said = fields.word(name, "float32", allowed=("auto", "bfloat16", "float16", "float32"))
     if said == "float16" and precision == "fp16" and not frozen:
         why = "weights in fp16 alone are not trained: their gradients cannot be unscaled"
         fields.fault(name, why, allowed="float32, bfloat16, or an adapter", nearest="float32")

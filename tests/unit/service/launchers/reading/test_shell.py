@@ -106,7 +106,8 @@ _RULES = (
     "f() { A=5; exit 1; }; A=1; f | cat; run $A; g() ( A=6; run $A ); g; run $A",
     'set -- a b; shift 0; run $1 "${@:-none}"; set --; run "${@:-none}"',
     "run $(echo 2^3 | bc) $(echo -n a,b | tr , '\\n' | wc -l) $(echo a b | awk '{print $0}') $(dirname /a)",
-    "run $(printf '%s%d' 'a\\nb' 010) $(echo a -n)",
+    "run $(printf '%s%d' 'a\\nb' 010) $(echo a -n) $(echo 0,1 | awk -F, '{print NF}') $(echo 7B | tr -d B)",
+    'run "$@" --x "${@:2}" "${NONE[@]}"; run "" "x$@"; f() { run "$@" y; }; f "$@"; f ""',
 )  # fmt: skip
 
 

@@ -178,6 +178,7 @@ TRLS = (
         (TRLS.replace("Qwen2.5-7B", "Qwen3-8B-FP8"), "model_name_or_path: .* is stored quantised"),
         (TRLS.replace("Qwen/Qwen2.5-7B", "unsloth/Meta-Llama-3.1-8B-bnb-4bit"), "is stored quantised"),
         (TRLS.replace("2048", "null"), "max_length: .*nothing says how long sequences are"),
+        (TRLS + "dtype: bf16\n", "dtype: .*Allowed: auto, bfloat16"),
         (TRLS.replace("bf16", "fp16") + "dtype: float16\n", "dtype: .*gradients cannot be unscaled"),
     ],
 )
