@@ -8,7 +8,7 @@ arXiv:2305.14314): the layers themselves are kept in NF4, with a scale for every
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -207,11 +207,6 @@ def layers_outside(
     return tuple(first), tuple(last)
 
 
-def adapts_experts(model: ModelSpec, targets: tuple[str, ...]) -> bool:
-    """Whether adapters stand beside routed experts."""
-    return model.moe is not None and any(layer.experts for layer in adapted_layers(model, "moe", targets))
-
-
 def adapter_parameters(model: ModelSpec, rank: int, targets: tuple[str, ...]) -> int:
     """Trained weights of all adapters; multi-token prediction and the output head have none.
 
@@ -261,6 +256,26 @@ def quantized_layers(model: ModelSpec, kind: LayerKind) -> Iterator[LinearLayer]
     yield from single_layers(model, kind).values()
     if model.moe is not None and model.moe.expert_adapters == "linear":
         yield from _experts(model, kind).values()
+
+
+def saves_input(
+    model: ModelSpec,
+    layers: Iterable[str],
+    targets: Iterable[str],
+    precision: BasePrecision,
+    *,
+    routed: bool,
+) -> bool:
+    """Whether the input of frozen ``layers`` is saved: for adapters beside them, or, in int8, in any case.
+
+    bitsandbytes 0.50, ``MatMul8bitLt``: its context holds the input, which only a trained weight would
+    need. ``routed``: the layers of routed experts are meant.
+    """
+    targets, linear = tuple(targets), model.moe is not None and model.moe.expert_adapters == "linear"
+    if precision == "int8" and (linear or not routed):
+        return True
+    adapted = adapted_layers(model, "moe", targets) if routed else ()
+    return bool(set(layers) & set(targets)) and (not routed or any(layer.experts for layer in adapted))
 
 
 def base_bytes(layer: LinearLayer, precision: BasePrecision) -> int:

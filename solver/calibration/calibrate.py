@@ -491,9 +491,10 @@ def _part(evidence: _Evidence, *, widths: Mapping[str, float], prior: Process, s
         roughness=evidence.roughness,
     )
     left = left_over(found, points, evidence.measured, spread)
-    believed = left.believed * found.offsets
-    offsets = dict(zip(widths, (float(value) for value in believed), strict=True))
+    # what is looked at is where the runs drove a constant, of which a share is applied
+    driven = dict(zip(widths, (float(value) for value in found.offsets), strict=True))
+    offsets = {name: left.believed * value for name, value in driven.items()}
     findings = contradictions(evidence.runs, points, left.leave_one_out, words=evidence.words)
-    findings += constants_at_bounds(evidence.profile.constants, offsets, widths)
+    findings += constants_at_bounds(evidence.profile.constants, driven, widths)
     log_sds = dict(zip(widths, (float(value) for value in found.log_sds), strict=True))
     return _Part(offsets=offsets, log_sds=log_sds, left=left, findings=tuple(findings))

@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from meshwright.profiles.adapters import ATTENTION_INPUT, MLP_INNER, MLP_INPUT, adapts_experts
+from meshwright.profiles.adapters import ATTENTION_INPUT, MLP_INNER, MLP_INPUT, saves_input
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.profile import Profile
@@ -70,11 +70,11 @@ def _input_bytes(ctx: Context, *layers: str, routed: bool = False) -> float:
     """Bytes of one element of a linear layer's input that is kept for its weight gradient.
 
     A frozen layer keeps none (torch's ``linear`` and Transformer Engine save the input only where the
-    weight asks for a gradient); an adapter beside it, or beside ``routed`` experts, keeps it in 2 bytes.
+    weight asks for a gradient) unless ``saves_input`` says so: in 2 bytes.
     """
+    work = ctx.workload
     if ctx.frozen:
-        targets = ctx.workload.lora_targets
-        kept = bool(set(layers) & set(targets)) and (not routed or adapts_experts(ctx.model, targets))
+        kept = saves_input(ctx.model, layers, work.lora_targets, work.base_precision, routed=routed)
         return 2.0 if kept else 0.0
     return 1.0 if ctx.low_precision else 2.0
 

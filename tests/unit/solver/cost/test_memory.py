@@ -315,6 +315,19 @@ def test_frozen_layers_keep_no_inputs_but_those_of_adapters() -> None:
     assert kept() - kept("linear_proj") == pytest.approx(2048 * (2 + 2 + 2 * 4) * 1024)
 
 
+def test_frozen_layers_of_int8_keep_their_inputs_as_trained_ones_do() -> None:
+    # bitsandbytes saves the input of every product, whether an adapter reads it, too, or none
+    def kept(problem: Problem) -> float:
+        return float(prices_of(problem, a_layout(), "accelerate").activation_bytes[0, 0])
+
+    adapted = a_problem(lora_rank=16, lora_targets=("o_proj",))
+    nf4, int8 = (
+        kept(replace(adapted, workload=replace(adapted.workload, base_precision=precision)))
+        for precision in ("nf4", "int8")
+    )
+    assert nf4 == kept(adapted) < kept(a_problem()) == int8
+
+
 def test_replaying_the_activation_frees_what_the_last_matrices_keep_of_it() -> None:
     # of 2048 tokens on top_k experts, so many elements wide: 2 bytes, 1 in 8 bits, none of frozen experts
     model = a_moe_model()
