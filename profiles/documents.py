@@ -136,8 +136,13 @@ def require_plain(raw: object) -> Mapping[str, object]:
     return builder.finished()
 
 
-def read_yaml(content: str | bytes, lines: dict[str, int] | None = None) -> Mapping[str, object]:
+def read_yaml(
+    content: str | bytes, lines: dict[str, int] | None = None, repeated: dict[str, list[int]] | None = None
+) -> Mapping[str, object]:
     """The mapping in the one document of ``content``; ``lines`` gets the line of every key by dotted name.
+
+    A repeated key is refused, unless ``repeated`` is there to get the lines of its earlier values: the last
+    one counts then, as PyYAML has it.
 
     Raises:
         InvalidProblemError: too big, too deep, not YAML, no mapping, more than one document, an alias, or a
@@ -149,7 +154,7 @@ def read_yaml(content: str | bytes, lines: dict[str, int] | None = None) -> Mapp
         text = content if isinstance(content, str) else content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InvalidProblemError.of("", "not YAML: the text is not UTF-8") from None
-    builder = _Builder(YAML_FILE, lines)
+    builder = _Builder(YAML_FILE, lines, repeated)
     try:
         loader = _YamlLoader(text)
         try:
@@ -270,10 +275,16 @@ _MOST_BITS = f"{MAX_BITS} bits and a sign"
 class _Builder:
     """Makes plain values of what a parser reports, in its order, and refuses the first wrong one."""
 
-    def __init__(self, limits: Limits, lines: dict[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        lines: dict[str, int] | None = None,
+        repeated: dict[str, list[int]] | None = None,
+    ) -> None:
         self.line = 0  # of what is reported next; 0: not known
         self._limits = limits
         self._lines = lines
+        self._repeated = repeated
         self._num_values = 0
         self._root: dict[str, object] | None = None
         self._open: list[dict[str, object] | list[object]] = []
@@ -320,7 +331,7 @@ class _Builder:
             raise self.fault("keys must be text")
         if _UNCLEAN.search(name):
             raise self.fault(_UNCLEAN_TEXT)
-        if name in holder:
+        if name in holder and self._repeated is None:
             where = f" (line {self.line})" if self.line else ""
             raise InvalidProblemError.of("", f'the key "{shown(name)}" is repeated{where}')
         if len(holder) >= self._limits.max_keys:
@@ -328,8 +339,12 @@ class _Builder:
         self._keys[-1] = self._known_keys.setdefault(name, name)
         path = [key for key in self._keys if key is not None]
         named = len(path) == len(self._open) and sum(map(len, path)) <= _LONGEST_NAME
-        if self._lines is not None and named:
-            self._lines[".".join(path)] = self.line
+        if self._lines is None or not named:
+            return
+        dotted = ".".join(path)
+        if self._repeated is not None and name in holder:
+            self._repeated.setdefault(dotted, []).append(self._lines[dotted])
+        self._lines[dotted] = self.line
 
     def value(self, value: object) -> None:
         """A value that is no object and no list.

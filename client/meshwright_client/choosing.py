@@ -268,7 +268,10 @@ def _awaited(folder: Path, question: str, run_id: str, until: float) -> Choice:
         if time.monotonic() > until:
             choice = read_choice(folder / CHOICE)
             other = "" if choice is None else f"; the one that is there is of start {choice.run_id}"
-            message = f"node 0 has written no {folder / CHOICE} for this start; do all nodes see it?{other}"
+            message = (
+                f"node 0 has written no {folder / CHOICE} for this start in time: it has failed, or this "
+                f"node does not see its files{other}"
+            )
             raise NoAnswerError(message)
         time.sleep(LOOK_S)
 

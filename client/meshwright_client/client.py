@@ -52,6 +52,7 @@ class Client:
         Raises:
             ValueError: ``url`` is no address, or ``key`` no key.
         """
+        key = key and key.strip()  # of a file or a secret, whose line has an end
         if key is not None and not (key and key.isascii() and key.isprintable()):
             raise ValueError("the key holds characters that no key has")
         headers = {"Authorization": f"Bearer {key}"} if key else {}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 
 from meshwright_client.choosing import CHOICE, Choice
@@ -66,9 +69,7 @@ def start(
     heard = [one for one in _PASSED if signal.getsignal(one) is not signal.SIG_IGN]  # as under nohup
     before = {one: signal.signal(one, lambda number, _: child.send_signal(number)) for one in heard}
     try:
-        for line in child.stdout or ():
-            sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()
+        for line in _lines_of(child):
             tail.line(line.decode(errors="replace"))
         code = child.wait()
     finally:
@@ -79,6 +80,36 @@ def start(
     reporter.close()
     return code if code >= 0 else 128 - code
 
+
+def _lines_of(child: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    """The lines of a job's output, which is passed on as it comes: a progress bar may never end its line.
+
+    It is over with the job: what a script leaves running in the background (``tensorboard &``) keeps the
+    pipe open, and would hold an allocation for good.
+    """
+    out, rest, until_s = child.stdout, b"", inf
+    while out is not None and time.monotonic() < until_s:
+        if until_s == inf and child.poll() is not None:
+            until_s = time.monotonic() + _LAST_WORDS_S
+        if not select.select([out], [], [], _LOOK_S)[0]:
+            if until_s < inf:
+                break
+            continue
+        piece = os.read(out.fileno(), _PIECE_BYTES)
+        if not piece:
+            break
+        sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
+        rest = rest[-_PIECE_BYTES:]
+    if rest:
+        yield rest
+
+
+_LOOK_S = 0.2  # how often an idle pipe makes sure that its job still runs
+_LAST_WORDS_S = 5.0  # of others that write to the pipe of a job that has ended
+_PIECE_BYTES = 2**16
 
 # Schedulers warn a job before they end it; the job, in a session of its own, hears nothing of our terminal.
 _PASSED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,9 +13,11 @@ from typing import Annotated
 from fastapi import Depends, Header, Query, Request, Security
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
+from pydantic import BaseModel
 
 from meshwright.profiles.documents import DOCUMENT, PROBLEM, JsonReader, Limits, read_json
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.reading import FieldReader
 from meshwright.service.api.errors import (
     BodyTooLargeError,
     BodyTooSlowError,
@@ -41,6 +44,7 @@ _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 MAX_PAGE_SIZE = 200
 SESSION_COOKIE = "meshwright_session"
 _READING = frozenset({"GET", "HEAD"})
+_API = "/v1/"  # pages pass over what links to them carry
 SMALL_BYTES = 16 * 2**10  # of a body that waits for no other, and is parsed at once: 0.5 ms
 MAX_PROBLEMS = 6  # larger ones at a time, from their first byte to the answer: up to 6 MiB of memory each
 MAX_DOCUMENTS = 2  # the same of what may hold tables: up to 60 MiB each
@@ -95,16 +99,38 @@ async def authorize(
     wanted: SecurityScopes,
     given: Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)],
 ) -> None:
-    """Find out who is asking, before anything else of the request is looked at.
+    """Find out who is asking, before anything else of the request is looked at; then what is asked.
 
     Raises:
         UnauthorizedError: keys are demanded, and the caller has none that is usable.
         ForbiddenError: the key's scope does not include this address.
+        InvalidProblemError: the query has parameters that this address does not take.
     """
     token = given.credentials if given else None
     if token is None and request.method in _READING:
         token = session_of(request)  # never for writing: a browser sends it along unasked
     await admit(request, token, wanted.scopes)
+    if request.url.path.startswith(_API):
+        _require_known(request)
+
+
+def _require_known(request: Request) -> None:
+    """Take each parameter once, and none that would be passed over unseen.
+
+    Raises:
+        InvalidProblemError: one is given twice, or this address knows none of its name.
+    """
+    given = Counter(name for name, _ in request.query_params.multi_items())
+    reader = FieldReader(given, "/query")
+    for one in request.scope["route"].dependant.query_params:
+        shape = one.field_info.annotation
+        for name in given if isinstance(shape, type) and issubclass(shape, BaseModel) else (one.alias,):
+            reader.value(name)  # a shape names by itself what it does not know
+    for name, times in given.items():
+        if times > 1:
+            reader.fault(name, f"is given {times} times", allowed="once")
+    reader.refuse_unknown()
+    reader.finish()
 
 
 def session_of(request: Request) -> str | None:
@@ -186,6 +212,21 @@ async def document_body(request: Request) -> AsyncIterator[Mapping[str, object]]
         async for chunk in chunks:
             await run_in_threadpool(reader.feed, chunk)
         yield reader.close()
+
+
+async def no_fields(request: Request) -> None:
+    """Refuse a body that asks for something where nothing can be asked for.
+
+    Raises:
+        InvalidProblemError: it holds anything but an empty JSON object.
+        BodyTooLargeError, BodyTooSlowError, BusyError: as ``arriving``.
+    """
+    async with arriving(request, PROBLEM) as chunks:
+        body = b"".join([chunk async for chunk in chunks])
+    if body.strip():
+        reader = FieldReader(read_json(body, PROBLEM), "")
+        reader.refuse_unknown()
+        reader.finish()
 
 
 @asynccontextmanager
@@ -273,6 +314,7 @@ async def profiles_of(request: Request) -> ProfileStore:
     return service_of(request).profiles
 
 
+NO_FIELDS = Depends(no_fields)
 ServiceDep = Annotated[Service, Depends(_given_service)]
 JobsDep = Annotated[Jobs, Depends(jobs_of)]
 KeyDep = Annotated[str | None, Depends(idempotency_key_of)]

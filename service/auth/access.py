@@ -101,7 +101,9 @@ class Access:
         if not self.demands_keys():
             return LOCAL_USER
         if token is None:
-            raise UnauthorizedError("send a key: Authorization: Bearer mw_...")
+            raise UnauthorizedError(
+                "send a key: Authorization: Bearer mw_..., which commands take from MESHWRIGHT_KEY"
+            )
         caller = self._lookup(token)
         if len(self._known) >= MAX_REMEMBERED:
             self._known.clear()

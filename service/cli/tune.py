@@ -110,9 +110,8 @@ class _Tuning:
         kept = [one for one in kept_runs(self.folder, self.problem) if one.plan_id in plans]
         runs = [believed(self.problem, plans[one.plan_id], one) for one in kept]
         measured_before = any(one.outcome == "measured" for one in runs)
-        doubted: list[
-            Measured
-        ] = []  # the first one here, if it failed: for what it alone lacks, or all now do
+        # The first run of this start, if it failed: for what it alone lacks, or all do by now.
+        doubted: list[Measured] = []
         while True:
             now = standing(self.problem, self.profile, self.plans, runs)
             plan = next_plan(self.problem, self.profile, now, confidence)

@@ -14,12 +14,15 @@ from pathlib import Path
 import httpx
 import pytest
 
+from meshwright.service.auth.keys import Keys, NewKey
+from meshwright.service.db import migrations
+from meshwright.service.db.database import Database
 from meshwright_client import Client, Reporter, choose
 from meshwright_client.choosing import NoAnswerError, NoPlanError, question_of
 from meshwright_client.errors import InvalidRequestError
 from meshwright_client.launching import filled, plan_flags
 from meshwright_client.nodes import Nodes
-from tests.processes.servers import RunningServer, free_port
+from tests.processes.servers import RunningServer, free_port, serving
 from tests.processes.warm import ROOT, Warm
 from tests.served.job_records import TINY_PROBLEM
 
@@ -77,7 +80,7 @@ def test_the_other_nodes_take_what_node_0_has_chosen_for_this_start_alone(
     chosen = choose(with_batch(48), nodes=node(), save_dir=tmp_path, url=server.url)
     assert choose(with_batch(48), nodes=node(1), save_dir=tmp_path, url="http://nobody.invalid") == chosen
     for other in (node(1, run_id="start-2"), node(1, num_nodes=3)):
-        with pytest.raises(NoAnswerError, match="do all nodes see it"):
+        with pytest.raises(NoAnswerError, match="or this node does not see its files"):
             choose(with_batch(48), nodes=other, save_dir=tmp_path, limit_s=0.3)
 
 
@@ -320,6 +323,49 @@ def test_a_command_that_fails_or_is_not_there_says_so(server: RunningServer, tmp
     endless = launched(server.url, tmp_path, "--limit-s", "inf", RANK="0")
     _, fault = endless.communicate(timeout=60)
     assert (endless.returncode, "--limit-s" in fault, "Traceback" in fault) == (2, True, False), fault
+
+
+def test_a_start_whose_node_0_is_killed_ends_on_the_others_and_the_next_one_is_free(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    (tmp_path / "problem.json").write_text(json.dumps(with_batch(112)))
+    words = ("--", sys.executable, "-c", "print('started')")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        asks = launched(url, tmp_path, "--limit-s", "3", *words, SLURM_NODEID="0", RANK="0")
+        waits = launched(url, tmp_path, "--limit-s", "3", *words, SLURM_NODEID="1", RANK="8")
+        with silent.accept()[0]:
+            asks.kill()
+        asks.communicate()
+        assert "node 0 has written no meshwright-run/meshwright.json" in waits.communicate(timeout=60)[1]
+        assert (asks.returncode, waits.returncode) == (-9, 2)
+    nodes = [launched(server.url, tmp_path, *words, SLURM_NODEID=str(one)) for one in (0, 1)]
+    assert [one.communicate(timeout=60)[0] for one in nodes] == ["started\n"] * 2  # of the same Slurm job
+
+
+def test_a_start_without_a_usable_key_says_so_and_goes_on_with_what_was_accepted_before(
+    tmp_path: Path,
+) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'meshwright.db'}")
+    migrations.upgrade(database)
+    _, token = Keys(database, actor="test").create(NewKey(tenant="ours"))
+    (tmp_path / "problem.json").write_text(json.dumps(PROBLEM))
+    words = ("--", sys.executable, "-c", "print('started')")
+    with serving({"database_url": str(database.url), "workers": "1"}) as keyed:
+
+        def start(key: str, job: str) -> tuple[int, str, str]:
+            one = launched(keyed.url, tmp_path, *words, MESHWRIGHT_KEY=key, SLURM_JOB_ID=job)
+            out, told = one.communicate(timeout=60)
+            return one.returncode, out, told
+
+        for key, says in (("", "commands take from MESHWRIGHT_KEY"), ("mw_x", "this key is not usable")):
+            code, out, told = start(key, "1")
+            assert (code, out, says in told, "Traceback" in told) == (2, "", True, False), told
+        assert start(f"{token}\n", "2")[:2] == (0, "started\n")  # as a secret's file holds it
+        code, out, told = start("mw_x", "3")
+        assert (code, out) == (0, "started\n")
+        assert "this key is not usable" in told
+        assert "the plan that was last accepted for this question is used" in told
 
 
 def test_a_run_out_of_memory_is_reported_as_such(server: RunningServer, tmp_path: Path) -> None:

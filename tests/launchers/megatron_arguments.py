@@ -29,7 +29,8 @@ WORDS = [
     "moe-router-dtype", "moe-router-load-balancing-type", "moe-token-dispatcher-type", "normalization",
     "optimizer", "pipeline-model-parallel-layout",
     "position-embedding-type", "recompute-granularity", "recompute-method", "recompute-modules",
-    "rampup-batch-size", "step-batch-size-schedule", "transformer-impl", "window-size",
+    "rampup-batch-size", "step-batch-size-schedule", "transformer-impl", "window-attn-skip-freq",
+    "window-size",
 ]  # fmt: skip
 NUMBERS = [
     "context-parallel-size", "expert-model-parallel-size",
@@ -42,7 +43,7 @@ NUMBERS = [
     "num-distributed-optimizer-instances", "num-experts", "num-layers", "num-query-groups",
     "num-virtual-stages-per-pipeline-rank", "pipeline-model-parallel-size", "q-lora-rank",
     "qk-head-dim", "qk-pos-emb-head-dim", "recompute-num-layers", "seq-length",
-    "tensor-model-parallel-size", "v-head-dim", "vocab-size", "window-attn-skip-freq",
+    "tensor-model-parallel-size", "v-head-dim", "vocab-size",
     "yarn-original-max-position-embeddings",
 ]  # fmt: skip
 FRACTIONS = [

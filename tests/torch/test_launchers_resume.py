@@ -104,7 +104,7 @@ def test_megatron_lm_goes_on_with_other_ranks_in_the_slurm_job_that_has_lost_a_n
     while max(run.losses(), default=0) <= SAVED:  # it is beyond the checkpoint when a node is lost
         assert time.monotonic() < until
         time.sleep(0.1)
-    node_fails("127.0.0.2")
+    node_fails("127.0.0.2", of=before)
     (programs / "failed").write_text("127.0.0.2\n")
     assert run.children[0].wait(PATIENCE_S)  # srun ends the tasks of the other node
 
@@ -123,11 +123,12 @@ def test_megatron_lm_goes_on_with_other_ranks_in_the_slurm_job_that_has_lost_a_n
         assert went_on[step] == pytest.approx(loss, rel=1e-4), step  # as far as bf16 is the same
 
 
-def node_fails(host: str) -> None:
-    """All processes of a node of the stand-in are gone at once."""
+def node_fails(host: str, *, of: Path) -> None:
+    """All processes of a node of the stand-in are gone at once, of the job of one folder."""
+    marks = {f"SLURMD_NODENAME={host}".encode(), f"SLURM_SUBMIT_DIR={of}".encode()}
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):  # ended meanwhile
-            if f"SLURMD_NODENAME={host}".encode() in path.read_bytes().split(b"\0"):
+            if marks <= {*path.read_bytes().split(b"\0")}:
                 os.kill(int(path.parent.name), signal.SIGKILL)
 
 

@@ -11,6 +11,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
 from meshwright.service.api.deps import (
+    NO_FIELDS,
     READS,
     SUBMITS,
     BodyDep,
@@ -200,9 +201,9 @@ async def follow(
 
 @router.post(
     "/{job_id}:cancel",
-    dependencies=[SUBMITS],
+    dependencies=[SUBMITS, NO_FIELDS],
     response_model=JobDetail,
-    responses=declared(404),
+    responses=declared(404, 408, 413),
     summary="Cancel a job",
 )
 def cancel(job_id: str, jobs: JobsDep, tenant: TenantDep, idempotency_key: KeyDep) -> Response:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 
-from meshwright.profiles.documents import pointer
-from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.api.deps import (
+    NO_FIELDS,
     READS,
     SUBMITS,
     BodyDep,
@@ -43,13 +41,8 @@ router = APIRouter(prefix="/v1/plans", tags=["plans"], responses=declared(401, 4
 
 
 @router.get("", dependencies=[READS], summary="List plans of all jobs")
-def list_plans(
-    query: Annotated[PlanQuery, Query()], jobs: JobsDep, tenant: TenantDep, request: Request
-) -> PlanPage:
+def list_plans(query: Annotated[PlanQuery, Query()], jobs: JobsDep, tenant: TenantDep) -> PlanPage:
     """Figures of plans, filtered and sorted; one that several jobs found is told once, of the newest."""
-    for name, value in Counter(name for name, _ in request.query_params.multi_items()).items():
-        if value > 1:
-            raise InvalidProblemError.of(pointer("query", name), f"is given {value} times", allowed="once")
     if query.launcher is not None:
         check_launcher(query.launcher, at="/query/launcher")
     page = jobs.plans_like(tenant, query.wanted(), page_size=query.page_size, page_token=query.page_token)
@@ -82,9 +75,9 @@ def export_plan(
 
 @router.post(
     "/{plan_id}:verify",
-    dependencies=[SUBMITS],
+    dependencies=[SUBMITS, NO_FIELDS],
     status_code=202,
-    responses=declared(404, 409),
+    responses=declared(404, 408, 409, 413),
     summary="Let a plan's launcher build it",
 )
 def verify_plan(

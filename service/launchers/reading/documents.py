@@ -1,6 +1,7 @@
 """Files of a fixed form (JSON, YAML, TOML) as values by dotted name, each with the line it stands on.
 
-Sizes and depths are bounded, YAML aliases and repeated keys are refused, and nothing is run.
+Sizes and depths are bounded, YAML aliases are refused, and nothing is run. Of a key that a YAML repeats the
+last value counts, as PyYAML reads it for most launchers; OmegaConf, NeMo's and LLaMA-Factory's, refuses it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
-from meshwright.profiles.documents import MAX_DEPTH, read_json, read_yaml, require_plain
+from meshwright.profiles.documents import MAX_DEPTH, read_json, read_yaml, require_plain, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.service.launchers.reading.base import Source, refused
 
@@ -36,34 +37,50 @@ class Found:
 Values = Mapping[str, Found]
 
 
-def document_of(source: Source) -> dict[str, Found]:
+def document_of(source: Source, *, by_omegaconf: bool = False) -> dict[str, Found]:
     """The values of a file by dotted name, such as ``parallelism.tp``, by the form that its name says.
 
     Raises:
-        InvalidProblemError: too big, too deep, or not of its form, with the line.
+        InvalidProblemError: too big, too deep, or not of its form, with the line; or a key is repeated
+            and OmegaConf loads the file (its _utils.py, get_yaml_loader).
     """
     if len(source.text) > MAX_DOCUMENT:
         raise refused(f"{source.name[:64]}: the file is too big", allowed=f"{MAX_DOCUMENT} characters")
     found = _parsed(source.suffix, source.text)
     if isinstance(found, str):
         raise refused(f"{source.name[:64]}: {found}")
-    return dict(found)
+    values, repeated = found
+    if by_omegaconf and repeated:
+        raise refused(f"{repeated[0]}, which OmegaConf refuses", allowed="each key once")
+    return dict(values)
+
+
+def repeated_keys(source: Source) -> tuple[str, ...]:
+    """What a file that ``document_of`` has read says of its repeated keys, a sentence each."""
+    found = _parsed(source.suffix, source.text)
+    return () if isinstance(found, str) else found[1]
 
 
 @lru_cache(maxsize=8)
-def _parsed(suffix: str, text: str) -> dict[str, Found] | str:
-    """The values of a text, or what is wrong with it; every reader looks at the same file."""
+def _parsed(suffix: str, text: str) -> tuple[dict[str, Found], tuple[str, ...]] | str:
+    """The values of a text and its repeated keys, or what is wrong; every reader looks at the same file."""
     if not text.strip():
         return "the file is empty"
     if is_deep(text):
         return f"more than {MAX_BRACKETS} brackets are open at a time"
     readers = {".json": _json, ".toml": _toml}
     lines: dict[str, int] = {}
+    repeated: dict[str, list[int]] = {}
+    read = readers.get(suffix) or partial(read_yaml, repeated=repeated)
     try:
-        flat = dict(_flat(readers.get(suffix, read_yaml)(text, lines), ""))
+        flat = dict(_flat(read(text, lines), ""))
     except InvalidProblemError as fault:
         return _placed(fault.errors[0], lines)
-    return {name: Found(value, lines.get(name, 0)) for name, value in flat.items()}
+    said = (
+        f"line {lines[name]}: {shown(name)} is given again, after line {', '.join(map(str, earlier))}"
+        for name, earlier in repeated.items()
+    )
+    return {name: Found(value, lines.get(name, 0)) for name, value in flat.items()}, tuple(said)
 
 
 def _placed(fault: FieldError, lines: Mapping[str, int]) -> str:

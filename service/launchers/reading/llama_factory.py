@@ -104,7 +104,7 @@ class LlamaFactoryReader:
             document = values_of(command.words, told)
             known.world = world_of(source.text, script_of(source, told), command)
         else:
-            document = document_of(source) | _overrides(source, source, told)
+            document = document_of(source, by_omegaconf=True) | _overrides(source, source, told)
         fields = Fields(source.name, document, told)
         if not any(name in document for name in _CORE):
             return LlamaFactoryTrainerReader().read(source, told)
@@ -184,7 +184,7 @@ class LlamaFactoryTrainerReader:
         files = [source, *documents_beside(known_of(source, told).source)]
         own = next((one for one in files if _is_trainers(one)), source)
         over = _overrides(source, own, told)
-        fields = Fields(own.name, document_of(own) | over, told)
+        fields = Fields(own.name, document_of(own, by_omegaconf=True) | over, told)
         fields.note_commands(over)
         for name in (MICRO_BATCH, ACCUMULATION, "cutoff_len", "finetuning_type"):
             fields.slip_for(name)

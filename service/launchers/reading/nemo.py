@@ -68,7 +68,7 @@ class NemoReader:
             InvalidProblemError: what cannot be read, contradicts itself, or hangs on what is not said.
         """
         known = known_of(source, told)
-        document = _interpolated(document_of(source), told.variables)
+        document = _interpolated(document_of(source, by_omegaconf=True), told.variables)
         for name in document:
             if name.startswith(_NOT_GPT) and document[name].value not in (None, "", "null"):
                 message = f"line {document[name].line}: only NeMo's GPT models are read"

@@ -35,7 +35,12 @@ from meshwright.service.launchers.reading.commands import (
     world_of,
 )
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
-from meshwright.service.launchers.reading.documents import DOCUMENTS, document_of, looks_like_document
+from meshwright.service.launchers.reading.documents import (
+    DOCUMENTS,
+    document_of,
+    looks_like_document,
+    repeated_keys,
+)
 from meshwright.service.launchers.reading.foreign import foreign
 from meshwright.service.launchers.reading.llama_factory import LlamaFactoryReader, LlamaFactoryTrainerReader
 from meshwright.service.launchers.reading.megatron_bridge import MegatronBridgeReader
@@ -100,7 +105,8 @@ def read_launch_files(source: Source, told: Told | None = None, launcher: str | 
     launch = _on_told_gpus(launch, told)
     _require_divided(launch)
     _require_one_start(found, told)
-    return _with_environment(launch, found)
+    again = [f"{said}: the last one counts" for said in repeated_keys(found)]
+    return _with_environment(replace(launch, notes=(*launch.notes, *again)[:MAX_LISTED]), found)
 
 
 def _with_environment(launch: LaunchFile, source: Source) -> LaunchFile:

@@ -56,6 +56,27 @@ def test_a_signal_reaches_the_job_once_though_its_group_is_signalled(how: str, h
     assert started.returncode == 128 + signal.SIGTERM
 
 
+def test_a_launch_ends_with_its_job_and_shows_what_comes_without_an_end_of_line() -> None:
+    """A script that leaves a board running in the background, behind a bar that is drawn over itself."""
+    job = """
+import subprocess, time
+print("\\r 50%", end="", flush=True)
+input()
+subprocess.Popen(["sleep", "30"])
+"""
+    started = subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, "plain", job], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "client")},
+    )  # fmt: skip
+    assert started.stdin is not None
+    assert started.stdout is not None
+    assert started.stdout.read(5) == b"\r 50%"  # while the job runs
+    started.stdin.write(b"\n")
+    started.stdin.close()
+    assert started.wait(timeout=20) == 0
+    started.stdout.close()
+
+
 @pytest.mark.parametrize(("rank", "count"), [(0, 4), (3, 4), (3, None)], ids=["first", "last", "of a file"])
 def test_nodes_that_the_plan_does_not_need_stay_idle_and_no_command_starts_them(
     rank: int, count: int | None

@@ -20,6 +20,7 @@ from meshwright.profiles.documents import (
     JsonReader,
     pointer,
     read_json,
+    read_yaml,
     require_plain,
     shown,
     shown_path,
@@ -145,6 +146,14 @@ def test_the_end_of_a_long_path_is_shown(tmp_path: Path) -> None:
     assert shown_text.startswith("...")
     assert shown_text.endswith("x/problem.json")
     assert len(shown_text) == MAX_SHOWN
+
+
+def test_the_last_of_repeated_keys_counts_where_they_are_asked_for() -> None:
+    lines: dict[str, int] = {}
+    repeated: dict[str, list[int]] = {}
+    text = "a: 1\nb: {c: 2, d: 3}\na: 4\nb:\n  c: 5\na: 6\n"
+    assert read_yaml(text, lines, repeated) == {"a": 6, "b": {"c": 5}}
+    assert (lines["a"], repeated) == (6, {"a": [1, 3], "b": [2]})
 
 
 def read_pieces(pieces: Iterable[bytes]) -> Mapping[str, object]:

@@ -51,6 +51,37 @@ def test_hostile_json_is_a_422_problem(client: TestClient, name: str, path: str)
     measured(17, "bodies, each refused at two addresses", len(HOSTILE))
 
 
+@pytest.mark.parametrize(
+    ("method", "address", "said"),
+    [
+        ("POST", "/v1/plans/aaa:verify?launcher=deepspeed", ("/query/launcher", "unknown field", None)),
+        ("POST", "/v1/jobs/x:cancel?children=false", ("/query/children", "unknown field", None)),
+        ("POST", "/v1/jobs/x:replan?plan_id=bbb", ("/query/plan_id", "unknown field", None)),
+        ("GET", "/v1/plans/aaa/export?laucher=deepspeed", ("/query/laucher", "unknown field", "launcher")),
+        ("GET", "/v1/jobs?stat=failed", ("/query/stat", "unknown field", "state")),
+        ("GET", "/v1/jobs?state=failed&state=queued", ("/query/state", "is given 2 times", None)),
+        ("DELETE", "/v1/models/own?version=1", ("/query/version", "unknown field", None)),
+    ],
+)
+def test_what_an_address_does_not_take_is_refused_by_name_instead_of_passed_over(
+    client: TestClient, method: str, address: str, said: tuple[str, str, str | None]
+) -> None:
+    answer = client.request(method, address)
+    assert (answer.status_code, answer.headers["content-type"]) == (422, PROBLEM_TYPE)
+    (fault,) = answer.json()["errors"]
+    assert (fault["pointer"], fault["message"], fault.get("nearest")) == said
+
+
+@pytest.mark.parametrize("path", ["/v1/plans/none:verify", "/v1/jobs/none:cancel"])
+def test_an_address_without_fields_takes_no_body_but_an_empty_one(client: TestClient, path: str) -> None:
+    answer = client.post(path, json={"launcher": "deepspeed"})
+    assert answer.status_code == 422
+    assert answer.json()["errors"] == [{"pointer": "/launcher", "message": "unknown field"}]
+    assert client.post(path, content=b"launcher=deepspeed").status_code == 422  # no JSON
+    for empty in (b"", b"{}"):  # as many programs send with every POST
+        assert client.post(path, content=empty).status_code == 404
+
+
 NAMES = {f"tensor_parallel_{number}": 1 for number in range(990)}  # as many keys as one object may have
 TOO_MUCH = {
     "pins": {**BODY, "search": {"pin": NAMES}},

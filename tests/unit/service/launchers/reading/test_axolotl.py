@@ -111,7 +111,7 @@ def test_axolotls_weights_of_4_bits_are_replicas_of_accelerate() -> None:
         ),
         ("rl: dpo", "rl: line 12: cannot be read: training on preferences"),
         ("processor_type: AutoProcessor", "processor_type: line 12: cannot be read: models that see"),
-        ("load_in_4bit: false", "is repeated"),
+        ("load_in_4bit: false", "adapter: line 8: qlora needs load_in_4bit"),
     ):
         with pytest.raises(InvalidProblemError, match=cause):
             read(f"{text}{line}\n", Told(num_gpus=8), "a.yml")
@@ -119,6 +119,18 @@ def test_axolotls_weights_of_4_bits_are_replicas_of_accelerate() -> None:
         read(text.replace("load_in_4bit: true\n", ""), Told(num_gpus=8), "a.yml")
     with pytest.raises(InvalidProblemError, match="experts of fewer bits"):
         read(text.replace("Mistral-7B-v0.1", "Mixtral-8x7B-v0.1"), Told(num_gpus=8), "a.yml")
+
+
+def test_the_last_of_a_repeated_key_counts_and_both_lines_are_named() -> None:
+    # PyYAML, Axolotl's loader, takes the last; 8 ranks × micro-batch 2 × 5 instead of 3
+    text = f"{AXOLOTL}flash_attention: true\ngradient_accumulation_steps: 5\n"
+    first = text.splitlines().index("gradient_accumulation_steps: 3") + 1
+    found = read(text, Told(num_gpus=8), "a.yml")
+    assert found.workload.global_batch_size == 8 * 2 * 5
+    assert any(
+        f"gradient_accumulation_steps is given again, after line {first}: the last one counts" in note
+        for note in found.notes
+    )
 
 
 def test_axolotls_weights_of_8_bits_and_its_batch_are_read() -> None:

@@ -89,3 +89,14 @@ def test_llama_factory_trains_nothing_unless_it_is_told_to() -> None:
     text = CORE.replace("expert_model_parallel_size: 4\n", "")
     with pytest.raises(InvalidProblemError, match=r"do_train: .*trains nothing"):
         read(text.replace("do_train", "do_predict"), Told(num_gpus=8), "a.yaml")
+
+
+def test_a_key_that_omegaconf_meets_twice_is_refused_with_both_lines() -> None:
+    # the last line of CORE's ten, and one more; omegaconf/_utils.py: "found duplicate key"
+    trainers = CORE.replace("expert_model_parallel_size: 4\n", "").replace(
+        "overlap_grad_reduce: true\n", ""
+    )
+    for text, lines in ((CORE, (7, 11)), (trainers, (7, 9))):
+        said = f"line {lines[1]}: per_device_train_batch_size is given again, after line {lines[0]}, which"
+        with pytest.raises(InvalidProblemError, match=said):
+            read(f"{text}per_device_train_batch_size: 2\n", Told(num_gpus=8), "a.yaml")
