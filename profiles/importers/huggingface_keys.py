@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, NoReturn
 
 from meshwright.profiles.catalog import CATALOG
+from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import UnsupportedModelError
 from meshwright.profiles.importers.huggingface_layers import GlobalRule, LocalRule
 from meshwright.profiles.reading import FieldReader
@@ -493,6 +494,10 @@ def completed(
             stated |= {f"{key}.{inner}": inside for inner, inside in part.items()}
         elif names.get(key, key) == key or names[key] not in config:
             stated[names.get(key, key)] = value
+        elif value is not None and value != config[names[key]]:
+            said = shown(str(config[names[key]]))
+            why = f"another name of {names[key]}, which is {said}; remove one of them"
+            raise UnsupportedModelError.field(key, why)
     stated |= {key: _one_value(key, stated[key]) for key in family.each_layer if key in stated}
     published = [key for key in family.of_published if isinstance(stated.get(key), list)]
     read = {*published, family.experts}

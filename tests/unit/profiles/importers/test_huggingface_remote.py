@@ -82,3 +82,18 @@ def test_exaone_3_is_a_llama_with_keys_of_its_own_and_the_first_phi_2_is_phi() -
     phi = {"model_type": "phi-msft", "n_embd": 2560, "n_head": 32, "n_layer": 32, "vocab_size": 51_200}
     model = model_from_config(phi, name="x")
     assert (model.num_parameters(), model.rotary_fraction) == (2_779_683_840, 0.4)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"model_type": "exaone", "num_layers": 16, "num_hidden_layers": 32}, "another name of num_layers"),
+        (
+            {"model_type": "mixtral", "num_local_experts": 8, "num_experts": 16},
+            "num_local_experts, which is 8",
+        ),
+    ],
+)
+def test_two_names_of_one_size_must_agree(config: dict[str, object], why: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=why):
+        model_from_config(config, name="x")
