@@ -89,6 +89,7 @@ from meshwright.solver.space.factored import Crossing, rows_of
 
 _SAMPLE = 1024  # rows looked at
 _MANY = 50_000  # families of rows that take half a second to bound: a better plan is sought before
+_WIDE = 150_000  # outer rows that take a quarter of one to price: it is sought before that, too
 _IMPROVING, _TRIED = 4096, 24  # outer rows for that, with all their chunkings, and how many rows are solved
 
 
@@ -311,8 +312,15 @@ def _of_whole(
             if opening is not None:
                 found, adopted = replace(found, frontier=opening.frontier), [opening.row]
     with watch.cut():
+        wide = not isinstance(space.rows, Columns) and len(space.rows.outer) > _WIDE
+        if found.frontier.ranked:  # a first plan is told before all rows are priced
+            _interrupt(found.problem, watch, space, found.frontier, now=True)
+            if wide:
+                with first.cut():
+                    found = _improved(found, space, watch)
         rows = priced_space(found.problem, found.profile, space.rows)
-        if found.frontier.ranked and rows.families is not None and len(rows.families) > _MANY:
+        many = not wide and rows.families is not None and len(rows.families) > _MANY
+        if many and found.frontier.ranked:
             with first.cut():
                 found = _improved(found, space, watch)
         if not found.space.whole:
@@ -332,7 +340,6 @@ def _improved(found: Found, space: Space, watch: Watch) -> Found:
     Outer rows are sampled: they are opened kind by kind, so that all that differs in chunks and recomputed
     layers costs little, and an even sample of rows would mostly differ in that.
     """
-    _interrupt(found.problem, watch, space, found.frontier, now=True)
     rows = space.rows
     if isinstance(rows, Columns):
         return found
