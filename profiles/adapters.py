@@ -34,7 +34,6 @@ _CONVERTED = ("gate_up", "w1_w3")  # ExpertAdapters of tensors that peft adapts
 _OF_EXPERTS = ("gate_proj", "up_proj", "down_proj", "g_proj")
 
 BasePrecision = Literal["bf16", "int8", "nf4", "nf4-double"]
-BASE_PRECISIONS: tuple[BasePrecision, ...] = ("bf16", "int8", "nf4", "nf4-double")
 _BLOCK, _DOUBLE_BLOCK = 64, 256  # weights of one scale; scales of one scale of scales
 
 

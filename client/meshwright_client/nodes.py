@@ -190,10 +190,8 @@ def _first_host(hosts: str) -> str | None:
     return plain.partition(",")[0] or None
 
 
-_SET_BY_SLURMD = (
-    "SLURMD_NODENAME",
-    "SLURM_GPUS_ON_NODE",
-)  # on nodes alone, not by salloc where it was typed
+# On nodes alone, not by salloc where it was typed.
+_SET_BY_SLURMD = ("SLURMD_NODENAME", "SLURM_GPUS_ON_NODE")
 _NOT_OF_SRUN = 0xFFFFFF00  # from here on steps are Slurm's own (slurm.h), as an interactive shell
 
 

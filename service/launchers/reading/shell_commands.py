@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -32,7 +33,7 @@ Include = Callable[[str], str | None]
 T = TypeVar("T")
 
 
-class Commands(Variables):
+class Commands(Variables, ABC):
     """Runs the builtins of simple commands and keeps the programs; the grammar says which are reached."""
 
     def __init__(self, script: Script, include: Include, *, in_slurm: bool) -> None:
@@ -54,9 +55,9 @@ class Commands(Variables):
         """Whether what comes next is only passed by."""
         return self._live is False or bool(self._script.stopped) or self._jump is not None
 
+    @abstractmethod
     def run(self, tokens: Sequence[Token]) -> Status:
         """All of these tokens, such as a file's or a function's."""
-        raise NotImplementedError
 
     def _execute(self, tokens: list[Token], below: Token | None, written_to: str) -> Status:
         """One simple command, perhaps behind variables that are set for it alone."""
