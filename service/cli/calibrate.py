@@ -127,11 +127,8 @@ def _shown(
     """What was learnt, and what to measure."""
     parts: list[RenderableType] = []
     if calibration is not None:
-        runs, name = (
-            f"{calibration.num_runs} timed run{'s' * (calibration.num_runs > 1)}",
-            shown(calibration.cluster),
-        )
-        head = f"{name}: calibrated on {runs} ({calibration.stack})"
+        runs = f"{calibration.num_runs} timed run{'s' * (calibration.num_runs > 1)}"
+        head = f"{shown(calibration.cluster)}: calibrated on {runs} ({calibration.stack})"
         parts += [Text(head, style="bold"), *_constants(calibration)]
         parts += _spread(calibration, [one for one in measured if one.step_time_s])
     if following:

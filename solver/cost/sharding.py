@@ -127,14 +127,10 @@ def _gathers_of_chunks(ctx: Context) -> FloatArray:
     nearly every change of chunk: ``2 v - 3`` fetches where all micro-batches pass a chunk together, and
     ``2 g (v - 3) + 7`` (5 with weight gradients apart) in g > 1 groups of micro-batches.
     """
-    v, groups, schedule = (
-        ctx.columns.virtual_pipeline_size * 1.0,
-        _groups(ctx),
-        ctx.columns.pipeline_schedule,
-    )
-    together = _pass_together(ctx)
-    more = np.where(schedule == _WEIGHTS_APART, 5.0, 7.0)
-    fetches = np.where(together, 2.0 * v - 3.0, 2.0 * groups * (v - _ACTIVE_CHUNKS) + more)
+    v = ctx.columns.virtual_pipeline_size.astype(np.float64)
+    more = np.where(ctx.columns.pipeline_schedule == _WEIGHTS_APART, 5.0, 7.0)
+    apart = 2.0 * _groups(ctx) * (v - _ACTIVE_CHUNKS) + more
+    fetches = np.where(_pass_together(ctx), 2.0 * v - 3.0, apart)
     return np.where(v > _ACTIVE_CHUNKS, fetches / v, 1.0)
 
 

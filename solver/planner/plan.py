@@ -339,10 +339,8 @@ def _soon_enough(change: Change) -> Fastest:
 
 def _ideal_days(problem: Problem) -> float:
     """Days of the run's own work at the highest peak of its GPUs: no plan takes fewer."""
-    work, groups = problem.workload, problem.cluster.groups
-    each = problem.model.model_flops_per_token(work.documents, frozen=work.lora_rank > 0)
-    peak = sum(group.num_gpus * max(group.gpu.peak_flops.values()) for group in groups)
-    return each * (problem.options.total_tokens or 0) / peak / DAY_S
+    peak = sum(group.num_gpus * max(group.gpu.peak_flops.values()) for group in problem.cluster.groups)
+    return problem.model_flops_per_token * (problem.options.total_tokens or 0) / peak / DAY_S
 
 
 def _with_changes(asked: Problem, one: Answered, watch: Watch, judge: Judge) -> Answered:

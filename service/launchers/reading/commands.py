@@ -430,16 +430,20 @@ def world_of(text: str, script: Script, command: Command | None = None) -> World
 
 def _is_alone(text: str, command: Command) -> bool:
     """Whether ``python pretrain_gpt.py`` starts alone: nothing in the script speaks of other ranks."""
-    first = command.before[0].text.rsplit("/", 1)[-1] if command.before else ""
-    python = re.fullmatch(r"python[\d.]*", first) is not None
+    python = bool(command.before) and _is_python(command.before[0])
     return python and "-m" not in [word.text for word in command.before] and not _OF_RANKS.search(text)
 
 
 def _is_task(command: Command) -> bool:
     """Whether ``srun python train.py`` is what each of Slurm's tasks runs, however many GPUs it sees."""
+    python = bool(command.before) and _is_python(command.before[-1])
     texts = [word.text.rsplit("/", 1)[-1] for word in command.before]
-    python = bool(texts) and re.fullmatch(r"python[\d.]*", texts[-1]) is not None
     return python and "srun" in texts and not any(word.unknown for word in command.before)
+
+
+def _is_python(word: Word) -> bool:
+    """Whether a word names Python, by any path and version."""
+    return re.fullmatch(r"python[\d.]*", word.text.rsplit("/", 1)[-1]) is not None
 
 
 _OF_RANKS = re.compile(r"#SBATCH|#PBS|#BSUB|\$\{?\w*(?:SLURM|PMI_|MPI|RANK|WORLD_SIZE|NNODES|NUM_NODES)")
