@@ -190,7 +190,16 @@ def _of_rank(plans: Sequence[Mapping[str, Any]], rank: int) -> Mapping[str, Any]
     for plan in plans:
         if plan.get("rank") == rank or (rank == 1 and len(plans) == 1):
             return plan
-    raise InvalidProblemError.of("--rank", f"the file holds {len(plans)} plans, none of rank {rank}")
+    ranks = sorted(one for plan in plans if isinstance(one := plan.get("rank"), int))
+    nearest = min(ranks, key=lambda one: abs(one - rank), default=None)
+    together = ranks[1:] and ranks == list(range(ranks[0], ranks[-1] + 1))
+    allowed = f"{ranks[0]} to {ranks[-1]}" if together else ", ".join(map(str, ranks))
+    raise InvalidProblemError.of(
+        "--rank",
+        f"the file holds {len(plans)} plan{'s' * (len(plans) != 1)}, none of rank {rank}",
+        allowed=allowed or None,
+        nearest=None if nearest is None else str(nearest),
+    )
 
 
 def plan_of_file_by_id(path: Path, plan_id: str) -> KeptPlan:

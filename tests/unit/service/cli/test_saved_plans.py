@@ -232,8 +232,9 @@ def test_an_answers_file_gives_the_plan_of_a_rank(tmp_path: Path) -> None:
     keep_plans("7f3a90c1d2e4", "b00c00000000")
     source = next((tmp_path / "state" / "meshwright" / "answers").iterdir())
     assert kept.plan_of_file(source, 2).plan.plan_id == "b00c00000000"
-    with pytest.raises(InvalidProblemError, match="none of rank 3"):
-        kept.plan_of_file(source, 3)
+    with pytest.raises(InvalidProblemError, match="none of rank 9") as refused:
+        kept.plan_of_file(source, 9)
+    assert (refused.value.errors[0].allowed, refused.value.errors[0].nearest) == ("1 to 2", "2")
 
 
 @pytest.mark.parametrize("document", [{}, {"plans": [{"rank": 1}], "problem": {}}, {"plans": 1}])
