@@ -34,6 +34,7 @@ from meshwright.service.launchers.megatron_lm_rules import interleaving_needs_a_
 from meshwright.service.launchers.megatron_names import (
     STAGES_BEFORE_DATA,
     SWITCHES_OF_ALL,
+    WHOLE_STEP,
     Values,
     balance_values,
     context_values,
@@ -68,6 +69,7 @@ FP8_RECIPES = {
     "fp8-current": "bf16_with_fp8_current_scaling_mixed",
     "fp8-blockwise": "bf16_with_fp8_subchannel_scaling_mixed",
     "mxfp8": "bf16_with_mxfp8_mixed",
+    "nvfp4": "bf16_with_nvfp4_mixed",
 }
 LOW_GRADIENTS = "_bf16_grad_reduce"
 CONFIG_CLASS = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
@@ -89,6 +91,7 @@ _OF_RECIPES: dict[str, dict[str, str]] = {
         "fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": "true",
         "reuse_grad_buf_for_mxfp8_param_ag": "true",
     },
+    "bf16_with_nvfp4_mixed": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
 }  # fmt: skip
 
 
@@ -285,11 +288,17 @@ def _recompute(target: Target) -> Values:
 def _kernels(target: Target) -> Values:
     known = bridge_facts(target)
     dropout = 0.1 if known.dropout else 0.0
-    return _model_keys(kernel_values(target, known)) | {
-        "model.cross_entropy_loss_fusion": known.loss_fused,
-        "model.attention_dropout": dropout,
-        "model.hidden_dropout": dropout,
-    }
+    # The configuration's validate() refuses a graph of the whole step beside a look at its loss.
+    looks = {"rerun_state_machine.check_for_nan_in_loss": False} if known.cuda_graph == WHOLE_STEP else {}
+    return (
+        _model_keys(kernel_values(target, known))
+        | looks
+        | {
+            "model.cross_entropy_loss_fusion": known.loss_fused,
+            "model.attention_dropout": dropout,
+            "model.hidden_dropout": dropout,
+        }
+    )
 
 
 def _model(model: ModelSpec) -> Values:

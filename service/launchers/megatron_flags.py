@@ -48,8 +48,9 @@ ATTENTION_BACKENDS = {
 }  # fmt: skip
 FP8_RECIPES = {
     "none": "delayed", "fp8-delayed": "delayed", "fp8-current": "tensorwise", "fp8-blockwise": "blockwise",
-    "mxfp8": "mxfp8",
+    "mxfp8": "mxfp8", "nvfp4": "nvfp4",
 }  # fmt: skip
+FP4_RECIPE = "nvfp4"  # of ``--fp4-recipe``, which takes the place of ``--fp8-recipe``
 # Facts that no flag changes: what Megatron-Core with Transformer Engine always does.
 FIXED_FACTS = {"norm_fused": True, "logits_sharded": True, "main_gradient": True, "scatter_transfer": False}
 # Facts that the flags state. Others are priced where a request
@@ -84,13 +85,15 @@ def reshards_states(config: Configuration) -> bool:
 
 
 def uses_fp8(target: Target) -> bool:
-    """Whether linear layers run in fp8: the workload's precision, or a recipe that asks for it."""
+    """Whether linear layers run in fp8 or fp4: the workload's precision, or a recipe that asks for it."""
     return target.workload.precision == "fp8" or facts(target).precision_recipe != "none"
 
 
 def gathers_fp8(target: Target) -> bool:
     """Whether weights are held in 8 bits alone: validate_args asks for the distributed optimizer."""
-    return bool(facts(target).low_precision_weights and uses_fp8(target) and target.config.zero_stage)
+    known = facts(target)
+    in_fp8 = uses_fp8(target) and known.precision_recipe != FP4_RECIPE
+    return bool(known.low_precision_weights and in_fp8 and target.config.zero_stage)
 
 
 def lacks_flash(target: Target) -> bool:
@@ -354,7 +357,9 @@ def _recompute(target: Target) -> list[Flag]:
 def _precision(target: Target) -> list[Flag]:
     known = facts(target)
     flags = [flag("fp16" if target.workload.precision == "fp16" else "bf16")]
-    if uses_fp8(target):
+    if known.precision_recipe == FP4_RECIPE:
+        flags += [flag("fp4-format", "e2m1"), flag("fp4-recipe", FP4_RECIPE)]
+    elif uses_fp8(target):
         flags.append(flag("fp8-format", "hybrid"))
         flags.append(flag("fp8-recipe", FP8_RECIPES[known.precision_recipe]))
         if gathers_fp8(target):

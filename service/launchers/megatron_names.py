@@ -45,8 +45,8 @@ _SWITCHES = (
 )  # fmt: skip
 _WORDS = (
     "attention-backend", "ckpt-format", "cross-entropy-fusion-impl", "cuda-graph-impl",
-    "data-parallel-sharding-strategy", "exp-avg-dtype", "exp-avg-sq-dtype", "fp8-format", "fp8-recipe",
-    "main-grads-dtype", "main-params-dtype",
+    "data-parallel-sharding-strategy", "exp-avg-dtype", "exp-avg-sq-dtype", "fp4-format", "fp4-recipe",
+    "fp8-format", "fp8-recipe", "main-grads-dtype", "main-params-dtype",
     "moe-flex-dispatcher-backend", "moe-layer-freq", "moe-token-dispatcher-type", "normalization",
     "optimizer", "pipeline-model-parallel-layout", "position-embedding-type", "recompute-granularity",
     "moe-router-dtype", "moe-router-score-function", "no-rope-freq", "recompute-method", "rope-type",
@@ -259,7 +259,7 @@ def kernel_values(target: Target, facts: FrameworkFacts) -> Values:
         values["cuda_graph_impl"] = "transformer_engine"
         if facts.cuda_graph != WHOLE_LAYER:
             values["cuda_graph_scope"] = tuple(facts.cuda_graph.split("+"))
-    if facts.fp8_attention and target.workload.precision == "fp8":
+    if facts.fp8_attention and (target.workload.precision == "fp8" or facts.precision_recipe != "none"):
         values["fp8_dot_product_attention"] = True
     return values
 

@@ -129,6 +129,8 @@ def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]
     """Precisions, optimizers and recipes that the launcher lacks."""
     name = able.launcher
     recipe = str(workload.framework_options.get("precision_recipe", "none"))
+    no_8_bits = able.precisions and "fp8" not in able.precisions
+    recipes = able.recipes or (("none",) if no_8_bits else ())
     if with_recipe(workload, workload.precision, able) != workload:
         yield FieldError(
             pointer="/workload/framework_options/precision_recipe",
@@ -139,7 +141,7 @@ def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]
     for field, word, words in (
         ("precision", workload.precision, able.precisions),
         ("optimizer", workload.optimizer, able.optimizers),
-        ("framework_options/precision_recipe", recipe, able.recipes),
+        ("framework_options/precision_recipe", recipe, recipes),
     ):
         if words and word not in words:
             yield FieldError(

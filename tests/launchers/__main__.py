@@ -200,6 +200,9 @@ def switched(found: Target, known: FrameworkFacts) -> dict[str, object]:
         "optimizer_on_host": "optimizer" in config.offload,
         "padded_vocab_size": -(-found.model.vocab_size // rows) * rows,
         "reduced_in": "fp32" if known.gradient_dtype == "fp32" else found.workload.precision,
+        "recipe": "fp8-delayed"
+        if (found.workload.precision, known.precision_recipe) == ("fp8", "none")
+        else known.precision_recipe,
         "reduces_behind": config.zero_stage == 3,
         "seq_length": found.workload.seq_length,
         "precision_aware": found.workload.optimizer == "adamw-bf16" or "optimizer" in config.offload,

@@ -160,6 +160,13 @@ BOTH_MODES = replace(
     context_parallel_mode="all_to_all_4+ring",
 )  # fmt: skip
 WHOLE: dict[str, object] = {"trained_modules": ("embed_tokens", "lm_head")}
+LOW: tuple[tuple[Configuration, dict[str, object]], ...] = tuple(
+    (STATES, {"precision": "fp8", "framework_options": {"precision_recipe": recipe}})
+    for recipe in ("fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4")
+)
+GRAPHS: tuple[tuple[Configuration, dict[str, object]], ...] = tuple(
+    (STATES, {"framework_options": {"cuda_graph": scope}}) for scope in ("attn", "full_iteration")
+)
 TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
     "trl": (
         (REPLICAS, {"lora_rank": 16, "lora_targets": ("q_proj", "v_proj"), "base_precision": "nf4"}),
@@ -187,12 +194,9 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
         (REPLICAS, {"optimizer": "adamw-8bit-bf16"}),
         (REPLICAS, {"optimizer": "adamw-pure-bf16"}),
     ),
-    "megatron-lm": ((STATES, {"optimizer": "adamw-bf16"}), (BOTH_MODES, {})),
-    "megatron-bridge": ((STATES, {"optimizer": "adamw-bf16"}), (BOTH_MODES, {})),
-    "llama-factory": (
-        (STATES, {"framework_options": {"cuda_graph": "attn"}}),
-        (STATES, {"framework_options": {"cuda_graph": "full_iteration"}}),
-    ),
+    "megatron-lm": ((STATES, {"optimizer": "adamw-bf16"}), (BOTH_MODES, {}), *LOW, *GRAPHS),
+    "megatron-bridge": ((STATES, {"optimizer": "adamw-bf16"}), (BOTH_MODES, {}), *LOW, *GRAPHS),
+    "llama-factory": GRAPHS,
     "ms-swift": (
         (STATES, {"optimizer": "adamw-bf16"}),
         (STATES, {"framework_options": {"gradient_dtype": "bf16"}}),

@@ -34,8 +34,8 @@ from tests.launchers.plans import problem_of, random_targets, target_of_row
 MODELS = ("llama-3-8b", "mixtral-8x7b")
 
 
-# Of GPUs with 8-bit units (mxfp8: Blackwell's); requests for others are refused before a launcher is asked.
-RECIPES = [name for name in OPTION_WORDS["precision_recipe"] if name not in ("none", "nvfp4")]
+# Of GPUs that have their units (mxfp8, nvfp4: Blackwell); requests for others are refused before that.
+RECIPES = [name for name in OPTION_WORDS["precision_recipe"] if name != "none"]
 VARIANTS = [
     *({"optimizer": name, "precision": kind} for name in OPTIMIZERS for kind in ("bf16", "fp16", "fp8")),
     *({"precision": "fp8", "framework_options": {"precision_recipe": name}} for name in RECIPES),
@@ -53,7 +53,7 @@ def problems(launcher: str) -> Iterator[Problem]:
         plain = problem_of(launcher, find_model(model), num_nodes=1, batch=32)
         workload = replace(plain.workload, **variant)  # type: ignore[arg-type]
         options = replace(plain.options, allow=("offload",), num_gpus=(8,))
-        blocks = workload.framework_options.get("precision_recipe") == "mxfp8"
+        blocks = workload.framework_options.get("precision_recipe") in ("mxfp8", "nvfp4")
         cluster = find_cluster("dgx-b200", num_nodes=1) if blocks else plain.cluster
         yield replace(plain, cluster=cluster, workload=workload, options=options)
 

@@ -19,6 +19,7 @@ from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.megatron_bridge import FP8_RECIPES, LOW_GRADIENTS
+from meshwright.service.launchers.megatron_flags import FP4_RECIPE
 from meshwright.service.launchers.megatron_names import FLAGS
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by, refused
 from meshwright.service.launchers.reading.commands import (
@@ -57,10 +58,10 @@ _RECIPES: Mapping[str, dict[str, str]] = {
     "bf16_mixed": {"bf16": "true"},
     "fp16_mixed": {"fp16": "true", "grad_reduce_in_fp32": "false"},
     **{
-        recipe: {"bf16": "true", "fp8": "hybrid", "fp8_recipe": _FP8_NAMES[name]}
-        for name, recipe in FP8_RECIPES.items()
-        if name != "none"
+        FP8_RECIPES[name]: {"bf16": "true", "fp8": "hybrid", "fp8_recipe": word}
+        for name, word in _FP8_NAMES.items()
     },
+    FP8_RECIPES[FP4_RECIPE]: {"bf16": "true", "fp4": "e2m1"},
 }
 _NESTED = re.compile(r"\{[^{}]*\}")
 _UNSET = ("null", "none", "", "~")
@@ -75,7 +76,9 @@ def take_precision(given: Given, values: Overrides) -> None:
     text, line = values.get(_KEY, ("", 0))
     if _KEY in values and text.lower() in _UNSET:  # the model's own switches say it
         own = {
-            one: values[f"model.{one}"][0] for one in ("bf16", "fp16", "fp8") if f"model.{one}" in values
+            one: values[f"model.{one}"][0]
+            for one in ("bf16", "fp16", "fp8", "fp4")
+            if f"model.{one}" in values
         }
         text = "{" + ",".join(f"{one}:{switch}" for one, switch in own.items()) + "}"
     parts = {
@@ -126,6 +129,9 @@ def _take(given: Given, held: Mapping[str, str], line: int) -> None:
     if held.get("fp8", "").lower() not in _UNSET:
         given.take("--fp8-format", Value((held["fp8"],), line), called=_KEY)
         given.take("--fp8-recipe", Value((held.get("fp8_recipe", "tensorwise"),), line), called=_KEY)
+    if held.get("fp4", "").lower() not in _UNSET:
+        given.take("--fp8-format", Value((held["fp4"],), line), called=_KEY)
+        given.take("--fp8-recipe", Value((held.get("fp4_recipe", FP4_RECIPE),), line), called=_KEY)
     low = held.get("grad_reduce_in_fp32", "true").lower() in _FALSE
     if low and not fp16:
         given.take("--grad-reduce-in-bf16", Value((), line), called=_KEY)

@@ -16,6 +16,7 @@ from functools import cache
 
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.documents import shown
+from meshwright.service.launchers.megatron_flags import FP4_RECIPE
 from meshwright.service.launchers.megatron_names import FROM_CHECKPOINT
 from meshwright.service.launchers.reading.base import Include, Source
 from meshwright.service.launchers.reading.deepspeed import read_offload
@@ -72,7 +73,7 @@ _REFUSED = {
     "retro-add-retriever": "retrieval models are not priced",
     "perform-rl-step": "training on rewards is not priced",
     "skip-train": "it trains nothing",
-    "fp4-format": "products in 4 bits are not read",
+    "fp4-param-gather": "weights held in 4 bits are not priced",
     "te-precision-config-file": "precisions by layer are not read",
     "kitchen-config-file": "precisions by layer are not read",
     "cpu-offloading-num-layers": "activations of whole layers on the host are not priced",
@@ -120,7 +121,7 @@ def translate(given: Given, include: Include, filled: Mapping[str, Filled] | Non
         value = given.others.get(f"--{old}")
         if value is not None and value.texts != ("0",) and not given.has(new):
             given.take(f"--{new}", value, called=f"--{old}")
-    for rule in (_recompute, _attention, _flash, _llamas, _positions, _experts, _eight_bits):
+    for rule in (_recompute, _attention, _flash, _llamas, _positions, _experts, _low_bits):
         rule(given)
     _refuse_unpriced(given)
     for name, usual in _ALONE.items():
@@ -256,8 +257,14 @@ def _positions(given: Given) -> None:
         given.take("--position-embedding-type", Value(("rope",), line))
 
 
-def _eight_bits(given: Given) -> None:
-    """Products in 8 bits by the switches before ``--fp8-format`` (Megatron-LM before June 2023)."""
+def _low_bits(given: Given) -> None:
+    """Products in 8 bits by the switches before ``--fp8-format`` (before June 2023), or in 4 bits."""
+    if given.has("fp4-format"):
+        if given.has("fp8-format"):
+            given.fault("fp4-format", "contradicts --fp8-format: Megatron-LM takes one of them")
+        line, recipe = given.values["--fp4-format"].line, given.word("fp4-recipe", FP4_RECIPE)
+        given.take("--fp8-format", Value(("e2m1",), line), called="--fp4-format")
+        given.take("--fp8-recipe", Value((recipe,), line), called="--fp4-recipe")
     for old, kind in (("--fp8-hybrid", "hybrid"), ("--fp8-e4m3", "e4m3")):
         if old in given.others and not given.has("fp8-format"):
             given.take("--fp8-format", Value((kind,), given.others[old].line), called=old)

@@ -81,6 +81,15 @@ def sharding_of(ddp: typing.Any, optimizer: typing.Any, ranks: int) -> Seen:
     return seen
 
 
+# What Transformer Engine's recipes of 8 bits are called in a request.
+RECIPES = {
+    "delayed": "fp8-delayed",
+    "tensorwise": "fp8-current",
+    "blockwise": "fp8-blockwise",
+    "mxfp8": "mxfp8",
+}
+
+
 def switches_of(config: typing.Any) -> Seen:
     """Kernels, transfers and exchanges that are priced."""
     seen: Seen = {
@@ -90,7 +99,14 @@ def switches_of(config: typing.Any) -> Seen:
         "activations_on_host": sorted(config.offload_modules or ())
         if config.fine_grained_activation_offloading
         else [],
-        "precision": "fp8" if config.fp8 else "fp16" if config.fp16 else "bf16" if config.bf16 else "fp32",
+        "precision": "fp8"
+        if config.fp8 or config.fp4
+        else "fp16"
+        if config.fp16
+        else "bf16"
+        if config.bf16
+        else "fp32",
+        "recipe": config.fp4_recipe if config.fp4 else RECIPES[config.fp8_recipe] if config.fp8 else "none",
     }
     virtual = config.virtual_pipeline_model_parallel_size or 1
     if config.pipeline_model_parallel_size > 1 and virtual > 1:

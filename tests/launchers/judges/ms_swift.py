@@ -148,9 +148,12 @@ def exchanges_of(args: typing.Any) -> Seen:
     """How tokens reach their experts, and what balances them."""
     if args.moe_router_dtype != "fp32":
         raise ValueError(f"the router computes in {args.moe_router_dtype}")
+    word = args.moe_token_dispatcher_type
+    if word == "flex":  # whose backend is no argument of its own (swift/megatron/model/utils.py:74)
+        word = (args.megatron_extra_kwargs or {})["moe_flex_dispatcher_backend"]
     return {
         "expert_tensor_parallel_size": args.expert_tensor_parallel_size,
-        "facts.moe_dispatcher": args.moe_token_dispatcher_type,
+        "facts.moe_dispatcher": word,
         "one_product_of_experts": args.moe_grouped_gemm,
         "model": {
             "num_mtp_layers": args.mtp_num_layers or 0,

@@ -22,7 +22,7 @@ KINDS = [
     (precision, recipe, gradients)
     for precision, recipe in (
         ("bf16", "none"), ("fp16", "none"), ("fp8", "none"), ("fp8", "fp8-current"),
-        ("fp8", "fp8-blockwise"), ("fp8", "mxfp8"),
+        ("fp8", "fp8-blockwise"), ("fp8", "mxfp8"), ("fp8", "nvfp4"),
     )
     for gradients in ("bf16", "fp32")
 ]  # fmt: skip

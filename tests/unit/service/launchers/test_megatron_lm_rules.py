@@ -211,7 +211,7 @@ PAIRS = [
          case(TINY, replace(ONE, rank_order="tp-cp-pp-dp", context_parallel_size=2)),
          "config.rank_order", "tp-cp-dp-pp"),
     pair(model_rules.fp8_recipe_is_known, with_option("precision_recipe", "mxfp8"),
-         with_option("precision_recipe", "nvfp4"),
+         with_option("precision_recipe", "fp8-rowwise"),
          "workload.framework_options.precision_recipe", "fp8-delayed"),
     pair(model_rules.options_go_together, with_option("gradient_dtype", "bf16"),
          with_option("gradient_dtype", "fp16"), "workload.framework_options.gradient_dtype", "bf16"),

@@ -240,6 +240,8 @@ def test_every_flag_of_the_table_is_one_of_megatron_lms() -> None:
     ("change", "says"),
     [
         (("--bf16", "--bf16 --fp16"), "--fp16: line 21: contradicts --bf16"),
+        (("--bf16", "--bf16 --fp8-format hybrid --fp4-format e2m1"), "--fp4-format: line 21: contradicts"),
+        (("--bf16", "--bf16 --fp4-format e2m1 --fp4-recipe custom"), "--fp4-recipe: line 21: is not"),
         (("--bf16", "--use-checkpoint-args --bf16"), "--use-checkpoint-args: line 21: cannot be read"),
         (("--num-layers 32", "--num-layers 33"), "33 layers are not split evenly by 2 chunks"),
         (("--num-layers 32", "--num-layers many"), '--num-layers: line 10: "many" is no whole number'),
@@ -300,6 +302,11 @@ def test_offloaded_states_are_read_and_so_is_their_share() -> None:
         read_launch_file(SCRIPT.replace("--bf16", some.replace("0.5", "0")))
     with pytest.raises(InvalidProblemError, match="needs --use-precision-aware-optimizer"):
         read_launch_file(SCRIPT.replace("--bf16", "--bf16 --optimizer-cpu-offload"))
+
+
+def test_products_in_4_bits_are_fp8_with_their_recipe() -> None:
+    workload = read_launch_file(SCRIPT.replace("--bf16", "--bf16 --fp4-format e2m1")).workload
+    assert (workload.precision, workload.framework_options["precision_recipe"]) == ("fp8", "nvfp4")
 
 
 def test_a_named_model_that_the_flags_contradict_is_refused() -> None:
