@@ -19,7 +19,7 @@ from math import inf
 from statistics import fmean
 
 from meshwright.profiles.errors import PlannerError
-from meshwright.profiles.frameworks import framework_facts
+from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.profiles.units import GIB
 from meshwright.service.launchers.registry import export
@@ -91,8 +91,11 @@ def traced(run: Run, shape: RunShape, builds: Builds) -> Peak:
     Raises:
         PlannerError: it cannot be exported or built, or no step of it is traced.
     """
-    facts, options = framework_facts(shape.framework), shape.problem.workload.framework_options
-    workload = replace(shape.problem.workload, framework_options={"dropout": facts.dropout, **options})
+    options = shape.problem.workload.framework_options
+    facts = with_options(framework_facts(shape.framework), options)  # said in the files
+    kernel = {} if facts.flash else {"attention_kernel": facts.attention_kernel}
+    own = {"dropout": facts.dropout, **kernel, **options}
+    workload = replace(shape.problem.workload, framework_options=own)
     problem = replace(shape.problem, launcher=LAUNCHER, workload=workload)
     profile = default_profile(problem.cluster, shape.framework)
     prediction = predict(shape.problem, profile, shape.configuration)
@@ -158,9 +161,6 @@ def main() -> None:
             continue
         if time.monotonic() > ends_s:
             reasons["not reached in time"] += 1
-            continue
-        if run.shape.problem.workload.framework_options.get("flash_attention") is False:
-            reasons["local attention, in whose place files ask for Transformer Engine's"] += 1
             continue
         if run.shape.configuration.context_parallel_size > 1:
             reasons["cp > 1: no step is traced"] += 1

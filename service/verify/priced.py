@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -130,21 +131,24 @@ def rank_flops(target: Target) -> list[float]:
     ctx, config, model = context_for(target), target.config, target.model
     ranks, _ = chunk_weights(target)
     busiest = _first(ctx.expert_load)
+
+    def flops(gemms: Iterable[Gemm]) -> float:
+        return sum(_flops(gemm) / (busiest if gemm.grouped else 1.0) for gemm in gemms)
+
     linear, core, spared = dict[LayerShape, float](), dict[LayerShape, float](), dict[LayerShape, float]()
     for one in {*model.shapes(), model.mtp_shape}:
         its, kind = ctx.of(one), one.kind
-        gemms = layer_gemms(its, kind)
-        linear[one] = sum(_flops(gemm) / (busiest if gemm.grouped else 1.0) for gemm in gemms)
+        linear[one] = flops(layer_gemms(its, kind))
         core[one] = _core_flops(its, config, target.workload.seq_length)
-        spared[one] = sum(map(_flops, unread_products(its, kind)))
+        spared[one] = flops(unread_products(its, kind))
     trained = {one: _LINEAR_TRAINED * linear[one] + _ATTENTION_TRAINED * core[one] for one in linear}
     further, plain = model.mtp_shape, trained[model.mtp_shape]
     full = config.recompute_granularity == "full"
     if config.recompute_granularity == "selective" and "core_attn" in ctx.facts.recomputed:
-        trained = {one: flops + core[one] for one, flops in trained.items()}
+        trained = {one: work + core[one] for one, work in trained.items()}
     if config.recompute_granularity == "selective" and "every_second_mm" in ctx.facts.recomputed:
-        second = {one: second_products(ctx.of(one), one.kind) for one in linear}
-        trained = {one: flops + sum(map(_flops, second[one])) for one, flops in trained.items()}
+        second = {one: flops(second_products(ctx.of(one), one.kind)) for one in linear}
+        trained = {one: work + second[one] for one, work in trained.items()}
     again = {one: linear[one] + core[one] - spared[one] for one in linear}
     shapes, first, found = model.layer_shapes(), 0, [0.0] * config.pipeline_parallel_size
     for chunk, (rank, count) in enumerate(zip(ranks, config.stage_layers, strict=True)):

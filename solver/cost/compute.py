@@ -457,8 +457,9 @@ def second_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
     not counted, grouped products never saved (torchtitan 0.3.0 ``distributed/activation_checkpoint.py``).
     What is counted is ``aten.mm``: products in 8 bits, too (torchao 0.18 ``float8/float8_linear.py``).
 
-    A compiler leaves out what no gradient needs: a layer's last product, and under sequence parallelism
-    attention's output projection, whose reduce-scatter is saved.
+    A compiler leaves out what no gradient needs: a layer's last product, and what comes before a collective
+    whose output is saved (``_get_default_save_ops``): under sequence parallelism attention's output
+    projection, and the experts' last product that goes back to other ranks.
     """
     model, moe = ctx.model, ctx.model.moe if kind == "moe" else None
     compiled = 1.0 - ctx.single_kernels(ctx.facts.elementwise_fused)
@@ -474,6 +475,8 @@ def second_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
         down = [replace(one, count=1.0 - compiled) for one in down]
     routed = [one for one in layer_gemms(ctx, kind) if one.grouped]
     if moe is not None:
+        sent = np.where(ctx.columns.expert_parallel_size > 1, 1.0 - compiled, 1.0)
+        routed[-1] = replace(routed[-1], count=routed[-1].count * sent)
         routed.append(Gemm(m=ctx.tokens * ctx.row_share, n=moe.num_experts, k=model.hidden_size))
     return [*[*run, *up, *down][1::2], *routed]
 

@@ -39,6 +39,7 @@ from meshwright.solver.cost.sharding import (
     copies_of_gradients,
     gathered_bytes,
     in_torch_pipeline,
+    ranks_in_turn,
     reducing_bytes,
     share_gathered,
 )
@@ -506,6 +507,7 @@ def memory_prices(
     return {
         **held,
         "turns": chunks_in_turn(ctx),
+        "ranks_in_turn": ranks_in_turn(ctx),
         "activation_bytes": columns_of([*whole, *activations[-2:]]),
         "checkpoint_bytes": columns_of([*kept, zero, zero]),
         "head_workspace_bytes": np.maximum(head_workspace_bytes(ctx) + cached, of_head),

@@ -24,7 +24,7 @@ _ALL_FORWARD_FIRST = np.array([name in ("gpipe", "looped_bfs") for name in SCHED
 _CHUNK_AFTER_CHUNK = np.array([
     name in ("interleaved_1f1b", "looped_bfs", "interleaved_zb") for name in SCHEDULES
 ])  # fmt: skip
-_WEIGHTS_APART = SCHEDULES.index("interleaved_zb")
+_WEIGHTS_APART, _V = SCHEDULES.index("interleaved_zb"), SCHEDULES.index("zb_v")
 
 
 @once
@@ -149,10 +149,24 @@ def chunks_in_turn(ctx: Context) -> FloatArray:
     """Chunks of a rank that reduce their gradients before the next one's come, shape (n,); 1 elsewhere.
 
     The last chunk is first. Where groups of micro-batches pass the chunks again, the last backward passes
-    of all stand at the step's end, when every chunk has gradients; so in a V, but for few micro-batches.
+    of all stand at the step's end, when every chunk has gradients; so in a V (``ranks_in_turn``).
     """
     turns = in_torch_pipeline(ctx) & _pass_together(ctx) & _CHUNK_AFTER_CHUNK[ctx.columns.pipeline_schedule]
     return np.where(turns, ctx.columns.virtual_pipeline_size, 1).astype(np.float64)
+
+
+@once
+def ranks_in_turn(ctx: Context) -> FloatArray:
+    """First ranks of a pipeline whose chunks have gradients one after the other, shape (n,).
+
+    All or none; but in zb_v rank r makes ``p - r`` backward passes of its second chunk before the first one
+    of its first (torch 2.13, distributed/pipelining/schedules.py:3296 ``warmup_n3``), and few micro-batches
+    have no more.
+    """
+    p, m = ctx.columns.pipeline_parallel_size, ctx.columns.num_microbatches
+    in_v = in_torch_pipeline(ctx) & (ctx.columns.pipeline_schedule == _V)
+    few = np.where(in_v, np.maximum(p - m + 1, 0), 0)
+    return np.where(chunks_in_turn(ctx) > 1, p, few).astype(np.float64)
 
 
 @once

@@ -151,7 +151,8 @@ class RowPrices:
     activation_bytes: FloatArray  # one micro-batch in flight; head: 0 (see head_workspace_bytes)
     checkpoint_bytes: FloatArray  # the same for a fully recomputed layer
     # Memory of the row, shape (n,).
-    turns: FloatArray  # chunks of a rank that have gradients one after the other; 1: all at once
+    turns: FloatArray  # chunks of a rank that have gradients one after the other; 1: some have several's
+    ranks_in_turn: FloatArray  # first ranks whose chunks have gradients one after the other
     head_workspace_bytes: FloatArray  # logits, loss and their gradients: last rank, once
     replay_workspace_bytes: FloatArray  # one layer's activations while it is replayed; 0 if none is
     buffer_bytes: FloatArray  # communication and bucket buffers of a rank
@@ -492,7 +493,7 @@ def fullest_moment(
     """
     held = [_by_rank(count, chunks) for count in _kinds(chunks.parts)]
     activations, gradients = _by_rank(kept, chunks), _whole(held, prices.gradients_bytes, chunks.head_rank)
-    rows = np.flatnonzero(prices.turns > 1)
+    rows = np.flatnonzero(prices.ranks_in_turn > 0)
     if not len(rows):
         return activations, gradients
     some, counts = replace(chunks, rank=chunks.rank[rows]), _kinds(chunks.parts[rows])
@@ -502,13 +503,14 @@ def fullest_moment(
     )
     p = columns.pipeline_parallel_size[rows, None]
     turn, most = np.arange(kept.shape[1])[None, :] // p, np.zeros((2, len(rows), chunks.num_ranks))
-    for now in range(int(prices.turns.max())):
+    for now in range(int(columns.virtual_pipeline_size[rows].max())):
         moment = np.array([
             _by_rank(np.where(turn <= now, kept[rows], 0.0), some),
             _by_rank(np.where(turn == now, whole, np.where(turn > now, left, 0.0)), some),
         ])  # fmt: skip
         most = np.where(moment.sum(axis=0) > most.sum(axis=0), moment, most)
-    activations[rows], gradients[rows] = most
+    these = np.arange(chunks.num_ranks)[None, :] < prices.ranks_in_turn[rows, None]
+    activations[rows], gradients[rows] = np.where(these, most, (activations[rows], gradients[rows]))
     return activations, gradients
 
 

@@ -125,6 +125,7 @@ def prices_of(shapes: list[Shape], num_kinds: int, rng: np.random.Generator) -> 
         gradients_bytes=layers(100e6, 200e6, (1.0, 1.0)),
         reduced_gradients_bytes=nothing,
         turns=np.ones(n),
+        ranks_in_turn=np.zeros(n),
         optimizer_bytes=layers(200e6, 500e6, (1.0, 1.0)),
         activation_bytes=activation,
         checkpoint_bytes=checkpoint,

@@ -50,6 +50,7 @@ from torchtitan.distributed import activation_checkpoint, utils
 from torchtitan.distributed import compile as compiling
 from torchtitan.distributed.parallel_dims import ParallelDims
 from torchtitan.models.common.attention import FlexAttention
+from torchtitan.models.common.token_dispatcher import AllToAllTokenDispatcher
 
 float8.has_cuda_capability = lambda *_capability: True  # as on the GPUs of the plan
 compiling._maybe_regional_inductor_backend = lambda _model, backend: backend
@@ -84,6 +85,23 @@ class Boundary:
         Boundary.metas = getattr(meta, "forward_metas", Boundary.metas)
 
 
+_dispatch = AllToAllTokenDispatcher.dispatch
+
+
+def _dispatch_noted(self: Any, x_TD: Any, scores: Any, chosen: Any, counts: Any) -> Any:
+    """Note how many tokens this rank sends to experts."""
+    self.sent = chosen.numel()
+    return _dispatch(self, x_TD, scores, chosen, counts)
+
+
+def _evenly(self: Any, _counts: Any, exchanged: Any, ep_size: int) -> tuple[Any, list[int], list[int]]:
+    """As many tokens to and from every expert rank: how many there are is data."""
+    each = [self.sent // ep_size + (rank < self.sent % ep_size) for rank in range(ep_size)]
+    return exchanged.reshape(-1), each, each
+
+
+AllToAllTokenDispatcher.dispatch = _dispatch_noted
+AllToAllTokenDispatcher._sync_token_count_exchange = _evenly
 FlexAttention.forward = _flex_attention
 _saved = activation_checkpoint._get_default_save_ops
 activation_checkpoint._get_default_save_ops = lambda: _saved() | {torch.ops.standin.attention.default}

@@ -520,6 +520,17 @@ def test_torchtitan_replays_routers_without_counting_them() -> None:
     plain = [one for one in second_products(ctx, "moe") if not one.grouped]
     assert flops(plain) == 2 * tokens * (h * h + h * width + h * experts)
 
+    def routed(layout: Mapping[str, object], **options: object) -> float:
+        one = of(replace(GPT, gated_mlp=True, moe=moe), layout, "fsdp", **options)
+        grouped = [each for each in second_products(one, "moe") if each.grouped]
+        return flops(grouped) / float(np.ravel(one.expert_load)[0])
+
+    # gate, up and down of two experts a token; what goes back to other ranks is saved, so down is not read
+    apart = {**SELECTIVE, "data_parallel_size": 8, "expert_parallel_size": 4}
+    assert routed(SELECTIVE) == 2 * (2 * tokens) * 3 * h * width
+    assert routed(apart) == pytest.approx(2 * (2 * tokens) * 2 * h * width)
+    assert routed(apart, elementwise_fused=False) == pytest.approx(2 * (2 * tokens) * 3 * h * width)
+
 
 def kept(
     modules: str,

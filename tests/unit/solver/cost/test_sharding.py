@@ -10,7 +10,7 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.context import context_of
 from meshwright.solver.cost.price import price
-from meshwright.solver.cost.sharding import gathers_in_passes, gathers_once, reducing_bytes
+from meshwright.solver.cost.sharding import gathers_in_passes, gathers_once, ranks_in_turn, reducing_bytes
 from meshwright.solver.cost.stages import LayerLayout, RowPrices, assemble
 from meshwright.solver.schedules.orders import Slots, slots_of
 from tests.problems.pricing import GPT, a_layout, a_problem, a_profile
@@ -192,22 +192,24 @@ def test_more_than_three_chunks_a_rank_come_and_go(
 def walked_bytes(row: Configuration, rank: int, prices: RowPrices, parts: list[list[int]]) -> float:
     """The most activations and gradients at once, pass by pass; ``parts`` are numbers of what chunks hold.
 
-    A chunk has gradients from its first pass that makes some, and their shards behind its last one.
+    A chunk has gradients from its first pass that makes some, and their shards behind its last one. A split
+    backward pass makes them, and lets go of activations, in its second half.
     """
     p, v, m = row.pipeline_parallel_size, row.virtual_pipeline_size, row.num_microbatches
     numbers, left = Slots(num_chunks=p * v, num_microbatches=m), [m] * (p * v)
     kind = {numbers.forward(chunk, micro): ("F", chunk) for chunk in range(p * v) for micro in range(m)}
-    kind |= {numbers.backward(chunk, micro): ("B", chunk) for chunk in range(p * v) for micro in range(m)}
+    last = numbers.weight if row.pipeline_schedule == "zb_v" else numbers.backward
+    kind |= {last(chunk, micro): ("B", chunk) for chunk in range(p * v) for micro in range(m)}
     in_flight, gradients, most = [0] * (p * v), [0.0] * (p * v), 0.0
 
     def of(price: np.ndarray, chunk: int) -> float:
         return sum(float(price[0, part]) for part in parts[chunk])
 
     for slot in slots_of(rank, pp=p, vpp=v, num_microbatches=m, schedule=row.pipeline_schedule):
-        done, chunk = kind[slot]
+        done, chunk = kind.get(slot, ("input gradient", 0))
         if done == "F":
             in_flight[chunk] += 1
-        else:
+        elif done == "B":
             gradients[chunk] = of(prices.gradients_bytes, chunk)
         held = sum(count * of(prices.activation_bytes, one) for one, count in enumerate(in_flight))
         most = max(most, held + sum(gradients))
@@ -229,6 +231,7 @@ def walked_bytes(row: Configuration, rank: int, prices: RowPrices, parts: list[l
         ("interleaved_1f1b", 2, (1, 3, 3, 1)),
         ("interleaved_1f1b", 2, (3, 1, 1, 3)),
         ("interleaved_1f1b", 8, (2, 2, 2, 2)),
+        ("zb_v", 1, (2, 2, 2, 2)),
     ],
 )
 @pytest.mark.parametrize("tokens", [16, 512])
@@ -254,6 +257,26 @@ def test_chunks_whose_passes_stand_together_have_whole_gradients_in_turn(
         priced_bytes = terms["activations"][0, rank] + terms["gradients"][0, rank]
         assert priced_bytes == pytest.approx(walked_bytes(row, rank, prices, parts))
         # what the search adds up is at least that
-        sums = sum(prices.state_bytes[0, part] for chunk in parts[rank::2] for part in chunk)
+        mine = (parts[rank], parts[3 - rank]) if schedule == "zb_v" else parts[rank::2]
+        sums = sum(prices.state_bytes[0, part] for chunk in mine for part in chunk)
         sums += terms["activations"][0].max() + prices.uneven_bytes[0]
         assert sums >= priced_bytes
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8])
+def test_in_a_v_of_few_micro_batches_the_first_ranks_chunks_have_gradients_in_turn(count: int) -> None:
+    # weight gradients of chunk 7 - r all stand before the first one of chunk r
+    row = a_layout(**{
+        **SHARDED, "zero_stage": 2, "num_microbatches": count, "pipeline_schedule": "zb_v",
+        "pipeline_parallel_size": 4, "virtual_pipeline_size": 2, "stage_layers": (1,) * 8,
+    })  # fmt: skip
+    problem, numbers = a_problem(UNTIED), Slots(num_chunks=8, num_microbatches=count)
+    in_turn = 0
+    for rank in range(4):
+        order = slots_of(rank, pp=4, vpp=2, num_microbatches=count, schedule="zb_v")
+        second = max(order.index(numbers.weight(7 - rank, micro)) for micro in range(count))
+        in_turn += second < min(order.index(numbers.weight(rank, micro)) for micro in range(count))
+    ctx = context_of(problem, Columns.of([row]), a_profile(problem, "fsdp"))
+    assert ranks_in_turn(ctx)[0] == in_turn
+    megatron = context_of(problem, Columns.of([row]), a_profile(problem, "megatron-core"))
+    assert ranks_in_turn(megatron)[0] == 0  # whose gradients have buffers of their own all the time
