@@ -17,9 +17,10 @@ from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Columns, Configuration, FloatArray
 from meshwright.solver.cost.compute import Gemm, layer_gemms, second_products
 from meshwright.solver.cost.context import Context, context_of
-from meshwright.solver.cost.parameters import part_weights, unread_products
+from meshwright.solver.cost.parameters import base_bytes_beyond, part_weights, unread_products
 from meshwright.solver.cost.pipelines import LaidOut
 from meshwright.solver.cost.price import price_memory
+from meshwright.solver.cost.sharding import copies_of_gradients
 from meshwright.solver.cost.stages import LayerLayout, chunks_of, fullest_moment
 from meshwright.solver.predict import predict
 
@@ -196,17 +197,31 @@ def rank_bytes(target: Target, profile: Profile | None = None) -> list[dict[str,
     """Bytes of every pipeline rank by term, at the peak those of tensors as ``tensors``, others ``rest``.
 
     Of the buffers, workspaces of libraries (``base_bytes``) are no tensors; buckets and gathered weights
-    are. Of gradients, as ``most_gradients`` the most at any moment, also where the peak is at another one.
+    are. Of gradients, as ``most_gradients`` the most at any moment, also where the peak is at another one,
+    without copies in buckets of replicas; of weights, as ``own_weights`` those without autocast's casts.
     """
     costs = profile or default_profile(target.problem.cluster, target.problem.launcher)
-    base, found, most = context_for(target).constants.base_bytes, [], _most_gradients(target, costs)
+    ctx = context_for(target)
+    base, found = ctx.constants.base_bytes, []
+    most, casts = _most_gradients(target, costs) / _first(copies_of_gradients(ctx)), _casts_bytes(ctx)
     for stage in predict(target.problem, costs, target.config).stages:
         terms: dict[str, int] = dict(stage.memory_bytes)
         rest = sum(terms.get(name, 0) for name in _NOT_TENSORS)
         rest += min(round(base), terms.get("buffers", 0))
         tensors = {"tensors": sum(terms.values()) - rest, "rest": rest}
-        found.append(terms | tensors | {"most_gradients": round(most[stage.stage])})
+        own = {"most_gradients": round(most[stage.stage]), "own_weights": terms["weights"] - casts}
+        found.append(terms | tensors | own)
     return found
+
+
+def _casts_bytes(ctx: Context) -> int:
+    """Casts of trained fp32 weights that are priced among them, of a layout without stages; 0 of others."""
+    if ctx.frozen or _first(ctx.p) > 1:
+        return 0
+    layout = LayerLayout.of(ctx.model)
+    casts = base_bytes_beyond(ctx, layout.kinds, part_weights(ctx, layout.kinds))
+    numbers: list[int] = [*layout.cumulative[-1].tolist(), 1, 1]
+    return round(sum(number * _first(cast) for number, cast in zip(numbers, casts, strict=True)))
 
 
 def _most_gradients(target: Target, profile: Profile) -> FloatArray:

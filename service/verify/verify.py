@@ -307,7 +307,7 @@ def _compared(
         "kinds": rank_kinds(target)[stage],
         "parameters": rank_weights(target)[stage] / shares,
         "matrices": rank_matrices(target, whole=bool(seen.get("whole_matrices")))[stage],
-        "weight_bytes": terms["weights"],
+        "weight_bytes": terms["own_weights"],
         "gradient_bytes": terms["most_gradients"],
         "optimizer_bytes": terms["optimizer"],
         "flops": rank_flops(target)[stage],

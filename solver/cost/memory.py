@@ -35,13 +35,12 @@ from meshwright.solver.cost.parameters import (
 )
 from meshwright.solver.cost.sharding import (
     adds_whole_gradients,
-    chunks_in_turn,
     copies_of_gradients,
     gathered_bytes,
     in_torch_pipeline,
-    ranks_in_turn,
     reducing_bytes,
     share_gathered,
+    turns,
 )
 from meshwright.solver.cost.stages import FRAGMENTS, LayerLayout, columns_of
 from meshwright.solver.problem import Problem
@@ -506,8 +505,7 @@ def memory_prices(
     )
     return {
         **held,
-        "turns": chunks_in_turn(ctx),
-        "ranks_in_turn": ranks_in_turn(ctx),
+        **turns(ctx),
         "activation_bytes": columns_of([*whole, *activations[-2:]]),
         "checkpoint_bytes": columns_of([*kept, zero, zero]),
         "head_workspace_bytes": np.maximum(head_workspace_bytes(ctx) + cached, of_head),

@@ -145,28 +145,23 @@ def _pass_together(ctx: Context) -> BoolArray:
 
 
 @once
-def chunks_in_turn(ctx: Context) -> FloatArray:
-    """Chunks of a rank that reduce their gradients before the next one's come, shape (n,); 1 elsewhere.
+def turns(ctx: Context) -> dict[str, FloatArray]:
+    """Chunks that reduce their gradients before the next one's come, in fields of RowPrices, (n,) each.
 
+    Those of every rank (1: some rank has several chunks' at once), and the first ranks of which it is so.
     The last chunk is first. Where groups of micro-batches pass the chunks again, the last backward passes
-    of all stand at the step's end, when every chunk has gradients; so in a V (``ranks_in_turn``).
+    of all stand at the step's end, when every chunk has gradients. In a V rank r makes ``p - r`` backward
+    passes of its second chunk before the first one of its first (torch 2.13,
+    distributed/pipelining/schedules.py:3296 ``warmup_n3``), and few micro-batches have no more.
     """
-    turns = in_torch_pipeline(ctx) & _pass_together(ctx) & _CHUNK_AFTER_CHUNK[ctx.columns.pipeline_schedule]
-    return np.where(turns, ctx.columns.virtual_pipeline_size, 1).astype(np.float64)
-
-
-@once
-def ranks_in_turn(ctx: Context) -> FloatArray:
-    """First ranks of a pipeline whose chunks have gradients one after the other, shape (n,).
-
-    All or none; but in zb_v rank r makes ``p - r`` backward passes of its second chunk before the first one
-    of its first (torch 2.13, distributed/pipelining/schedules.py:3296 ``warmup_n3``), and few micro-batches
-    have no more.
-    """
-    p, m = ctx.columns.pipeline_parallel_size, ctx.columns.num_microbatches
-    in_v = in_torch_pipeline(ctx) & (ctx.columns.pipeline_schedule == _V)
-    few = np.where(in_v, np.maximum(p - m + 1, 0), 0)
-    return np.where(chunks_in_turn(ctx) > 1, p, few).astype(np.float64)
+    c, here = ctx.columns, in_torch_pipeline(ctx)
+    every = here & _pass_together(ctx) & _CHUNK_AFTER_CHUNK[c.pipeline_schedule]
+    few = np.maximum(c.pipeline_parallel_size - c.num_microbatches + 1, 0)
+    some = np.where(here & (c.pipeline_schedule == _V), few, 0)
+    return {
+        "turns": np.where(every, c.virtual_pipeline_size, 1).astype(np.float64),
+        "ranks_in_turn": np.where(every, c.pipeline_parallel_size, some).astype(np.float64),
+    }
 
 
 @once

@@ -73,7 +73,10 @@ torch.nn.parallel.DistributedDataParallel = Replicated  # type: ignore[misc]
 torch.Tensor.pin_memory = lambda self, *_given: self  # type: ignore[method-assign]
 
 OFFLOADED = "a CPU's memory is that of its host: what leaves the GPU cannot be told from what stays"
-REPLICAS = "plain replicas: the buckets of torch's reducer are not made, so no peak is traced"
+REPLICAS = (
+    "plain replicas: the buckets of torch's reducer are not made, so no peak is traced; neither they nor "
+    "autocast's casts are compared"
+)
 STANDING_IN = "AOT_EAGER"  # of accelerate's names for compilers
 registry.lookup_backend(STANDING_IN.lower())  # which fills the registry
 registry._BACKENDS[STANDING_IN.lower()] = None

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import transformers.integrations.moe  # noqa: F401 - which has an operator for what no grouped kernel takes
 from building import attention
+from torch.utils.flop_counter import register_flop_formula
 from transformers import (
     AttentionInterface,
     AutoModelForCausalLM,
@@ -100,6 +102,18 @@ def _flash_attention(
 
 
 AttentionInterface.register("standin", _flash_attention)
+
+
+@register_flop_formula(torch.ops.transformers.grouped_mm_fallback)
+def _fallback_flops(rows: Any, other: Any, *_given: Any, **_options: Any) -> float:
+    """As ``aten._grouped_mm``."""
+    return 2.0 * rows[0] * rows[1] * other[-1]
+
+
+@register_flop_formula(torch.ops.transformers.grouped_mm_fallback_backward)
+def _fallback_backward_flops(*given: Any, **_options: Any) -> float:
+    """Gradients of both factors."""
+    return 2.0 * _fallback_flops(*given)
 
 
 _MATRIX = 2  # dimensions

@@ -10,7 +10,7 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.context import context_of
 from meshwright.solver.cost.price import price
-from meshwright.solver.cost.sharding import gathers_in_passes, gathers_once, ranks_in_turn, reducing_bytes
+from meshwright.solver.cost.sharding import gathers_in_passes, gathers_once, reducing_bytes, turns
 from meshwright.solver.cost.stages import LayerLayout, RowPrices, assemble
 from meshwright.solver.schedules.orders import Slots, slots_of
 from tests.problems.pricing import GPT, a_layout, a_problem, a_profile
@@ -277,6 +277,6 @@ def test_in_a_v_of_few_micro_batches_the_first_ranks_chunks_have_gradients_in_tu
         second = max(order.index(numbers.weight(7 - rank, micro)) for micro in range(count))
         in_turn += second < min(order.index(numbers.weight(rank, micro)) for micro in range(count))
     ctx = context_of(problem, Columns.of([row]), a_profile(problem, "fsdp"))
-    assert ranks_in_turn(ctx)[0] == in_turn
+    assert turns(ctx)["ranks_in_turn"][0] == in_turn
     megatron = context_of(problem, Columns.of([row]), a_profile(problem, "megatron-core"))
-    assert ranks_in_turn(megatron)[0] == 0  # whose gradients have buffers of their own all the time
+    assert turns(megatron)["ranks_in_turn"][0] == 0  # its buffers of gradients stay
