@@ -176,13 +176,17 @@ def _spreads_of_times(runs: Sequence[Run], levels: dict[str, Any]) -> None:
 
 
 def _spreads_of_peaks(runs: Sequence[Run], levels: dict[str, Any]) -> None:
-    """The spread of each stack's peak memory; of stacks with few runs of usual models, that of all."""
-    errors = left_out_log_errors(Evidence.of_peaks(runs))
+    """The spread of each stack's peak memory; of stacks with few runs, that of all.
+
+    Tiny models, little but weights and states, tell nothing of how far the peaks of usual ones lie.
+    """
+    left_out = left_out_log_errors(Evidence.of_peaks(runs))
+    errors = [error for error in left_out if not error.cluster.startswith(TINY)]
     levels["global"]["log_memory_sigma"] = _two_digits(sigma_of(errors))
     for stack, level in levels["stacks"].items():
         mine = [error for error in errors if error.stack == stack]
         level.pop("log_memory_sigma", None)
-        if sum(not error.cluster.startswith(TINY) for error in mine) >= _MIN_RUNS:
+        if len(mine) >= _MIN_RUNS:
             level["log_memory_sigma"] = _two_digits(sigma_of(mine))
 
 

@@ -53,6 +53,7 @@ class Scored:
     predicted_bytes: float
     out_of_memory: bool | None
     out_of_memory_probability: float
+    log_memory_sigma: float  # of ln(measured / predicted) peak memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +225,7 @@ class RunPrediction:
     prediction: Prediction | None
     predicted_peak_memory_bytes: float | None  # as the row's memory_kind and memory_rank count it
     used_for_calibration: bool
+    log_memory_sigma: float = 0.0  # spread of ln(measured / predicted) peak memory
     assumed: tuple[str, ...] = ()  # what its memory is judged by beyond what its source states
 
     def scored(self) -> Scored | None:
@@ -244,6 +246,7 @@ class RunPrediction:
             predicted_bytes=self.predicted_peak_memory_bytes,
             out_of_memory=measured.out_of_memory,
             out_of_memory_probability=p.out_of_memory_probability,
+            log_memory_sigma=self.log_memory_sigma,
         )
 
 
@@ -415,35 +418,35 @@ def _assumed(stated: Configuration, judged: Configuration) -> tuple[str, ...]:
 
 
 def _predicted(
-    runs: Sequence[Run], calibration: Calibration | None, profile_of: ProfileOf
-) -> list[tuple[Prediction | None, tuple[str, ...]]]:
-    """Each run's prediction under its cluster's calibration, None where refused, and what it assumes."""
+    runs: Sequence[Run], calibration: Calibration | None, profile_of: ProfileOf, used: set[int]
+) -> Iterator[RunPrediction]:
+    """Each run beside its prediction under its cluster's calibration, with the peak as it was measured.
+
+    ``used`` holds the identities of the runs that the calibration is from.
+    """
 
     def own(one: Observation) -> Profile:
         profile = profile_of(one)
         return profile if calibration is None else calibration.applied(profile)
 
     blind = [Observation.of_shape(run.shape) for run in runs if run.shape is not None]
-    found = iter(_with_assumed_memory(blind, own, predictions_of(blind, own)))
-    return [(None, ()) if run.shape is None else next(found) for run in runs]
-
-
-def _run_prediction(
-    run: Run, prediction: Prediction | None, assumed: tuple[str, ...], *, used: bool
-) -> RunPrediction:
-    """A run beside its prediction, with the peak as it was measured."""
-    if prediction is None:
-        return RunPrediction(
-            run=run, prediction=None, predicted_peak_memory_bytes=None, used_for_calibration=False
+    found = zip(blind, _with_assumed_memory(blind, own, predictions_of(blind, own)), strict=True)
+    for run in runs:
+        if run.shape is None:
+            yield RunPrediction(
+                run=run, prediction=None, predicted_peak_memory_bytes=None, used_for_calibration=False
+            )
+            continue
+        one, (prediction, assumed) = next(found)
+        peak = peak_as_measured(prediction, run.measured.memory_kind, run.measured.memory_rank)
+        yield RunPrediction(
+            run=run,
+            prediction=prediction,
+            predicted_peak_memory_bytes=float(peak),
+            used_for_calibration=id(run) in used,
+            log_memory_sigma=own(one).log_memory_sigma,
+            assumed=assumed,
         )
-    peak = peak_as_measured(prediction, run.measured.memory_kind, run.measured.memory_rank)
-    return RunPrediction(
-        run=run,
-        prediction=prediction,
-        predicted_peak_memory_bytes=float(peak),
-        used_for_calibration=used,
-        assumed=assumed,
-    )
 
 
 def _unless_too_fast(run: Run) -> Run:
@@ -498,13 +501,11 @@ def validate(
             findings += [f"{cluster}: {finding}" for finding in calibrations[cluster].findings]
         except InvalidProblemError as fault:
             findings.append(f"{cluster} is not calibrated: {fault.errors[0].message}")
-    predicted: dict[int, tuple[Prediction | None, tuple[str, ...]]] = {}
+    predicted: dict[int, RunPrediction] = {}
     for cluster, runs in by_cluster.items():
-        found = _predicted(runs, calibrations.get(cluster), profile_of)
+        found = _predicted(runs, calibrations.get(cluster), profile_of, chosen)
         predicted |= zip(map(id, runs), found, strict=True)
-    return _report(
-        tuple(_run_prediction(run, *predicted[id(run)], used=id(run) in chosen) for run in rows), findings
-    )
+    return _report(tuple(predicted[id(run)] for run in rows), findings)
 
 
 def _report(predictions: tuple[RunPrediction, ...], findings: Sequence[str]) -> Report:

@@ -142,6 +142,9 @@ def regret_tables(before: Report, calibrated: Sequence[Report]) -> list[str]:
     ]
     counted = sum(map(len, nested[1]))
     rows.append(("**all groups**", counted, *shown, f"{fmean(means[2:]):.1f} ± {stdev(means[2:]):.1f}"))
+    even = [fmean(map(fmean, side)) for side in nested]
+    cells = [f"{even[0]:.1f}", f"{even[1]:.1f}", f"{fmean(even[2:]):.1f} ± {stdev(even[2:]):.1f}"]
+    rows.append(("mean of clusters", counted, *cells))
     every = sorted(chain.from_iterable(sides[1].values()), key=lambda found: -found[-1])[:_MOST_COSTLY]
     without = [
         fmean(r for name, *_, r in chain.from_iterable(side.values()) if name != every[0][0])

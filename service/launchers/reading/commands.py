@@ -32,7 +32,7 @@ _MODULES = ("trl.scripts.",)  # programs that python -m starts
 _PRINTERS = ("echo", "printf", "cat", "tee")
 _HANDLERS = (  # which train with no file that they are given
     *_PRINTERS, "cp", "mv", "ln", "rm", "ls", "test", "[", "[[", "sed", "grep", "head", "tail", "wget",
-    "curl", "chmod", "touch", "mkdir", "cd",
+    "curl",
 )  # fmt: skip
 # Programs and subcommands that take a training's flags and train no sequence by them.
 _OTHERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -325,8 +325,7 @@ def require_start(scripts: Sequence[tuple[str, Script]], started: Source) -> Non
     ``scripts``: by name. What prints or moves the file is no program that is given it.
 
     Raises:
-        InvalidProblemError: a program generates, evaluates or converts with it, and none trains; or none is
-            started at all, by scripts that merely name, look for or write the file.
+        InvalidProblemError: a program generates, evaluates or converts with it, and none trains.
     """
     base = started.name.rpartition("/")[2]
     commands = [
@@ -338,19 +337,6 @@ def require_start(scripts: Sequence[tuple[str, Script]], started: Source) -> Non
     if commands and all(command is not None and _other(command) for _, command in commands):
         name, first = commands[0]
         require_training(first or Command("", ()), name)
-    lists = [words for _, script in scripts for words in script.commands if words[0].text not in _HANDLERS]
-    if scripts and not commands and not any(map(_may_start, lists)):
-        raise refused(
-            f"{shown(scripts[0][0])} names {shown(base)} and starts no program",
-            allowed=f"{shown(base)} alone, or the script that starts a training with it",
-        )
-
-
-def _may_start(words: Sequence[Word]) -> bool:
-    """Whether a command starts a program, or another script; ``python -m venv`` makes an environment."""
-    command = _program(words)
-    script = bool(words[0].unknown) or any(word.text.endswith((".sh", ".sbatch")) for word in words[:2])
-    return script if command is None else command.program != "venv.py"
 
 
 def _holds(word: Word, base: str) -> bool:

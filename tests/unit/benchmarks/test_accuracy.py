@@ -14,6 +14,7 @@ from benchmarks.fit.accuracy_spread import (
     interval_reliability,
     memory_reliability,
     memory_risks,
+    peaks_by,
 )
 from benchmarks.fit.accuracy_tables import by_group, curves, error_percent, overall, row_by_row, worst
 from meshwright.solver.accuracy import Report, Scored, validate
@@ -78,6 +79,7 @@ def a_run(**changes: object) -> Scored:
         "cluster": "here", "source": "table", "rank_group": None, "memory_kind": "unknown",
         "measured_s": 1.0, "predicted_s": 1.0, "low_s": 0.9, "high_s": 1.0 / 0.9, "measured_bytes": None,
         "predicted_bytes": 1.0, "out_of_memory": None, "out_of_memory_probability": 0.0,
+        "log_memory_sigma": 0.1,
     }  # fmt: skip
     return Scored(**(values | changes))  # type: ignore[arg-type]
 
@@ -109,6 +111,10 @@ def test_groups_show_their_runs_error_bias_and_coverage() -> None:
     lines = errors_by("stack", {"one way": {"a": slow, "b": [a_run(measured_s=None)]}})
     assert cells(lines[2]) == ["a", "3", "41.7", "+25.0", "33%"]
     assert cells(lines[3]) == ["b", "0", "–", "–", "–"]
+    # peaks 0, 12 and 15 % under what was predicted; 80 % lie within exp(1.28 x .1) - 1 = 13.7 % of it
+    peaks = [a_run(predicted_bytes=ratio, measured_bytes=1.0) for ratio in (1.0, 1.12, 1.15)]
+    lines = peaks_by("stack", {"one way": {"a": [*peaks, a_run()], "b": [a_run()]}})
+    assert [cells(line) for line in lines[2:-1]] == [["a", "3", "9.0", "+12.0", "67%"]]
 
 
 def test_only_sources_that_tell_of_failures_say_how_likely_they_are() -> None:
@@ -118,11 +124,18 @@ def test_only_sources_that_tell_of_failures_say_how_likely_they_are() -> None:
         a_run(out_of_memory=False, out_of_memory_probability=0.3, source="only what ran"),
     ]
     bins = {(low, high): len(mine) for low, high, mine in memory_risks(runs)}
-    assert bins == {(0.0, 0.01): 0, (0.01, 0.1): 0, (0.1, 0.5): 1, (0.5, 0.9): 0, (0.9, 1.0): 1}
+    assert bins == {
+        (0.0, 0.01): 0,
+        (0.01, 0.05): 0,
+        (0.05, 0.2): 0,
+        (0.2, 0.5): 1,
+        (0.5, 0.9): 0,
+        (0.9, 1.0): 1,
+    }
     lines = memory_reliability({"way": runs})
     assert [cells(line) for line in lines[2:-1]] == [
-        ["way", "10% – 50%", "1", "0.3", "0"],
-        ["way", "90% – 100%", "1", "1.0", "1"],
+        ["way", "20% – 50%", "1", "0.3", "0", "2", "0.6", "0"],
+        ["way", "90% – 100%", "1", "1.0", "1", "1", "1.0", "1"],
     ]
 
 

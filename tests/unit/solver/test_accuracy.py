@@ -177,7 +177,7 @@ def scored(measured_s: float, predicted_s: float, **changes: object) -> Scored:
         "cluster": "c", "source": "s", "rank_group": "g", "memory_kind": "allocated",
         "measured_s": measured_s, "predicted_s": predicted_s, "low_s": 0.9 * predicted_s,
         "high_s": 1.1 * predicted_s, "measured_bytes": None, "predicted_bytes": 1.0,
-        "out_of_memory": False, "out_of_memory_probability": 0.0,
+        "out_of_memory": False, "out_of_memory_probability": 0.0, "log_memory_sigma": 0.1,
     }  # fmt: skip
     return Scored(**(values | changes))  # type: ignore[arg-type]
 
