@@ -267,11 +267,12 @@ def _awaited(folder: Path, question: str, run_id: str, until: float) -> Choice:
             return mine
         if time.monotonic() > until:
             choice = read_choice(folder / CHOICE)
-            other = "" if choice is None else f"; the one that is there is of start {choice.run_id}"
-            message = (
-                f"node 0 has written no {folder / CHOICE} for this start in time: it has failed, or this "
-                f"node does not see its files{other}"
-            )
+            why = "it has failed, or this node does not see its files"
+            if choice is not None and choice.run_id == run_id:
+                why = "it has asked another question: this node has other GPUs, or another problem file"
+            elif choice is not None:
+                why += f"; the one that is there is of start {choice.run_id}"
+            message = f"node 0 has written no {folder / CHOICE} for this start in time: {why}"
             raise NoAnswerError(message)
         time.sleep(LOOK_S)
 

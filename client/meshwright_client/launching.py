@@ -74,6 +74,9 @@ def start(
             for line in _lines_of(child):
                 tail.line(line.decode(errors="replace"))
             code = child.wait()
+    except BrokenPipeError:  # whoever read the output has gone, as head does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        code = -signal.SIGPIPE
     finally:
         if child.stdout is not None:
             child.stdout.close()

@@ -16,6 +16,7 @@ from meshwright.service.launchers.reading.shell import read_script
 from meshwright.service.launchers.reading.shell_values import Script, Word, split_words
 
 _DIRECTIVE = "#SBATCH"
+_SPELLED = {"-N": "--nodes", "-n": "--ntasks", "-G": "--gpus", "--tasks-per-node": "--ntasks-per-node"}
 _NODES = ("--nnodes", "--num-nodes", "--num-machines", "--nodes", "-N")
 _PER_NODE = ("--nproc-per-node", "--num-gpus", "--gpus-per-node", "--gres", "--ntasks-per-node")
 _TOTAL = ("--num-processes",)  # accelerate counts all of them
@@ -126,7 +127,7 @@ def _read(
 def _slurm_variables(text: str, told: Told) -> dict[str, str]:
     """What sbatch sets by the script's header, on the told nodes (sbatch(1), output environment)."""
     batch = _header(text)
-    nodes, tasks = _first(("--nodes", "-N"), batch), _first(("--ntasks-per-node",), batch)
+    nodes, tasks = _first(("--nodes",), batch), _first(("--ntasks-per-node",), batch)
     gpus = _first(("--gpus-per-node", "--gres"), batch)
     each = gpus or tasks
     if told.num_gpus and each and told.num_gpus % each == 0:
@@ -135,22 +136,26 @@ def _slurm_variables(text: str, told: Told) -> dict[str, str]:
         "SLURM_JOB_NUM_NODES": nodes,
         "SLURM_NNODES": nodes,
         "SLURM_NTASKS_PER_NODE": tasks,
-        "SLURM_NTASKS": nodes * tasks if nodes and tasks else _first(("--ntasks", "-n"), batch),
-        "SLURM_GPUS_PER_NODE": gpus,
+        "SLURM_NTASKS": nodes * tasks if nodes and tasks else _first(("--ntasks",), batch),
         "SLURM_GPUS_ON_NODE": gpus,
+        "SLURM_GPUS_PER_NODE": batch.get("--gpus-per-node"),  # as spelled, with a type; not of --gres
+        "SLURM_GPUS": batch.get("--gpus"),
     }
-    return {name: str(number) for name, number in found.items() if number}
+    return {name: str(value) for name, value in found.items() if value}
 
 
 def _header(text: str) -> dict[str, str]:
     """What sbatch takes from a script: options of ``#SBATCH`` lines before the first command.
 
     Several stand in a line, quoted and commented as in a shell (Slurm, sbatch/opt.c, _opt_batch_script). A
-    script inside another begins its own header with ``#!``.
+    script inside another begins its own header with ``#!``. ``--gres`` says GPUs of job or task by node.
+
+    Raises:
+        InvalidProblemError: GPUs of several kinds, or a heterogeneous job.
     """
     found: dict[str, str] = {}
     before = True
-    for line in text.splitlines():
+    for number, line in enumerate(text.splitlines(), 1):
         before = line.startswith("#!") or (before and line.lstrip()[:1] in ("", "#"))
         if before and line.startswith(_DIRECTIVE):
             try:
@@ -158,12 +163,23 @@ def _header(text: str) -> dict[str, str]:
             except ValueError:  # a quote stays open: sbatch refuses it
                 continue
             for word, following in zip_longest(words, words[1:], fillvalue=""):
-                name, _, value = word.partition("=")
-                if not word.startswith("--"):
-                    name, value = word[:2], word[2:]
+                name, _, value = word.partition("=") if word.startswith("--") else (word[:2], "", word[2:])
                 if word.startswith("-"):
-                    found[name] = value or ("" if following.startswith("-") else following)
-    return found
+                    value = value or ("" if following.startswith("-") else following)
+                    found[_SPELLED.get(name, name)] = value
+            kinds = found.get("--gpus", "") + found.get("--gpus-per-node", "")
+            unlike = "," in kinds or len(_GPUS.findall(found.get("--gres", ""))) > 1
+            if unlike or {"hetjob", "packjob"} & set(words):
+                raise refused(
+                    f"line {number}: {shown(line)} asks for several kinds of nodes", allowed="one kind"
+                )
+    tasks = _first(("--ntasks-per-node",), found) or 0
+    nodes, in_all = _first(("--nodes",), found), _first(("--gpus",), found)
+    each = tasks * (_first(("--gpus-per-task",), found) or 0)
+    if in_all and nodes:
+        each = 0 if in_all % nodes else in_all // nodes
+    said = _first(("--gpus-per-node", "--gres"), found)
+    return found if said or not each else {**found, "--gres": f"gpu:{each}"}
 
 
 def commands_of(script: Script) -> list[Command]:
@@ -575,7 +591,8 @@ def _counted(name: str, text: str) -> int | None:
     if name == "--gres":
         found = _GPUS.search(text)
         return None if found is None else _number(found[1] or "1")
-    return _number(text.rpartition(":")[2] if name == "--gpus-per-node" else text.partition(":")[0])
+    typed = name in ("--gpus-per-node", "--gpus", "--gpus-per-task")
+    return _number(text.rpartition(":")[2] if typed else text.partition(":")[0])
 
 
 def _number(text: str) -> int | None:

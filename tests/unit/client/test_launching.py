@@ -61,24 +61,27 @@ def test_a_signal_reaches_the_job_once_though_its_group_is_signalled(how: str, h
 def test_what_a_launch_started_is_ended_with_it(how: str, tmp_path: Path) -> None:
     """A script that starts its training as its child, as launch.sh does with torchrun."""
     job = f"""
-import subprocess, sys, time
-child = "import time; print('ready', flush=True); time.sleep(60)"
+import os, subprocess, sys, time
+child = "import os, time; os.write(1, b'ready\\\\n'); time.sleep(60)"  # whole lines: both write to one pipe
 started = subprocess.Popen([sys.executable, "-c", child])
 open({str(tmp_path / "pid")!r}, "w").write(str(started.pid))
 while started.poll() is None:
-    print("on", flush=True)
+    os.write(1, b"on\\n")
     time.sleep(0.05)
 """
     launch = subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, "plain", job], stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "client")},
+        [sys.executable, "-c", LAUNCH, "plain", job], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "client")}, text=True,
     )  # fmt: skip
     assert launch.stdout is not None
     assert "ready\n" in launch.stdout  # read until it comes
     if how == "killed":
         launch.kill()
     launch.stdout.close()  # as the head of ``meshwright launch | head`` does
-    launch.wait(timeout=20)
+    launch.stdout = None
+    ended_by = {"killed": -signal.SIGKILL, "unheard": 128 + signal.SIGPIPE}[how]
+    assert launch.communicate(timeout=20)[1] == ""
+    assert launch.returncode == ended_by
     training = Path("/proc", (tmp_path / "pid").read_text(), "stat")
     until_s = time.monotonic() + 20
     while training.exists() and training.read_text().rpartition(")")[2].split()[0] != "Z":

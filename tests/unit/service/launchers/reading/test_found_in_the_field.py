@@ -81,12 +81,29 @@ BATCH = (
         ("#SBATCH -N4\n#SBATCH --gres=gpu:a100:4,nvme:1", 16),  # was one GPU: the drive's number
         ("#SBATCH -J 'my run' --nodes 2\n#SBATCH --gres=gpu:8(S:0-1)", 16),
         ("#SBATCH --nodes=2 --gres=gpu:8\nset -e\n#SBATCH --nodes=4", 16),  # sbatch stops at a command
+        ("#SBATCH --nodes=4 --gres=gpu:8 --gres=gpu:4\n#SBATCH -N 2", 8),  # what is said last counts
+        ("#SBATCH -N2 -G a100:16", 16),
+        ("#SBATCH -N2 --tasks-per-node=4 --gpus-per-task=2", 8),  # one process a task
     ],
 )
 def test_a_header_is_read_as_sbatch_reads_it(header: str, gpus: int) -> None:
     start = f"srun python pretrain_gpt.py {SIZES} --vocab-size 512 --global-batch-size 64"
     text = f"#!/bin/bash\n# of my own\n{header}\n{start} --micro-batch-size 1\n"
     assert read(text).configuration.num_gpus == gpus
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "#SBATCH -N1 --gres=gpu:8\n#SBATCH hetjob\n#SBATCH -N2 --gres=gpu:8",
+        "#SBATCH -N2 --gres=gpu:h100:4,gpu:a100:4",
+        "#SBATCH -N2 --gpus=h100:8,a100:8",
+    ],
+)
+def test_a_header_with_several_kinds_of_nodes_is_refused(header: str) -> None:
+    start = f"srun torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py {SIZES} --vocab-size 512"
+    with pytest.raises(InvalidProblemError, match="asks for several kinds of nodes"):
+        read(f"#!/bin/bash\n{header}\n{start} --global-batch-size 64 --micro-batch-size 1\n")
 
 
 def test_a_text_that_an_unknown_condition_extends_keeps_what_it_held() -> None:
