@@ -90,8 +90,9 @@ class Count:
         )
 
 
-def plans(name: str, count: int) -> Iterator[Target]:
-    """Random plans, equally many of each model that the launcher trains."""
+def plans(name: str, count: int, seed: int = 0) -> Iterator[Target]:
+    """Random plans, equally many of each model that the launcher trains; another seed draws others."""
+    drawn = f" {seed}" if seed else ""
     launcher = EXPORTER.get(name, name)
     able, models = launcher_capabilities(launcher), [find_model(model) for model in MODELS]
     if name == "torchtitan-0.2":  # whose llama3 is not every model that 0.3 builds
@@ -100,11 +101,13 @@ def plans(name: str, count: int) -> Iterator[Target]:
     problems = [problem for problem in problems if not list(problem_faults(problem, able))]
     for index, problem in enumerate(problems):
         share = count // len(problems) + (index < count % len(problems))
-        yield from random_targets(problem, share, random.Random(f"{launcher} {index}"))
+        yield from random_targets(problem, share, random.Random(f"{launcher} {index}{drawn}"))
         if len(able.offload) > 1:
             away = replace(problem, options=replace(problem.options, allow=("offload",)))
-            yield from random_targets(away, share // 4, random.Random(f"{launcher} {index} offloaded"))
-    rng, pairs = random.Random(launcher), pairs_of(launcher)
+            yield from random_targets(
+                away, share // 4, random.Random(f"{launcher} {index} offloaded{drawn}")
+            )
+    rng, pairs = random.Random(f"{launcher}{drawn}"), pairs_of(launcher)
     for pair in rng.sample(pairs, min(count // 4, len(pairs))):  # settings of two switches together
         yield from legal_targets(problem_under(rng.choice(problems), pair))
     if launcher == "megatron-lm":
@@ -329,10 +332,10 @@ def try_model_types(name: str, environment: Environment, count: Count, *, whole:
     count.faults += [f"{name}: {text}" for text in told]
 
 
-def try_changes(name: str, environment: Environment, judge: str, count: Count) -> None:
+def try_changes(name: str, environment: Environment, judge: str, count: Count, seed: int) -> None:
     """Every value of every file, changed alone: the judge notices, or it is known why it cannot."""
     launcher = EXPORTER.get(name, name)
-    drawn = [*tuned(launcher), *plans(name, len(MODELS))]
+    drawn = [*tuned(launcher), *plans(name, len(MODELS), seed)]
     targets = [*(CASES if launcher == "megatron-lm" else OTHER_CASES[launcher]).values(), *drawn]
     if name == "torchtitan-0.2":
         targets = [one for one in targets if is_stated_by_0_2(one.model)]
@@ -410,9 +413,9 @@ def try_launcher(name: str, environment: Environment, options: argparse.Namespac
         count.faults += try_verified(EXPORTER.get(name, name), MODELS, options.verify, options.seed)
         return
     if options.changes:
-        try_changes(name, environment, judge, count)
+        try_changes(name, environment, judge, count, options.seed)
         return
-    try_plans(name, environment, judge, list(plans(name, options.plans)), count)
+    try_plans(name, environment, judge, list(plans(name, options.plans, options.seed)), count)
     if name == "nanotron":  # its judge builds models; its parser does not know what we write
         try_splits(environment, judge, count)
         return
@@ -443,7 +446,7 @@ def main() -> int:
         metavar="COUNT",
         help="put so many drawn plans of each before meshwright verify; nothing else is tried",
     )
-    parser.add_argument("--seed", type=int, default=0, help="which plans --verify draws")
+    parser.add_argument("--seed", type=int, default=0, help="which plans are drawn")
     parser.add_argument(
         "--record", action="store_true", help="build every config of every model type alone, and record it"
     )
