@@ -272,6 +272,7 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
         "differential attention": model.differential_attention,
         "projected embeddings": model.embedding_size is not None,
         "transform before the output head": model.head_transform,
+        "normalized output head": model.normalized_head,
         "bias of latent attention": bool(model.mla and model.mla.latent_bias),
         **_window_facts(model),
         **_norm_facts(model),
@@ -368,6 +369,8 @@ def _bias_facts(model: ModelSpec) -> dict[str, bool]:
     return {
         "linear bias": whole,
         **{name: there and not whole for name, there in names.items()},
+        "bias of the last layer's attention": model.last_attention_bias,
+        "bias of the MLP's last matrix": model.mlp_output_bias,
         "bias of experts and their router": whole and trained,
         "bias of experts, not of their router": whole and model.moe is not None and not trained,
         "bias of the router": trained and not whole,

@@ -118,8 +118,11 @@ class ModelSpec:
     gate_bias: bool = False  # one number of each head, added to that
     qkv_bias: bool = False
     attention_output_bias: bool = False
+    last_attention_bias: bool = False  # that of the last layer alone (GPT-NeoX Japanese)
     mlp_bias: bool = False  # of dense MLPs and of experts
+    mlp_output_bias: bool = False  # of a dense MLP's last matrix alone (TeleChat)
     head_bias: bool = False
+    normalized_head: bool = False  # the head's rows have unit length wherever they are used (Baichuan 2)
     head_transform: bool = False  # a square product, the activation and a norm before the head
     attention_softcap: float | None = None  # scores: softcap * tanh(score / softcap)
     logit_softcap: float | None = None
@@ -274,12 +277,11 @@ class ModelSpec:
 
     def attention_parameters(self) -> int:
         """Weights of one attention block, norms not counted."""
-        if self.mla is None:
-            q_and_output = self.num_attention_heads * (self.head_dim + self.v_head_dim)
-            kv = self.num_kv_heads * self.kv_width
-            return self.hidden_size * (q_and_output + kv + self.gate_width)
         gate = self.hidden_size * self.gate_width
-        return gate + self.mla.matrix_parameters(self.hidden_size, self.num_attention_heads)
+        if self.mla is not None:
+            return gate + self.mla.matrix_parameters(self.hidden_size, self.num_attention_heads)
+        q_and_output = self.num_attention_heads * (self.head_dim + self.v_head_dim)
+        return gate + self.hidden_size * (q_and_output + self.num_kv_heads * self.kv_width)
 
     @property
     def gate_width(self) -> int:
@@ -400,7 +402,7 @@ class ModelSpec:
     def summed_bias_parameters(self, kind: LayerKind) -> int:
         """Biases of one layer that are added to what tensor-parallel ranks have summed."""
         shared = bool(self.moe and self.moe.shared_ffn_hidden_size)
-        mlp = self.mlp_bias and (kind == "dense" or shared)
+        mlp = (self.mlp_bias and (kind == "dense" or shared)) or self.mlp_output_bias
         latent = self.mla.bias_parameters() if self.mla else 0
         return self.hidden_size * (int(self.attention_output_bias) + int(mlp)) + latent
 
@@ -438,9 +440,10 @@ class ModelSpec:
         return matrix + self.vocab_size * int(self.head_bias) + self.before_head_parameters()
 
     def before_head_parameters(self) -> int:
-        """Weights between the final norm and the head, and none of a vocabulary's size."""
+        """Weights of the last stage beside the final norm and the head, none of a vocabulary's size."""
         transform = (self.hidden_size**2 + self.norm_weights()) * int(self.head_transform)
-        return transform + self.projection_parameters()
+        bias = self.hidden_size * int(self.last_attention_bias)
+        return transform + bias + self.projection_parameters()
 
     def mtp_parameters(self) -> int:
         """Weights of the multi-token-prediction layers: a layer, a 2h-by-h projection and three norms each.
@@ -475,9 +478,8 @@ class ModelSpec:
 
     def num_parameters(self) -> int:
         """All weights, multi-token-prediction layers not counted (as model cards do)."""
-        layers = sum(self.parameters_by_layer())
         ends = self.final_norm_parameters() + self.embedding_parameters() + self.head_parameters()
-        return layers + ends
+        return sum(self.parameters_by_layer()) + ends
 
     def figures(self) -> dict[str, str | int]:
         """The name and the exact counts of parameters, as answers state them."""
@@ -490,11 +492,9 @@ class ModelSpec:
 
     def num_active_parameters(self) -> int:
         """Weights that one token uses: experts it does not visit are left out."""
-        if self.moe is None:
-            return self.num_parameters()
+        idle = self.moe.num_experts - self.moe.top_k if self.moe else 0
         each = self.expert_parameters() + self.expert_bias_parameters()
-        idle = (self.moe.num_experts - self.moe.top_k) * each
-        return self.num_parameters() - idle * self.layer_kinds().count("moe")
+        return self.num_parameters() - idle * each * self.layer_kinds().count("moe")
 
     def attended_tokens(self, seq_length: float | Documents) -> float:
         """Mean number of keys a query attends to under a causal mask, averaged over layers.

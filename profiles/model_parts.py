@@ -385,6 +385,7 @@ def refuse_contradictions(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, wh
         raise InvalidProblemError.of(
             "/model/shared_norm", "needs parallel_residual, and norm_position before"
         )
+    _refuse_biases_said_twice(model)
     if model.gate_bias and model.attention_gate == "none":
         raise InvalidProblemError.of("/model/gate_bias", "needs attention_gate")
     if model.early_first_norm and model.norm_position not in ("before", "before_and_after"):
@@ -394,6 +395,15 @@ def refuse_contradictions(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, wh
         raise InvalidProblemError.of(
             f"/model/{name}", "latent attention has norms of its latents (mla.norms) and no such bias"
         )
+
+
+def _refuse_biases_said_twice(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
+    """A bias of a part alone stands where the whole has none."""
+    if model.mlp_output_bias and (model.mlp_bias or model.moe):
+        why = "is that of dense MLPs which have no other (mlp_bias), in a model without experts"
+        raise InvalidProblemError.of("/model/mlp_output_bias", why)
+    if model.last_attention_bias and model.attention_output_bias:
+        raise InvalidProblemError.of("/model/last_attention_bias", "every layer has attention_output_bias")
 
 
 def _refuse_values_of_no_projection(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts

@@ -63,7 +63,7 @@ def derived_of(config: type, base: dict[str, Any]) -> dict[str, Any]:
     rope = getattr(config(**base), "rope_parameters", None) or {}
     if isinstance(getattr(config, "default_theta", None), dict):
         return {}
-    if "full_attention" in rope and rope["full_attention"] != rope["sliding_attention"]:
+    if "sliding_attention" in rope and rope["full_attention"] != rope["sliding_attention"]:
         return {"rope_parameters": rope}
     share = rope.get("partial_rotary_factor", 1)
     return {} if share == 1 else {"partial_rotary_factor": share}

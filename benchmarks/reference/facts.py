@@ -27,6 +27,7 @@ _SWITCHED: tuple[dict[str, object], ...] = (
     {"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layers": [1, 0, 0, 1]},
     {"model_type": "phimoe", "attention_bias": True, "lm_head_bias": True},
     {"model_type": "bloom"},
+    {"model_type": "baichuan", "vocab_size": 125_696},
     {"model_type": "llama4_text", "interleave_moe_layer_step": 2},
     {"model_type": "deepseek_v2", "mlp_bias": True},
     {"model_type": "llama", "max_position_embeddings": 4096},

@@ -28,7 +28,7 @@ from meshwright.profiles.importers.huggingface_keys import (
     refuse_unsupported,
     repeats,
     type_of,
-    with_experts,
+    with_own_names,
 )
 from meshwright.profiles.importers.huggingface_layers import (
     attention_layers,
@@ -112,7 +112,7 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
         if model_type not in REFUSED_TYPES or reader.has("text_config"):
             refuse_unsupported(reader)
         refuse_type(model_type, tuple(FAMILIES))
-    family = with_experts(model_type, FAMILIES[model_type])
+    family = with_own_names(model_type, FAMILIES[model_type])
     whole, added = completed(model_type, family, cast("Mapping[str, object]", config))
     reader = FieldReader(whole, "/model")
     reader.text("model_type")
@@ -487,9 +487,15 @@ def _embedding_size(reader: FieldReader, hidden_size: int) -> int | None:
     return None if size == hidden_size else size
 
 
-_SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
+_SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim")
 _BALANCE = ("router_aux_loss_coef", "aux_loss_alpha", "ffn_config.moe_loss_weight")
-_SCALE = ("routed_scaling_factor", "route_scale", "moe_routed_scaling_factor", "router_scaling_factor")
+_SCALE = (
+    "routed_scaling_factor",
+    "route_scale",
+    "moe_routed_scaling_factor",
+    "router_scaling_factor",
+    "moe_router_scaling_factor",
+)
 
 
 def _moe(reader: FieldReader, family: Family, num_layers: int, adapters: str) -> MoeSpec | None:

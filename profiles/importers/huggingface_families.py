@@ -10,28 +10,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from meshwright.profiles.errors import UnsupportedModelError
-from meshwright.profiles.importers.huggingface_keys import KEYS, Facts, Family
+from meshwright.profiles.importers.huggingface_keys import Facts, Family
 from meshwright.profiles.importers.huggingface_layers import (
     GlobalRule,
     gemma_4_attention,
     heads_by_layer,
     mimo_attention,
+    step_attention,
+    step_config,
 )
 from meshwright.profiles.importers.huggingface_remote import REMOTE
 from meshwright.profiles.reading import FieldReader
-
-_GPT2_KEYS = KEYS | {
-    "num_layers": "n_layer", "hidden_size": "n_embd", "ffn_hidden_size": "n_inner",
-    "num_attention_heads": "n_head", "max_position_embeddings": "n_positions",
-}  # fmt: skip
-_BLOOM_KEYS = KEYS | {
-    "num_layers": "n_layer", "num_attention_heads": "n_head", "max_position_embeddings": "seq_length",
-}  # fmt: skip
-_MPT_KEYS = KEYS | {
-    "num_layers": "n_layers", "hidden_size": "d_model", "num_attention_heads": "n_heads",
-    "max_position_embeddings": "max_seq_len",
-}  # fmt: skip
-
 
 _ATTENTION_BIASES: Facts = {"qkv_bias": True, "attention_output_bias": True}
 _ALL_BIASES: Facts = {**_ATTENTION_BIASES, "mlp_bias": True}
@@ -63,6 +52,7 @@ _CAPS = {
 }
 
 _PLAIN = Family()  # no bias anywhere
+_ERNIE = Family(flags={"use_bias": (False, _ALL_BIASES)})
 _LOCAL = Family(global_layers="none")  # every layer attends within the window, where there is one
 LLAMA = Family(flags={**_ATTENTION_FLAG, **_MLP_FLAG})
 _BIASED_ATTENTION = Family(flags=_ATTENTION_FLAG)
@@ -122,26 +112,19 @@ _QWEN_2 = Family(
 )  # fmt: skip - which its class does not read
 _QWEN_3_MOE = replace(_BIASED_ATTENTION, facts=_PER_HEAD)
 _GLM_4_MOE = Family(flags=_QKV_FLAG, rounds_head_dim=True, router=_SIGMOID)
-_GPT_FACTS: Facts = {"gated_mlp": False, "normalization": "layernorm", **_ALL_BIASES}
+_UNGATED: Facts = {"gated_mlp": False, "normalization": "layernorm"}
+_GPT_FACTS: Facts = {**_UNGATED, **_ALL_BIASES}
+_GPT = Family(activation="gelu", ffn_of_hidden=4)
 _LEARNED: Facts = {"learned_position_embeddings": True}
-_GPT_2 = Family(
-    keys=_GPT2_KEYS,
-    ffn_of_hidden=4,
-    activation="gelu",
+_GPT_2 = replace(
+    _GPT, keys={"ffn_hidden_size": "n_inner"},
     facts={**_GPT_FACTS, **_LEARNED, **_FUSED_QKV},
-    fixed={
-        "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-    },
+    fixed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
+           "add_cross_attention": False},
 )  # fmt: skip
-_GPT_J = Family(
-    keys=_GPT2_KEYS,
-    activation="gelu",
-    ffn_of_hidden=4,
-    facts={
-        "gated_mlp": False, "normalization": "layernorm", "mlp_bias": True, "head_bias": True,
-        "parallel_residual": True, "shared_norm": True,
-    },
+_GPT_J = replace(
+    _GPT, keys={"ffn_hidden_size": "n_inner"},
+    facts={**_UNGATED, "mlp_bias": True, "head_bias": True, "parallel_residual": True, "shared_norm": True},
     fixed={"scale_attn_weights": True, "rotary": True},
 )  # fmt: skip
 _HUNYUAN = Family(
@@ -181,8 +164,14 @@ def _falcon_norms(reader: FieldReader, facts: Facts) -> Facts:
     return {"shared_norm": bool(facts.get("parallel_residual")) and not (newer and norms != 1)}
 
 
-_FALCON = Family(
-    keys=KEYS | {"num_kv_heads": "num_kv_heads", "ffn_hidden_size": "ffn_hidden_size"},
+def _multiple_of_hidden(reader: FieldReader, facts: Facts) -> Facts:
+    """GPT-NeoX Japanese states its MLP's width in hidden sizes."""
+    size = facts["hidden_size"] if isinstance(facts["hidden_size"], int) else 0
+    return {"ffn_hidden_size": int(size * reader.number("intermediate_multiple_size", low=1e-3, high=1e3))}
+
+
+_FALCON = replace(
+    _GPT, keys={"num_kv_heads": "num_kv_heads", "ffn_hidden_size": "ffn_hidden_size"},
     names={"n_embed": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
            "n_head_kv": "num_kv_heads"},
     flags={
@@ -191,10 +180,8 @@ _FALCON = Family(
         "new_decoder_architecture": (False, {"parallel_residual": True}),
         "alibi": (False, {"alibi_positions": True}),
     },
-    ffn_of_hidden=4,
-    activation="gelu",
     one_kv_head_flag="multi_query",
-    facts={"gated_mlp": False, "normalization": "layernorm", **_FUSED_QKV},
+    facts={**_UNGATED, **_FUSED_QKV},
     follows=_falcon_norms,
     fixed={"apply_residual_connection_post_layernorm": False},
     unused=("ff_factor",),
@@ -209,6 +196,8 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": replace(LLAMA, global_layers="with_rotary"),
     "cwm": replace(_PLAIN, flags=_MLP_FLAG, global_layers="every_first", global_every=4),
     "granite": _GRANITE,
+    "granite_docling_text": replace(_GRANITE, head_of_whole=True),
+    "granite4_vision_text": replace(_GRANITE, head_of_whole=True),
     "granite_swa": replace(_GRANITE, facts=_SINKS, global_layers="every_first", global_every=4),
     "hyperclovax": replace(_GRANITE, flags={**LLAMA.flags, "use_post_norm": (True, _SANDWICH)}),
     "seed_oss": Family(
@@ -221,7 +210,8 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("mistral", "ministral", "ministral3", "mixtral"), _LOCAL),
     "phi3": replace(_LOCAL, facts={**_FUSED_QKV, **_FUSED_MLP},
                     fixed={"full_attn_mod": 1, "interpolate_factor": 1}),
-    "ernie4_5": Family(flags={"use_bias": (False, _ALL_BIASES)}),
+    "ernie4_5": _ERNIE,
+    "paddleocr_vl_text": replace(_ERNIE, head_of_whole=True),
     "bitnet": replace(_BIASED_ATTENTION, activation="relu2", facts={"inner_norms": True},
                       heads_fill_hidden=True),
     "arcee": replace(LLAMA, activation="relu2", facts={"gated_mlp": False}),
@@ -238,13 +228,14 @@ FAMILIES: Mapping[str, Family] = {
             "query_key_norm": "per_head_without_weights",
         },
     ),
-    "jais2": replace(LLAMA, activation="relu2", facts={"gated_mlp": False, "normalization": "layernorm"}),
+    "jais2": replace(LLAMA, activation="relu2", facts=_UNGATED),
     "nemotron": replace(
         LLAMA, activation="relu2",
-        facts={"gated_mlp": False, "normalization": "layernorm", "zero_centered_norm": True},
+        facts={**_UNGATED, "zero_centered_norm": True},
     ),
     "qwen2": _QWEN_2,
-    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), replace(_QWEN_2, head_of_whole=True)),
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"),
+                    replace(_QWEN_2, head_of_whole=True)),
     "mimo": replace(_QWEN_2, like="qwen2"),  # remote code: Qwen2 with prediction layers (XiaomiMiMo/MiMo)
     "qwen3": replace(_BIASED_ATTENTION, facts=_PER_HEAD, global_layers=_QWEN_LOCAL),
     "qwen3_vl_text": replace(_BIASED_ATTENTION, facts=_PER_HEAD, head_of_whole=True),
@@ -322,6 +313,7 @@ FAMILIES: Mapping[str, Family] = {
         global_layers="odd_or_from_max_window_layers",
     ),
     "qwen3_vl_moe_text": replace(_QWEN_3_MOE, head_of_whole=True),
+    "qwen3_omni_moe_text": replace(_QWEN_3_MOE, head_of_whole=True, rounds_head_dim=True),
     "qwen3_moe": replace(_QWEN_3_MOE, global_layers="none", dense_without_experts=True,
                          fixed={"use_qk_norm": True, "qkv_bias": False}),
     "mellum": _QWEN_3_MOE,
@@ -397,6 +389,27 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "glm4_moe": replace(_GLM_4_MOE, flags={**_QKV_FLAG, "use_qk_norm": (False, _PER_HEAD)}),
     "glm4v_moe_text": replace(_GLM_4_MOE, head_of_whole=True),
+    # Step 3.5; clamps of the last layers' activations are read and not priced
+    "step3p5": Family(
+        flags={**_ATTENTION_FLAG, **_MLP_FLAG},
+        facts={**_PER_HEAD, "zero_centered_norm": True, "attention_gate": "per_head"},
+        numbers={"query_pre_attn_scalar": _CAPS["query_pre_attn_scalar"]},
+        router={**_SIGMOID, "expert_bias": False},
+        names={"num_local_experts": "num_local_experts"},  # the class takes n_routed_experts alone
+        own_activation=True,
+        head_of_whole=True,
+        as_built=step_config,
+        local_attention=step_attention,
+        fixed={
+            "att_impl_type": "GQA", "moe_every_n_layer": 1, "moe_layer_offset": 0,
+            "moe_router_activation": "sigmoid", "norm_expert_weight": True, "sink": False,
+            "use_head_wise_attn_gate": True, "use_mfa": False, "use_moe": True,
+            "use_moe_router_bias": True, "use_qk_norm": True, "use_rope_layers": ([], None),
+            "yarn_only_types": (["full_attention"], None),
+        },
+        unused=("need_fp32_gate", "share_expert_dim", "moe_router_scaling_factor", "swiglu_limits",
+                "swiglu_limits_shared", "mtp_layer_types", "mtp_mlp_layer_types"),
+    ),
     "minimax_m2": Family(
         facts={"query_key_norm": "all_heads"},
         router=_SIGMOID,
@@ -454,8 +467,8 @@ FAMILIES: Mapping[str, Family] = {
         dense_ffn_key="intermediate_size_mlp",
         global_layers="without_rotary",
     ),
-    "dbrx": Family(keys=_MPT_KEYS
-        | {"num_kv_heads": "attn_config.kv_n_heads", "ffn_hidden_size": "ffn_config.ffn_hidden_size"},
+    "dbrx": Family(
+        keys={"num_kv_heads": "attn_config.kv_n_heads", "ffn_hidden_size": "ffn_config.ffn_hidden_size"},
         parts=("attn_config", "ffn_config"),
         own_activation=True,
         facts={"normalization": "layernorm_without_bias", **_FUSED_QKV},
@@ -468,33 +481,30 @@ FAMILIES: Mapping[str, Family] = {
     "gpt-sw3": replace(_GPT_2, like="gpt2"),
     "gpt_bigcode": replace(_GPT_2, one_kv_head_flag="multi_query",
                            fixed={"scale_attn_weights": True, "add_cross_attention": False}),
-    "openai-gpt": Family(
-        keys=_GPT2_KEYS,
-        ffn_of_hidden=4,
-        activation="gelu",
+    "openai-gpt": replace(
+        _GPT, keys={"ffn_hidden_size": "n_inner"},
         facts={
             **_GPT_FACTS, **_LEARNED, "norm_position": "after_residual", "final_norm": False, **_FUSED_QKV,
         },
     ),
-    "gpt_neo": Family(
-        keys=KEYS | {"num_layers": "num_layers", "num_attention_heads": "num_heads"},
-        ffn_of_hidden=4,
-        activation="gelu",
-        facts={
-            "gated_mlp": False, "normalization": "layernorm", "attention_output_bias": True,
-            "mlp_bias": True, "attention_scale": 1.0, **_LEARNED,
-        },
+    "gpt_neo": replace(
+        _GPT,
+        facts={**_UNGATED, **_LEARNED, "attention_output_bias": True, "mlp_bias": True,
+               "attention_scale": 1.0},
         defaults={"attention_types": [[["global", "local"], 12]]},
     ),
     "gptj": _GPT_J,
     "codegen": replace(_GPT_J, facts={**_GPT_J.facts, **_FUSED_QKV}),
-    "gpt_neox": Family(
+    "gpt_neox": replace(
+        _GPT,
         flags={
             "attention_bias": (True, _ATTENTION_BIASES),
             "use_parallel_residual": (True, {"parallel_residual": True}),
         },
-        activation="gelu",
-        facts={"gated_mlp": False, "normalization": "layernorm", "mlp_bias": True, **_FUSED_QKV},
+        facts={**_UNGATED, "mlp_bias": True, **_FUSED_QKV},
+    ),
+    "gpt_neox_japanese": replace(
+        _GPT, facts={**_UNGATED, "last_attention_bias": True, **_FUSED_QKV}, follows=_multiple_of_hidden
     ),
     "modernbert-decoder": Family(
         flags={
@@ -511,9 +521,8 @@ FAMILIES: Mapping[str, Family] = {
         global_layers="every_first",
         global_every=3,
     ),
-    "phi": Family(
-        activation="gelu",
-        flags={"qk_layernorm": (False, _PER_HEAD)},
+    "phi": replace(
+        _GPT, flags={"qk_layernorm": (False, _PER_HEAD)},
         facts={**_GPT_FACTS, "head_bias": True, "parallel_residual": True, "shared_norm": True},
     ),
     "persimmon": Family(
@@ -521,40 +530,31 @@ FAMILIES: Mapping[str, Family] = {
         activation="relu2",
         facts={**_GPT_FACTS, **_FUSED_QKV},
     ),
-    "starcoder2": Family(
-        flags={"use_bias": (True, _ALL_BIASES)},
-        activation="gelu",
-        facts={"gated_mlp": False, "normalization": "layernorm"},
+    "starcoder2": replace(
+        _GPT, flags={"use_bias": (True, _ALL_BIASES)},
+        facts=_UNGATED,
         fixed={"mlp_type": "default", "norm_type": "layer_norm", "scale_attn_weights": True},
         global_layers="none",
     ),
-    "biogpt": Family(
-        activation="gelu",
-        facts={**_GPT_FACTS, **_LEARNED, "learned_position_offset": 2},
+    "biogpt": replace(
+        _GPT, facts={**_GPT_FACTS, **_LEARNED, "learned_position_offset": 2},
         scale_flag="scale_embedding",
     ),
-    "xglm": Family(
-        keys=KEYS
-        | {
-            "num_layers": "num_layers", "hidden_size": "d_model", "num_attention_heads": "attention_heads",
-            "ffn_hidden_size": "ffn_dim",
-        },
-        activation="gelu",
+    "xglm": replace(
+        _GPT, keys={"ffn_hidden_size": "ffn_dim"},
         facts={**_GPT_FACTS, "sinusoidal_positions": True},
         scale_flag="scale_embedding",
         fixed={"add_cross_attention": False},
     ),
     "ctrl": Family(
-        keys=_GPT2_KEYS | {"ffn_hidden_size": "dff"},
+        keys={"ffn_hidden_size": "dff"},
         activation="relu",
         facts={**_GPT_FACTS, "sinusoidal_positions": True, "head_bias": True},
         scale_flag="always",
     ),
-    "bloom": Family(
-        keys=_BLOOM_KEYS,
+    "bloom": replace(
+        _GPT, keys={"max_position_embeddings": "seq_length"},
         names={"n_embed": "hidden_size"},
-        ffn_of_hidden=4,
-        activation="gelu",
         facts={**_GPT_FACTS, "alibi_positions": True, "embedding_norm": True, **_FUSED_QKV},
         fixed={"apply_residual_connection_post_layernorm": False},
     ),
@@ -562,7 +562,7 @@ FAMILIES: Mapping[str, Family] = {
     # Falcon-40B as first published; 7B's RefinedWebModel is falcon
     "RefinedWeb": replace(_FALCON, like="falcon", defaults={"new_decoder_architecture": True}),
     "mpt": Family(
-        keys=_MPT_KEYS,
+        keys={"max_position_embeddings": "max_seq_len"},
         parts=("attn_config", "ffn_config"),
         ffn_of_hidden=4,
         own_activation=True,
@@ -581,7 +581,7 @@ FAMILIES: Mapping[str, Family] = {
         },
     ),
     "opt": Family(
-        keys=KEYS | {"ffn_hidden_size": "ffn_dim"},
+        keys={"ffn_hidden_size": "ffn_dim"},
         flags={
             "enable_bias": (True, _ALL_BIASES),
             "layer_norm_elementwise_affine": (True, {"normalization": "layernorm"}),

@@ -38,7 +38,7 @@ class Family:
     that it states, and how the fact follows from it. ``fixed``: the only value that a key may have.
     """
 
-    keys: Mapping[str, str] = field(default_factory=lambda: KEYS)  # our name: theirs
+    keys: Mapping[str, str] = field(default_factory=dict)  # our name: theirs, if no ``attribute_map`` says
     names: Mapping[str, str] = field(default_factory=dict)  # other names of keys: theirs
     like: str = ""  # the type whose defaults it has, where it is not transformers' own
     defaults: Mapping[str, object] = field(default_factory=dict)  # that the class derives, or no class has
@@ -53,6 +53,9 @@ class Family:
     latent_bias_flag: str = ""  # latent attention: a key that gives its down-projections biases
     numbers: Mapping[str, tuple[str, Callable[[float], float]]] = field(default_factory=dict)
     fixed: Mapping[str, object] = field(default_factory=dict)  # a tuple: any of these
+    as_built: Callable[[dict[str, object]], dict[str, object]] | None = (
+        None  # keys of an older config, anew
+    )
     each_layer: tuple[str, ...] = ()  # keys that may list a value for each layer
     plans: tuple[str, ...] = ()  # keys that other types are refused for
     of_published: tuple[str, ...] = ()  # lists of published configs that say what the class's own would
@@ -244,7 +247,7 @@ REFUSED_TYPES: Mapping[str, str] = {
         (
             "dots3_note", "emu3", "fuyu", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "git",
             "got_ocr2", "llama4", "mllama", "moshi", "moss_transcribe_diarize", "phi4_multimodal",
-            "qwen3_5", "qwen3_5_moe", "qwen4_exp",
+            "qwen3_5", "qwen3_5_moe", "qwen4_exp", "qwen2_5_omni", "qwen3_omni_moe", "step3p7", "step3_vl",
         ),
         "a model of several modalities; where its config has a text_config, give that one",
     ),
@@ -265,19 +268,22 @@ REFUSED_TYPES: Mapping[str, str] = {
     "dots3_note_text": "layers whose attention heads have several sizes",
     **dict.fromkeys(("inkling_text", "inkling2_text", "zaya"), "convolutions inside attention"),
     **dict.fromkeys(("deepseek_v4", "hy_v4"), "several streams of residuals (hyper-connections)"),
-    "gemma3n_text": "embeddings of each layer",
+    "gemma3n_text": "alternating updates of several hidden states",
     "axk2": "norms with gates of their own",
     "blt": "patches of bytes",
     "cohere_compass_text": "positions of several axes",
     "cpmant": "trained relative positions and embeddings of segments",
     "doge": "attention masked by trained states",
-    "gpt_neox_japanese": "a bias in the last layer alone",
     "hrm_text": "layers that run in cycles",
     "jetmoe": "experts of attention",
+    "ernie4_5_vl_moe_text": "experts of text and experts of images",
+    "glm5_next_text": "layers of mixed kinds, and several streams of residuals",
+    "step3_text": "queries of a factorised projection that all heads share",
+    "mistral_large4_text": "layers that read the keys of others, which an indexer chooses",
+    **dict.fromkeys(("muse_glimmer_text", "muse_spark_text"), "norms without weights beside others with"),
     "longcat_flash": "two attentions and MLPs in a layer, beside experts some of which do nothing",
     "reformer": "hashed attention",
     "xlnet": "attention over permuted orders",
-    "telechat": "remote code: biases of some of an MLP's matrices",
 }  # fmt: skip
 
 
@@ -289,7 +295,8 @@ _TYPE_OF_CLASS: Mapping[tuple[str, str], str] = {
 }
 # Names under which types were published before transformers had them, or under which their weights run.
 _RENAMED: Mapping[str, str] = {
-    "Yi": "llama", "aquila": "llama", "stablelm_epoch": "stablelm", "RefinedWebModel": "falcon",
+    **dict.fromkeys(("Yi", "aquila", "xverse"), "llama"),
+    "stablelm_epoch": "stablelm", "RefinedWebModel": "falcon",
 }  # fmt: skip
 
 
@@ -465,11 +472,12 @@ def repeats(key: str, config: Mapping[str, object]) -> bool:
     return any(other in config and config[other] == config[key] for other in names)
 
 
-def with_experts(model_type: str, family: Family) -> Family:
-    """The family with the key that counts its experts: the one that its class has."""
+def with_own_names(model_type: str, family: Family) -> Family:
+    """The family with the names that its class has of every size and of the number of experts."""
     entry = _types().get(family.like or model_type, {"defaults": {}, "names": {}})
     own = next((key for key in EXPERTS if key in {*entry["defaults"], *entry["names"].values()}), "")
-    return replace(family, experts=family.experts or own)
+    keys = {ours: str(entry["names"].get(theirs, theirs)) for ours, theirs in KEYS.items()}
+    return replace(family, experts=family.experts or own, keys={**keys, **family.keys})
 
 
 def expert_adapters(model_type: str) -> str:
@@ -498,6 +506,7 @@ def completed(
             said = shown(str(config[names[key]]))
             why = f"another name of {names[key]}, which is {said}; remove one of them"
             raise UnsupportedModelError.field(key, why)
+    stated = family.as_built({**entry["defaults"], **stated}) if family.as_built else stated
     stated |= {key: _one_value(key, stated[key]) for key in family.each_layer if key in stated}
     published = [key for key in family.of_published if isinstance(stated.get(key), list)]
     read = {*published, family.experts}

@@ -323,6 +323,77 @@ def mimo_attention(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
     return {**found, **_each(model, of_global, of_local)}
 
 
+# Lists of Step 3.5's published configs, which have an item for each prediction layer, too.
+_STEP_LISTS = ("layer_types", "mlp_layer_types", "rope_theta", "partial_rotary_factors")
+# What its class does not build, or reads in ``rope_parameters`` then: no training has prediction layers.
+_STEP_UNREAD = ("rope_theta", "partial_rotary_factors", "rope_scaling", "num_nextn_predict_layers")
+
+
+def step_config(config: dict[str, object]) -> dict[str, object]:
+    """Step 3.5: the keys of its published config in those of its class (``Step3p7TextConfig``).
+
+    Raises:
+        UnsupportedModelError: layers that attend alike rotate otherwise, or local ones have sizes of their
+            own that the class does not build.
+    """
+    found: dict[str, Any] = dict(config)
+    layers = found["num_hidden_layers"] if type(found["num_hidden_layers"]) is int else 0
+    found |= {key: found[key][:layers] for key in _STEP_LISTS if isinstance(found.get(key), list)}
+    kinds = found.setdefault("layer_types", None) or [_GLOBAL] * layers
+    listed = found.pop("moe_layers_enum", None)
+    listed = range(3, layers) if listed is None else listed
+    words = listed.split(",") if isinstance(listed, str) else listed
+    experts = {int(word) for word in words if str(word).strip().isdigit()}
+    if found.get("mlp_layer_types") is None:
+        found["mlp_layer_types"] = ["sparse" if layer in experts else "dense" for layer in range(layers)]
+    other = found.pop("attention_other_setting", None) or {}
+    if isinstance(other, Mapping) and found.get("num_sliding_attention_heads") is None:
+        found["num_sliding_attention_heads"] = other.get("num_attention_heads")
+        own = (("num_attention_groups", "num_key_value_heads"), ("head_dim", "head_dim"))
+        for key, same in own:
+            if other.get(key, found[same]) != found[same]:
+                why = f"another {same} of local layers"
+                raise UnsupportedModelError.field("attention_other_setting", why)
+    if not isinstance(found.get("rope_parameters"), Mapping):
+        found["rope_parameters"] = _step_positions(found, kinds)
+    return {key: value for key, value in found.items() if key not in _STEP_UNREAD}
+
+
+def _step_positions(config: Mapping[str, Any], kinds: list[Any]) -> dict[str, dict[str, Any]]:
+    """Rotary positions of global layers, which alone are scaled, and of local ones."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, key in (("rope_theta", "rope_theta"), ("partial_rotary_factors", "partial_rotary_factor")):
+        stated = config.get(name)
+        each = stated if isinstance(stated, list) else [stated] * len(kinds)
+        for kind, value in zip(kinds, each, strict=False):
+            if found.setdefault(str(kind), {}).setdefault(key, value) != value:
+                raise UnsupportedModelError.field(name, f"another one in some layers of {str(kind)[:40]}")
+    if isinstance(config.get("rope_scaling"), Mapping) and _GLOBAL in found:
+        found[_GLOBAL] |= config["rope_scaling"]
+    return {kind: {key: one for key, one in of.items() if one is not None} for kind, of in found.items()}
+
+
+def step_attention(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
+    """Step 3.5: local layers have a number of heads of their own.
+
+    Raises:
+        UnsupportedModelError: ``per_layer_config`` says of layers what the class does not make of this.
+    """
+    of_global = {"num_attention_heads": model.num_attention_heads}
+    of_local = {
+        "num_attention_heads": reader.integer(
+            "num_sliding_attention_heads", default=model.num_attention_heads, high=2**16
+        )
+    }
+    local = {str(layer) for layer, local in enumerate(model.local_layers()) if local}
+    saved = reader.value("per_layer_config") or dict.fromkeys(local, of_local)
+    if saved != dict.fromkeys(local, of_local):
+        raise UnsupportedModelError.field(
+            "per_layer_config", "other heads than num_sliding_attention_heads"
+        )
+    return _each(model, of_global, of_local)
+
+
 # --------------------------------------------------------------------------------------------------
 # Keys that an indexer chooses.
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from meshwright.profiles.errors import UnsupportedModelError
-from meshwright.profiles.importers.huggingface_keys import KEYS, Facts, Family
+from meshwright.profiles.importers.huggingface_keys import Facts, Family
 from meshwright.profiles.reading import FieldReader
 
 _ATTENTION_BIASES: Facts = {"qkv_bias": True, "attention_output_bias": True}
@@ -33,15 +32,11 @@ def _itself(value: float) -> float:
 def _first_or_second(reader: FieldReader, _known: Mapping[str, Any]) -> Facts:
     """Baichuan's positions: of 13 B, whose configs have ``model_max_length`` alone, they are ALiBi's.
 
-    Raises:
-        UnsupportedModelError: Baichuan 2.
+    Baichuan 2's head has rows of unit length (``NormHead``).
     """
-    if reader.value("vocab_size") == _BAICHUAN_2:
-        raise UnsupportedModelError.field(
-            "vocab_size", f"{_BAICHUAN_2}: Baichuan 2's normalised output head"
-        )
     only = reader.has("model_max_length") and not reader.has("max_position_embeddings")
-    return {"alibi_positions": True} if only else {}
+    second: Facts = {"normalized_head": True} if reader.value("vocab_size") == _BAICHUAN_2 else {}
+    return {**second, **({"alibi_positions": True} if only else {})}
 
 
 _BAILING: dict[str, Any] = {
@@ -68,14 +63,14 @@ REMOTE: Mapping[str, Family] = {
     ),
     # modeling_exaone.py of LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct, also EXAONE 3.0 and Deep
     "exaone": Family(
-        keys=KEYS | {"num_layers": "num_layers"}, names={"num_hidden_layers": "num_layers"},
+        keys={"num_layers": "num_layers"}, names={"num_hidden_layers": "num_layers"},
         ffn_of_hidden=4,
         defaults={"vocab_size": 102_400, "hidden_size": 2048, "num_layers": 32, "num_attention_heads": 32,
                   "max_position_embeddings": 2048, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
     ),
     # modeling_phi.py of microsoft/phi-2 as first published
     "phi-msft": Family(
-        keys=KEYS | {
+        keys={
             "num_layers": "n_layer", "hidden_size": "n_embd", "ffn_hidden_size": "n_inner",
             "num_attention_heads": "n_head", "num_kv_heads": "n_head_kv",
             "max_position_embeddings": "n_positions",
@@ -88,13 +83,25 @@ REMOTE: Mapping[str, Family] = {
         defaults={"vocab_size": 50_304, "n_positions": 2048, "n_embd": 1024, "n_layer": 20, "n_head": 16,
                   "rotary_dim": 32, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False},
     ),
-    # modeling_baichuan.py of baichuan-inc/Baichuan-7B and Baichuan-13B
+    # modeling_baichuan.py of baichuan-inc/Baichuan-7B, Baichuan-13B and Baichuan2-7B
     "baichuan": Family(
         facts=_FUSED, follows=_first_or_second,
         defaults={"vocab_size": 64_000, "hidden_size": 4096, "intermediate_size": 11_008,
                   "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6,
                   "tie_word_embeddings": False},
         unused=("z_loss_weight", "gradient_checkpointing"),
+    ),
+    # configuration_telechat.py and modeling_telechat.py of Tele-AI/telechat-7B
+    "telechat": Family(
+        keys={"num_layers": "n_layer", "num_attention_heads": "n_head",
+              "ffn_hidden_size": "ffn_hidden_size"},
+        names={"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "n_embed": "hidden_size"},
+        facts={"attention_output_bias": True, "mlp_output_bias": True},
+        own_activation=True,
+        fixed={"apply_residual_connection_post_layernorm": False, "embed_layernorm": False},
+        defaults={"vocab_size": 160_256, "hidden_size": 4096, "n_layer": 30, "n_head": 32,
+                  "ffn_hidden_size": 12_288, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
+        unused=("intermediate_size", "logn", "training_seqlen", "base_seqlen", "seed"),
     ),
     # modeling_qwen.py of Qwen/Qwen-7B: half of ``intermediate_size`` is the MLP's width; scores and
     # positions are stretched beyond the trained length in inference alone
@@ -113,7 +120,7 @@ REMOTE: Mapping[str, Family] = {
     ),
     # modeling_chatglm.py of THUDM/chatglm3-6b; also ChatGLM 2 and GLM-4-9B as first published
     "chatglm": Family(
-        keys=KEYS | {
+        keys={
             "num_layers": "num_layers", "ffn_hidden_size": "ffn_hidden_size",
             "num_kv_heads": "multi_query_group_num", "max_position_embeddings": "seq_length",
         },

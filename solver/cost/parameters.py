@@ -112,6 +112,12 @@ def output_weights(ctx: Context) -> Weights:
     return Weights(dense=dense, routed=np.zeros_like(ctx.t), ends=dense)
 
 
+def normalized_head_weights(ctx: Context) -> FloatArray:
+    """Weights of one rank's output head of which each micro-batch makes a copy of unit rows, if any."""
+    whole = ctx.padded_vocabulary * ctx.model.embedding_width / ctx.t
+    return whole * int(ctx.model.normalized_head)
+
+
 def head_weights(ctx: Context) -> Weights:
     """The weights of the output and the multi-token-prediction layers."""
     own = output_weights(ctx)
@@ -316,13 +322,15 @@ def casts_bytes(
 ) -> tuple[FloatArray, FloatArray]:
     """Bytes of casts where layers are replayed: of all at a forward pass's end, of one in its replay.
 
+    A head of unit rows has its copy beside the first ones, and that copy's gradient where it is trained.
     ``numbers`` are the layers of every kind. Autocast caches the cast of a weight that is trained until the
     forward pass ends, the loss in it, whether or not a layer saves it; it caches none that is frozen
     (torch 2.13, ``aten/src/ATen/autocast_mode.cpp``, ``cached_cast``).
     """
     casts = _casts(ctx, kinds)[:-2]
     cached = np.sum([number * cast for number, cast in zip(numbers, casts, strict=True)], axis=0)
-    return np.asarray(cached * ctx.full * (not ctx.frozen)), np.maximum.reduce(casts)
+    rows = normalized_head_weights(ctx) * (4.0 if ctx.trains(HEAD) else 2.0)
+    return np.asarray(cached * ctx.full * (not ctx.frozen)) + rows, np.maximum.reduce(casts)
 
 
 def _saved_bytes(ctx: Context, kind: LayerKind) -> FloatArray | float:

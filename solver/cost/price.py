@@ -48,6 +48,7 @@ from meshwright.solver.cost.parameters import (
     converted_bytes,
     embedding_weights,
     layer_weights,
+    normalized_head_weights,
     output_weights,
     part_weights,
     prediction_copies,
@@ -284,6 +285,9 @@ def head_gemms(ctx: Context) -> list[Gemm]:
 # Megatron's loss some 25 kernels and three all-reduces (Megatron-LM d98e8a64 ``core/tensor_parallel/
 # cross_entropy.py``), half of them where the loss is fused.
 _HEAD_LAUNCHES, _FUSED_LOSS = 1.5, 0.5
+# Bytes moved for a bf16 weight of a head of unit rows (torch ``functional.normalize``): forward the norm
+# and a quotient read 2 each, one writes 2; backward two quotients, a product, its sum, the norm's gradient.
+_NORMALIZED_FORWARD, _NORMALIZED_BACKWARD = 6.0, 24.0
 
 
 def head_seconds(ctx: Context) -> PassSeconds:
@@ -292,7 +296,11 @@ def head_seconds(ctx: Context) -> PassSeconds:
     product = gemm_seconds(ctx, head_gemms(ctx), "bf16", trained=ctx.trains(HEAD))
     logits = ctx.tokens * ctx.model.vocab_size / split
     loss = logits * ctx.constants.loss_bytes * (0.5 if ctx.facts.loss_fused else 1.0) / ctx.hbm_bytes_per_s
-    return product + PassSeconds(forward=0.5 * loss, backward=0.5 * loss)
+    rows = normalized_head_weights(ctx) / ctx.hbm_bytes_per_s
+    back = rows * _NORMALIZED_BACKWARD * ctx.trains(HEAD)
+    return product + PassSeconds(
+        forward=0.5 * loss + rows * _NORMALIZED_FORWARD, backward=0.5 * loss + back
+    )
 
 
 def head_floor_s(ctx: Context) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import json
 import random
 import re
@@ -63,6 +64,12 @@ NEEDED_BY_TYPE: dict[str, Config] = {
             "glm4v_moe_text",
             "glm_ocr_text",
             "mistral4",
+            "granite4_vision_text",
+            "granite_docling_text",
+            "paddleocr_vl_text",
+            "qwen2_5_omni_text",
+            "qwen3_omni_moe_text",
+            "step3p5",
         )
     },
     "dbrx": {
@@ -131,6 +138,15 @@ def single_keys(model_type: str, count: int) -> Iterator[tuple[str, Config]]:
         yield f"{key} {value}", {**base, key: value}
 
 
+def inner_class(config: type) -> type:
+    """The class of a model that is only built inside others: it has that configuration and no head."""
+    module = importlib.import_module(config.__module__.replace("configuration_", "modeling_"))
+    of_config = (one for one in vars(module).values() if getattr(one, "config_class", None) is config)
+    return next(
+        one for one in of_config if one.__name__.endswith("Model") and "PreTrained" not in one.__name__
+    )
+
+
 def parameters(model_type: str, config: Config) -> int:
     """The parameters of the type's language model, shared ones counted once.
 
@@ -139,9 +155,8 @@ def parameters(model_type: str, config: Config) -> int:
     built = CONFIG_MAPPING[model_type](**config)
     auto, head = transformers.AutoModelForCausalLM._model_mapping, 0
     if type(built) not in auto:
-        auto = transformers.AutoModel._model_mapping
         head = 0 if config["tie_word_embeddings"] else built.vocab_size * built.hidden_size
-    model_class = auto[type(built)]
+    model_class = auto[type(built)] if type(built) in auto else inner_class(type(built))
     model_class = model_class[0] if isinstance(model_class, tuple) else model_class
     with torch.device("meta"):
         model = model_class(built)

@@ -27,6 +27,7 @@ _FIXED = {
     "shared_norm": False, "attention_sinks": False, "norm_position": "before", "embedding_norm": False,
     "inner_norms": False, "attention_gate": "none", "head_bias": False, "head_transform": False,
     "embedding_size": None, "differential_attention": False, "parallel_residual": False,
+    "last_attention_bias": False, "mlp_output_bias": False, "normalized_head": False,
 }  # fmt: skip
 _FIXED_OF_EXPERTS = {
     "num_shared_experts": 0, "router_score": "softmax", "router_bias": False, "selection_bias": False,

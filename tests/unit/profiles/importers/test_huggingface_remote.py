@@ -45,8 +45,54 @@ def test_the_baichuans_are_told_by_the_keys_of_their_positions_and_by_their_voca
              "intermediate_size": 13_696, "num_attention_heads": 40, "num_hidden_layers": 40}  # fmt: skip
     model = model_from_config(large, name="x")
     assert (model.num_parameters(), model.alibi_positions) == (13_264_901_120, True)
-    with pytest.raises(UnsupportedModelError, match="normalised output head"):
-        model_from_config(small | {"vocab_size": 125_696}, name="x")
+    # the second one's head has as many weights: 2 · 125696h + 32 · (4h² + 3h · 11008 + 2h) + h, h = 4096
+    second = model_from_config(small | {"vocab_size": 125_696, "z_loss_weight": 0}, name="x")
+    assert (second.num_parameters(), second.normalized_head) == (7_505_973_248, True)
+    # and of 13 B as published: 2 · 125696h + 40 · (4h² + 3h · 13696 + 2h) + h, h = 5120
+    second = model_from_config(large | {"vocab_size": 125_696}, name="x")
+    assert (second.num_parameters(), second.alibi_positions) == (13_896_668_160, True)
+
+
+def test_telechat_has_biases_of_what_is_added_to_the_residuals_alone() -> None:
+    # 160256h + 30 · (4h² + 3h · 12288 + 2h of biases + 2h of norms) + h, h = 4096
+    model = model_from_config({"model_type": "telechat", "hidden_act": "fastgelu"}, name="x")
+    assert model.num_parameters() == 7_200_018_432
+    assert (model.attention_output_bias, model.mlp_output_bias, model.mlp_bias) == (True, True, False)
+    with pytest.raises(UnsupportedModelError, match="embed_layernorm"):
+        model_from_config({"model_type": "telechat", "embed_layernorm": True}, name="x")
+
+
+def test_step_3_5_is_read_from_its_published_keys() -> None:
+    # StepFun's Step-3.5-Flash: lists of 45 layers and 3 prediction layers, every fourth layer global
+    flash = {
+        "model_type": "step3p5", "architectures": ["Step3p5ForCausalLM"], "hidden_size": 4096,
+        "intermediate_size": 11_264, "num_hidden_layers": 45, "num_nextn_predict_layers": 3,
+        "vocab_size": 128_896, "num_attention_heads": 64, "num_attention_groups": 8, "head_dim": 128,
+        "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 96,
+                                    "num_attention_groups": 8, "head_dim": 128, "true_head_dim": 128},
+        "layer_types": (["full_attention"] + 3 * ["sliding_attention"]) * 12, "sliding_window": 512,
+        "rope_theta": [5e6, 1e4, 1e4, 1e4] * 12, "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0] * 12,
+        "rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0,
+                         "high_freq_factor": 32.0, "original_max_position_embeddings": 131_072},
+        "yarn_only_types": ["full_attention"], "max_position_embeddings": 262_144,
+        "moe_layers_enum": ",".join(str(layer) for layer in range(3, 45)), "moe_num_experts": 288,
+        "moe_top_k": 8, "moe_intermediate_size": 1280, "share_expert_dim": 1280, "norm_expert_weight": True,
+        "moe_router_activation": "sigmoid", "moe_router_scaling_factor": 3.0, "use_moe_router_bias": True,
+        "need_fp32_gate": True, "use_head_wise_attn_gate": True, "use_qk_norm": True, "sink": False,
+        "swiglu_limits": [0.0] * 43 + [7.0, 7.0, 0.0, 0.0, 0.0], "tie_word_embeddings": False,
+    }  # fmt: skip
+    model = model_from_config(flash, name="x")
+    # 2 · 128896h + h; 12 · h (2 · 64 · 128 + 2 · 8 · 128 + 64), 33 of 96 heads; 2h + 2 · 128 a layer;
+    # 3 · 3h · 11264; 42 · h (3 · 289 · 1280 + 288); h = 4096
+    assert model.num_parameters() == 196_956_118_272
+    assert (model.num_mtp_layers, model.rotary_fraction, model.rotary_local_fraction) == (0, 0.5, 1.0)
+    assert (model.rotary_base, model.rotary_local_base) == (5_000_000, 10_000)
+    assert model.local_attention is not None
+    assert model.local_attention.num_attention_heads == 96
+    with pytest.raises(UnsupportedModelError, match="rope_theta"):
+        model_from_config(flash | {"rope_theta": [5e6, 1e4, 1e4, 2e4] * 12}, name="x")
+    with pytest.raises(UnsupportedModelError, match="sink"):
+        model_from_config(flash | {"sink": True}, name="x")
 
 
 def test_types_that_were_renamed_are_read_by_their_first_names() -> None:

@@ -28,6 +28,7 @@ LISTED = {"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layers": [1,
 LATENT = {"model_type": "deepseek_v3", "num_experts_per_tok": 8}
 SPARSE = {"model_type": "deepseek_v32"}
 REUSED = {"model_type": "glm_moe_dsa", "index_topk_freq": 4}
+REMOTE = ({"model_type": "telechat"}, {"model_type": "baichuan", "vocab_size": 125_696})
 
 
 def models() -> list[ModelSpec]:
@@ -36,6 +37,7 @@ def models() -> list[ModelSpec]:
     assert latent.mla
     bare = replace(latent, mla=replace(latent.mla, norms=False))  # Megatron-LM without --qk-layernorm
     found = [model_from_config(LISTED, name="x"), model_from_config(REUSED, name="x"), bare]
+    found += [model_from_config(one, name="x") for one in REMOTE]
     for file in ("real-configs.json", "drawn-configs.json"):
         for one in json.loads((FIXTURES / file).read_text()):
             try:

@@ -17,7 +17,7 @@ from meshwright.solver.cost.memory import (
     out_of_memory_probability,
 )
 from meshwright.solver.cost.parameters import part_weights
-from meshwright.solver.cost.price import price
+from meshwright.solver.cost.price import head_seconds, price
 from meshwright.solver.cost.sharding import gathered_bytes
 from meshwright.solver.cost.stages import (
     EACH_RANK,
@@ -52,6 +52,22 @@ LAYER_WEIGHTS = 12 * 1024**2 + 2 * 1024  # 4 h^2 attention, 8 h^2 MLP, two norms
 def test_mixed_precision_adamw_keeps_18_bytes_a_weight() -> None:
     # 2 (weight) + 4 (fp32 gradient) + 12 (fp32 copy, two moments)
     assert states(prices_of(a_problem(), a_layout())) == pytest.approx(18 * LAYER_WEIGHTS)
+
+
+def test_a_head_of_unit_rows_has_a_copy_and_its_gradient_and_moves_30_bytes_a_weight() -> None:
+    # Baichuan 2's NormHead: 2 + 2 bytes of each of the head's weights beside the logits
+    plain = a_problem()
+    unit = replace(plain, model=replace(plain.model, normalized_head=True))
+    before, after = prices_of(plain, a_layout()), prices_of(unit, a_layout())
+    weights = plain.model.vocab_size * plain.model.hidden_size
+    more = after.head_workspace_bytes - before.head_workspace_bytes
+    assert more == pytest.approx(4 * weights)
+    columns = Columns.of([a_layout()])
+    contexts = [context_of(one, columns, a_profile(one)) for one in (plain, unit)]
+    short, long = map(head_seconds, contexts)
+    read_s = weights / contexts[0].hbm_bytes_per_s
+    assert long.forward - short.forward == pytest.approx(6 * read_s)
+    assert long.backward - short.backward == pytest.approx(24 * read_s)
 
 
 def test_the_distributed_optimizer_keeps_6_and_12_over_dp_bytes_a_weight() -> None:
