@@ -37,8 +37,10 @@ from meshwright.service.cli.terminal import (
 from meshwright.service.files import ANSWER_FILE, REPORT_FILE, check_folder, save_folder
 from meshwright.service.jobs.joining import SolvedPoint, join
 from meshwright.service.jobs.states import EndState
+from meshwright.service.launchers.reading.base import LaunchFile
 from meshwright.service.launchers.registry import export
 from meshwright.service.library import answer_document
+from meshwright.service.report.comparison import reading_lines
 from meshwright.service.report.formatting import built_words, wrapped
 from meshwright.service.report.page import render_page
 from meshwright.service.report.points import points_to_csv, render_points
@@ -84,10 +86,12 @@ def plan(  # noqa: PLR0913 - the signature is the list of options
     """Search the best parallel configurations for a model, a cluster and a batch."""
     if json_output and csv_output:
         raise typer.BadParameter("--json or --csv, not both")
-    request = with_files(
+    request, found = with_files(
         request, from_capture, assign=assign or (), variables=variable or (), ignored=ignored or (), run=run
     )
     form: Literal["json", "csv", "table"] = "json" if json_output else "csv" if csv_output else "table"
+    if found is not None:
+        _say_reading(found, form)
     if with_sweep(request, sweep or ()):
         if save_dir or measure_next:
             raise typer.BadParameter("--save-dir and --measure-next do not go with a sweep")
@@ -187,6 +191,16 @@ def _print(form: Form, answer: Answer, problem: Problem, document: dict[str, Any
         console.print(render_answer(answer, problem, width=console.width))
         if said := built_words(answer.plans, verdicts_of(answer.plans)):
             console.print(wrapped(said, console.width, indent=2))
+
+
+def _say_reading(found: LaunchFile, form: Form) -> None:
+    """What reading a launch file left to say: before the table, or on stderr beside JSON and CSV."""
+    if form == "table":
+        console = screen()
+        console.print(reading_lines(found.notes, found.unread, width=console.width))
+        return
+    unread = [f"not understood, and not priced: {', '.join(found.unread)}"] if found.unread else []
+    sys.stderr.writelines(f"note: {line}\n" for line in (*found.notes, *unread))
 
 
 def _text(document: object) -> str:

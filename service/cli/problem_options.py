@@ -35,7 +35,7 @@ from meshwright.service.cli.assignments import (
     typed_at,
     values_of,
 )
-from meshwright.service.launchers.reading.base import MAX_BYTES, MAX_FILES, Source
+from meshwright.service.launchers.reading.base import MAX_BYTES, MAX_FILES, LaunchFile, Source
 from meshwright.service.requests.configuration import completed
 from meshwright.service.requests.documents import read_lengths_file, read_problem_file
 from meshwright.service.requests.launch_files import Own, own_of_files, request_of_files
@@ -572,8 +572,8 @@ def own_of(request: Request, asked: Asked) -> Own:
 def with_files(
     request: Request, file: Path | None, *, assign: Sequence[str], variables: Sequence[str],
     ignored: Sequence[str], run: int | None,
-) -> dict[str, object]:  # fmt: skip
-    """The request with the model, the batch and the launcher of a launch file, where one is given.
+) -> tuple[Request, LaunchFile | None]:  # fmt: skip
+    """The request with the model, the batch and the launcher of a launch file, where one is given, and it.
 
     Raises:
         InvalidProblemError: as ``own_of``; options about a launch file without one.
@@ -584,7 +584,7 @@ def with_files(
             instead = "--pin, which says the sizes that are searched" if name == "--set" else None
             message = "is about a launch file, and --from-capture names none"
             raise InvalidProblemError.of(name, message, allowed=instead)
-        return request
+        return request, None
     return request_of_files(
         request, source_of([file]), variables=_variables(variables), values=settings_of("--set", assign),
         ignored=ignored, run=run,

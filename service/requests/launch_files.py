@@ -143,8 +143,8 @@ def _overridden(found: LaunchFile, told: Told) -> tuple[dict[str, object], Value
 def request_of_files(
     request: Request, source: Source, *, variables: Mapping[str, str], values: Values,
     ignored: Sequence[str] = (), run: int | None = None,
-) -> dict[str, object]:  # fmt: skip
-    """A request whose model, workload and launcher are those of launch files, for a search of its own.
+) -> tuple[dict[str, object], LaunchFile]:  # fmt: skip
+    """A request whose model, workload and launcher are those of launch files, for a search, and their run.
 
     Raises:
         InvalidProblemError: as ``own_of_files``; a value that decides nothing of a search.
@@ -153,7 +153,7 @@ def request_of_files(
     found = read_launch_files(source, told)
     _require_used(source, told, values, found)
     workload = {name: told.values[name] for name in _TOLD if name in values}
-    return _completed(request, renamed(found, _name_of(source)), workload)
+    return _completed(request, renamed(found, _name_of(source)), workload), found
 
 
 def _require_used(source: Source, told: Told, values: Values, found: LaunchFile) -> None:

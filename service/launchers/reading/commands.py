@@ -31,9 +31,9 @@ _Texts = tuple[tuple[str, str], ...]  # by name
 _SUBCOMMANDS = ("megatron", "swift", "llamafactory-cli", "axolotl", "trl")
 _MODULES = ("trl.scripts.",)  # programs that python -m starts
 _PRINTERS = ("echo", "printf", "cat", "tee")
-_HANDLERS = (  # which train with no file that they are given
+HANDLERS = (  # which train with no file that they are given
     *_PRINTERS, "cp", "mv", "ln", "rm", "ls", "test", "[", "[[", "sed", "grep", "head", "tail", "wget",
-    "curl",
+    "curl", "chmod", "touch", "mkdir", "cd",
 )  # fmt: skip
 # Programs and subcommands that take a training's flags and train no sequence by them.
 _OTHERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -199,7 +199,7 @@ def best(commands: Sequence[Command], is_known: Callable[[str], bool]) -> tuple[
     counts = [sum(is_known(word.text) for word in command.words) for command in commands]
     started = [place for place, command in enumerate(commands) if command.program and counts[place]]
     places = started or range(len(commands))
-    chosen = max(places, key=lambda place: (not _other(commands[place]), counts[place]))
+    chosen = max(places, key=lambda place: (not other_use(commands[place]), counts[place]))
     return commands[chosen], counts[chosen]
 
 
@@ -246,7 +246,7 @@ def chosen_by(file: str, commands: Sequence[Command], is_known: Callable[[str], 
         InvalidProblemError: as ``require_training``, or several commands that differ train by it.
     """
     base = file.rpartition("/")[2]
-    given = [command for command in commands if any(_holds(word, base) for word in command.words)]
+    given = [command for command in commands if any(holds_file(word, base) for word in command.words)]
     if not given:
         return None
     given.sort(key=lambda command: len(command.before) < 2)  # noqa: PLR2004 - Python's own go last
@@ -268,7 +268,7 @@ def _runs(commands: Sequence[Command], is_known: Callable[[str], bool], most: in
     found: dict[tuple[tuple[str, str], ...], dict[tuple[tuple[str, str], ...], Command]] = {}
     for command in commands:
         known = sum(is_known(word.text) for word in command.words)
-        if command.program and 2 * known >= max(most, 2) and not _other(command):
+        if command.program and 2 * known >= max(most, 2) and not other_use(command):
             same = found.setdefault(tuple(_said(command, is_known).items()), {})
             ranks = tuple(_ranks(command).items())
             if ranks or not same:  # what says no ranks is the same run prepared, or its fallback
@@ -322,7 +322,7 @@ def require_training(command: Command, name: str) -> None:
             "takes it for the command's name: none is found",
             allowed="env before it, or the assignment itself in the line",
         )
-    does = _other(command)
+    does = other_use(command)
     if does:
         line = next((word.line for word in (*command.before, *command.words)), 0)
         program = command.program.rsplit("/", 1)[-1][:64]
@@ -335,32 +335,12 @@ def require_training(command: Command, name: str) -> None:
 _ASSIGNED = re.compile(r"[A-Za-z_]\w*=")  # one that the shell takes as such is gone before
 
 
-def require_start(scripts: Sequence[tuple[str, Script]], started: Source) -> None:
-    """Refuse a file that only programs are given which do something else than train with it.
-
-    ``scripts``: by name. What prints or moves the file is no program that is given it.
-
-    Raises:
-        InvalidProblemError: a program generates, evaluates or converts with it, and none trains.
-    """
-    base = started.name.rpartition("/")[2]
-    commands = [
-        (name, _program(words))
-        for name, script in scripts
-        for words in script.commands
-        if any(_holds(word, base) for word in words) and words[0].text not in _HANDLERS
-    ]
-    if commands and all(command is not None and _other(command) for _, command in commands):
-        name, first = commands[0]
-        require_training(first or Command("", ()), name)
-
-
-def _holds(word: Word, base: str) -> bool:
+def holds_file(word: Word, base: str) -> bool:
     """Whether a word is a file, or gives it to an option."""
     return word.text.rpartition("=")[2].rpartition("/")[2] == base
 
 
-def _program(words: Sequence[Word]) -> Command | None:
+def started_program(words: Sequence[Word]) -> Command | None:
     """The program that a command starts, also as a module: ``python -m scripts.generate``."""
     at = next((at for at, word in enumerate(words[:-1]) if word.text == "-m"), None)
     if at is None or words[at + 1].text.startswith(_STARTERS):
@@ -369,7 +349,7 @@ def _program(words: Sequence[Word]) -> Command | None:
     return Command(name, words[at + 2 :], words[: at + 1])
 
 
-def _other(command: Command) -> str:
+def other_use(command: Command) -> str:
     """What a program does that is no training on sequences; empty for all others."""
     base = command.program.rsplit("/", 1)[-1]
     if base == "main.py" and any(word.text == "--task" for word in command.words):

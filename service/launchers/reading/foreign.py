@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
-from meshwright.service.launchers.reading.base import WHOLE_FILE, Source, Told
-from meshwright.service.launchers.reading.commands import commands_of, require_training, script_of
+from meshwright.service.launchers.reading.base import WHOLE_FILE, Source, Told, refused
+from meshwright.service.launchers.reading.commands import (
+    HANDLERS,
+    Command,
+    commands_of,
+    holds_file,
+    other_use,
+    require_training,
+    script_of,
+    started_program,
+)
 from meshwright.service.launchers.reading.documents import looks_like_document
 from meshwright.service.launchers.reading.fields import Fields
-from meshwright.service.launchers.reading.shell_values import Script
+from meshwright.service.launchers.reading.shell_values import Script, Word
 
 _SIZES = "--config, or predict --model with --set tensor_parallel_size=… for each of its sizes"
 _EXIT = "--var NAME=… for what it asks for, or meshwright capture -- bash …"
@@ -213,3 +222,37 @@ def _require_training(fields: Fields, program: str) -> None:
     elif not fields.has("do_train") and (predicts or _ITS_EXAMPLES.search(program)):
         where = " beside do_predict" if predicts else ""
         fields.fault("do_train", f"is not given{where}: it trains nothing", allowed="true")
+
+
+def require_start(scripts: Sequence[tuple[str, Script]], started: Source) -> None:
+    """Refuse a file that only programs are given which do something else than train with it.
+
+    ``scripts``: by name. What prints or moves the file is no program that is given it.
+
+    Raises:
+        InvalidProblemError: a program generates, evaluates or converts with it, and none trains; or none is
+            started at all, by scripts that merely name, look for or write the file.
+    """
+    base = started.name.rpartition("/")[2]
+    commands = [
+        (name, started_program(words))
+        for name, script in scripts
+        for words in script.commands
+        if any(holds_file(word, base) for word in words) and words[0].text not in HANDLERS
+    ]
+    if commands and all(command is not None and other_use(command) for _, command in commands):
+        name, first = commands[0]
+        require_training(first or Command("", ()), name)
+    lists = [words for _, script in scripts for words in script.commands if words[0].text not in HANDLERS]
+    if scripts and not commands and not any(map(_may_start, lists)):
+        raise refused(
+            f"{shown(scripts[0][0])} names {shown(base)} and starts no program",
+            allowed=f"{shown(base)} alone, or the script that starts a training with it",
+        )
+
+
+def _may_start(words: Sequence[Word]) -> bool:
+    """Whether a command starts a program, or another script; ``python -m venv`` makes an environment."""
+    command = started_program(words)
+    script = bool(words[0].unknown) or any(word.text.endswith((".sh", ".sbatch")) for word in words[:2])
+    return script if command is None else command.program != "venv.py"

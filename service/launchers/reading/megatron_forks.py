@@ -46,8 +46,7 @@ _PLAIN_NAMES = {
 }
 _REFUSED = {
     "ds-sequence-parallel-size": "Ulysses sequence parallelism of Megatron-DeepSpeed is not priced",
-    "expert-interval": "experts of Megatron-DeepSpeed are not read",
-    "moe-expert-parallel-size": "experts of Megatron-DeepSpeed are not read",
+    "num-experts-switch": "Megatron-LM's first experts, in loops, are not priced",
     "bitfit": "training biases alone is not priced",
     "glu-activation": "gated activations of BigScience's fork are not read",
     "use-cpu-initialization-model": "is not read",
@@ -94,8 +93,10 @@ _HARMLESS = (
     "valid-num-workers", "sync-tp-duplicated-parameters", "embed-layernorm",
     "no-query-key-layer-scaling", "no-async-tensor-model-parallel-allreduce", "create-moe-param-group",
     "mlp-type", "moe-loss-coeff", "moe-train-capacity-factor", "moe-eval-capacity-factor",
-    "moe-min-capacity", "disable-moe-token-dropping", "moe-token-dropping", "structured-logs",
-    "structured-logs-dir", "fim-rate", "fim-spm-rate", "fim-split-sample",
+    "moe-min-capacity", "expert-interval", "moe-expert-parallel-size", "topk",
+    "enable-expert-tensor-parallelism", "disable-moe-top2-2nd-expert-sampling",
+    "disable-moe-token-dropping", "moe-token-dropping", "structured-logs", "structured-logs-dir",
+    "fim-rate", "fim-spm-rate", "fim-split-sample",
     "valid-weighted-split-paths-path", "train-weighted-split-paths-path", "query-gpu",
     "universal-checkpoint", "curriculum-learning", "RMSNorm", "causal-lm",
     "overlapped-distributed-optimizer", "use-flash-attn-v1", "use-flash-attn-v2", "use-flash-attn-triton",
@@ -271,13 +272,66 @@ def _low_bits(given: Given) -> None:
 
 
 def _experts(given: Given) -> None:
-    """One expert is none (Megatron-DeepSpeed); more of them are none of Megatron-Core's."""
+    """Megatron-DeepSpeed's experts under Megatron-Core's names; one expert is none.
+
+    Its megatron/model/transformer.py (``get_num_experts_per_layer``: every ``--expert-interval``-th layer,
+    counted from one) and deepspeed/moe/sharded_moe.py: the probability of one expert is over all of them,
+    those of several are divided by their sum; the gate has no bias.
+    """
     if f"--{DEEPSPEED}" not in given.others or not given.has("num-experts"):
         return
-    if any(text != "1" for text in given.words("num-experts")):
-        given.fault("num-experts", "cannot be read: experts of Megatron-DeepSpeed are not read")
-    given.values.pop("--num-experts")
-    given.others.pop("--moe-expert-parallel-size", None)
+    said = given.values.pop("--num-experts")
+    own = {name: given.others.pop(f"--{name}", None) for name in _EXPERTS}
+    if all(text == "1" for text in said.texts):
+        return
+    if given.other("mlp-type") not in ("", "standard"):
+        message = "cannot be read: an MLP beside its experts is not priced"
+        given.fault_of("--mlp-type", given.others["--mlp-type"], message, allowed="standard")
+        return
+    if given.integer("tensor-model-parallel-size", 1) > 1:
+        message = (
+            "cannot be read: DeepSpeed's experts beside tensor ranks, which repeat them, are not priced"
+        )
+        given.fault_of("--num-experts", said, message, allowed="--tensor-model-parallel-size 1")
+        return
+    text = {name: value.texts[0] if value and value.texts else "" for name, value in own.items()}
+    every, num_layers = _count(text["expert-interval"], 2), given.integer("num-layers", 0)
+    marks = [int(layer % every == 0) for layer in range(1, num_layers + 1)]
+    top_k = _count(text["topk"], 1)
+    taken: list[tuple[str, tuple[str, ...], str]] = [
+        ("num-experts", said.texts[:1], "num-experts"),
+        ("moe-layer-freq", (str(marks),), "expert-interval"),
+        ("moe-router-topk", (str(top_k),), "topk"),
+        (
+            "expert-model-parallel-size",
+            (text["moe-expert-parallel-size"] or "1",),
+            "moe-expert-parallel-size",
+        ),
+        ("moe-token-dispatcher-type", ("alltoall",), "num-experts"),
+    ]
+    if top_k == 1:
+        taken.append(("moe-router-pre-softmax", (), "topk"))
+    if "--disable-moe-token-dropping" not in given.others:
+        factor = given.other("moe-train-capacity-factor") or "1.0"
+        taken.append(("moe-expert-capacity-factor", (factor,), "moe-train-capacity-factor"))
+    for name, texts, called in taken:
+        value = own.get(called)
+        given.take(f"--{name}", Value(texts, value.line if value else said.line), called=f"--{called}")
+    given.others["--moe-aux-loss-coeff"] = Value((given.other("moe-loss-coeff") or "0.1",), said.line)
+    tokens = given.integer("micro-batch-size", 1) * given.integer("seq-length", 1)
+    width = given.integer("ffn-hidden-size", 4 * given.integer("hidden-size", 1))
+    given.note(
+        "DeepSpeed's gate moves tokens by products with masks of all experts' places, "
+        f"{tokens / max(width, 1):.0%} of the experts' own products here, which are not priced"
+    )
+
+
+_EXPERTS = ("expert-interval", "topk", "moe-expert-parallel-size")  # they decide where and how many
+
+
+def _count(text: str, usual: int) -> int:
+    """A positive number of few digits; ``usual`` where there is none."""
+    return int(text) if text.isascii() and text.isdecimal() and 0 < len(text) < 6 and int(text) else usual  # noqa: PLR2004
 
 
 def _take_stage(given: Given, include: Include, filled: Mapping[str, Filled]) -> None:

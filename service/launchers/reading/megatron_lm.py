@@ -111,7 +111,7 @@ def _require_started(script: Script, given: Given, name: str) -> None:
         InvalidProblemError: such a variable: the command that takes it stands elsewhere.
     """
     said = {**given.others, **given.values}
-    taken = {text for flag, value in said.items() if "parallel" in flag for text in value.texts}
+    taken = {text for flag, value in said.items() if _TAKES.search(flag) for text in value.texts}
     for variable, words in script.words.items():
         value = words[0].text if words else ""
         if _DEGREE.fullmatch(variable) and value.isdecimal() and value != "1" and value not in taken:
@@ -121,6 +121,7 @@ def _require_started(script: Script, given: Given, name: str) -> None:
             )
 
 
+_TAKES = re.compile(r"parallel|^--num-experts$")  # EP_SIZE experts, of Megatron-DeepSpeed's examples
 _DEGREE = re.compile(
     r"(?:(?:TP|PP|CP|EP|MP|VPP)(?:_SIZE|_DEGREE)?|(?:TENSOR|PIPELINE|CONTEXT|EXPERT|MODEL)\w*_PARALLEL\w*)",
     re.IGNORECASE,

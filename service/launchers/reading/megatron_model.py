@@ -304,7 +304,7 @@ def _with_experts(given: Given, model: ModelSpec, ffn: int) -> ModelSpec:
         router_groups=given.integer("moe-router-num-groups", 0),
         router_top_groups=given.integer("moe-router-group-topk", 0),
         router_scaling=_number(given, "moe-router-topk-scaling-factor") or 1.0,
-        router_bias=model.mlp_bias,
+        router_bias=model.mlp_bias and "--deepspeed" not in given.others,  # DeepSpeed's gate has none
         selection_bias=given.has("moe-router-enable-expert-bias"),
         **_balance(given),
         shared_expert_gate=given.has("moe-shared-expert-gate") and shared > 0,

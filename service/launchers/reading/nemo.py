@@ -293,8 +293,8 @@ def _looked_up(
 ) -> object | None:
     """What stands between the braces: a name, ``oc.env:NAME,default``, ``multiply:a,b``."""
     resolver, colon, rest = text.partition(":")
-    if not colon:
-        return _named(text, name, document)
+    if not colon or resolver == "oc.decode":
+        return rest.strip("'\"") if colon else _named(text, name, document)
     words = [word.strip() for word in rest.split(",")]
     if resolver == "oc.env":
         return variables.get(words[0], words[1].strip("'\"") if len(words) > 1 else None)

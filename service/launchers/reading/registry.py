@@ -30,7 +30,6 @@ from meshwright.service.launchers.reading.base import (
 from meshwright.service.launchers.reading.captured import is_capture, source_of_capture
 from meshwright.service.launchers.reading.commands import (
     files_named,
-    require_start,
     script_of,
     world_of,
 )
@@ -41,7 +40,7 @@ from meshwright.service.launchers.reading.documents import (
     looks_like_document,
     repeated_keys,
 )
-from meshwright.service.launchers.reading.foreign import foreign
+from meshwright.service.launchers.reading.foreign import foreign, require_start
 from meshwright.service.launchers.reading.llama_factory import LlamaFactoryReader, LlamaFactoryTrainerReader
 from meshwright.service.launchers.reading.megatron_bridge import MegatronBridgeReader
 from meshwright.service.launchers.reading.megatron_lm import MegatronLmReader

@@ -27,8 +27,10 @@ _NAMES: tuple[tuple[str, int], ...] = (
     (r"(code[-_]?llama).*(7b|13b)", 32016),
     (r"code[-_]?llama", 32000),
     (r"llama[-_ ]?guard[-_ ]?[34]|llama[-_ ]?4|scout|maverick", 202048),
-    (r"llama[-_ ]?3", 128256),
-    (r"llama[-_ ]?[12]|tiny[-_]?llama|open[-_]?llama|vicuna|alpaca", 32000),
+    (r"tiny[-_]?llama|open[-_]?llama|vicuna|alpaca", 32000),
+    (r"llama[-_ ]?3(?:[-_.]?[123])?(?!\d|b(?![a-z]))", 128256),
+    (r"llama[-_ ]?3b(?![a-z])", 0),  # Llama 3.2's, or one of another vocabulary
+    (r"llama[-_ ]?[12]", 32000),
     (r"llama[-_]?(7|13|30|33|65|70)b", 32000),
     (r"mistral[-_]nemo|nemo[-_]12b|tekken", 131072),
     (r"mistral[-_.]large[-_.]instruct[-_.]2407|mistral[-_.]small[-_.]instruct[-_.]2409", 32768),

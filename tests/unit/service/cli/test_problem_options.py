@@ -302,10 +302,12 @@ def test_a_search_of_a_launch_file_is_told_what_the_file_leaves_open(tmp_path: P
         "ignored": ["--odd-flag"],
         "run": None,
     }
-    found = with_files(cluster, file, **told)  # type: ignore[arg-type]
+    found, read = with_files(cluster, file, **told)  # type: ignore[arg-type]
     problem = parse_problem(found)
+    assert read is not None
+    assert any("--odd-flag is passed by" in note for note in read.notes)  # which plan prints
     assert (problem.model.vocab_size, problem.workload.global_batch_size) == (51200, 64)
-    fp8 = with_files(cluster, file, **{**told, "assign": ["vocab_size=51200", "precision=fp8"]})  # type: ignore[arg-type]
+    fp8, _ = with_files(cluster, file, **{**told, "assign": ["vocab_size=51200", "precision=fp8"]})  # type: ignore[arg-type]
     assert parse_problem(fp8).workload.precision == "fp8"
     for wrong, match in (
         ("tp=2", "tensor_parallel_size: is what the search chooses. Allowed: --pin tensor_parallel_size=2"),
@@ -325,7 +327,7 @@ def test_a_search_is_told_sizes_of_which_the_batch_of_a_launch_file_follows(tmp_
         )
     )
     request = {"cluster": {"name": "dgx-h100", "num_nodes": 1}, "model": {"name": "llama-3.1-8b"}}
-    found = with_files(
+    found, _ = with_files(
         request, file, assign=["seq_length=4096", "micro_batch_size=2"], variables=(), ignored=(), run=None
     )
     assert parse_problem(found).workload.global_batch_size == 2 * 4 * 8  # of each of 8 GPUs

@@ -358,6 +358,9 @@ def test_a_configuration_that_only_a_generator_is_given_is_refused() -> None:
         else:
             with pytest.raises(InvalidProblemError, match=r"test_generate\.py generates text"):
                 read_launch_files(source, Told())
+    looks = "python -m venv env\nfor f in conf/a.toml train.py; do ls $f; done\nls conf/a.toml\n"
+    with pytest.raises(InvalidProblemError, match=r"a\.sh names a\.toml and starts no program"):
+        read_launch_files(Source(name="a.sh", text=looks, files={"a.sh": looks, "a.toml": titan}), Told())
 
 
 def test_a_batch_in_a_name_that_is_not_known_is_no_default() -> None:
@@ -448,6 +451,8 @@ def test_editions_of_a_tokenizer_are_told_apart() -> None:
     assert size("mistralai/Mistral-Large-Instruct-2407") == 32768
     assert size("mistralai/Ministral-8B-Instruct-2410") is None
     assert size("/data/qwen25_tokenizer_flat") == 151665
+    llamas = ["tmp-llama-30b", "open_llama_3b", "llama31_8b", "Llama-3.2-3B", "llama-3b"]
+    assert list(map(size, llamas)) == [32000, 32000, 128256, 128256, None]  # the last: of which Llama?
 
 
 def test_what_nobody_has_is_refused_and_what_no_price_hangs_on_is_listed() -> None:
@@ -466,6 +471,30 @@ def test_a_program_by_the_name_of_a_family_that_no_flag_describes_is_refused() -
     with pytest.raises(InvalidProblemError, match=r"pretrain_llama.py: is a llama by its name"):
         read(f"torchrun --nproc-per-node 8 pretrain_llama.py {flags}")
     assert read(f"torchrun --nproc-per-node 8 pretrain_llama.py --swiglu {flags}").model.gated_mlp
+
+
+def test_every_other_layer_of_megatron_deepspeed_has_experts_with_room_for_their_share() -> None:
+    start = f"deepspeed --num_nodes 1 --num_gpus 8 pretrain_gpt.py --deepspeed {SIZES} --vocab-size 512 "
+    experts = "--num-experts 16 --moe-expert-parallel-size 4 --no-pipeline-parallel --zero-stage 0 "
+    found = read(f"{start}{experts}--global-batch-size 16 --micro-batch-size 2\n")
+    moe = found.model.moe
+    assert moe is not None
+    # layers 2 and 4 of 4; one expert a token, by its probability among 16; the gate has no bias
+    assert (moe.num_dense_layers, moe.frequency, moe.num_experts, moe.top_k) == (1, 2, 16, 1)
+    assert (moe.normalized_top_k, moe.router_bias, moe.ffn_hidden_size) == (False, False, 2048)
+    assert found.configuration.expert_parallel_size == 4
+    assert found.workload.framework_options["moe_capacity_factor"] == 1.0
+    # masks of 2 * 128 tokens against products of 2048 columns: 256 / 2048
+    assert any("12% of the experts' own products here, which are not priced" in one for one in found.notes)
+    dropless = read(f"{start}{experts}--global-batch-size 16 --disable-moe-token-dropping --topk 2\n")
+    assert "moe_capacity_factor" not in dropless.workload.framework_options
+    for more, what in (
+        ("--mlp-type residual", "--mlp-type: line 1: cannot be read: an MLP beside its experts"),
+        ("--tensor-model-parallel-size 2", "beside tensor ranks, which repeat them"),
+        ("--num-experts 8 16", "takes one value, not 2 by layer"),
+    ):
+        with pytest.raises(InvalidProblemError, match=what):
+            read(f"{start}{experts}--global-batch-size 16 {more}\n")
 
 
 def test_an_assignment_from_a_variable_is_no_assignment() -> None:
@@ -510,7 +539,7 @@ def test_overrides_of_nemos_launcher_count_before_the_configuration_that_they_ch
         "  global_batch_size: 256\n  tensor_model_parallel_size: 1\n  encoder_seq_length: 2048\n"
         "  num_layers: 24\n  hidden_size: 4096\n  num_attention_heads: 32\n  mcore_gpt: true\n"
         "  ffn_hidden_size: ${multiply:4, ${.hidden_size}}\n  max_position_embeddings: 2048\n"
-        "  override_vocab_size: 51200\n"
+        "  override_vocab_size: ${oc.decode:${oc.env:VOCABULARY,51200}}\n"
     )
     start = (
         "python3 /opt/launcher_scripts/main.py training=gpt3/5b stages=[training] "
