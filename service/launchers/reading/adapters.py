@@ -30,11 +30,18 @@ from meshwright.service.launchers.reading.fields import Fields
 
 
 _KINDS = ("finetuning_type", "tuner_type", "train_type", "sft_type")
+_WHOLE_SWITCHES = ("full_finetuning", "full_finetune")  # of Chinese-LLaMA-Alpaca's and QLoRA's scripts
 _SWITCHES = ("use_peft", "use_peft_lora", "use_lora", "peft_enabled", "lora_enable", "enable_lora")
 
 
 def adapters_of(
-    fields: Fields, usual: str, *, pefts: bool, strange: bool = False, program: str = ""
+    fields: Fields,
+    usual: str,
+    *,
+    pefts: bool,
+    strange: bool = False,
+    program: str = "",
+    told: object = None,
 ) -> tuple[int, tuple[str, ...]]:
     """Rank and targets of LoRA, where it trains such.
 
@@ -44,18 +51,20 @@ def adapters_of(
         pefts: whether its adapters are peft's own where nothing is said of them.
         strange: whether the script is nobody's that is known, with defaults of its own.
         program: that is started, whose name may say that it trains such.
+        told: a rank that somebody says beside the arguments; it counts before theirs.
     """
     kind = next((fields.word(name) for name in _KINDS if fields.has(name)), usual)
+    whole = any(fields.flag(name, default=False) for name in _WHOLE_SWITCHES)
     if any(fields.flag(name, default=False) for name in _SWITCHES):
         kind = "lora"
-    if pefts and kind == "full" and _is_of_lora(fields, program):
-        kind = "lora"
+    if pefts and kind == "full" and not whole and (_bits(fields) or _is_of_lora(fields, program)):
+        kind = "lora"  # weights of 4 or 8 bits are frozen: transformers trains none without adapters
     if kind not in ("full", "lora"):
         fields.fault(
             next(name for name in _KINDS if fields.has(name)), f"{kind} is not priced", allowed="full, lora"
         )
     if kind != "lora":
-        if pefts:
+        if pefts and not whole:
             _refuse_silent_rank(fields, program)
         return 0, ATTENTION_TARGETS
     if fields.raw("lora_config"):
@@ -64,9 +73,18 @@ def adapters_of(
         )
     fastchats = program.endswith(_FASTCHATS)
     rank = fields.integer("lora_rank", fields.integer("lora_r", 16 if pefts and not fastchats else 8))
-    if strange and not fastchats and not (fields.has("lora_rank") or fields.has("lora_r")):
+    rank = told if isinstance(told, int) and told > 0 else rank
+    said = told or fields.has("lora_rank") or fields.has("lora_r")
+    if strange and not fastchats and not said:
         why = "is not given, and what the script takes then is not known"
         fields.fault("lora_r", why, allowed="lora_r, in the script or beside it (--set lora_rank=…)")
+    if str(fields.raw("adapter") or "lora") not in ("lora", "qlora"):
+        fields.fault("adapter", f"{shown(str(fields.raw('adapter')))} is not priced", allowed="lora, qlora")
+    if strange and _bits(fields) and not any(fields.raw(name) for name in _TARGETS):
+        why = (
+            "is not given, and scripts on weights of few bits often adapt all linear layers, not peft's two"
+        )
+        fields.fault("lora_target_modules", why, allowed="it beside lora_r")
     _note_continued(fields)
     return rank, adapted(fields, pefts=pefts)
 
@@ -83,18 +101,9 @@ def _note_continued(fields: Fields) -> None:
 
 _OF_ADAPTERS = re.compile(r"(?:\w+_)?(?:lora|qlora|peft|adapters?)(?:_\w+)?")
 _KINDS_OF_THEM = (
-    "lora",
-    "qlora",
-    "dora",
-    "rslora",
-    "adalora",
-    "ia3",
-    "peft",
-    "adapter",
-    "freeze",
-    "bitfit",
-)
-_OF_LORA = re.compile(r"(?:^|[-_/])q?lora(?=[-_.])", re.IGNORECASE)
+    "lora", "qlora", "dora", "rslora", "adalora", "ia3", "peft", "adapter", "freeze", "bitfit",
+)  # fmt: skip
+_OF_LORA = re.compile(r"(?:^|[-_/])(?:q?lora|with_peft)(?=[-_.])", re.IGNORECASE)
 _FASTCHATS = "fastchat/train/train_lora.py"  # rank 8 of q_proj and v_proj, where no argument says it
 
 
@@ -109,7 +118,8 @@ def _is_of_lora(fields: Fields, program: str) -> bool:
 def _refuse_silent_rank(fields: Fields, program: str) -> None:
     """Leave a fault for words of adapters without a switch: some scripts train such by them, not all."""
     said = any(fields.has(name) for name in _SWITCHES)
-    name = next((name for name in ("lora_rank", "lora_r") if fields.raw(name)), fields.named(_OF_ADAPTERS))
+    rank = ("lora_rank", "lora_r", "trainable")
+    name = next((name for name in rank if fields.raw(name)), fields.named(_OF_ADAPTERS))
     name = name or fields.valued(_KINDS_OF_THEM)
     base = program.rpartition("/")[2]
     if name is not None and not said:
@@ -122,7 +132,7 @@ def _refuse_silent_rank(fields: Fields, program: str) -> None:
         fields.fault("lora_r", why, allowed="lora_r with lora_target_modules, or use_peft true or false")
 
 
-_TARGETS = ("lora_target", "target_modules", "lora_target_modules")
+_TARGETS = ("lora_target", "target_modules", "lora_target_modules", "lora_modules", "trainable")
 _FUSED = {  # layers that some of transformers' models fuse as Megatron-Core does; GPT-2 has two of one name
     **dict.fromkeys(("qkv_proj", "query_key_value", "c_attn", "W_pack"), ("linear_qkv",)),
     **dict.fromkeys(("dense", "attn.c_proj"), ("linear_proj",)),
@@ -202,12 +212,13 @@ def of_trainer(
 # Frozen weights of fewer bits, as bitsandbytes keeps them.
 
 
-_BITS = ("quantization_bit", "quant_bits")
+_BITS = ("quantization_bit", "quant_bits", "bits", "load_in_kbits")
+_WHOLE_BITS = "16"  # of load_in_kbits, and bits
 _METHODS = ("quantization_method", "quant_method")
-_TYPES = ("quantization_type", "bnb_4bit_quant_type")
+_TYPES = ("quantization_type", "bnb_4bit_quant_type", "quant_type")
 _NESTED = (
-    "double_quantization", "bnb_4bit_use_double_quant", "use_bnb_nested_quant", "use_nested_quant",
-    "bnb_config_kwargs.bnb_4bit_use_double_quant",
+    "double_quant", "double_quantization", "bnb_4bit_use_double_quant", "use_bnb_nested_quant",
+    "use_nested_quant", "bnb_config_kwargs.bnb_4bit_use_double_quant",
 )  # fmt: skip
 _FLAGS = {  # of TRL, Axolotl, and scripts after peft's examples
     "load_in_4bit": 4, "load_in_8bit": 8, "use_4bit_quantization": 4, "use_8bit_quantization": 8,
@@ -236,7 +247,7 @@ def base_of(fields: Fields, *, nested: bool) -> BasePrecision:
         if bits and name and fields.word(name) not in right:
             fields.fault(name, f"{shown(str(fields.raw(name)))} {_WHY}", allowed=right[0], nearest=right[0])
     double = next((name for name in _NESTED if fields.has(name)), _NESTED[0])
-    nested = fields.flag(double, default=nested)
+    nested = fields.flag(double, default=nested or any(fields.has(name) for name in _BITS[-2:]))
     if bits == 0:
         return "bf16"
     return "int8" if bits == 8 else "nf4-double" if nested else "nf4"  # noqa: PLR2004 - bits
@@ -255,7 +266,9 @@ def whole_base(fields: Fields, precision: str) -> BasePrecision:
 
 def _bits(fields: Fields) -> int:
     """4, 8, or 0 where weights are kept whole."""
-    number = next((name for name in _BITS if fields.has(name)), None)
+    number = next(
+        (name for name in _BITS if fields.has(name) and str(fields.raw(name)) != _WHOLE_BITS), None
+    )
     on = [name for name in _FLAGS if fields.flag(name, default=False)]
     found = [*([fields.integer(number, 4)] if number else []), *(_FLAGS[name] for name in on)]
     if any(bits not in (4, 8) for bits in found):

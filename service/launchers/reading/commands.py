@@ -61,6 +61,7 @@ _OTHERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(\w+_)?(distil\w*|kd)(_\w+)?\.py", "learns from another model"),
         (r"(\w+_)?(unlearn\w*|forget\w*)(_\w+)?\.py", "unlearns what a model knows"),
         (r"(\w+_)?(medusa|eagle\d?)(_\w+)?\.py", "trains heads that guess tokens ahead"),
+        (r"(\w+_)?(get_)?(grads?|gradients?)(_\w+)?\.py", "collects gradients and trains nothing"),
         (r"(xla|gaudi)_spawn\.py", "starts processes on no GPU"),
     )
 )  # fmt: skip

@@ -106,7 +106,8 @@ _DECIDING: dict[str, tuple[str, ...]] = {
         r"o_(?:lora_rank|groups)", "attention_output_gate", r"experimental_attention_variant\w*",
         r"enable_mla_\w+", r"(?:enable_)?mhc\w*",
         r"(?:use_)?lf_(?:gate|conv2d)\w*",  # Yuan 2.0's convolutions in attention
-        r"hc_mult", r"mamba_\w+", r"(?:ge|re)?glu", "gated_linear_unit", r"add_(?:dense|output_layer)_bias",
+        r"hc_mult", r"(?:\w+_)?mamba\d?(?:_\w+)?", r"ssm_\w+",
+        r"(?:ge|re)?glu", "gated_linear_unit", r"add_(?:dense|output_layer)_bias",
         "mtp_use_repeated_layer", r"medusa_\w+", r"eagle\w*", r"speculative_\w+",
         r"(?:mlp_)?layer_types?(?:_list)?", "num_kv_shared_layers", r"\w+_per_layer_input",
         "enable_hyper_connections", "csa_compress_ratios", "exclusive_self_attention",
@@ -125,7 +126,8 @@ _DECIDING: dict[str, tuple[str, ...]] = {
         r"(?!(?:save|output|merged|pretrained|base|eval|cache)_)\w+_model(?:_name_or)?_path",
     ),
     "what the weights are kept in": (
-        "bits", "quant_(?:cfg|recipe|bits|method)", "export_quant_cfg", "quantize", "qat", "recipe",
+        "bits", "load_in_kbits", "quant_(?:cfg|recipe|bits|method)", "export_quant_cfg", "quantize", "qat",
+        "recipe",
     ),
     "what the optimizer keeps": (
         "use_bnb_optimizer", r"(?:chunked_)?optimizer_states?_offload(?:_fraction)?",

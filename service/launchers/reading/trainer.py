@@ -63,7 +63,9 @@ from meshwright.service.launchers.reading.trainer_ranks import (
 
 _MICRO, _COUNT = "per_device_train_batch_size", "gradient_accumulation_steps"
 _MODELS = ("model_name_or_path", "model", "model_id_or_path", "base_model", "model_id", "pretrain")
+_PERHAPS_MODELS = ("model_name", "model_path")  # some scripts call so what they save
 _LENGTHS = ("cutoff_len", "max_length", "max_seq_length", "model_max_length", "max_seq_len", "block_size")
+_PARTS = ("source_max_len", "target_max_len")  # of QLoRA's script, cut and joined (qlora.py, collator)
 _OWN = (
     _MICRO, _COUNT, "model_name_or_path", "finetuning_type", "tuner_type", "train_type", "deepspeed",
     "gradient_checkpointing", "lr_scheduler_type", "max_seq_length", "cutoff_len",
@@ -297,7 +299,11 @@ def trainer_run(
         tool, micro, world or 1
     )
     length = _length(fields, known, tool)
-    tuned = _tuned(fields, tool, model, program)
+    tuned = _tuned(fields, known, tool, model, program)
+    if started == 1 and (world or 1) > 1 and tuned["base_precision"] != "bf16":
+        why = f"python starts one process, which lays weights of few bits over {world} GPUs (device_map)"
+        allowed = f"torchrun --nproc_per_node {world}, or one GPU"
+        fields.fault("num_gpus", f"{why}: not priced", allowed=allowed)
     precision = _precision(fields, known, tool, mesh, lora=tuned["lora_rank"] > 0)
     recompute = _recomputes(fields, tool)
     fields.stop()
@@ -337,10 +343,17 @@ def trainer_run(
     )
 
 
-def _tuned(fields: Fields, tool: Tool, model: ModelSpec, program: str) -> dict[str, Any]:
+def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: str) -> dict[str, Any]:
     """What is trained, beside what, and by which optimizer, as a workload has it."""
     strange = tool is _PLAIN and fields.raw("use_peft") is None  # whose default is TRL's
-    rank, targets = adapters_of(fields, tool.tuner, pefts=tool in _PEFTS, strange=strange, program=program)
+    rank, targets = adapters_of(
+        fields,
+        tool.tuner,
+        pefts=tool in _PEFTS,
+        strange=strange,
+        program=program,
+        told=known.told.values.get("lora_rank"),
+    )
     return {
         "optimizer": optimizer_of(fields, "optimizer" if fields.has("optimizer") else "optim"),
         "lora_rank": rank,
@@ -398,15 +411,15 @@ def _note_type(fields: Fields, tool: Tool, *, in_bf16: bool) -> None:
 
 def _model(fields: Fields, known: Known) -> ModelSpec:
     """The told model, or the one that the arguments name."""
-    named = next((name for name in (*_MODELS, "model_name") if fields.has(name)), None)
+    named = next((name for name in (*_MODELS, *_PERHAPS_MODELS) if fields.has(name)), None)
     text = str(fields.raw(named)) if named else ""
     if named:
         refuse_stored(fields, named)
     if named and SEES.search(text.rstrip("/").rpartition("/")[2]):
         why = f"{shown(text)} sees or hears: what trains besides its language model is not priced"
         fields.fault(named, why, allowed=f"a language model, or --ignore {named} and --model for it alone")
-    if named == "model_name" and named_model(text) is None:
-        text = ""  # some scripts call what they save by it
+    if named in _PERHAPS_MODELS and named_model(text) is None:
+        text = ""
     return known.model(Word(text, fields.place(named)[1]) if named and text else None)
 
 
@@ -492,6 +505,10 @@ def _usual_count(tool: Tool, micro: int, world: int) -> int:
 def _length(fields: Fields, known: Known, tool: Tool) -> int:
     """The sequence that every micro-batch is padded or packed to."""
     name = next((name for name in _LENGTHS if fields.has(name)), None)
+    if name is None and all(fields.has(part) for part in _PARTS):
+        own = sum(fields.integer(part, 1) for part in _PARTS)
+        fields.note(f"{' and '.join(_PARTS)} are the two parts of a sequence: {own} tokens, their sum")
+        return _told(fields, known, "seq_length", own) or own
     others = [one for one in _LENGTHS if fields.has(one) and fields.raw(one) != fields.raw(name or "")]
     if others and name and tool in _PEFTS and "seq_length" not in known.told.values:
         why = f"{shown(str(fields.raw(others[0])))}, but {name} is {shown(str(fields.raw(name)))}"

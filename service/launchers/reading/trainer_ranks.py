@@ -311,17 +311,21 @@ def _nested(values: Mapping[str, object]) -> dict[str, object]:
 
 
 _SEVERAL = ("deepspeed", "accelerate", "trl")  # which start a process for every GPU that they see
-_STARTERS = (*_SEVERAL, "torchrun", "srun", "mpirun", "mpiexec", "jsrun", "ray")
+_STARTERS = (
+    *_SEVERAL, "torchrun", "torch.distributed.run", "torch.distributed.launch", "srun", "mpirun", "mpiexec",
+    "jsrun", "ray",
+)  # fmt: skip
 
 
 def started_by(script: Script, command: Command) -> int | None:
     """Processes of one node, where no launcher says them: a GPU each of those that are visible, or one."""
     world = world_of("", script, command)
+    hangs = _has(command, _STARTERS) and any(word.unknown for word in command.before)
     if world.gpus_per_node and not world.num_nodes:
-        return world.gpus_per_node  # NPROC_PER_NODE alone: one node
+        return None if hangs else world.gpus_per_node  # NPROC_PER_NODE alone: one node
     gpus = _included(command.before) or _visible(script, command)
     several = command.program.startswith("llamafactory") or _has(command, _SEVERAL)
-    several = several or takes_every_gpu(command.before)
+    several = several or hangs or takes_every_gpu(command.before)
     return (gpus or None) if several else 1
 
 
@@ -369,7 +373,6 @@ def require_gpus_of_their_own(
         message = f"{gpus} GPUs are visible to {each} processes: torch finds no GPU for some"
         fields.fault("CUDA_VISIBLE_DEVICES", message, allowed=f"{each} GPUs, or {gpus} processes")
     alone = ranks in (None, 1) and world.gpus_per_node is None and not _has(command, _STARTERS)
-    alone = alone and not any("torch.distributed" in word.text for word in command.before)
     sharded = fields.raw("fsdp") or re.search(r"zero_?3|stage_?3", str(fields.raw("deepspeed") or ""))
     if command.program.startswith("swift"):
         if gpus // each > 1 and not sharded and not (each == 1 and world.num_nodes):

@@ -206,6 +206,9 @@ ARGUMENTS = (
     [
         ("train_lora.py", "", "lora_r: train_lora.py trains adapters by its name"),
         ("train.py", "--train_mode qlora", "train_mode: line 1: of adapters, and nothing says whether"),
+        ("train.py", "--ssm_layers [0,1,2]", "which layers the model has hangs on it"),
+        ("train.py", "--bits 4 --lora_r 8", "lora_target_modules: is not given, and scripts on weights of"),
+        ("split_get_grads.py", "", "collects gradients and trains nothing"),
         ("train.py", "--pre_seq_len 128", "prefixes and soft prompts are not priced"),
         ("run_glue.py", "--do_train", "another head than a language model's"),
         ("train-reward.py", "", "trains on preferences or rewards"),
@@ -308,6 +311,45 @@ def test_open_instructs_weights_are_in_bf16() -> None:
     found = read(text, Told(num_gpus=8), "a.yaml")
     assert (found.workload.precision, found.workload.optimizer) == ("bf16", "adamw-pure-bf16")
     assert any("plain replicas" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["torchrun --nproc_per_node $(nvidia-smi -L | wc -l)", "torchrun --nnodes $N --nproc_per_node 8",
+     "python -m torch.distributed.run --nproc_per_node $GPUS"],
+)  # fmt: skip
+def test_ranks_that_hang_on_what_nobody_says_are_asked_for(start: str) -> None:
+    with pytest.raises(InvalidProblemError, match="num_gpus: the files do not say it"):
+        read(f"{start} train.py {ARGUMENTS}")
+    assert read(f"{start} train.py {ARGUMENTS}", Told(num_gpus=16)).configuration.num_gpus == 16
+
+
+def test_a_base_of_few_bits_says_that_the_script_trains_adapters() -> None:
+    words = "--bits 4 --lora_r 64 --lora_modules all --source_max_len 16 --target_max_len 512 "
+    text = f"python qlora.py {ARGUMENTS.replace('--model_max_length 2048 ', '')}{words}"
+    found = read(text)
+    # source and target are cut each, and joined: 16 + 512
+    assert (found.workload.seq_length, found.workload.lora_rank) == (528, 64)
+    assert found.workload.base_precision == "nf4-double"  # double_quant is on in qlora.py
+    with pytest.raises(InvalidProblemError, match="lays weights of few bits over 8 GPUs"):
+        read(text, Told(num_gpus=8))
+
+
+def test_chinese_alpacas_scripts_train_adapters_unless_they_say_all_weights() -> None:
+    start = f"torchrun --nproc_per_node 2 run_clm_sft_with_peft.py {ARGUMENTS}--lora_rank 64 "
+    more = "--trainable q_proj,v_proj --modules_to_save embed_tokens,lm_head --load_in_kbits 16"
+    found = read(f"{start}{more}").workload
+    assert (found.lora_rank, found.lora_targets) == (64, ("q_proj", "v_proj"))
+    assert (len(found.trained_modules), found.base_precision) == (2, "fp32")  # as loaded: no torch_dtype
+    with pytest.raises(InvalidProblemError, match=r"not priced|which weights are trained"):
+        read(f"{start}{more} --full_finetuning True")
+
+
+def test_a_told_rank_stands_for_one_that_the_script_keeps_to_itself() -> None:
+    text = f"torchrun --nproc_per_node 2 finetune.py {ARGUMENTS}--use_lora True"
+    with pytest.raises(InvalidProblemError, match="--set lora_rank="):
+        read(text)
+    assert read(text, Told(values={"lora_rank": 64})).workload.lora_rank == 64
 
 
 def test_fastchats_program_trains_rank_8_where_none_is_given() -> None:
