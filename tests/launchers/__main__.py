@@ -150,7 +150,7 @@ def verdicts(environment: Environment, judge: str, cases: list[dict[str, object]
         input="".join(json.dumps(case) + "\n" for case in cases),
         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]  # no chatter
     if len(answers) != len(cases):
         raise RuntimeError(f"{judge} broke down: {done.stderr[-800:]}")
     return answers

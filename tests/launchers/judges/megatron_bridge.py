@@ -1,4 +1,4 @@
-"""Megatron-Bridge 0.3 on a CPU: Hydra's overrides of a recipe, then what a run does to its configuration.
+"""Megatron-Bridge (0.3, 0.6) on a CPU: Hydra's overrides of a recipe, then what a run does to its values.
 
 The recipe is Megatron-Bridge's own for pre-training, with a plain model of the plan's kind. Two packages of
 its are entered without their ``__init__``, which import every model and converter; ``datasets``, six, regex
@@ -28,7 +28,13 @@ from stand_ins import StandIns
 ENTERED = (
     "megatron.bridge", "megatron.bridge.models", "megatron.bridge.models.gpt_oss", "megatron.bridge.recipes"
 )  # fmt: skip
-SILENT = ("megatron.bridge.peft.lora", "megatron.bridge.peft.dora", "datasets", "six", "regex")
+SILENT = (
+    "megatron.bridge.peft.lora", "megatron.bridge.peft.dora", "datasets", "six", "regex",
+    # what newer ones (0.6) import as well
+    "megatron.bridge.models.conversion", "megatron.bridge.models.conversion.transformers_compat",
+    "megatron.bridge.training.utils.checkpoint_utils", "megatron.energon", "transformers", "safetensors",
+    "huggingface_hub", "PIL", "torch.utils.tensorboard", "torch.utils.tensorboard.writer",
+)  # fmt: skip
 
 
 stand_ins = StandIns(ENTERED, SILENT)
@@ -76,7 +82,11 @@ from megatron.bridge import models  # noqa: E402
 from megatron.bridge.models.gpt_provider import GPTModelProvider  # noqa: E402
 
 models.GPTModelProvider = GPTModelProvider  # as its ``__init__`` has it
-from megatron.bridge.models.gpt_oss.gpt_oss_provider import GPTOSSProvider  # noqa: E402
+
+try:
+    from megatron.bridge.models.gpt_oss.gpt_oss_provider import GPTOSSProvider
+except ModuleNotFoundError:  # since 0.6 any provider has YaRN's numbers
+    GPTOSSProvider = GPTModelProvider
 from megatron.bridge.models.mla_provider import MLAModelProvider  # noqa: E402
 from megatron.bridge.recipes.common import _pretrain_common  # noqa: E402
 from megatron.bridge.training.config import runtime_config_update  # noqa: E402
