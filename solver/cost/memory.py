@@ -500,9 +500,8 @@ def memory_prices(
     beside = ctx.facts.overlap_experts and experts_overlap(ctx.columns, ctx.model)
     waiting = np.where(spilled, 2.0 * sent, ctx.full * (largest + cast)) + np.where(beside, largest, 0.0)
     freed, layer = np.where(ctx.full, kept[-1], whole[-1]), trained[last - 1]
-    of_head, of_layer = reducing_bytes(
-        ctx, trained[last + 1].ends, layer.dense + layer.routed, waiting, freed
-    )
+    ends = trained[last + (not ctx.model.tied_embeddings)].ends  # of the output matrix
+    of_head, of_layer = reducing_bytes(ctx, ends, layer.dense + layer.routed, waiting, freed)
     return {
         **held,
         **turns(ctx),

@@ -177,7 +177,7 @@ def share_gathered(ctx: Context) -> FloatArray:
 def reducing_bytes(
     ctx: Context, head: FloatArray | float, layer: FloatArray, replayed: FloatArray, freed: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Whole gradients under ZeRO-2 beside all weights and activations: bytes (n,) at the head, at layers.
+    """Whole gradients under ZeRO-2 and 3 beside all that is held: bytes (n,) at the head, at layers.
 
     FSDP's groups, the head and then layers, give up 2-byte weights behind their backward passes and copy
     2-byte gradients into the input of a reduction, which is freed when the next group reduces (torch 2.13,
@@ -185,16 +185,35 @@ def reducing_bytes(
     Gradients that add up whole have their sum among the states: 2 bytes come and go. At layers it is the
     most of four moments: start and end of the last one, its reduction, and the start of the next.
 
+    ZeRO-3 has gathered the last layer by then (``pre_backward``: prefetched), and what buffers hold of
+    layers is not there yet. A tied matrix is one group with the embedding: gathered weights and 2-byte
+    gradients stay until its last backward pass adds those of both ends to a third, when no activations
+    are left.
+
     Args:
         ctx: the rows.
-        head: weights of the output matrix on a rank, (n,).
+        head: weights of the output matrix on a rank, (n,); a tied one's, too.
         layer: those of the largest layer.
         replayed: bytes that a layer's pass begins with.
         freed: bytes of activations that are gone behind a layer's pass.
     """
-    rows = (ctx.columns.zero_stage == SHARD_GRADIENTS) & ctx.facts.reshards_after_backward
-    rows &= ~in_torch_pipeline(ctx)
+    stage, tied = ctx.columns.zero_stage, ctx.model.tied_embeddings
+    rows = ~in_torch_pipeline(ctx) & ctx.facts.reshards_after_backward
     each = np.where(adds_whole_gradients(ctx), 2.0, ctx.facts.reduced_gradient_bytes)
-    last = np.maximum(replayed, 2.0 * layer - freed) + (each - 2.0) * head
-    following = np.maximum(each * layer, replayed + (each - 2.0) * layer) - freed - 2.0 * head
-    return np.where(rows, each * head, 0.0), np.where(rows, np.maximum(last, following), 0.0)
+    apart = head * (not tied)
+    last = np.maximum(replayed, 2.0 * layer - freed) + (each - 2.0) * apart
+    following = np.maximum(each * layer, replayed + (each - 2.0) * layer) - freed - 2.0 * apart
+    of_layers, own = np.maximum(last, following), ctx.facts.gradient_bytes * layer
+    if tied:
+        at_head = 8.0 * head - own - freed * ctx.model.num_layers
+        at_layers = 4.0 * head + replayed - np.minimum(own, freed)
+    else:
+        reduced = 2.0 + each + each / ctx.dense_replicas.sharing
+        at_head = reduced * head - own - gathered_bytes(ctx) * (ctx.facts.gathered_layers - 1.0) * layer
+        at_layers = each * head - own + np.maximum(replayed, 2.0 * layer - freed)
+    second = rows & (stage == SHARD_GRADIENTS)
+    third = rows & (stage == SHARD_WEIGHTS) & ~adds_whole_gradients(ctx)
+    return (
+        np.where(second, each * apart, np.where(third, at_head, 0.0)),
+        np.where(second, of_layers, np.where(third, at_layers, 0.0)),
+    )

@@ -124,6 +124,7 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import layers as linear_layers
 from megatron.core.transformer import mlp, torch_norm
 from megatron.core.transformer import multi_latent_attention as latent
 from megatron.core.transformer.dot_product_attention import DotProductAttention
@@ -230,6 +231,15 @@ def _latent_attention(self: Any, config: Any, submodules: Any, *given: Any, **op
     _latent_attention_made(self, config, replace(submodules, **down), *given, **options)
 
 
+_reduce = linear_layers.reduce_from_tensor_model_parallel_region
+
+
+def _reduced(given: torch.Tensor, group: Any = None) -> torch.Tensor:
+    """A sum over ranks; of one rank what is given, to which experts may add their bias in place."""
+    return given if group is not None and group.size() == 1 else _reduce(given, group)
+
+
+linear_layers.reduce_from_tensor_model_parallel_region = _reduced
 latent.TELinear = _Whole
 latent.MLASelfAttention.__init__ = _latent_attention
 torch_norm.WrappedTorchNorm.__new__ = _norm

@@ -153,12 +153,29 @@ def test_fsdp_holds_a_groups_whole_gradients_and_their_copy_while_it_drops_the_g
     assert reducing("fsdp", replayed=500.0, freed=5.0) == (40.0, 500 + 200 - 5 - 20)
     # bf16 sums of 8 micro-batches are states: what comes and goes is 2 * 100 of one layer
     assert reducing("accelerate", replayed=0.0, freed=50.0) == (20.0, 150.0)
-    assert reducing("fsdp", replayed=0.0, freed=50.0, zero_stage=3) == (0.0, 0.0)
     assert reducing("fsdp", replayed=0.0, freed=50.0, **STAGES) == (0.0, 0.0)
     assert reducing("deepspeed", replayed=0.0, freed=50.0) == (
         0.0,
         0.0,
     )  # whose bucket is among the buffers
+
+
+def test_under_zero_3_the_heads_gradients_and_their_copy_are_held_beside_one_gathered_layer() -> None:
+    # 2 ranks; beside two gathered layers and a layer's fp32 gradients, 2 * 2 * 1 + 4 * 1, which buffers
+    # count: gradients of 100 and 4 bytes of their copy, and its shard, 4 / 2, beside one gathered layer
+    head, layer = np.array([100.0]), np.array([1.0])
+    problem, row = a_problem(UNTIED), a_layout(**{**SHARDED, "zero_stage": 3})
+    ctx = context_of(problem, Columns.of([row]), a_profile(problem, "fsdp"))
+    ranks = ctx.dense_replicas.sharing[0]
+    at_head, at_layers = reducing_bytes(ctx, head, layer, np.array([7.0]), np.array([5.0]))
+    assert at_head[0] == (2 + 4 + 4 / ranks) * 100 + 2 - 8
+    # the last layer starts with 7 beside the copy of the head's, and two gathered layers
+    assert at_layers[0] == 4 * 100 + 7 + 4 - 8
+    # tied: weights and gradients of 2 bytes each until both ends' are added up, behind all activations
+    tied = context_of(a_problem(GPT), Columns.of([row]), a_profile(problem, "fsdp"))
+    at_head, at_layers = reducing_bytes(tied, head, layer, np.array([7.0]), np.array([5.0]))
+    assert at_head[0] == 8 * 100 + 4 - 8 - 5 * GPT.num_layers
+    assert at_layers[0] == 4 * 100 + 7 - 4
 
 
 def gathers(schedule: str, chunks: int, count: int) -> float:
