@@ -253,6 +253,8 @@ def require_start(scripts: Sequence[tuple[str, Script]], started: Source) -> Non
 
 def _may_start(words: Sequence[Word]) -> bool:
     """Whether a command starts a program, or another script; ``python -m venv`` makes an environment."""
+    if words[-1].text == "--version":
+        return False
     command = started_program(words)
     script = bool(words[0].unknown) or any(word.text.endswith((".sh", ".sbatch")) for word in words[:2])
     return script if command is None else command.program != "venv.py"

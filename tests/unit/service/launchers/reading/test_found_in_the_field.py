@@ -358,7 +358,8 @@ def test_a_configuration_that_only_a_generator_is_given_is_refused() -> None:
         else:
             with pytest.raises(InvalidProblemError, match=r"test_generate\.py generates text"):
                 read_launch_files(source, Told())
-    looks = "python -m venv env\nfor f in conf/a.toml train.py; do ls $f; done\nls conf/a.toml\n"
+    prepares = "$(which python) --version\npython -m venv env\n"
+    looks = f"{prepares}for f in conf/a.toml train.py; do ls $f; done\nls conf/a.toml\n"
     with pytest.raises(InvalidProblemError, match=r"a\.sh names a\.toml and starts no program"):
         read_launch_files(Source(name="a.sh", text=looks, files={"a.sh": looks, "a.toml": titan}), Told())
 
