@@ -128,7 +128,7 @@ PREFERENCES = (  # arguments of trainers on preferences and rewards alone (TRL, 
     "rlhf_type", "reward_funcs", "reward_model_path", "num_generations", "max_prompt_length",
     "max_completion_length", "dpo_alpha", "rpo_alpha", "dpo_beta", "simpo_gamma", "kto_chosen_weight",
     "actor_model_name_or_path", "reward_model_name_or_path", "kl_coeff", "ptx_coeff", "num_ppo_epochs",
-    "total_episodes", "rloo_k",
+    "total_episodes", "rloo_k", "rrhf_weight",
     "beta", "desirable_weight", "undesirable_weight", "precompute_ref_log_probs", "ref_model", "pref_loss",
 )  # fmt: skip
 PREFERENCE_LOSSES = (  # of ``loss_type``: TRL 1.16.0, configurations of its trainers on preferences

@@ -208,6 +208,7 @@ ARGUMENTS = (
         ("train.py", "--train_mode qlora", "train_mode: line 1: of adapters, and nothing says whether"),
         ("train.py", "--ssm_layers [0,1,2]", "which layers the model has hangs on it"),
         ("train.py", "--bits 4 --lora_r 8", "lora_target_modules: is not given, and scripts on weights of"),
+        ("train.py", "--rrhf_weight 1", "training on preferences or rewards is not priced"),
         ("split_get_grads.py", "", "collects gradients and trains nothing"),
         ("train.py", "--pre_seq_len 128", "prefixes and soft prompts are not priced"),
         ("run_glue.py", "--do_train", "another head than a language model's"),
