@@ -57,8 +57,8 @@ def adapters_of(
     whole = any(fields.flag(name, default=False) for name in _WHOLE_SWITCHES)
     if any(fields.flag(name, default=False) for name in _SWITCHES):
         kind = "lora"
-    if pefts and kind == "full" and not whole and (_bits(fields) or _is_of_lora(fields, program)):
-        kind = "lora"  # weights of 4 or 8 bits are frozen: transformers trains none without adapters
+    if pefts and kind == "full" and not whole and (_of_bits(fields) or _is_of_lora(fields, program)):
+        kind = "lora"
     if kind not in ("full", "lora"):
         fields.fault(
             next(name for name in _KINDS if fields.has(name)), f"{kind} is not priced", allowed="full, lora"
@@ -105,6 +105,11 @@ _KINDS_OF_THEM = (
 )  # fmt: skip
 _OF_LORA = re.compile(r"(?:^|[-_/])(?:q?lora|with_peft)(?=[-_.])", re.IGNORECASE)
 _FASTCHATS = "fastchat/train/train_lora.py"  # rank 8 of q_proj and v_proj, where no argument says it
+
+
+def _of_bits(fields: Fields) -> bool:
+    """Whether a rank stands beside weights of 4 or 8 bits, which transformers trains by adapters alone."""
+    return bool(_bits(fields) and (fields.raw("lora_rank") or fields.raw("lora_r")))
 
 
 def _is_of_lora(fields: Fields, program: str) -> bool:
