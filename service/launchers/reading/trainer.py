@@ -300,7 +300,8 @@ def trainer_run(
     )
     length = _length(fields, known, tool)
     tuned = _tuned(fields, known, tool, model, program)
-    if started == 1 and (world or 1) > 1 and tuned["base_precision"] != "bf16":
+    alone = started == 1 and not known.world.num_gpus
+    if alone and (world or 1) > 1 and tuned["base_precision"] != "bf16":
         why = f"python starts one process, which lays weights of few bits over {world} GPUs (device_map)"
         allowed = f"torchrun --nproc_per_node {world}, or one GPU"
         fields.fault("num_gpus", f"{why}: not priced", allowed=allowed)
