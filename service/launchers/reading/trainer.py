@@ -300,7 +300,7 @@ def trainer_run(
     )
     length = _length(fields, known, tool)
     tuned = _tuned(fields, known, tool, model, program)
-    alone = started == 1 and not known.world.num_gpus
+    alone = started == 1 and known.world.num_gpus in (None, 0, 1)
     if alone and (world or 1) > 1 and tuned["base_precision"] != "bf16":
         why = f"python starts one process, which lays weights of few bits over {world} GPUs (device_map)"
         allowed = f"torchrun --nproc_per_node {world}, or one GPU"
