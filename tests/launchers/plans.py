@@ -160,9 +160,12 @@ BOTH_MODES = replace(
     context_parallel_mode="all_to_all_4+ring",
 )  # fmt: skip
 WHOLE: dict[str, object] = {"trained_modules": ("embed_tokens", "lm_head")}
-LOW: tuple[tuple[Configuration, dict[str, object]], ...] = tuple(
-    (STATES, {"precision": "fp8", "framework_options": {"precision_recipe": recipe}})
-    for recipe in ("fp8-delayed", "fp8-current", "fp8-blockwise", "mxfp8", "nvfp4")
+LOW: tuple[tuple[Configuration, dict[str, object]], ...] = (
+    (STATES, {"precision": "fp8"}),  # delayed scaling, which readers do not state either
+    *(
+        (STATES, {"precision": "fp8", "framework_options": {"precision_recipe": recipe}})
+        for recipe in ("fp8-current", "fp8-blockwise", "mxfp8", "nvfp4")
+    ),
 )
 GRAPHS: tuple[tuple[Configuration, dict[str, object]], ...] = tuple(
     (STATES, {"framework_options": {"cuda_graph": scope}}) for scope in ("attn", "full_iteration")
@@ -211,8 +214,12 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
 
 
 def tuned(launcher: str) -> Iterator[Target]:
-    """Plans of Llama 3.1 8B on one node that train adapters, or by 8-bit Adam, where there are such."""
+    """Plans of Llama 3.1 8B that train adapters, by 8-bit Adam or in 8 and 4 bits, where there are such.
+
+    On one node of B200s, which have products of every precision.
+    """
     problem = problem_of(launcher, find_model("llama-3.1-8b"), num_nodes=1)
+    problem = replace(problem, cluster=find_cluster("dgx-b200", num_nodes=1))
     for config, changes in TUNED.get(launcher, ()):
         workload = replace(problem.workload, **changes)  # type: ignore[arg-type]
         yield Target(plan=plan(config), problem=replace(problem, workload=workload))
