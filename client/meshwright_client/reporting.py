@@ -220,7 +220,11 @@ _PEAK = re.compile(r"max allocated:\s*([\d.]+)")  # MB of Megatron-LM: 2^20 byte
 _RESERVED = re.compile(r"\bmemory:\s*([\d.]+)GiB\(")  # torchtitan, components/metrics.py: max_reserved_gib
 _RANK = re.compile(r"^\s*\[(?:rank|default)(\d+)\]:")
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")  # torchtitan's log has them, whoever reads it
-_OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|(?:CUDA|HIP) out of memory")
+# torch's allocator; the driver's word for it outside of that (torch's launches, Triton, NCCL); cuBLAS.
+_OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|(?:CUDA|HIP)(?: error:|\]:)? out of memory"
+    r"|(?i:cuda|hip) failure (?:\d+ )?'out of memory'|CUBLAS_STATUS_ALLOC_FAILED"
+)
 
 
 def _timed(text: str) -> float | None:

@@ -25,7 +25,11 @@ LOW, HIGH = 10.0, 90.0  # percentiles
 _PREFIX = re.compile(
     r"^\s*(?:\[(?:rank|default)(\d{1,6})\]:|(\d{1,6}):(?=\s)|\[\d+,(\d{1,6})\]<std\w+>:)\s?"
 )
-OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|(?:CUDA|HIP) out of memory")
+# torch's allocator; the driver's word for it outside of that (torch's launches, Triton, NCCL); cuBLAS.
+OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|(?:CUDA|HIP)(?: error:|\]:)? out of memory"
+    r"|(?i:cuda|hip) failure (?:\d+ )?'out of memory'|CUBLAS_STATUS_ALLOC_FAILED"
+)
 _TIMESTAMP = re.compile(r"\b(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)")
 
 

@@ -115,13 +115,13 @@ PlanSort = Literal[
 _Name = Annotated[str | None, Field(max_length=MAX_NAME, pattern="^[^\\x00-\\x1f]+$")]
 _Size = Annotated[int | None, Field(ge=1, le=2**31 - 1)]
 _Bytes = Annotated[int | None, Field(ge=1, le=2**53)]
-_Positive = Annotated[float | None, Field(gt=0, le=1e300)]
+_Positive = Annotated[float | None, Field(gt=0)]
 
 
 class PlanQuery(BaseModel):
     """Which plans of all jobs are asked for, and in which order; ``-`` before a name: the largest first."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     model: _Name = None
     cluster: _Name = None

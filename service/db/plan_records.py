@@ -19,6 +19,7 @@ from sqlalchemy import (
     exists,
     insert,
     null,
+    or_,
     select,
     tuple_,
     update,
@@ -128,19 +129,22 @@ def plans_like(
     *,
     limit: int,
     after: tuple[float, str, int] | None,
+    found_by_s: float,
 ) -> list[PlanFigures]:
     """Up to ``limit`` plans after the position ``after`` (value sorted by, job, rank).
 
     A plan that several jobs found is told once, of the newest of them, unless one job is asked about. Plans
-    that lack the figure sorted by are left out.
+    that lack the figure sorted by are left out, and those found after ``found_by_s`` (UNIX time): a job
+    that ends between two pages would take a plan from the second to before the first.
     """
     key = plans.c[wanted.column]
     place = tuple_(key, plans.c.job_id, plans.c.rank)
     query = select(*_FIGURES).join(jobs, jobs.c.id == plans.c.job_id)
     query = query.where(plans.c.tenant == tenant, jobs.c.num_children.is_(None), key.is_not(None))
+    query = query.where(or_(plans.c.found_at_s.is_(None), plans.c.found_at_s <= found_by_s))
     query = query.where(*_conditions(wanted))
     if "job_id" not in wanted.equal:
-        query = query.where(_is_newest())
+        query = query.where(_is_newest(found_by_s))
     if after is not None:
         query = query.where(place < after if wanted.descends else place > after)
     columns = (key, plans.c.job_id, plans.c.rank)
@@ -159,8 +163,8 @@ def _conditions(wanted: PlanFilter) -> Iterable[ColumnElement[bool]]:
         yield plans.c.num_measurements > 0 if wanted.measured else plans.c.num_measurements == 0
 
 
-def _is_newest() -> ColumnElement[bool]:
-    """No later job, but a sweep that only ranks what its points found, has the same plan."""
+def _is_newest(found_by_s: float) -> ColumnElement[bool]:
+    """No later job until then, but a sweep that only ranks what its points found, has the same plan."""
     newer, its_job = plans.alias("newer"), jobs.alias("its_job")
     same = select(null()).join(its_job, its_job.c.id == newer.c.job_id).select_from(newer)
     later = tuple_(newer.c.found_at_s, newer.c.job_id) > tuple_(plans.c.found_at_s, plans.c.job_id)
@@ -169,6 +173,7 @@ def _is_newest() -> ColumnElement[bool]:
             newer.c.tenant == plans.c.tenant,
             newer.c.plan_id == plans.c.plan_id,
             its_job.c.num_children.is_(None),
+            newer.c.found_at_s <= found_by_s,
             later,
         )
     )

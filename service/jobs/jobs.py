@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from meshwright.service.db import plan_records, records
+from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.event_records import EventRecord, events_after
 from meshwright.service.db.plan_records import PlanFigures, PlanFilter, type_of_sort
@@ -270,24 +271,29 @@ class Jobs:
     def plans_like(
         self, tenant: str, wanted: PlanFilter, *, page_size: int, page_token: str | None
     ) -> Page[PlanFigures]:
-        """Figures of plans of all jobs, filtered and sorted.
+        """Figures of plans of all jobs, filtered and sorted; all pages as of when the first was asked for.
 
         Raises:
             BadPageTokenError: the token is not one of ours, or of a list that is sorted otherwise.
         """
-        after = None
+        after, found_by_s = None, None
         if page_token:
             kind = type_of_sort(wanted.column)
-            sort, value, job_id, rank = decode_token(page_token, str, kind, str, int)
+            sort, value, job_id, rank, found_by_s = decode_token(page_token, str, kind, str, int, float)
             if sort != wanted.sort:
                 raise BadPageTokenError("the page token is of a list that is sorted otherwise")
             after = (value, job_id, rank)
         with self._database.read() as connection:
-            found = plan_records.plans_like(connection, tenant, wanted, limit=page_size + 1, after=after)
+            if found_by_s is None:
+                found_by_s = connection.execute(select(now_s())).scalar_one()
+            found = plan_records.plans_like(
+                connection, tenant, wanted, limit=page_size + 1, after=after, found_by_s=found_by_s
+            )
         shown, token = tuple(found[:page_size]), None
         if len(found) > page_size:
             last = shown[-1]
-            token = encode_token(wanted.sort, getattr(last, wanted.column), last.job_id, last.rank)
+            position = (getattr(last, wanted.column), last.job_id, last.rank)
+            token = encode_token(wanted.sort, *position, found_by_s)
         return Page(items=shown, next_page_token=token)
 
     def _submit_once(self, tenant: str, submission: Submission) -> tuple[JobRecord, bool]:

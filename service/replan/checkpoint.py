@@ -24,6 +24,9 @@ _MOST_BYTES = 2**30  # of a .metadata file; those of 16 384 ranks have some hund
 _STEP = re.compile(r"(?:iter_|step-|step_|global_step|checkpoint-)(\d{1,12})$")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _OPTIMIZER = re.compile(r"(?:^|\.)(?:optimizer|optim|exp_avg|exp_avg_sq|optimizer_state)(?:\.|$)")
+# Weights and states of accelerate under FSDP, each a checkpoint of its own, the states last
+# (accelerate/utils/fsdp_utils.py, save_fsdp_model and save_fsdp_optimizer).
+_WEIGHTS, _STATES = "pytorch_model_fsdp_0", "optimizer_0"
 _BOUND = "dp_group_idx"  # Megatron-Core 0.19, DistributedOptimizer: states as buffers of one layout
 
 
@@ -48,7 +51,7 @@ def read_checkpoint(folder: Path) -> Found:
     Raises:
         InvalidProblemError: there is none whose tensors can be listed.
     """
-    path = folder if (folder / ".metadata").is_file() else _newest(folder)
+    path = _whole(folder) or _newest(folder)
     if path is None:
         message = (
             f"{shown_path(folder)} holds no whole checkpoint: no .metadata in it or in its step folders"
@@ -62,24 +65,38 @@ def read_checkpoint(folder: Path) -> Found:
     }
     if not weights:
         raise InvalidProblemError.of("--checkpoint", f"{shown_path(path)} holds no weights")
-    step = _STEP.search(path.name)
     return Found(
-        format=_format(path, tensors), step=int(step[1]) if step else None,
+        format=_format(path, tensors), step=_step(path),
         num_parameters=sum(map(prod, weights.values())), num_layers=_layers(weights),
     )  # fmt: skip
 
 
+def _whole(folder: Path) -> Path | None:
+    """Where a folder keeps the ``.metadata`` of its weights; None: it is no whole checkpoint."""
+    if (folder / ".metadata").is_file():
+        return folder
+    parts = (folder / _WEIGHTS, folder / _STATES)
+    return parts[0] if all((part / ".metadata").is_file() for part in parts) else None
+
+
 def _newest(folder: Path) -> Path | None:
-    """The step folder of the highest number that holds a whole checkpoint.
+    """Where the step folder of the highest number that holds a whole checkpoint keeps its weights.
 
     ms-swift keeps Megatron-Core's folder within one of its own: ``checkpoint-4/iter_0000004``.
     """
     found = {}
-    for metadata in (*folder.glob("*/.metadata"), *folder.glob("checkpoint-*/iter_*/.metadata")):
-        step = _STEP.search(metadata.parent.name)
-        if step and metadata.is_file():
-            found[int(step[1])] = metadata.parent
+    for saved in (*folder.glob("*"), *folder.glob("checkpoint-*/iter_*")):
+        step, path = _STEP.search(saved.name), _whole(saved)
+        if step and path:
+            found[int(step[1])] = path
     return found[max(found)] if found else None
+
+
+def _step(path: Path) -> int | None:
+    """The step that a checkpoint's folder names; of accelerate's weights, the folder that they lie in."""
+    named = path.absolute()
+    step = _STEP.search((named.parent if named.name == _WEIGHTS else named).name)
+    return int(step[1]) if step else None
 
 
 def _format(path: Path, tensors: Mapping[str, tuple[int, ...]]) -> str:

@@ -217,7 +217,6 @@ _KINDS = {
     "model_type": "must be an object",
     "model_attributes_type": "must be an object",
     "list_type": "must be a list",
-    "finite_number": "must be a finite number",
     "missing": "is required",
 }
 
@@ -225,6 +224,7 @@ _KINDS = {
 # Of words that are read as values, such as those of a query: what is wrong with this one.
 _WORDS = {
     "float_parsing": "is no number",
+    "finite_number": "is no finite number",
     "int_parsing": "is no integer",
     "int_parsing_size": "is out of range",
     "bool_parsing": "is neither true nor false",

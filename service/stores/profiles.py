@@ -6,12 +6,14 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
 from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.capabilities import launchers_of
+from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping
 from meshwright.profiles.profile import Profile, framework_of
@@ -24,6 +26,7 @@ from meshwright.service.jobs.idempotency import ONCE, Repeatable, made_before, r
 from meshwright.service.jobs.pagination import Page, decode_token, encode_token
 from meshwright.service.requests.profiles import (
     CATALOG,
+    LATEST,
     GivenProfile,
     is_named,
     profile_with,
@@ -144,7 +147,14 @@ class ProfileStore:
         with self._database.read() as connection:
             known = records.find_profile(connection, tenant, stored_id(problem.profile))
         if known is None:
-            raise InvalidProblemError.of("/profile", "there is no such profile; POST it to /v1/profiles")
+            raise InvalidProblemError.of(
+                "/profile",
+                f"there is no such profile: {shown(str(problem.profile))}",
+                allowed=f"{LATEST}, {CATALOG}, or the id of one that was sent to POST /v1/profiles",
+                nearest=next(
+                    iter(get_close_matches(str(problem.profile)[:64].lower(), (LATEST, CATALOG), n=1)), None
+                ),
+            )
         self.profile_of(problem)
 
     def profile_of(self, problem: Problem, *, version: str | None = None) -> Profile:
@@ -264,7 +274,7 @@ def keep_profile(
 def _facts(given: GivenProfile) -> dict[str, object]:
     """What a list of profiles shows."""
     if isinstance(given, Calibration):
-        title = f"{given.cluster}: {given.num_runs} runs under {given.stack}"
+        title = f"{given.cluster}: {given.num_runs} run{'s' * (given.num_runs != 1)} under {given.stack}"
         return {"kind": "calibration", "gpu": given.gpu[:64], "title": title[:MAX_TITLE]}
     subject = given.subject
     title = f"{subject.model.name}: {len(given.measurements)} timings at {subject.seq_length} tokens"

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from meshwright_client.reporting import GIB, MIB, LogTail, Reporter
+from meshwright.profiles.importers.run_logs import OUT_OF_MEMORY
+from meshwright_client.reporting import _OUT_OF_MEMORY, GIB, MIB, LogTail, Reporter
 
 # torchtitan 0.2.2, components/metrics.py, as a terminal gets it
 TITAN = (
@@ -91,3 +92,20 @@ def test_a_report_that_gets_no_answer_is_said_to_be_lost(caplog: pytest.LogCaptu
         reporter.close(timeout_s=0.1)
     assert str(reporter.fault) == f"no answer of {url} within 0.1 s"
     assert "the step time was not reported" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("line", "ran_out"),
+    [
+        ("12: [rank12]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", True),
+        ("[rank3]: torch.AcceleratorError: CUDA error: out of memory", True),
+        ("RuntimeError: Triton Error [CUDA]: out of memory", True),
+        ("n1:7:9 [0] alloc.h:228 NCCL WARN Cuda failure 2 'out of memory'", True),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("srun: error: node02: task 12: Out Of Memory", False),  # the host's, which says nothing of the GPU
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", False),
+    ],
+)
+def test_a_gpu_out_of_memory_is_told_from_a_host(line: str, ran_out: bool) -> None:
+    assert bool(_OUT_OF_MEMORY.search(line)) is ran_out
+    assert _OUT_OF_MEMORY.pattern == OUT_OF_MEMORY.pattern  # of the product, which the client does without

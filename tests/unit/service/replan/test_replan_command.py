@@ -274,3 +274,42 @@ def test_a_folder_without_a_whole_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "step-10").mkdir()
     with pytest.raises(InvalidProblemError, match="no whole checkpoint"):
         read_checkpoint(tmp_path)
+
+
+class Size(tuple[int, ...]):
+    """As ``torch.Size`` is pickled."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[type, tuple[tuple[int, ...]]]:
+        return Size, (tuple(self),)
+
+
+class Entry:
+    """As ``TensorStorageMetadata`` is pickled."""
+
+    def __init__(self, *size: int) -> None:
+        self.size = Size(size)
+
+
+class Listed:
+    """As ``Metadata`` is pickled."""
+
+    def __init__(self, **tensors: Entry) -> None:
+        self.state_dict_metadata = {name.replace("__", "."): entry for name, entry in tensors.items()}
+
+
+def saved(folder: Path, **tensors: Entry) -> None:
+    folder.mkdir(parents=True)
+    (folder / ".metadata").write_bytes(pickle.dumps(Listed(**tensors)))
+
+
+@pytest.mark.parametrize("named", ["", "checkpoint-20", "checkpoint-20/pytorch_model_fsdp_0"])
+def test_the_checkpoint_of_a_trainer_under_fsdp_is_found_in_its_folders(tmp_path: Path, named: str) -> None:
+    layers = {"model__model__layers__0__w": Entry(4, 8), "model__model__layers__1__w": Entry(4, 8)}
+    for step in (10, 20):
+        saved(tmp_path / f"checkpoint-{step}" / "pytorch_model_fsdp_0", **layers)
+        saved(tmp_path / f"checkpoint-{step}" / "optimizer_0", optimizer__state__w__exp_avg=Entry(4, 8))
+    saved(tmp_path / "checkpoint-30" / "pytorch_model_fsdp_0", **layers)  # its states are not yet there
+    one = read_checkpoint(tmp_path / named)
+    assert (one.format, one.step, one.num_layers, one.num_parameters) == ("dcp", 20, 2, 2 * 4 * 8)

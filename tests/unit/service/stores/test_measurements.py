@@ -289,8 +289,8 @@ def test_a_problem_may_ask_for_another_profile_or_for_none(
     assert (plain.profile, store.relearnt(TENANT, plain).profile) == ("catalog", "catalog")
     assert store.profile_of(plain).version == store.profile_of(PROBLEM).version
     assert store.resolved(TENANT, replace(PROBLEM, profile=first.profile_id)).profile == first.profile_id
-    with pytest.raises(InvalidProblemError, match="no such profile"):
-        store.resolved(TENANT, replace(PROBLEM, profile="latest-1"))
+    with pytest.raises(InvalidProblemError, match=r"no such profile: Latest.*catalog.*Nearest: latest"):
+        store.resolved(TENANT, replace(PROBLEM, profile="Latest"))
 
 
 def test_others_and_other_frameworks_learn_nothing_from_it(
