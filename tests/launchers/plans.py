@@ -160,12 +160,13 @@ BOTH_MODES = replace(
     context_parallel_mode="all_to_all_4+ring",
 )  # fmt: skip
 WHOLE: dict[str, object] = {"trained_modules": ("embed_tokens", "lm_head")}
-LOW: tuple[tuple[Configuration, dict[str, object]], ...] = (
-    (STATES, {"precision": "fp8"}),  # delayed scaling, which readers do not state either
-    *(
-        (STATES, {"precision": "fp8", "framework_options": {"precision_recipe": recipe}})
-        for recipe in ("fp8-current", "fp8-blockwise", "mxfp8", "nvfp4")
-    ),
+RECIPES: tuple[dict[str, object], ...] = tuple(
+    {"framework_options": {"precision_recipe": recipe}}
+    for recipe in ("fp8-current", "fp8-blockwise", "mxfp8", "nvfp4")
+)
+LOW: tuple[tuple[Configuration, dict[str, object]], ...] = tuple(
+    (STATES, {"precision": "fp8", **options})
+    for options in ({}, *RECIPES)  # without one: delayed scaling, which readers do not state either
 )
 GRAPHS: tuple[tuple[Configuration, dict[str, object]], ...] = tuple(
     (STATES, {"framework_options": {"cuda_graph": scope}}) for scope in ("attn", "full_iteration")
