@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from meshwright.service.launchers.reading.shell_expansion import formatted
 from meshwright.service.launchers.reading.shell_values import (
     MAX_DEPTH,
+    UNKNOWN,
     Filled,
     Script,
     Status,
@@ -28,7 +30,11 @@ SCOPED = ("local", "declare", "typeset")  # inside functions
 # Programs whose success no script asks for; of others an ``if`` does not know.
 _SURE = ("cd", "conda", "cp", "date", "echo", "hash", "ln", "mkdir", "module", "mv", "popd", "printf",
          "pushd", "pwd", "rm", "shopt", "sleep", "touch", "trap", "ulimit", "wait")  # fmt: skip
-_SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh", "zsh")
+_SHELLS = ("bash", "sh", "zsh")
+_MARK = re.compile(f"{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}")
+# What a shell splits or expands in the name of what is not known, which stands whole in a text that is run.
+_SHIELD = {ord(sign): 0xE000 + ord(sign) for sign in " \t\n\r'\"\\$`#<>;&|()"}
+_BARE = {shielded: sign for sign, shielded in _SHIELD.items()}
 Include = Callable[[str], str | None]
 T = TypeVar("T")
 
@@ -84,6 +90,8 @@ class Commands(Variables, ABC):
         for token in given:
             self._assign(token)
         status = self._started(words, written_to)
+        if below is not None and not written_to:
+            self._look_inside(words, self.joined(below))
         for name, (old, texts) in before.items():
             if name in script.told:
                 continue
@@ -236,22 +244,29 @@ class Commands(Variables, ABC):
         """Commands in a text; one that does not parse is passed by."""
         if self._depth > MAX_DEPTH:
             return None
+        text = _MARK.sub(lambda mark: mark[0].translate(_SHIELD), text)
         try:
             tokens = lex(self._script.look_into(text))
         except ValueError:
             return None
         for token in tokens:
             token.line = line
+            token.parts = [replace(part, text=part.text.translate(_BARE)) for part in token.parts]
         return self.run(tokens)
 
-    def _look_inside(self, words: Sequence[Word]) -> None:
-        """``srun … bash -c 'torchrun …'`` runs that text too."""
-        for at in range(len(words) - 2):
-            if words[at].text in _SHELLS and words[at + 1].text in ("-c", "-lc", "-xc", "-ec"):
-                before = dict(self._script.words)
-                self._run_text(words[at + 2].text, words[at + 2].line)
-                self.restore(before)
-                return
+    def _look_inside(self, words: Sequence[Word], below: str | None = None) -> None:
+        """``srun … bash -lc 'torchrun …'`` runs that text too, and ``srun bash <<EOT`` the one below."""
+        texts = [word.text for word in words]
+        at = next((at for at, text in enumerate(texts) if text.rsplit("/", 1)[-1] in _SHELLS), len(texts))
+        ends = at + 1
+        while texts[ends : ends + 1] and (texts[ends][:1] == "-" or texts[ends - 1].endswith("o")):
+            ends += 1  # options: -o takes a word
+        given = any(re.fullmatch("-[a-z]*c[a-z]*", text) for text in texts[at + 1 : ends])
+        inside = texts[ends] if given and ends < len(texts) else below if ends == len(texts) else None
+        if inside is not None:
+            before = dict(self._script.words)
+            self._run_text(inside, words[min(ends, len(texts) - 1)].line)
+            self.restore(before)
 
     def _set(self, words: Sequence[Word]) -> Status:
         """``set -- a b``: the positional parameters."""

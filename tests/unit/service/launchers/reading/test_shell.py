@@ -41,7 +41,13 @@ def test_the_branch_that_a_shell_takes_is_read(text: str, seen: str) -> None:
 def test_every_turn_of_a_loop_and_the_text_of_bash_c_are_read() -> None:
     assert commands("for x in a b; do run $x; done") == ["run a", "run b"]
     assert commands("for ((i=0;i<3;i++)); do run $i; done") == ["run 0", "run 1", "run 2"]
-    assert "torchrun t.py 8" in commands('N=8\nsrun bash -c "torchrun t.py $N"')
+    for shell in ("bash -c", "bash -l -c", "/bin/bash -exc", "env X=1 sh -euo pipefail -c"):
+        assert "torchrun t.py 8" in commands(f'N=8\nsrun {shell} "torchrun t.py $N"')
+    assert "torchrun t.py 8" in commands("N=8\nsrun bash <<EOT\ntorchrun t.py $N\nEOT")
+    name = "$(scontrol show hostnames | head -n 1)"  # which stays one word of what is not known
+    text = f"H={name}\nsrun bash -c \"torchrun --master $H:29500 t.py --x '$H'\""
+    unknown = f"{UNKNOWN}{name[:40]}{UNKNOWN}"
+    assert f"torchrun --master {unknown}:29500 t.py --x {unknown}" in commands(text)
 
 
 def test_a_file_that_the_script_writes_is_not_run_but_kept() -> None:
