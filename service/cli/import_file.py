@@ -459,8 +459,16 @@ def _run(request: ImportRequest, title: str, run: MeasuredRun) -> Imported:
     row = run_row(run, facts)
     time = f"{run.step_time_s:.4g} s a step" if run.step_time_s else "it ran out of memory"
     empty = [name for name in NEEDED if not row[name]]
-    notes = tuple(f"{shown(name)} is not in the log: give --set {name}=…" for name in empty)
+    notes = [f"{shown(name)} is not in the log: give --set {name}=…" for name in empty]
+    for name in _SIZES:
+        logged, own = run.configuration.get(name), getattr(facts.model, name)
+        if logged not in (None, own):
+            unlike = f"{name} is {logged} in the log, {own} in {facts.model.name}"
+            notes.append(f"{unlike}: the log's counts, and what it does not say is that model's")
     usage = "meshwright calibrate {}"
     return Imported(
-        text=table_with(_existing(request), row), read=f"{title}, {time}", notes=notes, usage=usage
+        text=table_with(_existing(request), row), read=f"{title}, {time}", notes=tuple(notes), usage=usage
     )
+
+
+_SIZES = ("num_layers", "hidden_size", "num_attention_heads")  # that tell one model from another

@@ -177,6 +177,17 @@ def test_training_logs_become_rows_that_calibrate_reads(tmp_path: Path) -> None:
     assert second.refused_reason is None
 
 
+def test_a_log_of_another_model_than_the_one_that_is_named_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = FILES / "logs" / "megatron_out_of_memory.log"  # of 80 layers, 8192 wide, with 64 heads
+    for model in ("llama-3.1-8b", "llama-3.1-70b"):
+        imported(log, tmp_path / "runs.csv", model=model, gpu="h100", into=True)
+        told = capsys.readouterr().err
+        assert ("hidden_size is 8192 in the log, 4096 in llama-3.1-8b" in told) is (model == "llama-3.1-8b")
+        assert told.count(" in the log, ") == (3 if model == "llama-3.1-8b" else 0)
+
+
 def test_a_hugging_face_config_becomes_a_model_file(tmp_path: Path) -> None:
     path = imported(PROFILES / "qwen2.5-7b.json", tmp_path / "model.json")
     cluster = imported(FILES / "topology" / "topo_h100_8.txt", tmp_path / "c.yaml", gpu="h100")
