@@ -33,7 +33,10 @@ LORA_TARGETS = (*FUSED_TARGETS, *SINGLE_TARGETS, *EXPERT_TARGETS)
 ATTENTION_INPUT = ("linear_qkv", "q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
 MLP_INPUT = ("linear_fc1", "gate_proj", "up_proj", "w1", "w3")
 MLP_INNER = ("linear_fc2", "down_proj", "w2")
-_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+_FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"), "kv_proj": ("k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}  # fmt: skip
 _CONVERTED = ("gate_up", "w1_w3")  # ExpertAdapters of tensors that peft adapts
 _OF_EXPERTS = ("gate_proj", "up_proj", "down_proj", "g_proj")
 
@@ -117,8 +120,9 @@ def single_layers(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
     Layers that the class has as one stand under a name of their own.
     """
     h, moe, found = model.hidden_size, model.moe, _attention(model) | _mlp(model, kind)
+    fused = {"qkv_proj": model.fused_qkv, "kv_proj": model.fused_kv, "gate_up_proj": model.fused_gate_up}
     for one, several in _FUSED.items():
-        if (one == "qkv_proj" and model.fused_qkv) or (one == "gate_up_proj" and model.fused_gate_up):
+        if fused[one]:
             width = sum(found.pop(name).outputs for name in several if name in found)
             found |= {one: LinearLayer(inputs=h, outputs=width)} if width else {}
     if model.gate_width:

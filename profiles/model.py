@@ -69,7 +69,8 @@ class ModelSpec:
     keys_are_values: bool = False  # one projection yields both
     gated_mlp: bool = True  # SwiGLU-like: three MLP matrices instead of two
     fused_qkv: bool = False  # transformers' class has one linear layer for queries, keys and values
-    fused_gate_up: bool = False  # and one for the MLP's two; either changes adapters alone
+    fused_kv: bool = False  # or one for keys and values (TeleChat)
+    fused_gate_up: bool = False  # and one for the MLP's two; each of these changes adapters alone
     activation: Activation | None = None  # None: silu of a gated MLP, gelu of another
     activation_clamp: float | None = None  # both inputs of a gated MLP's product are clamped to it
     gate_offset: float = 0.0  # added to the linear half of a gated MLP
@@ -497,10 +498,7 @@ class ModelSpec:
         return self.num_parameters() - idle * each * self.layer_kinds().count("moe")
 
     def attended_tokens(self, seq_length: float | Documents) -> float:
-        """Mean number of keys a query attends to under a causal mask, averaged over layers.
-
-        Of documents of several lengths, the mean over all of their tokens.
-        """
+        """Mean number of keys a query attends to under a causal mask, over layers, documents and tokens."""
         if isinstance(seq_length, tuple):
             return sum(share * self.attended_tokens(length) for length, share in seq_length)
         whole = (seq_length + 1) / 2

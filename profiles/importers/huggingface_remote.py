@@ -96,7 +96,7 @@ REMOTE: Mapping[str, Family] = {
         keys={"num_layers": "n_layer", "num_attention_heads": "n_head",
               "ffn_hidden_size": "ffn_hidden_size"},
         names={"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "n_embed": "hidden_size"},
-        facts={"attention_output_bias": True, "mlp_output_bias": True},
+        facts={"fused_kv": True, "attention_output_bias": True, "mlp_output_bias": True},
         own_activation=True,
         fixed={"apply_residual_connection_post_layernorm": False, "embed_layernorm": False},
         defaults={"vocab_size": 160_256, "hidden_size": 4096, "n_layer": 30, "n_head": 32,

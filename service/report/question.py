@@ -20,7 +20,10 @@ def question_words(problem: Problem) -> tuple[str, str, str, str, str]:
     model, workload = problem.model, problem.workload
     figures, recipe = problem.model_figures, workload.framework_options.get("precision_recipe")
     trained = (
-        f", {count(int(figures['num_trainable_parameters']))} of LoRA trained" if workload.lora_rank else ""
+        f" frozen in {workload.base_precision}, {count(int(figures['num_trainable_parameters']))} of LoRA"
+        " trained"
+        if workload.lora_rank
+        else ""
     )
     return (
         f"{clean(model.title)} ({count(int(figures['num_parameters']))} parameters{trained})",

@@ -71,6 +71,7 @@ def adapters_of(
         fields.fault(
             "lora_config", "adapters in a file of their own are not read", allowed="lora_r beside it"
         )
+    refuse_uncounted(fields)
     fastchats = program.endswith(_FASTCHATS)
     rank = fields.integer("lora_rank", fields.integer("lora_r", 16 if pefts and not fastchats else 8))
     rank = told if isinstance(told, int) and told > 0 else rank
@@ -87,6 +88,21 @@ def adapters_of(
         fields.fault("lora_target_modules", why, allowed="it beside lora_r")
     _note_continued(fields)
     return rank, adapted(fields, pefts=pefts)
+
+
+# What changes how many weights peft trains, beside rank, targets and modules (LoraConfig of peft 0.21), by
+# its own names, Axolotl's and ms-swift's; all that a trainer's ``lora_bias`` may say but none adds weights.
+UNCOUNTED = re.compile(
+    r"(?:\w+\.)?(?:peft_|lora_)?(?:bias|rank_pattern|layers_to_transform|layers_pattern|exclude_modules|"
+    r"layer_replication|trainable_token_indices|use_(?:dora|qalora|bdlora))(?:\..+)?|target_regex"
+)
+WHY_UNCOUNTED = "changes which weights are trained beside a rank and targets, and is not priced"
+
+
+def refuse_uncounted(fields: Fields) -> None:
+    """Leave a fault for a name of peft's by which more weights are trained, or fewer."""
+    if (name := fields.named(UNCOUNTED)) is not None:
+        fields.fault(name, WHY_UNCOUNTED, allowed=f"none, or --ignore {name} for adapters without it")
 
 
 _CONTINUED = ("adapter_name_or_path", "adapters", "peft_path", "lora_model_dir", "lora_weight_path")

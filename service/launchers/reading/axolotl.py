@@ -22,6 +22,7 @@ from meshwright.service.launchers.reading.adapters import (
     adapted,
     base_of,
     of_trainer,
+    refuse_uncounted,
     require_whole_weights,
     trained_whole,
 )
@@ -217,6 +218,7 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
     if kind not in _ADAPTERS and fields.raw("lora_r"):
         fields.note("lora_r does nothing without an adapter")
     if kind in _ADAPTERS:
+        refuse_uncounted(fields)
         every = fields.flag("lora_target_linear", default=False)
         found["lora_rank"] = fields.integer("lora_r", 8)
         named = adapted(fields, pefts=not every)

@@ -18,6 +18,7 @@ from meshwright.service.launchers.reading.accelerate import (
     AccelerateReader,
 )
 from meshwright.service.launchers.reading.accelerate_command import Shares, shares_beside
+from meshwright.service.launchers.reading.adapters import refuse_uncounted
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by
 from meshwright.service.launchers.reading.commands import (
     Command,
@@ -318,4 +319,5 @@ def _adapters(fields: Fields) -> tuple[int, tuple[str, ...]]:
     kind = fields.word("finetuning_type", "full")
     if kind != "lora":
         return 0, ATTENTION_TARGETS
+    refuse_uncounted(fields)
     return fields.integer("lora_rank", 8), FUSED_TARGETS

@@ -13,6 +13,7 @@ from dataclasses import replace
 from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.service.launchers.reading.adapters import UNCOUNTED, WHY_UNCOUNTED
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by, refused
 from meshwright.service.launchers.reading.commands import (
     World,
@@ -24,6 +25,7 @@ from meshwright.service.launchers.reading.commands import (
     script_of,
     world_of,
 )
+from meshwright.service.launchers.reading.fields import is_off
 from meshwright.service.launchers.reading.given import Given, Value
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.megatron_core import (
@@ -249,6 +251,11 @@ def _adapters(others: dict[str, str], words: Sequence[Word]) -> tuple[int, tuple
         raise refusal(name, "full, lora")
     if kind == "full":
         return 0, ATTENTION_TARGETS
+    other = next(
+        (name for name, text in others.items() if UNCOUNTED.fullmatch(name) and not is_off(text)), ""
+    )
+    if other:
+        raise refusal(other, f"none: it {WHY_UNCOUNTED}")
     rank = others.get("lora_rank", "8")
     if not (rank.isascii() and rank.isdecimal() and len(rank) < 6 and int(rank)):  # noqa: PLR2004
         raise refusal("lora_rank", "a whole number from 1 to 99999")

@@ -29,6 +29,7 @@ from meshwright.service.launchers.reading.adapters import (
     adapted,
     base_of,
     refuse_stored,
+    refuse_uncounted,
     require_whole_weights,
     trained_whole,
 )
@@ -203,6 +204,7 @@ def _peft(fields: Fields) -> dict[str, Any]:
     """Rank and targets of LoRA in ModelConfig's names, where ``use_peft`` says that it is trained."""
     if not fields.flag("use_peft", default=False):
         return {}
+    refuse_uncounted(fields)
     rank, targets = fields.integer("lora_r", 16), adapted(fields)
     return {"lora_rank": rank, "lora_targets": targets, "trained_modules": trained_whole(fields)}
 

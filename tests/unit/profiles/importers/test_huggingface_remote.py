@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.profiles.adapters import SINGLE_TARGETS, adapter_parameters
 from meshwright.profiles.errors import UnsupportedModelError
 from meshwright.profiles.importers.huggingface import model_from_config
 
@@ -58,6 +59,9 @@ def test_telechat_has_biases_of_what_is_added_to_the_residuals_alone() -> None:
     model = model_from_config({"model_type": "telechat", "hidden_act": "fastgelu"}, name="x")
     assert model.num_parameters() == 7_200_018_432
     assert (model.attention_output_bias, model.mlp_output_bias, model.mlp_bias) == (True, True, False)
+    # adapters of rank r on every linear layer: r · 30 · (2h of queries + 3h of keys and values together
+    # + 2h of outputs + 3 · (h + 12288))
+    assert adapter_parameters(model, 8, SINGLE_TARGETS) == 8 * 30 * (7 * 4096 + 3 * (4096 + 12_288))
     with pytest.raises(UnsupportedModelError, match="embed_layernorm"):
         model_from_config({"model_type": "telechat", "embed_layernorm": True}, name="x")
 

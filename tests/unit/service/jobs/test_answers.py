@@ -50,7 +50,7 @@ def test_the_header_counts_what_is_trained_beside_frozen_weights() -> None:
     # 32 layers, A and B of rank 16 beside 4096 to 4096 and 4096 to 8 heads of 128
     assert problem.model_figures["num_trainable_parameters"] == 32 * 16 * (8192 + 5120) == 6_815_744
     words = header(problem, 300).plain.replace("\xa0", " ")
-    assert "(8 030 261 248 parameters, 6 815 744 of LoRA trained)" in words
+    assert "(8 030 261 248 parameters frozen in bf16, 6 815 744 of LoRA trained)" in words
 
 
 def test_what_is_left_open_stands_in_the_header() -> None:

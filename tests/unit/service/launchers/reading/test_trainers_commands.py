@@ -291,6 +291,20 @@ def test_what_is_trained_whole_beside_adapters_is_read() -> None:
         read(lora.replace("--lora_r 8", ""))
 
 
+def test_what_peft_trains_beside_a_rank_of_named_layers_is_refused_by_name() -> None:
+    lora = f"torchrun --nproc_per_node 8 train.py {ARGUMENTS}--use_lora True --lora_r 8 --dtype auto "
+    tuned = f"llamafactory-cli train {ARGUMENTS}--stage sft --do_train --finetuning_type lora "
+    assert read(f"{lora}--lora_bias none").workload.lora_rank == 8
+    for command in (lora, tuned, f"{ON_TWO} --use_peft --max_length 4096 "):
+        for name, value in (
+            ("lora_bias", "all"), ("bias", "lora_only"), ("rank_pattern", '\'{"q_proj": 64}\''),
+            ("layers_to_transform", "0,1"), ("peft_layer_replication", "[[0,4]]"), ("target_regex", "q.*"),
+        ):  # fmt: skip
+            files = {"sft.yaml": SFT_YAML, "a.sh": f"{command}--{name} {value}\n"}
+            with pytest.raises(InvalidProblemError, match=f"{name}: .*changes which weights are trained"):
+                read_launch_files(Source(name="a.sh", text=files["a.sh"], files=files), Told(num_gpus=8))
+
+
 def test_accelerate_adds_the_type_that_deepspeeds_file_does_not_say() -> None:
     script = f"deepspeed --num_gpus 8 train.py {ARGUMENTS}--deepspeed z.json"
     files = {"a.sh": script, "z.json": '{"zero_optimization": {"stage": 2}, "fp16": {"enabled": "auto"}}'}
