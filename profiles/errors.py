@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 MAX_SHOWN = 64  # characters of a wrong name that a message repeats
-_MANY = 60  # names that an error lists
+_MANY = 60  # names, of which an error lists the nearest alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +76,14 @@ class UnknownNameError(InvalidProblemError):
 
     @classmethod
     def among(cls, pointer: str, name: str, known: Iterable[str]) -> UnknownNameError:
-        """Name the nearest entries of ``known``, or (the first of) all of them when none is near."""
+        """Name the nearest entries of ``known``; of few, all where none is near."""
         names = sorted(known)
-        near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-        rest = f", … ({len(names)} in all)" if len(names) > _MANY else ""
-        hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(names[:_MANY])}{rest}"
+        many = len(names) > _MANY
+        close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+        far = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.0) if many else names
+        hint = f"Did you mean {' or '.join(close)}?" if close else (
+            f"The nearest of {len(names)} names: {', '.join(far)}" if many else f"Known: {', '.join(far)}"
+        )  # fmt: skip
         shown = name if len(name) <= MAX_SHOWN else name[: MAX_SHOWN - 3] + "..."
         return cls([FieldError(pointer=pointer, message=f'unknown "{shown}". {hint}')])
 

@@ -386,7 +386,7 @@ def test_a_folder_names_a_model_when_the_rest_of_its_name_is_harmless(path: str,
     ],
 )  # fmt: skip
 def test_a_folder_with_any_other_word_is_not_guessed(path: str) -> None:
-    with pytest.raises(UnknownNameError, match=r"Did you mean|Known"):
+    with pytest.raises(UnknownNameError, match="unknown"):
         model_of_folder(path)
 
 
