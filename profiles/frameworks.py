@@ -79,7 +79,7 @@ _NOT_OPTIONS = {
     "reduced_every_pass", "all_reduced_stages", "blocking_stages", "replicas_reduced_every_pass",
     "reshards_after_backward", "torch_pipelines", "replicated_gradient_dtype", "offloads_gradients",
     "adds_gradients_on_host", "stages_replay_whole", "keeps_remainders", "casts_frozen", "casts_copies",
-    "autocasts", "reduces_copies",
+    "autocasts", "reduces_copies", "latents_whole",
 }  # fmt: skip
 # Kernels with a backward pass in 8 bits (Transformer Engine: cuDNN's fused attention; FlashAttention 3).
 FP8_KERNELS = ("cudnn", "flash3")
@@ -104,6 +104,7 @@ class FrameworkFacts:
     logits_sharded: bool  # the logits of a rank are V / tp wide
     embedding_sharded: bool  # the embedding of a rank has V / tp rows also where the head is not tied to it
     prediction_sharded: bool  # multi-token prediction's projection of 2 h to h is split over tp
+    latents_whole: bool  # each tensor rank projects all rows to latents, also with sequence parallel
     prediction_recomputed: bool  # multi-token prediction's layers are recomputed as the others are
     gradient_dtype: str  # of the gradients that are kept
     weight_bytes: float  # of one weight as the framework stores it (fp32 where shards are)

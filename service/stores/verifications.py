@@ -95,11 +95,12 @@ class Verifications:
         """The state of a plan's verification, and what was built.
 
         Raises:
-            NotFoundError: nobody has asked for it.
+            NotFoundError: this tenant has no such plan, or nobody has asked for its verification.
         """
         with self._database.read() as connection:
             known = connection.execute(_state_of(tenant, plan_id)).first()
         if known is None:
+            self._jobs.plan(tenant, plan_id)
             raise NotFoundError("this plan was not verified: POST to its address with :verify behind it")
         return known.state, known.body
 

@@ -198,6 +198,7 @@ def _case(
         "world_size": target.config.num_gpus,
         "environment": dict(re.findall(r"^export (CUDA_\w+)=(\S+)$", launch, re.MULTILINE)),
         "ranks": list(ranks),
+        "num_microbatches": traced_microbatches(target),
         "trace": 0 if target.config.context_parallel_size > 1 else traced_microbatches(target),
         "memory_bytes": memory_bytes,
         "time_s": int(time_s),

@@ -163,7 +163,7 @@ def attention_gemms(ctx: Context) -> list[Gemm]:
         return [Gemm(m=tokens, n=q + kv + model.gate_width / t, k=h), Gemm(m=tokens, n=h, k=out)]
     mla = model.mla
     qk = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim) / t
-    rows = tokens * ctx.row_share  # the down-projections are not split over tp
+    rows = tokens * _latent_share(ctx)  # the down-projections are not split over tp
     query = [Gemm(m=tokens, n=qk, k=mla.q_lora_rank or h)]
     if mla.q_lora_rank:
         query.append(Gemm(m=rows, n=mla.q_lora_rank, k=h))
@@ -176,6 +176,11 @@ def attention_gemms(ctx: Context) -> list[Gemm]:
         *_indexer_gemms(ctx, mla.q_lora_rank),
         Gemm(m=tokens, n=h, k=heads * mla.v_head_dim / t),
     ]
+
+
+def _latent_share(ctx: Context) -> FloatArray | float:
+    """Share of a sequence that a tensor rank projects to latents."""
+    return 1.0 if ctx.facts.latents_whole else ctx.row_share
 
 
 def _indexer_gemms(ctx: Context, q_lora_rank: int) -> list[Gemm]:
@@ -361,7 +366,7 @@ def _cast_width(ctx: Context, heads_width: FloatArray) -> FloatArray:
     if mla is None:
         return heads_width
     output = ctx.model.num_attention_heads * mla.v_head_dim / ctx.t
-    return output + (mla.q_lora_rank + mla.kv_lora_rank) * ctx.row_share
+    return output + (mla.q_lora_rank + mla.kv_lora_rank) * _latent_share(ctx)
 
 
 def _inner_width(ctx: Context, kind: LayerKind) -> FloatArray:

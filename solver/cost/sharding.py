@@ -155,7 +155,7 @@ def turns(ctx: Context) -> dict[str, FloatArray]:
     distributed/pipelining/schedules.py:3296 ``warmup_n3``), and few micro-batches have no more.
     """
     c, here = ctx.columns, in_torch_pipeline(ctx)
-    every = here & _pass_together(ctx) & _CHUNK_AFTER_CHUNK[c.pipeline_schedule]
+    every = here & _one_after_the_other(ctx)
     few = np.maximum(c.pipeline_parallel_size - c.num_microbatches + 1, 0)
     some = np.where(here & (c.pipeline_schedule == _V), few, 0)
     return {
@@ -168,10 +168,19 @@ def turns(ctx: Context) -> dict[str, FloatArray]:
 def share_gathered(ctx: Context) -> FloatArray:
     """Share of a rank's layers whose weights torch's pipeline runtime holds whole; 0 elsewhere.
 
-    After a backward pass all of a chunk's are, whether or not forward passes drop them.
+    After a backward pass all of a chunk's are, whether or not forward passes drop them. Where these do
+    (ZeRO-3) and all passes of a chunk come before the next one's, a chunk's go with its last backward pass:
+    beside them are two of those to come, but for the last three, which were gathered before forward passes.
     """
-    held = np.minimum(_ACTIVE_CHUNKS / ctx.columns.virtual_pipeline_size, 1.0)
-    return np.where(in_torch_pipeline(ctx), held, 0.0)
+    chunks = ctx.columns.virtual_pipeline_size
+    dropped = (ctx.columns.zero_stage == SHARD_WEIGHTS) & _one_after_the_other(ctx)
+    held = np.where(dropped, np.clip(chunks - 2.0, 1.0, _ACTIVE_CHUNKS), _ACTIVE_CHUNKS)
+    return np.where(in_torch_pipeline(ctx), np.minimum(held / chunks, 1.0), 0.0)
+
+
+def _one_after_the_other(ctx: Context) -> BoolArray:
+    """Rows whose backward passes of a chunk all come before those of the rank's next one."""
+    return np.asarray(_pass_together(ctx) & _CHUNK_AFTER_CHUNK[ctx.columns.pipeline_schedule])
 
 
 def reducing_bytes(

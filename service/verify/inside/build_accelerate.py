@@ -22,6 +22,7 @@ from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_multi_gpu_env
 from building import (
+    OFFLOADED,
     Built,
     Case,
     answer,
@@ -72,7 +73,6 @@ class Replicated(torch.nn.Module):
 torch.nn.parallel.DistributedDataParallel = Replicated  # type: ignore[misc]
 torch.Tensor.pin_memory = lambda self, *_given: self  # type: ignore[method-assign]
 
-OFFLOADED = "a CPU's memory is that of its host: what leaves the GPU cannot be told from what stays"
 REPLICAS = (
     "plain replicas: the buckets of torch's reducer are not made, so no peak is traced; neither they nor "
     "autocast's casts are compared"

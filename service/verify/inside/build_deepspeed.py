@@ -20,7 +20,19 @@ from typing import Any
 os.environ |= {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "LOCAL_SIZE": "1", "DS_SKIP_CUDA_CHECK": "1"}
 
 import torch
-from building import Built, Case, answer, apart, bytes_of, converted, matrices, said, traced, without_data
+from building import (
+    OFFLOADED,
+    Built,
+    Case,
+    answer,
+    apart,
+    bytes_of,
+    converted,
+    matrices,
+    said,
+    traced,
+    without_data,
+)
 from hugging_face import joined, unsharded_model
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
@@ -60,7 +72,6 @@ FakeTensor.__bool__ = lambda self: bool(_number(self))
 FakeTensor.__float__ = lambda self: float(_number(self))
 get_accelerator().available_memory = lambda *_device: 2**60  # buffers are flattened on the GPU
 
-OFFLOADED = "a CPU's memory is that of its host: what leaves the GPU cannot be told from what stays"
 EXPERTS = "DeepSpeed's gate places tokens by their data, of which there are none"
 
 
@@ -117,7 +128,7 @@ def rank_of(case: Case, rank: int, like: Mapping[str, int]) -> Built:
 def config_of(case: Case, plan: Mapping[str, Any]) -> dict[str, Any]:
     """The plan's JSON, for as many micro-batches as its peak needs."""
     config: dict[str, Any] = json.loads(case["files"]["ds_config.json"])
-    micro, count = config["train_micro_batch_size_per_gpu"], max(case["trace"], 1)
+    micro, count = config["train_micro_batch_size_per_gpu"], case["num_microbatches"]
     sizes = {
         "gradient_accumulation_steps": count,
         "train_batch_size": micro * count * plan["TOPOLOGY"]["num_dp"],

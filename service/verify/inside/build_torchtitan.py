@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from building import (
+    OFFLOADED,
     Built,
     Case,
     answer,
@@ -139,7 +140,7 @@ def configured(case: Case) -> Any:
     config.compile.enable_async_tensor_parallel = False  # other collectives, the same tensors
     if config.parallelism.pipeline_parallel_degree > 1:
         size = config.parallelism.pipeline_parallel_microbatch_size
-        config.training.local_batch_size = size * max(case["trace"], 1)
+        config.training.local_batch_size = size * case["num_microbatches"]
     return config
 
 
@@ -168,7 +169,10 @@ def rank_of(case: Case, rank: int, like: Mapping[str, int]) -> tuple[Built, Any]
         "whole_matrices": True,
         "shard_bytes": bytes_of(weights),
     }
-    if alike(found) in like:
+    if config.training.enable_cpu_offload:
+        del found["shard_bytes"]
+        found["untraced"] = OFFLOADED
+    elif alike(found) in like:
         found["like"] = like[alike(found)]
     elif case["trace"]:
         with without_data():

@@ -31,6 +31,7 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 Case = dict[str, Any]
 Built = dict[str, Any]
+OFFLOADED = "a CPU's memory is that of its host: what leaves the GPU cannot be told from what stays"
 _MATRIX = 2  # dimensions
 
 
@@ -107,9 +108,13 @@ def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
 
 def _fsdp_parameters(model: Any) -> Iterator[Any]:
     """FSDP2's own records of a model's parameters; modules that are sharded together have the same."""
+    yield from dict.fromkeys(one for group in _fsdp_groups(model) for one in group.fsdp_params)
+
+
+def _fsdp_groups(model: Any) -> Iterator[Any]:
+    """What FSDP2 gathers at once."""
     states = [one._get_fsdp_state() for one in model.modules() if isinstance(one, FSDPModule)]
-    groups = (group for state in states for group in state._fsdp_param_groups)
-    yield from dict.fromkeys(one for group in groups for one in group.fsdp_params)
+    yield from (group for state in states for group in state._fsdp_param_groups)
 
 
 def shards(model: Any) -> Iterator[torch.Tensor]:
@@ -119,9 +124,12 @@ def shards(model: Any) -> Iterator[torch.Tensor]:
 
 
 def gathered(model: Any) -> Iterator[torch.Tensor]:
-    """What is gathered of FSDP2's parameters now."""
+    """What is gathered of FSDP2's parameters now, or on its way."""
     for one in _fsdp_parameters(model):
         yield from one.all_gather_outputs
+    for group in _fsdp_groups(model):
+        if group._all_gather_result is not None:
+            yield group._all_gather_result.all_gather_output
 
 
 def gradients(model: Any) -> Iterator[torch.Tensor]:

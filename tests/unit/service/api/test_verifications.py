@@ -106,8 +106,12 @@ def test_without_the_launcher_a_plan_is_not_queued_and_the_remedy_is_named(
     answer = client.post(f"{found}:verify")
     assert (answer.status_code, answer.json()["type"]) == (409, "urn:meshwright:problem:missing_extra")
     assert "meshwright verify --install megatron-lm" in answer.json()["detail"]
-    assert client.get(f"{found}/verification").status_code == 404
-    assert client.post("/v1/plans/none:verify").status_code == 404
+    unasked = client.get(f"{found}/verification")
+    assert (unasked.status_code, "was not verified" in unasked.json()["detail"]) == (404, True)
+    missing = client.get("/v1/plans/none/verification")  # of no plan: not one to ask for
+    assert (missing.status_code, missing.json()["detail"]) == (
+        404, client.post("/v1/plans/none:verify").json()["detail"]
+    )  # fmt: skip
 
 
 def test_a_plan_is_queued_once_claimed_by_one_worker_and_its_verdict_stands_in_lists(

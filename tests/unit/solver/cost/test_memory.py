@@ -292,11 +292,13 @@ def test_an_optimizer_keeps_its_states_beside_the_fp32_copy(optimizer: str, per_
 
 
 def test_of_the_fp32_copy_beside_bf16_moments_megatron_keeps_what_bf16_weights_lack() -> None:
-    # 2 remaining bytes and two moments of 2; fp16 is no half of an fp32 weight, and fp8 keeps it whole
+    # 2 remaining bytes and two moments of 2; fp16 is no half of an fp32 weight, fp8 keeps it whole, and
+    # so does Megatron-Bridge, whose optimizer is told a recipe of 8 bits in bf16, too
     for precision, framework, per_weight in (
         ("bf16", "megatron-core", 6),
         ("fp16", "megatron-core", 8),
         ("fp8", "nemo", 8),
+        ("bf16", "nemo", 8),
         ("bf16", "nanotron", 8),
     ):
         problem = a_problem(optimizer="adamw-bf16", precision=precision)

@@ -1,4 +1,4 @@
-"""Documents of unequal length, priced, against simulated steps that draw and pack their own documents."""
+"""Rows of a sequence on its ranks, and documents of unequal length against steps that draw their own."""
 
 from dataclasses import replace
 from functools import cache
@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from meshwright.profiles.capabilities import packing_multiple
 from meshwright.profiles.collectives.collectives import point_to_point_s
+from meshwright.profiles.model_parts import MlaSpec
 from meshwright.profiles.sequences import SequenceLengths
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.communication import sent_bytes, shape_message_s, transfer, unequal_attention
-from meshwright.solver.cost.compute import core_attention
+from meshwright.solver.cost.compute import attention_gemms, core_attention
 from meshwright.solver.cost.context import PassSeconds, context_of
 from meshwright.solver.cost.objective import weighing_of
 from meshwright.solver.cost.price import price
@@ -24,7 +25,7 @@ from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
 from tests.builders import a_cluster, a_model
-from tests.problems.pricing import a_layout, a_problem, a_profile
+from tests.problems.pricing import GPT, a_layout, a_problem, a_profile
 
 ROOT = Path(__file__).parents[4]
 SEQ = 32768
@@ -316,3 +317,15 @@ def test_what_is_waited_for_is_a_cause_of_its_own_and_the_causes_make_up_the_ste
     found = predict(problem, a_profile(problem), first_of(problem))
     assert found.time_breakdown_s["unequal_lengths"] > 0.0
     assert sum(found.time_breakdown_s.values()) == pytest.approx(found.step_time_s)
+
+
+def test_torchtitans_tensor_ranks_project_every_row_to_latents() -> None:
+    # of two ranks with sequence parallel: Megatron-Core's read half of the rows, then gather the latents
+    mla = MlaSpec(q_lora_rank=64, kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32)
+    model = replace(GPT, num_kv_heads=GPT.num_attention_heads, head_dim=48, mla=mla)
+    row = a_layout(tensor_parallel_size=2, sequence_parallel=True)
+    for framework, share in (("megatron-core", 0.5), ("fsdp", 1.0)):
+        problem = a_problem(model)
+        ctx = context_of(problem, Columns.of([row]), a_profile(problem, framework))
+        up, down, *_ = attention_gemms(ctx)
+        assert (float(down.m[0]), down.n) == (share * float(up.m[0]), 64)

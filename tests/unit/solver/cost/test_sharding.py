@@ -10,7 +10,13 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.context import context_of
 from meshwright.solver.cost.price import price
-from meshwright.solver.cost.sharding import gathers_in_passes, gathers_once, reducing_bytes, turns
+from meshwright.solver.cost.sharding import (
+    gathers_in_passes,
+    gathers_once,
+    reducing_bytes,
+    share_gathered,
+    turns,
+)
 from meshwright.solver.cost.stages import LayerLayout, RowPrices, assemble
 from meshwright.solver.schedules.orders import Slots, slots_of
 from tests.problems.pricing import GPT, a_layout, a_problem, a_profile
@@ -204,6 +210,22 @@ def test_more_than_three_chunks_a_rank_come_and_go(
     schedule: str, chunks: int, count: int, fetches: int
 ) -> None:
     assert gathers(schedule, chunks, count) * chunks == pytest.approx(fetches)
+
+
+@pytest.mark.parametrize(("chunks", "held"), [(2, 1), (3, 1), (4, 2), (5, 3), (8, 3)])
+def test_zero_3_drops_chunks_in_forward_and_gathers_them_in_turn_in_backward(
+    chunks: int, held: int
+) -> None:
+    # what meshwright verify saw torchtitan 0.3's first rank hold when a chunk's gradients were reduced:
+    # the chunk, and of more than three those two that come next, but the first three gathered before
+    row = a_layout(
+        **SHARDED, zero_stage=3, pipeline_parallel_size=2, virtual_pipeline_size=chunks,
+        pipeline_schedule="looped_bfs", stage_layers=(1,) * 2 * chunks,
+    )  # fmt: skip
+    problem = a_problem(UNTIED)
+    for stage, expected in ((3, held), (2, min(chunks, 3))):  # ZeRO-2 drops none in a forward pass
+        ctx = context_of(problem, Columns.of([replace(row, zero_stage=stage)]), a_profile(problem, "fsdp"))
+        assert float(share_gathered(ctx)[0]) * chunks == pytest.approx(expected)
 
 
 def walked_bytes(row: Configuration, rank: int, prices: RowPrices, parts: list[list[int]]) -> float:
