@@ -141,7 +141,7 @@ def _refuse_silent_rank(fields: Fields, program: str) -> None:
     said = any(fields.has(name) for name in _SWITCHES)
     rank = ("lora_rank", "lora_r", "trainable")
     name = next((name for name in rank if fields.raw(name)), fields.named(_OF_ADAPTERS))
-    name = name or fields.valued(_KINDS_OF_THEM)
+    name = name or fields.valued(lambda text: text.lower() in _KINDS_OF_THEM)
     base = program.rpartition("/")[2]
     if name is not None and not said:
         why = "of adapters, and nothing says whether the script trains them"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable
 from itertools import zip_longest
 
 from meshwright.profiles.documents import shown
@@ -278,12 +278,9 @@ class Fields:
         on = (name for name, found in self._values.items() if str(found.value).lower() not in _NOTHING)
         return next((name for name in on if pattern.fullmatch(name)), None)
 
-    def valued(self, words: Collection[str]) -> str | None:
-        """The first name whose value is one of some words in small letters; None: there is none."""
-        said = set(words)
-        return next(
-            (name for name, found in self._values.items() if str(found.value).lower() in said), None
-        )
+    def valued(self, is_meant: Callable[[str], bool]) -> str | None:
+        """The first name whose value, as text, is meant; None: there is none."""
+        return next((name for name, found in self._values.items() if is_meant(str(found.value))), None)
 
     def integer(self, name: str, default: int, *, low: int = 1) -> int:
         """A whole number."""

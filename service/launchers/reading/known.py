@@ -91,6 +91,12 @@ def _model(text: str) -> ModelSpec | None:
 
 # Files that are exported beside the one that is read: taken where their headers name the same plan.
 EXPORTED = ("launch.sh", "launch.sbatch", "deepspeed_plan.py", "torchtitan_0_2_model.py")
+# What stands in files for a path of the reader's own: path/to/model, /your_model_path, <MODEL>.
+_PLACEHOLDER = re.compile(
+    r"<.*>|(?:^|[/_. -])(?:your|path[/_-]?to|placeholder|xxx+|\.{3})(?:$|[/_. -])"
+    r"|^/?models?(?:[_-]?(?:name|or|path|dir))*/?$",
+    re.IGNORECASE,
+)
 _NO_MODEL = "the files name no model: give --model, or the shape under model"
 
 
@@ -169,6 +175,12 @@ class Known:
             return model_of_folder(named.text)
         except UnknownNameError as fault:
             where = f"line {named.line}: " if named.line else ""
+            if _PLACEHOLDER.search(named.text):
+                raise InvalidProblemError.of(
+                    "/model",
+                    f"{where}{shown(named.text)} stands for a model of yours: which one is not said",
+                    allowed="--model with a catalog name or the model's config.json",
+                ) from fault
             nearest = fault.errors[0].message.partition('". ')[2]
             raise InvalidProblemError.of(
                 "/model",

@@ -64,6 +64,9 @@ from meshwright.service.launchers.reading.trainer_ranks import (
 _MICRO, _COUNT = "per_device_train_batch_size", "gradient_accumulation_steps"
 _MODELS = ("model_name_or_path", "model", "model_id_or_path", "base_model", "model_id", "pretrain")
 _PERHAPS_MODELS = ("model_name", "model_path")  # some scripts call so what they save
+_NO_MODELS = re.compile(
+    r"token|output|save|run|log|hub|data|teacher|ref|reward|draft|project|eval|template"
+)
 _LENGTHS = ("cutoff_len", "max_length", "max_seq_length", "model_max_length", "max_seq_len", "block_size")
 _PARTS = ("source_max_len", "target_max_len")  # of QLoRA's script, cut and joined (qlora.py, collator)
 _OWN = (
@@ -421,6 +424,12 @@ def _model(fields: Fields, known: Known) -> ModelSpec:
         fields.fault(named, why, allowed=f"a language model, or --ignore {named} and --model for it alone")
     if named in _PERHAPS_MODELS and named_model(text) is None:
         text = ""
+    if not text and known.told.model is None and known.header.model is None:
+        like = fields.valued(lambda text: named_model(text) is not None)
+        if like is not None and not _NO_MODELS.search(like):
+            why = f"{shown(str(fields.raw(like)))} may be the model, under a name that is not known here"
+            fields.fault(like, why, allowed="--model with the name of the one that is trained")
+            fields.stop()
     return known.model(Word(text, fields.place(named)[1]) if named and text else None)
 
 
@@ -519,7 +528,11 @@ def _length(fields: Fields, known: Known, tool: Tool) -> int:
     if length is None and usual is not None:
         fields.note(f"{_LENGTHS[tool is not LLAMA_FACTORY]} is not given: {usual} is {tool.name}'s default")
         return usual
-    return known.required("seq_length", length, f"{_LENGTHS[2]} of the training script")
+    where = "max_length, without which no sequence is cut" if tool is _MS_SWIFT else _OF_SCRIPTS
+    return known.required("seq_length", length, where)
+
+
+_OF_SCRIPTS = f"{_LENGTHS[2]} of the training script"
 
 
 _SWIFTS_TYPES = {"AUTO": "", "bf16": "bfloat16", "fp16": "float16"}

@@ -79,6 +79,7 @@ _OTHERS_NAMES = (
     "cutoff_len", "finetuning_type", "tuner_type", "train_type", "template", "stage", "deepspeed", "fsdp",
     "max_seq_length", *PREFERENCES,
 )  # fmt: skip
+_PEFTS = ("lora_r", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "use_dora")
 _TRL_IRRELEVANT = (
     *OF_THE_TRAINER, "model_name", "packing", "attn_implementation", "dtype", "assistant_only",
     "completion_only", "eos_token", "pad_token", "loss_type", "model_revision",
@@ -203,6 +204,9 @@ def _of_whole_weights(optimizer: str, dtype: str, run: LaunchFile) -> str:
 def _peft(fields: Fields) -> dict[str, Any]:
     """Rank and targets of LoRA in ModelConfig's names, where ``use_peft`` says that it is trained."""
     if not fields.flag("use_peft", default=False):
+        if fields.has("use_peft"):  # get_peft_config returns nothing then, whatever stands beside
+            for name in _PEFTS:
+                fields.raw(name)
         return {}
     refuse_uncounted(fields)
     rank, targets = fields.integer("lora_r", 16), adapted(fields)

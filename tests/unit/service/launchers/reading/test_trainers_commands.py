@@ -45,6 +45,32 @@ def test_trls_command_counts_before_its_file() -> None:
 WORDS = "--model_name_or_path Qwen/Qwen2.5-7B --per_device_train_batch_size 1 --max_length 2048 --bf16 true"
 
 
+@pytest.mark.parametrize(
+    ("named", "why"),
+    [
+        ("--model_name_or_path /path/to/model", "line 1: /path/to/model stands for a model of yours"),
+        ("--model_name_or_path your_model_path", "stands for a model of yours"),
+        ("--model_name_or_path our/Qwen2.5-7B-own", "is not in the catalog.*Did you mean qwen2.5-7b"),
+        ("--llm_path Qwen/Qwen2.5-7B", "llm_path: line 1: Qwen/Qwen2.5-7B may be the model.*--model"),
+        ("--output_dir out/Qwen2.5-7B", "the files name no model"),
+    ],
+)
+def test_a_model_that_is_not_said_is_asked_for_in_the_files_own_words(named: str, why: str) -> None:
+    batch = "--per_device_train_batch_size 1 --gradient_accumulation_steps 2 --max_length 512"
+    text = f"torchrun --nproc_per_node 4 sft.py {batch} --bf16 true --fsdp full_shard {named}\n"
+    with pytest.raises(InvalidProblemError, match=why):
+        read(text)
+    assert read(text, Told(model=find_model("qwen2.5-7b"))).model.name == "qwen2.5-7b"
+
+
+def test_a_rank_beside_peft_that_is_off_trains_no_adapters() -> None:
+    rank = f"{SFT_YAML}model_name_or_path: Qwen/Qwen2.5-7B\nlora_r: 64\nlora_target_modules: all-linear\n"
+    found = read(f"{rank}use_peft: false\n", Told(num_gpus=2), "sft.yaml")
+    assert (found.launcher, found.workload.lora_rank) == ("trl", 0)
+    with pytest.raises(InvalidProblemError, match="lora_r"):
+        read(rank, Told(num_gpus=2), "sft.yaml")
+
+
 def test_trl_without_a_file_has_its_own_defaults_and_accelerates_built_in_shares() -> None:
     adapters = "--use_peft --lora_r 8 --lora_target_modules all-linear --load_in_8bit"
     found = read(f"trl sft {WORDS} {adapters} --accelerate_config zero2 --num_processes 4\n")
