@@ -37,6 +37,13 @@ OPTION_WORDS: Mapping[str, tuple[str, ...]] = {
     "moe_dispatcher": ("allgather", "alltoall", "deepep", "hybridep"),
     "grouped_gemm": ("grouped", "multi_stream"),
 }  # fmt: skip
+FORMATS = ("mxfp8", "nvfp4")  # recipes that are also the name of a precision
+# Options about experts alone: a model without them does nothing of the kind.
+EXPERT_OPTIONS = (
+    "moe_dispatcher", "low_precision_dispatch", "moe_force_balance", "moe_capacity_factor",
+    "moe_routing_groups", "moe_permute_fusion", "moe_grouped_mlp_fused", "grouped_gemm",
+    "shared_expert_overlap",
+)  # fmt: skip
 # Options that join several parts with +: the parts, and the words that stand for themselves.
 OPTION_PARTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cuda_graph": (

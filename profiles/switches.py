@@ -383,6 +383,10 @@ def clashes(launcher: str, facts: FrameworkFacts, model: ModelSpec, precision: s
             "fp32",
             "fp32",
         )
+    if launcher == "torchtitan" and facts.overlap_tensor and not facts.elementwise_fused:
+        # distributed/compile.py:80 sets inductor's passes, which blocks that are not compiled never run
+        against = "elementwise_fused = false: only compiled blocks overlap them"
+        yield Clash(("overlap_tensor", "elementwise_fused"), against, "false", "false")
     if launcher in switches()["recompute_modules"].launchers:  # those over Megatron-Core
         yield from _graph_clashes(facts, model)
         if eight_bits:

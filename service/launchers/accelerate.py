@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 import yaml
 
 from meshwright.profiles.capabilities import launcher_capabilities
-from meshwright.profiles.frameworks import framework_facts, with_options
-from meshwright.profiles.profile import framework_of
 from meshwright.service.launchers.common_rules import refuse_first
 from meshwright.service.launchers.export import (
     Start,
     bundled,
     common_warnings,
+    compiled_facts,
     model_is_in_the_script,
     sequences_in_the_script,
 )
@@ -62,18 +61,11 @@ def accelerate_file(head: str, target: Target) -> str:
         if config.context_parallel_size > 1:
             sizes[_PREFIX + "cp_comm_strategy"] = "alltoall"  # slices go round, as was priced
         values["parallelism_config"] = sizes
-    if compiles(target):
+    if (
+        target.facts.elementwise_fused
+    ):  # accelerate 1.15.0 accelerator.py:1701: each block behind FSDP2's wrap
         values["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_use_regional_compilation": True}
     return head + yaml.safe_dump(values, sort_keys=True)
-
-
-def compiles(target: Target) -> bool:
-    """Whether blocks were priced as compiled: operators between products fused.
-
-    accelerate 1.15.0 accelerator.py:1701 compiles each repeated block behind FSDP2's wrapping.
-    """
-    facts = framework_facts(framework_of(target.problem.priced_as))
-    return with_options(facts, target.workload.framework_options).elementwise_fused
 
 
 def deepspeed_plugin_file(head: str, target: Target, json_file: str) -> str:
@@ -189,10 +181,7 @@ def accelerate_command(target: Target) -> str:
 
 def found_warnings(target: Target) -> Iterator[str]:
     """What accelerate does differently from the plan, or what the plan leaves to the script."""
-    facts = framework_facts(framework_of(target.problem.priced_as))
-    facts = with_options(facts, target.workload.framework_options)
-    fused = ("elementwise_fused", "norm_fused") if facts.elementwise_fused == facts.norm_fused else ()
-    yield from accelerate_warnings(target, ("launch_blocking", *fused))
+    yield from accelerate_warnings(target, ("launch_blocking", *compiled_facts(target)))
     yield model_is_in_the_script(target)
     yield sequences_in_the_script(target)
     if target.config.context_parallel_size > 1:

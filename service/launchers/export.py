@@ -39,6 +39,12 @@ def common_warnings(target: Target, written: Sequence[str] = ("launch_blocking",
         yield f"{target.gpu.display_name} has no bf16 units; fp16 is what it runs fast"
 
 
+def compiled_facts(target: Target) -> tuple[str, ...]:
+    """The facts that torch's compiler settles, where they agree: files say whether blocks are compiled."""
+    facts = target.facts
+    return ("elementwise_fused", "norm_fused") if facts.elementwise_fused == facts.norm_fused else ()
+
+
 def sequences_in_the_script(target: Target) -> str:
     """How the user's script has to make sequences."""
     seq_length = target.workload.seq_length

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from meshwright.profiles.cluster import GpuSpec
+from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.profile import framework_of
 from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Problem, Workload, with_changes
@@ -36,6 +38,12 @@ class Target:
     def workload(self) -> Workload:
         """What one optimizer step does."""
         return self.problem.workload
+
+    @property
+    def facts(self) -> FrameworkFacts:
+        """What the plan was priced with: the framework's facts, less what the request states otherwise."""
+        own = framework_facts(framework_of(self.problem.priced_as))
+        return with_options(own, self.workload.framework_options)
 
     @property
     def gpu(self) -> GpuSpec:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from meshwright.profiles.errors import FieldError, RefusedExportError
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.common_rules import refuse_first
-from meshwright.service.launchers.export import Start, Variable, bundled, common_warnings
+from meshwright.service.launchers.export import Start, Variable, bundled, common_warnings, compiled_facts
 from meshwright.service.launchers.target import ExportBundle, Target
 from meshwright.service.launchers.torchtitan_model import (
     LLAMA,
@@ -80,13 +80,14 @@ def overlaps_tensor(target: Target) -> bool:
 
 
 def compiled_parts(target: Target) -> list[str]:
-    """What is compiled: nothing under schedules that split the backward pass.
+    """What is compiled: nothing where operators were priced one by one, or the backward pass is split.
 
     For compiled stages PyTorch's ``_check_torch_compile_compatibility`` raises; a compiled loss gives its
     buffers away, and ``stage_backward_input`` retains its graph, which AOTAutograd refuses (torch 2.13,
     ``_functorch/config.py donated_buffer``).
     """
-    return [] if target.config.pipeline_schedule in SPLIT_BACKWARD else ["model", "loss"]
+    apart = not target.facts.elementwise_fused or target.config.pipeline_schedule in SPLIT_BACKWARD
+    return [] if apart else ["model", "loss"]
 
 
 def stage_modules(stage_layers: tuple[int, ...], head_name: str) -> list[list[str]]:
@@ -376,7 +377,7 @@ def found_warnings(target: Target) -> Iterator[str]:
     asked = target.workload.framework_options
     written = {"launch_blocking", "precision_recipe"} - {"" if in_8_bits(target) else "precision_recipe"}
     written |= {"overlap_tensor"} if overlaps_tensor(target) or not asked.get("overlap_tensor") else set()
-    yield from common_warnings(target, tuple(written))
+    yield from common_warnings(target, (*written, *compiled_facts(target)))
     if target.model.moe:
         yield "experts are balanced by torchtitan's bias of the router's choice, not by a loss"
     if is_stated_by_0_2(target.model) and not in_8_bits(target):

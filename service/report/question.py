@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from meshwright.profiles.frameworks import FORMATS
 from meshwright.service.report.formatting import count, tied, wrapped
 from meshwright.solver.problem import Problem, Workload
 
@@ -29,7 +30,7 @@ def question_words(problem: Problem) -> tuple[str, str, str, str, str]:
         f"{clean(model.title)} ({count(int(figures['num_parameters']))} parameters{trained})",
         clean(problem.cluster.title),
         f"batch {_batches(problem)} × {workload.seq_length} tokens{lengths_words(workload)}",
-        str(recipe) if recipe in ("mxfp8", "nvfp4") else workload.precision,
+        str(recipe) if recipe in FORMATS else workload.precision,
         _LAUNCHERS.get(problem.launcher, f"for {problem.launcher}"),
     )
 

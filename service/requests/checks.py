@@ -12,7 +12,7 @@ from meshwright.profiles.adapters import target_fault
 from meshwright.profiles.capabilities import launcher_capabilities, launcher_names, launchers_of
 from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
-from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.profiles.frameworks import EXPERT_OPTIONS, framework_facts, with_options
 from meshwright.profiles.optimizers import OPTIMIZERS, optimizer_named
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.sequences import beyond
@@ -234,7 +234,14 @@ def _precision(problem: Problem) -> Iterator[FieldError]:
 
 
 def _framework_options(problem: Problem) -> Iterator[FieldError]:
-    """Options are known to the framework, and a precision recipe to every GPU."""
+    """Options are known to the framework and about this model, and a precision recipe to every GPU."""
+    stated = problem.workload.framework_options
+    for name in EXPERT_OPTIONS if problem.model.moe is None else ():
+        own = framework_facts(framework_of(problem.stack or problem.launcher))
+        if name in stated and stated[name] != getattr(own, name):
+            at = pointer("workload", "framework_options", name)
+            message = f"{str(stated[name])[:40]} is about experts, and {problem.model.title} has none"
+            yield FieldError(pointer=at, message=message, allowed="absent")
     for launcher in launchers_of(problem.launcher):
         try:
             options = problem.workload.framework_options
@@ -262,13 +269,14 @@ def _switches(problem: Problem) -> Iterator[FieldError]:
             switch.settings_of(launcher, problem.model, gpus) for launcher in launchers_of(problem.launcher)
         ):
             having = sorted(one for one in switch.launchers if switch.settings_of(one, problem.model, gpus))
-            needs = sorted({need for one in switch.settings for need in one.needs})
+            faults = {one.fault(problem.model, gpu) for one in switch.settings for gpu in gpus}
+            lacking = sorted(one.removeprefix("it needs ") for one in faults if one)
+            if not switch.launchers & {*launchers_of(problem.launcher)}:
+                lacking.insert(0, f"the launchers {', '.join(sorted(switch.launchers))}")
             yield FieldError(
                 pointer=at,
                 message=f"{problem.launcher} has no {name} for this model on these GPUs",
-                allowed=f"the launchers {', '.join(having)}"
-                if having
-                else f"a model with {', '.join(needs)}",
+                allowed=f"the launchers {', '.join(having)}" if having else "; ".join(lacking),
             )
 
 

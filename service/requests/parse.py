@@ -18,7 +18,7 @@ from meshwright.profiles.capabilities import Capabilities, launcher_capabilities
 from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.documents import pointer, require_plain, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
-from meshwright.profiles.frameworks import framework_facts, framework_names, with_options
+from meshwright.profiles.frameworks import FORMATS, framework_facts, framework_names, with_options
 from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping, model_from_mapping
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_to_mapping
@@ -74,8 +74,26 @@ def _parsed(raw: Mapping[str, object]) -> Problem:
         profile=request.profile,
         stack=request.stack,
     )
-    check_limits(problem)
+    try:
+        check_limits(problem)
+    except InvalidProblemError as fault:
+        raise _named_by_precision(fault, request.workload) from None
     return _with_baseline(problem, request.search)
+
+
+def _named_by_precision(fault: InvalidProblemError, request: WorkloadRequest) -> InvalidProblemError:
+    """A fault of a recipe that the request states as its precision, with a pointer to that."""
+    at = "/workload/framework_options/precision_recipe"
+    if request.precision not in FORMATS or "precision_recipe" in request.framework_options:
+        return fault
+    errors = []
+    for one in fault.errors:
+        others = [word for word in (one.allowed or "").split(", ") if word in FORMATS]
+        named = replace(
+            one, pointer="/workload/precision", allowed=", ".join(["bf16", "fp8", *others]), nearest="fp8"
+        )
+        errors.append(named if one.pointer == at else one)
+    return type(fault)(errors)
 
 
 def _with_baseline(problem: Problem, request: SearchRequest) -> Problem:
@@ -164,7 +182,7 @@ def _model_and_cluster(request: ProblemRequest) -> tuple[ModelSpec, ClusterSpec]
 def _workload(request: WorkloadRequest, model: ModelSpec, able: Capabilities) -> Workload:
     """The workload part; of a format in 8 or 4 bits by its name the recipe too."""
     precision, options = request.precision, request.framework_options
-    if precision in ("mxfp8", "nvfp4"):
+    if precision in FORMATS:
         if (stated := options.get("precision_recipe", precision)) != precision:
             message = f"{precision} contradicts workload.framework_options.precision_recipe = "
             message += shown(str(stated))

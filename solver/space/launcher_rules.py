@@ -25,7 +25,7 @@ from meshwright.profiles.capabilities import (
     model_facts,
 )
 from meshwright.profiles.errors import FieldError, InvalidProblemError
-from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
+from meshwright.profiles.frameworks import FORMATS, FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.switches import clashes, switch_faults, switches
@@ -129,8 +129,11 @@ def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]
     """Precisions, optimizers and recipes that the launcher lacks."""
     name = able.launcher
     recipe = str(workload.framework_options.get("precision_recipe", "none"))
-    no_8_bits = able.precisions and "fp8" not in able.precisions
+    no_8_bits = bool(able.precisions) and "fp8" not in able.precisions
     recipes = able.recipes or (("none",) if no_8_bits else ())
+    low = recipe if recipe in FORMATS and workload.precision == "fp8" else workload.precision
+    if low != workload.precision and no_8_bits:
+        recipes = ()  # said of the precision
     if with_recipe(workload, workload.precision, able) != workload:
         yield FieldError(
             pointer="/workload/framework_options/precision_recipe",
@@ -138,15 +141,15 @@ def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]
             allowed=", ".join(one for one in able.recipes if one != "none"),
             nearest=able.fp8_recipe,
         )
-    for field, word, words in (
-        ("precision", workload.precision, able.precisions),
-        ("optimizer", workload.optimizer, able.optimizers),
-        ("framework_options/precision_recipe", recipe, recipes),
+    for field, word, said, words in (
+        ("precision", workload.precision, low, able.precisions),
+        ("optimizer", workload.optimizer, workload.optimizer, able.optimizers),
+        ("framework_options/precision_recipe", recipe, recipe, recipes),
     ):
         if words and word not in words:
             yield FieldError(
                 pointer=f"/workload/{field}",
-                message=f"{name} is not planned with {word[:40]}",
+                message=f"{name} is not planned with {said[:40]}",
                 allowed=", ".join(words),
                 nearest=words[0],
             )

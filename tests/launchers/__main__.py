@@ -27,7 +27,6 @@ from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
-from meshwright.service.launchers.accelerate import compiles
 from meshwright.service.launchers.nanotron import nanotron_file
 from meshwright.service.launchers.registry import export, launcher_names
 from meshwright.service.launchers.target import Target
@@ -167,7 +166,7 @@ def differences(found: Target, seen: dict[str, object]) -> Iterator[str]:
         "stage_layers": list(config.stage_layers),
         "head_stage": config.pipeline_parallel_size - 1,
         "precision": found.workload.precision,
-        "compiled": compiles(found) and config.pipeline_schedule not in SPLIT,
+        "compiled": known.elementwise_fused and config.pipeline_schedule not in SPLIT,
         **trained(found.workload),
         **found.workload.framework_options,
         **switched(found, known),

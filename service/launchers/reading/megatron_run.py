@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from meshwright.profiles.frameworks import OPTION_PARTS, FrameworkFacts, framework_facts
+from meshwright.profiles.frameworks import EXPERT_OPTIONS, OPTION_PARTS, FrameworkFacts, framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.megatron_flags import FP8_RECIPES, FRAMEWORK
 from meshwright.service.launchers.megatron_names import (
@@ -203,13 +203,11 @@ def settled(workload: Workload, configuration: Configuration, model: ModelSpec) 
     """The workload of a configuration: one that cannot overlap experts says nothing of their overlap.
 
     Its file leaves the flag out (or says false) whatever the framework does where it can, and its price is
-    the same with either.
+    the same with either. So are all flags about experts for a model that has none.
     """
-    if may_overlap_experts(configuration, model):
-        return workload
-    options = {
-        name: value for name, value in workload.framework_options.items() if name != "overlap_experts"
-    }
+    idle = set() if model.moe else {*EXPERT_OPTIONS}
+    idle |= set() if may_overlap_experts(configuration, model) else {"overlap_experts"}
+    options = {name: value for name, value in workload.framework_options.items() if name not in idle}
     return replace(workload, framework_options=options)
 
 

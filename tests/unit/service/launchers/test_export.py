@@ -461,3 +461,21 @@ def test_llama_factory_keeps_gradients_of_bf16_runs_in_fp32_whatever_is_asked() 
     read = read_launch_files(Source(name="llama_factory.yaml", text=said, files={}))
     assert any("does nothing with bf16" in note for note in read.notes)
     assert read.workload == case.workload
+
+
+def test_torchtitan_compiles_what_was_priced_as_compiled() -> None:
+    case, apart = (
+        next(iter(CASES["torchtitan"].values())),
+        {"elementwise_fused": False, "norm_fused": False},
+    )
+    for options, compiled in (({}, "True"), (apart, "False")):
+        problem = replace(case.problem, workload=replace(case.workload, framework_options=options))
+        found = export(case.plan, problem, "torchtitan")
+        assert f"CompileConfig(enable={compiled}" in found.files[PYTHON_FILE]
+        assert not [one for one in found.warnings if "norm_fused" in one]
+    both = {**apart, "overlap_tensor": True}
+    problem = replace(case.problem, workload=replace(case.workload, framework_options=both))
+    with pytest.raises(
+        RefusedExportError, match=r"overlap_tensor: true contradicts elementwise_fused = false"
+    ):
+        export(case.plan, problem, "torchtitan")

@@ -460,10 +460,30 @@ def test_blocks_with_a_scale_each_are_refused_where_the_gpu_multiplies_none() ->
     workload = {"global_batch_size": 64, "seq_length": 2048, "precision": "mxfp8"}
     words = refusal(cluster={"name": "dgx-h100", "num_nodes": 1}, workload=workload, launcher="none")
     assert words == (
-        "workload.framework_options.precision_recipe: mxfp8 needs products of blocks with a scale each, "
-        "which h100-sxm-80gb lacks. Allowed: none, fp8-delayed, fp8-current, fp8-rowwise, fp8-blockwise. "
-        "Nearest: fp8-delayed"
+        "workload.precision: mxfp8 needs products of blocks with a scale each, which h100-sxm-80gb lacks. "
+        "Allowed: bf16, fp8. Nearest: fp8"
     )
+    for launcher, legal in (
+        ("trl", "bf16, fp16. Nearest: bf16"),
+        ("torchtitan", "bf16, fp8. Nearest: fp8"),
+    ):
+        words = refusal(workload=workload, launcher=launcher)
+        assert words == f"workload.precision: {launcher} is not planned with mxfp8. Allowed: {legal}"
+
+
+def test_what_is_about_experts_is_refused_for_a_model_without() -> None:
+    for name, value in (("moe_capacity_factor", 1.5), ("moe_routing_groups", "8/4")):
+        workload = {"global_batch_size": 64, "seq_length": 2048, "framework_options": {name: value}}
+        words = refusal(model={"name": "llama-3.1-8b"}, workload=workload)
+        assert words == (
+            f"workload.framework_options.{name}: {value} is about experts, and Llama 3.1 8B has none. "
+            "Allowed: absent"
+        )
+    having = "the launchers llama-factory, megatron-bridge, megatron-lm, ms-swift"
+    words = refusal(
+        model={"name": "llama-3.1-8b"}, launcher="deepspeed", search={"allow": ["overlap_experts"]}
+    )
+    assert words.endswith(f"Allowed: {having}; a model with experts")
 
 
 def test_an_unknown_framework_option_names_the_nearest() -> None:
