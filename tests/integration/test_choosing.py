@@ -79,8 +79,11 @@ def test_the_other_nodes_take_what_node_0_has_chosen_for_this_start_alone(
 ) -> None:
     chosen = choose(with_batch(48), nodes=node(), save_dir=tmp_path, url=server.url)
     assert choose(with_batch(48), nodes=node(1), save_dir=tmp_path, url="http://nobody.invalid") == chosen
-    for other in (node(1, run_id="start-2"), node(1, num_nodes=3)):
-        with pytest.raises(NoAnswerError, match="or this node does not see its files"):
+    for other, why in (
+        (node(1, run_id="start-2"), "or this node does not see its files"),
+        (node(1, num_nodes=3), "it has asked another question: this node has other GPUs"),
+    ):
+        with pytest.raises(NoAnswerError, match=why):
             choose(with_batch(48), nodes=other, save_dir=tmp_path, limit_s=0.3)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,7 +89,7 @@ def test_without_a_command_the_plan_starts_on_the_nodes_that_it_needs_of_a_step_
     done = subprocess.run(
         words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=60
     )
-    told = sorted(line for line in done.stdout.splitlines() if line.startswith("node"))
+    told = sorted(re.findall(r"node \d of \d, the first is \w+", done.stdout))  # also within others' lines
     ranks, _, step = started.partition(" of ")
     assert told == [f"node {rank} of {step}, the first is n1" for rank in ranks.split()], done.stderr
     choice = json.loads((tmp_path / "run" / "meshwright.json").read_text())
