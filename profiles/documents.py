@@ -469,7 +469,9 @@ def _build_yaml(loader: _YamlLoader, builder: _Builder) -> None:
             num_documents += 1
             if num_documents > 1:
                 where = f"line {builder.line}"
-                raise InvalidProblemError.of("", f"not YAML: one document, but another document ({where})")
+                raise InvalidProblemError.of(
+                    "", f"several YAML documents, where one is read (the second: {where})"
+                )
 
 
 def _yaml_reason(fault: yaml.YAMLError, text: str) -> str:

@@ -13,7 +13,8 @@ from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.reading.base import MAX_BYTES, Include, Source, Told, refused
 from meshwright.service.launchers.reading.shell import read_script
-from meshwright.service.launchers.reading.shell_values import Script, Word, split_words
+from meshwright.service.launchers.reading.shell_commands import PARALLEL
+from meshwright.service.launchers.reading.shell_values import Script, Word, is_python, split_words
 
 _DIRECTIVE = "#SBATCH"
 _SPELLED = {"-N": "--nodes", "-n": "--ntasks", "-G": "--gpus", "--tasks-per-node": "--ntasks-per-node"}
@@ -24,7 +25,6 @@ _COUNTS = ("--nnodes", "--nproc-per-node", "--num-processes", "--num-nodes", "--
 _VARIABLES = (("NNODES", "NUM_NODES"), ("NPROC_PER_NODE", "GPUS_PER_NODE", "NGPU"))
 _STARTERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 _TITANS = "run_train.sh"  # torchtitan's
-_PARALLEL = ("mpirun", "mpiexec", "srun")
 _FILES = (".json", ".yaml", ".yml", ".toml", ".sh")
 _GPUS = re.compile(r"(?:^|,)(?:gres/)?gpu(?::[A-Za-z][\w.-]*)?(?:[:=](\d+))?(?=$|[,(])")  # of --gres
 _Texts = tuple[tuple[str, str], ...]  # by name
@@ -406,13 +406,13 @@ def world_of(text: str, script: Script, command: Command | None = None) -> World
     started = any(word.text.rsplit("/", 1)[-1] in _STARTERS for words in lists for word in words)
     elsewhere = any(word.unknown for words in lists for word in words)  # what it holds may say nodes
     alone = command is not None and started and "--nnodes" not in said and not elsewhere
-    nodes = _first(_NODES, said, {} if alone else batch)  # torchrun's own default counts, not the job's
+    nodes = None if alone else _first(_NODES, said, batch)  # torchrun's own default counts, not the job's
     tasks = _first(("--ntasks-per-node",), said, batch) if command and _is_task(command) else None
     per_node = tasks or _first(_PER_NODE, said, batch)
     usual = [_variable(environment_of(script, command), names) for names in _VARIABLES]
     if nodes is None and usual[0] is None and not batch and any(map(_starts_here, lists)):
         nodes = 1
-    parallel = any(word.text in _PARALLEL for words in lists for word in words)
+    parallel = any(word.text in PARALLEL for words in lists for word in words)
     if any(word.text.endswith(_TITANS) for words in lists for word in words):  # one node, of 8 GPUs
         usual = [usual[0] or 1, usual[1] or 8]
     if started and usual[0] is None and "--nnodes" not in said and (alone or not batch):
@@ -427,20 +427,15 @@ def world_of(text: str, script: Script, command: Command | None = None) -> World
 
 def _is_alone(text: str, command: Command) -> bool:
     """Whether ``python pretrain_gpt.py`` starts alone: nothing in the script speaks of other ranks."""
-    python = bool(command.before) and _is_python(command.before[0])
+    python = bool(command.before) and is_python(command.before[0])
     return python and "-m" not in [word.text for word in command.before] and not _OF_RANKS.search(text)
 
 
 def _is_task(command: Command) -> bool:
     """Whether ``srun python train.py`` is what each of Slurm's tasks runs, however many GPUs it sees."""
-    python = bool(command.before) and _is_python(command.before[-1])
+    python = bool(command.before) and is_python(command.before[-1])
     texts = [word.text.rsplit("/", 1)[-1] for word in command.before]
     return python and "srun" in texts and not any(word.unknown for word in command.before)
-
-
-def _is_python(word: Word) -> bool:
-    """Whether a word names Python, by any path and version."""
-    return re.fullmatch(r"python[\d.]*", word.text.rsplit("/", 1)[-1]) is not None
 
 
 _OF_RANKS = re.compile(r"#SBATCH|#PBS|#BSUB|\$\{?\w*(?:SLURM|PMI_|MPI|RANK|WORLD_SIZE|NNODES|NUM_NODES)")
@@ -469,8 +464,14 @@ def _tasks(said: Mapping[str, str], parallel: bool) -> int | None:
 def started_gpus(world: World, told: Told, note: Callable[[str], None]) -> int | None:
     """All GPUs: those that are told count before those that the script starts, which is noted."""
     if told.num_gpus and world.num_gpus and told.num_gpus != world.num_gpus:
-        note(f"the script starts {world.num_gpus} processes; {told.num_gpus} GPUs are told and counted")
+        note(other_gpus_told(world.num_gpus, told.num_gpus))
     return told.num_gpus or world.num_gpus
+
+
+def other_gpus_told(started: int, told: int) -> str:
+    """The note on GPUs that are told beside a script which starts another number of processes."""
+    own = "one process" if started == 1 else f"{started} processes"
+    return f"the script starts {own}; {told} GPUs are told and counted, with a process each"
 
 
 def program_of(words: Sequence[Word]) -> Command | None:

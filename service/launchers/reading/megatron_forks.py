@@ -16,6 +16,7 @@ from functools import cache
 
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.megatron_flags import FP4_RECIPE
 from meshwright.service.launchers.megatron_names import FROM_CHECKPOINT
 from meshwright.service.launchers.reading.base import Include, Source
@@ -177,20 +178,35 @@ _GATED = re.compile(
 )
 
 
+_SIZES = ("hidden-size", "num-attention-heads", "seq-length")
+
+
 def require_known(given: Given, program: str) -> None:
     """Leave a fault for what a fork makes otherwise in ways that no flag here tells.
 
     An argument that neither Megatron-LM nor Megatron-DeepSpeed has is a fork's own; a program by the name
     of a family whose layers the flags do not describe builds its model by itself.
+
+    Raises:
+        InvalidProblemError: such arguments, of a command that says no size of a language model.
     """
+    strange: dict[str, Value] = {}
     for called, (name, value) in given.left.items() if program else ():  # else they are of all commands
         aside = called not in given.unread or _ASIDE.search(name) is not None
         known = name in _arguments() or name.replace("_", "-") in _ALONE
         known = known or (aside and _MATTERS.search(name) is None)
         off = bool(value.texts) and is_off(value.texts[0])
         if not (known or off or decided_by(name)):
-            message = f"line {value.line}: is a fork's own: what it changes is not known"
-            given.refuse(called, message, allowed=passing(called))
+            strange[called] = value
+    base = program.rpartition("/")[2][:64]
+    if strange and not any(given.has(name) for name in _SIZES):
+        line, names = next(iter(strange.values())).line, ", ".join([*strange][:4])
+        message = f"line {line}: takes {names}, which Megatron-LM does not, and no size of a language model"
+        allowed = f"a command that says {', '.join(f'--{one}' for one in _SIZES)}"
+        raise InvalidProblemError.of(base, message, allowed=allowed)
+    for called, value in strange.items():
+        message = f"line {value.line}: is a fork's own, or another program's: what it changes is not known"
+        given.refuse(called, message, allowed=passing(called))
     family = _GATED.search(program)
     said = any(given.has(name) for name in ("swiglu", "quick-geglu")) or FROM_CHECKPOINT in given.others
     if family is not None and not said:

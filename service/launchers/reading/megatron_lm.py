@@ -93,7 +93,7 @@ class MegatronLmReader:
         for note in script.notes:
             given.note(note)
         world = world_of(source.text, script, command)
-        if world.processes == 1:
+        if world.processes == 1 and told.num_gpus in (None, 1):
             given.note(f"{program} is started by python alone: one process is assumed, on one GPU")
         launcher = translate(
             given, lambda name: script.files.get(name) or source.other(name), script.filled

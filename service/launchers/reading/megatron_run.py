@@ -505,10 +505,10 @@ def _offload(given: Given) -> str:
 def _data_parallel(given: Given, world: int | None, model_gpus: int) -> int:
     """What the GPUs leave for data parallelism."""
     if world is None:
-        given.fault(
-            "tensor-model-parallel-size",
-            "how many GPUs run is not said (torchrun --nnodes and --nproc-per-node, #SBATCH --nodes); "
-            "give --cluster with --num-nodes",
+        given.refuse(
+            "num_gpus",
+            "how many GPUs run is not said (torchrun --nnodes and --nproc-per-node, #SBATCH --nodes)",
+            allowed="--cluster with --num-nodes, or --set num_gpus=… beside the file",
         )
         return 1
     if world % model_gpus:

@@ -42,6 +42,7 @@ _GATED = ("swiglu", "fast-swiglu", "geglu", "fast-geglu", "reglu", "fast-reglu")
 _ACTIVATIONS = ("gelu", "fast-swiglu", "swiglu", "squared-relu", "openai-gelu")
 _SHARDED = ("distributed_fused_adam", "mcore_distributed_optim")
 _PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16", "fp16": "fp16"}
+_ASKED = re.compile(r"oc\.env:\s*(\w+)\s*[}]")  # the exported variable
 _NOT_GPT = (
     "model.encoder.", "model.decoder.", "model.vision", "model.mm_cfg", "model.retro", "model.unet_config",
     "model.restore_from_path", "model.mamba", "model.hybrid", "model.hyena",
@@ -75,8 +76,8 @@ class NemoReader:
         document = _interpolated(values, told.variables)
         for name in document:
             if name.startswith(_NOT_GPT) and document[name].value not in (None, "", "null"):
-                message = f"line {document[name].line}: only NeMo's GPT models are read"
-                raise InvalidProblemError.of(name, message)
+                why = "only NeMo's GPT models are read, trained whole and of the shape that the file states"
+                raise InvalidProblemError.of(name, f"line {document[name].line}: {why}", allowed="null")
         given, fsdp = Given(), document.get("model.fsdp")
         if fsdp is not None and fsdp.value is True:
             message = f"line {fsdp.line}: torch FSDP under NeMo is not priced"
@@ -182,10 +183,11 @@ def _take(given: Given, key: str, called: str, found: Found) -> None:
             given.leave(called[:64], f"--{key.replace('_', '-')}", Value((text,), found.line))
         return
     if "${" in text:
+        asked = _ASKED.search(text)
         raise InvalidProblemError.of(
             called,
             f"line {found.line}: it hangs on {shown(text)}, which the file does not say",
-            allowed="--var NAME=… for an exported variable, or the value in the file",
+            allowed=f"--var {asked[1]}=…, or the value in the file" if asked else "the value in the file",
         )
     take(given, key, text, found.line, called=called)
 

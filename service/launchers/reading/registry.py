@@ -30,6 +30,7 @@ from meshwright.service.launchers.reading.base import (
 from meshwright.service.launchers.reading.captured import is_capture, source_of_capture
 from meshwright.service.launchers.reading.commands import (
     files_named,
+    other_gpus_told,
     script_of,
     world_of,
 )
@@ -233,9 +234,9 @@ def _require_bounded(source: Source) -> None:
 def _on_told_gpus(launch: LaunchFile, told: Told) -> LaunchFile:
     """The run without the files' own nodes, where other GPUs are told than they start."""
     started = (launch.num_nodes or 0) * (launch.gpus_per_node or 0)
-    if not started or told.num_gpus in (None, started):
+    if not started or not told.num_gpus or told.num_gpus == started:
         return launch
-    note = f"the script starts {started} processes; {told.num_gpus} GPUs are told and counted"
+    note = other_gpus_told(started, told.num_gpus)
     notes = launch.notes if note in launch.notes else (*launch.notes, note)
     return replace(launch, num_nodes=None, gpus_per_node=None, notes=notes)
 

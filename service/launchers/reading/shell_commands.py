@@ -17,6 +17,7 @@ from meshwright.service.launchers.reading.shell_values import (
     Status,
     Variables,
     Word,
+    is_python,
     unknown_value,
 )
 from meshwright.service.launchers.reading.shell_words import Token, lex, whole_number
@@ -31,6 +32,9 @@ SCOPED = ("local", "declare", "typeset")  # inside functions
 _SURE = ("cd", "conda", "cp", "date", "echo", "hash", "ln", "mkdir", "module", "mv", "popd", "printf",
          "pushd", "pwd", "rm", "shopt", "sleep", "touch", "trap", "ulimit", "wait")  # fmt: skip
 _SHELLS = ("bash", "sh", "zsh")
+PARALLEL = ("mpirun", "mpiexec", "srun")  # which start a process for each rank
+_TEXT_STARTER = "bcprun"  # NVIDIA Base Command's: as those, and takes what it runs as a text
+RANK_STARTERS = (*PARALLEL, _TEXT_STARTER)
 _MARK = re.compile(f"{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}")
 # What a shell splits or expands in the name of what is not known, which stands whole in a text that is run.
 _SHIELD = {ord(sign): 0xE000 + ord(sign) for sign in " \t\n\r'\"\\$`#<>;&|()"}
@@ -52,6 +56,7 @@ class Commands(Variables, ABC):
         self._left = False  # an exit under a condition that is not known
         self._depth = 0
         self._loops = 0
+        self._parallel: tuple[Word, ...] = ()  # what starts a process for each rank, around ``bash -c``
         self._jump: tuple[str, int] | None = None  # a break or continue, and of how many loops
         self._kept = 0  # variables of all commands
         self._integers: set[str] = set()  # variables that ``declare -i`` makes numbers
@@ -133,7 +138,8 @@ class Commands(Variables, ABC):
     def _start(self, words: Sequence[Word]) -> None:
         """Write down a program's words, with the variables as they are then."""
         script = self._script
-        script.commands.append(tuple(words))
+        own = is_python(words[0]) and not any("torch.distributed" in word.text for word in words)
+        script.commands.append((*(self._parallel if own else ()), *words))
         last = script.environments[-1] if script.environments else None
         if last is None or last != script.variables:
             self._kept += len(script.variables)
@@ -263,9 +269,16 @@ class Commands(Variables, ABC):
             ends += 1  # options: -o takes a word
         given = any(re.fullmatch("-[a-z]*c[a-z]*", text) for text in texts[at + 1 : ends])
         inside = texts[ends] if given and ends < len(texts) else below if ends == len(texts) else None
+        names = [text.rsplit("/", 1)[-1] for text in texts]
+        if names[0] == _TEXT_STARTER:
+            at = next((at for at, text in enumerate(texts[:-1]) if text in ("-c", "--cmd")), len(texts))
+            inside = texts[at + 1] if at < len(texts) else None
         if inside is not None:
-            before = dict(self._script.words)
+            before, outer = dict(self._script.words), self._parallel
+            ranks = next((place for place, name in enumerate(names[:at]) if name in RANK_STARTERS), at)
+            self._parallel = (*outer, *words[ranks:at])
             self._run_text(inside, words[min(ends, len(texts) - 1)].line)
+            self._parallel = outer
             self.restore(before)
 
     def _set(self, words: Sequence[Word]) -> Status:

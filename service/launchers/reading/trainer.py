@@ -40,6 +40,7 @@ from meshwright.service.launchers.reading.commands import (
     chosen_by,
     commands_of,
     environment_of,
+    other_gpus_told,
     require_beside,
     require_training,
     script_of,
@@ -308,6 +309,8 @@ def trainer_run(
         why = f"python starts one process, which lays weights of few bits over {world} GPUs (device_map)"
         allowed = f"torchrun --nproc_per_node {world}, or one GPU"
         fields.fault("num_gpus", f"{why}: not priced", allowed=allowed)
+    elif alone and world and world > 1:
+        fields.note(other_gpus_told(1, world))
     precision = _precision(fields, known, tool, mesh, lora=tuned["lora_rank"] > 0)
     recompute = _recomputes(fields, tool)
     fields.stop()

@@ -42,6 +42,7 @@ from meshwright.service.launchers.reading.documents import (
 )
 from meshwright.service.launchers.reading.fields import Fields, divided
 from meshwright.service.launchers.reading.known import Known, known_of
+from meshwright.service.launchers.reading.shell_commands import RANK_STARTERS
 from meshwright.service.launchers.reading.shell_values import UNKNOWN, Script, Word
 from meshwright.service.launchers.trainers import ATTENTION
 from meshwright.solver.configuration import Configuration
@@ -311,10 +312,8 @@ def _nested(values: Mapping[str, object]) -> dict[str, object]:
 
 
 _SEVERAL = ("deepspeed", "accelerate", "trl")  # which start a process for every GPU that they see
-_STARTERS = (
-    *_SEVERAL, "torchrun", "torch.distributed.run", "torch.distributed.launch", "srun", "mpirun", "mpiexec",
-    "jsrun", "ray",
-)  # fmt: skip
+_TASKS = (*RANK_STARTERS, "jsrun")  # as many as they are told, of which each takes one GPU
+_STARTERS = (*_SEVERAL, *_TASKS, "torchrun", "torch.distributed.run", "torch.distributed.launch", "ray")
 
 
 def started_by(script: Script, command: Command) -> int | None:
@@ -326,6 +325,7 @@ def started_by(script: Script, command: Command) -> int | None:
     gpus = _included(command.before) or _visible(script, command)
     several = command.program.startswith("llamafactory") or _has(command, _SEVERAL)
     several = several or hangs or takes_every_gpu(command.before)
+    several = several or _has(command, _TASKS)
     return (gpus or None) if several else 1
 
 
@@ -387,7 +387,7 @@ def require_gpus_of_their_own(
         elif not gpus:
             fields.note(
                 "python starts one process, which takes all GPUs that it sees (torch's DataParallel): "
-                "one GPU is priced, or as many processes as GPUs are told"
+                "that is priced for one GPU alone"
             )
     if fields.flag("auto_find_batch_size", default=False):
         fields.note("auto_find_batch_size halves micro-batches where memory runs out: priced as it starts")

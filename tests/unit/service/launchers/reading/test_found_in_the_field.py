@@ -461,7 +461,7 @@ def test_what_nobody_has_is_refused_and_what_no_price_hangs_on_is_listed() -> No
     # off, an argument of Megatron-LM's, and a name that says itself what it is for
     listed = read(f"{start} --hetero-mode none --deterministic-mode --my-trace-interval 5\n").unread
     assert listed == ("--hetero-mode", "--deterministic-mode", "--my-trace-interval")
-    with pytest.raises(InvalidProblemError, match=r"--hetero-mode: line 1: is a fork's own.*--ignore"):
+    with pytest.raises(InvalidProblemError, match=r"--hetero-mode: line 1: is a fork's own, .*--ignore"):
         read(f"{start} --hetero-mode pp\n")
     passed = read(f"{start} --hetero-mode pp\n", Told(ignored=("--hetero-mode",)))
     assert any("--hetero-mode is passed by" in note for note in passed.notes)
@@ -496,6 +496,35 @@ def test_every_other_layer_of_megatron_deepspeed_has_experts_with_room_for_their
     ):
         with pytest.raises(InvalidProblemError, match=what):
             read(f"{start}{experts}--global-batch-size 16 {more}\n")
+
+
+@pytest.mark.parametrize(
+    ("start", "gpus"),
+    [
+        ("srun -N 2 --ntasks-per-node 8 bash -c 'cd src && python {}'", 16),  # was one GPU
+        ("mpirun -np 16 /usr/bin/bash -c 'python {}'", 16),
+        ("srun -N 2 torchrun --nproc-per-node 8 {}", 8),  # two runs: torchrun's own --nnodes is 1
+        ("bcprun -p 8 -c 'python {}'", None),
+        ("srun --container-image x bash -c 'python {}'", None),
+    ],
+)
+def test_what_starts_a_process_for_each_rank_counts_around_a_shells_text(
+    start: str, gpus: int | None
+) -> None:
+    text = start.format(f"pretrain_gpt.py {SIZES} --vocab-size 512 --global-batch-size 64")
+    if gpus is None:
+        with pytest.raises(InvalidProblemError, match="num_gpus: how many GPUs run is not said"):
+            read(text)
+    else:
+        assert read(text).configuration.num_gpus == gpus
+
+
+def test_a_command_of_another_program_is_refused_once() -> None:
+    flags = "--num-layers 50 --lr 1 --seed 1 --optimizer sgd --gpus 0,1 --mom 0.9 --wd 1e-4"
+    text = f"python train_imagenet.py {flags}\n"
+    with pytest.raises(InvalidProblemError, match=r"^train_imagenet\.py: line 1: takes .*--mom") as fault:
+        read(text)
+    assert len(fault.value.errors) == 1
 
 
 def test_an_assignment_from_a_variable_is_no_assignment() -> None:

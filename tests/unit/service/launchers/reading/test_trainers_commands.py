@@ -365,6 +365,22 @@ def test_ranks_that_hang_on_what_nobody_says_are_asked_for(start: str) -> None:
     assert read(f"{start} train.py {ARGUMENTS}", Told(num_gpus=16)).configuration.num_gpus == 16
 
 
+def test_one_process_beside_more_told_gpus_is_noted_whatever_shares_them() -> None:
+    files = {"z2.json": '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}}'}
+    for start in (
+        "python train.py",
+        "CUDA_VISIBLE_DEVICES=0 python train.py",
+        "python train.py --deepspeed z2.json",
+    ):
+        text = f"{start} {ARGUMENTS}"
+        found = read_launch_files(Source(name="a.sh", text=text, files=files), Told(num_gpus=8))
+        assert (
+            "the script starts one process; 8 GPUs are told and counted, with a process each" in found.notes
+        )
+    with pytest.raises(InvalidProblemError, match="num_gpus: the files do not say it"):
+        read(f"srun python train.py {ARGUMENTS}")  # was one GPU
+
+
 def test_a_base_of_few_bits_says_that_the_script_trains_adapters() -> None:
     words = "--bits 4 --lora_r 64 --lora_modules all --source_max_len 16 --target_max_len 512 "
     text = f"python qlora.py {ARGUMENTS.replace('--model_max_length 2048 ', '')}{words}"
