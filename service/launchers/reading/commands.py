@@ -13,8 +13,8 @@ from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.reading.base import MAX_BYTES, Include, Source, Told, refused
 from meshwright.service.launchers.reading.shell import read_script
-from meshwright.service.launchers.reading.shell_commands import PARALLEL
-from meshwright.service.launchers.reading.shell_values import Script, Word, is_python, split_words
+from meshwright.service.launchers.reading.shell_commands import PARALLEL, is_python
+from meshwright.service.launchers.reading.shell_values import Script, Word, split_words
 
 _DIRECTIVE = "#SBATCH"
 _SPELLED = {"-N": "--nodes", "-n": "--ntasks", "-G": "--gpus", "--tasks-per-node": "--ntasks-per-node"}

@@ -17,7 +17,6 @@ from meshwright.service.launchers.reading.shell_values import (
     Status,
     Variables,
     Word,
-    is_python,
     unknown_value,
 )
 from meshwright.service.launchers.reading.shell_words import Token, lex, whole_number
@@ -400,3 +399,8 @@ def _run_sed(script: Script, words: Sequence[Word], written_to: str, include: In
         script.filled[base] = script.piped
         if text is not None:
             script.files[base] = text
+
+
+def is_python(word: Word) -> bool:
+    """Whether a word names Python, by any path and version."""
+    return re.fullmatch(r"python[\d.]*", word.text.rsplit("/", 1)[-1]) is not None

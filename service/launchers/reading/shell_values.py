@@ -575,11 +575,6 @@ def opposite(one: Status) -> Status:
     return None if one is None else not one
 
 
-def is_python(word: Word) -> bool:
-    """Whether a word names Python, by any path and version."""
-    return re.fullmatch(r"python[\d.]*", word.text.rsplit("/", 1)[-1]) is not None
-
-
 def split_words(text: str) -> list[str]:
     """A text cut where it has blanks, but for the names of what is not known: ``$(head -n 1 hosts)``."""
     return _PIECE.findall(text)
