@@ -235,7 +235,7 @@ class Context:
         model = self.model.shaped(shape)
         if model is self.model:
             return self
-        known = self._by_model
+        known: dict[ModelSpec, Context] = vars(self).setdefault("by_model", {})
         if model not in known:
             known[model] = replace(self, model=model)
         return known[model]
@@ -246,11 +246,6 @@ class Context:
         layers, never = self.of(self.model.mtp_shape), np.zeros_like(self.full)
         alike = self.facts.prediction_recomputed or not self.model.num_mtp_layers
         return layers if alike else replace(layers, selective=never, full=never)
-
-    @cached_property
-    def _by_model(self) -> dict[ModelSpec, Context]:
-        """The contexts of the attentions that layers have, where those are several."""
-        return {}
 
     @cached_property
     def dense_replicas(self) -> Replicas:
@@ -327,15 +322,20 @@ class Context:
         lengths = self.workload.lengths
         return lengths is not None and lengths.batching == "padding_to_longest"
 
-    @cached_property
+    @property
     def at_lengths(self) -> list[tuple[FloatArray, Context]]:
         """Contexts of micro-batches of several lengths, each with its share of them, (n,).
 
         Those that are padded to their longest document are seldom as long as one may be; others all are.
         """
+        # nothing that a context keeps holds the context: its arrays are free as soon as it is out of use
+        return self._padded or [(np.ones_like(self.t), self)]
+
+    @cached_property
+    def _padded(self) -> list[tuple[FloatArray, Context]]:
         filled = self.workload.filled
         if filled is None or not self.pads_to_longest:
-            return [(np.ones_like(self.t), self)]
+            return []
         sizes, of_row = np.unique(self.micro_batch, return_inverse=True)
         shares = np.array([filled.at_grid(int(size)) for size in sizes])[of_row.ravel()]
         return [
