@@ -90,7 +90,7 @@ def test_yaml_and_json_files_say_the_same(tmp_path: Path) -> None:
         ("a: [\n", "not YAML: did not find expected node content"),
         ("a: [\n", "(line 2, column 1)"),
         ("a: 1\nb: {c: 2, c: 3}\n", 'the key "c" is repeated (line 2)'),
-        ("a: 1\n---\nb: 2\n", "another document (line 2)"),
+        ("a: 1\n---\nb: 2\n", "several YAML documents, where one is read (the second: line 2)"),
         ("a: " + "[" * 5000 + "]" * 5000, "nested deeper than 32"),
         ("a: 2026-02-31\n", "not YAML: day is out of range"),
         ("a: " + "9" * 5000, "not YAML"),
