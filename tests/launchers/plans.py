@@ -215,12 +215,8 @@ TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
 
 
 def tuned(launcher: str) -> Iterator[Target]:
-    """Plans of Llama 3.1 8B that train adapters, by 8-bit Adam or in 8 and 4 bits, where there are such.
-
-    On one node of B200s, which have products of every precision.
-    """
+    """Plans of Llama 3.1 8B that train adapters, by 8-bit Adam or in 8 and 4 bits, where there are such."""
     problem = problem_of(launcher, find_model("llama-3.1-8b"), num_nodes=1)
-    problem = replace(problem, cluster=find_cluster("dgx-b200", num_nodes=1))
     for config, changes in TUNED.get(launcher, ()):
         workload = replace(problem.workload, **changes)  # type: ignore[arg-type]
         yield Target(plan=plan(config), problem=replace(problem, workload=workload))
