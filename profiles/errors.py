@@ -78,12 +78,14 @@ class UnknownNameError(InvalidProblemError):
     def among(cls, pointer: str, name: str, known: Iterable[str]) -> UnknownNameError:
         """Name the nearest entries of ``known``; of few, all where none is near."""
         names = sorted(known)
-        many = len(names) > _MANY
         close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-        far = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.0) if many else names
-        hint = f"Did you mean {' or '.join(close)}?" if close else (
-            f"The nearest of {len(names)} names: {', '.join(far)}" if many else f"Known: {', '.join(far)}"
-        )  # fmt: skip
+        if close:
+            hint = f"Did you mean {' or '.join(close)}?"
+        elif len(names) > _MANY:
+            far = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.0)
+            hint = f"The nearest of {len(names)} names: {', '.join(far)}"
+        else:
+            hint = f"Known: {', '.join(names)}"
         shown = name if len(name) <= MAX_SHOWN else name[: MAX_SHOWN - 3] + "..."
         return cls([FieldError(pointer=pointer, message=f'unknown "{shown}". {hint}')])
 

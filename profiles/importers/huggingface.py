@@ -490,12 +490,9 @@ def _embedding_size(reader: FieldReader, hidden_size: int) -> int | None:
 _SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size", "share_expert_dim")
 _BALANCE = ("router_aux_loss_coef", "aux_loss_alpha", "ffn_config.moe_loss_weight")
 _SCALE = (
-    "routed_scaling_factor",
-    "route_scale",
-    "moe_routed_scaling_factor",
-    "router_scaling_factor",
+    "routed_scaling_factor", "route_scale", "moe_routed_scaling_factor", "router_scaling_factor",
     "moe_router_scaling_factor",
-)
+)  # fmt: skip
 
 
 def _moe(reader: FieldReader, family: Family, num_layers: int, adapters: str) -> MoeSpec | None:

@@ -53,9 +53,7 @@ class Family:
     latent_bias_flag: str = ""  # latent attention: a key that gives its down-projections biases
     numbers: Mapping[str, tuple[str, Callable[[float], float]]] = field(default_factory=dict)
     fixed: Mapping[str, object] = field(default_factory=dict)  # a tuple: any of these
-    as_built: Callable[[dict[str, object]], dict[str, object]] | None = (
-        None  # keys of an older config, anew
-    )
+    as_built: Callable[[dict[str, object]], dict[str, object]] | None = None  # an older config's keys anew
     each_layer: tuple[str, ...] = ()  # keys that may list a value for each layer
     plans: tuple[str, ...] = ()  # keys that other types are refused for
     of_published: tuple[str, ...] = ()  # lists of published configs that say what the class's own would

@@ -233,7 +233,8 @@ def of_trainer(
 # Frozen weights of fewer bits, as bitsandbytes keeps them.
 
 
-_BITS = ("quantization_bit", "quant_bits", "bits", "load_in_kbits")
+_NESTED_BITS = ("bits", "load_in_kbits")  # whose scales are in few bits, too, unless it is said
+_BITS = ("quantization_bit", "quant_bits", *_NESTED_BITS)
 _WHOLE_BITS = "16"  # of load_in_kbits, and bits
 _METHODS = ("quantization_method", "quant_method")
 _TYPES = ("quantization_type", "bnb_4bit_quant_type", "quant_type")
@@ -268,7 +269,7 @@ def base_of(fields: Fields, *, nested: bool) -> BasePrecision:
         if bits and name and fields.word(name) not in right:
             fields.fault(name, f"{shown(str(fields.raw(name)))} {_WHY}", allowed=right[0], nearest=right[0])
     double = next((name for name in _NESTED if fields.has(name)), _NESTED[0])
-    nested = fields.flag(double, default=nested or any(fields.has(name) for name in _BITS[-2:]))
+    nested = fields.flag(double, default=nested or any(fields.has(name) for name in _NESTED_BITS))
     if bits == 0:
         return "bf16"
     return "int8" if bits == 8 else "nf4-double" if nested else "nf4"  # noqa: PLR2004 - bits
