@@ -21,7 +21,7 @@ from meshwright.solver.cost.parameters import base_bytes_beyond, part_weights, u
 from meshwright.solver.cost.pipelines import LaidOut
 from meshwright.solver.cost.price import price_memory
 from meshwright.solver.cost.sharding import copies_of_gradients
-from meshwright.solver.cost.stages import LayerLayout, chunks_of, fullest_moment
+from meshwright.solver.cost.stages import LayerLayout, chunks_of, fullest_moment, layers_held
 from meshwright.solver.predict import predict
 
 # Products of flash attention: two forward, five backward (Dao 2022, arXiv:2205.14135, algorithm 4).
@@ -229,7 +229,8 @@ def _most_gradients(target: Target, profile: Profile) -> FloatArray:
     columns, laid = Columns.of([target.config]), LaidOut.of(target.problem, [target.config])
     prices = laid.prices(price_memory(laid.problem, columns, profile))
     chunks = chunks_of(columns, laid.layout, laid.splits)
-    _, gradients = fullest_moment(prices, columns, chunks, np.zeros(laid.splits.shape))
+    kept = np.zeros(laid.splits.shape)
+    _, gradients = fullest_moment(prices, columns, chunks, layers_held(chunks), kept)
     return np.asarray(gradients[0])
 
 

@@ -335,11 +335,7 @@ class Stages:
 
 def _total(terms: dict[str, FloatArray]) -> FloatArray:
     """Sum of all terms."""
-    first, *others = terms.values()
-    total = first.copy()
-    for term in others:
-        total += term
-    return total
+    return reduce(np.add, terms.values())
 
 
 def chunks_of(
@@ -370,7 +366,10 @@ def chunks_of(
     parts[:, 0, -2] = 1.0
     parts[np.arange(len(p)), num_chunks - 1, -1] = 1.0
     valid = np.arange(width)[None, :] < num_chunks[:, None]
-    further = _predicted_apart(layout, parts, num_chunks - 1)
+    sent = returned = valid.astype(np.float64)
+    if layout.counts_prediction:
+        further = _predicted_apart(layout, parts, num_chunks - 1)
+        sent, returned = valid + further, valid + np.roll(further, 1, axis=1)
     return Chunks(
         valid=valid,
         rank=rank,
@@ -378,8 +377,8 @@ def chunks_of(
         head_rank=rank[np.arange(len(p)), num_chunks - 1],
         parts=parts,
         replayed=replayed,
-        sent=valid + further,
-        returned=valid + np.roll(further, 1, axis=1),
+        sent=sent,
+        returned=returned,
         num_ranks=num_ranks,
         regular=bool((p == num_ranks).all()) and not has_v_shape(columns),
     )
@@ -391,8 +390,6 @@ def _predicted_apart(layout: LayerLayout, parts: FloatArray, last: IntArray) -> 
     The head takes theirs from the last layer's, one behind another (Megatron-LM d98e8a64
     ``megatron/core/transformer/multi_token_prediction.py:976``).
     """
-    if not layout.counts_prediction:
-        return np.zeros(parts.shape[:2])
     kind, chunk = layout.num_kinds - 1 - 2 * layout.counts_ends, np.arange(parts.shape[1])
     return np.asarray(layout.predicted * parts[..., kind] * (chunk < last[:, None]))
 
@@ -482,16 +479,20 @@ def _activations(prices: RowPrices, columns: Columns, chunks: Chunks) -> FloatAr
     return np.asarray(each * held)
 
 
+def layers_held(chunks: Chunks) -> list[FloatArray]:
+    """Layers of each kind that every rank holds, (n, R) each."""
+    return [_by_rank(count, chunks) for count in _kinds(chunks.parts)]
+
+
 def fullest_moment(
-    prices: RowPrices, columns: Columns, chunks: Chunks, kept: FloatArray
+    prices: RowPrices, columns: Columns, chunks: Chunks, held: list[FloatArray], kept: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Activations and gradients of every rank when it holds most of both, (n, R) each.
 
-    ``kept`` are the activations in flight of every chunk, (n, C). Where chunks have gradients in turn, from
-    the last to the first, those before the one whose turn it is keep their activations still, and those
-    behind it what is left of their reduced gradients.
+    ``held`` as ``layers_held`` gives them; ``kept`` are the activations in flight of every chunk, (n, C).
+    Where chunks have gradients in turn, from the last to the first, those before the one whose turn it is
+    keep their activations still, and those behind it what is left of their reduced gradients.
     """
-    held = [_by_rank(count, chunks) for count in _kinds(chunks.parts)]
     activations, gradients = _by_rank(kept, chunks), _whole(held, prices.gradients_bytes, chunks.head_rank)
     rows = np.flatnonzero(prices.ranks_in_turn > 0)
     if not len(rows):
@@ -517,11 +518,11 @@ def fullest_moment(
 def _memory(
     prices: RowPrices, columns: Columns, chunks: Chunks, held: list[FloatArray], rank_valid: BoolArray
 ) -> dict[str, FloatArray]:
-    """Bytes of every rank by term; ``held`` are each rank's layers by kind."""
+    """Bytes of every rank by term, from its layers (``layers_held``)."""
     has_head = np.arange(chunks.num_ranks)[None, :] == chunks.head_rank[:, None]
     ones = rank_valid.astype(np.float64)
     kept = _activations(prices, columns, chunks)
-    activations, gradients = fullest_moment(prices, columns, chunks, kept)
+    activations, gradients = fullest_moment(prices, columns, chunks, held, kept)
     terms = {
         "weights": _whole(held, prices.weights_bytes, chunks.head_rank),
         "gradients": gradients,
@@ -559,7 +560,7 @@ def assemble(
     weight = np.broadcast_to(0.0, forward.shape)
     if splits_backward(columns).any():
         weight = np.minimum(_whole(layers, prices.weight_gradient_s, chunks.last), backward)
-    held = [_by_rank(count, chunks) for count in layers]
+    held = layers_held(chunks)
     tail = _whole(held, prices.tail_s, chunks.head_rank) + prices.rank_tail_s[:, None]
     return Stages(
         chunk_forward_s=forward,
