@@ -72,7 +72,7 @@ def adapters_of(
             "lora_config", "adapters in a file of their own are not read", allowed="lora_r beside it"
         )
     refuse_uncounted(fields)
-    fastchats = program.endswith(_FASTCHATS)
+    fastchats = _FASTCHATS.search(program) is not None
     rank = fields.integer("lora_rank", fields.integer("lora_r", 16 if pefts and not fastchats else 8))
     rank = told if isinstance(told, int) and told > 0 else rank
     said = told or fields.has("lora_rank") or fields.has("lora_r")
@@ -81,7 +81,7 @@ def adapters_of(
         fields.fault("lora_r", why, allowed="lora_r, in the script or beside it (--set lora_rank=…)")
     if str(fields.raw("adapter") or "lora") not in ("lora", "qlora"):
         fields.fault("adapter", f"{shown(str(fields.raw('adapter')))} is not priced", allowed="lora, qlora")
-    if strange and _bits(fields) and not any(fields.raw(name) for name in _TARGETS):
+    if strange and not fastchats and _bits(fields) and not any(fields.raw(name) for name in _TARGETS):
         why = (
             "is not given, and scripts on weights of few bits often adapt all linear layers, not peft's two"
         )
@@ -120,7 +120,8 @@ _KINDS_OF_THEM = (
     "lora", "qlora", "dora", "rslora", "adalora", "ia3", "peft", "adapter", "freeze", "bitfit",
 )  # fmt: skip
 _OF_LORA = re.compile(r"(?:^|[-_/])(?:q?lora|with_peft)(?=[-_.])", re.IGNORECASE)
-_FASTCHATS = "fastchat/train/train_lora.py"  # rank 8 of q_proj and v_proj, where no argument says it
+# FastChat's, and forks' beside it: rank 8 of q_proj and v_proj, where no argument says it.
+_FASTCHATS = re.compile(r"fastchat/train/train_(?:\w+_)?lora\.py$")
 
 
 def _of_bits(fields: Fields) -> bool:
@@ -130,7 +131,7 @@ def _of_bits(fields: Fields) -> bool:
 
 def _is_of_lora(fields: Fields, program: str) -> bool:
     """Whether a program's name says LoRA, and its arguments all that is to be known of it."""
-    if program.endswith(_FASTCHATS):
+    if _FASTCHATS.search(program):
         return True
     said = [any(fields.raw(name) for name in names) for names in (("lora_rank", "lora_r"), _TARGETS)]
     return bool(_OF_LORA.search(program.rpartition("/")[2])) and all(said)
@@ -177,7 +178,7 @@ def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
         if fields.raw(whole):
             fields.fault(whole, "weights that are adapted without a layer of their own are not priced")
     if pefts and not fields.raw(name):
-        fields.note(f"{_TARGETS[-1]} is not given: q_proj and v_proj, peft's own for most models")
+        fields.note("lora_target_modules is not given: q_proj and v_proj, peft's own for most models")
         return _PEFTS_OWN
     said = fields.raw(name) or "all"
     words = said if isinstance(said, list) else str(said).replace(",", " ").split()
@@ -233,7 +234,9 @@ def of_trainer(
 # Frozen weights of fewer bits, as bitsandbytes keeps them.
 
 
-_NESTED_BITS = ("bits", "load_in_kbits")  # whose scales are in few bits, too, unless it is said
+_SWITCHED_BITS = ("q_lora", "use_qlora")  # FastChat's, open-instruct's: 4 bits, trained by adapters
+_NESTED_BITS = ("bits", "load_in_kbits")
+_NESTED_TOO = (*_NESTED_BITS, *_SWITCHED_BITS)  # whose scales are in few bits, too, unless it is said
 _BITS = ("quantization_bit", "quant_bits", *_NESTED_BITS)
 _WHOLE_BITS = "16"  # of load_in_kbits, and bits
 _METHODS = ("quantization_method", "quant_method")
@@ -244,6 +247,7 @@ _NESTED = (
 )  # fmt: skip
 _FLAGS = {  # of TRL, Axolotl, and scripts after peft's examples
     "load_in_4bit": 4, "load_in_8bit": 8, "use_4bit_quantization": 4, "use_8bit_quantization": 8,
+    **dict.fromkeys(_SWITCHED_BITS, 4),
 }  # fmt: skip
 _WHY = "is not priced from launch files yet"
 _SHARDED = 3  # ZeRO-3
@@ -269,7 +273,7 @@ def base_of(fields: Fields, *, nested: bool) -> BasePrecision:
         if bits and name and fields.word(name) not in right:
             fields.fault(name, f"{shown(str(fields.raw(name)))} {_WHY}", allowed=right[0], nearest=right[0])
     double = next((name for name in _NESTED if fields.has(name)), _NESTED[0])
-    nested = fields.flag(double, default=nested or any(fields.has(name) for name in _NESTED_BITS))
+    nested = fields.flag(double, default=nested or any(fields.has(name) for name in _NESTED_TOO))
     if bits == 0:
         return "bf16"
     return "int8" if bits == 8 else "nf4-double" if nested else "nf4"  # noqa: PLR2004 - bits

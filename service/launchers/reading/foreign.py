@@ -74,9 +74,7 @@ def foreign(source: Source) -> Iterator[FieldError]:
         try:
             script = script_of(source, Told())
             if script.stopped > 0:
-                where = f"line {script.stopped} of {shown(source.name)}"
-                message = f"{where}: it exits there, with nothing started"
-                yield FieldError(pointer=WHOLE_FILE, message=message, allowed=_EXIT)
+                yield _exits(source.name, script.stopped)
             for command in commands_of(script):
                 require_training(command, source.name)
             yield from _of_others(source, script)
@@ -224,6 +222,12 @@ def _require_training(fields: Fields, program: str) -> None:
         fields.fault("do_train", f"is not given{where}: it trains nothing", allowed="true")
 
 
+def _exits(name: str, line: int) -> FieldError:
+    """What a script is that ends before it starts anything, for want of a value."""
+    message = f"line {line} of {shown(name)}: it exits there, with nothing started"
+    return FieldError(pointer=WHOLE_FILE, message=message, allowed=_EXIT)
+
+
 def require_start(scripts: Sequence[tuple[str, Script]], started: Source) -> None:
     """Refuse a file that only programs are given which do something else than train with it.
 
@@ -245,6 +249,9 @@ def require_start(scripts: Sequence[tuple[str, Script]], started: Source) -> Non
         require_training(first or Command("", ()), name)
     lists = [words for _, script in scripts for words in script.commands if words[0].text not in HANDLERS]
     if scripts and not commands and not any(map(_may_start, lists)):
+        for name, script in scripts:
+            if script.stopped > 0:
+                raise InvalidProblemError([_exits(name, script.stopped)])
         raise refused(
             f"{shown(scripts[0][0])} names {shown(base)} and starts no program",
             allowed=f"{shown(base)} alone, or the script that starts a training with it",

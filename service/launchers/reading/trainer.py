@@ -53,6 +53,7 @@ from meshwright.service.launchers.reading.foreign import SEES, refuse_unpriced
 from meshwright.service.launchers.reading.known import Known, header_of, known_of, named_model
 from meshwright.service.launchers.reading.shell_values import UNKNOWN, Script, Word, why_unknown
 from meshwright.service.launchers.reading.trainer_ranks import (
+    engines_precision,
     kernel_of,
     liger,
     on_its_engine,
@@ -69,7 +70,10 @@ _NO_MODELS = re.compile(
     r"token|output|save|run|log|hub|data|teacher|ref|reward|draft|project|eval|template"
 )
 _LENGTHS = ("cutoff_len", "max_length", "max_seq_length", "model_max_length", "max_seq_len", "block_size")
-_PARTS = ("source_max_len", "target_max_len")  # of QLoRA's script, cut and joined (qlora.py, collator)
+_PARTS = (  # cut each for itself and joined: QLoRA's script (collator), ChatGLM's and MedicalGPT's, TRACE's
+    ("source_max_len", "target_max_len"), ("max_source_length", "max_target_length"),
+    ("max_prompt_len", "max_ans_len"),
+)  # fmt: skip
 _OWN = (
     _MICRO, _COUNT, "model_name_or_path", "finetuning_type", "tuner_type", "train_type", "deepspeed",
     "gradient_checkpointing", "lr_scheduler_type", "max_seq_length", "cutoff_len",
@@ -518,9 +522,10 @@ def _usual_count(tool: Tool, micro: int, world: int) -> int:
 def _length(fields: Fields, known: Known, tool: Tool) -> int:
     """The sequence that every micro-batch is padded or packed to."""
     name = next((name for name in _LENGTHS if fields.has(name)), None)
-    if name is None and all(fields.has(part) for part in _PARTS):
-        own = sum(fields.integer(part, 1) for part in _PARTS)
-        fields.note(f"{' and '.join(_PARTS)} are the two parts of a sequence: {own} tokens, their sum")
+    parts = next((parts for parts in _PARTS if all(fields.has(part) for part in parts)), ())
+    if name is None and parts:
+        own = sum(fields.integer(part, 1) for part in parts)
+        fields.note(f"{' and '.join(parts)} are the two parts of a sequence: {own} tokens, their sum")
         return _told(fields, known, "seq_length", own) or own
     others = [one for one in _LENGTHS if fields.has(one) and fields.raw(one) != fields.raw(name or "")]
     if others and name and tool in _PEFTS and "seq_length" not in known.told.values:
@@ -542,13 +547,15 @@ _SWIFTS_TYPES = {"AUTO": "", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *, lora: bool) -> str:
-    """Autocast, by the arguments or else by accelerate's file, or the type of the weights."""
+    """Autocast, by the arguments, DeepSpeed's or accelerate's file, or else the type of the weights."""
     told = known.told.values.get("precision")
     if told in ("bf16", "fp16"):
         return str(told)
     for name in ("bf16", "fp16"):
         if fields.has(name) and fields.flag(name, default=False):
             return name
+    if engine := engines_precision(fields, known.source):
+        return engine
     if mesh is not None and mesh.raw("mixed_precision") in ("bf16", "fp16"):
         return mesh.word("mixed_precision")
     dtype = str(fields.raw("torch_dtype") or fields.raw("dtype") or "").removeprefix("torch.")

@@ -57,6 +57,7 @@ _NAMES = {
     "gradient_accumulation_steps": "num_microbatches",
     **dict.fromkeys(_FILLED, "precision"),
 }
+_MICRO, _DEEPSPEEDS_MICRO = "per_device_train_batch_size", "train_micro_batch_size_per_gpu"
 _OF_THE_ENGINE = "deepspeed_config"  # an argument of DeepSpeed itself, whose file transformers does not see
 _OF_THE_START = ("main_process_ip", "dynamo_backend", "torch_compile")  # words of a command, beside a batch
 
@@ -230,7 +231,10 @@ def run_of_deepspeeds_file(
     fields.stop()
     if key != _OF_THE_ENGINE:
         _require_same(values, base, told, over)
-    return _of_deepspeeds(values, base, told)
+    elif fields.has(_MICRO) and _DEEPSPEEDS_MICRO in values:  # the script makes batches, not the engine
+        _require_same({_DEEPSPEEDS_MICRO: values[_DEEPSPEEDS_MICRO]}, base, told, over)
+    filled = {key: Found("auto", one.line) for key, one in values.items() if _NAMES.get(key) in over}
+    return _of_deepspeeds({**values, **filled}, base, told)
 
 
 def _of_deepspeeds(values: Mapping[str, Found], base: str, told: Told) -> LaunchFile:
@@ -238,6 +242,16 @@ def _of_deepspeeds(values: Mapping[str, Found], base: str, told: Told) -> Launch
     text = json.dumps(_nested(_resolved(values, told)))
     name = base if base.endswith(".json") else f"{base}.json"
     return DeepSpeedReader().read(Source(name=name, text=text), told)
+
+
+def engines_precision(fields: Fields, beside: Source) -> str:
+    """The type that DeepSpeed's own file turns on, which needs no argument of the trainer; empty: none."""
+    name = fields.raw(_OF_THE_ENGINE)
+    base = str(name or "").replace("\\", "/").rsplit("/", 1)[-1]
+    text = beside.other(base) if base.endswith(".json") else None
+    own = looks_like_document(Source(name=base, text=text)) if text else {}
+    on = (key.partition(".")[0] for key in _FILLED if key in own and own[key].value is True)
+    return next(on, "")
 
 
 def _built_in(fields: Fields, key: str, base: str) -> dict[str, Found]:

@@ -160,7 +160,7 @@ def test_defaults_of_llama_factory_are_not_taken_for_a_script_in_its_names() -> 
     assert read(f"CUDA_VISIBLE_DEVICES=0 python src/train_bash.py {words}\n").workload.seq_length == 2048
     run = "CUDA_VISIBLE_DEVICES=0 python sft_train.py"
     with pytest.raises(InvalidProblemError, match="seq_length: the files do not say it"):
-        read(f"{run} {words} --max_source_length 2048 --max_target_length 512\n")
+        read(f"{run} {words}\n")
     found = read(f"{run} {words} --cutoff_len 512 --gradient_checkpointing False\n")
     assert found.configuration.recompute_granularity == "none"
 
@@ -390,6 +390,33 @@ def test_a_base_of_few_bits_says_that_the_script_trains_adapters() -> None:
     assert found.workload.base_precision == "nf4-double"  # double_quant is on in qlora.py
     with pytest.raises(InvalidProblemError, match="lays weights of few bits over 8 GPUs"):
         read(text, Told(num_gpus=8))
+
+
+def test_a_sequences_two_parts_are_added_under_each_of_their_names() -> None:
+    start = f"torchrun --nproc_per_node 8 finetune.py {ARGUMENTS.replace('--model_max_length 2048 ', '')}"
+    for parts in (
+        "--max_source_length 1536 --max_target_length 512",
+        "--max_prompt_len 1536 --max_ans_len 512",
+    ):
+        assert read(f"{start} {parts}").workload.seq_length == 2048  # 1536 + 512
+
+
+def test_a_switch_of_qlora_says_4_bits_and_adapters() -> None:
+    words = f"{ARGUMENTS}--lora_r 8 --q_lora True"
+    found = read(f"torchrun --nproc_per_node 8 fastchat/train/train_lora.py {words}")
+    assert (found.workload.base_precision, found.workload.lora_rank) == ("nf4-double", 8)
+    assert found.workload.lora_targets == ("q_proj", "v_proj")  # FastChat's own
+    with pytest.raises(InvalidProblemError, match="lora_target_modules: is not given"):
+        read(f"torchrun --nproc_per_node 8 finetune.py {words}")  # whose own targets are not known
+
+
+def test_the_engines_own_file_says_the_type_of_products() -> None:
+    arguments = ARGUMENTS.replace("--bf16 True ", "")
+    text = f"deepspeed --num_gpus 8 finetune.py {arguments}--deepspeed_config ds.json"
+
+    file = '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}'
+    found = read_launch_files(Source(name="a.sh", text=text, files={"ds.json": file}), Told())
+    assert found.workload.precision == "bf16"
 
 
 def test_chinese_alpacas_scripts_train_adapters_unless_they_say_all_weights() -> None:

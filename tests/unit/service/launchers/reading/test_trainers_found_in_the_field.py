@@ -135,9 +135,11 @@ def test_a_trainer_stops_where_deepspeeds_file_says_another_batch_or_type(json: 
     with pytest.raises(InvalidProblemError, match=says):
         run(words, json)
     own = words.replace("--deepspeed z", "--deepspeed --deepspeed_config z")
-    assert run(own, DS.replace('gpu": 2', 'gpu": 8')).configuration.micro_batch_size == 8  # the engine's
+    with pytest.raises(InvalidProblemError, match=r"8 in z\.json, but 2 by"):  # batches are the script's
+        run(own, DS.replace('gpu": 2', 'gpu": 8'))
     told = Told(values={"micro_batch_size": 1, "num_microbatches": 2})
-    assert run(words, DS, told).configuration.zero_stage == 2  # what is told may differ from the files
+    found = run(words, DS, told).configuration  # what is told counts before the files
+    assert (found.zero_stage, found.micro_batch_size, found.num_microbatches) == (2, 1, 2)
 
 
 def shared(config: str, words: str = SFT, **files: str) -> LaunchFile:
