@@ -38,7 +38,13 @@ from meshwright.service.launchers.megatron_flags import (
 )
 from meshwright.service.launchers.megatron_lm_model_rules import MODEL_RULES
 from meshwright.service.launchers.megatron_lm_rules import PARALLEL_RULES, sizes_are_positive
-from meshwright.service.launchers.megatron_names import FROM_CHECKPOINT, REFUSED, decided_flags, environment
+from meshwright.service.launchers.megatron_names import (
+    FROM_CHECKPOINT,
+    REFUSED,
+    UNPRICED,
+    decided_flags,
+    environment,
+)
 from meshwright.service.launchers.rules import model_is_stated, refuse
 from meshwright.service.launchers.target import ExportBundle, Target, pads
 from meshwright.solver.space.launcher_rules import overlap_notes
@@ -158,7 +164,7 @@ def _filled(text: str, target: Target) -> str:
         ),
         **_data(target),
         "RESHARDS": _RESHARDS if reshards_states(target.config) else "",
-        "GUARD": guard((*decided_flags(), *REFUSED, FROM_CHECKPOINT, *planned)).rstrip("\n"),
+        "GUARD": guard((*decided_flags(), *REFUSED, *UNPRICED, FROM_CHECKPOINT, *planned)).rstrip("\n"),
     }
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)

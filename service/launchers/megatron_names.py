@@ -96,6 +96,31 @@ REFUSED: Mapping[str, str] = {
     "--use-torch-fsdp2": "torch FSDP2 under Megatron-LM is not priced; --use-megatron-fsdp is",
     "--heterogeneous-layers-config-path": "layers of many kinds are not priced",
 }
+# What is not priced where it is on; arguments.py and TransformerConfig of Megatron-LM 0.19.2.
+UNPRICED: Mapping[str, str] = {
+    "attention-output-gate": "gates of attention's output are not priced",
+    "cpu-offloading-num-layers": "activations of whole layers on the host are not priced",
+    "experimental-attention-variant": "other kinds of attention are not priced",
+    "expert-tensor-parallel-num-weight-shards": "weights sharded beside tensor ranks are not priced",
+    "fp32-residual-connection": "residuals in fp32 are not priced",
+    "fp4-param-gather": "weights held in 4 bits are not priced",
+    "freeze-all-layers": "training parts of the model is not priced",
+    "heterogeneous-layers-config-encoded-json": "layers of many kinds are not priced",
+    "hybrid-context-parallel": "context ranks by the length of a sequence are not priced",
+    "kitchen-config-file": "precisions by layer are not read",
+    "linear-attention-freq": "other kinds of attention are not priced",
+    "moe-latent-size": "experts that share a projection are not priced",
+    "moe-layer-recompute": "replaying whole expert layers is not priced",
+    "moe-paged-stash": "experts' activations in pages are not priced",
+    "moe-use-upcycling": "a dense checkpoint that becomes experts is not priced",
+    "mtp-use-repeated-layer": "prediction layers that share weights are not priced",
+    "offload-optimizer-states": "optimizer states that go to the host between steps are not priced",
+    "perform-rl-step": "training on rewards is not priced",
+    "skip-train": "it trains nothing",
+    "te-precision-config-file": "precisions by layer are not read",
+    "tensor-parallel-num-weight-shards": "weights sharded beside tensor ranks are not priced",
+    "use-mp-args-from-checkpoint-args": "the parallel sizes come from a checkpoint; write them out",
+}
 FROM_CHECKPOINT = "--use-checkpoint-args"  # flags of the model count less than those of a checkpoint
 # What a step's time and memory do not hang on: data, logging, checkpoints, learning rates, seeds.
 IRRELEVANT = (

@@ -212,7 +212,8 @@ def _wrong(name: str, value: Value) -> tuple[str, str | None] | None:
     if unknown is not None:
         return why_unknown(unknown)
     if kind == "switch":
-        return None
+        stray = f'takes no value: "{_shown(texts[0])}" would stop Megatron-LM' if texts else ""
+        return (stray, f"{name} alone, or no {name}") if stray else None
     if not texts:
         return "needs a value", _allowed(name)
     if kind != "words" and len(texts) > 1:

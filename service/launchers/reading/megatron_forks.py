@@ -18,7 +18,7 @@ from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.megatron_flags import FP4_RECIPE
-from meshwright.service.launchers.megatron_names import FROM_CHECKPOINT
+from meshwright.service.launchers.megatron_names import FROM_CHECKPOINT, UNPRICED
 from meshwright.service.launchers.reading.base import Include, Source
 from meshwright.service.launchers.reading.deepspeed import read_offload
 from meshwright.service.launchers.reading.documents import looks_like_document
@@ -46,6 +46,7 @@ _PLAIN_NAMES = {
     "batch-size": "micro-batch-size",  # of a replica, before there were micro-batches
 }
 _REFUSED = {
+    **UNPRICED,
     "ds-sequence-parallel-size": "Ulysses sequence parallelism of Megatron-DeepSpeed is not priced",
     "num-experts-switch": "Megatron-LM's first experts, in loops, are not priced",
     "bitfit": "training biases alone is not priced",
@@ -67,18 +68,9 @@ _REFUSED = {
     "remote-device": "weights that stay on the host are not priced",
     "memory-centric-tiled-linear": "tiled products are not priced",
     "num-unique-layers": "layers that share weights are not priced",
-    "heterogeneous-layers-config-encoded-json": "layers of many kinds are not priced",
     "hybrid-attention-ratio": "hybrid state-space models are not priced",
     "flextron": "models of several widths are not priced",
     "retro-add-retriever": "retrieval models are not priced",
-    "perform-rl-step": "training on rewards is not priced",
-    "skip-train": "it trains nothing",
-    "fp4-param-gather": "weights held in 4 bits are not priced",
-    "te-precision-config-file": "precisions by layer are not read",
-    "kitchen-config-file": "precisions by layer are not read",
-    "cpu-offloading-num-layers": "activations of whole layers on the host are not priced",
-    "offload-optimizer-states": "optimizer states that go to the host between steps are not priced",
-    "fp32-residual-connection": "residuals in fp32 are not priced",
 }
 # Flags (of MindSpeed-LLM's arguments.py but for the last) that change nothing with these values alone.
 _ALONE = {
@@ -179,6 +171,7 @@ _GATED = re.compile(
 
 
 _SIZES = ("hidden-size", "num-attention-heads", "seq-length")
+_OPPOSITE = re.compile("^(?:no|disable)_")  # of a field that is true by default (argument_utils.py)
 
 
 def require_known(given: Given, program: str) -> None:
@@ -193,7 +186,7 @@ def require_known(given: Given, program: str) -> None:
     strange: dict[str, Value] = {}
     for called, (name, value) in given.left.items() if program else ():  # else they are of all commands
         aside = called not in given.unread or _ASIDE.search(name) is not None
-        known = name in _arguments() or name.replace("_", "-") in _ALONE
+        known = {name, _OPPOSITE.sub("", name)} & _arguments() or name.replace("_", "-") in _ALONE
         known = known or (aside and _MATTERS.search(name) is None)
         off = bool(value.texts) and is_off(value.texts[0])
         if not (known or off or decided_by(name)):
@@ -268,8 +261,8 @@ def _flash(given: Given) -> None:
 
 
 def _positions(given: Given) -> None:
-    """Rotary positions by their older switch."""
-    if "--use-rotary-position-embeddings" in given.others and not given.has("position-embedding-type"):
+    """Rotary positions by their older switch, which counts before the type (``validate_args``)."""
+    if "--use-rotary-position-embeddings" in given.others:
         line = given.others["--use-rotary-position-embeddings"].line
         given.take("--position-embedding-type", Value(("rope",), line))
 
@@ -280,7 +273,7 @@ def _low_bits(given: Given) -> None:
         if given.has("fp8-format"):
             given.fault("fp4-format", "contradicts --fp8-format: Megatron-LM takes one of them")
         line, recipe = given.values["--fp4-format"].line, given.word("fp4-recipe", FP4_RECIPE)
-        given.take("--fp8-format", Value(("e2m1",), line), called="--fp4-format")
+        given.take("--fp8-format", Value(("e4m3",), line), called="--fp4-format")
         given.take("--fp8-recipe", Value((recipe,), line), called="--fp4-recipe")
     for old, kind in (("--fp8-hybrid", "hybrid"), ("--fp8-e4m3", "e4m3")):
         if old in given.others and not given.has("fp8-format"):

@@ -6,8 +6,10 @@ pipeline_parallel_layer_layout.py, Megatron-LM 0.16.1 and 0.19.2.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Mapping
 
+from meshwright.profiles.documents import shown
 from meshwright.profiles.frameworks import OPTION_NUMBERS
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.reading.given import Given
@@ -22,7 +24,27 @@ _OTHER_SPLITS = (
 _NEEDS = (
     ("tp-comm-overlap", "sequence-parallel"),
     ("overlap-param-gather", "overlap-grad-reduce"),
+    ("moe-pad-expert-input-to-capacity", "moe-expert-capacity-factor"),
+    ("delay-wgrad-compute", "overlap-moe-expert-parallel-comm"),
 )
+_ACTIVATIONS = ("swiglu", "quick-geglu", "squared-relu")  # core_transformer_config_from_args
+# What a word may be; of those that only other versions or models have, what is priced.
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "attention-backend": ("flash", "fused", "unfused", "local", "auto"),
+    "cross-entropy-fusion-impl": ("native", "te"),
+    "cuda-graph-impl": ("none", "local", "transformer_engine", "full_iteration"),
+    "fp4-format": ("e2m1",),
+    "fp8-format": ("e4m3", "hybrid"),
+    "moe-flex-dispatcher-backend": ("deepep", "hybridep"),
+    "moe-router-dtype": ("fp32", "fp64"),
+    "moe-router-score-function": ("softmax", "sigmoid"),
+    "moe-token-dispatcher-type": ("allgather", "alltoall", "alltoall_seq", "flex"),
+    "normalization": ("LayerNorm", "RMSNorm"),
+    "position-embedding-type": ("learned_absolute", "rope", "yarn", "mrope", "alibi", "none"),
+    "rope-type": ("rope", "yarn"),
+    "softmax-type": ("vanilla", "off-by-one", "learnable"),
+    "transformer-impl": ("transformer_engine", "local"),
+}
 
 
 def refuse_contradictions(given: Given, model: ModelSpec) -> None:
@@ -36,6 +58,29 @@ def _lacking(given: Given, _: ModelSpec) -> None:
     for name, needed in _NEEDS:
         if given.has(name) and not given.has(needed):
             given.fault(name, f"needs --{needed}")
+
+
+def _words(given: Given, _: ModelSpec) -> None:
+    """Words that are none of the choices: Megatron-LM's parser stops at them."""
+    for name, allowed in _CHOICES.items():
+        word = given.word(name, allowed[0])
+        if word.lower() not in {one.lower() for one in allowed}:  # forks write rmsnorm
+            near = difflib.get_close_matches(word, allowed, n=1)
+            message = f'"{shown(word)}" is not priced, or not known'
+            given.fault(name, message, allowed=", ".join(allowed), nearest=near[0] if near else None)
+    if given.word("transformer-impl") == "local":
+        given.note("--transformer-impl local is priced as Transformer Engine, whose kernels are faster")
+
+
+def _activations(given: Given, _: ModelSpec) -> None:
+    """One activation, and latent attention beside no groups of queries."""
+    said = [name for name in _ACTIVATIONS if given.has(name)]
+    if len(said) > 1:
+        given.fault(said[1], f"contradicts --{said[0]}: Megatron-LM takes one of them")
+    if given.has("multi-latent-attention") and given.has("group-query-attention"):
+        given.fault("group-query-attention", "contradicts --multi-latent-attention")
+    if given.has("moe-router-enable-expert-bias") and given.word("moe-router-score-function") != "sigmoid":
+        given.fault("moe-router-enable-expert-bias", "needs --moe-router-score-function sigmoid")
 
 
 def _experts(given: Given, model: ModelSpec) -> None:
@@ -178,6 +223,8 @@ def _lengths(given: Given, model: ModelSpec) -> None:
 
 _RULES: tuple[Callable[[Given, ModelSpec], None], ...] = (
     _lacking,
+    _words,
+    _activations,
     _experts,
     _recomputation,
     _overlapped_experts,

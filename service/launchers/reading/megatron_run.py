@@ -293,9 +293,7 @@ def _options(given: Given, framework: str) -> dict[str, Option | None]:
 def _gradient_dtype(given: Given, known: FrameworkFacts) -> str:
     """Of the gradients that are kept: bf16 training accumulates in fp32 unless told otherwise."""
     if given.has("grad-reduce-in-bf16") and not given.has("fp16"):  # beside which it does nothing
-        if given.has("accumulate-allreduce-grads-in-fp32"):
-            given.fault("grad-reduce-in-bf16", "contradicts --accumulate-allreduce-grads-in-fp32")
-        return "bf16"
+        return "bf16"  # whatever --accumulate-allreduce-grads-in-fp32 says
     own = "fp16" if known.gradient_dtype == "fp32" else known.gradient_dtype  # else of two bytes, too
     kept = given.has("bf16") and given.word("main-grads-dtype", "fp32") == "fp32"
     exact = kept or given.has("accumulate-allreduce-grads-in-fp32")
@@ -371,7 +369,7 @@ def _dispatcher(given: Given, known: FrameworkFacts) -> str:
     kind = given.word("moe-token-dispatcher-type", "allgather")
     if kind == "flex":
         return "deepep" if given.has("moe-enable-deepep") else given.word(_BACKEND, "deepep")
-    return kind
+    return kind.removesuffix("_seq")  # alltoall_seq, before Megatron-Core 0.13
 
 
 def _low_weights(given: Given, known: FrameworkFacts) -> bool:
@@ -578,7 +576,10 @@ def _sharding(given: Given, ranks: int) -> tuple[int, int]:
     if f"--{DEEPSPEED}" in given.others:
         stage = int(given.other("zero-stage"))
     if given.has("use-megatron-fsdp") or given.has("use-custom-fsdp"):
-        strategy = given.word("data-parallel-sharding-strategy", "no_shard")
+        # --use-megatron-fsdp's own since 3499efef (April 2026); configurations keep no_shard
+        own = "--use-megatron-fsdp" in {*given.values} - {*given.called}
+        usual = "optim_grads_params" if own else "no_shard"
+        strategy = given.word("data-parallel-sharding-strategy", usual)
         if strategy not in _STRATEGIES:
             given.fault("data-parallel-sharding-strategy", "is unknown", allowed=", ".join(_STRATEGIES))
         stage = _STRATEGIES.get(strategy, 0)

@@ -56,40 +56,46 @@ run_args+=(--distributed-timeout-minutes "${TIMEOUT_MINUTES:-30}" --clip-grad "$
 readonly PLAN_DECIDES=(
     account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split
     accumulate-allreduce-grads-in-fp32 activation-func-clamp-value add-qkv-bias apply-layernorm-1p
-    attention-backend attention-dropout bf16 bias-dropout-fusion bias-gelu-fusion bias-linear
-    bias-swiglu-fusion context-parallel-size cp-comm-type cross-entropy-fusion-impl
-    cross-entropy-loss-fusion cuda-graph-impl cuda-graph-modules cuda-graph-scope
-    decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers decoder-num-layers
-    delay-wgrad-compute enable-cuda-graph encoder-num-layers exp-avg-dtype exp-avg-sq-dtype
-    expert-model-parallel-size expert-tensor-parallel-size external-cuda-graph ffn-hidden-size
-    fine-grained-activation-offloading fp16 fp4-format fp4-recipe fp8-dot-product-attention
-    fp8-format fp8-param-gather fp8-recipe global-batch-size glu-linear-offset grad-reduce-in-bf16
-    group-query-attention heterogeneous-layers-config-path hidden-dropout hidden-size
-    hierarchical-context-parallel-sizes hybrid-layer-pattern hybrid-override-pattern is-hybrid-model
-    kv-channels kv-lora-rank main-grads-dtype main-params-dtype make-vocab-size-divisible-by
-    max-position-embeddings micro-batch-size microbatch-group-size-per-virtual-pipeline-stage
-    moe-aux-loss-coeff moe-enable-deepep moe-expert-capacity-factor moe-ffn-hidden-size
-    moe-flex-dispatcher-backend moe-grouped-gemm moe-layer-freq moe-pad-expert-input-to-capacity
-    moe-permute-fusion moe-router-dtype moe-router-enable-expert-bias
+    attention-backend attention-dropout attention-output-gate bf16 bias-dropout-fusion
+    bias-gelu-fusion bias-linear bias-swiglu-fusion context-parallel-size cp-comm-type
+    cpu-offloading-num-layers cross-entropy-fusion-impl cross-entropy-loss-fusion cuda-graph-impl
+    cuda-graph-modules cuda-graph-scope decoder-first-pipeline-num-layers
+    decoder-last-pipeline-num-layers decoder-num-layers delay-wgrad-compute enable-cuda-graph
+    encoder-num-layers exp-avg-dtype exp-avg-sq-dtype experimental-attention-variant
+    expert-model-parallel-size expert-tensor-parallel-num-weight-shards expert-tensor-parallel-size
+    external-cuda-graph ffn-hidden-size fine-grained-activation-offloading fp16
+    fp32-residual-connection fp4-format fp4-param-gather fp4-recipe fp8-dot-product-attention
+    fp8-format fp8-param-gather fp8-recipe freeze-all-layers global-batch-size glu-linear-offset
+    grad-reduce-in-bf16 group-query-attention heterogeneous-layers-config-encoded-json
+    heterogeneous-layers-config-path hidden-dropout hidden-size hierarchical-context-parallel-sizes
+    hybrid-context-parallel hybrid-layer-pattern hybrid-override-pattern is-hybrid-model
+    kitchen-config-file kv-channels kv-lora-rank linear-attention-freq main-grads-dtype
+    main-params-dtype make-vocab-size-divisible-by max-position-embeddings micro-batch-size
+    microbatch-group-size-per-virtual-pipeline-stage moe-aux-loss-coeff moe-enable-deepep
+    moe-expert-capacity-factor moe-ffn-hidden-size moe-flex-dispatcher-backend moe-grouped-gemm
+    moe-latent-size moe-layer-freq moe-layer-recompute moe-pad-expert-input-to-capacity
+    moe-paged-stash moe-permute-fusion moe-router-dtype moe-router-enable-expert-bias
     moe-router-force-load-balancing moe-router-group-topk moe-router-load-balancing-type
     moe-router-num-groups moe-router-pre-softmax moe-router-score-function moe-router-topk
     moe-router-topk-scaling-factor moe-shared-expert-gate moe-shared-expert-intermediate-size
-    moe-shared-expert-overlap moe-token-dispatcher-type mscale mscale-all-dim mtp-num-layers
-    multi-latent-attention normalization num-attention-heads num-distributed-optimizer-instances
-    num-experts num-layers num-layers-per-virtual-pipeline-stage num-query-groups
-    num-virtual-stages-per-pipeline-rank offload-modules optimizer optimizer-cpu-offload
-    optimizer-offload-fraction overlap-grad-reduce overlap-moe-expert-parallel-comm
-    overlap-p2p-communication overlap-param-gather padded-vocab-size pipeline-model-parallel-layout
-    pipeline-model-parallel-size position-embedding-type q-lora-rank qk-head-dim qk-layernorm
-    qk-pos-emb-head-dim quick-geglu rampup-batch-size recompute-activations recompute-granularity
-    recompute-method recompute-modules recompute-num-layers rope-freq rope-fusion rope-type
-    rotary-scaling-factor seq-length sequence-parallel softmax-type squared-relu
-    step-batch-size-schedule swiglu tensor-model-parallel-size tp-comm-overlap transformer-impl
-    untie-embeddings-and-output-weights use-checkpoint-args use-custom-fsdp
-    use-distributed-optimizer use-flash-attn use-megatron-fsdp use-precision-aware-optimizer
-    use-rope-scaling use-torch-fsdp2 use-tp-pp-dp-mapping v-head-dim vocab-size
-    window-attn-skip-freq window-size yaml-cfg yarn-beta-fast yarn-beta-slow
-    yarn-correction-range-round-to-int yarn-original-max-position-embeddings
+    moe-shared-expert-overlap moe-token-dispatcher-type moe-use-upcycling mscale mscale-all-dim
+    mtp-num-layers mtp-use-repeated-layer multi-latent-attention normalization num-attention-heads
+    num-distributed-optimizer-instances num-experts num-layers num-layers-per-virtual-pipeline-stage
+    num-query-groups num-virtual-stages-per-pipeline-rank offload-modules offload-optimizer-states
+    optimizer optimizer-cpu-offload optimizer-offload-fraction overlap-grad-reduce
+    overlap-moe-expert-parallel-comm overlap-p2p-communication overlap-param-gather
+    padded-vocab-size perform-rl-step pipeline-model-parallel-layout pipeline-model-parallel-size
+    position-embedding-type q-lora-rank qk-head-dim qk-layernorm qk-pos-emb-head-dim quick-geglu
+    rampup-batch-size recompute-activations recompute-granularity recompute-method recompute-modules
+    recompute-num-layers rope-freq rope-fusion rope-type rotary-scaling-factor seq-length
+    sequence-parallel skip-train softmax-type squared-relu step-batch-size-schedule swiglu
+    te-precision-config-file tensor-model-parallel-size tensor-parallel-num-weight-shards
+    tp-comm-overlap transformer-impl untie-embeddings-and-output-weights use-checkpoint-args
+    use-custom-fsdp use-distributed-optimizer use-flash-attn use-megatron-fsdp
+    use-mp-args-from-checkpoint-args use-precision-aware-optimizer use-rope-scaling use-torch-fsdp2
+    use-tp-pp-dp-mapping v-head-dim vocab-size window-attn-skip-freq window-size yaml-cfg
+    yarn-beta-fast yarn-beta-slow yarn-correction-range-round-to-int
+    yarn-original-max-position-embeddings
 )
 plain_name() {
     REPLY="${1%%[= ]*}"

@@ -110,6 +110,11 @@ def test_the_script_says_what_is_missing(folder: Path, environment: dict[str, st
     assert message in done.stderr
 
 
+@pytest.mark.parametrize("given", ["--fp32-residual-connection", "--moe-layer-recompute", "--skip-train"])
+def test_the_script_refuses_a_flag_whose_run_was_not_priced(folder: Path, given: str) -> None:
+    assert f"{given} belongs to the plan" in launch(folder, given, MOCK_DATA="1", **HOST).stderr
+
+
 @pytest.mark.parametrize("given", ["--num-layers", "--num-layers=4"])
 def test_the_script_refuses_a_flag_that_would_replace_one_of_the_plan(folder: Path, given: str) -> None:
     done = launch(folder, given, "4", MOCK_DATA="1", **HOST)

@@ -254,7 +254,10 @@ def test_torchs_fsdp_under_nemo_is_refused() -> None:
         ("--first-k-dense-replace 1 --n-shared-experts 2", "which experts"),  # MindSpeed-LLM's
         ("--noop-layers 46,47", "which layers"),
         ("--post-norm --output-logit-softcapping 30.0", "which layers"),
-        ("--experimental-attention-variant dsa", "which layers"),  # Megatron-LM's, without a price
+        (
+            "--experimental-attention-variant dsa",
+            "other kinds of attention",
+        ),  # Megatron-LM's, without a price
         ("--lora-r 8", "which weights are trained"),
         ("--swap-optimizer", "what the optimizer keeps"),
         ("--recompute-activation-function", "what is kept for the backward pass"),

@@ -269,6 +269,12 @@ def test_every_flag_of_the_table_is_one_of_megatron_lms() -> None:
         (("--bf16", f"--bf16 {RINGS} {SIZES} 2 2 2"), "-parallel-sizes: line 21: a2a+p2p needs"),
         (("--bf16", f"--bf16 {RINGS} {SIZES} 8 1"), "whose product is context-parallel-size 4"),
         (('"${MODEL_ARGS[@]}"', '"${MODEL_ARGS[@]}'), "a quote stays open"),
+        (("    --sequence-parallel", "    --sequence-parallel false"), 'line 18: takes no value: "false"'),
+        (("--bf16", "--bf16=1"), "--bf16: line 21: takes no value"),
+        (("--bf16", "--bf16 --quick-geglu"), "--quick-geglu: line 21: contradicts --swiglu"),
+        (("--bf16", "--bf16 --attention-backend flesh"), 'attention-backend: line 21: "flesh" is not'),
+        (("--bf16", "--bf16 --use-mp-args-from-checkpoint-args"), "sizes come from a checkpoint"),
+        (("--bf16", "--bf16 --moe-pad-expert-input-to-capacity"), "needs --moe-expert-capacity-factor"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_said_with_line_and_flag(change: tuple[str, str], says: str) -> None:
@@ -281,6 +287,22 @@ def test_a_flag_given_twice_is_noted_and_the_last_counts() -> None:
     found = read_launch_file(SCRIPT.replace("--bf16", "--bf16 --micro-batch-size 2"))
     assert found.configuration.micro_batch_size == 2
     assert any("--micro-batch-size is given twice, 1 on line 21 and 2 on line 21" in n for n in found.notes)
+
+
+def test_a_flag_that_changes_another_counts_as_in_megatron_lms_own_parser() -> None:
+    # validate_args: the rotary switch before the type, reduction in bf16 before accumulation in fp32,
+    # Megatron-FSDP's strategy is ZeRO-3 unless one is given, the opposite of a field is a flag, too
+    rotary = "--bf16 --position-embedding-type learned_absolute --use-rotary-position-embeddings"
+    assert not read_launch_file(SCRIPT.replace("--bf16", rotary)).model.learned_position_embeddings
+    reduced = "--bf16 --grad-reduce-in-bf16 --accumulate-allreduce-grads-in-fp32"
+    workload = read_launch_file(SCRIPT.replace("--bf16", reduced)).workload
+    assert workload.framework_options["gradient_dtype"] == "bf16"
+    sharded = SCRIPT.replace("--bf16", "--bf16 --use-megatron-fsdp").replace("-size 2 ", "-size 1 ")
+    assert read_launch_file(sharded).configuration.zero_stage == 3
+    assert (
+        "--no-pad-vocab-size"
+        in read_launch_file(SCRIPT.replace("--bf16", "--bf16 --no-pad-vocab-size")).unread
+    )
 
 
 def test_the_order_of_the_ranks_is_read_and_a_flag_that_changes_no_rank_is_the_plain_order() -> None:
