@@ -433,7 +433,8 @@ def test_a_heavy_head_takes_a_stage_of_its_own_where_that_is_allowed() -> None:
     # where it is not allowed, the answer says what it would be worth
     said = [text for text in before.warnings if "standalone_stages" in text]
     told = float(said[0].split("takes ")[1].split(" s")[0])
-    assert after.plans[0].prediction.step_time_s * 0.999 < told < before.plans[0].prediction.step_time_s
+    best_s = after.plans[0].prediction.step_time_s
+    assert 0.996 * best_s < told < before.plans[0].prediction.step_time_s, "told to three digits"
     assert not any("standalone_stages" in text for text in after.warnings)
     # a launcher without such stages is searched as it was
     other = replace(asked, launcher="ms-swift")
