@@ -136,6 +136,19 @@ def single_layers(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
         size = model.layer_embedding_size
         found["per_layer_input_gate"] = LinearLayer(inputs=h, outputs=size, split="nothing")
         found["per_layer_projection"] = LinearLayer(inputs=size, outputs=h, split="nothing")
+    if model.streams:
+        count, rank = model.streams.count, model.streams.low_rank
+        sizes = {
+            "correction_coefs": (count, count),
+            "prediction_coefs": (count, count**2),
+            "modality_router": (h, count),
+            "linear_left": (h, rank),
+            "linear_right": (rank, h),
+        }
+        found |= {
+            name: LinearLayer(inputs=read, outputs=width, split="nothing")
+            for name, (read, width) in sizes.items()
+        }
     if moe is not None and kind == "moe":
         rows = {"router": moe.num_experts * moe.linear_router, "shared_expert_gate": moe.shared_expert_gate}
         found |= {
@@ -210,8 +223,9 @@ def layers_outside(
         last.append(LinearLayer(inputs=h, outputs=size, split="nothing"))
     if width:
         first.append(LinearLayer(inputs=h, outputs=model.num_layers * width, split="nothing"))
-    if model.head_transform:
-        last.append(LinearLayer(inputs=h, outputs=h, split="nothing"))
+    further = model.streams.count - 1 if model.streams else 0
+    first += [LinearLayer(inputs=h, outputs=h, split="nothing")] * further
+    last += [LinearLayer(inputs=h, outputs=h, split="nothing")] * (further + int(model.head_transform))
     return tuple(first), tuple(last)
 
 

@@ -255,6 +255,8 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
         "norm of values": model.value_norm,
         "layers that borrow keys": model.borrowing_layers > 0,
         "embeddings of each layer": model.layer_embedding_size > 0,
+        "several streams of hidden states": model.streams is not None,
+        "sparse gates of MLPs": bool(model.streams and model.streams.sparse_layers),
         "scale of values": model.value_scale != 1,
         "scale of attention scores": model.attention_scale is not None,
         "scale of embeddings": model.embedding_scale != 1,

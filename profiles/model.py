@@ -22,6 +22,7 @@ from meshwright.profiles.model_parts import (
     MlaSpec,
     MoeSpec,
     RotaryScaling,
+    StreamsSpec,
     refuse_contradictions,
     refuse_out_of_range,
 )
@@ -83,6 +84,7 @@ class ModelSpec:
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
     indexer: IndexerSpec | None = None  # beside latent attention: chooses the keys that it reads
+    streams: StreamsSpec | None = None  # several hidden states of a token (Gemma 3n)
     num_mtp_layers: int = 0  # multi-token-prediction layers after the last one
     sliding_window: int | None = None  # attended tokens of a local layer; None: all attend to all
     sliding_window_every: int = 1  # 1: every layer local; n: every n-th layer is global
@@ -273,8 +275,9 @@ class ModelSpec:
         return self.embedding_size or self.hidden_size
 
     def projection_parameters(self) -> int:
-        """Weights between the embedding's width and the hidden size, at either end; 0 where they agree."""
-        return 0 if self.embedding_size is None else self.embedding_size * self.hidden_size
+        """Weights at either end: from the embedding's width to the hidden size, to further streams."""
+        further = self.streams.end_parameters(self.hidden_size) if self.streams else 0
+        return further + (self.embedding_size or 0) * self.hidden_size
 
     def attention_parameters(self) -> int:
         """Weights of one attention block, norms not counted."""
@@ -327,10 +330,10 @@ class ModelSpec:
 
     def norms_of(self, kind: LayerKind) -> int:
         """Norms of one layer of a kind over the hidden size, those of its experts included."""
-        further = 0
+        further = int(self.layer_embedding_size > 0) + 2 * int(self.streams is not None)
         if kind == "moe" and self.moe is not None:
-            further = int(self.moe.output_norm) + 3 * int(self.moe.norms_apart)
-        return self.norms_per_layer + further + int(self.layer_embedding_size > 0)
+            further += int(self.moe.output_norm) + 3 * int(self.moe.norms_apart)
+        return self.norms_per_layer + further
 
     def layer_embedding_parameters(self) -> int:
         """Weights of one layer's gate of its own embeddings, and of their projection."""
@@ -370,10 +373,6 @@ class ModelSpec:
         mlp = self.ffn_hidden_size if kind == "dense" else 0
         return self.num_attention_heads * self.v_head_dim + mlp if self.inner_norms else 0
 
-    def activation_parameters(self) -> int:
-        """Trained numbers of one MLP's activation."""
-        return _TRAINED_SCALARS.get(self.mlp_activation, 0)
-
     def sink_parameters(self) -> int:
         """Attention sinks of one layer."""
         return self.num_attention_heads * int(self.attention_sinks)
@@ -389,9 +388,12 @@ class ModelSpec:
         """How often one layer computes its scores: for each half of the values where they differ."""
         return 2 if self.differential_attention else 1
 
-    def lambda_parameters(self) -> int:
-        """Vectors of one layer that weigh its two attentions (transformers, ``DiffLlamaAttention``)."""
-        return 4 * self.head_dim * int(self.differential_attention)
+    def undivided_parameters(self) -> int:
+        """Weights of one layer that tensor parallelism leaves whole, norms and biases aside."""
+        weighing = 4 * self.head_dim * int(self.differential_attention)  # ``DiffLlamaAttention``
+        vectors = weighing + _TRAINED_SCALARS.get(self.mlp_activation, 0)
+        streams = self.streams.layer_parameters(self.hidden_size) if self.streams else 0
+        return vectors + streams + self.indexer_parameters() + self.layer_embedding_parameters()
 
     def split_bias_parameters(self, kind: LayerKind) -> int:
         """Biases of one layer that tensor parallelism splits: of what is wider than the hidden size."""
@@ -420,9 +422,8 @@ class ModelSpec:
     def layer_parameters(self, kind: LayerKind) -> int:
         """All weights of one layer."""
         common = self.attention_parameters() + self.norm_parameters(kind) + self.sink_parameters()
-        common += self.bias_parameters(kind) + self.activation_parameters()
-        common += self.indexer_parameters() + self.lambda_parameters() + self.layer_embedding_parameters()
-        if kind == "dense" or self.moe is None:
+        common += self.bias_parameters(kind) + self.undivided_parameters()
+        if kind == "dense" or not self.moe:
             return common + self.dense_mlp_parameters()
         experts = self.moe.num_experts * (self.expert_parameters() + self.expert_bias_parameters())
         return common + experts + self.shared_expert_parameters() + self.router_parameters()
@@ -524,6 +525,7 @@ class ModelSpec:
         else:
             active += self.moe.top_k * self.expert_parameters()
             active += self.shared_expert_parameters() + self.router_parameters()
+        active += self.streams.layer_products(self.hidden_size) if self.streams else 0
         return 2 * active + self.score_flops_per_token(seq_length)
 
     def score_flops_per_token(self, seq_length: int | Documents) -> float:

@@ -75,6 +75,11 @@ INDEXER_LIMITS: Limits = {
     "head_dim": (1, 2**14),
     "top_k": (1, 2**31 - 1),
 }
+STREAMS_LIMITS: Limits = {
+    "count": (1, 64),
+    "low_rank": (1, 2**20),
+    "sparse_layers": (0, 10_000),
+}
 LOCAL_ATTENTION_LIMITS: Limits = {
     name: MODEL_LIMITS[name]
     for name in ("num_attention_heads", "num_kv_heads", "head_dim", "value_head_dim")
@@ -271,6 +276,52 @@ class IndexerSpec:
         """Weights of its three projections."""
         queries = q_lora_rank * self.num_heads * self.head_dim
         return queries + hidden_size * (self.head_dim + self.num_heads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamsSpec:
+    """Several hidden states of a token of which each layer computes one and predicts the others (Gemma 3n).
+
+    Alternating updates (arXiv:2301.13310) mix all streams before the layer, and correct them by what it
+    has computed, with coefficients that a product of the hidden state yields, once before and once behind;
+    both read a norm of it. Beside attention stands a product of low rank with a norm (LAuReL,
+    arXiv:2411.07501). The others begin and end as a square product each of the first (transformers 5.23,
+    ``Gemma3nTextDecoderLayer``, ``Gemma3nTextModel``).
+    """
+
+    count: int
+    low_rank: int
+    sparse_layers: int = 0  # whose MLP's gate is cut at a quantile of its elements
+
+    def __post_init__(self) -> None:
+        """Refuse sizes out of range.
+
+        Raises:
+            InvalidProblemError: a size is out of range.
+        """
+        refuse_out_of_range(self, "/model/streams", STREAMS_LIMITS)
+
+    def layer_parameters(self, hidden_size: int) -> int:
+        """Weights of one layer but for its norms: coefficients, what yields them, and a scale."""
+        mixing = self.count**2 + self.count**3
+        return mixing + hidden_size * (self.count + 2 * self.low_rank + 1)
+
+    def layer_products(self, hidden_size: int) -> int:
+        """Multiply-adds of one token in one layer: the streams' mixture is one, its correction is not."""
+        mixing = self.count**2 + self.count**3 + hidden_size * self.count**2
+        return mixing + 2 * hidden_size * (self.count + self.low_rank)
+
+    def end_parameters(self, hidden_size: int) -> int:
+        """Weights that make the other streams of the embedding, and as many that join them."""
+        return (self.count - 1) * hidden_size**2
+
+    def kept_elements(self, hidden_size: int) -> int:
+        """Elements of a token that one layer keeps for its backward pass, of 2 bytes; norms aside.
+
+        The streams that are mixed and what is added to each, what yields the coefficients twice, the
+        corrected state before its scale, and the low rank.
+        """
+        return hidden_size * (2 * self.count + 3) + self.low_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

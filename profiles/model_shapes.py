@@ -17,12 +17,14 @@ from meshwright.profiles.model_parts import (
     MODEL_LIMITS,
     MOE_LIMITS,
     ROTARY_SCALING_LIMITS,
+    STREAMS_LIMITS,
     IndexerSpec,
     Limits,
     LocalAttention,
     MlaSpec,
     MoeSpec,
     RotaryScaling,
+    StreamsSpec,
 )
 from meshwright.profiles.reading import FieldReader
 
@@ -33,6 +35,7 @@ _PARTS: Mapping[type, Limits] = {
     MoeSpec: MOE_LIMITS,
     MlaSpec: MLA_LIMITS,
     IndexerSpec: INDEXER_LIMITS,
+    StreamsSpec: STREAMS_LIMITS,
     LocalAttention: LOCAL_ATTENTION_LIMITS,
     RotaryScaling: ROTARY_SCALING_LIMITS,
 }

@@ -16,7 +16,7 @@ from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.importers.huggingface_families import FAMILIES
 from meshwright.profiles.library import find_cluster
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.model_parts import IndexerSpec, MlaSpec, MoeSpec
+from meshwright.profiles.model_parts import IndexerSpec, MlaSpec, MoeSpec, StreamsSpec
 from meshwright.profiles.profile import default_profile
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.predict import predict
@@ -58,6 +58,7 @@ TOGETHER: Mapping[str, Mapping[str, object]] = {
 _NOT_FACTS = ("name", "source", "display_name", "mla")
 _PARTS: tuple[tuple[str, type], ...] = (
     ("", ModelSpec), ("moe", MoeSpec), ("mla", MlaSpec), ("indexer", IndexerSpec),
+    ("streams", StreamsSpec),
 )  # fmt: skip
 _SEQUENCE = 32_768  # beyond every window
 _TRIED = 4  # models that have a fact, until one shows it in a figure

@@ -13,6 +13,7 @@ from meshwright.profiles.errors import UnsupportedModelError
 from meshwright.profiles.importers.huggingface_keys import Facts, Family
 from meshwright.profiles.importers.huggingface_layers import (
     GlobalRule,
+    gemma_3n_streams,
     gemma_4_attention,
     heads_by_layer,
     mimo_attention,
@@ -201,11 +202,8 @@ FAMILIES: Mapping[str, Family] = {
     "granite_swa": replace(_GRANITE, facts=_SINKS, global_layers="every_first", global_every=4),
     "hyperclovax": replace(_GRANITE, flags={**LLAMA.flags, "use_post_norm": (True, _SANDWICH)}),
     "seed_oss": Family(
-        flags={
-            "attention_bias": (True, {"qkv_bias": True}),
-            "attention_out_bias": (False, {"attention_output_bias": True}),
-            **_MLP_FLAG,
-        }
+        flags={"attention_bias": (True, {"qkv_bias": True}), **_MLP_FLAG,
+               "attention_out_bias": (False, {"attention_output_bias": True})},
     ),
     **dict.fromkeys(("mistral", "ministral", "ministral3", "mixtral"), _LOCAL),
     "phi3": replace(_LOCAL, facts={**_FUSED_QKV, **_FUSED_MLP},
@@ -215,11 +213,8 @@ FAMILIES: Mapping[str, Family] = {
     "bitnet": replace(_BIASED_ATTENTION, activation="relu2", facts={"inner_norms": True},
                       heads_fill_hidden=True),
     "arcee": replace(LLAMA, activation="relu2", facts={"gated_mlp": False}),
-    "apertus": replace(
-        _BIASED_ATTENTION, activation="xielu",
-        facts={"gated_mlp": False, **_PER_HEAD},
-        fixed={"qk_norm": True},
-    ),
+    "apertus": replace(_BIASED_ATTENTION, activation="xielu", facts={"gated_mlp": False, **_PER_HEAD},
+                       fixed={"qk_norm": True}),
     "nanochat": replace(
         _BIASED_ATTENTION, activation="relu2",
         numbers={"final_logit_softcapping": ("logit_softcap", _itself)},
@@ -254,6 +249,14 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": _GEMMA_2,
     "vaultgemma": replace(_GEMMA_2, facts=_GEMMA.facts),
     "gemma3_text": replace(_GEMMA_2, facts={**_GEMMA_2.facts, **_PER_HEAD}, global_every=6),
+    "gemma3n_text": replace(
+        _GEMMA_4, global_layers="every_last", global_every=5, local_attention=gemma_3n_streams,
+        plans=("num_kv_shared_layers", "hidden_size_per_layer_input", "altup_num_inputs"),
+        each_layer=("intermediate_size",),
+        numbers={"final_logit_softcapping": _CAPS["final_logit_softcapping"]},
+        unused=("altup_active_idx", "altup_coef_clip", "altup_correct_scale", "altup_lr_multiplier",
+                "query_pre_attn_scalar"),
+    ),
     "gemma4_text": replace(
         _GEMMA_4,
         plans=("num_kv_shared_layers", "hidden_size_per_layer_input"),
@@ -336,10 +339,8 @@ FAMILIES: Mapping[str, Family] = {
         defaults={"mlp_only_layers": [0, 1]},
         global_layers="flint",
     ),
-    "olmoe": replace(
-        _BIASED_ATTENTION, facts={"query_key_norm": "all_heads"}, numbers=_CLIP,
-        heads_fill_hidden=True,
-    ),
+    "olmoe": replace(_BIASED_ATTENTION, facts={"query_key_norm": "all_heads"}, numbers=_CLIP,
+                     heads_fill_hidden=True),
     "aria_text": replace(LLAMA, router={"expert_bias": False}),
     "ernie4_5_moe": Family(
         flags={"use_bias": (False, {**_ALL_BIASES, "head_bias": True})},

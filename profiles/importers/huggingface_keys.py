@@ -266,7 +266,6 @@ REFUSED_TYPES: Mapping[str, str] = {
     "dots3_note_text": "layers whose attention heads have several sizes",
     **dict.fromkeys(("inkling_text", "inkling2_text", "zaya"), "convolutions inside attention"),
     **dict.fromkeys(("deepseek_v4", "hy_v4"), "several streams of residuals (hyper-connections)"),
-    "gemma3n_text": "alternating updates of several hidden states",
     "axk2": "norms with gates of their own",
     "blt": "patches of bytes",
     "cohere_compass_text": "positions of several axes",

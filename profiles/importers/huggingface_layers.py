@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from meshwright.profiles.errors import UnsupportedModelError
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.model_parts import LocalAttention, expert_placement, spaced
+from meshwright.profiles.model_parts import LocalAttention, StreamsSpec, expert_placement, spaced
 from meshwright.profiles.reading import FieldReader
 
 _GLOBAL, _LOCAL, _CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -274,20 +274,50 @@ def gemma_4_attention(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
     kv_heads = reader.integer("num_global_key_value_heads", default=model.num_kv_heads, high=2**16)
     of_local = {"num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim, "keys_are_values": False}
     of_global = {"num_kv_heads": kv_heads if same else model.num_kv_heads, "head_dim": head_dim}
-    saved, others = _by_layer(reader, model), model.num_layers - 1
-    borrow = reader.integer("num_kv_shared_layers", low=0, high=others, default=0)
-    wide = reader.flag("use_double_wide_mlp", default=False) and borrow
-    of_layers = {
-        "layer_embedding_size": reader.integer("hidden_size_per_layer_input", low=0, default=0),
-        "layer_vocab_size": reader.integer("vocab_size_per_layer_input", default=model.vocab_size),
-        "borrowing_layers": borrow,
-        "borrowing_ffn_hidden_size": 2 * model.ffn_hidden_size if wide else None,
-    }
-    if not of_layers["layer_embedding_size"] or of_layers["layer_vocab_size"] == model.vocab_size:
-        of_layers["layer_vocab_size"] = None
+    saved, of_layers = _by_layer(reader, model), _of_layers(reader, model)
+    if reader.flag("use_double_wide_mlp", default=False) and of_layers["borrowing_layers"]:
+        of_layers["borrowing_ffn_hidden_size"] = 2 * model.ffn_hidden_size
     return of_layers | _each(
         model, {**of_local, **(of_global if saved is None else saved), "keys_are_values": same}, of_local
     )
+
+
+def _of_layers(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
+    """Embeddings of each layer, and the last layers that read the keys of earlier ones."""
+    size = reader.integer("hidden_size_per_layer_input", low=0, default=0)
+    rows = reader.integer("vocab_size_per_layer_input", default=model.vocab_size)
+    return {
+        "layer_embedding_size": size,
+        "layer_vocab_size": rows if size and rows != model.vocab_size else None,
+        "borrowing_layers": reader.integer(
+            "num_kv_shared_layers", low=0, high=model.num_layers - 1, default=0
+        ),
+    }
+
+
+_SPARSE = "activation_sparsity_pattern"
+
+
+def gemma_3n_streams(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
+    """Gemma 3n: several hidden states of a token, and sparse gates of the first layers' MLPs.
+
+    Raises:
+        UnsupportedModelError: no embeddings of each layer, whose norm the class has none the less.
+    """
+    shares, layers = reader.value(_SPARSE), model.num_layers
+    if shares is None:  # of ``Gemma3nTextConfig``
+        shares = [0.95 if layer < 10 < layers else 0.0 for layer in range(layers)]  # noqa: PLR2004
+    if not isinstance(shares, list) or len(shares) != layers:
+        reader.fault(_SPARSE, f"must be a list of {layers} shares, one of each layer")
+        return {}
+    if not reader.integer("hidden_size_per_layer_input", low=0, default=0):
+        raise UnsupportedModelError.field("hidden_size_per_layer_input", "0: only the class has its norm")
+    streams = StreamsSpec(
+        count=reader.integer("altup_num_inputs", high=64),
+        low_rank=reader.integer("laurel_rank", high=2**20),
+        sparse_layers=sum(isinstance(share, int | float) and share > 0 for share in shares),
+    )
+    return _of_layers(reader, model) | {"streams": streams}
 
 
 # Keys of MiMo's published config that repeat what its class takes of others, and what they repeat.

@@ -50,7 +50,7 @@ class Shard:
         size, model = self.tensor_parallel_size, self.model
         unmeasured = (
             "indexer", "differential_attention", "local_attention", "value_head_dim", "keys_are_values",
-            "layer_embedding_size", "borrowing_layers", "gate_width", "mlp_output_bias",
+            "layer_embedding_size", "streams", "borrowing_layers", "gate_width", "mlp_output_bias",
         )  # fmt: skip
         for name in unmeasured:
             if getattr(model, name):

@@ -204,6 +204,9 @@ def layer_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
     gemms, own = attention_gemms(ctx), float(model.layer_embedding_size)
     if own:  # a gate of the layer's embeddings, and their projection: whole on every tensor rank
         gemms += [Gemm(m=ctx.tokens, n=n, k=k) for n, k in ((own, h), (h, own))]
+    if model.streams:  # the product of low rank beside attention
+        rank = float(model.streams.low_rank)
+        gemms += [Gemm(m=ctx.tokens, n=n, k=k) for n, k in ((rank, h), (h, rank))]
     if kind == "dense" or moe is None:
         return gemms + _mlp_gemms(model, ctx.tokens, model.ffn_hidden_size / ctx.t)
     if moe.shared_ffn_hidden_size:
@@ -337,6 +340,8 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     heads = (model.num_attention_heads + 2.0 * model.num_kv_heads) * model.head_dim
     rotary = tokens * heads / ctx.t * 4.0
     rows = rows + tokens * (_inner_width(ctx, kind) * each + 12.0 * model.layer_embedding_size)
+    if model.streams:  # all read and written to mix, and to correct; one of the norms twice
+        rows = rows + tokens * h * (8.0 * model.streams.count + each)
     if model.mla is not None:
         rotary = tokens * 2.0 * model.mla.rotary_elements * model.num_attention_heads / ctx.t
     if model.attention_clip is not None:
@@ -394,6 +399,10 @@ def _eager_bytes(
     apart, norms_apart = ctx.single_kernels(facts.elementwise_fused), ctx.single_kernels(facts.norm_fused)
     if np.any(apart):
         moved = moved + (12.0 * ctx.tokens * heads_width + 4.0 * width) * apart
+        if model.streams:  # copied, multiplied, added, copied; innovation, its copies, product, sums
+            streams = (28.0 * model.streams.count + 10.0) * ctx.tokens * model.hidden_size
+            sparse = 12.0 * width * model.streams.sparse_layers / model.num_layers  # mean, deviation, cut
+            moved = moved + (streams + sparse) * apart
     if np.any(norms_apart):
         rows = ctx.tokens * ctx.row_share * model.hidden_size * model.norms_of(kind)
         rows = rows + ctx.tokens * _inner_width(ctx, kind)

@@ -275,8 +275,7 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     norms that are not fused; a layer with more norms keeps more inputs, one whose attention and MLP share
     a norm fewer, frozen layers none of their own. A GPT layer sums to
     ``s b h (10 + 24 / t + 5 a s / (h t))``. In fp8 the inputs of linear layers are kept in 1 byte
-    (Transformer Engine keeps the quantised input only).
-    Where a framework keeps gathered inputs, sequence parallelism does not split those 4 h.
+    (Transformer Engine keeps the quantised input only). Gathered inputs that are kept are not split: 4 h.
     """
     model, each = ctx.model, 2.0 + 4.0 * ctx.single_kernels(ctx.facts.norm_fused)
     norms = each * model.norms_of(kind) + (2.0 if ctx.facts.dropout else 0.0)
@@ -286,15 +285,16 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     inner = _attention_inner_bytes(ctx) + _mlp_bytes(ctx, kind)
     keys = np.maximum(model.num_kv_heads / ctx.t, 1.0) * (not model.borrows)
     if model.query_key_norm != "none":  # queries and keys before and after their norm
-        heads = model.num_attention_heads / ctx.t + keys
-        inner = inner + ctx.tokens * heads * model.head_dim * each
+        inner = inner + ctx.tokens * (model.num_attention_heads / ctx.t + keys) * model.head_dim * each
     if model.layer_embedding_size:  # the gate before and behind its activation, its product, and its factor
         inner = inner + ctx.tokens * 2.0 * (4.0 * model.layer_embedding_size + model.hidden_size)
+    if model.streams:  # one of the norms again, and the gate before it is cut
+        cut = model.ffn_hidden_size * model.streams.sparse_layers / model.num_layers / ctx.t
+        further = 2.0 * (model.streams.kept_elements(model.hidden_size) + cut) + each * model.hidden_size
+        inner = inner + ctx.tokens * further
     if model.value_norm:  # which reads what the key's norm reads where one projection yields both
-        shared = 2.0 if model.keys_are_values else 0.0
-        inner = inner + ctx.tokens * keys * model.v_head_dim * (each - shared)
-    if model.inner_norms:
-        inner = inner + ctx.tokens * model.inner_norm_width(kind) / ctx.t * each
+        inner = inner + ctx.tokens * keys * model.v_head_dim * (each - 2.0 * model.keys_are_values)
+    inner = inner + ctx.tokens * model.inner_norm_width(kind) / ctx.t * each
     if model.gate_width:  # the gate, and attention's output before it is gated
         gated = model.gate_width + model.num_attention_heads * model.v_head_dim
         inner = inner + ctx.tokens * 2.0 * gated / ctx.t
@@ -376,8 +376,9 @@ def _module_input_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArra
 
 
 def checkpoint_bytes(ctx: Context) -> FloatArray:
-    """What a fully recomputed layer keeps: its input, ``2 s b h`` (Korthikanti 2022, section 5)."""
-    return ctx.tokens * ctx.model.hidden_size * 2.0 * ctx.row_share
+    """What a fully recomputed layer keeps: its input, ``2 s b h`` of every stream (Korthikanti 2022, 5)."""
+    streams = ctx.model.streams.count if ctx.model.streams else 1.0
+    return ctx.tokens * ctx.model.hidden_size * 2.0 * streams * ctx.row_share
 
 
 def head_workspace_bytes(ctx: Context) -> FloatArray:

@@ -63,8 +63,7 @@ def layer_weights(ctx: Context, kind: LayerKind) -> Weights:
     """
     model, moe = ctx.model, ctx.model.moe
     whole = float(model.norm_parameters(kind) + model.summed_bias_parameters(kind))
-    whole += model.activation_parameters() + model.lambda_parameters() + model.indexer_parameters()
-    whole += model.layer_embedding_parameters()
+    whole += model.undivided_parameters()
     down = model.hidden_size * model.mla.latent_width if model.mla else 0
     whole += down
     split = model.attention_parameters() - down

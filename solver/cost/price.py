@@ -274,8 +274,8 @@ def head_gemms(ctx: Context) -> list[Gemm]:
     """The projection to the vocabulary, and the products before it, where a model has any."""
     model = ctx.model
     gemms = [Gemm(m=ctx.tokens, n=model.vocab_size / ctx.t, k=model.embedding_width)]
-    if model.embedding_size:
-        gemms.append(Gemm(m=ctx.tokens, n=model.embedding_size, k=model.hidden_size))
+    if width := model.projection_parameters() / model.hidden_size:
+        gemms.append(Gemm(m=ctx.tokens, n=width, k=model.hidden_size))
     if model.head_transform:
         gemms.append(Gemm(m=ctx.tokens, n=model.hidden_size, k=model.hidden_size))
     return gemms
@@ -317,8 +317,8 @@ def embedding_seconds(ctx: Context) -> PassSeconds:
     moved = ctx.tokens * ctx.model.embedding_width / ctx.hbm_bytes_per_s
     look_up = PassSeconds(forward=4.0 * moved, backward=(10.0 if ctx.trains(EMBEDDING) else 0.0) * moved)
     model, gemms = ctx.model, list[Gemm]()
-    if model.embedding_size:
-        gemms.append(Gemm(m=ctx.tokens, n=model.hidden_size, k=model.embedding_size))
+    if width := model.projection_parameters() / model.hidden_size:
+        gemms.append(Gemm(m=ctx.tokens, n=model.hidden_size, k=width))
     if width := model.num_layers * model.layer_embedding_size:
         gemms.append(Gemm(m=ctx.tokens, n=width, k=model.hidden_size))
         share = width / model.embedding_width  # of the look-up: as many rows, so much longer

@@ -25,6 +25,7 @@ _LATENT = (
     "indexer keys", "attention out",
 )  # fmt: skip
 _EMBEDDINGS = ("gate of the layer's embeddings", "projection of the layer's embeddings")
+_LOW_RANK = ("low rank down", "low rank up")
 _DENSE = ("MLP up", "MLP down")
 _EXPERTS = "routed experts"
 
@@ -159,6 +160,7 @@ def _names(ctx: Context, kind: LayerKind, count: int) -> list[str]:
         lacking |= set() if ctx.model.chooser else {"indexer queries", "indexer keys"}
         names = [name for name in _LATENT if name not in lacking]
     names += _EMBEDDINGS if ctx.model.layer_embedding_size else ()
+    names += _LOW_RANK if ctx.model.streams else ()
     shared = "shared experts" if kind == "moe" and ctx.model.moe else "MLP"
     return [*names, *(name.replace("MLP", shared) for name in _DENSE)][:count]
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -88,3 +92,44 @@ def test_a_key_of_another_type_is_refused_or_counts_for_us_as_for_transformers(m
 
 def test_only_types_of_remote_code_are_missing_from_the_library() -> None:
     assert set(FAMILIES) - known_types() == {*REMOTE, "kimi_k2", "mimo", "RefinedWeb"}
+
+
+def layer_of_gemma_3n(count: int, low_rank: int, share: float) -> tuple[float, float, float]:
+    """Of one layer and token: bytes kept in bf16, FLOPs without scores, and those FLOPs by our facts."""
+    sizes = {
+        "vocab_size": 500, "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 64, "num_kv_shared_layers": 0,
+        "vocab_size_per_layer_input": 500, "hidden_size_per_layer_input": 64,
+        "altup_num_inputs": count, "laurel_rank": low_rank,
+    }  # fmt: skip
+    tokens, found = 128, []
+    for layers in (2, 4):
+        each = {"num_hidden_layers": layers, "activation_sparsity_pattern": [share] * layers}
+        config = CONFIG_MAPPING["gemma3n_text"](**sizes, **each)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16)
+        whole = {one.untyped_storage().data_ptr() for one in model.parameters()}
+        held: list[torch.Tensor] = []
+
+        def keep(tensor: torch.Tensor, held: list[torch.Tensor] = held) -> torch.Tensor:
+            held.append(tensor)
+            return tensor
+
+        with saved_tensors_hooks(keep, lambda tensor: tensor), FlopCounterMode(display=False) as flops:
+            model(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=False)
+        stored = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held}
+        kept = sum(size for place, size in stored.items() if place not in whole)
+        found.append((kept / tokens, flops.get_total_flops() / tokens))
+    ours = model_from_config({"model_type": "gemma3n_text", **sizes, **each}, name="x")
+    products = ours.forward_flops_of(ours.shapes()[0], tokens) - ours.score_flops_per_token(tokens)
+    products += 2 * 256 * 64  # of the whole model's product that yields this layer's embeddings
+    return (found[1][0] - found[0][0]) / 2, (found[1][1] - found[0][1]) / 2, products
+
+
+def test_streams_cost_the_products_and_keep_the_tensors_that_gemma_3n_s_class_does() -> None:
+    four, two = layer_of_gemma_3n(4, 32, 0.0), layer_of_gemma_3n(2, 32, 0.0)
+    assert four[1] == four[2], "FLOPs of a layer"
+    assert two[1] == two[2]
+    # two tensors of 256 for each stream more, in 2 bytes, and its coefficients: 1050 instead of 1024
+    assert (four[0] - two[0]) / 2 == pytest.approx(2 * 2 * 256, rel=0.03)
+    assert layer_of_gemma_3n(4, 64, 0.0)[0] - four[0] == pytest.approx(2 * 32)
+    assert layer_of_gemma_3n(4, 32, 0.95)[0] - four[0] == pytest.approx(2 * 1024, rel=0.01)

@@ -15,12 +15,20 @@ from meshwright.profiles.capabilities import model_facts
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.importers.huggingface import model_from_config
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.model_parts import INDEXER_LIMITS, IndexerSpec, MlaSpec, MoeSpec
+from meshwright.profiles.model_parts import (
+    INDEXER_LIMITS,
+    STREAMS_LIMITS,
+    IndexerSpec,
+    MlaSpec,
+    MoeSpec,
+    StreamsSpec,
+)
 from meshwright.service.launchers import megatron_flags
 
 FIXTURES = Path(__file__).parents[2] / "profiles" / "fixtures"
 PARTS: tuple[tuple[str, type], ...] = (
     ("", ModelSpec), ("moe", MoeSpec), ("mla", MlaSpec), ("indexer", IndexerSpec),
+    ("streams", StreamsSpec),
 )  # fmt: skip
 NAMES = {"name", "source", "display_name", "moe", "mla"}
 # What only some configs of a type have: layers without positions that are not every n-th.
@@ -28,7 +36,11 @@ LISTED = {"model_type": "smollm3", "num_hidden_layers": 4, "no_rope_layers": [1,
 LATENT = {"model_type": "deepseek_v3", "num_experts_per_tok": 8}
 SPARSE = {"model_type": "deepseek_v32"}
 REUSED = {"model_type": "glm_moe_dsa", "index_topk_freq": 4}
-REMOTE = ({"model_type": "telechat"}, {"model_type": "baichuan", "vocab_size": 125_696})
+ODD = (
+    {"model_type": "gemma3n_text"},
+    {"model_type": "telechat"},
+    {"model_type": "baichuan", "vocab_size": 125_696},
+)
 
 
 def models() -> list[ModelSpec]:
@@ -37,7 +49,7 @@ def models() -> list[ModelSpec]:
     assert latent.mla
     bare = replace(latent, mla=replace(latent.mla, norms=False))  # Megatron-LM without --qk-layernorm
     found = [model_from_config(LISTED, name="x"), model_from_config(REUSED, name="x"), bare]
-    found += [model_from_config(one, name="x") for one in REMOTE]
+    found += [model_from_config(one, name="x") for one in ODD]
     for file in ("real-configs.json", "drawn-configs.json"):
         for one in json.loads((FIXTURES / file).read_text()):
             try:
@@ -96,6 +108,14 @@ def test_a_model_without_one_of_its_facts_has_another_count_price_name_or_flag(
     pairs = [(model, one) for model in MODELS for one in without(model, part, name, default)]
     assert pairs, "a config has it"
     assert all(seen(model) != seen(one) for model, one in pairs)
+
+
+@pytest.mark.parametrize("name", STREAMS_LIMITS)
+def test_every_size_of_several_streams_changes_the_count_the_work_or_the_name(name: str) -> None:
+    model = model_from_config({"model_type": "gemma3n_text"}, name="x")
+    assert model.streams
+    other = {"count": 2, "low_rank": 32, "sparse_layers": 0}[name]
+    assert seen(replace(model, streams=replace(model.streams, **{name: other}))) != seen(model)
 
 
 @pytest.mark.parametrize("name", INDEXER_LIMITS)

@@ -479,3 +479,20 @@ def test_an_indexer_keeps_its_queries_key_and_weights_and_the_chosen_tokens() ->
     ]
     # a token: 64 queries and a key of 128 and 64 weights in 2 bytes, 2048 chosen tokens' numbers in 4
     assert kept[0] - kept[1] == pytest.approx(8192 * (2 * (65 * 128 + 64) + 4 * 2048))
+
+
+def test_several_streams_keep_what_mixes_and_corrects_them_and_are_all_kept_of_a_replayed_layer() -> None:
+    model = find_model("gemma-3n-e2b")
+    problem = a_problem(model, seq_length=4096)
+    alone = replace(problem, model=replace(model, streams=None))
+    layout = a_layout(stage_layers=(30,))
+    kept = [
+        float(layer_activation_bytes(context_of(one, Columns.of([layout]), a_profile(one)), "dense")[0])
+        for one in (problem, alone)
+    ]
+    # a token, in 2 bytes: 2 of each of 4 streams and 3 further states of 2048, the low rank of 64, a cut
+    # gate of 8192 in 10 of 30 layers; and what 3 norms read (of Transformer Engine: 2 bytes each)
+    elements = (2 * 4 + 3) * 2048 + 64 + 8192 * 10 / 30 + 3 * 2048
+    assert kept[0] - kept[1] == pytest.approx(4096 * 2 * elements)
+    inputs = [prices_of(one, layout).checkpoint_bytes[0, 0] for one in (problem, alone)]
+    assert inputs[0] == pytest.approx(4 * inputs[1])
