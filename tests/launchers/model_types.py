@@ -18,10 +18,13 @@ from typing import Any
 
 import yaml
 
+from benchmarks.reference.models import STATED
 from meshwright.profiles.capabilities import BUILT_MODELS as RECORD
 from meshwright.profiles.capabilities import lacking_facts, launcher_capabilities
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.importers.huggingface import model_from_config
+from meshwright.profiles.importers.huggingface_families import FAMILIES
+from meshwright.profiles.importers.huggingface_remote import REMOTE
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Configuration
@@ -34,7 +37,8 @@ CONFIGS = Path(__file__).parents[1] / "unit" / "profiles" / "fixtures"
 _HEAD = """\
 # Configs whose exported plans the launcher itself has built, every rank with the layers, weights, matrices
 # and switches that were priced. Written by `make launchers ARGS="--record"`; configs: real-configs.json and
-# drawn-configs.json (by place) of tests/unit/profiles/fixtures. The table of model types calls these exact.
+# drawn-configs.json (by place) of tests/unit/profiles/fixtures, or four layers of a type's defaults. The
+# table of model types calls these exact.
 """
 SEQUENCE = 512  # within the positions of every drawn config
 MOST_STAGES = 4
@@ -51,7 +55,10 @@ class Judged:
 
 
 def configs() -> Iterator[tuple[str, str, ModelSpec]]:
-    """Type, name and model of every config that is planned: real ones first, then drawn ones."""
+    """Type, name and model of every config that is planned: real ones first, then drawn ones.
+
+    Last a small one of each type whose code is published beside its weights, of which none is drawn.
+    """
     for file in ("real-configs.json", "drawn-configs.json"):
         for number, one in enumerate(json.loads((CONFIGS / file).read_text())):
             name = one.get("name", f"drawn-{number}")
@@ -59,6 +66,10 @@ def configs() -> Iterator[tuple[str, str, ModelSpec]]:
                 yield one["config"]["model_type"], name, model_from_config(one["config"], name=name)
             except InvalidProblemError:
                 continue
+    for kind in (*REMOTE, "kimi_k2"):
+        layers = FAMILIES[kind].keys.get("num_layers", "num_hidden_layers")
+        config = {"model_type": kind, **STATED.get(kind, {}), layers: 4}
+        yield kind, "defaults", model_from_config(config, name="defaults")
 
 
 def judged(launcher: str, *, short: bool) -> Iterator[Judged]:
