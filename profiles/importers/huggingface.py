@@ -188,9 +188,13 @@ def _heads(reader: FieldReader, family: Family) -> tuple[int, int]:
 
 def _layers(reader: FieldReader, family: Family, num_layers: int) -> dict[str, Any]:
     """Which layers attend locally, and which have no positions."""
-    unrotated = layers_without_rotary(reader, num_layers)
+    unrotated, rope = layers_without_rotary(reader, num_layers), reader.value("rope_parameters")
     facts = attention_layers(reader, family.global_layers, family.global_every, num_layers, unrotated)
-    if family.rotary_on_local_layers and facts:
+    none_on_global = family.null_is_no_rotary and isinstance(rope, Mapping)
+    none_on_global = none_on_global and cast("Mapping[str, object]", rope).get("full_attention", 0) is None
+    if none_on_global and not facts:
+        unrotated = list(range(num_layers))
+    elif none_on_global or (family.rotary_on_local_layers and facts):
         every, listed = facts.get("sliding_window_every", 1), facts.get("global_layers", ())
         unrotated = [layer for layer in range(num_layers) if every > 1 and (layer + 1) % every == 0]
         unrotated = unrotated or list(listed)

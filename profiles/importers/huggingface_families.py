@@ -277,6 +277,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "cohere": _COHERE,
     "cohere2": _COHERE_2,
+    "cohere_compass_text": replace(_COHERE, flags=_ATTENTION_FLAG, unused=("pooling",),
+                                   null_is_no_rotary=True),
     # Latent attention
     "youtu": _LATENT,
     "minicpm3": replace(
@@ -532,8 +534,7 @@ FAMILIES: Mapping[str, Family] = {
         facts={**_GPT_FACTS, **_FUSED_QKV},
     ),
     "starcoder2": replace(
-        _GPT, flags={"use_bias": (True, _ALL_BIASES)},
-        facts=_UNGATED,
+        _GPT, flags={"use_bias": (True, _ALL_BIASES)}, facts=_UNGATED,
         fixed={"mlp_type": "default", "norm_type": "layer_norm", "scale_attn_weights": True},
         global_layers="none",
     ),

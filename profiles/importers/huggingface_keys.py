@@ -62,6 +62,7 @@ class Family:
     global_layers: GlobalRule = "all"
     global_every: int = 0
     rotary_on_local_layers: bool = False  # global layers have no positions
+    null_is_no_rotary: bool = False  # nor have they where the config's rope_parameters of them are null
     local_attention: LocalRule | None = None  # what global and local layers have each
     activation: str = "silu"  # where the config names none
     own_activation: bool = False  # the class does not use the one that the config names
@@ -268,7 +269,6 @@ REFUSED_TYPES: Mapping[str, str] = {
     **dict.fromkeys(("deepseek_v4", "hy_v4"), "several streams of residuals (hyper-connections)"),
     "axk2": "norms with gates of their own",
     "blt": "patches of bytes",
-    "cohere_compass_text": "positions of several axes",
     "cpmant": "trained relative positions and embeddings of segments",
     "doge": "attention masked by trained states",
     "hrm_text": "layers that run in cycles",

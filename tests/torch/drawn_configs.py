@@ -51,6 +51,9 @@ SIZES: dict[str, tuple[Any, ...]] = {
 NEEDED_BY_TYPE: dict[str, Config] = {
     **{key: {"head_dim": 128} for key in ("ministral", "hunyuan_v1_dense", "hunyuan_v1_moe")},
     "nemotron": {"num_key_value_heads": 8},
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
+    },
     "gemma3n_text": {"num_kv_shared_layers": 1},  # of three layers one is left to share
     "hunyuan_vl_text": {"head_dim": 128, "tie_word_embeddings": True},
     # what the configs of whole models say
