@@ -57,6 +57,7 @@ class Capabilities:
     fp8_recipe: str = ""  # what 8 bits are where a request names no recipe; empty: the framework's own
     adapters: tuple[str, ...] = ()  # beside a frozen model: of "fused" layers, or of "single" ones
     adapter_constraints: tuple[str, ...] = ()  # as ``constraints``, where adapters are trained
+    adapter_optimizers: tuple[str, ...] = ()  # of adapters; empty: all of ``optimizers``
     base_precisions: tuple[str, ...] = ("bf16",)  # of weights that are frozen beside adapters
     sequence_parallel: bool = True  # beside tensor parallelism; else ranks repeat norms
     heads_whole_on_ranks: bool = False  # tensor_parallel_size divides the key/value heads too
@@ -173,7 +174,7 @@ def _union(parts: list[Capabilities]) -> Capabilities:
             values[name] = all(found) if name in _LIMITING else any(found)
         elif isinstance(found[0], int):
             values[name] = max(found)
-    for name in ("optimizers", "recipes"):
+    for name in ("optimizers", "adapter_optimizers", "recipes"):
         if not all(getattr(part, name) for part in parts):
             values[name] = ()  # some launcher limits none
     return Capabilities(**{**values, "launcher": "any", "source": "; ".join(part.source for part in parts)})

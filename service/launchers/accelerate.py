@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import yaml
 
+from meshwright.profiles.adapters import names_every
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.service.launchers.common_rules import refuse_first
 from meshwright.service.launchers.export import (
@@ -183,9 +184,34 @@ def found_warnings(target: Target) -> Iterator[str]:
     """What accelerate does differently from the plan, or what the plan leaves to the script."""
     yield from accelerate_warnings(target, ("launch_blocking", *compiled_facts(target)))
     yield model_is_in_the_script(target)
+    yield from _adapters_are_in_the_script(target)
     yield sequences_in_the_script(target)
     if target.config.context_parallel_size > 1:
         yield "context parallelism needs accelerator.maybe_context_parallel around each step, and SDPA"
+
+
+_LOADED = {  # transformers' words for what a frozen model is kept in
+    "bf16": "dtype bfloat16", "fp32": "dtype float32", "int8": "BitsAndBytesConfig(load_in_8bit=True)",
+    "nf4": "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4')",
+    "nf4-double": (
+        "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=True)"
+    ),
+}  # fmt: skip
+
+
+def _adapters_are_in_the_script(target: Target) -> Iterator[str]:
+    """What peft is told of a plan's adapters: no argument of the trainer says it."""
+    workload = target.workload
+    if not workload.lora_rank:
+        return
+    every = names_every(workload.lora_targets)
+    targets = "'all-linear'" if every else str(list(workload.lora_targets))
+    whole = f", modules_to_save={list(workload.trained_modules)}" if workload.trained_modules else ""
+    yield (
+        f"the script must train adapters alone: peft's LoraConfig(r={workload.lora_rank}, "
+        f"target_modules={targets}{whole}) beside the model, frozen and loaded with "
+        f"{_LOADED[workload.base_precision]}"
+    )
 
 
 def accelerate_warnings(target: Target, written: Sequence[str] = ("launch_blocking",)) -> Iterator[str]:

@@ -131,6 +131,7 @@ def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]
     recipe = str(workload.framework_options.get("precision_recipe", "none"))
     no_8_bits = bool(able.precisions) and "fp8" not in able.precisions
     recipes = able.recipes or (("none",) if no_8_bits else ())
+    optimizers = (able.adapter_optimizers if workload.lora_rank else ()) or able.optimizers
     low = recipe if recipe in FORMATS and workload.precision == "fp8" else workload.precision
     if low != workload.precision and no_8_bits:
         recipes = ()  # said of the precision
@@ -143,7 +144,7 @@ def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]
         )
     for field, word, said, words in (
         ("precision", workload.precision, low, able.precisions),
-        ("optimizer", workload.optimizer, workload.optimizer, able.optimizers),
+        ("optimizer", workload.optimizer, workload.optimizer, optimizers),
         ("framework_options/precision_recipe", recipe, recipe, recipes),
     ):
         if words and word not in words:

@@ -172,6 +172,12 @@ GRAPHS: tuple[tuple[Configuration, dict[str, object]], ...] = tuple(
     (STATES, {"framework_options": {"cuda_graph": scope}}) for scope in ("attn", "full_iteration")
 )
 TUNED: dict[str, tuple[tuple[Configuration, dict[str, object]], ...]] = {
+    "accelerate": (
+        (REPLICAS, {"lora_rank": 16, "lora_targets": ("q_proj", "v_proj"), "base_precision": "nf4"}),
+        (REPLICAS, {"lora_rank": 8, "lora_targets": ("o_proj",), "base_precision": "fp32", **WHOLE}),
+        (SHARDS, {"lora_rank": 64, "lora_targets": ("q_proj", "down_proj"), "optimizer": "adamw-8bit"}),
+        (REPLICAS, {"optimizer": "adamw-8bit"}),
+    ),
     "trl": (
         (REPLICAS, {"lora_rank": 16, "lora_targets": ("q_proj", "v_proj"), "base_precision": "nf4"}),
         (REPLICAS, {"lora_rank": 8, "lora_targets": ("o_proj",), "base_precision": "nf4-double"}),

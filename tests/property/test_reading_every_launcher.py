@@ -105,6 +105,35 @@ def test_adapters_and_small_moments_are_read_unchanged(launcher: str) -> None:
         assert_the_same(there, launcher, MAIN[launcher])
 
 
+@pytest.mark.parametrize("launcher", launcher_names())
+def test_drawn_fine_tunings_are_read_unchanged(launcher: str) -> None:
+    rng, able = random.Random(f"fine-tuning {launcher}"), launcher_capabilities(launcher)
+    single = "single" in able.adapters
+    targets = ("q_proj", "v_proj", "o_proj") if single else ("linear_qkv", "linear_proj")
+    tried = 0
+    for _ in range(40):
+        adapted = bool(able.adapters) and rng.random() < 0.7
+        frozen = {
+            "lora_rank": rng.choice((4, 64)),
+            "lora_targets": targets[: rng.randint(1, len(targets))],
+            "base_precision": rng.choice(able.base_precisions),
+            "trained_modules": rng.choice(((), ("embed_tokens", "lm_head"))) if single else (),
+        }
+        problem = problem_of(launcher, find_model(rng.choice((*MODELS, *OTHERS))), num_nodes=1)
+        workload = replace(
+            problem.workload,
+            precision=rng.choice(("bf16", "fp16")),
+            optimizer=rng.choice(able.optimizers or ("adamw",)),
+            **(frozen if adapted else {}),  # type: ignore[arg-type]
+        )
+        problem = replace(problem, workload=workload)
+        if tried < 3 * PLANS and not list(problem_faults(problem, able)):
+            for found in random_targets(problem, 1, rng):
+                assert_the_same(found, launcher, MAIN[launcher])
+                tried += 1
+    assert tried >= PLANS
+
+
 def test_every_launcher_that_is_exported_to_is_read() -> None:
     assert launcher_names() == tuple(sorted(MAIN))
     assert set(launcher_names()) <= set(reader_names())

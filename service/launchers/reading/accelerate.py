@@ -33,6 +33,12 @@ MICRO_BATCH = "per_device_train_batch_size"  # names of transformers' TrainingAr
 ACCUMULATION = "gradient_accumulation_steps"
 CHECKPOINTING = "gradient_checkpointing"
 ENGINE = "distributed_type"
+OPTIMIZERS = {
+    "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw": "adamw",
+    "adamw_8bit": "adamw-8bit", "adamw_bnb_8bit": "adamw-8bit", "adamw_torch_8bit": "adamw-8bit",
+    "sgd": "sgd-momentum", "paged_adamw": "adamw", "paged_adamw_32bit": "adamw",
+    "paged_adamw_8bit": "adamw-8bit",
+}  # fmt: skip
 NO_LENGTH = "no field of it holds the sequence: --seq-length"
 _ADDRESS = "main_process_ip"
 _COMPILED = ("dynamo_config.dynamo_backend", "dynamo_config.backend", "dynamo_backend")
@@ -341,7 +347,14 @@ class AccelerateReader:
         if fields.word("distributed_type", "NO", allowed=TYPES) == "DEEPSPEED":
             return plugin_run(fields, source, told)
         known = known_of(source, told)
-        return mesh_run(self.name, fields, known, arguments(known))
+        found = mesh_run(self.name, fields, known, arguments(known))
+        said = arguments(known, ("optim",)).get("optim")
+        if said is not None and said.text not in OPTIMIZERS:
+            why = f"line {said.line}: {shown(said.text)} is not priced"
+            raise InvalidProblemError.of("--optim", why, allowed=", ".join(OPTIMIZERS))
+        optimizer = OPTIMIZERS[said.text] if said is not None else "adamw"
+        adapters = known.header.adapters  # which no file of accelerate's has a place for
+        return replace(found, workload=replace(found.workload, optimizer=optimizer, **adapters))
 
 
 def values_of_file(source: Source) -> dict[str, Found]:

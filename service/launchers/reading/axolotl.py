@@ -326,8 +326,6 @@ def _configuration(fields: Fields, known: Known) -> Configuration:
         _take_replicas(fields)
     elif _version(fields) != _FSDP2:
         _take_fsdp1(fields)
-    if fields.flag(f"{_FSDP}offload_params", default=False):
-        fields.fault(f"{_FSDP}offload_params", "weights on the host are not priced", allowed="false")
     fields.word(f"{_FSDP}auto_wrap_policy", allowed=("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP"))
     resharded = fields.flag(_RESHARDS, default=True)
     own = _recomputes(fields)
@@ -336,6 +334,8 @@ def _configuration(fields: Fields, known: Known) -> Configuration:
     if not shares:
         shard, replicas = 1, shard * replicas
     zero = (_SHARDED if resharded and not _keeps_gathered(fields) else 2) if shares else 0
+    if (away := _is_away(fields)) and zero != _SHARDED:
+        fields.fault(_OFFLOADS, "weights on the host are priced where they are resharded", allowed="false")
     fields.stop()
     layers = known.model().num_layers
     return Configuration(
@@ -348,8 +348,17 @@ def _configuration(fields: Fields, known: Known) -> Configuration:
         num_microbatches=count,
         recompute_granularity="full" if recompute else "none",
         recompute_layers=layers if recompute else 0,
+        offload="optimizer+parameters" if away else "none",
         stage_layers=(layers,),
     )
+
+
+def _is_away(fields: Fields) -> bool:
+    """Whether weights, gradients and states lie on the host, as is priced where all weights are trained."""
+    away = _is_cut(fields) and fields.flag(_OFFLOADS, default=False)
+    if away and fields.word("adapter", "") in _ADAPTERS:
+        fields.fault(_OFFLOADS, "frozen weights on the host are not priced", allowed="false")
+    return away
 
 
 def _take_replicas(fields: Fields) -> None:
@@ -389,6 +398,7 @@ def _take_fsdp1(fields: Fields) -> None:
 
 
 _FSDP1_WORDS = ("full_shard", "shard_grad_op", "auto_wrap")
+_OFFLOADS = f"{_FSDP}offload_params"
 _RESHARDS = f"{_FSDP}reshard_after_forward"
 
 
@@ -414,9 +424,10 @@ def _is_cut(fields: Fields) -> bool:
 
 
 def _priced_as(fields: Fields, tuned: dict[str, Any]) -> str:
-    """Who has what Axolotl's own plans have not: 4 bits, FSDP1, weights in bf16 alone without FSDP."""
+    """Who has what its plans have not: 4 bits, FSDP1, offloading, weights in bf16 alone without FSDP."""
     whole = fields.word("adapter", "") not in _ADAPTERS
-    if "base_precision" in tuned or (whole and _is_cut(fields) and _version(fields) == 1):
+    others = _version(fields) == 1 or fields.flag(_OFFLOADS, default=False)
+    if "base_precision" in tuned or (whole and _is_cut(fields) and others):
         return AccelerateReader.name
     return TrlReader.name if whole and not _is_cut(fields) else AxolotlReader.name
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, get_args
 
+from meshwright.profiles.adapters import LORA_TARGETS, TRAINED_MODULES, BasePrecision
 from meshwright.profiles.documents import read_json, shown
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.profiles.library import find_model, model_of_folder
@@ -33,6 +36,7 @@ _BATCHES = re.compile(r"Micro-batches: (\d{1,9}) of (\d{1,9})")
 _NODES = re.compile(r"Nodes: (\d{1,9}) of (\d{1,9}) ")
 _SEQUENCE = re.compile(r", (\d{1,9}) tokens a sequence")
 _SHAPE = re.compile(r"(?:^# |\")Model shape: (\{.*\})", re.MULTILINE)
+_ADAPTERS = re.compile(r"^# Adapters: (\{.*\})", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,7 @@ class Header:
     gpus_per_node: int | None = None
     model: ModelSpec | None = None
     values: tuple[tuple[str, int], ...] = ()  # of configuration and workload, by glossary name
+    adapters: Mapping[str, Any] = field(default_factory=dict)  # fields of a workload
 
     def value(self, name: str) -> int | None:
         """One of the values."""
@@ -72,7 +77,32 @@ def header_of(text: str) -> Header:
         gpus_per_node=int(nodes[2]) if nodes else None,
         model=_model(top),
         values=tuple(values.items()),
+        adapters=_adapters(top),
     )
+
+
+def _adapters(text: str) -> Mapping[str, Any]:
+    """Adapters that a header states, where all of them can be; none else."""
+    found = _ADAPTERS.search(text)
+    try:
+        said = read_json(found[1]) if found else None
+    except InvalidProblemError:
+        said = None
+    if not isinstance(said, dict):
+        return {}
+    rank, base = said.get("lora_rank"), said.get("base_precision")
+    targets, modules = said.get("lora_targets"), said.get("trained_modules")
+    if not (type(rank) is int and rank > 0 and base in get_args(BasePrecision)):
+        return {}
+    if not (_are_of(targets, LORA_TARGETS) and _are_of(modules, TRAINED_MODULES)):
+        return {}
+    words = {"lora_targets": tuple(targets or ()), "trained_modules": tuple(modules or ())}
+    return {"lora_rank": rank, "base_precision": base, **words}
+
+
+def _are_of(said: object, names: Sequence[str]) -> bool:
+    """Whether it lists some of the names."""
+    return isinstance(said, list) and all(one in names for one in said)
 
 
 def _model(text: str) -> ModelSpec | None:

@@ -16,7 +16,7 @@ from typing import Any
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
-from meshwright.service.launchers.reading.accelerate import AccelerateReader, ranks_of
+from meshwright.service.launchers.reading.accelerate import OPTIMIZERS, AccelerateReader, ranks_of
 from meshwright.service.launchers.reading.accelerate_command import (
     Shares,
     shares_of,
@@ -101,12 +101,6 @@ _IRRELEVANT = (
     "local_rank", "freeze_trainable", "freeze_extra",
     "data", "print_loss", "tf32", "target_modules", "bf16", "fp16", "tensorboard", "ray_",
 )  # fmt: skip
-OPTIMIZERS = {
-    "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw": "adamw",
-    "adamw_8bit": "adamw-8bit", "adamw_bnb_8bit": "adamw-8bit", "adamw_torch_8bit": "adamw-8bit",
-    "sgd": "sgd-momentum", "paged_adamw": "adamw", "paged_adamw_32bit": "adamw",
-    "paged_adamw_8bit": "adamw-8bit",
-}  # fmt: skip
 WITHOUT_COPY = {"adamw": "adamw-pure-bf16", "adamw-8bit": "adamw-8bit-bf16"}  # of weights loaded in bf16
 _SWIFT_2 = "sft_type"  # of ms-swift before 3, as ``batch_size``, ``dtype`` and ``default-zero3``
 _SWIFT = ("swift", "megatron")
@@ -341,6 +335,7 @@ def trainer_run(
         **liger(fields, model, micro * length),
     }
     tuned = _as_run(fields, tool, found, tuned)
+    tuned |= known.header.adapters  # of an exported plan, whose script is somebody's own
     workload = replace(found.workload, **tuned, framework_options=options)
     whole = known.world.num_gpus == world and known.world.gpus_per_node
     nodes = known.world if whole else World(found.num_nodes, found.gpus_per_node)

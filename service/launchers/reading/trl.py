@@ -111,9 +111,7 @@ class TrlReader:
         over = _of_sft_command(sft, told) if sft else {}
         fields = Fields(sft.name, document_of(sft) | over, told) if sft else Fields(source.name, {})
         fields.note_commands(over)
-        precision = "fp16" if fields.flag("fp16", default=False) else "bf16"
-        if precision == "bf16" and not fields.flag("bf16", default=True):
-            fields.fault("bf16", "training in fp32 is not priced", allowed="true, or fp16: true")
+        precision = _precision(fields)
         if not (fields.flag("packing", default=False) or fields.has("pad_to_multiple_of")):
             fields.note(PADDED.format(_LENGTH))
         take_model(fields, known, "model_name_or_path")
@@ -180,6 +178,17 @@ def _of_sft_command(sft: Source, told: Told) -> dict[str, Found]:
     told = replace(told, model=told.model or header_of(sft.text).model)
     over = {} if start is None else values_of(start[1].words, told)
     return {name: found for name, found in over.items() if name != "config"}
+
+
+def _precision(fields: Fields) -> str:
+    """What is computed in, of which TrainingArguments takes one (SFTConfig: bf16 unless fp16 is on)."""
+    half = fields.flag("fp16", default=False)
+    brain = fields.flag("bf16", default=not half)
+    if half and brain:
+        fields.fault("bf16", "true, and so is fp16: TrainingArguments takes one of them", allowed="false")
+    elif not half and not brain:
+        fields.fault("bf16", "training in fp32 is not priced", allowed="true, or fp16: true")
+    return "fp16" if half else "bf16"
 
 
 def _dtype(fields: Fields, precision: str, *, frozen: bool) -> str:

@@ -210,6 +210,15 @@ def test_a_script_of_the_trainer_is_told_of_8_bit_adam_on_its_command_line() -> 
     assert "--optim adamw_bnb_8bit" in texts["launch.sh"]
 
 
+def test_a_script_of_the_trainers_own_is_asked_to_train_the_planned_adapters() -> None:
+    found = tuned("accelerate", base_precision="nf4")  # which no argument of the trainer says
+    bundle = export(found.plan, found.problem, "accelerate")
+    asked = next(text for text in bundle.warnings if "adapters alone" in text)
+    assert "LoraConfig(r=16, target_modules=['q_proj', 'v_proj'])" in asked
+    assert "load_in_4bit=True" in asked
+    assert asked in bundle.files["README.md"]
+
+
 def test_weights_without_a_copy_are_no_shards_that_fsdp_casts_up() -> None:
     with pytest.raises(RefusedExportError, match="zero_stage == 0"):
         files(tuned("trl", SHARDS, lora_rank=0, optimizer="adamw-8bit-bf16"))

@@ -42,12 +42,13 @@ def test_axolotl_without_its_second_fsdp_is_replicas_or_accelerates_first() -> N
         assert [found.launcher, found.configuration.zero_stage, found.workload.optimizer] == expected
         assert found.workload.global_batch_size == 16
     for option, why in (
-        ("fsdp_offload_params: true", "weights on the host are not priced"),
         ("fsdp_sharding_strategy: SHARD_GRAD_OP", "SHARD_GRAD_OP reaches no FSDP"),  # full_shard runs
         ("reshard_after_forward: false", "is FSDP2's alone"),
     ):
         with pytest.raises(InvalidProblemError, match=why):
             read(f"{whole}{cut}fsdp_config:\n  {option}\n", Told(num_gpus=4), "full.yml")
+    found = read(f"{whole}{cut}fsdp_config:\n  fsdp_offload_params: true\n", Told(num_gpus=4), "full.yml")
+    assert (found.launcher, found.configuration.offload) == ("accelerate", "optimizer+parameters")
 
 
 def test_options_of_axolotls_command_count_before_its_file() -> None:
