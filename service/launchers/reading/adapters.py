@@ -182,7 +182,7 @@ def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
         return _PEFTS_OWN
     said = fields.raw(name) or "all"
     words = said if isinstance(said, list) else str(said).replace(",", " ").split()
-    if any(word in ("all", "all-linear") for word in words):
+    if any(str(word).lower() in ("all", "all-linear") for word in words):  # ms-swift 2: ALL
         return SINGLE_TARGETS
     known = [(word,) if word in LORA_TARGETS else _FUSED.get(str(word), ()) for word in words]
     if not all(known):

@@ -46,6 +46,7 @@ _OTHERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(preprocess|analyze|tokenize|prepare)(_\w+)?\.py|(report|offline)_\w+\.py|axolotl preprocess",
          "prepares data"),
         (r"create_\w*index\.py", "prepares data"),
+        (r"(configure|(make|create|write|render)_\w*conf(ig)?s?)\.py", "writes a configuration"),
         ((r"(swift|megatron|llamafactory-cli) (infer|eval|export|deploy|app|web-ui|sample|"
          r"merge-lora|rollout|chat|api|webchat|webui)|"
          r"axolotl (inference|evaluate|merge-lora|merge-sharded-fsdp-weights|quantize|vllm-serve)"),

@@ -152,7 +152,7 @@ class TrainerReader:
             except InvalidProblemError:
                 return False
         names = looks_like_document(source) if source.suffix in _DOCUMENTS else {}
-        return _MICRO in names and any(name in names for name in _MODELS)
+        return _MICRO in names and any(name in names for name in (*_MODELS, "use_peft"))  # TRL's own
 
     def read(self, source: Source, told: Told) -> LaunchFile:
         """The run that a command or a YAML file starts.

@@ -401,6 +401,25 @@ def test_a_sequences_two_parts_are_added_under_each_of_their_names() -> None:
         assert read(f"{start} {parts}").workload.seq_length == 2048  # 1536 + 512
 
 
+def test_a_script_that_writes_a_configuration_alone_starts_no_training() -> None:
+    run = "python3 configure.py --template axolotl.yaml --output config.yaml\nsleep infinity\n"
+    text = (
+        "base_model: Qwen/Qwen2.5-7B\nsequence_len: 2048\nmicro_batch_size: 2\nbf16: true\nadapter: lora\n"
+    )
+    source = Source(name="a.sh", text=run, files={"a.sh": run, "axolotl.yaml": text})
+    with pytest.raises(InvalidProblemError, match=r"configure\.py writes a configuration"):
+        read_launch_files(source, Told(num_gpus=8))  # was read as what it may start
+
+
+def test_a_trls_file_without_a_model_takes_the_told_one() -> None:
+    text = "use_peft: true\nlora_r: 16\nlora_target_modules: ALL\nmax_seq_length: 4096\nbf16: true\n"
+    text += "per_device_train_batch_size: 2\ntorch_dtype: bfloat16\n"
+    with pytest.raises(InvalidProblemError, match="the files name no model"):
+        read(text, Told(num_gpus=2), "sft.yaml")
+    found = read(text, Told(num_gpus=2, model=find_model("qwen2.5-7b")), "sft.yaml").workload
+    assert (found.seq_length, found.lora_rank, len(found.lora_targets)) == (4096, 16, 12)
+
+
 def test_a_switch_of_qlora_says_4_bits_and_adapters() -> None:
     words = f"{ARGUMENTS}--lora_r 8 --q_lora True"
     found = read(f"torchrun --nproc_per_node 8 fastchat/train/train_lora.py {words}")
