@@ -80,8 +80,7 @@ def model_is_in_the_script(target: Target) -> str:
 def header(target: Target, warnings: Iterable[str], product: str, *, shape: bool = False) -> str:
     """The lines of the comment; ``product`` names the launcher and its versions.
 
-    ``shape`` adds the model's, and adapters beside it, as JSON on one line each, where no file of the
-    launcher has a place for them.
+    ``shape`` adds the model's, and adapters, as JSON on a line, where no file of the launcher has a place.
 
     Names come from the request: whatever is not printable is replaced, so that no line can end early.
     """
@@ -94,8 +93,7 @@ def header(target: Target, warnings: Iterable[str], product: str, *, shape: bool
     lines = [
         f"{product}, plan {target.plan.plan_id} (rank {target.plan.rank}), by Meshwright",
         f"Model {target.model.title[:200]}, {target.workload.seq_length} tokens a sequence",
-        *([f"Model shape: {_shape(target)}"] if shape else []),
-        *([f"Adapters: {_adapters(target)}"] if shape and target.workload.lora_rank else []),
+        *(_stated(target) if shape else ()),
         world_size(target),
         *([] if config.rank_order == RANK_ORDERS[0] else [f"Ranks are numbered along {config.rank_order}"]),
         f"Micro-batches: {config.num_microbatches} of {config.micro_batch_size}",
@@ -118,16 +116,12 @@ def world_size(target: Target) -> str:
     )
 
 
-def _shape(target: Target) -> str:
-    """The model's sizes as a request spells them; where they come from is left out."""
-    plain = replace(target.model, source="", display_name="")
-    return json.dumps(model_to_mapping(plain))
-
-
-def _adapters(target: Target) -> str:
-    """What is trained beside what, by the names of a workload."""
-    names = ("lora_rank", "lora_targets", "base_precision", "trained_modules")
-    return json.dumps({name: getattr(target.workload, name) for name in names})
+def _stated(target: Target) -> Iterator[str]:
+    """The model's sizes, without where they come from, and its adapters, as a request spells them."""
+    yield f"Model shape: {json.dumps(model_to_mapping(replace(target.model, source='', display_name='')))}"
+    if target.workload.lora_rank:
+        names = ("lora_rank", "lora_targets", "base_precision", "trained_modules")
+        yield f"Adapters: {json.dumps({name: getattr(target.workload, name) for name in names})}"
 
 
 def printable(text: str) -> str:
