@@ -35,6 +35,7 @@ class Source:
     variables: Mapping[str, str] = field(
         default_factory=dict
     )  # told ones of the shell, for whose file it is
+    environment: Mapping[str, str] = field(default_factory=dict)  # a script's, of the one that starts it
 
     @property
     def suffix(self) -> str:
@@ -59,7 +60,7 @@ class Source:
 
     def at(self, name: str) -> Source:
         """Another of the given files, with the same files beside it."""
-        return replace(self, name=name, text=self.other(name) or "")
+        return replace(self, name=name, text=self.other(name) or "", environment={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

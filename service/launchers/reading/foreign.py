@@ -36,6 +36,7 @@ _DOCUMENTS: tuple[tuple[str, str, Callable[..., bool], tuple[str, ...]], ...] = 
     ("a model's own configuration", "--model with this file", _ALL, ("model_type", "hidden_size")),
     ("GPT-NeoX's", _SIZES, _ANY, ("pipe_parallel_size", "pipe-parallel-size", "model-parallel-size")),
     ("FlagScale's", _SIZES, _ANY, ("experiment.", "system.tensor_model_parallel_size")),
+    ("NeuronX Distributed Training's", _SIZES, _ANY, ("distributed_strategy.",)),
     ("Primus'", _SIZES, _ALL, ("modules.pre_trainer.framework",)),
     ("verl's", _SIZES, _ANY, ("actor_rollout_ref.", "algorithm.adv_estimator")),
     ("NeMo-RL's", _SIZES, _ANY, ("policy.megatron_cfg.", "policy.dtensor_cfg.", "grpo.")),

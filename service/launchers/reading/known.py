@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from meshwright.profiles.adapters import LORA_TARGETS, TRAINED_MODULES, BasePrecision
@@ -242,7 +242,7 @@ def known_of(source: Source, told: Told) -> Known:
             text = source.other(name)
             if text is not None and header_of(text).plan_id == header.plan_id:
                 files.setdefault(name, text)
-    whole = Source(name=source.name, text=source.text, files=files, include=source.include)
+    whole = replace(source, files=files)
     return Known(source=whole, told=told, header=header, world=_world(whole, told, header))
 
 

@@ -45,6 +45,7 @@ _ALL_LINEAR = "all-linear"
 _OTHERS = re.compile(
     r"^(?!.*(?:swift|_megatron/))(?:.*/)?(?!(?:pt|sft|rlhf|main|train\w*)\.py$)[\w-]+\.py$"
 )
+_BRIDGES = "scripts/performance/"  # of Megatron-Bridge, whose programs take such names, too
 _EXTRA, _MAX_EXTRA = "megatron_extra_kwargs", 64
 # Where ms-swift's default is another than Megatron-LM's, and what it then does.
 _DEFAULTS = {
@@ -92,8 +93,18 @@ class MsSwiftReader:
         if count < _LEAST_NAMES:
             raise refused(f"{source.name[:64]}: no command with arguments of ms-swift is in it")
         require_training(command, source.name)
-        if _OTHERS.search(command.program):
-            line, program = command.words[0].line, shown(command.program.rpartition("/")[2])
+        program = command.program or next((w.text for w in command.words if w.text.endswith(".py")), "")
+        if _BRIDGES in program:
+            line = next(word.line for word in command.words)
+            message = (
+                f"line {line} of {shown(source.name)} starts Megatron-Bridge's {shown(program)}, which"
+            )
+            raise refused(
+                f"{message} takes a recipe and its settings from the checkout beside it",
+                allowed="the whole configuration as YAML, which Megatron-Bridge prints when it starts",
+            )
+        if _OTHERS.search(program):
+            line, program = command.words[0].line, shown(program.rpartition("/")[2])
             message = (
                 f"line {line} of {shown(source.name)}: {program} takes Megatron's names with underscores"
             )

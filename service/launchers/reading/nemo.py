@@ -237,6 +237,10 @@ def _take_run(given: Given, document: Mapping[str, Found]) -> None:
         given.take("--fp8-format", Value(("hybrid" if hybrid else "e4m3",), 0), called="model.fp8")
     if _text(document, "model.optim.name", "") in _SHARDED:
         given.take("--use-distributed-optimizer", Value((), 0), called="model.optim.name")
+        # Megatron-Core's own optimizer: megatron_gpt_model.py, grad_reduce_in_fp32
+        synced = _text(document, "model.optim.grad_sync_dtype", "fp32")
+        if _text(document, "model.optim.name", "") == _SHARDED[1] and synced != "fp32":
+            given.take("--grad-reduce-in-bf16", Value((), 0), called="model.optim.grad_sync_dtype")
         if _text(document, "model.optim.overlap_grad_sync", "false").lower() == "true":
             given.take("--overlap-grad-reduce", Value((), 0), called="model.optim.overlap_grad_sync")
             if _text(document, "model.optim.overlap_param_sync", "false").lower() == "true":

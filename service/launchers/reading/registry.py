@@ -30,6 +30,7 @@ from meshwright.service.launchers.reading.base import (
 from meshwright.service.launchers.reading.captured import is_capture, source_of_capture
 from meshwright.service.launchers.reading.commands import (
     files_named,
+    handed,
     other_gpus_told,
     script_of,
     world_of,
@@ -174,7 +175,16 @@ def _reached(source: Source) -> Iterator[Source]:
             text = None if word.text in seen else _text_of(one, word.text)
             seen.add(word.text)
             if text is not None:
-                queue.append(replace(source, name=word.text, text=text, files=files))
+                found = replace(source, name=word.text, text=text, files=files, environment={})
+                queue.append(replace(found, environment=_handed(one, found)))
+
+
+def _handed(starter: Source, script: Source) -> dict[str, str]:
+    """What a script is started with; nothing where the other one cannot be read, which its reader says."""
+    if starter.is_script and script.is_script:
+        with suppress(InvalidProblemError):
+            return handed(script_of(starter, Told()), script.name)
+    return {}
 
 
 def _text_of(source: Source, name: str) -> str | None:

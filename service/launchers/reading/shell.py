@@ -45,7 +45,7 @@ def read_script(
         text: of the script.
         variables: told from outside, positional ones by their number; they count before the script's own.
         include: the text of a file that is sourced, by its base name; None where there is none.
-        environment: variables that are set when it starts, and that it may change.
+        environment: what is set when it starts, positional ones too, and that it may change.
 
     Raises:
         ValueError: a quote or a bracket stays open, or the script expands without end.
@@ -53,9 +53,9 @@ def read_script(
     told = dict(variables or {})
     first = {"BASH_VERSION": _BASH, **(environment or {}), **told}
     script = Script(variables={name: (value,) for name, value in first.items()}, told=frozenset(told))
-    ends = next(place for place in range(1, len(told) + 2) if str(place) not in told)
+    ends = next(place for place in range(1, len(first) + 2) if str(place) not in first)
     if ends > 1:
-        script.variables["@"] = tuple(told[str(place)] for place in range(1, ends))
+        script.variables["@"] = tuple(first[str(place)] for place in range(1, ends))
     _Shell(script, include, in_slurm="#SBATCH" in text).run(lex(text))
     return script
 

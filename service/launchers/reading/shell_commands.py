@@ -34,6 +34,7 @@ _SHELLS = ("bash", "sh", "zsh")
 PARALLEL = ("mpirun", "mpiexec", "srun")  # which start a process for each rank
 _TEXT_STARTER = "bcprun"  # NVIDIA Base Command's: as those, and takes what it runs as a text
 RANK_STARTERS = (*PARALLEL, _TEXT_STARTER)
+_AROUND_TEXTS = (*RANK_STARTERS, "deepspeed")  # with --no_python it starts a shell
 _MARK = re.compile(f"{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}")
 # What a shell splits or expands in the name of what is not known, which stands whole in a text that is run.
 _SHIELD = {ord(sign): 0xE000 + ord(sign) for sign in " \t\n\r'\"\\$`#<>;&|()"}
@@ -158,6 +159,8 @@ class Commands(Variables, ABC):
                 self._hide(name)
             if "A" in flags:
                 self._script.keyed.add(name)
+            if keyword == "export" or "x" in flags:
+                self._script.exported.add(name)
             if match is not None:
                 self._assign(token)
             elif keyword in SCOPED and self._scopes and name not in self._script.told:
@@ -274,7 +277,7 @@ class Commands(Variables, ABC):
             inside = texts[at + 1] if at < len(texts) else None
         if inside is not None:
             before, outer = dict(self._script.words), self._parallel
-            ranks = next((place for place, name in enumerate(names[:at]) if name in RANK_STARTERS), at)
+            ranks = next((place for place, name in enumerate(names[:at]) if name in _AROUND_TEXTS), at)
             self._parallel = (*outer, *words[ranks:at])
             self._run_text(inside, words[min(ends, len(texts) - 1)].line)
             self._parallel = outer

@@ -76,6 +76,7 @@ class Script:
     told: frozenset[str] = frozenset()  # variables whose value somebody tells
     keyed: set[str] = field(default_factory=set)  # arrays of names, whose words are variables NAME[key]
     passed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # set for one command alone
+    exported: set[str] = field(default_factory=set)
     stopped: int = 0  # the line of the ``exit`` that ends it
     line: int = 0  # that is read
     num_words: int = 0
@@ -134,8 +135,8 @@ class Variables:
             return None if texts[0] is None else texts[0] != ""
         if len(words) == 2:  # noqa: PLR2004 - an operator and a word
             empty = None if texts[1] is None else texts[1] == ""
-            is_set = words[1].text in self._script.variables
-            return {"-z": empty, "-n": opposite(empty), "-v": is_set}.get(words[0].text)
+            said = {"-z": empty, "-n": opposite(empty), "-v": words[1].text in self._script.variables}
+            return said.get(words[0].text)
         known = [text for text in texts if text is not None]
         return self._relates(*known, double=double) if len(known) == len(texts) == 3 else None  # noqa: PLR2004
 
@@ -590,9 +591,8 @@ def why_unknown(name: str) -> tuple[str, str]:
     if name.startswith(("$(", "`")) and not name.startswith("$(("):
         return f"it is what {shown(name)} prints, which is not run", capture
     why = f"the value hangs on ${shown(name)}, which the script does not set"
-    if re.fullmatch(r"\w+", name):
-        return why, f"a value in the script, or beside it ({told}), or {capture}"
-    return why, capture
+    beside = f"a value in the script, or beside it ({told}), or {capture}"
+    return why, beside if re.fullmatch(r"\w+", name) else capture
 
 
 def unknown_value(name: str) -> str:
