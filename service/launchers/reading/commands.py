@@ -14,7 +14,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.reading.base import MAX_BYTES, Include, Source, Told, refused
 from meshwright.service.launchers.reading.shell import read_script
 from meshwright.service.launchers.reading.shell_commands import PARALLEL, is_python
-from meshwright.service.launchers.reading.shell_values import Script, Word, split_words, unknown_value
+from meshwright.service.launchers.reading.shell_values import Script, Word, split_words
 
 _DIRECTIVE = "#SBATCH"
 _SPELLED = {"-N": "--nodes", "-n": "--ntasks", "-G": "--gpus", "--tasks-per-node": "--ntasks-per-node"}
@@ -124,28 +124,6 @@ def _read(
         return str(fault)[:200]
     except RecursionError:
         return "the script is nested too deeply"
-
-
-def handed(script: Script, base: str) -> dict[str, str]:
-    """What a script gives another one that it starts: exported variables, and arguments by their number.
-
-    A value that differs between several starts is not known.
-    """
-    starts = []
-    for words, environment in zip(script.commands, script.environments, strict=True):
-        at = next((at for at, word in enumerate(words) if word.text.rpartition("/")[2] == base), None)
-        if at is None or words[0].text in HANDLERS or any(word.text.endswith(".py") for word in words[:at]):
-            continue
-        shared = (script.exported | script.passed.keys()) & environment.keys()
-        given = {name: " ".join(environment[name]) for name in sorted(shared)}
-        for word in words[:at]:  # sbatch --export=ALL,TP=8
-            pairs = word.text.removeprefix("--export=").split(",") if "--export=" in word.text else []
-            given |= dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-        arguments = [word.text for word in words[at + 1 :]]
-        starts.append(given | {str(place): text for place, text in enumerate(arguments, start=1)})
-    names = sorted({name for one in starts for name in one})
-    values = {name: {one.get(name) for one in starts} for name in names}
-    return {name: unknown_value(name) if len(some) > 1 else str(*some) for name, some in values.items()}
 
 
 def _slurm_variables(text: str, told: Told) -> dict[str, str]:

@@ -29,8 +29,8 @@ from meshwright.service.launchers.reading.base import (
 )
 from meshwright.service.launchers.reading.captured import is_capture, source_of_capture
 from meshwright.service.launchers.reading.commands import (
+    HANDLERS,
     files_named,
-    handed,
     other_gpus_told,
     script_of,
     world_of,
@@ -50,7 +50,7 @@ from meshwright.service.launchers.reading.ms_swift import MsSwiftReader
 from meshwright.service.launchers.reading.nanotron import NanotronReader
 from meshwright.service.launchers.reading.nemo import NemoReader
 from meshwright.service.launchers.reading.python_values import looks_like_module, module_values
-from meshwright.service.launchers.reading.shell_values import Script, Word
+from meshwright.service.launchers.reading.shell_values import Script, Word, unknown_value
 from meshwright.service.launchers.reading.torchtitan import TorchtitanReader
 from meshwright.service.launchers.reading.trainer import TrainerReader
 from meshwright.service.launchers.reading.trl import TrlReader
@@ -179,12 +179,35 @@ def _reached(source: Source) -> Iterator[Source]:
                 queue.append(replace(found, environment=_handed(one, found)))
 
 
-def _handed(starter: Source, script: Source) -> dict[str, str]:
-    """What a script is started with; nothing where the other one cannot be read, which its reader says."""
-    if starter.is_script and script.is_script:
-        with suppress(InvalidProblemError):
-            return handed(script_of(starter, Told()), script.name)
-    return {}
+def _handed(starter: Source, started: Source) -> dict[str, str]:
+    """What a script gives another one that it starts: exported variables, and arguments by their number.
+
+    A value that differs between several starts is not known; nothing is where the starter cannot be read,
+    which its own reader says.
+    """
+    if not (starter.is_script and started.is_script):
+        return {}
+    try:
+        script = script_of(starter, Told())
+    except InvalidProblemError:
+        return {}
+    starts = []
+    for words, environment in zip(script.commands, script.environments, strict=True):
+        at = next(
+            (at for at, word in enumerate(words) if word.text.rpartition("/")[2] == started.name), None
+        )
+        if at is None or words[0].text in HANDLERS or any(word.text.endswith(".py") for word in words[:at]):
+            continue
+        shared = (script.exported | script.passed.keys()) & environment.keys()
+        given = {name: " ".join(environment[name]) for name in sorted(shared)}
+        for word in words[:at]:  # sbatch --export=ALL,TP=8
+            pairs = word.text.removeprefix("--export=").split(",") if "--export=" in word.text else []
+            given |= dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+        arguments = [word.text for word in words[at + 1 :]]
+        starts.append(given | {str(place): text for place, text in enumerate(arguments, start=1)})
+    names = sorted({name for one in starts for name in one})
+    values = {name: {one.get(name) for one in starts} for name in names}
+    return {name: unknown_value(name) if len(some) > 1 else str(*some) for name, some in values.items()}
 
 
 def _text_of(source: Source, name: str) -> str | None:
