@@ -5,6 +5,8 @@ import re
 import pytest
 import yaml
 
+from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.library import find_model
 from meshwright.service.launchers.reading.base import Source, Told
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.registry import export
@@ -60,3 +62,12 @@ def test_what_the_models_own_configuration_does_not_switch_on_is_written() -> No
     assert (adapter["moe_token_dispatcher_type"], adapter["moe_router_dtype"]) == ("alltoall", "fp32")
     assert {*adapter["additional_configs"]} == {"tp_comm_overlap", "moe_router_load_balancing_type"}
     assert adapter["do_train"]  # or no checkpoint is gone on from
+
+
+def test_megatron_bridges_performance_scripts_are_no_ms_swift() -> None:
+    run = "torchrun --nproc_per_node 8 scripts/performance/run_script.py --model_recipe_name llama3_8b "
+    run += "--tensor_model_parallel_size 4 --global_batch_size 512 --micro_batch_size 1 --seq_length 8192\n"
+    told = Told(model=find_model("llama-3-8b"), num_gpus=8)
+    for text in (run, f"worker='{run}'\n"):  # which one writes into a file and starts from there
+        with pytest.raises(InvalidProblemError, match="starts Megatron-Bridge's"):
+            read_launch_files(Source(name="a.sh", text=text), told)

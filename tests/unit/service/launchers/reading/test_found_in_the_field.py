@@ -10,7 +10,6 @@ import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import framework_facts, with_options
-from meshwright.profiles.library import find_model
 from meshwright.profiles.switches import clashes
 from meshwright.service.cli.problem_options import source_of
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
@@ -591,40 +590,3 @@ def test_overrides_of_nemos_launcher_count_before_the_configuration_that_they_ch
     assert (found.workload.global_batch_size, found.model.ffn_hidden_size) == (128, 16_384)
     with pytest.raises(InvalidProblemError, match=r"line 1 of 5b.sh: conf/training/gpt3/5b.yaml is not"):
         read(start, name="5b.sh")
-
-
-@pytest.mark.parametrize(
-    ("start", "sizes"),
-    [
-        ("export TP=8\nMBS=3\nbash train.sh 4", (8, 4)),  # MBS is not exported
-        ("TP=4 sbatch train.sh 2", (4, 2)),
-        ("sbatch --export=ALL,TP=2 train.sh", (2, 1)),
-        ("export TP=8\n./train.sh", (8, 1)),
-    ],
-)
-def test_what_a_script_hands_to_the_one_that_it_starts_counts(start: str, sizes: tuple[int, int]) -> None:
-    # read as if it were started by hand: tp 1 and one sequence in every row
-    train = (
-        "TP=${TP:-1}\nMBS=${1:-${MBS:-1}}\ntorchrun --nproc_per_node 8 pretrain_gpt.py --vocab-size 512 "
-        f"--micro-batch-size $MBS --global-batch-size 64 --tensor-model-parallel-size $TP {SIZES}\n"
-    )
-    found = read_launch_files(
-        Source(name="a.sh", text=start + "\n", files={"a.sh": start, "train.sh": train}), Told()
-    )
-    config = found.configuration
-    assert (config.tensor_parallel_size, config.micro_batch_size) == sizes
-
-
-def test_a_value_that_differs_between_starts_is_asked_for() -> None:
-    train = f"torchrun --nproc_per_node 8 pretrain_gpt.py --micro-batch-size $1 --vocab-size 512 {SIZES}\n"
-    start = "bash train.sh 1\nbash train.sh 2\n"
-    with pytest.raises(InvalidProblemError, match=r"micro-batch-size: line 1.*\$1"):
-        read_launch_files(Source(name="a.sh", text=start, files={"a.sh": start, "train.sh": train}), Told())
-
-
-def test_megatron_bridges_performance_scripts_are_no_ms_swift() -> None:
-    run = "torchrun --nproc_per_node 8 scripts/performance/run_script.py --model_recipe_name llama3_8b "
-    run += "--tensor_model_parallel_size 4 --global_batch_size 512 --micro_batch_size 1 --seq_length 8192\n"
-    for text in (run, f"worker='{run}'\n"):  # which one writes into a file and starts from there
-        with pytest.raises(InvalidProblemError, match="starts Megatron-Bridge's"):
-            read(text, Told(model=find_model("llama-3-8b"), num_gpus=8))

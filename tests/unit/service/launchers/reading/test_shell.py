@@ -154,3 +154,41 @@ def test_what_a_loop_of_many_turns_sets_is_in_doubt(loop: str) -> None:
 def test_a_pattern_that_could_take_for_ever_is_refused() -> None:
     with pytest.raises(ValueError, match="more than 3 brackets"):
         read_script(f"X={'a' * 3000}; run ${{X/{'?(a)' * 30}b/z}}")
+
+
+# What one script hands to another.
+
+
+SIZES = (
+    "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 128 "
+    "--max-position-embeddings 128 --bf16 "
+)
+
+
+@pytest.mark.parametrize(
+    ("start", "sizes"),
+    [
+        ("export TP=8\nMBS=3\nbash train.sh 4", (8, 4)),  # MBS is not exported
+        ("TP=4 sbatch train.sh 2", (4, 2)),
+        ("sbatch --export=ALL,TP=2 train.sh", (2, 1)),
+        ("export TP=8\n./train.sh", (8, 1)),
+    ],
+)
+def test_what_a_script_hands_to_the_one_that_it_starts_counts(start: str, sizes: tuple[int, int]) -> None:
+    # read as if it were started by hand: tp 1 and one sequence in every row
+    train = (
+        "TP=${TP:-1}\nMBS=${1:-${MBS:-1}}\ntorchrun --nproc_per_node 8 pretrain_gpt.py --vocab-size 512 "
+        f"--micro-batch-size $MBS --global-batch-size 64 --tensor-model-parallel-size $TP {SIZES}\n"
+    )
+    found = read_launch_files(
+        Source(name="a.sh", text=start + "\n", files={"a.sh": start, "train.sh": train}), Told()
+    )
+    config = found.configuration
+    assert (config.tensor_parallel_size, config.micro_batch_size) == sizes
+
+
+def test_a_value_that_differs_between_starts_is_asked_for() -> None:
+    train = f"torchrun --nproc_per_node 8 pretrain_gpt.py --micro-batch-size $1 --vocab-size 512 {SIZES}\n"
+    start = "bash train.sh 1\nbash train.sh 2\n"
+    with pytest.raises(InvalidProblemError, match=r"micro-batch-size: line 1.*\$1"):
+        read_launch_files(Source(name="a.sh", text=start, files={"a.sh": start, "train.sh": train}), Told())
