@@ -95,7 +95,8 @@ def read_launch_files(source: Source, told: Told | None = None, launcher: str | 
     if is_capture(source.text):
         source = source_of_capture(source)
     _require_bounded(source)
-    found, reader = _recognised(replace(source, variables=told.variables), launcher)
+    source = replace(source, variables=told.variables)
+    found, reader = _recognised(source, launcher)
     if not found.is_script and told.run not in (None, 1):
         message = f"{told.run}: {shown(found.name)} is one run"
         raise InvalidProblemError.of("--run", message, allowed="1, or none")
@@ -106,6 +107,7 @@ def read_launch_files(source: Source, told: Told | None = None, launcher: str | 
     launch = _on_told_gpus(launch, told)
     _require_divided(launch)
     _require_one_start(found, told)
+    _require_one_training(source, found, launch, told)
     again = [f"{said}: the last one counts" for said in repeated_keys(found)]
     return _with_environment(replace(launch, notes=(*launch.notes, *again)[:MAX_LISTED]), found)
 
@@ -192,12 +194,7 @@ def _handed(starter: Source, started: Source) -> dict[str, str]:
     except InvalidProblemError:
         return {}
     starts = []
-    for words, environment in zip(script.commands, script.environments, strict=True):
-        at = next(
-            (at for at, word in enumerate(words) if word.text.rpartition("/")[2] == started.name), None
-        )
-        if at is None or words[0].text in HANDLERS or any(word.text.endswith(".py") for word in words[:at]):
-            continue
+    for words, at, environment in _starts(script, started.name):
         shared = (script.exported | script.passed.keys()) & environment.keys()
         given = {name: " ".join(environment[name]) for name in sorted(shared)}
         for word in words[:at]:  # sbatch --export=ALL,TP=8
@@ -208,6 +205,40 @@ def _handed(starter: Source, started: Source) -> dict[str, str]:
     names = sorted({name for one in starts for name in one})
     values = {name: {one.get(name) for one in starts} for name in names}
     return {name: unknown_value(name) if len(some) > 1 else str(*some) for name, some in values.items()}
+
+
+def _starts(
+    script: Script, name: str
+) -> Iterator[tuple[Sequence[Word], int, Mapping[str, tuple[str, ...]]]]:
+    """The commands of a script that start another one: their words, where its name stands, variables."""
+    for words, environment in zip(script.commands, script.environments, strict=True):
+        at = next((at for at, word in enumerate(words) if word.text.rpartition("/")[2] == name), None)
+        python = any(word.text.endswith(".py") for word in words[:at])
+        if at is not None and words[0].text not in HANDLERS and not python:
+            yield words, at, environment
+
+
+def _require_one_training(source: Source, found: Source, launch: LaunchFile, told: Told) -> None:
+    """Refuse a script that starts several others which train otherwise."""
+    if not source.is_script or found.name == source.name:
+        return
+    script = script_of(source, Told())
+    for other in _reached(source):
+        start = next(_starts(script, other.name), None)
+        name = launcher_of(other) if start and other.is_script and other.name != found.name else None
+        if start is None or name is None or next(_starts(script, found.name), None) is None:
+            continue
+        with suppress(InvalidProblemError):
+            second = _READERS[name].read(other, told)
+            model = replace(second.model, name=launch.model.name)
+            same = (launch.configuration, launch.workload, launch.model)
+            if (second.configuration, second.workload, model) != same:
+                line, first = start[0][0].line, shown(found.name)
+                twice = f"line {line} of {shown(source.name)} starts {shown(other.name)}, too, which trains"
+                break
+    else:
+        return
+    raise refused(f"{twice} otherwise than {first}", allowed=f"{first} alone, or {shown(other.name)}")
 
 
 def _text_of(source: Source, name: str) -> str | None:

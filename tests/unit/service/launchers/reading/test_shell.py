@@ -192,3 +192,13 @@ def test_a_value_that_differs_between_starts_is_asked_for() -> None:
     start = "bash train.sh 1\nbash train.sh 2\n"
     with pytest.raises(InvalidProblemError, match=r"micro-batch-size: line 1.*\$1"):
         read_launch_files(Source(name="a.sh", text=start, files={"a.sh": start, "train.sh": train}), Told())
+
+
+def test_a_script_that_starts_two_others_which_train_otherwise_is_refused() -> None:
+    train = f"torchrun --nproc_per_node 8 pretrain_gpt.py --micro-batch-size 1 --vocab-size 512 {SIZES}\n"
+    start = "bash one.sh\nbash two.sh\n"
+    files = {"a.sh": start, "one.sh": train, "two.sh": train.replace("-size 1", "-size 2")}
+    with pytest.raises(InvalidProblemError, match=r"line 2 of a.sh starts two.sh, too, which trains"):
+        read_launch_files(Source(name="a.sh", text=start, files=files), Told())
+    same = read_launch_files(Source(name="a.sh", text=start, files={**files, "two.sh": train}), Told())
+    assert same.configuration.micro_batch_size == 1
