@@ -1,7 +1,7 @@
 """What a page of tables has moved by against the one that was last committed.
 
-Rows are found again by their section, their table's titles and their first cells; a number is the first
-one of a cell. Rows that only one of both pages has are named.
+Rows are found again by their section, the words that introduce their table and their first cells; a
+number is the first one of a cell. Rows that only one of both pages has are named.
 """
 
 from __future__ import annotations
@@ -67,17 +67,17 @@ def _size(place: Place, moves: Mapping[Place, float]) -> float:
 
 def _figures(page: str) -> Iterator[tuple[Place, float]]:
     """Every figure of the tables that has errors or orders."""
-    section = ""
+    section = caption = ""
     titles: list[str] = []
     for line in page.splitlines():
         if line.startswith("#"):
-            section, titles = line.strip("# ").split(":")[0], []
+            section, caption, titles = line.strip("# ").split(":")[0], "", []
         elif not line.startswith("|"):
-            titles = []
+            caption, titles = (f"; {line[:-1]}" if line.endswith(":") else "") if line else caption, []
         elif not titles:
             titles = _cells(line)
         elif set(line) - set("|- "):
-            yield from _row(section, titles, _cells(line))
+            yield from _row(section + caption, titles, _cells(line))
 
 
 def _row(section: str, titles: list[str], cells: list[str]) -> Iterator[tuple[Place, float]]:

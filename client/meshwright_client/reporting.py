@@ -30,7 +30,10 @@ _log = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Counts the steps of one run and reports them once, in a thread; ranks but the first count nothing."""
+    """Counts the steps of one run and reports them once, in a thread; ranks but the first count nothing.
+
+    A run may still run out of memory behind that: reported once, too.
+    """
 
     def __init__(
         self,
@@ -52,7 +55,7 @@ class Reporter:
         self._url, self._key = url or os.environ.get("MESHWRIGHT_URL", DEFAULT_URL), key
         self._warm_up, self._steps, self._active = warm_up, steps, active
         self._last_s: float | None = None
-        self._thread: threading.Thread | None = None
+        self._threads: dict[bool, threading.Thread] = {}  # by whether they tell of a lack of memory
 
     @classmethod
     def of_run(cls, save_dir: str | Path | None = None, **options: Any) -> Reporter:  # noqa: ANN401
@@ -79,7 +82,7 @@ class Reporter:
         if seconds is None and self._last_s is not None:
             seconds = now_s - self._last_s
         self._last_s = now_s
-        if not self._active or self._thread is not None:
+        if not self._active or self._threads:
             return
         peak = peak_memory_bytes or _allocated_bytes()
         self.peak_memory_bytes = max(self.peak_memory_bytes or 0, peak) or None
@@ -94,7 +97,7 @@ class Reporter:
 
     def out_of_memory(self) -> None:
         """The run has run out of memory: that teaches too."""
-        if self._active and self._thread is None:
+        if self._active and True not in self._threads:
             self._send({"out_of_memory": True})
 
     def measured(self) -> dict[str, Any]:
@@ -110,21 +113,24 @@ class Reporter:
     def close(self, timeout_s: float = 30.0) -> None:
         """Report what there is, unless that is done, and wait for it; say so where it takes longer."""
         body = self.measured()
-        if self._active and self._thread is None and body:
+        if self._active and not self._threads and body:
             self._send(body)
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-            if self._thread.is_alive():
-                self.fault = TimeoutError(f"no answer of {self._url} within {timeout_s:g} s")
-                _log.warning("meshwright: the step time was not reported: %s", self.fault)
+        ends_s = time.monotonic() + timeout_s
+        for thread in self._threads.values():
+            thread.join(max(ends_s - time.monotonic(), 0.0))
+        if any(thread.is_alive() for thread in self._threads.values()):
+            self.fault = TimeoutError(f"no answer of {self._url} within {timeout_s:g} s")
+            _log.warning("meshwright: the step time was not reported: %s", self.fault)
 
     def _send(self, body: Mapping[str, Any]) -> None:
-        self._thread = threading.Thread(target=self._report, args=(body,), daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._report, args=(body,), daemon=True)
+        self._threads["out_of_memory" in body] = thread
+        thread.start()
 
     def _report(self, body: Mapping[str, Any]) -> None:
         try:
-            key = hashlib.sha256(f"{self.plan_id} {self.run_id}".encode()).hexdigest()
+            told = " out of memory" if "out_of_memory" in body else ""
+            key = hashlib.sha256(f"{self.plan_id} {self.run_id}{told}".encode()).hexdigest()
             with Client(self._url, self._key or os.environ.get("MESHWRIGHT_KEY") or None) as service:
                 self.learnt = service.measure(self.plan_id, body, idempotency_key=key)
         except IdempotencyConflictError:

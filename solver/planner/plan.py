@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import cache, partial
 
 from meshwright.profiles.capabilities import launcher_capabilities
-from meshwright.profiles.profile import Profile
+from meshwright.profiles.frameworks import framework_facts
+from meshwright.profiles.profile import Profile, framework_of
 from meshwright.solver.answer import Answer, Plan, RankFloors, Status, with_gaps
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.clock import Watch, relative_gap
@@ -253,7 +254,18 @@ _FOLLOWING = 0.1  # of a search's time: what one that rivals cut short is expect
 def _of_model(problem: Problem, answer: Answer) -> Answer:
     """The answer with its model's counts, and what the model was not made for."""
     said = (*answer.warnings, *beyond_positions(problem), *_of_tensor_ranks(problem, answer.plans))
-    return replace(answer, model=problem.model_figures, warnings=said)
+    return replace(answer, model=problem.model_figures, warnings=(*said, *_of_stack(problem)))
+
+
+def _of_stack(problem: Problem) -> tuple[str, ...]:
+    """That one launcher's plans are priced as software that it does not run today."""
+    if problem.stack is None or problem.launcher in ("none", "any"):
+        return ()
+    asked, own = (framework_facts(framework_of(name)).stack for name in (problem.stack, problem.launcher))
+    if asked == own:
+        return ()
+    said = f"times and memory are those of the software stack {problem.stack}"
+    return (f"{said}, not of what {problem.launcher} runs today",)
 
 
 def _of_tensor_ranks(problem: Problem, plans: Sequence[Plan]) -> tuple[str, ...]:

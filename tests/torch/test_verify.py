@@ -1,6 +1,7 @@
 """``meshwright verify``: launchers build ranks of plans on fake tensors, and what they build was priced."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -341,3 +342,27 @@ def test_what_a_launcher_compiles_is_kept_also_where_an_image_forbids_it(
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # as the service's own image has it
     asked = Builder(environment=environment, script=str(script))
     assert module._asked(asked, "{}", 60.0, lambda: False) == [{"done": False}]
+
+
+def test_memory_that_is_refused_is_said_with_the_limit() -> None:
+    """Python, torch and a C function that cannot even build its MemoryError say it in three ways."""
+    code = """
+import resource, torch, building
+def fails():
+    raise SystemError("error return without exception set")
+building.limit(resource.RLIMIT_DATA, 3 << 30)
+for ask in (lambda: bytearray(8 << 30), lambda: torch.zeros(2 << 30), fails, lambda: len(1)):
+    try:
+        ask()
+    except Exception as error:
+        print(building.said(error))
+"""
+    here = {**os.environ, "PYTHONPATH": str(module._INSIDE), "OMP_NUM_THREADS": "1"}
+    told = subprocess.run(
+        [sys.executable, "-c", code], env=here, capture_output=True, text=True, check=True
+    )
+    *refused, other = told.stdout.splitlines()
+    assert [line.partition(" (")[0] for line in refused] == [
+        "it needs more than the 3 GiB that its process may take"
+    ] * 3
+    assert other.startswith("TypeError: ")

@@ -33,6 +33,11 @@ Case = dict[str, Any]
 Built = dict[str, Any]
 OFFLOADED = "a CPU's memory is that of its host: what leaves the GPU cannot be told from what stays"
 _MATRIX = 2  # dimensions
+# What torch, C++ and CPython say where the system refuses memory; the last is of a C function that failed
+# to build even its MemoryError.
+_NO_MEMORY = (
+    "can't allocate memory", "Cannot allocate memory", "bad_alloc", "error return without exception set",
+)  # fmt: skip
 
 
 def answer(build: Callable[[Case], Iterator[Built]]) -> None:
@@ -88,10 +93,13 @@ def apart(work: Callable[..., Any], *given: Any) -> Any:
 
 
 def said(error: BaseException) -> str:
-    """An error as one line, with the function that raised it."""
+    """An error as one line, with the function that raised it; of memory that is refused, the limit."""
     traceback.print_exception(error)
     frame = traceback.extract_tb(error.__traceback__)[-1]
     text = " ".join(str(error).split()) or "no message"
+    if isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY):
+        most, _ = resource.getrlimit(resource.RLIMIT_DATA)
+        return f"it needs more than the {most / 2**30:.3g} GiB that its process may take ({frame.name})"
     if isinstance(error, DataDependentOutputException):
         text = "the size of a tensor depends on data, of which there are none"
     return f"{type(error).__name__}: {text[:300]} ({frame.name})"

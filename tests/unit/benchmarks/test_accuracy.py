@@ -8,6 +8,7 @@ from statistics import NormalDist
 
 import pytest
 
+from benchmarks.fit.accuracy_moved import moved
 from benchmarks.fit.accuracy_spread import (
     coverage,
     errors_by,
@@ -153,3 +154,14 @@ def test_asking_for_help_runs_no_benchmark_and_an_unknown_option_is_refused() ->
     wrong = subprocess.run([*COMMAND, "--quik"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
     assert "--quik" in wrong.stderr
+
+
+def test_tables_under_one_heading_are_told_apart_by_the_words_before_them() -> None:
+    """Step times and memory of one software stack are compared with their own."""
+    page = (
+        "## How sure\n\nBy software stack:\n\n| stack | mean % |\n|---|---|\n| fsdp | 4.6 |\n\n"
+        "Peak memory:\n\n| stack | mean % |\n|---|---|\n| fsdp | {memory} |\n"
+    )
+    count, _, *lines = moved(page.format(memory=3.2), page.format(memory=9.2))
+    assert count == "1 of 2 figures on both pages moved by 0.3 or more."
+    assert lines[2] == "| How sure; Peak memory | fsdp | mean % | 3.2 | 9.2 | +6.00 |"

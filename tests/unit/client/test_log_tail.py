@@ -2,10 +2,12 @@
 
 import socket
 import time
+from typing import Any
 
 import pytest
 
 from meshwright.profiles.importers.run_logs import OUT_OF_MEMORY
+from meshwright_client import Client
 from meshwright_client.reporting import _OUT_OF_MEMORY, GIB, MIB, LogTail, Reporter
 
 # torchtitan 0.2.2, components/metrics.py, as a terminal gets it
@@ -92,6 +94,27 @@ def test_a_report_that_gets_no_answer_is_said_to_be_lost(caplog: pytest.LogCaptu
         reporter.close(timeout_s=0.1)
     assert str(reporter.fault) == f"no answer of {url} within 0.1 s"
     assert "the step time was not reported" in caplog.text
+
+
+def test_a_run_that_runs_out_of_memory_behind_its_report_tells_that_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both under keys of their own, each once: the service takes a key for one measurement."""
+    told: list[tuple[str, dict[str, Any]]] = []
+
+    def measure(_: Client, plan_id: str, body: dict[str, Any], *, idempotency_key: str) -> None:
+        if plan_id == "of this test":
+            told.append((idempotency_key, body))
+
+    monkeypatch.setattr(Client, "measure", measure)
+    reporter = Reporter("of this test", run_id="1", url="http://127.0.0.1:9", warm_up=0, steps=3)
+    tail = LogTail(reporter)
+    timed = [MEGATRON.format(step=step) for step in (1, 2, 3)]
+    for line in (*timed, *["torch.OutOfMemoryError: CUDA"] * 2):
+        tail.line(line)
+    reporter.close()
+    assert sorted(str(body) for _, body in told) == ["{'out_of_memory': True}", "{'step_time_s': 0.25}"]
+    assert len({key for key, _ in told}) == 2
 
 
 @pytest.mark.parametrize(

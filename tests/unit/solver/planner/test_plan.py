@@ -10,7 +10,7 @@ from meshwright.solver.answer import Answer, Outlook, Plan
 from meshwright.solver.clock import Watch
 from meshwright.solver.explain.remedies import CUT
 from meshwright.solver.planner.fewest_nodes import fewest
-from meshwright.solver.planner.plan import _in_time, ask
+from meshwright.solver.planner.plan import _in_time, _of_model, ask
 from meshwright.solver.problem import Problem, Progress
 from meshwright.solver.search.search import search as search_alone
 from meshwright.solver.space.enumerate import enumerate_space, searched_space
@@ -136,6 +136,16 @@ def in_time(deadline_days: float, *plans: Plan, **proved: object) -> Answer:
     problem = replace(a_problem(deadline_days=deadline_days, total_tokens=10**12), launcher="none")
     answer = an_answer(*plans, bound_step_time_s=20.0, gap=1 / 3, **proved)
     return _in_time(problem, default_profile(problem.cluster, "none"), answer, Watch(time_limit_s=0.0))
+
+
+def test_other_software_than_the_launcher_runs_today_is_said_of_its_prices() -> None:
+    told = "times and memory are those of the software stack {}, not of what {} runs today"
+    for launcher, stack, said in (
+        ("torchtitan", "megatron-lm-2021", True), ("megatron-lm", "megatron-lm-2021", True),
+        ("torchtitan", "fsdp1", False), ("torchtitan", None, False), ("none", "megatron-lm-2021", False),
+    ):  # fmt: skip
+        answer = _of_model(replace(on_two_nodes(), launcher=launcher, stack=stack), an_answer())
+        assert (told.format(stack, launcher) in answer.warnings) is said
 
 
 def test_plans_in_time_move_up_and_the_gap_is_that_of_the_first_of_them() -> None:
