@@ -28,6 +28,7 @@ from meshwright.service.verify.priced import rank_bytes
 from meshwright.service.verify.verify import Verification, verify
 from meshwright.solver.accuracy import peak_as_measured
 from meshwright.solver.answer import Plan
+from meshwright.solver.calibration.observations import Observation
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from meshwright.solver.runs.table import CATALOG_RUNS, Run, RunShape, read_runs
@@ -111,9 +112,10 @@ def traced(run: Run, shape: RunShape, builds: Builds) -> Peak:
     whole = {stage: peak + beside[stage] for stage, peak in stages.items()}
     kept = {"first": min(whole), "last": max(whole)}.get(run.measured.memory_rank)
     measured = run.measured
+    seen = replace(Observation.of_shape(shape), memory_kind="allocated", memory_rank=measured.memory_rank)
     return Peak(
         run_id=run.run_id, source=run.source, measured=measured.peak_memory_bytes or 0.0,
-        priced=peak_as_measured(prediction, measured.memory_kind, measured.memory_rank),
+        priced=peak_as_measured(prediction, seen),
         traced=whole[kept] if kept is not None else max(whole.values()),
     )  # fmt: skip
 

@@ -18,15 +18,15 @@ from meshwright.profiles.calibration import Calibration
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile
 from meshwright.profiles.units import GIB
-from meshwright.solver.answer import Prediction, StagePrediction
+from meshwright.solver.answer import Prediction
 from meshwright.solver.calibration.calibrate import calibrate as calibrated_on
 from meshwright.solver.calibration.calibrate import default_profile_of, least_step_s
 from meshwright.solver.calibration.choose import Candidates, Choice, measuring_order, random_order
 from meshwright.solver.calibration.observations import (
-    SEEN_SHARES,
     Observation,
     ProfileOf,
     memory_configuration,
+    seen_moments,
 )
 from meshwright.solver.configuration import Configuration, FloatArray
 from meshwright.solver.predict import predict_all
@@ -318,19 +318,15 @@ def _cells_of(prediction: Prediction, peak_bytes: float) -> dict[str, str]:
     }
 
 
-def seen_bytes(stage: StagePrediction, memory_kind: str) -> int:
-    """A stage's peak as that kind of measurement counts it."""
-    shares = SEEN_SHARES[memory_kind]
-    return round(sum(shares.get(term, 1.0) * value for term, value in stage.memory_bytes.items()))
-
-
-def peak_as_measured(prediction: Prediction, memory_kind: str, memory_rank: str) -> int:
-    """The peak of the rank whose memory was measured (the worst where that is not known)."""
-    if memory_rank == "first":
-        return seen_bytes(prediction.stages[0], memory_kind)
-    if memory_rank == "last":
-        return seen_bytes(prediction.stages[-1], memory_kind)
-    return max(seen_bytes(stage, memory_kind) for stage in prediction.stages)
+def peak_as_measured(prediction: Prediction, one: Observation) -> int:
+    """The peak that a run's measurement counts, of the worst rank where its rank is not known, bytes."""
+    stages, moments = prediction.stages, seen_moments(one)
+    ends = {"first": stages[:1], "last": stages[-1:]}
+    return max(
+        round(sum(shares.get(term, 1.0) * value for term, value in stage.memory_bytes.items()))
+        for stage in ends.get(one.memory_rank, stages)
+        for shares in moments
+    )
 
 
 def _chosen(runs: Sequence[Run], wanted: int, draw: Draw) -> list[Run]:
@@ -438,7 +434,8 @@ def _predicted(
             )
             continue
         one, (prediction, assumed) = next(found)
-        peak = peak_as_measured(prediction, run.measured.memory_kind, run.measured.memory_rank)
+        kind, rank = run.measured.memory_kind, run.measured.memory_rank
+        peak = peak_as_measured(prediction, replace(one, memory_kind=kind, memory_rank=rank))
         yield RunPrediction(
             run=run,
             prediction=prediction,

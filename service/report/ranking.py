@@ -139,7 +139,7 @@ def columns_of(plans: Sequence[Plan] = (), *, moe: bool, marked: bool = False) -
 
 
 def equal_to_first(plans: Sequence[Plan]) -> frozenset[int]:
-    """Ranks of the plans that the model cannot tell from the first: their bands overlap that far.
+    """Ranks of the plans that the model cannot tell from the first.
 
     Errors that plans share cancel, so overlapping bands alone say little: a plan counts whose chance to be
     the fastest is half of the likeliest's or more. Empty where chances are unknown.
@@ -154,7 +154,7 @@ def band_words(plans: Sequence[Plan]) -> str:
     """What stands beside step times."""
     if not equal_to_first(plans):
         return _BAND
-    return f"{_BAND}; ≈ bands overlap: the model cannot tell these from #1"
+    return f"{_BAND}; ≈ at least half as likely to be fastest as any: the model cannot tell these from #1"
 
 
 def _step(plan: Plan, equal: frozenset[int]) -> str:

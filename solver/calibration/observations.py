@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.profiles.calibration import LOWER_BOUNDS, UPPER_BOUNDS
+from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.profile import Constants, Profile, roughness
 from meshwright.solver.answer import Prediction
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray
@@ -30,7 +31,7 @@ class Observation:
     framework: str
     step_time_s: float | None
     peak_memory_bytes: float | None = None
-    memory_kind: str = "unknown"  # allocated, reserved, device, unknown: what the peak counts
+    memory_kind: str = "unknown"  # of ``MEMORY_KINDS``: what the peak counts
     memory_rank: str = "unknown"  # first, last, worst, unknown: whose peak it is
     out_of_memory: bool = False
     recompute_known: bool = True
@@ -97,16 +98,40 @@ def memory_configuration(one: Observation, prediction: Prediction) -> Configurat
 
 # What a measure of memory sees of terms that others do not: nothing of what lies outside the framework's
 # allocator; of what the allocator holds idle, all of it or nothing, where the peak counts what it cannot
-# give back.
+# give back. ``first_step`` has two moments of its own (``seen_moments``).
 _ALLOCATED = {"context": 0.0, "reserve": 0.0}
 SEEN_SHARES: Mapping[str, Mapping[str, float]] = {
     "allocated": _ALLOCATED,
     "reserved": {"context": 0.0, "reserve": 1.0 / FRAGMENTS},
     "device": {"reserve": 1.0 / FRAGMENTS},
     "unknown": _ALLOCATED,
+    "first_step": _ALLOCATED,
     "exhausted": {},  # of a GPU that ran out of memory: what could be given back was
 }
+_ADAMW_BYTES, _COPY_BYTES = 12.0, 4.0  # of a weight's fp32 copy and its moments, and of the copy alone
 ProfileOf = Callable[[Observation], Profile]
+
+
+def seen_moments(one: Observation) -> tuple[Mapping[str, float], ...]:
+    """Shares of the memory's terms that each moment sees whose largest is measured.
+
+    A first step's passes have none of Adam's moments yet. Those come at its end, when activations are gone;
+    beside them are then fp32 copies of 2-byte gradients (Megatron-LM d98e8a64
+    ``distrib_optimizer.py:2792``) and, where weights are kept in 8 bits, 2-byte copies of the fp32 ones
+    (Transformer Engine d0067d0d ``tensor/utils.py:291``), in shards like the states. Of AdamW with fp32
+    states.
+    """
+    shares = SEEN_SHARES[one.memory_kind]
+    if one.memory_kind != "first_step":
+        return (shares,)
+    work = one.problem.workload
+    facts = with_options(framework_facts(one.framework), work.framework_options)
+    copied = _COPY_BYTES if facts.gradient_bytes < _COPY_BYTES else 0.0
+    cast = 2.0 if facts.low_precision_weights and work.precision not in ("bf16", "fp16", "fp32") else 0.0
+    return (
+        {**shares, "optimizer": _COPY_BYTES / _ADAMW_BYTES},
+        {**shares, "activations": 0.0, "workspace": 0.0, "optimizer": 1.0 + (copied + cast) / _ADAMW_BYTES},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +143,7 @@ class Batch:
     profile: Profile
     columns: Columns
     splits: IntArray
-    seen: tuple[Mapping[str, float], ...]  # of ``SEEN_SHARES``, of each run's memory
+    seen: tuple[tuple[Mapping[str, float], ...], ...]  # ``seen_moments`` of each run
     ranks: tuple[str, ...]  # whose memory
 
 
@@ -144,7 +169,7 @@ def _batch(observations: Sequence[Observation], index: list[int], profile_of: Pr
         profile=profile_of(mine[0]),
         columns=Columns.of(configurations),
         splits=np.array(splits, dtype=np.int64),
-        seen=tuple(SEEN_SHARES[one.memory_kind] for one in mine),
+        seen=tuple(seen_moments(one) for one in mine),
         ranks=tuple(one.memory_rank for one in mine),
     )
 
@@ -197,9 +222,14 @@ def _seen_bytes(batch: Batch, stages: Stages, sets: int) -> FloatArray:
     """Peak of the measured rank as each run's measurement counts it, shape (v, n)."""
     n = len(batch.index)
     seen: FloatArray = np.zeros(stages.rank_valid.shape)
-    for term, value in stages.memory_bytes.items():
-        counted = np.array([shares.get(term, 1.0) for shares in batch.seen], dtype=np.float64)
-        seen += value * np.tile(counted, sets)[:, None]
+    for moment in range(max(map(len, batch.seen))):
+        now: FloatArray = np.zeros(stages.rank_valid.shape)
+        for term, value in stages.memory_bytes.items():
+            counted = np.array(
+                [moments[min(moment, len(moments) - 1)].get(term, 1.0) for moments in batch.seen]
+            )
+            now += value * np.tile(counted, sets)[:, None]
+        seen = np.maximum(seen, now)
     by_rank = np.where(stages.rank_valid, seen, 0.0).reshape(sets, n, -1)
     peak: FloatArray = by_rank.max(axis=2)
     for row, rank in enumerate(batch.ranks):

@@ -394,7 +394,7 @@ def buffer_bytes(ctx: Context, largest_layer: Weights, trained: Weights) -> Floa
 
     Under torch's pipeline runtime one layer is on its way, besides those that ``state_bytes`` counts. A
     framework that gathers matrix by matrix holds one beside those that it may keep alive, and one's
-    gradient.
+    gradient. Torch's gathers in 8 bits leave nothing else (torchao 0.18 ``float8/fsdp_utils.py``).
     """
     torch = in_torch_pipeline(ctx)
     layer, gradients = largest_layer.dense + largest_layer.routed, trained.dense + trained.routed
@@ -403,7 +403,7 @@ def buffer_bytes(ctx: Context, largest_layer: Weights, trained: Weights) -> Floa
         matrix = np.minimum(layer, largest_tensor(ctx.model) / ctx.t)
         held = np.minimum(held, _LIVE_WEIGHTS + matrix)
         gradients = np.minimum(gradients, matrix)
-    read = _shard_bytes(ctx, _low_precision_bytes(ctx))
+    read = gathered_bytes(ctx) if ctx.facts.gathers_8_bits else _shard_bytes(ctx, _low_precision_bytes(ctx))
     gathered = held * np.where(torch, 2.0, read) + gradients * ctx.facts.gradient_bytes
     kept = ctx.constants.base_bytes + np.where(ctx.columns.zero_stage > 0, ctx.facts.bucket_bytes, 0.0)
     return kept + np.where((ctx.columns.zero_stage == SHARD_WEIGHTS) | torch, gathered, 0.0)

@@ -23,7 +23,7 @@ from meshwright.solver.runs.layouts import (
     workload_of,
 )
 
-MEMORY_KINDS = ("unknown", "allocated", "reserved", "device")  # what a peak counts
+MEMORY_KINDS = ("unknown", "allocated", "reserved", "device", "first_step")  # what a peak counts
 MEMORY_RANKS = ("unknown", "first", "last", "worst")  # whose peak it is
 CATALOG_RUNS = CATALOG / "runs" / "measured_runs.csv"
 

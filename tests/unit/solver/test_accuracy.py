@@ -15,6 +15,7 @@ from meshwright.solver.accuracy import (
     spearman,
     validate,
 )
+from meshwright.solver.calibration.observations import Observation
 from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
 
 CLUSTER = "mosaic-a100-80gb-fsdp"
@@ -121,15 +122,39 @@ def test_the_table_has_one_line_a_run_and_the_promised_columns(report: Report) -
 
 
 def test_memory_is_predicted_as_the_row_counts_it(report: Report) -> None:
-    prediction = next(row.prediction for row in report.runs if row.prediction)
+    row = next(row for row in report.runs if row.prediction)
+    prediction, one = row.prediction, Observation.of(row.run)
+    assert prediction is not None
+    assert one is not None
     allocated, reserved, device = (
-        peak_as_measured(prediction, kind, "worst") for kind in ("allocated", "reserved", "device")
+        peak_as_measured(prediction, replace(one, memory_kind=kind, memory_rank="worst"))
+        for kind in ("allocated", "reserved", "device")
     )
     assert allocated < reserved < device
     # half of what the allocator holds idle goes back when memory runs out: the peak has the rest
     stage = prediction.stages[prediction.heaviest_stage].memory_bytes
     assert prediction.peak_memory_bytes == allocated + stage["context"] + stage["reserve"]
     assert device == prediction.peak_memory_bytes + stage["reserve"]
+
+
+def test_a_first_steps_peak_is_of_passes_without_moments_or_of_the_steps_end(report: Report) -> None:
+    row = next(row for row in report.runs if row.prediction)
+    assert row.prediction is not None
+    assert row.run.shape is not None
+    problem = row.run.shape.problem
+    told = Observation.of_shape(row.run.shape)
+    told = replace(told, memory_kind="first_step", memory_rank="first", framework="nemo")
+    terms = {"weights": 2, "gradients": 2, "optimizer": 12, "activations": 0, "workspace": 3, "buffers": 1}
+    for activations, dtype, precision, peak in (
+        (30, "bf16", "bf16", 2 + 2 + 4 + 30 + 3 + 1),  # the fp32 copies alone beside activations
+        (1, "bf16", "bf16", 2 + 2 + 12 + 4 + 1),  # gradients copied to fp32 when activations are gone
+        (1, "bf16", "fp8", 2 + 2 + 12 + 4 + 2 + 1),  # and copies in 2 bytes, to be cast to 8 bits
+        (1, "fp32", "bf16", 2 + 2 + 12 + 1),  # fp32 gradients are no copies
+    ):
+        work = replace(problem.workload, precision=precision, framework_options={"gradient_dtype": dtype})
+        one = replace(told, problem=replace(problem, workload=work))
+        stage = replace(row.prediction.stages[0], memory_bytes=terms | {"activations": activations})
+        assert peak_as_measured(replace(row.prediction, stages=(stage,)), one) == peak
 
 
 def test_states_that_nobody_says_who_keeps_are_shared_where_they_would_not_fit() -> None:

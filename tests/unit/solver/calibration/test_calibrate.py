@@ -53,7 +53,7 @@ def log_errors(calibration: Calibration | None, observations: list[Observation])
 def memory_errors(calibration: Calibration | None, observations: list[Observation]) -> list[float]:
     errors = []
     for prediction, one in zip(predicted(calibration, observations), observations, strict=True):
-        peak = peak_as_measured(prediction, one.memory_kind, one.memory_rank)
+        peak = peak_as_measured(prediction, one)
         errors.append(abs(log(peak / (one.peak_memory_bytes or 1.0))))
     return errors
 
@@ -229,16 +229,10 @@ def test_memory_learns_from_peaks(observations: list[Observation]) -> None:
     runs = []
     for one in observations:
         wrong = predict(one.problem, true_profile(one, activation=1.3), one.configuration)
-        runs.append(
-            replace(
-                one,
-                peak_memory_bytes=float(peak_as_measured(wrong, "device", "worst")),
-                memory_kind="device",
-                memory_rank="worst",
-                recompute_known=True,
-                sharding_known=True,
-            )
+        told = replace(
+            one, memory_kind="device", memory_rank="worst", recompute_known=True, sharding_known=True
         )
+        runs.append(replace(told, peak_memory_bytes=float(peak_as_measured(wrong, told))))
     calibration = calibrate(runs[::5], cluster="x")
     assert np.mean(memory_errors(calibration, runs)) < 0.3 * np.mean(memory_errors(None, runs))
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from meshwright.profiles.adapters import BasePrecision
+from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.library import find_gpu, find_model
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.units import GIB
@@ -414,6 +415,19 @@ def test_shards_in_8_bits_take_and_gather_one_byte_on_blackwell() -> None:
     assert plain.weights_bytes[0, 0] == pytest.approx(2 * LAYER_WEIGHTS / 8)
     # two layers are gathered at a time
     assert plain.buffer_bytes[0] - low_prices.buffer_bytes[0] == pytest.approx(2 * LAYER_WEIGHTS)
+
+
+def test_torchs_gathers_in_8_bits_hold_one_byte_of_their_layers_and_leave_shards_in_fp32() -> None:
+    layout = a_layout(data_parallel_size=8, zero_stage=3, zero_shard_size=8)
+    eight, two = (
+        prices_of(
+            a_problem(precision="fp8", framework_options={"low_precision_gathers": low}), layout, "fsdp"
+        )
+        for low in (True, False)
+    )
+    layers = framework_facts("fsdp").gathered_layers
+    assert two.buffer_bytes[0] - eight.buffer_bytes[0] == pytest.approx(layers * LAYER_WEIGHTS)
+    assert two.weights_bytes[0, 0] == eight.weights_bytes[0, 0]
 
 
 def test_deepspeed_keeps_a_billion_gathered_weights_and_one_matrix() -> None:
