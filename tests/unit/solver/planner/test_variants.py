@@ -433,13 +433,8 @@ def test_a_heavy_head_takes_a_stage_of_its_own_where_that_is_allowed() -> None:
     # where it is not allowed, the answer says what it would be worth
     said = [text for text in before.warnings if "standalone_stages" in text]
     told = float(said[0].split("takes ")[1].split(" s")[0])
-<<<<<<< HEAD
     best_s = after.plans[0].prediction.step_time_s
     assert 0.996 * best_s < told < before.plans[0].prediction.step_time_s, "told to three digits"
-=======
-    rounded = 0.005 * after.plans[0].prediction.step_time_s  # told in three digits
-    assert after.plans[0].prediction.step_time_s - rounded < told < before.plans[0].prediction.step_time_s
->>>>>>> ed379ae5 (Compare peaks that are told of the first step with that (memory_kind first_step): Megatron-Bridge's performance tests keep the memory after the first iteration, whose passes have no moments and whose end has fp32 gradient shards and 2-byte casts. Llama 3 70B's seven runs are 2.1 % off instead of 9.6, memory's spread .078 instead of .085, so plans fill about 1.5 % more. torchao's 8-bit gathers hold one byte a weight. The ranking's sign says what it means; answers and transcripts follow)
     assert not any("standalone_stages" in text for text in after.warnings)
     # a launcher without such stages is searched as it was
     other = replace(asked, launcher="ms-swift")
