@@ -28,6 +28,8 @@ _FIXED = {
     "inner_norms": False, "attention_gate": "none", "head_bias": False, "head_transform": False,
     "embedding_size": None, "differential_attention": False, "parallel_residual": False,
     "last_attention_bias": False, "mlp_output_bias": False, "normalized_head": False,
+    "streams": None, "layer_embedding_size": 0, "borrowing_layers": 0, "keys_are_values": False,
+    "value_head_dim": None,
 }  # fmt: skip
 _FIXED_OF_EXPERTS = {
     "num_shared_experts": 0, "router_score": "softmax", "router_bias": False, "selection_bias": False,
