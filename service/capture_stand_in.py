@@ -39,15 +39,18 @@ _TAKES_ONE = {
         "--cpus-per-task", "--chdir",
         "--gpus-per-node", "--gpus", "--container-image", "--container-mounts", "--export", "--mpi",
         "--cpu-bind", "--gpus-per-task", "--relative", "--container-workdir", "--container-name", "--mem",
+        "-C", "--constraint", "--container-env", "--distribution", "--gpu-bind", "--qos", "--reservation",
     ),
     "mpirun": (
-        "-np", "-n", "-N", "-x", "-H", "--host", "--hostfile", "-hostfile", "-machinefile", "--bind-to",
+        "-np", "--np", "-n", "--n", "-c", "-N", "-x", "-H", "--host", "-host", "-hosts", "--machinefile",
+        "--rank-by", "-rank-by", "--npersocket", "-npersocket", "--wdir", "-wd", "--output-filename",
+        "--hostfile", "-hostfile", "-machinefile", "--bind-to",
         "-bind-to", "--map-by", "-map-by", "-ppn", "--npernode", "-npernode", "-f", "-wdir", "--prefix",
         "-d", "--depth", "--ppn", "--cpu-bind", "--rankfile", "-genv", "--tag", "--envall-except",
     ),
     "uv": ("--project", "--python", "-p", "--with", "--extra", "--group", "--directory", "--env-file"),
 }  # fmt: skip
-_TAKES_TWO = {"mpirun": ("-mca", "--mca", "-genv")}
+_TAKES_TWO = {"mpirun": ("-mca", "--mca", "-genv", "-env")}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -51,6 +51,11 @@ def test_srun_in_srun_goes_on_to_what_it_starts(tmp_path: Path) -> None:
     assert call["before"] == [["srun", "-N", "4"], ["srun"]]
 
 
+@pytest.mark.parametrize("start", ["mpirun --np 4 --rank-by slot", "mpiexec -env A 1 --n 4", "srun -C gpu"])
+def test_options_of_what_starts_ranks_take_their_values(tmp_path: Path, start: str) -> None:
+    assert argv(run(tmp_path, f"{start} python t.py --tp 2\n")) == ["python t.py --tp 2"]
+
+
 def test_a_python_that_a_script_reads_is_the_real_one_and_others_only_stand_in(tmp_path: Path) -> None:
     found = run(tmp_path, "N=$(python3 -c 'print(6 * 7)')\npython train.py --n $N\n")
     assert argv(found) == ["python train.py --n 42"]
