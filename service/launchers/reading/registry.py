@@ -30,6 +30,7 @@ from meshwright.service.launchers.reading.base import (
 from meshwright.service.launchers.reading.captured import is_capture, source_of_capture
 from meshwright.service.launchers.reading.commands import (
     HANDLERS,
+    commands_of,
     files_named,
     other_gpus_told,
     script_of,
@@ -146,10 +147,19 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
     if named:
         raise InvalidProblemError([*missing, *named])
     names = f"no names of {launcher}" if launcher is not None else "no launcher's names"
-    nobody = FieldError(
-        pointer=WHOLE_FILE, message=f"{shown(source.name)}: {names} are in it", allowed=_KINDS
-    )
-    raise InvalidProblemError([*missing, nobody])
+    message = f"{shown(source.name)}: {names} are in it{_of_its_own(source)}"
+    nobody = FieldError(pointer=WHOLE_FILE, message=message, allowed=_KINDS)
+    raise InvalidProblemError(missing or [nobody])
+
+
+def _of_its_own(source: Source) -> str:
+    """Which program a script starts that is no launcher's; empty where it starts none, or is no script."""
+    commands = commands_of(script_of(source, Told())) if source.is_script else []
+    first = next((one for one in commands if one.program and one.before), None)
+    if first is None:
+        return ""
+    program = shown(first.program.rpartition("/")[2])
+    return f": line {first.before[0].line} starts {program}, whose arguments are its own"
 
 
 def _scripts(source: Source) -> Iterator[tuple[str, Script]]:
