@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from meshwright.profiles.capabilities import judged_versions, model_facts
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.units import GIB
-from meshwright.service.launchers.target import ExportBundle, Target, pads, pads_to_longest
+from meshwright.service.launchers.target import ExportBundle, Target, pads, pads_to_longest, trained
 from meshwright.service.report.sentences import limit_sentence, time_sentence
 from meshwright.service.report.verdict import title_of
 from meshwright.solver.configuration import RANK_ORDERS, VARIABLES
@@ -528,8 +528,9 @@ def readme(
 
 
 def _rows(target: Target) -> Iterator[tuple[str, str]]:
-    """Every variable of the configuration that is not off, and what is expected of it."""
+    """What is trained, every variable of the configuration that is not off, and what is expected of it."""
     config, prediction = target.config, target.plan.prediction
+    yield from trained(target)
     for name, variable in VARIABLES.items():
         value = getattr(config, name)
         if value != variable.off or variable.in_tables:
@@ -571,13 +572,14 @@ def _steps(start: Start, nodes: int, gpus: int) -> Iterator[str]:
     yield f"{each} ({gpus} GPUs):"
     yield ""
     yield "```sh"
-    yield f"bash {TORCHRUN_FILE}" if nodes == 1 else f"NODE_RANK=0 MASTER_ADDR=host0 bash {TORCHRUN_FILE}"
+    given = "".join(f"{name}=… " for name, _ in start.needs)
+    yield f"{'' if nodes == 1 else 'NODE_RANK=0 MASTER_ADDR=host0 '}{given}bash {TORCHRUN_FILE}"
     yield "```"
     yield ""
     yield "Under Slurm, from this folder:"
     yield ""
     yield "```sh"
-    yield f"sbatch {SLURM_FILE}"
+    yield f"{given}sbatch {SLURM_FILE}"
     yield "```"
 
 
@@ -593,7 +595,5 @@ def _open_points(warnings: Sequence[str]) -> Iterator[str]:
 def _judged(launcher: str) -> str:
     """Versions of the launcher that have read such files, with the day."""
     found = judged_versions(launcher)
-    return (
-        "; ".join(f"{one.package} {one.version} on {one.date} ({one.by})" for one in found)
-        or "of no version"
-    )
+    words = [f"{one.package} {one.version} on {one.date} ({one.by})" for one in found]
+    return "; ".join(words) or "of no version"

@@ -83,6 +83,25 @@ def pads_to_longest(target: Target) -> bool:
     return lengths is not None and lengths.batching == "padding_to_longest"
 
 
+def trained(target: Target) -> list[tuple[str, str]]:
+    """What one optimizer step trains, as a table: a request's names in code, and their values."""
+    workload = target.workload
+    found: dict[str, object] = {
+        "global_batch_size": target.config.global_batch_size,
+        "seq_length": workload.seq_length,
+        "precision": workload.precision,
+        "optimizer": workload.optimizer,
+    }
+    if workload.lora_rank:
+        found |= {
+            "lora_rank": workload.lora_rank,
+            "lora_targets": ", ".join(workload.lora_targets),
+            "trained_modules": ", ".join(workload.trained_modules) or "none",
+            "base_precision": workload.base_precision,
+        }
+    return [(f"`{name}`", str(value)) for name, value in found.items()]
+
+
 def target_of(plan: Plan, problem: Problem) -> Target:
     """The plan with the problem that it answers: its own batch, precision, optimizer and switches."""
     workload = with_changes(problem.workload, plan.workload)

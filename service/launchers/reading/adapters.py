@@ -304,6 +304,22 @@ def _bits(fields: Fields) -> int:
     return found[0] if found else 0
 
 
+_STORAGE = (
+    "bnb_4bit_quant_storage",
+    "bnb_4bit_quant_storage_dtype",
+    "bnb_config_kwargs.bnb_4bit_quant_storage",
+)
+# accelerate 1.15.0, utils/fsdp_utils.py (fsdp2_prepare_model), ``ignored_params``.
+_WHOLE_ON_RANKS = "FSDP2 leaves integers of bitsandbytes whole on every rank, FSDP1 stops at them"
+_IN_FLOATS = "FSDP cuts the floats that hold them, and their scales stay whole on every rank"
+
+
+def _stored_in_floats(fields: Fields) -> bool:
+    """Whether weights of 4 bits lie in tensors of floats, which FSDP can cut."""
+    said = (str(fields.raw(name)).removeprefix("torch.") for name in _STORAGE)
+    return any(one in ("bfloat16", "float16", "float32") for one in said)
+
+
 def require_whole_weights(fields: Fields, zero: int, rank: int) -> None:
     """Refuse weights of fewer bits that are cut over ranks, or that are trained themselves."""
     name = next(name for name in (*_BITS, *_FLAGS) if fields.raw(name) not in (None, False))
@@ -311,5 +327,8 @@ def require_whole_weights(fields: Fields, zero: int, rank: int) -> None:
     if not rank:
         fields.fault(name, f"{bits} are frozen: nothing would be trained", allowed="with LoRA")
     if zero == _SHARDED:
-        fields.fault(name, f"{bits} cut over ranks are not priced", allowed="without ZeRO-3 and FSDP")
+        why = _IN_FLOATS if _stored_in_floats(fields) else _WHOLE_ON_RANKS
+        fields.fault(
+            name, f"{bits} cut over ranks are not priced: {why}", allowed="without ZeRO-3 and FSDP"
+        )
     fields.stop()

@@ -36,6 +36,7 @@ from meshwright.service.launchers.reading.adapters import (
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.commands import (
     files_named,
+    holds_file,
     program_of,
     require_beside,
     script_of,
@@ -106,7 +107,7 @@ class TrlReader:
         _require_own_file(source)
         files = [source, *documents_beside(known_of(source, told).source)]
         sft = next((one for one in files if _is_sft(one)), None)
-        shares = _shares(source, files, told)
+        shares = _shares(source, files, sft, told)
         known = known_of(source if shares is None else shares.source, told)
         over = _of_sft_command(sft, told) if sft else {}
         fields = Fields(sft.name, document_of(sft) | over, told) if sft else Fields(source.name, {})
@@ -252,8 +253,12 @@ def commands_beside(source: Source, told: Told | None = None) -> Iterator[tuple[
 
 
 def _starts_trl(source: Source) -> bool:
-    """Whether a script beside the file starts TRL's supervised fine-tuning."""
-    return any(_starts(words) for _, words in commands_beside(source))
+    """Whether a script beside the file starts TRL's supervised fine-tuning, or a program with its YAML."""
+    own = [name for name in source.files if _is_sft(source.at(name))]
+    return any(
+        _starts(words) or any(holds_file(word, name) for word in words[1:] for name in own)
+        for _, words in commands_beside(source)
+    )
 
 
 def _starts(words: Sequence[Word]) -> bool:
@@ -262,17 +267,20 @@ def _starts(words: Sequence[Word]) -> bool:
     return command is not None and command.program in ("trl sft", "trl/scripts/sft.py")
 
 
-def _shares(source: Source, files: Sequence[Source], told: Told) -> Shares | None:
-    """What the command that starts TRL tells accelerate, or accelerate's file beside its YAML."""
-    starts = (
-        (
-            script,
-            words[: None if words[at].text == _PROGRAMS[0] else at],
-        )  # which takes accelerate's options
-        for script, words in commands_beside(source, told)
-        if _starts(words)
-        for at in [next((at for at, word in enumerate(words) if word.text in _PROGRAMS), 0)]
-    )
+def _shares(source: Source, files: Sequence[Source], sft: Source | None, told: Told) -> Shares | None:
+    """What the command that starts TRL tells accelerate, or accelerate's file beside its YAML.
+
+    Other programs start such trainings, too: open-r1's src/open_r1/sft.py, which is given the YAML.
+    """
+    starts = list[tuple[Source, Sequence[Word]]]()
+    for script, words in commands_beside(source, told):
+        command = program_of(words)
+        if _starts(words):
+            at = next((at for at, word in enumerate(words) if word.text in _PROGRAMS), 0)
+            own = words[at].text == _PROGRAMS[0]  # which takes accelerate's options
+            starts.append((script, words[: None if own else at]))
+        elif command and sft and any(holds_file(one, sft.name) for one in command.words):
+            starts.append((script, command.before))
     return shares_beside(starts, files)
 
 

@@ -411,6 +411,18 @@ def test_a_script_that_writes_a_configuration_alone_starts_no_training() -> None
         read_launch_files(source, Told(num_gpus=8))  # was read as what it may start
 
 
+def test_accelerates_file_of_a_script_that_is_given_trls_is_asked_for() -> None:
+    # open-r1's: the ranks were read as plain replicas where the command's file was not given
+    run = "accelerate launch --config_file zero3.yaml src/open_r1/sft.py --config sft.yaml\n"
+    text = f"{SFT_YAML}model_name_or_path: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 2\nbf16: true\n"
+    files = {"a.sh": run, "sft.yaml": text}
+    with pytest.raises(InvalidProblemError, match=r"zero3\.yaml is not beside it"):
+        read_launch_files(Source(name="a.sh", text=run, files=files), Told())
+    mesh = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\nnum_processes: 4\n"
+    found = read_launch_files(Source(name="a.sh", text=run, files={**files, "zero3.yaml": mesh}), Told())
+    assert (found.configuration.zero_stage, found.configuration.num_gpus) == (3, 4)
+
+
 def test_a_trls_file_without_a_model_takes_the_told_one() -> None:
     text = "use_peft: true\nlora_r: 16\nlora_target_modules: ALL\nmax_seq_length: 4096\nbf16: true\n"
     text += "per_device_train_batch_size: 2\ntorch_dtype: bfloat16\n"
@@ -427,6 +439,15 @@ def test_a_switch_of_qlora_says_4_bits_and_adapters() -> None:
     assert found.workload.lora_targets == ("q_proj", "v_proj")  # FastChat's own
     with pytest.raises(InvalidProblemError, match="lora_target_modules: is not given"):
         read(f"torchrun --nproc_per_node 8 finetune.py {words}")  # whose own targets are not known
+
+
+def test_weights_of_4_bits_under_fsdp_are_refused_with_what_it_does_with_them() -> None:
+    words = f"{ARGUMENTS}--use_peft True --lora_r 8 --lora_target_modules all-linear --load_in_4bit True"
+    run = f"accelerate launch --num_processes 8 --use_fsdp --fsdp_version 2 train.py {words}"
+    with pytest.raises(InvalidProblemError, match="whole on every rank, FSDP1 stops"):
+        read(run)
+    with pytest.raises(InvalidProblemError, match="their scales stay whole"):
+        read(f"{run} --bnb_4bit_quant_storage bfloat16")
 
 
 def test_the_engines_own_file_says_the_type_of_products() -> None:
