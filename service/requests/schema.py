@@ -286,6 +286,8 @@ def field_error(detail: ErrorDetails, root: type[BaseModel]) -> FieldError:
         allowed = f"up to {context['max_length']} characters"
     if kind in {"bool_type", "bool_parsing"}:
         allowed = "true or false"
+    if isinstance(value, str) and where in (("model",), ("cluster",)):
+        allowed = f"its figures, as GET /v1/{where[0]}s/{shown(value)} gives them"
     return FieldError(pointer=at, message=_message(detail, where), allowed=allowed)
 
 

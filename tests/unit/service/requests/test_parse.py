@@ -567,6 +567,12 @@ def test_lengths_that_are_no_object_are_refused() -> None:
     assert (found.pointer, found.message) == ("/workload/lengths", "must be an object")
 
 
+def test_a_name_in_place_of_a_models_figures_says_where_they_are() -> None:
+    found = fault(request(model="llama-3.1-8b"))
+    assert (found.pointer, found.message) == ("/model", "must be an object")
+    assert found.allowed == "its figures, as GET /v1/models/llama-3.1-8b gives them"
+
+
 def test_unlike_nodes_take_lengths() -> None:
     group = {"gpu": "h100-sxm-80gb", "num_nodes": 2}
     mixed = {"groups": [group, {**group, "gpu": "a100-sxm-80gb"}]}
