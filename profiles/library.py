@@ -180,17 +180,18 @@ def _experts(model: ModelSpec) -> tuple[int, ...]:
 
 # What a fine-tuned or converted model's name adds; its architecture is the base model's.
 _TUNING = re.compile(
-    r"[-_](?:hf|base|pt|it|instruct|chat|thinking|awq|gptq|fp8|bf16|nvfp4|int[48]|[48]bits?|bnb|unsloth)"
-    r"(?=[-_]|$)"
+    r"[-_](?:hf|base|pt|it|instruct|chat|thinking|awq|gptq|fp8|bf16|fp16|nvfp4|nf4|int[48]|[48]bits?|bnb|unsloth|"
+    r"dequantized|linearized|aqlm-\dbit-\dx\d+)(?=[-_]|$)"
 )
 # What else a folder's name says of how its weights were tuned, stored or copied.
 _STORED = re.compile(
-    r"^(?:hf|huggingface)[-_](?=\w)|[-_](?:sft|dpo|gguf|text|fp16|fp32|half|bak|backup|copy|local)(?=[-_]|$)"
+    r"^(?:hf|huggingface)[-_](?=\w)|[-_](?:sft|dpo|gguf|text|fp32|half|bak|backup|copy|local)(?=[-_]|$)"
 )
 # Who publishes others' models, converted or quantised, under the names that those have.
 _COPIES = re.compile(
     r"^(?:unsloth|nousresearch|redhatai|neuralmagic|hugging-quants|mlx-community|modelcloud|casperhansen|"
-    r"techxgenus|nvidia|llm-research|ai-modelscope|modelscope)/"
+    r"techxgenus|nvidia|llm-research|ai-modelscope|modelscope|thebloke|ista-daslab|axolotl-quants|axolotl-ai-co|"
+    r"opensourcerelease|mhenrichsen)/"
 )
 # Versions and dates may be other models (Mistral 7B v0.3 has more tokens, Qwen3-4B-2507 more positions): a
 # listed one may be left out, for the first that is listed, but one that is not listed is not guessed.

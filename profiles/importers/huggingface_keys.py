@@ -392,6 +392,8 @@ def _language_model(reader: FieldReader, name: str) -> str:
     if name not in (*_TOWERS, "text_config") or not isinstance(inside, Mapping) or not inside:
         return ""
     model_type = str(inside.get("model_type", ""))[:40]
+    if model_type in REFUSED_TYPES:
+        return f'; its language model ("{model_type}") is refused, too: {REFUSED_TYPES[model_type]}'
     of_type = f' (model_type "{model_type}")' if model_type else ""
     return f"; plan its language model: give text_config{of_type} as a config of its own"
 

@@ -254,7 +254,7 @@ _SHARDED = 3  # ZeRO-3
 
 
 _STORED = re.compile(
-    r"[-_](awq|gptq|int[48]|[48]bits?|bnb|gguf|(?:nv|mx)?fp[48])(?=$|[-_/])", re.IGNORECASE
+    r"[-_](awq|gptq|aqlm|int[48]|[48]bits?|bnb|gguf|(?:nv|mx)?fp[48])(?=$|[-_/])", re.IGNORECASE
 )
 
 

@@ -310,6 +310,9 @@ def test_a_name_without_an_end_is_none() -> None:
         ("mistralai/Mixtral-8x22B-Instruct-v0.1", "mixtral-8x22b-instruct"),
         ("unsloth/llama-3-8b-bnb-4bit", "llama-3-8b"),
         ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
+        ("axolotl-ai-co/gpt-oss-120b-dequantized", "gpt-oss-120b"),
+        ("hugging-quants/Meta-Llama-3.1-405B-BNB-NF4-BF16", "llama-3.1-405b"),
+        ("ISTA-DASLab/Meta-Llama-3-8B-Instruct-AQLM-2Bit-1x16", "llama-3-8b"),
     ],
 )
 def test_a_hub_id_names_the_architecture_whatever_its_weights_were_trained_for(
