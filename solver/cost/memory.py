@@ -272,12 +272,13 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
 
     Outside tensor parallelism (split by sequence parallelism): two norm inputs and the inputs of the
     attention and MLP projections, 2 bytes each (8 h), two dropout masks (2 h), and the fp32 copies of
-    norms that are not fused; a layer with more norms keeps more inputs, one whose attention and MLP share
-    a norm fewer, frozen layers none of their own. A GPT layer sums to
-    ``s b h (10 + 24 / t + 5 a s / (h t))``. In fp8 the inputs of linear layers are kept in 1 byte
-    (Transformer Engine keeps the quantised input only). Gathered inputs that are kept are not split: 4 h.
+    norms that are not fused (4 h; transformers' ``GemmaRMSNorm`` scales in fp32, 6 h); a layer with more
+    norms keeps more inputs, one whose attention and MLP share a norm fewer, frozen layers none of their
+    own. A GPT layer sums to ``s b h (10 + 24 / t + 5 a s / (h t))``. In fp8 linear layers' inputs are kept
+    in 1 byte (Transformer Engine keeps the quantised one only). Gathered inputs kept are not split: 4 h.
     """
-    model, each = ctx.model, 2.0 + 4.0 * ctx.single_kernels(ctx.facts.norm_fused)
+    model, apart = ctx.model, ctx.single_kernels(ctx.facts.norm_fused)
+    each = 2.0 + (6.0 if model.zero_centered_norm and model.normalization == "rmsnorm" else 4.0) * apart
     norms = each * model.norms_of(kind) + (2.0 if ctx.facts.dropout else 0.0)
     inputs = _norm_output_bytes(ctx) * (0.5 if model.shared_norm else 1.0)
     width = norms * ctx.row_share + inputs * (1.0 if ctx.facts.keeps_gathered_inputs else ctx.row_share)
@@ -364,8 +365,7 @@ def _module_input_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArra
     routed = _routed_tokens(ctx) if kind == "moe" else np.zeros_like(rows)
     width = (model.mlp_matrices - 1.0) * (moe.ffn_hidden_size if moe else 0)
     inputs: dict[str, FloatArray] = {
-        "attn_norm": 2.0 * rows,
-        "mlp_norm": 2.0 * rows,
+        **dict.fromkeys(("attn_norm", "mlp_norm"), 2.0 * rows),
         "qkv_linear": _input_bytes(ctx, *ATTENTION_INPUT) * rows,
         "core_attn": 2.0 * ctx.tokens * (heads * model.head_dim + kv * (model.head_dim + model.v_head_dim)),
         "attn_proj": 2.0 * ctx.tokens * heads * model.v_head_dim,

@@ -11,6 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from benchmarks.catalog.model_types import PROBES
 from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
@@ -92,6 +94,23 @@ def test_a_key_of_another_type_is_refused_or_counts_for_us_as_for_transformers(m
 
 def test_only_types_of_remote_code_are_missing_from_the_library() -> None:
     assert set(FAMILIES) - known_types() == {*REMOTE, "kimi_k2", "mimo", "RefinedWeb"}
+
+
+@pytest.mark.parametrize(("norm", "expected"), [(LlamaRMSNorm, 4 + 2), (GemmaRMSNorm, 4 + 4)])
+def test_an_eager_norm_keeps_its_input_in_fp32_and_what_its_weight_multiplies(
+    norm: type[torch.nn.Module], expected: float
+) -> None:
+    held: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        held.append(tensor)
+        return tensor
+
+    hidden = torch.ones(64, 256, dtype=torch.bfloat16, requires_grad=True)
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        norm(256).to(torch.bfloat16)(hidden)
+    stored = {one.data_ptr(): one.nbytes for one in held if one.shape == hidden.shape}  # once each
+    assert sum(stored.values()) == expected * 64 * 256
 
 
 def layer_of_gemma_3n(count: int, low_rank: int, share: float) -> tuple[float, float, float]:

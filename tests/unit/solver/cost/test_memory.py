@@ -510,3 +510,19 @@ def test_several_streams_keep_what_mixes_and_corrects_them_and_are_all_kept_of_a
     assert kept[0] - kept[1] == pytest.approx(4096 * 2 * elements)
     inputs = [prices_of(one, layout).checkpoint_bytes[0, 0] for one in (problem, alone)]
     assert inputs[0] == pytest.approx(4 * inputs[1])
+
+
+def test_an_eager_norm_that_scales_in_fp32_keeps_2_bytes_more_of_its_input_than_llamas() -> None:
+    model = find_model("gemma-2-9b")
+    problem = a_problem(model, seq_length=4096)
+    rounded_first = replace(problem, model=replace(model, zero_centered_norm=False))
+
+    def kept(one: Problem, framework: str) -> float:
+        ctx = context_of(
+            one, Columns.of([a_layout(stage_layers=(42,))]), a_profile(one, framework, **CLASSIC)
+        )
+        return float(layer_activation_bytes(ctx, "dense")[0])
+
+    # four norms of 3584 (before and behind attention and the MLP); Transformer Engine's keep the input
+    assert kept(problem, "deepspeed") - kept(rounded_first, "deepspeed") == 4096 * 2 * 4 * 3584
+    assert kept(problem, "megatron-core") == kept(rounded_first, "megatron-core")
