@@ -147,3 +147,13 @@ def test_exaone_3_is_a_llama_with_keys_of_its_own_and_the_first_phi_2_is_phi() -
 def test_two_names_of_one_size_must_agree(config: dict[str, object], why: str) -> None:
     with pytest.raises(UnsupportedModelError, match=why):
         model_from_config(config, name="x")
+
+
+def test_a_model_inside_a_model_of_a_refused_type_is_refused_with_that_types_reason() -> None:
+    whole = {
+        "model_type": "step3",
+        "vision_config": {"depth": 4},
+        "text_config": {"model_type": "step3_text"},
+    }
+    with pytest.raises(UnsupportedModelError, match=r'\("step3_text"\) is refused, too: queries of a fac'):
+        model_from_config(whole, name="x")
