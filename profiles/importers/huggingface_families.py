@@ -278,7 +278,7 @@ FAMILIES: Mapping[str, Family] = {
     "cohere": _COHERE,
     "cohere2": _COHERE_2,
     "cohere_compass_text": replace(_COHERE, flags=_ATTENTION_FLAG, unused=("pooling",),
-                                   null_is_no_rotary=True),
+                                   heads_fill_hidden=True, null_is_no_rotary=True),
     # Latent attention
     "youtu": _LATENT,
     "minicpm3": replace(

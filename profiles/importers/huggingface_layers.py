@@ -304,18 +304,22 @@ def gemma_3n_streams(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
     Raises:
         UnsupportedModelError: no embeddings of each layer, whose norm the class has none the less.
     """
-    shares, layers = reader.value(_SPARSE), model.num_layers
-    if shares is None:  # of ``Gemma3nTextConfig``
-        shares = [0.95 if layer < 10 < layers else 0.0 for layer in range(layers)]  # noqa: PLR2004
-    if not isinstance(shares, list) or len(shares) != layers:
-        reader.fault(_SPARSE, f"must be a list of {layers} shares, one of each layer")
+    layers, given = model.num_layers, reader.value(_SPARSE)
+    if given is None:  # of ``Gemma3nTextConfig``
+        given = [0.95 if layer < 10 < layers else 0.0 for layer in range(layers)]  # noqa: PLR2004
+    listed = given if isinstance(given, list) else []
+    shares = [one for one in listed if isinstance(one, int | float) and 0 <= one < 1]
+    if not len(shares) == len(listed) == layers:
+        reader.fault(
+            _SPARSE, f"must be a list of {layers} shares, one of each layer", allowed="0 to below 1"
+        )
         return {}
     if not reader.integer("hidden_size_per_layer_input", low=0, default=0):
         raise UnsupportedModelError.field("hidden_size_per_layer_input", "0: only the class has its norm")
     streams = StreamsSpec(
         count=reader.integer("altup_num_inputs", high=64),
         low_rank=reader.integer("laurel_rank", high=2**20),
-        sparse_layers=sum(isinstance(share, int | float) and share > 0 for share in shares),
+        sparse_layers=sum(one > 0 for one in shares),
     )
     return _of_layers(reader, model) | {"streams": streams}
 

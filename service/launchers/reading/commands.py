@@ -17,6 +17,9 @@ from meshwright.service.launchers.reading.shell_commands import PARALLEL, is_pyt
 from meshwright.service.launchers.reading.shell_values import Script, Word, split_words
 
 _DIRECTIVE = "#SBATCH"
+_SIZES = (
+    "--nodes", "--ntasks", "--ntasks-per-node", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gres",
+)  # fmt: skip
 _SPELLED = {"-N": "--nodes", "-n": "--ntasks", "-G": "--gpus", "--tasks-per-node": "--ntasks-per-node"}
 _NODES = ("--nnodes", "--num-nodes", "--num-machines", "--nodes", "-N")
 _PER_NODE = ("--nproc-per-node", "--num-gpus", "--gpus-per-node", "--gres", "--ntasks-per-node")
@@ -105,7 +108,7 @@ def script_of(source: Source, told: Told) -> Script:
     beside, variables = (
         tuple(sorted(some.items())) for some in (source.files, told.variables or source.variables)
     )
-    environment = {**source.environment, **_slurm_variables(source.text, told)}
+    environment = {**_slurm_variables(source.text, told), **source.environment}
     found = _read(source.text, variables, beside, source.include, tuple(environment.items()))
     if isinstance(found, str):
         raise refused(found)
@@ -182,6 +185,12 @@ def _header(text: str) -> dict[str, str]:
         each = 0 if in_all % nodes else in_all // nodes
     said = _first(("--gpus-per-node", "--gres"), found)
     return found if said or not each else {**found, "--gres": f"gpu:{each}"}
+
+
+def size_of_job(header: str) -> dict[str, int | None]:
+    """What ``#SBATCH`` lines say of a job's size, by option; None: no number."""
+    found = _header(header)
+    return {name: _first((name,), found) for name in _SIZES if name in found}
 
 
 def commands_of(script: Script) -> list[Command]:
@@ -281,10 +290,15 @@ def _runs(commands: Sequence[Command], is_known: Callable[[str], bool], most: in
 def _ranks(command: Command) -> dict[str, str]:
     """How many processes a command says that it starts, by the names of its launcher."""
     texts = [word.text for word in command.before]
-    pairs = [*(text.partition("=")[::2] for text in texts if "=" in text), *pairwise(texts)]
+    pairs = options_of(texts)
     said = {one.replace("_", "-"): value for one, value in pairs if one.replace("_", "-") in _COUNTS}
     usual = {"--nnodes": "1"} if said and any(text == "torchrun" for text in texts) else {}
     return dict(sorted({**usual, **said}.items()))
+
+
+def options_of(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Every ``NAME=VALUE``, and every word with the one behind it, which may be its value."""
+    return [*(text.partition("=")[::2] for text in texts if "=" in text), *pairwise(texts)]
 
 
 def _said(command: Command, is_known: Callable[[str], bool]) -> dict[str, str]:
@@ -452,8 +466,7 @@ def _starts_here(words: Sequence[Word]) -> bool:
 def takes_every_gpu(words: Sequence[Word]) -> bool:
     """Whether torchrun starts a process for every GPU that it sees: ``--nproc-per-node gpu``, or auto."""
     texts = [word.text for word in words]
-    pairs = [*(text.partition("=")[::2] for text in texts), *pairwise(texts)]
-    counts = [said for name, said in pairs if name.replace("_", "-") == "--nproc-per-node"]
+    counts = [said for name, said in options_of(texts) if name.replace("_", "-") == "--nproc-per-node"]
     return bool({"gpu", "auto"} & set(counts))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -30,10 +31,13 @@ from meshwright.service.launchers.reading.base import (
 from meshwright.service.launchers.reading.captured import is_capture, source_of_capture
 from meshwright.service.launchers.reading.commands import (
     HANDLERS,
+    World,
     commands_of,
     files_named,
+    options_of,
     other_gpus_told,
     script_of,
+    size_of_job,
     world_of,
 )
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
@@ -108,6 +112,7 @@ def read_launch_files(source: Source, told: Told | None = None, launcher: str | 
     launch = _on_told_gpus(launch, told)
     _require_divided(launch)
     _require_one_start(found, told)
+    _require_headers(source, told)
     _require_one_training(source, found, launch, told)
     again = [f"{said}: the last one counts" for said in repeated_keys(found)]
     return _with_environment(replace(launch, notes=(*launch.notes, *again)[:MAX_LISTED]), found)
@@ -204,12 +209,17 @@ def _handed(starter: Source, started: Source) -> dict[str, str]:
     except InvalidProblemError:
         return {}
     starts = []
-    for words, at, environment in _starts(script, started.name):
-        shared = (script.exported | script.passed.keys()) & environment.keys()
-        given = {name: " ".join(environment[name]) for name in sorted(shared)}
-        for word in words[:at]:  # sbatch --export=ALL,TP=8
-            pairs = word.text.removeprefix("--export=").split(",") if "--export=" in word.text else []
-            given |= dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    for words, at, shared in _starts(script, started.name):
+        given = {name: " ".join(value) for name, value in sorted(shared.items())}
+        texts = [word.text for word in words[:at]]
+        for option, value in options_of(texts):
+            names = value.split(",")
+            if option == "--export" and "ALL" not in names:  # srun(1), sbatch(1): these alone
+                given = {name: given[name] for name in names if name in given}
+            if option in ("--export", "-x"):  # mpirun's
+                given |= dict(name.split("=", 1) for name in names if "=" in name)
+            elif option.isidentifier() and "env" in texts:
+                given[option] = value
         arguments = [word.text for word in words[at + 1 :]]
         starts.append(given | {str(place): text for place, text in enumerate(arguments, start=1)})
     names = sorted({name for one in starts for name in one})
@@ -220,12 +230,15 @@ def _handed(starter: Source, started: Source) -> dict[str, str]:
 def _starts(
     script: Script, name: str
 ) -> Iterator[tuple[Sequence[Word], int, Mapping[str, tuple[str, ...]]]]:
-    """The commands of a script that start another one: their words, where its name stands, variables."""
-    for words, environment in zip(script.commands, script.environments, strict=True):
+    """The commands that start another one: their words, where its name stands, variables handed on."""
+    for number, (words, environment) in enumerate(zip(script.commands, script.environments, strict=True)):
         at = next((at for at, word in enumerate(words) if word.text.rpartition("/")[2] == name), None)
         python = any(word.text.endswith(".py") for word in words[:at])
         if at is not None and words[0].text not in HANDLERS and not python:
-            yield words, at, environment
+            own = any(word.text == "sbatch" for word in words[:at])  # a job has variables of its own
+            kept = {*script.passed, *(one for one, before in script.exported.items() if before <= number)}
+            kept |= {one for one in environment if one.startswith("SLURM_") and not own}
+            yield words, at, {one: value for one, value in environment.items() if one in kept}
 
 
 def _require_one_training(source: Source, found: Source, launch: LaunchFile, told: Told) -> None:
@@ -249,6 +262,26 @@ def _require_one_training(source: Source, found: Source, launch: LaunchFile, tol
     else:
         return
     raise refused(f"{twice} otherwise than {first}", allowed=f"{first} alone, or {shown(other.name)}")
+
+
+def _require_headers(source: Source, told: Told) -> None:
+    """Refuse a script that sbatch is told to run on other nodes than the script's header says."""
+    if not source.is_script or told.num_gpus is not None:
+        return
+    script = script_of(source, Told())
+    for other in _reached(source):
+        for words, at, _ in _starts(script, other.name) if other.is_script else ():
+            texts, own = [word.text for word in words[:at]], {"--nodes": 1, **size_of_job(other.text)}
+            said = size_of_job(f"#SBATCH {shlex.join(texts)}") if "sbatch" in texts else {}
+            option = next(
+                (name for name, size in said.items() if size is None or size != own.get(name)), None
+            )
+            if option is not None:
+                where, name = f"line {words[0].line} of {shown(source.name)}", shown(other.name)
+                raise refused(
+                    f"{where} gives sbatch {option}, which counts before the header of {name}",
+                    allowed=f"the same {option} in {name}, or --cluster with --num-nodes",
+                )
 
 
 def _text_of(source: Source, name: str) -> str | None:
@@ -370,14 +403,21 @@ def _require_one_start(source: Source, told: Told) -> None:
 def _require_same_world(script: Source, other: Source, told: Told) -> None:
     """Refuse two scripts that belong together and say different nodes or processes."""
     worlds = [world_of(one.text, script_of(one, told)) for one in (script, other)]
-    said = [(world.num_nodes, world.gpus_per_node) for world in worlds if world.num_gpus]
+    said = [_said(world) for world in worlds if world.num_gpus]
     if len(set(said)) > 1:
-        first, second = (f"{nodes} nodes of {each} processes" for nodes, each in said)
+        first, second = said
         raise InvalidProblemError.of(
             "world size",
             f"{shown(script.name)} starts {first}, {shown(other.name)}, which it runs, {second}",
             allowed=first,
         )
+
+
+def _said(world: World) -> str:
+    """How many processes start, in words."""
+    if world.num_nodes and world.gpus_per_node:
+        return f"{world.num_nodes} nodes of {world.gpus_per_node} processes"
+    return f"{world.processes} processes"
 
 
 def renamed(found: LaunchFile, name: str) -> LaunchFile:

@@ -25,6 +25,7 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=", re.ASCII)
 _CHANGED = re.compile(
     r"([A-Za-z_]\w*)\s*(?:[-+*/%&|^]?=(?!=)|<<=|>>=|\+\+|--)|(?:\+\+|--)\s*([A-Za-z_]\w*)"
 )
+_ALL_EXPORTED = re.compile(r"(?:^| )[-+](?:[b-zA-Z]*a|[a-zA-Z]*o allexport\b)")
 _DECLARES = ("export", "readonly", "declare", "local", "typeset")
 SCOPED = ("local", "declare", "typeset")  # inside functions
 # Programs whose success no script asks for; of others an ``if`` does not know.
@@ -60,6 +61,7 @@ class Commands(Variables, ABC):
         self._jump: tuple[str, int] | None = None  # a break or continue, and of how many loops
         self._kept = 0  # variables of all commands
         self._integers: set[str] = set()  # variables that ``declare -i`` makes numbers
+        self._exports = False  # what is set is exported, by ``set -a``
         self._doubted = False  # whether a command was reached only perhaps
         self._asked = False  # whether a program's success was asked for
         self._returned: Status = None
@@ -159,8 +161,8 @@ class Commands(Variables, ABC):
                 self._hide(name)
             if "A" in flags:
                 self._script.keyed.add(name)
-            if keyword == "export" or "x" in flags:
-                self._script.exported.add(name)
+            if (keyword == "export" or "x" in flags) and "n" not in flags:
+                self._export(name)
             if match is not None:
                 self._assign(token)
             elif keyword in SCOPED and self._scopes and name not in self._script.told:
@@ -171,6 +173,9 @@ class Commands(Variables, ABC):
             if match is not None and name in self._integers:
                 self._calculate(name, token.line)
         return True
+
+    def _export(self, name: str) -> None:
+        self._script.exported.setdefault(name, len(self._script.commands))
 
     def _calculate(self, name: str, line: int) -> None:
         """Make a variable the number that its text is."""
@@ -195,6 +200,8 @@ class Commands(Variables, ABC):
         self.assign(head, Word(text, token.line))
         if counted:
             self._calculate(match[1], token.line)
+        if self._exports:
+            self._export(match[1])
 
     def _let(self, words: Sequence[Word]) -> Status:
         """``let X=3 Y+=1``."""
@@ -242,7 +249,13 @@ class Commands(Variables, ABC):
         if text is None:
             self._start(words)
             return True
-        return self.run(lex(self._script.look_into(text)))
+        outside = self._script.variables.get("@", ())
+        if words[2:]:
+            self._position([word.text for word in words[2:]])
+        status = self.run(lex(self._script.look_into(text)))
+        if words[2:]:
+            self._position(outside)
+        return status
 
     def _eval(self, words: Sequence[Word]) -> Status:
         """A text as commands."""
@@ -284,9 +297,12 @@ class Commands(Variables, ABC):
             self.restore(before)
 
     def _set(self, words: Sequence[Word]) -> Status:
-        """``set -- a b``: the positional parameters."""
-        if len(words) > 1 and words[1].text == "--":
-            self._position([word.text for word in words[2:]])
+        """``set -- a b``: the positional parameters; ``set -a``: what is set from then on is exported."""
+        texts = [word.text for word in words[1:]]
+        if texts[:1] == ["--"]:
+            self._position(texts[1:])
+        elif _ALL_EXPORTED.search(" ".join(texts)):
+            self._exports = texts[0].startswith("-")
         return True
 
     def _shift(self, words: Sequence[Word]) -> Status:

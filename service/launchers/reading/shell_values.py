@@ -76,7 +76,7 @@ class Script:
     told: frozenset[str] = frozenset()  # variables whose value somebody tells
     keyed: set[str] = field(default_factory=set)  # arrays of names, whose words are variables NAME[key]
     passed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # set for one command alone
-    exported: set[str] = field(default_factory=set)
+    exported: dict[str, int] = field(default_factory=dict)  # behind how many commands
     stopped: int = 0  # the line of the ``exit`` that ends it
     line: int = 0  # that is read
     num_words: int = 0

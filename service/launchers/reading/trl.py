@@ -72,8 +72,8 @@ _FSDP2 = 2
 
 
 _PROGRAMS = ("trl", "trl.scripts.sft")
-_LENGTH = "max_length"
-_SFT_NAMES = (_LENGTH, "packing", "packing_strategy", "dataset_name", "model_name_or_path", MICRO_BATCH)
+_LENGTH, _MODEL = "max_length", "model_name_or_path"
+_SFT_NAMES = (_LENGTH, "packing", "packing_strategy", "dataset_name", _MODEL, MICRO_BATCH)
 _SFT_ALONE = (_LENGTH, "packing", "packing_strategy")  # which the Trainer itself has not
 # LLaMA-Factory's, and what the reader of transformers' Trainer knows: other engines, adapters, old names.
 _OTHERS_NAMES = (
@@ -115,7 +115,10 @@ class TrlReader:
         precision = _precision(fields)
         if not (fields.flag("packing", default=False) or fields.has("pad_to_multiple_of")):
             fields.note(PADDED.format(_LENGTH))
-        take_model(fields, known, "model_name_or_path")
+        if fields.has("model_name") and not fields.has(_MODEL):
+            why = "is none of TRL's names, whose parser stops at it: the file is another program's"
+            fields.fault("model_name", why, allowed=_MODEL, nearest=_MODEL)
+        take_model(fields, known, _MODEL)
         given, length = _sft_arguments(fields, known)
         adapters, base = _peft(fields), base_of(fields, nested=False)
         if fields.raw("activation_offloading") not in (None, False, "false"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.profiles.adapters import SINGLE_TARGETS, adapter_parameters
-from meshwright.profiles.errors import UnsupportedModelError
+from meshwright.profiles.errors import InvalidProblemError, UnsupportedModelError
 from meshwright.profiles.importers.huggingface import model_from_config
 
 
@@ -157,3 +157,19 @@ def test_a_model_inside_a_model_of_a_refused_type_is_refused_with_that_types_rea
     }
     with pytest.raises(UnsupportedModelError, match=r'\("step3_text"\) is refused, too: queries of a fac'):
         model_from_config(whole, name="x")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            {"model_type": "cohere_compass_text", "head_dim": 64},
+            "64 heads of 64 are not hidden_size = 8192",
+        ),
+        ({"model_type": "gemma3n_text", "activation_sparsity_pattern": ["0.95"] * 35}, "35 shares"),
+        ({"model_type": "gemma3n_text", "activation_sparsity_pattern": [95] * 35}, "35 shares"),
+    ],
+)
+def test_what_the_class_would_not_build_is_refused(config: dict[str, object], said: str) -> None:
+    with pytest.raises(InvalidProblemError, match=said):
+        model_from_config(config, name="x")

@@ -172,6 +172,12 @@ SIZES = (
         ("TP=4 sbatch train.sh 2", (4, 2)),
         ("sbatch --export=ALL,TP=2 train.sh", (2, 1)),
         ("export TP=8\n./train.sh", (8, 1)),
+        ("TP=2\n./train.sh\nexport TP", (1, 1)),  # too late
+        ("set -a\nTP=8\nset +a\nMBS=3\n./train.sh", (8, 1)),
+        ("env TP=2 bash train.sh", (2, 1)),
+        ("sbatch --export ALL,TP=2 train.sh", (2, 1)),
+        ("export TP=2 MBS=4\nsbatch --export=MBS train.sh", (1, 4)),  # TP is not among them
+        ("export -n TP\nsource train.sh 4", (1, 4)),
     ],
 )
 def test_what_a_script_hands_to_the_one_that_it_starts_counts(start: str, sizes: tuple[int, int]) -> None:
@@ -185,6 +191,27 @@ def test_what_a_script_hands_to_the_one_that_it_starts_counts(start: str, sizes:
     )
     config = found.configuration
     assert (config.tensor_parallel_size, config.micro_batch_size) == sizes
+
+
+TRAIN = f"torchrun --nproc_per_node 8 --nnodes $SLURM_NNODES pretrain_gpt.py --vocab-size 512 {SIZES}"
+
+
+def test_a_job_hands_its_nodes_to_the_script_that_it_runs() -> None:
+    start = "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --gpus-per-node=8\nsrun bash train.sh\n"
+    text = f"{TRAIN} --micro-batch-size 1\n"
+    files = {"a.sh": start, "train.sh": text}
+    found = read_launch_files(Source(name="a.sh", text=start, files=files), Told())
+    assert found.configuration.num_gpus == 32  # 4 * 8; was refused
+
+
+def test_a_job_of_another_size_than_its_header_says_is_refused() -> None:
+    text = f"#!/bin/bash\n#SBATCH --nodes=2 --gpus-per-node=8\n{TRAIN} --micro-batch-size 1\n"
+    same, other = "sbatch -N 2 train.sh\n", "sbatch -N 4 train.sh\n"
+    files = {"train.sh": text}
+    found = read_launch_files(Source(name="a.sh", text=same, files={"a.sh": same, **files}), Told())
+    assert found.configuration.num_gpus == 16
+    with pytest.raises(InvalidProblemError, match=r"line 1 of a\.sh gives sbatch --nodes"):
+        read_launch_files(Source(name="a.sh", text=other, files={"a.sh": other, **files}), Told())
 
 
 def test_a_value_that_differs_between_starts_is_asked_for() -> None:

@@ -432,6 +432,12 @@ def test_a_trls_file_without_a_model_takes_the_told_one() -> None:
     assert (found.seq_length, found.lora_rank, len(found.lora_targets)) == (4096, 16, 12)
 
 
+def test_a_file_that_names_its_model_otherwise_than_trl_is_another_programs() -> None:
+    text = "model_name: Qwen/Qwen3-VL-8B-Instruct\nmax_length: 16384\nper_device_train_batch_size: 1\n"
+    with pytest.raises(InvalidProblemError, match="none of TRL's names"):  # read as the told model's run
+        read(text, Told(num_gpus=8, model=find_model("qwen3-8b")), "full.yaml")
+
+
 def test_a_switch_of_qlora_says_4_bits_and_adapters() -> None:
     words = f"{ARGUMENTS}--lora_r 8 --q_lora True"
     found = read(f"torchrun --nproc_per_node 8 fastchat/train/train_lora.py {words}")
