@@ -413,6 +413,13 @@ def refuse_contradictions(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, wh
             f"{model.moe.num_dense_layers} leaves none of the {model.num_layers} layers for experts",
             allowed=f"0 to {model.num_layers - 1}",
         )
+    if model.streams and model.streams.sparse_layers > model.num_layers:
+        raise InvalidProblemError.of(
+            "/model/streams/sparse_layers",
+            f"{model.streams.sparse_layers} is more than num_layers = {model.num_layers}",
+            allowed=f"0 to {model.num_layers}",
+            nearest=str(model.num_layers),
+        )
     if model.mla and model.head_dim != model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim:
         raise InvalidProblemError.of(
             "/model/head_dim",

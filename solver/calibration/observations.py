@@ -11,6 +11,7 @@ import numpy as np
 
 from meshwright.profiles.calibration import LOWER_BOUNDS, UPPER_BOUNDS
 from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.profiles.optimizers import OPTIMIZERS, optimizer_named
 from meshwright.profiles.profile import Constants, Profile, roughness
 from meshwright.solver.answer import Prediction
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray
@@ -108,29 +109,33 @@ SEEN_SHARES: Mapping[str, Mapping[str, float]] = {
     "first_step": _ALLOCATED,
     "exhausted": {},  # of a GPU that ran out of memory: what could be given back was
 }
-_ADAMW_BYTES, _COPY_BYTES = 12.0, 4.0  # of a weight's fp32 copy and its moments, and of the copy alone
+_FP32_BYTES = 4.0
 ProfileOf = Callable[[Observation], Profile]
 
 
 def seen_moments(one: Observation) -> tuple[Mapping[str, float], ...]:
     """Shares of the memory's terms that each moment sees whose largest is measured.
 
-    A first step's passes have none of Adam's moments yet. Those come at its end, when activations are gone;
-    beside them are then fp32 copies of 2-byte gradients (Megatron-LM d98e8a64
-    ``distrib_optimizer.py:2792``) and, where weights are kept in 8 bits, 2-byte copies of the fp32 ones
-    (Transformer Engine d0067d0d ``tensor/utils.py:291``), in shards like the states. Of AdamW with fp32
-    states.
+    A first step's passes have none of the optimizer's moments yet, but its fp32 copy, where there is one.
+    Moments come at its end, when activations are gone; beside such a copy are then fp32 copies of 2-byte
+    gradients (Megatron-LM d98e8a64 ``distrib_optimizer.py:2792``) and, where weights are kept in 8 bits,
+    2-byte copies of the fp32 ones (Transformer Engine d0067d0d ``tensor/utils.py:291``), in shards like
+    the states.
     """
     shares = SEEN_SHARES[one.memory_kind]
     if one.memory_kind != "first_step":
         return (shares,)
     work = one.problem.workload
     facts = with_options(framework_facts(one.framework), work.framework_options)
-    copied = _COPY_BYTES if facts.gradient_bytes < _COPY_BYTES else 0.0
+    optimizer = optimizer_named(work.optimizer)
+    beside_moments = max(facts.optimizer_bytes - OPTIMIZERS["adamw"].state_bytes, 0.0)
+    copy = beside_moments if optimizer.fp32_copy else 0.0
+    states = copy + optimizer.state_bytes
+    copied = _FP32_BYTES if copy and facts.gradient_bytes < _FP32_BYTES else 0.0
     cast = 2.0 if facts.low_precision_weights and work.precision not in ("bf16", "fp16", "fp32") else 0.0
     return (
-        {**shares, "optimizer": _COPY_BYTES / _ADAMW_BYTES},
-        {**shares, "activations": 0.0, "workspace": 0.0, "optimizer": 1.0 + (copied + cast) / _ADAMW_BYTES},
+        {**shares, "optimizer": copy / states},
+        {**shares, "activations": 0.0, "workspace": 0.0, "optimizer": 1.0 + (copied + cast) / states},
     )
 
 

@@ -35,6 +35,7 @@ from meshwright.solver.cost.parameters import Weights
 from meshwright.solver.cost.sharding import (
     all_reduces,
     gathered_bytes,
+    gathered_expert_bytes,
     gathers_in_passes,
     gradient_bytes_sent,
     in_torch_pipeline,
@@ -199,8 +200,8 @@ def _sharded_s(ctx: Context, weights: Weights, element_bytes: FloatArray | float
         )
         seconds = seconds + parts * (all_gather_s(payload, ctx.shard_group, ctx.fabric) + copies)
     if weights.routed.any():
-        experts = ctx.expert_replicas.shard_set
-        seconds = seconds + all_gather_s(weights.routed * element_bytes, experts, ctx.fabric)
+        routed = weights.routed * np.maximum(element_bytes, gathered_expert_bytes(ctx))
+        seconds = seconds + all_gather_s(routed, ctx.expert_replicas.shard_set, ctx.fabric)
     return seconds
 
 
@@ -311,10 +312,11 @@ def vocabulary_parallel(ctx: Context) -> PassSeconds:
 
 
 def sent_bytes(ctx: Context) -> FloatArray:
-    """Bytes that a rank sends to its pipeline neighbour for one micro-batch."""
+    """Bytes that a rank sends to its pipeline neighbour for one micro-batch: every stream of its tokens."""
     split = ctx.t if ctx.facts.scatter_transfer else np.where(ctx.sequence_parallel, ctx.t, 1.0)
     tokens = sum(share * one.tokens for share, one in ctx.at_lengths)
-    return np.asarray(tokens * ctx.model.hidden_size * _ACTIVATION_BYTES / split)
+    streams = ctx.model.streams.count if ctx.model.streams else 1.0
+    return np.asarray(tokens * streams * ctx.model.hidden_size * _ACTIVATION_BYTES / split)
 
 
 _SHAPE_BYTES = 24.0  # three sizes of 8 bytes

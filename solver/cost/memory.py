@@ -392,9 +392,8 @@ def head_workspace_bytes(ctx: Context) -> FloatArray:
 def buffer_bytes(ctx: Context, largest_layer: Weights, trained: Weights) -> FloatArray:
     """Workspaces and buckets; under ZeRO-3 the gathered layers, and one layer's gradients.
 
-    Under torch's pipeline runtime one layer is on its way, besides those that ``state_bytes`` counts. A
-    framework that gathers matrix by matrix holds one beside those that it may keep alive, and one's
-    gradient. Torch's gathers in 8 bits leave nothing else (torchao 0.18 ``float8/fsdp_utils.py``).
+    Under torch's pipeline runtime one layer is on its way, besides those that ``state_bytes`` counts; of
+    matrices gathered one by one, one beside those that may stay, and its gradient.
     """
     torch = in_torch_pipeline(ctx)
     layer, gradients = largest_layer.dense + largest_layer.routed, trained.dense + trained.routed
@@ -403,7 +402,8 @@ def buffer_bytes(ctx: Context, largest_layer: Weights, trained: Weights) -> Floa
         matrix = np.minimum(layer, largest_tensor(ctx.model) / ctx.t)
         held = np.minimum(held, _LIVE_WEIGHTS + matrix)
         gradients = np.minimum(gradients, matrix)
-    read = gathered_bytes(ctx) if ctx.facts.gathers_8_bits else _shard_bytes(ctx, _low_precision_bytes(ctx))
+    narrow = largest_layer.dense * (2.0 - gathered_bytes(ctx)) * ctx.facts.gathers_8_bits
+    read = _shard_bytes(ctx, _low_precision_bytes(ctx)) - narrow / layer
     gathered = held * np.where(torch, 2.0, read) + gradients * ctx.facts.gradient_bytes
     kept = ctx.constants.base_bytes + np.where(ctx.columns.zero_stage > 0, ctx.facts.bucket_bytes, 0.0)
     return kept + np.where((ctx.columns.zero_stage == SHARD_WEIGHTS) | torch, gathered, 0.0)

@@ -80,10 +80,16 @@ def gathered_bytes(ctx: Context) -> float:
     """Bytes of one weight of a layer on the wire where weights are gathered.
 
     Weights that are held in 8 bits travel so (Megatron-Core 0.16 ``--fp8-param-gather``), but for MXFP8's,
-    which are cast behind a gather of 2 bytes (``reuse_grad_buf_for_mxfp8_param_ag``).
+    which are cast behind a gather of 2 bytes (``reuse_grad_buf_for_mxfp8_param_ag``). torchao's travel so,
+    and nothing else is left of them (0.18 ``float8/fsdp_utils.py``).
     """
     held = ctx.facts.low_precision_weights and ctx.facts.precision_recipe in _GATHERED_IN_8_BITS
     return 1.0 if ctx.low_precision and (held or ctx.facts.gathers_8_bits) else 2.0
+
+
+def gathered_expert_bytes(ctx: Context) -> float:
+    """The same of routed experts: torchao gathers them in 2 bytes (0.18 ``moe_training/tensor.py:166``)."""
+    return 2.0 if ctx.facts.gathers_8_bits else gathered_bytes(ctx)
 
 
 @once

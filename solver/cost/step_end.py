@@ -16,6 +16,7 @@ from meshwright.solver.cost.sharding import (
     adds_whole_gradients,
     all_reduces,
     gathered_bytes,
+    gathered_expert_bytes,
     gathers_once,
     gradient_bytes_sent,
     hides_reductions,
@@ -165,7 +166,8 @@ def tail_of(
     sent = weights.dense - weights.ends * ctx.small_copies * (1.0 - 2.0 / gradient_bytes_sent(ctx))
     gradients, parameters = _exchange_s(ctx, sent, weights.dense_bytes(each), ctx.dense_replicas)
     if weights.routed.any():
-        experts = _exchange_s(ctx, weights.routed, weights.routed * each, ctx.expert_replicas)
+        of_experts = weights.routed * gathered_expert_bytes(ctx)
+        experts = _exchange_s(ctx, weights.routed, of_experts, ctx.expert_replicas)
         gradients, parameters = gradients + experts[0], parameters + experts[1]
     exchange, fetched = gradients + parameters, exposed_s(parameters, under.forward, OVERLAP_SLOWDOWN)
     hidden = exposed_s(exchange, _hiding_s(ctx, under), OVERLAP_SLOWDOWN)

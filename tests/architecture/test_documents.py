@@ -33,6 +33,29 @@ def test_generated_blocks_open_and_close(block: str) -> None:
     assert PAGE.index(f"<!-- {block} -->") < PAGE.index(f"<!-- /{block} -->")
 
 
+def test_the_readme_has_the_errors_of_the_accuracy_page() -> None:
+    tables = [
+        line.strip("| ").split(" | ") for line in (ROOT / "docs/accuracy.md").read_text().splitlines()
+    ]
+    titles = next(cells for cells in tables if cells[0] == "all: pairs")  # without the rows' own column
+    rows = {
+        cells[0]: dict(zip(titles, cells[1:], strict=False)) for cells in tables[tables.index(titles) :]
+    }
+    runs = next(cells[1] for cells in tables if cells[0] == "**pair left out**")
+    left, strange, learnt = (
+        rows[name] for name in ("pair left out", "software stack left out", "pair left out, calibrated")
+    )
+    of_all, of_experts = (left[title].split()[0] for title in ("all: pairs", "experts: pairs"))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for said in (
+        f"on {int(runs):,} published runs: ".replace(",", " "),
+        f" {of_all} % on pairs of GPU and framework that no fit has seen (experts {of_experts} %)",
+        f" {strange['all: pairs'].split()[0]} % on a software stack that nobody has measured",
+        f" {learnt['all: pairs'].split()[0]} % after up to 16 runs of a cluster",
+    ):
+        assert said in readme
+
+
 # --------------------------------------------------------------------------------------------------
 # docs/reliability.md: every fault that the service promises something about has tests.
 

@@ -10,7 +10,7 @@ import pytest
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.model_parts import MlaSpec, MoeSpec
+from meshwright.profiles.model_parts import MlaSpec, MoeSpec, StreamsSpec
 
 # name, published total in billions, where it is published
 PUBLISHED_TOTALS = [
@@ -132,6 +132,7 @@ def _tiny(**changes: object) -> ModelSpec:
             },
             "/model/head_dim",
         ),
+        ({"streams": StreamsSpec(count=4, low_rank=8, sparse_layers=100)}, "/model/streams/sparse_layers"),
     ],
 )
 def test_an_impossible_shape_is_refused_at_its_field(changes: dict[str, object], pointer: str) -> None:

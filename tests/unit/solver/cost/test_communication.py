@@ -4,12 +4,18 @@ import numpy as np
 import pytest
 
 from meshwright.profiles.collectives.collectives import Group, all_gather_s, all_to_all_s
+from meshwright.profiles.model_parts import StreamsSpec
 from meshwright.profiles.profile import default_profile
 from meshwright.service.launchers.reading.base import Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.registry import export
 from meshwright.solver.configuration import CONTEXT_MODES, HIERARCHICAL, Columns
-from meshwright.solver.cost.communication import context_parallel, expert_parallel, tensor_parallel
+from meshwright.solver.cost.communication import (
+    context_parallel,
+    expert_parallel,
+    sent_bytes,
+    tensor_parallel,
+)
 from meshwright.solver.cost.compute import core_attention
 from meshwright.solver.cost.context import Context, PassSeconds, context_of, paired_passes
 from meshwright.solver.cost.price import price
@@ -103,6 +109,15 @@ def test_dualpipe_v_hides_the_exchanges_of_paired_passes_and_zb_v_none() -> None
         assert paired == pytest.approx(0.45 * apart)
     passes = price(problem, Columns.of(layouts), profile).forward_s
     assert passes[1].sum() < passes[0].sum()
+
+
+def test_a_stage_sends_every_stream_of_its_tokens() -> None:
+    # 4 hidden states of 8192 elements a token, 2 bytes each, of 8192 tokens
+    model = replace(a_model(), streams=StreamsSpec(count=4, low_rank=64))
+    problem = a_problem(model, seq_length=8192)
+    layout = a_layout(pipeline_parallel_size=2, stage_layers=(40, 40))
+    ctx = context_of(problem, Columns.of([layout]), a_profile(problem))
+    assert sent_bytes(ctx).tolist() == [8192 * 4 * 8192 * 2]
 
 
 def ring(size: int) -> tuple[Context, PassSeconds]:

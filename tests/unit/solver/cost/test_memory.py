@@ -430,6 +430,23 @@ def test_torchs_gathers_in_8_bits_hold_one_byte_of_their_layers_and_leave_shards
     assert two.weights_bytes[0, 0] == eight.weights_bytes[0, 0]
 
 
+def test_torchs_gathers_leave_experts_in_2_bytes() -> None:
+    model = find_model("mixtral-8x7b")
+    layout = a_layout(data_parallel_size=8, zero_stage=3, zero_shard_size=8, stage_layers=(32,))
+    eight, two = (
+        prices_of(
+            a_problem(model, precision="fp8", framework_options={"low_precision_gathers": low}),
+            layout,
+            "fsdp",
+        )
+        for low in (True, False)
+    )
+    assert model.moe is not None
+    others = model.layer_parameters("moe") - model.moe.num_experts * model.expert_parameters()
+    layers = framework_facts("fsdp").gathered_layers
+    assert two.buffer_bytes[0] - eight.buffer_bytes[0] == pytest.approx(layers * others)
+
+
 def test_deepspeed_keeps_a_billion_gathered_weights_and_one_matrix() -> None:
     # a layer of 12 h^2 = 5.03e9 weights, h = 20480: 1e9 and the MLP's 4 h^2, not two layers, of 2 bytes
     # each, and that matrix's gradient; of a small model two layers and a layer's gradients
