@@ -81,7 +81,7 @@ _SHARES = r"(?:tensor|pipe|pipeline|context|expert|sequence|data|model|ulysses|r
 _DECIDING: dict[str, tuple[str, ...]] = {
     "how ranks share the model": (
         rf"\w*{_SHARES}(?:_model)?_parallel(?:ism)?(?:_size|_degree)?", "tp_2d", "ulysses_degree_in_cp",
-        r"(?:tp|pp|cp|sp|ep)_(?:size|degree)", r"\w*gtp_weight_remat_size", r"\w+_num_weight_shards",
+        r"(?:tp|pp|cp|sp|ep)(?:_size|_degree)?", r"\w*gtp_weight_remat_size", r"\w+_num_weight_shards",
         "use_(?:deepspeed|fsdp2?|zero|megatron|colossalai)", "zero_stage",  # switches of a script's own
     ),
     "how many sequences a step takes": (

@@ -123,7 +123,7 @@ def translate(given: Given, include: Include, filled: Mapping[str, Filled] | Non
             message = f"cannot be read: {shown(given.other(name))} is not priced"
             given.fault_of(f"--{name}", given.others[f"--{name}"], message, allowed=", ".join(usual))
     harmless = {f"--{name}" for name in (*_HARMLESS, *_REFUSED)}
-    given.unread = [name for name in given.unread if not any(one.startswith(name) for one in harmless)]
+    given.unread = [name for name in given.unread if name not in harmless]
     if with_deepspeed:
         _take_stage(given, include, filled or {})
     return "deepspeed" if with_deepspeed else "megatron-lm"

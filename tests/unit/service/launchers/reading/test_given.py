@@ -26,6 +26,21 @@ def test_a_value_that_is_asked_for_twice_is_one_fault() -> None:
     assert len(fields.faults) == 1
 
 
+@pytest.mark.parametrize("name", ["--tp", "--pp", "--cp", "--ep"])
+def test_a_short_name_of_ranks_is_asked_about_not_passed_by(name: str) -> None:
+    # read as if all ranks held the whole model; of one rank it says nothing
+    command = (
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 --vocab-size 512 "
+        "--num-attention-heads 8 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --bf16"
+    )
+    assert (
+        read_launch_files(Source(name="a.sh", text=f"{command} {name} 1"), Told()).workload.seq_length
+        == 128
+    )
+    with pytest.raises(InvalidProblemError, match=f"{name}: line 1: is not known here, and how ranks"):
+        read_launch_files(Source(name="a.sh", text=f"{command} {name} 2"), Told())
+
+
 # Which names were meant.
 
 MEGATRON_LM = Path(__file__).parents[4] / "fixtures" / "megatron_lm_flags.txt"
