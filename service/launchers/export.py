@@ -343,6 +343,7 @@ class Start:
     program: str  # what torchrun runs, in Bash, or the whole command with ``command``
     needs: Sequence[tuple[str, str]] = ()  # variables the user sets, and to what
     takes: Sequence[tuple[str, str]] = ()  # what it may be told as well, and what that is
+    follows: str = ""  # arguments that the program asks for, behind the command
     environment: Sequence[Variable] = ()
     has_arguments: bool = False  # ``PLAN_ARGS`` is read from its file
     decides: Sequence[str] = ()  # names of arguments that may not follow on the command line
@@ -572,14 +573,14 @@ def _steps(start: Start, nodes: int, gpus: int) -> Iterator[str]:
     yield f"{each} ({gpus} GPUs):"
     yield ""
     yield "```sh"
-    given = "".join(f"{name}=… " for name, _ in start.needs)
-    yield f"{'' if nodes == 1 else 'NODE_RANK=0 MASTER_ADDR=host0 '}{given}bash {TORCHRUN_FILE}"
+    given, behind = "".join(f"{name}=… " for name, _ in start.needs), f" {start.follows}".rstrip()
+    yield f"{'' if nodes == 1 else 'NODE_RANK=0 MASTER_ADDR=host0 '}{given}bash {TORCHRUN_FILE}{behind}"
     yield "```"
     yield ""
     yield "Under Slurm, from this folder:"
     yield ""
     yield "```sh"
-    yield f"{given}sbatch {SLURM_FILE}"
+    yield f"{given}sbatch {SLURM_FILE}{behind}"
     yield "```"
 
 

@@ -40,7 +40,7 @@ from meshwright.service.launchers.megatron_names import (
     split_values,
 )
 from meshwright.service.launchers.target import ExportBundle, Target, pads, pads_to_longest
-from meshwright.service.launchers.trainers import OF_THE_RUN
+from meshwright.service.launchers.trainers import LLAMA_FACTORY_FOLLOWS, LLAMA_FACTORY_NEEDS, OF_THE_RUN
 
 PRODUCT = "LLaMA-Factory 0.9.5 with mcore_adapter"
 CONFIG_FILE = "llama_factory.yaml"
@@ -68,12 +68,6 @@ OWN_RULES = (
 USE_MCA = Variable(
     name="USE_MCA", value="1", reason="LLaMA-Factory trains through Megatron-Core's adapter."
 )
-NEEDS = (
-    (
-        "LLAMA_FACTORY_DIR",
-        "a checkout of LLaMA-Factory; model_name_or_path=… dataset=… template=… output_dir=… follow",
-    ),
-)
 
 
 class LlamaFactory:
@@ -94,7 +88,8 @@ class LlamaFactory:
             shape=True,
             start=Start(
                 program=f'"${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{CONFIG_FILE}"',
-                needs=NEEDS,
+                needs=LLAMA_FACTORY_NEEDS,
+                follows=LLAMA_FACTORY_FOLLOWS,
                 environment=(USE_MCA, *environment(target, megatron_facts(target))),
                 decides=(*values_of(target), *decided_flags(), "additional_configs"),
                 assignments=True,

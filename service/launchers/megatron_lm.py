@@ -185,7 +185,6 @@ def needs(target: Target) -> tuple[tuple[str, str], ...]:
         ("TOKENIZER_MODEL", "the file, folder or name of the tokenizer"),
         ("TRAIN_ITERS", "the number of steps"),
         ("LR", "the learning rate"),
-        ("CHECKPOINTS", "where checkpoints are kept; unset: checkpoints in this folder"),
     )
 
 
@@ -210,7 +209,8 @@ class MegatronLm:
             TORCHRUN_FILE: torchrun_script(head, target),
             SLURM_FILE: slurm_script(head, target),
         }
-        start = Start(program="pretrain_gpt.py", needs=needs(target))
+        kept = (("CHECKPOINTS", "checkpoints in this folder"),)
+        start = Start(program="pretrain_gpt.py", needs=needs(target), takes=kept)
         return with_readme(target, files, product=PRODUCT, start=start, warnings=warnings)
 
 

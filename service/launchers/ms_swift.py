@@ -94,6 +94,7 @@ class MsSwift:
                 program=PROGRAM,
                 before=RUN,
                 needs=NEEDS,
+                follows="--model … --dataset … --lr …",
                 takes=((f"{_loaded(target)} FOLDER --finetune false", RESUMES),),
                 environment=tuple(environment(target, megatron_facts(target))),
                 has_arguments=True,

@@ -325,11 +325,9 @@ def _trainer_warnings(target: Target) -> Iterator[str]:
 
 LLAMA_FACTORY_FILE = "llama_factory_train.yaml"
 LLAMA_FACTORY = "LLaMA-Factory 0.9.5 on accelerate 1.11.0"
+LLAMA_FACTORY_FOLLOWS = "model_name_or_path=… dataset=… template=… output_dir=…"
 LLAMA_FACTORY_NEEDS = (
-    (
-        "LLAMA_FACTORY_DIR",
-        "a checkout of LLaMA-Factory; model_name_or_path=… dataset=… template=… output_dir=… follow",
-    ),
+    ("LLAMA_FACTORY_DIR", f"a checkout of LLaMA-Factory; {LLAMA_FACTORY_FOLLOWS} follow"),
 )
 LLAMA_FACTORY_OTHERS = (
     "deepspeed", "enable_liger_kernel", "fp8", "fsdp", "fsdp_config", "load_in_4bit", "load_in_8bit",
@@ -425,6 +423,7 @@ class LlamaFactoryAccelerate:
             start=Start(
                 program="\n".join([*accelerate_launch(target), program]),
                 needs=LLAMA_FACTORY_NEEDS,
+                follows=LLAMA_FACTORY_FOLLOWS,
                 command=True,
                 decides=(*values, *(name for name in LLAMA_FACTORY_OTHERS if name not in values)),
                 assignments=True,

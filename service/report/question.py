@@ -20,11 +20,10 @@ def question_words(problem: Problem) -> tuple[str, str, str, str, str]:
     """Model, cluster, batch, precision and launcher of a question."""
     model, workload = problem.model, problem.workload
     figures, recipe = problem.model_figures, workload.framework_options.get("precision_recipe")
+    number = count(int(figures["num_trainable_parameters"]))
+    beside = " and ".join(("LoRA", *workload.trained_modules))
     trained = (
-        f" frozen in {workload.base_precision}, {count(int(figures['num_trainable_parameters']))} of LoRA"
-        " trained"
-        if workload.lora_rank
-        else ""
+        f" frozen in {workload.base_precision}, {number} of {beside} trained" if workload.lora_rank else ""
     )
     return (
         f"{clean(model.title)} ({count(int(figures['num_parameters']))} parameters{trained})",

@@ -230,7 +230,9 @@ _WORDS = {
     "bool_parsing": "is neither true nor false",
     "string_pattern_mismatch": "is no such name",
     "string_too_long": "is too long",
+    "string_too_short": "is empty",
 }
+_PINNED_SPLIT = ("search", "pin", "stage_layers")  # beside pins that are one value
 
 
 def field_errors(fault: ValidationError, root: type[BaseModel] | None = None) -> list[FieldError]:
@@ -251,7 +253,7 @@ def field_errors(fault: ValidationError, root: type[BaseModel] | None = None) ->
 
 def _message(detail: ErrorDetails, where: Sequence[int | str]) -> str:
     """What is wrong, in the planner's words."""
-    if where == ("search", "pin", "stage_layers"):
+    if where == _PINNED_SPLIT:
         return "must be a list of layers, each an integer"
     of_values = where[:2] in {("search", "pin"), ("search", "forbid")}
     if of_values and detail["type"].startswith(("bool", "int", "string", "list")):
@@ -276,15 +278,16 @@ def field_error(detail: ErrorDetails, root: type[BaseModel]) -> FieldError:
         message = f"{shown(str(value))} is out of range"
         return FieldError(pointer=at, message=message, allowed=_range_of(where, root), nearest=nearest)
     if kind in {"too_short", "too_long"}:
-        if context.get("max_length", 2) > 2:  # noqa: PLR2004 - not the two numbers of a bound
-            return FieldError(
-                pointer=at, message="holds too much", allowed=f"up to {context['max_length']} entries"
-            )
-        return FieldError(pointer=at, message="must hold exactly two numbers", allowed="[lowest, highest]")
+        message, size = "is empty", "at least 1 entry"
+        if where[:2] == ("search", "bounds"):
+            message, size = "must hold exactly two numbers", "[lowest, highest]"
+        elif kind == "too_long":
+            message, size = "holds too much", f"up to {context['max_length']} entries"
+        return FieldError(pointer=at, message=message, allowed=size)
     allowed = _range_of(where, root)
     if kind == "string_too_long":
         allowed = f"up to {context['max_length']} characters"
-    if kind in {"bool_type", "bool_parsing"}:
+    if kind in {"bool_type", "bool_parsing"} and where != _PINNED_SPLIT:
         allowed = "true or false"
     if isinstance(value, str) and where in (("model",), ("cluster",)):
         allowed = f"its figures, as GET /v1/{where[0]}s/{shown(value)} gives them"

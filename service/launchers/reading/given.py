@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.service.launchers.megatron_names import FLAGS, REFUSED, is_irrelevant
@@ -128,18 +129,31 @@ class Given:
         if not is_irrelevant(name) and shown not in self.unread and len(self.unread) < _MAX_LEFT:
             self.unread.append(shown)
 
-    def refuse_slips(self, names: Mapping[str, str]) -> None:
+    def refuse_slips(self, names: Mapping[str, str], sections: Sequence[str] = ("",)) -> None:
         """Refuse names that are not understood and a slip away from one that is not given.
 
-        ``names``: from names in snake case to the flags that they are.
+        ``names``: from names in snake case to the flags that they are; ``sections``: what may stand
+        before them, with its dot. A right name in another section is one of those.
         """
         for shown, (name, value) in self.left.items():
             near = meant(name, names)
             if near is not None and names[near] not in self.values:
                 part = shown.rpartition(".")[2].lstrip("-")
                 right = near if "_" in part else near.replace("_", "-")
-                nearest = shown.removesuffix(part) + right
-                self.refuse(shown, f"line {value.line}: is unknown", nearest=nearest)
+                before = shown.removesuffix(part)
+                if right == part:
+                    self._refuse_section(shown, value, before, right, sections)
+                else:
+                    self.refuse(shown, f"line {value.line}: is unknown", nearest=before + right)
+
+    def _refuse_section(
+        self, shown: str, value: Value, section: str, name: str, sections: Sequence[str]
+    ) -> None:
+        """Refuse a right name in a section where nobody reads it."""
+        near = get_close_matches(section, sections, n=1) or [one for one in sections if not one]
+        allowed = None if near else f"{name} behind one of {', '.join(sections)}"
+        nearest = near[0] + name if near else None
+        self.refuse(shown, f"line {value.line}: is not read there", allowed=allowed, nearest=nearest)
 
     def refuse_undecided(self) -> None:
         """Refuse names that are not understood and on which a run hangs, whoever's they are."""

@@ -119,12 +119,13 @@ class LlamaFactoryReader:
         given = Given(notes=fields.notes[:])
         for name, found in document.items():
             key, text = name.removeprefix(f"{_MORE}."), text_of(found.value)
+            misplaced = key != name and key in _OWN  # the run's are not the model's
             if key != name and (key in document or key in _OVER):
                 said = text_of(document[key].value) if key in document else _OVER[key]
                 given.note(f"line {found.line}: {name[:64]} does nothing: the adapter's own is {said[:40]}")
-            elif flag_of(key) is not None:
+            elif not misplaced and flag_of(key) is not None:
                 take(given, key, "adam" if key == "optimizer" else text, found.line, called=name)
-            elif not key.startswith(_IRRELEVANT):
+            elif misplaced or not key.startswith(_IRRELEVANT):
                 given.leave(name[:64], f"--{key.replace('_', '-')}", Value((text,), found.line))
         given.refuse_slips(CORE_NAMES | {name: name for name in _OWN if name not in document})
         _take_batch(given, fields, known)

@@ -391,7 +391,7 @@ def _take_all(given: Given, overrides: Iterable[Override]) -> None:
             flag = f"--{name.replace('_', '-')}"
             given.others[flag] = Value((text,), line)
             given.leave(key[:64], flag, Value((text,), line))
-    given.refuse_slips(CORE_NAMES)
+    given.refuse_slips(CORE_NAMES, _READ)
     _take_overlaps(given, values)
     _take_length(given, values)
     if given.has("kv-lora-rank") and not given.has("multi-latent-attention"):

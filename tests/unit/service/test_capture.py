@@ -51,7 +51,10 @@ def test_srun_in_srun_goes_on_to_what_it_starts(tmp_path: Path) -> None:
     assert call["before"] == [["srun", "-N", "4"], ["srun"]]
 
 
-@pytest.mark.parametrize("start", ["mpirun --np 4 --rank-by slot", "mpiexec -env A 1 --n 4", "srun -C gpu"])
+@pytest.mark.parametrize(
+    "start",
+    ["mpirun --np 4 --rank-by slot", "mpiexec -env A 1 --n 4", "srun -C gpu --mem-per-gpu 80G -W 60"],
+)
 def test_options_of_what_starts_ranks_take_their_values(tmp_path: Path, start: str) -> None:
     assert argv(run(tmp_path, f"{start} python t.py --tp 2\n")) == ["python t.py --tp 2"]
 

@@ -51,6 +51,10 @@ def test_the_header_counts_what_is_trained_beside_frozen_weights() -> None:
     assert problem.model_figures["num_trainable_parameters"] == 32 * 16 * (8192 + 5120) == 6_815_744
     words = header(problem, 300).plain.replace("\xa0", " ")
     assert "(8 030 261 248 parameters frozen in bf16, 6 815 744 of LoRA trained)" in words
+    # and a copy of the head, 128256 rows of 4096: 525 336 576 more
+    problem = replace(problem, workload=replace(adapters, trained_modules=("lm_head",)))
+    words = header(problem, 300).plain.replace("\xa0", " ")
+    assert "532 152 320 of LoRA and lm_head trained)" in words
 
 
 def test_what_is_left_open_stands_in_the_header() -> None:

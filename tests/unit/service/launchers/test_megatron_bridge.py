@@ -97,6 +97,20 @@ def test_a_recipe_that_is_none_is_refused_with_its_line_and_all_that_are() -> No
         read({**files, "plan_args.sh": text})
 
 
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ("training", r"is not read there\. Nearest: train\.micro_batch_size$"),
+        ("x", r"is not read there\. Allowed: micro_batch_size behind one of model\., train\., .*"),
+    ],
+)
+def test_a_right_name_in_a_wrong_section_is_refused_with_the_right_one(section: str, words: str) -> None:
+    files = files_of(of("bf16", "none", "fp32"))
+    text = files["plan_args.sh"].replace(" train.micro_batch_size", f" {section}.micro_batch_size")
+    with pytest.raises(InvalidProblemError, match=rf"^{section}\.micro_batch_size: line \d+: {words}"):
+        read({**files, "plan_args.sh": text})
+
+
 @pytest.mark.parametrize(("gated", "warned"), [(True, []), (False, ["take a recipe whose model has gelu"])])
 def test_a_recipes_activation_is_warned_of_only_where_recipes_have_another(
     gated: bool, warned: list[str]

@@ -91,6 +91,16 @@ def test_llama_factory_trains_nothing_unless_it_is_told_to() -> None:
         read(text.replace("do_train", "do_predict"), Told(num_gpus=8), "a.yaml")
 
 
+@pytest.mark.parametrize(
+    "name", ["cutoff_len", "per_device_train_batch_size", "gradient_accumulation_steps"]
+)
+def test_what_the_run_decides_is_not_read_among_the_model_s_own(name: str) -> None:
+    """mcore_adapter's update_with_args passes by what the model's configuration lacks."""
+    kept = "".join(line for line in CORE.splitlines(keepends=True) if not line.startswith(name))
+    with pytest.raises(InvalidProblemError, match=rf"\.{name}: .*not read there\. Nearest: {name}$"):
+        read(f"{kept}additional_configs:\n  {name}: 512\n", Told(num_gpus=8), "a.yaml")
+
+
 def test_a_key_that_omegaconf_meets_twice_is_refused_with_both_lines() -> None:
     # the last line of CORE's ten, and one more; omegaconf/_utils.py: "found duplicate key"
     trainers = CORE.replace("expert_model_parallel_size: 4\n", "").replace(
