@@ -86,7 +86,7 @@ _NOT_OPTIONS = {
     "reduced_every_pass", "all_reduced_stages", "blocking_stages", "replicas_reduced_every_pass",
     "reshards_after_backward", "torch_pipelines", "replicated_gradient_dtype", "offloads_gradients",
     "adds_gradients_on_host", "stages_replay_whole", "keeps_remainders", "casts_frozen", "casts_copies",
-    "autocasts", "reduces_copies", "latents_whole",
+    "autocasts", "reduces_copies", "latents_whole", "low_precision_sequences",
 }  # fmt: skip
 # Kernels with a backward pass in 8 bits (Transformer Engine: cuDNN's fused attention; FlashAttention 3).
 FP8_KERNELS = ("cudnn", "flash3")
@@ -124,6 +124,7 @@ class FrameworkFacts:
     overlap_tensor: bool  # tensor-parallel collectives run under GEMMs (with sequence parallel)
     overlap_transfer: bool  # interleaved schedules hide point-to-point transfers
     gathers_modules: bool  # ZeRO-3 gathers each linear layer's weights apart, not a whole block's
+    low_precision_sequences: bool  # sequence parallelism gathers in the GEMMs' 8 or 4 bits
     low_precision_gathers: bool  # ZeRO-3 gathers weights in the GEMMs' 8 bits
     scatter_transfer: bool  # transfers are split over tp even without sequence parallel
     dropout: bool  # dropout masks are kept

@@ -53,6 +53,11 @@ from meshwright.solver.cost.step_end import (
 _ACTIVATION_BYTES = 2.0
 _MERGE_BYTES = 10.0  # a part's output is read in 2 bytes, the sum read and written in 4
 _LOW_PRECISION_BYTES = 1.0
+# Bytes of an element that sequence parallelism gathers in the products' format, with the scales of its
+# blocks: one fp32 for 128, an 8-bit one for 32, an 8-bit one for 16. Other recipes have one for a tensor.
+_GATHERED_BYTES: Mapping[str, float] = {
+    "fp8-blockwise": 1.0 + 4.0 / 128.0, "mxfp8": 1.0 + 1.0 / 32.0, "nvfp4": 0.5 + 1.0 / 16.0,
+}  # fmt: skip
 _WEIGHT_GRADIENTS = 1.0 / 3.0  # of the passes of a layer: the forward's, and two products of the backward's
 # Seconds of a dispatcher over an all-to-all of NCCL that sends as many bytes. HybridEP's kernels reach 632
 # to 764 GB/s on GB200 (8 to 36 ranks), where the all-to-all reaches 475 to 485 (DeepEP, branch hybrid-ep,
@@ -70,16 +75,45 @@ def tensor_parallel(ctx: Context, blocks: float = 2.0) -> PassSeconds:
     gradient products everywhere (Korthikanti et al. 2022, section 4.2.2; Megatron-LM
     ``LinearWithGradAccumulationAndAsyncCommunication``); a framework that overlaps hides part of all,
     torch's compiler in compiled stages alone (``torch/_inductor/fx_passes/micro_pipeline_tp.py``).
+    Inputs and gradients of products in 8 or 4 bits may be gathered in these; sums are scattered in 2 bytes.
     """
-    payload = ctx.tokens * ctx.model.hidden_size * _ACTIVATION_BYTES
-    gather = all_gather_s(payload, ctx.tensor_group, ctx.fabric)
-    reduce = all_reduce_s(payload, ctx.tensor_group, ctx.fabric)
+    if ctx.low_precision and ctx.facts.low_precision_sequences:
+        return _with_sequences(ctx, blocks, *_gathered_bytes(ctx))
+    return _with_sequences(ctx, blocks, _ACTIVATION_BYTES, _ACTIVATION_BYTES)
+
+
+def vocabulary_parallel(ctx: Context) -> PassSeconds:
+    """The collective at either end of the model: one pair of a tensor-parallel block's, in 2 bytes."""
+    return _with_sequences(ctx, 0.5, _ACTIVATION_BYTES, _ACTIVATION_BYTES)
+
+
+def _with_sequences(ctx: Context, blocks: float, input_bytes: float, gradient_bytes: float) -> PassSeconds:
+    """``tensor_parallel`` with so many bytes of an element of what sequence parallelism gathers."""
+    width = ctx.tokens * ctx.model.hidden_size
+    moved_s = {
+        each: all_gather_s(width * each, ctx.tensor_group, ctx.fabric)
+        for each in {input_bytes, gradient_bytes, _ACTIVATION_BYTES}
+    }
+    inputs, gradients = moved_s[input_bytes], moved_s[gradient_bytes]
+    scattered = moved_s[_ACTIVATION_BYTES]
+    reduced = all_reduce_s(width * _ACTIVATION_BYTES, ctx.tensor_group, ctx.fabric)
     hidden = ctx.constants.tensor_exposed
     exposed = np.where(ctx.uncompiled, 1.0, hidden) if ctx.facts.overlap_tensor else 1.0
     sp, on = ctx.sequence_parallel, ctx.t > 1
-    forward = np.where(sp, 2.0 * gather * exposed, reduce) * blocks * on
-    backward = np.where(sp, gather * (exposed + 2.0 * hidden), reduce) * blocks * on
+    forward = np.where(sp, (inputs + scattered) * exposed, reduced) * blocks * on
+    backward = np.where(sp, gradients * exposed + (inputs + scattered) * hidden, reduced) * blocks * on
     return PassSeconds(forward=forward, backward=backward)
+
+
+def _gathered_bytes(ctx: Context) -> tuple[float, float]:
+    """Bytes of an element of inputs and of gradients that are gathered in the products' format.
+
+    Both gradient products read the gradient, one along its rows and one along its columns, which blocks of
+    scales make two tensors (Transformer Engine d0067d0d ``pytorch/distributed.py:gather_along_first_dim``,
+    ``pytorch/module/base.py:grad_output_preprocess``).
+    """
+    blocks = _GATHERED_BYTES.get(ctx.facts.precision_recipe)
+    return (blocks, 2.0 * blocks) if blocks else (_LOW_PRECISION_BYTES, _LOW_PRECISION_BYTES)
 
 
 def context_parallel(ctx: Context, attention: PassSeconds) -> PassSeconds:
@@ -304,11 +338,6 @@ def _unhidden_s(ctx: Context, weights: Weights, seconds: FloatArray, under: Floa
     if not ctx.facts.gathers_modules:
         return seen
     return np.where(weights.dense + weights.routed > _LIVE_WEIGHTS, seconds, seen)
-
-
-def vocabulary_parallel(ctx: Context) -> PassSeconds:
-    """The collective at either end of the model: one pair of a tensor-parallel block's."""
-    return tensor_parallel(ctx, blocks=0.5)
 
 
 def sent_bytes(ctx: Context) -> FloatArray:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from meshwright.profiles.collectives.collectives import Group, all_gather_s, all_to_all_s
+from meshwright.profiles.library import find_cluster
 from meshwright.profiles.model_parts import StreamsSpec
 from meshwright.profiles.profile import default_profile
 from meshwright.service.launchers.reading.base import Source
@@ -15,6 +16,7 @@ from meshwright.solver.cost.communication import (
     expert_parallel,
     sent_bytes,
     tensor_parallel,
+    vocabulary_parallel,
 )
 from meshwright.solver.cost.compute import core_attention
 from meshwright.solver.cost.context import Context, PassSeconds, context_of, paired_passes
@@ -77,6 +79,44 @@ def in_pairs(p: int, rank: int, m: int) -> int:
     for turn in range(m - 2 * p + rank + 1):  # the main phase: F0 with B1, then F1 with B0
         paired += 1 if turn == 0 and rank == p - 1 else 2  # the last rank takes its first F0 and B1 apart
     return paired + p - rank - 1  # B1 alone, then F1 with B0
+
+
+@pytest.mark.parametrize(
+    ("framework", "precision", "recipe", "input_bytes", "gradient_bytes"),
+    [
+        ("nemo", "bf16", "none", 2.0, 2.0),
+        ("nemo", "fp8", "fp8-current", 1.0, 1.0),
+        # 32 elements share an 8-bit scale, and gradients are read along rows and along columns
+        ("nemo", "fp8", "mxfp8", 33 / 32, 2 * 33 / 32),
+        ("nemo", "nvfp4", "nvfp4", 9 / 16, 2 * 9 / 16),
+        ("fsdp", "fp8", "none", 2.0, 2.0),
+    ],
+)
+def test_transformer_engine_gathers_sequences_in_the_products_format_and_scatters_sums_in_2_bytes(
+    framework: str,
+    precision: str,
+    recipe: str,
+    input_bytes: float,
+    gradient_bytes: float,
+) -> None:
+    problem = a_problem(
+        cluster=find_cluster("dgx-b200"),
+        precision=precision,
+        framework_options={"precision_recipe": recipe},
+    )
+    profile = a_profile(problem, framework, tensor_exposed=1.0)
+    layout = a_layout(tensor_parallel_size=4, sequence_parallel=True)
+    ctx = context_of(problem, Columns.of([layout]), profile)
+    width = ctx.tokens * ctx.model.hidden_size
+    inputs, gradients, sums = (
+        all_gather_s(width * each, ctx.tensor_group, ctx.fabric)
+        for each in (input_bytes, gradient_bytes, 2.0)
+    )
+    passes = tensor_parallel(ctx)  # two blocks: attention and MLP
+    assert passes.forward == pytest.approx(2.0 * (inputs + sums))
+    assert passes.backward == pytest.approx(2.0 * (gradients + inputs + sums))
+    # the head reads what is gathered in 2 bytes: half a block
+    assert vocabulary_parallel(ctx).forward == pytest.approx(0.5 * 2.0 * sums)
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 32), (8, 20)])
