@@ -83,6 +83,11 @@ def _one_rail(size: FloatArray, stride: FloatArray, fabric: Fabric, blocks: Bloc
     return group
 
 
+def _in_two_bytes(_: Context) -> tuple[float, float]:
+    """Inputs and gradients as products in bf16 read them."""
+    return 2.0, 2.0
+
+
 def _at_line_rate(_table: SlowdownTable, row: IndexArray, part_bytes: FloatArray) -> FloatArray:
     """Messages of every size pass at line rate, in groups of every size."""
     return np.asarray(part_bytes + 0.0 * row)
@@ -146,6 +151,9 @@ INGREDIENTS: Mapping[str, tuple[Replacement, ...]] = {
     ),
     "ZeRO-3 gathers": (("meshwright.solver.cost.price.weight_gathers", _no_passes),),
     "overlap of gradients": (("meshwright.solver.cost.step_end._hiding_s", _zeros),),
+    "sequences gathered in 8 and 4 bits": (
+        ("meshwright.solver.cost.communication._gathered_bytes", _in_two_bytes),
+    ),
     "gathers by tensor": (("meshwright.solver.cost.step_end._copied_back_s", _zeros),),
     "operator tables (formulas)": (("meshwright.profiles.profile.operators_of", _formulas),),
     "straggler": (("meshwright.solver.cost.price.straggler_share", _as_ones),),
