@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from meshwright.profiles.model import LayerKind, ModelSpec
+from meshwright.profiles.model_parts import num_streams
 
 # What may be adapted: the fused layers of Megatron-Core, routed experts among them, or transformers' single
 # ones, by the names that Llama's have; ``gate`` is the router. All of the latter together are every linear
@@ -223,7 +224,7 @@ def layers_outside(
         last.append(LinearLayer(inputs=h, outputs=size, split="nothing"))
     if width:
         first.append(LinearLayer(inputs=h, outputs=model.num_layers * width, split="nothing"))
-    further = model.streams.count - 1 if model.streams else 0
+    further = num_streams(model.streams) - 1
     first += [LinearLayer(inputs=h, outputs=h, split="nothing")] * further
     last += [LinearLayer(inputs=h, outputs=h, split="nothing")] * (further + int(model.head_transform))
     return tuple(first), tuple(last)

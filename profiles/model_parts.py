@@ -324,6 +324,11 @@ class StreamsSpec:
         return hidden_size * (2 * self.count + 3) + self.low_rank
 
 
+def num_streams(streams: StreamsSpec | None) -> int:
+    """Hidden states of a token that layers hand on."""
+    return streams.count if streams else 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalAttention:
     """What the attention of local layers has otherwise than that of the others; None: as they have it.

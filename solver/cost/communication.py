@@ -21,7 +21,7 @@ from meshwright.profiles.collectives.collectives import (
     point_to_point_s,
 )
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.model_parts import MoeSpec
+from meshwright.profiles.model_parts import MoeSpec, num_streams
 from meshwright.profiles.sequences import Filled, Work
 from meshwright.solver.configuration import FloatArray, is_one_of
 from meshwright.solver.cost.context import (
@@ -77,9 +77,7 @@ def tensor_parallel(ctx: Context, blocks: float = 2.0) -> PassSeconds:
     torch's compiler in compiled stages alone (``torch/_inductor/fx_passes/micro_pipeline_tp.py``).
     Inputs and gradients of products in 8 or 4 bits may be gathered in these; sums are scattered in 2 bytes.
     """
-    if ctx.low_precision and ctx.facts.low_precision_sequences:
-        return _with_sequences(ctx, blocks, *_gathered_bytes(ctx))
-    return _with_sequences(ctx, blocks, _ACTIVATION_BYTES, _ACTIVATION_BYTES)
+    return _with_sequences(ctx, blocks, *_gathered_bytes(ctx))
 
 
 def vocabulary_parallel(ctx: Context) -> PassSeconds:
@@ -106,12 +104,14 @@ def _with_sequences(ctx: Context, blocks: float, input_bytes: float, gradient_by
 
 
 def _gathered_bytes(ctx: Context) -> tuple[float, float]:
-    """Bytes of an element of inputs and of gradients that are gathered in the products' format.
+    """Bytes of an element of the inputs and of the gradients that sequence parallelism gathers.
 
-    Both gradient products read the gradient, one along its rows and one along its columns, which blocks of
-    scales make two tensors (Transformer Engine d0067d0d ``pytorch/distributed.py:gather_along_first_dim``,
-    ``pytorch/module/base.py:grad_output_preprocess``).
+    Transformer Engine gathers them in the products' format. Both gradient products read the gradient, one
+    along its rows and one along its columns, which blocks of scales make two tensors (d0067d0d
+    ``pytorch/distributed.py:gather_along_first_dim``, ``pytorch/module/base.py:grad_output_preprocess``).
     """
+    if not (ctx.low_precision and ctx.facts.low_precision_sequences):
+        return _ACTIVATION_BYTES, _ACTIVATION_BYTES
     blocks = _GATHERED_BYTES.get(ctx.facts.precision_recipe)
     return (blocks, 2.0 * blocks) if blocks else (_LOW_PRECISION_BYTES, _LOW_PRECISION_BYTES)
 
@@ -344,8 +344,8 @@ def sent_bytes(ctx: Context) -> FloatArray:
     """Bytes that a rank sends to its pipeline neighbour for one micro-batch: every stream of its tokens."""
     split = ctx.t if ctx.facts.scatter_transfer else np.where(ctx.sequence_parallel, ctx.t, 1.0)
     tokens = sum(share * one.tokens for share, one in ctx.at_lengths)
-    streams = ctx.model.streams.count if ctx.model.streams else 1.0
-    return np.asarray(tokens * streams * ctx.model.hidden_size * _ACTIVATION_BYTES / split)
+    width = num_streams(ctx.model.streams) * ctx.model.hidden_size
+    return np.asarray(tokens * width * _ACTIVATION_BYTES / split)
 
 
 _SHAPE_BYTES = 24.0  # three sizes of 8 bytes

@@ -16,6 +16,7 @@ import numpy as np
 from meshwright.profiles.adapters import ATTENTION_INPUT, MLP_INNER, MLP_INPUT, saves_input
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import LayerKind, ModelSpec
+from meshwright.profiles.model_parts import num_streams
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import ALL_LAYERS, SCHEDULES, Columns, FloatArray, IntArray
 from meshwright.solver.cost.context import (
@@ -377,8 +378,7 @@ def _module_input_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArra
 
 def checkpoint_bytes(ctx: Context) -> FloatArray:
     """What a fully recomputed layer keeps: its input, ``2 s b h`` of every stream (Korthikanti 2022, 5)."""
-    streams = ctx.model.streams.count if ctx.model.streams else 1.0
-    return ctx.tokens * ctx.model.hidden_size * 2.0 * streams * ctx.row_share
+    return ctx.tokens * ctx.model.hidden_size * 2.0 * num_streams(ctx.model.streams) * ctx.row_share
 
 
 def head_workspace_bytes(ctx: Context) -> FloatArray:

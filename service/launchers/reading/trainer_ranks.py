@@ -52,12 +52,12 @@ _BUILT_IN = re.compile(
 )
 _STRATEGIES = ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "no_shard")
 _FILLED = ("bf16.enabled", "fp16.enabled")  # ``auto`` where the trainer says them
+_DEEPSPEEDS_MICRO = "train_micro_batch_size_per_gpu"
 _NAMES = {
-    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    _DEEPSPEEDS_MICRO: "micro_batch_size",
     "gradient_accumulation_steps": "num_microbatches",
     **dict.fromkeys(_FILLED, "precision"),
 }
-_MICRO, _DEEPSPEEDS_MICRO = "per_device_train_batch_size", "train_micro_batch_size_per_gpu"
 _OF_THE_ENGINE = "deepspeed_config"  # an argument of DeepSpeed itself, whose file transformers does not see
 _OF_THE_START = ("main_process_ip", "dynamo_backend", "torch_compile")  # words of a command, beside a batch
 
@@ -231,7 +231,7 @@ def run_of_deepspeeds_file(
     fields.stop()
     if key != _OF_THE_ENGINE:
         _require_same(values, base, told, over)
-    elif fields.has(_MICRO) and _DEEPSPEEDS_MICRO in values:  # the script makes batches, not the engine
+    elif fields.has(MICRO_BATCH) and _DEEPSPEEDS_MICRO in values:  # the script makes batches
         _require_same({_DEEPSPEEDS_MICRO: values[_DEEPSPEEDS_MICRO]}, base, told, over)
     filled = {key: Found("auto", one.line) for key, one in values.items() if _NAMES.get(key) in over}
     return _of_deepspeeds({**values, **filled}, base, told)
