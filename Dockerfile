@@ -14,6 +14,8 @@ COPY migrations migrations
 RUN /opt/meshwright/bin/pip install --constraint constraints.txt '.[service]'
 
 FROM python:3.11-slim-bookworm
+# The kernel drops a SIGTERM that process 1 has no handler for, and Python has none while it imports.
+RUN apt-get update && apt-get install --yes --no-install-recommends tini && rm -rf /var/lib/apt/lists/*
 RUN groupadd --gid 10001 meshwright && useradd --system --uid 10001 --gid 10001 --create-home meshwright \
     && install --directory --owner 10001 --group 10001 /var/lib/meshwright/verify
 COPY --from=build /opt/meshwright /opt/meshwright
@@ -22,5 +24,5 @@ ENV PATH=/opt/meshwright/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 10001:10001
 WORKDIR /home/meshwright
 EXPOSE 8420
-ENTRYPOINT ["meshwright-entrypoint"]
+ENTRYPOINT ["tini", "--", "meshwright-entrypoint"]
 CMD ["meshwright", "serve"]

@@ -3,11 +3,12 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 CHROMIUM ?= /usr/bin/chromium
+GPU_PYTHON ?= python3 # of the machine with the GPU, which has torch; no .venv is needed there
 export PYTHON CHROMIUM
 unexport PYTHONDONTWRITEBYTECODE # where it is set, each of thousands of processes would compile its modules anew
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check house docs reference accuracy bench chaos fuzz launchers corpus wheels clean
+.PHONY: help setup run test check house docs reference accuracy bench gpu-hour chaos fuzz launchers corpus wheels clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -26,20 +27,19 @@ run: $(STAMP) ## the main job: start the embedded service, search the example, w
 
 test: $(STAMP) ## all tests, with their own PostgreSQL and Redis; WITH=torch, WITH=browser: those that need more packages
 ifdef WITH
-	@OMP_NUM_THREADS=2 MESHWRIGHT_TEST_TORCH=1 MESHWRIGHT_TEST_BROWSER=1 .ci/environment $(WITH) python -m pytest tests/$(WITH) $(ARGS)
+	@OMP_NUM_THREADS=1 MESHWRIGHT_TEST_TORCH=1 MESHWRIGHT_TEST_BROWSER=1 .ci/environment $(WITH) python -m pytest tests/$(WITH) $(ARGS)
 else
 	@$(BIN)/python -m pytest -m "not alone" --numprocesses auto --dist loadfile --no-loadscope-reorder
 	@$(BIN)/python -m pytest -m alone --numprocesses auto --dist loadfile $$(grep -rl --include='test_*.py' --exclude-dir=browser mark.alone tests) # what is promised in seconds, a core for each
 endif
 
-check: $(STAMP) ## rules and format (ruff), types (mypy --strict), layering (import-linter), the figures of the house
+check: $(STAMP) ## rules and format (ruff), types (mypy --strict), layering (import-linter)
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/python -m benchmarks.house
 
-house: $(STAMP) ## files, heads, imports and chains of the product beside their limits (ARGS=--list)
+house: $(STAMP) ## files, heads, imports and chains of the product (ARGS=--list)
 	@$(BIN)/python -m benchmarks.house $(ARGS)
 
 docs: ## the documentation as a site in out/site; a broken link fails
@@ -57,6 +57,15 @@ accuracy: $(STAMP) ## predict every measured run and write docs/accuracy.md (ARG
 
 bench: $(STAMP) ## a benchmark by its name (ARGS="search --write"); without a name their list
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+gpu-hour: ## one GPU, at most 24 minutes: profile, predict, train, compare (ARGS=--pack, --rehearse, --page)
+ifneq ($(filter --rehearse,$(ARGS)),)
+	@PYTHONPATH=src .ci/environment torch python -m benchmarks.gpu_hour $(ARGS)
+else ifneq ($(filter --page --keep,$(ARGS)),)
+	@PYTHONPATH=src $(BIN)/python -m benchmarks.gpu_hour $(ARGS)
+else
+	@PYTHONPATH=src $(GPU_PYTHON) -m benchmarks.gpu_hour $(ARGS)
+endif
 
 chaos: $(STAMP) ## kill, freeze, crash and flush under load, on both databases, about 15 minutes (ARGS=--short: one)
 	@$(BIN)/python -m tests.chaos --json out/chaos.json $(ARGS)

@@ -29,6 +29,10 @@ BENCHMARKS = {
     "search": Benchmark("search times and proofs, docs/how-the-search-works.md", "benchmarks.search"),
     "inner": Benchmark("the split of layers alone, the same document", "benchmarks.inner"),
     "mixed": Benchmark("searches of mixed clusters, the same document", "benchmarks.mixed"),
+    "default-switches": Benchmark(
+        "the default search of 12 models of experts beside every switch, a CPU minute",
+        "benchmarks.default_switches",
+    ),
     "fit": Benchmark(
         "constants of the software stacks; writes (--spreads: intervals alone; --check: compares)",
         "benchmarks.fit_stacks",
@@ -41,6 +45,9 @@ BENCHMARKS = {
     ),
     "ablation": Benchmark("what each part of the cost model buys; writes", "benchmarks.ablation"),
     "peers": Benchmark("other planners on the same questions, minutes each", "benchmarks.bench_peers"),
+    "leaderboard": Benchmark(
+        "public predictors on the same published runs, docs/leaderboard.md", "benchmarks.leaderboard"
+    ),
     "service": Benchmark(
         "requests, claims and job starts, docs/reliability.md", "benchmarks.service_speed"
     ),
@@ -56,11 +63,15 @@ BENCHMARKS = {
     ),
     "newcomer": Benchmark("from a clone to the first table, docs/quickstart.md", "benchmarks.newcomer"),
     "faults": Benchmark(
-        "what the tests of F1 to F24 measured, docs/reliability.md; writes (--long: mutants and chaos too)",
+        "what the tests of F1 to F24 measured, docs/reliability.md; writes (--long: chaos too)",
         "tests.reliability.document",
         ("--measure",),
     ),
-    "mutants": Benchmark("faults in fence and lease: each must turn the suite red", "tests.mutants"),
+    "mutants": Benchmark(
+        "the share of 1,000 drawn faults that the tests notice, about an hour",
+        "benchmarks.mutation",
+        environment="mutants",
+    ),
     "cpu-training": Benchmark(
         "plan, train on this CPU, send back, predict again, docs/accuracy.md",
         "examples.cpu_training.closed_loop",

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from benchmarks.fit.accuracy_unseen import first_sight, has_experts, judged
 from benchmarks.fit.evidence import CLUSTER_WEIGHT, MEMORY, TIME, TINY, Evidence, Linear, fitted, linearised
 from benchmarks.fit.leave_out import (
     LAUNCH_FACTS,
@@ -37,6 +38,7 @@ from benchmarks.fit.leave_out import (
     pair_of,
     profile_of_unknown_stack,
     sigma_of,
+    stranger_of,
 )
 from benchmarks.fit.spreads import (
     CAUSES,
@@ -45,6 +47,7 @@ from benchmarks.fit.spreads import (
     fitted_causes,
     launch_noise_of,
     sigma_of_unknown_stack,
+    spread_between,
     stack_sigmas,
     together,
 )
@@ -102,7 +105,7 @@ def fit_levels(wanted: list[str], evidence: Evidence) -> None:
     levels = yaml.safe_load(STACKS_FILE.read_text(encoding="utf-8"))
     general = stack_constants(None)
     if quantity.global_widths and not wanted:
-        shared, widths = evidence.shared, quantity.global_widths
+        shared, widths = evidence, quantity.global_widths
         before = linearised(shared, general)
         centre = replace(general, **quantity.centres)
         general = fitted(shared, centre, start=general, widths=widths)
@@ -151,6 +154,7 @@ def fit_spreads() -> None:
     _spreads_of_times(runs, levels)
     _spreads_of_peaks(runs, levels)
     _write(levels)
+    _spreads_between(runs)
 
 
 def _spreads_of_times(runs: Sequence[Run], levels: dict[str, Any]) -> None:
@@ -172,6 +176,25 @@ def _spreads_of_times(runs: Sequence[Run], levels: dict[str, Any]) -> None:
     noise, growth = launch_noise_of(runs)
     print(f"twins: noise {noise:.1%}, times 1 to {growth:.2g} with launches (as squares)", flush=True)
     spreads["time"]["launch_noise"] = float(f"{growth:.1g}")  # of 2 and 2.3 twins say the same to .1 nat
+    _write_spreads(spreads)
+
+
+def _spreads_between(runs: Sequence[Run]) -> None:
+    """What all runs of a cluster err by in common, of dense models and of those with experts."""
+    evidence, spreads = Evidence.of_times(runs), _read_spreads()
+    known = spreads["between"]
+    report = validate(runs, profile_of=blind_profile_of(evidence, stranger_of))
+    samples = (judged(report), first_sight(runs))
+    for kind, holds in (("dense", False), ("experts", True)):
+        mine = [[row for row in rows if has_experts(row.run) is holds] for rows in samples]
+        own = [
+            [(row.run.cluster, row.log_error, row.sigma_without(added)) for row in rows]
+            for rows, added in zip(
+                mine, (known[kind], 0.0), strict=True
+            )  # first sight: before there was any
+        ]
+        spreads["between"] = spreads["between"] | {kind: _two_digits(spread_between(own))}
+    print(f"between clusters: {spreads['between']}", flush=True)
     _write_spreads(spreads)
 
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.growth import grow
 from meshwright.profiles.profile import PLACING_LAUNCHER, Profile, default_profile
-from meshwright.profiles.switches import EVERY_SWITCH, switches
+from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, switches
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.planner.plan import ask
@@ -91,10 +91,10 @@ def switched(path: Path) -> dict[str, Any]:
     """What each switch gains in this process: share of the best step, by name; None: there is no choice."""
     problem = parse_problem(read_problem_file(path))
     profile, gains = default_profile(problem.cluster, problem.launcher), dict[str, float | None]()
-    step_s, cpu_s = _best_step_s(problem, profile, ())[0], 0.0
+    step_s, cpu_s = _best_step_s(problem, profile, (NO_SWITCH,))[0], 0.0
     for name in (*switches(), EVERY_SWITCH):
         began_s = _cpu_s()
-        best_s, variants = _best_step_s(problem, profile, (name,))
+        best_s, variants = _best_step_s(problem, profile, (name, NO_SWITCH))
         gains[name] = 1.0 - best_s / step_s if variants > 1 else None
         cpu_s = _cpu_s() - began_s
     return {"gains": gains, "cpu_s": cpu_s}
@@ -102,7 +102,7 @@ def switched(path: Path) -> dict[str, Any]:
 
 def _best_step_s(problem: Problem, profile: Profile, allow: tuple[str, ...]) -> tuple[float, int]:
     """The proved best step where these switches are open, and the number of their combinations."""
-    top_k = problem.options.top_k if allow == (EVERY_SWITCH,) else 1
+    top_k = problem.options.top_k if EVERY_SWITCH in allow else 1
     options = replace(problem.options, allow=allow, certify="none", top_k=top_k, time_limit_s=_PATIENCE_S)
     answer = ask(replace(problem, options=options), profile)
     return answer.plans[0].prediction.step_time_s, int(answer.notes.get("variants", "1"))

@@ -7,7 +7,7 @@ that the cluster runs on that stack.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import exp, inf
 from typing import Any
@@ -54,6 +54,7 @@ class Calibration:
     log_sds: Mapping[str, float] = field(default_factory=dict)  # of the offsets, given the runs
     findings: tuple[str, ...] = ()  # what looked wrong, one sentence each
     runs: tuple[str, ...] = ()  # names of the runs that it learnt from
+    measured: tuple[Mapping[str, Any], ...] = ()  # timed runs, as ``timed_record`` writes them
 
     def applied(self, profile: Profile) -> Profile:
         """The profile with this cluster's constants, residual and spreads."""
@@ -133,6 +134,7 @@ def read_calibration(document: Mapping[str, Any]) -> Calibration:
             log_sds={str(n): _within(v, 0.0, MAX_LOG) for n, v in document.get("log_sds", {}).items()},
             findings=tuple(str(finding) for finding in document["findings"]),
             runs=tuple(_name(name) for name in document.get("runs", ())[:MAX_RUNS]),
+            measured=tuple(dict(one) for one in document.get("measured", ())[:MAX_RUNS]),
         )
     except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as fault:
         raise InvalidProblemError.of(
@@ -167,8 +169,16 @@ def _residual_of(raw: Mapping[str, Any] | None) -> Residual | None:
         level=_within(raw.get("level", 0.0), -MAX_LOG, MAX_LOG),
         trend_share=_within(raw.get("trend_share", 0.0), 0.0, 1.0),
         launch_noise=_within(raw.get("launch_noise", 0.0), 0.0, _MAX_SCALE),
+        shared=_two(raw.get("shared", (0.0, 0.0)), 0.0),
+        factors=_two(raw.get("factors", (0.0, 0.0)), -MAX_LOG),
         **{name: _within(raw[name], least, _MAX_SCALE) for name, least in _RESIDUAL_NUMBERS.items()},
     )
+
+
+def _two(raw: Sequence[object], least: float) -> tuple[float, float]:
+    """A logarithm for dense models and one for those with experts."""
+    dense, experts = raw
+    return _within(dense, least, MAX_LOG), _within(experts, least, MAX_LOG)
 
 
 def _number(raw: object) -> float:

@@ -233,6 +233,16 @@ def launchers_stating(model: ModelSpec) -> tuple[str, ...]:
     )
 
 
+def first_launcher(model: ModelSpec) -> str:
+    """Return the first launcher, as the catalog lists them, that can state every fact of a model.
+
+    Launchers whose files build the model come before those that run a script of the user's own, which may
+    build any. ``none``, the last of all, takes every model.
+    """
+    able = [name for name in _catalog() if not lacking_facts(launcher_capabilities(name), model)]
+    return min(able, key=lambda name: "any" in launcher_capabilities(name).model_facts)
+
+
 def model_facts(model: ModelSpec) -> frozenset[str]:
     """What makes a model another than a plain Llama (rotary positions, RMSNorm, SwiGLU, own output head).
 
@@ -344,9 +354,9 @@ def _expert_facts(model: ModelSpec) -> dict[str, bool]:
         "gated shared experts": moe.shared_expert_gate,
         "layers without experts": "dense" in model.layer_kinds(),
         "softmax over all experts": moe.router_score == "softmax" and not normalized,
-        "one expert, whose weight is normalised": normalized and moe.top_k == 1 and not sigmoid,
+        "one expert, whose weight is normalised": normalized and moe.top_k == 1,
         "sigmoid router": sigmoid,
-        "sigmoid router without normalisation": sigmoid and not normalized,
+        "sigmoid router without normalisation": sigmoid and not normalized and moe.top_k > 1,
         "sparsemixer router": moe.router_score == "sparsemixer",
         "untrained bias of the router's choice": moe.selection_bias,
         "untrained bias of a softmax router": moe.selection_bias and moe.router_score == "softmax",

@@ -27,7 +27,9 @@ _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 _REDUCED_BYTES = {**_BYTES, "int8": 1.0 + 4.0 / 256.0}
 # Options that take a word, and the words they take.
 OPTION_WORDS: Mapping[str, tuple[str, ...]] = {
-    "attention_kernel": ("flash1", "flash2", "flash3", "cudnn", "triton", "megatron-fused", "torch"),
+    "attention_kernel": (
+        "flash1", "flash2", "flash3", "flash4", "cudnn", "triton", "megatron-fused", "torch",
+    ),
     "gradient_dtype": tuple(_BYTES),
     "reduced_gradient_dtype": tuple(_REDUCED_BYTES),
     "precision_recipe": (
@@ -41,7 +43,8 @@ FORMATS = ("mxfp8", "nvfp4")  # recipes that are also the name of a precision
 # Options about experts alone: a model without them does nothing of the kind.
 EXPERT_OPTIONS = (
     "moe_dispatcher", "low_precision_dispatch", "moe_force_balance", "moe_capacity_factor",
-    "moe_routing_groups", "moe_permute_fusion", "moe_grouped_mlp_fused", "grouped_gemm",
+    "moe_routing_groups", "moe_permute_fusion", "moe_router_fusion", "moe_grouped_mlp_fused",
+    "grouped_gemm",
     "shared_expert_overlap",
 )  # fmt: skip
 # Options that join several parts with +: the parts, and the words that stand for themselves.
@@ -76,6 +79,7 @@ OPTION_NUMBERS: Mapping[str, tuple[float, float]] = {
     "layer_launch_s": (0.0, 1.0),
     "logit_bytes": (0.0, 64.0),
     "bucket_bytes": (0.0, 1e12),
+    "pipeline_batch": (0.0, 1e6),
     "offload_layers": (0.0, 1e4),
     "optimizer_offload_fraction": (0.01, 1.0),
 }
@@ -86,7 +90,7 @@ _NOT_OPTIONS = {
     "reduced_every_pass", "all_reduced_stages", "blocking_stages", "replicas_reduced_every_pass",
     "reshards_after_backward", "torch_pipelines", "replicated_gradient_dtype", "offloads_gradients",
     "adds_gradients_on_host", "stages_replay_whole", "keeps_remainders", "casts_frozen", "casts_copies",
-    "autocasts", "reduces_copies", "latents_whole", "low_precision_sequences",
+    "autocasts", "reduces_copies", "latents_whole", "low_precision_sequences", "balances_by_neighbours",
 }  # fmt: skip
 # Kernels with a backward pass in 8 bits (Transformer Engine: cuDNN's fused attention; FlashAttention 3).
 FP8_KERNELS = ("cudnn", "flash3")
@@ -95,7 +99,7 @@ _DEDUPLICATING = ("deepep", "hybridep")
 _FOREIGN_MODULES = ("attn_proj", "mlp_up", "every_second_mm")
 # files of the directory that describe no framework
 _NO_FRAMEWORKS = ("built_models", "capabilities", "common", "judged")
-FLASH_KERNELS = ("flash1", "flash2", "flash3", "cudnn", "triton")
+FLASH_KERNELS = ("flash1", "flash2", "flash3", "flash4", "cudnn", "triton")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +132,7 @@ class FrameworkFacts:
     low_precision_gathers: bool  # ZeRO-3 gathers weights in the GEMMs' 8 bits
     scatter_transfer: bool  # transfers are split over tp even without sequence parallel
     dropout: bool  # dropout masks are kept
+    tf32_products: bool  # products of fp32 run in TF32 where the GPU has it
     selective_keeps: float  # share of activations that selective recomputation keeps, scores aside
     overlap_experts: bool  # all-to-alls run under the computing of another micro-batch
     delay_wgrad: bool  # weight gradients are put off, so that more runs under overlapped exchanges
@@ -139,9 +144,11 @@ class FrameworkFacts:
     moe_dispatcher: str  # how tokens reach their experts: allgather, alltoall, deepep, hybridep
     low_precision_dispatch: bool  # tokens travel to their experts in 8 bits (and back in 16)
     moe_force_balance: bool  # every expert gets as many tokens as any other, as benchmarks force it
+    balances_by_neighbours: bool  # forced balance sends a token to experts that follow each other
     moe_capacity_factor: float  # tokens of an expert over the mean: more are dropped; 0: none is
     moe_routing_groups: str  # "8/4": tokens go to 4 of 8 groups of experts; 1/1: to any
     moe_permute_fusion: bool  # one kernel permutes tokens
+    moe_router_fusion: bool  # one kernel turns scores into a map of tokens, one adds up the balancing loss
     moe_grouped_mlp_fused: bool  # one kernel for both layers of experts, with permutation and activation
     grouped_gemm: str  # grouped: all experts of a rank in one kernel; multi_stream: one product each
     fp8_attention: bool  # attention in 8 bits
@@ -174,6 +181,8 @@ class FrameworkFacts:
     casts_frozen: bool  # ZeRO-3 cuts frozen weights as it stores trained ones; else in their own dtype
     autocasts: bool  # without ZeRO weights are fp32, and autocast casts them for each product
     reduces_copies: bool  # without ZeRO replicas reduce buckets that stand beside the gradients
+    adapter_dropout: bool  # inputs of adapters are dropped out of
+    pipeline_batch: float  # micro-batches after which a pipeline drains; 0: all of a step
     casts_copies: bool  # what is trained whole beside adapters is fp32; else below ZeRO-3 as its original
     reduced_gradient_dtype: str = ""  # of gradients on the wire; empty: as they are kept
     replicated_gradient_dtype: str = ""  # the same without ZeRO; empty: as with it
@@ -329,6 +338,11 @@ def _groups(pointer: str, value: object) -> str:
     return found[0]
 
 
+@cache
+def _option_names() -> frozenset[str]:
+    return frozenset(f.name for f in fields(FrameworkFacts)) - _NOT_OPTIONS
+
+
 def with_options(facts: FrameworkFacts, options: Mapping[str, str | int | float | bool]) -> FrameworkFacts:
     """The facts with the request's overrides.
 
@@ -338,7 +352,7 @@ def with_options(facts: FrameworkFacts, options: Mapping[str, str | int | float 
     """
     if not options:
         return facts
-    allowed = {f.name for f in fields(FrameworkFacts)} - _NOT_OPTIONS
+    allowed = _option_names()
     changed: dict[str, Any] = {}
     for name, value in options.items():
         if name == "flash_attention":

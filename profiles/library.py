@@ -131,7 +131,7 @@ def model_of_folder(path: str) -> ModelSpec:
     """The model that the last part of a path names, whoever's it is: ``/data/hf-Qwen3-8B-bf16``.
 
     Besides the words that ``find_model`` leaves out, a folder's name may say how it was tuned, stored or
-    copied, and may be hyphenated otherwise (``llama2_7B``). Any other word, and a version or date that is
+    copied, and may be hyphenated otherwise (llama2_7B). Any other word, and a version or date that is
     not listed, makes it another model's: ``Llama-3-8B-Lexi`` may have other tokens.
 
     Raises:
@@ -366,7 +366,7 @@ def _model(name: str) -> ModelSpec:
 
 REPORTED_MEMORY_TOLERANCE = 0.04  # what the driver keeps of a GPU's memory, and torch does not report
 _FORMS = re.compile(r"sxm|gcd|\d+gb|hbm\w+")  # words of a slug that drivers spell otherwise or leave out
-_UNKNOWN_FORMS = ("nvl", "max")  # boards of their own, which the catalog has not
+_BOARDS = {"nvl", "max"}  # words of boards of their own: no other board is meant
 
 
 def gpu_of_device(name: str, memory_bytes: int) -> str | None:
@@ -377,8 +377,6 @@ def gpu_of_device(name: str, memory_bytes: int) -> str | None:
         memory_bytes: the device's total memory, which tells the sizes of one type apart.
     """
     said = set(re.findall(r"[a-z0-9]+", name[:200].lower()))
-    if said & set(_UNKNOWN_FORMS):
-        return None
     fitting = [
         (abs(find_gpu(slug).memory_bytes - memory_bytes), slug)
         for slug in gpu_names()
@@ -392,7 +390,8 @@ def _fits(slug: str, said: set[str], memory_bytes: int) -> bool:
     words = {word for word in slug.split("-") if not _FORMS.fullmatch(word)}
     has_bytes = find_gpu(slug).memory_bytes
     near = abs(has_bytes - memory_bytes) <= REPORTED_MEMORY_TOLERANCE * has_bytes
-    return near and words <= said and ("pcie" in words) == ("pcie" in said)
+    boards = {*_BOARDS, "pcie"}
+    return near and words <= said and words & boards == said & boards
 
 
 _MOST_GPUS = 6  # sizes of memory

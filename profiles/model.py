@@ -390,7 +390,8 @@ class ModelSpec:
 
     def undivided_parameters(self) -> int:
         """Weights of one layer that tensor parallelism leaves whole, norms and biases aside."""
-        weighing = 4 * self.head_dim * int(self.differential_attention)  # ``DiffLlamaAttention``
+        # Differential attention: four vectors of a head's size (transformers' ``DiffLlamaAttention``).
+        weighing = 4 * self.head_dim * int(self.differential_attention)
         vectors = weighing + _TRAINED_SCALARS.get(self.mlp_activation, 0)
         streams = self.streams.layer_parameters(self.hidden_size) if self.streams else 0
         return vectors + streams + self.indexer_parameters() + self.layer_embedding_parameters()

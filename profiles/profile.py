@@ -131,6 +131,32 @@ def twin_kernel(a: FloatArray, b: FloatArray) -> FloatArray:
     return np.asarray(np.exp(-0.5 * squared_distances(a, b) / _TWIN_LENGTH**2))
 
 
+EXPERTS_FEATURE = 16  # the column of features that tells models with experts from dense ones
+
+
+def has_experts(features: FloatArray) -> NDArray[np.bool_]:
+    """Which rows of ``features`` (n, F) are of models with experts, (n,); none without such a column."""
+    if features.shape[1] <= EXPERTS_FEATURE:
+        return np.zeros(len(features), dtype=np.bool_)
+    return np.asarray(features[:, EXPERTS_FEATURE] > 0.0)
+
+
+def shared_kernel(a: FloatArray, b: FloatArray, shared: tuple[float, float]) -> FloatArray:
+    """Covariance of the factor that a cluster's runs of one kind of model have in common, (n, m).
+
+    One factor of all dense models and another of all with experts: which of a cluster's machine and
+    release the two hang on differs. Within one problem it is the same for every plan.
+
+    Args:
+        a: features, (n, F).
+        b: features, (m, F).
+        shared: its standard deviation for dense models and for those with experts, log.
+    """
+    own, other = has_experts(a), has_experts(b)
+    alike = own[:, None] == other[None, :]
+    return np.asarray(np.where(alike, np.where(own, shared[1] ** 2, shared[0] ** 2)[:, None], 0.0))
+
+
 def roughness(launch_share: FloatArray | float, launch_noise: float) -> FloatArray:
     """Noise of a run over that of one which no launch holds up.
 
@@ -160,6 +186,9 @@ class Residual:
     launch_noise: float = 0.0  # what the noise grows by where the whole step hangs on launches, over it
     level: float = 0.0  # of the mean, what every configuration is told, log
     twin_weights: tuple[float, ...] = ()  # (K,) of what the runs tell of themselves and their twins alone
+    # Spread of the factor that a cluster's runs of one kind have in common, dense models and experts, log.
+    shared: tuple[float, float] = (0.0, 0.0)
+    factors: tuple[float, float] = (0.0, 0.0)  # what is believed of it, log: dense models, experts
 
     def _kernels(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Covariances with the runs: of the residual, and of the trend."""
@@ -171,6 +200,7 @@ class Residual:
         """Mean of ``ln(measured / predicted)`` at each row of ``features`` (n, F), bounded: (n,)."""
         near, trend = self._kernels(features)
         mean = self.level + (near + self.trend_share * trend) @ np.array(self.weights)
+        mean = mean + np.where(has_experts(features), self.factors[1], self.factors[0])
         if self.twin_weights:
             mean = mean + twin_kernel(features, np.array(self.points)) @ np.array(self.twin_weights)
         return np.asarray(np.clip(mean, -MAX_LOG, MAX_LOG))
@@ -178,8 +208,9 @@ class Residual:
     def sigma(self, features: FloatArray, launch_share: FloatArray | float = 0.0) -> FloatArray:
         """Spread of ``ln(measured / predicted)`` of one run at each row, noise included: (n,)."""
         near, trend = self._kernels(features)
-        known = near + trend
-        prior = self.amplitude**2 + self.trend_amplitude**2
+        known = near + trend + shared_kernel(features, np.array(self.points), self.shared)
+        common = np.where(has_experts(features), self.shared[1], self.shared[0])
+        prior = self.amplitude**2 + self.trend_amplitude**2 + common**2
         left = prior - np.einsum("nk,kl,nl->n", known, np.array(self.precision), known)
         noise = self.noise * roughness(launch_share, self.launch_noise)
         spread = self.scale * np.sqrt(np.maximum(left, 0.0) + noise**2)
@@ -189,7 +220,9 @@ class Residual:
         """Of the true ``ln(time / predicted)`` at each pair of rows, without the noise of runs: (n, n)."""
         near, trend = self._kernels(features)
         known, apart = near + trend, squared_distances(features, features)
-        prior = self.amplitude**2 * np.exp(-0.5 * apart / self.length**2)
+        known = known + shared_kernel(features, np.array(self.points), self.shared)
+        prior = shared_kernel(features, features, self.shared)
+        prior += self.amplitude**2 * np.exp(-0.5 * apart / self.length**2)
         prior += self.trend_amplitude**2 * np.exp(-0.5 * apart / self.trend_length**2)
         left = prior - known @ np.array(self.precision) @ known.T
         return np.asarray(self.scale**2 * left)
@@ -223,6 +256,9 @@ PLACING_LAUNCHER = "none"
 
 # FlashAttention 2 and cuDNN's fused attention need compute capability 8.0 (their documentation).
 _WITHOUT_FLASH = ("volta", "turing")
+# Kernels that have no instructions for Blackwell: torch's scaled_dot_product_attention takes cuDNN's there
+# (torch 2.13 ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp check_prefer_cudnn_attention``).
+_BEFORE_BLACKWELL = ("flash1", "flash2", "flash3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +278,7 @@ class Constants:
     floor_backward: float  # the backward pass's floor over the forward's
     floor_tensor: float  # what each further tensor-parallel rank adds to floor_across, as a share of it
     floor_across: float  # launches of a stage that waits for messages across islands over those of others
-    floor_moe: float  # an expert layer's floor over a dense layer's
+    floor_moe: float  # of an operator of an expert layer over one of a dense layer
     collective_latency_s: float  # of any collective, beside what the tables hold
     fast_link: float  # bandwidth inside an island over that of the measured collectives
     network: float  # the same across islands, on each rail
@@ -420,6 +456,8 @@ def _profile_of(group: NodeGroup, launcher_or_framework: str) -> Profile:
     constants = stack_constants(facts.stack)
     operators = operators_of(group.gpu)
     warnings = []
+    if facts.attention_kernel in _BEFORE_BLACKWELL and group.gpu.architecture == "blackwell":
+        facts = replace(facts, attention_kernel="cudnn")
     if facts.flash and group.gpu.architecture in _WITHOUT_FLASH:
         facts = replace(facts, attention_kernel="megatron-fused")
         warnings.append(f"{group.gpu.slug} has no flash attention: scores are kept in memory")

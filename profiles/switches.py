@@ -35,7 +35,8 @@ from meshwright.profiles.model import ModelSpec
 Option = str | int | float | bool
 Options = Mapping[str, Option]
 
-EVERY_SWITCH = "switches"  # every one that the launcher has and the request does not state
+EVERY_SWITCH = "switches"  # every setting that the launcher has, those that need a package too
+NO_SWITCH = "none"  # no switch but those that are named as well
 RECOMPUTATION = ("none", "selective", "full")
 NEEDS: Mapping[str, Callable[[ModelSpec], bool]] = {
     "experts": lambda model: model.moe is not None,
@@ -81,6 +82,9 @@ class Switch:
     settings: tuple[Setting, ...]
     beside: str = ""  # searched where the request allows this; empty: its own name, or every switch
     stated: tuple[str, ...] = ()  # launchers that take it where a request states it, and are not searched
+    lacking: Mapping[str, str] = field(
+        default_factory=dict
+    )  # why launchers do not have it, or not all of it
 
     @property
     def options(self) -> frozenset[str]:
@@ -133,18 +137,39 @@ def _switch(name: str, entry: Mapping[str, Any]) -> Switch:
         )
         if strange:
             raise ProfileError(f"catalog/switches.yaml, {name}/{one.name}: {', '.join(sorted(strange))}")
-    beside, stated = entry.get("beside", ""), tuple(entry.get("stated", ()))
-    return Switch(name=name, meaning=entry["meaning"], settings=settings, beside=beside, stated=stated)
+    return Switch(
+        name=name,
+        meaning=entry["meaning"],
+        settings=settings,
+        beside=entry.get("beside", ""),
+        stated=tuple(entry.get("stated", ())),
+        lacking=entry.get("lacking", {}),
+    )
 
 
 def allowed_switches(allow: Collection[str]) -> list[str]:
-    """The switches that a request leaves open, in alphabetical order."""
-    every = EVERY_SWITCH in allow
+    """Return the switches that a request leaves open, in alphabetical order.
+
+    Unless it allows ``none``, these are all that are not ``beside`` something else which it must allow.
+    """
+    default = NO_SWITCH not in allow or EVERY_SWITCH in allow
     return sorted(
         name
         for name, one in switches().items()
-        if (one.beside in allow if one.beside else every or name in allow)
+        if (one.beside in allow if one.beside else default or name in allow)
     )
+
+
+def open_switches(
+    allow: Collection[str], launcher: str, *, model: ModelSpec, gpus: Sequence[GpuSpec], stated: Options
+) -> list[str]:
+    """Return the switches that are searched under a launcher: those that it has and no option states."""
+    return [
+        name
+        for name in allowed_switches(allow)
+        if not switches()[name].options & stated.keys()
+        and switches()[name].settings_of(launcher, model, gpus)
+    ]
 
 
 def _setting(switch: str, name: str, raw: Mapping[str, Any], needs: Sequence[str]) -> Setting:
@@ -213,9 +238,10 @@ def _lacking(launcher: str, stated: Options, facts: FrameworkFacts) -> Iterator[
             name = "cuda_graphs" if option == "cuda_graph" and "cuda_graphs" in stated else option
             if name in stated and asked != does:
                 usual, takers = str(does).lower(), ", ".join(sorted(switch.takers))
+                why = switch.lacking.get(launcher, f"no launch file of {launcher} says so")
                 yield FieldError(
                     pointer=f"/workload/framework_options/{name}",
-                    message=f"{str(stated[name]).lower()[:40]}, but no launch file of {launcher} says so",
+                    message=f"{str(stated[name]).lower()[:40]}, but {why}",
                     allowed=f"absent, or {usual}; launchers that take others: {takers}",
                     nearest=None if name != option else usual,
                 )
@@ -261,34 +287,70 @@ class Combination:
     constraints: tuple[str, ...] = ()  # on the configurations that it is searched for
 
 
-def combinations(
-    names: Iterable[str], launcher: str, *, model: ModelSpec, gpus: Sequence[GpuSpec],
-    facts: FrameworkFacts, stated: Options, precision: str,
-) -> list[Combination]:  # fmt: skip
-    """Every combination of settings that is worth a search, that which changes most first.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegalCombinations:
+    """The combinations of settings that hold together for one launcher, model and precision."""
 
-    ``facts`` are the framework's without the options that the request has ``stated``, which are not varied.
-    """
-    facts = with_options(facts, stated)
-    open_switches = [switches()[name] for name in names if not switches()[name].options & stated.keys()]
-    choices = [_choices(one, one.settings_of(launcher, model, gpus), facts) for one in open_switches]
-    legal = {
-        tuple(one.name for one in some): some
-        for some in product(*choices)
-        if _kinds(some)
-        and not _contradict(some, launcher, stated=stated, facts=facts, model=model, precision=precision)
-    }
-    found = []
-    for some in legal.values():
-        kinds = [
-            kind for kind in _kinds(some) if not any(kind in _kinds(one) for one in _better(some, legal))
-        ]
-        if kinds:
-            changed = {name: value for one in some for name, value in one.options.items()}
-            changed = {name: value for name, value in changed.items() if getattr(facts, name) != value}
-            only = tuple(one.only for one in some if one.only)
-            found.append(Combination(options=changed, recompute=tuple(kinds), constraints=only))
-    return sorted(found, key=lambda one: -sum(len(str(value).split("+")) for value in one.options.values()))
+    facts: FrameworkFacts  # with what the request states
+    choices: Sequence[Sequence[Setting]]  # the settings of each switch
+    legal: Mapping[tuple[str, ...], tuple[Setting, ...]]  # by the names of the settings
+    facts_of: Mapping[tuple[str, ...], FrameworkFacts]  # under each of them
+
+    @classmethod
+    def of(
+        cls, names: Iterable[str], launcher: str, *, model: ModelSpec, gpus: Sequence[GpuSpec],
+        facts: FrameworkFacts, stated: Options, precision: str,
+    ) -> LegalCombinations:  # fmt: skip
+        """Find them; options that the request has ``stated`` are not varied."""
+        facts = with_options(facts, stated)
+        varied = [switches()[name] for name in names if not switches()[name].options & stated.keys()]
+        choices = [_choices(one, one.settings_of(launcher, model, gpus), facts) for one in varied]
+        legal, facts_of = {}, {}
+        for some in product(*choices):
+            found = _held_together(some, facts) if _kinds(some) else None
+            if found and not _contradict(
+                some, launcher, stated=stated, facts=found, model=model, precision=precision
+            ):
+                key = tuple(one.name for one in some)
+                legal[key], facts_of[key] = some, found
+        return cls(facts=facts, choices=choices, legal=legal, facts_of=facts_of)
+
+    def worth_a_search(self, able: Callable[[FrameworkFacts], bool] = lambda _: True) -> list[Combination]:
+        """Return the combinations that no other one beats, that which changes most first.
+
+        Args:
+            able: Whether an installation runs a combination; one that it does not run beats none.
+        """
+        runs = {key: some for key, some in self.legal.items() if able(self.facts_of[key])}
+        found = []
+        for key, some in runs.items():
+            beaten = {kind for one in self._better(key, some, runs) for kind in _kinds(one)}
+            kinds = tuple(kind for kind in _kinds(some) if kind not in beaten)
+            if kinds:
+                own, options = self.facts, _options(some)
+                changed = {name: value for name, value in options.items() if getattr(own, name) != value}
+                only = tuple(one.only for one in some if one.only)
+                found.append(Combination(options=changed, recompute=kinds, constraints=only))
+        return sorted(
+            found, key=lambda one: -sum(len(str(value).split("+")) for value in one.options.values())
+        )
+
+    def _better(
+        self,
+        key: tuple[str, ...],
+        some: tuple[Setting, ...],
+        runs: Mapping[tuple[str, ...], tuple[Setting, ...]],
+    ) -> Iterator[tuple[Setting, ...]]:
+        """Combinations that beat this one: one of its settings replaced by another that beats it."""
+        for at, settings in enumerate(self.choices):
+            for other in (other for other in settings if some[at].name in other.beats):
+                replaced = runs.get((*key[:at], other.name, *key[at + 1 :]))
+                if replaced:
+                    yield replaced
+
+
+def _options(some: Sequence[Setting]) -> dict[str, Option]:
+    return {name: value for one in some for name, value in one.options.items()}
 
 
 def _choices(switch: Switch, able: Sequence[Setting], facts: FrameworkFacts) -> list[Setting]:
@@ -309,30 +371,23 @@ def _kinds(some: Sequence[Setting]) -> list[str]:
     return [kind for kind in RECOMPUTATION if all(kind in one.recompute for one in some)]
 
 
-def _better(
-    some: tuple[Setting, ...], legal: Mapping[tuple[str, ...], tuple[Setting, ...]]
-) -> Iterator[tuple[Setting, ...]]:
-    """Combinations that beat this one: one of its settings replaced by another that beats it."""
-    for other in legal.values():
-        differing = [(mine, its) for mine, its in zip(some, other, strict=True) if mine is not its]
-        if len(differing) == 1 and differing[0][0].name in differing[0][1].beats:
-            yield other
+def _held_together(some: Sequence[Setting], facts: FrameworkFacts) -> FrameworkFacts | None:
+    """The facts under these settings; None where they contradict each other."""
+    try:
+        return with_options(facts, _options(some))
+    except InvalidProblemError:
+        return None
 
 
 def _contradict(
     some: Sequence[Setting], launcher: str, *, stated: Options, facts: FrameworkFacts, model: ModelSpec,
     precision: str,
 ) -> bool:  # fmt: skip
-    """Whether settings cannot hold together, or not beside what is stated."""
-    options = {name: value for one in some for name, value in one.options.items()}
-    try:
-        found = with_options(facts, {**stated, **options})
-    except InvalidProblemError:
-        return True
+    """Whether the launcher refuses these settings, or refuses them next to what is stated."""
     meant = {*stated, *(name for one in some if one.name for name in one.options)}
     return any(
         ({*_kinds(some)} <= {*one.recompute} or one.is_stated(stated)) and meant & {*one.options}
-        for one in clashes(launcher, found, model, precision)
+        for one in clashes(launcher, facts, model, precision)
     )
 
 

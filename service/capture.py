@@ -27,6 +27,7 @@ from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service import capture_stand_in
 from meshwright.service.capture_stand_in import BEFORE, FOLDER, NAMES
+from meshwright.service.launchers.export import PACKAGE_CHECK
 from meshwright.service.launchers.reading.captured import FORM, VERSION
 
 MAX_SECONDS = 60.0
@@ -108,6 +109,7 @@ def _environment(programs: Path, calls: Path) -> dict[str, str]:
     functions = programs.parent / "functions"
     functions.write_text(_functions(programs), "utf-8")
     return {
+        PACKAGE_CHECK: "0",  # of exported scripts: nothing is started that needs the packages
         **own,
         "PATH": f"{programs}:{names}",
         "BASH_ENV": str(functions),
@@ -348,7 +350,7 @@ def _end(group: int, others: set[int]) -> None:
 
 
 def _reap(others: set[int]) -> None:
-    """Take the exit codes of those who lost their parent; the command's own is its ``Popen``'s."""
+    """Take the exit codes of those who lost their parent; the command's own belongs to its Popen."""
     for name in os.listdir("/proc"):  # noqa: PTH208 - names alone, a hundred times a second
         if not name.isdecimal() or int(name) in others:
             continue

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from errno import EISDIR
+from errno import EACCES, EISDIR, ENOTDIR
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,23 @@ def write_text(path: Path, text: str) -> None:
     _write_all({path: text})
 
 
-def save_folder(folder: Path, files: Mapping[str, str], *, plan_id: str, force: bool) -> None:
+def save_folder(
+    folder: Path,
+    files: Mapping[str, str],
+    *,
+    plan_id: str,
+    force: bool,
+    problem: Mapping[str, Any] | None = None,
+) -> None:
     """Write ``files`` into ``folder``: all or nothing; whoever is killed in between leaves the old ones.
 
     In a folder that is there already, files change one after the other once all are written; the answer,
     which says whose they are, is taken away before and comes back last.
 
     Raises:
-        InvalidProblemError: the folder holds another plan or something else, or cannot be written.
+        InvalidProblemError: as ``check_folder``.
     """
-    check_folder(folder, force=force, plan_id=plan_id)
+    check_folder(folder, force=force, plan_id=plan_id, problem=problem)
     try:
         if folder.exists():
             _write_all({folder / name: text for name, text in files.items()})
@@ -57,20 +64,36 @@ def save_export(
     return list(whole)
 
 
-def check_folder(folder: Path, *, force: bool, plan_id: str | None = None) -> None:
-    """Refuse a folder of something else, before or after it is known which plan it shall hold.
+def check_folder(
+    folder: Path, *, force: bool, plan_id: str | None = None, problem: Mapping[str, Any] | None = None
+) -> None:
+    """Refuse a folder that cannot be written, or that holds something else.
+
+    An answer to the same ``problem``, as a request states it, may be written over: that is known before the
+    search, which plan the folder will hold is not.
 
     Raises:
-        InvalidProblemError: the folder holds no plan, or another one than ``plan_id``, or cannot be read.
+        InvalidProblemError: the folder holds no plan, or neither ``plan_id`` nor an answer to ``problem``;
+            or it cannot be read or written.
     """
     try:
-        fits = force or _may_hold(folder, plan_id)
+        _require_writable(folder)
+        fits = force or _may_hold(folder, plan_id, problem)
     except OSError as fault:
         raise _unwritable(folder, fault) from None
     if not fits:
         what = "something else" if plan_id is None else "something else than this plan"
         message = f"{shown_path(folder)} holds {what}; choose another folder, or --force"
         raise InvalidProblemError.of("--save-dir", message)
+
+
+def _require_writable(folder: Path) -> None:
+    """Raise OSError unless the folder, or the nearest one around it that exists, can be written."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR))
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise PermissionError(EACCES, os.strerror(EACCES))
 
 
 def _write_all(files: Mapping[Path, str]) -> None:
@@ -105,16 +128,18 @@ def _create(folder: Path, files: Mapping[str, str]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _may_hold(folder: Path, plan_id: str | None) -> bool:
-    """Whether the folder is new, empty, or already that plan's (a plan's, where none is named)."""
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+def _may_hold(folder: Path, plan_id: str | None, problem: Mapping[str, Any] | None) -> bool:
+    """Whether the folder is new, empty, or holds that plan already, or an answer to that problem."""
+    if not folder.exists() or not any(folder.iterdir()):
         return True
     try:
-        plans = json.loads((folder / ANSWER_FILE).read_text(encoding="utf-8"))["plans"]
+        answer = json.loads((folder / ANSWER_FILE).read_text(encoding="utf-8"))
+        plans = answer["plans"]
         first = plans[0]["plan_id"] if plans else ""  # an infeasible answer holds none
-    except (OSError, ValueError, LookupError, TypeError):
+        same = problem is not None and answer.get("problem") == json.loads(json.dumps(problem))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return False
-    return plan_id is None or first in ("", plan_id)
+    return same or first in ("", plan_id) or (plan_id is None and problem is None)
 
 
 def _unwritable(folder: Path, fault: OSError) -> InvalidProblemError:

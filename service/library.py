@@ -28,7 +28,7 @@ from meshwright.service.files import save_export, write_text
 from meshwright.service.jobs.answers import stored_answer
 from meshwright.service.launchers.registry import export as export_plan
 from meshwright.service.launchers.registry import launcher_of
-from meshwright.service.launchers.target import ExportBundle, target_of
+from meshwright.service.launchers.target import ExportBundle, settled_problem
 from meshwright.service.report.accuracy import render_report
 from meshwright.service.report.beyond import OBJECTIVE_NAMES
 from meshwright.service.report.comparison import Ranked, reading_lines, render_comparison
@@ -47,6 +47,7 @@ from meshwright.solver.answer import Answer, Comparison, Plan, Prediction, Why
 from meshwright.solver.calibration.calibrate import calibrate as calibrate_on
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.calibration.choose import Choice
+from meshwright.solver.calibration.measured import Measured, measured_of
 from meshwright.solver.calibration.observations import Observation
 from meshwright.solver.configuration import Configuration, plan_id_of
 from meshwright.solver.cost.objective import UNITS, natural_objective
@@ -56,13 +57,13 @@ from meshwright.solver.planner.plan import ask
 from meshwright.solver.predict import predict as predicted
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop, problem_digest
 from meshwright.solver.runs.table import Run, read_runs
-from meshwright.solver.space.launcher_rules import beyond_positions, overlap_notes
+from meshwright.solver.space.launcher_rules import beyond_positions, overlap_notes, unwritten
 
 FilePath: TypeAlias = str | PathLike[str]
 Request: TypeAlias = Problem | Mapping[str, object] | FilePath
 ProfileSource: TypeAlias = "GivenProfile | CalibrateResult | Mapping[str, object] | FilePath"
 Profiles: TypeAlias = "Profile | ProfileSource | Sequence[ProfileSource] | None"
-ConfigurationSource: TypeAlias = Configuration | Mapping[str, object]
+ConfigurationSource: TypeAlias = Plan | Configuration | Mapping[str, object]
 
 _WIDTH = 120  # columns of text results in a notebook
 _PRE = '<pre style="line-height:1.25;font-family:ui-monospace,Menlo,Consolas,monospace">{code}</pre>'
@@ -109,7 +110,7 @@ class PlanResult(Result):
         """The first plan.
 
         Raises:
-            InvalidProblemError: there is none; ``answer.infeasible`` says why.
+            InvalidProblemError: there is none; ``Answer.infeasible`` says why.
         """
         return self.plan(1)
 
@@ -308,13 +309,14 @@ def predict(
         request: as for ``plan``; its search options are ignored.
         configuration: parallel sizes by name (``tensor_parallel_size``, …); what is left out follows from
             the rest: the remaining GPUs are data parallel, layers are split as the launcher splits them.
+            A ``Plan`` of an answer to the request is priced under its own switches, precision, optimizer
+            and launcher; its prediction is the plan's own. The result has them in ``problem``.
         profile: as for ``plan``.
 
     Raises:
         InvalidProblemError: the request, the configuration or the profile is wrong.
     """
-    problem = problem_of(request)
-    own = _configuration(configuration, problem)
+    problem, own = _asked(problem_of(request), configuration)
     costs, warnings = costs_of(problem, profile)
     prediction = predicted(problem, costs, own)
     require_credible(problem, costs, [(own, prediction)])
@@ -325,7 +327,12 @@ def predict(
         profile=costs,
         why=reasons_of(problem, costs, [own], [prediction.step_time_s])[0],
         breaks=tuple(broken_rules(problem, own)),
-        notes=(*overlap_notes(problem, own), *pace_notes(problem, own), *beyond_positions(problem)),
+        notes=(
+            *overlap_notes(problem, own),
+            *pace_notes(problem, own),
+            *beyond_positions(problem),
+            *unwritten(problem),
+        ),
         warnings=warnings,
     )
 
@@ -340,13 +347,19 @@ def explain(
 ) -> ExplainResult:
     """Compare a configuration of yours with the best plan: what each difference buys.
 
+    Args:
+        request: as for ``plan``.
+        configuration: as for ``predict``.
+        profile: as for ``plan``.
+        on_progress: as for ``plan``.
+        should_stop: as for ``plan``.
+
     Raises:
         InvalidProblemError: the request, the configuration or the profile is wrong, or nothing fits.
     """
-    problem = problem_of(request)
-    own = _configuration(configuration, problem)
-    asked = recommended(problem)
-    found = plan(asked, profile=profile, on_progress=on_progress, should_stop=should_stop)
+    asked = problem_of(request)
+    problem, own = _asked(asked, configuration)
+    found = plan(recommended(asked), profile=profile, on_progress=on_progress, should_stop=should_stop)
     return compared_with_best(found, problem, own)
 
 
@@ -479,6 +492,25 @@ def costs_of(problem: Problem, given: Profiles) -> tuple[Profile, tuple[str, ...
     return profile_with(problem, [_read(one) for one in given])
 
 
+def measured_of_question(problem: Problem, profile: Profile, given: Profiles) -> list[Measured]:
+    """The timed runs of a problem that its calibrations carry, predicted under ``profile``.
+
+    Args:
+        problem: what is asked.
+        profile: what it is priced with.
+        given: calibrations or measured profiles as for ``plan``; None: what the problem names.
+    """
+    if isinstance(given, Profile):
+        return []
+    sources = given or named_file(problem)[0]
+    if sources is None:
+        return []
+    if isinstance(sources, str) or not isinstance(sources, Sequence):
+        sources = (sources,)
+    calibrations = [one for one in map(_read, sources) if isinstance(one, Calibration)]
+    return measured_of(problem, profile, calibrations)
+
+
 def _read(source: ProfileSource) -> GivenProfile:
     """A calibration or a measured profile, read where it is a file or a document."""
     if isinstance(source, CalibrateResult):
@@ -520,10 +552,8 @@ def recommended(problem: Problem) -> Problem:
 
 
 def side_of(plan: Plan, asked: Problem) -> Side:
-    """A plan with the problem as it settled it: launcher, precision, optimizer and batch."""
-    launcher = plan.launchers[0] if asked.launcher == "any" and plan.launchers else asked.launcher
-    settled = target_of(plan, asked).problem
-    return Side(problem=replace(settled, launcher=launcher), configuration=plan.config)
+    """A plan with the problem as it settled it: launcher, precision, optimizer, switches and batch."""
+    return Side(problem=settled_problem(plan, asked), configuration=plan.config)
 
 
 def pace_notes(problem: Problem, configuration: Configuration) -> tuple[str, ...]:
@@ -574,9 +604,11 @@ def _document(source: Mapping[str, Any] | FilePath) -> Mapping[str, Any]:
     return source if isinstance(source, Mapping) else read_problem_file(Path(source))
 
 
-def _configuration(source: ConfigurationSource, problem: Problem) -> Configuration:
-    """A configuration of the user's, completed."""
-    return source if isinstance(source, Configuration) else completed(source, problem)
+def _asked(problem: Problem, source: ConfigurationSource) -> tuple[Problem, Configuration]:
+    """A configuration of the user's, completed, and the problem that it is priced under."""
+    if isinstance(source, Plan):
+        return settled_problem(source, problem), source.config
+    return problem, source if isinstance(source, Configuration) else completed(source, problem)
 
 
 def _runs(source: FilePath | Sequence[Run]) -> Sequence[Run]:

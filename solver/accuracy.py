@@ -33,6 +33,10 @@ from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import problem_digest
 from meshwright.solver.runs.table import Run
 
+# 2-byte logits, their fp32 copy, its shifted copy and softmax, and the gradient (transformers'
+# loss/loss_utils.py, ForCausalLMLoss).
+_FLOAT_LOSS_BYTES = 14.0
+
 # --------------------------------------------------------------------------------------------------
 # Error figures: predicted against measured values of many runs.
 
@@ -368,7 +372,7 @@ def predictions_of(observations: Sequence[Observation], profile_of: ProfileOf) -
     """The prediction of every run; those of one problem and framework are priced together."""
     groups: dict[str, list[int]] = defaultdict(list)
     for at, one in enumerate(observations):
-        groups[repr((one.framework, one.software_known, one.problem))].append(at)
+        groups[repr((one.framework, one.software_known, one.release, one.problem))].append(at)
     found: dict[int, Prediction] = {}
     for mine in groups.values():
         first = observations[mine[0]]
@@ -399,7 +403,33 @@ def _with_assumed_memory(
         _assumed(one.configuration, other.configuration)
         for one, other in zip(observations, judged, strict=True)
     ]
+    found = _with_unknown_logits(judged, profile_of, found)
     return list(zip(found, assumed, strict=True))
+
+
+def _with_unknown_logits(
+    judged: Sequence[Observation], profile_of: ProfileOf, predictions: Sequence[Prediction]
+) -> list[Prediction]:
+    """Raise the risk of runs whose software is only the nearest known one: their logits may be whole.
+
+    A vocabulary-parallel loss is Megatron's; a float cross entropy on gathered logits, as transformers has
+    it, keeps the whole vocabulary of every token on each rank. Where nobody states which, either is as
+    likely, and the risk is the mean of both. The predicted peak stays that of the nearest software.
+    """
+
+    def whole(one: Observation) -> Profile:
+        profile = profile_of(one)
+        logits = max(profile.framework.logit_bytes, _FLOAT_LOSS_BYTES)
+        return replace(
+            profile, framework=replace(profile.framework, logits_sharded=False, logit_bytes=logits)
+        )
+
+    found = list(predictions)
+    unknown = [at for at, one in enumerate(judged) if not one.software_known]
+    for at, other in zip(unknown, predictions_of([judged[at] for at in unknown], whole), strict=True):
+        risks = found[at].out_of_memory_probability, other.out_of_memory_probability
+        found[at] = replace(found[at], out_of_memory_probability=max(risks[0], sum(risks) / 2.0))
+    return found
 
 
 def _assumed(stated: Configuration, judged: Configuration) -> tuple[str, ...]:

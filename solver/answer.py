@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from meshwright.solver.configuration import (
 # --------------------------------------------------------------------------------------------------
 # Why a plan is as it is: where its time goes, what stops it from going faster, how sure its rank is.
 #
-# Plain records; ``meshwright.solver.why`` fills them, answers carry them.
+# Plain records; ``meshwright.solver.explain.reasons`` fills them, answers carry them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,10 +150,17 @@ class Plan:
     launchers: tuple[str, ...] = ()  # that can run it, where the request leaves that open
     bound_step_time_s: float | None = None  # no plan that could have this rank steps faster
     gap: float | None = None  # between its objective and the best that its rank could have, relative
+    needs: tuple[str, ...] = ()  # packages that a stock installation of its launcher lacks
+    ranked: bool = True  # False: faster than the first, but the request does not allow what it needs
 
     def to_json(self) -> dict[str, Any]:
         """The plan as the API shows it."""
         return asdict(self)
+
+
+def ranked_plans(plans: Iterable[Plan]) -> tuple[Plan, ...]:
+    """Return the plans that the request allows, without those that are listed behind them."""
+    return tuple(plan for plan in plans if plan.ranked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,7 +307,7 @@ class Answer:
     gap: float | None  # (best step - bound) / best step
     space_size: int  # rows enumerated
     legal: int  # rows that break no rule
-    fit: int  # legal rows with a split that fits in memory, as far as proved
+    fit: int  # legal rows not refuted by memory so far: top_k and time decide how many are looked at
     explored: int  # rows settled: bounded away, refuted or solved
     counts: Mapping[str, int]  # priced, pruned, solved, certified, …
     elapsed_s: float
@@ -318,6 +325,11 @@ class Answer:
     skipped_launchers: tuple[SkippedLauncher, ...] = ()  # where the request leaves the launcher open
     model: Mapping[str, str | int] | None = None  # its name and exact counts of parameters
     floors: RankFloors = field(default_factory=RankFloors, compare=False)  # of ranks' gaps; not shown
+
+    @property
+    def ranking(self) -> tuple[Plan, ...]:
+        """The plans that the request allows, best first."""
+        return ranked_plans(self.plans)
 
     def to_json(self) -> dict[str, Any]:
         """The answer as the command line and the API show it; finite numbers only."""
@@ -377,6 +389,8 @@ def plan_from_json(raw: Mapping[str, Any]) -> Plan:
         launchers=tuple(raw.get("launchers", ())),
         bound_step_time_s=raw.get("bound_step_time_s"),
         gap=raw.get("gap"),
+        needs=tuple(raw.get("needs", ())),
+        ranked=raw.get("ranked", True),
     )
 
 

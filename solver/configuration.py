@@ -411,7 +411,7 @@ PER_STAGE = ALL_LAYERS + 1  # the same of a row with a count of its own for ever
 
 
 def is_one_of(column: IntArray, few: Iterable[int]) -> BoolArray:
-    """Rows whose value is among a few; of them ``np.isin`` takes 5 to 40 times as long."""
+    """Rows whose value is among a few; of them ``numpy.isin`` takes 5 to 40 times as long."""
     found = np.zeros(column.shape, dtype=bool)
     for value in few:
         found |= column == value

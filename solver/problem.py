@@ -17,7 +17,7 @@ from meshwright.profiles.adapters import (
     adapter_parameters,
     copied_parameters,
 )
-from meshwright.profiles.capabilities import launcher_capabilities, packing_multiple
+from meshwright.profiles.capabilities import launcher_capabilities, launchers_of, packing_multiple
 from meshwright.profiles.cluster import ClusterSpec, Reliability
 from meshwright.profiles.errors import InternalError
 from meshwright.profiles.frameworks import OPTION_NUMBERS
@@ -25,7 +25,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.sequences import Documents, Filled, SequenceLengths, filled, packed_share
-from meshwright.profiles.switches import EVERY_SWITCH, switches
+from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, open_switches, switches
 from meshwright.solver.configuration import Columns, Configuration, FloatArray
 
 # --------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ DERIVED_VARIABLES = ("num_gpus", "global_batch_size")
 
 STANDALONE_STAGES = "standalone_stages"  # of the embedding, and of the head with the loss
 ALLOWED = (
-    "offload", "fp8", STANDALONE_STAGES, "context_parallel_mode", *OPTIMIZERS, EVERY_SWITCH,
+    "offload", "fp8", STANDALONE_STAGES, "context_parallel_mode", *OPTIMIZERS, EVERY_SWITCH, NO_SWITCH,
     *(name for name, one in switches().items() if one.beside in ("", name)),
 )  # fmt: skip
 
@@ -103,7 +103,7 @@ class SearchOptions:
         return frozenset({*self.pin, *self.forbid, *self.bounds})
 
 
-PRECISIONS = ("bf16", "fp16", "fp8")
+PRECISIONS = ("bf16", "fp16", "fp8", "fp32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,6 +309,18 @@ def gpu_counts(problem: Problem) -> tuple[int, ...]:
     per_node = min(group.gpus_per_node for group in problem.cluster.groups)
     open_counts = {nodes * per_node for nodes in problem.options.num_nodes}
     return tuple(sorted((n for n in open_counts if n <= most), reverse=True)) or (most,)
+
+
+def searched_switches(problem: Problem) -> tuple[str, ...]:
+    """Return the switches that are searched under a problem's launchers; with a batch ramp none is."""
+    if problem.options.batch_ramp:
+        return ()
+    gpus, stated = [group.gpu for group in problem.cluster.groups], problem.workload.framework_options
+    found = (
+        open_switches(problem.options.allow, launcher, model=problem.model, gpus=gpus, stated=stated)
+        for launcher in launchers_of(problem.launcher)
+    )
+    return tuple(dict.fromkeys(name for names in found for name in names))
 
 
 def on_gpus(problem: Problem, numbers: tuple[int, ...]) -> Problem:

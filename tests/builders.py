@@ -6,6 +6,7 @@ from dataclasses import replace
 from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MoeSpec
+from meshwright.profiles.switches import NO_SWITCH
 from meshwright.profiles.units import GB, GIB, MICROSECOND_S, TERA
 from meshwright.solver.answer import Answer, Infeasibility, Plan, Prediction, Shortfall, StagePrediction
 from meshwright.solver.configuration import Configuration
@@ -73,13 +74,22 @@ def a_problem(
     batch: int = 512,
     **options: object,
 ) -> Problem:
-    """Llama 3.1 70B on 16 DGX H100; other keywords are search options."""
+    """Llama 3.1 70B on 16 DGX H100; other keywords are search options. Switches stay as they are.
+
+    ``with_default_switches`` opens those that a request without ``search.allow`` leaves open.
+    """
+    allowed = (*options.pop("allow", ()), NO_SWITCH)  # type: ignore[misc]
     return Problem(
         model=model or a_model(),
         cluster=cluster or a_cluster(),
         workload=Workload(global_batch_size=batch, seq_length=8192),
-        options=SearchOptions(**options),  # type: ignore[arg-type]
+        options=SearchOptions(allow=allowed, **options),  # type: ignore[arg-type]
     )
+
+
+def with_default_switches(problem: Problem) -> Problem:
+    """The problem as a request that states no ``search.allow``."""
+    return replace(problem, options=replace(problem.options, allow=()))
 
 
 def a_configuration(**changes: object) -> Configuration:

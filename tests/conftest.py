@@ -6,7 +6,7 @@ with 80 columns. Ctrl-C is an interrupt, also where the tests run in the backgro
 machine cuts no answer short: searches count CPU seconds, but for tests that are ``alone`` to see seconds.
 Small matrices are inverted by one thread: a second one spins where every core has a test of its own.
 Certificates are looked for where a host shows one: every client of a service on this machine would read all
-there are, which takes 20 ms.
+there are, which takes 20 ms. A drawn case has no deadline: a busy machine stops one for half a second.
 """
 
 import gc
@@ -17,12 +17,16 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 for name in ("PYTHONDONTWRITEBYTECODE", "COLUMNS", "LINES", "SSL_CERT_FILE"):
     os.environ.pop(name, None)
 os.environ["SSL_CERT_DIR"] = ssl.get_default_verify_paths().openssl_capath
 sys.dont_write_bytecode = False
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+settings.register_profile("undisturbed", deadline=None)
+settings.load_profile("undisturbed")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as `nohup make test &` has it
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import logging
 import os
 import resource
 import signal
@@ -27,6 +26,7 @@ from meshwright.service.jobs.retention import Retention
 from meshwright.service.jobs.sweeps import Sweeps
 from meshwright.service.settings import Settings, fault_of
 from meshwright.service.stores.verifications import Verifications
+from meshwright.workers.outage import OUTAGE
 from meshwright.workers.poller import poll, prune, repeat, sweep
 from meshwright.workers.runner import Runner, SearchCall
 from meshwright.workers.search import StoredSearch
@@ -38,7 +38,12 @@ VERIFY_LOOK_S = 1.0  # of a worker that searches, at plans to be verified
 
 
 def main(argv: list[str] | None = None, *, search: SearchCall | None = None) -> int:
-    """Run until SIGTERM or Ctrl-C; a running job is then given back."""
+    """Run until SIGTERM or Ctrl-C; a running job is then given back.
+
+    Returns:
+        The exit code: 0 after a signal or the end of the parent process, else 1: a supervisor then starts
+        this worker again.
+    """
     arguments = _arguments(argv)
     given = {"database_url": arguments.database_url, "redis_url": arguments.redis_url}
     try:
@@ -51,27 +56,38 @@ def main(argv: list[str] | None = None, *, search: SearchCall | None = None) -> 
     _limit_memory(settings.worker_memory_bytes)
     if arguments.celery and not settings.redis_url:
         raise SystemExit("error: --celery needs --redis-url or MESHWRIGHT_REDIS_URL")
-    leaving = threading.Event()
+    leaving = Leaving()
     if arguments.install:
-        _on_leaving(lambda *_: sys.exit(0))  # the first process of a container is told in no other way
+        _on_signals(lambda *_: sys.exit(0))  # the first process of a container is ended in no other way
         _install()
-    _on_leaving(lambda *_: leaving.set())
+    _on_signals(lambda *_: leaving.ask())
     if arguments.parent_pid is not None:
         _start(lambda: _watch_parent(arguments.parent_pid, leaving), leaving)
     if arguments.verify:
         _verify(settings, leaving, celery=arguments.celery)
     else:
         _work(settings, search, leaving, celery=arguments.celery)
-    return 0
+    return os.EX_OK if leaving.asked else 1
 
 
-def _on_leaving(act: Callable[..., None]) -> None:
-    """What SIGTERM and Ctrl-C do from now on."""
+class Leaving(threading.Event):
+    """Set when this process is to end, for whatever reason."""
+
+    asked = False  # by a signal or the end of the parent process
+
+    def ask(self) -> None:
+        """Set the event, on a request from outside."""
+        self.asked = True
+        self.set()
+
+
+def _on_signals(act: Callable[..., None]) -> None:
+    """Let SIGTERM and Ctrl-C do this from now on."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, act)
 
 
-def _work(settings: Settings, search: SearchCall | None, leaving: threading.Event, *, celery: bool) -> None:
+def _work(settings: Settings, search: SearchCall | None, leaving: Leaving, *, celery: bool) -> None:
     """Sweep and poll on threads beside Celery, or sweep on a thread and poll here."""
     database = Database(settings.database_url)
     _require_schema(database, leaving)
@@ -102,7 +118,14 @@ def _work(settings: Settings, search: SearchCall | None, leaving: threading.Even
 
         slow = settings.slow_poll_s
         _start(lambda: poll(runner, every_s=slow, leaving=leaving, min_age_s=slow), leaving)
-        run_celery(settings.redis_url, lambda app: register(app, runner), queue=QUEUE_NAME, leaving=leaving)
+        run_celery(
+            settings.redis_url,
+            lambda app: register(app, runner, leaving),
+            queue=QUEUE_NAME,
+            leaving=leaving,
+            leave=leaving.ask,
+        )
+        leaving.set()
     else:
         following = _following(settings, database, leaving)
         _start(lambda: repeat(following, every_s=VERIFY_LOOK_S, leaving=leaving), leaving)
@@ -112,7 +135,7 @@ def _work(settings: Settings, search: SearchCall | None, leaving: threading.Even
     database.close()
 
 
-def _verify(settings: Settings, leaving: threading.Event, *, celery: bool) -> None:
+def _verify(settings: Settings, leaving: Leaving, *, celery: bool) -> None:
     """Put plans before their launchers, and do nothing else."""
     database = Database(settings.database_url)
     _require_schema(database, leaving)
@@ -124,9 +147,10 @@ def _verify(settings: Settings, leaving: threading.Event, *, celery: bool) -> No
         _start(lambda: repeat(following, every_s=settings.slow_poll_s, leaving=leaving), leaving)
         run_celery(
             settings.redis_url,
-            lambda app: register_verifying(app, following),
+            lambda app: register_verifying(app, following, leaving),
             queue=VERIFY_QUEUE_NAME,
             leaving=leaving,
+            leave=leaving.ask,
         )
         leaving.set()
         following()  # takes nothing any more, after the one that gives its plan back
@@ -182,9 +206,10 @@ def _require_schema(database: Database, leaving: threading.Event) -> None:
     while not leaving.is_set():
         try:
             if migrations.current(database) == migrations.head():
+                OUTAGE.over()
                 return
         except DATABASE_AWAY as fault:
-            logging.getLogger(__name__).warning("waiting for the database (%s)", type(fault).__name__)
+            OUTAGE.noticed(fault)
             leaving.wait(DATABASE_LOOK_S)
         else:
             raise SystemExit("error: the database schema is not current; run: meshwright db upgrade")
@@ -203,11 +228,11 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _watch_parent(parent_pid: int, leaving: threading.Event) -> None:
-    """Leave when the server died without a word."""
+def _watch_parent(parent_pid: int, leaving: Leaving) -> None:
+    """Leave when the server has died."""
     while not leaving.wait(PARENT_LOOK_S):
         if os.getppid() != parent_pid:
-            leaving.set()
+            leaving.ask()
 
 
 def _limit_memory(limit_bytes: int | None) -> None:

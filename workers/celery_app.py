@@ -20,18 +20,34 @@ BLOCKING_READ_S = 10.0  # the worker's Redis socket waits in a blocking read lon
 
 
 def run_celery(
-    redis_url: str, add_task: Callable[[Celery], None], *, queue: str, leaving: threading.Event
+    redis_url: str,
+    add_task: Callable[[Celery], None],
+    *,
+    queue: str,
+    leaving: threading.Event,
+    leave: Callable[[], None],
 ) -> None:
-    """Consume the hints of one queue until SIGTERM or ``leaving``, which stops what runs."""
+    """Consume the hints of one queue until SIGTERM or ``leaving``, which stops what runs.
 
-    def leave(**_details: object) -> None:
-        leaving.set()
+    Celery reconnects to a Redis that went away. What it cannot recover from, such as a Redis that became a
+    read-only replica, ends it without a signal: then this returns and ``leave`` was not called.
+
+    Args:
+        redis_url: where the hints are.
+        add_task: registers the task that a hint starts.
+        queue: the name of the hints' queue.
+        leaving: ends the consumer when it is set.
+        leave: called when Celery receives SIGTERM or Ctrl-C; it takes over both signals.
+    """
+
+    def on_signal(**_details: object) -> None:
+        leave()
 
     def stop_consuming() -> None:
         leaving.wait()  # set by Celery's signal handler, by ours before Celery had one, or by the runner
         state.should_stop = os.EX_OK  # type: ignore[assignment] # the stubs know its first value only
 
-    worker_shutting_down.connect(leave, weak=False)
+    worker_shutting_down.connect(on_signal, weak=False)
     threading.Thread(target=stop_consuming, daemon=True).start()
     setup_logging.connect(_keep_logging)  # Celery then leaves the process's own logging alone
     app = make_app(redis_url)

@@ -7,7 +7,6 @@ the job, and the search was told to stop too early to count as an answer.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from dataclasses import asdict
@@ -19,9 +18,9 @@ from meshwright.service.db.database import DATABASE_AWAY
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.states import Beat, Claim
 from meshwright.solver.problem import Progress
+from meshwright.workers.outage import OUTAGE
 
 LOOK_S = 0.25  # between two looks for a cancel, and between two progress writes
-_log = logging.getLogger(__name__)
 
 
 class Heartbeat:
@@ -72,8 +71,9 @@ class Heartbeat:
         while not self._over.wait(LOOK_S) and self.verdict != "lost":
             try:
                 self._beat()
+                OUTAGE.over()
             except DATABASE_AWAY as fault:
-                _log.warning("job %s: heartbeat failed (%s)", self._claim.job_id, type(fault).__name__)
+                OUTAGE.noticed(fault)
 
     def _beat(self) -> None:
         """Write when there is progress or the lease is due, else only look."""

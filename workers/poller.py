@@ -11,9 +11,9 @@ from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.queue import WakeUpQueue
 from meshwright.service.jobs.retention import Retention
 from meshwright.service.jobs.sweeps import Sweeps
+from meshwright.workers.outage import MAX_PAUSE_S, OUTAGE
 from meshwright.workers.runner import Runner
 
-MAX_BACKOFF_S = 5.0
 LEAD_SWEEPS = 1.5  # a leader that is silent for longer than a sweep is replaced
 _log = logging.getLogger(__name__)
 
@@ -68,10 +68,12 @@ def repeat(step: Callable[[], bool], *, every_s: float, leaving: threading.Event
     pause_s = every_s
     while not leaving.is_set():
         try:
-            if step():
+            again = step()
+            OUTAGE.over()
+            if again:
                 continue
             pause_s = every_s
         except DATABASE_AWAY as fault:
-            pause_s = min(MAX_BACKOFF_S, 2 * pause_s)
-            _log.warning("the database does not answer (%s)", type(fault).__name__)
+            pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+            OUTAGE.noticed(fault)
         leaving.wait(pause_s)

@@ -1,6 +1,6 @@
 """Runs one job: claim it, search on a helper thread, store how it ended.
 
-The calling thread waits on an Event (never ``Thread.join``: on Python 3.11 an exception inside it
+The calling thread waits on an Event (never ``threading.Thread.join``: on Python 3.11 an exception inside it
 marks a live thread as finished) and decides; the search only ever sees ``should_stop``.
 
 limits, in order: the search's own time limit · soft (it is told to stop) · hard (it is given up)
@@ -29,6 +29,7 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop
 from meshwright.workers.checkpoint import known_in, passed_on, resumed
 from meshwright.workers.heartbeat import Heartbeat
+from meshwright.workers.outage import OUTAGE
 from meshwright.workers.outcome import outcome_of, outcome_without_answer
 
 SOFT_LIMIT_S = 0.5  # beyond the search's own limit
@@ -180,7 +181,7 @@ class Runner:
                 if not settle():
                     _log.warning("job %s: the claim was lost, its result is dropped", claim.job_id)
             except DATABASE_AWAY as fault:
-                _log.warning("job %s: not stored yet (%s)", claim.job_id, type(fault).__name__)
+                OUTAGE.noticed(fault)
                 if heartbeat.verdict == "lost":
                     return
                 time.sleep(STORE_RETRY_S)

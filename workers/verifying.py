@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from meshwright.profiles.errors import InvalidProblemError, PlannerError, RefusedExportError
 from meshwright.service.db.database import DATABASE_AWAY
 from meshwright.service.stores.verifications import Asked, Verifications, not_built
+from meshwright.workers.outage import OUTAGE
 
 _log = logging.getLogger(__name__)
 
@@ -66,10 +67,9 @@ def _kept(store: Verifications, asked: Asked, lost: threading.Event) -> Iterator
             try:
                 if not store.keep(asked):
                     lost.set()
+                OUTAGE.over()
             except DATABASE_AWAY as fault:
-                _log.warning(
-                    "the claim of plan %s was not renewed (%s)", asked.plan_id, type(fault).__name__
-                )
+                OUTAGE.noticed(fault)
 
     thread = threading.Thread(target=renew, daemon=True)
     thread.start()

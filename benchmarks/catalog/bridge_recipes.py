@@ -38,7 +38,7 @@ Values = dict[str, Any]
 
 
 def _path(node: ast.expr) -> tuple[str, str]:
-    """The variable and the dotted rest of ``cfg.model.seq_length``."""
+    """Return the variable and the dotted rest of ``cfg.model.seq_length`` in a Megatron Bridge recipe."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -274,7 +274,7 @@ def facts(values: Mapping[str, Any]) -> Values:
         for key, value in found.items()
         if key not in sizes and value != USUAL.get(key, UNKNOWN + key)
     }
-    # its optimizers are distributed, whatever ddp says: ``ConfigContainer.validate``
+    # its optimizers are distributed, whatever ddp says (Megatron Bridge ``ConfigContainer.validate``)
     return kept | {key: None for key in USUAL if key not in found and "distributed" not in key}
 
 

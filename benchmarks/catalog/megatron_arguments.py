@@ -1,24 +1,25 @@
-"""Writes the names of all arguments that Megatron-LM and Megatron-DeepSpeed have ever taken.
+"""Adds the arguments that Megatron-LM and Megatron-DeepSpeed have ever taken to those of today.
 
     python -m benchmarks.catalog.megatron_arguments CLONE [CLONE …]
 
-takes clones with their history. An argument that none of them has is a fork's own, and the reader refuses
-it; those that it reads itself are left out.
+takes clones with their history, and writes ``profiles/catalog/flags/megatron-lm.yaml``. An argument that
+none of them has is a fork's own, and the reader refuses it; those that it reads itself are left out.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.catalog.launcher_flags import PROGRAMS, written
+from meshwright.profiles.flags import FLAGS_FOLDER, Flag, flags_of
 from meshwright.service.launchers.megatron_names import FLAGS
 
-CATALOG = Path(__file__).parents[2] / "profiles" / "catalog" / "recipes" / "megatron_arguments.json"
-SOURCE = "add_argument and fields of configurations: NVIDIA/Megatron-LM, Megatron-DeepSpeed, since 2019"
+PROGRAM = "megatron-lm"
+
 _ADDED = re.compile(r"add_argument\(\s*((?:['\"]--?[\w-]+['\"],?\s*)+)")
 _FILES = re.compile(r"(?:.*/)?(?:\w*arguments\w*|(?:pretrain|finetune)_?\w*|\w*config)\.py")
 _OTHERS = re.compile(r"(?:^|/)(?:tools|tasks|tests|tests_deepspeed|export|multimodal|vision|retro|mamba)/")
@@ -26,7 +27,7 @@ _REVISIONS = 60  # of one clone, evenly spread
 
 
 def _git(clone: Path, *words: str) -> str:
-    done = subprocess.run(["git", "-C", str(clone), *words], capture_output=True, check=True)  # noqa: S607
+    done = subprocess.run(["git", "-C", str(clone), *words], capture_output=True, check=True)
     return done.stdout.decode("utf-8", "replace")
 
 
@@ -66,15 +67,13 @@ def arguments_of(clone: Path) -> set[str]:
 
 
 def main(clones: list[str]) -> None:
-    """Write the catalog's file."""
+    """Add to the catalog's file."""
     read = {flag.removeprefix("--").replace("-", "_") for flag in FLAGS}
-    names = sorted(set().union(*(arguments_of(Path(clone)) for clone in clones)) - read)
-    lines = [""]
-    for name in names:
-        if len(lines[-1]) + len(name) > 100:  # noqa: PLR2004 - of one line
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {name}".strip()
-    CATALOG.write_text(json.dumps({"source": SOURCE, "names": lines}, indent=1) + "\n", "utf-8")
+    names = set().union(*(arguments_of(Path(clone)) for clone in clones)) - read
+    flags = dict(flags_of(PROGRAM))
+    for name in names - flags.keys():
+        flags[name] = Flag(type="object", until=f"before {PROGRAMS[PROGRAM][0].name}")
+    (FLAGS_FOLDER / f"{PROGRAM}.yaml").write_text(written(PROGRAM, dict(sorted(flags.items()))), "utf-8")
 
 
 if __name__ == "__main__":

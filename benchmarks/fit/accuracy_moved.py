@@ -25,7 +25,7 @@ Place = tuple[str, str, str]  # section, row, column
 def committed(page: Path) -> str:
     """The page as it was last committed; empty where it never was."""
     found = subprocess.run(
-        ["git", "show", f"HEAD:./{page.name}"],  # noqa: S607 (the developer's own git)
+        ["git", "show", f"HEAD:./{page.name}"],
         cwd=page.parent,
         capture_output=True,
         text=True,

@@ -34,9 +34,10 @@ CLUSTER_WEIGHT = 12.0
 STACK_WIDTH = 0.5
 RUNS_OF_CLUSTER = 96  # evenly drawn of each: 24 missed the launches that bind nanotron
 STEP = -0.05  # of a finite difference
-TINY = "megatron-ci-"  # models bound by the launches of their own stack: they teach no other,
-LAUNCHES = ("floor_s", "floor_moe", "fixed_s")  # and nothing but these
-SLOW_NODE = "megatron-ci-gb200"  # single nodes of it: 1.7 s a step whatever they run, no cause published
+# Models bound by launches of tests that resemble no production (deterministic, with dropout, unfused
+# attention, CPUs that are bound to nothing): they have a floor of their own, ``layer_launch_s`` of their
+# framework, and teach no other's times.
+TINY = "megatron-ci-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,17 +123,6 @@ class Evidence:
         """The runs of one stack."""
         return self.at(np.array([own == stack for own in self.stacks], dtype=bool))
 
-    @property
-    def shared(self) -> Evidence:
-        """The runs that teach what holds for every stack."""
-        return self.at(~self.tiny)
-
-    @property
-    def tiny(self) -> BoolArray:
-        """Which runs are of models so small that launches bind them; all teach memory alike."""
-        timed = self.quantity is TIME
-        return np.array([timed and run.cluster.startswith(TINY) for run in self.runs], dtype=bool)
-
     def at(self, mask: BoolArray) -> Evidence:
         """The runs where the mask holds."""
         index = np.flatnonzero(mask)
@@ -160,9 +150,7 @@ def _drawn(runs: Sequence[Run]) -> list[Run]:
 
 def teaches(run: Run) -> bool:
     """Whether a run would teach nothing false."""
-    if run.shape is None:
-        return False
-    return run.cluster != SLOW_NODE or run.shape.problem.cluster.num_nodes > 1
+    return run.shape is not None and not run.cluster.startswith(TINY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,12 +178,11 @@ def linearised(evidence: Evidence, constants: Constants) -> Linear:
     batches, size = batches_of(evidence.observations, profile_of), len(quantity.names)
     offsets = np.concatenate([np.zeros((1, size)), STEP * np.eye(size)])
     values = quantity.log_values(batches, quantity.names, offsets)
-    taught = np.array([[not tiny or name in LAUNCHES for name in quantity.names] for tiny in evidence.tiny])
     return Linear(
         quantity=quantity,
         at=constants,
         left=evidence.log_measured - values[0],
-        jacobian=((values[1:] - values[0]) / STEP).T * taught,
+        jacobian=((values[1:] - values[0]) / STEP).T,
         weights=evidence.weights,
     )
 

@@ -27,7 +27,16 @@ CLUSTER_WEIGHT = 60.0
 _Z_80_PERCENT = 1.2816
 # What a framework's launches take: facts of the framework, known before it runs on another GPU.
 LAUNCH_FACTS = ("floor_s", "floor_moe", "floor_tensor", "floor_across", "fixed_s")
-KeyOf = Callable[[Observation], str]
+# What a run is left out with: runs that share the key or, of a tuple, any of its parts.
+KeyOf = Callable[[Observation], str | tuple[str, ...]]
+# Families of models by the words of their names, the first that is found: who built a model, where its
+# architecture is the builder's own, else the architecture.
+_FAMILIES = (
+    ("gpt-oss", ("gpt-oss",)), ("llama", ("llama",)), ("qwen", ("qwen",)),
+    ("deepseek", ("deepseek", "kimi", "moonlight")), ("mpt", ("mpt",)), ("nemotron", ("nemotron",)),
+    ("grok", ("grok",)), ("mixture of Megatron-LM's tests", ("mlmci-moe",)),
+    ("gpt", ("gpt", "bloom", "vtrain")),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +55,25 @@ class Blind:
 
     constants: Constants
     untold: tuple[str, ...]  # constants of the quantity that no such run tells
+    sigma: float | None  # of step times, where no run of the stack is left; None: the stack's own
 
     def known_to(self, profile: Profile, names: Sequence[str]) -> Profile:
-        """The profile with what is known of these constants."""
+        """Return the profile with these constants, and with an unknown stack's spread where it is one."""
         own = {name: getattr(self.constants, name) for name in names}
         others = tuple(name for name in profile.untold if name not in names)
-        return replace(profile, constants=replace(profile.constants, **own), untold=(*others, *self.untold))
+        sigma = profile.log_time_sigma if self.sigma is None else self.sigma
+        own["log_time_sigma"] = sigma
+        return replace(
+            profile,
+            constants=replace(profile.constants, **own),
+            log_time_sigma=sigma,
+            untold=(*others, *self.untold),
+        )
 
 
 def blind_constants(
     evidence: Evidence, key_of: KeyOf, *, known: Sequence[str] = (), steps: int = 0
-) -> dict[tuple[str, str], Blind]:
+) -> dict[tuple[str, tuple[str, ...]], Blind]:
     """The constants of each (stack, key), both of whose levels were fitted on runs with other keys only.
 
     Args:
@@ -68,13 +85,21 @@ def blind_constants(
             constants.
     """
     levels = _Levels.of(evidence)
-    keys = np.array([key_of(one) for one in evidence.observations])
-    stacks = np.array(evidence.stacks)
+    parts = np.array([_parts(key_of(one)) for one in evidence.observations])
+    wanted = sorted(
+        {(stack, tuple(map(str, key))) for stack, key in zip(evidence.stacks, parts, strict=True)}
+    )
     return {
-        (stack, str(key)): levels.without(keys != key, stack, known=known, steps=steps)
-        for stack in sorted(set(evidence.stacks))
-        for key in sorted(set(keys[stacks == stack]))
+        (stack, key): levels.without(
+            np.asarray((parts != np.array(key)).all(axis=1)), stack, known=known, steps=steps
+        )
+        for stack, key in wanted
     }
+
+
+def _parts(key: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return the parts of a key, any of which is enough to leave a run out."""
+    return (key,) if isinstance(key, str) else key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +118,7 @@ class _Levels:
             stack: linearised(evidence.of_stack(stack), stack_constants(stack))
             for stack in sorted(set(evidence.stacks))
         }
-        whole = linearised(evidence.shared, stack_constants(None))
+        whole = linearised(evidence, stack_constants(None))
         return cls(evidence=evidence, whole=whole, own=own, blind={})
 
     def without(self, kept: BoolArray, stack: str, *, known: Sequence[str], steps: int) -> Blind:
@@ -110,7 +135,12 @@ class _Levels:
             runs = self.evidence.of_stack(stack).at(mine)
             found = fitted(runs, centre, start=shipped, widths=widths, iterations=steps)
         told |= {n for n, one in level_constants(found, own, widths).items() if one.identified} - set(known)
-        return Blind(constants=found, untold=tuple(name for name in names if name not in told))
+        unknown = self.evidence.quantity is not MEMORY and not mine.any()
+        return Blind(
+            constants=found,
+            untold=tuple(name for name in names if name not in told),
+            sigma=stack_constants(None).log_time_sigma if unknown else None,
+        )
 
     def _general(self, kept: BoolArray, steps: int) -> Constants:
         """The global level from the runs that are kept."""
@@ -120,9 +150,9 @@ class _Levels:
         centre = replace(general, **self.evidence.quantity.centres)
         at = kept.tobytes(), steps
         if at not in self.blind:
-            teach = kept[~self.evidence.tiny]
+            teach = kept
             if steps:
-                runs = self.evidence.shared.at(teach)
+                runs = self.evidence.at(teach)
                 found = fitted(runs, centre, start=general, widths=widths, iterations=steps)
             else:
                 found = solved(self.whole.take(teach), centre, widths)
@@ -160,13 +190,23 @@ def model_of(one: Observation) -> str:
     return f"{model.num_layers}x{model.hidden_size}x{model.ffn_hidden_size}x{experts}"
 
 
+def family_of(name: str) -> str:
+    """Return the family of a model by its name, in whatever size and version."""
+    return next((family for family, words in _FAMILIES if any(word in name for word in words)), name)
+
+
+def stranger_of(one: Observation) -> tuple[str, str, str]:
+    """The key of the harshest split: cluster, family of models and release are all left out together."""
+    return cluster_of(one), family_of(one.problem.model.name), one.release
+
+
 def profile_of_unknown_stack(evidence: Evidence) -> ProfileOf:
     """Uncalibrated profiles under global constants that never saw a run of the same stack.
 
     As any stack without a level of its own they take the global level's spread.
     """
     general = stack_constants(None)
-    shared = evidence.shared
+    shared = evidence
     whole, stacks = linearised(shared, general), np.array(shared.stacks)
     widths = evidence.quantity.global_widths or evidence.quantity.widths
     centre = replace(general, **evidence.quantity.centres)
@@ -205,7 +245,7 @@ def blind_profile_of(
 
     def profile_of(one: Observation) -> Profile:
         profile = under(one)
-        found = blind.get((profile.framework.stack, key_of(one)))
+        found = blind.get((profile.framework.stack, _parts(key_of(one))))
         return profile if found is None else found.known_to(profile, names)
 
     return profile_of

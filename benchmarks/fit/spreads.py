@@ -182,6 +182,32 @@ def doubt_of_untold_experts(errors: Errors, added: FloatArray, own: float) -> fl
     return covering(errors, errors.causes[:, cause] > 0.0, sigma_at)
 
 
+def spread_between(samples: Sequence[Sequence[tuple[str, float, float]]]) -> float:
+    """Return what to add to spreads (as squares) so that intervals hold 80 % of both samples.
+
+    Inside a sample every cluster has one vote. What a cluster errs by in common can only be learnt from
+    clusters, and those that the formulas were written with in view speak too well of them.
+
+    Args:
+        samples: the runs' cluster, ln(measured / predicted) and spread without what is asked for.
+    """
+
+    def inside(between: float) -> float:
+        shares = []
+        for runs in samples:
+            clusters: dict[str, list[bool]] = defaultdict(list)
+            for cluster, error, own in runs:
+                clusters[cluster].append(abs(error) <= Z_80_PERCENT * float(np.hypot(own, between)))
+            shares.append(np.mean([np.mean(mine) for mine in clusters.values()]))
+        return float(np.mean(shares))
+
+    low, high = _LEAST, _MOST
+    for _ in range(30):
+        middle = float(np.sqrt(low * high))
+        low, high = (low, middle) if inside(middle) >= 0.8 else (middle, high)  # noqa: PLR2004
+    return high
+
+
 def launch_noise_of(runs: Sequence[Run]) -> tuple[float, float]:
     """Noise of one run, log, and what it grows by where the whole step hangs on launches, over it.
 

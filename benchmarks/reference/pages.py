@@ -55,7 +55,8 @@ clusters, GPUs and launchers; `--show-completion` prints what it would install.
 ## The problem {#the-problem}
 
 `plan`, `predict`, `explain`, `shapes` and `jobs submit` take a [problem file](files.md#problem-file), these
-options, or both: options go over the file.
+options, or both: options go over the file. `plan` and `jobs submit` take all of them. The section of each
+other command names those that it does not take, because they would change nothing in its answer.
 """
 
 
@@ -86,21 +87,31 @@ def _section(path: str, command: TyperCommand | TyperGroup) -> list[str]:
     lines += [*EXAMPLES[path], "```", ""]
     if isinstance(command, TyperGroup):
         return lines
-    if any(parameter.name in SHARED for parameter in command.params):
-        lines += ["Takes the options of [the problem](#the-problem), and:", ""]
+    taken = _of_the_problem(command)
+    if taken:
+        others = ", ".join(f"`--{name.replace('_', '-')}`" for name in SHARED if name not in taken)
+        but = f" except {others}" if others else ""
+        lines += [f"Takes the options of [the problem](#the-problem){but}, and:", ""]
     return lines + _table(command, shared=False)
 
 
 def _table(command: TyperCommand | TyperGroup, *, shared: bool) -> list[str]:
     """Options and arguments: those that describe a problem, or the others."""
     context = command.make_context(command.name or "", [], resilient_parsing=True)
+    taken = _of_the_problem(command)
     records = [
         parameter.get_help_record(context)
         for parameter in command.params
-        if (parameter.name in SHARED) is shared and parameter.name != "help"
+        if (parameter.name in taken) is shared and parameter.name != "help"
         if not (isinstance(parameter, TyperOption) and parameter.hidden)
     ]
     return _rows([record for record in records if record is not None])
+
+
+def _of_the_problem(command: TyperCommand | TyperGroup) -> frozenset[str]:
+    """Return the names of the options that describe a problem, of a command that takes one."""
+    taken: frozenset[str] = getattr(command.callback, "of_the_problem", frozenset())
+    return taken & {*SHARED}
 
 
 def _rows(records: Sequence[tuple[str, str]]) -> list[str]:
@@ -466,10 +477,13 @@ def _yaml(document: object) -> list[str]:
 _SWITCHES_HEAD = """\
 # Switches
 
-Made from code by `make reference`. A search chooses a switch where `search.allow` (`--allow`) names it,
-or `switches`, which means all of them that the launcher has and `workload.framework_options` does not
-state. A setting that another one beats is not searched where that one is legal: under no configuration
-is its step shorter or its memory smaller
+Made from code by `make reference`. A search chooses every switch that the launcher has and
+`workload.framework_options` does not state, among the settings that a stock installation of the launcher
+runs. `search.allow` (`--allow`) adds the settings that need a package: those of one switch by its name,
+or all of them by `switches`. With `none` no switch is searched but those that are named. A plan that needs
+a package and is more than 3 % faster is listed behind the others with the package's name. A setting that
+another one beats is not searched where that one is legal: under no configuration is its step shorter or its
+memory smaller
 ([why, and what is searched](../adr/0006-switches-are-searched-as-variants.md)).
 
 Every two settings of two switches, beside every launcher that takes both, are refused together or written,
@@ -576,6 +590,11 @@ def _switch_section(switch: Switch) -> str:
         beaten = ", ".join(one.beats) or "–"
         words = [_setting_options(one), _setting_where(one) or "anywhere", beaten, *cells]
         lines.append(f"| {' | '.join(words)} |")
+    reasons = dict[str, list[str]]()
+    for launcher, why in switch.lacking.items():
+        reasons.setdefault(why, []).append(launcher)
+    for why, names in reasons.items():
+        lines += ["", f"{' and '.join(names)}: {why}."]
     return "\n".join([*lines, ""])
 
 

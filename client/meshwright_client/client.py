@@ -240,11 +240,19 @@ class Client:
         return decoded(Job, self._transport.ask("POST", f"/v1/jobs/{_id(job)}:cancel"))
 
     def predict(
-        self, problem: Json, configuration: Json | None = None, *, launch_file: Json | None = None
+        self, problem: Json, configuration: Json | Plan | None = None, *, launch_file: Json | None = None
     ) -> PricedConfiguration:
-        """What the cost model expects of your own configuration, or of the launch file that runs it."""
-        parts = {"problem": problem, "configuration": configuration, "launch_file": launch_file}
-        body = {name: dict(part) for name, part in parts.items() if part is not None}
+        """Predict step time and memory of a configuration, or of the launch file that runs it.
+
+        A plan of a finished job is priced under its own switches, precision, optimizer and launcher.
+        """
+        body: dict[str, object] = {"problem": dict(problem)}
+        if isinstance(configuration, Plan):
+            body["plan"] = configuration.plan_id
+        elif configuration is not None:
+            body["configuration"] = dict(configuration)
+        if launch_file is not None:
+            body["launch_file"] = dict(launch_file)
         return decoded(PricedConfiguration, self._transport.ask("POST", "/v1/predictions", json=body))
 
     def _pages(

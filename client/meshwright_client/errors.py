@@ -33,7 +33,7 @@ class Problem:
 
     @property
     def code(self) -> str:
-        """The last part of a type of this service, ``invalid_problem`` for one."""
+        """The last part of a type of this service, for example invalid_problem."""
         return self.type.removeprefix(TYPE_PREFIX)
 
     def __str__(self) -> str:

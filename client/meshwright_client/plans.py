@@ -100,6 +100,8 @@ class Plan:
     launchers: tuple[str, ...] = ()
     bound_step_time_s: float | None = None  # no plan that could have this rank steps faster
     gap: float | None = None  # to the best that its rank could have
+    needs: tuple[str, ...] = ()  # packages that a stock installation of its launcher lacks
+    ranked: bool = True  # False: faster than the first, but the request does not allow what it needs
     point: int | None = None  # of a sweep: the place in ``points`` of what it answers
 
 

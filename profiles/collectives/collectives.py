@@ -4,7 +4,7 @@ Ranks are laid out axis by axis, so a group is a size and a stride (``Blocks``: 
 between). Bus bytes (Thakur, Rabenseifner and Gropp 2005,
 "Optimization of Collective Communication Operations in MPICH"; nccl-tests, ``doc/PERFORMANCE.md``): an
 all-gather, a reduce-scatter or an all-to-all moves ``(n - 1) / n`` of the payload through each rank, an
-all-reduce twice that. ``collective_tables`` says how far they stay behind the line rate.
+all-reduce twice that. ``slowdown_tables`` holds how far each collective stays behind the line rate.
 """
 
 from __future__ import annotations

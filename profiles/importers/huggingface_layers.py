@@ -237,7 +237,7 @@ def heads_by_layer(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
     return _each(model, whole, local)
 
 
-# As ``PreTrainedConfig.per_layer_config`` writes them where a config is saved, and ours.
+# As transformers' ``PreTrainedConfig.per_layer_config`` writes them where a config is saved, and ours.
 _OF_A_LAYER = {"num_attention_heads": "num_attention_heads", "num_key_value_heads": "num_kv_heads",
                "head_dim": "head_dim"}  # fmt: skip
 
@@ -364,7 +364,7 @@ _STEP_UNREAD = ("rope_theta", "partial_rotary_factors", "rope_scaling", "num_nex
 
 
 def step_config(config: dict[str, object]) -> dict[str, object]:
-    """Step 3.5: the keys of its published config in those of its class (``Step3p7TextConfig``).
+    """Step 3.5: the keys of its published config in those of transformers' ``Step3p7TextConfig``.
 
     Raises:
         UnsupportedModelError: layers that attend alike rotate otherwise, or local ones have sizes of their
@@ -435,7 +435,8 @@ def step_attention(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
 def layers_that_reuse(reader: FieldReader, num_layers: int) -> tuple[int, ...]:
     """Layers that read the keys which an earlier one's indexer has chosen: listed, or all but every n-th.
 
-    The rule is that of ``GlmMoeDsaConfig`` (GLM-5.2): the first ``index_skip_topk_offset`` choose, too.
+    The rule is that of transformers' ``GlmMoeDsaConfig`` (GLM-5.2): the first ``index_skip_topk_offset``
+    choose, too.
     """
     every = reader.integer("index_topk_freq", low=0, default=1, high=MAX_LAYERS) or 1
     offset = reader.integer("index_skip_topk_offset", low=0, default=2, high=MAX_LAYERS)

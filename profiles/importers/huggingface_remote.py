@@ -32,7 +32,7 @@ def _itself(value: float) -> float:
 def _first_or_second(reader: FieldReader, _known: Mapping[str, Any]) -> Facts:
     """Baichuan's positions: of 13 B, whose configs have ``model_max_length`` alone, they are ALiBi's.
 
-    Baichuan 2's head has rows of unit length (``NormHead``).
+    Baichuan 2's head has rows of unit length (``NormHead`` of its code on the Hugging Face Hub).
     """
     only = reader.has("model_max_length") and not reader.has("max_position_embeddings")
     second: Facts = {"normalized_head": True} if reader.value("vocab_size") == _BAICHUAN_2 else {}

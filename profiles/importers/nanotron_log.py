@@ -56,7 +56,7 @@ _WORLD = ("tensor", "pipeline", "data", "context", "expert")
 
 
 def _human(file: ForeignFile, text: str, where: str, *, high: float) -> float:
-    """A number as ``human_format`` writes it: ``6.91K`` is 6910."""
+    """Read a number as nanotron's ``human_format`` writes it: ``6.91K`` is 6910."""
     letter = text[-1] if text[-1:].isalpha() else ""
     if letter not in _POWERS:
         raise file.fault(where, f"expected a number with one of {', '.join(filter(None, _POWERS))}")

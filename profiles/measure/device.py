@@ -6,6 +6,7 @@ import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -13,6 +14,7 @@ from meshwright.profiles.errors import InvalidProblemError, ProfileError
 from meshwright.profiles.units import MIB
 
 Tensor: TypeAlias = Any  # a torch.Tensor: torch is optional, so its types are unknown to the checker
+GroupedProduct: TypeAlias = Callable[..., Tensor]
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -43,7 +45,7 @@ def load_torch() -> ModuleType:
     return torch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Device:
     """One GPU, or the CPU, with the precision that is measured on it."""
 
@@ -78,6 +80,34 @@ class Device:
         if self.kind == "cuda":
             self.torch.cuda.synchronize(self.index)
 
+    def answers(self) -> bool:
+        """Whether the device still runs work: after an illegal access CUDA refuses all that follows."""
+        try:
+            self.random(8).sum().item()
+        except RuntimeError:
+            return False
+        return True
+
+    @cached_property
+    def grouped_product(self) -> GroupedProduct | None:
+        """Torch's product of several experts' rows in one kernel, or None where it does not run here.
+
+        ``torch.nn.functional.grouped_mm`` since torch 2.10, ``torch._grouped_mm`` before; both take bf16 on
+        GPUs of compute capability 8.0 or 9.0 and newer, so a small one is tried.
+        """
+        functional = self.torch.nn.functional
+        product = getattr(functional, "grouped_mm", None) or getattr(self.torch, "_grouped_mm", None)
+        if self.kind != "cuda" or self.dtype != "bf16" or product is None:
+            return None
+        ends = self.torch.tensor([16, 32], dtype=self.torch.int32, device=self.name)
+        rows, weights = self.random(32, 64, learned=True), self.random(2, 64, 64, learned=True)
+        try:
+            product(rows, weights.mT, offs=ends).backward(self.random(32, 64))
+            self.synchronize()
+        except (RuntimeError, TypeError):
+            return None
+        return product  # type: ignore[no-any-return]
+
     def release(self) -> None:
         """Give cached memory back, so that one task does not starve the next."""
         if self.kind == "cuda":
@@ -110,13 +140,16 @@ def open_device(kind: str, *, dtype: str, index: int = 0) -> Device:
     """The device to measure: ``auto`` is the GPU where there is one.
 
     Raises:
-        ProfileError: torch is missing.
+        ProfileError: torch is missing, or was built for other GPUs or another driver.
         InvalidProblemError: no such device here, or it has no such precision.
     """
     torch = load_torch()
     has_cuda = torch.cuda.is_available()
     if kind == "cuda" and not has_cuda:
-        raise InvalidProblemError.of("--device", "torch sees no CUDA device here", nearest="cpu")
+        message = f"torch {torch.__version__} sees no CUDA device here"
+        if torch.version.cuda is None and torch.version.hip is None:
+            message = f"torch {torch.__version__} is built without CUDA"
+        raise InvalidProblemError.of("--device", message, nearest="cpu")
     if kind == "cpu" or not has_cuda:
         torch.manual_seed(SEED)
         return Device(torch=torch, kind="cpu", index=0, dtype=dtype, flush=None)
@@ -129,9 +162,16 @@ def open_device(kind: str, *, dtype: str, index: int = 0) -> Device:
         message = f"{torch.cuda.get_device_name(index)} has no bf16"
         raise InvalidProblemError.of("--dtype", message, nearest="fp16")
     torch.manual_seed(SEED)
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=f"cuda:{index}")
-    device = Device(torch=torch, kind="cuda", index=index, dtype=dtype, flush=flush)
-    _wake(device)
+    try:
+        flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=f"cuda:{index}")
+        device = Device(torch=torch, kind="cuda", index=index, dtype=dtype, flush=flush)
+        _wake(device)
+    except RuntimeError as fault:
+        name, why = torch.cuda.get_device_name(index), str(fault).partition("\n")[0]
+        raise ProfileError(
+            f"torch {torch.__version__} cannot run on {name}: {why}; "
+            "install the build for this GPU's compute capability and driver"
+        ) from None
     return device
 
 

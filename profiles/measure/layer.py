@@ -1,7 +1,8 @@
 """One real transformer layer of a model, as one rank holds it, in plain torch.
 
 Pre-norm: ``a = x + attention(norm(x))``, ``y = a + mlp(norm(a))``. Collectives are left out (they are
-measured by themselves), norms see the whole sequence, experts get equal loads.
+measured by themselves), norms see the whole sequence, experts get equal loads. Next to the layers, the
+model's two ends: the look-up of tokens, and the last norm with the head and the loss.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from meshwright.profiles.measure.device import Device, Tensor
+from meshwright.profiles.measure.device import Device, GroupedProduct, Tensor
 from meshwright.profiles.measure.shard import Shard
 from meshwright.profiles.measure.timing import Effort, Label, timed, timed_backward
 from meshwright.profiles.measured.profile import Measurement, Timing
@@ -69,9 +70,9 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, device: Device) -> Tensor:
 # --------------------------------------------------------------------------------------------------
 # The routed experts of one rank, with equal loads: what balanced routing comes to.
 #
-# Rows are gathered, passed through every expert as one batched product, weighted and added back. Which
-# token goes where is drawn once; the router's own choice is computed, as training computes it, and only
-# its weights are used.
+# Rows are gathered, passed through every expert as one grouped product (a batched one where torch has no
+# grouped one for the GPU), weighted and added back. Which token goes where is drawn once; the router's own
+# choice is computed, as training computes it, and only its weights are used.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,8 @@ class Experts:
     top_k: int
     num_experts: int  # on this rank
     slots: Tensor  # shape (experts · rows), values in [0, tokens · top_k)
+    ends: Tensor  # where each expert's rows end, int32, shape (experts,)
+    product: GroupedProduct | None  # of all experts in one kernel; None: a batched one
     activation: Callable[[Tensor], Tensor]
 
     @classmethod
@@ -95,6 +98,8 @@ class Experts:
             top_k=top_k,
             num_experts=shard.local_experts,
             slots=torch.randperm(routed, device=device.name)[rows],
+            ends=ends_of(shard.local_experts, shard.expert_rows, device),
+            product=device.grouped_product if shard.expert_rows % GROUP_MULTIPLE == 0 else None,
             activation=activation,
         )
 
@@ -104,11 +109,28 @@ class Experts:
         scores = torch.nn.functional.linear(x, weights["router"]).float().softmax(dim=-1)
         chosen = scores.topk(self.top_k, dim=-1).values.to(x.dtype).flatten()
         tokens = self.slots // self.top_k
-        rows = x.index_select(0, tokens).view(self.num_experts, -1, x.shape[-1])
-        hidden = self.activation(torch.bmm(rows, weights["experts_up"].mT))
-        out = torch.bmm(hidden, weights["experts_down"].mT).flatten(0, 1)
+        rows = x.index_select(0, tokens)
+        hidden = self.activation(self._product(rows, weights["experts_up"]))
+        out = self._product(hidden, weights["experts_down"])
         weighted = out * chosen.index_select(0, self.slots).unsqueeze(-1)
         return torch.zeros_like(x).index_add(0, tokens, weighted)
+
+    def _product(self, rows: Tensor, weights: Tensor) -> Tensor:
+        """(experts · rows, k) by (experts, n, k) to (experts · rows, n)."""
+        if self.product is not None:
+            return self.product(rows, weights.mT, offs=self.ends)
+        return self.device.torch.bmm(rows.unflatten(0, (self.num_experts, -1)), weights.mT).flatten(0, 1)
+
+
+# Rows of a group are a multiple of this, so that every group of the weight gradient's operands begins at a
+# multiple of 16 bytes (torchtitan distributed/expert_parallel.py, TOKEN_GROUP_ALIGN_SIZE_M of bf16).
+GROUP_MULTIPLE = 8
+
+
+def ends_of(experts: int, rows: int, device: Device) -> Tensor:
+    """Where the rows of each of equally loaded experts end, int32, shape (experts,)."""
+    torch = device.torch
+    return torch.arange(1, experts + 1, dtype=torch.int32, device=device.name) * rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +140,19 @@ class Layer:
     shard: Shard
     device: Device
     weights: dict[str, Tensor]
+    adapters: dict[str, tuple[Tensor, Tensor]]  # A (rank, inputs) and B (outputs, rank) by matrix
     cosines: Tensor
     sines: Tensor
     norm: Callable[[Tensor, Tensor], Tensor]
     activation: Callable[[Tensor], Tensor]
     experts: Experts | None
+
+    @property
+    def trained(self) -> tuple[Tensor, ...]:
+        """All weights, or the adapters of a frozen layer."""
+        if not self.shard.lora_rank:
+            return tuple(self.weights.values())
+        return tuple(matrix for pair in self.adapters.values() for matrix in pair)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, seq, hidden) to the same shape."""
@@ -131,8 +161,12 @@ class Layer:
         return x + self._mlp(self.norm(x, self.weights["mlp_norm"]))
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
-        bias = self.weights.get(f"{name}_bias")
-        return self.device.torch.nn.functional.linear(x, self.weights[name], bias)
+        linear = self.device.torch.nn.functional.linear
+        out = linear(x, self.weights[name], self.weights.get(f"{name}_bias"))
+        if name not in self.adapters:
+            return out
+        down, up = self.adapters[name]
+        return out + linear(linear(x, down), up) * LORA_SCALE
 
     def _heads(self, x: Tensor, heads: int) -> Tensor:
         """(batch, seq, heads · dim) as (batch, heads, seq, dim)."""
@@ -192,6 +226,7 @@ def build_layer(shard: Shard, kind: LayerKind, device: Device) -> Layer:
         shard=shard,
         device=device,
         weights=_weights(shard, kind, device),
+        adapters=_adapters(shard, kind, device),
         cosines=cosines,
         sines=sines,
         norm=norm_of(model, device),
@@ -202,20 +237,35 @@ def build_layer(shard: Shard, kind: LayerKind, device: Device) -> Layer:
 
 def _weights(shard: Shard, kind: LayerKind, device: Device) -> dict[str, Tensor]:
     """Matrices (outputs, inputs), biases where the model has them, norms."""
-    model, weights = shard.model, {}
+    model, weights, learned = shard.model, {}, not shard.lora_rank
     for name, (n, k) in shard.matrices(kind).items():
-        weights[name] = device.random(n, k, scale=k**-0.5, learned=True)
+        weights[name] = device.random(n, k, scale=k**-0.5, learned=learned)
         if _has_bias(model, name):
-            weights[f"{name}_bias"] = device.random(n, learned=True)
+            weights[f"{name}_bias"] = device.random(n, learned=learned)
     if kind == "moe":
         for name, (n, k) in shard.expert_matrices().items():
-            weights[name] = device.random(shard.local_experts, n, k, scale=k**-0.5, learned=True)
+            weights[name] = device.random(shard.local_experts, n, k, scale=k**-0.5, learned=learned)
     norms = {"attention_norm": model.hidden_size, "mlp_norm": model.hidden_size}
     if model.mla is not None:
         norms["kv_norm"] = model.mla.kv_lora_rank
         if model.mla.q_lora_rank:
             norms["q_norm"] = model.mla.q_lora_rank
-    return weights | {name: device.random(width, learned=True) for name, width in norms.items()}
+    return weights | {name: device.random(width, learned=learned) for name, width in norms.items()}
+
+
+LORA_SCALE = 2.0  # alpha over rank, as peft multiplies the adapter's product; the value costs no time
+
+
+def _adapters(shard: Shard, kind: LayerKind, device: Device) -> dict[str, tuple[Tensor, Tensor]]:
+    """The trained matrices of LoRA (arXiv:2106.09685) next to a layer's frozen ones; without dropout."""
+    rank = shard.lora_rank
+    return {
+        name: (
+            device.random(rank, k, scale=k**-0.5, learned=True),
+            device.random(n, rank, scale=0.01 * rank**-0.5, learned=True),
+        )
+        for name, (n, k) in shard.adapted(kind).items()
+    }
 
 
 def _has_bias(model: ModelSpec, name: str) -> bool:
@@ -231,12 +281,14 @@ def _has_bias(model: ModelSpec, name: str) -> bool:
 # Times the passes of one real layer, and weighs what they keep in memory.
 #
 # ``backward`` makes input and weight gradients; ``input_gradient`` the first alone, so a weight gradient
-# pass (zero-bubble schedules) is the difference. ``recompute_backward`` replays the forward pass first.
+# pass (zero-bubble schedules) is the difference. ``recompute_backward`` replays the forward pass first;
+# ``accumulate`` adds weight gradients to fp32 buffers, as frameworks do that keep whole ones.
 
 
 # AdamW on fp32 master weights reads weight, both moments and gradient and writes the first three; the copy
-# in the measured precision comes on top (ZeRO, arXiv:1910.02054, section 3.1).
-OPTIMIZER_BYTES = 7 * 4
+# in the measured precision comes on top (ZeRO, arXiv:1910.02054, section 3.1). Adding a gradient reads an
+# fp32 sum and writes it.
+OPTIMIZER_BYTES, ADDED_BYTES = 7 * 4, 2 * 4
 
 
 def measure_layer(
@@ -245,8 +297,8 @@ def measure_layer(
     """Forward, both gradients, the input gradient, backward after recompute, optimizer step."""
     layer = build_layer(shard, kind, device)
     x = device.random(shard.micro_batch_size, shard.seq_length, shard.model.hidden_size, learned=True)
-    inputs = (x, *layer.weights.values())
-    flops = shard.layer_forward_flops(kind)
+    inputs = (x, *layer.trained)
+    flops, backward_flops = shard.layer_forward_flops(kind), shard.layer_backward_flops(kind)
 
     def replayed() -> Tensor:
         checkpoint = device.torch.utils.checkpoint.checkpoint
@@ -264,22 +316,109 @@ def measure_layer(
             activation_bytes=_kept_bytes(layer, x),
         ),
         replace(
-            label.measured("backward", backward, flops=2 * flops),
+            label.measured("backward", backward, flops=backward_flops),
             peak_memory_bytes=_peak_bytes(layer, inputs),
         ),
         label.measured("input_gradient", input_gradient, flops=flops),
-        label.measured("recompute_backward", recompute, flops=3 * flops),
+        label.measured("recompute_backward", recompute, flops=flops + backward_flops),
     ]
-    elements = sum(weight.numel() for weight in layer.weights.values())
+    return [*measured, *_updates(layer.trained, label, device, effort)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """The look-up of tokens, or the last norm with the head and the loss, as one rank holds them."""
+
+    run: Callable[[], Tensor]
+    inputs: tuple[Tensor, ...]  # gradients wanted; none of a frozen look-up
+    trained: tuple[Tensor, ...]
+    flops: float  # of the forward pass
+    backward_flops: float
+
+
+def embedding_of(shard: Shard, device: Device) -> End:
+    """The look-up of one micro-batch in this rank's rows of the table."""
+    learned, functional = not shard.lora_rank, device.torch.nn.functional
+    table = device.random(shard.vocab, shard.model.hidden_size, learned=learned)
+    tokens = _tokens(shard, device)
+    trained = (table,) if learned else ()
+    return End(
+        run=lambda: functional.embedding(tokens, table),
+        inputs=trained,
+        trained=trained,
+        flops=0.0,
+        backward_flops=0.0,
+    )
+
+
+def head_of(shard: Shard, device: Device) -> End:
+    """Last norm, product with this rank's rows, and cross entropy of fp32 logits."""
+    model, learned, functional = shard.model, not shard.lora_rank, device.torch.nn.functional
+    norm, width = norm_of(model, device), model.hidden_size
+    x = device.random(shard.tokens, width, learned=True)
+    scale = device.random(width, learned=learned)
+    rows = device.random(shard.vocab, width, scale=width**-0.5, learned=learned)
+    labels = _tokens(shard, device).flatten()
+    trained = (scale, rows) if learned else ()
+    flops = 2.0 * shard.tokens * shard.vocab * width
+    return End(
+        run=lambda: functional.cross_entropy(functional.linear(norm(x, scale), rows).float(), labels),
+        inputs=(x, *trained),
+        trained=trained,
+        flops=flops,
+        backward_flops=(2.0 if learned else 1.0) * flops,
+    )
+
+
+def measure_end(
+    make: Callable[[Shard, Device], End], shard: Shard, label: Label, device: Device, effort: Effort
+) -> list[Measurement]:
+    """Forward and, where anything is trained or hands a gradient on, backward and the updates."""
+    end = make(shard, device)
+    measured = [label.measured("forward", timed(end.run, device, effort), flops=end.flops)]
+    if end.inputs:
+        backward = timed_backward(end.run, end.inputs, device, effort)
+        measured.append(label.measured("backward", backward, flops=end.backward_flops))
+    return [*measured, *_updates(end.trained, label, device, effort)]
+
+
+def _tokens(shard: Shard, device: Device) -> Tensor:
+    shape = (shard.micro_batch_size, shard.seq_length)
+    return device.torch.randint(shard.vocab, shape, device=device.name)
+
+
+def _updates(
+    weights: tuple[Tensor, ...], label: Label, device: Device, effort: Effort
+) -> list[Measurement]:
+    """Adding the gradients up, and the optimizer's step; nothing where nothing is trained."""
+    if not weights:
+        return []
+    elements = sum(weight.numel() for weight in weights)
+    added_bytes = float(elements * (ADDED_BYTES + device.element_bytes))
     step_bytes = float(elements * (OPTIMIZER_BYTES + device.element_bytes))
-    step = label.measured("optimizer", _optimizer_step(layer, effort), moved_bytes=step_bytes)
-    return [*measured, step]
+    return [
+        label.measured("accumulate", _accumulation(weights, device, effort), moved_bytes=added_bytes),
+        label.measured("optimizer", _optimizer_step(weights, device, effort), moved_bytes=step_bytes),
+    ]
 
 
-def _optimizer_step(layer: Layer, effort: Effort) -> Timing:
-    """One fused AdamW step on fp32 master weights, and the copy back to the layer's weights."""
-    torch = layer.device.torch
-    weights = [weight.detach() for weight in layer.weights.values()]
+def _accumulation(weights: tuple[Tensor, ...], device: Device, effort: Effort) -> Timing:
+    """Gradients in the measured precision added to fp32 buffers, one kernel for each weight."""
+    torch = device.torch
+    gradients = [torch.randn_like(weight) for weight in weights]
+    sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
+
+    def add() -> None:
+        for one, gradient in zip(sums, gradients, strict=True):
+            one.add_(gradient)
+
+    return timed(add, device, effort)
+
+
+def _optimizer_step(trained: tuple[Tensor, ...], device: Device, effort: Effort) -> Timing:
+    """One fused AdamW step on fp32 master weights, and the copy back to the trained weights."""
+    torch = device.torch
+    weights = [weight.detach() for weight in trained]
     masters = [torch.nn.Parameter(weight.float().clone()) for weight in weights]
     for master in masters:
         master.grad = torch.randn_like(master)
@@ -290,7 +429,7 @@ def _optimizer_step(layer: Layer, effort: Effort) -> Timing:
         for weight, master in zip(weights, masters, strict=True):
             weight.copy_(master.detach())
 
-    return timed(step, layer.device, effort)
+    return timed(step, device, effort)
 
 
 def _kept_bytes(layer: Layer, x: Tensor) -> int:
@@ -298,9 +437,8 @@ def _kept_bytes(layer: Layer, x: Tensor) -> int:
 
     The layer's input counts: whoever made it hands it over.
     """
-    own = {
-        one.untyped_storage().data_ptr() for one in (*layer.weights.values(), layer.cosines, layer.sines)
-    }
+    tables = (layer.cosines, layer.sines)
+    own = {one.untyped_storage().data_ptr() for one in (*layer.weights.values(), *layer.trained, *tables)}
     kept: dict[int, int] = {}
 
     def pack(saved: Tensor) -> Tensor:

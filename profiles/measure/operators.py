@@ -9,7 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from meshwright.profiles.measure.device import Device, Tensor
-from meshwright.profiles.measure.layer import activation_of, causal_attention, norm_of, rotated, rotations
+from meshwright.profiles.measure.layer import (
+    GROUP_MULTIPLE,
+    activation_of,
+    causal_attention,
+    ends_of,
+    norm_of,
+    rotated,
+    rotations,
+)
 from meshwright.profiles.measure.shard import Gemm, Shard
 from meshwright.profiles.measure.timing import Effort, Label, timed, timed_backward
 from meshwright.profiles.measured.profile import Measurement
@@ -174,7 +182,7 @@ def measure_attention(shard: Shard, label: Label, device: Device, effort: Effort
 
 
 def measure_gemm(gemm: Gemm, label: Label, device: Device, effort: Effort) -> list[Measurement]:
-    """Forward, input gradient and weight gradient; the products of several experts as one batch.
+    """Forward, input gradient and weight gradient; the products of several experts grouped or as one batch.
 
     W is stored (n, k), as torch.nn.Linear stores it, so the three products read their operands in the
     layouts that training does.
@@ -183,12 +191,14 @@ def measure_gemm(gemm: Gemm, label: Label, device: Device, effort: Effort) -> li
     x = device.random(*batch, gemm.m, gemm.k)
     w = device.random(*batch, gemm.n, gemm.k, scale=gemm.k**-0.5)
     dy = device.random(*batch, gemm.m, gemm.n)
-    matmul = device.torch.matmul
-    passes = {
-        "forward": lambda: matmul(x, w.mT),
-        "input_gradient": lambda: matmul(dy, w),
-        "weight_gradient": lambda: matmul(dy.mT, x),
-    }
+    passes = _grouped_passes(gemm, x, w, dy, device) if gemm.experts > 1 else None
+    if passes is None:
+        matmul = device.torch.matmul
+        passes = {
+            "forward": lambda: matmul(x, w.mT),
+            "input_gradient": lambda: matmul(dy, w),
+            "weight_gradient": lambda: matmul(dy.mT, x),
+        }
     elements = gemm.experts * (gemm.m * gemm.k + gemm.n * gemm.k + gemm.m * gemm.n)
     return [
         label.measured(
@@ -199,3 +209,18 @@ def measure_gemm(gemm: Gemm, label: Label, device: Device, effort: Effort) -> li
         )
         for kind, run in passes.items()
     ]
+
+
+def _grouped_passes(
+    gemm: Gemm, x: Tensor, w: Tensor, dy: Tensor, device: Device
+) -> dict[str, Callable[[], Tensor]] | None:
+    """The three products of all experts in one kernel each; None where torch has none for these."""
+    product = device.grouped_product
+    if product is None or gemm.m % GROUP_MULTIPLE:
+        return None
+    ends, rows, gradients = ends_of(gemm.experts, gemm.m, device), x.flatten(0, 1), dy.flatten(0, 1)
+    return {
+        "forward": lambda: product(rows, w.mT, offs=ends),
+        "input_gradient": lambda: product(gradients, w, offs=ends),
+        "weight_gradient": lambda: product(gradients.mT, rows, offs=ends),
+    }

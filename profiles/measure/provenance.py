@@ -62,9 +62,9 @@ def session_of(device: Device, command: Sequence[str]) -> Session:
         ours = "not installed"
     return Session(
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=_plain(" ".join(command)),
+        command=plain(" ".join(command)),
         meshwright=ours,
-        device_state=_device_state(device),
+        device_state=device_state(device),
     )
 
 
@@ -78,15 +78,17 @@ def differences(ours: Machine, theirs: Machine) -> list[str]:
     ]
 
 
-def _device_state(device: Device) -> str:
+def device_state(device: Device) -> str:
     """Clocks, power and temperature of a GPU; the governor of a CPU. Empty where nothing can be read."""
     if device.kind == "cuda":
         values = _nvidia_smi(device, STATE_FIELDS).split(", ")
         pairs = zip(STATE_FIELDS, values, strict=False)
-        return _plain(", ".join(f"{name} {value}" for name, value in pairs if value))
+        grouped = "yes" if device.grouped_product is not None else "no"
+        state = [f"{name} {value}" for name, value in pairs if value]
+        return plain(", ".join([*state, f"torch's grouped products {grouped}"]))
     governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     try:
-        return _plain(f"governor {governor.read_text().strip()}")
+        return plain(f"governor {governor.read_text().strip()}")
     except OSError:
         return ""
 
@@ -123,9 +125,9 @@ def _host_cpu() -> str:
     except OSError:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return _plain(next(names, "") or platform.processor() or platform.machine() or "unknown")
+    return plain(next(names, "") or platform.processor() or platform.machine() or "unknown")
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text as a profile may hold it: printable and short."""
     return "".join(char if char.isprintable() else "?" for char in text[:MAX_TEXT])

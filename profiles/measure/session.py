@@ -23,7 +23,7 @@ from meshwright.profiles.measure.collectives import (
     told,
 )
 from meshwright.profiles.measure.device import Device
-from meshwright.profiles.measure.layer import measure_layer
+from meshwright.profiles.measure.layer import embedding_of, head_of, measure_end, measure_layer
 from meshwright.profiles.measure.operators import (
     attention_shape,
     measure_attention,
@@ -31,7 +31,7 @@ from meshwright.profiles.measure.operators import (
     measure_memory_bound,
     memory_bound_makers,
 )
-from meshwright.profiles.measure.provenance import differences, machine_of, session_of
+from meshwright.profiles.measure.provenance import differences, machine_of, plain, session_of
 from meshwright.profiles.measure.shard import Shard
 from meshwright.profiles.measure.timing import FULL, QUICK, Effort, Label, Task
 from meshwright.profiles.measured.profile import (
@@ -121,7 +121,7 @@ def open_notebook(path: Path, subject: Subject, machine: Machine, session: Sessi
 
 def _other_subject(ours: Subject, theirs: Subject) -> list[str]:
     """In what two subjects differ."""
-    names = ("seq_length", "dtype", "expert_parallel_size", "quick")
+    names = ("seq_length", "dtype", "expert_parallel_size", "quick", "lora_rank", "lora_targets")
     odds = [
         f"{name}: {getattr(ours, name)} here, {getattr(theirs, name)} there"
         for name in names
@@ -158,6 +158,8 @@ class Wanted:
                 expert_parallel_size=self.subject.expert_parallel_size,
                 micro_batch_size=micro_batch_size,
                 seq_length=self.subject.seq_length,
+                lora_rank=self.subject.lora_rank,
+                lora_targets=self.subject.lora_targets,
             )
             for tensor_parallel_size, micro_batch_size in product(
                 self.tensor_parallel_sizes, self.micro_batch_sizes
@@ -234,6 +236,18 @@ def _layer_tasks(shard: Shard) -> Iterator[Task]:
     for kind in sorted(set(shard.model.layer_kinds())):
         label = _label("layer", f"{kind}_layer", shard, {"seq_length": shard.seq_length})
         yield Task(name=label.task, group="layer", measure=partial(measure_layer, shard, kind, label))
+    if any(getattr(shard.model, name) for name in _OTHER_ENDS):
+        return
+    for name, make in (("embedding", embedding_of), ("head", head_of)):
+        label = _label("layer", name, shard, {"seq_length": shard.seq_length})
+        yield Task(name=label.task, group="layer", measure=partial(measure_end, make, shard, label))
+
+
+# What the ends of a model may do that the measured ones do not.
+_OTHER_ENDS = (
+    "embedding_size", "learned_position_embeddings", "embedding_norm", "head_bias", "normalized_head",
+    "head_transform", "logit_softcap", "num_mtp_layers",
+)  # fmt: skip
 
 
 Say = Callable[[str], None]
@@ -321,22 +335,38 @@ def _measure_together(
 
 
 def _measure_alone(task: Task, notebook: Notebook, start: Start, effort: Effort) -> None:
-    """One task; where memory does not suffice, that is what the file says."""
+    """Measure one task; the file keeps why it could not be, such as memory or a missing operator.
+
+    Raises:
+        ProfileError: the device answers nothing any more, so that no other task could be measured.
+    """
+    reason: str | None = None
     try:
         measurements = task.measure(start.device, effort)
     except RuntimeError as fault:
-        if not _is_out_of_memory(fault):
-            raise
-        notebook.skip(task.name, "not enough memory")
-        start.say(f"{task.name}: skipped, not enough memory")
+        reason = NO_MEMORY if is_out_of_memory(fault) else _first_line(fault)
     else:
         _keep(task, measurements, notebook, start)
+    if reason is not None:
+        notebook.skip(task.name, reason)
+        start.say(f"{task.name}: skipped, {reason}")
     start.device.release()
+    if reason is not None and not start.device.answers():
+        lost = f"{start.device.name} answers nothing any more, start again"
+        raise ProfileError(f"{task.name}: {reason}; {lost}")
 
 
-def _is_out_of_memory(fault: RuntimeError) -> bool:
-    """torch.OutOfMemoryError on CUDA; a plain RuntimeError of the allocator's on a CPU."""
-    return type(fault).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(fault)
+NO_MEMORY = "not enough memory"
+_ALLOCATORS = ("DefaultCPUAllocator", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+
+
+def is_out_of_memory(fault: BaseException) -> bool:
+    """torch.OutOfMemoryError on CUDA; elsewhere a plain RuntimeError that names what could not allocate."""
+    return type(fault).__name__ == "OutOfMemoryError" or any(name in str(fault) for name in _ALLOCATORS)
+
+
+def _first_line(fault: BaseException) -> str:
+    return plain(f"{type(fault).__name__}: {str(fault).strip().partition(chr(10))[0]}")
 
 
 def _keep(task: Task, measurements: list[Measurement], notebook: Notebook, start: Start) -> None:

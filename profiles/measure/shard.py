@@ -10,8 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.profiles.model import LayerKind, ModelSpec
+
+# The matrices of a measured layer that each of Megatron-Core's targets of LoRA means.
+MATRICES_OF: Mapping[str, tuple[str, ...]] = {
+    "linear_qkv": ("qkv", "q_down", "q_up", "kv_down", "kv_up"),
+    "linear_proj": ("attention_out",),
+    "linear_fc1": ("mlp_up",),
+    "linear_fc2": ("mlp_down",),
+}
+_OF_EXPERTS = ("linear_fc1", "linear_fc2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +48,15 @@ class Shard:
     expert_parallel_size: int
     micro_batch_size: int
     seq_length: int
+    lora_rank: int = 0  # of adapters next to frozen weights; 0: every weight is trained
+    lora_targets: tuple[str, ...] = ()  # modules that they adapt, by Megatron-Core's names
 
     def __post_init__(self) -> None:
         """Refuse what does not divide.
 
         Raises:
-            InvalidProblemError: layers that are not measured; or heads, key/value heads, MLP columns or
-                experts cannot be split so.
+            InvalidProblemError: layers or adapters that are not measured; or heads, key/value heads, MLP
+                columns or experts cannot be split so.
         """
         size, model = self.tensor_parallel_size, self.model
         unmeasured = (
@@ -55,6 +66,12 @@ class Shard:
         for name in unmeasured:
             if getattr(model, name):
                 raise InvalidProblemError.of("--model", f"layers with {name} are not measured")
+        for name in self.lora_targets if self.lora_rank else ():
+            if name not in MATRICES_OF:
+                raise UnknownNameError.among("--lora-target", name, MATRICES_OF)
+            if model.moe is not None and name in _OF_EXPERTS:
+                message = f"{name} adapts routed experts, whose adapters are not measured"
+                raise InvalidProblemError.of("--lora-target", message, nearest="linear_qkv,linear_proj")
         _refuse_rest("--tp", size, model.num_attention_heads, "num_attention_heads")
         widths = {"ffn_hidden_size": model.ffn_hidden_size}
         if model.moe is not None:
@@ -115,6 +132,11 @@ class Shard:
         """(outputs, inputs) of every weight matrix of a layer, routed experts not included."""
         return {**self._attention_matrices(), **self._mlp_matrices(kind)}
 
+    def adapted(self, kind: LayerKind) -> dict[str, tuple[int, int]]:
+        """(outputs, inputs) of the matrices of a layer that adapters stand next to."""
+        wanted = {one for name in self.lora_targets if self.lora_rank for one in MATRICES_OF[name]}
+        return {name: sides for name, sides in self.matrices(kind).items() if name in wanted}
+
     def expert_matrices(self) -> dict[str, tuple[int, int]]:
         """(outputs, inputs) of the matrices of one routed expert (none for a dense model)."""
         return _mlp("experts", self.model, self.model.moe.ffn_hidden_size, self) if self.model.moe else {}
@@ -133,11 +155,22 @@ class Shard:
         whole_row = (self.seq_length + 1) / 2  # mean keys of a query
         return 2.0 * self.heads * (self.model.head_dim + self.model.v_head_dim) * whole_row * self.tokens
 
+    def adapter_flops(self, kind: LayerKind) -> float:
+        """Forward FLOPs of both thin products of every adapter of a layer."""
+        return 2.0 * self.tokens * self.lora_rank * sum(n + k for n, k in self.adapted(kind).values())
+
     def layer_forward_flops(self, kind: LayerKind) -> float:
-        """Forward FLOPs of this rank's share of one layer."""
+        """Forward FLOPs of this rank's share of one layer, adapters included."""
         linear = 2.0 * self.tokens * sum(n * k for n, k in self.matrices(kind).values())
         experts = sum(gemm.flops for gemm in self._expert_gemms()) if kind == "moe" else 0.0
-        return linear + experts + self.attention_flops()
+        return linear + experts + self.attention_flops() + self.adapter_flops(kind)
+
+    def layer_backward_flops(self, kind: LayerKind) -> float:
+        """FLOPs of the gradients: frozen matrices have those of their inputs alone."""
+        forward = self.layer_forward_flops(kind)
+        if not self.lora_rank:
+            return 2.0 * forward
+        return forward + self.attention_flops() + self.adapter_flops(kind)
 
     def _expert_gemms(self) -> tuple[Gemm, ...]:
         rows, experts = self.expert_rows, self.local_experts

@@ -19,6 +19,7 @@ PART_OF: Mapping[str, Part] = {
     "embedding": "embedding",
     "head": "head",
 }
+ADDED_BYTES = 10.0  # that ``accumulate`` moves for a weight of 2 bytes: 2 + 4 read, 4 written
 # Fields that change no layer's work; the vocabulary changes both ends'.
 _NOT_OF_A_LAYER = (
     "name",
@@ -73,22 +74,31 @@ class MeasuredLayers:
     with_collectives: bool  # tensor-parallel collectives are inside the times
     times: tuple[LayerTime, ...]
     ratios: tuple[LayerRatio, ...] = ()  # against the profile that carries these layers
+    lora_rank: int = 0  # of adapters next to frozen weights; 0: every weight was trained
+    lora_targets: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, profile: MeasuredProfile) -> MeasuredLayers | None:
-        """The layers of a measured profile; None where it holds none with both passes."""
+    def of(cls, profile: MeasuredProfile, *, accumulation_bytes: float = 0.0) -> MeasuredLayers | None:
+        """The layers of a measured profile; None where it holds none with both passes.
+
+        Args:
+            profile: what was timed.
+            accumulation_bytes: what a framework moves to add one weight's gradient to an fp32 buffer. A
+                backward pass takes that share of the timed addition, which moves ``ADDED_BYTES``, longer.
+        """
         found: dict[tuple[Part, int, int], dict[str, float]] = defaultdict(dict)
         for one in profile.measurements:
             if one.group == "layer" and one.operator in PART_OF:
                 sizes = one.shape.get("tensor_parallel_size", 1), one.shape.get("micro_batch_size", 1)
                 found[(PART_OF[one.operator], *sizes)][one.kind] = one.timing.median_s
+        added = accumulation_bytes / ADDED_BYTES
         times = tuple(
             LayerTime(
                 part=part,
                 tensor_parallel_size=tp,
                 micro_batch_size=micro_batch,
                 forward_s=passes["forward"],
-                backward_s=passes["backward"],
+                backward_s=passes["backward"] + added * passes.get("accumulate", 0.0),
                 optimizer_s=passes.get("optimizer"),
             )
             for (part, tp, micro_batch), passes in sorted(found.items())
@@ -102,7 +112,15 @@ class MeasuredLayers:
             expert_parallel_size=profile.subject.expert_parallel_size,
             with_collectives=profile.subject.with_collectives,
             times=times,
+            lora_rank=profile.subject.lora_rank,
+            lora_targets=profile.subject.lora_targets,
         )
+
+    def trains(self, lora_rank: int, lora_targets: tuple[str, ...]) -> bool:
+        """Whether the same weights were trained: all of them, or the same adapters."""
+        if lora_rank != self.lora_rank:
+            return False
+        return not lora_rank or set(lora_targets) == set(self.lora_targets)
 
     def has_part(self, part: Part, model: ModelSpec) -> bool:
         """Whether a part of ``model`` is of the shape that was timed."""

@@ -68,7 +68,8 @@ class Measurement:
     task: str  # the unit of resuming it belongs to
     group: MeasuredGroup
     operator: str  # qkv, attention, rmsnorm, dense_layer, all_reduce, …
-    kind: str  # forward, backward, input_gradient, weight_gradient, recompute_backward, optimizer, …
+    # forward, backward, input_gradient, weight_gradient, recompute_backward, accumulate, optimizer, …
+    kind: str
     shape: Mapping[str, int]
     timing: Timing
     work_flops: float = 0.0  # multiply-adds of its matrix products, 2 FLOPs each
@@ -87,6 +88,8 @@ class Subject:
     expert_parallel_size: int
     quick: bool  # few repeats, few payloads
     with_collectives: bool = False  # layers were timed with their tensor-parallel collectives inside
+    lora_rank: int = 0  # of adapters next to frozen weights; 0: every weight is trained
+    lora_targets: tuple[str, ...] = ()  # modules that they adapt, by Megatron-Core's names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +148,13 @@ class MeasuredProfile:
         )
 
     def to_json(self) -> dict[str, object]:
-        """The JSON object of the file; ``measured_profile_reading`` reads it back."""
+        """The JSON object of the file; ``measured_profile_from_json`` reads it back."""
         raw: dict[str, object] = {"format": FORMAT, "version": VERSION}
-        raw["subject"] = {**asdict(self.subject), "model": model_to_mapping(self.subject.model)}
+        raw["subject"] = {
+            **asdict(self.subject),
+            "model": model_to_mapping(self.subject.model),
+            "lora_targets": list(self.subject.lora_targets),
+        }
         raw["machine"] = _without_none(asdict(self.machine))
         raw["sessions"] = [asdict(session) for session in self.sessions]
         raw["completed"] = list(self.completed)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+from meshwright.profiles.adapters import FUSED_TARGETS
 from meshwright.profiles.documents import FILE, read_json
 from meshwright.profiles.errors import InvalidProblemError, ProfileError
 from meshwright.profiles.measured.profile import (
@@ -92,7 +93,11 @@ def _subject(reader: FieldReader) -> Subject:
         expert_parallel_size=reader.integer("expert_parallel_size"),
         quick=_required_flag(reader, "quick"),
         with_collectives=reader.flag("with_collectives", default=False),
+        lora_rank=reader.integer("lora_rank", low=0) if reader.has("lora_rank") else 0,
+        lora_targets=tuple(reader.texts("lora_targets")) if reader.has("lora_targets") else (),
     )
+    if unknown := [name for name in subject.lora_targets if name not in FUSED_TARGETS]:
+        reader.fault("lora_targets", f'has "{unknown[0][:40]}"', allowed=", ".join(FUSED_TARGETS))
     reader.refuse_unknown()
     return subject
 
@@ -216,7 +221,7 @@ def measured_profile_schema() -> Schema:
     parts: dict[str, Schema] = {
         "format": {"const": FORMAT},
         "version": {"const": VERSION},
-        "subject": _object_schema(_SUBJECT, optional=("with_collectives",)),
+        "subject": _object_schema(_SUBJECT, optional=_SUBJECT_OPTIONAL),
         "machine": _object_schema(_MACHINE, optional=("cuda", "driver", "threads", "gpu")),
         "sessions": {
             "type": "array",
@@ -250,7 +255,10 @@ _SUBJECT: dict[str, Schema] = {
     "expert_parallel_size": _COUNT,
     "quick": _FLAG,
     "with_collectives": _FLAG,
+    "lora_rank": _BYTES,
+    "lora_targets": {"type": "array", "items": {"enum": list(FUSED_TARGETS)}},
 }
+_SUBJECT_OPTIONAL = ("with_collectives", "lora_rank", "lora_targets")
 _MACHINE: dict[str, Schema] = {
     "kind": {"enum": ["cuda", "cpu"]},
     "device": _TEXT,

@@ -99,7 +99,9 @@ class GpuOperators:
     gemm_m0: float  # rows at which half the rate is reached
     gemm_n0: float  # columns at which half the rate is reached
     gemm_k0: float  # inner length at which half the rate is reached
-    grouped_m0: float  # rows of one expert at which a grouped GEMM reaches half of a plain one's rate
+    grouped_m0: (
+        float  # rows that each expert of a grouped GEMM needs beyond a plain one's for half the rate
+    )
     launch_s: float  # of one kernel
     flash: float  # share of the dense bf16 peak of a long causal flash attention, forward
     flash_s0: float  # tokens at which half the rate is reached
@@ -108,8 +110,6 @@ class GpuOperators:
     source: str
     measured: bool  # False: taken from the nearest architecture
     host: float = 1.0  # seconds that its usual host takes to launch kernels over a DGX A100's
-    experts: float = 1.0  # seconds of routed experts in training over those of the measured tables
-    experts_backward: float = 2.0  # seconds of their backward pass over the forward's
     tables: str = ""  # whose measured operator tables hold here; empty: the formulas above alone
     tables_digest: str = ""
 
@@ -176,8 +176,6 @@ def operators_of(gpu: GpuSpec) -> GpuOperators:
         values["tables"] = gpu.slug
     return GpuOperators(
         measured=row is not None,
-        experts_backward=backward_ratio("grouped_gemm", "input_gradient", gpu=gpu)
-        + backward_ratio("grouped_gemm", "weight_gradient", gpu=gpu, gradient_dtype="fp32"),
         attention_backward=backward_ratio("attention", "backward", gpu=gpu),
         tables_digest=operator_tables_digest(values["tables"]) if values["tables"] else "",
         **values,

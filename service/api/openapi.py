@@ -25,7 +25,7 @@ _REF = "#/components/schemas/{model}"
 
 
 def json_body_of(schema: dict[str, Any]) -> dict[str, Any]:
-    """``openapi_extra`` of a route whose body is JSON of this schema."""
+    """FastAPI's ``openapi_extra`` of a route whose body is JSON of this schema."""
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
@@ -140,6 +140,18 @@ PREDICTION_BODY = json_body_of(
                     },
                     "launch_file": _LAUNCH_FILE,
                     "configuration": _partial_configuration(),
+                },
+            },
+            {
+                "type": "object",
+                "required": ["plan"],
+                "additionalProperties": False,
+                "properties": {
+                    "problem": {
+                        "$ref": _REF.format(model="ProblemRequest"),
+                        "description": "default: the problem of the newest job that found the plan",
+                    },
+                    "plan": {"type": "string", "description": "plan_id of a plan that a job found"},
                 },
             },
         ]

@@ -24,9 +24,12 @@ from meshwright.profiles.profile import Profile
 from meshwright.service.cli.terminal import FOUND, say_warnings, screen
 from meshwright.service.files import write_text
 from meshwright.service.library import costs_of, is_measured, of_one_cluster
+from meshwright.service.report.measured import compared_table
 from meshwright.service.requests.measured_runs import shape_of_plan
-from meshwright.solver.calibration.calibrate import calibrate, default_profile_of
+from meshwright.solver.calibration.calibrate import calibrate, called, default_profile_of
 from meshwright.solver.calibration.choose import Candidates, measuring_order
+from meshwright.solver.calibration.fit import TIME_PROCESS
+from meshwright.solver.calibration.measured import Compared, compared
 from meshwright.solver.calibration.observations import Observation, batches_of, launch_shares
 from meshwright.solver.cost.residuals import features_of
 from meshwright.solver.problem import Problem
@@ -53,6 +56,7 @@ def calibrate_command(
 
 
 _WORTH_SAYING = 0.05  # relative moves of a constant
+_MUCH_MORE = 2.0  # times the catalog's scatter: a scatter that is worth a sentence
 
 
 def run_calibrate(
@@ -75,7 +79,12 @@ def run_calibrate(
         _write(out, json.dumps(calibration.to_json(), indent=1, allow_nan=False) + "\n")
     if as_json:
         learnt = calibration.to_json() if calibration else None
-        document = {"calibration": learnt, "measure_next": following}
+        document = {
+            "calibration": learnt,
+            "runs": [one.to_json() for one in _compared(calibration, measured)],
+            "scatter": _scatter(calibration),
+            "measure_next": following,
+        }
         sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
     else:
         screen().print(Group(*_shown(calibration, measured, following)))
@@ -130,6 +139,7 @@ def _shown(
         runs = f"{calibration.num_runs} timed run{'s' * (calibration.num_runs > 1)}"
         head = f"{shown(calibration.cluster)}: calibrated on {runs} ({calibration.stack})"
         parts += [Text(head, style="bold"), *_constants(calibration)]
+        parts += compared_table(_compared(calibration, measured)) if calibration.num_runs else []
         parts += _spread(calibration, [one for one in measured if one.step_time_s])
     if following:
         parts.append(Text(f"worth measuring next: {', '.join(map(shown, following))}"))
@@ -158,7 +168,39 @@ def _spread(calibration: Calibration, timed: Sequence[Observation]) -> list[Rend
     shares = launch_shares(batches_of(timed, default_profile_of))
     points = np.stack([features_of(one.problem, one.configuration) for one in timed])
     sigma = float(np.median(calibration.residual.sigma(points, shares)))
-    return [Text(f"80 % of runs like these are expected within ± {exp(1.2816 * sigma) - 1.0:.1%}")]
+    lines: list[RenderableType] = [
+        Text(f"80 % of runs like these are expected within ± {exp(1.2816 * sigma) - 1.0:.1%}")
+    ]
+    scatter = _scatter(calibration)
+    if scatter is not None and scatter["these"] > _MUCH_MORE * scatter["catalog"]:
+        lines.append(
+            Text(
+                f"these runs scatter by {scatter['these']:.1%} about what their layouts explain, runs of "
+                f"one catalogued cluster by {scatter['catalog']:.1%}: every band is wider for it. Were "
+                "nodes shared, warm-up steps counted, or versions mixed?",
+                style="yellow",
+            )
+        )
+    return lines
+
+
+def _scatter(calibration: Calibration | None) -> dict[str, float] | None:
+    """How far one run differs from its like, as one standard deviation: these runs, and the catalog's.
+
+    The catalog's is the noise that predicted left-out runs of the open clusters best, from which a
+    calibration starts; few runs move it only so far.
+    """
+    if calibration is None or calibration.residual is None:
+        return None
+    return {"these": exp(calibration.residual.noise) - 1.0, "catalog": exp(TIME_PROCESS.noise) - 1.0}
+
+
+def _compared(calibration: Calibration | None, measured: Sequence[Observation]) -> list[Compared]:
+    """The timed runs that were learnt from, with their predictions before and after."""
+    if calibration is None:
+        return []
+    learnt = [one for one in measured if called(one) in calibration.runs]
+    return compared(learnt, calibration, default_profile_of)
 
 
 def _write(path: Path, text: str) -> None:

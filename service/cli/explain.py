@@ -12,7 +12,14 @@ import typer
 
 from meshwright.service.cli.calibrate import profile_for
 from meshwright.service.cli.predict import FROM_ARGS_HELP, IGNORE_HELP, RUN_HELP, SET_HELP, VAR_HELP
-from meshwright.service.cli.problem_options import PROFILE_HELP, Asked, Request, own_of, with_request
+from meshwright.service.cli.problem_options import (
+    OF_A_RANKING,
+    PROFILE_HELP,
+    Asked,
+    Request,
+    own_of,
+    with_request,
+)
 from meshwright.service.cli.progress import ProgressLine, cancellable
 from meshwright.service.cli.saved_plans import find_answer, keep, plan_of
 from meshwright.service.cli.terminal import FOUND, code_of, screen
@@ -22,7 +29,6 @@ from meshwright.service.report.terminal import profile_words, render_answer, ren
 from meshwright.solver.planner.plan import ask
 
 
-@with_request
 def explain(
     request: Request,
     *,
@@ -54,6 +60,9 @@ def explain(
         config=config, assign=assign, from_args=from_args, variables=variable, ignored=ignored, run=run
     )
     raise typer.Exit(run_explain(request, asked, as_json=json_output, calibration=profile))
+
+
+explain_options = with_request(explain, left_out=OF_A_RANKING)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -31,6 +31,8 @@ def export_command(
     """Write the launch files of a plan."""
     if (plan_id is None) == (source is None):
         raise typer.BadParameter("give a plan id, or --from with an answer's file")
+    if force and save_dir is None:
+        raise typer.BadParameter("--force is about the folder of --save-dir")
     chosen = chosen_plan(plan_id, source, rank)
     write_export(chosen, launcher=launcher, version=launcher_version, save_dir=save_dir, force=force)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -47,19 +47,27 @@ from meshwright.profiles.model_shapes import Json, model_to_mapping
 from meshwright.profiles.reading import FieldReader
 from meshwright.service.cli.assignments import settings_of
 from meshwright.service.cli.problem_options import model_part
-from meshwright.service.cli.saved_plans import KeptPlan, find_plan, plan_of_file
+from meshwright.service.cli.saved_plans import plan_named
 from meshwright.service.cli.terminal import FOUND, say_warnings
-from meshwright.service.files import ANSWER_FILE, write_text
+from meshwright.service.files import write_text
 from meshwright.service.jobs.answers import version_of
+from meshwright.service.report.formatting import seconds
+from meshwright.service.report.measured import off_by
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.measured_runs import (
     NEEDED,
     OF_A_PLAN,
+    PLAN,
     RunFacts,
     plan_row,
     run_row,
+    shape_of_plan,
     table_with,
 )
+from meshwright.solver.calibration.calibrate import calibrate, default_profile_of
+from meshwright.solver.calibration.observations import Observation
+from meshwright.solver.predict import predict
+from meshwright.solver.runs.table import read_runs
 
 
 def import_file(  # noqa: PLR0913 - the signature is the list of options
@@ -227,6 +235,9 @@ class Imported:
     read: str  # what was read, in words
     notes: tuple[str, ...]  # what was ignored or assumed
     usage: str  # how to use it
+    run: Observation | None = None  # a timed run of a plan, in the cluster of its row
+    cluster: str = ""
+    predicted_s: float = 0.0  # of that plan, when it was found
 
 
 def run_import(request: ImportRequest) -> int:
@@ -244,12 +255,14 @@ def run_import(request: ImportRequest) -> int:
     say_warnings(imported.notes)
     if target is None:
         sys.stdout.write(imported.text)
+        _say_outcome(imported, None)
         return FOUND
     try:
         write_text(target, imported.text)
     except OSError as fault:
         reason = fault.strerror or "cannot be written"
         raise InvalidProblemError.of("--out", f"{shown_path(target)}: {reason}") from None
+    _say_outcome(imported, target)
     sys.stderr.write(f"wrote {target}; use it with: {imported.usage.format(target)}\n")
     return FOUND
 
@@ -391,7 +404,7 @@ def _run_of_plan(request: ImportRequest, name: str) -> Imported:
     run = None if name == HUGGING_FACE else import_profile(request.file, name)
     if not isinstance(run, MeasuredRun):
         raise InvalidProblemError.of("--plan", "goes with a training log; the file is none")
-    kept = _plan_of(request.plan or "", request.rank)
+    kept = plan_named(request.plan or "", request.rank)
     settings = settings_of("--set", request.assign)
     wrong = sorted(settings.keys() - set(OF_A_PLAN))
     if wrong:
@@ -402,14 +415,44 @@ def _run_of_plan(request: ImportRequest, name: str) -> Imported:
     }  # fmt: skip
     names |= {"cluster": request.cluster} if request.cluster else {}
     row = plan_row(run, kept.plan, kept.problem, names | settings)
-    predicted_s = kept.plan.prediction.step_time_s
     ran = f"{run.step_time_s:.4g} s a step" if run.step_time_s else "it ran out of memory"
     return Imported(
         text=table_with(_existing(request), row),
-        read=f"{FORMATS[name].title}, {ran}; plan {kept.plan.plan_id} was predicted {predicted_s:.4g} s",
+        read=f"{FORMATS[name].title}, {ran}",
         notes=(),
         usage="meshwright calibrate {}",
+        run=_timed(run, row),
+        cluster=row["cluster"],
+        predicted_s=kept.plan.prediction.step_time_s,
     )
+
+
+def _timed(run: MeasuredRun, row: Mapping[str, str]) -> Observation | None:
+    """The run of a plan as calibration sees it; None without a step time."""
+    if not run.step_time_s:
+        return None
+    shape = Observation.of_shape(shape_of_plan(row[PLAN]))
+    return replace(shape, name=row["run_id"], step_time_s=run.step_time_s)
+
+
+def _say_outcome(imported: Imported, table: Path | None) -> None:
+    """Write what was predicted, what was measured, and what a calibration on the table predicts now."""
+    run = imported.run
+    if run is None or run.step_time_s is None:
+        return
+    words = f"{shown(run.name)}: predicted {seconds(imported.predicted_s)}"
+    words += f" ({off_by(imported.predicted_s, run.step_time_s)}), measured {seconds(run.step_time_s)}"
+    try:
+        rows = [] if table is None else [one for one in read_runs(table, shape_of_plan) if one.shape]
+        seen = [Observation.of(one) for one in rows if one.cluster == imported.cluster]
+        learnt = calibrate([one for one in seen if one is not None] or [run], cluster=imported.cluster)
+    except InvalidProblemError as fault:
+        sys.stderr.write(f"{words}; nothing can be learnt yet: {fault.errors[0].message}\n")
+        return
+    now_s = predict(run.problem, learnt.applied(default_profile_of(run)), run.configuration).step_time_s
+    now = f"predicted now {seconds(now_s)} ({off_by(now_s, run.step_time_s)})"
+    runs = f"{learnt.num_runs} run{'s' * (learnt.num_runs > 1)}"
+    sys.stderr.write(f"{words}; {now}, calibrated on {runs} of the table\n")
 
 
 def _refuse_facts(request: ImportRequest) -> None:
@@ -424,18 +467,6 @@ def _refuse_facts(request: ImportRequest) -> None:
     ):  # fmt: skip
         if value is not None:
             raise InvalidProblemError.of(option, "is the plan's; leave it out with --plan")
-
-
-def _plan_of(word: str, rank: int) -> KeptPlan:
-    """The kept plan of an id, or the plan of a rank in a saved answer.
-
-    Raises:
-        InvalidProblemError: there is no such plan.
-    """
-    path = Path(word)
-    if path.is_dir():
-        path /= ANSWER_FILE
-    return plan_of_file(path, rank) if path.is_file() else find_plan(word)
 
 
 def _existing(request: ImportRequest) -> str:

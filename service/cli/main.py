@@ -24,11 +24,11 @@ from meshwright.service.cli.terminal import report_usage, service_packages_for, 
 COMMANDS = {
     "plan": ("plan:plan", "Search the best parallel configurations for a model, a cluster and a batch."),
     "predict": (
-        "predict:predict_command",
+        "predict:predict_options",
         "Price one configuration: step time, memory by stage, risk of running out of it.",
     ),
     "explain": (
-        "explain:explain",
+        "explain:explain_options",
         "Price your own configuration beside the best plan, and say what each difference buys.",
     ),
     "capture": (
@@ -40,7 +40,7 @@ COMMANDS = {
         "Say what each difference between two plans buys, in seconds that add up.",
     ),
     "shapes": (
-        "shapes:shapes",
+        "shapes:shapes_options",
         "Name nearby model shapes that train faster for each parameter, or split better.",
     ),
     "export": ("export:export_command", "Write the launch files of a plan."),

@@ -13,7 +13,7 @@ import typer
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile
 from meshwright.service.cli.calibrate import profile_for
-from meshwright.service.cli.predict import IGNORE_HELP, RUN_HELP, VAR_HELP
+from meshwright.service.cli.predict import IGNORE_HELP, RUN_HELP, SET_HELP, VAR_HELP
 from meshwright.service.cli.problem_options import (
     PROFILE_HELP,
     SWEEP_HELP,
@@ -39,7 +39,7 @@ from meshwright.service.jobs.joining import SolvedPoint, join
 from meshwright.service.jobs.states import EndState
 from meshwright.service.launchers.reading.base import LaunchFile
 from meshwright.service.launchers.registry import export
-from meshwright.service.library import answer_document
+from meshwright.service.library import answer_document, measured_of_question
 from meshwright.service.report.comparison import reading_lines
 from meshwright.service.report.formatting import built_words, wrapped
 from meshwright.service.report.page import render_page
@@ -49,15 +49,15 @@ from meshwright.service.report.table import to_csv
 from meshwright.service.report.terminal import render_answer
 from meshwright.service.reporting import Asked, report_of
 from meshwright.service.requests.jobs import Sweep, read_job_request
-from meshwright.service.requests.parse import parse_problem
+from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.answer import Answer
+from meshwright.solver.calibration.measured import Measured
 from meshwright.solver.explain.certainty import runs_to_measure
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.certify.judge import kept_child
 
 FROM_CAPTURE_HELP = "Model, batch and launcher of what meshwright capture wrote, or of a launch file."
-SET_FILE_HELP = "What launch files leave open: vocab_size=128256."
 
 
 @with_request
@@ -74,9 +74,7 @@ def plan(  # noqa: PLR0913 - the signature is the list of options
     sweep: Annotated[list[str] | None, typer.Option(metavar="NAME=V,V", help=SWEEP_HELP)] = None,
     measure_next: Annotated[int, typer.Option(min=0, help="Name so many plans worth measuring.")] = 0,
     from_capture: Annotated[Path | None, typer.Option(help=FROM_CAPTURE_HELP)] = None,
-    assign: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=SET_FILE_HELP)
-    ] = None,
+    assign: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=SET_HELP)] = None,
     variable: Annotated[
         list[str] | None, typer.Option("--var", metavar="NAME=VALUE", help=VAR_HELP)
     ] = None,
@@ -92,6 +90,8 @@ def plan(  # noqa: PLR0913 - the signature is the list of options
     form: Literal["json", "csv", "table"] = "json" if json_output else "csv" if csv_output else "table"
     if found is not None:
         _say_reading(found, form)
+    if force and save_dir is None:
+        raise typer.BadParameter("--force is about the folder of --save-dir")
     if with_sweep(request, sweep or ()):
         if save_dir or measure_next:
             raise typer.BadParameter("--save-dir and --measure-next do not go with a sweep")
@@ -132,15 +132,18 @@ def run_plan(
     problem = parse_problem(request)
     profile = profile_for(problem, calibration)
     if save_dir:
-        check_folder(save_dir, force=force)
+        check_folder(save_dir, force=force, problem=problem_to_mapping(problem))
     answer, cancelled = _search(problem, profile)
     document = answer_document(answer, problem)
-    worth = runs_to_measure(problem, profile, answer.plans, measure_next) if measure_next else []
+    worth = runs_to_measure(problem, profile, answer.ranking, measure_next) if measure_next else []
+    measured = measured_of_question(problem, profile, calibration)
+    if measured:
+        document["measured"] = [one.to_json() for one in measured]
     if measure_next:
         document["measure_next"] = [{"plan_id": p.plan_id, "log_gain": gain} for p, gain in worth]
     if answer.plans:
         say_warnings(keep(document, problem))
-    _print(form, answer, problem, document)  # before files, which may be refused
+    _print(form, answer, problem, document, measured)  # before files, which may be refused
     if form == "table" and worth:
         console = screen()
         console.print(measure_line(worth, width=console.width))
@@ -175,12 +178,14 @@ def _save(
         files |= bundle.files
         warnings = bundle.warnings
     plan_id = answer.plans[0].plan_id if answer.plans else ""
-    save_folder(folder, files, plan_id=plan_id, force=force)
+    save_folder(folder, files, plan_id=plan_id, force=force, problem=document["problem"])
     say_warnings(warnings)
     sys.stderr.write(f"wrote {', '.join(files)} to {folder}\n")
 
 
-def _print(form: Form, answer: Answer, problem: Problem, document: dict[str, Any]) -> None:
+def _print(
+    form: Form, answer: Answer, problem: Problem, document: dict[str, Any], measured: Sequence[Measured]
+) -> None:
     """The answer on stdout, and nothing else."""
     if form == "json":
         sys.stdout.write(_text(document))
@@ -188,7 +193,7 @@ def _print(form: Form, answer: Answer, problem: Problem, document: dict[str, Any
         sys.stdout.write(to_csv(answer.plans))
     else:
         console = screen()
-        console.print(render_answer(answer, problem, width=console.width))
+        console.print(render_answer(answer, problem, width=console.width, measured=measured))
         if said := built_words(answer.plans, verdicts_of(answer.plans)):
             console.print(wrapped(said, console.width, indent=2))
 

@@ -18,6 +18,7 @@ from meshwright.service.report.plots import Subject, draw
 from meshwright.service.reporting import details_of
 
 Figure = Literal["pareto", "memory", "waterfall", "timeline", "roofline"]
+Format = Literal["svg", "png", "pdf", "perfetto"]
 
 
 def plot(
@@ -28,14 +29,22 @@ def plot(
     rank: Annotated[int, typer.Option(help="Which plan of --from.")] = 1,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     form: Annotated[
-        Literal["svg", "png", "pdf", "perfetto"],
-        typer.Option("--format", help="perfetto: the timeline as trace events (JSON)."),
-    ] = "svg",
-    out: Annotated[Path | None, typer.Option(help="File to write; default: FIGURE.FORMAT here.")] = None,
+        Format | None,
+        typer.Option(
+            "--format",
+            help="svg, png, pdf, or perfetto, the timeline as trace events in JSON [default: the suffix of "
+            "--out, else svg].",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File to write, e.g. memory.png [default: FIGURE.FORMAT in this folder]."),
+    ] = None,
 ) -> None:
     """Draw one figure of an answer: Pareto plot, memory, waterfall, timeline or roofline."""
     if (plan_id is None) == (source is None):
         raise typer.BadParameter("give a plan id, or --from with an answer's file")
+    form = form_of(form, out)
     if form == "perfetto" and figure != "timeline":
         raise typer.BadParameter("--format perfetto is for timelines")
     wanted = Wanted(name=plan_id or "", source=source, rank=rank, profile=profile)
@@ -46,7 +55,27 @@ def plot(
 # Draws one figure of a kept answer into a file.
 
 
-Format = Literal["svg", "png", "pdf", "perfetto"]
+_OF_SUFFIX: dict[str, Format] = {".svg": "svg", ".png": "png", ".pdf": "pdf", ".json": "perfetto"}
+
+
+def form_of(stated: Format | None, out: Path | None) -> Format:
+    """Return the format of a file: what is stated, and otherwise what the file's suffix means.
+
+    Raises:
+        InvalidProblemError: the suffix means no format, or another one than is stated.
+    """
+    if out is None:
+        return stated or "svg"
+    meant = _OF_SUFFIX.get(out.suffix.lower())
+    if meant is None and out.suffix:
+        allowed = "a name that ends in " + ", ".join(_OF_SUFFIX)
+        raise InvalidProblemError.of(
+            "--out", f"{shown_path(out)}: {out.suffix} is not drawn", allowed=allowed
+        )
+    if stated is not None and meant is not None and stated != meant:
+        message = f"{shown_path(out)} would hold {meant}, not {stated}"
+        raise InvalidProblemError.of("--out", message, allowed=f"--format {meant}, or another suffix")
+    return stated or meant or "svg"
 
 
 def run_plot(figure: str, wanted: Wanted, *, form: Format, out: Path | None) -> None:

@@ -4,32 +4,51 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
 
+from meshwright.profiles.documents import pointer
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.calibrate import profile_for
-from meshwright.service.cli.problem_options import PROFILE_HELP, Asked, Request, own_of, with_request
+from meshwright.service.cli.problem_options import (
+    OF_A_SEARCH,
+    PROFILE_HELP,
+    Asked,
+    Request,
+    own_of,
+    with_request,
+)
+from meshwright.service.cli.saved_plans import plan_named
 from meshwright.service.cli.terminal import FOUND, screen
-from meshwright.service.library import predict
+from meshwright.service.launchers.target import settled_problem
+from meshwright.service.library import PredictResult, predict
 from meshwright.service.report.comparison import reading_lines
+from meshwright.service.report.formatting import seconds, wrapped
 from meshwright.service.requests.launch_files import ramp_notes
+from meshwright.solver.configuration import SHORT_NAMES
 
-SET_HELP = "Part of the configuration (tp, pp, … or full names), or what launch files leave open."
+SET_HELP = (
+    "Value of the run that is priced: part of its configuration (tp=8), or what launch files leave open "
+    "(vocab_size=128256). Where a search chooses the configuration, --pin states its parts."
+)
 FROM_ARGS_HELP = "A launch file of any launcher (again: those beside it), or a folder of them."
 VAR_HELP = "Value of a shell variable, before the script's own (1=…: its first argument)."
 IGNORE_HELP = "A flag of the launch file to pass by, such as a broken one."
+PLAN_HELP = "A plan that was found, by its id or its answer file, instead of a configuration."
 RUN_HELP = "Which of several runs that the launch file starts, from 1; its refusal lists them."
 
 
-@with_request
 def predict_command(
     request: Request,
     *,
+    pin: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", hidden=True)] = None,
     config: Annotated[Path | None, typer.Option(help="Configuration as a JSON or YAML file.")] = None,
     assign: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=SET_HELP)] = None,
+    plan: Annotated[str | None, typer.Option(metavar="ID|FILE", help=PLAN_HELP)] = None,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     from_args: Annotated[list[Path] | None, typer.Option("--from-args", help=FROM_ARGS_HELP)] = None,
     variable: Annotated[
@@ -40,10 +59,20 @@ def predict_command(
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Price one configuration: step time, memory by stage, risk of running out of it."""
+    if pin:
+        message = "predict searches nothing that could be pinned; it prices one configuration"
+        raise InvalidProblemError.of("--pin", message, allowed=f"--set {pin[0]}")
+    if plan is not None:
+        if request or config or assign or from_args or variable or ignored or run:
+            raise typer.BadParameter("--plan is a whole question: only --profile and --json go with it")
+        raise typer.Exit(run_predict_plan(plan, as_json=json_output, calibration=profile))
     asked = Asked(
         config=config, assign=assign, from_args=from_args, variables=variable, ignored=ignored, run=run
     )
     raise typer.Exit(run_predict(request, asked, as_json=json_output, calibration=profile))
+
+
+predict_options = with_request(predict_command, left_out=OF_A_SEARCH)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -62,16 +91,93 @@ def run_predict(
     Raises:
         InvalidProblemError: the problem or the configuration is wrong.
     """
+    _require_one(request)
     own = own_of(request, asked)
     problem = own.problem
     profile = profile_for(problem, calibration)
     found = predict(problem, own.configuration, profile=profile)
     notes = [*own.notes, *ramp_notes(own, profile), *found.notes]
+    _print(found, notes, own.unread, as_json=as_json, assumed=own.assumed)
+    return FOUND
+
+
+def run_predict_plan(word: str, *, as_json: bool, calibration: Sequence[Path] | None = None) -> int:
+    """Price a plan that was found before, under a profile; the exit code.
+
+    Raises:
+        InvalidProblemError: there is no such plan, or the profile is wrong.
+    """
+    kept = plan_named(word)
+    costs = profile_for(settled_problem(kept.plan, kept.problem), calibration)
+    found = predict(kept.problem, kept.plan, profile=costs)
+    plan_id = kept.plan.plan_id
+    then_s, now_s = kept.plan.prediction.step_time_s, found.prediction.step_time_s
     if as_json:
-        document = {**found.to_json(), "notes": notes, "unread": list(own.unread)}
+        _print(
+            found,
+            found.notes,
+            (),
+            as_json=True,
+            more={"plan_id": plan_id, "step_time_s_when_found": then_s},
+        )
+    else:
+        _print(found, found.notes, (), as_json=False)
+        before = (
+            f"Plan {plan_id} was predicted {seconds(then_s)} when it was found, and {seconds(now_s)} now."
+        )
+        console = screen()
+        console.print(wrapped(before, console.width, indent=2))
+    return FOUND
+
+
+def _print(
+    found: PredictResult,
+    notes: Sequence[str],
+    unread: Sequence[str],
+    *,
+    as_json: bool,
+    assumed: Mapping[str, object] = MappingProxyType({}),
+    more: Mapping[str, object] | None = None,
+) -> None:
+    """The prediction on stdout, with what there is to know about it."""
+    if as_json:
+        document = {
+            **found.to_json(),
+            "assumed": dict(assumed),
+            **(more or {}),
+            "notes": list(notes),
+            "unread": list(unread),
+        }
         sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
     else:
         console = screen()
         console.print(found.render(console.width))
-        console.print(reading_lines(notes, own.unread, width=console.width))
-    return FOUND
+        if assumed:
+            console.print(wrapped(f"Assumed, not stated: {_words(assumed)}.", console.width, indent=2))
+        console.print(reading_lines(notes, unread, width=console.width))
+
+
+def _require_one(request: Request) -> None:
+    """Refuse several numbers of nodes or batches, among which only a search chooses.
+
+    Raises:
+        InvalidProblemError: there are several.
+    """
+    for part, name in (("cluster", "num_nodes"), ("workload", "global_batch_size")):
+        given = request.get(part)
+        value = given.get(name) if isinstance(given, dict) else None
+        if isinstance(value, list | dict):
+            message = "predict prices one configuration: state one number"
+            raise InvalidProblemError.of(pointer(part, name), message)
+
+
+def _words(values: Mapping[str, object]) -> str:
+    """Values of a configuration by their short names."""
+    return ", ".join(f"{SHORT_NAMES.get(name, name)} {_word(value)}" for name, value in values.items())
+
+
+def _word(value: object) -> str:
+    """One value of a configuration."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

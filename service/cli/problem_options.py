@@ -10,7 +10,8 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -36,9 +37,9 @@ from meshwright.service.cli.assignments import (
     values_of,
 )
 from meshwright.service.launchers.reading.base import MAX_BYTES, MAX_FILES, LaunchFile, Source
-from meshwright.service.requests.configuration import completed
+from meshwright.service.requests.configuration import assumed_values, completed
 from meshwright.service.requests.documents import read_lengths_file, read_problem_file
-from meshwright.service.requests.launch_files import Own, own_of_files, request_of_files
+from meshwright.service.requests.launch_files import FewerRanksError, Own, own_of_files, request_of_files
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.space.expressions import ExpressionError
 from meshwright.solver.space.request_rules import constraint_of
@@ -136,7 +137,10 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     ] = None,
     launcher: Annotated[
         str | None,
-        typer.Option(help="megatron-lm, torchtitan, …, any or none.", autocompletion=complete_launcher),
+        typer.Option(
+            help="megatron-lm, torchtitan, …, any or none [default: the first that can express the model].",
+            autocompletion=complete_launcher,
+        ),
     ] = None,
     stack: Annotated[
         str | None,
@@ -172,7 +176,11 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     forbid: Annotated[list[str] | None, typer.Option(metavar="NAME=V[,V]", help="Values to avoid.")] = None,
     allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="offload, fp8, an optimizer, a switch: searched too."),
+        typer.Option(
+            metavar="NAME",
+            help="Search offload, fp8, an optimizer or a switch too; switches: all, also those that need a "
+            "package; none: no switch [default: those that a stock launcher runs].",
+        ),
     ] = None,
     constraint: Annotated[
         list[str] | None, typer.Option(metavar="EXPRESSION", help="Must hold: 'tp * cp <= 8'.")
@@ -199,6 +207,9 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
         total_tokens = round(total_tokens)
     workload |= {"total_tokens": total_tokens}
     _override(request, "workload", workload)
+    if lora_target and not _object(request, "workload").get("lora_rank"):
+        message = "names what adapters are put on, and there are none"
+        raise InvalidProblemError.of("--lora-target", message, allowed="with a --lora-rank above 0")
     if launcher is not None:
         request["launcher"] = launcher
     if stack is not None:
@@ -267,9 +278,22 @@ def _own_configuration(path: Path | None) -> object:
     return own.get("config", own)
 
 
-def with_request(command: Callable[..., None]) -> Callable[..., None]:
-    """Give ``command``, whose first parameter is ``request``, the options of ``read_request`` as well."""
-    shared = inspect.signature(read_request, eval_str=True).parameters
+# What lists plans next to the best one; commands that show no ranking leave it out.
+OF_A_RANKING = frozenset({"top_k", "diverse", "pareto", "baseline"})
+# What only a search can apply.
+OF_A_SEARCH = OF_A_RANKING | {
+    "time_limit_s", "seed", "objective", "gpus", "total_tokens", "deadline_days", "gpu_hour_price",
+    "certify", "pin", "bound", "forbid", "allow", "constraint",
+}  # fmt: skip
+
+
+def with_request(command: Callable[..., None], *, left_out: Collection[str] = ()) -> Callable[..., None]:
+    """Give ``command`` the options of ``read_request`` as well, but for those ``left_out``.
+
+    The first parameter of ``command`` is ``request``. The result also holds the names of these options.
+    """
+    every = inspect.signature(read_request, eval_str=True).parameters
+    shared = {name: one for name, one in every.items() if name not in left_out}
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     parameters = [one.replace(kind=one.KEYWORD_ONLY) for one in (*shared.values(), *own)]
 
@@ -281,6 +305,7 @@ def with_request(command: Callable[..., None]) -> Callable[..., None]:
     del run.__wrapped__  # Typer would look through it and see the parameters of ``command`` alone
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.of_the_problem = frozenset(shared)  # type: ignore[attr-defined]
     return run
 
 
@@ -557,16 +582,30 @@ def own_of(request: Request, asked: Asked) -> Own:
     """
     settings = settings_of("--set", asked.assign or ())
     if not asked.from_args:
+        beside = {"--var": asked.variables, "--ignore": asked.ignored, "--run": asked.run}
+        for name in (name for name, given in beside.items() if given):
+            raise InvalidProblemError.of(name, "is about a launch file, and --from-args names none")
         problem = parse_problem(request)
-        raw = {**(read_problem_file(asked.config) if asked.config else {}), **settings}
-        return Own(problem=problem, configuration=completed(raw, problem))
+        raw = {
+            **problem.options.pin,
+            **(read_problem_file(asked.config) if asked.config else {}),
+            **settings,
+        }
+        own = completed(raw, problem)
+        return Own(problem=problem, configuration=own, assumed=assumed_values(raw, own))
     if asked.config:
         raise InvalidProblemError.of("--from-args", "the launch file is the configuration: no --config")
     variables = _variables(asked.variables or ())
     source = source_of(asked.from_args)
-    return own_of_files(
-        request, source, variables=variables, values=settings, ignored=asked.ignored or (), run=asked.run
-    )
+    with _options_of_fewer_ranks():
+        return own_of_files(
+            request,
+            source,
+            variables=variables,
+            values=settings,
+            ignored=asked.ignored or (),
+            run=asked.run,
+        )
 
 
 def with_files(
@@ -585,10 +624,32 @@ def with_files(
             message = "is about a launch file, and --from-capture names none"
             raise InvalidProblemError.of(name, message, allowed=instead)
         return request, None
-    return request_of_files(
-        request, source_of([file]), variables=_variables(variables), values=settings_of("--set", assign),
-        ignored=ignored, run=run,
-    )  # fmt: skip
+    with _options_of_fewer_ranks():
+        return request_of_files(
+            request,
+            source_of([file]),
+            variables=_variables(variables),
+            values=settings_of("--set", assign),
+            ignored=ignored,
+            run=run,
+        )
+
+
+@contextmanager
+def _options_of_fewer_ranks() -> Iterator[None]:
+    """Name the options that give the cluster that launch files start on.
+
+    Raises:
+        InvalidProblemError: the cluster has more GPUs.
+    """
+    try:
+        yield
+    except FewerRanksError as fault:
+        if fault.group is None:
+            raise
+        options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in fault.group.items())
+        message = fault.errors[0].message
+        raise InvalidProblemError.of("/cluster", message, allowed=options) from fault
 
 
 def _variables(texts: Sequence[str]) -> dict[str, str]:

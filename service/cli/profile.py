@@ -13,19 +13,27 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from meshwright.profiles.adapters import ATTENTION_TARGETS
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
 from meshwright.profiles.inline import model_from_mapping
 from meshwright.profiles.measure.collectives import ranks_from
 from meshwright.profiles.measure.device import DEVICES, DTYPES, open_device
-from meshwright.profiles.measure.session import Outcome, Start, Wanted, compute_tasks, measure
+from meshwright.profiles.measure.session import (
+    NO_MEMORY,
+    Outcome,
+    Start,
+    Wanted,
+    compute_tasks,
+    measure,
+)
 from meshwright.profiles.measured.profile import MEASURED_GROUPS, MeasuredGroup, MeasuredProfile, Subject
 from meshwright.profiles.units import MIB
 from meshwright.service.cli.problem_options import model_part
 from meshwright.service.cli.terminal import CANCELLED, FOUND, screen
 
 
-def profile(
+def profile(  # noqa: PLR0913 - the signature is the list of options
     *,
     model: Annotated[str, typer.Option(help="Catalog name, or a Hugging Face config.json.")],
     seq_length: Annotated[int, typer.Option(help="Tokens per sequence.")],
@@ -35,6 +43,10 @@ def profile(
     ] = "1",
     micro_batch: Annotated[str, typer.Option(metavar="N[,N]", help="Sequences per micro-batch.")] = "1",
     ep: Annotated[int, typer.Option(help="Expert parallel size to cut shards for.")] = 1,
+    lora_rank: Annotated[int, typer.Option(help="LoRA rank of the layers; 0 trains every weight.")] = 0,
+    lora_target: Annotated[
+        str, typer.Option(metavar="NAME[,NAME]", help="Modules that LoRA adapts, e.g. linear_qkv.")
+    ] = ",".join(ATTENTION_TARGETS),
     only: Annotated[
         str | None, typer.Option(help="Of collectives, gemm, attention, memory_bound, layer.")
     ] = None,
@@ -50,6 +62,8 @@ def profile(
         tensor_parallel_sizes=tp,
         micro_batch_sizes=micro_batch,
         expert_parallel_size=ep,
+        lora_rank=lora_rank,
+        lora_targets=lora_target,
         only=only,
         dtype=dtype,
         device=device,
@@ -79,6 +93,8 @@ class ProfileRequest:
     tensor_parallel_sizes: str
     micro_batch_sizes: str
     expert_parallel_size: int
+    lora_rank: int
+    lora_targets: str
     only: str | None
     dtype: str
     device: str
@@ -126,6 +142,8 @@ def _wanted(request: ProfileRequest) -> Wanted:
         dtype=_choice("--dtype", request.dtype, tuple(DTYPES)),
         expert_parallel_size=_size("--ep", request.expert_parallel_size, MAX_SIZE),
         quick=request.quick,
+        lora_rank=_rank(request.lora_rank),
+        lora_targets=_targets(request.lora_targets) if request.lora_rank else (),
     )
     return Wanted(
         subject=subject,
@@ -143,6 +161,15 @@ def _groups(only: str | None) -> tuple[MeasuredGroup, ...]:
     for word in words:
         _choice("--only", word, MEASURED_GROUPS)
     return tuple(group for group in MEASURED_GROUPS if group in words)
+
+
+def _rank(rank: int) -> int:
+    return _size("--lora-rank", rank, MAX_SIZE) if rank else 0
+
+
+def _targets(text: str) -> tuple[str, ...]:
+    """``linear_qkv,linear_proj`` as names, each once; the shard refuses unknown ones."""
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",")))
 
 
 def _choice(option: str, word: str, allowed: tuple[str, ...]) -> str:
@@ -204,7 +231,8 @@ def _show(outcome: Outcome, out: Path) -> None:
     device = outcome.profile.machine.device
     words = f"{outcome.held} of {outcome.planned} measured on {device}, kept in {out}"
     if outcome.skipped:
-        words += f"; {outcome.skipped} skipped for want of memory"
+        short = outcome.profile.skipped and all(one.reason == NO_MEMORY for one in outcome.profile.skipped)
+        words += f"; {outcome.skipped} skipped" + (" for want of memory" if short else ", see above")
     if outcome.held + outcome.skipped < outcome.planned:
         words += "; the time was up, the same command goes on from there"
     sys.stdout.write(f"{words}\n")
@@ -225,7 +253,9 @@ def _layer_table(profile: MeasuredProfile) -> Table:
         if one.group == "layer" and one.kind == "forward":
             sizes = {name: one.shape[name] for name in ("tensor_parallel_size", "micro_batch_size")}
             passes = [profile.find("layer", one.operator, kind, **sizes) for kind in PASSES]
-            figures = [f"{found[0].timing.median_s * MILLISECONDS:.3g}" for found in passes if found]
-            kept = f"{(one.activation_bytes or 0) / MIB:.4g}"
+            figures = [
+                f"{found[0].timing.median_s * MILLISECONDS:.3g}" if found else "–" for found in passes
+            ]
+            kept = f"{one.activation_bytes / MIB:.4g}" if one.activation_bytes else "–"
             table.add_row(one.operator, *(str(size) for size in sizes.values()), *figures, kept)
     return table

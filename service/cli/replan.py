@@ -17,7 +17,7 @@ from meshwright.service.cli.calibrate import profile_for
 from meshwright.service.cli.export import chosen_plan
 from meshwright.service.cli.problem_options import PROFILE_HELP
 from meshwright.service.cli.saved_plans import KeptPlan, keep
-from meshwright.service.cli.terminal import FOUND, NO_PLAN, MissingExtraError, say_warnings
+from meshwright.service.cli.terminal import FOUND, NO_PLAN, MissingExtraError, say_warnings, screen
 from meshwright.service.files import check_folder, save_export
 from meshwright.service.replan.answer import (
     ReplanAnswer,
@@ -86,6 +86,7 @@ def replan(  # noqa: PLR0913 - the signature is the list of options
     if not 0.0 < repair_hours <= _MOST_HOURS:
         allowed = f"above 0, to {_MOST_HOURS:.0f}"
         raise InvalidProblemError.of("--repair-hours", f"{repair_hours:g} is no repair", allowed=allowed)
+    _check_saving(save_dir, way, force=force)
     kept = chosen_plan(plan_id, source, rank)
     if cluster_from is not None:
         if num_nodes is not None or lost_nodes:
@@ -115,7 +116,7 @@ def replan(  # noqa: PLR0913 - the signature is the list of options
         document = asdict(ReplanAnswer.of(found, job, first_files(found, job)))
         sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
     else:
-        sys.stdout.write("\n".join(replan_lines(found, job)) + "\n")
+        sys.stdout.write("\n".join(replan_lines(found, job, width=screen().width)) + "\n")
     raise typer.Exit(FOUND if found.ways else NO_PLAN)
 
 
@@ -129,6 +130,14 @@ def _of_option(fault: FieldError) -> FieldError:
         first, rest = f"checkpoint_{rest[0]}" if rest[0] in ("format", "place") else first, []
     option = f"--{_OPTION_OF.get(first, first).replace('_', '-')}"
     return replace(fault, pointer=" ".join([option, *rest]))
+
+
+def _check_saving(folder: Path | None, way: int, *, force: bool) -> None:
+    """Refuse a folder that cannot take files, before anything is searched, and options about no folder."""
+    if folder is not None:
+        check_folder(folder, force=force)
+    elif force or way != 1:
+        raise typer.BadParameter("--way and --force are about the folder of --save-dir")
 
 
 def _save(kept: KeptPlan, found: Replan, job: Changed, rank: int, folder: Path, *, force: bool) -> None:

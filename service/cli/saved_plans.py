@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
-from meshwright.service.files import write_text
+from meshwright.service.files import ANSWER_FILE, write_text
 from meshwright.service.jobs.answers import stored_answer
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.parse import digest_of, parse_problem, problem_to_mapping
@@ -26,7 +26,7 @@ MAX_KEPT = 200  # answers; the oldest go first
 _MAX_VERDICTS = 1000
 _MOST_NAMED = 5  # plans that a message names
 _ID_LENGTH = 12
-_OF_ALL = ("plans", "problem", "pareto", "baseline", "measure_next")  # not of one plan alone
+_OF_ALL = ("plans", "problem", "pareto", "baseline", "measured", "measure_next")  # not of one plan alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +150,18 @@ def find_plan(plan_id: str) -> KeptPlan:
         InvalidProblemError: no kept plan, or several, have such an id.
     """
     return _kept(*_found(plan_id))
+
+
+def plan_named(word: str, rank: int = 1) -> KeptPlan:
+    """The kept plan of an id, or the plan of a rank in a saved answer: its file or its folder.
+
+    Raises:
+        InvalidProblemError: there is no such plan.
+    """
+    path = Path(word)
+    if path.is_dir():
+        path /= ANSWER_FILE
+    return plan_of_file(path, rank) if path.is_file() else find_plan(word)
 
 
 def _found(plan_id: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -12,14 +12,13 @@ from typing import Annotated
 import typer
 
 from meshwright.service.cli.calibrate import profile_for
-from meshwright.service.cli.problem_options import PROFILE_HELP, Request, with_request
+from meshwright.service.cli.problem_options import OF_A_RANKING, PROFILE_HELP, Request, with_request
 from meshwright.service.cli.terminal import FOUND, INFEASIBLE, NO_PLAN, say_error, screen
 from meshwright.service.report.shapes import render_shapes
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.explain.model_shapes import shape_advice
 
 
-@with_request
 def shapes(
     request: Request,
     *,
@@ -34,6 +33,11 @@ def shapes(
     raise typer.Exit(
         run_shapes(request, tolerance=tolerance, most=most, as_json=json_output, calibration=profile)
     )
+
+
+# Of each shape the fastest plan is found by the closed form, on all GPUs, however long that takes.
+_OF_A_PROOF = frozenset({"time_limit_s", "seed", "gpus", "gpu_hour_price", "certify"})
+shapes_options = with_request(shapes, left_out=OF_A_RANKING | _OF_A_PROOF)
 
 
 # --------------------------------------------------------------------------------------------------

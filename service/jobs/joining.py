@@ -53,7 +53,8 @@ def join(points: Iterable[SolvedPoint], *, objective: str, top_k: int, cancelled
     """Join the points of one sweep, in their order; plans beyond the best ``top_k`` are not kept."""
     rows, best, answers = list[dict[str, Any]](), list[_Entry](), list[Json | None]()
     for number, point in enumerate(points):
-        entries = [(_score(plan, objective), number, plan["rank"], plan) for plan in point.plans]
+        allowed = [plan for plan in point.plans if plan.get("ranked", True)]
+        entries = [(_score(plan, objective), number, plan["rank"], plan) for plan in allowed]
         rows.append(_row(number, point, entries))
         answers.append(point.answer)
         best = heapq.nsmallest(top_k, [*best, *entries], key=_order)

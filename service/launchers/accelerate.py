@@ -6,8 +6,17 @@ from collections.abc import Iterator, Sequence
 
 import yaml
 
-from meshwright.profiles.adapters import names_every
+from meshwright.profiles.adapters import WHOLE_PRECISIONS, names_every
 from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.profiles.requirements import (
+    OLDER_TRANSFORMERS,
+    PEFT,
+    QUANTIZED_ADAM,
+    QUANTIZED_WEIGHTS,
+    SHARDED_QUANTIZED_ADAM,
+    Requirement,
+)
 from meshwright.service.launchers.common_rules import refuse_first
 from meshwright.service.launchers.export import (
     Start,
@@ -26,7 +35,26 @@ from meshwright.service.launchers.target import ExportBundle, Target
 
 
 CONFIG_FILE = "accelerate.yaml"
+# transformers' names of attention kernels (AttentionInterface).
+ATTENTION = {
+    "flash1": "flash_attention_2", "flash2": "flash_attention_2", "flash3": "flash_attention_3",
+    "flash4": "flash_attention_4",
+    "cudnn": "sdpa", "torch": "eager", "megatron-fused": "eager", "triton": "flex_attention",
+}  # fmt: skip
 _PREFIX = "parallelism_config_"
+
+
+def attention(target: Target) -> str:
+    """Return the attention kernel that was priced, by transformers' name."""
+    known = with_options(framework_facts("accelerate"), target.workload.framework_options)
+    return ATTENTION[known.attention_kernel]
+
+
+def attention_is_in_the_script(target: Target) -> str:
+    """Return how the user's script has to load the model's attention."""
+    name = ATTENTION[target.facts.attention_kernel]
+    torchs = " (or sdpa, where torch takes its flash kernel)" if name == "flash_attention_2" else ""
+    return f"the script must load the model with attn_implementation {name}{torchs}, which was priced"
 
 
 def mesh(target: Target) -> dict[str, int]:
@@ -124,6 +152,7 @@ class Accelerate:
             start=Start(
                 program=accelerate_command(target),
                 needs=NEEDS,
+                packages=(*trainer_packages(target), *tensor_packages(target)),
                 takes=(
                     ("--resume_from_checkpoint FOLDER", "behind it, where the script does not look itself"),
                 ),
@@ -149,6 +178,24 @@ def optimizer(target: Target) -> str:
     if target.workload.optimizer in ("adamw", "adamw-pure-bf16"):
         return "adamw_torch_fused"
     return "adamw_bnb_8bit" if target.config.zero_stage == 0 else "adamw_torch_8bit"
+
+
+def trainer_packages(target: Target) -> tuple[Requirement, ...]:
+    """Return the packages for adapters, frozen weights and the optimizer of a plan."""
+    workload = target.workload
+    needed = {
+        PEFT: workload.lora_rank > 0,
+        QUANTIZED_WEIGHTS: workload.lora_rank > 0 and workload.base_precision not in WHOLE_PRECISIONS,
+        QUANTIZED_ADAM: optimizer(target) == "adamw_bnb_8bit",
+        SHARDED_QUANTIZED_ADAM: optimizer(target) == "adamw_torch_8bit",
+    }
+    return tuple(one for one, is_needed in needed.items() if is_needed)
+
+
+def tensor_packages(target: Target) -> tuple[Requirement, ...]:
+    """Return the release of transformers with which accelerate prepares tensor ranks next to FSDP2."""
+    config = target.config
+    return (OLDER_TRANSFORMERS,) if config.tensor_parallel_size > 1 and config.zero_stage > 0 else ()
 
 
 def accelerate_launch(target: Target) -> list[str]:
@@ -182,6 +229,8 @@ def found_warnings(target: Target) -> Iterator[str]:
     """What accelerate does differently from the plan, or what the plan leaves to the script."""
     yield from accelerate_warnings(target, ("launch_blocking", *compiled_facts(target)))
     yield model_is_in_the_script(target)
+    if target.config.context_parallel_size == 1:  # rings take SDPA alone
+        yield attention_is_in_the_script(target)
     yield from _adapters_are_in_the_script(target)
     yield sequences_in_the_script(target)
     if target.config.context_parallel_size > 1:

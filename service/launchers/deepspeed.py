@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 from meshwright.profiles.frameworks import framework_facts, with_options
-from meshwright.service.launchers.accelerate import CONFIG_FILE, deepspeed_plugin_file
+from meshwright.profiles.requirements import ASYNC_IO
+from meshwright.service.launchers.accelerate import (
+    CONFIG_FILE,
+    attention_is_in_the_script,
+    deepspeed_plugin_file,
+)
 from meshwright.service.launchers.common_rules import refuse_first
 from meshwright.service.launchers.export import (
     Start,
@@ -229,7 +235,7 @@ class DeepSpeed:
             target,
             product=PRODUCT,
             shape=True,
-            start=START,
+            start=replace(START, packages=(ASYNC_IO,) if "@nvme" in target.config.offload else ()),
             warnings=found_warnings(target),
             own=lambda head: own_files(head, target),
         )
@@ -254,6 +260,7 @@ def found_warnings(target: Target) -> Iterator[str]:
     config = target.config
     yield from common_warnings(target)
     yield model_is_in_the_script(target)
+    yield attention_is_in_the_script(target)
     if target.workload.lengths is not None:
         yield sequences_in_the_script(target)
     yield f"{CODE_FILE} holds what DeepSpeed takes in code; its JSON alone is not the plan"

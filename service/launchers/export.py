@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.profiles.capabilities import judged_versions, model_facts
 from meshwright.profiles.model_shapes import model_to_mapping
+from meshwright.profiles.requirements import Requirement
 from meshwright.profiles.units import GIB
 from meshwright.service.launchers.target import ExportBundle, Target, pads, pads_to_longest, trained
 from meshwright.service.report.sentences import limit_sentence, time_sentence
@@ -34,7 +35,7 @@ def common_warnings(target: Target, written: Sequence[str] = ("launch_blocking",
     options = set(target.workload.framework_options) - {*written}
     if options:
         names = ", ".join(sorted(options))[:200]
-        yield f"the prediction assumes the request's framework options ({names}); no file here sets them"
+        yield f"the prediction assumes framework options that no file here sets: {names}"
     if target.workload.precision == "bf16" and "bf16" not in target.gpu.peak_flops:
         yield f"{target.gpu.display_name} has no bf16 units; fp16 is what it runs fast"
 
@@ -77,8 +78,15 @@ def model_is_in_the_script(target: Target) -> str:
 # The comment on top of every launch file: what it starts, and what to expect.
 
 
-def header(target: Target, warnings: Iterable[str], product: str, *, shape: bool = False) -> str:
-    """The lines of the comment; ``product`` names the launcher and its versions.
+def header(
+    target: Target,
+    warnings: Iterable[str],
+    product: str,
+    *,
+    packages: Sequence[Requirement] = (),
+    shape: bool = False,
+) -> str:
+    """The lines of the comment; ``product`` names the launcher and its versions, ``packages`` the others.
 
     ``shape`` adds the model's, and adapters, as JSON on a line, where no file of the launcher has a place.
 
@@ -101,6 +109,7 @@ def header(target: Target, warnings: Iterable[str], product: str, *, shape: bool
         f"Layers of each chunk: {' '.join(map(str, config.stage_layers))}",
         f"Predicted step: {step} s ({low} to {high})",
         f"Predicted memory: {memory} of {limit} on stage {prediction.heaviest_stage}",
+        *([f"Needs: {', '.join(map(_named, packages))}"] if packages else []),
         *(f"Warning: {warning}" for warning in warnings),
     ]
     return "".join(f"# {printable(line)}\n" for line in lines)
@@ -163,7 +172,7 @@ if [[ ! -f @TORCHRUN@ ]]; then
 fi
 # A node that fails leaves a job that is not killed with it (--no-kill), but not the job's environment.
 # Under the number of a job array, which its last task has, too, squeue lists all tasks.
-: "${SLURM_JOB_ID:?start this file with sbatch}"
+: ${SLURM_JOB_ID:?"start this file with sbatch"}
 held="$(squeue --noheader --jobs="${SLURM_JOB_ID}" --format='%A %N' 2>/dev/null |
     sed -n "s/^${SLURM_JOB_ID} //p" || true)"
 held="$(scontrol show hostnames "${held:-${SLURM_JOB_NODELIST}}")"
@@ -213,7 +222,7 @@ exit "${code}"
 
 _ALIKE = """\
 # Host order: Slurm's own. For another, set HOSTS_FILE to a file of hosts, one a line in node-rank order."""
-_MIXED = ': "${HOSTS_FILE:?set it to a file of @NODES@ hosts, one a line in node-rank order, as below}"'
+_MIXED = ': ${HOSTS_FILE:?"set it to a file of @NODES@ hosts, one a line, in the order of @SLURM@"}'
 
 
 def slurm_script(head: str, target: Target) -> str:
@@ -260,13 +269,13 @@ readonly NUM_NODES=@NODES@ GPUS_PER_NODE=@GPUS@
 NODE_RANK="${NODE_RANK:-0}"
 MASTER_ADDR="${MASTER_ADDR:-@MASTER@}"
 MASTER_PORT="${MASTER_PORT:-29500}"
-: "${MASTER_ADDR:?set it to the host of node rank 0}"
+: ${MASTER_ADDR:?"set it to the host of node rank 0"}
 if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
     echo "error: NODE_RANK ${NODE_RANK} is not one of 0 to $((NUM_NODES - 1))" >&2
     exit 2
 fi
 
-@NEEDS@@GUARD@@ENVIRONMENT@
+@NEEDS@@PACKAGES@@GUARD@@ENVIRONMENT@
 @COMMAND@
 """
 
@@ -350,6 +359,7 @@ class Start:
     assignments: bool = False  # arguments may be ``name=value``
     command: bool = False  # ``program`` is no program of torchrun's
     before: str = ""  # lines of Bash that the program needs
+    packages: Sequence[Requirement] = ()  # that the plan needs, and the script looks for
 
 
 def launch_script(head: str, target: Target, start: Start) -> str:
@@ -360,6 +370,7 @@ def launch_script(head: str, target: Target, start: Start) -> str:
         "GPUS": str(target.gpus_per_node),
         "MASTER": "localhost" if target.num_nodes == 1 else "",
         "NEEDS": _needs(start),
+        "PACKAGES": package_checks(start.packages),
         "GUARD": guard(start.decides, assignments=start.assignments) if start.decides else "",
         "ENVIRONMENT": environment_lines((*start.environment, *common_environment(target))),
         "COMMAND": _command(start),
@@ -373,8 +384,59 @@ def launch_script(head: str, target: Target, start: Start) -> str:
 def _needs(start: Start) -> str:
     if not start.needs:
         return ""
-    lines = [f': "${{{name}:?set it to {hint}}}"' for name, hint in start.needs]
+    lines = [required(name, f"set it to {hint}") for name, hint in start.needs]
     return "\n".join(["# What the plan does not decide.", *lines, "", ""])
+
+
+_SPECIAL = re.compile(r'([\\"$`])')  # in double quotes
+
+
+def required(name: str, message: str) -> str:
+    """Return the line of Bash that stops with a message where a variable is not set.
+
+    The message alone is in double quotes: in ``"${X:?it's …}"`` Bash takes the apostrophe for the beginning
+    of a quoted text, which goes on to the next one, lines later.
+    """
+    return ": ${" + name + ':?"' + _SPECIAL.sub(r"\\\1", message) + '"}'
+
+
+PACKAGE_CHECK = "CHECK_PACKAGES"  # the variable
+_LOOKS = """\
+# Packages that the plan needs; @CHECK@=0 starts without looking for them.
+needs_package() {
+    [[ "${@CHECK@:-1}" == 1 ]] || return 0
+    python3 -c "$2" >/dev/null 2>&1 && return 0
+    local has
+    has="$3 $(python3 -c "from importlib.metadata import *; print(version('$3'))" 2>/dev/null)" ||
+        has="no $3"
+    echo "error: the plan needs $1; ${HOSTNAME} has ${has}" >&2
+    echo "$4; @CHECK@=0 starts without this check" >&2
+    exit 2
+}
+@CHECKS@
+
+"""
+
+
+def package_checks(packages: Sequence[Requirement]) -> str:
+    """Return the lines of Bash that stop where a package is missing or too old; empty without any."""
+    if not packages:
+        return ""
+    lines = []
+    for one in packages:
+        words = (f"{_named(one)} ({one.why})", one.check, one.package, _remedy(one))
+        name, check, package, remedy = (shlex.quote(word) for word in words)
+        lines.append(f"needs_package {name} \\\n    {check} \\\n    {package} {remedy}")
+    return _LOOKS.replace("@CHECKS@", "\n".join(lines)).replace("@CHECK@", PACKAGE_CHECK)
+
+
+def _named(requirement: Requirement) -> str:
+    """The package as people call it, with ``or newer`` where it has an oldest release."""
+    return f"{requirement.name}{' or newer' if requirement.minimum else ''}"
+
+
+def _remedy(requirement: Requirement) -> str:
+    return f"{requirement.install}, or plan with {requirement.instead}"
 
 
 def _command(start: Start) -> str:
@@ -450,7 +512,7 @@ def bundled(
         shape: whether the header names the model's shape, which no file of the launcher does.
     """
     told = list(warnings)
-    head = header(target, told, product, shape=shape)
+    head = header(target, told, product, packages=start.packages, shape=shape)
     scripts = {TORCHRUN_FILE: launch_script(head, target, start), SLURM_FILE: slurm_script(head, target)}
     return with_readme(target, {**own(head), **scripts}, product=product, start=start, warnings=told)
 
@@ -471,8 +533,17 @@ def with_readme(
 
 
 README_FILE = "README.md"
+CHOSEN, STATED = " (chosen by the search)", " (stated in the request)"
 _DEFAULT = re.compile(r"\$\{([A-Z][A-Z_]+):-([^}$]+)\}")
-_OURS = ("NODE_RANK", "MASTER_ADDR", "MOCK_DATA", "TRAIN_ITERS", "LR", "PYTORCH_ALLOC_CONF")
+_OURS = (
+    PACKAGE_CHECK,
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MOCK_DATA",
+    "TRAIN_ITERS",
+    "LR",
+    "PYTORCH_ALLOC_CONF",
+)
 NO_BREAK = "\N{NO-BREAK SPACE}"
 _ID = 8  # digits of a plan's id that suffice
 
@@ -498,6 +569,7 @@ def readme(
         "",
         *_reasons(target),
         "",
+        *_packages(start),
         "## Start",
         "",
         *_steps(start, nodes, gpus),
@@ -531,7 +603,8 @@ def readme(
 def _rows(target: Target) -> Iterator[tuple[str, str]]:
     """What is trained, every variable of the configuration that is not off, and what is expected of it."""
     config, prediction = target.config, target.plan.prediction
-    yield from trained(target)
+    for name, value in trained(target):
+        yield f"`{name}`", f"{value}{CHOSEN}" if target.chose(name) else value
     for name, variable in VARIABLES.items():
         value = getattr(config, name)
         if value != variable.off or variable.in_tables:
@@ -541,8 +614,9 @@ def _rows(target: Target) -> Iterator[tuple[str, str]]:
     yield "step", f"{prediction.step_time_s:.3f} s ({low:.3f} to {high:.3f})"
     peak, limit = (size / GIB for size in (prediction.peak_memory_bytes, prediction.memory_limit_bytes))
     yield "memory", f"{peak:.1f} of {limit:.1f} GiB on stage {prediction.heaviest_stage}"
-    for name, value in sorted(target.workload.framework_options.items()):
-        yield f"`{name}`", f"{printable(str(value))[:80]} (asked for)"
+    for name, option in sorted(target.workload.framework_options.items()):
+        word = str(option).lower() if isinstance(option, bool) else printable(str(option))[:80]
+        yield f"`{name}`", word + (CHOSEN if target.chose(name) else STATED)
 
 
 def _reasons(target: Target) -> list[str]:
@@ -552,6 +626,20 @@ def _reasons(target: Target) -> list[str]:
         return [f"It is number {target.plan.rank} of its answer under the cost model."]
     said = (time_sentence(why), limit_sentence(why))
     return [f"- {printable(text.replace(NO_BREAK, ' '))}" for text in said]
+
+
+def _packages(start: Start) -> Iterator[str]:
+    """The packages that the plan needs, why, and what does without them."""
+    if not start.packages:
+        return
+    yield "## Packages"
+    yield ""
+    yield f"The plan needs these, too. `{TORCHRUN_FILE}` looks for them before anything starts, in the"
+    yield f"Python called `python3`; `{PACKAGE_CHECK}=0` skips that."
+    yield ""
+    for one in start.packages:
+        yield f"- **{_named(one)}**: {one.why} ({one.source}). Get it: {_remedy(one)}."
+    yield ""
 
 
 def _steps(start: Start, nodes: int, gpus: int) -> Iterator[str]:

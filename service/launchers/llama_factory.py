@@ -35,6 +35,7 @@ from meshwright.service.launchers.megatron_names import (
     environment,
     exchange_values,
     kernel_values,
+    megatron_packages,
     parallel_values,
     recompute_values,
     split_values,
@@ -49,8 +50,8 @@ CONFIG_FILE = "llama_factory.yaml"
 _ARGUMENTS = frozenset((
     "cross_entropy_loss_fusion", "bias_activation_fusion", "apply_rope_fusion", "moe_token_dispatcher_type",
     "moe_grouped_gemm", "moe_router_dtype", "moe_aux_loss_coeff", "moe_expert_capacity_factor",
-    "moe_pad_expert_input_to_capacity", "moe_shared_expert_overlap", "mtp_num_layers", "cuda_graph_impl",
-    "cuda_graph_scope", "variable_seq_lengths",
+    "moe_pad_expert_input_to_capacity", "moe_shared_expert_overlap", "mtp_num_layers",
+    "variable_seq_lengths",
 ))  # fmt: skip
 
 
@@ -89,6 +90,7 @@ class LlamaFactory:
             start=Start(
                 program=f'"${{LLAMA_FACTORY_DIR}}/src/train.py" "${{here}}/{CONFIG_FILE}"',
                 needs=LLAMA_FACTORY_NEEDS,
+                packages=megatron_packages(target, megatron_facts(target)),
                 follows=LLAMA_FACTORY_FOLLOWS,
                 environment=(USE_MCA, *environment(target, megatron_facts(target))),
                 decides=(*values_of(target), *decided_flags(), "additional_configs"),
@@ -138,8 +140,6 @@ def values_of(target: Target) -> Values:
         core["rotary_scaling_factor"] = float(scaling.factor) if scaling else 1.0
     core |= kernel_values(target, known) | exchange_values(target, known) | dropout_values(known)
     core |= (balance_values(moe) if moe else {}) | _lengths(target)
-    if "cuda_graph_scope" in core:
-        core["cuda_graph_scope"] = ",".join(known.cuda_graph.split("+"))
     values |= {name: value for name, value in core.items() if name in _ARGUMENTS}
     values["additional_configs"] = {n: _plain(value) for n, value in core.items() if n not in _ARGUMENTS}
     return {name: value for name, value in values.items() if value is not None}

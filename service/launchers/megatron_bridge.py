@@ -43,6 +43,7 @@ from meshwright.service.launchers.megatron_names import (
     environment,
     exchange_values,
     kernel_values,
+    megatron_packages,
     moment_values,
     offload_values,
     offloaded_optimizer,
@@ -438,6 +439,7 @@ class MegatronBridge:
                 program='"${BRIDGE_SCRIPT}" "${PLAN_ARGS[@]}" "${run_args[@]}"',
                 before=RUN,
                 needs=NEEDS,
+                packages=megatron_packages(target, bridge_facts(target)),
                 environment=tuple(environment(target, bridge_facts(target))),
                 has_arguments=True,
                 decides=decided_names(target),
@@ -450,7 +452,7 @@ class MegatronBridge:
 
 def found_warnings(target: Target) -> Iterator[str]:
     """What the recipe decides, or does differently from the plan."""
-    yield from common_warnings(target, written=SWITCHES_OF_ALL)
+    yield from common_warnings(target, written=(*SWITCHES_OF_ALL, "offload_modules"))
     yield "attention backend, tokenizer, data and learning rate are the recipe's"
     if target.model.moe and not target.model.moe.balance_coefficient:
         yield "the model states no loss that balances experts: the recipe's moe_aux_loss_coeff counts"

@@ -15,6 +15,7 @@ from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MlaSpec, MoeSpec, RotaryScaling
+from meshwright.profiles.requirements import ENGINES_FLASH_ATTENTION, Requirement
 from meshwright.service.launchers.megatron_names import (
     DROPOUT,
     STAGES_BEFORE_DATA,
@@ -27,6 +28,7 @@ from meshwright.service.launchers.megatron_names import (
     is_even,
     kernel_values,
     layout,
+    megatron_packages,
     moment_values,
     offload_values,
     overlapped,
@@ -43,13 +45,17 @@ FRAMEWORK = "megatron-core"
 FIRST_FSDP_STAGE = 2
 ARCHITECTURES_WITHOUT_FLASH = ("volta", "turing")  # FlashAttention 2 and cuDNN's start with Ampere
 ATTENTION_BACKENDS = {
-    "flash1": "flash", "flash2": "flash", "flash3": "flash", "cudnn": "fused",
+    "flash1": "flash", "flash2": "flash", "flash3": "flash", "flash4": "flash", "cudnn": "fused",
     "megatron-fused": "unfused", "torch": "unfused",
 }  # fmt: skip
 FP8_RECIPES = {
     "none": "delayed", "fp8-delayed": "delayed", "fp8-current": "tensorwise", "fp8-blockwise": "blockwise",
     "mxfp8": "mxfp8", "nvfp4": "nvfp4",
 }  # fmt: skip
+# Blocks with a scale each leave gradients in e4m3 too: ``bf16_with_mxfp8_mixed`` of Megatron-Bridge 0.3.1
+# (training/mixed_precision.py) and Megatron-LM 0.19, core/transformer/moe/README.md, "FP8 Training".
+FP8_FORMATS = {"mxfp8": "e4m3"}
+FP8_FORMAT = "hybrid"  # of the others: e4m3 forward, e5m2 for gradients
 FP4_RECIPE = "nvfp4"  # of ``--fp4-recipe``, which takes the place of ``--fp8-recipe``
 # Facts that no flag changes: what Megatron-Core with Transformer Engine always does.
 FIXED_FACTS = {"norm_fused": True, "logits_sharded": True, "main_gradient": True, "scatter_transfer": False}
@@ -96,6 +102,16 @@ def gathers_fp8(target: Target) -> bool:
     return bool(known.low_precision_weights and in_fp8 and target.config.zero_stage)
 
 
+def reuses_gradients(target: Target) -> bool:
+    """Whether 8-bit weights are gathered in the gradients' buffer.
+
+    MXFP8's cannot lie in a buffer of theirs (distributed/param_and_grad_buffer.py: Transformer Engine's
+    ``replace_raw_data`` raises NotImplementedError); Megatron-FSDP has others.
+    """
+    distributed = target.config.zero_stage == 1
+    return gathers_fp8(target) and facts(target).precision_recipe == "mxfp8" and distributed
+
+
 def lacks_flash(target: Target) -> bool:
     """Whether the plan counts on attention without a score matrix on a GPU that has none."""
     return facts(target).flash and target.gpu.architecture in ARCHITECTURES_WITHOUT_FLASH
@@ -108,6 +124,12 @@ def attention_backend(target: Target) -> str:
     if target.model.attention_sinks:
         return "fused"  # Transformer Engine 2.9, attention utils.py:694: flash attention is disabled
     return ATTENTION_BACKENDS.get(facts(target).attention_kernel, "auto")
+
+
+def packages_of(target: Target) -> tuple[Requirement, ...]:
+    """Return the packages that the plan needs; Transformer Engine runs flash attention by flash-attn."""
+    flash = (ENGINES_FLASH_ATTENTION,) if attention_backend(target) == "flash" else ()
+    return (*megatron_packages(target, facts(target)), *flash)
 
 
 def overlaps_tensor(target: Target) -> bool:
@@ -171,17 +193,17 @@ def ramp_is_whole(target: Target) -> Iterator[FieldError]:
 
 
 def ramp_warnings(target: Target) -> Iterator[str]:
-    """What versions before 0.19 need instead."""
+    """Yield what versions before 0.18 need instead (0.18.0, training/config/training_config.py)."""
     steps = batch_steps(target)
     if not steps:
         return
     linear = linear_ramp(steps, target.workload.seq_length)
     if linear is None:
-        yield "the batch ramp needs Megatron-LM 0.19: before, batches grow in equal steps only"
+        yield "the batch ramp needs Megatron-LM 0.18: before, batches grow in equal steps only"
     else:
         words = " ".join(map(str, linear))
         yield (
-            "the batch ramp is written for Megatron-LM 0.19; before, replace --step-batch-size-schedule by "
+            "the batch ramp is written for Megatron-LM 0.18; before, replace --step-batch-size-schedule by "
             f"--global-batch-size {steps[-1][1]} --rampup-batch-size {words}"
         )
 
@@ -360,10 +382,12 @@ def _precision(target: Target) -> list[Flag]:
     if known.precision_recipe == FP4_RECIPE:
         flags += [flag("fp4-format", "e2m1"), flag("fp4-recipe", FP4_RECIPE)]
     elif uses_fp8(target):
-        flags.append(flag("fp8-format", "hybrid"))
+        flags.append(flag("fp8-format", FP8_FORMATS.get(known.precision_recipe, FP8_FORMAT)))
         flags.append(flag("fp8-recipe", FP8_RECIPES[known.precision_recipe]))
         if gathers_fp8(target):
             flags.append(flag("fp8-param-gather"))
+        if reuses_gradients(target):
+            flags.append(flag("reuse-grad-buf-for-mxfp8-param-ag"))
     if known.gradient_dtype == "fp32":
         flags.append(flag("accumulate-allreduce-grads-in-fp32"))
     elif known.gradient_dtype == "bf16":
@@ -466,7 +490,7 @@ def positions_of(model: ModelSpec) -> str:
 
 
 def yarn_values(model: ModelSpec, scaling: RotaryScaling) -> dict[str, int | float | bool]:
-    """YaRN's numbers, by the names of the attributes that ``GPTModel`` reads.
+    """YaRN's numbers, by the names of the attributes that Megatron-Core's ``GPTModel`` reads.
 
     Where a config states one ``mscale`` alone, ``transformers`` reads neither.
     """
@@ -503,7 +527,7 @@ def _layers_without_positions(model: ModelSpec) -> str:
 
 
 def _rotary_scaling(model: ModelSpec) -> list[Flag]:
-    """Latent attention scales by YaRN unless told otherwise (``MLATransformerConfig``)."""
+    """Latent attention scales by YaRN unless told otherwise (Megatron-Core ``MLATransformerConfig``)."""
     scaling = model.rotary_scaling
     if model.mla is not None:
         if scaling is None:

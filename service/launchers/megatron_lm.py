@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 
 from meshwright.service.launchers.export import (
+    PACKAGE_CHECK,
     SLURM_FILE,
     TORCHRUN_FILE,
     Start,
@@ -18,6 +19,7 @@ from meshwright.service.launchers.export import (
     environment_lines,
     guard,
     header,
+    package_checks,
     slurm_script,
     with_readme,
 )
@@ -26,10 +28,12 @@ from meshwright.service.launchers.megatron_flags import (
     FIXED_FACTS,
     WRITTEN_FACTS,
     Section,
+    batch_steps,
     facts,
     gathers_fp8,
     is_fsdp,
     lacks_flash,
+    packages_of,
     padded_vocabulary,
     ramp_is_whole,
     ramp_warnings,
@@ -55,7 +59,7 @@ from meshwright.solver.space.launcher_rules import overlap_notes
 # The arguments file is a Bash array, so that quoting is Bash's own and every flag can carry a comment.
 
 
-VERSIONS = "0.16 to 0.19"
+VERSIONS, VERSIONS_WITH_RAMPS = "0.16 to 0.19", "0.18 to 0.19"
 ARGUMENTS_FILE = "megatron_args.sh"
 PRODUCT = f"Megatron-LM {VERSIONS}"
 # What the data of a run are called: tokens of a pretraining, or conversations (--sft), whose data set asks
@@ -89,6 +93,16 @@ _RESHARDS = """
         # Optimizer states that another tp or pp can load, not other replicas alone.
         --ckpt-format torch_dist --dist-ckpt-optim-fully-reshardable"""
 
+_RAMPS = f"""\
+# Before 0.18 Megatron-LM has no --step-batch-size-schedule.
+if [[ "${{{PACKAGE_CHECK}:-1}}" == 1 ]] &&
+    ! grep -qs step_batch_size_schedule "${{MEGATRON_LM_DIR}}/megatron/training/arguments.py"; then
+    echo "error: the plan's batch ramp needs Megatron-LM 0.18 or newer; ${{MEGATRON_LM_DIR}} has no" \\
+        "--step-batch-size-schedule. Check out a newer one, or plan without batch_ramp" >&2
+    exit 2
+fi
+
+"""
 _TORCHRUN = """\
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -99,8 +113,8 @@ readonly NUM_NODES=@NODES@ GPUS_PER_NODE=@GPUS@
 NODE_RANK="${NODE_RANK:-0}"
 MASTER_ADDR="${MASTER_ADDR:-@MASTER@}"
 MASTER_PORT="${MASTER_PORT:-29500}"
-: "${MEGATRON_LM_DIR:?set it to a checkout of Megatron-LM @VERSIONS@}"
-: "${MASTER_ADDR:?set it to the host of node rank 0}"
+: ${MEGATRON_LM_DIR:?"set it to a checkout of Megatron-LM @VERSIONS@"}
+: ${MASTER_ADDR:?"set it to the host of node rank 0"}
 if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
     echo "error: NODE_RANK ${NODE_RANK} is not one of 0 to $((NUM_NODES - 1))" >&2
     exit 2
@@ -108,11 +122,11 @@ fi
 
 @MOCK@
 else
-    : "${DATA_PATH:?set it to @DATA@@OR_MOCK@}"
-    : "${TOKENIZER_TYPE:?set it, @TOKENIZER@@OR_MOCK@}"
-    : "${TOKENIZER_MODEL:?set it to the file, folder or name of the tokenizer@OR_MOCK@}"
-    : "${TRAIN_ITERS:?set it to the number of steps@OR_MOCK@}"
-    : "${LR:?set it to the learning rate@OR_MOCK@}"
+    : ${DATA_PATH:?"set it to @DATA@@OR_MOCK@"}
+    : ${TOKENIZER_TYPE:?"set it, @TOKENIZER@@OR_MOCK@"}
+    : ${TOKENIZER_MODEL:?"set it to the file, folder or name of the tokenizer@OR_MOCK@"}
+    : ${TRAIN_ITERS:?"set it to the number of steps@OR_MOCK@"}
+    : ${LR:?"set it to the learning rate@OR_MOCK@"}
     run_args=(--data-path "${DATA_PATH}" --tokenizer-type "${TOKENIZER_TYPE}"
         --tokenizer-model "${TOKENIZER_MODEL}"
         --padded-vocab-size @ROWS@  # the plan's, however few tokens the tokenizer has
@@ -126,7 +140,7 @@ fi
 # A rank that waits this long for the others has lost one; gradients are clipped as GPT-3's were.
 run_args+=(--distributed-timeout-minutes "${TIMEOUT_MINUTES:-30}" --clip-grad "${CLIP_GRAD:-1.0}")
 
-@GUARD@
+@CHECKOUT@@PACKAGES@@GUARD@
 
 @ENVIRONMENT@
 exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \\
@@ -155,13 +169,15 @@ def _filled(text: str, target: Target) -> str:
     values = {
         "ARGUMENTS": ARGUMENTS_FILE,
         "ROWS": str(padded_vocabulary(target)),
-        "VERSIONS": VERSIONS,
+        "VERSIONS": _versions(target),
         "NODES": str(target.num_nodes),
         "GPUS": str(target.gpus_per_node),
         "MASTER": "localhost" if target.num_nodes == 1 else "",
         "ENVIRONMENT": environment_lines(
             (*environment(target, facts(target)), *common_environment(target))
         ),
+        "CHECKOUT": _RAMPS if batch_steps(target) else "",
+        "PACKAGES": package_checks(packages_of(target)),
         **_data(target),
         "RESHARDS": _RESHARDS if reshards_states(target.config) else "",
         "GUARD": guard((*decided_flags(), *REFUSED, *UNPRICED, FROM_CHECKPOINT, *planned)).rstrip("\n"),
@@ -169,6 +185,11 @@ def _filled(text: str, target: Target) -> str:
     for name, value in values.items():
         text = text.replace(f"@{name}@", value)
     return text
+
+
+def _versions(target: Target) -> str:
+    """Return the versions whose flags are written; a batch ramp's is younger than the others."""
+    return VERSIONS_WITH_RAMPS if batch_steps(target) else VERSIONS
 
 
 def _data(target: Target) -> dict[str, str]:
@@ -179,7 +200,7 @@ def needs(target: Target) -> tuple[tuple[str, str], ...]:
     """What a run needs beside the plan, as the script says it."""
     data = _data(target)
     return (
-        ("MEGATRON_LM_DIR", f"a checkout of Megatron-LM {VERSIONS}"),
+        ("MEGATRON_LM_DIR", f"a checkout of Megatron-LM {_versions(target)}"),
         ("DATA_PATH", data["DATA"] + data["DRY"]),
         ("TOKENIZER_TYPE", data["TOKENIZER"]),
         ("TOKENIZER_MODEL", "the file, folder or name of the tokenizer"),
@@ -203,14 +224,15 @@ class MegatronLm:
         rules = (*PARALLEL_RULES, ramp_is_whole, *MODEL_RULES, model_is_stated(self.name))
         refuse(rules, target)
         warnings = list(found_warnings(target))
-        head = header(target, warnings, PRODUCT)
+        packages = packages_of(target)
+        head = header(target, warnings, PRODUCT, packages=packages)
         files = {
             ARGUMENTS_FILE: arguments_file(head, sections(target)),
             TORCHRUN_FILE: torchrun_script(head, target),
             SLURM_FILE: slurm_script(head, target),
         }
         kept = (("CHECKPOINTS", "checkpoints in this folder"),)
-        start = Start(program="pretrain_gpt.py", needs=needs(target), takes=kept)
+        start = Start(program="pretrain_gpt.py", needs=needs(target), takes=kept, packages=packages)
         return with_readme(target, files, product=PRODUCT, start=start, warnings=warnings)
 
 

@@ -50,7 +50,7 @@ def kv_groups_divide_over_ranks(target: Target) -> Iterator[FieldError]:
 
 
 def ffn_divides_over_ranks(target: Target) -> Iterator[FieldError]:
-    """Each MLP's width % its tensor ranks = 0 (``ensure_divisibility``, only on the cluster)."""
+    """Each MLP's width % its tensor ranks = 0 (Megatron-Core ``ensure_divisibility``, on the cluster)."""
     model, config = target.model, target.config
     widths = []
     if "dense" in model.layer_kinds():
@@ -122,7 +122,7 @@ def experts_divide_over_ranks(target: Target) -> Iterator[FieldError]:
 
 
 def expert_ranks_divide_the_stage(target: Target) -> Iterator[FieldError]:
-    """W % (etp * ep * pp) = 0 (``initialize_model_parallel``, only on the cluster)."""
+    """W % (etp * ep * pp) = 0 (Megatron-Core ``initialize_model_parallel``, on the cluster)."""
     config = target.config
     stage = config.tensor_parallel_size * config.context_parallel_size * config.data_parallel_size
     experts = config.expert_ranks
@@ -137,7 +137,7 @@ def expert_ranks_divide_the_stage(target: Target) -> Iterator[FieldError]:
 
 
 def experts_with_tensor_ranks_need_sequence_parallel(target: Target) -> Iterator[FieldError]:
-    """MoE with tp > 1 trains only with sequence parallelism (``MoELayer.forward``, on the cluster)."""
+    """MoE with tp > 1 trains only with sequence parallelism (Megatron-Core ``MoELayer.forward``)."""
     config = target.config
     if target.model.moe and config.tensor_parallel_size > 1 and not config.sequence_parallel:
         yield fault(

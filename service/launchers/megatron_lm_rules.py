@@ -74,7 +74,7 @@ def tensor_ranks_stay_near(target: Target) -> Iterator[FieldError]:
 
 
 def batch_is_conserved(target: Target) -> Iterator[FieldError]:
-    """Gbs = mbs * dp * M (``ConstantNumMicroBatchesCalculator``); M has no flag of its own."""
+    """Gbs = mbs * dp * M (Megatron-Core ``ConstantNumMicroBatchesCalculator``); no flag states M."""
     config, wanted = target.config, target.workload.global_batch_size
     each = config.micro_batch_size * config.data_parallel_size
     if each * config.num_microbatches != wanted:
@@ -101,7 +101,7 @@ def split_has_every_stage(target: Target) -> Iterator[FieldError]:
 
 
 def split_has_every_layer(target: Target) -> Iterator[FieldError]:
-    """The chunks hold all layers, each once (``validate_layer_layout``)."""
+    """The chunks hold all layers, each once (Megatron-Core ``validate_layer_layout``)."""
     held, wanted = sum(target.config.stage_layers), target.model.num_layers
     if held != wanted:
         yield fault("stage_layers", f"{held} layers for a model of {wanted}", nearest=f"a sum of {wanted}")
@@ -149,7 +149,10 @@ def interleaving_needs_a_pipeline(target: Target) -> Iterator[FieldError]:
 
 
 def interleaving_needs_full_groups(target: Target) -> Iterator[FieldError]:
-    """M is a multiple of pp (``forward_backward_pipelining_with_interleaving``, group size g = pp)."""
+    """M is a multiple of pp, the size of a group of micro-batches.
+
+    Source: Megatron-Core ``forward_backward_pipelining_with_interleaving``.
+    """
     config = target.config
     in_groups = config.pipeline_schedule not in ANY_COUNT
     chunked = config.virtual_pipeline_size > 1

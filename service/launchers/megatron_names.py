@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
+from meshwright.profiles.flags import flag_names
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MoeSpec
+from meshwright.profiles.requirements import Requirement, requirements_of
 from meshwright.service.launchers.export import Variable
 from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import HIERARCHICAL, Columns, Configuration, predicts_alone
@@ -42,6 +44,7 @@ _SWITCHES = (
     "fp8-dot-product-attention", "fp8-param-gather", "moe-enable-deepep",
     "moe-pad-expert-input-to-capacity", "moe-permute-fusion", "moe-router-force-load-balancing",
     "moe-shared-expert-overlap", "no-bias-dropout-fusion", "no-bias-swiglu-fusion",
+    "reuse-grad-buf-for-mxfp8-param-ag",
 )  # fmt: skip
 _WORDS = (
     "attention-backend", "ckpt-format", "cross-entropy-fusion-impl", "cuda-graph-impl",
@@ -122,28 +125,11 @@ UNPRICED: Mapping[str, str] = {
     "use-mp-args-from-checkpoint-args": "the parallel sizes come from a checkpoint; write them out",
 }
 FROM_CHECKPOINT = "--use-checkpoint-args"  # flags of the model count less than those of a checkpoint
-# What a step's time and memory do not hang on: data, logging, checkpoints, learning rates, seeds.
-IRRELEVANT = (
-    "--adam-", "--adlr-", "--async-save", "--check-for-", "--ckpt-", "--clip-grad", "--data-",
-    "--dataloader-", "--dist-ckpt-", "--distributed-", "--end-weight-decay", "--eval-", "--eval_",
-    "--exit-", "--finetune",
-    "--init-method", "--initial-loss-scale", "--load", "--log-", "--loss-scale", "--lr", "--manual-gc",
-    "--merge-file", "--min-lr", "--mock-data", "--moe-aux-loss", "--moe-router-bias", "--moe-router-dtype",
-    "--moe-router-load-balancing", "--moe-z-loss",
-    "--no-check-for-", "--no-load-", "--no-save-", "--num-workers", "--override-opt_param-scheduler",
-    "--profile",
-    "--rotary-", "--save", "--seed", "--split", "--start-weight-decay",
-    "--tensorboard-", "--test-data-path", "--timing-log", "--tokenizer-", "--train-", "--train_",
-    "--use-checkpoint-args", "--use-dist-ckpt", "--use-rotary-position-embeddings", "--valid-data-path",
-    "--vocab-file", "--wandb-", "--weight-decay", "--norm-epsilon", "--rope-",
-    "--use-mcore-models", "--no-masked-softmax-fusion", "--no-gradient-accumulation-fusion",
-    "--ddp-bucket-size", "--local-rank", "--accumulate-",
-)  # fmt: skip
 
 
 def is_irrelevant(name: str) -> bool:
-    """Whether the prediction does not hang on a flag."""
-    return name.startswith(IRRELEVANT)
+    """Whether no prediction depends on a flag."""
+    return flag_names("megatron-lm").is_free(name)
 
 
 def decided_flags() -> tuple[str, ...]:
@@ -367,6 +353,17 @@ def may_overlap_experts(config: Configuration, model: ModelSpec) -> bool:
 def overlapped(target: Target, facts: FrameworkFacts) -> bool:
     """Whether the plan was priced with all-to-alls of experts under another micro-batch's computing."""
     return facts.overlap_experts and may_overlap_experts(target.config, target.model)
+
+
+def megatron_packages(target: Target, facts: FrameworkFacts) -> tuple[Requirement, ...]:
+    """Return the packages that the plan needs over Megatron-Core; it was priced under ``facts``."""
+    return requirements_of(
+        target.problem.launcher,
+        facts,
+        target.model,
+        overlaps=overlapped(target, facts),
+        zero_stage=target.config.zero_stage,
+    )
 
 
 def environment(target: Target, facts: FrameworkFacts) -> Iterator[Variable]:

@@ -19,7 +19,7 @@ from meshwright.service.launchers.export import (
     common_warnings,
     model_is_in_the_script,
 )
-from meshwright.service.launchers.megatron_flags import attention_backend, reshards_states
+from meshwright.service.launchers.megatron_flags import attention_backend, packages_of, reshards_states
 from meshwright.service.launchers.megatron_flags import facts as megatron_facts
 from meshwright.service.launchers.megatron_lm_model_rules import (
     experts_with_tensor_ranks_need_sequence_parallel,
@@ -96,6 +96,7 @@ class MsSwift:
                 needs=NEEDS,
                 follows="--model … --dataset … --lr …",
                 takes=((f"{_loaded(target)} FOLDER --finetune false", RESUMES),),
+                packages=packages_of(target),
                 environment=tuple(environment(target, megatron_facts(target))),
                 has_arguments=True,
                 decides=decided_names(argument_parts(target)),

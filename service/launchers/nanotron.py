@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import yaml
 
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.requirements import NANOTRONS_FLASH_ATTENTION
 from meshwright.service.launchers.common_rules import refuse_first
 from meshwright.service.launchers.export import Start, Variable, bundled, common_warnings, printable
 from meshwright.service.launchers.target import ExportBundle, Target
@@ -131,6 +132,7 @@ ONE_QUEUE = Variable(
 START = Start(
     program=f'"${{NANOTRON_DIR}}/run_train.py" --config-file "${{here}}/{CONFIG_FILE}"',
     needs=(("NANOTRON_DIR", "a checkout of huggingface/nanotron"),),
+    packages=(NANOTRONS_FLASH_ATTENTION,),
     environment=(ONE_QUEUE,),
 )
 

@@ -27,7 +27,7 @@ _SCRIPT = """\
 # parts that it needs. On every node as launch.sh; under Slurm: START="sbatch launch.sbatch" bash resume.sh
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-: "${CHECKPOINTS:?set it to the folder of the checkpoints that the run before has written}"
+: ${CHECKPOINTS:?"set it to the folder of the checkpoints that the run before has written"}
 CHECKPOINTS="$(cd "${CHECKPOINTS}" && pwd)"
 step="${STEP:-@STEP@}"
 step="${step:+$((10#${step}))}" # also as folders spell it, 0000100

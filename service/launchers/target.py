@@ -39,6 +39,10 @@ class Target:
         """What one optimizer step does."""
         return self.problem.workload
 
+    def chose(self, name: str) -> bool:
+        """Whether the search chose an option, the precision or the optimizer; else the request did."""
+        return name in self.plan.workload
+
     @property
     def facts(self) -> FrameworkFacts:
         """What the plan was priced with: the framework's facts, less what the request states otherwise."""
@@ -99,7 +103,7 @@ def trained(target: Target) -> list[tuple[str, str]]:
             "trained_modules": ", ".join(workload.trained_modules) or "none",
             "base_precision": workload.base_precision,
         }
-    return [(f"`{name}`", str(value)) for name, value in found.items()]
+    return [(name, str(value)) for name, value in found.items()]
 
 
 def target_of(plan: Plan, problem: Problem) -> Target:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from meshwright.profiles.errors import FieldError, RefusedExportError
 from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.requirements import TORCHAO_PRODUCTS
 from meshwright.service.launchers.common_rules import refuse_first
 from meshwright.service.launchers.export import Start, Variable, bundled, common_warnings, compiled_facts
 from meshwright.service.launchers.target import ExportBundle, Target
@@ -74,9 +75,9 @@ def parallelism_values(target: Target, head_name: str) -> Values:
 
 
 def overlaps_tensor(target: Target) -> bool:
-    """Whether tensor-parallel collectives run under products: asked for, and the model is compiled."""
-    asked = target.workload.framework_options.get("overlap_tensor", False)
-    return bool(asked) and "model" in compiled_parts(target) and target.config.sequence_parallel
+    """Whether tensor-parallel collectives run under products: switched on, and the model is compiled."""
+    switched_on = target.workload.framework_options.get("overlap_tensor", False)
+    return bool(switched_on) and "model" in compiled_parts(target) and target.config.sequence_parallel
 
 
 def compiled_parts(target: Target) -> list[str]:
@@ -323,11 +324,12 @@ _ASKED = tuple(
 )
 
 
-def start(version: str, *, both: bool) -> Start:
+def start(target: Target, version: str, *, both: bool) -> Start:
     """How a node starts; ``version``: its release, unless TORCHTITAN_VERSION says another of ``both``."""
     return Start(
         program='"${program[@]}"',
         needs=NEEDS,
+        packages=(TORCHAO_PRODUCTS,) if in_8_bits(target) else (),
         takes=(("LR", "3e-4, of the module"), ("--training.steps N", "behind it: 10000")),
         environment=(_BESIDE, *_ASKED),
         before=(PROGRAMS.replace("@VERSION@", version) if both else _MODULE) + _LOGGED,
@@ -358,7 +360,7 @@ class Torchtitan:
         return bundled(
             target,
             product=PRODUCT if both else NEWER_ALONE,
-            start=start(version, both=both),
+            start=start(target, version, both=both),
             warnings=found_warnings(target),
             own=lambda head: (
                 {PYTHON_FILE: python_file(head, target)} | (_files_of_0_2(head, target) if both else {})

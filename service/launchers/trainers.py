@@ -14,16 +14,27 @@ import yaml
 
 from meshwright.profiles.adapters import WHOLE_PRECISIONS, linear_names, names_every
 from meshwright.profiles.errors import FieldError
-from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.optimizers import optimizer_named
+from meshwright.profiles.requirements import (
+    CUT_CROSS_ENTROPY,
+    FLASH_ATTENTION,
+    FLASH_ATTENTION_OR_KERNELS,
+    PEFT,
+    RING_ATTENTION,
+    Requirement,
+)
 from meshwright.service.launchers.accelerate import (
+    ATTENTION,
     CONFIG_FILE,
     accelerate_file,
     accelerate_launch,
     accelerate_warnings,
+    attention,
     mesh,
     optimizer,
     recomputes_in_script,
+    tensor_packages,
+    trainer_packages,
 )
 from meshwright.service.launchers.common_rules import refuse_first
 from meshwright.service.launchers.export import Start, bundled, model_is_in_the_script
@@ -31,22 +42,11 @@ from meshwright.service.launchers.target import ExportBundle, Target, pads, pads
 
 Values = dict[str, object]
 WEIGHTS_SHARDED = 3  # ZeRO-3
-# transformers' names of attention kernels (AttentionInterface).
-ATTENTION = {
-    "flash1": "flash_attention_2", "flash2": "flash_attention_2", "flash3": "flash_attention_3",
-    "cudnn": "sdpa", "torch": "eager", "megatron-fused": "eager", "triton": "flex_attention",
-}  # fmt: skip
 WRITTEN_FACTS = ("attention_kernel", "flash_attention", "launch_blocking")
 # What a long run wants and no price hangs on; it may be said otherwise.
 OF_THE_RUN = {"logging_steps": 1, "save_steps": 500, "max_grad_norm": 1.0, "ddp_timeout": 1800}
 
 _RESUMES = {"auto_resume_from_checkpoints": True}  # Axolotl's: a run that is started again goes on
-
-
-def attention(target: Target) -> str:
-    """The kernel that was priced, by transformers' name."""
-    known = with_options(framework_facts("accelerate"), target.workload.framework_options)
-    return ATTENTION[known.attention_kernel]
 
 
 def keeps_fp32(target: Target) -> bool:
@@ -175,6 +175,7 @@ class Axolotl:
             start=Start(
                 program='-m axolotl.cli.train "${joined}"',
                 needs=AXOLOTL_NEEDS,
+                packages=_axolotl_packages(target),
                 decides=decided,
                 before=_JOINED.replace("@KEYS@", " \\\n    ".join(textwrap.wrap(" ".join(decided), 100))),
             ),
@@ -185,13 +186,17 @@ class Axolotl:
         )
 
 
+def _axolotl_packages(target: Target) -> tuple[Requirement, ...]:
+    """Return what Axolotl does not install itself; it does peft, bitsandbytes, torchao and kernels."""
+    ring = (RING_ATTENTION,) if target.config.context_parallel_size > 1 else ()
+    return (*tensor_packages(target), *ring, *((CUT_CROSS_ENTROPY,) if _cuts_logits(target) else ()))
+
+
 def _axolotl_warnings(target: Target) -> Iterator[str]:
     cut = ("loss_fused", "logit_bytes") if _cuts_logits(target) else ()
     yield from accelerate_warnings(target, (*WRITTEN_FACTS, *cut))
     yield model_is_in_the_script(target)
     yield "Axolotl keeps weights and both moments in bf16 (its FSDP2 casts nothing up), as was priced"
-    if target.config.context_parallel_size > 1:
-        yield "context parallelism needs the package ring-flash-attn"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -301,6 +306,7 @@ class Trl:
             start=Start(
                 program="\n".join([*accelerate_launch(target), _TRL_COMMAND.rstrip()]),
                 needs=TRL_NEEDS,
+                packages=_trl_packages(target, values),
                 command=True,
                 before=_TRL_RESUMES,
                 decides=(*values, *(name for name in TRL_OTHERS if name not in values)),
@@ -311,6 +317,13 @@ class Trl:
                 TRL_FILE: head + yaml.safe_dump(values | OF_THE_RUN, sort_keys=True),
             },
         )
+
+
+def _trl_packages(target: Target, values: Values) -> tuple[Requirement, ...]:
+    """Return the packages of transformers' trainer, and of the attention that TRL's file names."""
+    flash = str(values["attn_implementation"]).startswith("flash")
+    attention = (FLASH_ATTENTION_OR_KERNELS,) if flash else ()
+    return (*trainer_packages(target), *tensor_packages(target), *attention)
 
 
 def _trainer_warnings(target: Target) -> Iterator[str]:
@@ -402,6 +415,12 @@ def kernel_has_a_name(target: Target) -> Iterator[FieldError]:
         )
 
 
+def _llama_factory_packages(target: Target, values: Values) -> tuple[Requirement, ...]:
+    """Return the packages of transformers' trainer but peft, which it installs, and of its attention."""
+    flash = (FLASH_ATTENTION,) if values["flash_attn"] == "fa2" else ()
+    return (*(one for one in trainer_packages(target) if one != PEFT), *flash)
+
+
 class LlamaFactoryAccelerate:
     """Exports to ``accelerate launch`` of LLaMA-Factory's ``src/train.py``, without Megatron-Core."""
 
@@ -423,6 +442,7 @@ class LlamaFactoryAccelerate:
             start=Start(
                 program="\n".join([*accelerate_launch(target), program]),
                 needs=LLAMA_FACTORY_NEEDS,
+                packages=_llama_factory_packages(target, values),
                 follows=LLAMA_FACTORY_FOLLOWS,
                 command=True,
                 decides=(*values, *(name for name in LLAMA_FACTORY_OTHERS if name not in values)),

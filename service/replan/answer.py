@@ -17,7 +17,7 @@ from meshwright.solver.configuration import Configuration
 _DAY_S, _HOUR_S, _MINUTE_S = 86_400.0, 3600.0, 60.0
 _FEW_DAYS = 3.0
 _HEADS: tuple[str, ...] = (
-    "#", "way", "layout", "GPUs", "step", "stands still", "done again", "done in", "",
+    "#", "way", "layout", "GPUs", "step", "downtime", "lost work", "finishes in", "",
 )  # fmt: skip
 
 
@@ -139,27 +139,45 @@ def way_of(found: Replan, rank: int) -> Way:
 # In words, for a terminal.
 
 
-def replan_lines(found: Replan, job: Changed) -> list[str]:
-    """The ways as lines of a table, with what was assumed and what is not possible."""
+def replan_lines(found: Replan, job: Changed, *, width: int) -> list[str]:
+    """Return the ways as a table of ``width`` columns, or as a list where that has no room.
+
+    What was assumed and what is not possible follow.
+    """
     best = found.ways[0] if found.ways else None
     done, total, saved = map(figures.count, (job.steps_done, job.steps_total, found.saved_step))
     head = (
-        f"plan {job.plan.plan_id} · step {done} of {total}, goes on from {saved} · "
+        f"plan {job.plan.plan_id} · step {done} of {total}, resumes from {saved} · "
         f"checkpoint {job.format.name} ({job.place})"
     )
     rows = [_HEADS, *(_row(way, rank, best) for rank, way in enumerate(found.ways, 1))]
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    lines = [head, ""]
-    lines += [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
+    table = [
+        "  ".join(cell.ljust(room) for cell, room in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
-    lines += [
-        "",
+    if max(map(len, table)) > width:
+        table = [_in_a_line(row, width) for row in rows[1:]]
+    said = [
         *(f"not possible: {text}" for text in found.refused),
         *(f"note: {text}" for text in found.notes),
     ]
-    return lines
+    return [
+        figures.wrapped(figures.pieces(head, "·"), width).plain,
+        "",
+        *table,
+        "",
+        *(figures.wrapped(line, width).plain for line in said),
+    ]
+
+
+def _in_a_line(row: tuple[str, ...], width: int) -> str:
+    """``1. new layout: pp 7 · dp 8, 56 GPUs, step 4.16 s, downtime 10 min, …``."""
+    rank, way, layout, gpus, *spans, place = row
+    named = [f"{head} {span}" for head, span in zip(_HEADS[4:-1], spans, strict=True)]
+    later = [f"{place[1:]} later"] if place.startswith("+") else []
+    parts = map(figures.tied, (f"{gpus} GPUs", *named, *later))
+    words = ", ".join([figures.pieces(layout, "·"), *parts])
+    return figures.wrapped(f"{rank}. {way}: {words}", width, hang=3).plain
 
 
 def _row(way: Way, rank: int, best: Way | None) -> tuple[str, ...]:
@@ -170,9 +188,16 @@ def _row(way: Way, rank: int, best: Way | None) -> tuple[str, ...]:
     return (
         str(rank), way.kind, figures.configuration_words(config), figures.count(config.num_gpus),
         figures.seconds(prediction.step_time_s), _span(still_s), _span(way.lost_work_s),
-        f"{_span(way.finish_s)} ({_span(way.finish_low_s)} to {_span(way.finish_high_s)})",
+        f"{_span(way.finish_s)} ({_range(way.finish_low_s, way.finish_high_s)})",
         "← soonest" if way is best else f"+{_span(later_s)}",
     )  # fmt: skip
+
+
+def _range(low_s: float, high_s: float) -> str:
+    """``5.21 to 6.87 days``: the unit once where both have it."""
+    low, high = _span(low_s), _span(high_s)
+    unit = f" {high.partition(' ')[2]}"
+    return f"{low.removesuffix(unit) if low.endswith(unit) else low} to {high}"
 
 
 def _span(seconds: float) -> str:

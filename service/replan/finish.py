@@ -201,7 +201,7 @@ class _Timing:
         if job.spares >= gone:
             yield self.way("spare nodes", same)
         else:
-            refused.append(f"spare nodes: {gone} are needed, {job.spares} stand idle")
+            refused.append(f"spare nodes: {gone} needed, {job.spares} idle")
         yield self.way("wait for repair", same, waiting_s=job.repair_s)
 
     def until_repaired(self, layouts: Sequence[Layout]) -> Iterator[Way]:

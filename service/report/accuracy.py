@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
+from statistics import fmean
 
+import yaml
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from meshwright.profiles.catalog import CATALOG
 from meshwright.solver.accuracy import ErrorFigures, Figures, Report
 
 _TITLES = (
@@ -25,13 +29,37 @@ _TITLES = (
 
 def render_report(report: Report) -> RenderableType:
     """Figures overall, by source and by cluster; then what was refused, and why."""
-    parts: list[RenderableType] = [Text(_head(report), style="bold"), Text()]
+    parts: list[RenderableType] = [Text(expected_of_strangers()), Text(_head(report), style="bold")]
+    parts += [Text(vote) for vote in _votes(report)]
+    parts.append(Text())
     parts.append(_table({"overall": report.overall}.items(), "all runs"))
     parts += [Text(), _table(report.sources.items(), "source")]
     parts += [Text(), _table(report.clusters.items(), "cluster")]
     parts += [Text(f"  refused {count}: {reason}") for reason, count in report.refused.items()]
     parts += [Text(f"  warning: {warning}") for warning in report.warnings]
     return Group(*parts)
+
+
+@cache
+def expected_of_strangers() -> str:
+    """What to expect of a cluster that shares nothing with the catalog's runs, in a sentence."""
+    file = CATALOG / "calibration" / "unseen.yaml"
+    known: dict[str, float] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return (
+        f"to expect where cluster, model family and release are new: {known['error']:.1f} % mean error "
+        f"(dense {known['dense']:.1f}, experts {known['experts']:.1f}); {known['inside']:.0f} % inside "
+        f"80 % bands of ± {known['width']:.0f} % (docs/accuracy.md)"
+    )
+
+
+def _votes(report: Report) -> list[str]:
+    """Means over clusters, each with one vote; nothing where the runs are of one cluster."""
+    timed = [figures for figures in report.clusters.values() if figures.time is not None]
+    if len(timed) < 2:  # noqa: PLR2004
+        return []
+    error = fmean(figures.time.mean_absolute for figures in timed if figures.time)
+    inside = 100.0 * fmean(figures.coverage or 0.0 for figures in timed)
+    return [f"{len(timed)} clusters with one vote each: mean {error:.1f} %, in 80 % band {inside:.0f} %"]
 
 
 def _head(report: Report) -> str:

@@ -28,7 +28,7 @@ def beyond_lines(answer: Answer, width: int) -> list[Text]:
     if answer.plans and answer.plans[0].outlook is not None:
         lines.append(_run(answer.plans[0], answer.plans[0].outlook))
     if answer.baseline is not None:
-        lines.append(_baseline(answer.baseline, len(answer.plans)))
+        lines.append(_baseline(answer.baseline, len(answer.ranking)))
     said = [wrapped(line, width, indent=2, hang=2) for line in lines]
     return [*said, *(_front(answer.pareto, width) if answer.pareto else [])]
 

@@ -87,12 +87,12 @@ def _side(
 ) -> Text:
     """``yours   tp 8 · pp 8 · mbs 2   43.9 s ±4 %   31.4 of 79.6 GiB (0)``."""
     parts = [
-        figures.configuration_words(configuration),
-        figures.step_time(prediction),
-        figures.peak_memory(prediction),
-        more,
+        pieces(figures.configuration_words(configuration), "·"),
+        tied(figures.step_time(prediction)),
+        tied(figures.peak_memory(prediction)),
+        tied(more),
     ]
-    text = "   ".join(tied(part) for part in parts if part)
+    text = "   ".join(part for part in parts if part)
     return wrapped(tied(f"{name:<{label}}") + text, width, hang=label, style="bold")
 
 

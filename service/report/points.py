@@ -7,37 +7,54 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from meshwright.service.report import formatting as figures
-from meshwright.service.report.formatting import wrapped
+from meshwright.service.report.formatting import pieces, wrapped
 from meshwright.solver.configuration import Configuration, configuration_from_json
 
 Row = Mapping[str, Any]
 _FIGURES = ("num_gpus", "step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "peak_memory_bytes", "gap")
 _MARK = "●"
+_HEADS = ["GPUs", "step", "tokens/s", "per GPU", "GiB", "", "proved", "best plan"]
+_WORDS = _HEADS.index("")  # from here on columns hold words
+_GUTTER = 2  # blanks behind every column
 
 
 def render_points(answer: Mapping[str, Any], *, width: int) -> RenderableType:
-    """The table of points, then what holds for all of them."""
+    """Return the table of points, then what holds for all of them.
+
+    Where the plans have no room beside the figures, they follow the table line by line.
+    """
     rows: Sequence[Row] = answer["points"]
     axes = list(rows[0]["values"])
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in axes:
-        table.add_column(figures.SHORT_NAMES.get(name, name.replace("_", " ")), justify="right")
-    for title in ("GPUs", "step", "tokens/s", "per GPU", "GiB"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for title in ("", "proved", "best plan"):
-        table.add_column(title, overflow="fold")
-    for row in rows:
-        first = [str(row["values"][name]) for name in axes]
-        style = "bold green" if row["rank"] == 1 else ""
-        table.add_row(*(Text(cell) for cell in [*first, *_cells(row)]), style=style)
+    heads = [figures.SHORT_NAMES.get(name, name.replace("_", " ")) for name in axes] + _HEADS
+    cells = [[*(str(row["values"][name]) for name in axes), *_cells(row)] for row in rows]
+    plans: list[Text] = []
+    if sum(max(map(cell_len, column)) + _GUTTER for column in zip(heads, *cells, strict=True)) > width:
+        plans = [
+            wrapped(f"{_values(row)}: {pieces(words, '·')}", width, indent=2, hang=4)
+            for row, (*_, words) in zip(rows, cells, strict=True)
+            if words
+        ]
+        heads, cells = heads[:-1], [one[:-1] for one in cells]
+    table = Table(box=None, pad_edge=False, padding=(0, _GUTTER, 0, 0), header_style="dim")
+    for title in heads:
+        left = title in _HEADS[_WORDS:]
+        table.add_column(title, justify="left" if left else "right", no_wrap=title in _HEADS)
+    for row, shown in zip(rows, cells, strict=True):
+        table.add_row(*map(Text, shown), style="bold green" if row["rank"] == 1 else "")
     notes = [_verdict(answer), f"{_MARK} no other point is faster on as few GPUs, or as fast on fewer"]
     notes += [f"warning: {warning}" for warning in answer["warnings"]]
-    return Group(table, Text(), *(wrapped(note, width, indent=2) for note in notes))
+    return Group(
+        table,
+        *([Text(), *plans] if plans else []),
+        Text(),
+        *(wrapped(note, width, indent=2) for note in notes),
+    )
 
 
 def points_to_csv(answer: Mapping[str, Any]) -> str:
@@ -52,6 +69,13 @@ def points_to_csv(answer: Mapping[str, Any]) -> str:
         shown = [row["status"] or row["state"], row["rank"], row["plan_id"]]
         writer.writerow([*values, *shown, *(row[name] for name in _FIGURES), row["efficient"], words])
     return text.getvalue()
+
+
+def _values(row: Row) -> str:
+    """``num_nodes 4``: the values that make a point."""
+    return ", ".join(
+        f"{figures.SHORT_NAMES.get(name, name)} {value}" for name, value in row["values"].items()
+    )
 
 
 def _cells(row: Row) -> list[str]:
@@ -84,4 +108,4 @@ def _verdict(answer: Mapping[str, Any]) -> str:
     if answer["gap"] is not None:
         words += f" · gap {figures.percent(answer['gap'])}"
     effort = f"{figures.count(answer['explored'])} configurations · {figures.seconds(answer['elapsed_s'])}"
-    return f"{words} · {effort}"
+    return pieces(f"{words} · {effort}", "·")

@@ -176,8 +176,8 @@ def _best(plan: Plan) -> str:
 
 
 def _also(plan: Plan) -> str:
-    """What few plans choose, where this one does."""
-    return " · ".join(figures.inner_words(plan.config))
+    """What few plans choose, where this one does, and the packages that it needs."""
+    return " · ".join([*figures.inner_words(plan.config), *(f"needs {name}" for name in plan.needs)])
 
 
 def _gap(plan: Plan) -> str:

@@ -1,6 +1,6 @@
 """An answer's reasons in three sentences: where its time goes, what binds, how sure its first rank is.
 
-All figures behind them are ``reasons.reason_lines``, which ``meshwright explain --plan`` prints.
+``reason_lines`` returns all figures behind them, which ``meshwright explain --plan`` prints.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from rich.text import Text
 
 from meshwright.profiles.capabilities import launcher_capabilities
+from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, switches
 from meshwright.service.report import formatting
-from meshwright.service.report.formatting import tied, words, wrapped
-from meshwright.solver.answer import Answer, Limit, Loss, Odds, Plan, Remedy, Why
+from meshwright.service.report.formatting import pieces, tied, words, wrapped
+from meshwright.solver.answer import Answer, Limit, Loss, Odds, Plan, Remedy, Why, ranked_plans
 from meshwright.solver.configuration import VARIABLES, mesh_of
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, searched_switches
 
 # --------------------------------------------------------------------------------------------------
 # Why a plan is as it is: from the ideal step to the real one, losses, limits, certainty.
@@ -53,16 +54,18 @@ def proof_words(problem: Problem) -> str:
         and (not one.needs or getattr(able, one.needs))
     ]
     split = [] if options.stage_layers else ["split of layers"]
-    names += [*split, *(name for name in options.allow if name != "offload")]
+    allowed = [one for one in options.allow if one not in (NO_SWITCH, EVERY_SWITCH, "offload", *switches())]
+    names += [*split, *allowed, *searched_switches(problem)]
     return f"under our model, over these switches: {', '.join(names)}"
 
 
 def ranks_words(answer: Answer, problem: Problem) -> list[str]:
     """What the plans behind the first are, where that is proved: ``#2 to #10 are …``; else nothing."""
-    last, meshes = len(answer.plans), len({mesh_of(plan.config) for plan in answer.plans})
+    plans = answer.ranking
+    last, meshes = len(plans), len({mesh_of(plan.config) for plan in plans})
     if answer.status != "optimal" or last <= 1:
         return []
-    several = bool(answer.plans[2:])
+    several = bool(plans[2:])
     whose = f"#2 to #{last} are" if several else "#2 is"
     if not problem.options.diverse or meshes == 1:
         return [f"{whose} the next best layout{'s' * several}"]
@@ -121,7 +124,7 @@ def measure_line(worth: Sequence[tuple[Plan, float]], *, width: int) -> Text:
 
 def remedy_line(remedy: Remedy) -> str:
     """``16 nodes: 12.3 s on 128 GPUs, tp 8 · pp 4 · …, 61.2 GiB``."""
-    words = tied(formatting.configuration_words(remedy.config))
+    words = pieces(formatting.configuration_words(remedy.config), "·")
     step, peak = (
         tied(formatting.seconds(remedy.step_time_s)),
         tied(f"{formatting.gib(remedy.peak_memory_bytes)} GiB"),
@@ -155,7 +158,7 @@ def sentences(plans: Sequence[Plan], width: int, *, is_calibrated: bool) -> list
     best = plans[0]
     said = [] if best.why is None else [time_sentence(best.why), limit_sentence(best.why)]
     if best.odds is not None:
-        alone = len(plans) == 1
+        alone = len(ranked_plans(plans)) == 1
         said.append(_alone() if alone else _certainty(best.odds, is_calibrated=is_calibrated))
     return [wrapped(line, width, indent=2) for line in said]
 

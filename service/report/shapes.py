@@ -27,7 +27,7 @@ def render_shapes(advice: ShapeAdvice, problem: Problem, *, width: int) -> Rende
         return Group(*lines, *(wrapped(note, width, indent=2) for note in notes))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for title in ("change", "parameters", "step", "saves*", "in place", "tp", "why"):
-        table.add_column(title, overflow="fold")
+        table.add_column(title, overflow="fold", no_wrap=title not in ("change", "why"))
     for shape in advice.shapes:
         table.add_row(
             shape.change,

@@ -82,7 +82,7 @@ def standings_of(answer: Answer, problem: Problem, detailed: AbstractSet[str]) -
     return Standings(
         headings=tuple(headings),
         rows=tuple(rows),
-        baseline=_baseline(answer.baseline, len(answer.plans)) if answer.baseline else "",
+        baseline=_baseline(answer.baseline, len(answer.ranking)) if answer.baseline else "",
         note=". ".join(
             [
                 f"MFU of {peak} per GPU, causal attention counted; {band_words(answer.plans)}",

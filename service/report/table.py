@@ -20,14 +20,16 @@ _FIGURES = tuple(
 )
 
 
-_DECIDED = ("launchers", "workload", "placement")
+_DECIDED = ("launchers", "workload", "placement", "needs", "ranked")
 
 
 def to_csv(plans: Sequence[Plan]) -> str:
     """One line a plan; lists are joined by blanks.
 
-    ``launchers`` and ``workload`` (``precision=fp8``) say what a request left open was decided to be;
-    ``placement`` is JSON: the node groups of a mixed cluster's stages, or its classes of replicas.
+    ``launchers`` and ``workload`` (``precision=fp8``) state how the plan settles what the request leaves
+    open; ``placement`` is JSON: the node groups of a mixed cluster's stages, or its classes of replicas;
+    ``needs`` are packages that a stock installation lacks, and a plan whose packages the request does not
+    allow is not ranked.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -44,4 +46,5 @@ def _decided(plan: Plan) -> list[str]:
     """What a request left open, and where stages stand; empty where there was no choice."""
     workload = " ".join(f"{name}={value}" for name, value in plan.workload.items())
     placed = [asdict(one) for one in plan.config.replicas or plan.config.stage_groups]
-    return [" ".join(plan.launchers), workload, json.dumps(placed) if placed else ""]
+    stages = json.dumps(placed) if placed else ""
+    return [" ".join(plan.launchers), workload, stages, ", ".join(plan.needs), str(plan.ranked).lower()]

@@ -16,6 +16,7 @@ from meshwright.profiles.profile import default_profile
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.beyond import beyond_lines
 from meshwright.service.report.formatting import pieces, tied, wrapped
+from meshwright.service.report.measured import measured_lines
 from meshwright.service.report.question import clean, header
 from meshwright.service.report.ranking import ranking
 from meshwright.service.report.sentences import (
@@ -27,7 +28,9 @@ from meshwright.service.report.sentences import (
     spent_s,
 )
 from meshwright.service.report.tradeoff import tradeoff_lines
+from meshwright.service.verify.limits import unbuilt_words
 from meshwright.solver.answer import Answer, Infeasibility, Plan, Prediction, Shortfall, Why
+from meshwright.solver.calibration.measured import Measured
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Problem
 
@@ -37,16 +40,21 @@ _UNCALIBRATED = ", uncalibrated"  # how the title of a catalog profile ends
 _STATIC_TERMS = ("weights", "gradients", "optimizer")
 
 
-def render_answer(answer: Answer, problem: Problem, *, width: int) -> RenderableType:
-    """The whole answer, laid out for ``width`` columns."""
+def render_answer(
+    answer: Answer, problem: Problem, *, width: int, measured: Sequence[Measured] = ()
+) -> RenderableType:
+    """Lay out the whole answer for ``width`` columns; ``measured`` runs follow the ranking."""
     if answer.status == "infeasible":
         return Group(*_infeasible(answer, problem, width))
     parts: list[RenderableType] = [header(problem, width), *_search_lines(answer, problem, width)]
     if answer.plans:
         best = answer.plans[0]
-        parts += [Text(), _table(answer.plans, problem, width), *tradeoff_lines(answer.plans, width)]
+        parts += [Text(), _table(answer.plans, problem, width)]
+        parts += [*measured_lines(measured, answer.plans, width), *tradeoff_lines(answer.plans, width)]
         parts += [Text(), *_causes(best, width, whose=" (best)"), Text()]
         parts += sentences(answer.plans, width, is_calibrated=is_calibrated(answer, problem))
+        if said := unbuilt_words(best, problem):
+            parts.append(wrapped(said, width, indent=2))
         parts += beyond_lines(answer, width)
     parts += [Text(), *_provenance(answer, problem, width)]
     return Group(*parts, wrapped(_next(answer, problem), width, indent=2))
@@ -91,7 +99,6 @@ def _search_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
     """What was searched, and what is certain about the first plan."""
     size, explored = figures.count(answer.space_size), figures.count(answer.explored)
     seen = size if answer.explored >= answer.space_size else f"{explored} of {size}"
-    fit = f", up to {figures.count(answer.fit)} fit" if answer.plans else ""
     searched = f"searched {seen} configurations in {answer.elapsed_s:.1f} s: "
     claim, style = _claim(answer, problem)
     claim += _gpus(answer, problem)
@@ -104,7 +111,7 @@ def _search_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
         claim += f"{_remainder(answer)})"
     claim = "; ".join([claim, *ranks_words(answer, problem)])
     return [
-        wrapped(f"{searched}{tied(figures.count(answer.legal))} legal{fit}", width),
+        wrapped(f"{searched}{tied(figures.count(answer.legal))} legal", width),
         wrapped(claim, width, style=style),
     ]
 
@@ -273,14 +280,15 @@ def _infeasible(answer: Answer, problem: Problem, width: int) -> list[Renderable
     lines += [_conflict(limits) for limits in found.conflicts]
     if found.remedies:
         lines.append("changes that fit, the cheapest of each kind first:")
-        lines += [f"    {remedy_line(remedy)}" for remedy in found.remedies]
     elif found.changes:
         lines.append(f"smallest changes that fit: {' · or '.join(found.changes)}")
     counted = f"{figures.count(answer.space_size)} configurations, {figures.count(answer.legal)} legal"
-    lines.append(f"searched {counted}, in {answer.elapsed_s:.1f} s")
+    searched = f"searched {counted}, in {tied(f'{answer.elapsed_s:.1f} s')}"
     return [
         wrapped(head, width, style="bold red"),
         *(wrapped(line, width, indent=2) for line in lines),
+        *(wrapped(remedy_line(remedy), width, indent=6) for remedy in found.remedies),
+        wrapped(searched, width, indent=2),
         *_provenance(answer, problem, width),
     ]
 

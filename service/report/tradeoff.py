@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.text import Text
 
 from meshwright.service.report import formatting as figures
-from meshwright.solver.answer import Plan
+from meshwright.solver.answer import Plan, ranked_plans
 
 WIDE = 100  # columns; a narrower terminal has no plot
 _COLUMNS, _ROWS = 64, 7  # of the field
@@ -30,8 +30,11 @@ class Mark:
 
 def tradeoff_lines(plans: Sequence[Plan], width: int) -> list[Text]:
     """The plot under a ranking; nothing where it has no room, or would show a line."""
+    plans = ranked_plans(plans)
+    if width < WIDE or len(plans) < _LEAST:
+        return []
     times, peaks = _extent([_step_s(plan) for plan in plans]), _extent([_peak(plan) for plan in plans])
-    if width < WIDE or len(plans) < _LEAST or times[0] == times[1] or peaks[0] == peaks[1]:
+    if times[0] == times[1] or peaks[0] == peaks[1]:
         return []
     marks = _placed(plans, times, peaks)
     caption = f"  step time and peak memory of each plan; nothing here beats {_front(plans)} in both"

@@ -19,6 +19,7 @@ from meshwright.service.report.sentences import (
     signed,
 )
 from meshwright.service.report.terminal import profile_words, skipped_words
+from meshwright.service.verify.limits import unbuilt_words
 from meshwright.solver.answer import Answer, Plan, Shortfall
 from meshwright.solver.problem import Problem
 
@@ -120,7 +121,9 @@ def _found(answer: Answer, problem: Problem) -> Verdict:
         bound = figures.seconds(answer.bound_step_time_s)
         what = "plan" if answer.space == "every" else "configuration searched"
         said.append(f"Under this model no {what} can take less than {bound} in the simulated schedule.")
-    said += [*_odds(best, "it", "these" if len(answer.plans) > 1 else "its ranking"), _searched(answer)]
+    said += [*_odds(best, "it", "these" if len(answer.ranking) > 1 else "its ranking"), _searched(answer)]
+    if unbuilt := unbuilt_words(best, problem):
+        said.append(unbuilt)
     badge = "proved optimal" if proved else "best found"
     return Verdict(
         kind="proved" if proved else "open", badge=badge, sentence=sentence, certainty=tuple(said)
@@ -135,11 +138,15 @@ def _ranked(plan: Plan) -> Verdict:
         f"{figures.percent(seen.mfu)} MFU, {figures.gib(seen.peak_memory_bytes)} of "
         f"{figures.gib(seen.memory_limit_bytes)} GiB of a GPU's memory."
     )
+    certainty = _odds(plan, "it", "its ranking")
+    if not plan.ranked:
+        lacking = " and ".join(plan.needs)
+        certainty = [f"It is not ranked: it needs {lacking}, which a stock installation lacks."]
     return Verdict(
         kind="open",
-        badge=f"rank {plan.rank}",
+        badge=f"rank {plan.rank}" if plan.ranked else "not ranked",
         sentence=sentence,
-        certainty=tuple(_odds(plan, "it", "its ranking")),
+        certainty=tuple(certainty),
     )
 
 

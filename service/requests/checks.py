@@ -29,7 +29,7 @@ from meshwright.solver.configuration import (
 from meshwright.solver.cost.context import linear_precision
 from meshwright.solver.problem import PRECISIONS, Problem, SearchOptions
 from meshwright.solver.space.expressions import ExpressionError
-from meshwright.solver.space.launcher_rules import problem_faults
+from meshwright.solver.space.launcher_rules import workload_faults
 from meshwright.solver.space.request_rules import constraint_of
 
 # --------------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def _switches(problem: Problem) -> Iterator[FieldError]:
 def _trainable(problem: Problem) -> Iterator[FieldError]:
     """The launcher can train this model in this precision; of ``any``, each is asked in its own search."""
     if problem.launcher != "any":
-        yield from problem_faults(problem, launcher_capabilities(problem.launcher))
+        yield from workload_faults(problem, launcher_capabilities(problem.launcher))
     targets = problem.workload.lora_targets if problem.workload.lora_rank else ()
     why = target_fault(problem.model, targets) if targets else None
     if why:

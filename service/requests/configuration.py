@@ -229,9 +229,7 @@ def completed(
 ) -> Configuration:
     """The Configuration of ``raw``: the remaining GPUs are data parallel, the split is the usual one.
 
-    One that names node groups is read by ``placed_configurations``.
-
-    ``at`` is where faults say that it stands.
+    ``placed`` reads one that names node groups. ``at`` is its place in the request, for faults.
 
     Raises:
         InvalidProblemError: unknown names, wrong types, or sizes that cannot hold this model and batch.
@@ -251,6 +249,14 @@ def completed(
         )
         raise as_written(InvalidProblemError(moved), short, at) from None
     return configuration
+
+
+def assumed_values(raw: Mapping[str, object], own: Configuration) -> dict[str, object]:
+    """Return what ``completed`` assumed: every value that ``raw`` does not state, by its name."""
+    stated = {*written_out(raw, ("configuration",)), "stage_groups", "replicas", "stage_recompute_layers"}
+    if own.is_placed:
+        return {}
+    return {name: value for name, value in asdict(own).items() if name not in stated}
 
 
 def broken_rules(problem: Problem, configuration: Configuration) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
@@ -12,7 +14,7 @@ from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.profile import Profile, framework_of
 from meshwright.service.launchers.reading.base import WHOLE_FILE, LaunchFile, Source, Told
 from meshwright.service.launchers.reading.registry import read_launch_files, reader_names, renamed
-from meshwright.service.requests.configuration import completed
+from meshwright.service.requests.configuration import assumed_values, completed
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.predict import predict
@@ -34,6 +36,7 @@ class Own:
     notes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     batch_ramp: tuple[tuple[int, int], ...] = ()  # (batch, until so many tokens) before the workload's
+    assumed: Mapping[str, object] = field(default_factory=dict)  # values that nothing states, by name
 
 
 def own_of_files(
@@ -64,17 +67,79 @@ def own_of_files(
     if launcher is None and isinstance(named, str) and named in reader_names():
         launcher = named
     told = replace(_told(request, variables or {}, values or {}), ignored=tuple(ignored), run=run)
-    found = renamed(read_launch_files(source, told, launcher), _name_of(source))
-    raw, workload, notes = _overridden(found, told)
-    problem, why = _priced(_request_of(request, found, workload), found.launcher)
+    with _fewer_ranks_named(request, source, told, launcher):
+        found = renamed(read_launch_files(source, told, launcher), _name_of(source))
+        raw, workload, notes = _overridden(found, told)
+        problem, why = _priced(_request_of(request, found, workload), found.launcher)
+        configuration = completed(raw, problem)
     return Own(
         problem=problem,
-        configuration=completed(raw, problem),
+        configuration=configuration,
         launcher=found.launcher,
         notes=(*found.notes, *notes, *why),
         unread=found.unread,
         batch_ramp=found.batch_ramp,
+        assumed=assumed_values(raw, configuration),
     )
+
+
+class FewerRanksError(InvalidProblemError):
+    """Launch files that can be read by themselves start fewer ranks than the cluster has GPUs.
+
+    ``group`` is the node group that they start on, with the fields of a request; None where the cluster has
+    several groups.
+    """
+
+    group: Mapping[str, int | str] | None = None
+
+
+@contextmanager
+def _fewer_ranks_named(
+    request: Request, source: Source, told: Told, launcher: str | None = None
+) -> Iterator[None]:
+    """Replace a fault of files that start fewer ranks than the cluster has GPUs by these two numbers.
+
+    Raises:
+        FewerRanksError: the files can be read on the GPUs that they start on.
+        InvalidProblemError: any other fault.
+    """
+    try:
+        yield
+    except InvalidProblemError as fault:
+        alone = _read_alone(source, told, launcher)
+        ranks = alone.configuration.num_gpus if alone is not None else 0
+        if alone is None or told.num_gpus is None or not 0 < ranks < told.num_gpus:
+            raise
+        num_nodes = alone.num_nodes or 1
+        raise _fewer_ranks(request, ranks, told.num_gpus, num_nodes, alone.gpus_per_node) from fault
+
+
+def _fewer_ranks(
+    request: Request, ranks: int, gpus: int, num_nodes: int, gpus_per_node: int | None
+) -> FewerRanksError:
+    """Return the fault of so many ranks on so many GPUs, with the cluster that fits the files."""
+    message = f"the file starts {ranks} process{'es' * (ranks > 1)}; the cluster has {gpus} GPUs"
+    sizes = {"num_nodes": num_nodes, "gpus_per_node": gpus_per_node or ranks // num_nodes}
+    cluster = request["cluster"]
+    groups = cluster_from_mapping(cluster).groups
+    named = isinstance(cluster, Mapping) and "groups" not in cluster
+    group: dict[str, int | str] | None = {**({"gpu": groups[0].gpu.slug} if named else {}), **sizes}
+    at, allowed = pointer("cluster", "groups", 0), json.dumps(sizes)[1:-1]
+    if len(groups) > 1:
+        at, group, allowed = pointer("cluster"), None, f"groups of {ranks} GPUs together"
+    elif named:  # the nodes of a catalog's cluster have as many GPUs as the catalog states
+        at, allowed = pointer("cluster"), json.dumps({"groups": [group]})
+    found = FewerRanksError([FieldError(pointer=at, message=message, allowed=allowed)])
+    found.group = group
+    return found
+
+
+def _read_alone(source: Source, told: Told, launcher: str | None) -> LaunchFile | None:
+    """The run of launch files on the GPUs that they start on; None where they do not state them."""
+    try:
+        return read_launch_files(source, replace(told, num_gpus=None), launcher)
+    except InvalidProblemError:
+        return None
 
 
 # What a launcher runs though it is not planned with it: faults of these leave its runs to be priced.
@@ -150,7 +215,8 @@ def request_of_files(
         InvalidProblemError: as ``own_of_files``; a value that decides nothing of a search.
     """
     told = replace(_told(request, variables, values), ignored=tuple(ignored), run=run)
-    found = read_launch_files(source, told)
+    with _fewer_ranks_named(request, source, told):
+        found = read_launch_files(source, told)
     _require_used(source, told, values, found)
     workload = {name: told.values[name] for name in _TOLD if name in values}
     return _completed(request, renamed(found, _name_of(source)), workload), found
@@ -328,7 +394,8 @@ def with_launch_file(body: Request) -> Request:
     rest, given = {name: value for name, value in body.items() if name != _AT}, given_launch_file(raw)
     told = replace(_told(rest, given.variables, {}), ignored=given.ignored, run=given.run)
     try:
-        found = read_launch_files(given.source, told, given.launcher)
+        with _fewer_ranks_named(rest, given.source, told, given.launcher):
+            found = read_launch_files(given.source, told, given.launcher)
     except InvalidProblemError as fault:
         raise InvalidProblemError(in_the_text(one) for one in fault.errors) from None
     return _completed(rest, renamed(found, _name_of(given.source)))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pydantic import ValidationError
 
 from meshwright.profiles.adapters import LORA_TARGETS, TRAINED_MODULES, usual_targets
-from meshwright.profiles.capabilities import Capabilities, launcher_capabilities
+from meshwright.profiles.capabilities import Capabilities, first_launcher, launcher_capabilities
 from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.documents import pointer, require_plain, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
@@ -57,19 +57,21 @@ def parse_problem(raw: Mapping[str, object]) -> Problem:
 def _parsed(raw: Mapping[str, object]) -> Problem:
     """The Problem of a request with long names; errors as ``parse_problem``."""
     request = _validated(with_open_nodes(raw))
-    check_launcher(request.launcher)
+    if request.launcher is not None:
+        check_launcher(request.launcher)
     model, cluster = _model_and_cluster(request)
+    launcher = request.launcher or first_launcher(model)
     if request.stack is not None and request.stack not in framework_names():
         raise UnknownNameError.among("/stack", request.stack, framework_names())
-    priced_as = framework_of(request.stack or request.launcher)
+    priced_as = framework_of(request.stack or launcher)
     with_options(framework_facts(priced_as), request.workload.framework_options)
-    able = launcher_capabilities(request.launcher)
+    able = launcher_capabilities(launcher)
     workload = _workload(request.workload, model, able)
     problem = Problem(
         model=model,
         cluster=cluster,
         workload=with_recipe(workload, workload.precision, able),
-        launcher=request.launcher,
+        launcher=launcher,
         options=_options(request),
         profile=request.profile,
         stack=request.stack,

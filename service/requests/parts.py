@@ -14,6 +14,7 @@ from meshwright.profiles.cluster import MAX_NODES, Reliability, power_of
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.profile import PLACING_LAUNCHER
+from meshwright.profiles.switches import NO_SWITCH
 from meshwright.solver.configuration import PLACED_ONLY, SHORT_NAMES, Configuration
 from meshwright.solver.problem import Problem, SearchOptions
 from meshwright.solver.space.expressions import Node, names_in
@@ -140,7 +141,8 @@ def ramp_limits(problem: Problem) -> Iterator[FieldError]:
     others = {
         "objective": options.objective != "step_time", "gpus": options.gpus == "fewest",
         "deadline_days": options.deadline_days is not None, "pareto": options.pareto,
-        "baseline": options.baseline is not None, "allow": bool(set(options.allow) - {"offload"}),
+        "baseline": options.baseline is not None,
+        "allow": bool(set(options.allow) - {"offload", NO_SWITCH}),
     }  # fmt: skip
     for name in (name for name, given in others.items() if given):
         yield FieldError(pointer=pointer("search", name), message="does not go with a batch ramp")
@@ -384,7 +386,7 @@ def _placed_faults(problem: Problem) -> Iterator[FieldError]:
     beside = {
         ("search", "objective"): options.objective != "step_time",
         ("search", "pareto"): options.pareto,
-        ("search", "allow"): bool(options.allow),
+        ("search", "allow"): bool(set(options.allow) - {NO_SWITCH}),
         ("workload", "global_batch_size"): bool(options.batch_sizes),
         ("workload", "batch_ramp"): bool(options.batch_ramp),
     }

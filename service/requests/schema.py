@@ -49,8 +49,8 @@ LoraTarget = Literal[
 Allowed = Literal[
     "offload", "fp8", "standalone_stages", "context_parallel_mode",
     "adamw", "adamw-bf16", "adamw-pure-bf16", "adamw-8bit", "adamw-8bit-bf16", "galore", "muon",
-    "sgd-momentum", "switches", "moe_dispatcher", "overlap_experts", "cuda_graph", "recompute_modules",
-    "gradient_dtype", "overlap_tensor", "optimizer_offload_fraction",
+    "sgd-momentum", "switches", "none", "moe_dispatcher", "overlap_experts", "cuda_graph",
+    "recompute_modules", "gradient_dtype", "overlap_tensor", "optimizer_offload_fraction",
 ]  # fmt: skip
 Scalar = bool | int | float | str
 Value = bool | int | str
@@ -70,9 +70,10 @@ class WorkloadRequest(Part):
     )
     total_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS, description="of the whole run")
     seq_length: int = Field(ge=1, le=MAX_SEQ_LENGTH, description="tokens per sequence")
-    precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] = Field(
+    precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"] = Field(
         default="bf16",
-        description="mxfp8 and nvfp4 stand for fp8 with the recipe of that name "
+        description="fp32 multiplies in TF32 where the GPU has it (tf32_products of framework_options); "
+        "mxfp8 and nvfp4 stand for fp8 with the recipe of that name "
         "(precision_recipe of framework_options)",
     )
     optimizer: Literal[
@@ -171,8 +172,9 @@ class SearchRequest(Part):
     allow: list[Allowed] = Field(
         default_factory=list,
         max_length=MAX_NAMES,
-        description="searched beside what is asked for: offload, fp8, other optimizers, single switches "
-        "of the launcher or, by switches, all of them",
+        description="searched in addition to the switches that a stock installation of the launcher runs: "
+        "offload, fp8, other optimizers, a switch with its settings that need a package, or all such "
+        "settings by switches; none: no switch but those that are named",
     )
     constraints: list[Annotated[str, Field(min_length=1, max_length=MAX_LENGTH)]] = Field(
         default_factory=list,
@@ -191,7 +193,12 @@ class ProblemRequest(Part):
         description="a catalog name with num_nodes, or node groups inline"
     )
     workload: WorkloadRequest
-    launcher: str = Field(default="megatron-lm", max_length=64)
+    launcher: str | None = Field(
+        default=None,
+        max_length=64,
+        description="the framework that trains, any or none; without it the first that can express the "
+        "model, which is megatron-lm for most",
+    )
     stack: str | None = Field(
         default=None,
         max_length=64,

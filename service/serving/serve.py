@@ -1,7 +1,7 @@
 """The embedded service: the API, its worker processes and its database file, as one process tree.
 
-Start: own the SQLite file → migrate → bind → start workers → serve.
-Stop (SIGTERM, Ctrl-C): finish requests → tell workers, which give their jobs back → leave.
+Start: take the signals → own the SQLite file → bind → migrate → start workers → serve.
+Stop (SIGTERM, Ctrl-C): finish requests → stop the workers, which give their jobs back → leave.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Self
 
 import uvicorn
@@ -145,18 +145,23 @@ def serve(settings: Settings, *, on_ready: Callable[[str], None] = print) -> Non
 
     Raises:
         DatabaseBusyError: another server owns this SQLite file; names its process id.
-        ServerStartError: the address cannot be bound, or the database cannot be used as it is.
+        ServerStartError: the address cannot be bound, or the database is not usable.
+        SystemExit: a signal ended the start, before any worker was started; the exit code is 0.
     """
-    telemetry.configure_logging(settings.log_format)
-    _allow_open_files()
-    with owned(sqlite_path(settings.database_url)), _bound(settings) as listener:
-        _prepare_schema(settings)
-        with _quiet_signals(), Supervisor(settings) as workers:
-            workers.start()
-            _run(settings, listener, on_ready)
+    with _Signals() as signals:
+        telemetry.configure_logging(settings.log_format)
+        _allow_open_files()
+        with owned(sqlite_path(settings.database_url)), _bound(settings) as listener:
+            _prepare_schema(settings)
+            signals.hold()
+            with Supervisor(settings) as workers:
+                workers.start()
+                _run(settings, listener, signals, on_ready)
 
 
-def _run(settings: Settings, listener: socket.socket, on_ready: Callable[[str], None]) -> None:
+def _run(
+    settings: Settings, listener: socket.socket, signals: _Signals, on_ready: Callable[[str], None]
+) -> None:
     """Run uvicorn on a bound socket until a signal; it closes within the grace period."""
     app = create_app(settings, is_stopping=lambda: server.should_exit)
     install(app)
@@ -169,11 +174,12 @@ def _run(settings: Settings, listener: socket.socket, on_ready: Callable[[str], 
         server_header=False,
     )
     server = _Server(config, lambda: on_ready(_url(listener)))
+    signals.stop(server)
     server.run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn, saying when it accepts requests."""
+    """Uvicorn without signal handlers of its own, reporting when it accepts requests."""
 
     def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
@@ -184,6 +190,64 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._on_ready()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to ``_Signals``, which took them before the start."""
+        yield
+
+
+class _Signals:
+    """SIGTERM and Ctrl-C from the first line to the last: each ends the start or stops the server.
+
+    Uvicorn takes them only when it runs, and raises them again when it ends; one that arrives before would
+    be lost, and the second would end this process before its workers.
+    """
+
+    def __init__(self) -> None:
+        self._heard = False
+        self._act: Callable[[int, FrameType | None], None] = _end_start
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._hear) for number in _STOPPING}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def hold(self) -> None:
+        """Only note signals until ``stop``: processes are being started that must be ended in order.
+
+        Raises:
+            SystemExit: a signal has arrived already.
+        """
+        self._act = _note
+        if self._heard:
+            _end_start(signal.SIGTERM, None)
+
+    def stop(self, server: uvicorn.Server) -> None:
+        """Stop ``server`` on a signal, at once if one was noted; a second Ctrl-C drops open requests."""
+        self._act = server.handle_exit
+        if self._heard:
+            server.should_exit = True
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self._heard = True
+        self._act(number, frame)
+
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+def _end_start(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def _note(_number: int, _frame: FrameType | None) -> None:
+    """Act later."""
 
 
 @contextmanager
@@ -239,17 +303,6 @@ def _require_loopback(settings: Settings, database: Database) -> None:
         f"host {settings.host[:64]} is not loopback and there are no keys: "
         "make one with meshwright keys create, or bind it with --insecure"
     )
-
-
-@contextmanager
-def _quiet_signals() -> Iterator[None]:
-    """Uvicorn raises its signal again when it is done; that must not end us before the workers ended."""
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _url(listener: socket.socket) -> str:

@@ -27,12 +27,12 @@ from meshwright.profiles.profile import Profile, framework_of
 from meshwright.service.files import write_text
 from meshwright.service.launchers.target import settled_problem
 from meshwright.service.tuning.runs import LOG_FILE, OUT, Measured, end_leftovers
-from meshwright.solver.answer import Odds, Plan
+from meshwright.solver.answer import Odds, Plan, ranked_plans
 from meshwright.solver.calibration.calibrate import calibrate, default_profile_of, impossible
 from meshwright.solver.calibration.fit import TIME_PROCESS
 from meshwright.solver.calibration.observations import Observation
 from meshwright.solver.explain.certainty import log_covariance, odds_of, runs_to_measure
-from meshwright.solver.predict import predict_all
+from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem, problem_digest
 
 FORMAT = "meshwright-tuning-1"
@@ -81,6 +81,7 @@ class Standing:
 
 def short_list(problem: Problem, profile: Profile, plans: Sequence[Plan], most: int) -> tuple[Plan, ...]:
     """The best plans, and those whose runs would decide most, as ``plan --measure-next`` names them."""
+    plans = ranked_plans(plans)
     first = list(plans[:most])
     named = [plan for plan, _ in runs_to_measure(problem, profile, plans, most)]
     return (*first, *(plan for plan in named if plan not in first))
@@ -105,7 +106,7 @@ def standing(
         costs = found.applied(profile)
     out = {one.plan_id for one in runs if one.outcome in OUT}
     left = [plan for plan in plans if plan.plan_id not in out]
-    seen = predict_all(problem, costs, [plan.config for plan in left])
+    seen = [predict(settled_problem(plan, problem), costs, plan.config) for plan in left]
     priced = [replace(plan, prediction=one) for plan, one in zip(left, seen, strict=True)]
     now = Standing(plans=tuple(priced), calibration=found, runs=tuple(runs))
     return replace(now, plans=_ranked(problem, costs, now))

@@ -108,7 +108,7 @@ def make(environment: Environment) -> None:
     """Make an environment where it is missing or pinned otherwise by now.
 
     Raises:
-        subprocess.CalledProcessError: packages cannot be had; ``stderr`` says why.
+        subprocess.CalledProcessError: packages cannot be had; its stderr states why.
     """
     folder = environment.folder.parent
     folder.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from meshwright.profiles.profile import Profile, default_profile
 from meshwright.service.launchers.megatron_flags import FRAMEWORK
 from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Columns, Configuration, FloatArray
-from meshwright.solver.cost.compute import Gemm, layer_gemms, second_products
+from meshwright.solver.cost.compute import Gemm, layer_gemms, replayed_products
 from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.parameters import base_bytes_beyond, part_weights, unread_products
 from meshwright.solver.cost.pipelines import LaidOut
@@ -147,9 +147,9 @@ def rank_flops(target: Target) -> list[float]:
     full = config.recompute_granularity == "full"
     if config.recompute_granularity == "selective" and "core_attn" in ctx.facts.recomputed:
         trained = {one: work + core[one] for one, work in trained.items()}
-    if config.recompute_granularity == "selective" and "every_second_mm" in ctx.facts.recomputed:
-        second = {one: flops(second_products(ctx.of(one), one.kind)) for one in linear}
-        trained = {one: work + second[one] for one, work in trained.items()}
+    if config.recompute_granularity == "selective":
+        replayed = {one: flops(replayed_products(ctx.of(one), one.kind)) for one in linear}
+        trained = {one: work + replayed[one] for one, work in trained.items()}
     again = {one: linear[one] + core[one] - spared[one] for one in linear}
     shapes, first, found = model.layer_shapes(), 0, [0.0] * config.pipeline_parallel_size
     for chunk, (rank, count) in enumerate(zip(ranks, config.stage_layers, strict=True)):

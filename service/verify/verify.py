@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from meshwright.profiles.errors import InvalidProblemError, PlannerError
 from meshwright.profiles.profile import Profile
+from meshwright.profiles.units import GIB
 from meshwright.service.launchers.registry import export, launcher_of
 from meshwright.service.launchers.target import Target, settled_problem, target_of
 from meshwright.service.verify.environments import (
@@ -33,6 +34,7 @@ from meshwright.service.verify.environments import (
     Environment,
     MissingEnvironmentError,
 )
+from meshwright.service.verify.limits import unbuilt
 from meshwright.service.verify.priced import (
     context_for,
     rank_bytes,
@@ -148,7 +150,10 @@ def verify(
     target = target_of(plan, replace(settled, launcher=name))
     files = export(plan, target.problem, name).files
     ranks = distinct_ranks(target)
-    answers = _asked(builder, _case(target, files, ranks, memory_bytes, time_s), time_s, stop)
+    if why := unbuilt(replace(plan, launchers=()), target.problem):
+        return _judged(target, builder, [{"refusal": why}], ranks, profile)
+    case = _case(target, files, ranks, memory_bytes, time_s)
+    answers = _asked(builder, case, time_s, stop, memory_bytes=memory_bytes)
     return _judged(target, builder, answers, ranks, profile)
 
 
@@ -210,8 +215,15 @@ def _case(
     })  # fmt: skip
 
 
-def _asked(builder: Builder, case: str, time_s: float, stop: Callable[[], bool]) -> list[dict[str, Any]]:
-    """The launcher's answers, rank by rank; the last one says how it ended."""
+def _asked(
+    builder: Builder,
+    case: str,
+    time_s: float,
+    stop: Callable[[], bool],
+    *,
+    memory_bytes: int = MEMORY_BYTES,
+) -> list[dict[str, Any]]:
+    """Return the launcher's answers, rank by rank; the last one states how it ended."""
     environment = builder.environment
     path = str(environment.path) if environment.unpacked else ""
     plain = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -224,7 +236,10 @@ def _asked(builder: Builder, case: str, time_s: float, stop: Callable[[], bool])
     answers: list[dict[str, Any]] = [json.loads(line) for line in said.splitlines() if line.endswith("}")]
     if not answers or not {"done", "refusal"} & set(answers[-1]):
         last = [line for line in errors.splitlines() if line.strip()][-1:] or ["no message"]
-        answers.append({"refusal": f"the launcher's process ended: {last[0][:300]}"})
+        memory = f"{memory_bytes / GIB:.3g} GiB (--memory-gib, verify_memory_bytes of a service)"
+        limits = f"{memory} and {time_s:.0f} s (--time-limit, verify_time_s of a service)"
+        said_last = f"the launcher's process ended: {last[0][:300]}"
+        answers.append({"refusal": f"{said_last}; it may take {limits}"})
     return answers
 
 

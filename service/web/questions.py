@@ -40,9 +40,9 @@ _OBJECTIVES: Choices = (
     ("energy_per_token", "least energy per token"),
 )
 _CERTIFY: Choices = (
-    ("cp-sat", "the best plan, by a second solver"),
-    ("cp-sat-all", "every plan, by a second solver"),
-    ("none", "by the search alone"),
+    ("cp-sat", "best plan"),
+    ("cp-sat-all", "every plan"),
+    ("none", "no plan"),
 )
 _PRIORITIES: Choices = tuple(
     (str(number), f"{number}{' first' if number == 0 else ' last' if number == MAX_PRIORITY else ''}")
@@ -72,7 +72,7 @@ CLUSTER = Field(
     suggestions="clusters",
     required=True,
     default="dgx-h100",
-    hint="the kind of node",
+    hint="node type",
 )
 NODES = Field(name="num_nodes", at=("cluster", "num_nodes"), label="Nodes", kind="number", default="16")
 BATCH = Field(
@@ -107,7 +107,7 @@ DOCUMENTS = (
         at=("workload", "lengths", "batching"),
         label="Sequences are made by",
         kind="choice",
-        choices=(("", "as above: all are full"), *((word, word) for word in BATCHINGS)),
+        choices=(("", "full length"), *((word, word) for word in BATCHINGS)),
     ),
 )
 PRECISION = Field(
@@ -131,9 +131,8 @@ LAUNCHER = Field(
     at=("launcher",),
     label="Launcher",
     kind="choice",
-    default="megatron-lm",
-    choices=_LAUNCHERS,
-    hint="whose rules and launch files",
+    choices=(("", "automatic"), *_LAUNCHERS),
+    hint="framework to run; automatic: the first that can express the model",
 )
 
 
@@ -193,10 +192,11 @@ LIMITS = (
     Field(
         name="certify",
         at=("search", "certify"),
-        label="Prove",
+        label="Certify",
         kind="choice",
         default="cp-sat",
         choices=_CERTIFY,
+        hint="confirm the search's proof with a second solver",
     ),
     Field(
         name="risk",
@@ -220,6 +220,8 @@ LIMITS = (
         label="Also try",
         kind="checks",
         choices=tuple((word, word) for word in ALLOWED),
+        hint="in addition to the switches that a stock launcher runs; none: no switch but those named; "
+        "switches: those that need a package, too",
     ),
     Field(
         name="constraints",

@@ -67,7 +67,8 @@ def what_ifs(
         return WhatIfs(method=_RAMP)
     watch, best = Watch(time_limit_s=max(budget_s, 0.0)), answer.plans[0]
     asked = settled(Question(problem=problem, profile=profile), best)
-    listed = [candidate_of(plan, problem) for plan in answer.plans[:_CARRIED]]
+    others = answer.ranking or answer.plans  # a report of one plan may be about one that is not ranked
+    listed = [candidate_of(plan, problem) for plan in others[:_CARRIED]]
     now = Found(candidate=listed[0], prediction=best.prediction)
     singles = [
         Single(change=change, outcome=_answered(asked, change.question, listed, method, watch))

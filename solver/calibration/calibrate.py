@@ -34,6 +34,7 @@ from meshwright.solver.calibration.fit import (
     left_over,
     spread_of,
 )
+from meshwright.solver.calibration.measured import timed_record
 from meshwright.solver.calibration.observations import (
     Observation,
     ProfileOf,
@@ -46,6 +47,7 @@ from meshwright.solver.calibration.observations import (
 from meshwright.solver.configuration import Configuration, FloatArray
 from meshwright.solver.cost.memory import memory_limit_bytes
 from meshwright.solver.cost.residuals import features_of
+from meshwright.solver.cost.uncertainty import between
 from meshwright.solver.predict import Z_80_PERCENT, predict
 from meshwright.solver.problem import Problem, Workload
 from meshwright.solver.runs.table import CATALOG_RUNS, read_runs
@@ -59,6 +61,9 @@ _TWINS = 0.8  # features closer than this differ in little more than one halved 
 _FAR = 2.0  # prior widths
 _BARELY = 0.02  # relative move below which a constant counts as unmoved
 _MAX_NAMED = 5
+# Of a run's own spread, what it is off by apart from other runs of its cluster: the spread counts what
+# clusters differ by in common, too (how fast they launch, what of their network they reach).
+_OWN_SHARE = 0.25
 _MAX_SHOWN = 64  # characters of a run's name
 _UNITS = 1.1  # a peak given in GB and read as GiB still fits
 _LEAST_BYTES_A_WEIGHT = 0.5  # 4 bits, spread over all GPUs
@@ -308,6 +313,7 @@ def calibrate(
             *(said for one, blind in expected if (said := _filled_by_others(one, blind))),
         ),
         runs=tuple(called(one) for one in possible),
+        measured=tuple(timed_record(one, called(one)) for one in timed),
     )
 
 
@@ -368,17 +374,20 @@ def _time_part(timed: Sequence[Observation], profile_of: ProfileOf) -> _Part:
 
     measured = np.log([one.step_time_s or 1.0 for one in timed])
     sigmas = np.log([one.step_time_high_s / one.step_time_s for one in blind]) / Z_80_PERCENT
+    roughness = roughness_of(batches)
+    own = np.sqrt(np.maximum(sigmas**2 - np.square([between(one.problem) for one in timed]), 0.0))
     part = _part(
         _Evidence(
             evaluate=evaluate,
             measured=measured,
             runs=timed,
             profile=profile_of(timed[0]),
-            roughness=roughness_of(batches),
+            roughness=roughness,
+            own=np.hypot(_OWN_SHARE * own, TIME_PROCESS.noise * roughness),
         ),
         widths=TIME_WIDTHS,
         prior=TIME_PROCESS,
-        spread=spread_of("time", float(np.median(sigmas))),
+        spread=spread_of("time", float(np.median(own))),
     )
     return replace(part, findings=(*_in_milliseconds(measured - exact), *part.findings))
 
@@ -415,6 +424,7 @@ def _memory_part(told: Sequence[Observation | None], profile_of: ProfileOf) -> _
             runs=known,
             profile=profile,
             roughness=np.ones(len(known)),
+            own=np.full(len(known), profile.log_memory_sigma),
             words=("larger in memory", "smaller in memory"),
         ),
         widths=MEMORY_WIDTHS,
@@ -472,6 +482,7 @@ class _Evidence:
     runs: Sequence[Observation]
     profile: Profile
     roughness: FloatArray  # noise of each run over the process's, (K,)
+    own: FloatArray  # what each run is off by apart from the others, log, (K,)
     words: tuple[str, str] = ("slower", "faster")  # of a run that the others contradict
 
 
@@ -487,7 +498,7 @@ def _part(evidence: _Evidence, *, widths: Mapping[str, float], prior: Process, s
         prior=prior,
         roughness=evidence.roughness,
     )
-    left = left_over(found, points, evidence.measured, spread)
+    left = left_over(found, points, evidence.measured, spread, evidence.own)
     # what is looked at is where the runs drove a constant, of which a share is applied
     driven = dict(zip(widths, (float(value) for value in found.offsets), strict=True))
     offsets = {name: left.believed * value for name, value in driven.items()}

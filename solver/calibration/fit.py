@@ -18,7 +18,15 @@ from math import log
 import numpy as np
 
 from meshwright.profiles.calibration import LOWER_BOUNDS, UPPER_BOUNDS
-from meshwright.profiles.profile import Constants, Residual, squared_distances, twin_kernel
+from meshwright.profiles.profile import (
+    MAX_LOG,
+    Constants,
+    Residual,
+    has_experts,
+    shared_kernel,
+    squared_distances,
+    twin_kernel,
+)
 from meshwright.solver.configuration import BoolArray, FloatArray
 from meshwright.solver.cost.uncertainty import catalog_spreads
 
@@ -91,7 +99,7 @@ TIME_CENTRES: Mapping[str, float] = {
     "score_gemm": 0.3, "score_bytes": 9.0,  # of peak; 2 + 2 + 2 + 2 and a mask
     "hbm": 0.9, "elementwise": 0.5,  # half of the least traffic stays in caches or is fused away
     "loss_bytes": 30.0,  # 2-byte logits, fp32 copies read and written, gradients
-    "floor_s": 9e-4, "floor_moe": 5.0, "floor_tensor": 0.35, "floor_across": 1.7,
+    "floor_s": 9e-4, "floor_moe": 1.0, "floor_tensor": 0.35, "floor_across": 1.7,
     "collective_latency_s": 5e-5, "fast_link": 1.0, "network": 0.75,
     "tensor_exposed": 0.3, "expert_exposed": 0.25, "gather_exposed": 0.5, "transfer_exposed": 0.3,
     "update_bytes": 30.0,  # fused AdamW (profiles/optimizers.py)
@@ -418,6 +426,14 @@ _SHARES = np.linspace(0.0, 1.0, 11)  # of the correction that may be believed
 _TAILS = 4.0  # degrees of freedom of Student's t: one wild run decides nothing
 _REWEIGHTINGS_OF_LEVEL = 20
 _TWIN_JITTER = 0.05  # runs of one configuration share what they are told
+# One or two runs barely tell which constant is off from what a cluster's runs have in common. So much of
+# the correction by constants is believed for each of them, and of the rest the common factor; nothing is
+# kept for the runs and their twins, which would change their place in the order of plans.
+_FEW_RUNS = 2
+_SHARE_OF_A_RUN = 0.1
+# Degrees of freedom of Student's t of the factor: of eight kinds of runs on five clusters that were
+# predicted at first sight, two were off by four times the usual spread.
+_FACTOR_TAILS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -430,6 +446,7 @@ class Spread:
     scale: float  # of the process's own spread, before any run of this cluster
     scale_runs: float  # runs for which that scale counts
     safer_up: bool = False  # what runs have in common is believed at once where it is more
+    shared: tuple[float, float] = (0.0, 0.0)  # of clusters about their stack, log: dense, experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -442,6 +459,12 @@ class Left:
     typical_sigma: float  # log, of a run like those seen
 
 
+def shared_spreads() -> tuple[float, float]:
+    """Spread of clusters about their stack, log: of dense models and of those with experts."""
+    between = catalog_spreads()["between"]
+    return float(between["dense"]), float(between["experts"])
+
+
 def spread_of(quantity: str, uncalibrated_sigma: float) -> Spread:
     """The spread of ``time`` or ``memory`` for a stack whose uncalibrated predictions have that sigma."""
     raw = catalog_spreads()[quantity]
@@ -452,10 +475,13 @@ def spread_of(quantity: str, uncalibrated_sigma: float) -> Spread:
         scale=float(raw["scale"]),
         scale_runs=float(raw["scale_runs"]),
         safer_up=quantity == "memory",
+        shared=shared_spreads() if quantity == "time" else (0.0, 0.0),
     )
 
 
-def left_over(found: Fit, features: FloatArray, measured: FloatArray, spread: Spread) -> Left:
+def left_over(
+    found: Fit, features: FloatArray, measured: FloatArray, spread: Spread, own: FloatArray
+) -> Left:
     """The residual process after the runs, its spread scaled by leaving one run out at a time.
 
     Args:
@@ -463,22 +489,31 @@ def left_over(found: Fit, features: FloatArray, measured: FloatArray, spread: Sp
         features: of the runs, (K, F).
         measured: log measurements, (K,).
         spread: what the open clusters taught about spreads.
+        own: what each run is expected to be off by apart from the others of its cluster, log, (K,).
     """
     process, runs = found.process, len(measured)
     near, noise = kernel(features, process), np.diag(found.noises**2)
     trend = max(spread.trend_amplitude, process.far_amplitude)
     wide = replace(process, far_amplitude=trend, far_length=spread.trend_length)
-    precision = np.linalg.inv(kernel(features, wide) + noise)
+    of_clusters = shared_kernel(features, features, spread.shared)
+    precision = np.linalg.inv(kernel(features, wide) + of_clusters + noise)
     at_prior = measured - found.predicted + found.jacobian @ found.offsets
     everything = np.linalg.inv(found.from_constants + near + noise)
     errors = everything @ at_prior / np.diag(everything)
-    share = _believed(at_prior, errors, 1.0 / np.sqrt(np.diag(everything)))
+    factors = _Factors.of(at_prior, own, features, spread.shared)
+    alone = at_prior - factors.of_others
+    share = _believed(alone, errors, 1.0 / np.sqrt(np.diag(everything)))
+    few = any(spread.shared) and runs <= _FEW_RUNS
+    share = min(share, _SHARE_OF_A_RUN * runs) if few else share
     about_level = np.asarray(np.linalg.inv(near + noise), dtype=np.float64)
     level = max(_level(at_prior, about_level, trend), 0.0) if spread.safer_up else 0.0
     weights = np.linalg.solve(near + noise, measured - found.predicted)
     # what others are told less of than the runs say, the runs themselves and their twins are told
-    withheld = (1.0 - share) * (found.jacobian @ found.offsets + near @ weights - level)
+    withheld = (1.0 - share) * (
+        found.jacobian @ found.offsets + near @ weights - level - factors.of_run(features)
+    )
     twins = twin_kernel(features, features) + _TWIN_JITTER * np.eye(runs)
+    twin_weights = () if few else tuple(float(w) for w in np.linalg.solve(twins, withheld))
     expected = np.maximum(1.0 / np.diag(precision) - found.noises**2, 0.0)
     expected += (process.noise * found.roughness) ** 2
     ratios = errors**2 / expected
@@ -487,8 +522,13 @@ def left_over(found: Fit, features: FloatArray, measured: FloatArray, spread: Sp
     residual = Residual(
         points=_tuples(features),
         weights=tuple(float(w) for w in share * weights),
-        twin_weights=tuple(float(w) for w in np.linalg.solve(twins, withheld)),
+        twin_weights=twin_weights,
         level=(1.0 - share) * level,
+        shared=spread.shared,
+        factors=(
+            float(np.clip((1.0 - share) * factors.dense, -MAX_LOG, MAX_LOG)),
+            float(np.clip((1.0 - share) * factors.experts, -MAX_LOG, MAX_LOG)),
+        ),
         amplitude=process.amplitude,
         length=process.length,
         trend_amplitude=trend,
@@ -507,25 +547,69 @@ def left_over(found: Fit, features: FloatArray, measured: FloatArray, spread: Sp
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Factors:
+    """What runs of one kind of model have in common, log, and what the others say of it for each run."""
+
+    dense: float
+    experts: float
+    of_others: FloatArray  # (K,)
+
+    @classmethod
+    def of(
+        cls, at_prior: FloatArray, own: FloatArray, features: FloatArray, shared: tuple[float, float]
+    ) -> _Factors:
+        """Return the factors of runs.
+
+        Args:
+            at_prior: measured less predicted at the stack's constants, log, (K,).
+            own: what each run is off by apart from others, log, (K,).
+            features: of the runs, (K, F).
+            shared: spread of the factors, log: dense models, experts.
+        """
+        kinds, heard = has_experts(features), own**-2.0
+        found, of_others = [0.0, 0.0], np.zeros(len(at_prior))
+        for kind, spread in enumerate(shared):
+            mine = kinds == kind
+            if spread > 0.0 and mine.any():
+                told, weight = (heard * at_prior)[mine], heard[mine]
+                found[kind] = float(_held(told.sum(), weight.sum(), spread, _FACTOR_TAILS))
+                others = told.sum() - told, weight.sum() - weight
+                of_others[mine] = _held(*others, spread, _FACTOR_TAILS)
+        return cls(dense=found[0], experts=found[1], of_others=of_others)
+
+    def of_run(self, features: FloatArray) -> FloatArray:
+        """Return the factor of each row of ``features`` (n, F): (n,)."""
+        return np.where(has_experts(features), self.experts, self.dense)
+
+
+def _held(told: FloatArray, heard: FloatArray, spread: float, tails: float = _TAILS) -> FloatArray:
+    """Return means of weights ``heard`` and weighted sums ``told``, held near zero by Student's t.
+
+    One cluster in some is off its stack throughout, and the further, the less that is held.
+    """
+    held, level = np.full(np.shape(heard), spread**-2.0), np.zeros(np.shape(heard))
+    for _ in range(_REWEIGHTINGS_OF_LEVEL):
+        level = told / (heard + held)
+        held = spread**-2.0 * (tails + 1.0) / (tails + (level / spread) ** 2)
+    return np.asarray(level)
+
+
 def _level(at_prior: FloatArray, precision: FloatArray, spread: float) -> float:
     """What all runs have in common, log: their mean (generalised least squares), held near zero.
-
-    By Student's t: one cluster in some is off its stack throughout, and the further, the less that is held.
 
     Args:
         at_prior: measured less predicted at the stack's constants, log, (K,).
         precision: of these about their mean, (K, K).
         spread: of clusters about their stack, log.
     """
-    told, heard, held, level = (precision @ at_prior).sum(), precision.sum(), spread**-2.0, 0.0
-    for _ in range(_REWEIGHTINGS_OF_LEVEL):
-        level = float(told / (heard + held))
-        held = spread**-2.0 * (_TAILS + 1.0) / (_TAILS + (level / spread) ** 2)
-    return level
+    return float(_held((precision @ at_prior).sum(), precision.sum(), spread))
 
 
 def _believed(at_prior: FloatArray, errors: FloatArray, spreads: FloatArray) -> float:
     """How much of the correction other configurations are told: all where the runs predict each other.
+
+    The rest is told what runs have in common alone.
 
     Between none and all the share is weighted by what it would have said of each run from the others
     (stacking; Yao, Vehtari, Simpson and Gelman 2018, "Using Stacking to Average Bayesian Predictive
@@ -533,7 +617,7 @@ def _believed(at_prior: FloatArray, errors: FloatArray, spreads: FloatArray) -> 
     the correction out, instead of spoiling what the stack's constants say of all other configurations.
 
     Args:
-        at_prior: measured less predicted at the stack's constants, log, (K,).
+        at_prior: measured less what the other runs' shared factor predicts, log, (K,).
         errors: measured less what the other runs' whole correction predicts, log, (K,).
         spreads: of these errors, (K,).
     """

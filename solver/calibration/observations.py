@@ -38,6 +38,7 @@ class Observation:
     recompute_known: bool = True
     sharding_known: bool = True
     software_known: bool = True  # False: the framework is the nearest known one
+    release: str = ""  # of the software; "" where it is not stated
 
     @classmethod
     def of(cls, run: Run) -> Observation | None:
@@ -67,6 +68,7 @@ class Observation:
             recompute_known=shape.recompute_known,
             sharding_known=shape.sharding_known,
             software_known=shape.software_known,
+            release=shape.release,
         )
 
 
@@ -157,7 +159,7 @@ def batches_of(observations: Sequence[Observation], profile_of: ProfileOf) -> li
     groups: dict[str, list[int]] = defaultdict(list)
     for index, one in enumerate(observations):
         problem = replace(one.problem, workload=replace(one.problem.workload, global_batch_size=1))
-        key = (one.framework, one.software_known, problem, problem.model.name)
+        key = (one.framework, one.software_known, one.release, problem, problem.model.name)
         groups[repr(key)].append(index)
     return [_batch(observations, index, profile_of) for index in groups.values()]
 

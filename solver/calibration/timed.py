@@ -214,7 +214,7 @@ def with_measured(problem: Problem, profile: Profile, measured: MeasuredProfile)
         InvalidProblemError: it was measured on a CPU or another GPU, or holds nothing that is priced.
     """
     _require_gpu(profile, measured)
-    layers = MeasuredLayers.of(measured)
+    layers = MeasuredLayers.of(measured, accumulation_bytes=profile.framework.accumulation_bytes)
     operators = operator_kinds(measured) if measured.subject.dtype != "fp32" else []
     link = link_of(measured)
     if not operators and not layers and link is None:
@@ -238,7 +238,7 @@ def with_measured(problem: Problem, profile: Profile, measured: MeasuredProfile)
 
 
 def _asked(problem: Problem, measured: MeasuredProfile) -> Problem:
-    """The problem as the timings pose it: their model and sequence length, 16 bits where it may."""
+    """The problem as timed: its model, adapters and sequence length, in 16 bits where it may be."""
     subject, workload = measured.subject, problem.workload
     options = {
         name: value for name, value in workload.framework_options.items() if name != "precision_recipe"
@@ -248,7 +248,12 @@ def _asked(problem: Problem, measured: MeasuredProfile) -> Problem:
         problem,
         model=subject.model,
         workload=replace(
-            workload, seq_length=subject.seq_length, precision=precision, framework_options=options
+            workload,
+            seq_length=subject.seq_length,
+            precision=precision,
+            framework_options=options,
+            lora_rank=subject.lora_rank,
+            lora_targets=subject.lora_targets or workload.lora_targets,
         ),
     )
 

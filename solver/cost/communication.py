@@ -209,6 +209,9 @@ def dispatched_copies(ctx: Context, moe: MoeSpec) -> FloatArray | float:
     if not ctx.facts.deduplicates:
         return float(moe.top_k)
     islands = ctx.expert_group.islands
+    if ctx.facts.balances_by_neighbours and ctx.facts.moe_force_balance:
+        places = np.where(islands > 1, islands, ctx.e)  # experts of one place follow each other
+        return np.maximum(moe.top_k * places / moe.num_experts, 1.0)
     groups, chosen = ctx.facts.routing_groups
     nearest = chosen * np.maximum(islands / groups, 1.0) if groups > 1 else islands
     across = np.minimum(_distinct(islands, moe.top_k), nearest)

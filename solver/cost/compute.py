@@ -17,7 +17,7 @@ from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.operators.operators import flash_attention_s, gemm_s
 from meshwright.profiles.operators.tables import IndexArray, OperatorTable, load_operator_tables
 from meshwright.solver.configuration import FloatArray
-from meshwright.solver.cost.context import Context, PassSeconds
+from meshwright.solver.cost.context import ROW_CASTS, Context, PassSeconds
 
 # Operators are priced from the measured tables of the GPU, which say by how much each shape misses the roof
 # of the GPU it was measured on; the roof here is that of the GPU at hand, so a faster one is never slower.
@@ -25,16 +25,16 @@ from meshwright.solver.cost.context import Context, PassSeconds
 Lookup = tuple[OperatorTable, tuple[FloatArray, ...]]  # a table, and its arguments of shape (n,)
 _FEW = 16  # rows that are looked up sooner than sorted
 _NARROWER = 0.25  # where a table has no other: FlashAttention 2 loses 1.2 for half of it (L40S table)
-_GATED = 3.0  # matrices of the MLPs that were measured
 # Rates of attention kernels over the generation's best, whose tables were measured. FlashAttention 2 is
 # twice as fast as 1 and 1.3 to 2 times as Triton's on A100 (Triton here at its upper end, as the open runs
 # have it), and reaches 35 % of an H100 (arXiv:2307.08691); 3 is 1.5 to 2 times as fast there
 # (arXiv:2407.08608). Blackwell's table is an inference kernel's: cuDNN's training kernel exceeds it (open
-# Megatron-Bridge runs), older ones run Hopper's or Ampere's instructions.
+# Megatron-Bridge runs), older ones run Hopper's or Ampere's instructions; FlashAttention 4 is 1.1 to 1.3
+# times as fast as cuDNN's there (Zadouri et al. 2026, arXiv:2603.05451).
 _KERNEL_RATES: Mapping[str, Mapping[str, float]] = {
     "ampere": {"flash1": 0.5, "triton": 0.85},
     "hopper": {"flash1": 0.3, "triton": 0.45, "flash2": 0.6},
-    "blackwell": {"flash1": 0.2, "triton": 0.4, "flash2": 0.4, "flash3": 0.5, "cudnn": 1.15},
+    "blackwell": {"flash1": 0.2, "triton": 0.4, "flash2": 0.4, "flash3": 0.5, "cudnn": 1.15, "flash4": 1.3},
 }
 # Attention in 8 bits: forward 740 TFLOP/s in 16 bits and 1,200 in 8 on an H100 (arXiv:2407.08608, figures
 # 5 and 7), backward no faster; of the forward's and the backward's sum 1.35.
@@ -84,24 +84,6 @@ def routed_rows(ctx: Context, moe: MoeSpec) -> tuple[FloatArray, FloatArray]:
     return ctx.moe_tokens * ctx.et * moe.top_k * ctx.expert_load / local, local
 
 
-def routed_mlp_s(ctx: Context, moe: MoeSpec) -> FloatArray:
-    """Forward seconds of a rank's routed experts, activation included.
-
-    The kernels of the tables are those of inference: one for all experts. ``operators.experts`` is what
-    training with a product for each expert, on several streams, takes instead.
-    """
-    rows, local = routed_rows(ctx, moe)
-    width = moe.ffn_hidden_size / ctx.et
-    arguments = (rows, local, np.full_like(rows, ctx.model.hidden_size), width)
-    table = load_operator_tables(ctx.operators.tables).find("grouped_mlp")
-    level = ctx.constants.gemm * ctx.constants.grouped_gemm
-    seconds = _seconds(ctx, (table, arguments), level=level, shape=(rows, local, width))
-    longer = ctx.operators.experts
-    if ctx.facts.grouped_gemm == "grouped":
-        longer = min(longer, 1.0)
-    return seconds * (longer * ctx.model.mlp_matrices / _GATED)
-
-
 def _seconds(ctx: Context, lookup: Lookup, *, level: float, shape: tuple[FloatArray, ...]) -> FloatArray:
     """Seconds of each row; rows with an equal ``shape`` have equal arguments."""
     table, arguments = lookup
@@ -124,6 +106,10 @@ def _distinct(shape: tuple[FloatArray, ...]) -> tuple[IndexArray, IndexArray]:
     return first, of_row
 
 
+# Sides of the tiles that a product's output is cut into: 128 (cuBLAS, CUTLASS), of two multiprocessors
+# together 256 on Blackwell (CUTLASS ``media/docs/cpp/blackwell_functionality.md``: 2-SM tiles of 256 by
+# 256). A hidden size of 2,880 fills 22.5 or 11.25 of them.
+_TILE, _TILES = 128.0, {"blackwell": 256.0}
 _WIDE_HEAD = 128  # flash attention reaches its best rate from this head size on
 _ALIGNED = 8  # elements of 2 bytes: 16 bytes
 _MISALIGNED = 0.2
@@ -227,11 +213,16 @@ def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str, *, trained: bo
     alone = ctx.low_precision and not ctx.facts.moe_grouped_mlp_fused
     kernels = _CASTS_OF_AN_EXPERT if alone else -1.0  # of each further expert, beside its product
     m, n, k, flops = np.empty((4, len(gemms), 3 if trained else 2, len(ctx.t)))  # all at once: few calls
+    tile = _TILES.get(ctx.gpu.architecture, _TILE)
     for index, g in enumerate(gemms):
         m[index, :2], m[index, 2:] = g.m, g.n
         n[index, 0], n[index, 1:] = g.n, g.k
         k[index, 0], k[index, 1], k[index, 2:] = g.k, g.n, g.m
         flops[index] = rate * (_grouped_share(ctx, g) if g.grouped else 1.0)
+        outputs, inputs = _filled(g.n, tile), _filled(g.k, tile)
+        flops[index, 0] *= outputs
+        flops[index, 1] *= inputs
+        flops[index, 2:] *= outputs * inputs
     flops[:, 1:] *= operators.gemm_backward
     seconds = gemm_s(
         m, n, k, operators=operators, flops=flops, bytes_per_s=ctx.hbm_bytes_per_s, element_bytes=element
@@ -244,26 +235,37 @@ def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str, *, trained: bo
     return PassSeconds(forward=forward, backward=backward)
 
 
+def _filled(side: FloatArray | float, tile: float) -> FloatArray | float:
+    """Share of the tiles along one side of a product's output that it fills; all of sides below a tile."""
+    if isinstance(side, float) and not side % tile:
+        return 1.0
+    return np.where(np.asarray(side) > tile, side / (np.ceil(side / tile) * tile), 1.0)
+
+
 def _grouped_share(ctx: Context, gemm: Gemm) -> FloatArray:
-    """Rate of a grouped product over that of a plain one; a rank's only expert is a plain product."""
-    share = ctx.constants.grouped_gemm * gemm.m / (gemm.m + ctx.operators.grouped_m0)
+    """Rate of a grouped product over that of a plain one; a rank's only expert is a plain product.
+
+    It needs ``grouped_m0`` rows more than a plain one to reach half its rate.
+    """
+    half = gemm.m + ctx.operators.gemm_m0
+    share = ctx.constants.grouped_gemm * half / (half + ctx.operators.grouped_m0)
     return np.where(np.asarray(gemm.count) > 1.0, share, 1.0)
 
 
 def linear_seconds(ctx: Context, kind: LayerKind) -> PassSeconds:
-    """All linear layers of one transformer layer; several experts by their table where it holds."""
-    gemms, moe = layer_gemms(ctx, kind), ctx.model.moe
-    if kind == "dense" or moe is None or not ctx.experts_measured:
-        return gemm_seconds(ctx, gemms, ctx.linear_precision, trained=not ctx.frozen)
+    """All linear layers of one transformer layer, a rank's experts among them.
+
+    A recipe may run the experts' products alone in 8 bits; their casts read 2 bytes and write 1, twice.
+    """
+    gemms, trained = layer_gemms(ctx, kind), not ctx.frozen
+    if ctx.facts.precision_recipe != "mxfp8-experts" or ctx.low_precision:
+        return gemm_seconds(ctx, gemms, ctx.linear_precision, trained=trained)
     grouped, dense = [g for g in gemms if g.grouped], [g for g in gemms if not g.grouped]
-    alone = gemm_seconds(ctx, grouped, ctx.linear_precision, trained=not ctx.frozen)
-    forward, several = routed_mlp_s(ctx, moe), ctx.e < moe.num_experts
-    backward = forward * ctx.operators.experts_backward * (0.5 if ctx.frozen else 1.0)
-    experts = PassSeconds(
-        forward=np.where(several, forward, alone.forward),
-        backward=np.where(several, backward, alone.backward),
-    )
-    return experts + gemm_seconds(ctx, dense, ctx.linear_precision, trained=not ctx.frozen)
+    read = sum((g.m * g.k * np.asarray(g.count) for g in grouped), np.zeros_like(ctx.t))
+    cast_s = 6.0 * read / ctx.hbm_bytes_per_s
+    casts = PassSeconds(forward=cast_s, backward=cast_s)
+    experts = gemm_seconds(ctx, grouped, "fp8", trained=trained) if grouped else casts
+    return gemm_seconds(ctx, dense, ctx.linear_precision, trained=trained) + experts + casts
 
 
 def _formula_flash_s(ctx: Context) -> FloatArray:
@@ -351,8 +353,7 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
         rotary = rotary + tokens * 6.0 * model.num_attention_heads * model.v_head_dim / ctx.t
     per_width = 2.0 * model.mlp_matrices
     if kind == "moe" and moe is not None:
-        routed = 0.0 if ctx.experts_measured else moe.top_k * moe.ffn_hidden_size  # else in their table
-        width = tokens * (moe.shared_ffn_hidden_size + routed) / ctx.t
+        width = tokens * (moe.shared_ffn_hidden_size + moe.top_k * moe.ffn_hidden_size) / ctx.t
         permute = permuted_bytes(ctx)
     else:
         width, permute = tokens * model.ffn_hidden_size / ctx.t, np.zeros_like(tokens)
@@ -360,7 +361,8 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
     moved = moved + _eager_bytes(ctx, kind, heads / ctx.t, width)
     if ctx.low_precision:  # casts to low precision read 2, write 1, twice (transposed)
         inner = _cast_width(ctx, heads / ctx.t)
-        moved = moved + 4.0 * tokens * (h * ctx.row_share * 2.0 + width / tokens + inner)
+        cast = 4.0 * (ROW_CASTS if ctx.facts.precision_recipe == "fp8-rowwise" else 1.0)
+        moved = moved + cast * tokens * (h * ctx.row_share * 2.0 + width / tokens + inner)
     seconds = moved / ctx.hbm_bytes_per_s
     return PassSeconds(forward=seconds, backward=2.0 * seconds)
 
@@ -448,20 +450,22 @@ def replayed_s(ctx: Context, kind: LayerKind, attention: PassSeconds, experts: P
         return np.zeros_like(ctx.t)
     of_module: dict[str, Callable[[], FloatArray | float]] = {
         "core_attn": lambda: attention.forward,
-        "mla_up_proj": lambda: _forward_s(ctx, _up_projections(ctx)),
-        "attn_proj": lambda: _forward_s(ctx, attention_gemms(ctx)[-1:]),
         "layernorm": lambda: 8.0 * ctx.tokens * ctx.row_share * ctx.model.hidden_size / ctx.hbm_bytes_per_s,
         "every_second_mm": lambda: _second_products_s(ctx, kind),
-        "mlp_up": lambda: _forward_s(ctx, _dense_mlp(ctx, kind)[:1]),
-        "mlp": lambda: _forward_s(ctx, _dense_mlp(ctx, kind)),
-        "shared_experts": lambda: _forward_s(ctx, shared_expert_gemms(ctx, kind)),
         "moe_act": lambda: _activation_again_s(ctx, kind),
         "moe": lambda: _experts_again_s(ctx, kind) + experts.forward,
     }
     total = np.zeros_like(ctx.t)
     for name in ctx.facts.recomputed:
-        total = total + of_module[name]()
+        own = of_module.get(name)
+        total = total + (own() if own else _forward_s(ctx, _REPLAYED[name](ctx, kind)))
     return np.where(ctx.selective, total, 0.0)
+
+
+def replayed_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
+    """Return the products of a layer that selective recomputation runs again."""
+    modules = [name for name in ctx.facts.recomputed if name in _REPLAYED]
+    return [gemm for name in modules for gemm in _REPLAYED[name](ctx, kind)]
 
 
 def second_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
@@ -472,8 +476,8 @@ def second_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
     What is counted is ``aten.mm``: products in 8 bits, too (torchao 0.18 ``float8/float8_linear.py``).
 
     A compiler leaves out what no gradient needs: a layer's last product, and what comes before a collective
-    whose output is saved (``_get_default_save_ops``): under sequence parallelism attention's output
-    projection, and the experts' last product that goes back to other ranks.
+    with a saved output (torchtitan ``_get_default_save_ops``): under sequence parallelism attention's
+    output projection, and the experts' last product that goes back to other ranks.
     """
     model, moe = ctx.model, ctx.model.moe if kind == "moe" else None
     compiled = 1.0 - ctx.single_kernels(ctx.facts.elementwise_fused)
@@ -536,6 +540,20 @@ def shared_expert_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
     if kind != "moe" or moe is None or not moe.shared_ffn_hidden_size:
         return []
     return _mlp_gemms(ctx.model, ctx.tokens, moe.shared_ffn_hidden_size / ctx.t)
+
+
+# The products of the modules that have any.
+_REPLAYED: Mapping[str, Callable[[Context, LayerKind], list[Gemm]]] = {
+    "mla_up_proj": lambda ctx, _kind: _up_projections(ctx),
+    "attn_proj": lambda ctx, _kind: attention_gemms(ctx)[-1:],
+    "every_second_mm": second_products,
+    "mlp_up": lambda ctx, kind: _dense_mlp(ctx, kind)[:1],
+    "mlp": _dense_mlp,
+    "shared_experts": shared_expert_gemms,
+    "moe": lambda ctx, kind: (
+        shared_expert_gemms(ctx, kind) + [one for one in layer_gemms(ctx, kind) if one.grouped]
+    ),
+}
 
 
 def _activation_again_s(ctx: Context, kind: LayerKind) -> FloatArray | float:

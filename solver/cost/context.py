@@ -183,7 +183,12 @@ _WITHOUT_BLOCKS = {
 }  # fmt: skip
 # Rate of products with a scale for each block over those with one for each tensor: steps of equal dense
 # models that differ in the recipe only (open Megatron-Bridge runs) differ by 3 to 7 %.
-_SCALED = {"mxfp8": 0.93, "fp8-blockwise": 0.93}
+#
+# A scale for each row makes CUTLASS's products of cuBLAS's (torch ``_scaled_mm``); torchao's table of Llama
+# 3 8B on eight H100 (``torchao/float8/README.md``) has 7,690 tokens a second with one for each tensor,
+# 6,768 with one for each row: as here, with its casts along rows and columns apart (``ROW_CASTS``).
+_SCALED = {"mxfp8": 0.93, "mxfp8-experts": 0.93, "fp8-blockwise": 0.93, "fp8-rowwise": 0.83}
+ROW_CASTS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,10 +342,11 @@ class Context:
         if filled is None or not self.pads_to_longest:
             return []
         sizes, of_row = np.unique(self.micro_batch, return_inverse=True)
-        shares = np.array([filled.at_grid(int(size)) for size in sizes])[of_row.ravel()]
+        grid = filled.grid.tolist()
+        shares = np.array([filled.at_grid(int(size)) for size in sizes]).reshape(-1, len(grid))
         return [
             (share, replace(self, seq_length=length, tokens=self.tokens * (length / self.seq_length)))
-            for share, length in zip(shares.T, filled.grid.tolist(), strict=True)
+            for share, length in zip(shares[of_row.ravel()].T, grid, strict=True)
         ]
 
     @property
@@ -352,6 +358,11 @@ class Context:
     def adds_every_gradient(self) -> bool:
         """Whether each micro-batch's gradients are added to a buffer, the first one's too: an fp32 one."""
         return self.facts.gradient_bytes > 2.0 and self.facts.main_gradient  # noqa: PLR2004 - bytes of bf16
+
+    @property
+    def element_scale(self) -> float:
+        """Length of an element over 2 bytes."""
+        return 2.0 if self.workload.precision == "fp32" else 1.0
 
     @property
     def frozen(self) -> bool:
@@ -427,14 +438,6 @@ class Context:
         multiple = self.facts.vocabulary_multiple * self.t
         return np.asarray(np.ceil(self.model.vocab_size / multiple) * multiple)
 
-    @property
-    def experts_measured(self) -> bool:
-        """Whether the MLPs of routed experts are priced from a measured table.
-
-        Not in 8 or 4 bits: tables hold the casts of inference, which training fuses otherwise.
-        """
-        return bool(self.operators.tables) and self.linear_precision in ("bf16", "fp16")
-
     @cached_property
     def expert_load(self) -> FloatArray:
         """Tokens of the busiest rank's experts over the mean, shape (n,); a rank with all has the mean.
@@ -496,6 +499,46 @@ def linear_precision(problem: Problem, facts: FrameworkFacts, gpu: GpuSpec) -> s
     return precision
 
 
+_FP32_OPTIMIZER_BYTES, _FP32_MOVED = 4.0, 28.0 / 30.0
+
+
+def _in_32_bits(profile: Profile, facts: FrameworkFacts) -> tuple[Profile, FrameworkFacts]:
+    """A run in fp32 as one in bf16 on links and memory of half the rate: every element is twice as long.
+
+    Products run at the rate of TF32 where the GPU has it, no kernel of flash attention takes fp32 (their
+    documentation), and of the optimizer's states the moments alone stand beside the weights. What memory is
+    counted in 2 bytes is doubled (``memory.memory_prices``).
+    """
+    gpu, operators = profile.group.gpu, profile.gpu_operators
+    name = "tf32" if facts.tf32_products and "tf32" in gpu.peak_flops else "fp32"
+    peak = gpu.peak_flops.get(name) or gpu.peak_bf16_flops / 16.0
+    share = operators.gemm.get("bf16" if name == "tf32" else "fp32", 0.8)
+    halved = replace(gpu, peak_flops={"bf16": peak}, hbm_bytes_per_s=gpu.hbm_bytes_per_s / 2.0)
+    constants, group = profile.constants, profile.group
+    slow = {
+        one: replace(getattr(group, one), bytes_per_s=getattr(group, one).bytes_per_s / 2.0)
+        for one in ("intra_node", "inter_node")
+    }
+    own = replace(
+        facts, weight_bytes=2.0, gradient_dtype="bf16", reduced_gradient_dtype="",
+        replicated_gradient_dtype="", own_gradient_bytes=0.0, optimizer_bytes=_FP32_OPTIMIZER_BYTES,
+        keeps_remainders=False, autocasts=False, reduces_copies=False, low_precision_weights=False,
+        logit_bytes=facts.logit_bytes / 2.0, precision_recipe="none", fp8_attention=False,
+        attention_kernel="torch" if facts.flash else facts.attention_kernel,
+    )  # fmt: skip
+    changed = replace(
+        profile,
+        group=replace(group, gpu=halved, **slow),
+        gpu_operators=replace(operators, gemm={"bf16": share, "fp16": share}),
+        constants=replace(
+            constants,
+            update_bytes=constants.update_bytes * (_FP32_MOVED / 2.0),
+            loss_bytes=constants.loss_bytes / 2.0,
+        ),
+    )
+    return changed, own
+
+
 def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
     """Everything that the formulas read.
 
@@ -503,8 +546,12 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         InvalidProblemError: a framework option is unknown, has a wrong value, or asks for a precision
             that the GPU lacks.
     """
-    workload, gpu, fabric = problem.workload, profile.group.gpu, profile.fabric
+    workload, precision = problem.workload, ""
     facts = with_options(profile.framework, workload.framework_options)
+    if workload.precision == "fp32":
+        profile, facts = _in_32_bits(profile, facts)
+        precision = "bf16"
+    gpu, fabric = profile.group.gpu, profile.fabric
     able = launcher_capabilities(problem.launcher)
     t, c, e, et, d, p = (
         getattr(columns, f"{axis}_parallel_size").astype(np.float64)
@@ -537,7 +584,7 @@ def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
         or (facts.gradient_dtype == "bf16" and able.bf16_gradients_are_optimizers),
         workload=workload,
         host=host_of(profile.group),
-        linear_precision=linear_precision(problem, facts, gpu),
+        linear_precision=precision or linear_precision(problem, facts, gpu),
         t=t, c=c, e=e, et=et, d=d, p=p,
         micro_batch=b,
         tokens=b * workload.seq_length / c,

@@ -1,6 +1,7 @@
 """How fast a CPU can launch what a GPU runs: the floor under the passes of small models.
 
-A pass is never shorter than its launches take. A captured graph replays those of what it holds as one
+A pass is never shorter than its launches take. They are counted by what a layer runs, in operators of a
+forward pass; ``floor_s`` is what those of a dense layer take. A captured graph replays what it holds as one
 (Megatron-Core's guide on CUDA graphs: parts of a layer; or a whole iteration but the optimizer).
 """
 
@@ -12,29 +13,52 @@ import numpy as np
 
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import LayerKind
+from meshwright.profiles.model_parts import MoeSpec
 from meshwright.solver.configuration import FloatArray
-from meshwright.solver.cost.context import Context, PassSeconds
+from meshwright.solver.cost.context import Context, PassSeconds, experts_overlap
 
-# Shares of a layer's launches that are left where whole layers, or whole iterations, are captured, and that
-# each captured part takes away. Assumed from the kernels of each: a dense layer's graph leaves what starts
-# it, its collectives, copies into static buffers; experts leave more unless padded to a capacity.
+# Operators of a dense layer's forward pass: norm, one product for queries, keys and values, two rotations,
+# attention, its projection, its sum with the residual; norm, two products, activation and sum of the MLP,
+# and what lies between (Transformer Engine's modules in Megatron-LM d98e8a64 ``attention.py``, ``mlp.py``).
+_ATTENTION, _MLP = 8.0, 6.0
+DENSE = _ATTENTION + _MLP
+# Latent attention projects down and up, norms its latents, rotates and copies parts of heads
+# (``multi_latent_attention.py``); a norm of queries and one of keys.
+_LATENT, _HEAD_NORMS = 10.0, 2.0
+# A router casts, multiplies and adds up its losses; its scores become a map of tokens and their weights, in
+# one kernel where it is fused (``moe_utils.py topk_routing_with_score_function``, ``group_limited_topk``).
+_ROUTED, _ROUTED_FUSED = 16.0, 7.0  # norm in front and sum behind, product, casts, losses; losses fused
+_SCORES: Mapping[str, float] = {"softmax": 9.0, "sigmoid": 14.0, "sparsemixer": 14.0}
+_SELECTION_BIAS, _LIMITED_GROUPS = 5.0, 9.0
+# Around experts: sizes counted and exchanged (``preprocess``); tokens permuted, exchanged with their
+# weights, sorted by expert, and all of it back; sizes copied to the host (``token_dispatcher.py``). What
+# remains on a rank with all experts is permuted alone; an all-gather takes tokens, map and weights; DeepEP
+# and HybridEP count and permute inside.
+_SIZES: Mapping[str, float] = {"alltoall": 8.0, "allgather": 2.0, "deepep": 3.0, "hybridep": 3.0}
+_DISPATCH: Mapping[str, float] = {"alltoall": 18.0, "allgather": 6.0, "deepep": 9.0, "hybridep": 9.0}
+_SIZES_ALONE, _PERMUTE_ALONE = 3.0, 6.0
+# index_select, masked_select, scatter_add and casts for each fused kernel: four of an all-to-all, else two.
+_UNFUSED: Mapping[str, float] = {"alltoall": 13.0, "allgather": 6.0}
+_UNFUSED_ALONE = 6.0
+_EXPERTS, _SHARED = 3.0, 4.0  # grouped products and the activation; two products, activation, sum
+# Layers that are cut to run under one another: five pieces, each with an event to wait for and one to
+# record (``core/models/common/model_chunk_schedule_plan.py``,
+# ``core/pipeline_parallel/utils.py ScheduleNode``).
+_PIECES = 10.0
+# Kernels that loops in C++ launch for each expert of a rank: products on several streams, casts and orders
+# of scales in 8 or 4 bits, and of biases three operators for each product (``experts.py _apply_bias``).
+_PRODUCTS, _CASTS, _BIASES = 2.0, 4.0, 6.0
+# Share of launches that is left where whole layers, or whole iterations, are captured, and operators that
+# start the graph of a part: copies into its static inputs, the replay.
 _LAYER_LEFT: Mapping[LayerKind, float] = {"dense": 0.15, "moe": 0.25}
 _ITERATION_LEFT = 0.03
-_PARTS: Mapping[LayerKind, Mapping[str, float]] = {
-    "dense": {"attn": 0.6, "mlp": 0.3},
-    "moe": {"attn": 0.3, "moe_router": 0.2, "moe_preprocess": 0.2, "moe": 0.3},
-}
-_LEAST_LEFT = 0.1
-# Launches of an expert layer by dispatcher over those with an all-to-all, which copies the sizes of what
-# it exchanges to the host and waits (Megatron-LM d98e8a64 ``moe/token_dispatcher.py:921-960
-# _maybe_dtoh_and_synchronize``). An all-gather needs none of it; HybridEP and DeepEP permute on their way.
-_DISPATCHER: Mapping[str, float] = {"allgather": 0.45, "hybridep": 0.8, "deepep": 0.8}
+_REPLAY = 1.0
 # A blocking launch returns when its kernel has ended: each kernel waits for a launch and a synchronisation.
 # Four floors on top of the kernels is what the open runs under it show beside those of the same software
 # without it: of 3 to 6 it predicts clusters left out best.
 _BLOCKED = 4.0
-# A softmax of five kernels (``fused_softmax.py forward_torch_softmax``), not one of the some 14 of a layer.
-_EAGER_SOFTMAX = 18 / 14
+# A softmax of five kernels (``fused_softmax.py forward_torch_softmax``), not one.
+_EAGER_SOFTMAX = 4.0
 
 
 def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
@@ -42,23 +66,79 @@ def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
 
     Where the CPU waits for every message between stages on other islands, it cannot run ahead of the GPU,
     and neither can the ranks whose collectives wait for it in turn: ``floor_across`` times as long, and
-    ``floor_tensor`` more of that for each further tensor-parallel rank.
+    ``floor_tensor`` more of that for each further tensor-parallel rank. A framework with launches of its
+    own (``layer_launch_s``) takes them for a dense layer; what experts add, it launches as its stack
+    launches a dense layer.
     """
-    facts, constants = ctx.facts, ctx.constants
-    floor_s: FloatArray | float = (
-        (facts.layer_launch_s or constants.floor_s) * ctx.operators.host * launches_left(facts, kind)
-    )
-    if kind == "moe":
-        floor_s = floor_s * constants.floor_moe * _DISPATCHER.get(facts.moe_dispatcher, 1.0)
+    facts, constants, moe = ctx.facts, ctx.constants, ctx.model.moe
+    each = constants.floor_s / DENSE
+    own = facts.layer_launch_s or constants.floor_s
+    floor_s: FloatArray | float
+    if kind == "dense" or moe is None:
+        floor_s = own * launches_left(facts, "dense")
+    else:
+        operators = _left(facts, _expert_layer(ctx, moe))
+        further = own + each * np.maximum(operators - DENSE, 0.0)
+        counted = each * constants.floor_moe * operators
+        floor_s = (further if facts.layer_launch_s else counted) + _looped_s(ctx, moe)
+    floor_s = floor_s + np.where(ctx.eager_softmax, own / DENSE * _EAGER_SOFTMAX, 0.0)
     if facts.synchronous_transfers:
         waits = (ctx.p > 1) & (ctx.columns.num_gpus > ctx.fabric.lines.island_gpus)
         slower = constants.floor_across * (1.0 + constants.floor_tensor * (ctx.t - 1.0))
         floor_s = floor_s * np.where(waits, slower, 1.0)
-    return np.asarray(floor_s * np.where(ctx.eager_softmax, _EAGER_SOFTMAX, 1.0))
+    return np.asarray(floor_s * ctx.operators.host)
+
+
+def _expert_layer(ctx: Context, moe: MoeSpec) -> Mapping[str, FloatArray | float]:
+    """Operators of an expert layer's forward pass by the part of it that a CUDA graph may capture."""
+    facts, model = ctx.facts, ctx.model
+    attention = _ATTENTION + _LATENT * (model.mla is not None)
+    attention += _HEAD_NORMS * (model.query_key_norm != "none")
+    scores = _SCORES[moe.router_score] + _SELECTION_BIAS * moe.selection_bias
+    scores += _LIMITED_GROUPS * (moe.router_groups > 1)
+    router = _ROUTED_FUSED if facts.moe_router_fusion else _ROUTED + scores
+    exchanging = ctx.e > 1
+    sizes = np.where(exchanging, _SIZES[facts.moe_dispatcher], _SIZES_ALONE)
+    moved = np.where(exchanging, _DISPATCH[facts.moe_dispatcher], _PERMUTE_ALONE)
+    if not (facts.moe_permute_fusion or facts.deduplicates):
+        moved = moved + np.where(exchanging, _UNFUSED[facts.moe_dispatcher], _UNFUSED_ALONE)
+    shared = _SHARED * (moe.num_shared_experts > 0)
+    return {
+        "attn": attention,
+        "moe_router": router,
+        "moe_preprocess": sizes,
+        "moe": moved + _EXPERTS + shared,
+        "": _PIECES * np.where(experts_overlap(ctx.columns, model), float(facts.overlap_experts), 0.0),
+    }
+
+
+def _left(facts: FrameworkFacts, parts: Mapping[str, FloatArray | float]) -> FloatArray:
+    """Operators that CUDA graphs leave of an expert layer's parts; ``moe`` holds router and sizes, too."""
+    whole = sum(parts.values(), np.zeros(1))
+    if facts.cuda_graph in ("none", "layer", "full_iteration"):
+        return np.asarray(whole * launches_left(facts, "moe"))
+    captured = facts.cuda_graph.split("+")
+    inside = {*captured, *(("moe_router", "moe_preprocess") if "moe" in captured else ())}
+    left = sum((each for name, each in parts.items() if name not in inside), np.zeros(1))
+    return np.asarray(left + _REPLAY * sum(name in parts for name in captured))
+
+
+def _looped_s(ctx: Context, moe: MoeSpec) -> FloatArray | float:
+    """Seconds of launching kernels one by one for each expert; in no graph but that of ``moe``."""
+    facts = ctx.facts
+    if facts.cuda_graph == "full_iteration" or "moe" in facts.cuda_graph.split("+"):
+        return 0.0
+    kernels = 0.0 if facts.grouped_gemm == "grouped" and not ctx.low_precision else _PRODUCTS
+    kernels += _CASTS * ctx.low_precision
+    if facts.moe_grouped_mlp_fused:
+        kernels = 0.0
+    elif ctx.model.expert_bias_parameters():
+        kernels += _BIASES
+    return kernels * ctx.operators.launch_s * np.maximum(moe.num_experts / ctx.e, 1.0)
 
 
 def launches_left(facts: FrameworkFacts, kind: LayerKind) -> float:
-    """Share of a layer's launches that CUDA graphs leave."""
+    """Share of a layer's launches that CUDA graphs leave; of captured parts, a dense layer's."""
     scope = facts.cuda_graph
     if scope == "none":
         return 1.0
@@ -66,7 +146,9 @@ def launches_left(facts: FrameworkFacts, kind: LayerKind) -> float:
         return _ITERATION_LEFT
     if scope == "layer":
         return _LAYER_LEFT["dense" if facts.moe_capacity_factor else kind]
-    return max(1.0 - sum(_PARTS[kind].get(part, 0.0) for part in scope.split("+")), _LEAST_LEFT)
+    captured = {"attn": _ATTENTION, "mlp": _MLP}
+    of_dense = [captured[part] - _REPLAY for part in scope.split("+") if part in captured]
+    return 1.0 - sum(of_dense) / DENSE
 
 
 def launched(ctx: Context, kind: LayerKind, busy: PassSeconds, floor_s: FloatArray) -> PassSeconds:

@@ -262,9 +262,11 @@ def _routed_tokens(ctx: Context) -> FloatArray:
 def _routed_copies(ctx: Context) -> float:
     """Bytes that one routed token leaves: the permuted input, and the output before it is combined.
 
-    DeepEP and HybridEP combine what the experts wrote in place; frozen experts read no input again.
+    DeepEP and HybridEP combine what the experts wrote in place; frozen experts read no input again. What
+    arrives in 8 bits is kept so by products of 8 bits (DeepSeek-V3, arXiv:2412.19437, section 3.3.3).
     """
-    read = 2.0 if _input_bytes(ctx, *MLP_INPUT, routed=True) else 0.0
+    arrives = 1.0 if ctx.facts.low_precision_dispatch and ctx.low_precision else 2.0
+    read = arrives if _input_bytes(ctx, *MLP_INPUT, routed=True) else 0.0
     return ctx.model.hidden_size * (read + (0.0 if ctx.facts.deduplicates else 2.0))
 
 
@@ -503,14 +505,17 @@ def memory_prices(
     freed, layer = np.where(ctx.full, kept[-1], whole[-1]), trained[last - 1]
     ends = trained[last + (not ctx.model.tied_embeddings)].ends  # of the output matrix
     of_head, of_layer = reducing_bytes(ctx, ends, layer.dense + layer.routed, waiting, freed)
-    return {
+    bytes_of = {
         **held,
-        **turns(ctx),
         "activation_bytes": columns_of([*whole, *activations[-2:]]),
         "checkpoint_bytes": columns_of([*kept, zero, zero]),
         "head_workspace_bytes": np.maximum(head_workspace_bytes(ctx) + cached, of_head),
         "replay_workspace_bytes": np.maximum(waiting, of_layer),
         "buffer_bytes": buffer_bytes(ctx, weights[last - 1], trained[last - 1]),
+    }
+    return {
+        **turns(ctx),
+        **{name: each * ctx.element_scale for name, each in bytes_of.items()},
         "context_bytes": ctx.constants.context_bytes * one,
         "reserve": 1.0 + FRAGMENTS * (ctx.constants.reserve - 1.0) * one,
     }

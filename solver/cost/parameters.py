@@ -157,7 +157,7 @@ def weight_tensors(ctx: Context, kinds: Sequence[LayerShape]) -> list[float]:
     if not ctx.facts.gathers_tensors:
         return [0.0] * (len(kinds) + 2)
     gemms = [layer_gemms(ctx.of(one), one.kind) for one in kinds]
-    matrices = [sum(float(np.max(gemm.count)) for gemm in each) for each in gemms]
+    matrices = [sum(float(np.max(gemm.count, initial=0)) for gemm in each) for each in gemms]
     norms = [ctx.model.norms_of(one.kind) for one in kinds]
     return [*map(add, matrices, norms), 1.0, 2.0]
 
@@ -354,6 +354,24 @@ def adapter_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
             Gemm(m=g.m, n=g.n, k=rank, count=g.count, grouped=g.grouped),
         )
     ]
+
+
+# Bytes that adapters move beside their products, 2 bytes an element, kernel by kernel (Megatron-Bridge
+# ``peft/lora_layers.py``, peft ``tuners/lora/layer.py``): forward their output is scaled (4) and added (6),
+# their input dropped out of (2 read, 2 and a mask of 1 written); backward the gradient is scaled (4),
+# dropped out of likewise, and added to that of the frozen product (6).
+_SCALED, _ADDED, _DROPPED = 4.0, 6.0, 5.0
+
+
+def adapter_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
+    """Bytes that the adapters of one layer move forward and backward beside their products, (n,) each."""
+    dropped = _DROPPED * ctx.facts.adapter_dropout
+    forward, backward = np.zeros_like(ctx.t), np.zeros_like(ctx.t)
+    for g in _adapted(ctx, kind):
+        read, written = g.m * g.k * g.count, g.m * g.n * g.count
+        forward = forward + dropped * read + (_SCALED + _ADDED) * written
+        backward = backward + (dropped + _ADDED) * read + _SCALED * written
+    return forward, backward
 
 
 # A part of the model: a layer of a kind, an end, or the prediction layers behind the head.

@@ -44,6 +44,7 @@ from meshwright.solver.cost.memory import layer_activation_bytes, memory_prices,
 from meshwright.solver.cost.parameters import (
     Part,
     Weights,
+    adapter_bytes,
     adapter_gemms,
     converted_bytes,
     embedding_weights,
@@ -137,7 +138,7 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
     trained = trained_weights(ctx, weights, kind)
     compute = linear_seconds(ctx, kind) + attention + memory_bound(ctx, kind)
     if ctx.frozen:
-        compute = compute + gemm_seconds(ctx, adapter_gemms(ctx, kind), "bf16")
+        compute = compute + gemm_seconds(ctx, adapter_gemms(ctx, kind), "bf16") + _adapters_moved(ctx, kind)
     compute = compute + _converted(ctx, kind)
     compute = compute + accumulation(ctx, trained.dense + trained.routed)
     tensor = tensor_parallel(ctx, _tensor_blocks(ctx, kind))
@@ -201,6 +202,12 @@ def _converted(ctx: Context, kind: LayerKind) -> PassSeconds:
     forward, backward = converted_bytes(ctx, kind)
     rate = ctx.hbm_bytes_per_s
     return PassSeconds(forward=forward / rate, backward=backward / rate)
+
+
+def _adapters_moved(ctx: Context, kind: LayerKind) -> PassSeconds:
+    """Dropout, scaling and sums of a layer's adapters: kernels of their own, which no stack fuses."""
+    forward, backward = adapter_bytes(ctx, kind)
+    return PassSeconds(forward=forward / ctx.hbm_bytes_per_s, backward=backward / ctx.hbm_bytes_per_s)
 
 
 def _expert_exchange(ctx: Context) -> PassSeconds:
@@ -418,7 +425,7 @@ def _mean_of(of_lengths: OfLengths, same: Sequence[PartPrice]) -> PartPrice:
 
 def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
     """Time of every part in order: layer kinds, embedding, head."""
-    return _on_the_mean(ctx, lambda one: _parts_of(one, layout))
+    return _drained(ctx, _on_the_mean(ctx, lambda one: _parts_of(one, layout)))
 
 
 def _parts_of(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
@@ -455,6 +462,30 @@ def _pass_prices(parts: list[PartPrice]) -> dict[str, FloatArray]:
     }
 
 
+def _drained(ctx: Context, parts: list[PartPrice]) -> list[PartPrice]:
+    """Parts of pipelines that drain before the end of a step: each pass has its share of filling again.
+
+    Of n batches of micro-batches all but one wait for p - 1 passes of a chunk more than one schedule of the
+    whole step would: over its m micro-batches that is (n - 1) (p - 1) / (v m) of each pass.
+    """
+    c = ctx.columns
+    if not ctx.facts.pipeline_batch:
+        return parts
+    again = np.maximum(c.num_microbatches / ctx.facts.pipeline_batch, 1.0) - 1.0
+    longer = 1.0 + again * (ctx.p - 1.0) / (c.virtual_pipeline_size * c.num_microbatches)
+    return [
+        replace(
+            part,
+            passes=PassSeconds(
+                forward=part.passes.forward * longer, backward=part.passes.backward * longer
+            ),
+            replay=part.replay * longer,
+            causes={name: value * longer for name, value in part.causes.items()},
+        )
+        for part in parts
+    ]
+
+
 def price_memory(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
     """Prices of which the memory alone is filled in, all times 0: memory refutes most rows by itself.
 
@@ -489,7 +520,8 @@ def _passes_of(ctx: Context, problem: Problem, profile: Profile) -> tuple[Contex
     """
     c, facts = ctx.columns, ctx.facts
     told = ctx.layers is not None or ctx.workload.lengths is not None
-    plain = (c.offload == 0) & (not (told or facts.torch_pipelines or facts.synchronous_transfers))
+    counted = facts.torch_pipelines or facts.synchronous_transfers or bool(facts.pipeline_batch)
+    plain = (c.offload == 0) & (not (told or counted))
     plain &= paired_passes(c) == 0.0  # of which the length of the pipeline tells how many are
     m = np.minimum(c.num_microbatches, _SEVERAL) if ctx.adds_every_gradient else c.num_microbatches
     read = {

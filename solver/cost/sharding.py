@@ -200,10 +200,10 @@ def reducing_bytes(
     Gradients that add up whole have their sum among the states: 2 bytes come and go. At layers it is the
     most of four moments: start and end of the last one, its reduction, and the start of the next.
 
-    ZeRO-3 has gathered the last layer by then (``pre_backward``: prefetched), and what buffers hold of
-    layers is not there yet. A tied matrix is one group with the embedding: gathered weights and 2-byte
-    gradients stay until its last backward pass adds those of both ends to a third, when no activations
-    are left.
+    ZeRO-3 has gathered the last layer by then (torch prefetches it in ``pre_backward``), and what buffers
+    hold of layers is not there yet. A tied matrix is one group with the embedding: gathered weights and
+    2-byte gradients stay until its last backward pass adds those of both ends to a third, when no
+    activations are left.
 
     Args:
         ctx: the rows.

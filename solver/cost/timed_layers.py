@@ -1,10 +1,10 @@
 """Layers that were timed: what they take beyond the cost model's own price of them.
 
-A part takes what was timed where the model's shape, the sequence length and the tensor-parallel size are
-those of the timing, without context parallelism and in 16 bits; micro-batches between and beyond the
-timed ones are read off straight lines, because a layer's time is affine in its tokens. Every other row of
-that model keeps its price, times what the nearest tensor-parallel size took over its own at as many tokens
-a rank: a price is off by more where launches fill a pass than where matrices do.
+A part takes what was timed where the model's shape, what is trained of it, the sequence length and the
+tensor-parallel size are those of the timing, without context parallelism and in 16 bits; micro-batches
+between and beyond the timed ones are read off straight lines, because a layer's time is affine in its
+tokens. Every other row of that model keeps its price, times what the nearest tensor-parallel size took over
+its own at as many tokens a rank: a price is off by more where launches fill a pass than where matrices do.
 """
 
 from __future__ import annotations
@@ -115,6 +115,8 @@ def _layers(ctx: Context, part: Part) -> MeasuredLayers | None:
     """The timed layers, where they hold the part in this model's shape."""
     layers = ctx.layers
     if layers is None or ctx.low_precision or not layers.has_part(part, ctx.model):
+        return None
+    if not layers.trains(ctx.workload.lora_rank, ctx.workload.lora_targets):
         return None
     return layers if any(time.part == part for time in layers.times) else None
 

@@ -102,11 +102,18 @@ def log_time_sigma(
     if profile.residual is not None:
         return profile.residual.sigma(features(problem, columns), shares["launch"])
     known = doubts()
-    variance = np.full(len(columns), profile.log_time_sigma**2 + _squared_doubts(problem, profile, known))
+    whole = profile.log_time_sigma**2 + _squared_doubts(problem, profile, known) + between(problem) ** 2
+    variance = np.full(len(columns), whole)
     for name, share in shares.items():
         untold = SHARES[name] in profile.untold
         variance += ((known.untold_shares if untold else known.shares)[name] * share) ** 2
     return np.asarray(np.sqrt(variance))
+
+
+def between(problem: Problem) -> float:
+    """Return the spread of clusters about their stack, log: what all runs of one err by in common."""
+    kind = "dense" if problem.model.moe is None else "experts"
+    return float(catalog_spreads()["between"][kind])
 
 
 def _squared_doubts(problem: Problem, profile: Profile, known: Doubts) -> float:

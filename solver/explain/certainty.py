@@ -26,6 +26,7 @@ from meshwright.solver.cost.pipelines import GroupPrices, PlacedPipeline, Placed
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.residuals import NUM_FEATURES, features
 from meshwright.solver.cost.stages import LayerLayout, assemble, step_of_end_s
+from meshwright.solver.cost.uncertainty import between
 from meshwright.solver.explain.waterfall import Placed, placed_all
 from meshwright.solver.predict import Z_80_PERCENT
 from meshwright.solver.problem import Problem, with_changes
@@ -41,6 +42,7 @@ from meshwright.solver.problem import Problem, with_changes
 
 _STEP = -0.05  # of a finite difference of a constant, log
 _SHARE_STEP = 1e-3  # of a group's time
+_MOST_IN_COMMON = 0.9  # of a plan's variance: timed layers leave less than the cluster's spread
 
 
 def log_sigma(plan: Plan) -> float:
@@ -58,6 +60,23 @@ def placed_log_covariance(problem: Problem, profile: Profile, plans: Sequence[Pl
     spread = np.sqrt(np.diag(together))
     sigmas = np.array([log_sigma(plan) for plan in plans])
     return np.asarray(together * np.outer(sigmas / spread, sigmas / spread))
+
+
+def _apart_from_the_cluster(problem: Problem, together: FloatArray, scales: FloatArray) -> FloatArray:
+    """Return a covariance scaled to the plans' own spreads, with what their cluster errs by in common.
+
+    All plans of a problem err by the same factor there: it takes its part of each plan's spread, and leaves
+    their order alone. Plans on unlike node groups have no such factor: each group errs on its own.
+
+    Args:
+        problem: what the plans are of.
+        together: covariance of the plans' errors, in any unit, (n, n).
+        scales: what each plan's spread in that unit is to be multiplied by, (n,).
+    """
+    variances = np.diag(together) * scales**2
+    common = min(between(problem) ** 2, _MOST_IN_COMMON * float(variances.min()))
+    apart = scales * np.sqrt(1.0 - common / variances)
+    return np.asarray(together * np.outer(apart, apart) + common)
 
 
 def _of_group(placed: Sequence[Placed], group: int) -> FloatArray:
@@ -159,7 +178,7 @@ def log_covariance(problem: Problem, profile: Profile, plans: Sequence[Plan]) ->
     together = candidates.covariance(np.arange(len(plans)))
     spread = np.sqrt(np.diag(together))
     sigmas = np.array([log_sigma(plan) for plan in plans])
-    return np.asarray(together * np.outer(sigmas / spread, sigmas / spread))
+    return _apart_from_the_cluster(problem, together, sigmas / spread)
 
 
 def _asked(problem: Problem, profile: Profile, plan: Plan) -> Observation:

@@ -6,8 +6,9 @@ Everything inside the pipeline is the mean over its ranks; what the slowest rank
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -190,9 +191,26 @@ def waterfalls_of(
     terms["straggler"] = (scale - scale / share) * own
     terms["calibration"] = (scale / share - 1.0) * own
     terms["fixed"] = fixed
-    names = TERMS if problem.workload.lengths is None else (*TERMS, UNEQUAL_LENGTHS)
+    names = _names(problem)
     columns = {name: terms[name].tolist() for name in names}
     return [{name: columns[name][row] for name in names} for row in range(len(steps_s))]
+
+
+def _names(problem: Problem) -> tuple[str, ...]:
+    """The terms of a problem's waterfalls, in order."""
+    return TERMS if problem.workload.lengths is None else (*TERMS, UNEQUAL_LENGTHS)
+
+
+_Seconds = TypeVar("_Seconds", float, FloatArray)
+_SAME = (
+    "recompute", "tensor_parallel", "context_parallel", "expert_parallel", "data_parallel", UNEQUAL_LENGTHS,
+)  # fmt: skip
+
+
+def _of_causes(causes: Mapping[str, _Seconds], gemm: _Seconds, attention: _Seconds) -> dict[str, _Seconds]:
+    """Return the terms that are causes of passes, or what products and attention leave of one."""
+    left = {"memory_bound": causes["compute"] - gemm - attention, "launch_floor": causes["rest"]}
+    return {**left, **{name: causes[name] for name in _SAME if name in causes}}
 
 
 def _time_of_slowest(found: Assembled) -> FloatArray:
@@ -220,20 +238,14 @@ def _inside(problem: Problem, profile: Profile, found: Assembled) -> dict[str, F
     handed = (found.chunks.sent + found.chunks.returned).sum(axis=1)
     transfers = m * handed / ranks * prices.transfer_s
     total = m * found.stages.rank_time_s.sum(axis=1) / ranks
-    waiting = {UNEQUAL_LENGTHS: causes[UNEQUAL_LENGTHS]} if UNEQUAL_LENGTHS in causes else {}
+    causes["recompute"] = causes["recompute"] + mean(prices.replay_s, replayed)
+    causes["rest"] = causes["rest"] - spilled
     return {
-        **waiting,
+        **_of_causes(causes, gemm, attention),
         "ideal": work.ideal_gemm_s + work.ideal_attention_s,
         "gemm_efficiency": gemm - work.ideal_gemm_s,
         "attention_efficiency": attention - work.ideal_attention_s,
-        "memory_bound": causes["compute"] - gemm - attention,
-        "launch_floor": causes["rest"] - spilled,
         "offload": spilled,
-        "recompute": causes["recompute"] + mean(prices.replay_s, replayed),
-        "tensor_parallel": causes["tensor_parallel"],
-        "context_parallel": causes["context_parallel"],
-        "expert_parallel": causes["expert_parallel"],
-        "data_parallel": causes["data_parallel"],
         "pipeline_transfer": transfers,
         "imbalance": m * _time_of_slowest(found) - total,
     }
@@ -353,7 +365,8 @@ def _waterfall(placed: Placed, step_s: float, work: WorkOf) -> dict[str, float]:
     terms["straggler"] = (scale - scale / share) * own
     terms["calibration"] = (scale / share - 1.0) * own
     terms["fixed"] = fixed
-    return {name: terms.get(name, 0.0) for name in TERMS}
+    terms["offload"] = 0.0  # what is placed keeps everything on its GPUs
+    return {name: terms[name] for name in _names(one.fleet.problem)}
 
 
 def _placed_inside(placed: Placed, one: PlacedPipeline, work: WorkOf) -> dict[str, float]:
@@ -365,20 +378,14 @@ def _placed_inside(placed: Placed, one: PlacedPipeline, work: WorkOf) -> dict[st
         name: m * sum(_at(stage, stage.on.prices.breakdown_s[name]) for stage in stages) / count
         for name in stages[0].on.prices.breakdown_s
     }
-    replayed = m * sum(float(s.replayed @ s.on.prices.replay_s[s.row]) for s in stages) / count
+    causes["recompute"] += m * sum(float(s.replayed @ s.on.prices.replay_s[s.row]) for s in stages) / count
     products, scores = _placed_ideal_s(one, work)
     ideal, slowest = _shared_ideal_s(placed, work), m * max(stage.time_s for stage in stages)
     return {
+        **_of_causes(causes, gemm, attention),
         "ideal": ideal,
         "gemm_efficiency": gemm - products,
         "attention_efficiency": attention - scores,
-        "memory_bound": causes["compute"] - gemm - attention,
-        "launch_floor": causes["rest"],
-        "recompute": causes["recompute"] + replayed,
-        "tensor_parallel": causes["tensor_parallel"],
-        "context_parallel": causes["context_parallel"],
-        "expert_parallel": causes["expert_parallel"],
-        "data_parallel": causes["data_parallel"],
         "pipeline_transfer": 2.0 * m * sum(stage.transfer_s for stage in one.stages) / count,
         "imbalance": slowest - m * sum(s.time_s for s in one.stages) / count + products + scores - ideal,
     }
@@ -391,18 +398,24 @@ def _at(stage: PlacedStage, by_part: FloatArray) -> float:
 
 def _placed_ideal_s(one: PlacedPipeline, work: WorkOf) -> tuple[float, float]:
     """Products and attention of a step at each stage's own peak, the mean over the stages."""
-    tokens = one.config.global_batch_size * float(one.fleet.problem.workload.seq_length)
     own = np.zeros(2)
     for stage, place in zip(one.stages, one.config.stage_groups, strict=True):
-        own += work(stage.on).ideal_s @ stage.parts * tokens / place.num_gpus / len(one.stages)
+        each_s = work(stage.on).ideal_s @ stage.parts * _tokens(stage)
+        own += one.config.global_batch_size * each_s / place.num_gpus / len(one.stages)
     return float(own[0]), float(own[1])
 
 
 def _shared_ideal_s(placed: Placed, work: WorkOf) -> float:
     """The whole step at peak where every GPU in use has a share in proportion to its own speed."""
-    speed, seq_length = 0.0, placed.classes[0].fleet.problem.workload.seq_length
+    sequences_per_s = 0.0
     for one in placed.classes:
         parts = np.sum([stage.parts for stage in one.stages], axis=0)
         for stage, place in zip(one.stages, one.config.stage_groups, strict=True):
-            speed += place.num_gpus / float(work(stage.on).ideal_s.sum(axis=0) @ parts)
-    return placed.config.global_batch_size * seq_length / speed
+            each_s = float(work(stage.on).ideal_s.sum(axis=0) @ parts) * _tokens(stage)
+            sequences_per_s += place.num_gpus / each_s
+    return placed.config.global_batch_size / sequences_per_s
+
+
+def _tokens(stage: PlacedStage) -> float:
+    """Real tokens of a sequence, as the ranks of a stage pad it."""
+    return float(real_tokens(stage.on.problem, stage.on.columns)[stage.row])

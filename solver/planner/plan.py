@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
@@ -42,14 +42,22 @@ from meshwright.solver.planner.batch_ramp import ramp_search
 from meshwright.solver.planner.fewest_nodes import differing_gpus, fewest
 from meshwright.solver.planner.pareto import front_of
 from meshwright.solver.planner.variants import (
+    WORTH_A_PACKAGE,
     Answered,
+    Switched,
     Variant,
+    best_score_s,
     merged,
+    packaged_variants,
+    packaged_warning,
     rivals_of,
+    score_of,
     searchable,
-    switches_left_closed,
-    variants_of,
+    searched_variants,
+    switched_of,
     with_baseline,
+    with_needs,
+    workload_of,
 )
 from meshwright.solver.problem import (
     STANDALONE_STAGES,
@@ -60,12 +68,16 @@ from meshwright.solver.problem import (
     on_gpus,
     with_changes,
 )
+from meshwright.solver.search.certify.judge import kept_child
+from meshwright.solver.search.frontier import Rivals
 from meshwright.solver.search.search import places_stages, search
 from meshwright.solver.space.launcher_rules import (
     beyond_positions,
     overlap_warnings,
     problem_faults,
     standing_alone,
+    unwritten,
+    workload_faults,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -170,11 +182,31 @@ def ask(
     watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
     if places_stages(problem, profile):
         return _of_model(problem, ask_placed(problem, profile, watch, on_progress=on_progress))
-    variants, skipped = searchable(variants_of(problem, profile))
+    with kept_child():
+        return _of_variants(problem, profile, watch, on_progress, known)
+
+
+def _while_time(switched: Iterable[Switched], watch: Watch) -> Iterator[Switched]:
+    """Yield the combinations of one launcher after the other until the time is over; one at least."""
+    for one in switched:
+        yield one
+        if watch.interrupted():
+            return
+
+
+def _of_variants(
+    problem: Problem, profile: Profile, watch: Watch, on_progress: OnProgress | None,
+    known: Sequence[Configuration],
+) -> Answer:  # fmt: skip
+    """The answer over every way to settle what the request leaves open."""
+    switched = list(_while_time(switched_of(problem, profile), watch))
+    variants, skipped = searchable(searched_variants(switched))
     answered, run = list[Answered](), _run_of(problem, variants, watch)
+    packaged = packaged_variants(_while_time(switched, watch))
+    behind = _FOLLOWING * sum(len(some) for _, some in packaged)
     for at, variant in enumerate(variants):
-        left = 1.0 + sum(_FOLLOWING if other.follows else 1.0 for other in variants[at + 1 :])
-        limit_s = problem.options.time_limit_s if len(variants) == 1 else max(watch.left_s / left, 0.01)
+        left = 1.0 + sum(_FOLLOWING if other.follows else 1.0 for other in variants[at + 1 :]) + behind
+        limit_s = problem.options.time_limit_s if left == 1.0 else max(watch.left_s / left, _LEAST_S)
         options = replace(variant.problem.options, time_limit_s=limit_s)
         one = replace(variant.problem, options=options)
         told = on_progress
@@ -193,9 +225,8 @@ def ask(
     unasked = len(variants) - len(answered)
     answer = _explained(merged(problem, answered, unasked=unasked, skipped=skipped), answered, watch)
     if unasked:
-        said = f"the time limit came first: {unasked} of {len(variants)} variants were not searched"
-        answer = replace(answer, warnings=(*answer.warnings, said))
-    answer = replace(answer, warnings=(*answer.warnings, *overlap_warnings(problem, answer.plans)))
+        cut = f"the time limit came first: {unasked} of {len(variants)} variants were not searched"
+        answer = replace(answer, warnings=(*answer.warnings, cut))
     first = replace(variants[0].problem, workload=problem.workload, options=problem.options)
     priced = variants[0].profile
     of_a_step = is_plain(problem) and not problem.options.batch_ramp
@@ -203,13 +234,76 @@ def ask(
     with watch.closing().cut():
         if of_a_step:  # odds are of the shortest step
             answer = replace(answer, plans=with_odds(first, priced, answer.plans))
-        closed = switches_left_closed(problem, priced, answer.plans) if answer.plans else ()
-        closed += _stages_left_closed(problem, priced, answer.plans) if of_a_step else ()
+        closed = _stages_left_closed(problem, priced, answer.plans) if of_a_step else ()
     unknown = unsaid(answer.plans, odds=of_a_step)
     answer = replace(answer, warnings=(*answer.warnings, *closed, *unknown))
     if problem.options.pareto and answer.plans:
         answer = replace(answer, pareto=front_of(problem, variants, watch), elapsed_s=watch.elapsed_s)
-    return _of_model(problem, with_baseline(first, priced, answer))
+    answer = with_baseline(first, priced, answer)
+    if answer.plans and packaged:
+        answer = _with_packaged(problem, answer, answered, packaged, watch)
+    answer = replace(answer, plans=with_needs(problem, answer.plans))
+    unlike = overlap_warnings(problem, answer.plans)
+    return _of_model(problem, replace(answer, warnings=(*answer.warnings, *unlike)))
+
+
+def _with_packaged(
+    problem: Problem,
+    answer: Answer,
+    answered: Sequence[Answered],
+    packaged: Sequence[tuple[tuple[str, ...], list[Variant]]],
+    watch: Watch,
+) -> Answer:
+    """The answer with the plans that are worth a package, behind those that the request allows.
+
+    Of each set of packages that is the best plan, if it is better by WORTH_A_PACKAGE than every plan that
+    needs fewer of them.
+    """
+    best = {frozenset[str](): best_score_s(problem, answered)}
+    found, warnings, elapsed_s = list[Plan](), list[str](), answer.elapsed_s
+    for names, variants in packaged:
+        limit_s = min(score for some, score in best.items() if some <= {*names}) / WORTH_A_PACKAGE
+        chosen: tuple[Variant, Plan] | None = None
+        for variant in variants:
+            if watch.interrupted():
+                warnings.append(
+                    f"the time limit came first: plans with {' and '.join(names)} were not searched"
+                )
+                break
+            one = _alone(problem, variant.problem, answer.plans[0], watch)
+            own = search(one, variant.profile, should_stop=watch.should_stop,
+                         rivals=Rivals(limit_s, limit_s), explained=False)  # fmt: skip
+            elapsed_s += own.elapsed_s
+            if own.plans:
+                chosen, limit_s = (variant, own.plans[0]), score_of(variant, own.plans[0])
+        if chosen is not None:
+            best[frozenset(names)] = limit_s
+            found.append(_as_listed(problem, *chosen, rank=len(answer.plans) + len(found) + 1, watch=watch))
+            warnings.append(packaged_warning(problem, answer.plans[0], found[-1]))
+    return replace(
+        answer, plans=(*answer.plans, *found), warnings=(*answer.warnings, *warnings), elapsed_s=elapsed_s
+    )
+
+
+def _alone(problem: Problem, variant: Problem, first: Plan, watch: Watch) -> Problem:
+    """A variant, asked for its best plan; for the fewest nodes, on those of the first plan."""
+    few = problem.options.gpus == "fewest"
+    numbers = (first.config.num_gpus,) if few else variant.options.num_gpus
+    options = replace(
+        variant.options, top_k=1, gpus="all", num_gpus=numbers, time_limit_s=max(watch.left_s, _LEAST_S)
+    )
+    return replace(variant, options=options)
+
+
+def _as_listed(problem: Problem, variant: Variant, plan: Plan, *, rank: int, watch: Watch) -> Plan:
+    """A plan that is listed behind the ranking, with its reasons."""
+    require_credible(variant.problem, variant.profile, [(plan.config, plan.prediction)])
+    (plan,) = with_reasons(variant.problem, variant.profile, [plan], watch.closing())
+    launchers = (variant.problem.launcher,) if problem.launcher == "any" else ()
+    workload = workload_of(variant.problem, problem)
+    unproved = replace(plan, bound_step_time_s=None, gap=None)
+    (listed,) = with_needs(problem, [replace(unproved, rank=rank, workload=workload, launchers=launchers)])
+    return replace(listed, ranked=False)
 
 
 def _as_of_all(
@@ -217,7 +311,8 @@ def _as_of_all(
 ) -> OnProgress:
     """Reports of one variant as reports of all: time goes on, and the best plan of those before stays.
 
-    What one variant cannot go below bounds all of them only beside the bounds of the others.
+    What one variant cannot go below bounds all of them only beside the bounds of the others, and only
+    where the shortest step is the objective.
     """
     first = [one.answer.plans[0].prediction.step_time_s for one in before if one.answer.plans]
     bounds = [one.answer.bound_step_time_s for one in before]
@@ -228,7 +323,7 @@ def _as_of_all(
         best = min(both, default=None) if is_plain(problem) else found or next(iter(first), None)
         own = (*bounds, progress.bound_step_time_s)
         known = [bound for bound in own if bound is not None]
-        bound = min(known) if last and len(known) == len(own) else None
+        bound = min(known) if last and len(known) == len(own) and is_plain(problem) else None
         gap, stage = relative_gap(best, bound), "done" if last else "solving"
         stage = stage if progress.stage == "done" else progress.stage
         tell(replace(progress, stage=stage, incumbent_step_time_s=best, bound_step_time_s=bound, gap=gap,
@@ -248,12 +343,18 @@ def _stages_left_closed(problem: Problem, profile: Profile, plans: Sequence[Plan
     return stages_left_closed(opened[0], profile, plans) if opened else ()
 
 
+_LEAST_S = 0.01  # a search is given this much
 _FOLLOWING = 0.1  # of a search's time: what one that rivals cut short is expected to take
 
 
 def _of_model(problem: Problem, answer: Answer) -> Answer:
     """The answer with its model's counts, and what the model was not made for."""
-    said = (*answer.warnings, *beyond_positions(problem), *_of_tensor_ranks(problem, answer.plans))
+    said = (
+        *answer.warnings,
+        *beyond_positions(problem),
+        *unwritten(problem),
+        *_of_tensor_ranks(problem, answer.plans),
+    )
     return replace(answer, model=problem.model_figures, warnings=(*said, *_of_stack(problem)))
 
 
@@ -327,7 +428,8 @@ def judge_of_changes() -> Judge:
     def judge(change: Change) -> Fastest:
         one = repr(change.problem), change.profile.version
         if one not in known:
-            able = not any(problem_faults(change.problem, launcher_capabilities(change.problem.launcher)))
+            faults_of = problem_faults if change.kind == "launcher" else workload_faults
+            able = not any(faults_of(change.problem, launcher_capabilities(change.problem.launcher)))
             known[one] = _soon_enough(change) if able else None
         return known[one]
 

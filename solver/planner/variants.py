@@ -7,16 +7,22 @@ one that runs it fastest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations as combinations_of
 from math import inf
 
-import numpy as np
-
 from meshwright.profiles.capabilities import launcher_capabilities, launchers_of
+from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.profile import Profile, default_profile, framework_of
-from meshwright.profiles.switches import EVERY_SWITCH, RECOMPUTATION, allowed_switches, combinations
+from meshwright.profiles.requirements import missing_from_stock, unallowed
+from meshwright.profiles.switches import (
+    EVERY_SWITCH,
+    RECOMPUTATION,
+    Combination,
+    LegalCombinations,
+)
 from meshwright.solver.answer import (
     SAMPLE,
     Answer,
@@ -33,12 +39,24 @@ from meshwright.solver.answer import (
 from meshwright.solver.check import violations, violations_of_all
 from meshwright.solver.clock import relative_gap
 from meshwright.solver.configuration import Columns, Configuration, mesh_of, plan_id_of
+from meshwright.solver.cost.context import experts_overlap
 from meshwright.solver.cost.objective import DAY_S, is_plain, outlook_of, slowdown, weighing_of
-from meshwright.solver.explain.reasons import WORTH_SAYING, first_layouts
-from meshwright.solver.predict import predict, predict_all
-from meshwright.solver.problem import Problem, Workload, changes_of, problem_digest, with_changes
+from meshwright.solver.predict import predict
+from meshwright.solver.problem import (
+    Problem,
+    Workload,
+    changes_of,
+    problem_digest,
+    searched_switches,
+    with_changes,
+)
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals, layouts_of
-from meshwright.solver.space.launcher_rules import problem_faults, standing_alone, with_recipe
+from meshwright.solver.space.launcher_rules import (
+    problem_faults,
+    standing_alone,
+    with_recipe,
+    workload_faults,
+)
 from meshwright.solver.space.rules import ramp_stages
 
 
@@ -51,44 +69,103 @@ class Variant:
     follows: bool = False  # another one of its launcher, precision and optimizer is searched before it
 
 
-def variants_of(problem: Problem, profile: Profile) -> list[Variant]:
-    """Every combination that a launcher and the GPUs can run; what the request asks for comes first.
+class Switched:
+    """The combinations of switches of one launcher and workload, with the packages that each needs."""
 
-    ``profile`` prices every launcher of its framework; others are priced by the catalog's profile. Where no
-    setting of a switch holds beside what the request states, switches stay as they are.
+    def __init__(self, problem: Problem, profile: Profile) -> None:
+        workload, self.problem, self.profile = problem.workload, problem, profile
+        self._plain = with_options(profile.framework, workload.framework_options)
+        self._there = {*self._unallowed(self._plain)}
+        self._has_one_shape = workload.lengths is None or workload.lengths.batching == "padding"
+        names = searched_switches(problem)
+        self._legal = names and LegalCombinations.of(
+            names,
+            problem.launcher,
+            model=problem.model,
+            gpus=[group.gpu for group in problem.cluster.groups],
+            facts=profile.framework,
+            stated=workload.framework_options,
+            precision=workload.precision,
+        )
+
+    def _unallowed(self, facts: FrameworkFacts) -> Collection[str]:
+        return unallowed(self.problem.options.allow, self.problem.launcher, facts, self.problem.model)
+
+    def _lacking(self, facts: FrameworkFacts) -> frozenset[str]:
+        return frozenset(self._unallowed(facts)) - self._there
+
+    def searched(
+        self, with_packages: Collection[str] | None = ()
+    ) -> list[tuple[Combination, frozenset[str]]]:
+        """Return the combinations worth a search, each with the packages that are not allowed for it.
+
+        ``with_packages``: those that an installation has nevertheless; None: all. What the request states
+        needs none: it is there. Nothing where no combination holds together with what the request states.
+        """
+
+        def able(facts: FrameworkFacts) -> bool:
+            captured = self._has_one_shape or facts.cuda_graph in ("none", self._plain.cuda_graph)
+            return captured and (with_packages is None or self._lacking(facts) <= {*with_packages})
+
+        found = self._legal.worth_a_search(able) if self._legal else []
+        return [(one, self._lacking(with_options(self._plain, one.options))) for one in found]
+
+
+def variants_of(problem: Problem, profile: Profile) -> list[Variant]:
+    """Return every combination that a launcher and the GPUs can run; what the request asks for comes first.
+
+    Settings that need a package are among them where the request allows or states them. ``profile`` prices
+    every launcher of its framework; others are priced by the catalog's profile.
     """
+    return searched_variants(switched_of(problem, profile))
+
+
+def searched_variants(switched: Iterable[Switched]) -> list[Variant]:
+    """Return the variants of ``variants_of``, given their combinations of switches."""
     found = list[Variant]()
+    for each_of in switched:
+        one, own = each_of.problem, each_of.profile
+        # that for most kinds of recomputation first: its plans limit the others
+        every = sorted(
+            _under(one, [each for each, _ in each_of.searched()] or [Combination()]),
+            key=lambda each: -len(each.options.recompute_kinds or RECOMPUTATION),
+        )
+        found += [Variant(problem=each, profile=own, follows=at > 0) for at, each in enumerate(every)]
+    return found
+
+
+def packaged_variants(switched: Iterable[Switched]) -> list[tuple[tuple[str, ...], list[Variant]]]:
+    """Return the combinations that need packages which the request does not allow, by these packages.
+
+    One package comes before several. Of two libraries for one purpose that with which no step is longer is
+    among them, as with settings of any switch.
+    """
+    groups = dict[tuple[str, ...], list[Variant]]()
+    for each_of in switched:
+        one, own = each_of.problem, each_of.profile
+        names = dict.fromkeys(
+            name for _, needs in each_of.searched(with_packages=None) for name in sorted(needs)
+        )
+        several = (some for count in range(1, len(names) + 1) for some in combinations_of(names, count))
+        for some in several:
+            found = [each for each, needs in each_of.searched(with_packages=some) if needs == {*some}]
+            groups.setdefault(some, []).extend(
+                Variant(problem=each, profile=own, follows=True) for each in _under(one, found)
+            )
+    return sorted(((some, found) for some, found in groups.items() if found), key=lambda one: len(one[0]))
+
+
+def switched_of(problem: Problem, profile: Profile) -> Iterator[Switched]:
+    """Yield the combinations of switches under every launcher and workload, each with its own profile."""
     for launcher in launchers_of(problem.launcher):
         for workload in _workloads(problem, launcher):
             one = replace(problem, launcher=launcher, workload=workload)
-            own = profile_of_variant(one, profile)
-            # that for most kinds of recomputation first: its plans limit the others
-            every = sorted(
-                _switched(one, own), key=lambda each: -len(each.options.recompute_kinds or RECOMPUTATION)
-            )
-            found += [Variant(problem=each, profile=own, follows=at > 0) for at, each in enumerate(every)]
-    if found:
-        return found
-    kept = tuple(name for name in problem.options.allow if not allowed_switches((name,)))
-    return variants_of(replace(problem, options=replace(problem.options, allow=kept)), profile)
+            yield Switched(one, profile_of_variant(one, profile))
 
 
-def _switched(problem: Problem, profile: Profile) -> list[Problem]:
-    """The problem under every combination of the switches that the request leaves open."""
-    workload, options = problem.workload, problem.options
-    layouts = [problem, *standing_alone(problem)]
-    names = allowed_switches(options.allow)
-    if not names:
-        return layouts
-    found = combinations(
-        names,
-        problem.launcher,
-        model=problem.model,
-        gpus=[group.gpu for group in problem.cluster.groups],
-        facts=profile.framework,
-        stated=workload.framework_options,
-        precision=workload.precision,
-    )
+def _under(problem: Problem, found: Sequence[Combination]) -> list[Problem]:
+    """The problem, with and without stages of their own for its ends, under every combination."""
+    workload, layouts = problem.workload, [problem, *standing_alone(problem)]
     return [
         replace(
             layout,
@@ -107,10 +184,13 @@ def _switched(problem: Problem, profile: Profile) -> list[Problem]:
 def searchable(variants: Sequence[Variant]) -> tuple[list[Variant], tuple[SkippedLauncher, ...]]:
     """The variants whose launcher can train the model and workload, and the launchers that have none.
 
-    Where no launcher can, all variants are kept: the search then says why each is infeasible.
+    Where no launcher can, all variants are kept: the search then says why each is infeasible. An only
+    launcher need not be able to express the model: its files are refused, not its plans.
     """
+    several = len({one.problem.launcher for one in variants}) > 1
+    faults_of = problem_faults if several else workload_faults
     faults = [
-        tuple(problem_faults(one.problem, launcher_capabilities(one.problem.launcher))) for one in variants
+        tuple(faults_of(one.problem, launcher_capabilities(one.problem.launcher))) for one in variants
     ]
     kept = [one for one, found in zip(variants, faults, strict=True) if not found]
     able = {one.problem.launcher for one in kept}
@@ -228,66 +308,43 @@ def score_s(problem: Problem, profile: Profile, config: Configuration, predictio
 
 
 # --------------------------------------------------------------------------------------------------
-# Switches that a request leaves closed.
+# Packages that plans need beyond a stock installation of their launcher.
 
-_TRIED = 3  # combinations for each kind of recomputation
+WORTH_A_PACKAGE = 1.03  # a plan that needs one must be as many times as fast to be shown
 
 
-def switches_left_closed(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> tuple[str, ...]:
-    """That switches which the request leaves closed would make a listed layout better than the first plan.
+def with_needs(problem: Problem, plans: Sequence[Plan]) -> tuple[Plan, ...]:
+    """Return the plans of a problem with the packages that each needs beyond a stock installation."""
+    return tuple(replace(plan, needs=_needs(problem, plan)) for plan in plans)
 
-    Tried are, on the first plans of as many GPUs and sequences, the combinations that change most for each
-    kind of recomputation; a search finds at least as good a plan. Empty: nothing noticeable is found.
-    """
-    first = plans[0]
-    if first.config.is_placed or problem.options.batch_ramp or EVERY_SWITCH in problem.options.allow:
-        return ()
-    configs = first_layouts(plans)
-    asked = replace(
-        problem,
-        launcher=first.launchers[0] if first.launchers else problem.launcher,
-        workload=with_changes(problem.workload, first.workload),
-        options=replace(problem.options, allow=(*problem.options.allow, EVERY_SWITCH)),
+
+def _needs(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """The names of these packages."""
+    config, launcher = plan.config, plan.launchers[0] if plan.launchers else problem.launcher
+    workload = with_changes(problem.workload, plan.workload)
+    own = framework_facts(framework_of(problem.stack or launcher))
+    facts = with_options(own, workload.framework_options)
+    overlaps = not config.is_placed and bool(experts_overlap(Columns.of([config]), problem.model)[0])
+    return missing_from_stock(
+        launcher, facts, problem.model, overlaps=overlaps, zero_stage=config.zero_stage
     )
-    own = profile_of_variant(asked, profile)
-    least = score_s(asked, own, first.config, first.prediction) * (1.0 - WORTH_SAYING)
-    step_s, said, left = first.prediction.step_time_s, "", dict.fromkeys(RECOMPUTATION, _TRIED)
-    for one in _switched(asked, own):  # that which changes most first
-        kinds = [kind for kind in one.options.recompute_kinds or RECOMPUTATION if left[kind]]
-        left |= {kind: left[kind] - 1 for kind in kinds}
-        layouts = list(dict.fromkeys(_recomputing(config, kind) for config in configs for kind in kinds))
-        priced = predict_all(one, own, layouts)  # none may take longer: that could miss a deadline
-        scores = [score_s(one, own, *some) for some in zip(layouts, priced, strict=True)]
-        ranked = (at for at in np.argsort(scores).tolist() if scores[at] < least)
-        better = [at for at in ranked if priced[at].step_time_s <= step_s]
-        faults = violations_of_all(one, own, [layouts[at] for at in better])
-        for at in [at for at, found in zip(better, faults, strict=True) if not found][:1]:
-            words = ", ".join(map(" ".join, changes_of(one.workload, asked.workload).items()))
-            least, taken = scores[at], _taken(one, own, layouts[at], priced[at])
-            said = f"under {words} a layout of these meshes takes {taken}"
-    said += f" instead of {_taken(asked, own, first.config, first.prediction)}" * bool(said)
-    return (f"switches are not searched (search.allow: {EVERY_SWITCH}); {said}",) if said else ()
 
 
-def _taken(problem: Problem, profile: Profile, config: Configuration, prediction: Prediction) -> str:
+def packaged_warning(problem: Problem, first: Plan, plan: Plan) -> str:
+    """Return what a plan that needs a package gains, and how to have such plans ranked."""
+    then, now = (_taken(problem, one) for one in (plan, first))
+    return (
+        f"#{plan.rank} needs {' and '.join(plan.needs)}, which a stock installation lacks: {then} "
+        f"instead of {now}; --allow {EVERY_SWITCH} ranks such plans, too"
+    )
+
+
+def _taken(problem: Problem, plan: Plan) -> str:
     """Joules where a request minimises them; all else that it may minimise grows with the step."""
-    joules = outlook_of(problem, profile, config, prediction).energy_per_token_j
-    weighed = problem.options.objective == "energy_per_token"
-    return f"{joules:.3g} J/token" if weighed else f"{prediction.step_time_s:.3g} s"
-
-
-def _recomputing(config: Configuration, kind: str) -> Configuration:
-    """The configuration with another kind of recomputation, by single sequences."""
-    if config.recompute_granularity == kind:
-        return config
-    return replace(
-        config,
-        micro_batch_size=1,
-        num_microbatches=config.num_microbatches * config.micro_batch_size,
-        recompute_granularity=kind,
-        recompute_layers=sum(config.stage_layers) if kind == "full" else 0,
-        stage_recompute_layers=(),
-    )
+    joules = None if plan.outlook is None else plan.outlook.energy_per_token_j
+    if problem.options.objective == "energy_per_token" and joules is not None:
+        return f"{joules:.3g} J/token"
+    return f"{plan.prediction.step_time_s:.3g} s"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -394,7 +451,7 @@ def _with_gaps(
     claim: ObjectiveClaim | None,
 ) -> list[tuple[Answered, Plan]]:
     """The ranked plans with the gap of each rank among all variants."""
-    scores = [_score(one.variant, plan) for one, plan in ranked]
+    scores = [score_of(one.variant, plan) for one, plan in ranked]
     gap = None if claim is None else claim.gap
     least = scores[0] * (1.0 - gap) if scores and gap is not None else None
     of_steps = is_plain(asked) and not asked.options.batch_ramp
@@ -474,13 +531,19 @@ def _status(found: Sequence[Status]) -> Status:
     return "optimal" if proved else "feasible" if some else "unknown"
 
 
+def best_score_s(asked: Problem, answered: Sequence[Answered]) -> float:
+    """Return what the best plan of all variants scores."""
+    ((best, plan), *_) = _ranked(asked, answered)
+    return score_of(best.variant, plan)
+
+
 def rivals_of(asked: Problem, answered: Sequence[Answered], variant: Variant) -> Rivals:
     """What the plans found so far score that a variant's are ranked with.
 
     Nobody is one's rival while there are fewer than K, and of diverse plans those of fewer than K meshes.
     """
     ranked = _ranked(asked, answered)
-    scores = [_score(one.variant, plan) for one, plan in ranked]
+    scores = [score_of(one.variant, plan) for one, plan in ranked]
     if not asked.options.diverse:
         return Rivals(scores[0], scores[-1]) if len(ranked) == asked.options.top_k else NO_RIVALS
     meshes = {(_work(one.variant), mesh_of(plan.config)) for one, plan in ranked}
@@ -517,7 +580,8 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[tuple[Answered
     for order, one in enumerate(answered):
         change = workload_of(one.variant.problem, asked)
         scored += [
-            (_score(one.variant, plan), order, replace(plan, workload=change)) for plan in one.answer.plans
+            (score_of(one.variant, plan), order, replace(plan, workload=change))
+            for plan in one.answer.plans
         ]
     kept: dict[tuple[object, ...], tuple[Answered, Plan]] = {}
     for _, order, plan in sorted(
@@ -535,7 +599,7 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[tuple[Answered
     return [(one, replace(plan, rank=rank)) for rank, (one, plan) in enumerate(best[:most], 1)]
 
 
-def _score(variant: Variant, plan: Plan) -> float:
+def score_of(variant: Variant, plan: Plan) -> float:
     """What plans of all variants are ranked by: the time of a whole batch ramp, else the objective."""
     problem, config = variant.problem, plan.config
     if problem.options.batch_ramp and plan.outlook is not None and plan.outlook.days is not None:

@@ -8,16 +8,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
-from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
+from meshwright.profiles.adapters import ATTENTION_TARGETS, LORA_TARGETS
+from meshwright.profiles.cluster import ClusterSpec, GpuSpec, LinkSpec, NodeGroup
 from meshwright.profiles.collectives.measured import measured_network
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import FP8_KERNELS, OPTION_PARTS, OPTION_WORDS, framework_facts
-from meshwright.profiles.library import find_gpu, model_like
+from meshwright.profiles.library import find_gpu, gpu_names, model_like
 from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.profiles.model_parts import MlaSpec, MoeSpec
 from meshwright.profiles.optimizers import OPTIMIZERS
-from meshwright.profiles.units import GBIT
+from meshwright.profiles.units import GB, GBIT
 from meshwright.solver.configuration import OFFLOAD, RECOMPUTE, SCHEDULES, Configuration
 from meshwright.solver.problem import Workload
 from meshwright.solver.runs.cells import Cells
@@ -34,11 +36,13 @@ READ_COLUMNS = (
     "layers_per_stage", "context_parallel_size", "expert_parallel_size", "data_parallel_size",
     "zero_stage", "zero_shard_size", "micro_batch_size", "global_batch_size", "optimizer",
     "gradient_dtype", "peft", "recompute", "recompute_modules", "offload", "pipeline_schedule",
-    "moe_dispatcher", "moe_permute_fusion", "moe_router_force_balance", "moe_capacity_factor",
+    "moe_dispatcher", "moe_permute_fusion", "moe_router_fusion", "moe_router_force_balance",
+    "moe_capacity_factor",
     "moe_shared_expert_overlap", "moe_node_limited_routing", "moe_grouped_mlp_fused", "expert_overlap",
     "delay_wgrad", "expert_tensor_parallel_size", "mtp_layers", "cuda_graph", "recompute_layers",
     "offload_layers", "offload_modules", "fp8_param_gather", "fp8_attention", "optimizer_state_dtype",
-    "env_flags",
+    "env_flags", "lora_rank", "lora_targets", "lora_dropout", "pipeline_batch", "logits_sharded",
+    "logit_bytes", "fsdp_kind",
 )  # fmt: skip
 _USUAL_VOCABULARY = 51_200  # of a GPT model whose source does not print it: GPT-2's, padded
 _USUAL_LORA_RANK = 16
@@ -54,9 +58,16 @@ _KNOWN_FAMILIES = {
     "fsdp-composer": "fsdp1",
     "torchtitan": "fsdp",
     "maxtext": "maxtext",
+    "automodel": "automodel",
 }
+# The nearest framework of a family that is not listed, by who shards its weights.
+_FSDP_KINDS = {"fsdp2": "fsdp", "hsdp": "fsdp", "xla_fsdp": "maxtext", "megatron_fsdp": "megatron-core"}
 _MODERN_PRECISIONS = ("fp8", "mxfp8", "nvfp4")
+_NAMED_MEMORY = re.compile(r"(\d{1,3})gb")
+_MAX_GPU_NAME, _LIKENESS = 64, 0.55  # of names, as difflib counts it: h100-nvl-94gb is like h100-sxm-80gb
 _NETWORK_WORDS = {"efa": "efa", "omni-path": "omni-path", "roce": "roce", "slingshot": "slingshot"}
+# Recipes that make a run of mixed precision one of 8-bit products throughout its linear layers.
+_MIXED_IN_8_BITS = ("fp8-delayed", "fp8-current", "fp8-rowwise", "fp8-blockwise", "mxfp8", "nvfp4")
 _LOW = {"mxfp8": ("fp8", "mxfp8"), "nvfp4": ("fp8", "nvfp4"), "mixed": ("bf16", None)}
 
 
@@ -66,12 +77,16 @@ _FLAGS = {
     "norm_fused": "norm_fused", "loss_fused": "loss_fused", "expert_overlap": "overlap_experts",
     "delay_wgrad": "delay_wgrad", "fp8_attention": "fp8_attention",
     "moe_grouped_mlp_fused": "moe_grouped_mlp_fused", "moe_permute_fusion": "moe_permute_fusion",
+    "moe_router_fusion": "moe_router_fusion", "logits_sharded": "logits_sharded",
     "moe_router_force_balance": "moe_force_balance",
     "moe_shared_expert_overlap": "shared_expert_overlap", "fp8_param_gather": "low_precision_weights",
 }  # fmt: skip
-_NUMBERS = {"moe_capacity_factor": "moe_capacity_factor", "offload_layers": "offload_layers"}
+_NUMBERS = {
+    name: name for name in ("moe_capacity_factor", "offload_layers", "pipeline_batch", "logit_bytes")
+}
 _GROUPS = re.compile(r"[1-9]\d{0,3}/[1-9]\d{0,3}")
 _REPLAYED = re.compile(r"(\d{1,4})(?:/([1-9]\d{0,3}))?")  # layers of each chunk, or x of all y
+_CONTAINER_MONTH = re.compile(r"(?<!\d)2\d\.(0[1-9]|1[0-2])(?!\d)")
 _MEGATRON_CORE = ("megatron-core", "megatron-core-ci", "nemo")
 # Clusters whose scripts set CUDA_LAUNCH_BLOCKING=1 though their table has no such column
 # (bigscience-workshop/bigscience, train/tr11-176B-ml/tr11-176B-ml.slurm).
@@ -115,9 +130,11 @@ def framework_of_run(cells: Cells) -> Framework:
         return Framework(name="deepspeed-2021", warning=None)
     if family in _KNOWN_FAMILIES:
         return Framework(name=_KNOWN_FAMILIES[family], warning=None)
-    near = "megatron-core"
+    near, kind = "megatron-core", cells.text("fsdp_kind")
     if "deepspeed" in family:
         near = "deepspeed"
+    elif kind in _FSDP_KINDS:
+        near = _FSDP_KINDS[kind]
     elif cells.count("zero_stage") == 3 or "fsdp" in family or "torch" in family:  # noqa: PLR2004 (ZeRO-3)
         near = "fsdp"
     return Framework(name=near, warning=f"framework family {family[:40] or 'unknown'} is read as {near}")
@@ -129,6 +146,13 @@ def _megatron_core_of(cells: Cells) -> str:
     if any(word in words for word in ("nemo", "bridge", "nvidia")):
         return "nemo"
     return "megatron-core-ci" if "megatron-core ci" in words else "megatron-core"
+
+
+def release_of(cells: Cells) -> str:
+    """Return the release of a row's software: the month of NVIDIA's containers, else the cell's text."""
+    text = cells.text("framework") or ""
+    month = _CONTAINER_MONTH.search(text)
+    return month.group() if month else text[:100]
 
 
 def model_of(cells: Cells) -> ModelSpec:
@@ -209,6 +233,38 @@ def _mla_of(head_dim: int | None, heads: int) -> MlaSpec | None:
     )
 
 
+def gpu_of_run(slug: str, memory_gb: float | None) -> GpuSpec:
+    """The catalog's GPU of that name, or the one with the nearest name under the name that the row states.
+
+    Under a name of its own it has no measured operators, so that its interval is wide.
+
+    Raises:
+        RefusedRunError: no name of the catalog resembles it.
+    """
+    try:
+        return find_gpu(slug)
+    except InvalidProblemError as error:
+        near = get_close_matches(slug.lower()[:_MAX_GPU_NAME], gpu_names(), n=1, cutoff=_LIKENESS)
+        if not near:
+            raise RefusedRunError(f"GPU {slug[:40]} is not in the catalog") from error
+        gpu = find_gpu(near[0])
+        named = _NAMED_MEMORY.search(slug.lower()[:_MAX_GPU_NAME])
+        stated_gb = memory_gb or (float(named[1]) if named else 0.0)
+        memory_bytes = int(stated_gb * GB) or gpu.memory_bytes
+        own = re.sub(r"[^a-z0-9]+", "-", slug.lower()[:_MAX_GPU_NAME]).strip("-")
+        return replace(gpu, slug=own, memory_bytes=memory_bytes)
+
+
+def gpu_warning(cells: Cells, cluster: ClusterSpec) -> str | None:
+    """What is assumed of a GPU that the catalog lacks."""
+    gpu, stated = cluster.groups[0].gpu, cells.text("gpu") or ""
+    try:
+        find_gpu(stated)
+    except InvalidProblemError:
+        return f"GPU {stated[:40]} is not in the catalog: taken as {gpu.display_name}, with a wide interval"
+    return None
+
+
 def cluster_of(cells: Cells) -> ClusterSpec:
     """The machine: the catalog's GPU with the row's nodes, island and network rate.
 
@@ -220,10 +276,7 @@ def cluster_of(cells: Cells) -> ClusterSpec:
         raise RefusedRunError("gpu is not known")
     if "+" in slug:
         raise RefusedRunError("a mixed cluster: which rank runs on which GPU is not in the table")
-    try:
-        gpu = find_gpu(slug)
-    except InvalidProblemError as error:
-        raise RefusedRunError(f"GPU {slug[:40]} is not in the catalog") from error
+    gpu = gpu_of_run(slug, cells.number("gpu_memory_gb"))
     num_gpus = needed(cells, "num_gpus")
     per_node = min(cells.count("gpus_per_node") or gpu.gpus_per_node, num_gpus)
     network = gpu.inter_node
@@ -275,6 +328,7 @@ def _software_options(cells: Cells, framework: str) -> dict[str, str | int | flo
     groups = cells.text("moe_node_limited_routing")
     stated |= {"moe_routing_groups": groups if groups and _GROUPS.fullmatch(groups) else None}
     stated |= {"launch_blocking": _launches_block(cells) or None}
+    stated |= {"adapter_dropout": bool(cells.number("lora_dropout")) or None}
     stated |= _reconciled(cells, stated, framework)
     if stated["attention_kernel"] is None and not _runs_unfused(cells, framework):
         stated["flash_attention"] = cells.flag("flash_attention")
@@ -359,17 +413,36 @@ def _lora_rank_of(cells: Cells) -> int:
     return (cells.count("lora_rank") or _USUAL_LORA_RANK) if adapted == "lora" else 0
 
 
+def _lora_targets_of(cells: Cells) -> tuple[str, ...]:
+    """The stated modules that adapters stand beside, joined by +; else the attention projections.
+
+    Raises:
+        InvalidProblemError: a module is not known.
+    """
+    stated = cells.text("lora_targets")
+    if stated is None:
+        return ATTENTION_TARGETS
+    unknown = [name for name in stated.split("+") if name not in LORA_TARGETS]
+    if unknown:
+        message = f'"{unknown[0][:40]}" is not a module that can be adapted'
+        raise cells.fault("lora_targets", message, f"{', '.join(LORA_TARGETS)} joined by +")
+    return tuple(stated.split("+"))
+
+
 def workload_of(cells: Cells, framework: str) -> Workload:
     """The batch, the precision, and what the row knows of the software.
 
-    Where LoRA's rank is not stated (column ``lora_rank``), 16 is assumed, on the attention projections,
-    as in MLPerf Training's fine-tuning benchmark (mlcommons/training, llama2_70b_lora).
+    Where LoRA's rank and modules are not stated (columns ``lora_rank``, ``lora_targets``), 16 is assumed,
+    on the attention projections, as in MLPerf Training's fine-tuning benchmark (mlcommons/training,
+    llama2_70b_lora).
 
     Raises:
         RefusedRunError: a size is missing, or the weights were adapted in another way.
     """
     stated = cells.text("precision") or _usual_precision(cells.text("gpu") or "")
     precision, recipe = _LOW.get(stated, (stated, None))
+    if stated == "mixed" and cells.text("precision_recipe") in _MIXED_IN_8_BITS:
+        precision = "fp8"
     options = _software_options(cells, framework)
     if recipe:
         options.setdefault("precision_recipe", recipe)
@@ -380,7 +453,8 @@ def workload_of(cells: Cells, framework: str) -> Workload:
         seq_length=needed(cells, "seq_length"),
         precision=precision,
         optimizer=_optimizer_of(cells),
-        lora_rank=_lora_rank_of(cells),
+        lora_rank=(rank := _lora_rank_of(cells)),
+        lora_targets=_lora_targets_of(cells) if rank else ATTENTION_TARGETS,
         framework_options=options,
     )
 
@@ -412,7 +486,7 @@ def _expert_tensor_parallel_size(cells: Cells, model: ModelSpec, tp: int, ep: in
         return 1
     weights = model.moe.num_experts / ep * model.expert_parameters() * model.layer_kinds().count("moe")
     per_rank = weights / (cells.count("pipeline_parallel_size") or 1)
-    limit = find_gpu(cells.text("gpu") or "").memory_bytes
+    limit = gpu_of_run(cells.text("gpu") or "", cells.number("gpu_memory_gb")).memory_bytes
     return tp if per_rank * _LEAST_STATE_BYTES > limit else 1
 
 
@@ -420,8 +494,8 @@ def _refuse_unknown_software(cells: Cells) -> None:
     """Refuse what changes memory or time in ways this version does not model."""
     if (cells.text("offload") or "none") not in OFFLOAD:
         raise RefusedRunError(f"offload = {(cells.text('offload') or '')[:40]} is not modelled")
-    if cells.text("precision") == "fp32":
-        raise RefusedRunError("precision = fp32 is not modelled")
+    if "|" in (ambiguous := cells.text("precision") or ""):
+        raise RefusedRunError(f"precision = {ambiguous[:40]}: the source does not state which")
 
 
 def _stage_layers(

@@ -18,7 +18,9 @@ from meshwright.solver.runs.layouts import (
     cluster_of,
     configuration_of,
     framework_of_run,
+    gpu_warning,
     model_of,
+    release_of,
     vocabulary_warning,
     workload_of,
 )
@@ -50,6 +52,7 @@ class RunShape:
     recompute_known: bool  # False: the source does not say whether layers were recomputed
     sharding_known: bool  # False: it does not say who keeps the optimizer's states
     software_known: bool = True  # False: the framework is the nearest known one
+    release: str = ""  # of the software, as the source states it; "" where it does not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,16 +111,22 @@ def _shape_of(cells: Cells, plan_shape: PlanReader) -> RunShape:
     model = model_of(cells)
     configuration = configuration_of(cells, model, framework.name)
     workload = workload_of(cells, framework.name)
-    problem = Problem(model=model, cluster=cluster_of(cells), workload=workload, launcher="none")
+    cluster = cluster_of(cells)
+    problem = Problem(model=model, cluster=cluster, workload=workload, launcher="none")
     return RunShape(
         problem=problem,
         configuration=configuration,
         framework=framework.name,
-        warnings=tuple(one for one in (framework.warning, vocabulary_warning(cells, model)) if one),
+        warnings=tuple(
+            one
+            for one in (framework.warning, vocabulary_warning(cells, model), gpu_warning(cells, cluster))
+            if one
+        ),
         recompute_known=cells.text("recompute") is not None
         or framework_facts(framework.name).unstated_recompute == "none",
         sharding_known=cells.text("zero_stage") is not None,
         software_known=framework.warning is None,
+        release=release_of(cells),
     )
 
 

@@ -260,11 +260,13 @@ def _next_pass(ranks: list[_Rank], rank: int, now: float, limits: Limits) -> str
 
 
 # --------------------------------------------------------------------------------------------------
-# Many orders made for their times at once: ``automatic`` for all splits and limits of a row together.
+# Many orders made for their times at once: ``automatic_finish_s`` for all splits and limits of a row
+# together.
 #
 # Every simulation runs one pass a round, the one that starts next of all its ranks. A rank's next pass
 # starts when the rank is free and the pass is ready; nothing that is not begun yet can be ready before
-# that. So the order is the one that ``automatic`` makes, one array operation a round for all simulations.
+# that. So the order is the one that ``automatic_finish_s`` makes, one array operation a round for all
+# simulations.
 
 
 def automatic_finish_of_many_s(
@@ -275,7 +277,7 @@ def automatic_finish_of_many_s(
     num_microbatches: int,
     schedule: str,
 ) -> FloatArray:
-    """When each rank ends its last pass, by ``automatic.candidates``' limits, shape (3, k, p).
+    """Return when each rank ends its last pass, under each of ``candidates``' limits, shape (3, k, p).
 
     Args:
         forward_s: seconds of one micro-batch's forward pass, (k, p); the others likewise.

@@ -5,7 +5,7 @@ Sources: 1F1B, PipeDream-Flush (Narayanan et al. 2021, arXiv:2006.09503); interl
 ``forward_backward_pipelining_with_interleaving`` with groups of pp micro-batches; breadth-first,
 Lamy-Poirier 2022 (arXiv:2211.05953); zero-bubble schedules (Qi et al. 2023, arXiv:2401.10241; 2024,
 arXiv:2405.15362) by their published memory bounds, and for the closed-form objective their bubble shares;
-``search.simulate`` runs their passes.
+``simulate.rank_finish_s`` runs their passes.
 """
 
 from __future__ import annotations

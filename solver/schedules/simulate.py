@@ -1,9 +1,9 @@
 """Event simulation of pipeline schedules: the reference evaluator of step time.
 
 Every rank runs its passes in the schedule's fixed order (``orders``), or in the order that an automatic
-schedule makes for these times (``automatic``); a pass starts when the rank is free and its input has
-arrived. Forward passes and backward passes are events; where a schedule splits the backward pass, its
-input gradient and its weight gradient are one each.
+schedule makes for these times (``orders.automatic_finish_s``); a pass starts when the rank is free and
+its input has arrived. Forward passes and backward passes are events; where a schedule splits the backward
+pass, its input gradient and its weight gradient are one each.
 """
 
 from __future__ import annotations
@@ -295,7 +295,10 @@ def _read(
 
 
 def _in_made_order(seconds: Seconds, limits: Limits) -> list[Passes]:
-    """The order that ``automatic`` makes within some limits; each kind runs its micro-batches in turn."""
+    """Return the order that ``automatic_finish_s`` makes within some limits.
+
+    Each kind of pass runs its micro-batches in turn.
+    """
     forward_s, _, weight_s = seconds
     input_s = input_gradients_s(seconds)
     length = {"forward": forward_s, "input": input_s, "weight": weight_s}

@@ -31,7 +31,7 @@ way back (``split_s``). Schedules that split the backward pass have (E) to (G), 
 Tiers, each at most the next (``tests/property/test_bounds.py``):
   fractional     layers are divisible (``fractional_s``)
   whole layers   some rank holds at least ceil(L / p) of them (``whole_layers_s``)
-  reach          whole layers on every rank, under its memory (``reach.can_beat``): for layers of one
+  fill           whole layers on every rank, under its memory (``fill.can_beat``): for layers of one
                  kind without interleaving the least (A)-(D), (H) over all splits that fit, without the
                  tails of ranks between the first and the last of a way back
   split          (A)-(D), (H) of one split (``split_s``); at most its simulation.
@@ -277,7 +277,8 @@ def _average_s(rows: Rows) -> FloatArray:
     """The mean over the ranks of (A), and of (C), with the least first chunks, shape (n,).
 
     The largest of p numbers is at least their mean. Rank s waits for the embedding and s chunks of at
-    least the smallest number of layers; not where the backward pass is split (``split_backward``, (E)).
+    least the smallest number of layers. Where the backward pass is split (``Rows.splits_backward``), the
+    waiting is left out: that is the mean of (E).
     """
     prices, ends = rows.prices, (rows.p - 1.0) / rows.p
     passed = rows.smallest_chunk * rows.layer_s.min(axis=1) + rows.chunk_s

@@ -11,14 +11,14 @@ the splits that are left are simulated.
 
 That is a branch and bound over the *patterns* of the ranks, the layers of a rank's chunks. They are few:
 chunks of a rank differ by at most one layer, and a time to be beaten limits the layers of every rank to
-``most``, because a rank works m t_r, and by the bounds of ``reach``; as the ranks together hold L layers, a
+``most``, because a rank works m t_r, and by the bounds of ``fill``; as the ranks together hold L layers, a
 rank lacks at most ``spare = sum(most) - L`` of them, less what those that are known lack. Ranks far apart
 are fixed first, the ends before all: what makes them wait for one another shows soonest there. All splits
-that are not refuted are kept side by side and simulated together (``partial``). A rank's patterns are tried
+that are not refuted are kept side by side and simulated together. A rank's patterns are tried
 alone before they are crossed with those splits: most of them are too slow whatever the others are.
 
 Memory is left aside until all ranks are known, so that a proof also holds for every row of the same shape
-whose passes are no shorter (``dominance``).
+whose passes are no shorter (``proof.dominates``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ranks filled with layers of several kinds, one chunk a rank, within (A), (B), (H) and their memory.
 
-Ranks are filled one after the other with as many layers as fit in a time, as in ``reach``; a layer before a
+Ranks are filled one after the other with as many layers as fit in a time, as in ``fill``; a layer before a
 rank never makes room behind it smaller by more than itself, whatever its kind. The first layers of a stage
 are replayed where the row says so, or as few of them as let it fit (``recompute_by_stage``).
 """
@@ -404,8 +404,8 @@ def least_objective_s(rows: Rows) -> FloatArray:
 # --------------------------------------------------------------------------------------------------
 # Which rows of mixed layers that split the backward pass could step faster than a given time.
 #
-# Layers of several kinds, one chunk a rank: ranks are filled one after the other, as in ``mixed``, with
-# as many layers as (E), (F), (G) (``split_backward``) and their memory allow. Layers u … j - 1 on rank s
+# Layers of several kinds, one chunk a rank: ranks are filled one after the other, as in ``_Filling``,
+# with as many layers as (E), (F), (G) and their memory allow. Layers u … j - 1 on rank s
 # are within (F) if
 #
 #   F(u, L) + I(j, L) + m T(u, j) - held_s F(u, j) + tail(u, j) + (what is not layers) <= Z.
@@ -506,8 +506,9 @@ def _input_s(rows: Rows) -> FloatArray:
 # --------------------------------------------------------------------------------------------------
 # Which rows with layers of several kinds could step faster than a given time.
 #
-# One chunk a rank: ranks are filled one after the other (``mixed_fill``, ``mixed_split``). Several chunks
-# a rank: ``by_kind`` asks whether the ranks have room for the layers of each kind, in any order.
+# One chunk a rank: ranks are filled one after the other (``_Filling``; ``_Fill`` where the backward pass is
+# split). Several chunks a rank: ``Needs`` asks whether the ranks have room for the layers of each kind, in
+# any order.
 
 
 _BATCH = 512

@@ -1,10 +1,10 @@
 """Best first: open rows by bound, solve, bound again, simulate; stop when nothing can rank higher.
 
-A row's *score* is the least simulated step time of its candidate splits (``arrange``), of which one
+A row's *score* is the least simulated step time of its candidate splits (``candidates``), of which one
 minimises its closed-form objective. Rows wait under a lower bound of their score: first
 ``bounds.whole_layers_s``, then, once solved, the least ``bounds.split_s`` of their candidates. The row
-with the least bound is always next, so when it cannot enter the best K nothing can (``ranking``). Rows
-that come in kinds are looked at kind by kind (``unopened``).
+with the least bound is always next, so when it cannot enter the best K nothing can. Rows that come in
+kinds are opened kind by kind (``priced_space.Unopened``).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def ranked(columns: Columns | Crossing, row: int, score_s: float, split: Split) 
 # Which rows to solve first: those whose bounds stay low when they are looked at closely.
 #
 # A first bound leaves memory and whole layers aside, so the rows with the least ones are seldom the best.
-# The bounds of the first rows are raised step by step, as far as ``reach.can_beat`` refutes them, and the
+# The bounds of the first rows are raised step by step, as far as ``can_beat`` refutes them, and the
 # best row of each layout is taken. The better the K-th score is early on, the fewer rows are ever solved.
 
 
@@ -193,7 +193,8 @@ class Frontier:
     limit_s: float = np.inf  # a score that others have K times: rows that are worse are not sought
     apart: tuple[str, ...] = LAYOUT  # columns that tell ranked plans apart: LAYOUT or MESH
     rivals_s: Mapping[Layout, float] = field(default_factory=dict)  # scores of others, by that
-    filled_s: float = np.inf  # the score of the K-th best layout, where meshes were too few (``fill``)
+    filled: bool = False  # meshes were too few: their best other layouts are ranked as well (``fill``)
+    filled_s: float = np.inf  # then the score of the K-th best layout; +inf where they are too few, too
     _scored: set[int] = field(default_factory=set)  # rows that were simulated
     _best: dict[Layout, Ranked] = field(default_factory=dict)  # of every layout simulated so far
     _ends: Ends = field(default_factory=Ends)
@@ -332,7 +333,7 @@ class Frontier:
         self.run(interrupted)
         known = set(self._layouts([one.row for one in meshes]))
         others = [one for one in self.ranked if self._layouts([one.row])[0] not in known]
-        self.filled_s = self.cutoff_s
+        self.filled, self.filled_s = True, self.cutoff_s
         self.ranked = sorted([*meshes, *others[: self.top_k - len(meshes)]])
 
     def _run(self, interrupted: Interrupt) -> None:

@@ -1,7 +1,7 @@
 """The gap: how fast any split of any row could simulate, beyond what the closed bounds see.
 
-``reach.least_bound_s`` bounds all splits at once. Where it leaves rows more than a hundredth below the
-first plan, they are held against that time rank by rank (``patterns``), as long as the effort lasts. Rows
+``fill.least_bound_s`` bounds all splits at once. Where it leaves rows more than a hundredth below the
+first plan, they are held against that time rank by rank (``branch``), as long as the effort lasts. Rows
 whose splits are few and known are simulated under all of them, the row with the least bound first.
 """
 
@@ -81,7 +81,7 @@ def placed_objective_bound_s(
 # How far the least closed form that is known may be from the least there is.
 #
 # Fields are opened best first under a bound on their closed form and the most promising ones are solved;
-# what is left bounds the rest (``objective_bounds``). That of a class of replicas stands in ``shares``.
+# what is left bounds the rest (``placed_objective_bound_s``). ``GroupShares`` bounds classes of replicas.
 
 
 _SOLVED = 128  # fields at most
@@ -241,8 +241,7 @@ def floors_of(frontier: Frontier, low_s: float, tick: Callable[[], object] = lam
     index = frontier.bound_s.below(np.nextafter(last_s, np.inf))
     index = np.union1d(index, np.array([one.row for one in ranked], dtype=np.int64))
     limit_s, meshes = frontier.limits_s(index), layouts_of(columns, index, MESH)
-    is_filled = frontier.filled_s < np.inf
-    if is_filled:  # the best plan of a slow mesh may take longer than the last layout
+    if frontier.filled:  # the best plan of a slow mesh may take longer than the last layout
         own = layouts_of(columns, [one.row for one in ranked[::-1]], MESH)
         best = dict(zip(own, (one.score_s for one in ranked[::-1]), strict=True))
         limit_s = np.maximum(limit_s, [best.get(mesh, 0.0) for mesh in meshes])
@@ -262,8 +261,8 @@ def floors_of(frontier: Frontier, low_s: float, tick: Callable[[], object] = lam
     closed = np.setdiff1d(np.arange(len(index)), asked)
     np.minimum.at(rest, group[closed], limit_s[closed])
     floor_s = limit_s.copy()
-    floor_s[asked] = contest.floors_s(rest, len(index) if is_filled else frontier.top_k, tick)
-    by_mesh = {} if frontier.apart == LAYOUT and not is_filled else least_by(meshes, floor_s)
+    floor_s[asked] = contest.floors_s(rest, len(index) if frontier.filled else frontier.top_k, tick)
+    by_mesh = {} if frontier.apart == LAYOUT and not frontier.filled else least_by(meshes, floor_s)
     by_layout = {} if frontier.apart == MESH else least_by(layouts_of(columns, index), floor_s)
     return RankFloors(known=True, meshes=by_mesh, layouts=by_layout)
 

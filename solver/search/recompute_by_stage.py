@@ -4,14 +4,15 @@ Recomputing more layers of a stage never makes it faster and always lighter, and
 what another one needs. So under any split the best counts are the least ones that fit: those of stage s are
 found by themselves, and the closed form and the simulation are both least there. That makes the cost of
 layers i ... j on stage s a number, ``C[s][i, j]``, and the split is the same program over boundaries as
-without (``stages.best_boundaries``).
+without (``splits.best_boundaries``).
 
 Bounds take such a row as one that recomputes nothing and weighs what it weighs when everything is
 recomputed: no split is faster or lighter. ``can_be_busy`` adds what memory asks for: n layers on rank s
 need at least ``(n a - room) / d`` recomputed ones, a the bytes of a layer, d what recomputing one spares.
 With layers of several kinds ``Replays`` says how long the fewest layers that fit replay, for a stage that
-begins where the fill of ``mixed`` is. One layer less in front frees at least what recomputing it spared, so
-that the others replay no longer: a stage that begins later still reaches as far, and the fill stays valid.
+begins where the fill of ``fill_kinds`` is. One layer less in front frees at least what recomputing it
+spared, so that the others replay no longer: a stage that begins later still reaches as far, and the fill
+stays valid.
 """
 
 from __future__ import annotations
@@ -124,8 +125,8 @@ def _least_replayed(rows: Rows, rank: int, layers: FloatArray) -> FloatArray:
 # --------------------------------------------------------------------------------------------------
 # What the first k layers of a stage spare and replay, where layers are of several kinds.
 #
-# ``Rows.chunk_s`` counts k of the shortest replay, ``caps.room_bytes`` k layers that spare most. Where a
-# stage begins is known in the fill of ``mixed``, and with it which k layers those are. The fill is valid
+# ``Rows.chunk_s`` counts k of the shortest replay, ``room_bytes`` k layers that spare most. Where a stage
+# begins is known in the fill of ``fill_kinds``, and with it which k layers those are. The fill is valid
 # if a stage that begins a layer later reaches as far. It then holds one layer less, and one of its layers
 # replays in the place of that one: memory falls, since a layer weighs at least what its recomputation
 # spares; and so does time if b (1 - 1/m) + r of any kind is at least r of any other, b the backward pass

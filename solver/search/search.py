@@ -6,20 +6,22 @@ Variables
   recomputation; and its *split* n = (n_1 … n_C), the layers of each of its C = pp * vpp chunks.
 Objectives
   J(x, n) = straggler * (phi sum_r t_r + max_r ((m - phi) t_r + tail_r)) + fixed
-                                                                  ``cost.assemble.objective_s``
+                                                                  ``cost.stages.objective_s``
   S(x, n) = straggler * max_r (end_r + tail_r) + fixed, end_r by event simulation
-                                                                  ``search.simulate.rank_finish_s``
+                                                                  ``schedules.simulate.rank_finish_s``
 Constraints
   (1) x breaks no rule of model, batch, launcher and request      ``rules.rules_of``
-  (2) sum_c n_c = L, in model order                               ``stages.best_splits``
+  (2) sum_c n_c = L, in model order                               ``splits.best_splits``
   (3) n_c >= 1, and >= k where k layers of each chunk recompute   ``rows.Rows.smallest_chunk``
-  (4) peak memory of every rank <= budget                         ``caps``, ``stages.StageTables``
+  (4) peak memory of every rank <= budget                         ``memory_limits.layer_caps``,
+                                                                  ``splits.StageTables``
   (5) chunks of an interleaved rank differ by at most one layer, in any order; the model's first and
       last chunk may hold fewer; with layers of several kinds there are some regular splits
-                                                                  ``caps.layer_caps``, ``chunks.offered``
+                                                                  ``memory_limits.lightest_chunks``,
+                                                                  ``splits.offered``
 Answer
-  Each row's split n*(x) minimises J(x, .) under (2)-(5), exactly (``stages``). An interleaved or
-  deep row has further candidates (``arrange``), and its score is the least S of its
+  Each row's split n*(x) minimises J(x, .) under (2)-(5), exactly (``splits``). An interleaved or
+  deep row has further candidates (``candidates``), and its score is the least S of its
   candidates. Rows are ranked by score, best first under valid bounds (``bounds``, ``frontier``). Rows
   that differ in recomputation, chunks a rank and schedule alone are one layout; its best row stands for
   it.
@@ -30,7 +32,7 @@ What is claimed, and what is not
   independently. Where the time ends before, it is the distance to the least bound that is left.
   ``objective_excess`` = (J_1 - min J) / J_1, J_1 of the first plan, is what ranking by S instead of J
   costs in J; 0 when the first plan minimises both.
-  ``bound_step_time_s``: no row under *any* split simulates faster (``closing.least_step_bound_s``), so
+  ``bound_step_time_s``: no row under *any* split simulates faster (``proof.least_step_bound_s``), so
   ``gap`` is what another split of some row could still gain at most; it may exceed 0 although the
   ranking is proved, because candidates are few and not all splits.
   All of it holds under the cost model and within the space; ``prediction`` carries the error band.

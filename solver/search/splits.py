@@ -8,7 +8,7 @@ Minimises the closed-form objective ``sum_s phi t_s + max_s ((m - phi) t_s + tai
 (2) layers of several kinds, one chunk a rank: dynamic program over boundaries with the tables
     h(i, j) = phi t(i, j) and g(i, j) = (m - phi) t(i, j) + tail(i, j) (``best_boundaries``).
 (3) layers of several kinds, several chunks a rank: the space offers some regular splits, all of them
-    are tried (``chunks.best_offered``).
+    are tried (``best_offered``).
 
 Of equally good splits the most even one is taken: (1) makes the sorted vector of rank costs
 lexicographically least, ties to earlier ranks; (2) makes the sum of squared stage times least.
@@ -16,7 +16,7 @@ lexicographically least, ties to earlier ranks; (2) makes the sum of squared sta
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise, product
 
 import numpy as np
@@ -328,10 +328,19 @@ def even_chunks(rows: Rows, chunks: int) -> Split | None:
     return even_split(rows.layout.num_layers, chunks)
 
 
+Cells = tuple[IntArray, IntArray, IntArray]  # stages, and the layers i … j - 1: i and j; they broadcast
+
+
+def one_cell(stage: int, start: int, end: int) -> Cells:
+    """Return one cell."""
+    return np.array([stage]), np.array([start]), np.array([end])
+
+
 class StageTables:
     """Time, tail and memory of layers i … j-1 on each rank of one row, arrays (p, L + 1, L + 1).
 
-    Entries where a stage would be too small, too early or too large for its memory are not ``fits``.
+    Entries where a stage would be too small, too early or too large for its memory are not ``fits``; of
+    many stages those are nearly all, so that times are written down when they are asked for.
     """
 
     def __init__(self, row: Rows) -> None:
@@ -339,57 +348,86 @@ class StageTables:
         self.row, self.prices = row, row.prices
         edge = np.arange(self.num_layers + 1)
         self.size = edge[None, :] - edge[:, None]
-        stage = np.arange(self.p)[:, None, None]
-        self.is_first, self.is_last = stage == 0, stage == self.p - 1
-        last = row.layout.behind_prediction or self.num_layers  # behind it is the head alone
-        further = row.layout.predicted * row.prices.transfer_s[0] * (last < self.num_layers)
-        there, back = further * (edge[None, :] == last), further * (edge[:, None] == last)
-        self.forward_s = self._spread(row.prices.forward_s) + row.prices.transfer_s[0] + there
-        beside = self._spread(row.prices.backward_s) + row.prices.transfer_s[0] + back
-        self.tail_s = self._spread(row.prices.tail_s) + row.prices.rank_tail_s[0]
-        self.fits = self._legal() & (self._memory() <= row.budget_bytes)
-        own = self._replayed_ends() if row.per_stage[0] else None
-        self.replays = np.asarray(own > edge[:, None]) if own is not None else None
-        self.time_s = self.forward_s + beside + self._between(row.prices.replay_s, replayed=True, own=own)
+        self.every: Cells = (np.arange(self.p)[:, None, None], edge[:, None], edge[None, :])
+        self.fits = self._legal()
+        stage, start, end = np.nonzero(self.fits)
+        legal = (stage, start, end)
+        self.fits[legal] = self._memory(legal) <= row.budget_bytes
+        self._own = self._replayed_ends() if row.per_stage[0] else None
+        self.replays = None if self._own is None else np.asarray(self._own > edge[:, None])
+
+    @cached_property
+    def time_s(self) -> FloatArray:
+        """Forward and backward seconds of a micro-batch, with what is replayed."""
+        return self.time_at(self.every)
+
+    @cached_property
+    def tail_s(self) -> FloatArray:
+        """Seconds after the last micro-batch."""
+        return self.tail_at(self.every)
+
+    def forward_at(self, cells: Cells) -> FloatArray:
+        """Return the forward seconds of some cells."""
+        passed = self._passed_on(cells[2])
+        return np.asarray(self._spread(self.prices.forward_s, cells) + self.prices.transfer_s[0] + passed)
+
+    def time_at(self, cells: Cells) -> FloatArray:
+        """Return the forward and backward seconds of some cells."""
+        back = self._spread(self.prices.backward_s, cells) + self.prices.transfer_s[0]
+        back = back + self._passed_on(cells[1])
+        replay = self._between(self.prices.replay_s, cells, replayed=True, own=self._own)
+        return np.asarray(self.forward_at(cells) + back + replay)
+
+    def tail_at(self, cells: Cells) -> FloatArray:
+        """Return the seconds of some cells after the last micro-batch."""
+        return np.asarray(self._spread(self.prices.tail_s, cells) + self.prices.rank_tail_s[0])
+
+    def _passed_on(self, edge: IntArray) -> FloatArray:
+        """Seconds that prediction layers' hidden states take to a head that stands alone behind an edge."""
+        last = self.row.layout.behind_prediction or self.num_layers
+        further = self.row.layout.predicted * self.prices.transfer_s[0] * (last < self.num_layers)
+        return np.asarray(further * (edge == last))
 
     def _between(
-        self, price: FloatArray, *, replayed: bool = False, own: IntArray | None = None
+        self, price: FloatArray, cells: Cells, *, replayed: bool = False, own: IntArray | None = None
     ) -> FloatArray:
-        """Sum of a part price over layers i … j-1, or over the recomputed ones, (L + 1, L + 1).
+        """Sum of a part price over the layers of cells, or over the recomputed ones.
 
         ``own``: the ends of the recomputed layers by stage, (p, L + 1, L + 1).
         """
         sums = self.row.layout.cumulative @ price[0, :-2]
-        start = np.arange(self.num_layers + 1)[:, None]
-        end = np.broadcast_to(np.arange(self.num_layers + 1)[None, :], self.size.shape)
+        stage, start, end = cells
+        upto = end
         if own is not None:
-            end = own
+            upto = own[stage, start, end]
         elif replayed:
-            end = np.minimum(start + int(self.row.columns.recompute_layers[0]), end)
-        return np.asarray(np.where(self.size > 0, sums[end] - sums[start], 0.0))
+            upto = np.minimum(start + int(self.row.columns.recompute_layers[0]), end)
+        return np.asarray(np.where(end > start, sums[upto] - sums[start], 0.0))
 
-    def _spread(self, price: FloatArray) -> FloatArray:
-        """The same with embedding and head, (p, L + 1, L + 1)."""
-        ends = np.where(self.is_first, price[0, -2], 0.0) + np.where(self.is_last, price[0, -1], 0.0)
-        return np.asarray(self._between(price)[None] + ends)
+    def _spread(self, price: FloatArray, cells: Cells) -> FloatArray:
+        """The same with embedding and head."""
+        stage = cells[0]
+        ends = np.where(stage == 0, price[0, -2], 0.0) + np.where(stage == self.p - 1, price[0, -1], 0.0)
+        return np.asarray(self._between(price, cells) + ends)
 
     def _legal(self) -> BoolArray:
-        """Stages in order, each large enough, the first and last at the ends."""
-        edge = np.arange(self.num_layers + 1)
-        starts = np.where(self.is_first, edge[:, None] == 0, edge[:, None] > 0)
-        ends = np.where(self.is_last, edge[None, :] == self.num_layers, edge[None, :] < self.num_layers)
+        """Stages in order, each large enough, with room for the others, the first and last at the ends."""
+        stage, start, end = self.every
+        least, layers, after = int(self.row.smallest_chunk[0]), self.num_layers, self.p - 1 - stage
+        starts = np.where(stage == 0, start == 0, start >= np.maximum(stage * least, 1))
+        ends = np.where(after == 0, end == layers, end <= layers - np.maximum(after * least, 1))
         behind = self.row.layout.behind_prediction
-        mixed = (edge[None, :] == behind) & (self.size > 1) & ~self.is_last & (behind > 0)
-        return np.asarray((self.size >= self.row.smallest_chunk[0]) & starts & ends & ~mixed)
+        mixed = (end == behind) & (self.size > 1) & (stage != self.p - 1) & (behind > 0)
+        return np.asarray((self.size >= least) & starts & ends & ~mixed)
 
     def _replayed_ends(self) -> IntArray:
         """Ends of the least replay that fits, (p, L + 1, L + 1), as ``Rows.replayed_layers`` counts it."""
         prices, cumulative = self.prices, self.row.layout.cumulative.T.astype(np.float64)
         held = self.row.held[0, : self.p].astype(np.float64)[:, None, None]
         spared = (prices.activation_bytes - prices.checkpoint_bytes)[0, :-2] @ cumulative
-        whole = self._memory(lightest=False)
+        whole = self._memory(self.every, lightest=False)
         needed = (whole - self.row.budget_bytes + 1.0) / (prices.reserve[0] * held)
-        start, last = np.arange(self.num_layers + 1)[:, None], np.arange(self.num_layers + 1)[None, :]
+        _, start, last = self.every
         end = np.searchsorted(spared, spared[start] + needed)
         return np.asarray(np.clip(end, start, np.maximum(last, start)))
 
@@ -398,15 +436,15 @@ class StageTables:
         sums = self.row.layout.cumulative @ self.prices.replay_s[0, :-2]
         return np.append(np.diff(sums), 0.0)[:, None]
 
-    def _memory(self, *, lightest: bool = True) -> FloatArray:
-        """Peak memory in bytes, of the lightest replay, or without recomputation."""
-        prices, row = self.prices, self.row
-        held = row.held[0, : self.p].astype(np.float64)[:, None, None]
+    def _memory(self, cells: Cells, *, lightest: bool = True) -> FloatArray:
+        """Peak memory of cells in bytes, of the lightest replay, or without recomputation."""
+        prices, row, stage = self.prices, self.row, cells[0]
         spared = prices.activation_bytes - prices.checkpoint_bytes
-        kept = self._spread(prices.activation_bytes)
+        kept = self._spread(prices.activation_bytes, cells)
         if lightest:
-            kept = kept - self._between(spared, replayed=True)
-        return stage_bytes(prices, 0, self._spread(row.state_bytes) + held * kept, self.is_last)
+            kept = kept - self._between(spared, cells, replayed=True)
+        parts = self._spread(row.state_bytes, cells) + row.held[0, stage].astype(np.float64) * kept
+        return stage_bytes(prices, 0, parts, stage == self.p - 1)
 
 
 def min_max(tables: IntArray) -> IntArray:

@@ -45,7 +45,7 @@ from meshwright.solver.configuration import (
     is_one_of,
 )
 from meshwright.solver.cost.context import DEFAULT, overlap_limits
-from meshwright.solver.problem import STANDALONE_STAGES, Problem, Workload
+from meshwright.solver.problem import STANDALONE_STAGES, Problem, Workload, with_changes
 from meshwright.solver.space.request_rules import broken_by, columns_named, constraint_of, names_of
 from meshwright.solver.space.rule import Rule
 from meshwright.solver.splits import Prescribed, launcher_split
@@ -58,7 +58,13 @@ from meshwright.solver.splits import Prescribed, launcher_split
 
 
 def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
-    """What the launcher cannot train, whatever the configuration."""
+    """Yield what keeps the launcher's files from being written, whatever the configuration."""
+    yield from workload_faults(problem, able)
+    yield from model_faults(problem.model, able)
+
+
+def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
+    """Yield what the launcher cannot train of any model that it can express."""
     name, workload = able.launcher, problem.workload
     yield from _word_faults(workload, able)
     if workload.lora_rank and not able.adapters:
@@ -92,7 +98,6 @@ def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]
             allowed=f"1 to {positions}",
             nearest=str(positions),
         )
-    yield from model_faults(model, able)
 
 
 def batching_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
@@ -172,6 +177,16 @@ def beyond_positions(problem: Problem) -> tuple[str, ...]:
     return (f"seq_length {seq} is longer than the {most} positions that {problem.model.title} states",)
 
 
+def unwritten(problem: Problem) -> tuple[str, ...]:
+    """Return that the request's launcher cannot express the model, so that no launch files are written."""
+    if problem.launcher == "any":
+        return ()
+    others = ", ".join(launchers_stating(problem.model))
+    able = f"; launchers that can: {others}" if others else ""
+    faults = model_faults(problem.model, launcher_capabilities(problem.launcher))
+    return tuple(f"{one.message}: plans are priced, their launch files are refused{able}" for one in faults)
+
+
 def model_faults(model: ModelSpec, able: Capabilities) -> Iterator[FieldError]:
     """Facts of the model that the launch file cannot state, with the launchers that state all of them."""
     lacking = lacking_facts(able, model)
@@ -213,7 +228,7 @@ def _overlap_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
 
 
 def overlap_obstacles(problem: Problem, config: Configuration) -> tuple[str, ...]:
-    """The rules that keep a configuration from overlapping its experts although the request asks for it."""
+    """Return the rules that keep a configuration from overlapping its experts where the option is on."""
     if not problem.workload.framework_options.get("overlap_experts"):
         return ()
     found = dict[str, None]()
@@ -225,21 +240,25 @@ def overlap_obstacles(problem: Problem, config: Configuration) -> tuple[str, ...
 
 
 def overlap_notes(problem: Problem, config: Configuration) -> tuple[str, ...]:
-    """The same as a sentence; none where the configuration does what the request asks for."""
+    """Return the same as a sentence; none where experts overlap, or the option is off."""
     rules = overlap_obstacles(problem, config)
-    words = (
-        f"overlap_experts is requested, but the all-to-alls of experts do not overlap: {'; '.join(rules)}"
-    )
+    words = f"overlap_experts is on, but the all-to-alls of experts do not overlap: {'; '.join(rules)}"
     return (words,) if rules else ()
 
 
 def overlap_warnings(problem: Problem, plans: Sequence[Plan]) -> tuple[str, ...]:
-    """Plans that do not overlap their experts as the request asks for, with the rules that they break."""
+    """Return the plans that cannot overlap their experts although the option is on, with the broken rules.
+
+    The request states the option, or the search chose it for a plan.
+    """
+    stated = problem.workload.framework_options.get("overlap_experts")
+    whose = "overlap_experts is requested" if stated else "the search chose overlap_experts"
     ranks: dict[tuple[str, ...], list[str]] = {}
     for plan in plans:
-        ranks.setdefault(overlap_obstacles(problem, plan.config), []).append(f"#{plan.rank}")
+        settled = replace(problem, workload=with_changes(problem.workload, plan.workload))
+        ranks.setdefault(overlap_obstacles(settled, plan.config), []).append(f"#{plan.rank}")
     return tuple(
-        f"overlap_experts is requested, but {', '.join(which)} cannot overlap the all-to-alls of experts "
+        f"{whose}, but {', '.join(which)} cannot overlap the all-to-alls of experts "
         f"and {'is' if len(which) == 1 else 'are'} priced and written without: {'; '.join(rules)}"
         for rules, which in ranks.items()
         if rules
@@ -251,10 +270,10 @@ _FULL = RECOMPUTE.index("full")
 
 def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
     """The launcher's own rules: each is one bit of a row's mask."""
-    name, faults = able.launcher, tuple(problem_faults(problem, able))
+    name, faults = able.launcher, tuple(workload_faults(problem, able))
     if faults:
         yield Rule(
-            name=f"{name} does not train this model or workload",
+            name=f"{name} does not train this workload",
             reason="; ".join(fault.message for fault in faults),
             reads=(),
             violated=lambda c: np.ones(len(c), dtype=np.bool_),

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.fit.accuracy_order import lost, orders_of, regret_tables
 from meshwright.profiles.calibration import UPPER_BOUNDS
 from meshwright.profiles.profile import Profile
-from meshwright.solver.accuracy import predictions_of, spearman, validate
+from meshwright.solver.accuracy import Report, predictions_of, spearman, validate
 from meshwright.solver.calibration.calibrate import calibrate, default_profile_of
 from meshwright.solver.calibration.choose import Candidates, measuring_order
 from meshwright.solver.calibration.observations import Observation, ProfileOf
@@ -110,3 +110,30 @@ def test_sixteen_runs_order_a_cluster_whose_framework_has_one_constant_far_off(
         correlations.append(spearman(told, true) or 0.0)
     assert float(np.mean(regrets)) <= 5.0
     assert float(np.mean(correlations)) >= 0.6
+
+
+@pytest.mark.parametrize("cluster", [MULTI, JEANZAY])
+def test_one_run_takes_a_slowdown_of_a_whole_cluster_to_5_percent_and_keeps_the_order(
+    runs: dict[str, list[Run]], cluster: str
+) -> None:
+    # every step takes 1.25 times as long as it did: ln 1.25 is more than clusters usually differ by
+    some = runs[cluster][::2]
+    slower = [
+        replace(run, measured=replace(run.measured, step_time_s=1.25 * (run.measured.step_time_s or 1.0)))
+        for run in some
+    ]
+    blind, learnt = validate(slower), validate(slower, calibrate=1)
+    # what the cluster is off by of its own, without any slowdown, stays beside what is left of that
+    assert abs(bias(learnt) - bias(validate(some, calibrate=1))) <= 0.05
+    assert abs(bias(learnt)) <= 0.06
+    assert abs(bias(learnt)) < abs(bias(blind)) / 3
+    assert lost(orders_of(blind, learnt)) == []
+
+
+def bias(report: Report) -> float:
+    """The median of predicted over measured, less 1, of runs that no calibration used."""
+    return float(np.median([
+        row.prediction.step_time_s / row.run.measured.step_time_s - 1.0
+        for row in report.runs
+        if row.prediction and row.run.measured.step_time_s and not row.used_for_calibration
+    ]))  # fmt: skip

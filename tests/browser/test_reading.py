@@ -1,6 +1,7 @@
 """Whatever is shown can be read: ten thousand plans, a phone, a screen reader, a file without a network."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,44 @@ def test_ten_thousand_plans_come_a_page_at_a_time(
     expect(rows).to_have_count(25)
     page.get_by_role("link", name="Plan 30 in full").click()
     expect(page.get_by_role("heading", name="Plan 30", exact=True)).to_be_visible()
+
+
+SELECTED = """selects => selects.filter(select => {
+    const pen = document.createElement("canvas").getContext("2d"), style = getComputedStyle(select);
+    pen.font = style.font;
+    const arrow = 20, padding = parseFloat(style.paddingLeft) + parseFloat(style.paddingRight);
+    return pen.measureText(select.selectedOptions[0].text).width > select.clientWidth - padding - arrow;
+}).map(select => select.name)"""
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_first_choice_of_every_list_is_readable(
+    chrome: Browser, server: RunningServer, width: int
+) -> None:
+    with a_page(chrome, width=width) as page:
+        page.goto(server.url)
+        page.eval_on_selector_all("details", "all => all.forEach(one => { one.open = true; })")
+        assert page.eval_on_selector_all("form select", SELECTED) == []
+
+
+def test_the_ranking_fits_a_wide_window_with_its_last_column(
+    chrome: Browser, server: RunningServer, database: Database
+) -> None:
+    problem, answer = small_answer()
+    first, *others = answer.plans
+    config = replace(first.config, rank_order="tp-cp-pp-dp", offload="optimizer")
+    plans = (replace(first, config=config, workload={"cuda_graph": "full_iteration"}), *others)
+    add_answered_job(database, "also", problem, replace(answer, plans=plans))
+    with a_page(chrome, width=1440) as page:
+        page.goto(f"{server.url}/jobs/also")
+        ranking = page.locator(".scroll:has(table.ranking)")
+        assert ranking.evaluate("one => one.scrollWidth - one.clientWidth") <= 0
+
+
+def test_dates_of_jobs_stay_on_one_line_on_a_phone(phone: Page, shown: dict[str, str]) -> None:
+    phone.goto(shown["jobs"])
+    date = phone.locator("table.list time").first
+    assert date.evaluate("one => one.getClientRects().length") == 1
 
 
 def test_every_page_fits_a_phone(phone: Page, shown: dict[str, str]) -> None:

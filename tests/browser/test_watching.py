@@ -1,13 +1,17 @@
 """A search while it runs: live, after a reload, without a stream, while the server goes and comes."""
 
+import json
 import re
 from pathlib import Path
 
 from playwright.sync_api import Page, expect
 
+from meshwright.service.db.database import Database
 from tests.browser.questions import fill_in, search
 from tests.browser.slow_service import Slow, slow_service
 from tests.processes.servers import RunningServer, serving, until
+from tests.served.answered_jobs import add_answered_job
+from tests.served.reports import small_answer
 
 
 def watched_seconds(page: Page) -> float:
@@ -43,6 +47,25 @@ def test_a_search_is_watched_reloaded_and_cancelled(page: Page, slow: Slow) -> N
     expect(page.get_by_text("Ended as: cancelled")).to_be_visible()  # with the best plan so far
     page.goto(f"{url}/jobs?state=cancelled")
     expect(page.locator("table.list tbody tr")).to_have_count(1)
+
+
+def test_the_bound_of_the_whole_answer_ends_the_course_where_it_is_higher(
+    page: Page, server: RunningServer, database: Database
+) -> None:
+    """Of several variants the last report's bound is that of all, which none of them has alone."""
+    add_answered_job(database, "course", *small_answer())
+    told = [("solving", 1.0, 28.20), ("done", 2.0, 28.33)]
+    reports = [
+        {"stage": stage, "elapsed_s": at, "incumbent_step_time_s": 28.33, "bound_step_time_s": bound}
+        for stage, at, bound in told
+    ]
+    events = [json.dumps({"state": "running", "progress": one}) for one in reports]
+    body = "".join(f"event: running\ndata: {event}\n\n" for event in events)
+    page.route(
+        "**/events", lambda route: route.fulfill(content_type="text/event-stream", body=body, status=200)
+    )
+    page.goto(f"{server.url}/jobs/course")
+    expect(page.locator("figure.course .ends")).to_contain_text("bound 28.3 s")
 
 
 def test_the_list_follows_by_itself(page: Page, slow: Slow) -> None:

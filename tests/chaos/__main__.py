@@ -18,6 +18,7 @@ from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
 from tests.chaos.storm import LEASE_S, Storm, Weather, rage
 from tests.chaos.witness import Verdict
+from tests.processes import starting
 from tests.processes.postgres_server import PostgresServer
 from tests.processes.servers import RedisServer, Settings, free_port
 
@@ -31,8 +32,12 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="a minute instead of many")
     parser.add_argument("--database", choices=["sqlite", "postgresql", "both"], default="both")
     parser.add_argument("--jobs", type=int, help="a storm of so many jobs; faults in proportion")
+    parser.add_argument("--starts", type=int, help="only: start so many servers, each ended meanwhile")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     arguments = parser.parse_args()
+    if arguments.starts:
+        with tempfile.TemporaryDirectory() as folder:
+            return 0 if starting.main(Path(folder), arguments.starts) else 1
     storm = SHORT if arguments.short else FULL
     if arguments.jobs:
         storm = _scaled(storm, arguments.jobs)

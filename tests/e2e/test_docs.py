@@ -52,6 +52,16 @@ def test_a_page_shows_what_its_commands_print(page: Path, tmp_path: Path) -> Non
         assert agrees(one.shown, printed), f"{one.typed}\n" + "\n".join(printed) + "\n(UPDATE_DOCS=1)"
 
 
+@pytest.mark.parametrize("page", RUN, ids=name_of)
+def test_a_command_that_selects_lines_of_its_output_shows_some(page: Path) -> None:
+    """A pattern that no longer matches prints nothing, and the page would show that."""
+    text = page.read_text(encoding="utf-8")
+    every = [one for block in BLOCK.finditer(text) for one in exchanges(block["body"])]
+    assert [
+        one.typed for one in every if re.search(r"\| (sed -n|grep) ", one.typed) and not one.shown
+    ] == []
+
+
 @pytest.mark.parametrize("page", IN_PYTHON, ids=name_of)
 def test_a_page_shows_what_its_python_prints(page: Path, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")

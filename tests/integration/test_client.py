@@ -7,7 +7,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -251,10 +254,27 @@ def test_a_key_opens_the_service_and_a_wrong_one_does_not(
 
 
 def test_a_configuration_of_ones_own_is_priced(client: Client) -> None:
-    priced = client.predict(TINY_PROBLEM, {"tensor_parallel_size": 2, "data_parallel_size": 4})
+    priced = client.predict(
+        MappingProxyType(TINY_PROBLEM),
+        MappingProxyType({"tensor_parallel_size": 2, "data_parallel_size": 4}),
+    )
     assert priced.config.tensor_parallel_size == 2
     low, high = priced.prediction.step_time_low_s, priced.prediction.step_time_high_s
     assert 0 < low < priced.prediction.step_time_s < high
+
+
+def test_a_plan_is_priced_under_its_own_switches(client: Client, engine: JobEngine) -> None:
+    job = client.submit(TINY_PROBLEM)
+    alone: dict[str, Any] = {
+        "tensor_parallel_size": 2, "pipeline_parallel_size": 1, "virtual_pipeline_size": 1,
+        "data_parallel_size": 4, "zero_shard_size": 4, "micro_batch_size": 1, "num_microbatches": 4,
+        "pipeline_schedule": "1f1b", "stage_layers": (24,),
+    }  # fmt: skip
+    found = an_answer(replace(a_plan(**alone), workload={"cuda_graph": "full_iteration"}))
+    engine.complete(claimed(engine), outcome_of(found, cache_key="k", cancelled=False))
+    (plan,) = client.plans(client.wait(job, timeout_s=LONG_S)).plans
+    switched = client.predict(TINY_PROBLEM, plan).prediction.step_time_s
+    assert switched < client.predict(TINY_PROBLEM, asdict(plan.config)).prediction.step_time_s
 
 
 @pytest.mark.parametrize("most", [1, None])

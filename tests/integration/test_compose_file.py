@@ -272,6 +272,16 @@ def test_the_image_serves_by_default() -> None:
     assert json.loads(found[1]) == ["meshwright", "serve"]
 
 
+def test_process_1_of_the_image_forwards_signals_to_a_process_that_is_still_starting() -> None:
+    found = re.search(r"^ENTRYPOINT (\[.*\])$", DOCKERFILE, flags=re.MULTILINE)
+    assert found
+    assert json.loads(found[1]) == ["tini", "--", "meshwright-entrypoint"]
+    last = DOCKERFILE.rindex("\nFROM ")
+    assert last < DOCKERFILE.index("--no-install-recommends tini ") < DOCKERFILE.index("\nUSER ")
+    for name in OURS:  # the image's init is the only one: a second would warn that it is not process 1
+        assert not {"init", "entrypoint"} & set(SERVICES[name])
+
+
 def test_the_entry_point_hands_on_the_password_and_becomes_the_command(tmp_path: Path) -> None:
     entrypoint = ROOT / "docker" / "entrypoint.sh"
     assert os.access(entrypoint, os.X_OK)

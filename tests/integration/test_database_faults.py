@@ -1,27 +1,30 @@
 """F12, F15, F22, F23: databases that crash, run full, or hold much, and what is read from them again."""
 
 import resource
+import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from redis import Redis
 
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
 from meshwright.service.jobs.answers import cache_key_of, versions_of
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
-from meshwright.service.jobs.queue import PollingQueue
+from meshwright.service.jobs.queue import QUEUE_NAME, CeleryQueue, PollingQueue
 from meshwright.service.jobs.states import Outcome
 from meshwright.service.jobs.submission import Submission
 from meshwright.service.requests.parse import parse_problem
 from tests.builders import a_problem
 from tests.processes.postgres_server import PostgresServer
-from tests.processes.servers import RunningServer, serving, until, working
+from tests.processes.servers import RedisServer, RunningServer, serving, until, working
 from tests.reliability.figures import measured
-from tests.served.job_records import TENANT, TINY_PROBLEM, add_job, claimed
+from tests.served.job_records import TENANT, TINY_PROBLEM, add_job, add_tiny_job, claimed, job_in
 
 FRESH = {"params": {"fresh": "true"}}
 NUM_PLANS = 10_000
@@ -62,6 +65,45 @@ def test_f12_a_crashed_database_is_a_503_and_costs_no_job(crashing: PostgresServ
     assert away.headers["content-type"] == "application/problem+json"
     assert ends == ["succeeded", "succeeded"]
     measured(12, "jobs lost", 0)
+
+
+def test_f12_hints_stay_queued_while_postgresql_is_away_and_the_log_stays_short(
+    crashing: PostgresServer, redis: RedisServer
+) -> None:
+    url = crashing.new_database("hinted")
+    database = Database(url)
+    migrations.upgrade(database)
+    settings = {"database_url": url, "redis_url": redis.url, "slow_poll_s": "0.5", "sweep_s": "600"}
+    jobs, queue = [f"job-{number}" for number in range(4)], CeleryQueue(redis.url)
+    lines: list[str] = []
+    with (
+        working(settings, "--celery", stderr=subprocess.PIPE) as worker,
+        Redis.from_url(redis.url) as client,
+    ):
+        assert worker.stderr is not None
+        reader = threading.Thread(target=lines.extend, args=(worker.stderr,))
+        reader.start()
+        until(lambda: any("ready" in line for line in lines))
+        for job in jobs:
+            add_tiny_job(database, job)
+        before = len(lines)
+        crashing.crash()
+        for job in jobs:
+            queue.wake(job)
+        time.sleep(1.5)  # a worker that does not wait empties the queue in half a second
+        assert client.llen(QUEUE_NAME) + client.hlen("unacked") == len(jobs)
+        said = lines[before:]
+        crashing.start()
+        until(lambda: all(job_in(database, job).state == "succeeded" for job in jobs))
+        until(lambda: client.llen(QUEUE_NAME) + client.hlen("unacked") == 0)
+        worker.terminate()
+        reader.join()
+    database.close()
+    ours = [line for line in said if "received" not in line]  # by Celery, of the one hint that is held
+    assert len(ours) == 1
+    assert "waiting for the database, which has not answered for 0 s (OperationalError)" in ours[0]
+    assert len(ours[0]) < 200
+    assert any("the database answers again after" in line for line in lines)
 
 
 def test_f15_a_full_disk_is_a_503_or_507_and_leaves_the_records_whole(tmp_path: Path) -> None:

@@ -65,13 +65,14 @@ def test_a_problem_becomes_ranked_plans_and_launch_files(server: RunningServer) 
     )
 
 
-def test_the_prediction_of_a_plans_configuration_is_the_plans(server: RunningServer) -> None:
+@pytest.mark.parametrize("more", [{}, {"problem": PROBLEM}], ids=["alone", "with its problem"])
+def test_the_prediction_of_a_plan_is_the_plans_own(server: RunningServer, more: dict[str, Any]) -> None:
     job = server.finished_job(server.post_job(PROBLEM)["id"])
     plan = httpx.get(server.url + job["links"]["plans"]).json()["plans"][0]
-    body = {"problem": PROBLEM, "configuration": plan["config"]}
-    answer = httpx.post(f"{server.url}/v1/predictions", json=body)
+    assert plan["workload"]  # it has switches
+    answer = httpx.post(f"{server.url}/v1/predictions", json={"plan": plan["plan_id"], **more})
     assert answer.status_code == 200, answer.text
-    assert answer.json()["prediction"]["step_time_s"] == plan["prediction"]["step_time_s"]
+    assert answer.json()["prediction"] == plan["prediction"]
 
 
 def test_a_cluster_that_cannot_hold_the_model_is_infeasible_with_reasons(server: RunningServer) -> None:

@@ -135,6 +135,7 @@ def test_every_variable_is_one_that_the_settings_read_and_accept(
 def test_every_command_is_the_one_of_the_compose_file_and_exists(name: str) -> None:
     words = container(name)["args"]
     assert words == SERVICES[name]["command"]
+    assert "command" not in container(name)  # which would replace the image's entry point and its init
     done = run([*words, "--help"])
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -106,6 +106,7 @@ def test_in_an_allocation_that_lost_a_node_the_plan_is_made_anew_for_those_that_
     environment |= {
         "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "MEGATRON_LM_DIR": "/none",
+        "CHECK_PACKAGES": "0",  # launchers and their packages are not installed here
     }
     environment |= {**slurm.allocation(tmp_path / "bin", 4, gpus_per_node=8), "SLURM_GPUS": "32"}
     environment |= {"SLURM_GPUS_PER_TASK": "1", "SLURM_TRES_PER_TASK": "gres/gpu=1"}
@@ -251,7 +252,7 @@ def test_the_examples_of_trainers_start_them_by_the_plans_own_script_and_read_th
     line, given = LOGGED[launcher]
     folder = str(tmp_path)
     own = dict.fromkeys(("LLAMA_FACTORY_DIR", "NANOTRON_DIR", "SWIFT_DIR"), folder)
-    environment = example_environment(server, tmp_path, **own)
+    environment = {**example_environment(server, tmp_path, **own), "CHECK_PACKAGES": "0"}
     (tmp_path / "problem.json").write_text(
         json.dumps({**with_batch(56), "model": {"name": "tinyllama-1.1b"}, "launcher": launcher})
     )

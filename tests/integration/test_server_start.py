@@ -16,7 +16,9 @@ from meshwright.service.db import migrations
 from meshwright.service.db.database import Database
 from tests.processes.postgres_server import PostgresServer
 from tests.processes.servers import HANGS_S, environment, serving
+from tests.processes.starting import CODES, end_during_start
 from tests.processes.warm import run_warm
+from tests.served.migrated import migrated
 
 
 def serve(**settings: str) -> subprocess.CompletedProcess[str]:
@@ -153,3 +155,15 @@ def test_a_server_serves_once_a_postgresql_that_was_down_is_back() -> None:
         with serving({"database_url": url, "workers": "0", "auto_migrate": "true"}) as server:
             assert httpx.get(f"{server.url}/readyz").json()["ready"] is True
         back.join()
+
+
+def test_a_sigterm_at_any_moment_of_a_start_ends_the_server(tmp_path: Path) -> None:
+    settings = {"database_url": migrated(tmp_path / "meshwright.db"), "workers": "0"}
+    found = end_during_start(settings, times=8)
+    assert [one for one in found if one.code not in CODES] == []
+
+
+def test_sigterms_that_are_repeated_end_the_server_no_less(tmp_path: Path) -> None:
+    settings = {"database_url": migrated(tmp_path / "meshwright.db"), "workers": "0"}
+    found = end_during_start(settings, times=3, signals=3)
+    assert [one for one in found if one.code not in CODES] == []

@@ -10,7 +10,7 @@ from pathlib import Path
 _HOST = {"MASTER_ADDR": "node0", "MEGATRON_LM_DIR": "/opt/megatron", "NANOTRON_DIR": "/opt/nanotron"}
 _SETTINGS = {
     "TRAIN_SCRIPT": "train.py", "BRIDGE_SCRIPT": "recipe.py", "MOCK_DATA": "1", "DATASET": "c4",
-    "HF_ASSETS_PATH": "tokenizer",
+    "HF_ASSETS_PATH": "tokenizer", "CHECK_PACKAGES": "0",
 }  # fmt: skip
 # NVIDIA/Megatron-LM, megatron/training/config/training_config.py, LoggerConfig.
 _MEGATRON_INTERVAL = "100"
@@ -159,7 +159,7 @@ def nanotron_log(config: Mapping[str, Mapping[str, object]], step_s: float) -> s
 
 
 def human(number: float) -> str:
-    """``human_format``: three significant digits, and a letter for the power of 1000."""
+    """nanotron's ``human_format``: three significant digits, and a letter for the power of 1000."""
     number, letters = float(f"{number:.3g}"), ["", "K", "M", "B"]
     while abs(number) >= 1000 and len(letters) > 1:
         number /= 1000.0
@@ -170,7 +170,7 @@ def human(number: float) -> str:
 def torchtitan_log(words: Sequence[str], tokens_per_s_per_gpu: float) -> str:
     """What torchtitan prints in ten steps (``MetricsProcessor.log``, torchtitan/components/metrics.py).
 
-    Its default interval is 10 steps; step 1 is always logged (``should_log``; commit b5bcd76c).
+    Its default interval is 10 steps; step 1 is always logged (torchtitan ``should_log``; commit b5bcd76c).
     """
     every = int(words[words.index("--metrics.log_freq") + 1]) if "--metrics.log_freq" in words else 10
     steps = [step for step in range(1, 11) if step == 1 or step % every == 0]

@@ -66,5 +66,5 @@ def of(
     """One row of a model under some options, with floors by hand."""
     problem = a_problem(model, framework_options=options)
     rows = Columns.of([a_layout(**(layout or {}))])
-    profile = a_profile(problem, framework, floor_s=1e-3, floor_moe=4.0, floor_tensor=0.5)
+    profile = a_profile(problem, framework, floor_s=1e-3, floor_moe=1.5, floor_tensor=0.5)
     return context_of(problem, rows, profile)

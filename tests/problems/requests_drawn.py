@@ -232,7 +232,7 @@ def _switched(random: Random, problem: Problem) -> Problem:
     launcher = random.choice(["megatron-lm", "megatron-lm", "megatron-bridge", "ms-swift"])
     some = random.sample(sorted(switches()), random.randint(1, 2))
     named = tuple(dict.fromkeys(switches()[name].beside or name for name in some))
-    allow = ("switches",) if random.randint(0, 2) == 0 else named
+    allow = random.choice([("switches",), (), (*named, "none")])
     return _with(replace(problem, launcher=launcher), allow=allow)
 
 
@@ -257,7 +257,7 @@ def _exchanging(random: Random, problem: Problem) -> Problem:
     problem = replace(problem, launcher=launcher, model=replace(problem.model, **heads))  # type: ignore[arg-type]
     if lacking_facts(launcher_capabilities(launcher), problem.model):
         problem = replace(problem, model=replace(problem.model, moe=None))
-    return _with(problem, allow=("context_parallel_mode",))
+    return _with(problem, allow=("context_parallel_mode", "none"))
 
 
 # What a request may ask beside the ranking of one launcher's plans, and how it is drawn.
@@ -284,7 +284,7 @@ def _unlimited(random: Random) -> Problem:
     batch = random.choice([4, 6, 8, 12, 16, 24, 30])
     options = SearchOptions(
         top_k=random.randint(1, 5), certify="none", time_limit_s=600.0, objective=objective,
-        allow=("offload",) if random.random() < 0.2 else (),
+        allow=("offload", "none") if random.random() < 0.2 else ("none",),
         batch_sizes=random.choice([(), (), (), (batch * 2,), (batch // 2,)]),
         constraints=tuple(random.sample(CONSTRAINTS, random.randint(0, 1))),
     )  # fmt: skip

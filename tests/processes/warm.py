@@ -260,7 +260,7 @@ def _answer() -> None:
 
 
 def _noted(_number: int, _frame: FrameType | None) -> None:
-    """A child has ended: ``select`` is woken."""
+    """Wake the selector: a child has ended."""
 
 
 def _received(line: socket.socket) -> tuple[list[Any], list[int]]:

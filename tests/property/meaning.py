@@ -91,10 +91,11 @@ def of_each_switch(problem: Problem) -> list[Problem]:
     Positions that never pay are among them; those that the launcher refuses together are not.
     """
     asked = set(problem.options.allow)
+    every = not problem.options.batch_ramp and ("none" not in asked or "switches" in asked)
     choices = [
         [{}, *(each["set"] for each in one["settings"].values() if _takes(problem, one, each))]
         for name, one in _switches().items()
-        if (one["beside"] in asked if "beside" in one else name in asked or "switches" in asked)
+        if (one["beside"] in asked if "beside" in one else name in asked or every)
     ]
     found = dict[str, Problem]()
     for some in product(*choices):
@@ -104,9 +105,24 @@ def of_each_switch(problem: Problem) -> list[Problem]:
             with_options(framework_facts(framework_of(problem.launcher)), options)
         except InvalidProblemError:
             continue
+        if _lacks_package(asked, options):
+            continue
         switched = replace(problem, workload=workload) if choices else problem
         found.setdefault(way_of(switched), switched)
     return list(found.values())
+
+
+def _lacks_package(asked: set[str], options: Mapping[str, object]) -> bool:
+    """Whether a stock installation lacks what the switches need, and the request does not allow it.
+
+    DeepEP and HybridEP are libraries of their own; weight gradients that are put off are part of a CUDA
+    graph of attention, which Transformer Engine captures from 2.12 on.
+    """
+    if "switches" in asked:
+        return False
+    library = options.get("moe_dispatcher") in ("deepep", "hybridep") and "moe_dispatcher" not in asked
+    late = options.get("delay_wgrad") is True and "attn" in str(options.get("cuda_graph")).split("+")
+    return library or (late and not {"overlap_experts", "cuda_graph"} <= asked)
 
 
 @cache
@@ -129,7 +145,7 @@ def _takes(problem: Problem, switch: Mapping[str, Any], setting: Mapping[str, An
     }
     gpus = setting.get("gpus")
     able = [not gpus or {one.gpu.slug, one.gpu.architecture} & {*gpus} for one in problem.cluster.groups]
-    needs = [*switch.get("needs", ()), *setting.get("needs", ())]
+    needs = [*switch.get("needs", ()), *setting.get("needs", ()), *setting.get("tried", ())]
     return problem.launcher in setting["launchers"] and all(able) and all(there[need] for need in needs)
 
 

@@ -114,7 +114,8 @@ def test_megatron_lm_goes_on_with_other_ranks_in_the_slurm_job_that_has_lost_a_n
         environment={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'client'}"},  # which knows schedulers
     )  # fmt: skip
     layout = json.loads(said)["ways"][0]["layout"]["config"]
-    assert (layout["tensor_parallel_size"], layout["pipeline_parallel_size"]) == (1, 2)
+    sizes = [layout[f"{axis}_parallel_size"] for axis in ("tensor", "pipeline", "data")]
+    assert (sizes[0], sizes[1] * sizes[2]) == (1, 2)  # it was tensor 2 × data 2
     start = {"START": "bash launch.sbatch", "SLURM_SUBMIT_DIR": str(after)}
     went_on = Started(after / "resume.sh", 1, own | start).ended()
     assert sorted(went_on) == [5, 6, 7, 8]

@@ -128,7 +128,8 @@ def test_every_pass_of_a_layer_is_measured(cpu: Device, name: str) -> None:
     shard = shard_of(model, tp=2, ep=2 if model.moe else 1)
     label = Label(task="layer", group="layer", operator="layer", shape=shard.sizes())
     measured = {one.kind: one for one in measure_layer(shard, kind_of(model), label, cpu, QUICK)}
-    assert list(measured) == ["forward", "backward", "input_gradient", "recompute_backward", "optimizer"]
+    kinds = ["forward", "backward", "input_gradient", "recompute_backward", "accumulate", "optimizer"]
+    assert list(measured) == kinds
     assert all(one.timing.median_s > 0 and one.timing.repeats >= 3 for one in measured.values())
     assert measured["backward"].work_flops == 2 * measured["forward"].work_flops
     assert measured["backward"].peak_memory_bytes is None  # a CPU has no allocator to ask

@@ -75,6 +75,26 @@ def test_megatron_lm_builds_every_stage_with_the_states_and_flops_that_were_pric
     assert "peak_bytes" not in figures(found, 7)  # built like rank 4, which was traced
 
 
+@pytest.mark.parametrize("modules", ["layernorm", "mlp", "layernorm+mlp"])
+def test_modules_that_selective_recomputation_replays_are_counted_again(modules: str) -> None:
+    """Each is replayed without Transformer Engine, whose state ``CheckpointWithoutOutput`` asks for."""
+    make(MEGATRON_LM)
+    config = replace(STAGES, recompute_granularity="selective")
+    replayed = Workload(
+        global_batch_size=config.global_batch_size,
+        seq_length=1024,
+        framework_options={"recompute_modules": modules},
+    )
+    found = target(SMALL, config, workload=replayed)
+    built = verify(found.plan, found.problem, "megatron-lm")
+    assert (built.verdict, built.reasons) == ("verified", ())
+    plain = verified(STAGES, "megatron-lm")
+    own, kept = figures(built, 0), figures(plain, 0)
+    mlp = 2 * 1024 * 3 * 512 * 1792 // 2 * 2  # forward products of two layers, half of each on this rank
+    assert own["flops"].built - kept["flops"].built == pytest.approx(mlp if "mlp" in modules else 0)
+    assert own["peak_bytes"].built < kept["peak_bytes"].built
+
+
 def test_recomputed_layers_are_computed_and_counted_again() -> None:
     make(MEGATRON_LM)
     found = verified(replace(STAGES, recompute_granularity="full", recompute_layers=1), "megatron-lm")
@@ -344,14 +364,30 @@ def test_what_a_launcher_compiles_is_kept_also_where_an_image_forbids_it(
     assert module._asked(asked, "{}", 60.0, lambda: False) == [{"done": False}]
 
 
-def test_memory_that_is_refused_is_said_with_the_limit() -> None:
-    """Python, torch and a C function that cannot even build its MemoryError say it in three ways."""
+def test_memory_that_is_refused_is_reported_with_the_limit_and_its_option() -> None:
+    """Python, torch, and a C function that cannot even build its MemoryError refuse in five ways."""
     code = """
 import resource, torch, building
-def fails():
-    raise SystemError("error return without exception set")
+def fails(words):
+    raise SystemError(words)
+def fails_for_it():
+    try:
+        bytearray(8 << 30)
+    except MemoryError as error:
+        raise ValueError("no tensor") from error
 building.limit(resource.RLIMIT_DATA, 3 << 30)
-for ask in (lambda: bytearray(8 << 30), lambda: torch.zeros(2 << 30), fails, lambda: len(1)):
+null = "<built-in method apply of FunctionMeta object> returned NULL without setting an exception"
+asked = (
+    lambda: bytearray(8 << 30),
+    lambda: torch.zeros(2 << 30),
+    lambda: fails("error return without exception set"),
+    lambda: fails(null),
+    fails_for_it,
+    lambda: building.apart(bytearray, 8 << 30),
+    lambda: building.apart(building.os.abort),
+    lambda: len(1),
+)
+for ask in asked:
     try:
         ask()
     except Exception as error:
@@ -361,8 +397,11 @@ for ask in (lambda: bytearray(8 << 30), lambda: torch.zeros(2 << 30), fails, lam
     told = subprocess.run(
         [sys.executable, "-c", code], env=here, capture_output=True, text=True, check=True
     )
-    *refused, other = told.stdout.splitlines()
-    assert [line.partition(" (")[0] for line in refused] == [
-        "it needs more than the 3 GiB that its process may take"
-    ] * 3
+    *refused, aborted, other = told.stdout.splitlines()
+    assert [line.partition(" in ")[0] for line in refused] == [
+        "it needs more memory than its process may take"
+    ] * 6
+    assert aborted.startswith("the process of a rank ended by signal 6 without an answer")
+    limit = "3 GiB (--memory-gib of meshwright verify or verify_memory_bytes of a service raises that)"
+    assert all(line.endswith(limit) for line in (*refused, aborted))
     assert other.startswith("TypeError: ")

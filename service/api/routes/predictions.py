@@ -13,6 +13,7 @@ from meshwright.service.api.deps import SUBMITS, BodyDep, Service, ServiceDep, T
 from meshwright.service.api.openapi import PREDICTION_BODY
 from meshwright.service.api.problems import declared
 from meshwright.service.api.schemas import ModelFigures, PredictionView
+from meshwright.service.launchers.target import settled_problem
 from meshwright.service.requests.configuration import broken_rules, completed
 from meshwright.service.requests.launch_files import (
     Own,
@@ -22,28 +23,30 @@ from meshwright.service.requests.launch_files import (
     ramp_notes,
 )
 from meshwright.service.requests.parse import parse_problem
-from meshwright.solver.answer import Prediction
+from meshwright.solver.answer import Prediction, plan_from_json
 from meshwright.solver.calibration.calibrate import require_credible
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.explain.reasons import reasons_of
 from meshwright.solver.predict import predict
-from meshwright.solver.space.launcher_rules import beyond_positions, overlap_notes
+from meshwright.solver.space.launcher_rules import beyond_positions, overlap_notes, unwritten
 
-_PARTS = {"problem", "configuration", "launch_file"}
+_PARTS = {"problem", "configuration", "launch_file", "plan"}
+_INSTEAD = ("configuration", "launch_file")  # of a plan
 router = APIRouter(prefix="/v1/predictions", tags=["predictions"], responses=declared(401, 403, 422, 503))
 
 
 @router.post(
     "",
     dependencies=[SUBMITS],
-    responses=declared(408, 413, 415),
+    responses=declared(404, 408, 413, 415),
     openapi_extra=PREDICTION_BODY,
     summary="Price a configuration",
 )
 def create_prediction(body: BodyDep, tenant: TenantDep, service: ServiceDep) -> PredictionView:
-    """What the cost model expects of a configuration, given as such or as the launch file that runs it.
+    """Predict step time and memory of a configuration, of the launch file that runs it, or of a plan.
 
-    Answers at once, stores nothing.
+    A plan is priced under its own switches, precision, optimizer and launcher. Answers at once, stores
+    nothing.
     """
     own = own_of_body(service, tenant, body)
     problem, configuration = service.profiles.resolved(tenant, own.problem), own.configuration
@@ -68,6 +71,7 @@ def create_prediction(body: BodyDep, tenant: TenantDep, service: ServiceDep) -> 
             *ramp_notes(own, profile),
             *overlap_notes(problem, configuration),
             *beyond_positions(problem),
+            *unwritten(problem),
         ],
         unread=list(own.unread),
     )
@@ -78,7 +82,10 @@ def own_of_body(service: Service, tenant: str, body: Mapping[str, object]) -> Ow
 
     Raises:
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``body``.
+        NotFoundError: this tenant has no such plan.
     """
+    if "plan" in body:
+        return _from_plan(service, tenant, body)
     request = service.definitions.filled_in(tenant, _part(body, "problem"))
     return _from_launch_file(request, body) if "launch_file" in body else _as_given(request, body)
 
@@ -87,6 +94,22 @@ def _as_given(request: Mapping[str, object], body: Mapping[str, object]) -> Own:
     """The configuration as glossary names."""
     problem = parse_problem(request)
     return Own(problem=problem, configuration=completed(_part(body, "configuration"), problem))
+
+
+def _from_plan(service: Service, tenant: str, body: Mapping[str, object]) -> Own:
+    """A stored plan with the problem as it settled it: the given problem, or its job's."""
+    _require_parts(body)
+    for name in (name for name in _INSTEAD if name in body):
+        raise InvalidProblemError.of(pointer(name), "a plan has its own configuration", allowed="leave out")
+    plan_id = body["plan"]
+    if not isinstance(plan_id, str):
+        raise InvalidProblemError.of("/plan", "must be the plan_id of a plan, as text")
+    job, stored = service.jobs.plan(tenant, plan_id)
+    request = job.request
+    if "problem" in body:
+        request = service.definitions.filled_in(tenant, _part(body, "problem"))
+    plan = plan_from_json(stored)
+    return Own(problem=settled_problem(plan, parse_problem(request)), configuration=plan.config)
 
 
 def _from_launch_file(request: Mapping[str, object], body: Mapping[str, object]) -> Own:
@@ -107,10 +130,15 @@ def _from_launch_file(request: Mapping[str, object], body: Mapping[str, object])
         raise InvalidProblemError(in_the_text(one) for one in fault.errors) from None
 
 
-def _part(body: Mapping[str, object], name: str) -> Mapping[str, object]:
-    """The object under ``name`` of a body that holds nothing but ``_PARTS``."""
+def _require_parts(body: Mapping[str, object]) -> None:
+    """Refuse a body that holds anything but ``_PARTS``."""
     for other in body.keys() - _PARTS:
         raise UnknownNameError.among(pointer(other), other, sorted(_PARTS))
+
+
+def _part(body: Mapping[str, object], name: str) -> Mapping[str, object]:
+    """The object under ``name`` of a body that holds nothing but ``_PARTS``."""
+    _require_parts(body)
     part = body.get(name)
     if not isinstance(part, dict):
         raise InvalidProblemError.of(pointer(name), "is required and must be an object")

@@ -21,7 +21,7 @@ from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader, read
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields, divided
 from meshwright.service.launchers.reading.known import Known, known_of
-from meshwright.service.launchers.reading.shell_values import Word
+from meshwright.service.launchers.reading.shell_values import Word, unknown_fault
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 
@@ -46,11 +46,6 @@ _ARGUMENTS = (MICRO_BATCH, ACCUMULATION, CHECKPOINTING, _ADDRESS, "dynamo_backen
 _OWN_MULTINODE = "deepspeed_config.deepspeed_multinode_launcher"
 _MAX_DIGITS = 7
 
-# Names of the file's own level that change no cost.
-IRRELEVANT = (
-    "compute_environment", "debug", "downcast", "enable_cpu_affinity", "machine_rank", "main_", "rdzv_",
-    "same_network", "tpu_", "use_cpu", "gpu_ids", "dynamo",
-)  # fmt: skip
 
 Arguments = dict[str, Word]
 
@@ -74,29 +69,41 @@ def _given(words: tuple[Word, ...], names: Collection[str]) -> Iterator[tuple[st
             yield name, Word(text, word.line)
 
 
+def said(given: Arguments, name: str) -> str | None:
+    """Return the text of an argument; None where it is not given.
+
+    Raises:
+        InvalidProblemError: it depends on what only a running shell knows.
+    """
+    word = given.get(name)
+    if word is not None and word.unknown is not None:
+        raise InvalidProblemError([unknown_fault(f"--{name}", word.unknown, word.line)])
+    return None if word is None else word.text
+
+
 def number(given: Arguments, name: str) -> int | None:
     """A whole number of the command; None where it is not given.
 
     Raises:
         InvalidProblemError: it is none.
     """
-    word = given.get(name)
-    if word is None or word.unknown:
+    text = said(given, name)
+    if text is None:
         return None
-    if word.text.isascii() and word.text.isdecimal() and len(word.text) <= _MAX_DIGITS and int(word.text):
-        return int(word.text)
+    if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS and int(text):
+        return int(text)
     raise InvalidProblemError.of(
         f"--{name}",
-        f'line {word.line}: "{shown(word.text)}" is no whole number in range',
+        f'line {given[name].line}: "{shown(text)}" is no whole number in range',
         allowed=f"1 to {10**_MAX_DIGITS - 1}",
     )
 
 
 def recomputes(given: Arguments, known: Known) -> bool:
     """Whether the training script recomputes every layer."""
-    word = given.get(CHECKPOINTING)
-    said = word.text if word is not None else known.word("recompute_granularity", "")
-    return said.lower() in ("true", "full", "1")
+    own = said(given, CHECKPOINTING)
+    replays = known.word("recompute_granularity", "") if own is None else own
+    return replays.lower() in ("true", "full", "1")
 
 
 def checkpoints(fields: Fields, name: str, *, beside: bool) -> bool:
@@ -117,8 +124,9 @@ def ranks_of(known: Known, mesh: Fields | None, started: int | None) -> int | No
     Raises:
         InvalidProblemError: nobody says them.
     """
-    processes = mesh.optional("num_processes") if mesh is not None and not known.world.num_gpus else None
-    world = known.told.num_gpus or known.num_gpus() or processes or started
+    world = known.told.num_gpus or known.world.num_gpus
+    processes = mesh.optional("num_processes") if mesh is not None and world is None else None
+    world = world or known.num_gpus() or processes or started
     if world is None:
         known.required("num_gpus", None, "torchrun --nproc_per_node, or the cluster's --num-nodes")
     return world
@@ -178,10 +186,6 @@ _OF_THE_FILE = (
     f"{AT}offload_optimizer_device", f"{AT}offload_param_device", f"{AT}zero3_save_16bit_model",
     "mixed_precision",
 )  # fmt: skip
-_DEEPSPEED_IRRELEVANT = (
-    *IRRELEVANT, f"{AT}zero3_", f"{AT}gradient_clipping", f"{AT}deepspeed_multinode",
-    f"{AT}deepspeed_hostfile", f"{AT}deepspeed_moe", f"{AT}deepspeed_inc", f"{AT}deepspeed_exc",
-)  # fmt: skip
 
 
 def plugin_run(fields: Fields, source: Source, told: Told, given: Arguments | None = None) -> LaunchFile:
@@ -230,7 +234,7 @@ def _of_its_file(fields: Fields, source: Source, told: Told) -> LaunchFile:
         )
         fields.stop()
     per_node = processes // machines if processes and machines and processes % machines == 0 else None
-    unread = fields.unread(_DEEPSPEED_IRRELEVANT)
+    unread = fields.unread("accelerate")
     return replace(
         found,
         num_nodes=machines or found.num_nodes,
@@ -265,7 +269,7 @@ def _of_values(fields: Fields, known: Known, given: Arguments) -> LaunchFile:
         num_nodes=machines,
         gpus_per_node=divided(world, machines, field="num_processes", what="num_machines"),
         notes=tuple(fields.notes),
-        unread=fields.unread(_DEEPSPEED_IRRELEVANT),
+        unread=fields.unread("accelerate"),
     )
 
 
@@ -320,11 +324,6 @@ _WRAPPINGS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 _MESH = "parallelism_config.parallelism_config_"
 _FSDP = "fsdp_config."
 _FSDP2 = 2
-_IRRELEVANT = (
-    *IRRELEVANT, f"{_FSDP}fsdp_transformer", f"{_FSDP}fsdp_state_dict", f"{_FSDP}fsdp_cpu_ram",
-    f"{_FSDP}fsdp_backward", f"{_FSDP}fsdp_forward", f"{_FSDP}fsdp_sync", f"{_FSDP}fsdp_use_orig",
-    f"{_MESH}cp_comm",
-)  # fmt: skip
 
 
 class AccelerateReader:
@@ -348,11 +347,12 @@ class AccelerateReader:
             return plugin_run(fields, source, told)
         known = known_of(source, told)
         found = mesh_run(self.name, fields, known, arguments(known))
-        said = arguments(known, ("optim",)).get("optim")
-        if said is not None and said.text not in OPTIMIZERS:
-            why = f"line {said.line}: {shown(said.text)} is not priced"
+        given = arguments(known, ("optim",))
+        name = said(given, "optim")
+        if name is not None and name not in OPTIMIZERS:
+            why = f"line {given['optim'].line}: {shown(name)} is not priced"
             raise InvalidProblemError.of("--optim", why, allowed=", ".join(OPTIMIZERS))
-        optimizer = OPTIMIZERS[said.text] if said is not None else "adamw"
+        optimizer = OPTIMIZERS[name] if name is not None else "adamw"
         adapters = known.header.adapters  # which no file of accelerate's has a place for
         return replace(found, workload=replace(found.workload, optimizer=optimizer, **adapters))
 
@@ -425,7 +425,7 @@ def mesh_run(
 def _as_compiled(fields: Fields, given: Arguments, launcher: str) -> dict[str, str | int | float | bool]:
     """Options of a run that is not compiled, where the launcher's plans are; none of one that is."""
     backends = [fields.word(name, "no") for name in _COMPILED]
-    backends += [given[name].text for name in ("dynamo_backend", "torch_compile") if name in given]
+    backends += [said(given, name) or "no" for name in ("dynamo_backend", "torch_compile")]
     compiled = any(word.lower() not in ("no", "false") for word in backends)
     if compiled or not framework_facts(framework_of(launcher)).elementwise_fused:
         return {}
@@ -435,7 +435,7 @@ def _as_compiled(fields: Fields, given: Arguments, launcher: str) -> dict[str, s
 
 def _unread(fields: Fields) -> tuple[str, ...]:
     """What is not understood; a size of the mesh that accelerate does not have is refused."""
-    found = fields.unread(_IRRELEVANT)
+    found = fields.unread("accelerate")
     for name in found:
         if name.startswith(_MESH) and name.endswith("_size"):
             why = "is no size of accelerate's mesh, which would not notice"
@@ -447,7 +447,7 @@ def _unread(fields: Fields) -> tuple[str, ...]:
 def _configuration(
     fields: Fields, known: Known, model: ModelSpec, given: Arguments, kind: str
 ) -> Configuration:
-    """The mesh, or plain replicas, or one process (``commands/launch.py``, ``simple_launcher``)."""
+    """Return the mesh, plain replicas or one process (``simple_launcher`` of accelerate's launch.py)."""
     sharded = kind == "FSDP"
     stated = 1 if kind == "NO" else fields.optional("num_processes")
     world = stated or known.required("num_gpus", None, "num_processes")
@@ -459,8 +459,7 @@ def _configuration(
         for name, key in (("micro_batch_size", MICRO_BATCH), ("num_microbatches", ACCUMULATION))
     )
     zero = _zero(fields) if sharded and world > 1 else 0
-    word = given.get(CHECKPOINTING)
-    again = word is not None and word.text.lower() in ("true", "1")
+    again = (said(given, CHECKPOINTING) or "").lower() in ("true", "1")
     recompute = checkpoints(fields, f"{_FSDP}fsdp_activation_checkpointing", beside=again)
     recompute = recompute or recomputes(given, known)
     offload = _offload(fields, zero) if sharded else "none"

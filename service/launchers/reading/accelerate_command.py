@@ -11,6 +11,7 @@ from typing import Self
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.flags import flag_names, flags_of
 from meshwright.service.launchers.reading.accelerate import (
     AT,
     ENGINE,
@@ -21,8 +22,8 @@ from meshwright.service.launchers.reading.accelerate import (
 )
 from meshwright.service.launchers.reading.base import Source, refused
 from meshwright.service.launchers.reading.documents import Found, Values
-from meshwright.service.launchers.reading.fields import Fields
-from meshwright.service.launchers.reading.shell_values import UNKNOWN, Word, why_unknown
+from meshwright.service.launchers.reading.fields import Fields, meant
+from meshwright.service.launchers.reading.shell_values import Word, unknown_fault, unknown_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +114,8 @@ def shares_of_environment(variables: Mapping[str, tuple[str, ...]], source: Sour
     for name, text in said.items():
         if not name.startswith(_BEGINNINGS[engine]):
             continue
-        if UNKNOWN in text:
-            why, allowed = why_unknown(text.split(UNKNOWN)[1])
-            raise InvalidProblemError.of(name, why, allowed=allowed)
+        if (unknown := unknown_in(text)) is not None:
+            raise InvalidProblemError([unknown_fault(name, unknown, 0)])
         key = name.removeprefix("ACCELERATE_DEEPSPEED_").lower()
         place = PLUGIN_FILE if key == "config_file" else f"{AT}{key}"
         values[f"fsdp_config.{key}" if engine == "FSDP" else place] = Found(text, 0)
@@ -139,9 +139,8 @@ _BEGINNINGS = {"DEEPSPEED": "ACCELERATE_DEEPSPEED_", "FSDP": "FSDP_"}
 # Options of ``accelerate launch`` by the place that they have in its file (commands/launch.py).
 _ENGINES = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU"}
 _OF_ALL = ("num_processes", "num_machines", "mixed_precision", "main_process_ip", "dynamo_backend")
-_OF_DEEPSPEED = ("zero", "offload_", "deepspeed_")  # the batch is the trainer's
+_OF_TRAINERS = ("gradient_accumulation_steps", "gradient_clipping")  # where the trainer's count
 _UNREAD_ENGINES = ("use_megatron_lm", "megatron_lm_")
-_COUNTED = ("num_processes", "num_machines")
 
 
 def _require_one_engine(words: Sequence[Word], script: str) -> None:
@@ -159,7 +158,8 @@ def _require_one_engine(words: Sequence[Word], script: str) -> None:
 
 
 def _options(words: Sequence[Word], script: str) -> Iterator[tuple[str, Found]]:
-    """Options that say how ranks share, as its file calls them."""
+    """Yield the options that say how ranks share, as accelerate's file calls them."""
+    own = next((at for at, word in enumerate(words) if word.text == "launch"), len(words))
     for at, word in enumerate(words):
         name, equals, value = word.text.removeprefix("--").partition("=")
         name = name.replace("-", "_")
@@ -175,21 +175,24 @@ def _options(words: Sequence[Word], script: str) -> Iterator[tuple[str, Found]]:
             yield ENGINE, Found(_ENGINES[name], word.line)
             continue
         key = _key_of(name)
+        if at > own and name and key is None and name not in flag_names(AccelerateReader.name):
+            near = meant(name, flags_of(AccelerateReader.name))
+            where = f"line {word.line} of {shown(script)}"
+            raise refused(
+                f"{where}: --{shown(name)} is not an option of accelerate launch",
+                allowed=f"--{near}" if near else "its options (accelerate launch --help)",
+            )
         following = words[at + 1] if at + 1 < len(words) else Word("--", 0)
         said = value if equals else "true" if following.text.startswith("--") else following.text
-        if key is None or (UNKNOWN in said and name in (*_COUNTED, "main_process_ip")):
-            continue
-        if UNKNOWN in said:
-            why, allowed = why_unknown(said.split(UNKNOWN)[1])
-            raise InvalidProblemError.of(f"--{name}", f"line {word.line}: {why}", allowed=allowed)
-        yield key, Found(said, word.line)
+        if key is not None:
+            yield key, Found(said, word.line)
 
 
 def _key_of(name: str) -> str | None:
     """Where accelerate's file has an option; None: it decides nothing."""
     if name in _OF_ALL:
         return name
-    for section, starts in (("fsdp_config", "fsdp_"), ("parallelism_config", "parallelism_config_")):
-        if name.startswith(starts):
-            return f"{section}.{name}"
-    return f"{AT}{name}" if name.startswith(_OF_DEEPSPEED) else None
+    keys = (f"fsdp_config.{name}", f"parallelism_config.{name}", f"{AT}{name}")
+    return next(
+        (key for key in keys if key in flag_names(AccelerateReader.name) and name not in _OF_TRAINERS), None
+    )

@@ -110,7 +110,7 @@ _CONTINUED = ("adapter_name_or_path", "adapters", "peft_path", "lora_model_dir",
 
 def _note_continued(fields: Fields) -> None:
     """Say of adapters that were trained before what is taken of them."""
-    name = next((name for name in _CONTINUED if fields.raw(name)), None)
+    name = next((name for name in _CONTINUED if fields.has(name)), None)
     if name is not None:
         fields.note(f"{name}: adapters that are there are taken to have the rank and targets said here")
 

@@ -42,7 +42,6 @@ from meshwright.service.launchers.reading.trainer_ranks import (
     run_of_deepspeeds_file,
 )
 from meshwright.service.launchers.reading.trl import (
-    OF_THE_TRAINER,
     TrlReader,
     commands_beside,
     take_model,
@@ -51,14 +50,6 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 
 _OWN = ("base_model", "sequence_len", "sample_packing", "pad_to_sequence_len", "dp_shard_size")
-_IRRELEVANT = (
-    *OF_THE_TRAINER, "base_model", "sample_packing", "pad_to_sequence_len", "strict", "tf32", "model_type",
-    "lora_alpha", "lora_dropout", "auto_resume_from_checkpoints",
-    "tokenizer", "train_on_inputs", "shuffle", "test_datasets", "excess_length", "attn_implementation",
-    "flash_attention", "xformers", "sdp_attention", "fsdp_config.state_dict", "fsdp_config.final_state",
-    "fsdp_config.cpu_ram", "fsdp_config.sync", "fsdp_config.use_orig", "fsdp_config.transformer_layer",
-    "fsdp_config.limit_all", "launcher", "num_processes", "num_machines", "main_process",
-)  # fmt: skip
 _REFUSED = {
     "rl": "training on preferences or rewards is not priced",
     "reward_model": "training on preferences or rewards is not priced",
@@ -136,7 +127,7 @@ class AxolotlReader:
             num_nodes=nodes,
             gpus_per_node=each,
             notes=tuple(fields.notes),
-            unread=fields.unread((*_IRRELEVANT, "gradient_checkpointing")),
+            unread=fields.unread("axolotl"),
             places={"tensor_parallel_size": fields.place("tensor_parallel_size")},
         )
 
@@ -192,7 +183,7 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
         num_nodes=known.world.num_nodes if whole else None,
         gpus_per_node=known.world.gpus_per_node if whole else None,
         notes=(*fields.notes, *found.notes),
-        unread=(*fields.unread(_IRRELEVANT), *found.unread),
+        unread=(*fields.unread("axolotl"), *found.unread),
     )
 
 

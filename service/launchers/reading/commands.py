@@ -7,14 +7,22 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise, zip_longest
+from itertools import chain, pairwise, zip_longest
 
 from meshwright.profiles.documents import shown
-from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.flags import flags_of
 from meshwright.service.launchers.reading.base import MAX_BYTES, Include, Source, Told, refused
+from meshwright.service.launchers.reading.fields import meant
 from meshwright.service.launchers.reading.shell import read_script
 from meshwright.service.launchers.reading.shell_commands import PARALLEL, is_python
-from meshwright.service.launchers.reading.shell_values import Script, Word, split_words
+from meshwright.service.launchers.reading.shell_values import (
+    Script,
+    Word,
+    split_words,
+    unknown_fault,
+    unknown_in,
+)
 
 _DIRECTIVE = "#SBATCH"
 _SIZES = (
@@ -88,6 +96,7 @@ class World:
     num_nodes: int | None = None
     gpus_per_node: int | None = None
     processes: int | None = None  # all of them, where that is said instead
+    lacking: FieldError | None = None  # the first of the numbers that only a running shell knows
 
     @property
     def num_gpus(self) -> int | None:
@@ -351,6 +360,37 @@ def require_training(command: Command, name: str) -> None:
 _ASSIGNED = re.compile(r"[A-Za-z_]\w*=")  # one that the shell takes as such is gone before
 
 
+# What starts processes, with the table of its options (profiles.flags).
+_WITH_OPTIONS = {
+    "torchrun": "torchrun", "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
+    "deepspeed": "deepspeed-launcher",
+}  # fmt: skip
+
+
+def require_options(script: Script, name: str) -> None:
+    """Refuse options of torchrun and deepspeed that they do not have, and stop at.
+
+    Raises:
+        InvalidProblemError: such an option, with its line and the nearest one.
+    """
+    for command in commands_of(script):
+        texts = [word.text.rsplit("/", 1)[-1] for word in command.before]
+        at = next((at for at, text in enumerate(texts) if text in _WITH_OPTIONS), None)
+        if at is None or not command.program:
+            continue
+        options = [option.replace("-", "_") for option in flags_of(_WITH_OPTIONS[texts[at]])]
+        for word in command.before[at + 1 :]:
+            said = word.text.partition("=")[0].removeprefix("--").replace("-", "_")
+            if not word.text.startswith("--") or word.unknown or said in ("", *options):
+                continue
+            whole = [one for one in options if one.startswith(said)]  # which argparse takes it for
+            near = whole[0] if len(whole) == 1 else meant(said, options)
+            raise refused(
+                f"line {word.line} of {shown(name)}: {shown(word.text)} is not an option of {texts[at]}",
+                allowed=f"--{near}" if near else f"its options ({texts[at]} --help)",
+            )
+
+
 def holds_file(word: Word, base: str) -> bool:
     """Whether a word is a file, or gives it to an option."""
     return word.text.rpartition("=")[2].rpartition("/")[2] == base
@@ -410,9 +450,32 @@ def require_beside(source: Source, script: Source, word: Word) -> None:
 
 
 def world_of(text: str, script: Script, command: Command | None = None) -> World:
-    """How many processes start: from the launcher's own words, Slurm's header, or the usual variables."""
-    said: dict[str, str] = {}
+    """Return how many processes start, by the launcher's words, Slurm's header, or the usual variables."""
     lists = [command.before] if command else script.commands
+    lacking = _lacking(script, command, lists)
+    return replace(_world_of(text, script, command, lists), lacking=lacking)
+
+
+def _lacking(script: Script, command: Command | None, lists: Sequence[Sequence[Word]]) -> FieldError | None:
+    """Return the fault of the first number of nodes or processes that is not known; None: there is none."""
+    for words in lists:
+        for word, following in pairwise([*words, Word("", 0)]):
+            name, equals, value = word.text.partition("=")
+            unknown = unknown_in(value if equals else following.text)
+            if name.replace("_", "-") in _COUNTS and unknown is not None:
+                return unknown_fault(name, unknown, word.line)
+    environment = environment_of(script, command)
+    for name in chain(*_VARIABLES):
+        unknown = unknown_in("".join(environment.get(name, ())))
+        if unknown is not None:
+            line = next((word.line for word in script.words.get(name, ())), 0)
+            line = line or next((words[0].line for words in lists if words), 0)
+            return unknown_fault(name, unknown, line)
+    return None
+
+
+def _world_of(text: str, script: Script, command: Command | None, lists: Sequence[Sequence[Word]]) -> World:
+    said: dict[str, str] = {}
     for words in lists:
         for at, word in enumerate(words):
             name, equals, value = word.text.replace("_", "-").partition("=")
@@ -425,7 +488,8 @@ def world_of(text: str, script: Script, command: Command | None = None) -> World
     tasks = _first(("--ntasks-per-node",), said, batch) if command and _is_task(command) else None
     per_node = tasks or _first(_PER_NODE, said, batch)
     usual = [_variable(environment_of(script, command), names) for names in _VARIABLES]
-    if nodes is None and usual[0] is None and not batch and any(map(_starts_here, lists)):
+    here = not batch and not any(name in said for name in _NODES) and any(map(_starts_here, lists))
+    if nodes is None and usual[0] is None and here:
         nodes = 1
     parallel = any(word.text in PARALLEL for words in lists for word in words)
     if any(word.text.endswith(_TITANS) for words in lists for word in words):  # one node, of 8 GPUs

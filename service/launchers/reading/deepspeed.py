@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from meshwright.profiles.flags import flag_names
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.deepspeed import CODE_FILE, OFFLOADED
@@ -39,21 +40,7 @@ _PLACES = {
     for part, key in OFFLOADED.items()
 }
 _DTYPES = {"fp32": "fp32", "bf16": "bf16", "bfp16": "bf16", "fp16": "fp16"}
-_OF_ZERO = (  # beginnings of DeepSpeedZeroConfig's other keys
-    "contiguous_gradients", "reduce_", "use_multi_rank", "allgather_", "compute_grad_norm", "leaf_",
-    "load_from_", "elastic_", "offload_", "zenflow", "sub_group_size", "cpu_offload", "stage3_", "gather_",
-    "ignore_unused", "legacy_stage1", "round_robin", "parameter_alignment", "zero_quantized", "log_trace",
-    "memory_efficient", "pipeline_loading", "override_module", "enable_sanity", "save_muon", "prefetch_",
-    "param_persist", "max_", "model_persist", "module_granularity", "use_all_reduce",
-)  # fmt: skip
 _BUCKETS = ("reduce_bucket_size", "allgather_bucket_size")
-_IRRELEVANT = (
-    *(f"zero_optimization.{name}" for name in _OF_ZERO),
-    "_meshwright", "steps_per_print", "wall_clock", "gradient_clipping", "scheduler.",
-    "optimizer.params", "fp16.", "bf16.", "tensorboard.", "wandb.", "csv_monitor.", "comms_logger.",
-    "flops_profiler.", "prescale_gradients", "dump_state", "checkpoint.", "data_types.", "zero_allow",
-    "gradient_predivide", "aio.", "monitor_config.", "activation_checkpointing.profile",
-)  # fmt: skip
 _PRICED_OTHERWISE = {
     "zero_optimization.mics_shard_size": "MiCS shards are not read",
     "zero_optimization.zero_hpz_partition_size": "secondary shards (ZeRO++ hpZ) are not priced",
@@ -103,8 +90,8 @@ class DeepSpeedReader:
         model = known.model()
         code = _code(fields, known)
         configuration = _configuration(fields, known, model, code, (zero, offload))
-        for name in fields.unread(_IRRELEVANT):
-            if name.startswith("zero_optimization."):
+        for name in fields.unread(DeepSpeedReader.name):
+            if name.startswith("zero_optimization.") and name not in flag_names(DeepSpeedReader.name):
                 fields.fault(name, "is no key of ZeRO's section")
         fields.stop()
         where = f"SEQ_LENGTH of {CODE_FILE}, or --seq-length"
@@ -122,7 +109,7 @@ class DeepSpeedReader:
             num_nodes=known.world.num_nodes,
             gpus_per_node=known.world.gpus_per_node,
             notes=tuple(fields.notes),
-            unread=fields.unread(_IRRELEVANT),
+            unread=fields.unread(self.name),
             places={"tensor_parallel_size": fields.place("tensor_parallel.autotp_size")},
         )
 
@@ -134,6 +121,9 @@ def _zero(fields: Fields) -> int:
         size = 1.0 if fields.raw(name) == "auto" else fields.number(name, 1.0)
         if size < 1 or not size.is_integer():
             fields.fault(name, "is no whole number above 0")
+    section = fields.raw("zero_optimization")
+    if isinstance(section, bool):  # the oldest form (zero/config.py, read_zero_config_deprecated)
+        return int(section)
     stage = fields.optional("zero_optimization.stage", low=0) or 0
     if stage > _MAX_STAGE:
         fields.fault("zero_optimization.stage", f"there is no stage {stage}", allowed="0 to 3", nearest="3")
@@ -174,9 +164,10 @@ def read_offload(fields: Fields, zero: int, places: Mapping[str, tuple[str, str]
     ``places``: for each part the fields of its device and of the folder on the drive.
     """
     devices = {part: fields.word(device, "none", allowed=_DEVICES) for part, (device, _) in places.items()}
+    switches = {part: device for part, (device, _) in places.items()}
     for name, part in _OLDER_OFFLOADS.items():
         if fields.flag(name, default=False):
-            devices[part] = "cpu"
+            devices[part], switches[part] = "cpu", name
         newer = places[part][0]
         if fields.has(name) and fields.has(newer):  # config_utils.py, _process_deprecated_field
             fields.fault(
@@ -184,7 +175,7 @@ def read_offload(fields: Fields, zero: int, places: Mapping[str, tuple[str, str]
             )
     sharded = zero == _SHARDED_WEIGHTS
     if devices["parameters"] != "none" and not sharded:  # engine.py hands it to stage 3 alone
-        fields.note(f"stage {zero} shards no weights: {places['parameters'][0]} does nothing")
+        fields.note(f"stage {zero} shards no weights: {switches['parameters']} does nothing")
         devices["parameters"] = "none"
     found = devices["optimizer"], devices["parameters"]
     wrong = {  # part: what is wrong with its device there, and what would not be
@@ -198,9 +189,11 @@ def read_offload(fields: Fields, zero: int, places: Mapping[str, tuple[str, str]
         ],
     }  # fmt: skip
     for part, faults in wrong.items():
-        device, path = places[part]
-        for _, message, allowed in (one for one in faults if one[0]):
-            fields.fault(device, message, allowed=allowed, nearest=allowed.split(",", maxsplit=1)[0])
+        path = places[part][1]
+        for _, message, others in (one for one in faults if one[0]):
+            allowed = "false" if switches[part] in _OLDER_OFFLOADS else others
+            nearest = allowed.split(",", maxsplit=1)[0]
+            fields.fault(switches[part], message, allowed=allowed, nearest=nearest)
         if devices[part] == "nvme" and fields.raw(path) is None:
             fields.fault(path, f"is missing beside device nvme: DeepSpeed keeps {part} in files there")
     ratio = "zero_optimization.offload_optimizer.ratio"

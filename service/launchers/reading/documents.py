@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from meshwright.profiles.documents import MAX_DEPTH, read_json, read_yaml, require_plain, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.service.launchers.reading.base import Source, refused
+from meshwright.service.launchers.reading.shell_values import UNKNOWN, why_unknown
 
 DOCUMENTS = (".json", ".yaml", ".yml", ".toml")
 MAX_DOCUMENT = 200_000  # characters; most have a few thousand, lists of data sets many more
@@ -73,14 +74,35 @@ def _parsed(suffix: str, text: str) -> tuple[dict[str, Found], tuple[str, ...]] 
     repeated: dict[str, list[int]] = {}
     read = readers.get(suffix) or partial(read_yaml, repeated=repeated)
     try:
-        flat = dict(_flat(read(text, lines), ""))
+        flat = dict(_flat(read(text.replace(UNKNOWN, _SHIELD), lines), ""))
     except InvalidProblemError as fault:
-        return _placed(fault.errors[0], lines)
+        return _unknown(text) or _placed(fault.errors[0], lines)
     said = (
         f"line {lines[name]}: {shown(name)} is given again, after line {', '.join(map(str, earlier))}"
         for name, earlier in repeated.items()
     )
-    return {name: Found(value, lines.get(name, 0)) for name, value in flat.items()}, tuple(said)
+    if any(_SHIELD in name for name in flat):
+        return _unknown(text) or "a name is not known"
+    return {name: Found(_bare(value), lines.get(name, 0)) for name, value in flat.items()}, tuple(said)
+
+
+_SHIELD = "\uf8ff"  # for the mark of what is not known, which no form of file takes
+
+
+def _bare(value: object) -> object:
+    """Return a value with the marks of what is not known as they were."""
+    if isinstance(value, list):
+        return [_bare(one) for one in value]
+    return value.replace(_SHIELD, UNKNOWN) if isinstance(value, str) else value
+
+
+def _unknown(text: str) -> str:
+    """Return what of a text that a script writes is not known, with its line; empty: all is known."""
+    before, mark, rest = text.partition(UNKNOWN)
+    if not mark:
+        return ""
+    why, allowed = why_unknown(rest.partition(UNKNOWN)[0])
+    return f"line {before.count(chr(10)) + 1}: {why} (allowed: {allowed})"
 
 
 def _placed(fault: FieldError, lines: Mapping[str, int]) -> str:

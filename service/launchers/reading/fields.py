@@ -10,9 +10,10 @@ from itertools import zip_longest
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
+from meshwright.profiles.flags import flag_names
 from meshwright.service.launchers.reading.base import MAX_LISTED, Place, Told, passed_by
 from meshwright.service.launchers.reading.documents import Found, Values
-from meshwright.service.launchers.reading.shell_values import UNKNOWN, why_unknown
+from meshwright.service.launchers.reading.shell_values import unknown_fault, unknown_in
 from meshwright.service.launchers.rules import near_divisors
 
 # --------------------------------------------------------------------------------------------------
@@ -147,12 +148,33 @@ _ONE_RANK = ("1", "-1")
 _UNTEXTUAL = re.compile(r"vit|vision|visual|multi_?modal|projector|aligner|audio|image")
 
 
-def decides(name: str, text: str) -> str | None:
-    """What of a run hangs on a name that a reader does not know, by its last part; None: nothing known.
+# Words of names that no launcher here has: an argument of a script's own that has one may decide its run.
+_LIKELY = re.compile(
+    r"(?:^|_)(?:(?:model|data|tensor|pipeline|context|expert|sequence)?parallel\w*|degrees?|shards?|"
+    r"sharded|sharding|replicas?|replicate\w*|experts?|(?:[tpcdesm]p|group|node|rank|stage|mesh|gpus?)_size|"
+    r"num_(?:gpus|nodes|ranks|stages))(?:_|$)"
+)
+_UNLIKELY = re.compile(
+    r"(?:^|_)(?:save|saves|ckpt|checkpoint|log|logging|eval|val|valid|validation|test|token\w*|"
+    r"preprocess\w*|dataset\w*|dataloader|hub|random_init)(?:_|$)"
+)
 
-    ``text``: its value; one that is off, a single rank or micro-batch, decides nothing.
+
+def decides(name: str, text: str, *, known: bool = True) -> str | None:
+    """Return what of a run depends on a name that no reader takes, by its last part; None: nothing.
+
+    Args:
+        name: of the argument.
+        text: its value; one that is off, a single rank or micro-batch, decides nothing.
+        known: whether the launcher has such an argument; a script's own may be anything.
     """
     what = None if is_off(text) else decided_by(name)
+    if what is None and not known and not is_off(text):
+        plain = name.rpartition(".")[2].lstrip("-").replace("-", "_").lower()
+        likely = _LIKELY.search(plain) is not None and not (
+            _UNLIKELY.search(plain) or _UNTEXTUAL.search(plain)
+        )
+        what = _OF_ONE[0] if likely else None
     return None if what in _OF_ONE and text.strip() in _ONE_RANK else what
 
 
@@ -190,7 +212,7 @@ def first_larger(num_layers: int, chunks: int, *, field: str) -> tuple[int, ...]
     """As even as can be, the first chunks one layer more: DeepSpeed's and torchtitan's own split.
 
     DeepSpeed 0.19.8, runtime/utils.py:627 ``partition_balanced`` of the transformer layers, and
-    torchtitan 0.3.0 (``torchtitan_split``).
+    torchtitan 0.3.0 (``torchtitan_stages._own``, which counts embedding and head as layers).
 
     Raises:
         InvalidProblemError: more chunks than layers; ``field`` is what asks for them.
@@ -267,11 +289,30 @@ class Fields:
         """The first parts of all names, each once."""
         return list(dict.fromkeys(name.partition(".")[0] for name in self._values))
 
-    def raw(self, name: str) -> object:
-        """The value as it stands there; None where it is not given."""
+    def take(self, *names: str) -> None:
+        """Mark names as read where their values do not matter."""
+        self._taken.update(names)
+
+    def raw(self, name: str, *, instead: str = "") -> object:
+        """Return the value as the file has it; None where it is not given.
+
+        Args:
+            name: of the value.
+            instead: what the user may give in place of a value that is not known.
+
+        Raises:
+            InvalidProblemError: the value depends on what only a running shell knows.
+        """
         self._taken.add(name)
         found = self._found(name)
-        return None if found is None else found.value
+        if found is None:
+            return None
+        unknown = unknown_in(found.value)
+        if unknown is not None:
+            raise InvalidProblemError(
+                [*self.faults, unknown_fault(name, unknown, found.line, instead=instead)]
+            )
+        return found.value
 
     def named(self, pattern: re.Pattern[str]) -> str | None:
         """The first name that matches as a whole and whose value is not off; None: there is none."""
@@ -291,10 +332,6 @@ class Fields:
         """The same; None where it is not given or is no whole number in range."""
         value = self.raw(name)
         if value is None:
-            return None
-        if isinstance(value, str) and UNKNOWN in value:
-            why, step = why_unknown(value.split(UNKNOWN)[1])
-            self.fault(name, why, allowed=step)
             return None
         number = _whole(value)
         if number is None or not low <= number <= MAX_INTEGER:
@@ -391,25 +428,33 @@ class Fields:
         if self.faults:
             raise InvalidProblemError(self.faults)
 
-    def unread(self, irrelevant: Iterable[str]) -> tuple[str, ...]:
-        """Names that nobody took, those aside that begin as one of ``irrelevant``.
+    def unread(self, *programs: str) -> tuple[str, ...]:
+        """Return the names that no reader took, but for those on which no price depends.
+
+        Args:
+            programs: with arguments that the file may give (``profiles.flags``).
 
         Raises:
             InvalidProblemError: one of them is a slip away from a name that is not given, or decides
                 the run.
         """
+        known = flag_names(*programs)
         self._refuse_plain_sections()
         left = [name for name in self._values if name not in self._taken]
         lacking = [name for name in self._taken if name not in self._values]
         for name in left[:_SLIPS_TRIED]:
-            near = meant(name, lacking)
+            near = None if name in known else meant(name, lacking)
             if near is not None:
                 self.fault(name, "is unknown", nearest=near)
         self.stop()
-        starts = tuple(irrelevant)
-        found = [name for name in left if not name.startswith(starts)]
+        found = [
+            name
+            for name in left
+            if not (known.is_free(name) or known.is_default(name, self._values[name].value))
+        ]
         for name in found:
-            if what := decides(name, str(self._values[name].value)):
+            value = self._values[name].value
+            if what := decides(name, str(value), known=name in known):
                 self.fault(name, undecided(what), allowed=passing(shown(name)))
         self.stop()
         return tuple(shown(name) for name in found)[:MAX_LISTED]

@@ -8,10 +8,18 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.flags import flag_names
 from meshwright.service.launchers.megatron_names import FLAGS, REFUSED, is_irrelevant
 from meshwright.service.launchers.reading.base import Place
 from meshwright.service.launchers.reading.fields import decides, meant, passing, undecided
-from meshwright.service.launchers.reading.shell_values import UNKNOWN, Word, why_unknown
+from meshwright.service.launchers.reading.shell_values import (
+    UNKNOWN,
+    Word,
+    unknown_arguments,
+    unknown_fault,
+    unknown_in,
+    why_unknown,
+)
 
 _MAX_SHOWN = 40
 _MAX_DIGITS = 15
@@ -63,8 +71,21 @@ class Given:
 
     def other(self, *names: str) -> str:
         """The value of the first of some flags that decide no plan; empty where none is given."""
-        found = (self.others.get(f"--{name}") for name in names)
-        return next((value.texts[0] for value in found if value is not None and value.texts), "")
+        for name in names:
+            value = self.others.get(f"--{name}")
+            if value is not None and value.texts:
+                if (unknown := unknown_in(value.texts[0])) is not None:
+                    called = self.called.get(f"--{name}", f"--{name}")
+                    raise InvalidProblemError(
+                        [*self.faults, unknown_fault(_shown(called), unknown, value.line)]
+                    )
+                return value.texts[0]
+        return ""
+
+    def partly(self, name: str) -> str:
+        """Return the value of a path that decides no plan, which may be known in part; empty: not given."""
+        value = self.others.get(f"--{name}")
+        return value.texts[0] if value is not None and value.texts else ""
 
     def integer(self, name: str, default: int) -> int:
         """The value of a flag that takes a whole number."""
@@ -136,7 +157,7 @@ class Given:
         before them, with its dot. A right name in another section is one of those.
         """
         for shown, (name, value) in self.left.items():
-            near = meant(name, names)
+            near = None if _is_known(shown, "") else meant(name, names)
             if near is not None and names[near] not in self.values:
                 part = shown.rpartition(".")[2].lstrip("-")
                 right = near if "_" in part else near.replace("_", "-")
@@ -159,7 +180,8 @@ class Given:
         """Refuse names that are not understood and on which a run hangs, whoever's they are."""
         for shown in self.unread:
             name, value = self.left.get(shown, ("", Value((), 0)))
-            if what := decides(name, value.texts[0] if value.texts else "on"):
+            text = value.texts[0] if value.texts else "on"
+            if what := decides(name, text, known=_is_known(shown, name)):
                 self.refuse(shown, f"line {value.line}: {undecided(what)}", allowed=passing(shown))
 
     def refuse(
@@ -191,6 +213,12 @@ class Given:
             raise InvalidProblemError(self.faults)
 
 
+def _is_known(called: str, name: str) -> bool:
+    """Whether a launcher over Megatron-Core has an argument, as the file calls it or by its plain name."""
+    names = flag_names("megatron-lm", "megatron-bridge", "nemo", "ms-swift", "llama-factory")
+    return called in names or name in names
+
+
 def given_flags(words: Sequence[Word], ignored: Sequence[str] = ()) -> Given:
     """Sort the words behind a training script's name into flags and their values.
 
@@ -199,6 +227,8 @@ def given_flags(words: Sequence[Word], ignored: Sequence[str] = ()) -> Given:
     Raises:
         InvalidProblemError: a flag lacks its value, has a wrong or an unknown one, or cannot be read.
     """
+    if (fault := unknown_arguments(words)) is not None:
+        raise fault
     given = Given()
     at = 0
     while at < len(words):
@@ -222,8 +252,7 @@ def given_flags(words: Sequence[Word], ignored: Sequence[str] = ()) -> Given:
 def _wrong(name: str, value: Value) -> tuple[str, str | None] | None:
     """What is wrong with the value of a known flag, and what is allowed."""
     kind, texts = FLAGS[name], value.texts
-    unknown = next((text.split(UNKNOWN)[1] for text in texts if UNKNOWN in text), None)
-    if unknown is not None:
+    if (unknown := unknown_in(list(texts))) is not None:
         return why_unknown(unknown)
     if kind == "switch":
         stray = f'takes no value: "{_shown(texts[0])}" would stop Megatron-LM' if texts else ""

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from meshwright.profiles.adapters import LORA_TARGETS, TRAINED_MODULES, BasePrecision
 from meshwright.profiles.documents import read_json, shown
-from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
+from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.library import find_model, model_of_folder
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_from_shape
@@ -163,7 +163,10 @@ class Known:
         value = self.value(name, found)
         if value is None:
             message = f"the files do not say it: {where}, or give it beside them (--set {name}=…)"
-            raise InvalidProblemError.of(name, message)
+            lacking = self.world.lacking if name == "num_gpus" else None
+            raise InvalidProblemError(
+                [FieldError(pointer=name, message=message), *([lacking] if lacking else [])]
+            )
         return value
 
     def word(self, name: str, default: str) -> str:
@@ -248,8 +251,7 @@ def known_of(source: Source, told: Told) -> Known:
 
 def _world(source: Source, told: Told, header: Header) -> World:
     """Nodes and GPUs by the scripts beside a file, else by its header."""
-    for script in source.scripts():
-        found = world_of(script.text, script_of(script, told))
-        if found.num_gpus:
-            return found
-    return World(header.num_nodes, header.gpus_per_node)
+    worlds = [world_of(script.text, script_of(script, told)) for script in source.scripts()]
+    said = next((world for world in worlds if world.num_gpus), None)
+    lacking = next((world.lacking for world in worlds if world.lacking is not None), None)
+    return said or World(header.num_nodes, header.gpus_per_node, lacking=lacking)

@@ -12,6 +12,7 @@ from itertools import chain, pairwise
 
 from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.flags import flag_names
 from meshwright.service.launchers.reading.accelerate import (
     ACCUMULATION,
     MICRO_BATCH,
@@ -39,7 +40,7 @@ from meshwright.service.launchers.reading.megatron_core import (
     text_of,
 )
 from meshwright.service.launchers.reading.ms_swift import completed
-from meshwright.service.launchers.reading.shell_values import Script, Word
+from meshwright.service.launchers.reading.shell_values import Script, Word, unknown_arguments
 from meshwright.service.launchers.reading.trainer import (
     LLAMA_FACTORY,
     PADDED,
@@ -64,13 +65,10 @@ _CORE = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_m
 _OWN = ("cutoff_len", "per_device_train_batch_size", "gradient_accumulation_steps", "finetuning_type")
 _ITS = ("finetuning_type", "cutoff_len", "template", "stage", *_CORE)
 _DEGREES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-_IRRELEVANT = (
-    "model_name", "dataset", "template", "output_dir", "stage", "do_", "learning_rate", "num_train",
-    "lr_", "warmup", "logging", "save", "eval", "val_", "overwrite", "preprocessing", "dataloader", "plot_",
-    "report_to", "trust_remote", "max_samples", "packing", "ddp_timeout", "resume", "seed", "max_steps",
-    "weight_decay", "adam_", "max_grad_norm", "finetuning_type", "lora_", "optim", "bf16", "fp16",
-    "tokenized_path", "gradient_accumulation_steps", "additional_configs", "flash_attn", "use_mca",
-    "apply_rope_fusion",
+_READ = (
+    "model_name_or_path", "stage", "finetuning_type", "lora_rank", "lora_target", "optim", "packing",
+    "neat_packing", "flash_attn", "use_mca", "apply_rope_fusion", "gradient_accumulation_steps",
+    "per_device_train_batch_size", "additional_configs",
 )  # fmt: skip
 # What the adapter's own arguments say where the file does not, whatever additional_configs says
 # (training_args.py DistributingParallelArguments, models/model_config.py update_with_args).
@@ -125,7 +123,9 @@ class LlamaFactoryReader:
                 given.note(f"line {found.line}: {name[:64]} does nothing: the adapter's own is {said[:40]}")
             elif not misplaced and flag_of(key) is not None:
                 take(given, key, "adam" if key == "optimizer" else text, found.line, called=name)
-            elif misplaced or not key.startswith(_IRRELEVANT):
+            elif misplaced or not (
+                key in _READ or flag_names("llama-factory", "transformers").is_free(key)
+            ):
                 given.leave(name[:64], f"--{key.replace('_', '-')}", Value((text,), found.line))
         given.refuse_slips(CORE_NAMES | {name: name for name in _OWN if name not in document})
         _take_batch(given, fields, known)
@@ -254,6 +254,8 @@ def _overrides(source: Source, own: Source, told: Told) -> dict[str, Found]:
     found: dict[str, Found] = {}
     for _, words, at in _starts(source, told):
         if words[at].text.rpartition("/")[2] == own.name.rpartition("/")[2]:
+            if (fault := unknown_arguments(words[at + 1 :])) is not None:
+                raise fault
             given = [Word(f"--{word.text}", word.line) for word in words[at + 1 :] if "=" in word.text]
             found |= values_of(given, told)
     return {name: Found(None, one.line) if one.value == "null" else one for name, one in found.items()}

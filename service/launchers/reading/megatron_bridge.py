@@ -17,9 +17,10 @@ from itertools import pairwise
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.flags import flag_names
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.megatron_bridge import FP8_RECIPES, LOW_GRADIENTS
-from meshwright.service.launchers.megatron_flags import FP4_RECIPE
+from meshwright.service.launchers.megatron_flags import FP4_RECIPE, FP8_FORMAT, FP8_FORMATS
 from meshwright.service.launchers.megatron_names import FLAGS
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by, refused
 from meshwright.service.launchers.reading.commands import (
@@ -27,6 +28,7 @@ from meshwright.service.launchers.reading.commands import (
     best,
     chosen,
     commands_of,
+    require_beside,
     script_of,
     world_of,
 )
@@ -41,7 +43,12 @@ from meshwright.service.launchers.reading.megatron_core import (
     text_of,
 )
 from meshwright.service.launchers.reading.megatron_lm import launch_file
-from meshwright.service.launchers.reading.shell_values import UNKNOWN, Word
+from meshwright.service.launchers.reading.shell_values import (
+    Word,
+    unknown_arguments,
+    unknown_fault,
+    unknown_in,
+)
 
 # --------------------------------------------------------------------------------------------------
 # What Megatron-Bridge's mixed precision really runs: a recipe by name, or a configuration of its own.
@@ -58,7 +65,7 @@ _RECIPES: Mapping[str, dict[str, str]] = {
     "bf16_mixed": {"bf16": "true"},
     "fp16_mixed": {"fp16": "true", "grad_reduce_in_fp32": "false"},
     **{
-        FP8_RECIPES[name]: {"bf16": "true", "fp8": "hybrid", "fp8_recipe": word}
+        FP8_RECIPES[name]: {"bf16": "true", "fp8": FP8_FORMATS.get(name, FP8_FORMAT), "fp8_recipe": word}
         for name, word in _FP8_NAMES.items()
     },
     FP8_RECIPES[FP4_RECIPE]: {"bf16": "true", "fp4": "e2m1"},
@@ -226,10 +233,8 @@ def _recipe_of(command: Command, told: Told) -> tuple[Recipe | None, list[Overri
     if word is None or (word.text not in _recipes() and told.model is not None):
         return None, []
     found = _recipes().get(word.text)
-    if UNKNOWN in word.text:
-        given = Given()
-        given.take("--seq-length", Value((word.text,), word.line), called="--recipe")
-        given.stop()
+    if word.unknown is not None:
+        raise InvalidProblemError([unknown_fault("--recipe", word.unknown, word.line)])
     if found is None:
         near = difflib.get_close_matches(word.text, _recipes(), n=1)
         raise InvalidProblemError.of(
@@ -262,8 +267,52 @@ def _require_said(values: Sequence[Override], own: Sequence[Override], recipe: R
             raise InvalidProblemError.of(key, message, allowed=f"{key}=… in the command")
 
 
+_FILE = "--config-file"  # whose values stand between the recipe's and those of the command
+
+
+def _of_its_file(source: Source, command: Command) -> list[Override]:
+    """Return the overrides in the YAML that a command names.
+
+    Raises:
+        InvalidProblemError: the file is not beside the script, or only a running shell knows its name.
+    """
+    found: list[Override] = []
+    for word, following in pairwise([*command.words, Word("", 0)]):
+        name, equals, value = word.text.partition("=")
+        if name.replace("_", "-") != _FILE:
+            continue
+        named = Word(value if equals else following.text, word.line)
+        if named.unknown is not None:
+            raise InvalidProblemError([unknown_fault(name, named.unknown, word.line)])
+        require_beside(source, source, named)
+        base = named.text.rpartition("/")[2]
+        found += [(key, text_of(one.value), one.line) for key, one in document_of(source.at(base)).items()]
+    return found
+
+
+def _list_others(given: Given, words: Sequence[Word]) -> None:
+    """List the options of a command that are neither overrides nor names of a recipe."""
+    for word, following in pairwise([*words, Word("--", 0)]):
+        name, equals, value = word.text.partition("=")
+        known = (*_NAMING, *_LONG_OPTIONS, *_ADAPTER_OPTIONS, _FILE)
+        if name.startswith("--") and name.replace("_", "-") not in {one.replace("_", "-") for one in known}:
+            text = value if equals else "true" if following.text.startswith("--") else following.text
+            given.leave(name[:64], name, Value((text,), word.line))
+
+
+def _refuse_adapters(given: Given, values: Overrides) -> None:
+    """Leave a fault for overrides that train adapters in place of the model's own weights."""
+    for key, (text, line) in values.items():
+        if key.partition(".")[0] == "peft" and text.lower() not in _UNSET:
+            message = f"line {line}: trains adapters, which are not priced under Megatron-Bridge"
+            given.refuse(key[:64], message, allowed="null, which trains all weights")
+            return
+
+
 def _overrides(words: Sequence[Word]) -> list[Override]:
     """``section.key=value``, and the options that are such."""
+    if (fault := unknown_arguments(words)) is not None:
+        raise fault
     found, options = [], {**_OPTIONS, **_LONG_OPTIONS}
     for at, word in enumerate(words):
         key, equals, value = word.text.partition("=")
@@ -295,12 +344,7 @@ _READ = (
     "optimizer.",
     "checkpoint.",
 )  # sections with Megatron's own names
-_IRRELEVANT = (
-    "dataset.", "checkpoint.", "logger.", "scheduler.", "tokenizer.", "rng.", "optimizer.",
-    "train.train_iters", "train.eval_", "train.manual_gc", "dist.", "profiling.",
-    "model.should_pad_vocab", "model.init_method", "model.make_vocab", "ddp.check_for",
-    "ddp.average_in", "model.apply_rope", "train.exit_", "ddp.grad_reduce_in_fp32",
-)  # fmt: skip
+_TAKEN_APART = (*_LENGTHS, _DDP)
 _WRITTEN_OVER = ("mixed_precision", "comm_overlap")  # sections that are read after the others
 
 
@@ -345,14 +389,15 @@ class MegatronBridgeReader:
             if count < _LEAST_NAMES and not named:
                 raise refused(f"{source.name[:64]}: no overrides of a Megatron-Bridge recipe are in it")
             recipe, overrides = _recipe_of(command, told)
-            own = _overrides(command.words)
+            own = [*_of_its_file(source, command), *_overrides(command.words)]
             if any(key in _LENGTHS for key, _, _ in own):  # the recipe's model takes it too
                 overrides = [one for one in overrides if one[0] != "model.seq_length"]
             for note in script.notes:
                 given.note(note)
             started = world_of(source.text, script, command)
-            world = started if started.num_gpus else world
+            world = started if started.num_gpus else replace(world, lacking=started.lacking)
             _require_said(overrides, own, recipe)
+            _list_others(given, command.words)
             overrides += own
         else:
             overrides = [(key, text_of(one.value), one.line) for key, one in document_of(source).items()]
@@ -382,12 +427,23 @@ def _is_said(text: str) -> bool:
 
 def _take_all(given: Given, overrides: Iterable[Override]) -> None:
     """Overrides as flags of Megatron-LM; keys that decide nothing are left out, unknown ones listed."""
-    values = {key: (text, line) for key, text, line in overrides}
+    values, names = {key: (text, line) for key, text, line in overrides}, flag_names("megatron-bridge")
+    for key, (text, line) in values.items():
+        unknown = unknown_in(text)
+        if unknown is not None and not names.is_free(key):
+            given.faults.append(unknown_fault(key[:64], unknown, line))
+    _refuse_adapters(given, values)
+    given.stop()
     for key, (text, line) in values.items():
         name = key.partition(".")[2] or key
         if key.startswith(_READ) and flag_of(name) is not None:
             take(given, name, text, line, called=key)
-        elif key.partition(".")[0] not in _WRITTEN_OVER and not key.startswith(_IRRELEVANT):
+        elif (
+            key not in _TAKEN_APART
+            and key.partition(".")[0] not in _WRITTEN_OVER
+            and not names.is_free(key)
+            and not names.is_default(key, text.replace("null", "none"))
+        ):
             flag = f"--{name.replace('_', '-')}"
             given.others[flag] = Value((text,), line)
             given.leave(key[:64], flag, Value((text,), line))

@@ -11,7 +11,7 @@ from math import prod
 
 from meshwright.service.launchers.megatron_names import FLAGS
 from meshwright.service.launchers.reading.given import PLAIN_NAMES, Given, Value
-from meshwright.service.launchers.reading.shell_values import UNKNOWN
+from meshwright.service.launchers.reading.shell_values import unknown_fault, unknown_in
 from meshwright.solver.configuration import HIERARCHICAL
 
 _RENAMED: Mapping[str, str] = {
@@ -90,7 +90,9 @@ def take(given: Given, key: str, text: str, line: int, *, called: str) -> None:
 def _take_switch(given: Given, flag: str, text: str, line: int, *, called: str, wanted: bool) -> None:
     """A switch that the file writes as true or false; one that is off is not given."""
     word = text.lower()
-    if UNKNOWN in text or word not in (*_TRUE, *_FALSE):
+    if (unknown := unknown_in(text)) is not None:
+        given.faults.append(unknown_fault(called[:64], unknown, line))
+    elif word not in (*_TRUE, *_FALSE):
         given.called[flag] = called[:64]
         given.values.setdefault(flag, Value((), line))
         given.fault(flag.removeprefix("--"), "is neither true nor false", allowed="true, false")

@@ -8,15 +8,13 @@ their megatron/arguments.py. What they train that no flag of today says is refus
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 
-from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.flags import flag_names
 from meshwright.service.launchers.megatron_flags import FP4_RECIPE
 from meshwright.service.launchers.megatron_names import FROM_CHECKPOINT, UNPRICED
 from meshwright.service.launchers.reading.base import Include, Source
@@ -122,7 +120,7 @@ def translate(given: Given, include: Include, filled: Mapping[str, Filled] | Non
         if given.other(name) not in ("", *usual):
             message = f"cannot be read: {shown(given.other(name))} is not priced"
             given.fault_of(f"--{name}", given.others[f"--{name}"], message, allowed=", ".join(usual))
-    harmless = {f"--{name}" for name in (*_HARMLESS, *_REFUSED)}
+    harmless = {f"--{name}" for name in (*_HARMLESS, *_REFUSED, *_ALONE)}
     given.unread = [name for name in given.unread if name not in harmless]
     if with_deepspeed:
         _take_stage(given, include, filled or {})
@@ -133,14 +131,6 @@ def translate(given: Given, include: Include, filled: Mapping[str, Filled] | Non
 # What nobody knows: arguments of a fork's own, and programs that build a model of their own.
 
 
-@cache
-def _arguments() -> frozenset[str]:
-    """Arguments of Megatron-LM and Megatron-DeepSpeed that no prediction here reads, in snake case."""
-    raw = json.loads(_ARGUMENTS.read_text("utf-8"))
-    return frozenset(" ".join(raw["names"]).split())
-
-
-_ARGUMENTS = CATALOG / "recipes" / "megatron_arguments.json"
 # Words of a name that say what no step's time or memory hangs on, whoever's it is; but not beside those of
 # ``_MATTERS``: ``--load-in-4bit``, ``--early-exit-layers``, ``--grad-data-type``.
 _ASIDE = re.compile(
@@ -184,9 +174,12 @@ def require_known(given: Given, program: str) -> None:
         InvalidProblemError: such arguments, of a command that says no size of a language model.
     """
     strange: dict[str, Value] = {}
+    arguments = flag_names("megatron-lm")
     for called, (name, value) in given.left.items() if program else ():  # else they are of all commands
         aside = called not in given.unread or _ASIDE.search(name) is not None
-        known = {name, _OPPOSITE.sub("", name)} & _arguments() or name.replace("_", "-") in _ALONE
+        known = (
+            name in arguments or _OPPOSITE.sub("", name) in arguments or name.replace("_", "-") in _ALONE
+        )
         known = known or (aside and _MATTERS.search(name) is None)
         off = bool(value.texts) and is_off(value.texts[0])
         if not (known or off or decided_by(name)):
@@ -346,7 +339,7 @@ def _count(text: str, usual: int) -> int:
 def _take_stage(given: Given, include: Include, filled: Mapping[str, Filled]) -> None:
     """The ZeRO stage: DeepSpeed's file says it; ``--zero-stage`` alone only sets the model up."""
     flag = next((one for one in _FILES if one in given.others), _FILES[0])
-    name = given.other(flag.removeprefix("--"))
+    name = given.partly(flag.removeprefix("--"))
     base = name.rsplit("/", 1)[-1]
     text = include(base) if base.endswith(".json") else None
     said = given.other("zero-stage")
@@ -397,7 +390,7 @@ def _stage_of(given: Given, name: str, text: str) -> str | None:
     stage = values.get("zero_optimization.stage")
     match = None if stage is not None else _STAGE.search(text)
     found = str(stage.value) if stage is not None else match[1] if match else "0"
-    if found in ("1", "2", "3") and values:
+    if found in ("0", "1", "2", "3") and values:
         fields = Fields(name, values)
         given.others[OFFLOAD] = Value((read_offload(fields, int(found)),), 0)
         batch = fields.optional("train_batch_size")

@@ -143,6 +143,8 @@ def launch_file(
         InvalidProblemError: sizes are missing or contradict one another.
     """
     gpus = started_gpus(world, told, given.note)
+    if gpus is None and world.lacking is not None:
+        given.faults.append(world.lacking)
     _override(given, told)
     _take_default_batch(given, gpus)
     named = told.model or _of_checkpoint(given)
@@ -186,7 +188,7 @@ def _of_checkpoint(given: Given) -> ModelSpec | None:
     if value is None:
         return None
     for name in _PATHS:
-        for part in reversed(given.other(name).split("/")):
+        for part in reversed(given.partly(name).split("/")):
             model = named_model(part) if part else None
             if model is not None and all(given.integer(*one) == one[1] for one in _sizes_of(model)):
                 where = f"line {value.line}: {FROM_CHECKPOINT}"

@@ -26,6 +26,7 @@ _NEEDS = (
     ("overlap-param-gather", "overlap-grad-reduce"),
     ("moe-pad-expert-input-to-capacity", "moe-expert-capacity-factor"),
     ("delay-wgrad-compute", "overlap-moe-expert-parallel-comm"),
+    ("reuse-grad-buf-for-mxfp8-param-ag", "fp8-param-gather"),
 )
 _ACTIVATIONS = ("swiglu", "quick-geglu", "squared-relu")  # core_transformer_config_from_args
 # What a word may be; of those that only other versions or models have, what is priced.
@@ -171,6 +172,22 @@ def _small_states(given: Given, _: ModelSpec) -> None:
         given.note("--exp-avg-dtype fp16 is priced as bf16, of as many bytes")
 
 
+def _gathered_in_8_bits(given: Given, _: ModelSpec) -> None:
+    """Leave a fault where 8-bit weights have no buffer: MXFP8's fit into the gradients' one alone.
+
+    Source: megatron/core/distributed/param_and_grad_buffer.py, which maps weights by Transformer Engine's
+    ``replace_raw_data``; Megatron-FSDP has buffers of its own.
+    """
+    name, buffer = "fp8-param-gather", "reuse-grad-buf-for-mxfp8-param-ag"
+    if not given.has(name) or given.has("use-megatron-fsdp") or given.has("use-custom-fsdp"):
+        return
+    if not given.has("use-distributed-optimizer"):
+        given.fault(name, "needs --use-distributed-optimizer")
+    elif given.has("fp8-format") and given.word("fp8-recipe") == "mxfp8" and not given.has(buffer):
+        message = f"needs --{buffer} with --fp8-recipe mxfp8: Transformer Engine stops without it"
+        given.fault(name, message)
+
+
 def _offloaded_share(given: Given, _: ModelSpec) -> None:
     """Some of the optimizer's states go to the CPU, or all."""
     name, (low, high) = "optimizer-offload-fraction", OPTION_NUMBERS["optimizer_offload_fraction"]
@@ -181,7 +198,7 @@ def _offloaded_share(given: Given, _: ModelSpec) -> None:
 
 
 def _widths(given: Given, model: ModelSpec) -> None:
-    """Tensor ranks divide the MLP (``ensure_divisibility``, on the cluster only)."""
+    """Tensor ranks divide the MLP (Megatron-Core ``ensure_divisibility``, on the cluster only)."""
     width = model.ffn_hidden_size
     _require_tensor_divides(given, width, f"the MLP's width {width}")
 
@@ -230,6 +247,7 @@ _RULES: tuple[Callable[[Given, ModelSpec], None], ...] = (
     _overlapped_experts,
     _splits,
     _small_states,
+    _gathered_in_8_bits,
     _offloaded_share,
     _lengths,
     _widths,

@@ -19,7 +19,11 @@ from meshwright.profiles.model_parts import (
 )
 from meshwright.service.launchers.reading.base import Include
 from meshwright.service.launchers.reading.given import Given
-from meshwright.service.launchers.reading.shell_values import UNKNOWN
+from meshwright.service.launchers.reading.shell_values import (
+    UNKNOWN,
+    unknown_fault,
+    unknown_in,
+)
 from meshwright.service.launchers.reading.vocabulary import vocabulary_of
 
 _NEEDED = ("num-layers", "hidden-size", "num-attention-heads")
@@ -99,15 +103,19 @@ def _vocabulary(given: Given, include: Include) -> int:
     ``vocab_size_with_padding`` of Megatron-LM: up to a multiple of --make-vocab-size-divisible-by times the
     tensor-parallel size. A multiple of 128 is every price's own and is left to it.
     """
-    kind = given.other("tokenizer-type")
     size, rows = given.optional("vocab-size"), given.optional("padded-vocab-size")
     size = rows if size is None else size
     if size is None:
-        names = tuple(given.other(name) for name in _TOKENIZERS)
+        kind = given.other("tokenizer-type")
+        names = tuple(given.partly(name) for name in _TOKENIZERS)
         found = vocabulary_of(
             kind or (_USUAL_TOKENIZER if "--vocab-file" in given.others else ""), names, include
         )
         if found is None:
+            for name in _TOKENIZERS:
+                unknown = unknown_in(given.partly(name))
+                if unknown is not None:
+                    given.faults.append(unknown_fault(f"--{name}", unknown, given.others[f"--{name}"].line))
             called = f"the tokenizer {kind or names[0] or 'of the command'}"[:60].replace(UNKNOWN, "$")
             given.fault(
                 "vocab-size",
@@ -117,6 +125,11 @@ def _vocabulary(given: Given, include: Include) -> int:
             return 0
         size, whose = found
         given.note(f"the vocabulary is {size}, the tokenizer's ({whose})")
+        for name in _TOKENIZERS:
+            if UNKNOWN in given.partly(name):
+                given.note(
+                    f"line {given.others[f'--{name}'].line}: --{name} is not known: {whose} is taken"
+                )
     multiple = given.integer("make-vocab-size-divisible-by", _USUAL_MULTIPLE)
     unit = multiple * given.integer("tensor-model-parallel-size", 1)
     padded = -(-size // unit) * unit
@@ -251,7 +264,7 @@ def _rotary_scaling(given: Given, mla: MlaSpec | None) -> RotaryScaling | None:
 
 
 def _yarn(given: Given) -> RotaryScaling:
-    """Of plain attention, with the defaults of ``_apply_yarn_config_from_args``."""
+    """Of plain attention, with the defaults of Megatron-LM's ``_apply_yarn_config_from_args``."""
     mscale, of_all = _number(given, "mscale"), _number(given, "mscale-all-dim")
     usual = mscale in (None, 1.0) and not of_all  # what YaRN does by itself
     return RotaryScaling(
@@ -290,17 +303,19 @@ def _with_experts(given: Given, model: ModelSpec, ffn: int) -> ModelSpec:
     layers = _layers_of(given, "moe-layer-freq", lambda every: lambda layer: layer % every == 0, "1")
     if not layers:
         raise InvalidProblemError.of("--moe-layer-freq", "leaves no layer for experts")
+    top_k, sigmoid = (
+        given.integer("moe-router-topk", 2),
+        given.word("moe-router-score-function") == "sigmoid",
+    )
     moe = MoeSpec(
         num_experts=given.integer("num-experts", 1),
-        top_k=given.integer("moe-router-topk", 2),
+        top_k=top_k,
         ffn_hidden_size=width,
         num_shared_experts=max(round(shared / max(width, 1)), 1) if shared else 0,
         shared_ffn_hidden_size=shared,
         **expert_placement(layers, model.num_layers),
-        router_score="sigmoid"
-        if given.word("moe-router-score-function", "softmax") == "sigmoid"
-        else "softmax",
-        normalized_top_k=not given.has("moe-router-pre-softmax"),
+        router_score="sigmoid" if sigmoid else "softmax",
+        normalized_top_k=_normalizes(given, top_k, sigmoid=sigmoid),
         router_groups=given.integer("moe-router-num-groups", 0),
         router_top_groups=given.integer("moe-router-group-topk", 0),
         router_scaling=_number(given, "moe-router-topk-scaling-factor") or 1.0,
@@ -310,6 +325,20 @@ def _with_experts(given: Given, model: ModelSpec, ffn: int) -> ModelSpec:
         shared_expert_gate=given.has("moe-shared-expert-gate") and shared > 0,
     )
     return replace(model, moe=moe)
+
+
+def _normalizes(given: Given, top_k: int, *, sigmoid: bool) -> bool:
+    """Return whether the weights of the chosen experts sum to 1.
+
+    Sigmoid scores of several experts always do, whatever ``--moe-router-pre-softmax`` says; the score of a
+    single one stays (megatron-core 0.16.1 to 0.19.2, moe_utils.py, ``topk_routing_with_score_function``).
+    """
+    early = given.has("moe-router-pre-softmax")
+    if sigmoid and early:
+        given.note(
+            "--moe-router-pre-softmax changes nothing: sigmoid scores are normalised after the choice"
+        )
+    return top_k > 1 if sigmoid else not early
 
 
 def _balance(given: Given) -> dict[str, Any]:

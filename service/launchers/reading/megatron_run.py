@@ -538,7 +538,7 @@ def _micro_batches(given: Given, batch: int, each: int) -> int:
 def _check_interleaving(given: Given, pp: int, vpp: int, count: int) -> None:
     """Micro-batches go in groups of g, pp by default: pp <= g <= M, and none or at least pp are left over.
 
-    ``forward_backward_pipelining_with_interleaving``, when the first step runs.
+    Megatron-Core checks it in ``forward_backward_pipelining_with_interleaving``, when the first step runs.
     """
     if vpp == 1:
         return
@@ -557,7 +557,7 @@ def _check_interleaving(given: Given, pp: int, vpp: int, count: int) -> None:
 
 
 def _check_experts(given: Given, model: ModelSpec, tp: int, rest: int) -> None:
-    """Ranks of experts fill those of a stage (``initialize_model_parallel``, on the cluster only)."""
+    """Ranks of experts fill those of a stage (Megatron-Core ``initialize_model_parallel``)."""
     if model.moe is None:
         return
     ranks = given.integer("expert-model-parallel-size", 1) * _expert_tensor(given, model, tp)

@@ -13,6 +13,8 @@ from dataclasses import replace
 from meshwright.profiles.adapters import ATTENTION_TARGETS, FUSED_TARGETS
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.flags import flag_names
+from meshwright.service.launchers.megatron_names import WHOLE_STEP
 from meshwright.service.launchers.reading.adapters import UNCOUNTED, WHY_UNCOUNTED
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by, refused
 from meshwright.service.launchers.reading.commands import (
@@ -37,7 +39,13 @@ from meshwright.service.launchers.reading.megatron_core import (
     text_of,
 )
 from meshwright.service.launchers.reading.megatron_lm import launch_file
-from meshwright.service.launchers.reading.shell_values import UNKNOWN, Word
+from meshwright.service.launchers.reading.shell_values import (
+    UNKNOWN,
+    Word,
+    unknown_arguments,
+    unknown_fault,
+    unknown_in,
+)
 
 _LEAST_NAMES = 2
 _ALL_LINEAR = "all-linear"
@@ -59,13 +67,6 @@ _DEFAULTS = {
     ),
 }
 _QUIET = ("expert_tensor_parallel_size",)
-_IRRELEVANT = (
-    "model", "dataset", "output", "max_epochs", "attention_backend", "packing", "torch_dtype", "train_type",
-    "tuner_type", "lora_", "target_modules", "streaming", "system", "template", "merge_lora", "use_hf",
-    "val_dataset", "cached_dataset", "truncation", "freeze", "add_version", "no_", "padding_free", "async",
-    "masked_softmax_fusion", "gradient_accumulation_fusion", "apply_rope_fusion", "logging_", "save_",
-    "ddp_timeout", "dist_ckpt_",
-)  # fmt: skip
 
 
 class MsSwiftReader:
@@ -114,11 +115,12 @@ class MsSwiftReader:
             given.note(note)
         known = known_of(source, told)
         started = world_of(source.text, script, command)
-        world = started if started.num_gpus or started.gpus_per_node else known.world
+        said = started.num_gpus or started.gpus_per_node
+        world = started if said else replace(known.world, lacking=started.lacking)
         unknown = any(UNKNOWN in text for text in environment_of(script, command).get("NNODES", ()))
         if world.gpus_per_node and not world.num_nodes and not unknown:
             world = replace(world, num_nodes=1)  # NNODES is 1 where it is not set
-        named = next((others[key] for key in ("model", "load", "model_id_or_path") if key in others), "")
+        named = next((others[key] for key in _NAMES_OF_MODELS if key in others), "")
         model = Word(named, 0) if named else None
         return completed(
             self.name, given, known, world, adapters=_adapters(others, command.words), named=model
@@ -146,6 +148,7 @@ def completed(
     if length and not given.has("seq-length"):
         given.take("--seq-length", Value((str(length),), 0), called="seq_length")
     take_usual(given)
+    _leave_graphs(given, launcher)
     model = known.model(named)
     if model.moe and not given.has("moe-token-dispatcher-type"):
         given.take("--moe-token-dispatcher-type", Value((dispatcher,), 0), called=DISPATCHER)
@@ -164,6 +167,33 @@ def completed(
     return replace(found, workload=replace(found.workload, lora_rank=rank, lora_targets=targets))
 
 
+_GRAPHS = (
+    "cuda-graph-impl", "cuda-graph-scope", "cuda-graph-modules", "enable-cuda-graph", "external-cuda-graph",
+)  # fmt: skip
+
+
+def _leave_graphs(given: Given, launcher: str) -> None:
+    """Leave out CUDA graphs that Megatron-LM's training loop captures (megatron/training/training.py).
+
+    Megatron-Core captures layers by itself where ``cuda_graph_impl`` is local; those are not priced.
+    """
+    impl = given.word("cuda-graph-impl", "local" if given.has("enable-cuda-graph") else "none")
+    whole = WHOLE_STEP in (*given.words("cuda-graph-scope"), *given.words("cuda-graph-modules"))
+    if impl == "local" and not whole:
+        name = "enable-cuda-graph" if given.has("enable-cuda-graph") else "cuda-graph-impl"
+        given.fault(name, f"CUDA graphs of Megatron-Core alone are not priced under {launcher}")
+    elif impl != "none" or given.has("external-cuda-graph"):
+        name = "cuda-graph-impl" if impl != "none" else "external-cuda-graph"
+        line = given.values[f"--{name}"].line
+        given.note(f"line {line}: --{name} does nothing: {launcher}'s own training loop captures no graphs")
+    for name in _GRAPHS:
+        given.values.pop(f"--{name}", None)
+
+
+_NAMES_OF_MODELS = ("model", "load", "model_id_or_path")
+_OTHERS_READ = (*_NAMES_OF_MODELS, "torch_dtype", "tuner_type", "train_type", "lora_rank", "target_modules")
+
+
 def _is_name(text: str) -> bool:
     """Whether a word is one of Megatron's names in snake case, of more than one part."""
     name = text.partition("=")[0]
@@ -172,6 +202,8 @@ def _is_name(text: str) -> bool:
 
 def _given(words: Sequence[Word], told: Told) -> tuple[Given, dict[str, str]]:
     """Arguments as flags of Megatron-LM, and the rest of what may matter."""
+    if (fault := unknown_arguments(words)) is not None:
+        raise fault
     given, others = Given(), {}
     named: set[str] = set()
     at = 0
@@ -186,13 +218,19 @@ def _given(words: Sequence[Word], told: Told) -> tuple[Given, dict[str, str]]:
             given.note(f"line {words[at].line}: {name[:64]} is passed by, as told (--ignore)")
         elif name.startswith("--"):
             key = name[2:].replace("-", "_")
+            unknown = unknown_in(text)
+            is_read = key in _OTHERS_READ or UNCOUNTED.fullmatch(key) is not None
+            if unknown is not None and is_read and not (key in _NAMES_OF_MODELS and told.model):
+                given.faults.append(unknown_fault(name, unknown, words[at].line))
             others[key] = text
             named.add(key)
             if key == "main_grads_dtype" and text == "bf16":
                 take(given, "grad_reduce_in_bf16", "true", words[at].line, called=name)
             elif key == _EXTRA:
                 _take_extra(given, text, words[at].line)
-            elif flag_of(key) is not None or not key.startswith(_IRRELEVANT):
+            elif flag_of(key) is not None or not (
+                is_read or flag_names("ms-swift", "transformers").is_free(key)
+            ):
                 take(given, key, _off(key, text), words[at].line, called=name)
         at = end
     given.refuse_slips(CORE_NAMES)

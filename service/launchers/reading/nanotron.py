@@ -36,12 +36,6 @@ _SHAPE = (
     "z_loss_coefficient", "z_loss_enabled",
 )  # fmt: skip
 _MAX_ZERO = 1
-_IRRELEVANT = (
-    "checkpoints.", "data_stages", "general.", "logging.", "lighteval", "tokenizer.", "optimizer.",
-    "profiler", "model.init_method", "model.ddp_bucket", "model.model_config.",
-    "tokens.train_steps", "tokens.val_", "tokens.limit_", "metrics_logging", "s3_upload",
-    "parallelism.tp_linear",
-)  # fmt: skip
 
 
 class NanotronReader:
@@ -71,6 +65,7 @@ class NanotronReader:
             optimizer=_optimizer(fields),
         )
         _refuse_others(fields, told)
+        fields.take("optimizer.zero_stage")  # of one rank, too, whose states nothing shares
         fields.stop()
         return LaunchFile(
             launcher=self.name,
@@ -80,7 +75,7 @@ class NanotronReader:
             num_nodes=known.world.num_nodes,
             gpus_per_node=known.world.gpus_per_node,
             notes=tuple(fields.notes),
-            unread=fields.unread(_IRRELEVANT),
+            unread=fields.unread(self.name),
             places={
                 "tensor_parallel_size": fields.place("parallelism.tp"),
                 "seq_length": fields.place("tokens.sequence_length"),

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.flags import flag_names
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by, refused
 from meshwright.service.launchers.reading.commands import Command, World, commands_of, script_of
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
@@ -19,6 +20,11 @@ from meshwright.service.launchers.reading.given import Given, Value
 from meshwright.service.launchers.reading.known import known_of
 from meshwright.service.launchers.reading.megatron_core import flag_of, take, take_usual, text_of
 from meshwright.service.launchers.reading.megatron_lm import launch_file
+from meshwright.service.launchers.reading.shell_values import (
+    unknown_arguments,
+    unknown_fault,
+    unknown_in,
+)
 
 _OWN = ("model.encoder_seq_length", "model.mcore_gpt", "model.micro_batch_size", "model.data.seq_length",
         "trainer.num_nodes", "model.megatron_amp_O2")  # fmt: skip
@@ -96,7 +102,13 @@ class NemoReader:
                 take(
                     given, "seq_length", text_of(length.value), length.line, called="model.data.seq_length"
                 )
-        given.unread = [name for name in given.unread if not name.startswith(_QUIET)]
+        names = flag_names("nemo")
+        said = {name: document[name].value if name in document else "" for name in given.unread}
+        given.unread = [
+            name
+            for name, value in said.items()
+            if not (names.is_free(name) or names.is_default(name, value))
+        ]
         take_usual(given)
         given.stop()
         nodes, devices = (document.get(f"trainer.{name}") for name in ("num_nodes", "devices"))
@@ -140,6 +152,8 @@ def _overridden(source: Source, command: Command) -> dict[str, Found]:
         raise refused(message, allowed="that file of NeMo's launcher too, or its folder")
     base = name.rpartition("/")[2]
     values = dict(document_of(Source(name=base, text=text), by_omegaconf=True))
+    if (fault := unknown_arguments(command.words)) is not None:
+        raise fault
     for word in command.words:
         key, equals, value = word.text.lstrip("+").partition("=")
         if word.text.startswith("~"):
@@ -159,20 +173,6 @@ def _all_started(source: Source) -> list[Command]:
 
 # --------------------------------------------------------------------------------------------------
 # What a configuration says.
-
-
-_QUIET = (
-    "model.init_method", "model.use_scaled", "model.apply_query", "model.layernorm", "model.do_layer_norm",
-    "model.pre_process", "model.post_process", "model.persist", "model.headscale", "model.transformer_bl",
-    "model.openai_gelu", "model.normalize_att", "model.native_amp", "model.hysteresis", "model.fp32",
-    "model.fp16", "model.megatron_amp", "model.grad_", "model.gradient", "model.bias_", "model.masked",
-    "model.resume", "model.use_cpu", "model.onnx", "model.apex", "model.sync_batch", "model.num_micro",
-    "model.activations_checkpoint_layers", "model.deterministic", "model.transformer_engine", "model.fp8_",
-    "model.gc_", "model.mcore", "model.ffn_dropout", "model.apply_rope", "model.name", "model.target",
-    "model.dist_ckpt", "model.nsys", "model.use_pipeline", "model.kv_", "model.reduce_", "model.use_emha",
-    "model.batch_p2p", "model.defer_embedding", "model.gradient_as", "model.share_", "model.get_attention",
-    "model.wgrad", "model.seed", "model.peft", "model.inference", "model.use_te", "model.delay_param",
-)  # fmt: skip
 
 
 def _take(given: Given, key: str, called: str, found: Found) -> None:
@@ -249,6 +249,8 @@ def _take_run(given: Given, document: Mapping[str, Found]) -> None:
 
 def _text(document: Mapping[str, Found], name: str, default: str) -> str:
     found = document.get(name)
+    if found is not None and (unknown := unknown_in(found.value)) is not None:
+        raise InvalidProblemError([unknown_fault(name, unknown, found.line)])
     return default if found is None or found.value is None else str(found.value)
 
 

@@ -36,6 +36,7 @@ from meshwright.service.launchers.reading.commands import (
     files_named,
     options_of,
     other_gpus_told,
+    require_options,
     script_of,
     size_of_job,
     world_of,
@@ -100,7 +101,7 @@ def read_launch_files(source: Source, told: Told | None = None, launcher: str | 
     if is_capture(source.text):
         source = source_of_capture(source)
     _require_bounded(source)
-    source = replace(source, variables=told.variables)
+    source = _with_written(replace(source, variables=told.variables), told)
     found, reader = _recognised(source, launcher)
     if not found.is_script and told.run not in (None, 1):
         message = f"{told.run}: {shown(found.name)} is one run"
@@ -109,6 +110,8 @@ def read_launch_files(source: Source, told: Told | None = None, launcher: str | 
         launch = reader.read(found, told)
     except InvalidProblemError as fault:
         raise InvalidProblemError(_located(found, one) for one in fault.errors) from None
+    for script in found.scripts():
+        require_options(script_of(script, told), script.name)
     launch = _on_told_gpus(launch, told)
     _require_divided(launch)
     _require_one_start(found, told)
@@ -116,6 +119,16 @@ def read_launch_files(source: Source, told: Told | None = None, launcher: str | 
     _require_one_training(source, found, launch, told)
     again = [f"{said}: the last one counts" for said in repeated_keys(found)]
     return _with_environment(replace(launch, notes=(*launch.notes, *again)[:MAX_LISTED]), found)
+
+
+def _with_written(source: Source, told: Told) -> Source:
+    """Return the source with the files that its scripts write, which replace older ones of their names."""
+    written: dict[str, str] = {}
+    for script in source.scripts():
+        with suppress(InvalidProblemError):
+            texts = script_of(script, told).files
+            written |= {name: text for name, text in texts.items() if name.endswith(DOCUMENTS)}
+    return replace(source, files={**source.files, **written}) if written else source
 
 
 def _with_environment(launch: LaunchFile, source: Source) -> LaunchFile:

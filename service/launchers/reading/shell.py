@@ -127,6 +127,7 @@ class _Shell(Commands):
         self._at += negated
         first, stopped = self._peek(), self._script.stopped
         kept = dict(self._script.words) if first and first.plain in ("{", *self._functions) else None
+        self._given = ""
         status = self._command()
         if kept is not None and self._is("|", "|&"):
             self._script.stopped = stopped
@@ -533,7 +534,8 @@ class _Shell(Commands):
             return None
         if self._reads(tokens, redirected["<<<"], below):
             return True
-        written_to = next((redirected[mark] for mark in (">", ">>", ">|") if redirected[mark]), "")
+        marks = (">", ">>", ">|")
+        written_to = next(((mark, redirected[mark]) for mark in marks if redirected[mark]), ("", ""))
         return self._execute(tokens, below, written_to)
 
     def _reads(self, tokens: Sequence[Token], given: str, below: Token | None) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from meshwright.service.launchers.reading.shell_expansion import formatted
+from meshwright.service.launchers.reading.shell_expansion import formatted, printed
 from meshwright.service.launchers.reading.shell_values import (
     MAX_DEPTH,
     UNKNOWN,
@@ -56,6 +56,7 @@ class Commands(Variables, ABC):
         self._live: Status = True
         self._left = False  # an exit under a condition that is not known
         self._depth = 0
+        self._given: str | None = ""  # what the command before in a pipeline prints; None: not known
         self._loops = 0
         self._parallel: tuple[Word, ...] = ()  # what starts a process for each rank, around ``bash -c``
         self._jump: tuple[str, int] | None = None  # a break or continue, and of how many loops
@@ -77,8 +78,14 @@ class Commands(Variables, ABC):
     def run(self, tokens: Sequence[Token]) -> Status:
         """All of these tokens, such as a file's or a function's."""
 
-    def _execute(self, tokens: list[Token], below: Token | None, written_to: str) -> Status:
-        """One simple command, perhaps behind variables that are set for it alone."""
+    def _execute(self, tokens: list[Token], below: Token | None, written_to: tuple[str, str]) -> Status:
+        """Run one simple command, perhaps behind variables that are set for it alone.
+
+        Args:
+            tokens: of the command.
+            below: the text that stands below it.
+            written_to: how its output is redirected, by ``>`` or ``>>``, and to which file.
+        """
         script = self._script
         if tokens and tokens[0].plain in _DECLARES:
             return self._declare(tokens)
@@ -86,9 +93,9 @@ class Commands(Variables, ABC):
         while tokens and ASSIGNMENT.match(tokens[0].raw):
             given.append(tokens.pop(0))
         words = [word for token in tokens for word in self.expanded(token)]
-        if below is not None and written_to:
-            base = written_to.rsplit("/", 1)[-1]
-            script.files[base] = self.joined(below)
+        text = self._given if below is None else self.joined(below)
+        self._given = _output_of(words, text)
+        self._write(words, text, written_to)
         if not words:
             for token in given:
                 self._assign(token)
@@ -96,8 +103,8 @@ class Commands(Variables, ABC):
         before = {name: (script.words.get(name), script.variables.get(name)) for name in map(_named, given)}
         for token in given:
             self._assign(token)
-        status = self._started(words, written_to)
-        if below is not None and not written_to:
+        status = self._started(words, written_to[1])
+        if below is not None and not written_to[1]:
             self._look_inside(words, self.joined(below))
         for name, (old, texts) in before.items():
             if name in script.told:
@@ -106,6 +113,38 @@ class Commands(Variables, ABC):
             _put(script.words, name, old)
             _put(script.variables, name, texts)
         return status
+
+    def _write(self, words: Sequence[Word], text: str | None, written_to: tuple[str, str]) -> None:
+        """Keep what a command writes to a file; of a program that is not run only that it writes it."""
+        name = words[0].text if words else ""
+        mark, path = written_to
+        if name == "tee":
+            operands = [word.text for word in words[1:] if word.text[:1] != "-"]
+            mark = ">>" if any(word.text in ("-a", "--append") for word in words) else ">"
+            for operand in operands:
+                self._keep(operand, mark, text, words)
+        elif name in ("cp", "mv") and len(words) == 3:  # noqa: PLR2004 - from and to
+            base = words[1].text.rsplit("/", 1)[-1]
+            if base in self._script.files:  # of others the folder's own are taken, as they are
+                self._keep(words[2].text, ">", self._script.files[base], words)
+        elif is_python(words[0]) if words else False:
+            code = [word.text for word in words[1:]] + [text or ""]
+            for found in _WRITES.finditer("\n".join(code)):
+                self._keep(found[1] or found[2], ">", None, words)
+        if path and (name != "sed" or self._given is not None):  # a template's text is kept elsewhere
+            self._keep(path, mark, self._given, words)
+
+    def _keep(self, path: str, mark: str, text: str | None, words: Sequence[Word]) -> None:
+        """Keep the text of a file that is written; None, or written only perhaps: it is not known."""
+        files, base = self._script.files, path.rsplit("/", 1)[-1]
+        if text is None or self._live is None:
+            program = " ".join(word.text for word in words[:2]).replace(UNKNOWN, "")
+            text = unknown_value(f"$({program} > {base})")
+        elif mark == ">>":
+            text = (files.get(base) or self._include(base) or "") + text
+        if base and (UNKNOWN not in text or base.endswith(_KEPT)):
+            self._script.write([text])
+            files[base] = text
 
     def _started(self, words: list[Word], written_to: str) -> Status:
         """The words of a command: a builtin, a function, or a program."""
@@ -377,6 +416,23 @@ class Commands(Variables, ABC):
                 name = found[1] or found[2]
                 self.store(f"{name}=", [Word(unknown_value(unknown or name), line)], line)
         return None if number is None else number != 0
+
+
+_KEPT = (".json", ".yaml", ".yml", ".toml", ".sh", ".conf")  # files that may say what runs
+# ``open("ds.json", "w")`` and ``Path("ds.json").write_text(…)`` in the code that Python is given.
+_WRITES = re.compile(
+    r"""open\(\s*f?["']([^"'\n]+)["']\s*,\s*(?:mode\s*=\s*)?["'][wax]|Path\(["']([^"'\n]+)["']\)\s*\.\s*write_"""
+)
+
+
+def _output_of(words: Sequence[Word], given: str | None) -> str | None:
+    """Return what a command prints, of which parts may be marked as not known; None: not known."""
+    texts = [word.text for word in words]
+    if given is None or not texts:
+        return None
+    if texts[0] not in ("echo", "cat") and UNKNOWN in given + "".join(texts):
+        return None
+    return given if texts[0] == "tee" else printed(texts, given)
 
 
 def _named(token: Token) -> str:

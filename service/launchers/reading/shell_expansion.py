@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from posixpath import dirname
+from typing import TypeAlias
 
 from meshwright.service.launchers.reading.shell_words import Part, unescaped, whole_number
 
@@ -283,11 +284,155 @@ def _base_name(rest: list[str], _: str) -> str | None:
 
 
 def _translated(rest: list[str], given: str) -> str | None:
-    r"""``tr , '\n'`` of one letter, ``tr -d b`` of several."""
-    if len(rest) == 2 and rest[0] == "-d" and not set(rest[1]) & set("-[]\\"):  # noqa: PLR2004
-        return given.translate(dict.fromkeys(map(ord, rest[1])))
-    letters = len(rest) == 2 and len(rest[0]) == 1  # noqa: PLR2004 - from and to
-    return given.replace(rest[0], rest[1].replace("\\n", "\n")) if letters else None
+    r"""``tr a-z A-Z``, ``tr , '\n'``, ``tr -d '[:space:]'``, ``tr -cd 0-9``, ``tr -s ' '``."""
+    if sum(map(len, rest)) > _MAX_SET or not all(map(str.isascii, rest)):
+        return None
+    options = rest[0][1:] if rest and re.fullmatch(r"-[cCds]+", rest[0]) else ""
+    sets = [_characters(one) for one in (rest[1:] if options else rest)]
+    kind = "".join(sorted(options.lower()))
+    if (kind, len(sets)) not in _TRANSLATIONS or not all(sets):
+        return None
+    if kind == "cd":
+        return "".join(letter for letter in given if letter in sets[0])
+    if kind == "d":
+        return "".join(letter for letter in given if letter not in sets[0])
+    if len(sets) == 2:  # noqa: PLR2004 - from and to, of which the last letter stands for all that lack one
+        to = sets[1].ljust(len(sets[0]), sets[1][-1])
+        table = dict(reversed([*zip(map(ord, sets[0]), to, strict=False)]))
+        given = given.translate(table)
+    return re.sub(rf"([{re.escape(sets[-1])}])\1+", r"\1", given) if kind == "s" else given
+
+
+_MAX_SET = 256  # characters of the sets, of which each two may be the ends of a range
+_TRANSLATIONS = (("", 2), ("d", 1), ("cd", 1), ("s", 1), ("s", 2))  # options, and how many sets they take
+
+
+def _characters(text: str) -> str:
+    """Return the letters of a set of ``tr``: classes, ranges and backslashes written out."""
+    plain = unescaped(in_ranges(text))
+    return re.sub(
+        r"(?s)(.)-(.)",
+        lambda found: "".join(map(chr, range(ord(found[1]), ord(found[2]) + 1))),
+        plain,
+    )
+
+
+# sed, of substitutions alone: ``sed -E 's/a +b/c/g; s/^x//'``.
+_SUBSTITUTION = re.compile(
+    r"\s*s([/#|,@:!%])((?:\\.|(?!\1)[^\\\n])*)\1((?:\\.|(?!\1)[^\\\n])*)\1([gI]*)\s*(?:[;\n]|$)", re.DOTALL
+)
+Substitution: TypeAlias = re.Match[str]
+_MAX_EDITED = 1_000_000  # characters that one substitution may make
+_OPTIONAL = re.compile(r"[*?{|]")  # what lets an expression match nothing
+_OF_GROUPS = "(){}+?|"  # special in an extended expression, and behind a backslash in a basic one
+
+
+def _edited(rest: list[str], given: str) -> str | None:
+    """Return what ``sed`` prints of the lines that it is given; None for other commands than ``s``."""
+    words = [one for one in rest if one not in ("-E", "-r", "-e")]
+    extended = len(words) < len(rest) - rest.count("-e")
+    if any(one[:1] == "-" for one in words) or len(words) != max(rest.count("-e"), 1):
+        return None
+    substitutions = list[Substitution]()
+    for word in words:
+        at = 0
+        while at < len(word):
+            found = _SUBSTITUTION.match(word, at)
+            if found is None or len(substitutions) == MAX_TURNS:
+                return None
+            substitutions.append(found)
+            at = found.end()
+    body, end = (given[:-1], "\n") if given.endswith("\n") else (given, "")  # it closes the last line
+    for found in substitutions if given else ():
+        changed_body = _substituted(found, body, extended=extended)
+        if changed_body is None:
+            return None
+        body = changed_body
+    return body + end
+
+
+def _substituted(found: Substitution, given: str, *, extended: bool) -> str | None:
+    """Return lines after a substitution; None where it is not known here, or might take for ever."""
+    old, new = (text.replace(f"\\{found[1]}", found[1]) for text in (found[2], found[3]))
+    expression = _regular(old, extended=extended)
+    if (
+        expression is None
+        or is_costly(expression, given)
+        or (len(given) + 1) * (len(new) + 1) > _MAX_EDITED
+    ):
+        return None
+    try:
+        pattern = re.compile(expression, re.IGNORECASE if "I" in found[4] else 0)
+        several = "g" in found[4] and _OPTIONAL.search(expression) is not None
+        if _TIMES.search(expression) and len(given) > _MAX_CHANGED:
+            return None
+        if several and new and pattern.search(""):
+            return None  # Python finds an empty match behind another one, where sed finds none
+        lines = given.split("\n")
+        return "\n".join(
+            pattern.sub(lambda one: _filled(new, one), line, count=0 if "g" in found[4] else 1)
+            for line in lines
+        )
+    except (re.error, IndexError):
+        return None
+
+
+def _filled(new: str, found: re.Match[str]) -> str:
+    r"""Return what ``sed`` puts in the place of a match, of which ``&`` and ``\1`` are parts."""
+    return re.sub(
+        r"\\(.)|&",
+        lambda one: found[0] if one[1] is None else (found[int(one[1])] or "") if one[1].isdecimal()
+        else unescaped(one[0]) if one[1] in "nt" else one[1],
+        new,
+    )  # fmt: skip
+
+
+def _regular(pattern: str, *, extended: bool) -> str | None:
+    """Return the regular expression of a pattern of ``sed``; None where that is not known here."""
+    done, at = "", 0
+    while at < len(pattern):
+        char, following = pattern[at], pattern[at + 1 : at + 2]
+        if char == "[":
+            end = pattern.find("]", at + (3 if following == "^" else 2))
+            while end >= 0 and pattern.count("[:", at, end) > pattern.count(":]", at, end + 1):
+                end = pattern.find("]", end + 1)
+            if end < 0:
+                return None
+            inside = in_ranges(pattern[at + 1 : end]).replace("\\", "\\\\").replace("[", "\\[")
+            done, at = done + f"[{inside}]", end
+        elif char == "\\":
+            if following.isdecimal() or not following:
+                return None
+            special = following in "sSwWbnt" or (following in _OF_GROUPS and not extended)
+            plain = following if following in _OF_GROUPS else f"\\{following}"
+            done, at = done + (plain if special else re.escape(following)), at + 1
+        elif char in _OF_GROUPS:
+            done += char if extended else re.escape(char)
+        elif char in "^$":
+            begins, ends = pattern[:at], pattern[at + 1 :]
+            anchors = (
+                not begins or begins.endswith(_OPENS)
+                if char == "^"
+                else not ends or ends.startswith(_CLOSES)
+            )
+            done += char if anchors or extended else re.escape(char)
+        else:
+            done += char if char in ".*" else re.escape(char)
+        at += 1
+    return done
+
+
+_OPENS, _CLOSES = ("\\(", "\\|"), ("\\)", "\\|")  # where ^ and $ are ends of a line in a basic expression
+
+
+_COSTLY = re.compile(r"\)[*+{?]|\\\d")  # which may take a regular expression for ever
+_TIMES, _MAX_TIMES, MAX_FITTED = re.compile(r"[*+{]"), 3, 200
+
+
+def is_costly(expression: str, text: str) -> bool:
+    """Whether a regular expression might take for ever on a text."""
+    times = len(_TIMES.findall(expression))
+    return bool(_COSTLY.search(expression)) or times > _MAX_TIMES or (times > 1 and len(text) > MAX_FITTED)
 
 
 def _word_count(rest: list[str], given: str) -> str | None:
@@ -360,6 +505,7 @@ def _calculated(rest: list[str], given: str) -> str | None:
     return None if rest else _digits(whole_number(given.strip().replace("^", "**")))
 
 
+_QUOTES = {"'", '"', "\\"}
 _PRINTS: Mapping[str, Callable[[list[str], str], str | None]] = {
     "echo": _echo,
     "printf": lambda rest, _: formatted(rest[0], rest[1:]) if rest and rest[0][:1] != "-" else None,
@@ -368,6 +514,8 @@ _PRINTS: Mapping[str, Callable[[list[str], str], str | None]] = {
     "basename": _base_name,
     "dirname": lambda rest, _: (dirname(rest[0].rstrip("/") or "/") or ".") if rest else None,
     "tr": _translated,
+    "sed": _edited,
+    "xargs": lambda rest, given: None if rest or set(given) & _QUOTES else f"{' '.join(given.split())}\n",
     "wc": _word_count,
     "seq": _sequence,
     "cut": _column,

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshwright.profiles.documents import shown
+from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.service.launchers.reading.shell_expansion import (
+    MAX_FITTED,
     braced,
     changed,
     closing,
     compared,
     in_ranges,
+    is_costly,
     literal,
     printed,
 )
@@ -31,8 +34,6 @@ _PARAMETER = re.compile(r"[A-Za-z_]\w*|\d+", re.ASCII)
 _PIECE = re.compile(rf"(?:{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}|[^\s{UNKNOWN}])+")
 _WHOLE = re.compile(r"\$\{([A-Za-z_]\w*)(?:\[[@*]\])?\}|\$([A-Za-z_]\w*)", re.ASCII)
 _PART = re.compile(r":(?![-=?+])(.*?)(?::(.*))?", re.ASCII | re.DOTALL)
-_COSTLY = re.compile(r"\)[*+{?]|\\\d")  # which may take a regular expression for ever
-_TIMES, _MAX_TIMES, MAX_FITTED = re.compile(r"[*+{]"), 3, 200
 _EACH = ("[@]", "[*]")
 _LISTS = re.compile(r"\$@|\$\{[!#]?(?:@|\w+\[@\])(?::\s*[^-=?+].*)?\}", re.DOTALL)  # no word where empty
 _BLANK = " \t\n"  # between words where IFS says nothing else
@@ -146,11 +147,7 @@ class Variables:
     def _fits(self, text: str, expression: str) -> Status:
         """``[[ $X =~ ^([0-9]+)b ]]``, which keeps what its brackets hold."""
         expression = in_ranges(expression)
-        if (
-            _COSTLY.search(expression)
-            or len(_TIMES.findall(expression)) > _MAX_TIMES
-            or len(text) > MAX_FITTED
-        ):
+        if is_costly(expression, text) or len(text) > MAX_FITTED:
             return None
         try:
             found = re.search(expression, text)
@@ -294,9 +291,10 @@ class Variables:
         return found
 
     def _looked_up(self, expression: str, depth: int) -> tuple[str, ...]:
-        """What ``$…`` stands for."""
-        if expression.startswith("$(("):
-            number, unknown = self.number(expression[3:-2], depth)
+        """The words that ``$…`` expands to."""
+        if expression.startswith(("$((", "$[")):  # $[…] is the older form, which bash still evaluates
+            arithmetic = expression[2:-1] if expression.startswith("$[") else expression[3:-2]
+            number, unknown = self.number(arithmetic, depth)
             return (unknown_value(unknown or expression) if number is None else str(number),)
         if expression.startswith(("$(", "`")):
             inside = expression[2:-1] if expression.startswith("$(") else expression[1:-1]
@@ -503,7 +501,7 @@ class Variables:
             if output is None or not words or any(UNKNOWN in word for word in words):
                 return None
             output = printed(words, output)
-        return None if output is None else output.strip()
+        return None if output is None else output.rstrip("\n")
 
 
 def _merged(name: str, values: Sequence[tuple[Word, ...] | None], line: int) -> tuple[Word, ...]:
@@ -593,6 +591,48 @@ def why_unknown(name: str) -> tuple[str, str]:
     why = f"the value hangs on ${shown(name)}, which the script does not set"
     beside = f"a value in the script, or beside it ({told}), or {capture}"
     return why, beside if re.fullmatch(r"\w+", name) else capture
+
+
+def unknown_in(value: object) -> str | None:
+    """Return the name of what is not known in a value, or in one of a list; None: all is known."""
+    if isinstance(value, list):
+        return next((name for one in value if (name := unknown_in(one)) is not None), None)
+    return value.split(UNKNOWN)[1] if isinstance(value, str) and UNKNOWN in value else None
+
+
+def unknown_fault(name: str, unknown: str, line: int, *, instead: str = "") -> FieldError:
+    """Return the fault of a value that depends on what is not known.
+
+    Args:
+        name: of the argument or key, as the file has it.
+        unknown: the variable or substitution that its value depends on.
+        line: of the value; 0 where it is not known.
+        instead: what the user may give in place of the value, such as ``--model NAME``.
+    """
+    why, allowed = why_unknown(unknown)
+    where = f"line {line}: " if line else ""
+    allowed = f"{instead}, or {allowed}" if instead else allowed
+    return FieldError(pointer=name, message=where + why, allowed=allowed)
+
+
+def unknown_arguments(words: Sequence[Word]) -> InvalidProblemError | None:
+    """Return the refusal of words that may be any arguments, as ``$(cat flags.txt)``; None: none is.
+
+    A variable that nothing sets is empty, as in a plain shell, and adds no word.
+    """
+    for before, word in zip((Word("", 0), *words), words, strict=False):
+        head = word.text.partition("=")[0]
+        is_value = before.text.startswith("-") and "=" not in before.text
+        if UNKNOWN not in head or (is_value and not head.startswith("-")):
+            continue
+        name = head.split(UNKNOWN)[1]
+        if head.startswith("-") or "=" in word.text or (_MARK.fullmatch(head) and not name.isidentifier()):
+            return InvalidProblemError([unknown_fault(_ARGUMENTS, name, word.line)])
+    return None
+
+
+_ARGUMENTS = "arguments"
+_MARK = re.compile(f"{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}")
 
 
 def unknown_value(name: str) -> str:

@@ -30,7 +30,7 @@ def unescaped(text: str) -> str:
 
 _OPERATORS = re.compile(r"\r?\n|;;&?|;&|;|&&|\|\||&>>?|>&|<&|>>|<<<|>\||\||&|<|>|\(|\)")
 _HEREDOC = re.compile(r"<<(-?)[ \t]*(?:'([^'\n]+)'|\"([^\"\n]+)\"|\\?([\w.!@%+-]+))")
-_PAIRS = {"{": "}", "(": ")"}
+_PAIRS = {"{": "}", "(": ")", "[": "]"}
 # Within a word a # begins no comment.
 _PLAIN = re.compile(r"""[^\\'"$`#<>;&|() \t\r\n][^\\'"$`<>;&|() \t\r\n]*""")
 _WRITTEN = re.compile(r"\$'((?:\\.|[^\\'])*)'", re.DOTALL)
@@ -246,7 +246,7 @@ class _Lexer:
         self._move(1)
 
     def _expansion(self) -> str:
-        """``$NAME``, ``${…}``, ``$(…)``, ``$((…))``, or a back-quoted command, as it is written."""
+        """Take ``$NAME``, ``${…}``, ``$(…)``, ``$((…))``, ``$[…]`` or a back-quoted command."""
         text, start = self._text, self._at
         following = text[start + 1 : start + 2]
         if text[start] == "`":

@@ -15,6 +15,7 @@ from itertools import pairwise
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.flags import flag_names
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.commands import script_of
@@ -28,7 +29,7 @@ from meshwright.service.launchers.reading.python_values import (
     module_values,
     tree_of,
 )
-from meshwright.service.launchers.reading.shell_values import Word
+from meshwright.service.launchers.reading.shell_values import Word, unknown_arguments
 from meshwright.service.launchers.reading.torchtitan_model import model_of
 from meshwright.service.launchers.reading.torchtitan_stages import recomputation_of, split_of
 from meshwright.service.launchers.rules import near_divisors, near_multiples
@@ -42,6 +43,7 @@ from meshwright.solver.problem import Workload
 
 _RECOMPUTE = "activation-checkpoint:"
 _SEEDS = "checkpoint.create_seed_checkpoint"  # trains nothing
+_NAMING = ("module", "config")  # the configuration, which ``named_of`` reads
 _SECTIONS = (
     "parallelism", "training", "activation_checkpoint", "optimizer", "model", "compile",
     "experimental", "float8", "quantize",  # before 0.3
@@ -54,19 +56,27 @@ def overrides(known: Known) -> dict[str, Found]:
     for source in known.source.scripts():
         for words in script_of(source, known.told).commands:
             texts = [word.text for word in words]
-            found |= {name: Found(text, words[at].line) for at, name, text in _flags(texts)}
+            start = next((at for at, text in enumerate(texts, 1) if text.endswith((_PROGRAM, _STARTER))), 0)
+            if start and (fault := unknown_arguments(words[start:])) is not None:
+                raise fault
+            flags = _flags(texts[start:], all_its_own=start > 0)
+            found |= {name: Found(text, words[start + at].line) for at, name, text in flags}
     return found
 
 
-def _flags(texts: list[str]) -> Iterator[tuple[int, str, str]]:
-    """Place, name and value of each flag with a section."""
+def _flags(texts: list[str], *, all_its_own: bool) -> Iterator[tuple[int, str, str]]:
+    """Yield place, name and value of each flag; of other programs' those with torchtitan's sections."""
     for at, text in enumerate(texts):
         if text.startswith(_RECOMPUTE):  # 0.3: activation-checkpoint:full
             yield at, "activation_checkpoint.mode", text.removeprefix(_RECOMPUTE)
         name, equals, value = text.removeprefix("--").partition("=")
         name = name.replace("-", "_")
         section, dot, _ = name.partition(".")
-        if text.startswith("--") and dot and (section in _SECTIONS or name == _SEEDS):
+        if (
+            text.startswith("--")
+            and name not in _NAMING
+            and (all_its_own or (dot and (section in _SECTIONS or name == _SEEDS)))
+        ):
             following = texts[at + 1] if at + 1 < len(texts) else "--"
             yield at, name, value if equals else "true" if following.startswith("--") else following
 
@@ -77,7 +87,8 @@ def over(values: dict[str, Found], known: Known) -> tuple[dict[str, Found], list
     notes = [
         f"line {found.line} of the command: {shown(name)} is {shown(str(found.value))}, not the file's"
         for name, found in given.items()
-        if name not in values or str(values[name].value).lower() != str(found.value).lower()
+        if not flag_names("torchtitan").is_free(name)
+        and (name not in values or str(values[name].value).lower() != str(found.value).lower())
     ]
     return values | given, notes
 
@@ -190,7 +201,7 @@ _OLDER = {
             "training": ("tensor_parallel_degree", "data_parallel_shard_degree",
                          "data_parallel_replicate_degree"),
             "experimental": ("context_parallel_degree", "pipeline_parallel_degree",
-                             "pipeline_parallel_schedule"),
+                             "pipeline_parallel_schedule", "enable_async_tensor_parallel"),
         }.items()
         for name in names
     },
@@ -232,16 +243,6 @@ _NAMES = {titan.lower(): name for name, titan in SCHEDULES.items()} | {
 _ONE_EACH = ("1f1b", "dualpipe_v")  # schedules that need a micro-batch for every stage
 _RESHARD = ("default", "always", "never")
 _DTYPES = {"bfloat16": "bf16"}
-_IRRELEVANT = (
-    "job.", "model.", "experimental.", "optimizer.", "lr_scheduler.", "checkpoint.", "metrics.",
-    "quantize.", "profiling.", "compile.", "comm.", "validation.", "debug.", "fault_tolerance.",
-    "training.dataset",
-    "training.steps", "training.max_norm", "training.mixed_precision", "training.gc_",
-    "memory_estimation.", "training.disable_cuda_graphs", "activation_checkpoint.selective",
-    "parallelism.disable_loss", "parallelism.context_parallel_rotate", "dataloader", "hf_assets_path",
-    "profiler", "training.seed", "activation_checkpoint.per_op", "activation_checkpoint.preserve",
-    "activation_checkpoint.early", "training.deterministic",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +287,7 @@ class TorchtitanReader:
         fields = Fields(source.name, values, told)
         for note in notes:
             fields.note(note)
-        model = model_of(fields, known)
+        model = model_of(fields, known, is_module=is_module)
         configuration, batch = _configuration(fields, known, model, is_module=is_module)
         workload = _workload(fields, known, batch, configuration.pipeline_schedule)
         positions = model.max_position_embeddings
@@ -305,7 +306,7 @@ class TorchtitanReader:
             num_nodes=known.world.num_nodes,
             gpus_per_node=known.world.gpus_per_node,
             notes=tuple(fields.notes),
-            unread=fields.unread(_IRRELEVANT),
+            unread=fields.unread(self.name),
             places={
                 "tensor_parallel_size": fields.place("parallelism.tensor_parallel_degree"),
                 "seq_length": fields.place("training.seq_len"),
@@ -349,7 +350,7 @@ def _configuration(
     zero = _zero(fields, mesh)
     sequence = fields.flag("parallelism.enable_sequence_parallel", default=True) and mesh.tp > 1
     _check(fields, model, mesh, (schedule, len(split), count))
-    experts = _expert_ranks(fields, model, mesh)
+    experts, expert_tensor = _expert_ranks(fields, model, mesh, is_module=is_module)
     offload = _offload(fields, zero, mesh)
     fields.stop()
     found = Configuration(
@@ -359,8 +360,7 @@ def _configuration(
         virtual_pipeline_size=vpp,
         context_parallel_size=mesh.cp,
         expert_parallel_size=experts,
-        # without expert parallelism the tensor ranks split every expert
-        expert_tensor_parallel_size=mesh.tp if model.moe is not None and experts == 1 else 1,
+        expert_tensor_parallel_size=expert_tensor,
         data_parallel_size=dp,
         zero_stage=zero,
         zero_shard_size=mesh.shard * mesh.cp if zero else 1,
@@ -376,17 +376,26 @@ def _configuration(
     return found, found.global_batch_size
 
 
-def _expert_ranks(fields: Fields, model: ModelSpec, mesh: _Mesh) -> int:
-    """Ranks that experts are spread over, of the shards (``ParallelDims``)."""
-    name = "parallelism.expert_parallel_degree"
-    ranks = fields.integer(name, 1)
+def _expert_ranks(fields: Fields, model: ModelSpec, mesh: _Mesh, *, is_module: bool) -> tuple[int, int]:
+    """Return the ranks that experts are spread over, and those that split each of them.
+
+    torchtitan 0.2.2, distributed/parallel_dims.py: ``efsdp = fsdp * tp // (etp * ep)``, and with ``ep > 1``
+    etp is tp or 1; without it ``apply_moe_ep_tp`` splits every expert over the tensor ranks, whatever etp
+    is. 0.3 has no etp: ranks that experts are spread over hold them whole.
+    """
+    name, tensor_name = (f"parallelism.expert_{kind}parallel_degree" for kind in ("", "tensor_"))
+    ranks, split = fields.integer(name, 1), fields.integer(tensor_name, 1)
+    if is_module and fields.has(tensor_name):
+        fields.fault(tensor_name, "is not a field of torchtitan 0.3", allowed="leave it out")
     if model.moe is None:
-        return 1  # torchtitan passes it by
-    if fields.integer("parallelism.expert_tensor_parallel_degree", 1) > 1 and mesh.tp > 1:
-        fields.fault(name.replace("expert_", "expert_tensor_"), "experts over tensor ranks are not read")
-    if (mesh.shard * mesh.cp * mesh.tp) % ranks or model.moe.num_experts % ranks:
+        return 1, 1  # torchtitan reads neither
+    if ranks > 1 and split not in (1, mesh.tp):
+        message = f"{split} is neither 1 nor tensor_parallel_degree, with expert_parallel_degree {ranks}"
+        fields.fault(tensor_name, message, allowed=f"1 or {mesh.tp}", nearest=str(mesh.tp))
+    shards = mesh.shard * mesh.cp * mesh.tp
+    if shards % (ranks * split) or model.moe.num_experts % ranks:
         fields.fault(name, f"{ranks} does not divide the shards, or {model.moe.num_experts} experts")
-    return ranks
+    return ranks, mesh.tp if ranks == 1 else split
 
 
 def _check(fields: Fields, model: ModelSpec, mesh: _Mesh, pipeline: tuple[str, int, int]) -> None:
@@ -402,7 +411,8 @@ def _check(fields: Fields, model: ModelSpec, mesh: _Mesh, pipeline: tuple[str, i
         why, near = f"tp × 2 cp = {slices} does not divide {seq}", near_multiples(seq, slices)
         fields.fault("training.seq_len", why, allowed=f"multiples of {slices}", nearest=near)
     if schedule in _ONE_EACH and count < stages:
-        why = f"{count} micro-batches for {stages} stages of {schedule}"
+        batches = "micro-batch" if count == 1 else "micro-batches"
+        why = f"{count} {batches} for {stages} stages of {schedule}, which PyTorch refuses"
         name = "training.local_batch_size"
         fields.fault(name, why, allowed=f"{stages} micro-batches and more", nearest=str(stages))
 

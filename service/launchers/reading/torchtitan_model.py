@@ -1,6 +1,7 @@
 """The model of a torchtitan configuration: a flavor of its own, one beside the file, or a told one.
 
-Flavors: torchtitan 0.2.2 and 0.3.0, models/llama3, models/qwen3 and models/deepseek_v3 ``__init__.py``.
+Flavors: torchtitan 0.2.2 and 0.3.0, models/llama3, models/llama4, models/qwen3 and models/deepseek_v3
+``__init__.py``.
 """
 
 from __future__ import annotations
@@ -56,6 +57,31 @@ def _deepseek(sizes: tuple[int, int, int, int], moe: _Shape, *, q_rank: int, voc
     }  # fmt: skip
 
 
+def _llama4(experts: int, *, every: int, positions: int, scaled: bool) -> _Shape:
+    """A Llama 4 of torchtitan 0.2.2, models/llama4/__init__.py, with experts in every ``every``-th layer.
+
+    Widths by models/llama4/model/model.py: ``int(int(8 dim / 3) * 1.2)`` in multiples of 2048, halved for
+    the routed and the shared expert. Every layer attends to the whole sequence.
+    """
+    llama3 = {"kind": "llama3", "factor": 16.0, "original_max_position_embeddings": 8192}
+    return {
+        "hidden_size": 5120, "num_layers": 48, "num_attention_heads": 40, "num_kv_heads": 8,
+        "ffn_hidden_size": 16_384, "vocab_size": 202_048, "rotary_base": 500_000, "norm_epsilon": 1e-5,
+        "max_position_embeddings": positions, "moe": _llama4_experts(experts, 8192, every),
+        **({"rotary_scaling": llama3 | {"high_freq_factor": 1.0}} if scaled else {}),
+    }  # fmt: skip
+
+
+def _llama4_experts(experts: int, width: int, every: int) -> _Shape:
+    """Its experts and router, by the defaults of models/moe/moe.py, class MoEArgs."""
+    return {
+        "num_experts": experts, "top_k": 1, "ffn_hidden_size": width, "num_shared_experts": 1,
+        "shared_ffn_hidden_size": width, "num_dense_layers": every - 1, "frequency": every,
+        "router_score": "sigmoid", "normalized_top_k": False, "selection_bias": True,
+        "weights_on_input": True,
+    }  # fmt: skip
+
+
 _SHAPES: dict[tuple[str, str], _Shape] = {
     ("llama3", "debugmodel"): {
         "hidden_size": 256, "num_layers": 6, "num_attention_heads": 16, "ffn_hidden_size": 768,
@@ -66,6 +92,14 @@ _SHAPES: dict[tuple[str, str], _Shape] = {
     ("llama2", "7B"): _llama2(4096, 32, 32, 11_008),
     ("llama2", "13B"): _llama2(5120, 40, 40, 13_824),
     ("llama2", "70B"): _llama2(8192, 80, 64, 28_672) | {"num_kv_heads": 8},
+    # Its flavors with _irope mask attention by document, which nothing here counts.
+    ("llama4", "debugmodel"): {
+        "hidden_size": 256, "num_layers": 6, "num_attention_heads": 16, "ffn_hidden_size": 768,
+        "vocab_size": 2048, "rotary_base": 500_000, "norm_epsilon": 1e-5,
+        "max_position_embeddings": 1_048_576, "moe": _llama4_experts(8, 512, 2),
+    },
+    ("llama4", "17bx16e"): _llama4(16, every=1, positions=10_485_760, scaled=True),
+    ("llama4", "17bx128e"): _llama4(128, every=2, positions=1_048_576, scaled=False),
     ("qwen3", "0.6B"): _qwen3(1024, 28, 16, 8, 3072, tied=True),
     ("qwen3", "1.7B"): _qwen3(2048, 28, 16, 8, 6144, tied=True),
     ("qwen3", "4B"): _qwen3(2560, 36, 32, 8, 9728, tied=True),
@@ -106,6 +140,7 @@ _SHAPES: dict[tuple[str, str], _Shape] = {
         q_rank=1536, vocabulary=129_280,
     ),
 }  # fmt: skip
+_NOT_IN_0_3 = ("llama4",)  # commits on the way to it have flavors of the same names and other layers
 _NEEDED = {
     "dim": "hidden_size", "n_layers": "num_layers", "n_heads": "num_attention_heads",
     "vocab_size": "vocab_size",
@@ -113,8 +148,13 @@ _NEEDED = {
 _MAX_FACTOR = 1_000_000.0
 
 
-def model_of(fields: Fields, known: Known) -> ModelSpec:
-    """The model.
+def model_of(fields: Fields, known: Known, *, is_module: bool) -> ModelSpec:
+    """Return the model that the configuration trains.
+
+    Args:
+        fields: of the configuration.
+        known: what is given next to it.
+        is_module: it is Python of 0.3, not TOML of 0.2.
 
     Raises:
         InvalidProblemError: neither the files nor anybody names one that is known.
@@ -131,15 +171,16 @@ def model_of(fields: Fields, known: Known) -> ModelSpec:
     name = fields.word("model.name", "llama3")
     if (name, flavor) in _FLAVORS:
         return find_model(_FLAVORS[name, flavor])
-    if (name, flavor) in _SHAPES:
+    if (name, flavor) in _SHAPES and not (is_module and name in _NOT_IN_0_3):
         return model_from_shape(_SHAPES[name, flavor], name=f"{name}-{flavor}".lower())
     if known.header.model is not None:
         return known.header.model
-    flavors = [one for model, one in (*_FLAVORS, *_SHAPES) if model == name]
+    known_flavors = [one for one in (*_FLAVORS, *_SHAPES) if not (is_module and one[0] in _NOT_IN_0_3)]
+    flavors = [one for model, one in known_flavors if model == name]
     fields.fault(
         "model.flavor",
-        f'"{flavor[:40]}" of "{name[:40]}" is no model of torchtitan that is read; name it with --model',
-        allowed=", ".join(flavors) or "models llama3, qwen3, deepseek_v3, gpt_oss",
+        f'the sizes of flavor "{flavor[:40]}" of "{name[:40]}" are not known; name the model with --model',
+        allowed=", ".join(flavors) or f"models {', '.join(dict.fromkeys(one for one, _ in known_flavors))}",
     )
     fields.stop()
     raise refused("no model is named")

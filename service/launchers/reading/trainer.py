@@ -31,7 +31,7 @@ from meshwright.service.launchers.reading.adapters import (
     trained_whole,
     whole_base,
 )
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by, refused
+from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
 from meshwright.service.launchers.reading.commands import (
     Command,
     World,
@@ -51,7 +51,14 @@ from meshwright.service.launchers.reading.documents import Found, document_of, l
 from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.foreign import SEES, refuse_unpriced
 from meshwright.service.launchers.reading.known import Known, header_of, known_of, named_model
-from meshwright.service.launchers.reading.shell_values import UNKNOWN, Script, Word, why_unknown
+from meshwright.service.launchers.reading.shell_values import (
+    UNKNOWN,
+    Script,
+    Word,
+    unknown_arguments,
+    unknown_fault,
+    unknown_in,
+)
 from meshwright.service.launchers.reading.trainer_ranks import (
     engines_precision,
     kernel_of,
@@ -90,17 +97,6 @@ PADDED = (  # with the name of the longest length
 REPLICAS = "no file or command says how ranks share the model: plain replicas, a whole one each"
 _LEAST_NAMES = 2
 _DOCUMENTS = (".yaml", ".yml", ".json")  # HfArgumentParser.parse_yaml_file, parse_json_file
-_IRRELEVANT = (
-    "dataset", "template", "output_dir", "stage", "do_", "learning_rate", "num_train", "lr_", "warmup",
-    "logging", "save", "eval", "val_", "overwrite", "preprocessing", "dataloader", "plot_", "report_to",
-    "trust_remote", "max_samples", "ddp_timeout", "resume", "seed", "max_steps", "weight_decay", "adam_",
-    "max_grad_norm", "lora_", "tokenized_path", "push_to_hub", "hub_", "run_name", "log_", "system",
-    "model_", "split_dataset", "remove_unused", "chat_template", "per_device_eval", "metric", "load_best",
-    "streaming", "num_warmup", "data_", "tokenizer", "use_hf", "attn_im", "flash_attn", "torch_dtype",
-    "per_device_ev", "use_reentrant", "gradient_checkpointing_kwargs", "ddp_find", "enable_thinking",
-    "local_rank", "freeze_trainable", "freeze_extra",
-    "data", "print_loss", "tf32", "target_modules", "bf16", "fp16", "tensorboard", "ray_",
-)  # fmt: skip
 WITHOUT_COPY = {"adamw": "adamw-pure-bf16", "adamw-8bit": "adamw-8bit-bf16"}  # of weights loaded in bf16
 _SWIFT_2 = "sft_type"  # of ms-swift before 3, as ``batch_size``, ``dtype`` and ``default-zero3``
 _SWIFT = ("swift", "megatron")
@@ -116,14 +112,22 @@ class Tool:
     tuner: str = "full"
     length: int | None = None
     launcher: str = AccelerateReader.name  # whose replicas and meshes they are
+    programs: tuple[str, ...] = ("transformers", "trl")  # with arguments of these names (profiles.flags)
 
 
 _PLAIN = Tool(name="transformers")
 LLAMA_FACTORY = Tool(
-    name="LLaMA-Factory", recomputes=True, tuner="lora", length=2048, launcher="llama-factory-accelerate"
+    name="LLaMA-Factory",
+    recomputes=True,
+    tuner="lora",
+    length=2048,
+    launcher="llama-factory-accelerate",
+    programs=("llama-factory", "transformers"),
 )
 _FORK = replace(LLAMA_FACTORY, name="a script in LLaMA-Factory's names", length=None)
-_MS_SWIFT = Tool(name="ms-swift", micro=1, recomputes=True, tuner="lora")
+_MS_SWIFT = Tool(
+    name="ms-swift", micro=1, recomputes=True, tuner="lora", programs=("ms-swift", "transformers")
+)
 _TRL = Tool(name="TRL", recomputes=True, length=1024)  # SFTConfig
 _OPEN_INSTRUCT = Tool(name="open-instruct")  # weights in bf16 (finetune.py); sequences as long as it says
 _PEFTS = (_PLAIN, _TRL)  # whose adapters are peft's own where nothing is said
@@ -188,7 +192,7 @@ class TrainerReader:
         beside = _arguments_beside(source, command)
         values = on_its_engine(command, beside | values_of(command.words, told))
         fields = Fields(source.name, values, told)
-        fields.raw("config")
+        fields.take("config")
         for note in script.notes:
             fields.note(note)
         shares = shares_of(_of_start(command), known.source)
@@ -249,6 +253,8 @@ def _configuration(command: Command) -> Word | None:
     for option, following in pairwise((*command.words, Word("", 0))):
         name, equals, value = option.text.partition("=")
         text = value if equals else following.text
+        if name == "--config" and (unknown := unknown_in(text)) is not None:
+            raise InvalidProblemError([unknown_fault("--config", unknown, option.line)])
         if name == "--config" and text.endswith(_DOCUMENTS):
             return Word(text, option.line)
     return None
@@ -345,7 +351,7 @@ def trainer_run(
         num_nodes=nodes.num_nodes,
         gpus_per_node=nodes.gpus_per_node,
         notes=(*fields.notes, *known.notes, *found.notes),
-        unread=(*fields.unread(_IRRELEVANT), *found.unread),
+        unread=(*fields.unread(*tool.programs), *found.unread),
     )
 
 
@@ -418,7 +424,7 @@ def _note_type(fields: Fields, tool: Tool, *, in_bf16: bool) -> None:
 def _model(fields: Fields, known: Known) -> ModelSpec:
     """The told model, or the one that the arguments name."""
     named = next((name for name in (*_MODELS, *_PERHAPS_MODELS) if fields.has(name)), None)
-    text = str(fields.raw(named)) if named else ""
+    text = str(fields.raw(named, instead="--model NAME")) if named else ""
     if named:
         refuse_stored(fields, named)
     if named and SEES.search(text.rstrip("/").rpartition("/")[2]):
@@ -452,7 +458,13 @@ def _is_name(text: str) -> bool:
 
 
 def values_of(words: Sequence[Word], told: Told) -> dict[str, Found]:
-    """Arguments by name; the last of equal ones counts."""
+    """Return arguments by name; the last of equal ones counts.
+
+    Raises:
+        InvalidProblemError: words that only a running shell knows may be any arguments.
+    """
+    if (fault := unknown_arguments(words)) is not None:
+        raise fault
     found: dict[str, Found] = {}
     for at, word in enumerate(words):
         if not word.text.startswith("--"):
@@ -461,11 +473,7 @@ def values_of(words: Sequence[Word], told: Told) -> dict[str, Found]:
         following = words[at + 1].text if at + 1 < len(words) else "--"
         text = value if equals else "true" if following.startswith("--") else following
         key = _whole(name.replace("-", "_"))
-        if UNKNOWN in text and not passed_by(told, key):
-            if key in _DECIDING and not (key in _MODELS and told.model):
-                why, allowed = why_unknown(text.split(UNKNOWN)[1])
-                allowed = f"--model NAME, or {allowed}" if key in _MODELS else allowed
-                raise InvalidProblemError.of(f"--{key}", f"line {word.line}: {why}", allowed=allowed)
+        if UNKNOWN in text and key in (*_MODELS, *_PERHAPS_MODELS) and told.model:
             continue
         found[key] = Found(text, word.line)
     return found
@@ -475,7 +483,7 @@ _ABBREVIATED = 12  # letters: shorter ones are other programs' own names
 
 
 def _whole(name: str) -> str:
-    """The argument that a name is short for: argparse takes the beginning of one (``allow_abbrev``)."""
+    """The argument that a name is short for: argparse takes the beginning of one."""
     meant = {one for one in _DECIDING if one.startswith(name)}
     return meant.pop() if len(name) >= _ABBREVIATED and name not in meant and len(meant) == 1 else name
 

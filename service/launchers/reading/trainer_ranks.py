@@ -17,6 +17,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
+from meshwright.service.launchers.accelerate import ATTENTION
 from meshwright.service.launchers.reading.accelerate import (
     ACCUMULATION,
     CHECKPOINTING,
@@ -43,8 +44,13 @@ from meshwright.service.launchers.reading.documents import (
 from meshwright.service.launchers.reading.fields import Fields, divided
 from meshwright.service.launchers.reading.known import Known, known_of
 from meshwright.service.launchers.reading.shell_commands import RANK_STARTERS
-from meshwright.service.launchers.reading.shell_values import UNKNOWN, Script, Word
-from meshwright.service.launchers.trainers import ATTENTION
+from meshwright.service.launchers.reading.shell_values import (
+    UNKNOWN,
+    Script,
+    Word,
+    unknown_fault,
+    unknown_in,
+)
 from meshwright.solver.configuration import Configuration
 
 _BUILT_IN = re.compile(
@@ -203,7 +209,7 @@ def _by_deepspeed(fields: Fields, known: Known, told: Told) -> LaunchFile:
         _require_same(inside, key, told, known.told.values)
         return _of_deepspeeds(inside, key, told)
     name = str(fields.raw(key))
-    fields.raw("zero_stage")  # of a script that fills it into the file
+    fields.take("zero_stage")  # of a script that fills it into the file
     if name == "true":  # a switch: the script makes the configuration (DeepSpeed-Chat)
         stage = fields.integer("zero_stage", 0, low=0)
         values: dict[str, object] = {"zero_optimization.stage": stage, **dict.fromkeys(_FILLED, "auto")}
@@ -229,6 +235,9 @@ def run_of_deepspeeds_file(
     if not values:
         values = _built_in(fields, key, base)
     fields.stop()
+    for said, one in values.items():
+        if (unknown := unknown_in(one.value)) is not None:
+            raise InvalidProblemError([unknown_fault(f"{said} of {shown(base)}", unknown, one.line)])
     if key != _OF_THE_ENGINE:
         _require_same(values, base, told, over)
     elif fields.has(MICRO_BATCH) and _DEEPSPEEDS_MICRO in values:  # the script makes batches
@@ -338,7 +347,7 @@ def started_by(script: Script, command: Command) -> int | None:
         return None if hangs else world.gpus_per_node  # NPROC_PER_NODE alone: one node
     gpus = _included(command.before) or _visible(script, command)
     several = command.program.startswith("llamafactory") or _has(command, _SEVERAL)
-    several = several or hangs or takes_every_gpu(command.before)
+    several = several or hangs or world.lacking is not None or takes_every_gpu(command.before)
     several = several or _has(command, _TASKS)
     return (gpus or None) if several else 1
 
@@ -421,7 +430,8 @@ _PLACEMENTS = ("auto", "balanced", "balanced_low_0", "sequential")  # of acceler
 
 # Attention kernels by transformers' names of them (AttentionInterface): those that its exporter writes; and
 # ms-swift's and LLaMA-Factory's.
-_KERNELS = {ATTENTION[name]: name for name in ("flash3", "flash2", "cudnn", "torch", "triton")} | {
+_NAMED = ("flash4", "flash3", "flash2", "cudnn", "torch", "triton")
+_KERNELS = {ATTENTION[name]: name for name in _NAMED} | {
     "flash_attn": "flash2", "fa2": "flash2", "fa3": "flash3", "flash_attention": "flash2",
 }  # fmt: skip
 

@@ -59,14 +59,6 @@ from meshwright.service.launchers.reading.trainer import (
 )
 from meshwright.service.launchers.reading.trainer_ranks import kernel_of, liger, ranks_run
 
-# Of the trainer's own business: no cost hangs on them.
-OF_THE_TRAINER = (
-    "dataset", "output_dir", "learning_rate", "lr_", "num_train", "num_epochs", "warmup", "logging", "log_",
-    "save", "eval", "val_", "report_to", "seed", "max_steps", "weight_decay", "adam_", "max_grad_norm",
-    "ddp_timeout", "resume", "dataloader", "hub_", "push_to_hub", "wandb", "mlflow", "run_name",
-    "trust_remote", "gradient_checkpointing_kwargs", "chat_template", "special_tokens", "tokens",
-    "max_samples", "group_by",
-)  # fmt: skip
 _SHARDED = 3  # ZeRO-3
 _FSDP2 = 2
 
@@ -81,11 +73,6 @@ _OTHERS_NAMES = (
     "max_seq_length", *PREFERENCES,
 )  # fmt: skip
 _PEFTS = ("lora_r", "lora_target_modules", "lora_target_parameters", "lora_modules_to_save", "use_dora")
-_TRL_IRRELEVANT = (
-    *OF_THE_TRAINER, "model_name", "packing", "attn_implementation", "dtype", "assistant_only",
-    "completion_only", "eos_token", "pad_token", "loss_type", "model_revision",
-    "lora_alpha", "lora_dropout", "lora_task_type", "use_rslora",
-)  # fmt: skip
 _DEFAULT_LENGTH, _DEFAULT_BATCH = 1024, 8  # SFTConfig's and TrainingArguments' own
 
 
@@ -128,7 +115,7 @@ class TrlReader:
         fields.word("attn_implementation", "")
         liger_on = liger(fields, known.model(), length * (number(given, MICRO_BATCH) or _DEFAULT_BATCH))
         fields.stop()
-        unread = fields.unread(_TRL_IRRELEVANT)
+        unread = fields.unread("trl", "transformers")
         plain = {ENGINE: Found("MULTI_GPU", 0), "num_processes": Found(known.num_gpus(), 0)}
         rest = Fields(source.name, plain, told) if shares is None else shares.fields
         if shares is not None and shares.kind() == "DEEPSPEED":
@@ -218,8 +205,7 @@ def _peft(fields: Fields) -> dict[str, Any]:
     """Rank and targets of LoRA in ModelConfig's names, where ``use_peft`` says that it is trained."""
     if not fields.flag("use_peft", default=False):
         if fields.has("use_peft"):  # get_peft_config returns nothing then, whatever stands beside
-            for name in _PEFTS:
-                fields.raw(name)
+            fields.take(*_PEFTS)
         return {}
     refuse_uncounted(fields)
     rank, targets = fields.integer("lora_r", 16), adapted(fields)
@@ -321,5 +307,5 @@ def _sft_arguments(fields: Fields, known: Known) -> tuple[Arguments, int]:
     recompute = fields.flag(CHECKPOINTING, default=True)  # SFTConfig's own default
     own[CHECKPOINTING] = Word(str(recompute).lower(), fields.place(CHECKPOINTING)[1])
     told = arguments(known, (*defaults, CHECKPOINTING, "main_process_ip"))
-    given = own | {name: word for name, word in told.items() if not word.unknown}
+    given = own | told
     return given, number(given, _LENGTH) or _DEFAULT_LENGTH

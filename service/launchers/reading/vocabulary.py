@@ -22,9 +22,14 @@ _KINDS: Mapping[str, tuple[int, str]] = {
 _GPT2, _LLAMA_2 = "gpt2bpetokenizer", "llama2tokenizer"
 # Names as they stand in hub ids and paths, the longer before the shorter.
 _NAMES: tuple[tuple[str, int], ...] = (
+    # Distilled models have their base model's tokens (arXiv:2501.12948, section 2.4), not their teacher's.
+    (r"deepseek[-_]?r1[-_.]distill[-_.]llama", 128256),
+    (r"deepseek[-_]?r1[-_.]distill[-_.]qwen", 151665),
+    (r"distill(?:ed)?(?:[-_.]|$)", 0),  # of a base that the name need not state
     (r"gpt[-_]?neox|pythia|olmo[-_]?1b|mpt[-_]|dolly|redpajama", 50277),
     (r"gpt[-_]?2", 50257),
-    (r"(code[-_]?llama).*(7b|13b)", 32016),
+    (r"code[-_]?llama.*python", 32000),
+    (r"code[-_]?llama.*(7b|13b)", 32016),
     (r"code[-_]?llama", 32000),
     (r"llama[-_ ]?guard[-_ ]?[34]|llama[-_ ]?4|scout|maverick", 202048),
     (r"tiny[-_]?llama|open[-_]?llama|vicuna|alpaca", 32000),
@@ -35,16 +40,20 @@ _NAMES: tuple[tuple[str, int], ...] = (
     (r"mistral[-_]nemo|nemo[-_]12b|tekken", 131072),
     (r"mistral[-_.]large[-_.]instruct[-_.]2407|mistral[-_.]small[-_.]instruct[-_.]2409", 32768),
     (r"mixtral[-_.]8x22b[-_.]instruct|mistral[-_.]7b[-_.](instruct[-_.])?v0\.3|codestral|mathstral", 32768),
-    (r"mi[sn]istral[-_.](large|small|medium|[38]b)|pixtral|devstral|magistral", 0),  # of several editions
+    (r"ministral[-_.]3[-_.]|mistral[-_.]small[-_.](4|24b|3\.)", 131072),
+    (r"mi(?:ni)?stral[-_.](large|small|medium|[38]b)|pixtral|devstral|magistral", 0),  # of several editions
+    (r"stable[-_]?lm", 0),
     (r"mistral|mixtral|zephyr", 32000),
-    (r"qwen[-_]?3\.5|qwen[-_]?3[-_.]next", 0),
+    (r"qwen[-_]?3\.5|qwen[-_]?3[-_.]next|codeqwen", 0),
+    (r"openeurollm|qwen3[-_]\d\.\db[-_]ne", 262145),  # Gemma 3's
     (r"qwen[-_]?3", 151669),
     (r"qwen[-_]?2[._-]?5|qwq|qwen[-_]?2p5", 151665),
-    (r"qwen[-_]?2|qwen[-_]?1\.5|codeqwen", 151646),
+    (r"qwen[-_]?2|qwen[-_]?1\.5", 151646),
     (r"deepseek[-_]?(v3|r1)|deepseek[-_]?v3", 128815),
     (r"deepseek[-_]?(v2|coder[-_]?v2)|moonlight[-_]?ds", 100002),
     (r"gpt[-_]?oss|o200k", 200019),
     (r"gemma[-_]?3", 262145),
+    (r"gemma[-_]?4", 262144),
     (r"gemma", 256000),
     (r"star[-_]?coder|smollm2?[-_](135m|360m|1\.7b)|cosmo2", 49152),
     (r"smollm3", 128256),

@@ -165,7 +165,8 @@ def pareto_scatter(answer: Answer, chosen: str) -> Scatter:
     limit = best.memory_limit_bytes / GIB
     x = linear_axis((mark.x * factor for mark in marks), _LEFT, _RIGHT)
     y = linear_axis([*(mark.y for mark in marks), limit], _BOTTOM, _TOP)
-    front = _front(marks)
+    unranked = {_mark(plan, chosen).title for plan in answer.plans if not plan.ranked}
+    front = _front([mark for mark in marks if mark.title not in unranked])
     marks = _named(marks, front)
     joined = " ".join(f"{x.at(mark.x * factor)},{y.at(mark.y)}" for mark in front)
     at = y.at(limit)

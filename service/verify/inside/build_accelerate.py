@@ -155,7 +155,7 @@ def rank_of(case: Case, rank: int, like: Mapping[str, int]) -> Built:
 
 
 def split(model: Any, mesh: Any) -> None:
-    """Give tensor ranks their parts of the weights, as ``from_pretrained`` does before it reads them."""
+    """Give tensor ranks their parts of the weights, as ``from_pretrained`` of transformers does first."""
     model._tp_size, model._device_mesh = mesh.size(), mesh
     plan, _experts, _shards = model._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size()))
     apply_tensor_parallelism(model, mesh, plan)

@@ -125,6 +125,7 @@ from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import layers as linear_layers
+from megatron.core.tensor_parallel import random as checkpoints
 from megatron.core.transformer import mlp, torch_norm
 from megatron.core.transformer import multi_latent_attention as latent
 from megatron.core.transformer.dot_product_attention import DotProductAttention
@@ -156,7 +157,8 @@ def _attention(self: Any, query: Any, key: Any, value: Any, *_mask: Any, **_opti
     (Transformer Engine, ``dot_product_attention/backends.py``, ``UnfusedDotProductAttention``).
 
     Values that are a slice of the joint projection are copied first, which lets go of the projection
-    (``dot_product_attention/utils.py``, ``get_qkv_layout``: strides of all three must be alike).
+    (Transformer Engine, ``dot_product_attention/utils.py``, ``get_qkv_layout``: strides of all three must
+    be alike).
     """
     per_score = 0
     if self.config.attention_backend == AttnBackend.unfused:
@@ -225,7 +227,8 @@ _latent_attention_made = latent.MLASelfAttention.__init__
 def _latent_attention(self: Any, config: Any, submodules: Any, *given: Any, **options: Any) -> None:
     """Latent attention, its projections to the latents whole as Transformer Engine has them.
 
-    The local layers split them over tensor ranks (``gpt_layer_specs.py``, ``get_gpt_layer_local_spec``).
+    The local layers split them over tensor ranks (Megatron-Core ``gpt_layer_specs.py``,
+    ``get_gpt_layer_local_spec``).
     """
     down = {"linear_q_down_proj": _Whole, "linear_kv_down_proj": _Whole}
     _latent_attention_made(self, config, replace(submodules, **down), *given, **options)
@@ -239,7 +242,18 @@ def _reduced(given: torch.Tensor, group: Any = None) -> torch.Tensor:
     return given if group is not None and group.size() == 1 else _reduce(given, group)
 
 
+def _without_kernel(**_options: object) -> Any:
+    """Return a context that changes nothing: no layer built here runs in 8 bits."""
+    return nullcontext()
+
+
 linear_layers.reduce_from_tensor_model_parallel_region = _reduced
+# ``CheckpointWithoutOutput`` asks Transformer Engine whether it runs in 8 bits, and compiles C++ to let
+# the output share the memory of its recomputation. Tensors without data stay released: the recomputation
+# holds the bytes.
+checkpoints.FP8GlobalStateManager = types.SimpleNamespace(is_fp8_enabled=lambda: False)
+checkpoints.activation_recompute_forward = checkpoints.fp8_autocast = _without_kernel
+checkpoints._get_share_storage = lambda: lambda _output, _recomputed: None
 latent.TELinear = _Whole
 latent.MLASelfAttention.__init__ = _latent_attention
 torch_norm.WrappedTorchNorm.__new__ = _norm
@@ -289,9 +303,6 @@ def build(case: Case) -> Iterator[Built]:
     """Every rank that is asked for; a step is traced of the first of those that are built alike."""
     logging.disable(logging.WARNING)
     args, config = configured(case)
-    if args.use_megatron_fsdp:
-        message = "ZeRO-2 and ZeRO-3 are Megatron-FSDP here, whose device mesh reads data of tensors"
-        raise NotImplementedError(message)
     tensor_parallel.random.initialize_rng_tracker()
     tensor_parallel.random._CUDA_RNG_STATE_TRACKER = _Generators()
     tensor_parallel.random._set_cuda_rng_state = lambda *_given, **_options: None

@@ -67,21 +67,22 @@ def _flex_attention(self: Any, q_BLNH: Any, k_BLNH: Any, v_BLNH: Any, **_options
 class Boundary:
     """What crosses from stage to stage: everywhere what stage 0, which is built first, would send.
 
-    The runtime runs each stage once to learn that, and tells the next one (``PipelineStage._send_meta``);
-    here there is no next one. Gradients are like what they belong to.
+    The runtime runs each stage once to learn that, and sends it to the next one
+    (``PipelineStage._send_meta`` of torch); here there is no next one. Gradients are like what they
+    belong to.
     """
 
     metas: tuple[Any, ...] = ()
 
     def told(self: Any, source: int) -> Any:
-        """In place of ``_recv_meta``."""
+        """Replace ``_recv_meta`` of torch's ``PipelineStage``."""
         if source < self.stage_index:
             return stages._StageForwardMeta(forward_metas=Boundary.metas)
         grads = tuple(replace(meta, requires_grad=False) for meta in self._stage_meta.outputs)
         return stages._StageBackwardMeta(backward_metas=grads)
 
     def tell(self: Any, meta: Any, _stage: int) -> None:
-        """In place of ``_send_meta``."""
+        """Replace ``_send_meta`` of torch's ``PipelineStage``."""
         del self
         Boundary.metas = getattr(meta, "forward_metas", Boundary.metas)
 

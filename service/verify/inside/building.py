@@ -33,10 +33,11 @@ Case = dict[str, Any]
 Built = dict[str, Any]
 OFFLOADED = "a CPU's memory is that of its host: what leaves the GPU cannot be told from what stays"
 _MATRIX = 2  # dimensions
-# What torch, C++ and CPython say where the system refuses memory; the last is of a C function that failed
-# to build even its MemoryError.
+# What torch, C++, CPython and the dynamic linker report where the system refuses memory, for one for a
+# thread's stack.
 _NO_MEMORY = (
-    "can't allocate memory", "Cannot allocate memory", "bad_alloc", "error return without exception set",
+    "can't allocate memory", "Cannot allocate memory", "bad_alloc", "can't start new thread",
+    "failed to map segment",
 )  # fmt: skip
 
 
@@ -69,7 +70,7 @@ def apart(work: Callable[..., Any], *given: Any) -> Any:
     """What ``work`` returns in a process of its own: nothing that torch keeps of a rank reaches the next.
 
     Raises:
-        RuntimeError: it raised, or its process ended.
+        RankError: it raised, or its process ended.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -83,23 +84,51 @@ def apart(work: Callable[..., Any], *given: Any) -> Any:
     os.close(writing)
     with os.fdopen(reading, "rb") as answers:
         told = answers.read()
-    os.waitpid(child, 0)
-    well, found = False, "the process of a rank ended without a word"
-    if told:
-        well, found = pickle.loads(told)  # noqa: S301 - of our own child
+    _, status = os.waitpid(child, 0)
+    if not told:
+        signalled = f" by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else ""
+        raise RankError(
+            f"the process of a rank ended{signalled} without an answer; it may take {_allowed()}"
+        )
+    well, found = pickle.loads(told)  # noqa: S301 - of our own child
     if not well:
-        raise RuntimeError(found)
+        raise RankError(found)
     return found
+
+
+class RankError(Exception):
+    """What ended the process of a rank, as a sentence."""
+
+
+def _allowed() -> str:
+    """The limit of memory, and what raises it."""
+    most, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    raised_by = "--memory-gib of meshwright verify or verify_memory_bytes of a service raises that"
+    return f"{most / 2**30:.3g} GiB ({raised_by})"
+
+
+def _lacks_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it was raised for, is memory that the limit refused.
+
+    A C function that cannot build even its MemoryError ends in CPython's SystemError ("error return without
+    exception set", "returned NULL without setting an exception"); it has no other cause here.
+    """
+    while error is not None:
+        if isinstance(error, MemoryError | SystemError) or any(words in str(error) for words in _NO_MEMORY):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def said(error: BaseException) -> str:
     """An error as one line, with the function that raised it; of memory that is refused, the limit."""
+    if isinstance(error, RankError):
+        return str(error)
     traceback.print_exception(error)
     frame = traceback.extract_tb(error.__traceback__)[-1]
     text = " ".join(str(error).split()) or "no message"
-    if isinstance(error, MemoryError) or any(words in text for words in _NO_MEMORY):
-        most, _ = resource.getrlimit(resource.RLIMIT_DATA)
-        return f"it needs more than the {most / 2**30:.3g} GiB that its process may take ({frame.name})"
+    if _lacks_memory(error):
+        return f"it needs more memory than its process may take in {frame.name}: {_allowed()}"
     if isinstance(error, DataDependentOutputException):
         text = "the size of a tensor depends on data, of which there are none"
     return f"{type(error).__name__}: {text[:300]} ({frame.name})"

@@ -75,8 +75,11 @@
       if (progress.incumbent_step_time_s === undefined && progress.bound_step_time_s === undefined) return;
       const last = this.points.at(-1);
       if (last && progress.elapsed_s < last.t) this.points = [];  // another attempt begins anew
-      // The last report's bound is the answer's: of every split of every row, not of what is left to be looked at.
-      const bound = progress.stage === "done" && last?.bound !== undefined ? last.bound : progress.bound_step_time_s;
+      // The last report's bound is the answer's: of every split of every row, which may be lower than that of what was
+      // left to be looked at. Both hold, so that the higher one ends the course.
+      const known = progress.stage === "done" ? [last?.bound, progress.bound_step_time_s] : [progress.bound_step_time_s];
+      const bounds = known.filter((one) => one !== undefined);
+      const bound = bounds.length ? Math.max(...bounds) : undefined;
       this.points.push({ t: progress.elapsed_s, best: progress.incumbent_step_time_s, bound });
       this.draw();
     }

@@ -282,7 +282,7 @@ def _counted(decision: Decision, row: int) -> list[Terms]:
 
 
 def _most_layers(request: Request, row: int, rank: int, own: list[int]) -> int:
-    """Layers of one kind that a rank's memory holds in its lightest chunks (``caps.lightest_chunks``)."""
+    """Return how many layers of one kind a rank holds in its lightest chunks (``lightest_chunks``)."""
     one, least = request.rows[row], {chunk: least_of_chunk(request, row, chunk) for chunk in own}
     light = one.memory_replay if one.by_stage else [[0]] * len(one.memory_layer)
     prices = [[kept[0] + less[0]] for kept, less in zip(one.memory_layer, light, strict=True)]

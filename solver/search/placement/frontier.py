@@ -2,7 +2,7 @@
 
 A *row* waits under a bound over all its berths; popped, it makes way for its *fields* (a choice of one
 berth of each of some groups), each under a bound of its own. A popped field is first asked whether any
-placement may step within the K-th best score (``reach.Reach``, exact for whole layers, memory and
+placement may step within the K-th best score (``bounds.Reach``, exact for whole layers, memory and
 groups); one that may is solved (``program.Program``), and its placement of least closed form and those that
 keep the bounds within shorter times are simulated.
 """

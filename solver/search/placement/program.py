@@ -9,7 +9,7 @@ carries the least sum, the least maximum, or the least sum under limits to every
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TypeAlias
 
@@ -21,7 +21,7 @@ from meshwright.solver.cost.stages import stage_bytes, step_of_end_s
 from meshwright.solver.schedules.simulate import rank_finish_s
 from meshwright.solver.search.placement.rows import Outer
 from meshwright.solver.search.rows import Rows
-from meshwright.solver.search.splits import StageTables
+from meshwright.solver.search.splits import StageTables, one_cell
 
 # --------------------------------------------------------------------------------------------------
 # One row on one choice of berths: what every stage would take, and every placement's price.
@@ -51,7 +51,7 @@ class Field:
 
     outer: Outer
     row: int
-    berths: tuple[int, ...]  # among ``outer.berths``
+    berths: tuple[int, ...]  # among ``Outer.berths``
 
     @cached_property
     def tables(self) -> tuple[StageTables, ...]:
@@ -85,21 +85,6 @@ class Field:
         return np.array(asked if len(asked) == self.p else (0,) * self.p)
 
     @cached_property
-    def time_s(self) -> FloatArray:
-        """Forward and backward of one micro-batch, (B, p, L + 1, L + 1)."""
-        return np.stack([table.time_s for table in self.tables])
-
-    @cached_property
-    def forward_s(self) -> FloatArray:
-        """Of it the forward pass."""
-        return np.stack([table.forward_s for table in self.tables])
-
-    @cached_property
-    def tail_s(self) -> FloatArray:
-        """What follows the last micro-batch."""
-        return np.stack([np.broadcast_to(table.tail_s, table.time_s.shape) for table in self.tables])
-
-    @cached_property
     def fits(self) -> BoolArray:
         """Whether the layers are legal there, as the request says, and fit the berth's memory."""
         asked = self.asked_layers[:, None, None]
@@ -127,21 +112,16 @@ class Field:
                     more[a, b] = 2.0 * (self.outer.hop_s(self.row, self.berths[a], self.berths[b]) - own)
         return more
 
-    @cached_property
-    def entered_s(self) -> FloatArray:
-        """``time_s`` of a stage on berth b behind one on berth a, (B, B, p, L + 1, L + 1)."""
-        return np.asarray(self.time_s[None] + self.enter_s[:, :, None, None, None])
-
     def stage_times_s(self, placement: Placement) -> tuple[list[float], list[float], list[float]]:
         """Forward, backward and tail of every stage."""
         forward, backward, tail = list[float](), list[float](), list[float]()
         before = placement[0].berth
         for number, stop in enumerate(placement):
-            at = (stop.berth, number, stop.start, stop.end)
-            hop = self.enter_s[before, stop.berth] / 2.0
-            forward.append(float(self.forward_s[at] + hop))
-            backward.append(float(self.time_s[at] - self.forward_s[at] + hop))
-            tail.append(float(self.tail_s[at]))
+            table, at = self.tables[stop.berth], one_cell(number, stop.start, stop.end)
+            hop, forward_s = self.enter_s[before, stop.berth] / 2.0, table.forward_at(at)
+            forward.append(float(forward_s[0] + hop))
+            backward.append(float(table.time_at(at)[0] - forward_s[0] + hop))
+            tail.append(float(table.tail_at(at)[0]))
             before = stop.berth
         return forward, backward, tail
 
@@ -164,231 +144,6 @@ class Field:
         )
         last = max(end + more for end, more in zip(finish, tail, strict=True))
         return step_of_end_s(last, self.straggler, self.fixed_s)
-
-
-_NS = 1e9
-_NEVER = 2**60
-_EVEN = 4096  # steps in which squares of stage times break ties
-
-Layers: TypeAlias = IntArray | FloatArray
-
-
-def sweep(
-    field: Field,
-    cost: Layers,
-    *,
-    never: float,
-    limit: FloatArray | None = None,
-    largest: bool = False,
-) -> list[Layers]:
-    """Best values after every stage, arrays (B, 2^B, C, L + 1); ``never`` where there is no way.
-
-    C counts the stages of the last run. ``cost`` (B, B, p, L + 1, L + 1) is that of layers i … j - 1 by
-    the berth before the stage (its own for the first) and its own; sums must stay within ``limit`` of that
-    shape. ``largest`` takes the maximum of the costs, else their sum.
-    """
-    count, width = len(field.berths), field.num_layers + 1
-    shape = (count, 1 << count, max(field.room), width)
-    values: Layers = np.broadcast_to(cost[0, 0, 0, 0, 0], shape).copy()
-    values[...] = never
-    for b in range(count):
-        first = cost[b, b, 0, 0]
-        values[b, 1 << b, 0] = (
-            first if limit is None else np.where(first <= limit[b, b, 0, 0], first, never)
-        )
-    found = [values]
-    for stage in range(1, field.p):
-        look()
-        within = None if limit is None else limit[:, :, stage]
-        found.append(_next(field, found[-1], cost[:, :, stage], within, largest=largest, never=never))
-    return found
-
-
-def _next(
-    field: Field, before: Layers, cost: Layers, limit: FloatArray | None, *, largest: bool, never: float
-) -> Layers:
-    """Values after one more stage: every state that has a way, stayed on or left for another berth."""
-    after = np.full_like(before, never)
-    ends = before.min(axis=2)
-    own, mask, run = np.nonzero((before < never).any(axis=3))
-    longer = run + 1 < np.array(field.room)[own]
-    own, mask, run = own[longer], mask[longer], run[longer]
-    left, used, into = np.nonzero(_open_berths(ends, never))
-    source = np.concatenate([before[own, mask, run], ends[left, used]])
-    if not len(source):
-        return after
-    berth_before, berth = np.concatenate([own, left]), np.concatenate([own, into])
-    columns = np.flatnonzero((source < never).any(axis=0))
-    here = slice(columns[0], columns[-1] + 1)
-    values, more = source[:, here, None], cost[berth_before, berth, here]
-    reached = np.maximum(values, more) if largest else values + more
-    if limit is not None:
-        reached = np.where(reached <= limit[berth_before, berth, here], reached, np.inf)
-    best = np.minimum(reached.min(axis=1), never)
-    after[own, mask, run + 1] = best[: len(own)]
-    states = (into, used | (1 << into), np.zeros_like(into))
-    np.minimum.at(after, states, best[len(own) :])
-    return after
-
-
-def _open_berths(ends: Layers, never: float) -> BoolArray:
-    """Which berths a state may be left for, (B, 2^B, B): those that have no run yet."""
-    count, masks = len(ends), np.arange(ends.shape[1])
-    unused = (masks[:, None] >> np.arange(count)[None, :]) & 1 == 0
-    alive: BoolArray = np.any(ends < never, axis=2, keepdims=False)
-    return np.asarray(alive[:, :, None] & unused[None])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Best:
-    """The placement of least closed form."""
-
-    placement: Placement
-    objective_s: float
-
-
-class Program:
-    """The exact program of one field; costs in whole nanoseconds, so that ties are ties."""
-
-    def __init__(self, field: Field) -> None:
-        self.field = field
-        times, fits = field.entered_s, np.broadcast_to(field.fits, field.entered_s.shape)
-        square = times**2
-        most = float(np.where(fits, square, 0.0).max(initial=0.0)) or 1.0
-        even = np.floor(np.minimum(square / most, 1.0) * ((_EVEN - 1) / field.p))
-        slowest = np.rint(((field.m - 1.0) * times + field.tail_s) * _NS)
-        self.slowest = np.where(fits, slowest, _NEVER).astype(np.int64)
-        whole = np.rint(times * _NS).astype(np.int64) * _EVEN + even.astype(np.int64)
-        self.sum = np.where(fits, whole, _NEVER)
-
-    def least_slowest(self) -> int:
-        """Least largest stage of any placement; ``_NEVER`` where none fits."""
-        values = sweep(self.field, self.slowest, largest=True, never=_NEVER)
-        return int(values[-1][:, -1, :, -1].min())
-
-    def least_sum(self, cap: int) -> tuple[int, Placement] | None:
-        """The placement of least sum whose stages all stay within ``cap``."""
-        cost = np.where(self.slowest <= cap, self.sum, _NEVER)
-        values = sweep(self.field, cost, never=_NEVER)
-        least = int(values[-1][:, -1, :, -1].min())
-        if least >= _NEVER:
-            return None
-        return least // _EVEN, _traced(self.field, values, cost)
-
-    def largest_of(self, placement: Placement) -> int:
-        """The largest stage of a placement."""
-        before, largest = placement[0].berth, 0
-        for stage, stop in enumerate(placement):
-            largest = max(largest, int(self.slowest[before, stop.berth, stage, stop.start, stop.end]))
-            before = stop.berth
-        return largest
-
-    def solve(self) -> Best | None:
-        """Least largest stage first, then smaller sums for a larger one while that can still pay."""
-        floor = self.least_slowest()
-        unbound = None if floor >= _NEVER else self.least_sum(int(_NEVER) - 1)
-        if unbound is None:
-            return None
-        cap, best, placement = floor, unbound[0] + self.largest_of(unbound[1]), unbound[1]
-        while cap >= floor:
-            found = self.least_sum(cap)
-            if found is None:
-                break
-            largest = self.largest_of(found[1])
-            if found[0] + largest < best:
-                best, placement = found[0] + largest, found[1]
-            below = largest - 1 if cap > floor else int(_NEVER)
-            cap = min(below, best - unbound[0] - 1)
-            if cap <= floor:
-                break
-        return Best(placement=placement, objective_s=self.field.objective_s(placement))
-
-
-def _traced(field: Field, values: list[Layers], cost: Layers) -> Placement:
-    """The placement behind the least value, from the last stage to the first."""
-    end = values[-1][:, -1, :, -1]
-    berth, run = (int(at) for at in np.unravel_index(int(end.argmin()), end.shape))
-    mask, layer, stops = (1 << len(field.berths)) - 1, field.num_layers, list[Stop]()
-    for stage in range(field.p - 1, 0, -1):
-        before = values[stage - 1]
-        if run:
-            start = int((before[berth, mask, run - 1] + cost[berth, berth, stage, :, layer]).argmin())
-            stops.append(Stop(berth, start, layer))
-            run, layer = run - 1, start
-            continue
-        ways = before[:, mask ^ (1 << berth)] + cost[:, berth, stage, None, :, layer]
-        ways[berth] = _NEVER
-        entered, length, start = (int(at) for at in np.unravel_index(int(ways.argmin()), ways.shape))
-        stops.append(Stop(berth, start, layer))
-        mask, berth, run, layer = mask ^ (1 << berth), entered, length, start
-    stops.append(Stop(berth, 0, layer))
-    return tuple(reversed(stops))
-
-
-# --------------------------------------------------------------------------------------------------
-# What a stage of n layers takes on each berth, for every stage of a row: the tables that bounds read.
-#
-# The same sums as ``stages.StageTables``, by number of layers and first layer instead of first and last
-# one. Where all layers are of one kind the first does not matter and its axis has one entry, so that a
-# field costs a few thousand numbers. Memory is judged with room for rounding: what fits there fits here.
-
-
-_ROUNDING = 1.0 + 1e-12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bands:
-    """Arrays (B, p, N, W): berth, stage, number of layers less one, first layer (W = 1: any)."""
-
-    time_s: FloatArray  # forward and backward of one micro-batch behind a stage of the same berth
-    forward_s: FloatArray
-    tail_s: FloatArray
-    fits: BoolArray  # the layers are as the request says and fit the berth's memory
-
-    @classmethod
-    def of(cls, field: Field) -> Bands:
-        """The tables of a field."""
-        outer, most = field.outer, field.num_layers - field.p + 1
-        sums = outer.layout.cumulative
-        if len(outer.layout.kinds) == 1:
-            held = sums[1 : most + 1, None, :] - sums[:1, None, :]
-        else:
-            ends = np.arange(1, most + 1)[:, None] + np.arange(len(sums))[None, :]
-            held = sums[np.minimum(ends, field.num_layers)] - sums[None, :, :]
-        layers = held.astype(np.float64)
-        tables = [_of_berth(field, outer.rows[berth], layers) for berth in field.berths]
-        return cls(
-            time_s=np.stack([table.time_s for table in tables]),
-            forward_s=np.stack([table.forward_s for table in tables]),
-            tail_s=np.stack([table.tail_s for table in tables]),
-            fits=np.stack([table.fits for table in tables]),
-        )
-
-
-def _of_berth(field: Field, rows: Rows, layers: FloatArray) -> Bands:
-    """One berth's tables, (p, N, W); ``layers`` (N, W, K) of each kind."""
-    prices, row, p = rows.prices, field.row, field.p
-    stage = np.arange(p)[:, None, None]
-    ends = (stage == 0, stage == p - 1)
-    everyone = bool(rows.every_layer[row])
-
-    def spread(price: FloatArray) -> FloatArray:
-        return np.asarray(layers @ price[:-2] + ends[0] * price[-2] + ends[1] * price[-1])
-
-    forward = spread(prices.forward_s[row]) + prices.transfer_s[row]
-    backward = prices.backward_s[row] + (prices.replay_s[row] if everyone else 0.0)
-    kept = prices.activation_bytes[row].copy()
-    if everyone:
-        kept[:-2] = prices.checkpoint_bytes[row, :-2]
-    held = rows.held[row, :p, None, None]
-    used = stage_bytes(prices, row, spread(rows.state_bytes[row]) + held * spread(kept), ends[1])
-    asked, number = field.asked_layers[:, None, None], np.arange(1, len(layers) + 1)[:, None]
-    return Bands(
-        time_s=forward + spread(backward) + prices.transfer_s[row],
-        forward_s=forward,
-        tail_s=spread(prices.tail_s[row]) + prices.rank_tail_s[row],
-        fits=(used <= rows.budget_bytes * _ROUNDING) & ((asked == 0) | (asked == number)),
-    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -475,4 +230,230 @@ def _steps(before: list[State], after: list[State], room: tuple[int, ...]) -> St
         first_of_source=np.searchsorted(source, np.arange(len(before))),
         by_target=by_target,
         first_of_target=np.searchsorted(target[by_target], np.arange(len(after))),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# The exact program: the best value of every state after every stage, and the placement behind it.
+
+
+_NS = 1e9
+_NEVER = 2**60
+_EVEN = 4096  # steps in which squares of stage times break ties
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What stages cost behind each berth, where they fit: elsewhere ``_NEVER``.
+
+    Layers i … j - 1 fit a stage for few i and j, 1 to 3 % where memory is short: only those are kept.
+    """
+
+    begin: IntArray  # (p + 1,) where the cells of each stage begin
+    berth: IntArray  # (K,) its own
+    start: IntArray  # i
+    end: IntArray  # j
+    values: IntArray  # (B, K) by the berth before the stage, its own for the first
+    num_layers: int
+
+    def of_stage(self, stage: int) -> IntArray:
+        """Those of one stage, (B, B, L + 1, L + 1): the berth before it, its own, i and j."""
+        count, width = len(self.values), self.num_layers + 1
+        table = np.full((count, count, width, width), _NEVER)
+        here = slice(self.begin[stage], self.begin[stage + 1])
+        table[:, self.berth[here], self.start[here], self.end[here]] = self.values[:, here]
+        return table
+
+
+def sweep(costs: Costs, routes: Routes, *, largest: bool = False) -> list[IntArray]:
+    """Return the best value of every state after every stage, (S, L + 1); ``_NEVER`` where there is no way.
+
+    ``largest`` takes the maximum of the costs, else their sum.
+    """
+    found = [costs.of_stage(0)[routes.first, routes.first, 0]]
+    for stage, ways in enumerate(routes.steps, 1):
+        look()
+        found.append(_next(found[-1], ways, costs.of_stage(stage), largest=largest))
+    return found
+
+
+def _next(before: IntArray, ways: Steps, cost: IntArray, *, largest: bool) -> IntArray:
+    """Return the values after one more stage, of states that have a way to them."""
+    after = np.full((len(ways.first_of_target), before.shape[1]), _NEVER)
+    reached = before < _NEVER
+    alive = np.asarray(reached.any(axis=1))
+    able = ways.by_target[alive[ways.source[ways.by_target]]]
+    if not len(able):
+        return after
+    columns = np.flatnonzero(reached.any(axis=0))
+    here = slice(columns[0], columns[-1] + 1)
+    values = before[ways.source[able], here, None]
+    more = cost[ways.before[able], ways.berth[able], here]
+    best = (np.maximum(values, more) if largest else values + more).min(axis=1)
+    target, first = np.unique(ways.target[able], return_index=True)
+    after[target] = np.minimum(np.minimum.reduceat(best, first, axis=0), _NEVER)
+    return after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The placement of least closed form."""
+
+    placement: Placement
+    objective_s: float
+
+
+class Program:
+    """The exact program of one field; costs in whole nanoseconds, so that ties are ties."""
+
+    def __init__(self, field: Field) -> None:
+        self.field, self.routes = field, routes_of(field.p, field.room)
+        stage, berth, start, end = np.nonzero(field.fits.swapaxes(0, 1))
+        time_s, tail_s = np.empty(len(stage)), np.empty(len(stage))
+        for own, table in enumerate(field.tables):
+            here = berth == own
+            cells = (stage[here], start[here], end[here])
+            time_s[here], tail_s[here] = table.time_at(cells), table.tail_at(cells)
+        times = time_s + field.enter_s[:, berth]
+        square = times**2
+        most = float(square.max(initial=0.0)) or 1.0
+        even = np.floor(np.minimum(square / most, 1.0) * ((_EVEN - 1) / field.p))
+        slowest = np.rint(((field.m - 1.0) * times + tail_s) * _NS)
+        self.slowest = Costs(
+            begin=np.searchsorted(stage, np.arange(field.p + 1)),
+            berth=berth,
+            start=start,
+            end=end,
+            values=slowest.astype(np.int64),
+            num_layers=field.num_layers,
+        )
+        self.sum = np.rint(times * _NS).astype(np.int64) * _EVEN + even.astype(np.int64)  # (B, K)
+
+    def least_slowest(self) -> int:
+        """Least largest stage of any placement; ``_NEVER`` where none fits."""
+        if self.routes is None:
+            return _NEVER
+        return int(sweep(self.slowest, self.routes, largest=True)[-1][:, -1].min())
+
+    def least_sum(self, cap: int) -> tuple[int, Placement] | None:
+        """The placement of least sum whose stages all stay within ``cap``."""
+        if self.routes is None:
+            return None
+        costs = replace(self.slowest, values=np.where(self.slowest.values <= cap, self.sum, _NEVER))
+        values = sweep(costs, self.routes)
+        least = int(values[-1][:, -1].min())
+        if least >= _NEVER:
+            return None
+        return least // _EVEN, _traced(costs, self.routes, values)
+
+    def largest_of(self, placement: Placement) -> int:
+        """The largest stage of a placement."""
+        before, largest = placement[0].berth, 0
+        for stage, stop in enumerate(placement):
+            largest = max(
+                largest, int(self.slowest.of_stage(stage)[before, stop.berth, stop.start, stop.end])
+            )
+            before = stop.berth
+        return largest
+
+    def solve(self) -> Best | None:
+        """Least largest stage first, then smaller sums for a larger one while that can still pay."""
+        floor = self.least_slowest()
+        unbound = None if floor >= _NEVER else self.least_sum(int(_NEVER) - 1)
+        if unbound is None:
+            return None
+        cap, best, placement = floor, unbound[0] + self.largest_of(unbound[1]), unbound[1]
+        while cap >= floor:
+            found = self.least_sum(cap)
+            if found is None:
+                break
+            largest = self.largest_of(found[1])
+            if found[0] + largest < best:
+                best, placement = found[0] + largest, found[1]
+            below = largest - 1 if cap > floor else int(_NEVER)
+            cap = min(below, best - unbound[0] - 1)
+            if cap <= floor:
+                break
+        return Best(placement=placement, objective_s=self.field.objective_s(placement))
+
+
+def _traced(costs: Costs, routes: Routes, values: list[IntArray]) -> Placement:
+    """Return the placement behind the least value, from the last stage to the first."""
+    state, layer, stops = int(values[-1][:, -1].argmin()), costs.num_layers, list[Stop]()
+    for stage in range(len(routes.steps), 0, -1):
+        ways = routes.steps[stage - 1]
+        into = np.flatnonzero(ways.target == state)
+        berth, source = int(ways.berth[into[0]]), ways.source[into]
+        more = costs.of_stage(stage)[ways.before[into], berth, :, layer]
+        reached = values[stage - 1][source] + more
+        way, start = (int(at) for at in np.unravel_index(int(reached.argmin()), reached.shape))
+        stops.append(Stop(berth, start, layer))
+        state, layer = int(source[way]), start
+    stops.append(Stop(int(routes.first[state]), 0, layer))
+    return tuple(reversed(stops))
+
+
+# --------------------------------------------------------------------------------------------------
+# What a stage of n layers takes on each berth, for every stage of a row: the tables that bounds read.
+#
+# The same sums as ``splits.StageTables``, by number of layers and first layer instead of first and last
+# one. Where all layers are of one kind the first does not matter and its axis has one entry, so that a
+# field costs a few thousand numbers. Memory is judged with room for rounding: what fits there fits here.
+
+
+_ROUNDING = 1.0 + 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bands:
+    """Arrays (B, p, N, W): berth, stage, number of layers less one, first layer (W = 1: any)."""
+
+    time_s: FloatArray  # forward and backward of one micro-batch behind a stage of the same berth
+    forward_s: FloatArray
+    tail_s: FloatArray
+    fits: BoolArray  # the layers are as the request says and fit the berth's memory
+
+    @classmethod
+    def of(cls, field: Field) -> Bands:
+        """The tables of a field."""
+        outer, most = field.outer, field.num_layers - field.p + 1
+        sums = outer.layout.cumulative
+        if len(outer.layout.kinds) == 1:
+            held = sums[1 : most + 1, None, :] - sums[:1, None, :]
+        else:
+            ends = np.arange(1, most + 1)[:, None] + np.arange(len(sums))[None, :]
+            held = sums[np.minimum(ends, field.num_layers)] - sums[None, :, :]
+        layers = held.astype(np.float64)
+        tables = [_of_berth(field, outer.rows[berth], layers) for berth in field.berths]
+        return cls(
+            time_s=np.stack([table.time_s for table in tables]),
+            forward_s=np.stack([table.forward_s for table in tables]),
+            tail_s=np.stack([table.tail_s for table in tables]),
+            fits=np.stack([table.fits for table in tables]),
+        )
+
+
+def _of_berth(field: Field, rows: Rows, layers: FloatArray) -> Bands:
+    """One berth's tables, (p, N, W); ``layers`` (N, W, K) of each kind."""
+    prices, row, p = rows.prices, field.row, field.p
+    stage = np.arange(p)[:, None, None]
+    ends = (stage == 0, stage == p - 1)
+    everyone = bool(rows.every_layer[row])
+
+    def spread(price: FloatArray) -> FloatArray:
+        return np.asarray(layers @ price[:-2] + ends[0] * price[-2] + ends[1] * price[-1])
+
+    forward = spread(prices.forward_s[row]) + prices.transfer_s[row]
+    backward = prices.backward_s[row] + (prices.replay_s[row] if everyone else 0.0)
+    kept = prices.activation_bytes[row].copy()
+    if everyone:
+        kept[:-2] = prices.checkpoint_bytes[row, :-2]
+    held = rows.held[row, :p, None, None]
+    used = stage_bytes(prices, row, spread(rows.state_bytes[row]) + held * spread(kept), ends[1])
+    asked, number = field.asked_layers[:, None, None], np.arange(1, len(layers) + 1)[:, None]
+    return Bands(
+        time_s=forward + spread(backward) + prices.transfer_s[row],
+        forward_s=forward,
+        tail_s=spread(prices.tail_s[row]) + prices.rank_tail_s[row],
+        fits=(used <= rows.budget_bytes * _ROUNDING) & ((asked == 0) | (asked == number)),
     )

@@ -3,7 +3,7 @@
 A class is one group with its own tp, cp, pp, micro-batch, ZeRO stage and recomputation, and as many
 replicas as fit. What the groups exchange is one gradient all-reduce over the slow link; nothing inside a
 step crosses it. ``n_g`` sequences go to group g, in proportion to how fast it works them off:
-``S = max_g S_g(n_g) + X``, ``sum n_g = batch``, X the exchange (``fleet.exchange_s``).
+``S = max_g S_g(n_g) + X``, ``sum n_g = batch``, X the exchange (``Fleet.exchange_s``).
 
 ``S_g(n)`` is found where it is asked for: every (g, n) starts with a lower bound, that of its best option
 by (A) of the slowest stage; the split of the batch that minimises the largest of them is found exactly

@@ -4,22 +4,22 @@ Variables
   a row (cp, dp, ep, pp, micro-batch, ZeRO stage, recomputation), a berth (node group with its own tp) for
   each group in use, the order and number of the stages on each, and the split of the layers.
 Objectives
-  J = straggler (sum_s t_s + max_s ((m - 1) t_s + tail_s)) + fixed        ``field.Field.objective_s``
-  S = straggler max_s (end_s + tail_s) + fixed, end_s by event simulation ``field.Field.simulated_s``
+  J = straggler (sum_s t_s + max_s ((m - 1) t_s + tail_s)) + fixed        ``program.Field.objective_s``
+  S = straggler max_s (end_s + tail_s) + fixed, end_s by event simulation ``program.Field.simulated_s``
 Constraints
-  (M1) tp cp dp GPUs of one group for each stage; no group gives more than it has       ``outer._room``
+  (M1) tp cp dp GPUs of one group for each stage; no group gives more than it has        ``rows._room``
   (M2) the stages of a group are neighbours: a slow link is crossed once a group        ``program.sweep``
-  (M3) the rules of model, batch, launcher and request hold on each group in use        ``outer._room``
-  (M4) peak memory of each stage <= the budget of its own GPU                 ``stages.StageTables.fits``
+  (M3) the rules of model, batch, launcher and request hold on each group in use         ``rows._room``
+  (M4) peak memory of each stage <= the budget of its own GPU                        ``program.Field.fits``
   (M5) layers stay in order, each stage holds one or more; chunks do not interleave     ``program.sweep``
 Answer
   Each field's candidates are the placement that minimises J exactly (``program.Program``) and those that
-  keep the bounds within shorter times (``reach.Reach``); their least S is the field's score; rows that
+  keep the bounds within shorter times (``bounds.Reach``); their least S is the field's score; rows that
   differ in recomputation and split alone are one layout; the K best layouts are proved best first.
-  Beside them stand classes of unlike replicas, each on one group with a share of the batch (``shares``):
-  the best split over every set of groups is proved, and ranked as one layout.
-  ``bound_step_time_s``: no placement of any row simulates faster (``reach.Reach``).
-  ``objective_gap``: from the least J that is known to a bound on all of them (``least``).
+  The search also ranks classes of unlike replicas, each on one group with a share of the batch
+  (``replicas``): the best split over every set of groups is proved, and ranked as one layout.
+  ``bound_step_time_s``: no placement of any row simulates faster (``bounds.Reach``).
+  ``objective_gap``: from the least J that is known to a bound on all of them (``proof.least_objective``).
   CP-SAT judges the exact program's least J of the ranked fields (``certify``).
 """
 
@@ -53,6 +53,7 @@ from meshwright.solver.search.placement.rows import Outer, columns_of, outer_of,
 from meshwright.solver.search.proof import Least, least_objective
 
 _FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
+_FIRST_SHARE = 0.3  # of the time, where a few rows have none
 _TRIED = 3  # fields that are solved for it
 _FEW, _SOON_PRICED = 1024, 8192  # rows among which a first plan is sought, where there are more than these
 
@@ -71,9 +72,9 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch, *, wide: boo
         fleet = Fleet.of(problem, profile)
         frontier, size = PlacedFrontier.of(Outer.of_nothing(fleet), problem.options.top_k), 0
         with watch.at_least(_FIRST_S).cut():
-            frontier = _first(fleet, watch, wide=wide)
-            outer, number = outer_of(fleet, wide=wide)
-            first, size = frontier, number
+            size = columns_of(fleet, wide=wide)[1]
+            first = frontier = _first(fleet, watch, size, wide=wide)
+            outer = outer_of(fleet, wide=wide)[0]
             frontier = PlacedFrontier.of(outer, problem.options.top_k, meshes=problem.options.diverse)
             frontier.adopt(first)
         outer, shared = frontier.outer, _Shared(fleet, [], [])
@@ -123,13 +124,22 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch, *, wide: boo
     return replace(answer, warnings=(*answer.warnings, *certificate.warnings), space=space)
 
 
-def _first(fleet: Fleet, watch: Watch, *, wide: bool) -> PlacedFrontier:
-    """A few rows with a first plan, before all are priced; none where those are few as well."""
-    if columns_of(fleet, wide=wide)[1] <= _SOON_PRICED:
+def _first(fleet: Fleet, watch: Watch, size: int, *, wide: bool) -> PlacedFrontier:
+    """Return a few of ``size`` rows with a first plan, before all are priced; none where all are few.
+
+    A plan is sought among them for a share of the time: they may have none.
+    """
+    if size <= _SOON_PRICED:
         return PlacedFrontier.of(Outer.of_nothing(fleet), 1)
     frontier = PlacedFrontier.of(outer_of(fleet, wide=wide, most=_FEW)[0], 1)
     frontier.outer = replace(frontier.outer, whole=False)
-    frontier.run(lambda state: (_interrupt(watch, state) and bool(state.ranked)) or state.solved >= _TRIED)
+    until_s = max(watch.time_limit_s * _FIRST_SHARE, _FIRST_S)
+
+    def found(state: PlacedFrontier) -> bool:
+        over = _interrupt(watch, state) and bool(state.ranked)
+        return over or state.solved >= _TRIED or watch.elapsed_s > until_s
+
+    frontier.run(found)
     best = frontier.ranked[0].score_s if frontier.ranked else None
     watch.report("enumerating", incumbent_s=best, now=best is not None)
     return frontier
@@ -284,7 +294,7 @@ def _answer(
         space_size=size,
         legal=len(frontier.outer),
         fit=len(frontier.outer),
-        explored=size - len(frontier.outer) + frontier.settled,
+        explored=frontier.settled + (size - len(frontier.outer) if frontier.outer.whole else 0),
         counts={
             "priced": len(frontier.outer) * len(frontier.outer.berths),
             "fields": frontier.fields,

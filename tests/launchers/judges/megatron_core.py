@@ -203,6 +203,13 @@ def latent_of(config: typing.Any) -> Seen:
     }
 
 
+def normalizes(config: typing.Any) -> bool:
+    """Whether the chosen experts' weights sum to 1: moe_utils.py, topk_routing_with_score_function."""
+    if config.moe_router_score_function == "sigmoid":
+        return bool(config.moe_router_topk > 1)
+    return not config.moe_router_pre_softmax
+
+
 def experts_of(config: typing.Any) -> Seen:
     """Experts, and how they are chosen."""
     if not config.num_moe_experts:
@@ -213,7 +220,7 @@ def experts_of(config: typing.Any) -> Seen:
         "moe.ffn_hidden_size": config.moe_ffn_hidden_size,
         "moe.shared_ffn_hidden_size": config.moe_shared_expert_intermediate_size or 0,
         "moe.router_score": config.moe_router_score_function,
-        "moe.normalized_top_k": not config.moe_router_pre_softmax,
+        "moe.normalized_top_k": normalizes(config),
         "moe.router_groups": config.moe_router_num_groups or 0,
         "moe.router_top_groups": config.moe_router_group_topk or 0,
         "moe.selection_bias": config.moe_router_enable_expert_bias,

@@ -78,5 +78,5 @@ def test_a_recipe_is_searched_in_a_space_that_has_its_layout_or_not_at_all() -> 
         return None if found is None else found.launcher
 
     assert launcher("BRDG-0084") == "megatron-bridge"
-    assert launcher("DGXC-0246") == "none", "an ungated squared ReLU, which Bridge's files cannot express"
+    assert launcher("DGXC-0246") == "megatron-bridge", "its files lack a squared ReLU, its search does not"
     assert launcher("BRDG-0170") is None, "it offloads whole layers, more than we leave on a host"

@@ -11,6 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from meshwright.profiles.errors import InvalidProblemError, ProfileError
+from meshwright.profiles.measured.layers import MeasuredLayers
 from meshwright.profiles.measured.profile import Timing, write_measured_profile
 from meshwright.profiles.measured.read import (
     measured_profile_from_json,
@@ -25,7 +26,14 @@ PROFILE = measured_profile(FORWARD, LAYER)
 RAW: dict[str, Any] = json.loads(json.dumps(PROFILE.to_json()))
 VALIDATOR = Draft202012Validator(measured_profile_schema())
 OPTIONAL = {"cuda", "driver", "host_s", "command", "device_state", "work_flops", "moved_bytes"}
-OPTIONAL |= {"peak_memory_bytes", "activation_bytes", "with_collectives", "gpu"}
+OPTIONAL |= {
+    "peak_memory_bytes",
+    "activation_bytes",
+    "with_collectives",
+    "gpu",
+    "lora_rank",
+    "lora_targets",
+}
 
 
 def paths(raw: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -136,3 +144,20 @@ def test_a_time_of_no_sequence_or_no_rank_is_refused(size: str) -> None:
     with pytest.raises(InvalidProblemError) as caught:
         measured_profile_from_json(raw)
     assert caught.value.errors[0].pointer == f"/measurements/0/shape/{size}"
+
+
+def test_adding_gradients_lengthens_a_timed_backward_pass_by_the_bytes_that_a_framework_moves() -> None:
+    passes = {"forward": 1e-3, "backward": 2e-3, "accumulate": 1e-3}
+    timed = [
+        replace(
+            measurement("dense_layer", kind, seconds, tensor_parallel_size=1, micro_batch_size=1),
+            group="layer",
+        )
+        for kind, seconds in passes.items()
+    ]
+    profile = measured_profile(*timed)
+    # adding moves 10 bytes a weight in 1 ms; a fused addition moves 6 of them, FSDP2 none
+    for moved_bytes, backward_s in ((10.0, 3e-3), (6.0, 2.6e-3), (0.0, 2e-3)):
+        layers = MeasuredLayers.of(profile, accumulation_bytes=moved_bytes)
+        assert layers is not None
+        assert layers.times[0].backward_s == pytest.approx(backward_s)

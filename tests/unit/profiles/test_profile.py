@@ -121,7 +121,11 @@ def one_run(**changes: float) -> Residual:
     numbers = {"amplitude": 0.2, "length": 1.0, "trend_amplitude": 0.0, "trend_length": 1.0}
     numbers |= {"noise": 0.1, "scale": 1.0} | changes
     return Residual(
-        points=((0.0,),), weights=(0.1 / 0.05,), twin_weights=(), precision=((1.0 / 0.05,),), **numbers
+        points=((0.0,),),
+        weights=(0.1 / 0.05,),
+        twin_weights=(),
+        precision=((1.0 / 0.05,),),
+        **numbers,  # type: ignore[arg-type]
     )
 
 

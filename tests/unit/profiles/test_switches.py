@@ -10,9 +10,9 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.switches import (
     Combination,
+    LegalCombinations,
     allowed_switches,
     clashes,
-    combinations,
     switch_faults,
     switches,
 )
@@ -27,10 +27,10 @@ def tried(
     **stated: str | bool,
 ) -> list[Combination]:  # fmt: skip
     facts = framework_facts("megatron-core")
-    return combinations(
+    return LegalCombinations.of(
         names or allowed_switches(("switches",)), launcher, model=model, gpus=[gpu], facts=facts,
         stated=stated, precision=precision,
-    )  # fmt: skip
+    ).worth_a_search()  # fmt: skip
 
 
 def values(found: list[Combination], option: str) -> set[object]:
@@ -153,7 +153,7 @@ def test_every_part_that_is_captured_replayed_or_offloaded_is_a_known_one() -> N
 def test_modules_are_offloaded_where_offload_is_allowed_and_not_by_their_own_name() -> None:
     assert "offload_modules" not in allowed_switches(("switches",))
     assert "offload_modules" not in allowed_switches(("offload_modules",))
-    assert allowed_switches(("offload",)) == ["offload_modules"]
+    assert allowed_switches(("offload", "none")) == ["offload_modules"]
 
 
 def test_a_set_of_offloaded_modules_is_about_configurations_that_offload_activations() -> None:
@@ -174,7 +174,7 @@ def test_a_graph_of_whole_steps_offloads_no_modules() -> None:
 
 def test_gradients_in_bf16_are_tried_by_their_own_name_and_beside_bf16_weights_alone() -> None:
     assert "gradient_dtype" not in allowed_switches(("switches",))
-    assert allowed_switches(("gradient_dtype",)) == ["gradient_dtype"]
+    assert allowed_switches(("gradient_dtype", "none")) == ["gradient_dtype"]
     assert values(tried(DENSE, H100, "gradient_dtype"), "gradient_dtype") == {"bf16"}  # it beats fp32
     assert values(tried(DENSE, H100, "gradient_dtype", precision="fp16"), "gradient_dtype") == {None}
 
@@ -238,6 +238,8 @@ def test_the_nearest_value_of_a_refused_option_is_legal(
     [
         ("deepspeed", {"cuda_graph": "layer"}, "no launch file of deepspeed says so"),
         ("torchtitan", {"cuda_graphs": True}, "no launch file of torchtitan says so"),
+        ("ms-swift", {"cuda_graph": "attn"}, "a loop of its own, which captures none"),
+        ("llama-factory", {"cuda_graphs": True}, "a loop of its own, which captures none"),
         (
             "torchtitan",
             {"recompute_modules": "mlp"},

@@ -14,6 +14,8 @@ from meshwright.service.capture import MAX_SECONDS, Captured, capture
 from meshwright.service.cli.main import app
 from meshwright.service.launchers.reading.base import Source, Told
 from meshwright.service.launchers.reading.registry import read_launch_files
+from meshwright.service.launchers.registry import export
+from tests.launchers.plans import CASES
 
 
 def run(folder: Path, text: str, *arguments: str, seconds: float = MAX_SECONDS) -> Captured:
@@ -62,6 +64,15 @@ def test_options_of_what_starts_ranks_take_their_values(tmp_path: Path, start: s
 def test_a_python_that_a_script_reads_is_the_real_one_and_others_only_stand_in(tmp_path: Path) -> None:
     found = run(tmp_path, "N=$(python3 -c 'print(6 * 7)')\npython train.py --n $N\n")
     assert argv(found) == ["python train.py --n 42"]
+
+
+def test_an_exported_script_is_captured_where_its_packages_are_not_installed(tmp_path: Path) -> None:
+    (found,) = (case for name, case in CASES["nanotron"].items() if name == "llama-3-70b-tensor")
+    for name, text in export(found.plan, found.problem, "nanotron").files.items():
+        (tmp_path / name).write_text(text)
+    text = f"MASTER_ADDR=host0 NANOTRON_DIR=/site bash {tmp_path / 'launch.sh'}\n"
+    (called,) = argv(run(tmp_path, text))
+    assert called.startswith("torchrun --nnodes 8 ")
 
 
 def test_keys_are_left_out_and_variables_and_configurations_are_kept(tmp_path: Path) -> None:

@@ -63,9 +63,25 @@ def test_a_problem_file_gives_the_plans_of_its_request(found: PlanResult, tmp_pa
 
 
 def test_predicting_a_plan_gives_the_prediction_that_it_was_ranked_by(found: PlanResult) -> None:
-    seen = predict(REQUEST, found.best.config)
-    assert seen.prediction.step_time_s == pytest.approx(found.best.prediction.step_time_s, rel=1e-12)
-    assert seen.breaks == ()
+    assert found.best.workload  # it has switches
+    for one in found.plans:
+        seen = predict(REQUEST, one)
+        assert seen.prediction == one.prediction
+        assert seen.breaks == ()
+
+
+def test_a_plan_of_any_launcher_is_predicted_under_its_own() -> None:
+    request = {**REQUEST, "launcher": "any"}
+    best = plan(request).best
+    seen = predict(request, best)
+    assert seen.problem.launcher == best.launchers[0]
+    assert seen.prediction == best.prediction
+
+
+def test_a_plan_is_explained_under_its_own_switches(found: PlanResult) -> None:
+    comparison = explain(REQUEST, found.best).comparison
+    assert comparison.first.step_time_s == found.best.prediction.step_time_s
+    assert comparison.steps == ()
 
 
 def test_sizes_left_out_of_a_configuration_follow_from_the_rest() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.units import GIB
+from meshwright.profiles.units import GB, GIB
 from meshwright.solver.accuracy import validate
 from meshwright.solver.runs.layouts import READ_COLUMNS
 from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
@@ -201,15 +201,34 @@ def test_software_that_nobody_measured_has_the_band_of_unknown_software(tmp_path
     assert bands[1] > 1.5 * bands[0]
 
 
+def test_unknown_software_may_hold_whole_logits_and_its_risk_says_so(tmp_path: Path) -> None:
+    # 65,536 tokens of 128,256 words: 6 bytes a logit over eight ranks are 5.9 GiB, whole ones of 14 110 GiB
+    long = {"seq_length": "65536", "recompute": "full", "tensor_parallel_size": "8",
+            "pipeline_parallel_size": "1", "data_parallel_size": "2", "step_time_s": "600"}  # fmt: skip
+    risks = []
+    for family in ("megatron-core", "colossal"):
+        [row] = validate([only(tmp_path, framework_family=family, **long)]).runs
+        assert row.prediction is not None
+        risks.append(row.prediction.out_of_memory_probability)
+    assert risks[0] < 0.02
+    assert risks[1] == pytest.approx(0.5, abs=0.02)  # either is as likely
+
+
 def test_a_kernel_that_no_fact_knows_counts_as_unknown(tmp_path: Path) -> None:
     run = only(tmp_path, attention_kernel="ring-of-fire", flash_attention="1")
     assert run.shape is not None
     assert run.shape.problem.workload.framework_options == {"flash_attention": True}
 
 
+def test_a_run_whose_source_fits_two_precisions_is_refused(tmp_path: Path) -> None:
+    run = only(tmp_path, precision="fp8|nvfp4")
+    assert run.shape is None
+    assert run.refused_reason == "precision = fp8|nvfp4: the source does not state which"
+
+
 def test_less_than_3_percent_of_the_open_runs_are_refused() -> None:
     runs = read_runs(CATALOG_RUNS)
-    assert len(runs) > 2400
+    assert len(runs) == 2552
     assert sum(run.shape is None for run in runs) < 0.03 * len(runs)
 
 
@@ -218,6 +237,50 @@ def test_lora_without_a_stated_rank_is_read_as_rank_16_on_attention(tmp_path: Pa
     assert run.shape is not None
     workload = run.shape.problem.workload
     assert (workload.lora_rank, workload.lora_targets) == (16, ("linear_qkv", "linear_proj"))
+
+
+def test_adapters_are_read_as_a_table_states_them(tmp_path: Path) -> None:
+    stated = {"lora_rank": "32", "lora_targets": "q_proj+down_proj", "lora_dropout": "0.1"}
+    run = only(tmp_path, peft="lora", **stated)
+    assert run.shape is not None
+    workload = run.shape.problem.workload
+    assert (workload.lora_rank, workload.lora_targets) == (32, ("q_proj", "down_proj"))
+    assert workload.framework_options["adapter_dropout"] is True
+    refused = only(tmp_path, peft="lora", lora_targets="everything").refused_reason
+    assert refused is not None
+    assert '"everything" is not a module' in refused
+
+
+def test_who_shards_the_weights_decides_the_nearest_framework(tmp_path: Path) -> None:
+    for kind, near in (("fsdp2", "fsdp"), ("hsdp", "fsdp"), ("megatron_fsdp", "megatron-core")):
+        run = only(tmp_path, framework_family="own", fsdp_kind=kind, zero_stage="2")
+        assert run.shape is not None
+        assert run.shape.framework == near
+
+
+def test_a_gpu_that_the_catalog_lacks_is_answered_as_the_nearest_in_a_wide_interval(
+    tmp_path: Path,
+) -> None:
+    own, known = (only(tmp_path, gpu=name) for name in ("h100-nvl-94gb", "h200-nvl-141gb"))
+    assert own.shape is not None
+    assert "taken as H200 NVL 141 GB" in " ".join(own.shape.warnings)
+    assert own.shape.problem.cluster.groups[0].gpu.memory_bytes == 94 * GB  # as its name has it
+    far, near = validate([own]).runs[0].prediction, validate([known]).runs[0].prediction
+    assert far is not None
+    assert near is not None
+    assert far.step_time_high_s / far.step_time_s > 1.04 * near.step_time_high_s / near.step_time_s
+    assert only(tmp_path, gpu="abacus").refused_reason == "GPU abacus is not in the catalog"
+
+
+def test_mixed_precision_is_priced_by_its_recipe(tmp_path: Path) -> None:
+    def step_s(**changes: str) -> float:
+        prediction = validate([only(tmp_path, gpu="b200-sxm-180gb", **changes)]).runs[0].prediction
+        assert prediction is not None
+        return prediction.step_time_s
+
+    plain = step_s(precision="bf16")
+    assert step_s(precision="mixed") == plain
+    assert step_s(precision="mixed", precision_recipe="mxfp8") < 0.8 * plain
 
 
 def test_what_a_table_cannot_say_of_a_model_comes_from_the_catalog(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
 # Warning: load the model that was planned, of 70553706496 parameters: 80 layers, hidden 8192, MLP 28672, 64 heads, 8 key/value heads, vocabulary 128256; llama3 rotary scaling
+# Warning: the script must load the model with attn_implementation flash_attention_2 (or sdpa, where torch takes its flash kernel), which was priced
 # Warning: deepspeed_plan.py holds what DeepSpeed takes in code; its JSON alone is not the plan
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -18,14 +19,14 @@ readonly NUM_NODES=8 GPUS_PER_NODE=8
 NODE_RANK="${NODE_RANK:-0}"
 MASTER_ADDR="${MASTER_ADDR:-}"
 MASTER_PORT="${MASTER_PORT:-29500}"
-: "${MASTER_ADDR:?set it to the host of node rank 0}"
+: ${MASTER_ADDR:?"set it to the host of node rank 0"}
 if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
     echo "error: NODE_RANK ${NODE_RANK} is not one of 0 to $((NUM_NODES - 1))" >&2
     exit 2
 fi
 
 # What the plan does not decide.
-: "${TRAIN_SCRIPT:?set it to a script that takes the arguments of DeepSpeed and reads deepspeed_plan.py}"
+: ${TRAIN_SCRIPT:?"set it to a script that takes the arguments of DeepSpeed and reads deepspeed_plan.py"}
 
 # The allocator's blocks grow in place, so that less memory is lost between them.
 export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-${PYTORCH_ALLOC_CONF:-expandable_segments:True}}"

@@ -8,6 +8,7 @@
 # Layers of each chunk: 80
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
+# Needs: flash-attn
 # Warning: load the model that was planned, of 70553706496 parameters: 80 layers, hidden 8192, MLP 28672, 64 heads, 8 key/value heads, vocabulary 128256; llama3 rotary scaling
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -17,14 +18,29 @@ readonly NUM_NODES=8 GPUS_PER_NODE=8
 NODE_RANK="${NODE_RANK:-0}"
 MASTER_ADDR="${MASTER_ADDR:-}"
 MASTER_PORT="${MASTER_PORT:-29500}"
-: "${MASTER_ADDR:?set it to the host of node rank 0}"
+: ${MASTER_ADDR:?"set it to the host of node rank 0"}
 if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
     echo "error: NODE_RANK ${NODE_RANK} is not one of 0 to $((NUM_NODES - 1))" >&2
     exit 2
 fi
 
 # What the plan does not decide.
-: "${LLAMA_FACTORY_DIR:?set it to a checkout of LLaMA-Factory; model_name_or_path=… dataset=… template=… output_dir=… follow}"
+: ${LLAMA_FACTORY_DIR:?"set it to a checkout of LLaMA-Factory; model_name_or_path=… dataset=… template=… output_dir=… follow"}
+
+# Packages that the plan needs; CHECK_PACKAGES=0 starts without looking for them.
+needs_package() {
+    [[ "${CHECK_PACKAGES:-1}" == 1 ]] || return 0
+    python3 -c "$2" >/dev/null 2>&1 && return 0
+    local has
+    has="$3 $(python3 -c "from importlib.metadata import *; print(version('$3'))" 2>/dev/null)" ||
+        has="no $3"
+    echo "error: the plan needs $1; ${HOSTNAME} has ${has}" >&2
+    echo "$4; CHECK_PACKAGES=0 starts without this check" >&2
+    exit 2
+}
+needs_package 'flash-attn (attention was priced with FlashAttention'"'"'s kernels)' \
+    'from importlib.metadata import version; version("flash_attn")' \
+    flash_attn 'pip install flash-attn --no-build-isolation, or plan with workload.framework_options: {attention_kernel: cudnn}'
 
 # Further arguments may follow on the command line, but none may silently replace what the plan decided: not
 # by its name or the beginning of it, not by its opposite, and not where the plan counts on a default.

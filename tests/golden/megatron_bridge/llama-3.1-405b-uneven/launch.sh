@@ -17,14 +17,14 @@ readonly NUM_NODES=128 GPUS_PER_NODE=8
 NODE_RANK="${NODE_RANK:-0}"
 MASTER_ADDR="${MASTER_ADDR:-}"
 MASTER_PORT="${MASTER_PORT:-29500}"
-: "${MASTER_ADDR:?set it to the host of node rank 0}"
+: ${MASTER_ADDR:?"set it to the host of node rank 0"}
 if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
     echo "error: NODE_RANK ${NODE_RANK} is not one of 0 to $((NUM_NODES - 1))" >&2
     exit 2
 fi
 
 # What the plan does not decide.
-: "${BRIDGE_SCRIPT:?set it to a recipe script of Megatron-Bridge that takes key=value overrides}"
+: ${BRIDGE_SCRIPT:?"set it to a recipe script of Megatron-Bridge that takes key=value overrides"}
 
 # Further arguments may follow on the command line, but none may silently replace what the plan decided: not
 # by its name or the beginning of it, not by its opposite, and not where the plan counts on a default.
@@ -70,18 +70,19 @@ readonly PLAN_DECIDES=(
     model.position-embedding-type model.q-lora-rank model.qk-head-dim model.qk-layernorm
     model.qk-pos-emb-head-dim model.quick-geglu model.rampup-batch-size model.recompute-activations
     model.recompute-granularity model.recompute-method model.recompute-modules
-    model.recompute-num-layers model.rope-scaling model.rope-scaling-factor model.rotary-base
-    model.rotary-percent model.seq-length model.sequence-parallel
-    model.share-embeddings-and-output-weights model.should-pad-vocab model.softmax-type
-    model.squared-relu model.step-batch-size-schedule model.swiglu model.tensor-model-parallel-size
-    model.tp-comm-overlap model.transformer-impl model.untie-embeddings-and-output-weights
-    model.use-custom-fsdp model.use-distributed-optimizer model.use-flash-attn
-    model.use-megatron-fsdp model.use-precision-aware-optimizer model.use-rope-scaling
-    model.use-tp-pp-dp-mapping model.v-head-dim model.virtual-pipeline-model-parallel-size
-    model.vocab-size model.window-attn-skip-freq model.window-size model.yarn-beta-fast
-    model.yarn-beta-slow model.yarn-correction-range-round-to-int
-    model.yarn-original-max-position-embeddings optimizer.exp-avg-dtype optimizer.exp-avg-sq-dtype
-    optimizer.optimizer optimizer.use-distributed-optimizer optimizer.use-precision-aware-optimizer
+    model.recompute-num-layers model.reuse-grad-buf-for-mxfp8-param-ag model.rope-scaling
+    model.rope-scaling-factor model.rotary-base model.rotary-percent model.seq-length
+    model.sequence-parallel model.share-embeddings-and-output-weights model.should-pad-vocab
+    model.softmax-type model.squared-relu model.step-batch-size-schedule model.swiglu
+    model.tensor-model-parallel-size model.tp-comm-overlap model.transformer-impl
+    model.untie-embeddings-and-output-weights model.use-custom-fsdp model.use-distributed-optimizer
+    model.use-flash-attn model.use-megatron-fsdp model.use-precision-aware-optimizer
+    model.use-rope-scaling model.use-tp-pp-dp-mapping model.v-head-dim
+    model.virtual-pipeline-model-parallel-size model.vocab-size model.window-attn-skip-freq
+    model.window-size model.yarn-beta-fast model.yarn-beta-slow
+    model.yarn-correction-range-round-to-int model.yarn-original-max-position-embeddings
+    optimizer.exp-avg-dtype optimizer.exp-avg-sq-dtype optimizer.optimizer
+    optimizer.use-distributed-optimizer optimizer.use-precision-aware-optimizer
     train.global-batch-size train.micro-batch-size
 )
 plain_name() {

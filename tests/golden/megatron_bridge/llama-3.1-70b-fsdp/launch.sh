@@ -7,6 +7,7 @@
 # Layers of each chunk: 80
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
+# Needs: Transformer Engine 2.10 or newer
 # Warning: attention backend, tokenizer, data and learning rate are the recipe's
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -17,14 +18,29 @@ readonly NUM_NODES=8 GPUS_PER_NODE=8
 NODE_RANK="${NODE_RANK:-0}"
 MASTER_ADDR="${MASTER_ADDR:-}"
 MASTER_PORT="${MASTER_PORT:-29500}"
-: "${MASTER_ADDR:?set it to the host of node rank 0}"
+: ${MASTER_ADDR:?"set it to the host of node rank 0"}
 if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
     echo "error: NODE_RANK ${NODE_RANK} is not one of 0 to $((NUM_NODES - 1))" >&2
     exit 2
 fi
 
 # What the plan does not decide.
-: "${BRIDGE_SCRIPT:?set it to a recipe script of Megatron-Bridge that takes key=value overrides}"
+: ${BRIDGE_SCRIPT:?"set it to a recipe script of Megatron-Bridge that takes key=value overrides"}
+
+# Packages that the plan needs; CHECK_PACKAGES=0 starts without looking for them.
+needs_package() {
+    [[ "${CHECK_PACKAGES:-1}" == 1 ]] || return 0
+    python3 -c "$2" >/dev/null 2>&1 && return 0
+    local has
+    has="$3 $(python3 -c "from importlib.metadata import *; print(version('$3'))" 2>/dev/null)" ||
+        has="no $3"
+    echo "error: the plan needs $1; ${HOSTNAME} has ${has}" >&2
+    echo "$4; CHECK_PACKAGES=0 starts without this check" >&2
+    exit 2
+}
+needs_package 'Transformer Engine 2.10 or newer (Megatron-FSDP adds gradients up inside the weight gradients'"'"' products)' \
+    'from importlib.metadata import version; from packaging.version import Version; assert Version(version("transformer_engine")) >= Version("2.10.0")' \
+    transformer_engine 'pip install "transformer_engine[pytorch]>=2.10.0", or plan with --bound zero_stage=0:1'
 
 # Further arguments may follow on the command line, but none may silently replace what the plan decided: not
 # by its name or the beginning of it, not by its opposite, and not where the plan counts on a default.
@@ -70,18 +86,19 @@ readonly PLAN_DECIDES=(
     model.position-embedding-type model.q-lora-rank model.qk-head-dim model.qk-layernorm
     model.qk-pos-emb-head-dim model.quick-geglu model.rampup-batch-size model.recompute-activations
     model.recompute-granularity model.recompute-method model.recompute-modules
-    model.recompute-num-layers model.rope-scaling model.rope-scaling-factor model.rotary-base
-    model.rotary-percent model.seq-length model.sequence-parallel
-    model.share-embeddings-and-output-weights model.should-pad-vocab model.softmax-type
-    model.squared-relu model.step-batch-size-schedule model.swiglu model.tensor-model-parallel-size
-    model.tp-comm-overlap model.transformer-impl model.untie-embeddings-and-output-weights
-    model.use-custom-fsdp model.use-distributed-optimizer model.use-flash-attn
-    model.use-megatron-fsdp model.use-precision-aware-optimizer model.use-rope-scaling
-    model.use-tp-pp-dp-mapping model.v-head-dim model.virtual-pipeline-model-parallel-size
-    model.vocab-size model.window-attn-skip-freq model.window-size model.yarn-beta-fast
-    model.yarn-beta-slow model.yarn-correction-range-round-to-int
-    model.yarn-original-max-position-embeddings optimizer.exp-avg-dtype optimizer.exp-avg-sq-dtype
-    optimizer.optimizer optimizer.use-distributed-optimizer optimizer.use-precision-aware-optimizer
+    model.recompute-num-layers model.reuse-grad-buf-for-mxfp8-param-ag model.rope-scaling
+    model.rope-scaling-factor model.rotary-base model.rotary-percent model.seq-length
+    model.sequence-parallel model.share-embeddings-and-output-weights model.should-pad-vocab
+    model.softmax-type model.squared-relu model.step-batch-size-schedule model.swiglu
+    model.tensor-model-parallel-size model.tp-comm-overlap model.transformer-impl
+    model.untie-embeddings-and-output-weights model.use-custom-fsdp model.use-distributed-optimizer
+    model.use-flash-attn model.use-megatron-fsdp model.use-precision-aware-optimizer
+    model.use-rope-scaling model.use-tp-pp-dp-mapping model.v-head-dim
+    model.virtual-pipeline-model-parallel-size model.vocab-size model.window-attn-skip-freq
+    model.window-size model.yarn-beta-fast model.yarn-beta-slow
+    model.yarn-correction-range-round-to-int model.yarn-original-max-position-embeddings
+    optimizer.exp-avg-dtype optimizer.exp-avg-sq-dtype optimizer.optimizer
+    optimizer.use-distributed-optimizer optimizer.use-precision-aware-optimizer
     train.global-batch-size train.micro-batch-size
 )
 plain_name() {

@@ -7,6 +7,7 @@
 # Layers of each chunk: 80
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
+# Needs: Transformer Engine 2.10 or newer
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "${here}/megatron_args.sh"  # MEGATRON_ARGS: every value that the plan decided
@@ -16,8 +17,8 @@ readonly NUM_NODES=8 GPUS_PER_NODE=8
 NODE_RANK="${NODE_RANK:-0}"
 MASTER_ADDR="${MASTER_ADDR:-}"
 MASTER_PORT="${MASTER_PORT:-29500}"
-: "${MEGATRON_LM_DIR:?set it to a checkout of Megatron-LM 0.16 to 0.19}"
-: "${MASTER_ADDR:?set it to the host of node rank 0}"
+: ${MEGATRON_LM_DIR:?"set it to a checkout of Megatron-LM 0.16 to 0.19"}
+: ${MASTER_ADDR:?"set it to the host of node rank 0"}
 if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
     echo "error: NODE_RANK ${NODE_RANK} is not one of 0 to $((NUM_NODES - 1))" >&2
     exit 2
@@ -30,11 +31,11 @@ if [[ "${MOCK_DATA:-0}" == 1 ]]; then
         --lr "${LR:-1e-4}" --eval-iters 0 --eval-interval 1000
         --log-interval "${LOG_INTERVAL:-1}" --log-throughput)
 else
-    : "${DATA_PATH:?set it to the prefix of an indexed data set, or set MOCK_DATA=1}"
-    : "${TOKENIZER_TYPE:?set it, for instance HuggingFaceTokenizer, or set MOCK_DATA=1}"
-    : "${TOKENIZER_MODEL:?set it to the file, folder or name of the tokenizer, or set MOCK_DATA=1}"
-    : "${TRAIN_ITERS:?set it to the number of steps, or set MOCK_DATA=1}"
-    : "${LR:?set it to the learning rate, or set MOCK_DATA=1}"
+    : ${DATA_PATH:?"set it to the prefix of an indexed data set, or set MOCK_DATA=1"}
+    : ${TOKENIZER_TYPE:?"set it, for instance HuggingFaceTokenizer, or set MOCK_DATA=1"}
+    : ${TOKENIZER_MODEL:?"set it to the file, folder or name of the tokenizer, or set MOCK_DATA=1"}
+    : ${TRAIN_ITERS:?"set it to the number of steps, or set MOCK_DATA=1"}
+    : ${LR:?"set it to the learning rate, or set MOCK_DATA=1"}
     run_args=(--data-path "${DATA_PATH}" --tokenizer-type "${TOKENIZER_TYPE}"
         --tokenizer-model "${TOKENIZER_MODEL}"
         --padded-vocab-size 128256  # the plan's, however few tokens the tokenizer has
@@ -47,6 +48,21 @@ else
 fi
 # A rank that waits this long for the others has lost one; gradients are clipped as GPT-3's were.
 run_args+=(--distributed-timeout-minutes "${TIMEOUT_MINUTES:-30}" --clip-grad "${CLIP_GRAD:-1.0}")
+
+# Packages that the plan needs; CHECK_PACKAGES=0 starts without looking for them.
+needs_package() {
+    [[ "${CHECK_PACKAGES:-1}" == 1 ]] || return 0
+    python3 -c "$2" >/dev/null 2>&1 && return 0
+    local has
+    has="$3 $(python3 -c "from importlib.metadata import *; print(version('$3'))" 2>/dev/null)" ||
+        has="no $3"
+    echo "error: the plan needs $1; ${HOSTNAME} has ${has}" >&2
+    echo "$4; CHECK_PACKAGES=0 starts without this check" >&2
+    exit 2
+}
+needs_package 'Transformer Engine 2.10 or newer (Megatron-FSDP adds gradients up inside the weight gradients'"'"' products)' \
+    'from importlib.metadata import version; from packaging.version import Version; assert Version(version("transformer_engine")) >= Version("2.10.0")' \
+    transformer_engine 'pip install "transformer_engine[pytorch]>=2.10.0", or plan with --bound zero_stage=0:1'
 
 # Further arguments may follow on the command line, but none may silently replace what the plan decided: not
 # by its name or the beginning of it, not by its opposite, and not where the plan counts on a default.
@@ -84,15 +100,16 @@ readonly PLAN_DECIDES=(
     overlap-p2p-communication overlap-param-gather padded-vocab-size perform-rl-step
     pipeline-model-parallel-layout pipeline-model-parallel-size position-embedding-type q-lora-rank
     qk-head-dim qk-layernorm qk-pos-emb-head-dim quick-geglu rampup-batch-size recompute-activations
-    recompute-granularity recompute-method recompute-modules recompute-num-layers rope-freq
-    rope-fusion rope-scaling-factor rotary-base seq-length sequence-parallel skip-train softmax-type
-    squared-relu step-batch-size-schedule swiglu te-precision-config-file tensor-model-parallel-size
-    tensor-parallel-num-weight-shards tp-comm-overlap transformer-impl
-    untie-embeddings-and-output-weights use-checkpoint-args use-custom-fsdp
-    use-distributed-optimizer use-flash-attn use-megatron-fsdp use-mp-args-from-checkpoint-args
-    use-precision-aware-optimizer use-rope-scaling use-torch-fsdp2 use-tp-pp-dp-mapping v-head-dim
-    vocab-size window-attn-skip-freq window-size yaml-cfg yarn-beta-fast yarn-beta-slow
-    yarn-correction-range-round-to-int yarn-original-max-position-embeddings
+    recompute-granularity recompute-method recompute-modules recompute-num-layers
+    reuse-grad-buf-for-mxfp8-param-ag rope-freq rope-fusion rope-scaling-factor rotary-base
+    seq-length sequence-parallel skip-train softmax-type squared-relu step-batch-size-schedule
+    swiglu te-precision-config-file tensor-model-parallel-size tensor-parallel-num-weight-shards
+    tp-comm-overlap transformer-impl untie-embeddings-and-output-weights use-checkpoint-args
+    use-custom-fsdp use-distributed-optimizer use-flash-attn use-megatron-fsdp
+    use-mp-args-from-checkpoint-args use-precision-aware-optimizer use-rope-scaling use-torch-fsdp2
+    use-tp-pp-dp-mapping v-head-dim vocab-size window-attn-skip-freq window-size yaml-cfg
+    yarn-beta-fast yarn-beta-slow yarn-correction-range-round-to-int
+    yarn-original-max-position-embeddings
 )
 plain_name() {
     REPLY="${1%%[= ]*}"

@@ -18,8 +18,8 @@ readonly NUM_NODES=4 GPUS_PER_NODE=8
 NODE_RANK="${NODE_RANK:-0}"
 MASTER_ADDR="${MASTER_ADDR:-}"
 MASTER_PORT="${MASTER_PORT:-29500}"
-: "${MEGATRON_LM_DIR:?set it to a checkout of Megatron-LM 0.16 to 0.19}"
-: "${MASTER_ADDR:?set it to the host of node rank 0}"
+: ${MEGATRON_LM_DIR:?"set it to a checkout of Megatron-LM 0.16 to 0.19"}
+: ${MASTER_ADDR:?"set it to the host of node rank 0"}
 if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
     echo "error: NODE_RANK ${NODE_RANK} is not one of 0 to $((NUM_NODES - 1))" >&2
     exit 2
@@ -32,11 +32,11 @@ if [[ "${MOCK_DATA:-0}" == 1 ]]; then
         --lr "${LR:-1e-4}" --eval-iters 0 --eval-interval 1000
         --log-interval "${LOG_INTERVAL:-1}" --log-throughput)
 else
-    : "${DATA_PATH:?set it to the prefix of an indexed data set, or set MOCK_DATA=1}"
-    : "${TOKENIZER_TYPE:?set it, for instance HuggingFaceTokenizer, or set MOCK_DATA=1}"
-    : "${TOKENIZER_MODEL:?set it to the file, folder or name of the tokenizer, or set MOCK_DATA=1}"
-    : "${TRAIN_ITERS:?set it to the number of steps, or set MOCK_DATA=1}"
-    : "${LR:?set it to the learning rate, or set MOCK_DATA=1}"
+    : ${DATA_PATH:?"set it to the prefix of an indexed data set, or set MOCK_DATA=1"}
+    : ${TOKENIZER_TYPE:?"set it, for instance HuggingFaceTokenizer, or set MOCK_DATA=1"}
+    : ${TOKENIZER_MODEL:?"set it to the file, folder or name of the tokenizer, or set MOCK_DATA=1"}
+    : ${TRAIN_ITERS:?"set it to the number of steps, or set MOCK_DATA=1"}
+    : ${LR:?"set it to the learning rate, or set MOCK_DATA=1"}
     run_args=(--data-path "${DATA_PATH}" --tokenizer-type "${TOKENIZER_TYPE}"
         --tokenizer-model "${TOKENIZER_MODEL}"
         --padded-vocab-size 32000  # the plan's, however few tokens the tokenizer has
@@ -88,14 +88,15 @@ readonly PLAN_DECIDES=(
     padded-vocab-size perform-rl-step pipeline-model-parallel-layout pipeline-model-parallel-size
     position-embedding-type q-lora-rank qk-head-dim qk-layernorm qk-pos-emb-head-dim quick-geglu
     rampup-batch-size recompute-activations recompute-granularity recompute-method recompute-modules
-    recompute-num-layers rope-freq rope-fusion seq-length sequence-parallel skip-train softmax-type
-    squared-relu step-batch-size-schedule swiglu te-precision-config-file tensor-model-parallel-size
-    tensor-parallel-num-weight-shards tp-comm-overlap transformer-impl
-    untie-embeddings-and-output-weights use-checkpoint-args use-custom-fsdp
-    use-distributed-optimizer use-flash-attn use-megatron-fsdp use-mp-args-from-checkpoint-args
-    use-precision-aware-optimizer use-rope-scaling use-torch-fsdp2 use-tp-pp-dp-mapping v-head-dim
-    vocab-size window-attn-skip-freq window-size yaml-cfg yarn-beta-fast yarn-beta-slow
-    yarn-correction-range-round-to-int yarn-original-max-position-embeddings
+    recompute-num-layers reuse-grad-buf-for-mxfp8-param-ag rope-freq rope-fusion seq-length
+    sequence-parallel skip-train softmax-type squared-relu step-batch-size-schedule swiglu
+    te-precision-config-file tensor-model-parallel-size tensor-parallel-num-weight-shards
+    tp-comm-overlap transformer-impl untie-embeddings-and-output-weights use-checkpoint-args
+    use-custom-fsdp use-distributed-optimizer use-flash-attn use-megatron-fsdp
+    use-mp-args-from-checkpoint-args use-precision-aware-optimizer use-rope-scaling use-torch-fsdp2
+    use-tp-pp-dp-mapping v-head-dim vocab-size window-attn-skip-freq window-size yaml-cfg
+    yarn-beta-fast yarn-beta-slow yarn-correction-range-round-to-int
+    yarn-original-max-position-embeddings
 )
 plain_name() {
     REPLY="${1%%[= ]*}"

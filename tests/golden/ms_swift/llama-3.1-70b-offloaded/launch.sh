@@ -18,15 +18,15 @@ readonly NUM_NODES=2 GPUS_PER_NODE=8
 NODE_RANK="${NODE_RANK:-0}"
 MASTER_ADDR="${MASTER_ADDR:-}"
 MASTER_PORT="${MASTER_PORT:-29500}"
-: "${MASTER_ADDR:?set it to the host of node rank 0}"
+: ${MASTER_ADDR:?"set it to the host of node rank 0"}
 if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
     echo "error: NODE_RANK ${NODE_RANK} is not one of 0 to $((NUM_NODES - 1))" >&2
     exit 2
 fi
 
 # What the plan does not decide.
-: "${SWIFT_DIR:?set it to the folder of the installed package swift}"
-: "${SWIFT_COMMAND:?set it to pt or sft; model, dataset and learning rate follow on the command line}"
+: ${SWIFT_DIR:?"set it to the folder of the installed package swift"}
+: ${SWIFT_COMMAND:?"set it to pt or sft; model, dataset and learning rate follow on the command line"}
 
 # Further arguments may follow on the command line, but none may silently replace what the plan decided: not
 # by its name or the beginning of it, not by its opposite, and not where the plan counts on a default.
@@ -59,13 +59,13 @@ readonly PLAN_DECIDES=(
     padded-vocab-size padding-free pipeline-model-parallel-layout pipeline-model-parallel-size
     position-embedding-type q-lora-rank qk-head-dim qk-layernorm qk-pos-emb-head-dim quick-geglu
     rampup-batch-size recompute-activations recompute-granularity recompute-method recompute-modules
-    recompute-num-layers rope-freq rope-fusion rope-scaling seq-length sequence-parallel
-    softmax-type squared-relu step-batch-size-schedule swiglu tensor-model-parallel-size torch-dtype
-    tp-comm-overlap transformer-impl tuner-type untie-embeddings-and-output-weights use-custom-fsdp
-    use-distributed-optimizer use-flash-attn use-megatron-fsdp use-precision-aware-optimizer
-    use-rope-scaling use-tp-pp-dp-mapping v-head-dim vocab-size window-attn-skip-freq window-size
-    yarn-beta-fast yarn-beta-slow yarn-correction-range-round-to-int
-    yarn-original-max-position-embeddings
+    recompute-num-layers reuse-grad-buf-for-mxfp8-param-ag rope-freq rope-fusion rope-scaling
+    seq-length sequence-parallel softmax-type squared-relu step-batch-size-schedule swiglu
+    tensor-model-parallel-size torch-dtype tp-comm-overlap transformer-impl tuner-type
+    untie-embeddings-and-output-weights use-custom-fsdp use-distributed-optimizer use-flash-attn
+    use-megatron-fsdp use-precision-aware-optimizer use-rope-scaling use-tp-pp-dp-mapping v-head-dim
+    vocab-size window-attn-skip-freq window-size yarn-beta-fast yarn-beta-slow
+    yarn-correction-range-round-to-int yarn-original-max-position-embeddings
 )
 plain_name() {
     REPLY="${1%%[= ]*}"

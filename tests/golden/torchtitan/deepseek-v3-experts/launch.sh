@@ -18,15 +18,15 @@ readonly NUM_NODES=16 GPUS_PER_NODE=8
 NODE_RANK="${NODE_RANK:-0}"
 MASTER_ADDR="${MASTER_ADDR:-}"
 MASTER_PORT="${MASTER_PORT:-29500}"
-: "${MASTER_ADDR:?set it to the host of node rank 0}"
+: ${MASTER_ADDR:?"set it to the host of node rank 0"}
 if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
     echo "error: NODE_RANK ${NODE_RANK} is not one of 0 to $((NUM_NODES - 1))" >&2
     exit 2
 fi
 
 # What the plan does not decide.
-: "${HF_ASSETS_PATH:?set it to the folder of the model's tokenizer files}"
-: "${DATASET:?set it to a name of torchtitan's data sets: c4, or your own; c4_test is for a dry start}"
+: ${HF_ASSETS_PATH:?"set it to the folder of the model's tokenizer files"}
+: ${DATASET:?"set it to a name of torchtitan's data sets: c4, or your own; c4_test is for a dry start"}
 
 # torchtitan imports the plan's module by its name.
 export PYTHONPATH="${here}${PYTHONPATH:+:${PYTHONPATH}}"

@@ -7,6 +7,7 @@
 # Layers of each chunk: 80
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
+# Needs: torchao
 # Warning: 0.3 computes attention with FlexAttention; the prediction assumed a flash attention kernel
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -16,15 +17,30 @@ readonly NUM_NODES=8 GPUS_PER_NODE=8
 NODE_RANK="${NODE_RANK:-0}"
 MASTER_ADDR="${MASTER_ADDR:-}"
 MASTER_PORT="${MASTER_PORT:-29500}"
-: "${MASTER_ADDR:?set it to the host of node rank 0}"
+: ${MASTER_ADDR:?"set it to the host of node rank 0"}
 if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
     echo "error: NODE_RANK ${NODE_RANK} is not one of 0 to $((NUM_NODES - 1))" >&2
     exit 2
 fi
 
 # What the plan does not decide.
-: "${HF_ASSETS_PATH:?set it to the folder of the model's tokenizer files}"
-: "${DATASET:?set it to a name of torchtitan's data sets: c4, or your own; c4_test is for a dry start}"
+: ${HF_ASSETS_PATH:?"set it to the folder of the model's tokenizer files"}
+: ${DATASET:?"set it to a name of torchtitan's data sets: c4, or your own; c4_test is for a dry start"}
+
+# Packages that the plan needs; CHECK_PACKAGES=0 starts without looking for them.
+needs_package() {
+    [[ "${CHECK_PACKAGES:-1}" == 1 ]] || return 0
+    python3 -c "$2" >/dev/null 2>&1 && return 0
+    local has
+    has="$3 $(python3 -c "from importlib.metadata import *; print(version('$3'))" 2>/dev/null)" ||
+        has="no $3"
+    echo "error: the plan needs $1; ${HOSTNAME} has ${has}" >&2
+    echo "$4; CHECK_PACKAGES=0 starts without this check" >&2
+    exit 2
+}
+needs_package 'torchao (products run in 8 bits)' \
+    'from importlib.metadata import version; version("torchao")' \
+    torchao 'pip install torchao, or plan with --precision bf16'
 
 # torchtitan imports the plan's module by its name.
 export PYTHONPATH="${here}${PYTHONPATH:+:${PYTHONPATH}}"

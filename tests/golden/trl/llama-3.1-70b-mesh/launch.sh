@@ -8,6 +8,7 @@
 # Layers of each chunk: 80
 # Predicted step: 32.800 s (31.500 to 34.100)
 # Predicted memory: 50.0 GiB of 79.0 GiB on stage 0
+# Needs: transformers before 5.1
 # Warning: ZeRO-2 is FSDP2 that does not reshard weights after the forward pass
 # Warning: the model needs a tensor-parallel plan: load it with tp_plan="auto" and the mesh's tp axis
 # Warning: beside FSDP2, accelerate 1.13 to 1.15 prepare tensor ranks with transformers' ReplicateParallel (accelerator.py _prepare_tp), which 5.1 took out: install transformers 4.57 or 5.0, or prepare ends in an ImportError
@@ -20,17 +21,32 @@ readonly NUM_NODES=8 GPUS_PER_NODE=8
 NODE_RANK="${NODE_RANK:-0}"
 MASTER_ADDR="${MASTER_ADDR:-}"
 MASTER_PORT="${MASTER_PORT:-29500}"
-: "${MASTER_ADDR:?set it to the host of node rank 0}"
+: ${MASTER_ADDR:?"set it to the host of node rank 0"}
 if ! ((NODE_RANK >= 0 && NODE_RANK < NUM_NODES)); then
     echo "error: NODE_RANK ${NODE_RANK} is not one of 0 to $((NUM_NODES - 1))" >&2
     exit 2
 fi
 
 # What the plan does not decide.
-: "${MODEL:?set it to the model that was planned: a folder or a name of the hub}"
-: "${DATASET:?set it to the data set: a folder or a name of the hub}"
-: "${OUTPUT_DIR:?set it to where checkpoints go}"
-: "${LR:?set it to the learning rate}"
+: ${MODEL:?"set it to the model that was planned: a folder or a name of the hub"}
+: ${DATASET:?"set it to the data set: a folder or a name of the hub"}
+: ${OUTPUT_DIR:?"set it to where checkpoints go"}
+: ${LR:?"set it to the learning rate"}
+
+# Packages that the plan needs; CHECK_PACKAGES=0 starts without looking for them.
+needs_package() {
+    [[ "${CHECK_PACKAGES:-1}" == 1 ]] || return 0
+    python3 -c "$2" >/dev/null 2>&1 && return 0
+    local has
+    has="$3 $(python3 -c "from importlib.metadata import *; print(version('$3'))" 2>/dev/null)" ||
+        has="no $3"
+    echo "error: the plan needs $1; ${HOSTNAME} has ${has}" >&2
+    echo "$4; CHECK_PACKAGES=0 starts without this check" >&2
+    exit 2
+}
+needs_package 'transformers before 5.1 (accelerate prepares tensor ranks next to FSDP2)' \
+    'from importlib.metadata import version; from packaging.version import Version; assert Version(version("transformers")) < Version("5.1")' \
+    transformers 'pip install "transformers<5.1", or plan with --pin tp=1'
 
 # Further arguments may follow on the command line, but none may silently replace what the plan decided: not
 # by its name or the beginning of it, not by its opposite, and not where the plan counts on a default.

@@ -1,17 +1,24 @@
-"""``POST /v1/predictions`` with a launch file: of any launcher, bounded, never looked up elsewhere."""
+"""``POST /v1/predictions`` with a launch file, of any launcher and bounded, or with a stored plan."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from meshwright.service.capture import capture
+from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.launchers.registry import export
 from meshwright.service.requests.launch_files import MAX_FILES, MAX_TEXT
+from meshwright.workers.outcome import outcome_of
+from tests.builders import a_plan, an_answer
 from tests.launchers.plans import CASES
+from tests.served.api_client import BODY, submit
+from tests.served.job_records import claimed
 from tests.unit.service.launchers.reading.test_megatron_lm import SCRIPT
 
 CLUSTER = {"cluster": {"name": "dgx-h100"}}
@@ -34,6 +41,52 @@ def test_a_script_is_priced_as_its_configuration_is(client: TestClient) -> None:
     assert (config["data_parallel_size"], config["num_microbatches"]) == (4, 32)  # type: ignore[index]
     assert (read["launcher"], read["unread"]) == ("megatron-lm", ["--sample-rate"])
     assert any("--overlap-grad-reduce" in note for note in read["notes"])  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def plan_id(client: TestClient, engine: JobEngine) -> str:
+    """A stored plan with a switch: 4 nodes of 8 GPUs, tp 4 * pp 2 * dp 4, 256 = 4 * 64 micro-batches."""
+    submit(client)
+    sizes: dict[str, Any] = {
+        "tensor_parallel_size": 4, "pipeline_parallel_size": 2, "virtual_pipeline_size": 1,
+        "data_parallel_size": 4, "zero_shard_size": 4, "micro_batch_size": 1, "num_microbatches": 64,
+        "pipeline_schedule": "1f1b", "stage_layers": (16, 16),
+    }  # fmt: skip
+    plan = replace(a_plan(**sizes), workload={"cuda_graph": "full_iteration"})
+    assert engine.complete(claimed(engine), outcome_of(an_answer(plan), cache_key="k", cancelled=False))
+    return plan.plan_id
+
+
+def test_a_stored_plan_is_priced_under_its_own_switches(client: TestClient, plan_id: str) -> None:
+    read = client.post("/v1/predictions", json={"plan": plan_id}).json()
+    workload = {**BODY["workload"], "framework_options": {"cuda_graph": "full_iteration"}}
+    bodies = [{"problem": problem, "configuration": read["config"]}
+              for problem in ({**BODY, "workload": workload}, BODY)]  # fmt: skip
+    switched, plain = (client.post("/v1/predictions", json=body).json() for body in bodies)
+    assert read["prediction"] == switched["prediction"]
+    assert read["prediction"]["step_time_s"] < plain["prediction"]["step_time_s"]
+    again = client.post("/v1/predictions", json={"plan": plan_id, "problem": BODY})
+    assert again.json() == read
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "pointer"),
+    [
+        ({"plan": "nothing"}, 404, None),
+        ({"plan": 7}, 422, "/plan"),
+        ({"plan": "7f3a90c1d2e4", "configuration": {}}, 422, "/configuration"),
+        ({"plan": "7f3a90c1d2e4", "launch_file": {}}, 422, "/launch_file"),
+        ({"plan": "7f3a90c1d2e4", "rank": 1}, 422, "/rank"),
+        ({"plan": "7f3a90c1d2e4", "problem": {"cluster": {"name": "dgx-h100"}}}, 422, "/model"),
+    ],
+)
+def test_a_plan_is_refused_with_its_place(
+    client: TestClient, plan_id: str, body: dict[str, object], status: int, pointer: str | None
+) -> None:
+    assert plan_id == "7f3a90c1d2e4"
+    answer = client.post("/v1/predictions", json=body)
+    assert answer.status_code == status
+    assert [one["pointer"] for one in answer.json().get("errors", [])][:1] == ([pointer] if pointer else [])
 
 
 @pytest.mark.parametrize("launcher", [name for name in CASES if name != "megatron-bridge"])
@@ -108,6 +161,46 @@ def test_a_capture_is_submitted_as_a_job_with_its_model_and_batch(client: TestCl
     body["launch_file"] = {"name": "run.json", "text": json.dumps({**found, "calls": []})}
     refused = client.post("/v1/jobs", json=body)
     assert (refused.status_code, faults(refused.json())[0][0]) == (422, "/launch_file/text")
+
+
+TWO_RANKS = (  # which share 8 sequences; 8 ranks cannot
+    "torchrun --nproc_per_node=2 pretrain_gpt.py --num-layers 12 --hidden-size 768 --bf16 "
+    "--num-attention-heads 12 --seq-length 1024 --max-position-embeddings 1024 --vocab-size 50257 "
+    "--micro-batch-size 4 --global-batch-size 8\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "at", "allowed", "fitting"),
+    [
+        (
+            {"name": "dgx-h100", "num_nodes": 1},
+            "/cluster",
+            '{"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 2}]}',
+            {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 2}]},
+        ),
+        (
+            {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 8}]},
+            "/cluster/groups/0",
+            '"num_nodes": 1, "gpus_per_node": 2',
+            {"groups": [{"gpu": "h100-sxm-80gb", "num_nodes": 1, "gpus_per_node": 2}]},
+        ),
+    ],
+)
+def test_a_file_that_starts_fewer_ranks_than_the_cluster_has_is_answered_with_the_cluster_that_fits(
+    client: TestClient, cluster: object, at: str, allowed: str, fitting: object
+) -> None:
+    file = {"name": "train.sh", "text": TWO_RANKS}
+    status, priced = post(client, file, problem={"cluster": cluster})
+    searched = client.post("/v1/jobs", json={"cluster": cluster, "launch_file": file})
+    assert (status, searched.status_code) == (422, 422)
+    for refused in (priced, searched.json()):
+        (fault,) = refused["errors"]  # type: ignore[misc]
+        assert fault["pointer"] == at
+        assert fault["message"] == "the file starts 2 processes; the cluster has 8 GPUs"
+        assert fault["allowed"] == allowed
+    assert post(client, file, problem={"cluster": fitting})[0] == 200
+    assert client.post("/v1/jobs", json={"cluster": fitting, "launch_file": file}).status_code == 202
 
 
 @pytest.mark.parametrize(

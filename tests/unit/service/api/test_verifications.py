@@ -252,7 +252,12 @@ def test_a_worker_that_leaves_stops_the_launcher_and_gives_the_plan_back(
     MEGATRON_LM.python.write_text("#!/bin/sh\necho no fan >&2\n")
     assert verified_by(store, threading.Event())
     told = client.get(f"{found}/verification").json()
-    assert (told["verdict"], told["reasons"]) == ("not built", ["the launcher's process ended: no fan"])
+    memory = "1 GiB (--memory-gib, verify_memory_bytes of a service)"
+    limits = f"{memory} and 60 s (--time-limit, verify_time_s of a service)"
+    assert (told["verdict"], told["reasons"]) == (
+        "not built",
+        [f"the launcher's process ended: no fan; it may take {limits}"],
+    )
 
 
 @pytest.mark.usefixtures("found")

@@ -1,6 +1,8 @@
 import csv
 import json
+import re
 from dataclasses import replace
+from math import log
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.calibrate import profile_for, run_calibrate
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.problem import Problem
-from meshwright.solver.runs.table import CATALOG_RUNS
+from meshwright.solver.runs.table import CATALOG_RUNS, read_runs
 from tests.builders import a_problem
 
 CLUSTER = "mosaic-a100-80gb-fsdp"
@@ -64,6 +66,72 @@ def test_what_to_measure_first_needs_no_measurement(
     answer = json.loads(capsys.readouterr().out)
     assert answer["calibration"] is None
     assert len(answer["measure_next"]) == 2
+
+
+def shaken(path: Path, share: float) -> Path:
+    """The table with its step times alternately longer and shorter by a share."""
+    with path.open(encoding="utf-8") as handle:
+        rows = list(csv.DictReader(handle))
+    for at, row in enumerate(rows):
+        row["step_time_s"] = str(float(row["step_time_s"]) * (1.0 + share if at % 2 else 1.0 - share))
+        row["tokens_per_s_per_gpu"] = ""
+    with path.open("w", encoding="utf-8", newline="") as handle:
+        writer = csv.DictWriter(handle, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def test_every_run_is_listed_as_measured_as_predicted_and_as_predicted_now(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = table(tmp_path / "runs.csv", measured=6)
+    assert calibrate(path) == 0
+    found = json.loads(capsys.readouterr().out)["runs"]
+    measured = {run.run_id: run.measured.step_time_s for run in read_runs(path)}
+    assert {one["run"]: one["measured_step_time_s"] for one in found} == measured
+    off = [
+        {name: abs(log(one[name] / one["measured_step_time_s"])) for name in one if name != "run"}
+        for one in found
+    ]
+    assert sum(one["step_time_s"] for one in off) < sum(one["uncalibrated_step_time_s"] for one in off)
+    assert calibrate(path, as_json=False) == 0
+    heading = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("run "))
+    assert heading.split() == ["run", "measured", "predicted", "off", "by", "predicted", "now", "off", "by"]
+
+
+def test_runs_that_scatter_more_than_the_catalogs_are_reported_with_both_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = table(tmp_path / "runs.csv", measured=8)
+    assert calibrate(path, as_json=False) == 0
+    assert "scatter" not in capsys.readouterr().out
+    assert (
+        calibrate(shaken(path, 0.2), as_json=False) == 0
+    )  # every second run takes 1.5 times its neighbour
+    said = " ".join(capsys.readouterr().out.split())
+    assert "of one catalogued cluster by 3.0%: every band is wider for it" in said
+    assert float(said.partition("these runs scatter by ")[2].partition("%")[0]) > 2 * 3.0
+
+
+GUIDE = Path(__file__).parents[4] / "docs" / "howto" / "calibrate.md"
+
+
+def test_the_runs_of_the_guide_are_open_ones_and_narrow_every_band_of_its_plans() -> None:
+    text = GUIDE.read_text(encoding="utf-8")
+    rows = list(
+        csv.DictReader(text.partition('csv title="runs.csv"\n')[2].partition("```")[0].splitlines())
+    )
+    with CATALOG_RUNS.open(encoding="utf-8") as handle:
+        catalog = {row["run_id"]: row for row in csv.DictReader(handle)}
+    timed = [row for row in rows if row["step_time_s"]]
+    assert len(timed) == 4
+    for row in timed:
+        assert row == {name: catalog[row["run_id"]][name] for name in row}
+    bands = [int(found) for found in re.findall(r"^  [123] .* ±(\d+) %", text, flags=re.MULTILINE)]
+    before, after = bands[:3], bands[3:]
+    assert len(after) == 3
+    assert all(narrow < wide for narrow, wide in zip(after, before, strict=True))
 
 
 def test_nothing_is_left_to_measure_is_said(tmp_path: Path) -> None:

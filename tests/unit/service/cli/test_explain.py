@@ -8,9 +8,9 @@ import pytest
 from tests.served.requests import run_here
 from tests.unit.service.launchers.reading.test_megatron_lm import SCRIPT
 
-PLAN = ["plan", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes", "1",
-        "--global-batch-size", "64", "--seq-length", "4096", "--certify", "none",
-        "--top-k", "3"]  # fmt: skip
+QUESTION = ["--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--num-nodes", "1",
+            "--global-batch-size", "64", "--seq-length", "4096", "--certify", "none"]  # fmt: skip
+PLAN = ["plan", *QUESTION, "--top-k", "3"]
 
 
 @pytest.fixture
@@ -104,8 +104,7 @@ def test_the_users_own_configuration_is_explained_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    words = [word for word in PLAN[1:] if word not in ("--top-k", "3")]
-    code, text, _ = run_here(monkeypatch, capsys, "explain", *words, "--set", "tp=8", "--set", "zero=1")
+    code, text, _ = run_here(monkeypatch, capsys, "explain", *QUESTION, "--set", "tp=8", "--set", "zero=1")
     assert code == 0
     assert text.splitlines()[1].startswith("yours")
     assert "tp 8 → " in text
@@ -130,7 +129,7 @@ def test_an_explanation_by_energy_says_what_plans_are_ranked_by(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    words = ["explain", *PLAN[1:], "--objective", "energy_per_token", "--set", "tp=4"]
+    words = ["explain", *QUESTION, "--objective", "energy_per_token", "--set", "tp=4"]
     _, text, _ = run_here(monkeypatch, capsys, *words, "--json")
     ranked = json.loads(text)["ranked_by"]
     assert (ranked["name"], ranked["unit"]) == ("energy per token", "J/token")
@@ -138,5 +137,5 @@ def test_an_explanation_by_energy_says_what_plans_are_ranked_by(
     code, text, _ = run_here(monkeypatch, capsys, *words)
     assert code == 0
     assert "ranked by energy per token: yours" in text.replace("\xa0", " ")
-    _, text, _ = run_here(monkeypatch, capsys, "explain", *PLAN[1:], "--set", "tp=4", "--json")
+    _, text, _ = run_here(monkeypatch, capsys, "explain", *QUESTION, "--set", "tp=4", "--json")
     assert json.loads(text)["ranked_by"] is None

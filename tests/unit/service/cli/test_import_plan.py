@@ -5,19 +5,23 @@ from __future__ import annotations
 import csv
 import json
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from meshwright.profiles.calibration import read_calibration
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli import saved_plans as kept
 from meshwright.service.cli.calibrate import profile_for, run_calibrate
 from meshwright.service.cli.import_file import ImportRequest, run_import
+from meshwright.service.cli.predict import run_predict_plan
 from meshwright.service.cli.saved_plans import plan_of_file
 from meshwright.service.launchers.registry import export
-from meshwright.service.library import answer_document
+from meshwright.service.launchers.target import settled_problem
+from meshwright.service.library import answer_document, measured_of_question
+from meshwright.service.report.measured import measured_lines
 from meshwright.service.requests.measured_runs import shape_of_plan
 from meshwright.service.requests.parse import problem_to_mapping
 from meshwright.solver.answer import Plan
@@ -92,6 +96,89 @@ def test_the_measured_plan_is_predicted_as_it_was_measured(tmp_path: Path, share
     assert seen.step_time_s == pytest.approx(measured_s, rel=0.03)
     assert seen.step_time_low_s < measured_s < seen.step_time_high_s
     assert 1.01 < seen.step_time_high_s / seen.step_time_s < 1.2
+
+
+def test_importing_a_run_reports_predicted_measured_and_predicted_now(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved(tmp_path)
+    measured_s = 1.1 * PLAN.prediction.step_time_s
+    imported(tmp_path, logged(tmp_path, measured_s))
+    said = capsys.readouterr().err
+    assert (
+        f"predicted {PLAN.prediction.step_time_s:.1f} s (-9.1 %), measured {measured_s:.1f} s" in said
+    )  # 1 / 1.1
+    assert "predicted now" in said
+    assert "calibrated on 1 run of the table" in said
+
+
+def test_a_plan_is_priced_anew_under_a_profile_by_its_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = saved(tmp_path)
+    profile = calibrated(imported(tmp_path, logged(tmp_path, 1.2 * expected_s(PROBLEM, PLAN))))
+    capsys.readouterr()
+    assert run_predict_plan(str(answer), as_json=True, calibration=[profile]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["plan_id"] == PLAN.plan_id
+    assert found["step_time_s_when_found"] == PLAN.prediction.step_time_s
+    kept = plan_of_file(answer, 1)
+    now_s = expected_s(settled_problem(kept.plan, kept.problem), kept.plan, profile)
+    assert found["prediction"]["step_time_s"] == pytest.approx(now_s)
+
+
+def test_a_measured_plan_is_found_again_with_its_question_and_with_no_other(tmp_path: Path) -> None:
+    saved(tmp_path)
+    measured_s = 1.2 * expected_s(PROBLEM, PLAN)
+    profile = calibrated(imported(tmp_path, logged(tmp_path, measured_s)))
+    costs = profile_for(PROBLEM, profile)
+    (found,) = measured_of_question(PROBLEM, costs, [profile])
+    assert found.configuration == PLAN.config
+    assert found.measured_s == pytest.approx(measured_s, rel=0.003)
+    assert found.prediction.step_time_s == pytest.approx(expected_s(PROBLEM, PLAN, profile))
+    longer = replace(PROBLEM, workload=replace(PROBLEM.workload, seq_length=4096))
+    assert measured_of_question(longer, costs, [profile]) == []
+
+
+def test_measured_runs_are_listed_below_the_ranking_with_their_place(tmp_path: Path) -> None:
+    saved(tmp_path)
+    profile = calibrated(imported(tmp_path, logged(tmp_path, 1.2 * expected_s(PROBLEM, PLAN))))
+    costs = profile_for(PROBLEM, profile)
+    (mine,) = measured_of_question(PROBLEM, costs, [profile])
+    twice = replace(mine.prediction, step_time_s=2 * mine.prediction.step_time_s)
+    other = replace(PLAN.config, micro_batch_size=2)
+    slow = replace(mine, name="slow", prediction=twice, configuration=other)
+    first = replace(PLAN, prediction=mine.prediction)
+    lines = [line.plain for line in measured_lines([mine, slow], [first], 200)]
+    assert lines[1].strip() == "measured runs of this question, predicted with this profile:"
+    assert lines[2].endswith("#1")
+    assert lines[3].endswith("100.0 % slower than #1")
+
+
+def test_a_plan_with_other_switches_is_not_the_measured_one(tmp_path: Path) -> None:
+    saved(tmp_path)
+    profile = calibrated(imported(tmp_path, logged(tmp_path, 1.2 * expected_s(PROBLEM, PLAN))))
+    (mine,) = measured_of_question(PROBLEM, profile_for(PROBLEM, profile), [profile])
+    switched = replace(PLAN, prediction=mine.prediction, workload={"cuda_graph": "full_iteration"})
+    assert measured_lines([mine], [switched], 200)[2].plain.endswith("0.0 % slower than #1")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step_time_s", 0.0),
+        ("framework_options", {"no_such_option": True}),
+        ("config", asdict(replace(PLAN.config, stage_layers=(1, 2)))),
+        ("config", asdict(replace(PLAN.config, micro_batch_size=-1))),
+    ],
+)
+def test_a_measured_run_that_cannot_be_read_is_left_out(tmp_path: Path, name: str, value: object) -> None:
+    saved(tmp_path)
+    profile = calibrated(imported(tmp_path, logged(tmp_path, 1.2 * expected_s(PROBLEM, PLAN))))
+    known = read_calibration(json.loads(profile.read_text()))
+    changed = replace(known, measured=tuple({**one, name: value} for one in known.measured))
+    assert measured_of_question(PROBLEM, profile_for(PROBLEM, profile), [known]) != []
+    assert measured_of_question(PROBLEM, profile_for(PROBLEM, profile), [changed]) == []
 
 
 def test_the_row_has_every_fact_of_the_plan(tmp_path: Path) -> None:
@@ -298,7 +385,8 @@ def test_the_command_takes_the_plan_that_it_found(tmp_path: Path) -> None:
     table, profile = str(tmp_path / "runs.csv"), str(tmp_path / "ours.json")
     meshwright("import", str(tmp_path / "train.log"), "--plan", plan_id, "--into", table)
     meshwright("calibrate", table, "--out", profile)
-    seen = predict(found.problem, profile_for(found.problem, Path(profile)), found.plan.config)
+    settled = settled_problem(found.plan, found.problem)
+    seen = predict(settled, profile_for(found.problem, Path(profile)), found.plan.config)
     assert seen.step_time_s == pytest.approx(measured_s, rel=0.03)
     assert seen.step_time_low_s < measured_s < seen.step_time_high_s
     # a GPU that turned out slower is slower for the best plan, too, which may be another one now

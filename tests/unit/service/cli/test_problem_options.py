@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.assignments import bounds_of, counts_of, prohibitions_of, settings_of, values_of
+from meshwright.service.cli.main import app
 from meshwright.service.cli.problem_options import model_part, read_request, with_files
 from meshwright.service.requests.parse import parse_problem
 
@@ -331,3 +333,22 @@ def test_a_search_is_told_sizes_of_which_the_batch_of_a_launch_file_follows(tmp_
         request, file, assign=["seq_length=4096", "micro_batch_size=2"], variables=(), ignored=(), run=None
     )
     assert parse_problem(found).workload.global_batch_size == 2 * 4 * 8  # of each of 8 GPUs
+
+
+def test_a_file_that_starts_fewer_ranks_than_the_cluster_has_is_answered_with_both_numbers(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "torchrun --nproc_per_node=2 pretrain_gpt.py --num-layers 12 --hidden-size 768 --bf16 "
+        "--num-attention-heads 12 --seq-length 1024 --max-position-embeddings 1024 --vocab-size 50257 "
+        "--micro-batch-size 4 --global-batch-size 8\n"  # 2 ranks share 8 sequences, 8 ranks cannot
+    )
+    predict = ["predict", "--from-args", str(script), "--num-nodes", "1"]
+    named = CliRunner().invoke(app, [*predict, "--cluster", "dgx-h100"])
+    assert str(named.exception) == (
+        "cluster: the file starts 2 processes; the cluster has 8 GPUs. "
+        "Allowed: --gpu h100-sxm-80gb --num-nodes 1 --gpus-per-node 2"
+    )
+    fitting = CliRunner().invoke(app, [*predict, "--gpu", "h100-sxm-80gb", "--gpus-per-node", "2"])
+    assert fitting.exit_code == 0, fitting.output

@@ -15,6 +15,8 @@ def request(**given: object) -> ProfileRequest:
         "tensor_parallel_sizes": "1,2",
         "micro_batch_sizes": "1",
         "expert_parallel_size": 1,
+        "lora_rank": 0,
+        "lora_targets": "",
         "only": None,
         "dtype": "bf16",
         "device": "auto",

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.export import write_export
+from meshwright.service.cli.main import app
 from meshwright.service.cli.plot import run_plot
 from meshwright.service.cli.report import Wanted, run_report
 from meshwright.service.cli.saved_plans import plan_of_file
@@ -21,6 +23,25 @@ def answer_file(tmp_path: Path) -> Path:
     path = tmp_path / "answer.json"
     path.write_text(json.dumps(answer_document(answer, problem)))
     return path
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
+def test_the_suffix_of_the_file_chooses_the_format(answer_file: Path, tmp_path: Path, suffix: str) -> None:
+    out = tmp_path / f"memory.{suffix}"
+    shown = CliRunner().invoke(app, ["plot", "memory", "--from", str(answer_file), "--out", str(out)])
+    assert shown.exit_code == 0, shown.output
+    begins = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
+    assert out.read_bytes().startswith(begins[suffix])
+
+
+def test_a_suffix_that_is_not_drawn_or_not_the_stated_format_is_refused(answer_file: Path) -> None:
+    plot = ["plot", "memory", "--from", str(answer_file), "--out"]
+    unknown = CliRunner().invoke(app, [*plot, "memory.jpg"])
+    assert str(unknown.exception) == (
+        "--out: memory.jpg: .jpg is not drawn. Allowed: a name that ends in .svg, .png, .pdf, .json"
+    )
+    other = CliRunner().invoke(app, [*plot, "memory.png", "--format", "svg"])
+    assert "memory.png would hold png, not svg" in str(other.exception)
 
 
 def test_the_plan_of_a_rank_stands_first(answer_file: Path, tmp_path: Path) -> None:

@@ -136,9 +136,19 @@ def test_before_a_plan_is_known_only_folders_of_plans_pass(tmp_path: Path) -> No
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "new", tmp_path / "run"):
         check_folder(folder, force=False)
-    for folder in (tmp_path, tmp_path / "file"):
-        with pytest.raises(InvalidProblemError, match="holds something else;"):
-            check_folder(folder, force=False)
+    with pytest.raises(InvalidProblemError, match="holds something else;"):
+        check_folder(tmp_path, force=False)
+    for folder in (tmp_path / "file", tmp_path / "file" / "new" / "run"):
+        with pytest.raises(InvalidProblemError, match="Not a directory"):
+            check_folder(folder, force=True)
+
+
+def test_before_a_search_only_a_folder_of_the_same_question_passes(tmp_path: Path) -> None:
+    held = {"plans": [{"plan_id": "7f3a"}], "problem": {"search": {"num_nodes": [1, 2]}}}
+    save_folder(tmp_path / "run", {ANSWER_FILE: json.dumps(held)}, plan_id="7f3a", force=False)
+    check_folder(tmp_path / "run", force=False, problem={"search": {"num_nodes": (1, 2)}})
+    with pytest.raises(InvalidProblemError, match="holds something else;"):
+        check_folder(tmp_path / "run", force=False, problem={"search": {"num_nodes": [1]}})
 
 
 def test_a_folder_whose_name_no_file_system_takes_is_refused(tmp_path: Path) -> None:

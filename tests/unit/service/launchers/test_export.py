@@ -177,6 +177,7 @@ def sbatch(place: Path, nodes: int, *extra: str, **more: str) -> subprocess.Comp
     environment = {
         "PATH": f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(place),
         "SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": f"host[1-{nodes}]", "MOCK_DATA": "1",
+        "CHECK_PACKAGES": "0",
         **dict.fromkeys(SITE, "/site folder/x.py"), "RUN_CONFIG": str(place / "own.yaml"), **more,
     }  # fmt: skip
     command = ["bash", str(place / "launch.sbatch"), *extra]
@@ -484,3 +485,18 @@ def test_torchtitan_compiles_what_was_priced_as_compiled() -> None:
         RefusedExportError, match=r"overlap_tensor: true contradicts elementwise_fused = false"
     ):
         export(case.plan, problem, "torchtitan")
+
+
+def test_a_readme_tells_what_the_request_states_from_what_the_search_chose() -> None:
+    found = CASES["torchtitan"]["llama-3.1-70b-fp8"]
+    stated = replace(
+        found.problem,
+        workload=replace(found.workload, precision="bf16", framework_options={"overlap_tensor": True}),
+    )
+    chosen = replace(found.plan, workload={"precision": "fp8", "precision_recipe": "fp8-rowwise"})
+    readme = export(chosen, stated, "torchtitan").files["README.md"]
+    assert "| `overlap_tensor` | true (stated in the request) |" in readme
+    assert "| `precision_recipe` | fp8-rowwise (chosen by the search) |" in readme
+    assert "| `precision` | fp8 (chosen by the search) |" in readme
+    assert "| `optimizer` | adamw |" in readme
+    assert "asked for" not in readme

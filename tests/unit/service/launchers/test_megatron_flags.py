@@ -44,7 +44,9 @@ def written(config: Configuration) -> dict[str, str]:
 
 
 def test_a_plan_that_may_overlap_is_faster_and_says_so_in_its_files() -> None:
-    assert step_s(PLANNED.config, overlap=True) < 0.99 * step_s(PLANNED.config, overlap=False)
+    # of four sequences at a time: two bind launches, of which pieces that overlap have more
+    large = replace(PLANNED.config, micro_batch_size=4, num_microbatches=8)
+    assert step_s(large, overlap=True) < 0.99 * step_s(large, overlap=False)
     files = written(PLANNED.config)
     assert FLAG in files["megatron_args.sh"]
     assert "export CUDA_DEVICE_MAX_CONNECTIONS=32" in files["launch.sh"]
@@ -62,7 +64,7 @@ def test_files_that_cannot_overlap_as_requested_warn_with_the_rule(launcher: str
     def warned(config: Configuration) -> list[str]:
         found = told(config, overlap=True)
         said = export(found.plan, replace(found.problem, launcher=launcher), launcher).warnings
-        return [one for one in said if one.startswith("overlap_experts is requested")]
+        return [one for one in said if one.startswith("overlap_experts is on")]
 
     assert warned(PLANNED.config) == []
     rules = {"plain stages": "virtual_pipeline_size", "full recomputation": "recompute_granularity",

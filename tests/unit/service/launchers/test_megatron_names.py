@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.profiles.capabilities import launcher_capabilities
-from meshwright.profiles.errors import RefusedExportError
+from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.profile import default_profile, framework_of
 from meshwright.profiles.switches import Setting, switches
@@ -54,6 +54,12 @@ LACKING = {
 REFUSED = (
     ("llama-factory", "gradients in 2 bytes"),  # training_args.py: bf16 accumulates in fp32
     ("ms-swift", "tokens gathered"),  # its sequences may differ, which Megatron-Core refuses beside them
+    # whose own training loops capture no graphs; Megatron-LM's does
+    *(
+        (launcher, f"graphs of {what}")
+        for launcher in ("ms-swift", "llama-factory")
+        for what in ("layers", "attention and router", "whole steps")
+    ),
 )
 
 
@@ -97,15 +103,30 @@ def test_a_switch_is_read_as_it_was_priced(launcher: str, name: str) -> None:
         assert step_s(read.workload, found) == step_s(found.workload, found)
 
 
-@pytest.mark.parametrize(
-    ("graph", "scope"), [("attn", "attn"), ("attn+mlp", "attn,mlp"), ("full_iteration", "full_iteration")]
-)
-def test_llama_factorys_adapter_takes_the_scope_of_graphs_as_an_argument(graph: str, scope: str) -> None:
-    # whose default, full, counts before additional_configs: whole layers would be captured
-    found = asked(LLAMA, "llama-factory", {"cuda_graph": graph})
-    plain = replace(found.config, recompute_granularity="none", recompute_layers=0)
-    written = export(replace(found.plan, config=plain), found.problem, "llama-factory").files
-    assert f"\ncuda_graph_scope: {scope}\n" in written["llama_factory.yaml"]
+@pytest.mark.parametrize("launcher", ["ms-swift", "llama-factory"])
+def test_graphs_that_no_loop_captures_are_read_as_none(launcher: str) -> None:
+    # Megatron-LM's megatron/training/training.py captures them, which these launchers do not run
+    files = dict(export(LLAMA.plan, replace(LLAMA.problem, launcher=launcher), launcher).files)
+
+    def written(impl: str, scope: str) -> LaunchFile:
+        if launcher == "ms-swift":
+            more = f'{{"cuda_graph_impl": "{impl}", "cuda_graph_scope": ["{scope}"]}}'
+            name, text = "plan_args.sh", f"PLAN_ARGS=(\n    --megatron_extra_kwargs '{more}'"
+            text = files[name].replace("PLAN_ARGS=(", text)
+        else:
+            name = "llama_factory.yaml"
+            text = f"{files[name]}\ncuda_graph_impl: {impl}\ncuda_graph_scope: {scope}\n"
+        source = Source(name="launch.sh", text=files["launch.sh"], files={**files, name: text})
+        return read_launch_files(source, Told(model=LLAMA.model))
+
+    for impl, scope in (("transformer_engine", "attn"), ("local", "full_iteration")):
+        found = written(impl, scope)
+        assert "cuda_graph" not in found.workload.framework_options
+        assert any("own training loop captures no graphs" in note for note in found.notes)
+    with pytest.raises(
+        InvalidProblemError, match=f"of Megatron-Core alone are not priced under {launcher}"
+    ):
+        written("local", "attn")
 
 
 SETTINGS = [

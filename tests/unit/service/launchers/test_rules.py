@@ -17,7 +17,7 @@ from meshwright.service.launchers.registry import export, launcher_names
 from meshwright.service.launchers.rules import within_capabilities
 from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Configuration, StageGroup
-from meshwright.solver.space.launcher_rules import problem_faults
+from meshwright.solver.space.launcher_rules import problem_faults, unwritten
 from tests.launchers.cases import target
 from tests.launchers.mutants import MUTANTS, Mutant
 from tests.launchers.plans import CASES, problem_of, random_targets
@@ -232,7 +232,8 @@ MODELS = ("llama-3.1-8b", "gpt-3-175b", "mixtral-8x7b", "qwen3-30b-a3b", "deepse
 def test_every_row_of_the_search_is_exported(launcher: str, name: str) -> None:
     problem = problem_of(launcher, find_model(name), seq_length=2048)
     targets = list(random_targets(problem, 8, random.Random(f"{launcher} {name}")))
-    trainable = not list(problem_faults(problem, launcher_capabilities(launcher)))
+    able = launcher_capabilities(launcher)
+    trainable = not [*problem_faults(problem, able), *unwritten(problem)]
     assert bool(targets) == trainable, sorted(model_facts(problem.model))
     for found in targets:
         bundle = export(found.plan, problem, launcher)

@@ -113,7 +113,7 @@ def test_spare_nodes_take_the_places_of_lost_ones_where_there_are_enough() -> No
     assert found.ways[0].kind == "spare nodes"
     assert way(found, "spare nodes").layout.config == running()[2].config
     few = answered(lost_nodes=2, spare_nodes=1)
-    assert "spare nodes: 2 are needed, 1 stand idle" in few.refused
+    assert "spare nodes: 2 needed, 1 idle" in few.refused
 
 
 def test_a_slow_node_holds_up_every_step_unless_it_is_left_out() -> None:

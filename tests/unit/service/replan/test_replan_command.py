@@ -77,6 +77,23 @@ def test_the_command_and_the_service_answer_alike(client: TestClient, job: str, 
     assert "resume.sh" in theirs["files"]
 
 
+@pytest.mark.parametrize("columns", [50, 80, 100, 200])
+def test_no_line_is_wider_than_the_terminal(
+    answer_file: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = run("--from", str(answer_file), "--lost-nodes", "1", "--steps-done", "1000",
+                       "--steps-total", "5000")  # fmt: skip
+    assert code == 0
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert ("#  way" in out) == (columns == 200)
+    assert ("\n1. " in out) == (columns < 200)
+    assert out.count("downtime") == (
+        1 if columns == 200 else sum(line[0].isdigit() for line in lines if line)
+    )
+
+
 @pytest.mark.parametrize(("gpus", "warned"), [("4", "warning: slurm tells 4 GPUs of this node"), ("8", "")])
 def test_the_scheduler_counts_the_nodes_and_a_warning_tells_those_of_other_sizes_than_the_plans(
     answer_file: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, warned: str
@@ -166,7 +183,8 @@ def test_bridge_and_ms_swift_save_what_any_layout_loads_and_go_on_from_it(
 ) -> None:
     saves, _, loads = arguments.partition(" → ")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    problem = parse_problem({**PROBLEM, "launcher": launcher})
+    search = {"top_k": 2, "certify": "none", "pin": {"zero_stage": 1}}
+    problem = parse_problem({**PROBLEM, "launcher": launcher, "search": search})
     answer = ask(problem, default_profile(problem.cluster, launcher))
     (tmp_path / "answer.json").write_text(json.dumps(answer_document(answer, problem)))
     words = ("--lost-nodes", "1", "--steps-done", "109", "--steps-total", "500", "--json")
@@ -286,14 +304,14 @@ class Size(tuple[int, ...]):
 
 
 class Entry:
-    """As ``TensorStorageMetadata`` is pickled."""
+    """As torch's ``TensorStorageMetadata`` is pickled."""
 
     def __init__(self, *size: int) -> None:
         self.size = Size(size)
 
 
 class Listed:
-    """As ``Metadata`` is pickled."""
+    """As torch's ``Metadata`` is pickled."""
 
     def __init__(self, **tensors: Entry) -> None:
         self.state_dict_metadata = {name.replace("__", "."): entry for name, entry in tensors.items()}

@@ -12,11 +12,12 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from meshwright.profiles.profile import default_profile
-from meshwright.profiles.units import TERA
+from meshwright.profiles.units import GIB, TERA
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.table import to_csv
 from meshwright.service.report.terminal import render_answer, render_prediction, short_id
-from meshwright.solver.answer import Answer, Infeasibility, SkippedLauncher
+from meshwright.service.verify.limits import unbuilt_words
+from meshwright.solver.answer import Answer, Infeasibility, Remedy, SkippedLauncher
 from meshwright.solver.problem import Problem, SearchOptions
 from tests.builders import (
     a_cluster,
@@ -186,6 +187,27 @@ def test_control_characters_of_a_model_name_do_not_reach_the_terminal() -> None:
     assert "evil[31mname" in text_of(an_answer(), a_problem(model=hostile))
 
 
+def test_each_change_that_fits_is_an_item_whose_lines_hang_below_its_first() -> None:
+    plan = a_plan(recompute_granularity="full", recompute_layers=2)
+    remedy = Remedy(
+        change="32 nodes",
+        config=plan.config,
+        step_time_s=20.0,
+        num_gpus=256,
+        gpu_s_per_token=1.0,
+        peak_memory_bytes=60 * GIB,
+    )
+    found = Infeasibility(reasons=(), remedies=(remedy, remedy))
+    text = text_of(replace(an_infeasible_answer(), infeasible=found), width=60)
+    items = text.partition("first:\n")[2].partition("  searched")[0].splitlines()
+    starts = [line[: len(line) - len(line.lstrip())] for line in items]
+    assert set(starts) == {" " * 6, " " * 8}
+    assert [line.split(":")[0] for line, start in zip(items, starts, strict=True) if len(start) == 6] == [
+        "      32 nodes",
+        "      32 nodes",
+    ]
+
+
 @pytest.mark.parametrize("width", [160, 120, 100, 90, 80, 60, 40, 20])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     plans = [a_plan(), a_plan(rank=2, recompute_granularity="full", recompute_layers=2)]
@@ -305,3 +327,21 @@ def test_launchers_without_a_plan_are_listed_with_their_reasons() -> None:
         "accelerate: no pipeline; no ZeRO 1",
     ]
     assert "without a plan" not in text_of(an_answer())
+
+
+def test_a_first_plan_that_verify_cannot_build_is_stated() -> None:
+    sharded = a_plan(zero_stage=2, pipeline_parallel_size=1, virtual_pipeline_size=1)
+    assert unbuilt_words(sharded, a_problem()).startswith("#1 cannot be built by meshwright verify: ZeRO-2")
+    assert unbuilt_words(a_plan(), a_problem()) == ""
+    shown = text_of(an_answer(sharded))
+    assert "#1 cannot be built by meshwright verify" in shown
+
+
+def test_a_plan_that_needs_a_package_is_marked_with_its_name() -> None:
+    extra = replace(a_plan(plan_id="b" * 12, rank=2), needs=("HybridEP",), ranked=False)
+    shown = text_of(an_answer(a_plan(), extra))
+    assert "needs HybridEP" in shown
+    assert "are the next best" not in shown
+    row = to_csv((a_plan(), extra)).splitlines()
+    assert row[0].endswith("needs,ranked")
+    assert [line.rsplit(",", 2)[1:] for line in row[1:]] == [["", "true"], ["HybridEP", "false"]]

@@ -45,6 +45,10 @@ def test_plans_that_another_beats_in_both_are_not_on_the_front() -> None:
     assert "nothing here beats #1, #2 in both" in drawn(THREE)[1]
 
 
+def test_a_plan_that_is_not_ranked_has_no_plot_of_its_own() -> None:
+    assert drawn([replace(a_plan(), ranked=False)]) == []  # its report was an error
+
+
 def test_equal_plans_do_not_beat_each_other() -> None:
     twins = plans_at((10.0, 70.0), (10.0, 70.0))
     assert all(is_efficient(plan, twins) for plan in twins)

@@ -31,7 +31,7 @@ REQUEST: dict[str, Any] = {
     "cluster": {"name": "two", "groups": GROUPS, "between_groups": LINK},
     "workload": {"global_batch_size": 16, "seq_length": 1024, "precision": "fp16"},
     "launcher": "none",
-    "search": {"top_k": 12, "certify": "none", "pin": {"micro_batch_size": 1, "zero_stage": 0}},
+    "search": {"top_k": 40, "certify": "none", "pin": {"micro_batch_size": 1, "zero_stage": 0}},
 }
 ON: list[dict[str, Any]] = [
     {"group": "a100-sxm-80gb", "tensor_parallel_size": 2},

@@ -16,6 +16,7 @@ from meshwright.service.requests.parse import digest_of, parse_problem, problem_
 from meshwright.service.requests.schema import WorkloadRequest
 from meshwright.solver.planner.variants import profile_of_variant
 from meshwright.solver.problem import SearchOptions, problem_digest
+from meshwright.solver.space.launcher_rules import unwritten
 from tests.served.requests import fault, faults
 
 Request = dict[str, object]
@@ -430,8 +431,8 @@ def test_pins_and_bounds_count_together() -> None:
 @pytest.mark.parametrize(
     ("gpu", "precision", "words"),
     [
-        ("v100-sxm-32gb", "bf16", "v100-sxm-32gb has no bf16. Allowed: fp16. Nearest: fp16"),
-        ("a100-sxm-80gb", "fp8", "a100-sxm-80gb has no fp8. Allowed: bf16, fp16. Nearest: bf16"),
+        ("v100-sxm-32gb", "bf16", "v100-sxm-32gb has no bf16. Allowed: fp16, fp32. Nearest: fp16"),
+        ("a100-sxm-80gb", "fp8", "a100-sxm-80gb has no fp8. Allowed: bf16, fp16, fp32. Nearest: bf16"),
     ],
 )
 def test_a_precision_that_a_gpu_lacks_is_refused(gpu: str, precision: str, words: str) -> None:
@@ -595,3 +596,22 @@ def test_8_bits_mean_the_recipe_that_the_launcher_has() -> None:
 
 def test_a_request_may_name_every_optimizer_that_is_priced() -> None:
     assert set(get_args(WorkloadRequest.model_fields["optimizer"].annotation)) == set(OPTIMIZERS)
+
+
+def test_without_a_launcher_the_first_that_can_express_the_model_is_taken() -> None:
+    asked = {name: value for name, value in request().items() if name != "launcher"}
+    assert parse_problem(asked).launcher == "megatron-lm"
+    assert parse_problem({**asked, "model": {"name": "kimi-k2"}}).launcher == "ms-swift"
+
+
+def test_a_launcher_that_cannot_express_the_model_is_searched_with_a_warning() -> None:
+    asked = parse_problem(request(model={"name": "kimi-k2"}, launcher="megatron-lm"))
+    (said,) = unwritten(asked)
+    assert said.startswith("megatron-lm cannot express ")
+    assert "their launch files are refused; launchers that can: " in said
+    assert unwritten(parse_problem(request())) == ()
+
+
+def test_the_web_pages_and_files_may_search_no_switch() -> None:
+    assert parse_problem(request(search={"allow": ["none"]})).options.allow == ("none",)
+    assert parse_problem(request()).options.allow == ()

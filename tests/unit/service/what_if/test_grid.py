@@ -57,6 +57,13 @@ def test_a_search_is_never_slower_than_what_is_carried_over(grids: dict[Method, 
         assert best >= int(row.rate.replace(" ", "")) - 1
 
 
+def test_the_report_of_a_plan_that_is_not_ranked_has_a_grid() -> None:
+    problem, answer = small_answer()
+    alone = replace(answer, plans=(replace(answer.plans[0], needs=("HybridEP",), ranked=False),))
+    profile = default_profile(problem.cluster, problem.launcher)
+    assert what_ifs(problem, profile, alone, method="predict", budget_s=-1.0) is not None
+
+
 def test_what_there_was_no_time_for_is_said() -> None:
     problem, answer = small_answer()
     profile = default_profile(problem.cluster, problem.launcher)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from meshwright.profiles.model import LayerKind
+from meshwright.profiles.library import find_model
+from meshwright.profiles.model import LayerKind, ModelSpec
 from meshwright.solver.cost.context import PassSeconds
 from meshwright.solver.cost.launches import launched, layer_floor_s
 from tests.builders import a_moe_model
@@ -22,20 +23,45 @@ def floor(
     return float(layer_floor_s(of(model, layout, **options), kind)[0] / 0.79e-3)
 
 
+def operators(model: ModelSpec, **options: object) -> float:
+    """Operators that an expert layer's forward pass launches, without what is launched in loops."""
+    ctx = of(model, ON_8, grouped_gemm="grouped", **options)
+    return float(layer_floor_s(ctx, "moe")[0] / (ctx.operators.host * ctx.constants.floor_moe) * 14e3)
+
+
 def test_graphs_take_away_the_launches_of_the_parts_that_they_capture() -> None:
     assert floor() == pytest.approx(1.0)
-    assert floor(cuda_graph="attn") == pytest.approx(0.4)  # attention has 0.6 of a dense layer's launches
+    assert floor(cuda_graph="attn") == pytest.approx(7 / 14)  # 8 of 14 operators, for one replay
     assert floor(cuda_graph="layer") == pytest.approx(0.15)
     assert floor(cuda_graph="full_iteration") == pytest.approx(0.03)
-    # router 0.2 and preprocessing 0.2 of the 4 that a layer of experts launches
-    assert floor("moe", cuda_graph="moe_router+moe_preprocess") == pytest.approx(4.0 * 0.6)
+    whole = operators(a_moe_model())
+    # a router has 16 operators and 9 of its scores, sizes 8: two replays are left of them
+    assert operators(a_moe_model(), cuda_graph="moe_router+moe_preprocess") == pytest.approx(whole - 31)
     # a whole layer of experts whose sizes change leaves a quarter, of padded experts as much as a dense one
-    assert floor("moe", cuda_graph="layer") == pytest.approx(4.0 * 0.25)
-    assert floor("moe", cuda_graph="layer", moe_capacity_factor=1.0) == pytest.approx(4.0 * 0.15)
+    assert operators(a_moe_model(), cuda_graph="layer") == pytest.approx(0.25 * whole)
+    padded = operators(a_moe_model(), cuda_graph="layer", moe_capacity_factor=1.0)
+    assert padded == pytest.approx(0.15 * whole)
 
 
-def test_an_all_gather_copies_no_sizes_to_the_host() -> None:
-    assert floor("moe", moe_dispatcher="allgather") == pytest.approx(4.0 * 0.45)
+def test_an_expert_layer_launches_what_it_runs() -> None:
+    # attention 8; router 16 + 9 of a softmax; sizes 8, exchange 18 + 13 unfused; two products, activation 3
+    plain = 8 + 25 + 8 + 31 + 3
+    assert operators(a_moe_model()) == pytest.approx(plain)
+    assert operators(a_moe_model(), moe_permute_fusion=True) == pytest.approx(plain - 13)
+    assert operators(a_moe_model(), moe_router_fusion=True) == pytest.approx(plain - 25 + 7)
+    assert operators(a_moe_model(), moe_dispatcher="hybridep") == pytest.approx(plain - 8 - 31 + 3 + 9)
+    assert operators(a_moe_model(), moe_dispatcher="allgather") == pytest.approx(plain - 8 - 31 + 2 + 12)
+    assert operators(a_moe_model(), overlap_experts=True) == pytest.approx(plain + 10)
+    # latent attention 10, a shared expert 4, a sigmoid 14 for 9, its bias 5, limited groups 9
+    assert operators(find_model("deepseek-v3")) == pytest.approx(plain + 10 + 4 + 5 + 5 + 9)
+
+
+def test_tests_of_continuous_integration_launch_a_dense_layer_in_a_time_of_their_own() -> None:
+    own = floor(layer_launch_s=2.2e-3)
+    assert own == pytest.approx(2.2)
+    # an expert layer's 75 operators are 61 more than a dense one's 14, each a fourteenth of 1 ms
+    experts = floor("moe", ON_8, layer_launch_s=2.2e-3, grouped_gemm="grouped")
+    assert experts == pytest.approx(2.2 + 61 / 14)
 
 
 def test_a_host_that_waits_for_sizes_launches_beside_what_the_gpu_runs() -> None:

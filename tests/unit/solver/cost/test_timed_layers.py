@@ -56,6 +56,15 @@ def over_price(tp: int, micro_batch: int, forward: float, backward: float) -> La
     )
 
 
+def test_layers_that_were_timed_with_adapters_price_runs_with_the_same_adapters_alone() -> None:
+    adapted = timed_layers(timed(1, 1, 2e-3, 3e-3), lora_rank=16, lora_targets=("linear_qkv",))
+    same = prices_of(adapted, a_layout(), lora_rank=16, lora_targets=("linear_qkv",))
+    assert (same.forward_s[0, 0], same.backward_s[0, 0]) == pytest.approx((2e-3, 3e-3))
+    for workload in ({}, {"lora_rank": 8, "lora_targets": ("linear_qkv",)}, {"lora_rank": 16}):
+        priced, plain = (prices_of(one, a_layout(), **workload) for one in (adapted, None))
+        assert priced.backward_s[0, 0] == plain.backward_s[0, 0]
+
+
 def test_a_timed_layer_takes_what_was_timed() -> None:
     prices = prices_of(LAYERS, a_layout(), a_layout(micro_batch_size=4))
     assert prices.forward_s[:, 0] == pytest.approx([2e-3, 8e-3], rel=1e-12)

@@ -46,7 +46,7 @@ def test_nothing_of_a_large_model_and_nearly_all_of_a_tiny_one_hangs_on_launches
 
 def test_a_tiny_model_is_predicted_with_a_wider_band() -> None:
     large = sigma(a_problem(), a_configuration())
-    assert sigma(a_problem(model=TINY), a_configuration()) > 2.0 * large  # launches are most of its step
+    assert sigma(a_problem(model=TINY), a_configuration()) > 1.2 * large  # launches are most of its step
 
 
 def test_a_framework_whose_launches_nobody_measured_has_a_wider_band_where_launches_bind() -> None:
@@ -75,7 +75,7 @@ def test_experts_under_a_framework_whose_runs_had_none_have_a_wider_band() -> No
     told, untold = squares(a_moe_model())
     known = doubts()
     assert untold - told == pytest.approx(known.untold_experts**2 - known.experts**2)
-    assert known.untold_experts > 1.5 * known.experts
+    assert known.untold_experts > known.experts
     dense = squares(a_model())
     assert dense[0] == dense[1]
 

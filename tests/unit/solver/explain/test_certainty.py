@@ -1,5 +1,6 @@
 """Chances and regrets under correlated errors; runs that would settle a ranking."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 
 from meshwright.profiles.profile import Residual, default_profile
 from meshwright.solver.answer import Answer
+from meshwright.solver.cost.uncertainty import catalog_spreads
 from meshwright.solver.explain.certainty import log_covariance, odds_of, runs_to_measure
 from meshwright.solver.planner.plan import ask
+from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_model, a_problem
 
@@ -88,3 +91,25 @@ def test_a_residual_that_has_seen_a_run_is_surer_there_and_its_diagonal_is_sigma
     assert covariance[0, 0] == pytest.approx(0.02 - 0.0004 / 0.0209)
     assert covariance[1, 1] > 20 * covariance[0, 0]
     assert np.diag(covariance) + 0.03**2 == pytest.approx(residual.sigma(places) ** 2)
+
+
+def test_what_a_whole_cluster_errs_by_leaves_the_chances_of_its_plans_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # plans are 7 % off on their own and 16 % with their cluster: two of them differ by as much as before
+    problem, answer = answered()
+    differences = []
+    for between in (0.0, 0.15):
+        spreads = catalog_spreads() | {"between": {"dense": between, "experts": between}}
+        monkeypatch.setattr(
+            "meshwright.solver.cost.uncertainty.catalog_spreads", lambda known=spreads: known
+        )
+        profile = default_profile(problem.cluster, problem.launcher)
+        configs = [plan.config for plan in answer.plans]
+        plans = [
+            replace(plan, prediction=found)
+            for plan, found in zip(answer.plans, predict_all(problem, profile, configs), strict=True)
+        ]
+        covariance = log_covariance(problem, profile, plans)
+        differences.append(covariance[0, 0] + covariance[1, 1] - 2.0 * covariance[0, 1])
+    assert differences[1] == pytest.approx(differences[0], rel=0.2)

@@ -1,5 +1,6 @@
 """Losses and limits of plans: what they name is priced, legal, and really stands in the way."""
 
+import json
 from dataclasses import replace
 from functools import cache
 from itertools import count
@@ -48,6 +49,13 @@ def test_reasons_survive_json() -> None:
     _, answer = answered()
     plan = answer.plans[0]
     assert plan_from_json(plan.to_json()) == plan
+
+
+def test_a_plan_that_the_request_does_not_allow_is_not_ranked_when_it_is_read_again() -> None:
+    # needs and ranked were forgotten: saved answers, tune, reports and web pages took it for a ranked plan
+    _, answer = answered()
+    plan = replace(answer.plans[0], needs=("HybridEP",), ranked=False)
+    assert plan_from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
 def test_a_change_that_is_offered_is_legal_fits_and_has_the_price_that_is_told() -> None:

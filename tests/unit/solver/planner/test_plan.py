@@ -210,6 +210,23 @@ def test_reports_of_several_variants_tell_of_one_search() -> None:
     assert told[-1].bound_step_time_s == answer.bound_step_time_s
 
 
+def test_a_bound_on_the_step_is_not_reported_where_another_objective_ranks() -> None:
+    # 4 nodes have the shortest step, 1 node the most tokens a GPU: their gap said nothing of either
+    plain = a_problem(
+        model=a_model(num_layers=4),
+        cluster=a_cluster(num_nodes=4),
+        batch=64,
+        allow=("fp8",),
+        certify="none",
+    )
+    options = replace(plain.options, objective="tokens_per_s_per_gpu", num_nodes=(1, 4))
+    problem = replace(plain, options=options)
+    told = list[Progress]()
+    ask(problem, default_profile(problem.cluster, problem.launcher), on_progress=told.append)
+    assert told[-1].stage == "done"
+    assert {(one.bound_step_time_s, one.gap) for one in told} == {(None, None)}
+
+
 def test_nodes_that_fit_the_model_and_meet_the_deadline_are_offered_where_one_node_does_neither() -> None:
     # 70.6e9 weights of 16 bytes are 2 times 8 * 65 GiB; 6 * 70.6e9 * 2e11 FLOPs are 62 days of 8 * 1979e12
     problem = a_problem(

@@ -10,14 +10,17 @@ from meshwright.profiles.profile import default_profile
 from meshwright.service.report.verdict import verdict_of
 from meshwright.solver.answer import Answer
 from meshwright.solver.check import violations
+from meshwright.solver.clock import OutOfTime
 from meshwright.solver.configuration import (
     Configuration,
     configuration_from_json,
 )
+from meshwright.solver.cost.pipelines import Fleet
 from meshwright.solver.problem import Problem
+from meshwright.solver.search.placement import search as placed_search
 from meshwright.solver.search.placement.frontier import PlacedFrontier
 from meshwright.solver.search.placement.replicas import best_split, shares_of
-from meshwright.solver.search.placement.rows import choices_of
+from meshwright.solver.search.placement.rows import Outer, choices_of, outer_of
 from meshwright.solver.search.proof import least_objective
 from tests.builders import INFINIBAND
 from tests.problems.asked import searched
@@ -67,6 +70,27 @@ def test_more_time_is_not_advised_where_a_sample_of_placements_is_all_that_is_se
     answer = searched(problem, anew=True)
     assert (answer.status, answer.plans) == ("unknown", ())
     assert verdict_of(answer, problem).certainty[1].startswith("More time alone will not help")
+
+
+def test_a_search_that_ends_among_its_first_rows_counts_what_it_searched_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = [a_group(speed=1.0, memory_gib=1.0, slug=slug) for slug in ("fast", "slow")]  # nothing fits
+    problem = a_mixed_problem((small[0], small[1]))
+    whole = searched(problem)
+    assert (whole.explored, whole.space_size) == (whole.legal, whole.legal)
+    monkeypatch.setattr(placed_search, "_SOON_PRICED", 20)
+    monkeypatch.setattr(placed_search, "_FEW", 20)
+
+    def out_of_time(fleet: Fleet, *, wide: bool, most: int | None = None) -> tuple[Outer, int]:
+        if most is None:  # all rows: the limit comes before they are priced
+            raise OutOfTime
+        return outer_of(fleet, wide=wide, most=most)
+
+    monkeypatch.setattr(placed_search, "outer_of", out_of_time)
+    answer = searched(problem, anew=True)
+    assert (answer.status, answer.space_size) == ("unknown", whole.space_size)
+    assert 0 <= answer.explored <= 20
 
 
 def test_choices_of_berths_are_counted_and_listed_as_their_product() -> None:

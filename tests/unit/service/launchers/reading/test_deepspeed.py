@@ -34,6 +34,18 @@ def test_weights_on_the_host_below_stage_3_do_nothing() -> None:
     assert "stage 2 shards no weights: zero_optimization.offload_param.device does nothing" in found.notes
 
 
+def test_the_oldest_form_of_the_section_is_stage_1() -> None:
+    # zero/config.py, read_zero_config_deprecated: "zero_optimization": true
+    raw = {
+        "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {"enabled": True},
+    }  # fmt: skip
+    told = Told(model=LLAMA_70B, num_gpus=64, values={"seq_length": 4096})
+    for switch, stage in ((True, 1), (False, 0)):
+        text = json.dumps({**raw, "zero_optimization": switch})
+        found = DeepSpeedReader().read(Source(name="ds_config.json", text=text), told)
+        assert found.configuration.zero_stage == stage
+
+
 @pytest.mark.parametrize(
     ("sections", "offload"),
     [
@@ -54,6 +66,8 @@ def test_devices_of_stage_3_are_read(sections: dict[str, object], offload: str) 
     [
         (2, {"offload_optimizer": DRIVE}, "offload_optimizer.device", "none"),
         (0, {"offload_optimizer": CPU}, "offload_optimizer.device", "none"),
+        (0, {"cpu_offload": True}, "zero_optimization.cpu_offload", "false"),
+        (3, {"cpu_offload_param": True}, "zero_optimization.cpu_offload_param", "false"),
         (3, {"offload_param": CPU}, "offload_param.device", "none"),
         (3, {"offload_optimizer": {"device": "nvme"}}, "offload_optimizer.nvme_path", None),
         (3, {"offload_optimizer": {"device": "disk"}}, "offload_optimizer.device", None),

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.profiles.capabilities import model_facts
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.megatron_flags import sections
@@ -132,6 +133,7 @@ EMPTY = "--pipeline-model-parallel-layout 'Et*16||t*16|L'"
 EARLY = "--pipeline-model-parallel-layout 'Et*15|t*15|t*2m|L'"
 TWO_SPLITS = "--pipeline-model-parallel-layout 'Et*16|t*16L' --account-for-loss-in-pipeline-split"
 RINGS, SIZES = "--context-parallel-size 4 --cp-comm-type a2a+p2p", "--hierarchical-context-parallel-sizes"
+SIGMOID = "--moe-router-score-function sigmoid"
 OLDER = {"--use-custom-fsdp", "--use-flash-attn"}  # of Megatron-LM before 0.16
 SCRIPT = """\
 #!/bin/bash
@@ -329,6 +331,28 @@ def test_offloaded_states_are_read_and_so_is_their_share() -> None:
 def test_products_in_4_bits_are_fp8_with_their_recipe() -> None:
     workload = read_launch_file(SCRIPT.replace("--bf16", "--bf16 --fp4-format e2m1")).workload
     assert (workload.precision, workload.framework_options["precision_recipe"]) == ("fp8", "nvfp4")
+
+
+@pytest.mark.parametrize(
+    ("flags", "score", "normalized"),
+    [  # megatron-core 0.16.1, moe_utils.py:724: scores / sum where several experts are chosen, else scores
+        ("--moe-router-topk 2", "softmax", True),
+        ("--moe-router-topk 2 --moe-router-pre-softmax", "softmax", False),
+        (f"--moe-router-topk 2 {SIGMOID}", "sigmoid", True),
+        (f"--moe-router-topk 2 {SIGMOID} --moe-router-pre-softmax", "sigmoid", True),
+        (f"--moe-router-topk 1 {SIGMOID}", "sigmoid", False),
+    ],
+)
+def test_sigmoid_scores_of_several_experts_are_normalised_whatever_pre_softmax_says(
+    flags: str, score: str, normalized: bool
+) -> None:
+    found = read_launch_file(SCRIPT.replace("--bf16", f"--bf16 --num-experts 8 {flags}"))
+    assert found.model.moe
+    assert (found.model.moe.router_score, found.model.moe.normalized_top_k) == (score, normalized)
+    ignored = [note for note in found.notes if note.startswith("--moe-router-pre-softmax changes nothing")]
+    assert len(ignored) == (score == "sigmoid" and "pre-softmax" in flags)
+    facts = model_facts(found.model)
+    assert not {"sigmoid router without normalisation", "one expert, whose weight is normalised"} & {*facts}
 
 
 def test_a_named_model_that_the_flags_contradict_is_refused() -> None:

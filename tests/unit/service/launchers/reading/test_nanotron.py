@@ -23,7 +23,7 @@ def read(old: str, new: str) -> LaunchFile:
     [(1, 128_256), (2, 128_256), (128, 129_024), (1000, 136_000)],
 )
 def test_the_vocabulary_is_padded_as_nanotron_pads_it(divisor: int, padded: int) -> None:
-    """helpers.py:52 ``_vocab_size_with_padding``: to the next multiple of divisor * tp, here tp = 8."""
+    """Nanotron's ``_vocab_size_with_padding``: to the next multiple of divisor * tp, here tp = 8."""
     assert padded == -(-128_256 // (8 * divisor)) * 8 * divisor
     found = read("make_vocab_size_divisible_by: 1", f"make_vocab_size_divisible_by: {divisor}")
     assert found.model is not None

@@ -114,6 +114,14 @@ _RULES = (
     "run $(echo 2^3 | bc) $(echo -n a,b | tr , '\\n' | wc -l) $(echo a b | awk '{print $0}') $(dirname /a)",
     "run $(printf '%s%d' 'a\\nb' 010) $(echo a -n) $(echo 0,1 | awk -F, '{print NF}') $(echo 7B | tr -d B)",
     'run "$@" --x "${@:2}" "${NONE[@]}"; run "" "x$@"; f() { run "$@" y; }; f "$@"; f ""',
+    'N=8; run $[32/8] $[N*2] "x$[ (1+2) * N ]y"; X=$[N-1]; run $X',
+    "X='--a=1\n--b=2'; run $(echo -e \"$X\" | tr '\\n' ' ' | sed 's/--//g') $(echo aB1 | tr a-z A-Z)",
+    "run $(echo 'a  b' | tr -s ' ' _) $(echo a1b2 | tr -cd '[:digit:]') $(echo Ab | tr '[:upper:]' a-z)",
+    "run $(echo ' a=1 ; b=2' | sed -E 's/ *; */,/g; s/^ +//') $(echo a.b/c | sed 's|\\.b/|-|;s/C/d/I')",
+    "run $(echo x=12 | sed -E 's/([a-z])=([0-9]+)/\\2\\1&/') $(echo a+b | sed 's/a+/c/;s/b\\{1\\}/[&]/')",
+    "run $(echo a | sed 's/^/--/') $(printf 'a\\nb\\n' | sed 's/$/,/') $(echo 'a^b$' | sed 's/a^b$/c/')",
+    "run $(echo 'a^b$c' | sed 's/a^b$c/d/') $(printf 'ab' | sed 's/b$/c/;s/\\(^a\\)/-\\1/')",
+    "run $(echo ' a   b ' | xargs) $(echo abc | sed 's/[^b]*$//') $(echo aXbX | sed -e s/X/1/ -e s/X/2/)",
 )  # fmt: skip
 
 
@@ -154,6 +162,26 @@ def test_what_a_loop_of_many_turns_sets_is_in_doubt(loop: str) -> None:
 def test_a_pattern_that_could_take_for_ever_is_refused() -> None:
     with pytest.raises(ValueError, match="more than 3 brackets"):
         read_script(f"X={'a' * 3000}; run ${{X/{'?(a)' * 30}b/z}}")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "sed 's/[[:alpha]/x/'",  # a class that does not end: searched for its end for ever
+        "sed 's/[[:alpha/x/'",
+        f"sed '{'s/a/aaaaaaaaaa/g;' * 12}'",
+        f"sed '{'s/a/b/;' * 65}'",
+        "sed 's/a*/x/g'",  # Python finds an empty match behind another one
+        f"tr -d '{'a-z' * 100}'",
+        "tr -d 'a-\U0010ffff'",  # a set of a million characters
+    ],
+)
+def test_what_an_editor_might_never_finish_is_not_known(program: str) -> None:
+    assert UNKNOWN in commands(f"run $(echo baaac | {program})")[-1]
+
+
+def test_a_long_text_is_not_held_against_a_repetition() -> None:
+    assert UNKNOWN in commands(f"run $(echo {'a' * 20_000} | sed 's/a*b/x/')")[-1]
 
 
 # What one script hands to another.

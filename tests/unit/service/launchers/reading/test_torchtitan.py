@@ -236,3 +236,100 @@ def test_flavors_for_debugging_are_models_of_torchtitan() -> None:
     moe = found.model.moe
     assert moe is not None
     assert (moe.num_experts, moe.shared_ffn_hidden_size) == (8, 512)  # 2 shared × 256
+
+
+def split_experts(ep: int, more: str = "", tp: int = 2) -> tuple[int, int, int]:
+    text = '[model]\nname = "deepseek_v3"\nflavor = "debugmodel"\n'
+    text += (
+        f"[training]\nseq_len = 2048\nlocal_batch_size = 8\n[parallelism]\ntensor_parallel_degree = {tp}\n"
+    )
+    text += f"expert_parallel_degree = {ep}\n{more}"
+    config = read_launch_files(Source(name="a.toml", text=text), Told(num_gpus=8)).configuration
+    assert (config.tensor_parallel_size, config.data_parallel_size) == (tp, 8 // tp)
+    return config.expert_parallel_size, config.expert_tensor_parallel_size, config.data_parallel_size
+
+
+def test_tensor_ranks_of_experts_are_read_as_torchtitan_0_2_builds_their_mesh() -> None:
+    # Of 8 ranks: dp 4 × tp 2; efsdp = dp × tp / (etp × ep), distributed/parallel_dims.py
+    line = "expert_tensor_parallel_degree = {}\n".format
+    assert split_experts(4) == (4, 1, 4)  # whole experts on 4 ranks, efsdp 2
+    assert split_experts(4, line(1)) == (4, 1, 4)
+    assert split_experts(4, line(2)) == (4, 2, 4)  # halves of experts on 8 ranks, efsdp 1
+    assert split_experts(1, line(2)) == (1, 2, 4)  # Llama 4's files: all tensor ranks split every expert
+    assert split_experts(1, line(1)) == (1, 2, 4)  # which they do without ep, whatever the file says
+    with pytest.raises(
+        InvalidProblemError,
+        match=r"expert_tensor_parallel_degree: line 10: 2 is neither 1 nor tensor_parallel_degree.* 1 or 4",
+    ):
+        split_experts(2, line(2), tp=4)
+    with pytest.raises(InvalidProblemError, match="expert_parallel_degree: line 9: 8 does not divide"):
+        split_experts(8, line(2))
+    with pytest.raises(InvalidProblemError, match=r"is not a field of torchtitan 0\.3"):
+        named("deepseek_v3_16b", "--parallelism.expert_tensor_parallel_degree 2", module="deepseek_v3")
+
+
+def llama4(flavor: str, batch: int, *, tp: int = 8, pp: int = 1) -> str:
+    """torchtitan 0.2.2's own file, models/llama4/train_configs, as far as a price depends on it."""
+    return (
+        f'[model]\nname = "llama4"\nflavor = "{flavor}"\n[optimizer]\nname = "AdamW"\n'
+        f"[training]\nlocal_batch_size = {batch}\nseq_len = 8192\n"
+        "[parallelism]\ndata_parallel_replicate_degree = 1\ndata_parallel_shard_degree = -1\n"
+        f"tensor_parallel_degree = {tp}\nenable_async_tensor_parallel = false\n"
+        f"pipeline_parallel_degree = {pp}\ncontext_parallel_degree = 1\n"
+        f"expert_parallel_degree = 1\nexpert_tensor_parallel_degree = {tp}\n"
+        '[activation_checkpoint]\nmode = "full"\n[compile]\nenable = false\n'
+        'components = ["model", "loss"]\n'
+        '[quantize.linear.float8]\nfilter_fqns = ["output", "router.gate"]\n'
+    )
+
+
+def test_torchtitans_llama_4_scout_is_read_on_the_64_gpus_that_its_file_is_for() -> None:
+    text = llama4("17bx16e", 8)
+    found = read_launch_files(Source(name="llama4_17bx16e.toml", text=text), Told(num_gpus=64))
+    config = found.configuration
+    ranks = (config.tensor_parallel_size, config.data_parallel_size, config.zero_stage)
+    assert ranks == (8, 8, 3)
+    # Without expert ranks apply_moe_ep_tp splits every expert over the 8 tensor ranks.
+    assert (config.expert_parallel_size, config.expert_tensor_parallel_size) == (1, 8)
+    assert (config.micro_batch_size, config.num_microbatches, config.recompute_layers) == (8, 1, 48)
+    model = found.model
+    assert (
+        model.num_parameters() == 107_769_861_120
+    )  # as transformers' Llama4ForCausalLM of that config counts
+    assert model.query_key_norm == "none"  # torchtitan's model has none; Hugging Face's normalises both
+    assert model.sliding_window is None  # nor fixed blocks of attention, which are the _irope flavors'
+    assert found.unread == ()
+
+
+def test_torchtitans_llama_4_maverick_has_experts_in_every_second_layer() -> None:
+    # PyTorch's Schedule1F1B refuses 1 micro-batch for 4 stages, which is what the file itself asks for.
+    source = Source(name="llama4_17bx128e.toml", text=llama4("17bx128e", 1, pp=4))
+    with pytest.raises(
+        InvalidProblemError,
+        match=r"local_batch_size: line 7: 1 micro-batch for 4 stages .* 4 micro-batches",
+    ):
+        read_launch_files(source, Told(num_gpus=64))
+    source = Source(name="llama4_17bx128e.toml", text=llama4("17bx128e", 4, pp=4))
+    found = read_launch_files(source, Told(num_gpus=64))
+    moe, config = found.model.moe, found.configuration
+    assert moe is not None
+    assert (moe.num_experts, moe.num_dense_layers, moe.frequency) == (128, 1, 2)  # layers 1, 3, … 47
+    assert found.model.num_parameters() == 400_711_848_960
+    # 48 layers, embedding and head as one each: 50 in 4 stages of 13 13 12 12
+    assert config.stage_layers == (12, 13, 12, 11)
+    assert (config.data_parallel_size, config.zero_stage, config.num_microbatches) == (2, 2, 4)
+
+
+def test_a_flavor_of_llama_4_that_masks_attention_by_document_is_refused_by_its_line() -> None:
+    source = Source(name="a.toml", text=llama4("17bx16e_irope", 8))
+    with pytest.raises(
+        InvalidProblemError, match=r"model\.flavor: line 3: .*17bx16e_irope.* Allowed: .*17bx16e"
+    ):
+        read_launch_files(source, Told(num_gpus=64))
+
+
+def test_a_python_configuration_of_llama_4_is_of_no_release_and_refused() -> None:
+    # Before 0.3 took Llama 4 out, 17bx128e had experts in every layer under the same name.
+    registry = REGISTRY.replace('"8B"', '"17bx128e"')
+    with pytest.raises(InvalidProblemError, match=r'model\.flavor: .*"17bx128e" of "llama4".* --model'):
+        named("small", module="llama4", registry=registry)

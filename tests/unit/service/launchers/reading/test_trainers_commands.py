@@ -145,6 +145,9 @@ def test_an_argument_may_be_cut_short_as_argparse_has_it() -> None:
         ("--train_bsz_per_gpu 4", "train_bsz_per_gpu", "how many sequences a step takes hangs on it"),
         ("--use_deepspeed", "use_deepspeed", "how ranks share the model hangs on it"),
         ("--kge_model_path a/b", "kge_model_path", "which model it learns from hangs on it"),
+        ("--model_parallel_size 4", "model_parallel_size", "how ranks share the model hangs on it"),
+        ("--data_parallel_replicate_size 2", "data_parallel_replicate_size", "how ranks share"),
+        ("--lr_shards 8", "lr_shards", "how ranks share the model hangs on it"),
     ],
 )
 def test_a_scripts_own_names_of_what_decides_are_not_passed_over(words: str, name: str, hangs: str) -> None:
@@ -511,3 +514,28 @@ def test_torchrun_starts_on_one_node_of_a_job_of_two_unless_it_says_nnodes() -> 
     assert read(header + start).configuration.num_gpus == 4
     both = start.replace("--nproc", "--nnodes $SLURM_NNODES --nproc")
     assert read(f"{header}srun {both}").configuration.num_gpus == 2 * 4
+
+
+def test_a_scripts_own_arguments_are_listed_whatever_they_begin_with() -> None:
+    # names that began like data_, model_, log_ or system were passed over, whoever had them
+    words = "--data_flavor a --model_prompt b --log_fancy c --systemic d --lr_magic 3"
+    found = read(f"torchrun --nproc_per_node 2 t.py {WORDS} --logging_steps 3 {words}\n")
+    assert found.unread == ("data_flavor", "model_prompt", "log_fancy", "systemic", "lr_magic")
+    alone = read(f"torchrun --nproc_per_node 2 t.py {WORDS} --model_parallel_size 1\n")
+    assert alone.unread == ("model_parallel_size",)
+
+
+def test_an_argument_at_its_launchers_default_is_not_listed() -> None:
+    start = f"torchrun --nproc_per_node 2 t.py {WORDS}"
+    assert read(f"{start} --ddp_bucket_cap_mb none --average_tokens_across_devices True\n").unread == ()
+    other = read(f"{start} --average_tokens_across_devices False\n").unread
+    assert other == ("average_tokens_across_devices",)
+
+
+def test_what_is_not_an_option_of_accelerate_launch_is_refused() -> None:
+    start = "accelerate launch --num_processes 2 --use_fsdp"
+    assert read(f"{start} --fsdp_offload_params true t.py {WORDS}\n").configuration.zero_stage == 3
+    with pytest.raises(
+        InvalidProblemError, match=r"fsdp_offload_parms is not an option .*fsdp_offload_params"
+    ):
+        read(f"{start} --fsdp_offload_parms true t.py {WORDS}\n")

@@ -466,7 +466,7 @@ def test_what_decides_a_trainers_run_may_not_hang_on_an_unknown_condition() -> N
     words = SFT.replace("--config_file conf/a.yaml -m trl.scripts.sft", "--num_processes 8 t.py")
     script = f'A="--report_to none"\nif nvidia-smi | grep -q H100; then A="$A {{}}"; fi\n{words[:-1]} $A\n'
     assert read(script.format("--logging_steps 1")).configuration.zero_stage == 0
-    with pytest.raises(InvalidProblemError, match=r"--fsdp: line 2: \$A hangs on a condition of line 2"):
+    with pytest.raises(InvalidProblemError, match=r"fsdp: line 2: \$A hangs on a condition of line 2"):
         read(script.format("--fsdp full_shard"))
 
 

@@ -1,0 +1,406 @@
+"""Writes the arguments of each launcher by their exact names, as its sources declare them; none is run.
+
+    python -m benchmarks.catalog.launcher_flags FOLDER [PROGRAM …]
+
+FOLDER holds a folder for each release below, by its name: a wheel that is unpacked (``pip download
+--no-deps PACKAGE==VERSION``), or a checkout of the commit. Each program's file in
+``profiles/catalog/flags`` keeps the roles that it has; an argument that is new to it is ``open``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from meshwright.profiles.flags import FLAGS_FOLDER, Flag, flags_of
+
+_MAX_TEXT = 60  # characters of a type or a default
+_HEADER = """\
+# Arguments of {name}: {releases}.
+# Written by python -m benchmarks.catalog.launcher_flags, which keeps the roles:
+# free: no time or memory of a step depends on it; open: a reader takes it, or answers list it.
+# until: the last release above that has it.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Where one release of a program declares its arguments."""
+
+    name: str  # of its folder
+    files: tuple[str, ...]  # patterns in it
+    roots: tuple[str, ...] = ()  # classes with the arguments as fields; empty: all classes
+    sections: Mapping[str, str] = field(default_factory=dict)  # of classes that are sections, by class
+    added: bool = False  # by add_argument, too
+
+
+def _hf(version: str) -> Release:
+    files = ("transformers/training_args.py", "transformers/training_args_seq2seq.py")
+    roots = ("TrainingArguments", "Seq2SeqTrainingArguments")
+    return Release(name=f"transformers-{version}", files=files, roots=roots)
+
+
+def _trl(version: str) -> Release:
+    files = (
+        "trl/trainer/*config.py",
+        "trl/scripts/utils.py",
+        "trl/commands/cli_utils.py",
+        "trl/trainer/utils.py",
+    )
+    roots = (
+        "SFTConfig",
+        "ModelConfig",
+        "ScriptArguments",
+        "SFTScriptArguments",
+        "SftScriptArguments",
+        "DatasetMixtureConfig",
+    )
+    return Release(name=f"trl-{version}", files=files, roots=roots)
+
+
+def _factory(version: str) -> Release:
+    files = ("llamafactory/hparams/*_args.py",)
+    return Release(name=f"llamafactory-{version}", files=files)
+
+
+def _swift(version: str) -> Release:
+    files = (
+        "swift/arguments/**/*.py",
+        "swift/llm/argument/**/*.py",
+        "swift/llm/utils/argument.py",
+        "swift/llm/megatron/argument.py",
+        "swift/trainers/arguments.py",
+        "swift/ray_utils/arguments.py",
+        "swift/megatron/argument*/*.py",
+    )
+    roots = (
+        "SftArguments",
+        "TrainArguments",
+        "PretrainArguments",
+        "MegatronSftArguments",
+        "MegatronTrainArguments",
+        "MegatronArguments",
+    )
+    return Release(name=f"ms_swift-{version}", files=files, roots=roots)
+
+
+def _axolotl(name: str) -> Release:
+    files = (
+        "axolotl/utils/schemas/**/*.py",
+        "src/axolotl/utils/schemas/**/*.py",
+        "src/axolotl/integrations/*/args.py",
+        "axolotl/integrations/*/args.py",
+        "axolotl/cli/args.py",
+        "src/axolotl/cli/args.py",
+    )
+    return Release(
+        name=name,
+        files=files,
+        roots=("AxolotlInputConfig", "LigerArgs", "CutCrossEntropyArgs", "TrainerCliArgs"),
+    )
+
+
+def _accelerate(version: str) -> Release:
+    files = ("accelerate/commands/config/config_args.py", "accelerate/commands/launch.py")
+    return Release(
+        name=f"accelerate-{version}", files=files, roots=("BaseConfig", "ClusterConfig"), added=True
+    )
+
+
+def _titan(version: str, files: tuple[str, ...], root: str) -> Release:
+    return Release(name=f"torchtitan-{version}", files=files, roots=(root,))
+
+
+_CORE = (
+    "transformer/transformer_config.py",
+    "model_parallel_config.py",
+    "optimizer/optimizer_config.py",
+    "distributed/distributed_data_parallel_config.py",
+)
+_DEEPSPEED = {
+    "DeepSpeedZeroConfig": "zero_optimization.",
+    "DeepSpeedFP16Config": "fp16.",
+    "DeepSpeedBF16Config": "bf16.",
+    "DeepSpeedZeroOffloadParamConfig": "zero_optimization.offload_param.",
+    "DeepSpeedZeroOffloadOptimizerConfig": "zero_optimization.offload_optimizer.",
+    "TensorBoardConfig": "tensorboard.",
+    "WandbConfig": "wandb.",
+    "CSVConfig": "csv_monitor.",
+    "DeepSpeedFlopsProfilerConfig": "flops_profiler.",
+    "CommsLoggerConfig": "comms_logger.",
+}
+PROGRAMS: Mapping[str, tuple[Release, ...]] = {  # the newest release first
+    "transformers": tuple(map(_hf, ("5.23.0", "4.57.6", "4.44.2", "4.36.2"))),
+    "trl": tuple(map(_trl, ("1.16.0", "0.24.0", "0.12.2", "0.9.6"))),
+    "llama-factory": tuple(map(_factory, ("0.9.5", "0.9.3", "0.8.3", "0.7.1"))),
+    "ms-swift": tuple(map(_swift, ("4.6.0", "3.9.0", "2.6.1"))),
+    "axolotl": tuple(map(_axolotl, ("axolotl-0.19.0", "axolotl-0.12.2", "axolotl-0.8.0"))),
+    "accelerate": tuple(map(_accelerate, ("1.15.0", "0.34.2"))),
+    "deepspeed": (
+        Release(
+            name="deepspeed-0.19.8",
+            files=(
+                "deepspeed/runtime/zero/*config.py",
+                "deepspeed/runtime/precision_config.py",
+                "deepspeed/monitor/config.py",
+                "deepspeed/runtime/constants.py",
+                "deepspeed/comm/config.py",
+                "deepspeed/profiling/config.py",
+            ),
+            sections=_DEEPSPEED,
+            roots=tuple(_DEEPSPEED),
+        ),
+    ),
+    "torchrun": (
+        Release(
+            name="torch-2.13.0",
+            files=("torch/distributed/run.py", "torch/distributed/launch.py"),
+            added=True,
+        ),
+    ),
+    "deepspeed-launcher": (
+        Release(name="deepspeed-0.19.8", files=("deepspeed/launcher/runner.py",), added=True),
+    ),
+    "torchtitan": (
+        _titan("0.3.0", ("torchtitan/**/*.py",), "Trainer.Config"),
+        _titan("0.2.2", ("torchtitan/config/job_config.py",), "JobConfig"),
+        _titan("0.1.0", ("torchtitan/config_manager.py",), "JobConfig"),
+    ),
+    "nanotron": tuple(
+        Release(name=name, files=(f"{folder}nanotron/config/*.py",), roots=("Config",))
+        for name, folder in (("nanotron-2411b022", "src/"), ("nanotron-0.4", ""))
+    ),
+    "megatron-lm": (
+        Release(
+            name="megatron-lm-d98e8a64dd",
+            files=(
+                "megatron/training/arguments.py",
+                "megatron/training/config/*.py",
+                *(f"megatron/core/{one}" for one in _CORE),
+            ),
+            added=True,
+        ),
+    ),
+    "megatron-bridge": (
+        Release(
+            name="megatron-bridge-067f987df",
+            files=(
+                "src/megatron/bridge/**/*.py",
+                *(f"../megatron-lm-d98e8a64dd/megatron/core/{one}" for one in _CORE),
+                "../megatron-lm-d98e8a64dd/megatron/training/config/*.py",
+            ),
+            roots=("ConfigContainer",),
+        ),
+    ),
+    "nemo": (
+        Release(name="nemo-8cfedd7203", files=("**/megatron_gpt_config.yaml",)),
+        Release(name="nemo-framework-launcher-26e42fa9", files=("**/*.yaml",)),
+    ),
+}
+
+
+class _Classes:
+    """The classes of a release with their fields, by name."""
+
+    def __init__(self, folder: Path, release: Release) -> None:
+        self.nodes: dict[str, ast.ClassDef] = {}
+        self.trees: list[ast.Module] = []
+        for pattern in release.files:
+            for path in sorted(folder.glob(pattern)):
+                if path.suffix == ".py" and "/experiments/" not in str(path) and "/tests/" not in str(path):
+                    self._add(ast.parse(path.read_text("utf-8")))
+
+    def _add(self, tree: ast.Module) -> None:
+        self.trees.append(tree)
+        for node in tree.body:
+            for one in (node, *(node.body if isinstance(node, ast.ClassDef) else ())):
+                if isinstance(one, ast.ClassDef):
+                    outer = "" if one is node or not isinstance(node, ast.ClassDef) else f"{node.name}."
+                    self.nodes.setdefault(outer + one.name, one)
+
+    def fields(self, name: str, seen: tuple[str, ...] = ()) -> Iterator[tuple[str, Flag]]:
+        """Yield a class's fields by dotted name, with those of its bases and of its sections."""
+        node = self.nodes.get(name)
+        if node is None or name in seen:
+            return
+        for base in node.bases:
+            text = ast.unparse(base)
+            inner = (
+                text if text in self.nodes else f"{name.partition('.')[0]}.{text}" if "." in name else text
+            )
+            yield from self.fields(inner, (*seen, name))
+        for line in node.body:
+            if not (isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)):
+                continue
+            kind, called = ast.unparse(line.annotation), line.target.id
+            if called.startswith("_") or "ClassVar" in kind:
+                continue
+            inside = [one for one in self._named(kind) if one != name]
+            alias = _alias(line.value) or called
+            if inside:
+                for one in inside:
+                    for key, flag in self.fields(one, (*seen, name)):
+                        yield f"{alias}.{key}", flag
+            for spelt in {alias, called}:  # pydantic takes both
+                yield spelt, Flag(type=_short(kind), default=_default(line.value))
+
+    def _named(self, kind: str) -> list[str]:
+        """Return the classes of this release that an annotation names; of a list or a dict of them none."""
+        if re.search(r"\b(?:list|List|dict|Dict|tuple|Sequence|Mapping)\b", kind):
+            return []
+        return [
+            one for one in re.findall(r"[A-Za-z_][\w.]*", kind) if one in self.nodes and self._holds(one)
+        ]
+
+    def _holds(self, name: str) -> bool:
+        return any(isinstance(line, ast.AnnAssign) for line in self.nodes[name].body)
+
+
+def _alias(value: ast.expr | None) -> str | None:
+    """Return the name that pydantic's ``Field(alias=…)`` gives a field."""
+    for one in value.keywords if isinstance(value, ast.Call) else ():
+        if one.arg == "alias" and isinstance(one.value, ast.Constant):
+            return str(one.value.value)
+    return None
+
+
+def _default(value: ast.expr | None) -> object:
+    """Return a field's default where its source spells it out; else None."""
+    if isinstance(value, ast.Call):
+        said = {one.arg: one.value for one in value.keywords}
+        plain = said.get("default") or (value.args[0] if value.args else None)
+        return _default(plain) if not isinstance(plain, ast.Call) else None
+    try:
+        found = None if value is None else ast.literal_eval(value)
+    except ValueError:
+        return None
+    whole = isinstance(found, bool | int | float | str) and len(str(found)) <= _MAX_TEXT
+    return found if whole and found is not Ellipsis else None
+
+
+def _short(kind: str) -> str:
+    plain = kind.replace("Optional[", "").replace("'", "").replace('"', "")
+    return plain[:_MAX_TEXT].split("\n")[0]
+
+
+def _added(trees: Sequence[ast.Module]) -> Iterator[tuple[str, Flag]]:
+    """Yield what ``add_argument`` adds, in snake case."""
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+                said = {one.arg: one.value for one in node.keywords}
+                action = said.get("action")
+                kind = (
+                    ast.unparse(said["type"]) if "type" in said else "bool" if action is not None else "str"
+                )
+                names = [one.value for one in node.args if isinstance(one, ast.Constant)]
+                for name in (str(one) for one in names if str(one).startswith("--")):
+                    key = name[2:].replace("-", "_")
+                    yield key, Flag(type=_short(kind), default=_default(said.get("default")))
+
+
+_OF_ACCELERATE = {
+    "fsdp_": "fsdp_config.",
+    "parallelism_config_": "parallelism_config.",
+    **dict.fromkeys(("zero", "offload_", "deepspeed_", "gradient_"), "deepspeed_config."),
+}
+
+
+def _constants(trees: Sequence[ast.Module]) -> Iterator[tuple[str, Flag]]:
+    """Yield keys of DeepSpeed's JSON, which its constants name: ``TYPE = "type"``."""
+    for tree in trees:
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                name, value = ast.unparse(node.targets[0]), node.value.value
+                if isinstance(value, str) and value == name.lower():
+                    yield value, Flag(type="object", default=None)
+
+
+def _of_documents(folder: Path, release: Release) -> Iterator[tuple[str, Flag]]:
+    """Yield the keys of configurations in YAML by dotted name."""
+    for pattern in release.files:
+        for path in sorted(folder.glob(pattern)):
+            raw = yaml.safe_load(path.read_text("utf-8"))
+            yield from _flat(raw, "")
+
+
+def _flat(raw: object, before: str) -> Iterator[tuple[str, Flag]]:
+    for key, value in raw.items() if isinstance(raw, dict) else ():
+        name = f"{before}{key}"
+        plain = isinstance(value, bool | int | float | str) and len(str(value)) <= _MAX_TEXT
+        yield name, Flag(type=type(value).__name__, default=value if plain else None)
+        yield from _flat(value, f"{name}.")
+
+
+def declared(folder: Path, release: Release) -> dict[str, Flag]:
+    """Return what a release declares, by name."""
+    if not folder.is_dir():
+        sys.exit(f"{folder} is not there")
+    if release.files[0].endswith(".yaml"):
+        return dict(_of_documents(folder, release))
+    classes = _Classes(folder, release)
+    found: dict[str, Flag] = {}
+    for root in release.roots or tuple(classes.nodes):
+        section = release.sections.get(root, "")
+        found |= {f"{section}{name}": flag for name, flag in classes.fields(root)}
+    added = dict(_added(classes.trees)) if release.added else {}
+    if release.name.startswith("accelerate"):
+        places = {
+            name: [part for start, part in _OF_ACCELERATE.items() if name.startswith(start)]
+            for name in added
+        }
+        added |= {f"{part}{name}": added[name] for name, parts in places.items() for part in parts}
+    if release.sections:  # DeepSpeed's, by its classes
+        found |= {name: flag for name, flag in _constants(classes.trees) if name not in found}
+    return found | added
+
+
+def merged(name: str, folder: Path) -> dict[str, Flag]:
+    """Return a program's arguments in all its releases, with the roles that its file has."""
+    found: dict[str, Flag] = {}
+    for place, release in enumerate(PROGRAMS[name]):
+        for key, flag in declared(folder / release.name, release).items():
+            until = release.name if place else None
+            found.setdefault(key, Flag(type=flag.type, default=flag.default, until=until))
+    known = flags_of(name) if (FLAGS_FOLDER / f"{name}.yaml").is_file() else {}
+    kept = {key: flag for key, flag in known.items() if key not in found}  # of a fork, or written by hand
+    return {
+        key: Flag(
+            type=flag.type,
+            default=flag.default,
+            until=flag.until,
+            role=known[key].role if key in known else "open",
+        )
+        for key, flag in sorted((found | kept).items())
+    }
+
+
+def written(name: str, flags: Mapping[str, Flag]) -> str:
+    """Return the text of a program's file: one line a flag."""
+    releases = ", ".join(release.name for release in PROGRAMS[name])
+    lines = [_HEADER.format(name=name, releases=releases)]
+    for key, flag in flags.items():
+        parts = {"type": flag.type, "default": flag.default, "until": flag.until, "role": flag.role}
+        said = {part: value for part, value in parts.items() if part != "until" or value is not None}
+        line = yaml.safe_dump(
+            {key: said}, default_flow_style=True, width=10_000, sort_keys=False, allow_unicode=True
+        )
+        lines.append(f"{line.strip()[1:-1]}\n")
+    return "".join(lines)
+
+
+def main(words: Sequence[str]) -> None:
+    """Write the files of all programs, or of those that are named."""
+    folder, *names = words
+    for name in names or PROGRAMS:
+        (FLAGS_FOLDER / f"{name}.yaml").write_text(written(name, merged(name, Path(folder))), "utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,227 @@
+"""What to expect of a cluster that no fit has seen, every cluster with one vote.
+
+A cluster with 800 runs and one with three say equally much of the next one: both are one machine with one
+release of its software. So errors, coverage and widths are means over clusters of means over their runs.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import log, sqrt
+from pathlib import Path
+from statistics import NormalDist, fmean, median
+
+from benchmarks.fit.accuracy_order import orders_of
+from benchmarks.fit.accuracy_tables import table
+from benchmarks.fit.evidence import TINY
+from meshwright.solver.accuracy import Report
+from meshwright.solver.runs.table import Run
+
+FIRST_SIGHT_FILE = Path(__file__).parent.parent / "data" / "first_sight.csv"
+FEW_EXPERTS = 8  # expert-parallel ranks: more of them cross a node of 8 GPUs
+FIRST_RUNS = (1, 2, 4, 8, 16)
+LEAST_RUNS_OF_A_STACK = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One timed run next to what was predicted of it."""
+
+    run: Run
+    measured_s: float
+    predicted_s: float
+    low_s: float  # of the 80 % interval
+    high_s: float
+
+    @property
+    def error(self) -> float:
+        """Absolute relative error in per cent."""
+        return 100.0 * abs(self.predicted_s / self.measured_s - 1.0)
+
+    @property
+    def log_error(self) -> float:
+        """The logarithm of measured over predicted."""
+        return log(self.measured_s / self.predicted_s)
+
+    def sigma_without(self, between: float) -> float:
+        """Return the spread that the interval has beyond what clusters differ by in common."""
+        sigma = log(self.high_s / self.predicted_s) / NormalDist().inv_cdf(0.9)
+        return sqrt(max(sigma**2 - between**2, 0.0))
+
+    @property
+    def inside(self) -> bool:
+        """Whether the interval holds the measured time."""
+        return self.low_s <= self.measured_s <= self.high_s
+
+    @property
+    def width(self) -> float:
+        """Distance of the upper edge from the prediction in per cent."""
+        return 100.0 * (self.high_s / self.predicted_s - 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vote:
+    """Means over clusters, each with one vote; the width is the median over clusters of their medians."""
+
+    clusters: int
+    error: float  # per cent
+    inside: float  # share of runs inside their 80 % interval
+    width: float  # per cent
+
+
+def has_experts(run: Run) -> bool:
+    """Whether a run's model has experts."""
+    return run.shape is not None and run.shape.problem.model.moe is not None
+
+
+def is_tiny(run: Run) -> bool:
+    """Whether a run is one of the tiny models of continuous integration."""
+    return run.cluster.startswith(TINY)
+
+
+def spreads_experts(run: Run) -> bool:
+    """Whether experts are spread over more ranks than a node of eight GPUs has."""
+    return bool(run.shape and run.shape.configuration.expert_parallel_size > FEW_EXPERTS)
+
+
+KINDS: Mapping[str, Callable[[Run], bool]] = {
+    "all": lambda _: True,
+    "dense": lambda run: not has_experts(run),
+    "experts": has_experts,
+    "ep > 8": spreads_experts,
+    "without tiny models": lambda run: not is_tiny(run),
+}
+
+
+def judged(report: Report) -> list[Judged]:
+    """Return the timed runs of a report that no calibration used."""
+    return [
+        Judged(
+            run=row.run,
+            measured_s=row.run.measured.step_time_s,
+            predicted_s=row.prediction.step_time_s,
+            low_s=row.prediction.step_time_low_s,
+            high_s=row.prediction.step_time_high_s,
+        )
+        for row in report.runs
+        if row.prediction is not None and row.run.measured.step_time_s and not row.used_for_calibration
+    ]
+
+
+def first_sight(runs: Sequence[Run]) -> list[Judged]:
+    """Return the runs that were predicted before anything was fitted or written for them.
+
+    The file keeps what the version of that day predicted; a later version cannot be asked again, for it
+    knows these runs.
+    """
+    known = {run.run_id: run for run in runs}
+    with FIRST_SIGHT_FILE.open(encoding="utf-8", newline="") as handle:
+        rows = list(csv.DictReader(handle))
+    return [
+        Judged(
+            run=run,
+            measured_s=run.measured.step_time_s,
+            predicted_s=float(row["predicted_step_time_s"]),
+            low_s=float(row["step_time_low_s"]),
+            high_s=float(row["step_time_high_s"]),
+        )
+        for row in rows
+        if (run := known[row["run_id"]]).measured.step_time_s
+    ]
+
+
+def vote_of(rows: Iterable[Judged], holds: Callable[[Run], bool] = KINDS["all"]) -> Vote | None:
+    """Return the figures of some runs, every cluster with one vote; None without runs."""
+    clusters: dict[str, list[Judged]] = defaultdict(list)
+    for row in rows:
+        if holds(row.run):
+            clusters[row.run.cluster].append(row)
+    if not clusters:
+        return None
+    every = clusters.values()
+    return Vote(
+        clusters=len(clusters),
+        error=fmean(fmean(row.error for row in mine) for mine in every),
+        inside=fmean(fmean(row.inside for row in mine) for mine in every),
+        width=median(median(row.width for row in mine) for mine in every),
+    )
+
+
+def at_level(row: Judged, level: float) -> bool:
+    """Return whether a run lies in the central interval of that chance, from its 80 % interval."""
+    reach = NormalDist().inv_cdf(0.5 + level / 2.0) / NormalDist().inv_cdf(0.9)
+    return abs(log(row.measured_s / row.predicted_s)) <= reach * log(row.high_s / row.predicted_s)
+
+
+def split_table(ways: Mapping[str, Sequence[Judged]]) -> list[str]:
+    """Return a table with a line for each split: errors by kind of run, coverage and width."""
+    titles = ["", "clusters", *(f"{kind}: mean error %" for kind in KINDS), "in 80 %", "median width ± %",
+              "experts: in 80 %", "experts: median width ± %"]  # fmt: skip
+    lines = []
+    for way, rows in ways.items():
+        votes = {kind: vote_of(rows, holds) for kind, holds in KINDS.items()}
+        errors = [f"{vote.error:.1f} ({vote.clusters})" if vote else "–" for vote in votes.values()]
+        everything, experts = votes["all"], votes["experts"]
+        if everything is not None:
+            lines.append([way, everything.clusters, *errors, *_band(everything), *_band(experts)])
+    return table(titles, lines)
+
+
+def _band(vote: Vote | None) -> list[str]:
+    """Return coverage and width as cells."""
+    return ["–", "–"] if vote is None else [f"{vote.inside:.0%}", f"{vote.width:.0f}"]
+
+
+def stack_table(rows: Sequence[Judged], stack_of: Callable[[Run], str]) -> list[str]:
+    """Return coverage of every software stack with enough runs, its clusters with one vote each."""
+    stacks: dict[str, list[Judged]] = defaultdict(list)
+    for row in rows:
+        stacks[stack_of(row.run)].append(row)
+    lines = []
+    for stack, mine in sorted(stacks.items()):
+        vote = vote_of(mine)
+        if vote is not None and len(mine) >= LEAST_RUNS_OF_A_STACK:
+            share = fmean(row.inside for row in mine)
+            lines.append([stack, len(mine), vote.clusters, f"{vote.error:.1f}", f"{vote.inside:.0%}",
+                          f"{share:.0%}", f"{vote.width:.0f}"])  # fmt: skip
+    titles = ["stack", "runs", "clusters", "mean error %", "in 80 %: clusters", "in 80 %: runs",
+              "median width ± %"]  # fmt: skip
+    return table(titles, lines)
+
+
+def first_runs_table(before: Report, after: Mapping[int, Report]) -> list[str]:
+    """Return what the first runs of a cluster are worth, on the rows that no calibration used.
+
+    ``before`` is the report without calibration; ``after`` those by number of runs to calibrate on.
+    """
+    titles = ["runs", "clusters", "mean error % before", "after", "in 80 % before", "after",
+              "median width ± % before", "after", "clusters ranked", "rank corr. before", "after",
+              "regret % before", "after"]  # fmt: skip
+    return table(titles, [_first_runs_line(count, before, report) for count, report in after.items()])
+
+
+def _first_runs_line(count: int, before: Report, after: Report) -> list[str]:
+    """Return one line of ``first_runs_table``."""
+    told = _learnt_alone(judged(after), after)
+    kept = {row.run.run_id for row in told}
+    blind = [row for row in judged(before) if row.run.run_id in kept]
+    votes = vote_of(blind), vote_of(told)
+    orders = [one for one in orders_of(before, after) if one.correlations and one.regrets]
+    cells = [str(count), str(votes[1].clusters if votes[1] else 0)]
+    for form in ("{0.error:.1f}", "{0.inside:.0%}", "{0.width:.0f}"):
+        cells += [form.format(vote) if vote else "–" for vote in votes]
+    cells.append(str(len(orders)))
+    cells += [f"{fmean((one.correlations or (0.0, 0.0))[at] for one in orders):.3f}" if orders else "–"
+              for at in (0, 1)]  # fmt: skip
+    cells += [f"{fmean((one.regrets or (0.0, 0.0))[at] for one in orders):.1f}" if orders else "–"
+              for at in (0, 1)]  # fmt: skip
+    return cells
+
+
+def _learnt_alone(rows: Sequence[Judged], report: Report) -> list[Judged]:
+    """Return the rows of clusters that were calibrated."""
+    learnt = {row.run.cluster for row in report.runs if row.used_for_calibration}
+    return [row for row in rows if row.run.cluster in learnt]

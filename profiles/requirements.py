@@ -1,0 +1,335 @@
+"""Packages that a plan needs, and which of them a stock installation of its launcher lacks.
+
+A *stock installation* is the launcher with the packages that it installs itself and Transformer Engine
+2.10, the oldest release that runs everything Megatron-Core 0.19 does by default: Megatron-FSDP refuses an
+older one (``distributed/fsdp/mcore_fsdp_adapter.py:153``). DeepEP and HybridEP are builds of their own that
+no launcher installs. Lines: Megatron-LM d98e8a64, Megatron-Bridge 067f987d.
+
+Packages of the other launchers depend on the values that their exporters write, which choose from the
+constants below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from meshwright.profiles.frameworks import FrameworkFacts
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.switches import EVERY_SWITCH, switches
+
+STOCK_TRANSFORMER_ENGINE = "2.10.0"
+_ENGINE = "transformer_engine"
+_AT_LEAST = (
+    "from importlib.metadata import version; from packaging.version import Version; "
+    'assert Version(version("{package}")) >= Version("{minimum}")'
+)
+
+_BEFORE = (
+    "from importlib.metadata import version; from packaging.version import Version; "
+    'assert Version(version("{package}")) < Version("{limit}")'
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirement:
+    """One package that a plan needs, with the release and the reason."""
+
+    name: str  # as people call it, with the release: ``HybridEP``, ``Transformer Engine 2.12``
+    package: str  # what Python imports
+    minimum: str  # oldest release that will do; empty: any
+    why: str  # what of the plan needs it
+    check: str  # statements for ``python -c``: they fail where the package is missing or too old
+    source: str  # file and line of the launcher that refuses to start without it
+    stock: bool = False  # a stock installation has it; worth a check, but not worth a mark in a table
+    install: str  # how to get it
+    instead: str  # what in a request does without it
+    switches: tuple[str, ...] = ()  # of ``profiles.switches``: a request that allows all of them allows it
+
+
+def requirements_of(
+    launcher: str, facts: FrameworkFacts, model: ModelSpec, *, overlaps: bool = True, zero_stage: int = 0
+) -> tuple[Requirement, ...]:
+    """Return the packages that a launcher over Megatron-Core needs for a plan; none for other launchers.
+
+    Args:
+        launcher: Its name.
+        facts: The framework's, with the options of the plan.
+        model: The model to be trained.
+        overlaps: Whether the plan overlaps its experts where ``facts`` ask for that.
+        zero_stage: Of the plan; from 2 on Megatron-FSDP shards.
+    """
+    if launcher not in switches()["recompute_modules"].launchers:
+        return ()
+    delays = bool(model.moe) and overlaps and facts.overlap_experts and facts.delay_wgrad
+    found = [
+        *_dispatchers(facts, model),
+        *(_delayed_graphs(facts, model) if delays else ()),
+        *((_SHARDED,) if zero_stage > 1 else ()),
+        *_engines(facts, model, delays=delays),
+    ]
+    newest = max((_release(one) for one in found if one.package == _ENGINE), default=())
+    return tuple(one for one in found if one.package != _ENGINE or _release(one) == newest)
+
+
+def missing_from_stock(
+    launcher: str, facts: FrameworkFacts, model: ModelSpec, *, overlaps: bool = True, zero_stage: int = 0
+) -> tuple[str, ...]:
+    """Return the names of what a plan needs and a stock installation lacks; arguments as above."""
+    found = requirements_of(launcher, facts, model, overlaps=overlaps, zero_stage=zero_stage)
+    return tuple(one.name for one in found if not one.stock)
+
+
+def unallowed(
+    allow: Collection[str], launcher: str, facts: FrameworkFacts, model: ModelSpec
+) -> tuple[str, ...]:
+    """Return the names of what a stock installation lacks and a request does not allow (``search.allow``).
+
+    It allows a package by the names of all switches that need it together, or all packages by ``switches``.
+    """
+    if EVERY_SWITCH in allow:
+        return ()
+    found = requirements_of(launcher, facts, model)
+    return tuple(one.name for one in found if not one.stock and not {*one.switches} <= {*allow})
+
+
+def _release(requirement: Requirement) -> tuple[int, ...]:
+    """The minimum as numbers, which can be compared."""
+    return _numbers(requirement.minimum)
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
+
+
+def _engine(
+    minimum: str, why: str, source: str, *, instead: str, switches: tuple[str, ...] = ()
+) -> Requirement:
+    """Transformer Engine from a release on."""
+    return Requirement(
+        name=f"Transformer Engine {minimum.removesuffix('.0')}",
+        package=_ENGINE,
+        minimum=minimum,
+        why=why,
+        check=_AT_LEAST.format(package=_ENGINE, minimum=minimum),
+        source=source,
+        stock=_numbers(minimum) <= _numbers(STOCK_TRANSFORMER_ENGINE),
+        install=f'pip install "transformer_engine[pytorch]>={minimum}"',
+        instead=instead,
+        switches=switches,
+    )
+
+
+_PLAIN_DISPATCHER = "workload.framework_options: {moe_dispatcher: alltoall}"
+_DEEPEP = Requirement(
+    name="DeepEP",
+    package="deep_ep",
+    minimum="",
+    why="moe_dispatcher deepep sends tokens to their experts by DeepEP's kernels",
+    check="from deep_ep import Buffer",
+    source="megatron/core/transformer/moe/fused_a2a.py:12",
+    install="build it from github.com/deepseek-ai/DeepEP",
+    instead=_PLAIN_DISPATCHER,
+    switches=("moe_dispatcher",),
+)
+_HYBRIDEP = Requirement(
+    name="HybridEP",
+    package="deep_ep",
+    minimum="",
+    why="moe_dispatcher hybridep sends tokens to their experts by the kernels of DeepEP's branch hybrid-ep",
+    check="from deep_ep import HybridEPBuffer",
+    source="megatron/core/transformer/moe/fused_a2a.py:272",
+    install="build the branch hybrid-ep of github.com/deepseek-ai/DeepEP",
+    instead=_PLAIN_DISPATCHER,
+    switches=("moe_dispatcher",),
+)
+_SHARDED = _engine(
+    "2.10.0",
+    "Megatron-FSDP adds gradients up inside the weight gradients' products",
+    "megatron/core/distributed/fsdp/mcore_fsdp_adapter.py:153",
+    instead="--bound zero_stage=0:1",
+)
+_DELAYED_IN_GRAPH = _engine(
+    "2.12.0",
+    "a CUDA graph captures weight gradients that delay_wgrad puts off",
+    "megatron/training/arguments.py:1915; Megatron-Bridge src/megatron/bridge/training/comm_overlap.py:546",
+    instead="workload.framework_options: {cuda_graph: none}",
+    switches=("overlap_experts", "cuda_graph"),
+)
+_DELAYED = _engine(
+    "2.10.0",
+    "delay_wgrad runs next to CUDA graphs of parts of a layer",
+    "megatron/core/transformer/transformer_config.py:3079",
+    instead="workload.framework_options: {cuda_graph: none}",
+)
+_PACKAGES: dict[str, Requirement] = {"deepep": _DEEPEP, "hybridep": _HYBRIDEP}
+
+
+def _dispatchers(facts: FrameworkFacts, model: ModelSpec) -> tuple[Requirement, ...]:
+    """The package of a dispatcher that is a library of its own."""
+    needed = _PACKAGES.get(facts.moe_dispatcher) if model.moe else None
+    return (needed,) if needed else ()
+
+
+def _delayed_graphs(facts: FrameworkFacts, model: ModelSpec) -> tuple[Requirement, ...]:
+    """The release of Transformer Engine for delayed weight gradients next to CUDA graphs.
+
+    Those of attention are inside a graph of ``attn``, those of shared experts inside one of ``moe_router``
+    unless the shared experts run under the exchange.
+    """
+    scope = facts.cuda_graph.split("+")
+    if scope == ["none"]:
+        return ()
+    shared = bool(model.moe and model.moe.shared_ffn_hidden_size) and not facts.shared_expert_overlap
+    inside = "attn" in scope or ("moe_router" in scope and shared)
+    return (_DELAYED_IN_GRAPH,) if inside else (_DELAYED,)
+
+
+# --------------------------------------------------------------------------------------------------
+# Releases of Transformer Engine that a stock installation has: an older one runs other plans.
+
+
+_NO_8_BITS = "--precision bf16"
+_RECIPES = {
+    "mxfp8": _engine("2.1.0", "products in mxfp8", "megatron/core/fp8_utils.py:770", instead=_NO_8_BITS),
+    "fp8-current": _engine(
+        "2.2.0", "8-bit products with current scaling", "megatron/core/fp8_utils.py:777", instead=_NO_8_BITS
+    ),
+    "fp8-blockwise": _engine(
+        "2.3.0", "8-bit products with a scale for each block", "megatron/core/fp8_utils.py:781",
+        instead=_NO_8_BITS,
+    ),
+    "nvfp4": _engine(
+        "2.7.0", "products in nvfp4", "megatron/training/arguments.py:1108", instead=_NO_8_BITS
+    ),
+}  # fmt: skip
+_RECOMPUTED_IN_8_BITS = _engine(
+    "2.6.0",
+    "activations of experts or norms are recomputed in front of 8-bit products",
+    "megatron/core/transformer/transformer_config.py:2007",
+    instead="workload.framework_options: {recompute_modules: core_attn}",
+)
+_SINKS = _engine(
+    "2.8.0",
+    "attention has sinks (softmax_type learnable)",
+    "megatron/core/extensions/transformer_engine.py:2185",
+    instead="another model",
+)
+_DELAYED_ALONE = _engine(
+    "2.8.0",
+    "delay_wgrad puts weight gradients off, while gradients are reduced",
+    "megatron/training/arguments.py:1907",
+    instead="workload.framework_options: {delay_wgrad: false}",
+)
+
+
+def _engines(facts: FrameworkFacts, model: ModelSpec, *, delays: bool) -> tuple[Requirement, ...]:
+    """Releases of Transformer Engine for recipes of products, recomputation, sinks, late gradients."""
+    low = facts.precision_recipe in _RECIPES
+    recomputes = {"moe_act", "layernorm"} & {*facts.recompute_modules.split("+")}
+    return (
+        *((_RECIPES[facts.precision_recipe],) if low else ()),
+        *((_RECOMPUTED_IN_8_BITS,) if low and recomputes else ()),
+        *((_SINKS,) if model.attention_sinks else ()),
+        *((_DELAYED_ALONE,) if delays else ()),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Packages of launchers over torch, which none of them installs: their exporters choose among these.
+#
+# transformers 5.23.0, TRL 1.16.0, LLaMA-Factory 0.9.5, Axolotl 0.19.0, torchtitan 0.3.0, nanotron 0.4.
+
+
+_INSTALLED = 'from importlib.metadata import version; version("{package}")'
+_FOUND = "from importlib.util import find_spec; assert {found}"
+
+
+def _package(name: str, package: str, *, why: str, source: str, install: str, instead: str) -> Requirement:
+    """A package of any release."""
+    check = _INSTALLED.format(package=package)
+    return Requirement(
+        name=name, package=package, minimum="", why=why, check=check, source=source, install=install,
+        instead=instead,
+    )  # fmt: skip
+
+
+PEFT = _package(
+    "peft", "peft", why="adapters are trained", source="TRL, extra peft (METADATA)",
+    install="pip install peft", instead="--lora-rank 0",
+)  # fmt: skip
+QUANTIZED_WEIGHTS = _package(
+    "bitsandbytes", "bitsandbytes", why="frozen weights are kept in 8 or 4 bits",
+    source="TRL, extra quantization (METADATA); LLaMA-Factory model/model_utils/quantization.py:169",
+    install="pip install bitsandbytes", instead="--base-precision bf16",
+)  # fmt: skip
+QUANTIZED_ADAM = _package(
+    "bitsandbytes", "bitsandbytes", why="the optimizer keeps its states in 8 bits",
+    source="transformers trainer_optimizer.py:248",
+    install="pip install bitsandbytes", instead="--optimizer adamw",
+)  # fmt: skip
+SHARDED_QUANTIZED_ADAM = replace(
+    QUANTIZED_ADAM,
+    name="torchao 0.4",
+    package="torchao",
+    minimum="0.4.0",
+    check=_AT_LEAST.format(package="torchao", minimum="0.4.0"),
+    source="transformers trainer_optimizer.py:452",
+    install='pip install "torchao>=0.4"',
+)
+TORCHAO_PRODUCTS = _package(
+    "torchao", "torchao", why="products run in 8 bits",
+    source="torchtitan components/quantization/float8.py:77",
+    install="pip install torchao", instead=_NO_8_BITS,
+)  # fmt: skip
+FLASH_ATTENTION = _package(
+    "flash-attn", "flash_attn", why="attention was priced with FlashAttention's kernels",
+    source="LLaMA-Factory model/model_utils/attention.py:80",
+    install="pip install flash-attn --no-build-isolation",
+    instead="workload.framework_options: {attention_kernel: cudnn}",
+)  # fmt: skip
+FLASH_ATTENTION_OR_KERNELS = replace(
+    FLASH_ATTENTION,
+    name="flash-attn or kernels",
+    check=_FOUND.format(found='find_spec("flash_attn") or find_spec("kernels")'),
+    source="transformers modeling_utils.py:1779",
+    install="pip install kernels (or flash-attn --no-build-isolation)",
+)
+ENGINES_FLASH_ATTENTION = replace(
+    FLASH_ATTENTION,
+    check=_FOUND.format(found='find_spec("flash_attn") or find_spec("flash_attn_3")'),
+    source="Transformer Engine pytorch/attention/dot_product_attention/utils.py, FlashAttentionUtils",
+)
+NANOTRONS_FLASH_ATTENTION = replace(
+    FLASH_ATTENTION,
+    why="its layers import FlashAttention, whatever attention they run",
+    source="nanotron src/nanotron/nn/layer_norm.py:2; pyproject.toml, extra fast-modeling",
+    install='pip install "flash-attn>=2.5,<2.7" --no-build-isolation',
+    instead="another launcher",
+)
+RING_ATTENTION = _package(
+    "ring-flash-attn", "ring_flash_attn", why="the sequence is split over context ranks",
+    source="Axolotl utils/schemas/validation.py:1848",
+    install='pip install "axolotl[ring-flash-attn]"', instead="--pin cp=1",
+)  # fmt: skip
+CUT_CROSS_ENTROPY = _package(
+    "cut-cross-entropy (Axolotl's fork)", "cut_cross_entropy", why="the loss was priced without logits",
+    source="Axolotl integrations/cut_cross_entropy/__init__.py:63",
+    install='pip install "cut-cross-entropy[transformers] @ git+https://github.com/axolotl-ai-cloud/ml-cross-entropy"',
+    instead="workload.framework_options without loss_fused and logit_bytes",
+)  # fmt: skip
+OLDER_TRANSFORMERS = replace(
+    _package(
+        "transformers before 5.1", "transformers", why="accelerate prepares tensor ranks next to FSDP2",
+        source="accelerate accelerator.py _prepare_tp: transformers' ReplicateParallel, which 5.1 took out",
+        install='pip install "transformers<5.1"', instead="--pin tp=1",
+    ),
+    check=_BEFORE.format(package="transformers", limit="5.1"),
+)  # fmt: skip
+ASYNC_IO = replace(
+    _package(
+        "libaio", "libaio", why="states are kept on NVMe", source="DeepSpeed op_builder/async_io.py",
+        install="apt-get install libaio-dev", instead="no --allow offload",
+    ),
+    check="from deepspeed.ops.op_builder import AsyncIOBuilder; assert AsyncIOBuilder().is_compatible()",
+)  # fmt: skip

@@ -1,0 +1,71 @@
+"""Measured runs next to their predictions, for ``calibrate``, ``import --plan`` and ``plan --profile``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from meshwright.profiles.documents import shown
+from meshwright.service.report import formatting as figures
+from meshwright.service.report.formatting import pieces, tied, wrapped
+from meshwright.solver.answer import Plan
+from meshwright.solver.calibration.measured import Compared, Measured
+
+MOST_ROWS = 20  # of a list of runs; --json has all
+
+
+def compared_table(runs: Sequence[Compared]) -> list[Table | Text]:
+    """The measured and predicted step time of each run, before and after the calibration."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("run")
+    for title in ("measured", "predicted", "off by", "predicted now", "off by"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for one in runs[:MOST_ROWS]:
+        table.add_row(
+            Text(shown(one.name)),
+            figures.seconds(one.measured_s),
+            figures.seconds(one.predicted_s),
+            off_by(one.predicted_s, one.measured_s),
+            figures.seconds(one.now_s),
+            off_by(one.now_s, one.measured_s),
+        )
+    more = len(runs) - MOST_ROWS
+    return [table, *([Text(f"and {more} more runs (--json has all)")] if more > 0 else [])]
+
+
+def off_by(predicted_s: float, measured_s: float) -> str:
+    """How far a prediction is above or below the measurement: ``+2.0 %``."""
+    return f"{(predicted_s / measured_s - 1.0) * 100:+.1f} %"
+
+
+def measured_lines(measured: Sequence[Measured], plans: Sequence[Plan], width: int) -> list[Text]:
+    """Every measured run of the question below the ranking, however slow it is predicted now."""
+    if not measured:
+        return []
+    lines = [
+        Text(),
+        wrapped("measured runs of this question, predicted with this profile:", width, indent=2),
+    ]
+    for one in measured[:MOST_ROWS]:
+        times = f"measured {figures.seconds(one.measured_s)}"
+        times += f", predicted {figures.seconds(one.prediction.step_time_s)}"
+        words = pieces(figures.configuration_words(one.configuration), "·")
+        text = f"{shown(one.name)}: {words}: {tied(times)}, {tied(_place(one, plans))}"
+        lines.append(wrapped(text, width, indent=4, hang=2))
+    more = len(measured) - MOST_ROWS
+    if more > 0:
+        lines.append(wrapped(f"and {more} more (--json has all)", width, indent=4))
+    return lines
+
+
+def _place(one: Measured, plans: Sequence[Plan]) -> str:
+    """Where a measured configuration is in the ranking: ``#2``, or how much slower than the first plan."""
+    for plan in plans:
+        if one.is_of(plan):
+            return f"#{plan.rank}"
+    if not plans:
+        return "not in the list"
+    slower = one.prediction.step_time_s / plans[0].prediction.step_time_s - 1.0
+    return f"{abs(slower) * 100:.1f} % {'slower' if slower >= 0 else 'faster'} than #1"

@@ -1,0 +1,20 @@
+"""Plans that a launcher cannot build without a GPU, although others of its plans are built."""
+
+from __future__ import annotations
+
+from meshwright.solver.answer import Plan
+from meshwright.solver.problem import Problem
+
+FULLY_SHARDED = "ZeRO-2 and ZeRO-3 are Megatron-FSDP here, whose device mesh reads data of tensors"
+
+
+def unbuilt(plan: Plan, problem: Problem) -> str:
+    """Return why ``meshwright verify`` cannot build a plan; empty: it can, or its launcher builds none."""
+    launcher = plan.launchers[0] if plan.launchers else problem.launcher
+    return FULLY_SHARDED if launcher == "megatron-lm" and plan.config.zero_stage > 1 else ""
+
+
+def unbuilt_words(plan: Plan, problem: Problem) -> str:
+    """Return the same as a sentence about a ranked plan; empty where there is nothing to say."""
+    why = unbuilt(plan, problem)
+    return f"#{plan.rank} cannot be built by meshwright verify: {why}." if why else ""

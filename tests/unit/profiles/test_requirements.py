@@ -1,0 +1,117 @@
+"""Packages that plans need beyond a stock installation of their launcher."""
+
+import ast
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshwright.profiles import requirements
+from meshwright.profiles.frameworks import framework_facts, with_options
+from meshwright.profiles.library import find_model
+from meshwright.profiles.requirements import Requirement, missing_from_stock, requirements_of
+from meshwright.profiles.switches import Option
+
+DENSE, EXPERTS, SHARED = (find_model(name) for name in ("llama-3-8b", "qwen3-30b-a3b", "deepseek-v3"))
+FACTS = framework_facts("megatron-core")
+LATE = {"overlap_experts": True, "delay_wgrad": True}
+
+
+def needed(options: dict[str, Option], **plan: int) -> list[Requirement]:
+    return list(requirements_of("megatron-lm", with_options(FACTS, options), EXPERTS, **plan))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, ()),
+        ({"moe_dispatcher": "alltoall"}, ()),
+        ({"moe_dispatcher": "allgather"}, ()),
+        ({"moe_dispatcher": "deepep"}, ("DeepEP",)),
+        ({"moe_dispatcher": "hybridep"}, ("HybridEP",)),
+        (LATE, ()),
+        ({"cuda_graph": "attn"}, ()),
+        ({"cuda_graph": "full_iteration"}, ()),
+        ({"recompute_modules": "layernorm+moe_act"}, ()),
+        ({**LATE, "cuda_graph": "attn"}, ("Transformer Engine 2.12",)),
+        (
+            {**LATE, "cuda_graph": "attn+moe_router+moe_preprocess", "moe_dispatcher": "hybridep"},
+            ("HybridEP", "Transformer Engine 2.12"),
+        ),
+    ],
+)
+def test_a_stock_installation_lacks_the_libraries_of_dispatchers_and_a_newer_transformer_engine(
+    options: dict[str, Option], names: tuple[str, ...]
+) -> None:
+    for launcher in ("megatron-lm", "megatron-bridge"):
+        assert missing_from_stock(launcher, with_options(FACTS, options), EXPERTS) == names
+
+
+def test_what_a_plan_does_not_do_needs_no_package() -> None:
+    facts = with_options(FACTS, {**LATE, "cuda_graph": "attn"})
+    assert missing_from_stock("megatron-lm", facts, EXPERTS, overlaps=False) == ()  # no expert parallelism
+    assert missing_from_stock("megatron-lm", replace(facts, moe_dispatcher="hybridep"), DENSE) == ()
+    assert missing_from_stock("torchtitan", replace(facts, moe_dispatcher="hybridep"), EXPERTS) == ()
+
+
+def test_a_graph_of_the_router_holds_the_weight_gradients_of_shared_experts() -> None:
+    facts = replace(with_options(FACTS, LATE), cuda_graph="moe_router")
+    (router,) = requirements_of("megatron-lm", facts, EXPERTS)
+    (shared,) = requirements_of("megatron-lm", facts, SHARED)
+    assert (router.minimum, router.stock) == ("2.10.0", True)
+    assert (shared.minimum, shared.stock) == ("2.12.0", False)
+
+
+def test_the_newest_of_two_releases_is_named_once() -> None:
+    found = needed({**LATE, "cuda_graph": "attn"}, zero_stage=2)  # 2.12 for graphs, 2.10 for Megatron-FSDP
+    assert [one.minimum for one in found] == ["2.12.0"]
+    (sharded,) = needed({}, zero_stage=3)
+    assert (sharded.minimum, sharded.stock) == ("2.10.0", True)
+
+
+EVERY = {name: one for name, one in vars(requirements).items() if isinstance(one, Requirement)}
+EVERY |= {f"recipe {name}": one for name, one in requirements._RECIPES.items()}
+STUBS = {
+    "deep_ep.py": "Buffer = HybridEPBuffer = None", "flash_attn.py": "", "kernels.py": "",
+    "deepspeed/__init__.py": "", "deepspeed/ops/__init__.py": "",
+    "deepspeed/ops/op_builder.py": "class AsyncIOBuilder:\n    is_compatible = lambda _: True",
+}  # fmt: skip
+
+
+def test_every_check_holds_where_the_package_is_there_and_fails_where_it_is_not(tmp_path: Path) -> None:
+    for name, text in STUBS.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for package in {one.package for one in EVERY.values()}:
+        release = "5.0.2" if package == "transformers" else "99.0"
+        place = tmp_path / f"{package}-{release}.dist-info"
+        place.mkdir()
+        (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {release}\n")
+    tried = (
+        "import json, sys\nfailed = []\nfor name, check in json.load(sys.stdin).items():\n"
+        "    try:\n        exec(check, {})\n"
+        "    except (ImportError, AssertionError):\n        failed.append(name)\n"
+        "print(json.dumps(failed))"
+    )
+
+    def failed(path: Path) -> list[str]:
+        checks = json.dumps({name: one.check for name, one in EVERY.items()})
+        done = subprocess.run(
+            [sys.executable, "-c", tried], input=checks, env={"PYTHONPATH": str(path)},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return list(json.loads(done.stdout))
+
+    assert failed(tmp_path) == []
+    assert failed(tmp_path / "nothing") == [*EVERY]
+
+
+def test_every_check_is_python_that_a_shell_may_quote_and_every_requirement_names_its_source() -> None:
+    for one in EVERY.values():
+        ast.parse(one.check)
+        assert "'" not in one.check
+        assert ".py" in one.source or "METADATA" in one.source
+        assert all((one.why, one.install, one.instead))
