@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, replace
-from itertools import chain
+from dataclasses import fields, replace
 
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.cluster import ClusterSpec, NodeGroup, host_of
@@ -26,15 +25,9 @@ from meshwright.solver.configuration import (
     plain_order,
     plan_id_of,
 )
-from meshwright.solver.cost.memory import memory_budget_bytes
-from meshwright.solver.cost.pipelines import PlacedPipeline, alike
-from meshwright.solver.predict import (
-    objective_of,
-    pipelines_of,
-    predict_mixed,
-    predictions_and_objectives,
-    share_of,
-)
+from meshwright.solver.cost.evaluation import ROUNDED_BYTES, Evaluation, evaluate
+from meshwright.solver.cost.pipelines import alike
+from meshwright.solver.predict import predicted
 from meshwright.solver.problem import Problem, problem_digest, usable_gpus
 from meshwright.solver.space.launcher_rules import is_a_row, own_faults
 from meshwright.solver.space.request_rules import constraint_of, holds_for, names_of
@@ -182,22 +175,14 @@ def _constraint_faults(problem: Problem, config: Configuration) -> Iterator[str]
 # The independent verdict on a placed plan: counts of GPUs, layers and bytes by node group, no search.
 
 
-def placed_violations(problem: Problem, profile: Profile, plan: Plan | Configuration) -> Iterator[str]:
-    """Sentences on everything that is wrong with a placed plan; none: it is right."""
-    config = plan.config if isinstance(plan, Plan) else plan
-    faults = list(_placed_configuration_faults(problem, config))
-    yield from faults
-    if faults:
-        return
-    yield from broken_on_groups(problem, config)
-    pipelines = pipelines_of(problem, profile, config)
-    yield from chain.from_iterable(map(_placed_memory_faults, pipelines))
-    if isinstance(plan, Plan):
-        yield from _placed_plan_faults(problem, profile, plan, pipelines)
-
-
 def _placed_configuration_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     """Everything that needs no prices."""
+    faults = list(_placement_faults(problem, config))
+    yield from faults or broken_on_groups(problem, config)
+
+
+def _placement_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Sizes, splits and shares of the batch that make no pipeline on the node groups."""
     classes = config.replicas or (config,)
     if problem.launcher != PLACING_LAUNCHER:
         yield f"{problem.launcher} cannot place stages on node groups"
@@ -255,7 +240,8 @@ def broken_on_groups(problem: Problem, config: Configuration) -> Iterator[str]:
     classes = config.replicas or (config,)
     yield from _gpu_faults(problem, [stage for one in classes for stage in one.stage_groups])
     for one in classes:
-        yield from _rule_faults(share_of(problem, one), one)
+        share = replace(problem.workload, global_batch_size=one.global_batch_size)
+        yield from _rule_faults(replace(problem, workload=share), one)
 
 
 def _rule_faults(problem: Problem, config: Configuration) -> Iterator[str]:
@@ -270,36 +256,7 @@ def _rule_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         yield from (f"{stage.group}: {rule.name}" for bit, rule in enumerate(rules) if mask >> bit & 1)
 
 
-def _placed_memory_faults(pipeline: PlacedPipeline) -> Iterator[str]:
-    """Every stage stays within the budget of its own GPU."""
-    budgets = pipeline.budgets_bytes()
-    for number, (stage, budget) in enumerate(zip(pipeline.stages, budgets, strict=True)):
-        used = sum(stage.memory_bytes().values())
-        if used > budget + _ROUNDED_BYTES:
-            yield f"stage {number} needs {used} bytes, the budget is {budget:.0f}"
-
-
-def _placed_plan_faults(
-    problem: Problem, profile: Profile, plan: Plan, pipelines: Sequence[PlacedPipeline]
-) -> Iterator[str]:
-    """Name, rank, objective and prediction."""
-    if plan.plan_id != plan_id_of(problem_digest(problem), plan.config):
-        yield "plan_id does not name this configuration"
-    if plan.rank < 1:
-        yield "rank must be at least 1"
-    expected = objective_of(problem, profile, plan.config, pipelines)
-    if not math.isclose(plan.objective_s, expected, rel_tol=_RELATIVE):
-        yield f"objective_s is {plan.objective_s}, should be {expected}"
-    found = asdict(plan.prediction)
-    right = asdict(predict_mixed(problem, profile, plan.config, pipelines))
-    for name, value in right.items():
-        exact = not isinstance(value, float)
-        if (found[name] != value) if exact else not math.isclose(found[name], value, rel_tol=_RELATIVE):
-            yield f"prediction.{name} should be another"
-
-
 _RELATIVE = 1e-9  # sums of the same numbers in another order
-_ROUNDED_BYTES = 16  # a prediction rounds each of its memory terms to a byte
 _ENDS_OF_A_V = 2
 _LARGEST_STAGE = 3  # highest ZeRO stage there is
 
@@ -314,22 +271,21 @@ def violations_of_all(
 ) -> list[list[str]]:
     """The sentences on each of several plans; those whose configuration is right are priced together."""
     configs = [plan.config if isinstance(plan, Plan) else plan for plan in plans]
-    placed = [bool(config.stage_groups or config.replicas) for config in configs]
     found = [
-        list(placed_violations(problem, profile, plan) if apart else _configuration_faults(problem, config))
-        for plan, config, apart in zip(plans, configs, placed, strict=True)
+        list((_placed_configuration_faults if one.is_placed else _configuration_faults)(problem, one))
+        for one in configs
     ]
-    rows = [at for at, one in enumerate(configs) if not placed[at] and not any(_missing(one))]
+    rows = [at for at, one in enumerate(configs) if not one.is_placed and not any(_missing(one))]
     own = own_faults(problem, launcher_capabilities(problem.launcher), [configs[at] for at in rows])
     for at, faults in zip(rows, own, strict=True):
         found[at] += faults
-    right = [at for at, faults in enumerate(found) if not faults and not placed[at]]
-    priced = predictions_and_objectives(problem, profile, [configs[at] for at in right])
+    right = [at for at, faults in enumerate(found) if not faults]
+    evaluations = evaluate(problem, profile, [configs[at] for at in right], with_spread=True)
     digest = problem_digest(problem) if any(isinstance(plan, Plan) for plan in plans) else ""
-    for at, (expected, seconds) in zip(right, priced, strict=True):
-        found[at] += _memory_faults(problem, profile, expected)
+    for at, one in zip(right, evaluations, strict=True):
+        found[at] += _memory_faults(one)
         if isinstance(plan := plans[at], Plan):
-            found[at] += _plan_faults(digest, plan, expected, seconds)
+            found[at] += _plan_faults(digest, plan, predicted(problem, one), one.objective_s)
     return found
 
 
@@ -485,12 +441,12 @@ def _step_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         yield f"zero_shard_size = {config.zero_shard_size} does not divide the ranks that share weights"
 
 
-def _memory_faults(problem: Problem, profile: Profile, prediction: Prediction) -> Iterator[str]:
-    """Every rank stays within the budget of the allowed chance to run out of memory."""
-    budget = memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability)
-    for stage in prediction.stages:
-        if stage.peak_memory_bytes > budget + _ROUNDED_BYTES:
-            yield f"stage {stage.stage} needs {stage.peak_memory_bytes} bytes, the budget is {budget:.0f}"
+def _memory_faults(evaluation: Evaluation) -> Iterator[str]:
+    """Every rank stays within the budget that its GPU has for the allowed chance to run out of memory."""
+    for number, stage in enumerate(evaluation.stages):
+        used, budget = sum(stage.memory_bytes().values()), stage.on.budget_bytes
+        if used > budget + ROUNDED_BYTES:
+            yield f"stage {number} needs {used} bytes, the budget is {budget:.0f}"
 
 
 def _plan_faults(digest: str, plan: Plan, expected: Prediction, seconds: float) -> Iterator[str]:
@@ -547,5 +503,7 @@ def _prediction_faults(prediction: Prediction) -> Iterator[str]:
     for stage in prediction.stages:
         if sum(stage.memory_bytes.values()) != stage.peak_memory_bytes:
             yield f"memory of stage {stage.stage} does not sum to its peak"
-    if prediction.peak_memory_bytes != max(stage.peak_memory_bytes for stage in prediction.stages):
+    limit = prediction.memory_limit_bytes
+    fills = [stage.peak_memory_bytes / (stage.memory_limit_bytes or limit) for stage in prediction.stages]
+    if prediction.peak_memory_bytes / limit != max(fills):
         yield "the heaviest stage is not the heaviest"

@@ -28,7 +28,7 @@ from meshwright.solver.configuration import (
     FloatArray,
     IntArray,
 )
-from meshwright.solver.cost.pipelines import placed_energy_j
+from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem, real_tokens, usable_gpus
@@ -203,19 +203,9 @@ def _energies_j(
     problem: Problem, profile: Profile, some: Sequence[Configuration], steps_s: Sequence[float]
 ) -> Iterator[float | None]:
     """Joules of the GPUs for each token of every configuration; None where no power is known."""
-    gpu = profile.group.gpu
-    meshes = [config for config in some if gpu.power_watts and not config.is_placed]
-    busy = iter(busy_s(problem, profile, Columns.of(meshes)).tolist() if meshes else ())
-    for config, step_s in zip(some, steps_s, strict=True):
-        joules = None
-        if config.is_placed:
-            joules = placed_energy_j(problem, profile, config, step_s)
-        elif gpu.power_watts:
-            power = power_of(gpu)
-            own = power.waiting_w * step_s + (power.busy_w - power.waiting_w) * next(busy)
-            joules = config.num_gpus * own
-        tokens = problem.tokens_of(config)
-        yield None if joules is None else joules / tokens
+    for one, step_s in zip(evaluate(problem, profile, some), steps_s, strict=True):
+        joules = one.energy_j(step_s)
+        yield None if joules is None else joules / problem.tokens_of(one.config)
 
 
 def natural_objective(

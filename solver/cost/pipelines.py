@@ -1,23 +1,24 @@
-"""Placed pipelines: every stage priced on its own node group, many configurations in few array operations.
+"""Pipelines: every stage priced on its node group, many configurations in few array operations.
 
-The same formulas as a mesh over equal nodes: a stage is assembled as that stage of the whole pipeline
-under the profile of its group; only the transfers between groups are priced by the link between them.
+A mesh over equal nodes has one group. A stage is assembled as that stage of the whole pipeline under the
+profile of its group; the transfers between groups are priced by the link between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from meshwright.profiles.cluster import ClusterSpec, NodeGroup, power_of
+from meshwright.profiles.cluster import ClusterSpec, NodeGroup
 from meshwright.profiles.collectives.collectives import Fabric, Group, all_reduce_s, point_to_point_s
 from meshwright.profiles.frameworks import with_options
 from meshwright.profiles.profile import Profile
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import (
+    BoolArray,
     Columns,
     Configuration,
     FloatArray,
@@ -26,7 +27,7 @@ from meshwright.solver.configuration import (
     predicts_alone,
 )
 from meshwright.solver.cost.communication import sent_bytes
-from meshwright.solver.cost.context import context_of
+from meshwright.solver.cost.context import Context, context_of
 from meshwright.solver.cost.memory import memory_budget_bytes
 from meshwright.solver.cost.parameters import (
     Weights,
@@ -41,12 +42,14 @@ from meshwright.solver.cost.stages import (
     LayerLayout,
     RowPrices,
     Stages,
+    added_by_rank,
     assemble,
     chunks_of,
-    objective_s,
-    step_of_end_s,
 )
+from meshwright.solver.cost.timed_layers import is_timed
+from meshwright.solver.cost.uncertainty import extrapolated, log_time_sigma, moved_prices
 from meshwright.solver.problem import Problem
+from meshwright.solver.schedules.schedule import ANY_COUNT, fill_share
 from meshwright.solver.schedules.simulate import rank_finish_s
 
 
@@ -113,7 +116,7 @@ class Berth:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fleet:
+class NodeGroups:
     """The node groups of a problem, each as a problem of its own."""
 
     problem: Problem
@@ -122,7 +125,7 @@ class Fleet:
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, problem: Problem, profile: Profile) -> Fleet:
+    def of(cls, problem: Problem, profile: Profile) -> NodeGroups:
         """The fleet of a problem whose profile prices every group."""
         groups = problem.cluster.distinct_groups
         return cls(
@@ -215,132 +218,222 @@ def _count(weights: Weights) -> float:
     return float(weights.dense[0] + weights.routed[0])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GroupPrices:
-    """Whole pipelines as if all of each stood on one group; a row for each tensor-parallel size in use."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Priced:
+    """n configurations priced and added up, all stages of each on one node group."""
 
-    group: int  # among ``Fleet.groups``
+    group: int  # among ``NodeGroups.groups``; 0 on equal nodes
+    name: str  # of that group; empty on equal nodes
     problem: Problem
     profile: Profile
     columns: Columns
-    splits: IntArray  # (n, C) layers of each stage
+    splits: IntArray  # (n, C) layers of each chunk
+    replayed: IntArray | None
+    layout: LayerLayout
     prices: RowPrices
     chunks: Chunks
-    assembled: Stages
-    sent_bytes: FloatArray  # (n,) of one activation, by one rank
+    stages: Stages
+    moved: RowPrices | None
+
+    @classmethod
+    def of(
+        cls, problem: Problem, profile: Profile, configurations: Sequence[Configuration],
+        group: int = 0, name: str = "", *, with_spread: bool = False,
+    ) -> Priced:  # fmt: skip
+        """Price and add up at least one configuration, with its error if ``with_spread``."""
+        columns, laid = Columns.of(configurations), LaidOut.of(problem, configurations)
+        moved = moved_prices(laid.problem, columns, profile) if with_spread else None
+        own = price(laid.problem, columns, profile) if moved is None else moved.take(slice(len(columns)))
+        prices, replayed = laid.prices(own), replayed_layers(configurations, columns)
+        return cls(
+            group=group, name=name, problem=problem, profile=profile, columns=columns, layout=laid.layout,
+            splits=padded(configurations), replayed=replayed, prices=prices, moved=moved,
+            chunks=chunks_of(columns, laid.layout, laid.splits, replayed),
+            stages=assemble(prices, columns, laid.layout, laid.splits, replayed),
+        )  # fmt: skip
+
+    @cached_property
+    def context(self) -> Context:
+        """Inputs of the cost model, by row."""
+        return context_of(self.problem, self.columns, self.profile)
+
+    @cached_property
+    def sent_bytes(self) -> FloatArray:
+        """Bytes of one activation that one rank sends, (n,)."""
+        return sent_bytes(self.context)
+
+    @cached_property
+    def parts(self) -> FloatArray:
+        """Number of each part that every stage holds, (n, R, P)."""
+        return added_by_rank(self.chunks.parts, self.chunks)
+
+    @cached_property
+    def replayed_parts(self) -> FloatArray:
+        """Fully recomputed ones among ``parts``, (n, R, P)."""
+        return added_by_rank(self.chunks.replayed, self.chunks)
+
+    @cached_property
+    def handed(self) -> FloatArray:
+        """Hidden states and gradients that every stage hands on or back in a micro-batch, (n, R)."""
+        handed = (self.chunks.sent + self.chunks.returned)[..., None]
+        return np.asarray(added_by_rank(handed, self.chunks)[..., 0])
+
+    @cached_property
+    def peak_bytes(self) -> FloatArray:
+        """Peak memory of every stage, (n, R)."""
+        return self.stages.peak_memory_bytes
+
+    @cached_property
+    def budget_bytes(self) -> float:
+        """Bytes that a rank may use at its peak."""
+        chance = self.problem.options.max_out_of_memory_probability
+        return memory_budget_bytes(self.problem, self.profile, chance)
+
+    @cached_property
+    def log_time_sigma(self) -> FloatArray:
+        """Spread of ln(measured / predicted) step time, (n,)."""
+        return log_time_sigma(
+            self.problem, self.columns, self.splits, self.profile, self.replayed, moved=self.moved
+        )
+
+    @cached_property
+    def extrapolated(self) -> list[tuple[str, ...]]:
+        """What lies outside the measured range, by row."""
+        return extrapolated(self.problem, self.columns, self.profile)
+
+    @cached_property
+    def is_timed(self) -> BoolArray:
+        """Rows whose every kind of layer was timed at that shard and micro-batch, (n,)."""
+        if self.profile.layers is None:
+            return np.zeros(len(self.columns), dtype=np.bool_)
+        kinds = LayerLayout.of(self.problem.model).kinds
+        return np.asarray(np.all([is_timed(self.context.of(one), one.kind) for one in kinds], axis=0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedStage:
-    """One stage on its group: seconds of one micro-batch, bytes of its memory."""
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One pipeline stage on its node group: seconds of one micro-batch, bytes of its memory."""
 
-    on: GroupPrices
+    on: Priced
     row: int  # of ``on``
     stage: int
-    hop_s: float  # beyond its own group's transfer, each direction
+    hop_s: float = 0.0  # of a transfer beyond its own group's, each direction
 
     @property
-    def group(self) -> int:
-        """Where it stands."""
-        return self.on.group
+    def chunks(self) -> list[int]:
+        """Its chunks, in model order."""
+        own = self.on.chunks
+        return np.flatnonzero(own.valid[self.row] & (own.rank[self.row] == self.stage)).tolist()
 
     @property
     def transfer_s(self) -> float:
-        """Of one activation, each direction."""
+        """Seconds of one activation, each direction."""
         return float(self.on.prices.transfer_s[self.row]) + self.hop_s
 
-    @property
-    def forward_s(self) -> float:
-        """The forward pass, with the transfer from the stage before."""
-        return float(self.on.assembled.chunk_forward_s[self.row, self.stage]) + self.hop_s
+    def pass_s(self, chunk: int) -> tuple[float, float, float]:
+        """Seconds of a chunk's forward and backward pass with transfers, and of its weight gradients."""
+        found, row = self.on.stages, self.row
+        forward, backward = found.chunk_forward_s[row, chunk], found.chunk_backward_s[row, chunk]
+        weight = float(found.chunk_weight_s[row, chunk])
+        return float(forward) + self.hop_s, float(backward) + self.hop_s, weight
 
-    @property
-    def backward_s(self) -> float:
-        """The backward pass, with the transfer to the stage before."""
-        return float(self.on.assembled.chunk_backward_s[self.row, self.stage]) + self.hop_s
-
-    @property
+    @cached_property
     def time_s(self) -> float:
-        """Both passes."""
-        return self.forward_s + self.backward_s
+        """Seconds of both passes of all chunks."""
+        return sum(sum(self.pass_s(chunk)[:2]) for chunk in self.chunks)
 
     @property
     def tail_s(self) -> float:
-        """What follows the last micro-batch."""
-        return float(self.on.assembled.rank_tail_s[self.row, self.stage])
+        """Seconds that follow the last micro-batch."""
+        return float(self.on.stages.rank_tail_s[self.row, self.stage])
 
     @property
     def parts(self) -> FloatArray:
         """Number of each part that the stage holds, (P,)."""
-        return np.asarray(self.on.chunks.parts[self.row, self.stage])
+        return np.asarray(self.on.parts[self.row, self.stage])
 
     @property
     def replayed(self) -> FloatArray:
-        """Fully recomputed ones among them, (P,)."""
-        return np.asarray(self.on.chunks.replayed[self.row, self.stage])
+        """Fully recomputed ones among ``parts``, (P,)."""
+        return np.asarray(self.on.replayed_parts[self.row, self.stage])
+
+    def of_tail_s(self, cause: str) -> float:
+        """Seconds of the tail that one cause takes."""
+        return float(self.parts @ self.on.prices.tail_breakdown_s[cause][self.row])
+
+    def causes_s(self, num_microbatches: int) -> dict[str, float]:
+        """Seconds of the stage's passes and tail by cause, without bubble and remainder."""
+        prices, row, m = self.on.prices, self.row, num_microbatches
+        causes = {name: m * float(self.parts @ value[row]) for name, value in prices.breakdown_s.items()}
+        causes["recompute"] += m * float(self.replayed @ prices.replay_s[row])
+        causes["pipeline_transfer"] = m * float(self.on.handed[row, self.stage]) * self.transfer_s
+        causes["data_parallel"] += self.of_tail_s("data_parallel") + float(prices.rank_tail_s[row])
+        causes["optimizer"] = self.of_tail_s("optimizer")
+        del causes["rest"]
+        return causes
 
     @property
-    def optimizer_s(self) -> float:
-        """Of the tail the optimizer's own."""
-        return float(self.parts @ self.on.prices.tail_breakdown_s["optimizer"][self.row])
+    def computing_s(self) -> float:
+        """Computing and recomputing seconds of one micro-batch."""
+        prices, row = self.on.prices, self.row
+        passes = sum(float(self.parts @ prices.breakdown_s[name][row]) for name in ("compute", "recompute"))
+        return passes + float(self.replayed @ prices.replay_s[row])
 
     def memory_bytes(self) -> dict[str, int]:
-        """Memory by term."""
-        terms = self.on.assembled.memory_bytes
+        """Memory by term, rounded to bytes."""
+        terms = self.on.stages.memory_bytes
         return {name: round(float(value[self.row, self.stage])) for name, value in terms.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedPipeline:
-    """All stages of a placed configuration and what is the row's own."""
+class Pipeline:
+    """All stages of a configuration whose replicas are alike, each stage on its node group."""
 
-    fleet: Fleet
     config: Configuration
-    stages: tuple[PlacedStage, ...]
+    stages: tuple[Stage, ...]
 
     @property
-    def slowest_nodes(self) -> PlacedStage:
-        """A stage on the group in use whose nodes wait for one another most."""
-        return max(self.stages, key=lambda stage: float(stage.on.prices.straggler[stage.row]))
+    def stage_gpus(self) -> tuple[int, ...]:
+        """GPUs of every stage, of all replicas."""
+        c = self.config
+        if c.stage_groups:
+            return tuple(one.num_gpus for one in c.stage_groups)
+        return (c.num_gpus // c.pipeline_parallel_size,) * c.pipeline_parallel_size
 
     @property
     def straggler(self) -> float:
-        """Of the slowest group in use."""
-        stage = self.slowest_nodes
-        return float(stage.on.prices.straggler[stage.row])
+        """Factor by which the slowest group in use lengthens a step, at least 1."""
+        return max(float(stage.on.prices.straggler[stage.row]) for stage in self.stages)
 
     @property
     def fixed_s(self) -> float:
-        """The same."""
+        """Largest fixed time of the groups in use."""
         return max(float(stage.on.prices.fixed_s[stage.row]) for stage in self.stages)
 
-    @property
-    def objective_s(self) -> float:
-        """The closed form: ``straggler (sum_s t_s + max_s ((m - 1) t_s + tail_s)) + fixed``."""
-        more, last = self.config.num_microbatches - 1, self.last
-        whole = sum(stage.time_s for stage in self.stages) + more * last.time_s + last.tail_s
-        return step_of_end_s(whole, self.straggler, self.fixed_s)
-
-    @property
-    def last(self) -> PlacedStage:
-        """The stage that ends last by the closed form."""
-        more = self.config.num_microbatches - 1
-        return max(self.stages, key=lambda stage: more * stage.time_s + stage.tail_s)
+    def passes_s(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+        """Forward, backward and weight-gradient seconds of every chunk, in model order."""
+        found = {chunk: stage.pass_s(chunk) for stage in self.stages for chunk in stage.chunks}
+        forward, backward, weight = zip(*(found[chunk] for chunk in sorted(found)), strict=True)
+        return forward, backward, weight
 
     def finish_s(self) -> list[float]:
-        """When each stage ends its last pass."""
-        return rank_finish_s(
-            [stage.forward_s for stage in self.stages],
-            [stage.backward_s for stage in self.stages],
-            pp=len(self.stages),
-            num_microbatches=self.config.num_microbatches,
-            schedule=self.config.pipeline_schedule,
-        )
+        """When each stage ends its last pass: simulated, or by the closed form of its schedule."""
+        c = self.config
+        if can_simulate(c):
+            forward, backward, weight = self.passes_s()
+            return rank_finish_s(
+                forward, backward, pp=len(self.stages), num_microbatches=c.num_microbatches,
+                schedule=c.pipeline_schedule, weight_s=weight,
+            )  # fmt: skip
+        phi, times = float(fill_share(Columns.of([c]))[0]), [stage.time_s for stage in self.stages]
+        return [phi * sum(times) + (c.num_microbatches - phi) * time_s for time_s in times]
 
-    def budgets_bytes(self) -> list[float]:
-        """What each stage may use at its peak."""
-        chance = self.fleet.problem.options.max_out_of_memory_probability
-        return [memory_budget_bytes(s.on.problem, s.on.profile, chance) for s in self.stages]
+
+def can_simulate(configuration: Configuration) -> bool:
+    """Whether the micro-batches fit the groups in which the schedule's order is written."""
+    c = configuration
+    whole = c.virtual_pipeline_size == 1 or c.num_microbatches % c.pipeline_parallel_size == 0
+    return whole or c.pipeline_schedule in ANY_COUNT
 
 
 def alike(config: Configuration, tensor_parallel_size: int) -> Configuration:
@@ -351,148 +444,3 @@ def alike(config: Configuration, tensor_parallel_size: int) -> Configuration:
         sequence_parallel=tensor_parallel_size > 1,
         stage_groups=(),
     )
-
-
-def placed_pipelines(
-    problem: Problem, profile: Profile, configs: Sequence[Configuration]
-) -> list[PlacedPipeline]:
-    """Price every stage of configurations with ``stage_groups``."""
-    fleet = Fleet.of(problem, profile)
-    places = [
-        [(fleet.names.index(one.group), one.tensor_parallel_size) for one in config.stage_groups]
-        for config in configs
-    ]
-    wanted = dict[int, dict[tuple[int, int], None]]()  # by group: (configuration, tp), each once
-    for at, stands in enumerate(places):
-        for group, size in stands:
-            wanted.setdefault(group, {})[at, size] = None
-    on = {group: _priced(fleet, group, configs, list(pairs)) for group, pairs in wanted.items()}
-    rows = {group: {pair: row for row, pair in enumerate(pairs)} for group, pairs in wanted.items()}
-    hops = dict[tuple[int, int, float], float]()
-
-    def pipeline(at: int) -> PlacedPipeline:
-        here = [(on[group], rows[group][at, size]) for group, size in places[at]]
-        before = [here[0], *here[:-1]]
-        stages = tuple(
-            PlacedStage(
-                on=own, row=row, stage=number, hop_s=_hop_s(fleet, hops, before[number], (own, row))
-            )
-            for number, (own, row) in enumerate(here)
-        )
-        return PlacedPipeline(fleet=fleet, config=configs[at], stages=stages)
-
-    return [pipeline(at) for at in range(len(configs))]
-
-
-def placed_pipeline(problem: Problem, profile: Profile, config: Configuration) -> PlacedPipeline:
-    """Price every stage of one configuration with ``stage_groups``."""
-    return placed_pipelines(problem, profile, [config])[0]
-
-
-def _priced(
-    fleet: Fleet, group: int, configs: Sequence[Configuration], pairs: Sequence[tuple[int, int]]
-) -> GroupPrices:
-    """Configurations as if they stood on one group."""
-    problem, profile = fleet.problems[group], fleet.profiles[group]
-    here = [alike(configs[at], size) for at, size in pairs]
-    columns, splits, layout = Columns.of(here), padded(here), LayerLayout.of(problem.model)
-    prices = price(problem, columns, profile)
-    return GroupPrices(
-        group=group,
-        problem=problem,
-        profile=profile,
-        columns=columns,
-        splits=splits,
-        prices=prices,
-        chunks=chunks_of(columns, layout, splits),
-        assembled=assemble(prices, columns, layout, splits),
-        sent_bytes=sent_bytes(context_of(problem, columns, profile)),
-    )
-
-
-def _hop_s(
-    fleet: Fleet,
-    known: dict[tuple[int, int, float], float],
-    before: tuple[GroupPrices, int],
-    own: tuple[GroupPrices, int],
-) -> float:
-    """Seconds of a transfer from the stage before beyond one inside the group, each direction."""
-    if before[0].group == own[0].group:
-        return 0.0
-    sent = max(float(one.sent_bytes[row]) for one, row in (before, own))
-    key = (before[0].group, own[0].group, sent)
-    if key not in known:
-        known[key] = float(fleet.hop_s(*key[:2], np.array([sent]))[0])
-    return known[key] - float(own[0].prices.transfer_s[own[1]])
-
-
-def causes_s(stage: PlacedStage, num_microbatches: int) -> Mapping[str, float]:
-    """Seconds of one stage's passes and tail by cause, as ``predict`` has those of a rank."""
-    prices, row, m = stage.on.prices, stage.row, num_microbatches
-    causes = {name: m * float(stage.parts @ value[row]) for name, value in prices.breakdown_s.items()}
-    causes["recompute"] += m * float(stage.replayed @ prices.replay_s[row])
-    causes["pipeline_transfer"] = 2.0 * m * stage.transfer_s
-    causes["data_parallel"] += stage.tail_s - stage.optimizer_s
-    causes["optimizer"] = stage.optimizer_s
-    del causes["rest"]
-    return causes
-
-
-# --------------------------------------------------------------------------------------------------
-# Energy of a placed step: every group's GPUs at their own power.
-
-
-def placed_energy_j(
-    problem: Problem, profile: Profile, config: Configuration, step_s: float
-) -> float | None:
-    """Joules of all GPUs in a step, as ``outlook`` counts those of a mesh; None where no power is known."""
-    classes, joules = config.replicas or (config,), 0.0
-    for pipeline in placed_pipelines(problem, profile, classes):
-        for stage, place in zip(pipeline.stages, pipeline.config.stage_groups, strict=True):
-            gpu = stage.on.profile.group.gpu
-            if not gpu.power_watts:
-                return None
-            power = power_of(gpu)
-            busy = pipeline.config.num_microbatches * _computing_s(stage)
-            joules += place.num_gpus * (power.waiting_w * step_s + (power.busy_w - power.waiting_w) * busy)
-    return joules
-
-
-def _computing_s(stage: PlacedStage) -> float:
-    """Computing and recomputing seconds of one micro-batch."""
-    prices, row = stage.on.prices, stage.row
-    passes = sum(float(stage.parts @ prices.breakdown_s[name][row]) for name in ("compute", "recompute"))
-    return passes + float(stage.replayed @ prices.replay_s[row])
-
-
-# --------------------------------------------------------------------------------------------------
-# Whole configurations, priced and added up in a few array operations; nothing is simulated.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assembled:
-    """n configurations with their prices, chunks and stages."""
-
-    columns: Columns
-    layout: LayerLayout
-    prices: RowPrices
-    chunks: Chunks
-    stages: Stages
-
-    @classmethod
-    def of(cls, problem: Problem, profile: Profile, configurations: Sequence[Configuration]) -> Assembled:
-        """Price and add up; there is at least one configuration."""
-        columns, laid = Columns.of(configurations), LaidOut.of(problem, configurations)
-        prices = laid.prices(price(laid.problem, columns, profile))
-        replayed = replayed_layers(configurations, columns)
-        return cls(
-            columns=columns,
-            layout=laid.layout,
-            prices=prices,
-            chunks=chunks_of(columns, laid.layout, laid.splits, replayed),
-            stages=assemble(prices, columns, laid.layout, laid.splits, replayed),
-        )
-
-    def objective_s(self) -> FloatArray:
-        """The closed-form step time, shape (n,)."""
-        return objective_s(self.prices, self.columns, self.stages)

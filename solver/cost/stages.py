@@ -408,6 +408,13 @@ def _by_rank(values: FloatArray, chunks: Chunks) -> FloatArray:
     return summed.astype(np.float64, copy=False).reshape(n, num_ranks)
 
 
+def added_by_rank(values: FloatArray, chunks: Chunks) -> FloatArray:
+    """Add up values of chunks, (n, C, X), over the chunks of each rank, (n, R, X)."""
+    valid = chunks.valid
+    each = [_by_rank(np.where(valid, values[..., at], 0.0), chunks) for at in range(values.shape[2])]
+    return np.stack(each, axis=-1)
+
+
 def _layers(counts: list[FloatArray], price: FloatArray) -> FloatArray:
     """Counts (n, X) of each kind of layer times prices (n, P), summed: (n, X)."""
     total: FloatArray = counts[0] * price[:, :1]

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise, product
 
-import numpy as np
-
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import (
@@ -25,9 +23,9 @@ from meshwright.solver.configuration import (
     plain_order,
     settled,
 )
-from meshwright.solver.cost.memory import memory_budget_bytes
-from meshwright.solver.cost.pipelines import Assembled, GroupPrices, PlacedPipeline
-from meshwright.solver.explain.waterfall import Placed, placed_all, placed_waterfalls, waterfalls_of
+from meshwright.solver.cost.evaluation import Evaluation, evaluate
+from meshwright.solver.cost.pipelines import Priced
+from meshwright.solver.explain.waterfall import waterfalls
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import plain_schedule, takes_chunks
 from meshwright.solver.space.rules import BATCH_RULE, rules_of, violation_masks
@@ -225,53 +223,81 @@ class Alternative:
 def alternatives_of(
     problem: Problem, profile: Profile, configurations: Sequence[Configuration]
 ) -> list[list[Alternative]]:
-    """The judged moves of every configuration, in the order of the configurations."""
-    moves = [moves_of(problem, one) for one in configurations]
-    flat = [move for some in moves for move in some]
-    if not flat:
-        return [[] for _ in configurations]
-    starts = Assembled.of(problem, profile, configurations)
-    steps = starts.objective_s()
-    falls = waterfalls_of(problem, profile, starts, steps)
-    origin = [row for row, some in enumerate(moves) for _ in some]
-    judged = iter(_judged(problem, profile, flat, [(float(steps[row]), falls[row]) for row in origin]))
-    return [[next(judged) for _ in some] for some in moves]
-
-
-def _judged(
-    problem: Problem,
-    profile: Profile,
-    moves: Sequence[Move],
-    starts: Sequence[tuple[float, dict[str, float]]],
-) -> list[Alternative]:
-    """Every move priced and held against rules and memory; ``starts``: step and waterfall before it."""
-    found = Assembled.of(problem, profile, [move.configuration for move in moves])
-    steps = found.objective_s()
-    falls = waterfalls_of(problem, profile, found, steps)
-    rules = rules_of(problem)
-    masks = violation_masks(rules, found.columns).tolist()
-    names = [rule.name for rule in rules]
-    sequences = [move.configuration.global_batch_size for move in moves]
-    whole = steps * problem.workload.global_batch_size / np.array(sequences)
-    budget = memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability)
-    peaks = found.stages.peak_memory_bytes
-    heaviest = peaks.argmax(axis=1).tolist()
-    terms = list(found.stages.memory_bytes)
-    sizes = np.stack([found.stages.memory_bytes[term] for term in terms])
-    return [
-        Alternative(
-            move=move,
-            step_s=float(whole[row]),
-            start_s=starts[row][0],
-            waterfall_s=falls[row],
-            start_waterfall_s=starts[row][1],
-            broken=tuple(name for bit, name in enumerate(names) if masks[row] >> bit & 1),
-            short_bytes=max(float(peaks[row, heaviest[row]] - budget), 0.0),
-            heaviest_stage=heaviest[row],
-            largest_term=terms[int(sizes[:, row, heaviest[row]].argmax())],
-        )
-        for row, move in enumerate(moves)
+    """Return the judged moves of every configuration, in the order of the configurations."""
+    starts = evaluate(problem, profile, configurations)
+    moves = [
+        placed_moves_of(problem, one.config, one.slowest)
+        if one.config.is_placed
+        else moves_of(problem, one.config)
+        for one in starts
     ]
+    found = evaluate(problem, profile, [move.configuration for some in moves for move in some])
+    judged = iter(zip(found, waterfalls(problem, found), strict=True))
+    judge = Judge(problem)
+    return [
+        [_alternative(judge, move, next(judged), (start, fall)) for move in some]
+        for some, start, fall in zip(moves, starts, waterfalls(problem, starts), strict=True)
+    ]
+
+
+_Fallen = tuple[Evaluation, dict[str, float]]
+
+
+def _alternative(judge: Judge, move: Move, now: _Fallen, start: _Fallen) -> Alternative:
+    """Judge one move; ``now`` and ``start``: with and without it."""
+    found, fall = now
+    short, stage = max((bytes_short, -at) for at, bytes_short in enumerate(found.short_bytes()))
+    heaviest = found.stages[-stage]
+    terms = heaviest.memory_bytes()
+    return Alternative(
+        move=move,
+        step_s=found.objective_s * judge.batch / found.config.global_batch_size,
+        start_s=start[0].objective_s,
+        waterfall_s=fall,
+        start_waterfall_s=start[1],
+        broken=judge.broken(found),
+        short_bytes=max(short, 0.0),
+        heaviest_stage=-stage,
+        largest_term=max(terms, key=lambda name: terms[name]),
+        place=f" on {heaviest.on.profile.group.gpu.slug}" if heaviest.on.name else "",
+    )
+
+
+class Judge:
+    """Which rules configurations break; masks of rows that were priced together are found once."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.batch = problem.workload.global_batch_size
+        self._batches = {self.batch, *problem.options.batch_sizes}
+        self._have = dict(zip(problem.cluster.group_names, problem.cluster.distinct_groups, strict=True))
+        self._masks = cache(_masks)
+
+    def broken(self, found: Evaluation) -> tuple[str, ...]:
+        """Names of the rules that a configuration breaks on any group; too few GPUs or sequences."""
+        names = dict[str, None]()
+        for on, row in {(stage.on, stage.row): None for stage in found.stages}:
+            rules, masks = self._masks(on)
+            mask = int(masks[row])
+            names |= {name: None for bit, name in enumerate(rules) if mask >> bit & 1}
+        if found.config.is_placed:  # a class has its own share of the batch
+            names.pop(BATCH_RULE, None)
+            if found.config.global_batch_size not in self._batches:
+                names[BATCH_RULE] = None
+        return (*names, *self._too_few_gpus(found))
+
+    def _too_few_gpus(self, found: Evaluation) -> list[str]:
+        """Groups that would have to give more GPUs than they have."""
+        used = Counter[str]()
+        for stage in (stage for one in found.classes for stage in one.config.stage_groups):
+            used[stage.group] += stage.num_gpus
+        have = {name: self._have[name].num_gpus for name in used}
+        return [f"GPUs of {name}: there are {have[name]}" for name in used if used[name] > have[name]]
+
+
+def _masks(on: Priced) -> tuple[list[str], IntArray]:
+    """Names of the rules on a group, and the broken ones of each row."""
+    rules = rules_of(on.problem)
+    return [rule.name for rule in rules], violation_masks(rules, on.columns)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -390,106 +416,3 @@ def _layers(c: Configuration) -> Iterator[tuple[str, Configuration]]:
                 sizes[source] -= 1
                 sizes[target] += 1
                 yield f"a layer from stage {source} to {target}", replace(c, stage_layers=tuple(sizes))
-
-
-# --------------------------------------------------------------------------------------------------
-# Moves of placed configurations, priced together: how fast, whether they fit, which rules they break.
-
-
-_ROUNDED_BYTES = 16  # a stage's terms are rounded to bytes
-
-
-def placed_alternatives_of(
-    problem: Problem, profile: Profile, configurations: Sequence[Configuration]
-) -> list[list[Alternative]]:
-    """The judged moves of every configuration, in the order of the configurations."""
-    starts = placed_all(problem, profile, configurations)
-    moves = [placed_moves_of(problem, one.config, one.slowest) for one in starts]
-    flat = [move for some in moves for move in some]
-    found = placed_all(problem, profile, [move.configuration for move in flat])
-    steps = [one.objective_s for one in found]
-    falls = placed_waterfalls(found, steps)
-    start_steps = [one.objective_s for one in starts]
-    start_falls = placed_waterfalls(starts, start_steps)
-    judge = Judge()
-    judged, at = list[list[Alternative]](), 0
-    for start, some in enumerate(moves):
-        mine = range(at, at + len(some))
-        at += len(some)
-        judged.append([
-            _alternative(judge, flat[one], found[one], (steps[one], falls[one]),
-                         (start_steps[start], start_falls[start]))
-            for one in mine
-        ])  # fmt: skip
-    return judged
-
-
-def _alternative(
-    judge: Judge,
-    move: Move,
-    found: Placed,
-    now: tuple[float, dict[str, float]],
-    start: tuple[float, dict[str, float]],
-) -> Alternative:
-    """One move, judged; ``now`` and ``start``: step and waterfall with and without it."""
-    short, stage = max((bytes_short, -at) for at, bytes_short in enumerate(short_bytes(found)))
-    heaviest = found.stages[-stage]
-    terms = heaviest.memory_bytes()
-    return Alternative(
-        move=move,
-        step_s=now[0],
-        start_s=start[0],
-        waterfall_s=now[1],
-        start_waterfall_s=start[1],
-        broken=judge.broken(found),
-        short_bytes=max(short, 0.0),
-        heaviest_stage=-stage,
-        largest_term=max(terms, key=lambda name: terms[name]),
-        place=f" on {heaviest.on.profile.group.gpu.slug}",
-    )
-
-
-def short_bytes(found: Placed) -> list[float]:
-    """What each stage of all classes needs beyond its budget; below 0: it fits."""
-    return [
-        sum(stage.memory_bytes().values()) - budget - _ROUNDED_BYTES
-        for one in found.classes
-        for stage, budget in zip(one.stages, one.budgets_bytes(), strict=True)
-    ]
-
-
-class Judge:
-    """Which rules configurations break; masks of rows that were priced together are found once."""
-
-    def __init__(self) -> None:
-        self._masks = cache(_masks)
-
-    def broken(self, found: Placed) -> tuple[str, ...]:
-        """Names of the rules that a configuration breaks on any group; too few GPUs or sequences."""
-        names = dict[str, None]()
-        for one in found.classes:
-            for on, row in {(stage.on, stage.row): None for stage in one.stages}:
-                rules, masks = self._masks(on)
-                mask = int(masks[row])
-                names |= {name: None for bit, name in enumerate(rules) if mask >> bit & 1}
-        names.pop(BATCH_RULE, None)
-        batch = found.classes[0].fleet.problem.workload.global_batch_size
-        if found.config.global_batch_size != batch:
-            names[BATCH_RULE] = None
-        return (*names, *_too_few_gpus(found.classes))
-
-
-def _masks(on: GroupPrices) -> tuple[list[str], IntArray]:
-    """Names of the rules on a group, and the broken ones of each row."""
-    rules = rules_of(on.problem)
-    return [rule.name for rule in rules], violation_masks(rules, on.columns)
-
-
-def _too_few_gpus(classes: Sequence[PlacedPipeline]) -> list[str]:
-    """Groups that would have to give more GPUs than they have."""
-    fleet, used = classes[0].fleet, Counter[str]()
-    for one in classes:
-        for stage in one.config.stage_groups:
-            used[stage.group] += stage.num_gpus
-    have = {name: group.num_gpus for name, group in zip(fleet.names, fleet.groups, strict=True)}
-    return [f"GPUs of {name}: there are {have[name]}" for name in used if used[name] > have[name]]

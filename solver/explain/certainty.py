@@ -22,12 +22,12 @@ from meshwright.solver.calibration.choose import Candidates
 from meshwright.solver.calibration.fit import TIME_PROCESS, TIME_WIDTHS
 from meshwright.solver.calibration.observations import Observation, with_offsets
 from meshwright.solver.configuration import Columns, FloatArray
-from meshwright.solver.cost.pipelines import GroupPrices, PlacedPipeline, PlacedStage
+from meshwright.solver.cost.evaluation import Evaluation, StageTable, evaluate
+from meshwright.solver.cost.pipelines import Pipeline, Priced, Stage
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.residuals import NUM_FEATURES, features
-from meshwright.solver.cost.stages import LayerLayout, assemble, step_of_end_s
+from meshwright.solver.cost.stages import assemble, chunks_of
 from meshwright.solver.cost.uncertainty import between
-from meshwright.solver.explain.waterfall import Placed, placed_all
 from meshwright.solver.predict import Z_80_PERCENT
 from meshwright.solver.problem import Problem, with_changes
 
@@ -53,9 +53,9 @@ def log_sigma(plan: Plan) -> float:
 
 def placed_log_covariance(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> FloatArray:
     """Covariance of ln(true / predicted) of placed plans' steps, (n, n); spreads are the plans' own."""
-    placed = placed_all(problem, profile, [plan.config for plan in plans])
+    placed = evaluate(problem, profile, [plan.config for plan in plans])
     together = np.zeros((len(plans), len(plans)))
-    for group in range(len(placed[0].classes[0].fleet.groups)):
+    for group in {stage.on.group for one in placed for stage in one.stages}:
         together += _of_group(placed, group)
     spread = np.sqrt(np.diag(together))
     sigmas = np.array([log_sigma(plan) for plan in plans])
@@ -79,11 +79,13 @@ def _apart_from_the_cluster(problem: Problem, together: FloatArray, scales: Floa
     return np.asarray(together * np.outer(apart, apart) + common)
 
 
-def _of_group(placed: Sequence[Placed], group: int) -> FloatArray:
+def _of_group(placed: Sequence[Evaluation], group: int) -> FloatArray:
     """What one group's errors do to every pair of plans, (n, n)."""
-    shares = np.array([_share(one, group) for one in placed])
+    shares = _shares(placed, group)
     points = np.stack([_features(one, group) for one in placed])
-    residual = placed[0].classes[0].fleet.profiles[group].residual
+    residual = next(
+        stage.on.profile.residual for one in placed for stage in one.stages if stage.on.group == group
+    )
     if residual is not None:
         return np.asarray(np.outer(shares, shares) * residual.covariance(points))
     alone = Candidates(features=points, effects=np.zeros((len(points), 1)), noises=np.zeros(len(points)))
@@ -92,47 +94,46 @@ def _of_group(placed: Sequence[Placed], group: int) -> FloatArray:
     return np.asarray(np.outer(shares, shares) * likeness + effects @ effects.T)
 
 
-def _share(placed: Placed, group: int) -> float:
-    """Which share of the step hangs on a group: its relative change with all times there."""
-    longer = max(_stretched_s(one, group) for one in placed.classes) + placed.exchange_s
-    return float((longer / placed.objective_s - 1.0) / _SHARE_STEP)
+def _steps_s(placed: Sequence[Evaluation], of_classes: FloatArray) -> FloatArray:
+    """Steps of plans, (n,), from those of their classes, one plan after the other."""
+    counts = np.array([len(one.classes) for one in placed])
+    slowest = np.maximum.reduceat(of_classes, np.cumsum(counts) - counts)
+    return np.asarray(slowest + [one.exchange_s for one in placed])
 
 
-def _stretched_s(one: PlacedPipeline, group: int) -> float:
-    """The closed form of a pipeline where a group takes a little longer."""
-    factors = [1.0 + _SHARE_STEP * (stage.group == group) for stage in one.stages]
-    times = [stage.time_s * factor for stage, factor in zip(one.stages, factors, strict=True)]
-    tails = [stage.tail_s * factor for stage, factor in zip(one.stages, factors, strict=True)]
-    more = one.config.num_microbatches - 1
-    last = max(more * time + tail for time, tail in zip(times, tails, strict=True))
-    return step_of_end_s(sum(times) + last, one.straggler, one.fixed_s)
+def _shares(placed: Sequence[Evaluation], group: int) -> FloatArray:
+    """Share of each step that depends on a group: its relative change with all times there, (n,)."""
+    table = StageTable([pipeline for one in placed for pipeline in one.classes])
+    there = table.of_rows(lambda on: np.full(len(on.columns), float(on.group == group)))
+    longer, now = table.objective_s(1.0 + _SHARE_STEP * there), table.objective_s()
+    return np.asarray((_steps_s(placed, longer) / _steps_s(placed, now) - 1.0) / _SHARE_STEP)
 
 
-def _features(placed: Placed, group: int) -> FloatArray:
+def _features(placed: Evaluation, group: int) -> FloatArray:
     """Features of what a plan runs on a group, (F,); zeros where it runs nothing there."""
     for stage in placed.stages:
-        if stage.group == group:
+        if stage.on.group == group:
             columns = stage.on.columns.take(np.array([stage.row]))
             return np.asarray(features(stage.on.problem, columns)[0])
     return np.zeros(NUM_FEATURES)
 
 
-def _effects(placed: Sequence[Placed], group: int) -> FloatArray:
+def _effects(placed: Sequence[Evaluation], group: int) -> FloatArray:
     """What one prior width of each constant of a group does to the log step of every plan, (n, c)."""
-    widths = np.array(list(TIME_WIDTHS.values()))
-    moved = dict[int, GroupPrices]()
-    found = np.zeros((len(placed), len(widths)))
-    for at, one in enumerate(placed):
-        for stage in one.stages:
-            if stage.group == group and id(stage.on) not in moved:
-                moved[id(stage.on)] = _moved(stage.on)
-        if any(stage.group == group for stage in one.stages):
-            steps = [_moved_s(one, moved, constant) for constant in range(len(widths))]
-            found[at] = (np.log(steps) - log(one.objective_s)) / _STEP
-    return np.asarray(found * widths)
+    widths, moved = np.array(list(TIME_WIDTHS.values())), dict[int, Priced]()
+    for stage in (stage for one in placed for stage in one.stages):
+        if stage.on.group == group and id(stage.on) not in moved:
+            moved[id(stage.on)] = _moved(stage.on)
+    pipelines = [pipeline for one in placed for pipeline in one.classes]
+    now = _steps_s(placed, StageTable(pipelines).objective_s())
+    steps = [
+        _steps_s(placed, StageTable([_with(one, moved, at) for one in pipelines]).objective_s())
+        for at in range(len(widths))
+    ]
+    return np.asarray(np.log(np.stack(steps, axis=1) / now[:, None]) / _STEP * widths)
 
 
-def _moved(on: GroupPrices) -> GroupPrices:
+def _moved(on: Priced) -> Priced:
     """A group's prices with each constant moved alone, one set of rows after the other."""
     names, rows = tuple(TIME_WIDTHS), len(on.columns)
     offsets = _STEP * np.eye(len(names))
@@ -140,25 +141,22 @@ def _moved(on: GroupPrices) -> GroupPrices:
     constants = with_offsets(on.profile.constants, names, offsets, rows)
     columns, splits = on.columns.take(again), on.splits[again]
     prices = price(on.problem, columns, replace(on.profile, constants=constants))
-    layout = LayerLayout.of(on.problem.model)
-    assembled = assemble(prices, columns, layout, splits)
-    return replace(on, columns=columns, splits=splits, prices=prices, assembled=assembled)
+    replayed = None if on.replayed is None else on.replayed[again]
+    chunks = chunks_of(columns, on.layout, splits, replayed)
+    stages = assemble(prices, columns, on.layout, splits, replayed)
+    return replace(on, columns=columns, splits=splits, prices=prices, chunks=chunks, stages=stages)
 
 
-def _moved_s(one: Placed, moved: Mapping[int, GroupPrices], constant: int) -> float:
-    """The closed form with one constant of a group moved."""
+def _with(pipeline: Pipeline, moved: Mapping[int, Priced], constant: int) -> Pipeline:
+    """A pipeline with one constant of a group moved."""
 
-    def stage_of(stage: PlacedStage) -> PlacedStage:
+    def stage_of(stage: Stage) -> Stage:
         on = moved.get(id(stage.on))
         if on is None:
             return stage
         return replace(stage, on=on, row=constant * len(stage.on.columns) + stage.row)
 
-    steps = [
-        replace(pipeline, stages=tuple(map(stage_of, pipeline.stages))).objective_s
-        for pipeline in one.classes
-    ]
-    return max(steps) + one.exchange_s
+    return replace(pipeline, stages=tuple(map(stage_of, pipeline.stages)))
 
 
 _DRAWS = 4096

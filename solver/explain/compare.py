@@ -12,21 +12,17 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import groupby
+from itertools import groupby, pairwise
 
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Comparison, Prediction, Step
-from meshwright.solver.check import broken_on_groups
-from meshwright.solver.configuration import SHORT_NAMES, VARIABLES, Columns, Configuration, settled
-from meshwright.solver.cost.memory import memory_budget_bytes
-from meshwright.solver.cost.pipelines import Assembled
-from meshwright.solver.explain.alternatives import Judge, settle, short_bytes
-from meshwright.solver.explain.reasons import fallen
-from meshwright.solver.explain.waterfall import placed_all
-from meshwright.solver.predict import predict
+from meshwright.solver.configuration import SHORT_NAMES, VARIABLES, Configuration, settled
+from meshwright.solver.cost.evaluation import evaluate
+from meshwright.solver.explain.alternatives import Judge, settle
+from meshwright.solver.explain.waterfall import waterfalls
+from meshwright.solver.predict import predicted
 from meshwright.solver.problem import Problem
-from meshwright.solver.space.rules import rules_of, violation_masks
 from meshwright.solver.splits import even_split
 
 # --------------------------------------------------------------------------------------------------
@@ -209,26 +205,10 @@ _SIZES = (
     "data_parallel_size", "context_parallel_size", "expert_parallel_size", "micro_batch_size", "zero_stage",
 )  # fmt: skip
 _RANKS = ("data_parallel_size", "context_parallel_size")
-Path = list[tuple[str, Configuration]]
-
-
-def placed_path(problem: Problem, profile: Profile, first: Configuration, second: Configuration) -> Path:
-    """Words and configurations after the first; the last one is the second."""
-    if first == second:
-        return []
-    if not (first.stage_groups and second.stage_groups):
-        return [(_whole(second), second)]
-    differences = placed_differences(first, second)
-    done, path = frozenset[str](), Path()
-    for one in best_order(differences, _placed_prices(problem, profile, (first, second), differences)):
-        done |= {one.name}
-        last = len(done) == len(differences)
-        path.append((one.words, second if last else _carried(problem, first, second, done)))
-    return path
 
 
 def _whole(second: Configuration) -> str:
-    """What everything at once is."""
+    """Everything at once, in words."""
     if second.replicas:
         names = [one.stage_groups[0].group for one in second.replicas]
         return f"replicas of their own on {', '.join(names)}"
@@ -255,7 +235,7 @@ def placed_differences(first: Configuration, second: Configuration) -> list[Diff
     same = len(first.stage_layers) == len(second.stage_layers)
     if same and first.stage_layers != second.stage_layers:
         found.append(Difference(name="stage_layers", words="layers of the stages"))
-    return found or [Difference(name="rest", words="everything else")]
+    return found
 
 
 def _differ(first: Configuration, second: Configuration, name: str) -> bool:
@@ -274,42 +254,12 @@ def _carried(
     problem: Problem, first: Configuration, second: Configuration, done: AbstractSet[str]
 ) -> Configuration:
     """The first configuration with the named differences of the second."""
-    names = {name for name in done if name != "rest"}
+    names = set(done)
     moves = "stage_groups" in names and len(first.stage_layers) != len(second.stage_layers)
     names |= {"stage_layers"} if moves else set()
     names |= {*_RANKS} if "stage_groups" in names else set()
     changed = replace(first, **{name: getattr(second, name) for name in names})
     return settled(problem.cluster, changed, problem.workload.global_batch_size)
-
-
-def _placed_prices(
-    problem: Problem,
-    profile: Profile,
-    ends: tuple[Configuration, Configuration],
-    differences: Sequence[Difference],
-) -> dict[int, tuple[int, float]]:
-    """Of each set of carried differences, as bits: what it costs a path, and its closed-form step."""
-    names = [difference.name for difference in differences]
-    sets = [frozenset(n for at, n in enumerate(names) if done >> at & 1) for done in range(1 << len(names))]
-    placed = placed_all(problem, profile, [_carried(problem, *ends, some) for some in sets])
-    judge = Judge()
-    return {
-        done: (
-            ILLEGAL * bool(judge.broken(one)) + TOO_BIG * (max(short_bytes(one)) > 0.0),
-            one.objective_s,
-        )
-        for done, one in enumerate(placed)
-    }
-
-
-def fits(problem: Problem, profile: Profile, config: Configuration) -> bool:
-    """Whether every stage stays within its own budget."""
-    return max(short_bytes(placed_all(problem, profile, [config])[0])) <= 0.0
-
-
-def broken_of(problem: Problem, config: Configuration) -> tuple[str, ...]:
-    """Names of the rules that a placed configuration breaks on any group."""
-    return tuple(dict.fromkeys(broken_on_groups(problem, config)))
 
 
 Option = str | int | float | bool
@@ -332,6 +282,28 @@ class _Stop:
     configuration: Configuration
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    """A stop, predicted."""
+
+    prediction: Prediction
+    fall_s: dict[str, float]
+    fits: bool
+    breaks: tuple[str, ...]  # names of rules
+
+    @classmethod
+    def of(cls, stop: _Stop, profile: Profile) -> _Judged:
+        """Predict a stop, and hold it against rules and memory."""
+        found = evaluate(stop.problem, profile, [stop.configuration], with_spread=True)
+        prediction = predicted(stop.problem, found[0])
+        return cls(
+            prediction=prediction,
+            fall_s=waterfalls(stop.problem, found, [prediction.step_time_s])[0],
+            fits=max(found[0].short_bytes()) <= 0.0,
+            breaks=Judge(stop.problem).broken(found[0]),
+        )
+
+
 def compared(profile: Profile, first: Side, second: Side) -> Comparison:
     """Both sides and the path between them.
 
@@ -342,26 +314,22 @@ def compared(profile: Profile, first: Side, second: Side) -> Comparison:
     for name, problem in _option_changes(first.problem, second.problem, profile.framework):
         stops.append(_Stop(name, problem, first.configuration))
     stops += _path(second.problem, profile, first.configuration, second.configuration)
-    priced = [predict(stop.problem, profile, stop.configuration) for stop in stops]
-    falls = [
-        fallen(stop.problem, profile, [stop.configuration], [found.step_time_s])[0]
-        for stop, found in zip(stops, priced, strict=True)
-    ]
+    found = [_Judged.of(stop, profile) for stop in stops]
     steps = [
         Step(
-            change=stops[at].change,
-            step_change_s=priced[at].step_time_s - priced[at - 1].step_time_s,
-            terms_s={name: falls[at][name] - falls[at - 1][name] for name in falls[at]},
-            fits=_fits(stops[at], profile, priced[at]),
-            breaks=_broken(stops[at]),
+            change=stop.change,
+            step_change_s=now.prediction.step_time_s - before.prediction.step_time_s,
+            terms_s={name: now.fall_s[name] - before.fall_s[name] for name in now.fall_s},
+            fits=now.fits,
+            breaks=now.breaks,
         )
-        for at in range(1, len(stops))
+        for stop, (before, now) in zip(stops[1:], pairwise(found), strict=True)
     ]
     return Comparison(
-        first=priced[0],
-        second=priced[-1],
-        first_waterfall_s=falls[0],
-        second_waterfall_s=falls[-1],
+        first=found[0].prediction,
+        second=found[-1].prediction,
+        first_waterfall_s=found[0].fall_s,
+        second_waterfall_s=found[-1].fall_s,
         steps=tuple(steps),
     )
 
@@ -390,41 +358,23 @@ def _option_changes(first: Problem, second: Problem, facts: FrameworkFacts) -> l
     return found
 
 
-def _fits(stop: _Stop, profile: Profile, prediction: Prediction) -> bool:
-    """Whether the peak stays within the budget."""
-    problem = stop.problem
-    if stop.configuration.is_placed:
-        return fits(problem, profile, stop.configuration)
-    budget = memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability)
-    return prediction.peak_memory_bytes <= budget + len(prediction.stages)  # terms are rounded
-
-
-def _broken(stop: _Stop) -> tuple[str, ...]:
-    """Names of the rules that a configuration breaks."""
-    if stop.configuration.is_placed:
-        return broken_of(stop.problem, stop.configuration)
-    rules = rules_of(stop.problem)
-    mask = int(violation_masks(rules, Columns.of([stop.configuration]))[0])
-    return tuple(rule.name for bit, rule in enumerate(rules) if mask >> bit & 1)
-
-
 def _path(problem: Problem, profile: Profile, first: Configuration, second: Configuration) -> list[_Stop]:
     """The stops after the first configuration; the last one is the second."""
-    if first.is_placed or second.is_placed:
-        path = placed_path(problem, profile, first, second)
-        return [_Stop(words, problem, configuration) for words, configuration in path]
-    differences = differences_of(first, second)
+    if first == second:
+        return []
+    if first.is_placed != second.is_placed or first.replicas or second.replicas:
+        return [_Stop(_whole(second), problem, second)]
+    differences = (placed_differences if first.is_placed else differences_of)(first, second)
     if not differences:
-        return [] if first == second else [_Stop("everything else", problem, second)]
+        return [_Stop("everything else", problem, second)]
     order = differences
     if len(differences) <= MOST:
         order = best_order(differences, _prices(problem, profile, (first, second), differences))
+    carry = _carried if first.is_placed else carried
     stops, done = [], frozenset[str]()
     for difference in order:
         done |= {difference.name}
-        here = carried(problem, first, second, done)
-        if len(done) == len(differences):
-            here = second
+        here = second if len(done) == len(differences) else carry(problem, first, second, done)
         stops.append(_Stop(difference.words, problem, here or second))
     return stops
 
@@ -437,18 +387,15 @@ def _prices(
 ) -> dict[int, tuple[int, float]]:
     """Of each set of carried differences, as bits: what it costs a path, and its closed-form step."""
     names = [difference.name for difference in differences]
+    carry = _carried if ends[0].is_placed else carried
     stops = {
-        done: carried(problem, *ends, frozenset(n for at, n in enumerate(names) if done >> at & 1))
+        done: carry(problem, *ends, frozenset(n for at, n in enumerate(names) if done >> at & 1))
         for done in range(1 << len(names))
     }
     there = {done: stop for done, stop in stops.items() if stop is not None}
     found = dict.fromkeys(stops, (ILLEGAL * ILLEGAL, 0.0))
-    if there:
-        priced = Assembled.of(problem, profile, list(there.values()))
-        budget = memory_budget_bytes(problem, profile, problem.options.max_out_of_memory_probability)
-        short = priced.stages.peak_memory_bytes.max(axis=1) > budget
-        masks = violation_masks(rules_of(problem), priced.columns) != 0
-        costs = ILLEGAL * masks.astype(int) + TOO_BIG * short.astype(int)
-        pairs = zip(costs.tolist(), priced.objective_s().tolist(), strict=True)
-        found |= dict(zip(there, pairs, strict=True))
+    judge = Judge(problem)
+    for done, one in zip(there, evaluate(problem, profile, list(there.values())), strict=True):
+        costs = ILLEGAL * bool(judge.broken(one)) + TOO_BIG * (max(one.short_bytes()) > 0.0)
+        found[done] = costs, one.objective_s
     return found

@@ -21,8 +21,9 @@ from meshwright.profiles.units import GIB
 from meshwright.solver.answer import Infeasibility, Shortfall
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import BoolArray, Columns, Configuration, FloatArray, IntArray
+from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.memory import memory_limit_bytes, out_of_memory_probability
-from meshwright.solver.cost.pipelines import Fleet, placed_pipeline
+from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.feasible import fitting, lightest, nearest
 from meshwright.solver.search.placement.frontier import Placed, PlacedFrontier
@@ -239,7 +240,7 @@ def first_plan(problem: Problem, profile: Profile) -> First:
     Raises:
         OutOfTime: the clock that this runs under was over first.
     """
-    fleet = Fleet.of(problem, profile)
+    fleet = NodeGroups.of(problem, profile)
     found = _first(outer_of(fleet)[0])
     return found if isinstance(found, Configuration) else _first(outer_of(fleet, wide=True)[0])
 
@@ -288,7 +289,7 @@ def nearest_lack(problem: Problem, profile: Profile, watch: Watch) -> Lack | Non
     time is over before, it is the least of what was tried, if anything was.
     """
     tried = list[tuple[float, Placed]]()
-    outer = Outer.of_nothing(fleet := Fleet.of(problem, profile))
+    outer = Outer.of_nothing(fleet := NodeGroups.of(problem, profile))
     with watch.cut():
         outer, _ = outer_of(fleet, wide=True)
         for one in islice(_fields(outer, _roomiest(outer)) if len(outer) else (), _FIELDS):
@@ -363,12 +364,12 @@ def _try_less(one: Field, tried: list[tuple[float, Placed]]) -> None:
 def _told(problem: Problem, profile: Profile, outer: Outer, found: Placed) -> Lack:
     """The stage that lacks most, its group and its terms."""
     config = of_placement(outer, found).config
-    pipeline = placed_pipeline(problem, profile, config)
-    budgets = pipeline.budgets_bytes()
-    memory = [stage.memory_bytes() for stage in pipeline.stages]
+    stages = evaluate(problem, profile, [config])[0].stages
+    budgets = [stage.on.budget_bytes for stage in stages]
+    memory = [stage.memory_bytes() for stage in stages]
     short = [sum(terms.values()) - budget for terms, budget in zip(memory, budgets, strict=True)]
     at = int(np.argmax(short))
-    on, needed = pipeline.stages[at].on, sum(memory[at].values())
+    on, needed = stages[at].on, sum(memory[at].values())
     static = sum(memory[at][term] for term in _STATIC_TERMS)
     limit, group = memory_limit_bytes(on.problem), config.stage_groups[at].group
     reason = (
@@ -440,7 +441,7 @@ def with_abundant_memory(problem: Problem) -> Problem:
 
 def limits_of(problem: Problem, profile: Profile) -> Limits:
     """The limits with memory in words."""
-    fleet, chance = Fleet.of(problem, profile), problem.options.max_out_of_memory_probability
+    fleet, chance = NodeGroups.of(problem, profile), problem.options.max_out_of_memory_probability
     rooms = [f"{fleet.budget_bytes(at) / GIB:.1f} GiB on {name}" for at, name in enumerate(fleet.names)]
     memory = f"memory of {', '.join(rooms)} (out-of-memory risk {chance * 100:g} %)"
     return Limits(problem=problem, profile=profile, memory=memory)
@@ -498,7 +499,7 @@ def explained(limits: Limits, lack: Lack | None, watch: Watch) -> Infeasibility:
 def _of_request(limits: Limits, conflict: Sequence[str]) -> Iterator[str]:
     """Which rules the rows break that keep a conflict's limits."""
     said = " and ".join(conflict) or "on this cluster"
-    fleet = Fleet.of(limits.problem, limits.profile)
+    fleet = NodeGroups.of(limits.problem, limits.profile)
     (columns, _), fewest = columns_of(fleet, wide=True), list[Rule]()
     for berth in berths_of(fleet):
         rules = rules_of(fleet.problems[berth.group])

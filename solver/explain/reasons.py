@@ -14,14 +14,14 @@ from meshwright.solver.answer import Limit, Loss, Plan, Why
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import Configuration, predicts_alone
+from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.explain.alternatives import (
     Alternative,
     alternatives_of,
-    placed_alternatives_of,
     splits_with_ends_alone,
 )
-from meshwright.solver.explain.waterfall import NO_LOSS, placed_all, placed_waterfalls, waterfalls
-from meshwright.solver.predict import predict_all
+from meshwright.solver.explain.waterfall import NO_LOSS, waterfalls
+from meshwright.solver.predict import predict_all, predicted
 from meshwright.solver.problem import Problem
 
 # --------------------------------------------------------------------------------------------------
@@ -232,8 +232,8 @@ def reasons_of(
     if not configurations:
         return []
     facts = with_options(profile.framework, problem.workload.framework_options)
-    falls = fallen(problem, profile, configurations, steps_s)
-    others = _alternatives(problem, profile, configurations)
+    falls = waterfalls(problem, evaluate(problem, profile, configurations), steps_s)
+    others = alternatives_of(problem, profile, configurations)
     starts = [
         _Start(problem, facts, one, float(step), fall, tuple(some))
         for one, step, fall, some in zip(configurations, steps_s, falls, others, strict=True)
@@ -320,10 +320,9 @@ class _Tried:
         found, right = dict[tuple[str, Configuration], Outcome](), set[tuple[str, Configuration]]()
         for name, some in wanted.items():
             problem, batch = problems[name], problems[name].workload.global_batch_size
-            steps = [one.step_time_s for one in predict_all(problem, profile, list(some))]
-            for one, step, fall in zip(
-                some, steps, fallen(problem, profile, list(some), steps), strict=True
-            ):
+            evaluated = evaluate(problem, profile, list(some), with_spread=True)
+            steps = [predicted(problem, one).step_time_s for one in evaluated]
+            for one, step, fall in zip(some, steps, waterfalls(problem, evaluated, steps), strict=True):
                 found[name, one] = (step * batch / one.global_batch_size, fall)
             asked = [one for one in some if (name, one) in checked]
             faults = violations_of_all(problem, profile, asked)
@@ -345,29 +344,6 @@ class _Tried:
     def saved_s(self, way: Way, start: _Start, term: str) -> float:
         """What a way takes off a term of a configuration."""
         return start.fall_s[term] - self.fall_s(way)[term]
-
-
-def fallen(
-    problem: Problem, profile: Profile, configurations: Sequence[Configuration], steps_s: Sequence[float]
-) -> list[dict[str, float]]:
-    """The waterfalls of meshes and of placed configurations, in the order of the configurations."""
-    pairs = list(zip(configurations, steps_s, strict=True))
-    meshes, placed = [p for p in pairs if not p[0].is_placed], [p for p in pairs if p[0].is_placed]
-    even = iter(waterfalls(problem, profile, [one for one, _ in meshes], [step for _, step in meshes]))
-    stands = placed_all(problem, profile, [one for one, _ in placed])
-    uneven = iter(placed_waterfalls(stands, [step for _, step in placed]))
-    return [next(uneven if one.is_placed else even) for one in configurations]
-
-
-def _alternatives(
-    problem: Problem, profile: Profile, configurations: Sequence[Configuration]
-) -> list[list[Alternative]]:
-    """The judged moves of meshes and of placed configurations, in the order of the configurations."""
-    meshes = [one for one in configurations if not one.is_placed]
-    placed = [one for one in configurations if one.is_placed]
-    even = iter(alternatives_of(problem, profile, meshes))
-    uneven = iter(placed_alternatives_of(problem, profile, placed))
-    return [next(uneven if one.is_placed else even) for one in configurations]
 
 
 def with_reasons(

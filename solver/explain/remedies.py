@@ -33,7 +33,7 @@ from meshwright.solver.clock import Watch, look
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.cost.memory import memory_limit_bytes, out_of_memory_probability
 from meshwright.solver.cost.objective import outlook_of
-from meshwright.solver.cost.pipelines import Fleet
+from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.explain.infeasible import (
     Lack,
     Limits,
@@ -529,7 +529,7 @@ def _free_placed(limits: Limits, lack: Lack | None) -> Iterator[Change]:
     """What needs neither other work nor other machines."""
     problem, profile = limits.problem, limits.profile
     if lack is not None:
-        fleet = Fleet.of(problem, profile)
+        fleet = NodeGroups.of(problem, profile)
         limit = float(memory_limit_bytes(fleet.problems[fleet.names.index(lack.group)]))
         risk = out_of_memory_probability(lack.shortfall.needed_bytes, limit, lack.log_memory_sigma)
         yield from _accepted(problem, profile, risk)

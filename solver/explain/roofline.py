@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 
 from meshwright.profiles.model import LayerKind
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import OperatorPoint, Roofline
-from meshwright.solver.configuration import Columns, Configuration
+from meshwright.solver.configuration import Configuration, FloatArray
 from meshwright.solver.cost.compute import Gemm, core_attention, gemm_seconds, layer_gemms, linear_seconds
 from meshwright.solver.cost.context import Context, context_of
-from meshwright.solver.cost.pipelines import Fleet, alike
+from meshwright.solver.cost.evaluation import evaluate
+from meshwright.solver.cost.pipelines import Pipeline, Priced
 from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem
 
@@ -58,65 +58,41 @@ class _Reader:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Share:
-    """Layers of the model that one kind of rank holds, and the context that prices them."""
-
-    problem: Problem
-    profile: Profile
-    config: Configuration  # as if all of the pipeline stood where these ranks do
-    spans: tuple[tuple[int, int], ...]  # first layer, and behind the last, of each stage
-    note: str = ""
-
-
 def rooflines_of(problem: Problem, profile: Profile, config: Configuration) -> tuple[Roofline, ...]:
-    """The main operators of one micro-batch's forward pass.
+    """Return the main operators of one micro-batch's forward pass.
 
-    One roofline; of a placed configuration one for each node group and tensor-parallel size (and class of
-    replicas) that stages stand on; none where layers were timed as a whole.
+    One roofline for each node group and tensor-parallel size (and class of replicas) that stages stand on,
+    so that a mesh has one; none where layers were timed as a whole.
     """
-    if config.is_placed:
-        shares = _placed_shares(problem, profile, config)
-    else:
-        whole = (0, problem.model.num_layers)
-        shares = [_Share(problem=problem, profile=profile, config=config, spans=(whole,))]
-    return tuple(_roofline(share) for share in shares if share.profile.layers is None)
-
-
-def _placed_shares(problem: Problem, profile: Profile, config: Configuration) -> list[_Share]:
-    """What the ranks on each group hold; each class of replicas holds the whole model."""
-    fleet = Fleet.of(problem, profile)
-    found = []
-    for number, one in enumerate(config.replicas or (config,)):
-        ends = list(accumulate(one.stage_layers))
-        spans = dict[tuple[str, int], list[tuple[int, int]]]()
-        for place, end, held in zip(one.stage_groups, ends, one.stage_layers, strict=True):
-            spans.setdefault((place.group, place.tensor_parallel_size), []).append((end - held, end))
+    (evaluation,) = evaluate(problem, profile, [config])
+    found = list[Roofline]()
+    for number, pipeline in enumerate(evaluation.classes):
         kind = f", replicas of kind {number}" if config.replicas else ""
-        for (group, size), own in spans.items():
-            at = fleet.names.index(group)
-            found.append(
-                _Share(
-                    problem=fleet.problems[at],
-                    profile=fleet.profiles[at],
-                    config=alike(one, size),
-                    spans=tuple(own),
-                    note=f"tp {size}{kind}",
-                )
-            )
+        for (on, row), parts in _held(pipeline).items():
+            if on.profile.layers is None:
+                tp = int(on.columns.tensor_parallel_size[row])
+                found.append(_roofline(on, row, parts, f"tp {tp}{kind}" if on.name else ""))
+    return tuple(found)
+
+
+def _held(pipeline: Pipeline) -> dict[tuple[Priced, int], FloatArray]:
+    """Parts that stages of the same prices hold together, (P,)."""
+    found = dict[tuple[Priced, int], FloatArray]()
+    for stage in pipeline.stages:
+        found[stage.on, stage.row] = found.get((stage.on, stage.row), 0.0) + stage.parts
     return found
 
 
-def _roofline(share: _Share) -> Roofline:
-    """The operators of one share."""
-    model, profile = share.problem.model, share.profile
-    ctx, layout = context_of(share.problem, Columns.of([share.config]), profile), LayerLayout.of(model)
-    counts = sum(layout.cumulative[end] - layout.cumulative[start] for start, end in share.spans)
+def _roofline(on: Priced, row: int, parts: FloatArray, note: str) -> Roofline:
+    """Return the operators of the parts of one row."""
+    model, profile = on.problem.model, on.profile
+    ctx = context_of(on.problem, on.columns.take(np.array([row])), profile)
+    kinds = LayerLayout.of(model).kinds
     points: list[OperatorPoint] = []
-    for one, count in zip(layout.kinds, np.asarray(counts).tolist(), strict=True):
+    for one, count in zip(kinds, parts.tolist(), strict=False):  # the ends of the model follow
         held = _layer(ctx.of(one), one.kind, round(count)) if count else ()
         points += [point for point in held if _new(point, points)]
-    if any(end == model.num_layers for _, end in share.spans):
+    if parts[-1]:
         head = Gemm(m=ctx.tokens, n=model.vocab_size / ctx.t, k=model.hidden_size)
         points.append(_Reader(ctx=ctx, layers=1).gemm("head (logits)", head, "bf16"))
     return Roofline(
@@ -124,7 +100,7 @@ def _roofline(share: _Share) -> Roofline:
         bytes_per_s=ctx.gpu.hbm_bytes_per_s,
         peak_flops=max(point.peak_flops for point in points),
         points=tuple(points),
-        note=share.note,
+        note=note,
     )
 
 

@@ -20,7 +20,7 @@ LOOK_S = 0.05
 Found = TypeVar("Found")
 
 
-class Fleet:
+class NodeGroups:
     """Keeps one process of every command running until it is closed."""
 
     def __init__(self, settings: Settings, commands: Sequence[list[str]]) -> None:

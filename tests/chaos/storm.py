@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from meshwright.service.db.database import Database
-from tests.chaos.fleet import API, LOOK_S, WORKER, Fleet, Submitter, patiently
+from tests.chaos.fleet import API, LOOK_S, WORKER, NodeGroups, Submitter, patiently
 from tests.chaos.witness import Verdict, Witness
 from tests.processes.servers import Settings
 from tests.served.job_records import TINY_PROBLEM
@@ -42,8 +42,8 @@ class Weather:
         self._jobs = storm.jobs
         self._all_ended = False
         celery = [*WORKER, "--celery"] if "redis_url" in settings else WORKER
-        self.workers = Fleet(settings, [WORKER, *[celery] * (NUM_WORKERS - 1)])
-        self.api = Fleet(settings, [API])
+        self.workers = NodeGroups(settings, [WORKER, *[celery] * (NUM_WORKERS - 1)])
+        self.api = NodeGroups(settings, [API])
         self.takes: dict[str, Callable[[], bool]] = {
             "kill_worker": self._kill_worker,
             "kill_api": self._kill_api,

@@ -10,7 +10,7 @@ from meshwright.profiles.cluster import ClusterSpec, LinkSpec, NodeGroup
 from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.units import GB, GIB, MICROSECOND_S
-from meshwright.solver.cost.pipelines import Fleet
+from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.placement.program import Field, Placement, Stop
 from meshwright.solver.search.placement.rows import Outer, outer_of
@@ -65,7 +65,7 @@ def a_mixed_problem(
 
 def outer_space(problem: Problem) -> Outer:
     """All rows of a mixed problem, priced."""
-    return outer_of(Fleet.of(problem, default_profile(problem.cluster, "none")))[0]
+    return outer_of(NodeGroups.of(problem, default_profile(problem.cluster, "none")))[0]
 
 
 @st.composite

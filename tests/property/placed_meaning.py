@@ -20,7 +20,7 @@ from meshwright.profiles.profile import Profile
 from meshwright.profiles.units import GB
 from meshwright.solver.check import violations_of_all
 from meshwright.solver.configuration import Configuration, StageGroup, joined, settled
-from meshwright.solver.predict import predict_mixed
+from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from tests.problems.mixed_clusters import SLOW, a_group, a_mixed_problem
 from tests.property.meaning import divisors
@@ -174,4 +174,4 @@ def all_placed(problem: Problem, profile: Profile) -> list[Placed]:
     every = list(placements(problem))
     faults = violations_of_all(problem, profile, every)
     right = [config for config, wrong in zip(every, faults, strict=True) if not wrong]
-    return [Placed(config, predict_mixed(problem, profile, config).step_time_s) for config in right]
+    return [Placed(config, predict(problem, profile, config).step_time_s) for config in right]

@@ -14,10 +14,11 @@ from meshwright.profiles.library import find_cluster, find_model
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import Why
 from meshwright.solver.configuration import Configuration
+from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.explain.alternatives import moves_of
 from meshwright.solver.explain.reasons import reasons_of
 from meshwright.solver.explain.waterfall import waterfalls
-from meshwright.solver.predict import predict
+from meshwright.solver.predict import predict, predicted
 from meshwright.solver.problem import Problem, Workload
 from meshwright.solver.space.enumerate import enumerate_space
 from meshwright.solver.splits import even_split
@@ -65,8 +66,8 @@ def step_s(problem: Problem, profile: Profile, configuration: Configuration) -> 
 def term_s(start: Start, term: str) -> float:
     """One term of the waterfall under the simulated step."""
     problem, profile, configuration = start
-    seconds = predict(problem, profile, configuration).step_time_s
-    return waterfalls(problem, profile, [configuration], [seconds])[0][term]
+    (found,) = evaluate(problem, profile, [configuration], with_spread=True)
+    return waterfalls(problem, [found], [predicted(problem, found).step_time_s])[0][term]
 
 
 def changed_s(start: Start, words: str) -> list[float]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import BoolArray, Columns, FloatArray, IntArray
-from meshwright.solver.cost.pipelines import Berth, Fleet
+from meshwright.solver.cost.pipelines import Berth, NodeGroups
 from meshwright.solver.cost.stages import end_of_step_s, step_of_end_s
 from meshwright.solver.search.bounds import SAFETY
 from meshwright.solver.search.placement.program import (
@@ -500,7 +500,7 @@ class _Within:
 # The pipelines of one node group under the bounds of placed stages, (H) among them.
 
 
-def may_step_within(fleet: Fleet, rows: Rows, step_s: float) -> bool:
+def may_step_within(fleet: NodeGroups, rows: Rows, step_s: float) -> bool:
     """Whether some row has a split that the bounds leave within a time; *no* is a proof.
 
     Each row is a field with room for all of its stages on one berth, which no transfer leaves.

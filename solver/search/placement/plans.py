@@ -8,11 +8,11 @@ import numpy as np
 
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Plan
-from meshwright.solver.check import placed_violations
+from meshwright.solver.check import violations
 from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import Columns, Configuration, StageGroup, joined, plan_id_of
-from meshwright.solver.cost.pipelines import Berth, Fleet
-from meshwright.solver.predict import predict_mixed
+from meshwright.solver.cost.pipelines import Berth, NodeGroups
+from meshwright.solver.predict import predict
 from meshwright.solver.problem import InvalidPlanError, Problem, problem_digest
 from meshwright.solver.search.placement.frontier import Placed
 from meshwright.solver.search.placement.program import Field
@@ -30,7 +30,7 @@ class Candidate:
     fields: tuple[Field, ...]  # what its stages were chosen on: one, or one for each class of replicas
 
 
-def _stage_group(fleet: Fleet, columns: Columns, berth: Berth) -> StageGroup:
+def _stage_group(fleet: NodeGroups, columns: Columns, berth: Berth) -> StageGroup:
     """Where a stage of a row stands, with all its replicas."""
     replicas = int(columns.context_parallel_size[0] * columns.data_parallel_size[0])
     gpus = berth.tensor_parallel_size * replicas
@@ -54,7 +54,7 @@ def of_placement(outer: Outer, placed: Placed) -> Candidate:
     return Candidate(placed.score_s, config, placed.objective_s, (own,))
 
 
-def of_split(fleet: Fleet, shares: list[GroupShares], split: Split) -> Candidate:
+def of_split(fleet: NodeGroups, shares: list[GroupShares], split: Split) -> Candidate:
     """Shares of the batch as a configuration with a class of replicas for each group."""
     classes, fields = list[Configuration](), list[Field]()
     for group, n in zip(split.groups, split.sequences, strict=True):
@@ -69,7 +69,7 @@ def of_split(fleet: Fleet, shares: list[GroupShares], split: Split) -> Candidate
     return Candidate(split.score_s, joined(classes), split.objective_s, tuple(fields))
 
 
-def _alone(fleet: Fleet, row: Columns, berth: Berth) -> Field:
+def _alone(fleet: NodeGroups, row: Columns, berth: Berth) -> Field:
     """One row on one berth: a class of replicas."""
     outer = Outer(
         fleet=fleet,
@@ -111,11 +111,11 @@ def placed_plans_of(
             plan_id=plan_id_of(digest, one.config),
             rank=at + 1,
             config=one.config,
-            prediction=predict_mixed(problem, profile, one.config),
+            prediction=predict(problem, profile, one.config),
             objective_s=one.objective_s,
             certified_by=("exact-dp", *(("cp-sat",) if at in confirmed else ())),
         )
-        if faults := list(placed_violations(problem, profile, plan)):
+        if faults := list(violations(problem, profile, plan)):
             raise InvalidPlanError("; ".join(faults))
         plans.append(plan)
     return tuple(plans)

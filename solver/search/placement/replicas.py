@@ -3,7 +3,7 @@
 A class is one group with its own tp, cp, pp, micro-batch, ZeRO stage and recomputation, and as many
 replicas as fit. What the groups exchange is one gradient all-reduce over the slow link; nothing inside a
 step crosses it. ``n_g`` sequences go to group g, in proportion to how fast it works them off:
-``S = max_g S_g(n_g) + X``, ``sum n_g = batch``, X the exchange (``Fleet.exchange_s``).
+``S = max_g S_g(n_g) + X``, ``sum n_g = batch``, X the exchange (``NodeGroups.exchange_s``).
 
 ``S_g(n)`` is found where it is asked for: every (g, n) starts with a lower bound, that of its best option
 by (A) of the slowest stage; the split of the batch that minimises the largest of them is found exactly
@@ -19,7 +19,7 @@ import numpy as np
 
 from meshwright.solver.clock import look
 from meshwright.solver.configuration import Columns, FloatArray, IntArray
-from meshwright.solver.cost.pipelines import Fleet
+from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.cost.stages import objective_s, step_of_end_s
 from meshwright.solver.search.bounds import split_s, whole_layers_s
 from meshwright.solver.search.candidates import fastest
@@ -111,7 +111,7 @@ class Share:
 class GroupShares:
     """Least step of one group by its number of sequences."""
 
-    fleet: Fleet
+    fleet: NodeGroups
     options: Rows  # every configuration, with one micro-batch
     unit: IntArray  # sequences of one micro-batch of all replicas
     stage_s: FloatArray  # least slowest stage of one micro-batch
@@ -124,7 +124,7 @@ class GroupShares:
     solved: dict[int, Share | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, fleet: Fleet, options: Rows, rules: tuple[Rule, ...]) -> GroupShares:
+    def of(cls, fleet: NodeGroups, options: Rows, rules: tuple[Rule, ...]) -> GroupShares:
         """Bounds for every number of sequences."""
         columns, batch = options.columns, fleet.problem.workload.global_batch_size
         unit = columns.data_parallel_size * columns.micro_batch_size

@@ -21,7 +21,7 @@ from meshwright.solver.clock import look
 from meshwright.solver.configuration import ALL_LAYERS, RECOMPUTE, SCHEDULES, Columns, FloatArray, IntArray
 from meshwright.solver.cost.communication import sent_bytes
 from meshwright.solver.cost.context import context_of
-from meshwright.solver.cost.pipelines import Berth, Fleet
+from meshwright.solver.cost.pipelines import Berth, NodeGroups
 from meshwright.solver.cost.price import price
 from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem
@@ -48,7 +48,7 @@ Found = TypeVar("Found")
 class Outer:
     """n rows over K berths."""
 
-    fleet: Fleet
+    fleet: NodeGroups
     columns: Columns  # tensor_parallel_size 1; a berth has its own
     berths: tuple[Berth, ...]
     rows: tuple[Rows, ...]  # of each berth, priced there
@@ -59,7 +59,7 @@ class Outer:
     wide: bool = False  # every slice of the sequence and every micro-batch
 
     @classmethod
-    def of_nothing(cls, fleet: Fleet) -> Outer:
+    def of_nothing(cls, fleet: NodeGroups) -> Outer:
         """No rows, as before any was enumerated; of one berth, for what has a shape at all."""
         columns, berths = _as_columns(fleet, np.zeros((0, 7), dtype=np.int64)), berths_of(fleet)[:1]
         nothing = np.zeros((len(berths), 0))
@@ -96,7 +96,7 @@ class Outer:
         return self.known_s[key]
 
 
-def berths_of(fleet: Fleet) -> tuple[Berth, ...]:
+def berths_of(fleet: NodeGroups) -> tuple[Berth, ...]:
     """Every group with each tensor-parallel size that divides the heads and its islands."""
     heads = divisors(gcd(*fleet.problem.model.head_counts))
     return tuple(
@@ -121,7 +121,7 @@ def _largest_micro_batch(problem: Problem, *, wide: bool) -> int:
     return problem.workload.global_batch_size if wide or named else MAX_MICRO_BATCH_SIZE
 
 
-def _sizes(fleet: Fleet, *, wide: bool) -> Iterator[tuple[int, ...]]:
+def _sizes(fleet: NodeGroups, *, wide: bool) -> Iterator[tuple[int, ...]]:
     """(cp, dp, ep, micro-batch, ZeRO stage, recompute, pp) of every row that some group has GPUs for."""
     problem, most = fleet.problem, max(group.num_gpus for group in fleet.groups)
     able, batch = launcher_capabilities(problem.launcher), problem.workload.global_batch_size
@@ -139,7 +139,7 @@ def _sizes(fleet: Fleet, *, wide: bool) -> Iterator[tuple[int, ...]]:
                 yield from ((cp, dp, ep, size, zero, again, pp) for again in range(_FULL + 1))
 
 
-def columns_of(fleet: Fleet, *, wide: bool = False) -> tuple[Columns, int]:
+def columns_of(fleet: NodeGroups, *, wide: bool = False) -> tuple[Columns, int]:
     """All rows as columns, or a sample of them where they exceed _MOST_ROWS; and how many there are."""
     first = list(islice(_sizes(fleet, wide=wide), _MOST_ROWS))
     if len(first) < _MOST_ROWS:
@@ -152,7 +152,7 @@ def columns_of(fleet: Fleet, *, wide: bool = False) -> tuple[Columns, int]:
     return _as_columns(fleet, rows.reshape(-1, 7)), number
 
 
-def _as_columns(fleet: Fleet, rows: IntArray) -> Columns:
+def _as_columns(fleet: NodeGroups, rows: IntArray) -> Columns:
     """(cp, dp, ep, micro-batch, ZeRO stage, recompute, pp) rows as columns."""
     cp, dp, ep, size, zero, again, pp = rows.T
     ones, none, plain = np.ones_like(cp), SCHEDULES.index("none"), SCHEDULES.index("1f1b")
@@ -179,7 +179,7 @@ def at_berth(columns: Columns, berth: Berth) -> Columns:
     return replace(columns, tensor_parallel_size=size, sequence_parallel=(size > 1).astype(np.int64))
 
 
-def rows_at(fleet: Fleet, columns: Columns, berth: Berth) -> Rows:
+def rows_at(fleet: NodeGroups, columns: Columns, berth: Berth) -> Rows:
     """Rows as a berth prices them."""
     problem, profile = fleet.problems[berth.group], fleet.profiles[berth.group]
     there = at_berth(columns, berth)
@@ -199,7 +199,7 @@ def _looked(found: Found) -> Found:
     return found
 
 
-def _room(fleet: Fleet, columns: Columns, berth: Berth) -> IntArray:
+def _room(fleet: NodeGroups, columns: Columns, berth: Berth) -> IntArray:
     """Stages that a berth has GPUs for, by row; 0 where a rule is broken there."""
     there = at_berth(columns, berth)
     legal = violation_masks(rules_of(fleet.problems[berth.group]), there) == 0
@@ -236,7 +236,7 @@ def _plain(columns: Columns, most: int) -> Columns:
     return columns.take(index[np.linspace(0, len(index) - 1, min(most, len(index))).astype(np.int64)])
 
 
-def outer_of(fleet: Fleet, *, wide: bool = False, most: int | None = None) -> tuple[Outer, int]:
+def outer_of(fleet: NodeGroups, *, wide: bool = False, most: int | None = None) -> tuple[Outer, int]:
     """All rows that some groups have room for, priced; and how many there were before.
 
     ``wide``: every slice of the sequence and every micro-batch that divides; else those that are usual or
@@ -350,7 +350,7 @@ def _class_micro_batches(problem: Problem, *, wide: bool) -> list[int]:
     return sorted(sizes | {int(problem.options.pin.get("micro_batch_size", 1))})
 
 
-def _filled(fleet: Fleet, sizes: IntArray, berth: Berth) -> Columns:
+def _filled(fleet: NodeGroups, sizes: IntArray, berth: Berth) -> Columns:
     """Options with as many replicas as fill the group, and one micro-batch."""
     cp, ep, micro, zero, again, pp = sizes.T
     replicas = fleet.groups[berth.group].num_gpus // (berth.tensor_parallel_size * cp * pp)

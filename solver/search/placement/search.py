@@ -34,7 +34,7 @@ from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import SAMPLE, Answer, Plan, RankFloors, Status, with_gaps
 from meshwright.solver.clock import Watch, relative_gap
 from meshwright.solver.cost.objective import claim_of
-from meshwright.solver.cost.pipelines import Fleet
+from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.answers import versions
 from meshwright.solver.search.certify.judge import Certificate, Judge, PlacedJudge
@@ -69,7 +69,7 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch, *, wide: boo
     """
     with Judge(problem.options) as judge:
         watch.report("enumerating", now=True)
-        fleet = Fleet.of(problem, profile)
+        fleet = NodeGroups.of(problem, profile)
         frontier, size = PlacedFrontier.of(Outer.of_nothing(fleet), problem.options.top_k), 0
         with watch.at_least(_FIRST_S).cut():
             size = columns_of(fleet, wide=wide)[1]
@@ -124,7 +124,7 @@ def search_placed(problem: Problem, profile: Profile, watch: Watch, *, wide: boo
     return replace(answer, warnings=(*answer.warnings, *certificate.warnings), space=space)
 
 
-def _first(fleet: Fleet, watch: Watch, size: int, *, wide: bool) -> PlacedFrontier:
+def _first(fleet: NodeGroups, watch: Watch, size: int, *, wide: bool) -> PlacedFrontier:
     """Return a few of ``size`` rows with a first plan, before all are priced; none where all are few.
 
     A plan is sought among them for a share of the time: they may have none.
@@ -220,7 +220,7 @@ def _bound_s(
 class _Shared:
     """Classes of replicas on two or more groups, and the best split of the batch over each set of them."""
 
-    fleet: Fleet
+    fleet: NodeGroups
     shares: list[GroupShares]
     splits: list[Split]
 

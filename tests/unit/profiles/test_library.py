@@ -227,7 +227,7 @@ def test_import_and_one_look_up_of_each_kind_are_quick() -> None:
         )
         for _ in range(3)
     )
-    assert any(one < 0.5 for one in took_s)  # CPU seconds at best: .15 here, twice that on a shared core
+    assert any(one < 0.25 for one in took_s)  # CPU seconds at best: neighbours on a core take of its caches
 
 
 def test_a_second_look_up_reads_no_file() -> None:

@@ -8,8 +8,8 @@ import pytest
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import Plan
 from meshwright.solver.configuration import Configuration, StageGroup, joined, settled
+from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.objective import outlook_of
-from meshwright.solver.cost.pipelines import placed_pipeline, placed_pipelines
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
@@ -27,10 +27,10 @@ def found() -> tuple[Problem, Profile, tuple[Plan, ...]]:
 
 def test_pipelines_priced_together_are_those_priced_alone() -> None:
     problem, profile, plans = found()
-    configs = [plan.config for plan in plans if plan.config.stage_groups]
-    together = placed_pipelines(problem, profile, configs)
+    configs = [plan.config for plan in plans]
+    together = evaluate(problem, profile, configs)
     for config, one in zip(configs, together, strict=True):
-        alone = placed_pipeline(problem, profile, config)
+        (alone,) = evaluate(problem, profile, [config])
         assert one.objective_s == pytest.approx(alone.objective_s, rel=1e-12)
         assert [s.memory_bytes() for s in one.stages] == [s.memory_bytes() for s in alone.stages]
 

@@ -15,7 +15,8 @@ from meshwright.solver.answer import Answer, Infeasibility, remedy_of
 from meshwright.solver.check import violations
 from meshwright.solver.clock import Watch
 from meshwright.solver.configuration import Configuration
-from meshwright.solver.cost.pipelines import Fleet, placed_pipeline
+from meshwright.solver.cost.evaluation import evaluate
+from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.explain import infeasible as placed_nearest
 from meshwright.solver.explain import remedies as placed_remedies
 from meshwright.solver.explain.infeasible import (
@@ -174,10 +175,8 @@ def test_the_stage_that_lacks_memory_is_named_with_its_group_and_by_how_much() -
     short = (found.nearest.needed_bytes - found.nearest.limit_bytes) / 2**30
     assert f"stage {stage} on {place}" in found.reasons[0]
     assert f"{short:.1f} GiB more" in found.reasons[0]
-    one = placed_pipeline(problem, default_profile(problem.cluster, "none"), config)
-    needed = [
-        sum(s.memory_bytes().values()) - b for s, b in zip(one.stages, one.budgets_bytes(), strict=True)
-    ]
+    (one,) = evaluate(problem, default_profile(problem.cluster, "none"), [config])
+    needed = [sum(stage.memory_bytes().values()) - stage.on.budget_bytes for stage in one.stages]
     assert needed[stage] == max(needed) == pytest.approx(short * 2**30, abs=16)
 
 
@@ -251,7 +250,7 @@ def test_a_conflict_is_named_as_the_request_wrote_its_limits(
 def test_a_conflict_with_memory_names_what_every_group_has_for_a_predicted_peak() -> None:
     problem = tight(2.6)
     profile = default_profile(problem.cluster, "none")
-    fast, slow = (f"{Fleet.of(problem, profile).budget_bytes(at) / 2**30:.1f}" for at in (0, 1))
+    fast, slow = (f"{NodeGroups.of(problem, profile).budget_bytes(at) / 2**30:.1f}" for at in (0, 1))
     words = f"memory of {fast} GiB on fast, {slow} GiB on slow (out-of-memory risk 1 %)"
     assert list(conflicts_of(limits_of(problem, profile))) == [(words,)]
 
@@ -364,7 +363,7 @@ def test_limits_are_not_said_to_conflict_where_only_a_sample_of_their_rows_was_s
     problem = tight(2.6, pin={"pipeline_parallel_size": 1})
     profile = default_profile(problem.cluster, "none")
 
-    def a_sample(fleet: Fleet, *, wide: bool = False) -> tuple[Outer, int]:
+    def a_sample(fleet: NodeGroups, *, wide: bool = False) -> tuple[Outer, int]:
         outer, size = outer_of(fleet, wide=wide)
         return replace(outer, whole=False), size
 

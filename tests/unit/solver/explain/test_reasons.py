@@ -14,11 +14,12 @@ from meshwright.solver.answer import Answer, Plan, plan_from_json
 from meshwright.solver.check import violations
 from meshwright.solver.clock import OutOfTime
 from meshwright.solver.configuration import Configuration, StageGroup, settled
+from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.explain import reasons as explained
 from meshwright.solver.explain.alternatives import alternatives_of
 from meshwright.solver.explain.certainty import log_covariance, runs_to_measure
 from meshwright.solver.explain.reasons import Way, reasons_of, ways_of
-from meshwright.solver.explain.waterfall import placed_all, placed_waterfalls, waterfalls
+from meshwright.solver.explain.waterfall import waterfalls
 from meshwright.solver.planner.plan import ask
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
@@ -201,11 +202,13 @@ def test_on_one_group_alone_the_waterfall_is_that_of_a_mesh() -> None:
     raw = Configuration(stage_layers=(5, 3), stage_groups=(place, place))
     config = settled(problem.cluster, raw, 24)
     mesh = replace(config, stage_groups=())
-    alone = placed_all(problem, profile, [config])[0].classes[0].stages[0].on
+    (placed,) = evaluate(problem, profile, [config])
+    alone = placed.stages[0].on
     step = predict(alone.problem, alone.profile, mesh).step_time_s
     assert predict(problem, profile, config).step_time_s == pytest.approx(step)
-    right = waterfalls(alone.problem, alone.profile, [mesh], [step])[0]
-    assert placed_waterfalls(placed_all(problem, profile, [config]), [step])[0] == pytest.approx(right)
+    even = evaluate(alone.problem, alone.profile, [mesh])
+    (right,) = waterfalls(alone.problem, even, [step])
+    assert waterfalls(problem, [placed], [step])[0] == pytest.approx(right)
 
 
 def test_losses_are_the_three_largest_terms_and_offered_changes_are_priced() -> None:

@@ -10,8 +10,9 @@ from meshwright.profiles.profile import default_profile
 from meshwright.profiles.sequences import BATCHINGS, SequenceLengths
 from meshwright.service.requests.configuration import completed
 from meshwright.solver.configuration import Configuration
+from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.explain.alternatives import moves_of, settle
-from meshwright.solver.explain.waterfall import TERMS, placed_all, placed_waterfalls, waterfalls
+from meshwright.solver.explain.waterfall import TERMS, waterfalls
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from tests.builders import a_cluster, a_model, a_moe_model, a_problem
@@ -27,7 +28,7 @@ START = Configuration(
 def fall_of(problem: Problem, configuration: Configuration, **profile_changes: float) -> dict[str, float]:
     profile = replace(default_profile(problem.cluster, problem.launcher), **profile_changes)  # type: ignore[arg-type]
     step = predict(problem, profile, configuration).step_time_s
-    fall = waterfalls(problem, profile, [configuration], [step])[0]
+    fall = waterfalls(problem, evaluate(problem, profile, [configuration]), [step])[0]
     assert sum(fall.values()) == pytest.approx(step, rel=1e-12)
     return fall
 
@@ -94,9 +95,9 @@ def test_the_terms_add_up_to_the_step_of_any_placed_configuration(
     problem, configuration = found
     profile = default_profile(problem.cluster, problem.launcher)
     prediction = predict(problem, profile, configuration)
-    (placed,) = placed_all(problem, profile, [configuration])
+    (placed,) = evaluate(problem, profile, [configuration])
     for step in (prediction.step_time_s, placed.objective_s):
-        (fall,) = placed_waterfalls([placed], [step])
+        (fall,) = waterfalls(problem, [placed], [step])
         assert sum(fall.values()) == pytest.approx(step, rel=1e-12)
         # all GPUs in use in proportion to their peaks: ideal = MFU x step
         mfu_s = prediction.mfu * prediction.step_time_s

@@ -15,7 +15,7 @@ from meshwright.solver.configuration import (
     Configuration,
     configuration_from_json,
 )
-from meshwright.solver.cost.pipelines import Fleet
+from meshwright.solver.cost.pipelines import NodeGroups
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.placement import search as placed_search
 from meshwright.solver.search.placement.frontier import PlacedFrontier
@@ -82,7 +82,7 @@ def test_a_search_that_ends_among_its_first_rows_counts_what_it_searched_of_all(
     monkeypatch.setattr(placed_search, "_SOON_PRICED", 20)
     monkeypatch.setattr(placed_search, "_FEW", 20)
 
-    def out_of_time(fleet: Fleet, *, wide: bool, most: int | None = None) -> tuple[Outer, int]:
+    def out_of_time(fleet: NodeGroups, *, wide: bool, most: int | None = None) -> tuple[Outer, int]:
         if most is None:  # all rows: the limit comes before they are priced
             raise OutOfTime
         return outer_of(fleet, wide=wide, most=most)

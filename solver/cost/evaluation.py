@@ -1,0 +1,297 @@
+"""Configurations evaluated: every one as pipelines of stages, each stage priced on its node group.
+
+A mesh over equal nodes is one pipeline with all stages on the same prices. A configuration on node groups
+has its stages on the prices of several groups, and one pipeline for each class of unlike replicas.
+Everything that a reader sees of a configuration is read from here: step and memory, waterfall, timeline,
+energy, odds, and the independent check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from meshwright.profiles.cluster import power_of
+from meshwright.profiles.profile import Profile
+from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray
+from meshwright.solver.cost.pipelines import NodeGroups, Pipeline, Priced, Stage, alike
+from meshwright.solver.cost.stages import end_of_step_s, step_of_end_s
+from meshwright.solver.problem import Problem
+from meshwright.solver.schedules.schedule import fill_share
+
+ROUNDED_BYTES = 16  # a stage's memory terms are rounded to bytes, each alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """A configuration with its priced pipelines: one, or one of each class of unlike replicas."""
+
+    config: Configuration
+    classes: tuple[Pipeline, ...]
+    class_objectives_s: tuple[float, ...]  # closed-form step of each class
+    exchange_s: float = 0.0  # of gradients between classes, behind the slowest
+
+    @property
+    def objective_s(self) -> float:
+        """The closed-form step: that of the slowest class, and the exchange."""
+        return max(self.class_objectives_s) + self.exchange_s
+
+    @property
+    def slowest(self) -> int:
+        """The class that the others wait for."""
+        return int(np.argmax(self.class_objectives_s))
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages of all classes, one class after the other."""
+        return tuple(stage for one in self.classes for stage in one.stages)
+
+    def short_bytes(self) -> list[float]:
+        """Bytes that each stage lacks, (s,); at most 0 where it fits."""
+        return [
+            float(one.on.peak_bytes[one.row, one.stage]) - one.on.budget_bytes - ROUNDED_BYTES
+            for one in self.stages
+        ]
+
+    def energy_j(self, step_s: float) -> float | None:
+        """Joules of all GPUs in a step of ``step_s``; None where a GPU's power is unknown.
+
+        A GPU draws its full power while it computes or recomputes, and that of a waiting one otherwise.
+        """
+        joules = 0.0
+        for pipeline in self.classes:
+            for stage, gpus in zip(pipeline.stages, pipeline.stage_gpus, strict=True):
+                gpu = stage.on.profile.group.gpu
+                if not gpu.power_watts:
+                    return None
+                power = power_of(gpu)
+                busy_s = pipeline.config.num_microbatches * stage.computing_s
+                joules += gpus * (power.waiting_w * step_s + (power.busy_w - power.waiting_w) * busy_s)
+        return joules
+
+
+def evaluate(
+    problem: Problem,
+    profile: Profile,
+    configs: Sequence[Configuration],
+    *,
+    with_spread: bool = False,
+) -> list[Evaluation]:
+    """Evaluate configurations of one problem together, in their order.
+
+    Args:
+        problem: the question.
+        profile: its prices; of every node group where stages stand on several. A mesh on a mixed cluster
+            is priced as ``profile`` is: the slowest GPU and network set its pace.
+        configs: the configurations; they need not be legal, but every chunk has its layers.
+        with_spread: whether the spread of their step times is asked as well.
+
+    Raises:
+        InvalidProblemError: a framework option of the workload is unknown or has a wrong value.
+    """
+    meshes = [config for config in configs if not config.is_placed]
+    placed = [config for config in configs if config.is_placed]
+    classes = [*([one] for one in meshes), *(list(one.replicas or (one,)) for one in placed)]
+    nodes = NodeGroups.of(problem, profile) if placed else None
+    pipelines = _on_equal_nodes(problem, profile, meshes, with_spread=with_spread)
+    if nodes is not None:
+        pipelines += _on_groups(nodes, [one for some in classes[len(meshes) :] for one in some])
+    objectives_s = iter(StageTable(pipelines).objective_s().tolist() if pipelines else ())
+    priced, known = iter(pipelines), dict[tuple[int, ...], float]()
+    found = dict[int, Evaluation]()
+    for config, some in zip((*meshes, *placed), classes, strict=True):
+        own = tuple(next(priced) for _ in some)
+        groups = tuple(one.stages[0].on.group for one in own)
+        if nodes is not None and groups not in known:
+            known[groups] = nodes.exchange_s(groups)
+        found[id(config)] = Evaluation(
+            config=config,
+            classes=own,
+            class_objectives_s=tuple(next(objectives_s) for _ in own),
+            exchange_s=known[groups] if len(groups) > 1 else 0.0,
+        )
+    return [found[id(config)] for config in configs]
+
+
+def _on_equal_nodes(
+    problem: Problem, profile: Profile, configs: Sequence[Configuration], *, with_spread: bool
+) -> list[Pipeline]:
+    """Price meshes together."""
+    if not configs:
+        return []
+    on = Priced.of(problem, profile, configs, with_spread=with_spread)
+    return [
+        Pipeline(
+            config=config,
+            stages=tuple(
+                Stage(on=on, row=row, stage=rank) for rank in range(config.pipeline_parallel_size)
+            ),
+        )
+        for row, config in enumerate(configs)
+    ]
+
+
+def _on_groups(nodes: NodeGroups, configs: Sequence[Configuration]) -> list[Pipeline]:
+    """Price every stage of configurations with ``stage_groups``, each group's together."""
+    places = [
+        [(nodes.names.index(one.group), one.tensor_parallel_size) for one in config.stage_groups]
+        for config in configs
+    ]
+    wanted = dict[int, dict[tuple[int, int], None]]()  # by group: (configuration, tp), each once
+    for at, stands in enumerate(places):
+        for group, size in stands:
+            wanted.setdefault(group, {})[at, size] = None
+    rows = {group: {pair: row for row, pair in enumerate(pairs)} for group, pairs in wanted.items()}
+    on = {
+        group: Priced.of(
+            nodes.problems[group],
+            nodes.profiles[group],
+            [alike(configs[at], size) for at, size in pairs],
+            group,
+            nodes.names[group],
+        )
+        for group, pairs in wanted.items()
+    }
+    hops = _Hops(nodes)
+    found = list[Pipeline]()
+    for at, config in enumerate(configs):
+        here = [(on[group], rows[group][at, size]) for group, size in places[at]]
+        stages = tuple(
+            Stage(on=own, row=row, stage=number, hop_s=hops.beyond_s(before, (own, row)))
+            for number, (before, (own, row)) in enumerate(zip([here[0], *here[:-1]], here, strict=True))
+        )
+        found.append(Pipeline(config=config, stages=stages))
+    return found
+
+
+class _Hops:
+    """Transfers between groups, each found once."""
+
+    def __init__(self, nodes: NodeGroups) -> None:
+        self._nodes = nodes
+        self._known = dict[tuple[int, int, float], float]()
+
+    def beyond_s(self, before: tuple[Priced, int], own: tuple[Priced, int]) -> float:
+        """Seconds of a transfer from the stage before beyond one inside the group, each direction."""
+        if before[0].group == own[0].group:
+            return 0.0
+        sent = max(float(one.sent_bytes[row]) for one, row in (before, own))
+        key = (before[0].group, own[0].group, sent)
+        if key not in self._known:
+            self._known[key] = float(self._nodes.hop_s(*key[:2], np.array([sent]))[0])
+        return self._known[key] - float(own[0].prices.transfer_s[own[1]])
+
+
+class StageTable:
+    """The s stages of k pipelines, one pipeline after the other, as arrays."""
+
+    def __init__(self, pipelines: Sequence[Pipeline]) -> None:
+        stages = [stage for one in pipelines for stage in one.stages]
+        counts = np.array([len(one.stages) for one in pipelines])
+        self.pipelines = pipelines
+        self.starts: IntArray = np.cumsum(counts) - counts  # the first stage of each pipeline, (k,)
+        self.of: IntArray = np.repeat(np.arange(len(pipelines)), counts)  # the pipeline of each stage, (s,)
+        self.hop_s = np.array([stage.hop_s for stage in stages])
+        self.num_stages = counts
+        self.num_microbatches = np.array([one.config.num_microbatches for one in pipelines])
+        self.stage_gpus = np.array([gpus for one in pipelines for gpus in one.stage_gpus])
+        self._rows = np.array([stage.row for stage in stages])
+        self._ranks = np.array([stage.stage for stage in stages])
+        by_prices = dict[int, tuple[Priced, list[int]]]()
+        for at, stage in enumerate(stages):
+            by_prices.setdefault(id(stage.on), (stage.on, []))[1].append(at)
+        self._on = [(on, np.array(where)) for on, where in by_prices.values()]
+
+    def of_ranks(self, read: Callable[[Priced], FloatArray]) -> FloatArray:
+        """Values of stages, (s,), from those of every rank, (n, R)."""
+        return self._each(lambda on, rows, ranks: read(on)[rows, ranks])
+
+    def of_rows(self, read: Callable[[Priced], FloatArray]) -> FloatArray:
+        """Values of stages, (s,), from those of the rows that price them, (n,)."""
+        return self._each(lambda on, rows, _ranks: read(on)[rows])
+
+    def of_parts(self, read: Callable[[Priced], FloatArray], *, replayed: bool = False) -> FloatArray:
+        """Values of stages, (s,), summed over the parts that they hold, from values by part, (n, P).
+
+        ``replayed``: over their fully recomputed parts. Where prediction layers are parts of their own,
+        values may count them with the head: (n, P - 1).
+        """
+
+        def held(on: Priced, rows: IntArray, ranks: IntArray) -> FloatArray:
+            values, number = read(on), (on.replayed_parts if replayed else on.parts)[rows, ranks]
+            if values.shape[1] < number.shape[1]:
+                number = np.delete(number, -3, axis=1)
+            return np.asarray((number * values[rows]).sum(axis=1))
+
+        return self._each(held)
+
+    def _each(self, read: Callable[[Priced, IntArray, IntArray], FloatArray]) -> FloatArray:
+        """Read one value of each stage from the prices that it has."""
+        found = np.empty(len(self.of))
+        for on, at in self._on:
+            found[at] = read(on, self._rows[at], self._ranks[at])
+        return found
+
+    def total(self, of_stages: FloatArray) -> FloatArray:
+        """Sum of each pipeline's stages, (k,)."""
+        return np.asarray(np.add.reduceat(of_stages, self.starts))
+
+    def most(self, of_stages: FloatArray) -> FloatArray:
+        """Largest of each pipeline's stages, (k,)."""
+        return np.asarray(np.maximum.reduceat(of_stages, self.starts))
+
+    def first_of_most(self, of_stages: FloatArray) -> IntArray:
+        """The first stage of each pipeline that has its largest value, (k,)."""
+        largest = np.flatnonzero(of_stages == self.most(of_stages)[self.of])
+        return largest[np.unique(self.of[largest], return_index=True)[1]]
+
+    @cached_property
+    def time_s(self) -> FloatArray:
+        """Both passes of one micro-batch through all chunks of a stage, (s,)."""
+        hops = self.of_ranks(lambda on: on.handed) * self.hop_s if self.hop_s.any() else 0.0
+        return self.of_ranks(lambda on: on.stages.rank_time_s) + hops
+
+    @cached_property
+    def tail_s(self) -> FloatArray:
+        """What follows the last micro-batch, (s,)."""
+        return self.of_ranks(lambda on: on.stages.rank_tail_s)
+
+    @cached_property
+    def phi(self) -> FloatArray:
+        """Share of the stages' times that fills and drains the pipeline, (k,)."""
+        return fill_share(Columns.of([one.config for one in self.pipelines]))
+
+    @cached_property
+    def straggler(self) -> FloatArray:
+        """Factor of each pipeline's slowest group, (k,)."""
+        return self.most(self.of_rows(lambda on: on.prices.straggler))
+
+    @cached_property
+    def fixed_s(self) -> FloatArray:
+        """Largest fixed time of each pipeline's groups, (k,)."""
+        return self.most(self.of_rows(lambda on: on.prices.fixed_s))
+
+    @cached_property
+    def last(self) -> IntArray:
+        """The stage of each pipeline that ends last by the closed form, (k,)."""
+        return self.first_of_most(self._steady_s(self.time_s, self.tail_s))
+
+    def _steady_s(self, time_s: FloatArray, tail_s: FloatArray) -> FloatArray:
+        """What a stage adds if it ends last, (s,)."""
+        return (self.num_microbatches - self.phi)[self.of] * time_s + tail_s
+
+    def objective_s(self, factor: FloatArray | float = 1.0) -> FloatArray:
+        """The closed-form step of each pipeline, (k,), its stages' times multiplied by ``factor``, (s,).
+
+        ``straggler (phi sum_s t_s + max_s ((m - phi) t_s + tail_s)) + fixed``.
+        """
+        time_s, tail_s = self.time_s * factor, self.tail_s * factor
+        end_s = self.phi * self.total(time_s) + self.most(self._steady_s(time_s, tail_s))
+        return step_of_end_s(end_s, self.straggler, self.fixed_s)
+
+    def end_s(self, step_s: FloatArray) -> FloatArray:
+        """When the last stage has ended its tail in a step, before stragglers and fixed time, (k,)."""
+        return end_of_step_s(step_s, self.straggler, self.fixed_s)
