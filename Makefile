@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 run: $(STAMP) ## the main job: start the embedded service, search the example, write launch files to out/
-	@$(BIN)/meshwright demo
+	@$(BIN)/meshwright demo examples/llama-3.1-70b-128xh100.json
 
 test: $(STAMP) ## all tests, with their own PostgreSQL and Redis; WITH=torch, WITH=browser: those that need more packages
 ifdef WITH

@@ -41,6 +41,7 @@ class FlagNames:
             name: flag for program in reversed(programs) for name, flag in flags_of(program).items()
         }
         self._free = frozenset(name for name, flag in self._flags.items() if flag.role == "free")
+        self._sections = frozenset(name.rpartition(".")[0] for name in self._flags)
 
     def __contains__(self, name: str) -> bool:
         """Whether one of the programs has an argument of that name."""
@@ -52,9 +53,14 @@ class FlagNames:
         return flag is not None and str(flag.default).lower() == str(value).lower()
 
     def is_free(self, name: str) -> bool:
-        """Whether no price depends on an argument, or on the section that it is in."""
-        parts = _plain(name).split(".")
-        return any(".".join(parts[:end]) in self._free for end in range(len(parts), 0, -1))
+        """Whether no price depends on an argument, or on a section that takes any names.
+
+        A section with arguments of its own takes those alone: what else is in it is not known.
+        """
+        plain = _plain(name)
+        parts = plain.split(".")
+        above = (".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
+        return plain in self._free or any(one in self._free - self._sections for one in above)
 
 
 def _plain(name: str) -> str:

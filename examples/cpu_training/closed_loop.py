@@ -194,7 +194,7 @@ class Loop:
         """Price every plan again."""
         problem = {**self.problem, "profile": profile or "catalog"}  # not what this service has learnt
         for one in plans:
-            found = self.post("/v1/predictions", {"problem": problem, "configuration": one.plan["config"]})
+            found = self.post("/v1/predictions", {"problem": problem, "plan": one.plan["plan_id"]})
             seen = found["prediction"]
             one.predicted[origin] = seen["step_time_s"], max(map(grown_bytes, seen["stages"]))
 

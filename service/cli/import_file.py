@@ -451,8 +451,8 @@ def _say_outcome(imported: Imported, table: Path | None) -> None:
         return
     now_s = predict(run.problem, learnt.applied(default_profile_of(run)), run.configuration).step_time_s
     now = f"predicted now {seconds(now_s)} ({off_by(now_s, run.step_time_s)})"
-    runs = f"{learnt.num_runs} run{'s' * (learnt.num_runs > 1)}"
-    sys.stderr.write(f"{words}; {now}, calibrated on {runs} of the table\n")
+    runs = "this run" if learnt.num_runs == 1 else f"{learnt.num_runs} measured runs"
+    sys.stderr.write(f"{words}; {now}, calibrated on {runs}\n")
 
 
 def _refuse_facts(request: ImportRequest) -> None:

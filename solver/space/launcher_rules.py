@@ -18,6 +18,7 @@ from meshwright.profiles.adapters import (
 )
 from meshwright.profiles.capabilities import (
     Capabilities,
+    judged_versions,
     lacking_facts,
     launcher_capabilities,
     launchers_of,
@@ -183,8 +184,10 @@ def unwritten(problem: Problem) -> tuple[str, ...]:
         return ()
     others = ", ".join(launchers_stating(problem.model))
     able = f"; launchers that can: {others}" if others else ""
-    faults = model_faults(problem.model, launcher_capabilities(problem.launcher))
-    return tuple(f"{one.message}: plans are priced, their launch files are refused{able}" for one in faults)
+    lacking = lacking_facts(launcher_capabilities(problem.launcher), problem.model)
+    judged = next((f" {one.version}" for one in judged_versions(problem.launcher)), "")
+    said = f"{problem.launcher}{judged} cannot express {', '.join(lacking)}"
+    return (f"{said}: plans are priced, their launch files are refused{able}",) if lacking else ()
 
 
 def model_faults(model: ModelSpec, able: Capabilities) -> Iterator[FieldError]:

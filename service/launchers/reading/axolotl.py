@@ -27,6 +27,7 @@ from meshwright.service.launchers.reading.adapters import (
     trained_whole,
 )
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.commands import commands_beside
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields, divided
 from meshwright.service.launchers.reading.known import Known, known_of
@@ -43,7 +44,6 @@ from meshwright.service.launchers.reading.trainer_ranks import (
 )
 from meshwright.service.launchers.reading.trl import (
     TrlReader,
-    commands_beside,
     take_model,
 )
 from meshwright.solver.configuration import Configuration
@@ -142,9 +142,9 @@ def _of_command(source: Source, told: Told) -> dict[str, Found]:
             at = next(at for at, text in enumerate(texts) if text in ("train", "axolotl.cli.train"))
             end = texts.index("--", at) if "--" in texts[at:] else None  # behind it: the launcher's own
             found |= values_of(words[at:end], told)
-    for name in [name for name, one in found.items() if one.value in ("true", "false")]:
+    for name in [name for name, one in found.items() if one.value in (True, "true", "false")]:
         one = found.pop(name)  # --sample-packing, --no-sample-packing
-        found[name.removeprefix("no_")] = Found(one.value == "true" and name[:3] != "no_", one.line)
+        found[name.removeprefix("no_")] = Found(one.value != "false" and name[:3] != "no_", one.line)
     return found
 
 

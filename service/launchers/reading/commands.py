@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, pairwise, zip_longest
@@ -17,6 +18,7 @@ from meshwright.service.launchers.reading.fields import meant
 from meshwright.service.launchers.reading.shell import read_script
 from meshwright.service.launchers.reading.shell_commands import PARALLEL, is_python
 from meshwright.service.launchers.reading.shell_values import (
+    UNKNOWN,
     Script,
     Word,
     split_words,
@@ -168,25 +170,14 @@ def _header(text: str) -> dict[str, str]:
         InvalidProblemError: GPUs of several kinds, or a heterogeneous job.
     """
     found: dict[str, str] = {}
-    before = True
-    for number, line in enumerate(text.splitlines(), 1):
-        before = line.startswith("#!") or (before and line.lstrip()[:1] in ("", "#"))
-        if before and line.startswith(_DIRECTIVE):
-            try:
-                words = shlex.split(line.removeprefix(_DIRECTIVE), comments=True)
-            except ValueError:  # a quote stays open: sbatch refuses it
-                continue
-            for word, following in zip_longest(words, words[1:], fillvalue=""):
-                name, _, value = word.partition("=") if word.startswith("--") else (word[:2], "", word[2:])
-                if word.startswith("-"):
-                    value = value or ("" if following.startswith("-") else following)
-                    found[_SPELLED.get(name, name)] = value
-            kinds = found.get("--gpus", "") + found.get("--gpus-per-node", "")
-            unlike = "," in kinds or len(_GPUS.findall(found.get("--gres", ""))) > 1
-            if unlike or {"hetjob", "packjob"} & set(words):
-                raise refused(
-                    f"line {number}: {shown(line)} asks for several kinds of nodes", allowed="one kind"
-                )
+    for number, line, words in _directives(text):
+        found |= _options_of_job(words)
+        kinds = found.get("--gpus", "") + found.get("--gpus-per-node", "")
+        unlike = "," in kinds or len(_GPUS.findall(found.get("--gres", ""))) > 1
+        if unlike or {"hetjob", "packjob"} & set(words):
+            raise refused(
+                f"line {number}: {shown(line)} asks for several kinds of nodes", allowed="one kind"
+            )
     tasks = _first(("--ntasks-per-node",), found) or 0
     nodes, in_all = _first(("--nodes",), found), _first(("--gpus",), found)
     each = tasks * (_first(("--gpus-per-task",), found) or 0)
@@ -196,10 +187,66 @@ def _header(text: str) -> dict[str, str]:
     return found if said or not each else {**found, "--gres": f"gpu:{each}"}
 
 
+def _directives(text: str) -> Iterator[tuple[int, str, list[str]]]:
+    """Yield the ``#SBATCH`` lines before the first command: number, text, words."""
+    before = True
+    for number, line in enumerate(text.splitlines(), 1):
+        before = line.startswith("#!") or (before and line.lstrip()[:1] in ("", "#"))
+        if before and line.startswith(_DIRECTIVE):
+            with suppress(ValueError):  # a quote stays open: sbatch refuses it
+                yield number, line, shlex.split(line.removeprefix(_DIRECTIVE), comments=True)
+
+
+def _options_of_job(words: Sequence[str]) -> dict[str, str]:
+    """Return the options of one ``#SBATCH`` line by their long names."""
+    found: dict[str, str] = {}
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
+        name, _, value = word.partition("=") if word.startswith("--") else (word[:2], "", word[2:])
+        if word.startswith("-"):
+            value = value or ("" if following.startswith("-") else following)
+            found[_SPELLED.get(name, name)] = value
+    return found
+
+
+def require_job(text: str, name: str) -> None:
+    """Refuse ``#SBATCH`` lines with a size that is not a number; sbatch expands nothing in them.
+
+    Raises:
+        InvalidProblemError: the first of those values, with its line.
+    """
+    for number, _, words in _directives(text):
+        for option, value in _options_of_job(words).items():
+            form = _GRES if option == "--gres" else _TYPED if "gpu" in option else _COUNT_OF_JOB
+            wrong = not form.fullmatch(value)
+            if option in _SIZES and wrong:
+                example = "--gres=gpu:8" if option == "--gres" else f"{option}=8"
+                raise InvalidProblemError.of(
+                    option,
+                    f"line {number} of {shown(name)}: {shown(value)} is not a number, and sbatch expands "
+                    "nothing in its header",
+                    allowed=f"{example}, or --cluster with --num-nodes",
+                )
+
+
+_COUNT_OF_JOB = re.compile(r"\d+[km]?(?:-\d+[km]?)?(?:,\d+(?:-\d+)?)*", re.IGNORECASE)  # --nodes=2-4
+_TYPED = re.compile(r"(?:[\w.-]+:)?\d+(?:,[\w.-]+:\d+)*")
+_GRES = re.compile(r"[^$`]+")
+
+
 def size_of_job(header: str) -> dict[str, int | None]:
     """What ``#SBATCH`` lines say of a job's size, by option; None: no number."""
     found = _header(header)
     return {name: _first((name,), found) for name in _SIZES if name in found}
+
+
+def commands_beside(source: Source, told: Told | None = None) -> Iterator[tuple[Source, tuple[Word, ...]]]:
+    """Yield the commands of all scripts beside a file; one that cannot be read has none."""
+    for script in source.scripts():
+        try:
+            commands = script_of(script, told or Told()).commands
+        except InvalidProblemError:
+            continue
+        yield from ((script, words) for words in commands)
 
 
 def commands_of(script: Script) -> list[Command]:
@@ -420,12 +467,20 @@ def other_use(command: Command) -> str:
 _DATA = re.compile(r"_*(\w*(data|vocab|tokenizer|merge)\w*|(train|validation|eval|test)_(file|path)s?)")
 
 
-def files_named(script: Script, *, programs: bool = True, data: bool = True) -> Iterator[Word]:
+def files_named(
+    script: Script, *, programs: bool = True, data: bool = True, trained: bool = False
+) -> Iterator[Word]:
     """Base names of files, and of modules, that the script's commands name, also in ``bash -c '…'``.
 
-    ``programs``: those of Python too, which seldom say what runs; ``data``: what is trained on, too.
+    Args:
+        script: the script.
+        programs: name those of Python too, which seldom say what runs.
+        data: name what is trained on, too.
+        trained: leave out commands that start no program, or one that does not train.
     """
     for words, environment in zip(script.commands, script.environments, strict=True):
+        if trained and ((command := program_of(words)) is None or other_use(command)):
+            continue
         if any(word.text.endswith(_TITANS) for word in words):
             usual = "".join(environment.get("CONFIG_FILE", ())).rsplit("/", 1)[-1]
             yield from [Word(usual, words[0].line)] if usual.endswith(_FILES) else []
@@ -442,8 +497,15 @@ def files_named(script: Script, *, programs: bool = True, data: bool = True) -> 
                 yield Word(f"{words[at + 1].text.rsplit('.', 1)[-1]}.py", word.line)
 
 
+def unknown_file(path: str) -> str | None:
+    """Return what a file's own name depends on that is not known; its folder does not matter."""
+    return None if UNKNOWN not in path.rpartition("/")[2] else unknown_in(path)
+
+
 def require_beside(source: Source, script: Source, word: Word) -> None:
-    """Refuse a file that a command names and that is not there."""
+    """Refuse a file that a command names and that is not there, or that only a running shell knows."""
+    if (unknown := unknown_file(word.text)) is not None:
+        raise InvalidProblemError([unknown_fault("the file of arguments", unknown, word.line)])
     if source.other(word.text) is None:
         where, name = f"line {word.line} of {shown(script.name)}", shown(word.text.rpartition("/")[2])
         raise refused(f"{where}: {name} is not beside it", allowed="give that file too, or its folder")

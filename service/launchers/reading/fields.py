@@ -281,9 +281,17 @@ class Fields:
 
     def section(self, name: str) -> dict[str, object]:
         """The values of a section, by their names in it."""
-        start = f"{name}."
-        names = [one for one in self._values if one.startswith(start)]
-        return {one.removeprefix(start): self.raw(one) for one in names}
+        return {one: self.raw(f"{name}.{one}") for one in self.names_in(name)}
+
+    def names_in(self, section: str) -> list[str]:
+        """The names in a section, without it; none of them is taken as read."""
+        start = f"{section}."
+        return [one.removeprefix(start) for one in self._values if one.startswith(start)]
+
+    def peek(self, name: str) -> object:
+        """The value as the file has it, which stays unread; None where it is not given."""
+        found = self._found(name)
+        return None if found is None else found.value
 
     def sections(self) -> list[str]:
         """The first parts of all names, each once."""
@@ -334,6 +342,9 @@ class Fields:
         if value is None:
             return None
         number = _whole(value)
+        if value is True:
+            self.fault(name, "needs a value", allowed=f"{low} to {MAX_INTEGER}")
+            return None
         if number is None or not low <= number <= MAX_INTEGER:
             nearest = None if number is None else str(min(max(number, low), MAX_INTEGER))
             self.fault(
@@ -374,6 +385,9 @@ class Fields:
         words = tuple(allowed)
         if value is False and any(word.lower() == "no" for word in words):
             value = "no"  # YAML takes NO without quotes for false
+        if value is True and "true" not in words:
+            self.fault(name, "needs a value", allowed=", ".join(words) or None)
+            return default
         if not isinstance(value, str):
             self.fault(name, f"{_words(value)} is no text", allowed=", ".join(words) or None)
             return default

@@ -23,6 +23,7 @@ from meshwright.service.launchers.reading.adapters import refuse_uncounted
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by
 from meshwright.service.launchers.reading.commands import (
     Command,
+    commands_beside,
     commands_of,
     require_beside,
     script_of,
@@ -55,7 +56,6 @@ from meshwright.service.launchers.reading.trainer_ranks import (
     starts_processes,
 )
 from meshwright.service.launchers.reading.trl import (
-    commands_beside,
     documents_beside,
 )
 
@@ -176,9 +176,7 @@ class LlamaFactoryTrainerReader:
         if not AccelerateReader().recognises(source):
             return _is_trainers(source)
         named = [source.other(words[at].text) for _, words, at in _starts(source)]
-        return any(
-            text is None or _is_trainers(replace(source, name="a.yaml", text=text)) for text in named
-        )
+        return any(text is None or not _is_cores(Source(name="a.yaml", text=text)) for text in named)
 
     def read(self, source: Source, told: Told) -> LaunchFile:
         """The run that the files configure.
@@ -188,7 +186,7 @@ class LlamaFactoryTrainerReader:
         """
         _require_own_file(source)
         files = [source, *documents_beside(known_of(source, told).source)]
-        own = next((one for one in files if _is_trainers(one)), source)
+        own = _named_file(source) or next((one for one in files if _is_trainers(one)), source)
         over = _overrides(source, own, told)
         fields = Fields(own.name, document_of(own, by_omegaconf=True) | over, told)
         fields.note_commands(over)
@@ -265,8 +263,20 @@ def _is_trainers(source: Source) -> bool:
     """Whether a YAML is LLaMA-Factory's, and none of its adapter's for Megatron-Core."""
     if source.is_script or not LlamaFactoryReader().recognises(source):
         return False
+    return not _is_cores(source)
+
+
+def _is_cores(source: Source) -> bool:
+    """Whether a YAML is of the adapter for Megatron-Core."""
     names = looks_like_document(source)
-    return not any(name in names for name in _CORE)
+    return any(name in names for name in _CORE)
+
+
+def _named_file(source: Source) -> Source | None:
+    """Return the YAML that a command beside a file trains by; the file itself goes first."""
+    names = {words[at].text.rpartition("/")[2] for _, words, at in _starts(source)}
+    found = names if len(names) == 1 or source.name not in names else {source.name}
+    return source.at(*found) if len(found) == 1 else None
 
 
 _PROGRAMS = ("src/train.py", "llamafactory/launcher.py")

@@ -19,7 +19,7 @@ from meshwright.service.launchers.megatron_flags import FP4_RECIPE
 from meshwright.service.launchers.megatron_names import FROM_CHECKPOINT, UNPRICED
 from meshwright.service.launchers.reading.base import Include, Source
 from meshwright.service.launchers.reading.deepspeed import read_offload
-from meshwright.service.launchers.reading.documents import looks_like_document
+from meshwright.service.launchers.reading.documents import Values, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import (
     Fields,
     decided_by,
@@ -376,19 +376,22 @@ def _take_stage(given: Given, include: Include, filled: Mapping[str, Filled]) ->
 _PLACEHOLDER = "ZERO_STAGE"  # of Megatron-DeepSpeed's templates (examples_deepspeed/rebase)
 _FILES = ("--deepspeed_config", "--deepspeed-config")
 _CURRICULA = ("curriculum_learning", "data_efficiency.data_sampling.curriculum_learning")
+_OPEN_PLACE = re.compile(r":\s*\"?[$<{]*[A-Z][A-Z_]{2,}")  # of a template: ``"stage": ZERO_STAGE``
 _AWAY = re.compile(r'"offload_(optimizer|param)"\s*:\s*\{[^}]*"device"\s*:\s*"(cpu|nvme)"')
 
 
 def _stage_of(given: Given, name: str, text: str) -> str | None:
     """The stage that DeepSpeed's JSON says, also where a script fills it in later; and what it offloads."""
-    values = looks_like_document(Source(name=name, text=text))
+    file = Source(name=name, text=text)
+    is_template = _OPEN_PLACE.search(text) is not None or UNKNOWN in text
+    values = looks_like_document(file) if is_template else document_of(file)
     for at in _CURRICULA:
         if str(getattr(values.get(f"{at}.enabled"), "value", None)).lower() == "true":
             given.note(
                 f"{shown(name)}: {at} is on: every step is priced at the full length, which it reaches late"
             )
     stage = values.get("zero_optimization.stage")
-    match = None if stage is not None else _STAGE.search(text)
+    match = None if values else _STAGE.search(text)
     found = str(stage.value) if stage is not None else match[1] if match else "0"
     if found in ("0", "1", "2", "3") and values:
         fields = Fields(name, values)
@@ -398,6 +401,7 @@ def _stage_of(given: Given, name: str, text: str) -> str | None:
             given.take("--global-batch-size", Value((str(batch),), 0))
             given.note(f"--global-batch-size is {shown(name)}'s train_batch_size, {batch}")
         _agree(given, fields)
+        _note_unknown(given, name, values)
         given.faults += [replace(one, message=f"{shown(name)}: {one.message}") for one in fields.faults]
     elif f"{UNKNOWN}$(" in text:
         line = next((given.others[flag].line for flag in _FILES if flag in given.others), 0)
@@ -408,6 +412,15 @@ def _stage_of(given: Given, name: str, text: str) -> str | None:
         message = f"cannot be read: {shown(name)} keeps states on the {away[2]}, in a form with open places"
         given.fault_of(_FILES[0], Value((), line), message)
     return found
+
+
+def _note_unknown(given: Given, file: str, values: Values) -> None:
+    """Name the keys of DeepSpeed's file that it does not have, and ignores."""
+    known = flag_names("deepspeed")
+    for key, found in values.items():
+        if not (key in known or known.is_free(key) or key.startswith(_CURRICULA)):
+            where = f"line {found.line} of {shown(file)}"
+            given.note(f"{where}: {shown(key)} is unknown to DeepSpeed, which ignores it")
 
 
 def _agree(given: Given, fields: Fields) -> None:

@@ -212,8 +212,8 @@ def _given(words: Sequence[Word], told: Told) -> tuple[Given, dict[str, str]]:
         end = at + 1
         while end < len(words) and not words[end].text.startswith("--"):
             end += 1
-        following = " ".join(word.text for word in words[at + 1 : end]).strip()  # "$@" may be empty
-        text = attached if equals else following or "true"
+        following = " ".join(word.text for word in words[at + 1 : end]).strip()
+        text = attached if equals else following if end > at + 1 else "true"
         if name.startswith("--") and passed_by(told, name[2:]):
             given.note(f"line {words[at].line}: {name[:64]} is passed by, as told (--ignore)")
         elif name.startswith("--"):

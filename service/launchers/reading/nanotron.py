@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from meshwright.profiles.documents import shown
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_from_shape
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by
+from meshwright.service.launchers.reading.commands import commands_beside, holds_file, program_of
 from meshwright.service.launchers.reading.documents import document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields, passing
 from meshwright.service.launchers.reading.known import known_of
@@ -65,6 +67,7 @@ class NanotronReader:
             optimizer=_optimizer(fields),
         )
         _refuse_others(fields, told)
+        _refuse_options(fields, known.source, told)
         fields.take("optimizer.zero_stage")  # of one rank, too, whose states nothing shares
         fields.stop()
         return LaunchFile(
@@ -89,6 +92,22 @@ def _refuse_others(fields: Fields, told: Told) -> None:
         if section not in _SECTIONS and not passed_by(told, section):
             message = "is no section of nanotron's, and what a fork makes of it is not known"
             fields.fault(section, message, allowed=passing(section))
+
+
+def _refuse_options(fields: Fields, source: Source, told: Told) -> None:
+    """Leave a fault for each option of the command that ``run_train.py`` does not have."""
+    for _, words in commands_beside(source, told):
+        command = program_of(words)
+        named = command is not None and any(holds_file(word, source.name) for word in command.words)
+        for word in command.words if command is not None and named else ():
+            option = word.text.partition("=")[0].replace("_", "-")
+            known = option == "--" or _OPTION.startswith(option) or passed_by(told, option)
+            if option.startswith("--") and not known:
+                message = f"line {word.line} of the command: is not an option of nanotron's run_train.py"
+                fields.fault(shown(option), message, allowed=f"{_OPTION}, or {passing(shown(option))}")
+
+
+_OPTION = "--config-file"
 
 
 def _configuration(fields: Fields, model: ModelSpec) -> Configuration:
@@ -213,8 +232,9 @@ def _read_model(fields: Fields, told: Told) -> ModelSpec:
 def _refuse_layers(fields: Fields) -> None:
     """Leave a fault for each name of the model's that neither LlamaConfig nor Qwen2Config has."""
     at = "model.model_config"
-    for name, value in fields.section(at).items():
+    for name in fields.names_in(at):
         known = name.startswith(("_", "moe_config", "rope_scaling.")) or name in (*_SHAPE, *_REFUSED_APART)
+        value = fields.raw(f"{at}.{name}") if known else fields.peek(f"{at}.{name}")
         if not known and value not in (None, False):
             message = "is none of LlamaConfig's and Qwen2Config's, and a fork builds other layers by it"
             fields.fault(f"{at}.{name}", message, allowed=passing(f"{at}.{name}"))

@@ -103,6 +103,7 @@ class NemoReader:
                     given, "seq_length", text_of(length.value), length.line, called="model.data.seq_length"
                 )
         names = flag_names("nemo")
+        _list_unknown(given, document)
         said = {name: document[name].value if name in document else "" for name in given.unread}
         given.unread = [
             name
@@ -190,6 +191,14 @@ def _take(given: Given, key: str, called: str, found: Found) -> None:
             allowed=f"--var {asked[1]}=…, or the value in the file" if asked else "the value in the file",
         )
     take(given, key, text, found.line, called=called)
+
+
+def _list_unknown(given: Given, document: Mapping[str, Found]) -> None:
+    """List names that NeMo does not have, in whatever section."""
+    names, taken = flag_names("nemo"), set(given.called.values())
+    for name, found in document.items():
+        if found.value is not None and not (name in names or names.is_free(name) or name in taken):
+            given.leave(name[:64], f"--{name}", Value((text_of(found.value),), found.line))
 
 
 def _take_model(given: Given, document: Mapping[str, Found]) -> None:

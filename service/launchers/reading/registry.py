@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, pairwise
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
@@ -36,9 +36,13 @@ from meshwright.service.launchers.reading.commands import (
     files_named,
     options_of,
     other_gpus_told,
+    other_use,
+    program_of,
+    require_job,
     require_options,
     script_of,
     size_of_job,
+    unknown_file,
     world_of,
 )
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
@@ -56,7 +60,12 @@ from meshwright.service.launchers.reading.ms_swift import MsSwiftReader
 from meshwright.service.launchers.reading.nanotron import NanotronReader
 from meshwright.service.launchers.reading.nemo import NemoReader
 from meshwright.service.launchers.reading.python_values import looks_like_module, module_values
-from meshwright.service.launchers.reading.shell_values import Script, Word, unknown_value
+from meshwright.service.launchers.reading.shell_values import (
+    Script,
+    Word,
+    unknown_fault,
+    unknown_value,
+)
 from meshwright.service.launchers.reading.torchtitan import TorchtitanReader
 from meshwright.service.launchers.reading.trainer import TrainerReader
 from meshwright.service.launchers.reading.trl import TrlReader
@@ -102,10 +111,13 @@ def read_launch_files(source: Source, told: Told | None = None, launcher: str | 
         source = source_of_capture(source)
     _require_bounded(source)
     source = _with_written(replace(source, variables=told.variables), told)
+    _require_readable(source)
     found, reader = _recognised(source, launcher)
     if not found.is_script and told.run not in (None, 1):
         message = f"{told.run}: {shown(found.name)} is one run"
         raise InvalidProblemError.of("--run", message, allowed="1, or none")
+    for script in found.scripts() if told.num_gpus is None else ():
+        require_job(script.text, script.name)
     try:
         launch = reader.read(found, told)
     except InvalidProblemError as fault:
@@ -153,6 +165,8 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
     for candidate in chain(_kept(reached, _reached(source)), map(source.at, sorted(source.files))):
         if (name := launcher_of(candidate, launcher)) is not None:
             if source.is_script and candidate.name != source.name:
+                if candidate.name not in [one.name for one in reached]:
+                    _require_known_files(source)
                 require_start(list(_scripts(source)), candidate)
             others = list(foreign(candidate)) if candidate.suffix in DOCUMENTS else []
             if others:
@@ -340,6 +354,38 @@ def _missing(files: Sequence[Source]) -> Iterator[FieldError]:
                     message=f"{where}: {shown(word.text)} is not beside it",
                     allowed="give that file too, or its folder",
                 )
+
+
+def _require_known_files(source: Source) -> None:
+    """Refuse a training by a file that only a running shell knows, for which another would be taken.
+
+    Raises:
+        InvalidProblemError: such an argument, with its line.
+    """
+    for _, script in _scripts(source):
+        for words in script.commands:
+            command = program_of(words)
+            if command is None or other_use(command):
+                continue
+            for before, word in pairwise((Word("", 0), *command.words)):
+                option = (word if "=" in word.text else before).text.partition("=")[0]
+                is_file = "config" in option or (word is command.words[0] and "=" not in word.text)
+                if is_file and (unknown := unknown_file(word.text)) is not None:
+                    raise InvalidProblemError([unknown_fault(option or "arguments", unknown, word.line)])
+
+
+def _require_readable(source: Source) -> None:
+    """Refuse a document that a command trains by and that is empty or broken.
+
+    Raises:
+        InvalidProblemError: what is wrong with its form, with its line. A list is data.
+    """
+    for name, script in _scripts(source):
+        for word in _others(source.at(name), files_named(script, programs=False, data=False, trained=True)):
+            text = source.other(word.text)
+            one = Source(name=word.text, text=text or "")
+            if text is not None and one.suffix in DOCUMENTS and not text.lstrip().startswith("["):
+                document_of(one)
 
 
 def _require_bounded(source: Source) -> None:

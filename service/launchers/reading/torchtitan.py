@@ -29,7 +29,12 @@ from meshwright.service.launchers.reading.python_values import (
     module_values,
     tree_of,
 )
-from meshwright.service.launchers.reading.shell_values import Word, unknown_arguments
+from meshwright.service.launchers.reading.shell_values import (
+    Word,
+    unknown_arguments,
+    unknown_fault,
+    unknown_in,
+)
 from meshwright.service.launchers.reading.torchtitan_model import model_of
 from meshwright.service.launchers.reading.torchtitan_stages import recomputation_of, split_of
 from meshwright.service.launchers.rules import near_divisors, near_multiples
@@ -176,6 +181,8 @@ def _named_values(source: Source, named: Named) -> dict[str, Found]:
     Raises:
         InvalidProblemError: neither has it.
     """
+    if (unknown := unknown_in(named.config)) is not None:
+        raise InvalidProblemError([unknown_fault("--config", unknown, named.line)])
     text = source.other(_REGISTRY)
     if text and (named.config in makers_of(tree_of(_REGISTRY, text)) or named.config not in _recipes()):
         return module_values(Source(name=_REGISTRY, text=text), named.config)

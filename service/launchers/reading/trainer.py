@@ -52,7 +52,6 @@ from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.foreign import SEES, refuse_unpriced
 from meshwright.service.launchers.reading.known import Known, header_of, known_of, named_model
 from meshwright.service.launchers.reading.shell_values import (
-    UNKNOWN,
     Script,
     Word,
     unknown_arguments,
@@ -471,9 +470,10 @@ def values_of(words: Sequence[Word], told: Told) -> dict[str, Found]:
             continue
         name, equals, value = word.text[2:].partition("=")
         following = words[at + 1].text if at + 1 < len(words) else "--"
-        text = value if equals else "true" if following.startswith("--") else following
+        alone = not equals and following.startswith("--")
+        text = True if alone else value if equals else following  # a switch, or it lacks its value
         key = _whole(name.replace("-", "_"))
-        if UNKNOWN in text and key in (*_MODELS, *_PERHAPS_MODELS) and told.model:
+        if unknown_in(text) is not None and key in (*_MODELS, *_PERHAPS_MODELS) and told.model:
             continue
         found[key] = Found(text, word.line)
     return found

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
+from meshwright.profiles.flags import flag_names
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
@@ -58,6 +59,7 @@ _BUILT_IN = re.compile(
 )
 _STRATEGIES = ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "no_shard")
 _FILLED = ("bf16.enabled", "fp16.enabled")  # ``auto`` where the trainer says them
+_DEEPSPEEDS_BATCH = "train_batch_size"  # of all ranks, which the trainer's arguments make
 _DEEPSPEEDS_MICRO = "train_micro_batch_size_per_gpu"
 _NAMES = {
     _DEEPSPEEDS_MICRO: "micro_batch_size",
@@ -198,7 +200,7 @@ def on_its_engine(command: Command, values: dict[str, Found]) -> dict[str, Found
             f"line {runner.line}: deepspeed starts {command.program[:64]}, and no argument names its file",
             allowed="--deepspeed FILE, or torchrun in its place where ranks are plain replicas",
         )
-    return {**values, "deepspeed": Found("true", runner.line)}
+    return {**values, "deepspeed": Found(True, runner.line)}
 
 
 def _by_deepspeed(fields: Fields, known: Known, told: Told) -> LaunchFile:
@@ -208,15 +210,19 @@ def _by_deepspeed(fields: Fields, known: Known, told: Told) -> LaunchFile:
         inside = {one: Found(value, 0) for one, value in fields.section(key).items()}
         _require_same(inside, key, told, known.told.values)
         return _of_deepspeeds(inside, key, told)
-    name = str(fields.raw(key))
+    name = fields.raw(key)
+    if name is True and not fields.has("zero_stage"):
+        allowed = "a file of DeepSpeed's, or --zero_stage of a script that makes its own"
+        fields.fault(key, "needs a value", allowed=allowed)
+        fields.stop()
     fields.take("zero_stage")  # of a script that fills it into the file
-    if name == "true":  # a switch: the script makes the configuration (DeepSpeed-Chat)
+    if name is True:  # a switch: the script makes the configuration (DeepSpeed-Chat)
         stage = fields.integer("zero_stage", 0, low=0)
         values: dict[str, object] = {"zero_optimization.stage": stage, **dict.fromkeys(_FILLED, "auto")}
         away = _OFFLOADED.get(str(fields.raw("offload")).lower(), ("optimizer", "param"))
         values |= {f"zero_optimization.offload_{part}.device": "cpu" for part in away}
         return _of_deepspeeds({one: Found(value, 0) for one, value in values.items()}, "deepspeed", told)
-    return run_of_deepspeeds_file(name, fields, known.source, told, key=key, over=known.told.values)
+    return run_of_deepspeeds_file(str(name), fields, known.source, told, key=key, over=known.told.values)
 
 
 def run_of_deepspeeds_file(
@@ -282,13 +288,13 @@ def _built_in(fields: Fields, key: str, base: str) -> dict[str, Found]:
 
 def _resolved(values: Mapping[str, Found], told: Told) -> dict[str, object]:
     """DeepSpeed's values with ``auto`` replaced, as transformers' ``HfTrainerDeepSpeedConfig`` does it."""
-    known = _filled(told)
+    known, keys = _filled(told), flag_names(DeepSpeedReader.name)
     found: dict[str, object] = {}
     for name, one in values.items():
-        if one.value != "auto":
-            found[name] = one.value
-        elif name in known:
+        if one.value == "auto" and name in known:
             found[name] = known[name]
+        elif one.value != "auto" or not (name == _DEEPSPEEDS_BATCH or keys.is_free(name)):
+            found[name] = one.value
     precision = str(
         told.values["precision"]
     )  # accelerate adds its section (DeepSpeedPlugin.set_mixed_precision)
@@ -343,11 +349,12 @@ def started_by(script: Script, command: Command) -> int | None:
     """Processes of one node, where no launcher says them: a GPU each of those that are visible, or one."""
     world = world_of("", script, command)
     hangs = _has(command, _STARTERS) and any(word.unknown for word in command.before)
+    hangs = hangs or world.lacking is not None
     if world.gpus_per_node and not world.num_nodes:
         return None if hangs else world.gpus_per_node  # NPROC_PER_NODE alone: one node
     gpus = _included(command.before) or _visible(script, command)
     several = command.program.startswith("llamafactory") or _has(command, _SEVERAL)
-    several = several or hangs or world.lacking is not None or takes_every_gpu(command.before)
+    several = several or hangs or takes_every_gpu(command.before)
     several = several or _has(command, _TASKS)
     return (gpus or None) if several else 1
 

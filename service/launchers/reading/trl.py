@@ -10,7 +10,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.launchers.reading.accelerate import (
     ACCUMULATION,
     CHECKPOINTING,
@@ -35,6 +34,7 @@ from meshwright.service.launchers.reading.adapters import (
 )
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
 from meshwright.service.launchers.reading.commands import (
+    commands_beside,
     files_named,
     holds_file,
     program_of,
@@ -93,7 +93,7 @@ class TrlReader:
         """
         _require_own_file(source)
         files = [source, *documents_beside(known_of(source, told).source)]
-        sft = next((one for one in files if _is_sft(one)), None)
+        sft = _named_file(source) or next((one for one in files if _is_sft(one)), None)
         shares = _shares(source, files, sft, told)
         known = known_of(source if shares is None else shares.source, told)
         over = _of_sft_command(sft, told) if sft else {}
@@ -231,16 +231,6 @@ def take_model(fields: Fields, known: Known, name: str) -> None:
             fields.note(note)
 
 
-def commands_beside(source: Source, told: Told | None = None) -> Iterator[tuple[Source, tuple[Word, ...]]]:
-    """The commands of all scripts beside a file; one that cannot be read has none."""
-    for script in source.scripts():
-        try:
-            commands = script_of(script, told or Told()).commands
-        except InvalidProblemError:
-            continue
-        yield from ((script, words) for words in commands)
-
-
 def _starts_trl(source: Source) -> bool:
     """Whether a script beside the file starts TRL's supervised fine-tuning, or a program with its YAML."""
     own = [name for name in source.files if _is_sft(source.at(name))]
@@ -273,12 +263,26 @@ def _shares(source: Source, files: Sequence[Source], sft: Source | None, told: T
     return shares_beside(starts, files)
 
 
+def _named_files(source: Source) -> Iterator[tuple[Source, Word]]:
+    """Yield what ``--config`` names in commands beside a file that start TRL, each with its script."""
+    for script, words in commands_beside(source):
+        for option, following in pairwise((*words, Word("", 0)) if _starts(words) else ()):
+            name, equals, value = option.text.partition("=")
+            if name == "--config":
+                yield script, Word(value, option.line) if equals else following
+
+
 def _require_own_file(source: Source) -> None:
     """Refuse a command whose ``--config`` is not there."""
-    for script, words in commands_beside(source):
-        for option, value in pairwise(words if _starts(words) else ()):
-            if option.text == "--config":
-                require_beside(source, script, value)
+    for script, value in _named_files(source):
+        require_beside(source, script, value)
+
+
+def _named_file(source: Source) -> Source | None:
+    """Return the YAML that a command beside a file trains by; the file itself goes first."""
+    names = {value.text.rpartition("/")[2] for _, value in _named_files(source)}
+    found = names if len(names) == 1 or source.name not in names else {source.name}
+    return source.at(*found) if len(found) == 1 else None
 
 
 def documents_beside(source: Source) -> Iterator[Source]:

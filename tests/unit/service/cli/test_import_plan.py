@@ -109,7 +109,7 @@ def test_importing_a_run_reports_predicted_measured_and_predicted_now(
         f"predicted {PLAN.prediction.step_time_s:.1f} s (-9.1 %), measured {measured_s:.1f} s" in said
     )  # 1 / 1.1
     assert "predicted now" in said
-    assert "calibrated on 1 run of the table" in said
+    assert "calibrated on this run" in said
 
 
 def test_a_plan_is_priced_anew_under_a_profile_by_its_answer(

@@ -607,7 +607,7 @@ def test_without_a_launcher_the_first_that_can_express_the_model_is_taken() -> N
 def test_a_launcher_that_cannot_express_the_model_is_searched_with_a_warning() -> None:
     asked = parse_problem(request(model={"name": "kimi-k2"}, launcher="megatron-lm"))
     (said,) = unwritten(asked)
-    assert said.startswith("megatron-lm cannot express ")
+    assert said.startswith("megatron-lm 0.19.2 cannot express ")
     assert "their launch files are refused; launchers that can: " in said
     assert unwritten(parse_problem(request())) == ()
 

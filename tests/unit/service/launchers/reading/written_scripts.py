@@ -27,6 +27,30 @@ TITAN = (
     '[job]\ndump_folder="o"\n[model]\nname="llama3"\nflavor="8B"\n[training]\nlocal_batch_size=1\n'
     'seq_len=8192\n[parallelism]\ntensor_parallel_degree=1\n[activation_checkpoint]\nmode="none"\n'
 )
+NEMO = (
+    "trainer:\n  num_nodes: 2\n  devices: 8\n  precision: bf16\nmodel:\n  mcore_gpt: true\n"
+    "  micro_batch_size: 2\n  global_batch_size: 64\n  tensor_model_parallel_size: 2\n"
+    "  encoder_seq_length: 2048\n  max_position_embeddings: 2048\n  num_layers: 4\n  hidden_size: 512\n"
+    "  ffn_hidden_size: 2048\n  num_attention_heads: 8\n  override_vocab_size: 51200\n"
+    "  sequence_parallel: true\n  activations_checkpoint_granularity: full\n"
+    "  activations_checkpoint_method: block\n  activations_checkpoint_num_layers: 2\n"
+    "  optim:\n    name: mcore_distributed_optim\n    lr: 1e-4\n    overlap_grad_sync: true\n"
+)
+NANOTRON = (
+    "checkpoints:\n  checkpoint_interval: 1000\n  checkpoints_path: out\ngeneral:\n  project: p\n  run: r\n"
+    "  seed: 42\nmodel:\n  ddp_bucket_cap_mb: 30\n  dtype: bfloat16\n  make_vocab_size_divisible_by: 64\n"
+    "  model_config:\n    attention_bias: true\n    hidden_act: silu\n    hidden_size: 1024\n"
+    "    intermediate_size: 4096\n    is_qwen2_config: true\n    max_position_embeddings: 4096\n"
+    "    num_attention_heads: 16\n    num_hidden_layers: 8\n    num_key_value_heads: 4\n"
+    "    rms_norm_eps: 1.0e-05\n    rope_theta: 500000.0\n    tie_word_embeddings: true\n"
+    "    vocab_size: 32000\noptimizer:\n  accumulate_grad_in_fp32: true\n  clip_grad: 1.0\n"
+    "  learning_rate_scheduler:\n    learning_rate: 0.0003\n    lr_decay_style: linear\n"
+    "  optimizer_factory:\n    adam_beta1: 0.8\n    name: adamW\n  weight_decay: 0.1\n  zero_stage: 1\n"
+    "parallelism:\n  context_parallel_size: 1\n  dp: 4\n  expert_parallel_size: 1\n  pp: 2\n"
+    "  pp_engine: 1f1b\n  recompute_layer: true\n  tp: 2\n  tp_linear_async_communication: true\n"
+    "  tp_mode: REDUCE_SCATTER\ntokens:\n  batch_accumulation_per_replica: 16\n  micro_batch_size: 2\n"
+    "  sequence_length: 4096\n  train_steps: 10\n"
+)
 # By launcher: the script, and the files beside it.
 SCRIPTS: dict[str, tuple[str, dict[str, str]]] = {
     "megatron-lm": (
@@ -205,4 +229,33 @@ SCRIPTS: dict[str, tuple[str, dict[str, str]]] = {
         ),
         {"t.toml": TITAN},
     ),
+    "nemo": (
+        "python3 main.py training=a stages=[training] training.model.micro_batch_size=4\n",
+        {"a.yaml": NEMO},
+    ),
+    "nanotron": (
+        "torchrun --nnodes 2 --nproc_per_node 8 run_train.py --config-file n.yaml\n",
+        {"n.yaml": NANOTRON},
+    ),
+}
+# By launcher: whose arguments a command takes, and whose keys a file has (profiles.flags).
+PROGRAMS: dict[str, tuple[str, ...]] = {
+    "megatron-lm": ("megatron-lm",),
+    "deepspeed": ("megatron-lm",),
+    "megatron-bridge": ("megatron-bridge",),
+    "ms-swift": ("ms-swift", "megatron-lm"),
+    "transformers": ("transformers",),
+    "accelerate": ("transformers",),
+    "swift sft": ("ms-swift", "transformers"),
+    "llama-factory": ("llama-factory", "transformers"),
+    "trl": ("trl", "transformers"),
+    "axolotl": ("axolotl",),
+    "torchtitan": ("torchtitan",),
+    "nemo": ("nemo",),
+    "nanotron": ("nanotron",),
+    "acc.yaml": ("accelerate",),
+    "sft.yaml": ("trl", "transformers"),
+    "ax.yaml": ("axolotl",),
+    "ds.json": ("deepspeed",),
+    "n.yaml": ("nanotron",),
 }
