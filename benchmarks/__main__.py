@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SIMAI = "tests/unit/profiles/fixtures/importers/simai"
+SIMAI = "tests/fixtures/foreign/simai"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ BENCHMARKS = {
     ),
     "backward": Benchmark(
         "rebuilds the tables of backward operators",
-        "meshwright.profiles.importers.simumax",
+        "benchmarks.foreign.simumax",
         (
             "a100-pcie-80gb=tests/fixtures/simumax/a100_pcie.json",
             "b200-sxm-180gb=tests/fixtures/simumax/b200_bf16_ceperm.json",

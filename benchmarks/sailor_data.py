@@ -18,12 +18,12 @@ from pathlib import Path
 
 import yaml
 
-from meshwright.profiles.importers.layer_times import Taken, measured_from_layers
-from meshwright.profiles.importers.node_groups import fields_of_links
-from meshwright.profiles.importers.sailor import CATALOG_NAMES, read_sailor
+from benchmarks.foreign.layer_times import Taken, measured_from_layers
+from benchmarks.foreign.records import LayerProfile, LinkTable
+from benchmarks.foreign.sailor import CATALOG_NAMES, read_sailor
+from benchmarks.foreign.sailor_links import fields_of_links
 from meshwright.profiles.library import find_gpu, find_model
 from meshwright.profiles.measured.profile import MeasuredProfile, Session
-from meshwright.profiles.measurements import LayerProfile, LinkTable
 
 OUT = Path(__file__).parent / "data" / "sailor"
 SOURCE = "Sailor (github.com/eth-easl/sailor, MIT)"

@@ -15,7 +15,7 @@ from itertools import product
 
 import numpy as np
 
-from meshwright.profiles.importers.layer_times import Taken, measured_profile_of, passes_of
+from benchmarks.foreign.layer_times import Taken, measured_profile_of, passes_of
 from meshwright.profiles.measured.profile import Measurement, Session
 from meshwright.profiles.profile import Profile
 from meshwright.solver.calibration.calibrate import default_profile_of

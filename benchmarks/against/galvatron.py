@@ -24,16 +24,16 @@ from benchmarks.against.process import (
     environment,
 )
 from benchmarks.against.row import Comparison, Row, counted, judged, median_of, ratio_remark, seconds
-from meshwright.profiles.importers.galvatron import read_galvatron
+from benchmarks.foreign.galvatron import read_galvatron
+from benchmarks.foreign.records import GalvatronCollectives
 from meshwright.profiles.library import find_cluster, find_gpu
-from meshwright.profiles.measurements import CollectiveTables
 from meshwright.profiles.profile import default_profile
 from meshwright.profiles.units import GIB
 from meshwright.solver.configuration import Configuration
 
 NAME, REQUIREMENT = "Galvatron", "hetu-galvatron==2.4.0"
 NEEDED = ("numpy", "scipy", "tqdm")  # what its search engine imports
-FILES = ROOT / "tests" / "unit" / "profiles" / "fixtures" / "importers" / "galvatron"
+FILES = ROOT / "tests" / "fixtures" / "foreign" / "galvatron"
 COMPUTATION = FILES / "computation_profiling_bf16_llama2-7b_all.json"
 MEMORY = FILES / "memory_profiling_bf16_llama2-7b_all.json"
 GPU, GPUS, BATCH, LAYERS = "a100-sxm-40gb", 8, 64, 32
@@ -175,7 +175,7 @@ def bus_bytes_per_s() -> float:
     name = "allreduce_bandwidth_1nodes_8gpus_per_node.json"
     for path in (ENVIRONMENTS / "galvatron").glob(f"lib/python*/site-packages/galvatron/*/*/{name}"):
         tables = read_galvatron(path)
-        if isinstance(tables, CollectiveTables):
+        if isinstance(tables, GalvatronCollectives):
             return max(one.bus_bytes_per_s for one in tables.averages if one.num_ranks == GPUS)
     raise UnavailableError(f"{NAME} is not measured: its package has no {name}")
 

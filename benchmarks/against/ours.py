@@ -16,12 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from meshwright.profiles.importers.layer_times import Taken, measured_from_layers
-from meshwright.profiles.importers.registry import import_profile
+from benchmarks.foreign.galvatron import read_galvatron
+from benchmarks.foreign.layer_times import Taken, measured_from_layers
+from benchmarks.foreign.records import LayerProfile, MemoryProfile
 from meshwright.profiles.library import find_gpu
 from meshwright.profiles.measured.profile import Session
 from meshwright.profiles.measured.read import read_measured_profile
-from meshwright.profiles.measurements import LayerProfile, MemoryProfile
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.service.requests.parse import parse_problem
 from meshwright.service.requests.profiles import profile_with
@@ -42,7 +42,7 @@ def profile_of(problem: Problem, layers: Mapping[str, str] | None) -> Profile:
     shipped = default_profile(problem.cluster, problem.launcher)
     if layers is None:
         return shipped
-    source = import_profile(layers["file"])
+    source = read_galvatron(layers["file"])
     if not isinstance(source, LayerProfile):
         raise TypeError(f"{layers['file']} holds no layer times")
     taken = Taken(
@@ -64,7 +64,7 @@ def with_activations(problem: Problem, profile: Profile, path: str) -> Profile:
     Raises:
         TypeError: the file holds no memory of a layer.
     """
-    source = import_profile(path)
+    source = read_galvatron(path)
     layer = (
         next((one for one in source.parts if one.part == "layer"), None)
         if isinstance(source, MemoryProfile)

@@ -17,10 +17,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.foreign.records import BandwidthShares
+from benchmarks.foreign.simai import read_simai
 from meshwright.profiles.collectives.tables import FORMAT
 from meshwright.profiles.errors import ProfileError
-from meshwright.profiles.importers.simai import read_simai
-from meshwright.profiles.measurements import BandwidthShares
 
 GPUS_PER_NODE = 8  # of SimAI's columns: "2Node-16GPU"
 _SOURCE = (

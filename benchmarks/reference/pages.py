@@ -430,7 +430,7 @@ def _profiles() -> list[str]:
     return [
         "## Measured profile {#measured-profile}",
         "",
-        f"Format `{MEASURED}`; written by `meshwright profile` and `meshwright import`, taken by",
+        f"Format `{MEASURED}`; written by `meshwright profile`, taken by",
         "`--profile`. Times in seconds with their percentiles, sizes in bytes, and the machine they were",
         "taken on.",
         "",

@@ -16,17 +16,14 @@ from meshwright.profiles.collectives.measured import (
     measured_to_mapping,
 )
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.importers.sailor import CATALOG_NAMES
 from meshwright.profiles.measurements import (
     CollectiveTable,
     CollectiveTables,
-    LinkCurve,
-    LinkTable,
     NodeTopology,
     SwitchTree,
 )
 from meshwright.profiles.model_shapes import Json
-from meshwright.profiles.units import GB, MB
+from meshwright.profiles.units import GB
 
 # --------------------------------------------------------------------------------------------------
 # Which GPUs links join into islands.
@@ -102,8 +99,6 @@ _NVLINK_BYTES_PER_S: Mapping[str, float] = {
     "volta": 25.0 * GB, "ampere": 25.0 * GB, "hopper": 25.0 * GB, "blackwell": 50.0 * GB,
 }  # fmt: skip
 
-_LINK_PAYLOADS = tuple(int(4**power * MB) for power in range(6))  # 1 MB to 1 GB, where Sailor measured
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFields:
@@ -124,18 +119,18 @@ def fields_of_topology(topology: NodeTopology, gpu: GpuSpec, source: str) -> Gro
         links = min(place.nvlinks for place in topology.gpus)
         one = _NVLINK_BYTES_PER_S.get(gpu.architecture)
         if links and one:
-            fields["intra_node"] = _link("nvlink", links * one, gpu.intra_node.latency_s, source)
+            fields["intra_node"] = link_fields("nvlink", links * one, gpu.intra_node.latency_s, source)
     else:
         slots = [place.pcie_bytes_per_s for place in topology.gpus]
         if all(slots):
             slowest = min(slot for slot in slots if slot)
-            fields["intra_node"] = _link("pcie", slowest, gpu.intra_node.latency_s, source)
+            fields["intra_node"] = link_fields("pcie", slowest, gpu.intra_node.latency_s, source)
     if "intra_node" not in fields:
         notes.append("the speed of the links between GPUs is not stated: the GPU's usual link is kept")
     rates = [nic.bytes_per_s for nic in topology.nics]
     if rates and all(rates):
         total = sum(rate for rate in rates if rate) / max(len(topology.gpus), 1)
-        fields["inter_node"] = _link(gpu.inter_node.kind, total, gpu.inter_node.latency_s, source)
+        fields["inter_node"] = link_fields(gpu.inter_node.kind, total, gpu.inter_node.latency_s, source)
     else:
         notes.append(f"{len(rates)} network cards without a rate: the GPU's usual network is kept")
     return GroupFields(fields=fields, notes=tuple(notes))
@@ -149,58 +144,6 @@ def fields_of_switches(tree: SwitchTree) -> GroupFields:
         f"{leaves} leaf switches in {max(levels, default=0)} levels are not priced: all nodes count alike"
     )
     return GroupFields(fields={"num_nodes": tree.num_nodes}, notes=(note,))
-
-
-def fields_of_links(table: LinkTable, gpu: GpuSpec, source: str) -> GroupFields:
-    """Links between GPUs of one type: inside a node, each GPU's share of those between two, and curves.
-
-    Sailor times a link between as many GPUs on each side as take part at once, so the largest number is
-    the node's own. Of links between zones those inside one zone are taken.
-    """
-    fields: dict[str, Json] = {}
-    curves: list[MeasuredCurve] = []
-    for scope, usual in (("intra_node", gpu.intra_node), ("inter_node", gpu.inter_node)):
-        mine = [link for link in table.links if link.scope == scope and _joins(link, gpu)]
-        if mine:
-            widest = max(mine, key=lambda link: link.sender.num_gpus)
-            sharers = widest.sender.num_gpus if scope == "inter_node" else 1
-            kind = "ethernet" if scope == "inter_node" else usual.kind
-            fields[scope] = _link(kind, widest.peak_bytes_per_s / sharers, usual.latency_s, source)
-            curves += _curve(widest, num_nodes=2 if scope == "inter_node" else 1)
-    if not fields:
-        raise InvalidProblemError.of("--gpu", f"{source} has no link between two {gpu.slug}")
-    others = len(table.links) - len(fields)
-    if curves:
-        fields["measured"] = measured_to_mapping(MeasuredLink(curves=tuple(curves), source=source))
-    notes = (f"{others} links of other GPU types, fewer GPUs or other zones are ignored",) if others else ()
-    return GroupFields(fields=fields, notes=notes)
-
-
-def _curve(link: LinkCurve, num_nodes: int) -> list[MeasuredCurve]:
-    """A link as the bus bandwidth of an all-reduce over it, where it was measured; none of one rank."""
-    ranks = link.sender.num_gpus * num_nodes
-    if ranks == 1:
-        return []
-    rates = tuple(float(round(link.bytes_per_s(size))) for size in _LINK_PAYLOADS)
-    return [
-        MeasuredCurve(
-            collective="all_reduce",
-            num_nodes=num_nodes,
-            num_ranks=ranks,
-            payload_bytes=_LINK_PAYLOADS,
-            bus_bytes_per_s=rates,
-        )
-    ]
-
-
-def _joins(link: LinkCurve, gpu: GpuSpec) -> bool:
-    """Whether a link joins equal numbers of this GPU type inside a zone."""
-    alike = (link.sender.gpu, link.sender.num_gpus, link.sender.zone) == (
-        link.receiver.gpu,
-        link.receiver.num_gpus,
-        link.receiver.zone,
-    )
-    return alike and CATALOG_NAMES.get(link.sender.gpu, link.sender.gpu.lower()) == gpu.slug
 
 
 def fields_of_collectives(
@@ -220,6 +163,6 @@ def fields_of_collectives(
     )
 
 
-def _link(kind: str, bytes_per_s: float, latency_s: float, source: str) -> Json:
+def link_fields(kind: str, bytes_per_s: float, latency_s: float, source: str) -> Json:
     """A link as a request writes it."""
     return {"kind": kind, "bytes_per_s": bytes_per_s, "latency_s": latency_s, "source": source}

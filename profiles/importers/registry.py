@@ -9,19 +9,13 @@ from pathlib import Path
 from meshwright.profiles.errors import UnknownNameError
 from meshwright.profiles.importers import (
     deepspeed_log,
-    galvatron,
     megatron_log,
-    metis,
     nanotron_log,
     nccl_tests,
     nccl_topology,
     nvidia_smi_topo,
-    sailor,
-    simai,
-    simumax,
     slurm_topology,
     torchtitan_log,
-    vtrain,
 )
 from meshwright.profiles.importers.foreign_file import ForeignFile
 
@@ -35,32 +29,12 @@ class ForeignFormat:
     read: Callable[[Path], object]
 
 
-def _looks_like_simumax(file: ForeignFile) -> bool:
-    """Whether the text has the sections of a SimuMax system file."""
-    start = file.text.lstrip()
-    return start.startswith("{") and '"accelerator"' in start and '"op"' in start
-
-
 # Asked in this order: formats with an unmistakable first line before logs that hold anything.
 FORMATS: Mapping[str, ForeignFormat] = {
-    "vtrain": ForeignFormat(
-        title="vTrain all-reduce table", looks_like=vtrain.looks_like, read=vtrain.read_vtrain
-    ),
-    "simai": ForeignFormat(title="SimAI ratio table", looks_like=simai.looks_like, read=simai.read_simai),
     "nccl-topology": ForeignFormat(
         title="NCCL topology XML",
         looks_like=nccl_topology.looks_like,
         read=nccl_topology.read_nccl_topology,
-    ),
-    "metis": ForeignFormat(title="Metis profile", looks_like=metis.looks_like, read=metis.read_metis),
-    "simumax": ForeignFormat(
-        title="SimuMax system file", looks_like=_looks_like_simumax, read=simumax.load_simumax
-    ),
-    "galvatron": ForeignFormat(
-        title="Galvatron profile", looks_like=galvatron.looks_like, read=galvatron.read_galvatron
-    ),
-    "sailor": ForeignFormat(
-        title="Sailor layers or links", looks_like=sailor.looks_like, read=sailor.read_sailor
     ),
     "nccl-tests": ForeignFormat(
         title="nccl-tests log", looks_like=nccl_tests.looks_like, read=nccl_tests.read_nccl_tests

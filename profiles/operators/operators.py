@@ -26,7 +26,7 @@ from meshwright.profiles.operators.tables import operator_table_names, operator_
 # --------------------------------------------------------------------------------------------------
 # How long the parts of a backward pass take, as a multiple of the same layer's forward pass.
 #
-# ``catalog/operators/backward.json`` is made by ``meshwright.profiles.importers.simumax`` from measured
+# ``catalog/operators/backward.json`` is made by ``benchmarks.foreign.simumax`` from measured
 # layers.
 
 

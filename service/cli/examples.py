@@ -52,7 +52,6 @@ EXAMPLES = {
     "import": (
         "meshwright import topo.txt --gpu h100 --num-nodes 16 --out cluster.yaml",
         "meshwright import all_reduce.log --into cluster.yaml",
-        "meshwright import profile.json --model opt-30b --gpu a100 --seq-length 2048 --out layers.json",
         "meshwright import train.log --model llama-3.1-8b --gpu h100 --into runs.csv",
     ),
     "tune": (

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -19,25 +18,17 @@ from meshwright.profiles.documents import shown, shown_path
 from meshwright.profiles.errors import InvalidProblemError, ProfileError, UnknownNameError
 from meshwright.profiles.importers.foreign_file import ForeignFile
 from meshwright.profiles.importers.huggingface import looks_like_config
-from meshwright.profiles.importers.layer_times import Taken, measured_from_layers
 from meshwright.profiles.importers.node_groups import (
     GroupFields,
     fields_of_collectives,
-    fields_of_links,
     fields_of_switches,
     fields_of_topology,
 )
 from meshwright.profiles.importers.registry import FORMATS, detect_format, format_names, import_profile
-from meshwright.profiles.importers.sailor import CATALOG_NAMES
-from meshwright.profiles.importers.simumax import SystemTimings, measured_from_products
 from meshwright.profiles.inline import cluster_from_mapping, model_from_mapping
-from meshwright.profiles.library import find_gpu, gpu_names, model_names
-from meshwright.profiles.measured.profile import MeasuredProfile, Session
-from meshwright.profiles.measured.read import DTYPES
+from meshwright.profiles.library import find_gpu
 from meshwright.profiles.measurements import (
     CollectiveTables,
-    LayerProfile,
-    LinkTable,
     MeasuredRun,
     NodeTopology,
     SwitchTree,
@@ -50,7 +41,6 @@ from meshwright.service.cli.problem_options import model_part
 from meshwright.service.cli.saved_plans import plan_named
 from meshwright.service.cli.terminal import FOUND, say_warnings
 from meshwright.service.files import write_text
-from meshwright.service.jobs.answers import version_of
 from meshwright.service.report.formatting import seconds
 from meshwright.service.report.measured import off_by
 from meshwright.service.requests.documents import read_problem_file
@@ -70,7 +60,7 @@ from meshwright.solver.predict import predict
 from meshwright.solver.runs.table import read_runs
 
 
-def import_file(  # noqa: PLR0913 - the signature is the list of options
+def import_file(
     file: Annotated[Path, typer.Argument(help="The foreign file.")],
     *,
     format_name: Annotated[
@@ -84,8 +74,6 @@ def import_file(  # noqa: PLR0913 - the signature is the list of options
     gpu: Annotated[str | None, typer.Option(help="GPU type that it was measured on.")] = None,
     num_nodes: Annotated[int | None, typer.Option(help="Nodes of a new cluster file.")] = None,
     group: Annotated[int, typer.Option(min=0, help="Which node group of the cluster file.")] = 0,
-    seq_length: Annotated[int | None, typer.Option(help="Tokens per sequence of measured layers.")] = None,
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32 of measured layers.")] = "bf16",
     cluster: Annotated[str | None, typer.Option(help="What to call the cluster.")] = None,
     assign: Annotated[
         list[str] | None,
@@ -99,12 +87,11 @@ def import_file(  # noqa: PLR0913 - the signature is the list of options
     ] = None,
     rank: Annotated[int, typer.Option(min=1, help="Which plan of the answer in that file.")] = 1,
 ) -> None:
-    """Turn a foreign file into one of ours: a cluster file, a measured profile, a model, a row of runs.
+    """Turn a foreign file into one of ours: a cluster file, a model, a row of runs.
 
     nccl-tests log, nvidia-smi topo -m, NCCL topology XML, Slurm topology.conf: a cluster file, for
-    --cluster. Sailor, Metis, Galvatron, SimuMax: a measured profile, for --profile. Hugging Face
-    config.json: a model file, for --model. Training logs: a row of runs, for calibrate; with --plan
-    every fact of the run is the plan's, and a log that contradicts it is refused.
+    --cluster. Hugging Face config.json: a model file, for --model. Training logs: a row of runs, for
+    calibrate; with --plan every fact of the run is the plan's, and a log that contradicts it is refused.
     """
     request = ImportRequest(
         file=file,
@@ -115,8 +102,6 @@ def import_file(  # noqa: PLR0913 - the signature is the list of options
         gpu=gpu,
         num_nodes=num_nodes,
         group=group,
-        seq_length=seq_length,
-        dtype=dtype,
         cluster=cluster,
         assign=tuple(assign or ()),
         plan=plan,
@@ -183,8 +168,6 @@ def _said(found: object, gpu: GpuSpec, before: FieldReader, source: str) -> Grou
         return fields_of_topology(found, gpu, source)
     if isinstance(found, SwitchTree):
         return fields_of_switches(found)
-    if isinstance(found, LinkTable):
-        return fields_of_links(found, gpu, source)
     if isinstance(found, CollectiveTables):
         return fields_of_collectives(found, measured_from(before.child("measured")), source)
     raise InvalidProblemError.of("/file", f"{source}: says nothing of a cluster, a model or a run")
@@ -203,8 +186,6 @@ def _words(value: Json) -> str:
 
 
 HUGGING_FACE = "huggingface"
-# Sailor and Metis time a layer on all its tensor-parallel ranks at once, Galvatron on one GPU.
-_WITH_COLLECTIVES = {"sailor": True, "metis": True, "galvatron": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,8 +200,6 @@ class ImportRequest:
     gpu: str | None = None
     num_nodes: int | None = None
     group: int = 0
-    seq_length: int | None = None
-    dtype: str = "bf16"
     cluster: str | None = None
     assign: tuple[str, ...] = ()
     plan: str | None = None  # its id, or the file or folder of a saved answer
@@ -276,11 +255,6 @@ def _imported(request: ImportRequest) -> Imported:
         return _model(request)
     found = import_profile(request.file, name)
     title = FORMATS[name].title
-    if isinstance(found, LayerProfile):
-        return _layers(request, name, found)
-    if isinstance(found, SystemTimings):
-        profile, notes = measured_from_products(found, _taken(request, with_collectives=False))
-        return _measured(profile, f"{title}, {len(profile.measurements)} matrix products", notes)
     if isinstance(found, MeasuredRun):
         return _run(request, title, found)
     gpu = find_gpu(request.gpu, pointer="--gpu") if request.gpu else None
@@ -320,57 +294,6 @@ def _model(request: ImportRequest) -> Imported:
     read = f"Hugging Face config, {model.num_layers} layers, {billions:.1f} billion parameters"
     text = json.dumps(model_to_mapping(model), indent=1) + "\n"
     return Imported(text=text, read=read, notes=(), usage="meshwright plan --model {}")
-
-
-def _layers(request: ImportRequest, name: str, found: LayerProfile) -> Imported:
-    """Layer times as a measured profile."""
-    gpu = request.gpu or _hint(found.gpu)
-    model = request.model or _hint(found.model)
-    taken = _taken(
-        ImportRequest(
-            file=request.file, gpu=gpu, model=model, seq_length=request.seq_length, dtype=request.dtype
-        ),
-        with_collectives=_WITH_COLLECTIVES.get(name, False),
-    )
-    profile, notes = measured_from_layers(found, taken)
-    times = len({one.task for one in profile.measurements})
-    read = f"{FORMATS[name].title}, {times} timed parts of {taken.model.name} on {taken.gpu.slug}"
-    return _measured(profile, read, notes)
-
-
-def _hint(word: str | None) -> str | None:
-    """A name that a source gives, where the catalog knows it."""
-    name = CATALOG_NAMES.get(word, word.lower()) if word else None
-    return name if name in (*gpu_names(), *model_names()) else None
-
-
-def _measured(profile: MeasuredProfile, read: str, notes: tuple[str, ...]) -> Imported:
-    """A measured profile as its file."""
-    text = json.dumps(profile.to_json(), indent=1, allow_nan=False) + "\n"
-    return Imported(text=text, read=read, notes=notes, usage="meshwright plan --profile {}")
-
-
-def _taken(request: ImportRequest, *, with_collectives: bool) -> Taken:
-    """What a foreign profile leaves to the options."""
-    model, gpu = _model_of(request), _gpu_of(request)
-    if request.dtype not in DTYPES:
-        raise UnknownNameError.among("--dtype", request.dtype, DTYPES)
-    if not request.seq_length or request.seq_length < 1:
-        message = "is required: the file does not say how long its sequences were"
-        raise InvalidProblemError.of("--seq-length", message, allowed="1 or more tokens")
-    session = Session(
-        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=f"meshwright import {request.file.name}"[:200],
-        meshwright=version_of("meshwright"),
-    )
-    return Taken(
-        model=model,
-        gpu=gpu,
-        seq_length=request.seq_length,
-        dtype=request.dtype,
-        with_collectives=with_collectives,
-        session=session,
-    )
 
 
 def _model_of(request: ImportRequest) -> ModelSpec:
@@ -463,7 +386,6 @@ def _refuse_facts(request: ImportRequest) -> None:
     """
     for option, value in (
         ("--model", request.model), ("--gpu", request.gpu), ("--num-nodes", request.num_nodes),
-        ("--seq-length", request.seq_length),
     ):  # fmt: skip
         if value is not None:
             raise InvalidProblemError.of(option, "is the plan's; leave it out with --plan")

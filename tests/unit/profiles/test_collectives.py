@@ -8,6 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.catalog.network_shares import network_json
+from benchmarks.foreign.records import BandwidthShares
+from benchmarks.foreign.simai import read_simai
+from benchmarks.foreign.vtrain import read_vtrain
 from meshwright.profiles.cluster import ClusterSpec
 from meshwright.profiles.collectives.collectives import (
     Fabric,
@@ -31,11 +34,8 @@ from meshwright.profiles.collectives.tables import (
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.importers.nccl_tests import read_nccl_tests
 from meshwright.profiles.importers.node_groups import measured_link
-from meshwright.profiles.importers.simai import read_simai
-from meshwright.profiles.importers.vtrain import read_vtrain
 from meshwright.profiles.inline import cluster_from_mapping, cluster_to_mapping
 from meshwright.profiles.library import find_cluster
-from meshwright.profiles.measurements import BandwidthShares
 
 # no table here lies below or above the line rate: what is left is volumes, rails and links
 Collective = Callable[[np.ndarray, Group, Fabric], np.ndarray]
@@ -179,6 +179,7 @@ def test_a_larger_message_never_reaches_less_of_its_bandwidth_than_half(
 # Tables of collectives against measurements that they were not made from.
 
 FILES = Path(__file__).parent / "fixtures" / "importers"
+FOREIGN = Path(__file__).parents[2] / "fixtures" / "foreign"
 A100 = Lines(island_gpus=8.0, nodes_per_island=1.0, fast_bytes_per_s=300e9, network_bytes_per_s=25e9)
 H100 = Lines(island_gpus=8.0, nodes_per_island=1.0, fast_bytes_per_s=450e9, network_bytes_per_s=50e9)
 
@@ -205,7 +206,7 @@ def bus_bytes_per_s(
 
 def test_the_catalogs_network_shares_are_what_the_command_makes_of_simais_tables() -> None:
     made = network_json(
-        read_simai(FILES / "simai" / "nic_ratio.csv"), read_simai(FILES / "simai" / "ata_ratio.csv")
+        read_simai(FOREIGN / "simai" / "nic_ratio.csv"), read_simai(FILES / "simai" / "ata_ratio.csv")
     )
     assert network_shares_from_json(made) == network_shares()
     assert (FOLDER / "network.json").stat().st_size < 4000
@@ -215,8 +216,8 @@ def test_one_curve_over_parts_reproduces_numbers_of_nodes_it_was_not_made_from()
     # 2 to 128 nodes, each left out in turn: 77 points; median error 2.0 %, 90th percentile 13 %
     # (worst: 16 MB on two nodes, which run faster than any ring of more)
     ring, exchange = (
-        read_simai(FILES / "simai" / "nic_ratio.csv"),
-        read_simai(FILES / "simai" / "ata_ratio.csv"),
+        read_simai(FOREIGN / "simai" / "nic_ratio.csv"),
+        read_simai(FOREIGN / "simai" / "ata_ratio.csv"),
     )
     errors: list[float] = []
     for column, nodes in enumerate(ring.num_nodes):
@@ -234,7 +235,7 @@ def test_one_curve_over_parts_reproduces_numbers_of_nodes_it_was_not_made_from()
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_nccls_table_of_the_a100_reproduces_vtrains_all_reduces(ranks: int) -> None:
     # another machine, another year: 64 sizes from 1 MB to 64 MB; median error 2.9 / 2.3 / 3.4 %
-    measured = read_vtrain(FILES / "vtrain" / f"AR_GPU{ranks}_1M_1024M_LUT").tables[0]
+    measured = read_vtrain(FOREIGN / "vtrain" / f"AR_GPU{ranks}_1M_1024M_LUT").tables[0]
     tables = slowdown_tables("a100-sxm-80gb", A100, None)
     payload = np.array(measured.payload_bytes, dtype=np.float64)
     row = row_of(np.full_like(payload, ranks), np.ones_like(payload))

@@ -33,7 +33,7 @@ from meshwright.solver.planner.plan import ask
 from meshwright.solver.runs.table import CATALOG_RUNS
 from tests.served.commands import BAD_INPUT, STATE, Outcome, Outside, Place, leaves, remembering
 from tests.served.migrated import migrated
-from tests.unit.service.cli.test_import_file import FILES, PROFILES, SAILOR
+from tests.unit.service.cli.test_import_file import FILES, PROFILES
 from tests.unit.service.replan.test_replan_command import Entry, saved
 
 STAND_INS = {
@@ -191,7 +191,6 @@ OF_A_JOB: dict[str, Case | str] = {
 OF_RECORDS: dict[str, Case | str] = {"--database-url": "sqlite:///other.db"}
 LOST = "--lost-nodes 1 --steps-done 100 --steps-total 1000"
 UNCHANGED = "--from wide.json --steps-total 1000 --json"
-LAYERS = "layers.json --model llama-3.1-8b --gpu v100-sxm-16gb"
 REPORT = "--what-if none --out report.html"
 
 COMMANDS = {
@@ -300,12 +299,10 @@ COMMANDS = {
         "--format": Case("torchtitan-log", base="memory.log --model llama-3.1-70b --gpu h100"),
         "--out": "cluster.yaml",
         "--into": "nodes.yaml",
-        "--model": Case("llama-3.1-8b", base="layers.json --gpu v100-sxm-16gb --seq-length 8192"),
+        "--model": Case("llama-3.1-8b", base="titan.log --gpu h100"),
         "--gpu": "h200",
         "--num-nodes": "4",
         "--group": Case("1", beside="--into nodes.yaml"),
-        "--seq-length": Case("4096", base=f"{LAYERS} --seq-length 8192"),
-        "--dtype": Case("fp32", base=f"{LAYERS} --seq-length 8192"),
         "--cluster": "mine",
         "--set": Case("mbs=1", base="titan.log --model llama-3.1-8b --gpu h100"),
         "--plan": Case("answer.json", base="plan.log"),
@@ -499,7 +496,6 @@ def _write_foreign(folder: Path) -> None:
     """Write files of other programs."""
     for name, source in (
         ("topology.txt", FILES / "topology" / "topo_h100_8.txt"),
-        ("layers.json", SAILOR),
         ("hf.json", PROFILES / "qwen2.5-7b.json"),
         ("titan.log", FILES / "logs" / "torchtitan.log"),
         ("memory.log", FILES / "logs" / "megatron_out_of_memory.log"),

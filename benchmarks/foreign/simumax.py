@@ -1,6 +1,6 @@
 """Reads a SimuMax system file: measured GEMM, grouped GEMM and attention, forward and backward.
 
-    python -m meshwright.profiles.importers.simumax GPU=FILE … --out
+    python -m benchmarks.foreign.simumax GPU=FILE … --out
     profiles/catalog/operators/backward.json
 
 The format is that of ``configs/system`` in github.com/MooreThreads/SimuMax (Apache-2.0): under
@@ -24,10 +24,8 @@ from typing import Literal
 
 import numpy as np
 
-from meshwright.profiles.errors import InvalidProblemError, ProfileError
+from meshwright.profiles.errors import ProfileError
 from meshwright.profiles.importers.foreign_file import ForeignFile
-from meshwright.profiles.importers.layer_times import Taken, measured_profile_of
-from meshwright.profiles.measured.profile import MeasuredProfile, Measurement, Timing
 from meshwright.profiles.operators.operators import BackwardRatio
 from meshwright.profiles.reading import shown
 from meshwright.profiles.units import TERA
@@ -233,7 +231,7 @@ def _ratio(key: tuple[str, str, str], values: Sequence[float]) -> BackwardRatio:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the backward ratios of several measured GPUs into one file."""
-    parser = argparse.ArgumentParser(prog="meshwright.profiles.importers.simumax", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.foreign.simumax", description=__doc__)
     parser.add_argument("files", nargs="+", metavar="GPU=FILE")
     parser.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args(arguments)
@@ -265,40 +263,3 @@ def _written(header: Mapping[str, str], gpus: Mapping[str, Sequence[object]]) ->
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-# --------------------------------------------------------------------------------------------------
-# Measured matrix products of other tools as a measured profile: the level of a GPU's operators.
-
-
-def measured_from_products(source: SystemTimings, taken: Taken) -> tuple[MeasuredProfile, tuple[str, ...]]:
-    """The measured profile of a SimuMax system's products, and what was left out.
-
-    Raises:
-        InvalidProblemError: it holds no matrix product.
-    """
-    measurements = tuple(_measurement(one) for one in source.products)
-    if not measurements:
-        raise InvalidProblemError.of("/accelerator/op", "holds no matrix product")
-    return measured_profile_of(measurements, taken), tuple(_left_out(source))
-
-
-def _left_out(source: SystemTimings) -> Iterator[str]:
-    """What a measured profile does not take of the file."""
-    if source.attention:
-        yield f"{len(source.attention)} attention shapes are ignored: they name no shard of the model"
-
-
-def _measurement(one: ProductTiming) -> Measurement:
-    """One product of one pass; the passes of a layer share a task."""
-    shape = {"m": one.tokens, "n": one.outputs, "k": one.inputs, "experts": one.groups}
-    name = "x".join(str(side) for side in shape.values())
-    return Measurement(
-        task=f"gemm/{name}",
-        group="gemm",
-        operator="product",
-        kind=one.direction,
-        shape=shape,
-        timing=Timing(median_s=one.seconds, p10_s=one.seconds, p90_s=one.seconds, repeats=1),
-        work_flops=2.0 * one.groups * one.tokens * one.outputs * one.inputs,
-    )

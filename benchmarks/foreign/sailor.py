@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from benchmarks.foreign.records import LayerProfile, LayerRecord, LinkCurve, LinkEnd, LinkTable
 from meshwright.profiles.importers.foreign_file import MAX_BYTES_PER_S, MAX_SECONDS, ForeignFile
-from meshwright.profiles.measurements import LayerProfile, LayerRecord, LinkCurve, LinkEnd, LinkTable
 from meshwright.profiles.reading import shown
 
 MAX_COEFFICIENTS = 16

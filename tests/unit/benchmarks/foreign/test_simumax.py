@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.foreign.simumax import backward_ratios, load_simumax, main
 from meshwright.profiles.errors import ProfileError
-from meshwright.profiles.importers.simumax import backward_ratios, load_simumax, main
 from meshwright.profiles.library import find_gpu
 from meshwright.profiles.operators.operators import backward_ratio, measured_ratios
 

@@ -11,17 +11,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from meshwright.profiles.importers.foreign_file import (
-    MAX_BYTES_PER_S,
-    MAX_COUNT,
-    MAX_PAYLOAD_BYTES,
-    MAX_SECONDS,
-    ForeignFile,
-)
-from meshwright.profiles.measurements import (
-    CollectiveTable,
-    CollectiveTables,
+from benchmarks.foreign.records import (
     ForwardPass,
+    GalvatronCollectives,
     GroupBandwidth,
     LayerMemory,
     LayerProfile,
@@ -29,6 +21,14 @@ from meshwright.profiles.measurements import (
     MemoryProfile,
     RankMemory,
 )
+from meshwright.profiles.importers.foreign_file import (
+    MAX_BYTES_PER_S,
+    MAX_COUNT,
+    MAX_PAYLOAD_BYTES,
+    MAX_SECONDS,
+    ForeignFile,
+)
+from meshwright.profiles.measurements import CollectiveTable
 from meshwright.profiles.reading import shown
 from meshwright.profiles.units import GB, MIB, MILLISECOND_S
 
@@ -210,7 +210,7 @@ def _count(file: ForeignFile, text: str, key: str) -> int:
     return file.whole(text, shown(key), high=2**31 - 1)
 
 
-def _averages(file: ForeignFile, entries: Mapping[str, object]) -> CollectiveTables:
+def _averages(file: ForeignFile, entries: Mapping[str, object]) -> GalvatronCollectives:
     """Average bandwidths by kind of group."""
     averages = []
     for key, value in entries.items():
@@ -225,10 +225,10 @@ def _averages(file: ForeignFile, entries: Mapping[str, object]) -> CollectiveTab
             bus_bytes_per_s=file.positive(value, shown(key), high=MAX_BYTES_PER_S / GB) * GB,
         )
         averages.append(average)
-    return CollectiveTables(averages=tuple(averages))
+    return GalvatronCollectives(averages=tuple(averages))
 
 
-def _timed(file: ForeignFile, entries: Mapping[str, object]) -> CollectiveTables:
+def _timed(file: ForeignFile, entries: Mapping[str, object]) -> GalvatronCollectives:
     """Times by collective, ranks and size."""
     found: dict[tuple[str, int], dict[int, float]] = {}
     for key, value in entries.items():
@@ -240,7 +240,7 @@ def _timed(file: ForeignFile, entries: Mapping[str, object]) -> CollectiveTables
         seconds = file.positive(value, shown(key), high=MAX_SECONDS / MILLISECOND_S) * MILLISECOND_S
         found.setdefault((_NAMES[match[1]], num_ranks), {})[payload_bytes] = seconds
     tables = [_table(name, ranks, samples) for (name, ranks), samples in found.items()]
-    return CollectiveTables(tables=tuple(tables))
+    return GalvatronCollectives(tables=tuple(tables))
 
 
 def _table(collective: str, num_ranks: int, samples: Mapping[int, float]) -> CollectiveTable:
@@ -271,7 +271,7 @@ def looks_like(file: ForeignFile) -> bool:
     return file.text.lstrip().startswith("{") and any(mark in file.text for mark in marks)
 
 
-def read_galvatron(path: Path | str) -> LayerProfile | MemoryProfile | CollectiveTables:
+def read_galvatron(path: Path | str) -> LayerProfile | MemoryProfile | GalvatronCollectives:
     """A computation or memory profile, bandwidths, times of collectives, or the overlap coefficient.
 
     Raises:
@@ -289,5 +289,5 @@ def read_galvatron(path: Path | str) -> LayerProfile | MemoryProfile | Collectiv
         return _timed(file, entries)
     if set(entries) == {_OVERLAP}:
         slowdown = file.number(entries[_OVERLAP], _OVERLAP, low=1.0, high=100.0)
-        return CollectiveTables(compute_slowdown=slowdown)
+        return GalvatronCollectives(compute_slowdown=slowdown)
     raise file.fault(shown(next(iter(entries))), "is not a field of any of Galvatron's profiles")

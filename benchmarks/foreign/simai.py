@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from benchmarks.foreign.records import BandwidthShares
 from meshwright.profiles.importers.foreign_file import MAX_PAYLOAD_BYTES, ForeignFile
-from meshwright.profiles.measurements import BandwidthShares
 from meshwright.profiles.reading import shown
 
 _NODES = re.compile(r"(\d{1,6}) ?Node\b.*")

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from benchmarks.foreign.records import LayerProfile, LayerRecord
 from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.measured.profile import (
@@ -21,7 +22,6 @@ from meshwright.profiles.measured.profile import (
     Subject,
     Timing,
 )
-from meshwright.profiles.measurements import LayerProfile, LayerRecord
 from meshwright.profiles.model import ModelSpec
 
 BACKWARD_OF_FORWARD = 2.0  # two products for the forward pass's one: what a source without it takes

@@ -1,21 +1,19 @@
-"""Layer times and memory of Galvatron, Sailor and Metis."""
+"""Layer times and memory of Galvatron and Sailor."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from benchmarks.foreign.galvatron import read_galvatron
+from benchmarks.foreign.records import LayerProfile, MemoryProfile
+from benchmarks.foreign.sailor import read_sailor
 from meshwright.profiles.errors import ProfileError
-from meshwright.profiles.importers.galvatron import read_galvatron
-from meshwright.profiles.importers.metis import read_metis
-from meshwright.profiles.importers.sailor import read_sailor
-from meshwright.profiles.measurements import LayerProfile, MemoryProfile
 from meshwright.profiles.units import MIB
 
-FILES = Path(__file__).parents[1] / "fixtures" / "importers"
+FILES = Path(__file__).parents[3] / "fixtures" / "foreign"
 COMPUTATION = FILES / "galvatron" / "computation_profiling_bf16_llama2-7b_all.json"
 MEMORY = FILES / "galvatron" / "memory_profiling_bf16_llama2-7b_all.json"
-METIS = FILES / "metis" / "DeviceType.A100_tp2_bs4.json"
 
 
 def test_two_depths_of_galvatron_give_the_time_it_distilled_for_a_layer() -> None:
@@ -78,38 +76,3 @@ def test_sailor_layers_carry_model_and_gpu_from_their_folders() -> None:
     assert (block.micro_batch_size, block.tensor_parallel_size) == (1, 4)
     assert (block.forward_s, block.backward_s) == (0.1352, 0.2589)
     assert block.update_s is None or block.update_s > 0
-
-
-def test_metis_milliseconds_become_seconds_and_the_update_is_shared_by_weight() -> None:
-    profile = read_metis(METIS)
-    assert (profile.gpu, profile.model) == ("A100", "example-1b")
-    block = profile.layers[1]
-    assert (block.tensor_parallel_size, block.micro_batch_size) == (2, 4)
-    assert block.forward_backward_s == pytest.approx(20e-3)
-    assert block.memory_bytes == 4000 * MIB
-    # 14 ms for 1.4 GB of weights: 0.25 GB take 2.5 ms
-    assert block.update_s == pytest.approx(2.5e-3)
-
-
-def test_memory_that_does_not_name_every_layer_is_left_out(tmp_path: Path) -> None:
-    raw = json.loads(METIS.read_text())
-    raw["execution_memory"]["layer_memory_total_mb"].pop()
-    path = tmp_path / METIS.name
-    path.write_text(json.dumps(raw))
-    assert {layer.memory_bytes for layer in read_metis(path).layers} == {None}
-
-
-def test_a_broken_metis_file_names_the_field(tmp_path: Path) -> None:
-    raw = json.loads(METIS.read_text())
-    path = tmp_path / METIS.name
-    path.write_text(json.dumps(raw | {"execution_time": {}}))
-    with pytest.raises(ProfileError, match=r"execution_time: dict is not a JSON object with entries"):
-        read_metis(path)
-    raw["execution_time"]["layer_compute_total_ms"].pop()
-    path.write_text(json.dumps(raw))
-    with pytest.raises(ProfileError, match=r"layer_compute_total_ms: expected 6 entries .*found 5"):
-        read_metis(path)
-    renamed = tmp_path / "a100.json"
-    renamed.write_text(METIS.read_text())
-    with pytest.raises(ProfileError, match=r"^a100.json: expected a name such as DeviceType"):
-        read_metis(renamed)
