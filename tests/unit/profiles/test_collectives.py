@@ -206,7 +206,7 @@ def bus_bytes_per_s(
 
 def test_the_catalogs_network_shares_are_what_the_command_makes_of_simais_tables() -> None:
     made = network_json(
-        read_simai(FOREIGN / "simai" / "nic_ratio.csv"), read_simai(FILES / "simai" / "ata_ratio.csv")
+        read_simai(FOREIGN / "simai" / "nic_ratio.csv"), read_simai(FOREIGN / "simai" / "ata_ratio.csv")
     )
     assert network_shares_from_json(made) == network_shares()
     assert (FOLDER / "network.json").stat().st_size < 4000
