@@ -86,6 +86,12 @@ class Watch:
             self.stopped = asked or self.left_s <= min(reserve_s, self.time_limit_s / 2.0)
         return self.stopped
 
+    @property
+    def ended_by(self) -> str:
+        """What ended the search, in words."""
+        cancelled = isinstance(self.should_stop, _Stop) and self.should_stop.heard_s < math.inf
+        return "the search was cancelled" if cancelled else "the time limit came first"
+
     def at_least(self, seconds: float) -> Watch:
         """The same clock, for what an answer cannot do without: so long it hears neither limit nor stop."""
 

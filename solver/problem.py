@@ -328,6 +328,18 @@ def on_gpus(problem: Problem, numbers: tuple[int, ...]) -> Problem:
     return replace(problem, options=replace(problem.options, num_gpus=numbers))
 
 
+def on_switches(problem: Problem, other: Problem) -> Problem:
+    """Return the problem under the switches of another one, and for its kinds of recomputation."""
+    chosen, switches = other.options, other.workload.framework_options
+    return replace(
+        problem,
+        workload=replace(problem.workload, framework_options=switches),
+        options=replace(
+            problem.options, recompute_kinds=chosen.recompute_kinds, constraints=chosen.constraints
+        ),
+    )
+
+
 def are_named(problem: Problem) -> bool:
     """Whether only these numbers of GPUs count, even where no configuration uses all of them."""
     return bool(problem.options.num_gpus or problem.options.num_nodes)

@@ -387,8 +387,8 @@ class Run:
     days: float
 
 
-def fastest_run(problem: Problem, profile: Profile) -> Run | None:
-    """The run of fewest days, whatever the deadline; None where nothing fits.
+def fastest_run(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()) -> Run | None:
+    """The run of fewest days, whatever the deadline; None where nothing fits. ``ways`` as ``search``.
 
     With one batch on one number of GPUs that is the run of the shortest step. More GPUs are interrupted
     more often, and a batch of a shorter step may take more of them, so that each is asked for its own.
@@ -401,16 +401,17 @@ def fastest_run(problem: Problem, profile: Profile) -> Run | None:
         one = with_batch(replace(problem, options=options), batch)
         for nodes in problem.options.num_nodes or (None,):
             counts = () if nodes is None else (nodes,)
-            run = _first_run(replace(one, options=replace(one.options, num_nodes=counts)), profile)
+            here = replace(one, options=replace(one.options, num_nodes=counts))
+            run = _first_run(here, profile, [with_batch(way, batch) for way in ways])
             runs += [] if run is None else [run]
     return min(runs, key=lambda run: run.days, default=None)
 
 
-def _first_run(problem: Problem, profile: Profile) -> Run | None:
+def _first_run(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()) -> Run | None:
     """The run of the first plan."""
     from meshwright.solver.search.search import search  # noqa: PLC0415 - the API prices remedies, it never searches
 
-    plans = search(problem, profile).plans
+    plans = search(problem, profile, ways=ways).plans
     if not plans:
         return None
     days = outlook_of(problem, profile, plans[0].config, plans[0].prediction).days

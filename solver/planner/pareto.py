@@ -51,16 +51,17 @@ def front_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Paret
     if asked.launcher == "any":
         plans = with_launchers(variants, [(found_by[id(point)], point.plan) for point in kept])
         kept = [replace(point, plan=plan) for point, plan in zip(kept, plans, strict=True)]
-    claim = _claim(cut=cut, left_out=left_out, of_its_own=len(variants) > 1)
+    ended_by = watch.ended_by if cut else ""
+    claim = _claim(ended_by=ended_by, left_out=left_out, of_its_own=len(variants) > 1)
     complete = not left_out and not cut
     return ParetoFront(points=tuple(kept), complete=complete, memory_step=STEP, claim=claim)
 
 
-def _claim(*, cut: bool, left_out: Sequence[str], of_its_own: bool) -> str:
-    """What is proved of a front: cut by the clock or not, all of it or why not."""
+def _claim(*, ended_by: str, left_out: Sequence[str], of_its_own: bool) -> str:
+    """What is proved of a front: ended early or not, all of it or why not."""
     missing = "points that are listed are proved under our model, slower ones may be missing"
-    if cut:
-        return f"the time limit came first: {missing}"
+    if ended_by:
+        return f"{ended_by}: {missing}"
     if left_out:
         return f"{left_out[0]}: {missing}"
     layout = "layout of its own launcher, precision and optimizer" if of_its_own else "layout"

@@ -47,12 +47,14 @@ from meshwright.solver.planner.variants import (
     Switched,
     Variant,
     best_score_s,
+    found_by,
     merged,
     packaged_variants,
     packaged_warning,
     rivals_of,
     score_of,
     searchable,
+    searched_together,
     searched_variants,
     switched_of,
     with_baseline,
@@ -66,10 +68,13 @@ from meshwright.solver.problem import (
     Progress,
     ShouldStop,
     on_gpus,
+    on_switches,
+    with_batch,
     with_changes,
 )
 from meshwright.solver.search.certify.judge import kept_child
 from meshwright.solver.search.frontier import Rivals
+from meshwright.solver.search.priced_space import have_room
 from meshwright.solver.search.search import places_stages, search
 from meshwright.solver.space.launcher_rules import (
     beyond_positions,
@@ -201,31 +206,19 @@ def _of_variants(
     """The answer over every way to settle what the request leaves open."""
     switched = list(_while_time(switched_of(problem, profile), watch))
     variants, skipped = searchable(searched_variants(switched))
-    answered, run = list[Answered](), _run_of(problem, variants, watch)
     packaged = packaged_variants(_while_time(switched, watch))
-    behind = _FOLLOWING * sum(len(some) for _, some in packaged)
-    for at, variant in enumerate(variants):
-        left = 1.0 + sum(_FOLLOWING if other.follows else 1.0 for other in variants[at + 1 :]) + behind
-        limit_s = problem.options.time_limit_s if left == 1.0 else max(watch.left_s / left, _LEAST_S)
-        options = replace(variant.problem.options, time_limit_s=limit_s)
-        one = replace(variant.problem, options=options)
-        told = on_progress
-        if on_progress is not None and len(variants) > 1:
-            told = _as_of_all(on_progress, problem, answered, watch, last=variant is variants[-1])
-        own = partial(run, known=known, on_progress=told)
-        if variant.follows and problem.options.gpus == "all" and not problem.options.batch_ramp:
-            own = partial(own, rivals=rivals_of(problem, answered, variant), explained=False)
-        answer = _answer(one, variant.profile, own, watch)
-        answered.append(Answered(variant=variant, answer=answer))
-        if watch.interrupted():
-            break
+    run = partial(_run_of(problem, variants, watch), known=known)
+    answered = _answered(problem, variants, watch, run, on_progress, behind=_FOLLOWING * len(packaged))
     if not any(one.answer.plans for one in answered):  # else nobody reads how the others would have one
         judge = judge_of_changes()  # many changes of one launcher are those of another
         answered = [_with_changes(problem, one, watch, judge) for one in answered]
-    unasked = len(variants) - len(answered)
+    left = variants[sum(len(one.variants) for one in answered) :]
+    if not any(one.answer.plans for one in answered):  # what has no room need not be searched
+        left = [one for one in left if have_room(one.problem, one.profile)]
+    unasked = len(left)
     answer = _explained(merged(problem, answered, unasked=unasked, skipped=skipped), answered, watch)
     if unasked:
-        cut = f"the time limit came first: {unasked} of {len(variants)} variants were not searched"
+        cut = f"{watch.ended_by}: {unasked} of {len(variants)} variants were not searched"
         answer = replace(answer, warnings=(*answer.warnings, cut))
     first = replace(variants[0].problem, workload=problem.workload, options=problem.options)
     priced = variants[0].profile
@@ -247,6 +240,37 @@ def _of_variants(
     return _of_model(problem, replace(answer, warnings=(*answer.warnings, *unlike)))
 
 
+def _answered(
+    problem: Problem, variants: Sequence[Variant], watch: Watch, run: Callable[..., Answer],
+    on_progress: OnProgress | None, *, behind: float,
+) -> list[Answered]:  # fmt: skip
+    """Search the variants, those together that one search can rank; as far as the time allows.
+
+    ``behind``: searches that come afterwards, each as a share of one.
+    """
+    answered, groups = list[Answered](), [[one] for one in variants]
+    with watch.cut():
+        groups = searched_together(variants)
+    for at, (variant, *others) in enumerate(groups):
+        left = 1.0 + sum(_FOLLOWING if some[0].follows else 1.0 for some in groups[at + 1 :]) + behind
+        limit_s = problem.options.time_limit_s if left == 1.0 else max(watch.left_s / left, _LEAST_S)
+        options = replace(variant.problem.options, time_limit_s=limit_s)
+        one = replace(variant.problem, options=options)
+        told = on_progress
+        if on_progress is not None and len(groups) > 1:
+            told = _as_of_all(on_progress, problem, answered, watch, last=at == len(groups) - 1)
+        own = partial(run, on_progress=told)
+        if others:
+            own = partial(own, ways=[other.problem for other in others])
+        if variant.follows and problem.options.gpus == "all" and not problem.options.batch_ramp:
+            own = partial(own, rivals=rivals_of(problem, answered, variant), explained=False)
+        answer = _answer([replace(variant, problem=one), *others], own, watch)
+        answered.append(Answered(variant=variant, answer=answer, others=tuple(others)))
+        if watch.interrupted():
+            break
+    return answered
+
+
 def _with_packaged(
     problem: Problem,
     answer: Answer,
@@ -264,18 +288,18 @@ def _with_packaged(
     for names, variants in packaged:
         limit_s = min(score for some, score in best.items() if some <= {*names}) / WORTH_A_PACKAGE
         chosen: tuple[Variant, Plan] | None = None
-        for variant in variants:
+        for variant, *others in searched_together(variants):
             if watch.interrupted():
-                warnings.append(
-                    f"the time limit came first: plans with {' and '.join(names)} were not searched"
-                )
+                warnings.append(f"{watch.ended_by}: plans with {' and '.join(names)} were not searched")
                 break
             one = _alone(problem, variant.problem, answer.plans[0], watch)
             own = search(one, variant.profile, should_stop=watch.should_stop,
-                         rivals=Rivals(limit_s, limit_s), explained=False)  # fmt: skip
+                         ways=[other.problem for other in others],
+                         rivals=Rivals(limit_s, limit_s), explained=False, proved=False)  # fmt: skip
             elapsed_s += own.elapsed_s
             if own.plans:
-                chosen, limit_s = (variant, own.plans[0]), score_of(variant, own.plans[0])
+                (plan,) = own.plans
+                chosen, limit_s = (found_by([variant, *others])(plan), plan), score_of(variant, plan)
         if chosen is not None:
             best[frozenset(names)] = limit_s
             found.append(_as_listed(problem, *chosen, rank=len(answer.plans) + len(found) + 1, watch=watch))
@@ -399,19 +423,21 @@ def _run_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Callab
     return lambda problem, *given, **how: among(on_gpus(problem, numbers), *given, **how)
 
 
-def _answer(problem: Problem, profile: Profile, run: Callable[..., Answer], whole: Watch) -> Answer:
-    """The answer where neither launcher nor workload is open."""
-    watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=whole.should_stop)
-    answer = run(problem, profile, should_stop=whole.should_stop)
-    require_credible(problem, profile, [(plan.config, plan.prediction) for plan in answer.plans])
-    if answer.status == "infeasible" and problem.options.deadline_days is not None:
-        answer = _too_late(problem, profile, answer, watch)
+def _answer(variants: Sequence[Variant], run: Callable[..., Answer], whole: Watch) -> Answer:
+    """The answer of one search, where neither launcher nor workload is open but for switches."""
+    first, variant_of = variants[0], found_by(variants)
+    watch = Watch(time_limit_s=first.problem.options.time_limit_s, should_stop=whole.should_stop)
+    answer = run(first.problem, first.profile, should_stop=whole.should_stop)
+    for plan in answer.plans:
+        require_credible(variant_of(plan).problem, first.profile, [(plan.config, plan.prediction)])
+    if answer.status == "infeasible" and first.problem.options.deadline_days is not None:
+        answer = _too_late(variants, answer, watch)
     return answer
 
 
 def _explained(answer: Answer, answered: Sequence[Answered], watch: Watch) -> Answer:
     """The answer with the reasons of its plans, each priced as the variant that found it prices it."""
-    found_by = {plan.plan_id: one.variant for one in answered for plan in one.answer.plans}
+    found_by = {plan.plan_id: one.found_by()(plan) for one in answered for plan in one.answer.plans}
     explained = dict[str, Plan]()
     for variant in dict.fromkeys(id(found_by[plan.plan_id]) for plan in answer.plans):
         some = [plan for plan in answer.plans if id(found_by[plan.plan_id]) == variant]
@@ -468,12 +494,15 @@ def _with_changes(asked: Problem, one: Answered, watch: Watch, judge: Judge) -> 
     return replace(one, answer=replace(one.answer, infeasible=reasons))
 
 
-def _too_late(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> Answer:
+def _too_late(variants: Sequence[Variant], answer: Answer, watch: Watch) -> Answer:
     """Where the deadline is what stands in the way: how long the fastest plan takes, what is in time."""
-    run: Run | None = None
+    first, run = variants[0], None
     with watch.cut():
-        run = fastest_run(problem, profile)
+        run = fastest_run(first.problem, first.profile, [one.problem for one in variants[1:]])
     if run is None:
         return answer
-    more = More(nodes=problem.cluster.num_nodes, grow=partial(on_nodes, problem, profile))
+    batch = run.plan.config.global_batch_size
+    own = found_by([replace(one, problem=with_batch(one.problem, batch)) for one in variants])(run.plan)
+    problem = on_switches(first.problem, own.problem)
+    more = More(nodes=problem.cluster.num_nodes, grow=partial(on_nodes, problem, own.profile))
     return replace(answer, infeasible=too_late(problem, run, [more], watch))

@@ -1,8 +1,8 @@
-"""What a request leaves open that prices depend on as a whole: launcher, precision, optimizer.
+"""What a request leaves open that prices depend on as a whole: launcher, precision, optimizer, switches.
 
-Each combination is a problem of its own with its own profile, ranked and proved by itself; the best plans
-of all of them are ranked together. A layout that several launchers can run stands once, priced under the
-one that runs it fastest.
+Each combination is a problem of its own. Those that differ in switches alone are ranked and proved by one
+search (``searched_together``); others have searches of their own, whose best plans are ranked together. A
+layout that several launchers can run stands once, priced under the one that runs it fastest.
 """
 
 from __future__ import annotations
@@ -40,17 +40,26 @@ from meshwright.solver.check import violations, violations_of_all
 from meshwright.solver.clock import relative_gap
 from meshwright.solver.configuration import Columns, Configuration, mesh_of, plan_id_of
 from meshwright.solver.cost.context import experts_overlap
-from meshwright.solver.cost.objective import DAY_S, is_plain, outlook_of, slowdown, weighing_of
+from meshwright.solver.cost.objective import (
+    DAY_S,
+    is_plain,
+    is_weighed_by_kind,
+    outlook_of,
+    slowdown,
+    weighing_of,
+)
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import (
     Problem,
     Workload,
     changes_of,
+    on_switches,
     problem_digest,
     searched_switches,
     with_changes,
 )
 from meshwright.solver.search.frontier import NO_RIVALS, Rivals, layouts_of
+from meshwright.solver.space.enumerate import MOST_OUTER, estimated_outer
 from meshwright.solver.space.launcher_rules import (
     problem_faults,
     standing_alone,
@@ -125,10 +134,14 @@ def searched_variants(switched: Iterable[Switched]) -> list[Variant]:
     found = list[Variant]()
     for each_of in switched:
         one, own = each_of.problem, each_of.profile
-        # that for most kinds of recomputation first: its plans limit the others
+        # that for most kinds of recomputation first, which finds the first plan; of equal plans the one
+        # of the earlier combination is listed: that with fewer changes
         every = sorted(
             _under(one, [each for each, _ in each_of.searched()] or [Combination()]),
-            key=lambda each: -len(each.options.recompute_kinds or RECOMPUTATION),
+            key=lambda each: (
+                -len(each.options.recompute_kinds or RECOMPUTATION),
+                len(each.workload.framework_options),
+            ),
         )
         found += [Variant(problem=each, profile=own, follows=at > 0) for at, each in enumerate(every)]
     return found
@@ -153,6 +166,34 @@ def packaged_variants(switched: Iterable[Switched]) -> list[tuple[tuple[str, ...
                 Variant(problem=each, profile=own, follows=True) for each in _under(one, found)
             )
     return sorted(((some, found) for some, found in groups.items() if found), key=lambda one: len(one[0]))
+
+
+def searched_together(variants: Sequence[Variant]) -> list[list[Variant]]:
+    """Return the variants in groups that one search can rank: those that differ in switches alone.
+
+    Spaces of one group are enumerated side by side, as many as are never too large to be written down.
+    """
+    groups = list[list[Variant]]()
+    for one in variants:
+        last = groups[-1] if groups else []
+        if last and len(last) < _most_together(last[0].problem) and _differ_in_switches(last[0], one):
+            last.append(one)
+        else:
+            groups.append([one])
+    return groups
+
+
+def _differ_in_switches(one: Variant, other: Variant) -> bool:
+    """Whether variants differ in options of the framework and kinds of recomputation alone."""
+    return one.profile is other.profile and on_switches(one.problem, other.problem) == other.problem
+
+
+def _most_together(problem: Problem) -> int:
+    """How many spaces like a problem's are searched together."""
+    options = problem.options
+    if options.gpus != "all" or options.batch_ramp or not is_weighed_by_kind(problem):
+        return 1
+    return int(MOST_OUTER / max(estimated_outer(problem), 1.0))
 
 
 def switched_of(problem: Problem, profile: Profile) -> Iterator[Switched]:
@@ -353,10 +394,31 @@ def _taken(problem: Problem, plan: Plan) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """One variant with its answer."""
+    """One variant with its answer; with those ``others`` that were searched with it."""
 
     variant: Variant
     answer: Answer
+    others: tuple[Variant, ...] = ()
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """All that were searched."""
+        return (self.variant, *self.others)
+
+    def found_by(self) -> Callable[[Plan], Variant]:
+        """Return what finds the variant of a plan."""
+        return found_by(self.variants)
+
+
+def found_by(variants: Sequence[Variant]) -> Callable[[Plan], Variant]:
+    """Return what finds the one of some variants that a plan is of: a configuration has one id for each."""
+    digests = {problem_digest(one.problem): one for one in variants[::-1]}
+
+    def variant_of(plan: Plan) -> Variant:
+        ids = ((plan_id_of(digest, plan.config), one) for digest, one in digests.items())
+        return next((one for plan_id, one in ids if plan_id == plan.plan_id), variants[0])
+
+    return variant_of
 
 
 def merged(
@@ -372,7 +434,7 @@ def merged(
     Proved optimal when every variant's ranking is proved, or proved to have no plan; ``unasked`` variants
     were never searched. A bound holds for all variants or is none.
     """
-    alone = len(answered) == 1 and not unasked and asked.launcher != "any"
+    alone = len(answered) == 1 and not unasked and asked.launcher != "any" and not answered[0].others
     if alone and not workload_of(answered[0].variant.problem, asked):
         return answered[0].answer
     reached = _on_fewest(asked, answered)
@@ -400,7 +462,7 @@ def merged(
         counts={name: _sum(answers, lambda one: one.counts.get(name, 0)) for name in first.counts},  # noqa: B023
         elapsed_s=sum(one.elapsed_s for one in answers),
         warnings=(*dict.fromkeys(w for one in answers for w in one.warnings), *_unlike(asked)),
-        notes=_notes(first, answers, unasked),
+        notes=_notes(first, answered, unasked),
         infeasible=None if plans else _said(told, asked),
         num_gpus_used=plans[0].config.num_gpus if plans else first.num_gpus_used,
         space="every" if all(one.space == "every" for one in answers) else "usual",
@@ -470,12 +532,13 @@ def _unlike(asked: Problem) -> tuple[str, ...]:
     return (_UNLIKE_STACKS,) if asked.priced_as == "any" else ()
 
 
-def _notes(first: Answer, answers: Sequence[Answer], unasked: int) -> dict[str, str]:
+def _notes(first: Answer, answered: Sequence[Answered], unasked: int) -> dict[str, str]:
     """The first answer's notes; of a sample alone only where more time changes no other answer either."""
+    answers, variants = [one.answer for one in answered], sum(len(one.variants) for one in answered)
     settled = all(one.status in ("optimal", "infeasible") or "sample" in one.notes for one in answers)
     sampled = settled and not unasked and any("sample" in one.notes for one in answers)
     own = {name: note for name, note in first.notes.items() if name not in SAMPLE}
-    return {**own, "variants": str(len(answers)), **(SAMPLE if sampled else {})}
+    return {**own, "variants": str(variants), **(SAMPLE if sampled else {})}
 
 
 def _skipped(
@@ -578,11 +641,12 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[tuple[Answered
     """
     scored: list[tuple[float, int, Plan]] = []
     for order, one in enumerate(answered):
-        change = workload_of(one.variant.problem, asked)
+        variant_of = one.found_by()
         scored += [
-            (score_of(one.variant, plan), order, replace(plan, workload=change))
+            (score_of(one.variant, plan), order,
+             replace(plan, workload=workload_of(variant_of(plan).problem, asked)))
             for plan in one.answer.plans
-        ]
+        ]  # fmt: skip
     kept: dict[tuple[object, ...], tuple[Answered, Plan]] = {}
     for _, order, plan in sorted(
         scored, key=lambda one: (one[0], len(one[2].workload), one[1], one[2].rank)
@@ -613,8 +677,8 @@ def _named(
     """The plans with the launchers that can run them."""
     if asked.launcher != "any":
         return tuple(plan for _, plan in ranked)
-    found = [(one.variant, plan) for one, plan in ranked]
-    return tuple(with_launchers([one.variant for one in answered], found))
+    found = [(one.found_by()(plan), plan) for one, plan in ranked]
+    return tuple(with_launchers([each for one in answered for each in one.variants], found))
 
 
 def _step_bound_s(

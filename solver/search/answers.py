@@ -74,30 +74,35 @@ def _plans(
 ) -> list[Plan]:
     """The plans of some ranked rows."""
     ranked, before = frontier.ranked[some], some.start
-    digest = problem_digest(problem)
     rows = [one.row for one in ranked]
     configurations = frontier.rows.take(rows).configurations([one.split for one in ranked])
-    predictions = predict_all(problem, profile, configurations)
     objectives = steps_s(frontier.rows, rows, np.array(_objectives_s(frontier, ranked)))
-    outlooks: Sequence[Outlook | None] = [None] * len(ranked)
-    if is_asked_for(problem):
-        outlooks = outlooks_of(problem, profile, configurations, predictions)
-    plans = []
-    for at, (config, prediction) in enumerate(zip(configurations, predictions, strict=True)):
-        plan = Plan(
-            plan_id=plan_id_of(digest, config),
-            rank=before + at + 1,
-            config=config,
-            prediction=prediction,
-            objective_s=float(objectives[at]),
-            outlook=outlooks[at],
-            certified_by=("exact-dp", *(("cp-sat",) if ranked[at].row in certificate.rows else ())),
-        )
-        plans.append(plan)
-    faults = [fault for found in violations_of_all(problem, profile, plans) for fault in found]
-    if faults:
-        raise InvalidPlanError("; ".join(faults))
-    return plans
+    plans, parts = list[Plan](), frontier.rows.parts_of(rows)
+    for part in np.unique(parts).tolist():  # each is priced and checked under its own switches
+        one = frontier.rows.problems[part] if frontier.rows.problems else problem
+        places = np.flatnonzero(parts == part).tolist()
+        configs = [configurations[at] for at in places]
+        predictions, digest = predict_all(one, profile, configs), problem_digest(one)
+        outlooks: Sequence[Outlook | None] = [None] * len(places)
+        if is_asked_for(one):
+            outlooks = outlooks_of(one, profile, configs, predictions)
+        found = [
+            Plan(
+                plan_id=plan_id_of(digest, configurations[at]),
+                rank=before + at + 1,
+                config=configurations[at],
+                prediction=prediction,
+                objective_s=float(objectives[at]),
+                outlook=outlook,
+                certified_by=("exact-dp", *(("cp-sat",) if ranked[at].row in certificate.rows else ())),
+            )
+            for at, prediction, outlook in zip(places, predictions, outlooks, strict=True)
+        ]
+        faults = [fault for some in violations_of_all(one, profile, found) for fault in some]
+        if faults:
+            raise InvalidPlanError("; ".join(faults))
+        plans += found
+    return sorted(plans, key=lambda plan: plan.rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,7 @@ class Found:
     frontier: Frontier
     proof: Proof
     certificate: Certificate
+    others: tuple[Problem, ...] = ()  # the problem under other switches, whose rows are ranked with its own
 
 
 def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:

@@ -8,7 +8,7 @@ and, for every row, which one is its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 
@@ -75,6 +75,7 @@ class Priced:
     fitting: Callable[[Families], Families] | None = None  # the kinds that memory does not refute at sight
     unsharded: Callable[[IntArray], RowPrices] | None = None  # no kind's times are less than its family's
     least_work_s: Callable[[IntArray], FloatArray] | None = None  # nor is its objective, told at less cost
+    problems: tuple[Problem, ...] = ()  # by which the parts of the kinds are priced
 
     @classmethod
     def of(cls, rows: Rows) -> Priced:
@@ -119,6 +120,13 @@ class Priced:
         picked = np.asarray(index, dtype=np.int64)
         kind = picked if self.kinds is None else self.kinds.of(picked)
         return self._beside(self.columns.take(picked), self.prices.at(kind))
+
+    def parts_of(self, index: list[int]) -> IntArray:
+        """The parts of the space, each with a problem of its own, that rows are in."""
+        if self.kinds is None or isinstance(self.columns, Columns):
+            return np.zeros(len(index), dtype=np.int64)
+        outer = np.searchsorted(self.columns.first, np.array(index, dtype=np.int64), side="right") - 1
+        return self.kinds.part_of(outer)
 
     def quickest(self, kinds: IntArray) -> Rows:
         """The representatives of kinds (``Kinds.quickest``)."""
@@ -181,7 +189,7 @@ def priced_space(problem: Problem, profile: Profile, columns: Columns | Crossing
     """
     if isinstance(columns, Crossing):
         if is_weighed_by_kind(problem) and len(columns):
-            return _priced_kinds(problem, profile, columns)
+            return priced_parts([(problem, columns)], profile)
         columns = columns.take(np.arange(len(columns)))
     if not len(columns):
         return _of_none(problem, profile)
@@ -205,9 +213,15 @@ def _of_none(problem: Problem, profile: Profile) -> Priced:
     )
 
 
-def _priced_kinds(problem: Problem, profile: Profile, columns: Crossing) -> Priced:
-    """Rows whose kinds are priced when somebody asks for one."""
-    kinds = Kinds(crossing=columns, by_chunks=_counts_chunks(profile))
+def priced_parts(parts: Sequence[tuple[Problem, Crossing]], profile: Profile) -> Priced:
+    """Rows of several problems, whose kinds are priced when somebody asks for one.
+
+    The problems differ in switches alone: their rows have one objective, one budget and one set of layers.
+    """
+    problems = tuple(problem for problem, _ in parts)
+    problem, columns = problems[0], Crossing.concatenate([rows for _, rows in parts])
+    begin = np.cumsum([0, *(len(rows.outer) for _, rows in parts[:-1])])
+    kinds = Kinds(crossing=columns, by_chunks=_counts_chunks(profile), parts=begin)
     weighing = least = None
     if not is_plain(problem):
         weighing = weighing_of(problem, profile, columns.outer)
@@ -215,46 +229,77 @@ def _priced_kinds(problem: Problem, profile: Profile, columns: Crossing) -> Pric
         least = replace(weighing, scale=scale, offset=offset)
 
     def find(some: IntArray) -> RowPrices:
-        parts = [some[start : start + CHUNK] for start in range(0, len(some), CHUNK)]
-        found = [_bare(price(problem, kinds.quickest(part), profile)) for part in parts]
+        pieces = [some[start : start + CHUNK] for start in range(0, len(some), CHUNK)]
+        found = [
+            _bare(_by_part(problems, kinds, piece, kinds.quickest(piece), partial(price, profile=profile)))
+            for piece in pieces
+        ]
         prices = _laid_out(problem, RowPrices.concatenate(found))
         return prices if weighing is None else _scaled(prices, weighing, kinds.outer_of(some))
 
     def unsharded(some: IntArray) -> RowPrices:
-        prices = _laid_out(problem, price_unsharded(problem, kinds.quickest(some), profile))
+        priced = partial(price_unsharded, profile=profile)
+        prices = _laid_out(problem, _by_part(problems, kinds, some, kinds.quickest(some), priced))
         return prices if least is None else _scaled(prices, least, kinds.outer_of(some))
 
     def work_s(some: IntArray) -> FloatArray:
-        seconds = least_work_s(problem, kinds.quickest(some), profile)
-        outer = kinds.outer_of(some)
+        quickest, outer = kinds.quickest(some), kinds.outer_of(some)
+        seconds = np.empty(len(some))
+        for one, here in _runs(problems, kinds, some):
+            seconds[here] = least_work_s(one, quickest.take(here), profile)
         return seconds if least is None else seconds * least.scale[outer] + least.offset[outer]
 
     none = _of_none(problem, profile)
     prices = PriceList(none.prices.table, np.full(len(kinds), -1, dtype=np.int64), find)
     return replace(
         none, columns=columns, prices=prices, weighing=weighing, kinds=kinds, unsharded=unsharded,
-        least_work_s=work_s, fitting=partial(_that_may_fit, problem, profile, kinds),
+        least_work_s=work_s, fitting=partial(_that_may_fit, problems, profile, kinds), problems=problems,
     )  # fmt: skip
 
 
-def _that_may_fit(problem: Problem, profile: Profile, kinds: Kinds, families: Families) -> Families:
+def _runs(problems: Sequence[Problem], kinds: Kinds, some: IntArray) -> Iterator[tuple[Problem, IntArray]]:
+    """Yield each problem with the places of its kinds among some."""
+    part = kinds.part_of(kinds.outer_of(some))
+    for at in np.unique(part).tolist():
+        yield problems[at], np.flatnonzero(part == at)
+
+
+def _by_part(
+    problems: Sequence[Problem],
+    kinds: Kinds,
+    some: IntArray,
+    columns: Columns,
+    priced: Callable[[Problem, Columns], RowPrices],
+) -> RowPrices:
+    """Price the ``columns`` that stand for some kinds, each by its own problem."""
+    if len(problems) == 1:
+        return priced(problems[0], columns)
+    runs = list(_runs(problems, kinds, some))
+    prices = RowPrices.concatenate([priced(one, columns.take(here)) for one, here in runs])
+    return prices.take(np.argsort(np.concatenate([here for _, here in runs])))
+
+
+def _that_may_fit(
+    problems: Sequence[Problem], profile: Profile, kinds: Kinds, families: Families
+) -> Families:
     """The kinds of some families whose lightest representative may fit.
 
     More ranks of a shard set leave less to each of them and change no other memory, so that the smallest
     set that fits is bisected.
     """
     low, high = np.zeros(len(families), dtype=np.int64), families.sizes
-    index, turn = np.arange(len(families)), 0
+    index, turn = np.argsort(families.members[families.begin[:-1]]), 0  # those of one part lie together
     while len(index):  # most families fit with every size or with none: the ends are tried first
         for start in range(0, len(index), CHUNK):
             look()
             here = index[start : start + CHUNK]
             tried = (high[here] - 1, low[here], (low[here] + high[here]) // 2)[min(turn, 2)]
-            columns = kinds.lightest(families.members[families.begin[here] + tried])
-            lightest = _laid_out(problem, price_memory(problem, columns, profile))
-            able = may_fit(_rows(problem, profile, columns, lightest))
+            asked = families.members[families.begin[here] + tried]
+            columns = kinds.lightest(asked)
+            prices = _by_part(problems, kinds, asked, columns, partial(price_memory, profile=profile))
+            able = may_fit(_rows(problems[0], profile, columns, _laid_out(problems[0], prices)))
             high[here[able]], low[here[~able]] = tried[able], tried[~able] + 1
-        index, turn = np.flatnonzero(low < high), turn + 1
+        index, turn = index[low[index] < high[index]], turn + 1
     return families.without(high)
 
 
@@ -340,12 +385,13 @@ class Bounded:
         """Best bound first."""
         first = families.members[families.begin[:-1]]
         bounds, objectives = np.zeros(len(first)), np.zeros(len(first))
+        by_number = np.argsort(first)  # kinds of one part lie together
         for start in range(0, len(first), CHUNK):
             look()
-            here = first[start : start + CHUNK]
-            quickest = rows.quickest_of_families(here)
-            bounds[start : start + CHUNK] = least_of_kind_s(quickest)
-            objectives[start : start + CHUNK] = objective_bound_s(quickest, kinds.least_fill[here])
+            index = by_number[start : start + CHUNK]
+            quickest = rows.quickest_of_families(first[index])
+            bounds[index] = least_of_kind_s(quickest)
+            objectives[index] = objective_bound_s(quickest, kinds.least_fill[first[index]])
         return cls._sorted(kinds, families, bounds, objectives)
 
     @classmethod
@@ -354,7 +400,7 @@ class Bounded:
         first = families.members[families.begin[:-1]]
         if rows.least_work_s is None:
             raise ValueError("rows that were written down have no families")
-        pieces = np.split(first, range(_ROUGHLY, len(first), _ROUGHLY))
+        pieces = np.split(first, range(_ROUGHLY, len(first), _ROUGHLY))  # those of one part lie together
         bounds = np.concatenate([rows.least_work_s(piece) for piece in pieces]) * SAFETY
         return cls._sorted(kinds, families, bounds, bounds)
 
@@ -403,7 +449,7 @@ class Unopened:
     rows: Priced
     kinds: Kinds
     near: Bounded  # kinds that memory refutes at sight are none of their members
-    far: list[Bounded]  # beyond the limit; whether they fit was not asked
+    far: list[Bounded]  # beyond the limit; whether they fit was not asked of all
     at_once: int  # rows opened together
     order: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # kinds taken apart
     bound_s: FloatArray = field(default_factory=_none)  # of the kinds in that order
@@ -417,14 +463,13 @@ class Unopened:
         kinds, fitting = rows.kinds, rows.fitting
         if kinds is None or fitting is None:
             raise ValueError("rows that were written down have no kinds")
-        families, far = kinds.families, list[Bounded]()
-        if limit_s < np.inf:  # few are within it
-            for bounded in (Bounded.roughly, Bounded.of):
-                near, beyond = bounded(rows, kinds, families).split(limit_s)
-                families, far = near.families, [*far, beyond]
-        able = fitting(families) if limit_s < np.inf or rows.families is None else rows.families
-        near = Bounded.of(rows, kinds, able)
-        found = cls(rows=rows, kinds=kinds, near=near, far=far, at_once=at_once or AT_ONCE)
+        if limit_s < np.inf:  # few are within it; memory is asked of those before closer bounds
+            promising, far = Bounded.roughly(rows, kinds, kinds.families).split(limit_s)
+            near, beyond = Bounded.of(rows, kinds, fitting(promising.families)).split(limit_s)
+            left_out = [far, beyond]
+        else:
+            near, left_out = Bounded.of(rows, kinds, rows.families or fitting(kinds.families)), []
+        found = cls(rows=rows, kinds=kinds, near=near, far=left_out, at_once=at_once or AT_ONCE)
         found._settle()
         return found
 
@@ -438,6 +483,7 @@ class Unopened:
 
     def _sort_in(self, fresh: IntArray) -> None:
         """Price and bound some kinds, and let them wait."""
+        fresh = np.sort(fresh)  # kinds of one part lie together
         bounds, objectives = np.zeros(len(fresh)), np.zeros(len(fresh))
         for start in range(0, len(fresh), CHUNK):
             here = fresh[start : start + CHUNK]

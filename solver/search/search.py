@@ -53,7 +53,7 @@ from meshwright.solver.clock import Watch, look, relative_gap
 from meshwright.solver.configuration import MESH, Columns, Configuration, IntArray
 from meshwright.solver.cost.objective import is_plain, is_weighed_by_kind
 from meshwright.solver.explain.infeasible import explain
-from meshwright.solver.problem import OnProgress, Problem, ShouldStop
+from meshwright.solver.problem import OnProgress, Problem, ShouldStop, on_switches
 from meshwright.solver.search.answers import Found, Proof, answer_of, objectives_s, plans_of
 from meshwright.solver.search.certify.judge import Certificate, Judge
 from meshwright.solver.search.feasible import lightest_of
@@ -61,7 +61,9 @@ from meshwright.solver.search.frontier import LAYOUT, NO_RIVALS, Frontier, Rival
 from meshwright.solver.search.placement.search import search_placed
 from meshwright.solver.search.priced_space import (
     Priced,
+    have_room,
     least_step_s,
+    priced_parts,
     priced_rows,
     priced_space,
     steps_s,
@@ -80,6 +82,7 @@ from meshwright.solver.space.enumerate import (
     enumerate_space,
     estimated_outer,
     refuted_space,
+    same_rows,
     sampled_space,
     searched_space,
 )
@@ -153,19 +156,24 @@ def search(
     on_progress: OnProgress | None = None,
     should_stop: ShouldStop | None = None,
     known: Sequence[Configuration] = (),
+    ways: Sequence[Problem] = (),
     wide: bool = False,
     rivals: Rivals = NO_RIVALS,
     explained: bool = True,
+    proved: bool = True,
 ) -> Answer:
     """The ``top_k`` best plans of a problem, ranked and proved as the module's text says.
 
     ``known``: configurations to begin with, of a search that was broken off; they change no answer.
+    ``ways``: the same problem under other switches (``on_switches``), whose rows are ranked with its own;
+    they need rows that are weighed by kind.
     ``wide``: among all candidates of ``enumerate_space``, however many; else as ``searched_space`` says.
     ``rivals``: plans that are slower are not sought; where none is left, status ``optimal`` without a plan
-    says that it is proved. ``explained``: an infeasible answer says why nothing fits.
+    says that it is proved. ``explained``: an infeasible answer says why nothing fits. ``proved``: how fast
+    other splits are is bounded, and the certificate asked for.
 
     A time limit or ``should_stop`` ends the search early with what it has: status ``feasible`` with a
-    valid bound, or ``unknown`` without a plan.
+    valid bound, or without a plan ``unknown``; ``infeasible`` where no GPUs hold the states of the model.
 
     Raises:
         InvalidProblemError: the problem names something unknown.
@@ -177,7 +185,8 @@ def search(
     if places_stages(problem, profile):
         return search_placed(problem, profile, watch)
     with Judge(options, lazy=rivals.last_s < np.inf) as judge:
-        found = _found(problem, profile, watch, known, wide=wide, rivals=rivals)
+        others = [on_switches(problem, one) for one in ways]
+        found = _found(problem, profile, watch, known, others=others, wide=wide, rivals=rivals)
         frontier = found.frontier
         with watch.cut():
             frontier.run(lambda state: _interrupt(problem, watch, found.space, state))
@@ -186,19 +195,23 @@ def search(
                 frontier.fill(lambda state: _interrupt(problem, watch, found.space, state))
         sampled = frontier.finished and not frontier.covers_all and not watch.interrupted()
         frontier.finished &= frontier.covers_all
-        proof = _prove(frontier, watch, rivals)
-        certificate = judge.certify(frontier, proof.survivors, watch)
+        proof, certificate = Proof(), Certificate()
+        if proved:
+            proof = _prove(frontier, watch, rivals)
+            certificate = judge.certify(frontier, proof.survivors, watch)
     found = replace(found, proof=proof, certificate=certificate)
     plans = plans_of(problem, profile, frontier, certificate, watch.closing())
     answer = answer_of(found, plans, watch)
     answer = replace(answer, notes={**answer.notes, **(SAMPLE if sampled else {})})
-    if answer.status == "infeasible":
+    if answer.status == "unknown" and not any(have_room(one, profile) for one in (problem, *others)):
+        answer = replace(answer, status="infeasible", infeasible=Infeasibility(reasons=(_NO_TIME,)))
+    elif answer.status == "infeasible":
 
         def again(asked: Problem) -> Answer:
             left = replace(asked.options, time_limit_s=max(watch.left_s, _LEAST_S))
             return search(
                 replace(asked, options=left), profile, on_progress=on_progress,
-                should_stop=watch.should_stop, wide=True, explained=explained,
+                should_stop=watch.should_stop, ways=ways, wide=True, explained=explained,
             )  # fmt: skip
 
         if explained or answer.space != "every":
@@ -255,6 +268,7 @@ def _found(
     watch: Watch,
     known: Sequence[Configuration],
     *,
+    others: Sequence[Problem],
     wide: bool,
     rivals: Rivals,
 ) -> Found:
@@ -264,7 +278,9 @@ def _found(
     kinds away before their prices are kept. One that is too large to be written down is left at that.
     """
     first, nothing = watch.at_least(_FIRST_S), empty_space(problem)
-    found = Found(problem, profile, nothing, _of_no_rows(problem, profile), Proof(), Certificate())
+    found = Found(
+        problem, profile, nothing, _of_no_rows(problem, profile), Proof(), Certificate(), tuple(others)
+    )
     found.frontier.limit_s = rivals.last_s * (1.0 + _ROUNDING)
     found.frontier.rivals_s = {mesh: score * (1.0 + _ROUNDING) for mesh, score in rivals.of_meshes.items()}
     has_plans, expected = rivals.last_s < np.inf, math.inf  # where the time is over before they are counted
@@ -295,14 +311,42 @@ def _found(
     with (watch if large else first).cut():
         space = among(problem, legal_only=True, tick=partial(watch.report, "enumerating"))
         if is_weighed_by_kind(problem) or len(space.rows) <= _MOST_WEIGHED:
-            return _of_whole(found, space, watch, first, known)
+            return _of_whole(found, space, watch, first, known=known, wide=wide)
         if not found.frontier.ranked:
             return _of_sample(found, watch, wide=wide)
     return found
 
 
+def _joined(found: Found, space: Space, watch: Watch, *, wide: bool) -> tuple[Space, Priced]:
+    """Return the space of a search with those of its other switches, each priced by its own."""
+    if not found.others or not isinstance(space.rows, Crossing):
+        return space, priced_space(found.problem, found.profile, space.rows)
+    among = partial(enumerate_space, wide=True) if wide else searched_space
+    alike, parts, spaces = {same_rows(found.problem): space}, [(found.problem, space.rows)], [space]
+    for one in found.others:
+        if (key := same_rows(one)) not in alike:
+            alike[key] = among(one, legal_only=True, tick=partial(watch.report, "enumerating"))
+        spaces.append(own := alike[key])
+        parts += [(one, own.rows)] if isinstance(own.rows, Crossing) else []
+    priced = priced_parts(parts, found.profile)
+    joined = replace(
+        space,
+        rows=priced.columns,
+        masks=np.broadcast_to(np.int64(0), len(priced)),
+        refuted=sum(one.refuted for one in spaces),
+        every=all(one.every for one in spaces),
+    )
+    return joined, priced
+
+
 def _of_whole(
-    found: Found, space: Space, watch: Watch, first: Watch, known: Sequence[Configuration]
+    found: Found,
+    space: Space,
+    watch: Watch,
+    first: Watch,
+    *,
+    known: Sequence[Configuration],
+    wide: bool,
 ) -> Found:
     """The search over all legal rows; over the rows of its first plan where the time is over before."""
     watch.report("enumerating", total=space.size, now=True)
@@ -312,19 +356,21 @@ def _of_whole(
         with first.cut():
             opening = None if limited else _opening(found, space, watch)
             if opening is not None:
+                opening.frontier.covers_all &= not found.others
                 found, adopted = replace(found, frontier=opening.frontier), [opening.row]
     with watch.cut():
-        wide = not isinstance(space.rows, Columns) and len(space.rows.outer) > _WIDE
+        large = not isinstance(space.rows, Columns) and len(space.rows.outer) > _WIDE
         if found.frontier.ranked:  # a first plan is told before all rows are priced
             _interrupt(found.problem, watch, space, found.frontier, now=True)
-            if wide:
+            if large:
                 with first.cut():
                     found = _improved(found, space, watch)
-        rows = priced_space(found.problem, found.profile, space.rows)
-        many = not wide and rows.families is not None and len(rows.families) > _MANY
-        if many and found.frontier.ranked:
+        own = space
+        space, rows = _joined(found, space, watch, wide=wide)
+        known_plan = bool(found.frontier.ranked) and not large
+        if known_plan and rows.families is not None and len(rows.families) > _MANY:
             with first.cut():
-                found = _improved(found, space, watch)
+                found = _improved(found, own, watch)
         if not found.space.whole:
             adopted = rows_of(space.rows, _configurations(found.frontier))
         frontier = _frontier(found, space, rows, watch)

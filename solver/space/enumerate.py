@@ -19,7 +19,7 @@ left out where an even split has only k: there it is the row that recomputes eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
@@ -36,6 +36,7 @@ from meshwright.solver.configuration import (
     SPLIT_BACKWARD,
     BoolArray,
     Columns,
+    Configuration,
     IntArray,
 )
 from meshwright.solver.cost.objective import is_plain
@@ -548,6 +549,29 @@ def _joined(spaces: list[Space], *warnings: str) -> Space:
         num_gpus=spaces[0].num_gpus,
         warnings=warnings,
         every=all(space.every for space in spaces),
+    )
+
+
+def same_rows(problem: Problem) -> Hashable:
+    """Return what problems agree in that differ in switches alone and have the same legal rows.
+
+    Switches allow and forbid kinds of recomputation; what is kept on hosts takes as much as they say.
+    """
+    options, rules = problem.options, rules_of(problem)
+    kinds = [RECOMPUTE.index(kind) for kind in options.recompute_kinds or RECOMPUTE]
+    rows = Columns.of(
+        [Configuration(stage_layers=(1,), recompute_granularity=RECOMPUTE[kind]) for kind in kinds]
+    )
+    of_kinds = [rule for rule in rules if rule.reads == ("recompute",)]
+    broken = np.logical_or.reduce(
+        [np.zeros(len(kinds), dtype=np.bool_), *(rule.violated(rows) for rule in of_kinds)]
+    )
+    is_open = "offload" in options.allow or "offload" in options.named
+    return (
+        tuple(kinds),
+        tuple(broken.tolist()),
+        tuple((rule.name, rule.reason) for rule in rules if rule.reads != ("recompute",)),
+        tuple(problem.workload.framework_options.items()) if is_open else (),
     )
 
 

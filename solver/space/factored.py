@@ -9,7 +9,7 @@ written down when somebody asks for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -316,6 +316,8 @@ class Kinds:
 
     crossing: Crossing
     by_chunks: bool = False  # each number of chunks and schedule is a kind: prices depend on them
+    parts: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    # where the outer rows of each part of the space begin, which is priced by itself
 
     @cached_property
     def _code(self) -> IntArray:
@@ -397,10 +399,11 @@ class Kinds:
                 look()
                 hashed += value * factor
         look()
-        order = np.lexsort((columns.zero_shard_size, hashed))
+        part = self.part_of(np.arange(len(columns)))
+        order = np.lexsort((columns.zero_shard_size, hashed, part))
         new = np.ones(len(order), dtype=np.bool_)
         new[1:] = False
-        for value in values:
+        for value in [*values, part]:
             look()
             new[1:] |= np.diff(value[order]) != 0
         return order, np.append(np.flatnonzero(new), len(order))
@@ -409,6 +412,10 @@ class Kinds:
     def sizes(self) -> IntArray:
         """Rows of each kind, shape (k,)."""
         return np.asarray(self._sorted[2][self._pairs[1]])
+
+    def part_of(self, outer: IntArray) -> IntArray:
+        """The part of the space that each of some outer rows is in."""
+        return np.asarray(np.searchsorted(self.parts, outer, side="right") - 1)
 
     def outer_of(self, kinds: IntArray) -> IntArray:
         """The outer rows of some kinds."""

@@ -6,16 +6,22 @@ from unittest.mock import patch
 
 from meshwright.solver.answer import Infeasibility
 
-# each returns its third argument
-ADDED = ("with_remedies", "_too_late", "with_reasons", "with_odds")
+ADDED = {
+    "with_remedies": 2,
+    "_too_late": 1,
+    "with_reasons": 2,
+    "with_odds": 2,
+}  # what each returns of its arguments
 
 
 @contextmanager
 def unexplained() -> Iterator[None]:
     """Searches that say what is best, or that nothing fits, and no more."""
     with ExitStack() as undone:
-        for name in ADDED:
-            undone.enter_context(patch(f"meshwright.solver.planner.plan.{name}", lambda *given: given[2]))
+        for name, at in ADDED.items():
+            undone.enter_context(
+                patch(f"meshwright.solver.planner.plan.{name}", lambda *given, at=at: given[at])
+            )
         nothing = Infeasibility(reasons=())
         undone.enter_context(patch("meshwright.solver.search.search._reasons", lambda *_given: nothing))
         yield

@@ -1,8 +1,9 @@
 """Several launchers, precisions, optimizers and batches in one request."""
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Hashable, Iterable
+from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 
 from benchmarks.default_switches import MODELS, WITHIN, compared
@@ -13,12 +14,20 @@ from meshwright.profiles.sequences import SequenceLengths
 from meshwright.solver.answer import SAMPLE, Answer, Infeasibility, ObjectiveClaim, Outlook, Plan, Remedy
 from meshwright.solver.check import violations
 from meshwright.solver.configuration import Configuration
+from meshwright.solver.planner import plan as planner
 from meshwright.solver.planner import variants
 from meshwright.solver.planner.fewest_nodes import differing_gpus
 from meshwright.solver.planner.plan import ask
-from meshwright.solver.planner.variants import Answered, Variant, merged, variants_of
+from meshwright.solver.planner.variants import (
+    Answered,
+    Variant,
+    merged,
+    searched_together,
+    variants_of,
+)
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem, batch_sizes
+from meshwright.solver.space.enumerate import Space, enumerate_space, same_rows
 from meshwright.solver.space.launcher_rules import overlap_warnings
 from tests.builders import (
     a_cluster,
@@ -412,6 +421,77 @@ def test_allow_none_searches_no_switch_and_names_add_to_what_is_searched() -> No
     assert any(("moe_dispatcher", "hybridep") in one for one in with_library)
     assert not any({("cuda_graph", "attn"), ("delay_wgrad", True)} <= {*one} for one in with_library)
     assert any(dict(one).get("delay_wgrad") and "cuda_graph" in dict(one) for one in tried("switches"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"diverse": True}, {"objective": "tokens_per_s_per_gpu", "num_nodes": (1, 2)}],
+    ids=["steps", "meshes", "tokens"],
+)
+def test_switches_are_ranked_by_one_search_as_by_a_search_for_each(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
+) -> None:
+    asked = a_mixture(**options)
+    together = answered(asked)
+    monkeypatch.setattr(planner, "searched_together", lambda variants: [[one] for one in variants])
+    apart = answered(asked)
+
+    def told(answer: Answer) -> list[object]:
+        return [(one.rank, one.plan_id, one.config, one.workload, one.needs, one.prediction.step_time_s)
+                for one in answer.plans]  # fmt: skip
+
+    assert told(together) == told(apart)
+    assert (together.status, together.space_size) == (apart.status, apart.space_size)
+    assert together.notes["variants"] == apart.notes["variants"] == "16"
+    assert together.bound_step_time_s is not None
+    assert together.bound_step_time_s >= (apart.bound_step_time_s or 0.0) * 0.999
+
+
+def test_switches_that_allow_the_same_rows_share_their_enumeration() -> None:
+    asked = a_mixture()
+    spaces = [(same_rows(one.problem), enumerate_space(one.problem, legal_only=True))
+              for one in variants_of(asked, profile_of(asked))]  # fmt: skip
+    first = dict[Hashable, Space]()
+    for key, space in spaces:
+        one = first.setdefault(key, space)
+        assert (space.size, space.num_legal) == (one.size, one.num_legal)
+        rows = np.linspace(0, space.num_legal - 1, 64).astype(np.int64)
+        here, there = space.rows.take(rows), one.rows.take(rows)
+        assert all((getattr(here, f.name) == getattr(there, f.name)).all() for f in fields(here))
+    assert len(first) < len(spaces)
+
+
+def test_only_variants_that_differ_in_switches_alone_are_searched_together() -> None:
+    asked = a_mixture()
+    several = replace(asked, options=replace(asked.options, allow=("fp8",)))
+    groups = searched_together(variants_of(several, profile_of(several)))
+    assert [{one.problem.workload.precision for one in some} for some in groups] == [{"bf16"}, {"fp8"}]
+    assert all(len(some) > 1 for some in groups)
+    fewest = replace(asked, options=replace(asked.options, gpus="fewest"))
+    assert all(len(some) == 1 for some in searched_together(variants_of(fewest, profile_of(fewest))))
+
+
+def test_what_no_gpus_hold_is_infeasible_whatever_the_time() -> None:
+    # 175e9 weights of 16 bytes are 2.5 TiB, 8 H100 hold 0.6
+    for launcher in ("megatron-lm", "any"):
+        asked = a_problem(model=find_model("gpt-3-175b"), cluster=find_cluster("dgx-h100", num_nodes=1),
+                          batch=64, time_limit_s=0.0)  # fmt: skip
+        answer = answered(with_default_switches(replace(asked, launcher=launcher)))
+        assert answer.status == "infeasible"
+        assert answer.infeasible is not None
+        assert "the time limit came before" in " ".join(answer.infeasible.reasons)
+
+
+def test_a_cancelled_search_does_not_blame_its_limit() -> None:
+    asked, told = a_mixture(), list[str]()
+    answer = ask(
+        asked, profile_of(asked),
+        on_progress=lambda progress: told.append(progress.stage), should_stop=lambda: "done" in told,
+    )  # fmt: skip
+    said = " ".join(answer.warnings)
+    assert answer.plans
+    assert "the search was cancelled: plans with HybridEP were not searched" in said
+    assert "time limit" not in said
 
 
 def test_shapes_that_change_from_step_to_step_are_not_captured() -> None:

@@ -178,7 +178,8 @@ def test_a_search_that_is_behind_anothers_plan_is_bounded_no_further_than_that_a
 
 
 def test_a_time_limit_of_nothing_is_told_apart_from_an_infeasible_problem() -> None:
-    tiny = replace(a_cluster(num_nodes=1).groups[0].gpu, memory_bytes=4 * 10**9)
+    # 8.03e9 weights of 16 bytes are 129e9 of 8 * 23e9: there is room for states, and for little else
+    tiny = replace(a_cluster(num_nodes=1).groups[0].gpu, memory_bytes=23 * 10**9)
     cluster = a_cluster(num_nodes=1)
     cluster = replace(cluster, groups=(replace(cluster.groups[0], gpu=tiny),))
     problem = replace(small_problem(time_limit_s=0.0), cluster=cluster)
