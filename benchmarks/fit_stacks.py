@@ -66,7 +66,7 @@ from meshwright.solver.cost.uncertainty import SPREADS_FILE, forget_spreads
 from meshwright.solver.runs.table import CATALOG_RUNS, Run, read_runs
 
 CALIBRATION_RUNS = (4, 16)  # at which the scale of calibrated spreads is judged
-SCALES = (0.9, 1.2)
+SCALES = (0.6, 0.9)
 _MIN_RUNS = 40  # with fewer, a stack keeps its memory constants and takes the spread of all stacks
 
 

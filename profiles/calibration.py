@@ -154,21 +154,17 @@ def _residual_of(raw: Mapping[str, Any] | None) -> Residual | None:
         return None
     points, precision = _rows(raw["points"]), _rows(raw["precision"])
     weights = tuple(_number(value) for value in raw["weights"])
-    twins = tuple(_number(value) for value in raw.get("twin_weights", ()))
     runs = len(weights)
     square = all(len(row) == runs for row in precision)
     even = len({len(row) for row in points}) == 1
-    even = even and len(twins) in (0, runs)
     if not 0 < runs <= MAX_RUNS or len(points) != runs or len(precision) != runs or not square or not even:
         raise ValueError("matrices of different sizes")
     return Residual(
         points=points,
         weights=weights,
-        twin_weights=twins,
         precision=precision,
-        level=_within(raw.get("level", 0.0), -MAX_LOG, MAX_LOG),
-        trend_share=_within(raw.get("trend_share", 0.0), 0.0, 1.0),
         launch_noise=_within(raw.get("launch_noise", 0.0), 0.0, _MAX_SCALE),
+        usual_noise=_within(raw.get("usual_noise", 0.0), 0.0, _MAX_SCALE),
         shared=_two(raw.get("shared", (0.0, 0.0)), 0.0),
         factors=_two(raw.get("factors", (0.0, 0.0)), -MAX_LOG),
         **{name: _within(raw[name], least, _MAX_SCALE) for name, least in _RESIDUAL_NUMBERS.items()},

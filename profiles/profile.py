@@ -116,7 +116,6 @@ def untold_constants(stack: str) -> tuple[str, ...]:
 
 
 FloatArray = NDArray[np.float64]
-_TWIN_LENGTH = 0.35  # features: one halved size away, ln 2, a seventh is left
 MAX_LOG = 4.6  # a hundredfold; what is more comes from a broken process
 
 
@@ -124,11 +123,6 @@ def squared_distances(a: FloatArray, b: FloatArray) -> FloatArray:
     """Squared Euclidean distances of all rows of ``a`` (n, F) to all of ``b`` (m, F): (n, m)."""
     apart = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2.0 * a @ b.T
     return np.asarray(np.maximum(apart, 0.0))
-
-
-def twin_kernel(a: FloatArray, b: FloatArray) -> FloatArray:
-    """How far rows of ``a`` (n, F) are twins of those of ``b`` (m, F), 0 to 1: (n, m)."""
-    return np.asarray(np.exp(-0.5 * squared_distances(a, b) / _TWIN_LENGTH**2))
 
 
 EXPERTS_FEATURE = 16  # the column of features that tells models with experts from dense ones
@@ -182,13 +176,11 @@ class Residual:
     precision: tuple[tuple[float, ...], ...]  # (K, K) inverse covariance of the runs, both kernels
     noise: float  # of one run
     scale: float  # spread over the process's own, from leaving one run out at a time
-    trend_share: float = 0.0  # of the trend's variance, what the runs' mean is carried far by
     launch_noise: float = 0.0  # what the noise grows by where the whole step hangs on launches, over it
-    level: float = 0.0  # of the mean, what every configuration is told, log
-    twin_weights: tuple[float, ...] = ()  # (K,) of what the runs tell of themselves and their twins alone
+    usual_noise: float = 0.0  # of one run, before these were heard
     # Spread of the factor that a cluster's runs of one kind have in common, dense models and experts, log.
     shared: tuple[float, float] = (0.0, 0.0)
-    factors: tuple[float, float] = (0.0, 0.0)  # what is believed of it, log: dense models, experts
+    factors: tuple[float, float] = (0.0, 0.0)  # its mean given the runs, log: dense models, experts
 
     def _kernels(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Covariances with the runs: of the residual, and of the trend."""
@@ -198,11 +190,9 @@ class Residual:
 
     def log_factor(self, features: FloatArray) -> FloatArray:
         """Mean of ``ln(measured / predicted)`` at each row of ``features`` (n, F), bounded: (n,)."""
-        near, trend = self._kernels(features)
-        mean = self.level + (near + self.trend_share * trend) @ np.array(self.weights)
-        mean = mean + np.where(has_experts(features), self.factors[1], self.factors[0])
-        if self.twin_weights:
-            mean = mean + twin_kernel(features, np.array(self.points)) @ np.array(self.twin_weights)
+        near, _ = self._kernels(features)
+        factor = np.where(has_experts(features), self.factors[1], self.factors[0])
+        mean = near @ np.array(self.weights) + factor
         return np.asarray(np.clip(mean, -MAX_LOG, MAX_LOG))
 
     def sigma(self, features: FloatArray, launch_share: FloatArray | float = 0.0) -> FloatArray:
@@ -217,7 +207,10 @@ class Residual:
         return np.asarray(np.minimum(spread, MAX_LOG))
 
     def covariance(self, features: FloatArray) -> FloatArray:
-        """Of the true ``ln(time / predicted)`` at each pair of rows, without the noise of runs: (n, n)."""
+        """Of ``ln(time / predicted)`` at each pair of rows, (n, n).
+
+        What a run is off by alone counts as its configuration's: most of it comes back with every run.
+        """
         near, trend = self._kernels(features)
         known, apart = near + trend, squared_distances(features, features)
         known = known + shared_kernel(features, np.array(self.points), self.shared)
@@ -225,7 +218,7 @@ class Residual:
         prior += self.amplitude**2 * np.exp(-0.5 * apart / self.length**2)
         prior += self.trend_amplitude**2 * np.exp(-0.5 * apart / self.trend_length**2)
         left = prior - known @ np.array(self.precision) @ known.T
-        return np.asarray(self.scale**2 * left)
+        return np.asarray(self.scale**2 * (left + self.noise**2 * np.eye(len(features))))
 
 
 # What a launcher runs, and what the families of measured runs are called.

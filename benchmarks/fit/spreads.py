@@ -18,7 +18,7 @@ from benchmarks.fit.evidence import CLUSTER_WEIGHT
 from meshwright.profiles.profile import roughness
 from meshwright.solver.accuracy import RunPrediction
 from meshwright.solver.calibration.calibrate import default_profile_of
-from meshwright.solver.calibration.fit import TIME_WIDTHS
+from meshwright.solver.calibration.fit import FACTOR_TAILS, TIME_WIDTHS
 from meshwright.solver.calibration.observations import (
     Observation,
     ProfileOf,
@@ -183,29 +183,32 @@ def doubt_of_untold_experts(errors: Errors, added: FloatArray, own: float) -> fl
 
 
 def spread_between(samples: Sequence[Sequence[tuple[str, float, float]]]) -> float:
-    """Return what to add to spreads (as squares) so that intervals hold 80 % of both samples.
+    """Return the spread of what all runs of a cluster err by in common, by maximum likelihood.
 
-    Inside a sample every cluster has one vote. What a cluster errs by in common can only be learnt from
-    clusters, and those that the formulas were written with in view speak too well of them.
+    A cluster's factor is seen as the mean of its errors, and follows Student's t as calibration assumes
+    (``FACTOR_TAILS``). Samples have equal weight, and so have clusters inside a sample: clusters that the
+    formulas were written with in view speak too well of the next one.
 
     Args:
         samples: the runs' cluster, ln(measured / predicted) and spread without what is asked for.
     """
+    seen = []
+    for runs in samples:
+        clusters: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for cluster, error, own in runs:
+            clusters[cluster].append((error, own))
+        heard = [(np.array(mine)[:, 0], np.array(mine)[:, 1] ** -2.0) for mine in clusters.values()]
+        seen.append(np.array([(weights @ errors, 1.0) / weights.sum() for errors, weights in heard]))
 
-    def inside(between: float) -> float:
-        shares = []
-        for runs in samples:
-            clusters: dict[str, list[bool]] = defaultdict(list)
-            for cluster, error, own in runs:
-                clusters[cluster].append(abs(error) <= Z_80_PERCENT * float(np.hypot(own, between)))
-            shares.append(np.mean([np.mean(mine) for mine in clusters.values()]))
-        return float(np.mean(shares))
+    def loss(values: FloatArray) -> float:
+        surprise = []
+        for sample in seen:
+            variance = sample[:, 1] + values[0] ** 2
+            tail = np.log1p(sample[:, 0] ** 2 / variance / FACTOR_TAILS)
+            surprise.append(np.mean(0.5 * np.log(variance) + 0.5 * (FACTOR_TAILS + 1) * tail))
+        return float(np.mean(surprise))
 
-    low, high = _LEAST, _MOST
-    for _ in range(30):
-        middle = float(np.sqrt(low * high))
-        low, high = (low, middle) if inside(middle) >= 0.8 else (middle, high)  # noqa: PLR2004
-    return high
+    return float(_least(loss, np.array([0.1]))[0])
 
 
 def launch_noise_of(runs: Sequence[Run]) -> tuple[float, float]:

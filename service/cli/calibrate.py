@@ -28,7 +28,6 @@ from meshwright.service.report.measured import compared_table
 from meshwright.service.requests.measured_runs import shape_of_plan
 from meshwright.solver.calibration.calibrate import calibrate, called, default_profile_of
 from meshwright.solver.calibration.choose import Candidates, measuring_order
-from meshwright.solver.calibration.fit import TIME_PROCESS
 from meshwright.solver.calibration.measured import Compared, compared
 from meshwright.solver.calibration.observations import Observation, batches_of, launch_shares
 from meshwright.solver.cost.residuals import features_of
@@ -187,12 +186,15 @@ def _spread(calibration: Calibration, timed: Sequence[Observation]) -> list[Rend
 def _scatter(calibration: Calibration | None) -> dict[str, float] | None:
     """How far one run differs from its like, as one standard deviation: these runs, and the catalog's.
 
-    The catalog's is the noise that predicted left-out runs of the open clusters best, from which a
-    calibration starts; few runs move it only so far.
+    The catalog's is what left-out runs of the open clusters are off by alone, from which a calibration
+    starts; few runs move it only so far.
     """
     if calibration is None or calibration.residual is None:
         return None
-    return {"these": exp(calibration.residual.noise) - 1.0, "catalog": exp(TIME_PROCESS.noise) - 1.0}
+    return {
+        "these": exp(calibration.residual.noise) - 1.0,
+        "catalog": exp(calibration.residual.usual_noise) - 1.0,
+    }
 
 
 def _compared(calibration: Calibration | None, measured: Sequence[Observation]) -> list[Compared]:

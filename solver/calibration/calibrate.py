@@ -1,8 +1,8 @@
 """Calibration of one cluster from a few measured runs.
 
-Every constant of the software stack is fitted again, held near its value there, jointly with a
-Gaussian process for what the physics does not catch; its spread becomes the error band of each
-prediction. Memory alike. What looks wrong is said, never swallowed.
+The posterior of one hierarchical model (``solver/calibration/fit.py``) moves the constants of the software
+stack and keeps what they leave over as a Gaussian process; its spread becomes the error band of each
+prediction. Memory alike. What looks wrong is reported, never swallowed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from meshwright.solver.calibration.fit import (
     Evaluate,
     Left,
     Process,
+    Runs,
     Spread,
     fit,
     left_over,
+    shared_spreads,
     spread_of,
 )
 from meshwright.solver.calibration.measured import timed_record
@@ -61,9 +63,9 @@ _TWINS = 0.8  # features closer than this differ in little more than one halved 
 _FAR = 2.0  # prior widths
 _BARELY = 0.02  # relative move below which a constant counts as unmoved
 _MAX_NAMED = 5
-# Of a run's own spread, what it is off by apart from other runs of its cluster: the spread counts what
-# clusters differ by in common, too (how fast they launch, what of their network they reach).
-_OWN_SHARE = 0.25
+# Of the variance of an uncalibrated prediction, without what clusters differ by in common, the part that a
+# run is off by alone; alike configurations share the rest.
+_OWN_SHARE = 0.5
 _MAX_SHOWN = 64  # characters of a run's name
 _UNITS = 1.1  # a peak given in GB and read as GiB still fits
 _LEAST_BYTES_A_WEIGHT = 0.5  # 4 bits, spread over all GPUs
@@ -374,20 +376,20 @@ def _time_part(timed: Sequence[Observation], profile_of: ProfileOf) -> _Part:
 
     measured = np.log([one.step_time_s or 1.0 for one in timed])
     sigmas = np.log([one.step_time_high_s / one.step_time_s for one in blind]) / Z_80_PERCENT
-    roughness = roughness_of(batches)
-    own = np.sqrt(np.maximum(sigmas**2 - np.square([between(one.problem) for one in timed]), 0.0))
+    own = sigmas**2 - np.square([between(one.problem) for one in timed])
+    rough = roughness_of(batches)
     part = _part(
-        _Evidence(
-            evaluate=evaluate,
+        timed,
+        profile_of(timed[0]),
+        evaluate,
+        Runs(
             measured=measured,
-            runs=timed,
-            profile=profile_of(timed[0]),
-            roughness=roughness,
-            own=np.hypot(_OWN_SHARE * own, TIME_PROCESS.noise * roughness),
+            features=_features(timed),
+            noises=np.sqrt(_OWN_SHARE * np.maximum(own, 0.0) + (TIME_PROCESS.noise * rough) ** 2),
+            roughness=rough,
+            shared=shared_spreads(),
         ),
-        widths=TIME_WIDTHS,
-        prior=TIME_PROCESS,
-        spread=spread_of("time", float(np.median(own))),
+        _Quantity(widths=TIME_WIDTHS, prior=TIME_PROCESS, spread=spread_of("time")),
     )
     return replace(part, findings=(*_in_milliseconds(measured - exact), *part.findings))
 
@@ -417,19 +419,25 @@ def _memory_part(told: Sequence[Observation | None], profile_of: ProfileOf) -> _
     names = tuple(MEMORY_WIDTHS)
     batches = batches_of(known, profile_of)
     profile = profile_of(known[0])
+    sigma = profile.log_memory_sigma
+    noise = float(np.sqrt(_OWN_SHARE * sigma**2 + MEMORY_PROCESS.noise**2))
     return _part(
-        _Evidence(
-            evaluate=lambda offsets: log_peak_bytes(batches, names, offsets),
+        known,
+        profile,
+        lambda offsets: log_peak_bytes(batches, names, offsets),
+        Runs(
             measured=np.log([one.peak_memory_bytes or 1.0 for one in known]),
-            runs=known,
-            profile=profile,
+            features=_features(known),
+            noises=np.full(len(known), noise),
             roughness=np.ones(len(known)),
-            own=np.full(len(known), profile.log_memory_sigma),
+            shared=(sigma, sigma),
+        ),
+        _Quantity(
+            widths=MEMORY_WIDTHS,
+            prior=MEMORY_PROCESS,
+            spread=spread_of("memory"),
             words=("larger in memory", "smaller in memory"),
         ),
-        widths=MEMORY_WIDTHS,
-        prior=MEMORY_PROCESS,
-        spread=spread_of("memory", profile.log_memory_sigma),
     )
 
 
@@ -474,35 +482,25 @@ def _judged(one: Observation, blind: Prediction | None) -> Observation | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Evidence:
-    """Runs, what they measured, and how to predict it."""
+class _Quantity:
+    """Step time or peak memory."""
 
-    evaluate: Evaluate
-    measured: FloatArray
-    runs: Sequence[Observation]
-    profile: Profile
-    roughness: FloatArray  # noise of each run over the process's, (K,)
-    own: FloatArray  # what each run is off by apart from the others, log, (K,)
+    widths: Mapping[str, float]
+    prior: Process
+    spread: Spread
     words: tuple[str, str] = ("slower", "faster")  # of a run that the others contradict
 
 
-def _part(evidence: _Evidence, *, widths: Mapping[str, float], prior: Process, spread: Spread) -> _Part:
+def _part(
+    observed: Sequence[Observation], profile: Profile, evaluate: Evaluate, runs: Runs, quantity: _Quantity
+) -> _Part:
     """Fit one quantity and judge the outcome."""
-    points = _features(evidence.runs)
-    found = fit(
-        evidence.evaluate,
-        evidence.measured,
-        points,
-        widths=widths,
-        box=Box.of(evidence.profile.constants, tuple(widths)),
-        prior=prior,
-        roughness=evidence.roughness,
-    )
-    left = left_over(found, points, evidence.measured, spread, evidence.own)
-    # what is looked at is where the runs drove a constant, of which a share is applied
-    driven = dict(zip(widths, (float(value) for value in found.offsets), strict=True))
-    offsets = {name: left.believed * value for name, value in driven.items()}
-    findings = contradictions(evidence.runs, points, left.leave_one_out, words=evidence.words)
-    findings += constants_at_bounds(evidence.profile.constants, driven, widths)
+    widths = quantity.widths
+    box = Box.of(profile.constants, tuple(widths))
+    found = fit(evaluate, runs, widths=widths, box=box, prior=quantity.prior)
+    left = left_over(found, quantity.spread)
+    offsets = dict(zip(widths, (float(value) for value in found.offsets), strict=True))
+    findings = contradictions(observed, runs.features, left.leave_one_out, words=quantity.words)
+    findings += constants_at_bounds(profile.constants, offsets, widths)
     log_sds = dict(zip(widths, (float(value) for value in found.log_sds), strict=True))
     return _Part(offsets=offsets, log_sds=log_sds, left=left, findings=tuple(findings))

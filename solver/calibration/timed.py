@@ -1,10 +1,9 @@
 """A profile with what was timed on the machine: layers as they are, constants fitted on all of it.
 
 Timed operators set the levels of the operator tables: the median of timed over priced seconds. Each
-pass of each timed layer is then an observation of the same maximum-a-posteriori fit that learns from
-whole runs. Timed layers are priced as they were timed (``meshwright.solver.cost.timed_layers``); the
-constants
-carry what was learnt to everything else.
+pass of each timed layer is then an observation of the same model that learns from whole runs, without a
+factor in common. Timed layers are priced as they were timed (``meshwright.solver.cost.timed_layers``);
+the constants carry what was learnt to everything else.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.measured.layers import LayerRatio, MeasuredLayers, Part
 from meshwright.profiles.measured.profile import MeasuredProfile, link_of
 from meshwright.profiles.profile import Constants, Profile
-from meshwright.solver.calibration.fit import TIME_WIDTHS, Box, Process, fit
+from meshwright.solver.calibration.fit import TIME_WIDTHS, Box, Process, Runs, fit
 from meshwright.solver.calibration.observations import with_offsets
 from meshwright.solver.configuration import Columns, Configuration, FloatArray
 from meshwright.solver.cost.compute import Gemm, core_attention, gemm_seconds
@@ -202,7 +201,7 @@ NAMES = (
 OF_COLLECTIVES = ("collective_latency_s", "fast_link")
 LEVELS = {"gemm": "gemm", "attention": "attention", "memory_bound": "hbm"}  # constant of each operator
 # A layer of another code than the stack's is off by its own fusing; 10 % is no outlier.
-LAYER_PROCESS = Process(amplitude=0.05, noise=0.10, length=1.4, freedom=0.5, noise_freedom=0.5)
+LAYER_PROCESS = Process(amplitude=0.05, noise=0.10, length=1.4, freedom=0.5, noise_freedom=0.5, trust=1.0)
 _INSTANT_BYTES_PER_S = 1e30
 CPU = "cpu"  # architecture of what the catalog has for runs without a GPU
 
@@ -310,15 +309,16 @@ def _fitted(
             columns.append(np.log(seconds).reshape(sets, n))
         return np.concatenate(columns, axis=1)
 
-    found = fit(
-        evaluate,
-        np.log(np.concatenate([kind.seconds for kind in kinds])),
-        np.concatenate([_features(index, kind.rows) for index, kind in enumerate(kinds)]),
-        widths=widths,
-        box=_within(Box.of(profile.constants, names), tuple(widths.values())),
-        prior=LAYER_PROCESS,
-        roughness=np.ones(sum(len(kind.rows) for kind in kinds)),
+    smooth = np.ones(sum(len(kind.rows) for kind in kinds))
+    timed = Runs(
+        measured=np.log(np.concatenate([kind.seconds for kind in kinds])),
+        features=np.concatenate([_features(index, kind.rows) for index, kind in enumerate(kinds)]),
+        noises=LAYER_PROCESS.noise * smooth,
+        roughness=smooth,
+        shared=(0.0, 0.0),
     )
+    box = _within(Box.of(profile.constants, names), tuple(widths.values()))
+    found = fit(evaluate, timed, widths=widths, box=box, prior=LAYER_PROCESS)
     values = {
         name: bounded(name, getattr(profile.constants, name) * exp(float(offset)))
         for name, offset in zip(names, found.offsets, strict=True)

@@ -9,6 +9,7 @@ from statistics import NormalDist
 import pytest
 
 from benchmarks.fit.accuracy_moved import moved
+from benchmarks.fit.accuracy_order import Order, orders_of, regret_gained
 from benchmarks.fit.accuracy_spread import (
     coverage,
     errors_by,
@@ -165,3 +166,40 @@ def test_tables_under_one_heading_are_told_apart_by_the_words_before_them() -> N
     count, _, *lines = moved(page.format(memory=3.2), page.format(memory=9.2))
     assert count == "1 of 2 figures on both pages moved by 0.3 or more."
     assert lines[2] == "| How sure; Peak memory | fsdp | mean % | 3.2 | 9.2 | +6.00 |"
+
+
+def an_order(*changes: tuple[float, float], usual: tuple[float, float] = (0.0, 0.0)) -> Order:
+    """A cluster with groups that lost so much of their correlation and gained so much regret."""
+    return Order(
+        cluster="c", runs=9, errors=(5.0, 4.0), groups=len(changes), correlations=(0.9, 0.9),
+        regrets=(1.0, 1.0), changes=changes, usual=usual,
+    )  # fmt: skip
+
+
+def test_an_order_is_lost_where_its_groups_agree_and_not_by_one_near_tie() -> None:
+    # 4 on average, sure to .5 and to 4: more than one point beyond that, and not
+    assert an_order(*[(0.0, 3.0), (0.0, 4.0), (0.0, 5.0)] * 2).costs
+    assert not an_order((0.0, 16.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)).costs
+    assert an_order((0.05, 0.0), (0.05, 0.0)).costs
+    assert not an_order((0.10, 0.0), (0.0, 0.0)).costs
+    assert not an_order().costs
+
+
+def test_of_a_single_group_no_more_is_asked_than_other_groups_vary_by() -> None:
+    assert an_order((0.0, 3.0), usual=(0.05, 1.0)).costs
+    assert not an_order((0.0, 3.0), usual=(0.05, 2.5)).costs
+
+
+def test_calibration_may_not_cost_the_mean_of_clusters_any_regret() -> None:
+    better, worse = (replace(an_order((0.0, 0.0)), regrets=pair) for pair in ((5.0, 3.0), (1.0, 2.5)))
+    assert regret_gained([better, worse], "2 runs") == []
+    (said,) = regret_gained([worse, worse, better], "2 runs")
+    assert said == "calibration on 2 runs takes the mean regret of clusters 2.3 to 2.7 %"
+
+
+def test_a_group_that_is_predicted_alike_has_no_order() -> None:
+    runs = [run for run in read_runs(CATALOG_RUNS) if run.cluster == "bridge-h100-skills"]
+    (alike,) = orders_of(validate(runs), validate(runs, calibrate=1))
+    # five runs of Moonlight with recomputation here and there: predictions differ by .2 %
+    assert alike.groups == 0
+    assert not alike.costs

@@ -129,9 +129,18 @@ def test_first_sight_keeps_what_was_predicted_of_runs_of_five_clusters(runs: lis
     assert vote.error == pytest.approx(20.9, abs=0.1)
 
 
-def test_the_spread_between_clusters_holds_80_percent_of_two_samples_of_equal_weight() -> None:
-    # known clusters are off by nothing; of ten new ones six by .1 and four by .5: half the votes are inside
-    # anyway, of the other half .6 must be, for which .1 / 1.2816 is enough
-    known = [(f"known {i}", 0.0, 0.01) for i in range(3)]
-    new = [(f"new {i}", 0.1 if i < 6 else 0.5, 0.0) for i in range(10)]
-    assert spread_between([known, new]) == pytest.approx(0.1 / 1.2816, rel=0.01)
+def test_the_spread_between_clusters_is_that_of_their_means() -> None:
+    # ln s + 1.5 ln(1 + x^2 / 2 s^2), Student's t of 2 degrees of freedom, is least at s = x:
+    # 1 / s = 3 x^2 / (s (2 s^2 + x^2)) where 2 s^2 + x^2 = 3 x^2
+    sample = [(f"cluster {i}", 0.1 * (-1) ** i, 1e-4) for i in range(10)]
+    assert spread_between([sample, sample]) == pytest.approx(0.1, rel=0.02)
+    # runs that differ inside their clusters alone have nothing in common
+    alone = [(f"cluster {i}", 0.1 * sign, 0.1) for i in range(10) for sign in (-1, 1)]
+    assert spread_between([alone, alone]) < 0.01
+
+
+def test_samples_of_unlike_size_have_equal_weight_in_the_spread_between_clusters() -> None:
+    few = [("far", 0.4, 1e-4)]
+    many = [(f"near {i}", 0.05, 1e-4) for i in range(40)]
+    assert 0.05 < spread_between([few, many]) < 0.4
+    assert spread_between([few, many]) == pytest.approx(spread_between([few * 3, many[:3]]), rel=0.01)

@@ -123,7 +123,6 @@ def one_run(**changes: float) -> Residual:
     return Residual(
         points=((0.0,),),
         weights=(0.1 / 0.05,),
-        twin_weights=(),
         precision=((1.0 / 0.05,),),
         **numbers,  # type: ignore[arg-type]
     )

@@ -79,7 +79,8 @@ def test_what_the_runs_tell_of_a_constant_narrows_it_and_what_they_do_not_stays_
     observations: list[Observation],
 ) -> None:
     calibration = calibrate(as_if(observations[::5]), cluster="x")
-    assert calibration.log_sds["gemm"] < 0.7 * TIME_WIDTHS["gemm"]
+    # slower products and a cluster that is slower throughout look alike: .7 without its factor
+    assert calibration.log_sds["gemm"] < 0.75 * TIME_WIDTHS["gemm"]
     # no run has experts
     assert calibration.log_sds["grouped_gemm"] == pytest.approx(TIME_WIDTHS["grouped_gemm"], rel=1e-3)
 

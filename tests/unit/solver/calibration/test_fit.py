@@ -1,15 +1,21 @@
+from math import log
+
 import numpy as np
 import pytest
 
-from meshwright.profiles.profile import default_profile
+from meshwright.profiles.profile import EXPERTS_FEATURE, default_profile
 from meshwright.solver.calibration.fit import (
     TIME_PROCESS,
     Box,
+    Fit,
+    Runs,
     fit,
     least_in_box,
     left_over,
     spread_of,
 )
+from meshwright.solver.configuration import FloatArray
+from meshwright.solver.cost.residuals import NUM_FEATURES
 from tests.builders import a_cluster
 
 
@@ -37,56 +43,117 @@ def test_offsets_may_reach_a_constant_s_bound_and_no_further() -> None:
     assert constants.reserve * np.exp(limits.lower[2]) == pytest.approx(1.0)
 
 
-def test_of_two_runs_that_contradict_each_other_the_noisier_moves_the_constant_less() -> None:
-    # both hang on one constant alone; the first says +0.2, the second -0.2
-    def fitted(roughness: list[float]) -> float:
-        found = fit(
-            lambda offsets: np.repeat(offsets, 2, axis=1),
-            np.array([0.2, -0.2]),
-            np.array([[0.0], [100.0]]),
-            widths={"gemm": 0.3},
-            box=box([-9.0], [9.0]),
-            prior=TIME_PROCESS,
-            roughness=np.array(roughness),
-        )
-        return float(found.offsets[0])
-
-    assert fitted([1.0, 1.0]) == pytest.approx(0.0, abs=1e-6)
-    assert fitted([1.0, 6.0]) > 0.02
-    assert fitted([6.0, 1.0]) < -0.02
+FAR = 100.0  # features: nothing is alike
 
 
-def told(measured: np.ndarray, quantity: str = "time") -> float:
-    """What a configuration unlike all runs is told, log: runs far apart that one constant moves alike."""
-    places = np.asarray(100.0 * np.arange(len(measured))[:, None], dtype=np.float64)
-    found = fit(
-        lambda offsets: np.repeat(offsets, len(measured), axis=1),
-        measured,
-        places,
-        widths={"gemm": 0.3},
+def some_runs(measured: list[float], noises: list[float], features: FloatArray | None = None) -> Runs:
+    """Runs far from each other, of a cluster that is usually off by .2."""
+    places = FAR * np.arange(len(measured))[:, None]
+    return Runs(
+        measured=np.array(measured),
+        features=np.asarray(places if features is None else features, dtype=np.float64),
+        noises=np.array(noises),
+        roughness=np.ones(len(measured)),
+        shared=(0.2, 0.2),
+    )
+
+
+def fitted(runs: Runs, *, width: float = 0.3) -> Fit:
+    """The posterior where one constant moves all runs alike, by its logarithm."""
+    return fit(
+        lambda offsets: np.repeat(offsets, len(runs.measured), axis=1),
+        runs,
+        widths={"gemm": width},
         box=box([-9.0], [9.0]),
         prior=TIME_PROCESS,
-        roughness=np.ones(len(measured)),
     )
-    left = left_over(found, places, measured, spread_of(quantity, 0.1), np.full(len(measured), 0.03))
-    return float(left.believed * found.offsets[0] + left.residual.log_factor(np.array([[-100.0]]))[0])
 
 
-def test_a_correction_is_believed_as_far_as_it_predicts_the_runs_that_it_has_not_seen() -> None:
-    # ten runs take .3 longer and .03 on average of their own; then those of their own alone
-    own = np.array([0.3, -0.2, 0.1, -0.3, 0.25] * 2)
-    assert told(0.3 + 0.1 * own) == pytest.approx(0.303, abs=0.02)
-    assert abs(told(own)) < 0.03
+def passed_on(found: Fit, place: float = -FAR) -> float:
+    """What a configuration is told, log: constants, factor and residual."""
+    residual = left_over(found, spread_of("time")).residual
+    return float(found.offsets[0] + residual.log_factor(np.array([[place]]))[0])
 
 
-def test_one_run_passes_its_time_on_as_a_factor_and_more_memory_at_once() -> None:
-    # .3 of a run that is off by .03 of its own is a factor of clusters that differ by .1: of .3 one keeps
-    # .1² / (.1² + .03²) = .92 and more, for Student's t holds less of what is far off; of the correction
-    # by the constant, which explains some of it, .1 is believed
-    assert 0.21 < told(np.array([0.3])) < 0.29
-    assert told(np.array([-0.3])) == pytest.approx(-told(np.array([0.3])))
-    # of memory half of what the constant explains, and where it is more a level next to it: .3 of runs
-    # that vary by .1² + .05² = .0125 about it, held to zero by .1² and Student's t
-    half = -told(np.array([-0.3]), "memory")
-    assert 0.05 < half < 0.15
-    assert half + 0.05 < told(np.array([0.3]), "memory") < 0.3
+@pytest.fixture
+def normal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Factors and noise that follow the normal distribution, and amplitudes as they are expected."""
+    monkeypatch.setattr("meshwright.solver.calibration.fit.FACTOR_TAILS", 1e12)
+    monkeypatch.setattr("meshwright.solver.calibration.fit._TAILS", 1e12)
+    monkeypatch.setattr("meshwright.solver.calibration.fit._MULTIPLES", (1.0,))
+
+
+@pytest.mark.usefixtures("normal")
+def test_one_run_is_split_between_the_parts_by_their_variances() -> None:
+    # .3 of a run: constant (.5 * .4)^2 = .04, factor .2^2 = .04, residual .1^2 = .01, noise .1^2 = .01; all
+    # configurations are told the first two, the run itself the third, too
+    found = fitted(some_runs([0.3], [0.1]), width=0.4)
+    assert found.offsets[0] == pytest.approx(0.3 * 0.04 / 0.10)
+    assert found.factors[0] == pytest.approx(0.3 * 0.04 / 0.10)
+    assert passed_on(found) == pytest.approx(0.3 * 0.08 / 0.10)
+    assert passed_on(found, place=0.0) == pytest.approx(0.3 * 0.09 / 0.10)
+
+
+@pytest.mark.usefixtures("normal")
+def test_the_band_is_what_the_run_leaves_of_the_parts() -> None:
+    # the same variances: of .09 the run itself leaves .09 - .09^2 / .1, and its noise comes back
+    residual = left_over(fitted(some_runs([0.3], [0.1]), width=0.4), spread_of("time")).residual
+    scale2 = residual.scale**2
+    sigma = residual.sigma(np.array([[0.0]]))
+    assert sigma**2 / scale2 == pytest.approx(0.09 - 0.09**2 / 0.1 + 0.1**2)
+    # beyond the reach of the long kernel, which stands for the constants, the factor alone is known
+    sigma = residual.sigma(np.array([[-FAR]]))
+    assert sigma**2 / scale2 == pytest.approx(0.09 - 0.04**2 / 0.1 + 0.1**2)
+
+
+@pytest.mark.usefixtures("normal")
+def test_what_many_runs_have_in_common_is_told_in_full() -> None:
+    # without a constant: K runs of variance .01 + .01 each about a factor of .04 leave 1 / (1 + 2 K)
+    found = fitted(some_runs([0.3] * 20, [0.1] * 20), width=1e-6)
+    assert passed_on(found) == pytest.approx(0.3 * 40.0 / 41.0)
+
+
+def test_a_cluster_that_is_far_off_passes_on_as_large_a_part_and_both_ways_alike() -> None:
+    # normal distributions tell others (.15^2 + .2^2) / (.15^2 + .2^2 + .1^2 + .1^2) = 3 / 4 of a run, and
+    # less of one that is likelier noise
+    little, much = (passed_on(fitted(some_runs([off], [0.1]))) / off for off in (0.1, 0.8))
+    assert little == pytest.approx(0.75, abs=0.05)
+    assert much == pytest.approx(little, abs=0.05)
+    assert passed_on(fitted(some_runs([-0.8], [0.1]))) == pytest.approx(-0.8 * much)
+
+
+def test_runs_that_have_nothing_in_common_tell_others_nothing() -> None:
+    assert abs(passed_on(fitted(some_runs([0.3, -0.2, 0.1, -0.3, 0.25, -0.15] * 2, [0.1] * 12)))) < 0.02
+
+
+def test_dense_runs_say_nothing_of_what_experts_have_in_common() -> None:
+    dense, experts = np.zeros((1, NUM_FEATURES)), np.zeros((1, NUM_FEATURES))
+    experts[0, EXPERTS_FEATURE] = FAR
+    found = fitted(some_runs([0.3], [0.1], features=dense), width=1e-6)
+    residual = left_over(found, spread_of("time")).residual
+    assert residual.log_factor(dense)[0] > 0.2
+    assert residual.log_factor(experts)[0] == 0.0
+
+
+def test_of_two_runs_that_contradict_each_other_the_noisier_moves_the_constant_less() -> None:
+    def offset(noises: list[float]) -> float:
+        return float(fitted(some_runs([0.2, -0.2], noises)).offsets[0])
+
+    assert offset([0.05, 0.05]) == pytest.approx(0.0, abs=1e-6)
+    assert offset([0.05, 0.3]) > 0.02
+    assert offset([0.3, 0.05]) == pytest.approx(-offset([0.05, 0.3]))
+
+
+def test_one_run_that_took_twice_as_long_moves_others_by_less_than_it_moves_a_mean() -> None:
+    calm, wild = (
+        passed_on(fitted(some_runs([*[0.1] * 11, last], [0.05] * 12))) for last in (0.1, 0.1 + log(2.0))
+    )
+    assert 0.0 < wild - calm < 0.9 * log(2.0) / 12
+
+
+def test_runs_that_scatter_more_than_usual_are_taken_for_noisier() -> None:
+    scattered = [0.4, -0.35, 0.3, -0.45, 0.38, -0.3]
+    calm, rough = (fitted(some_runs(y, [0.1] * 6)) for y in ([0.01] * 6, scattered))
+    noise = [left_over(one, spread_of("time")).residual.noise for one in (calm, rough)]
+    assert noise[0] < 0.1 < noise[1]
+    assert left_over(rough, spread_of("time")).residual.usual_noise == 0.1

@@ -234,7 +234,8 @@ def test_the_products_of_single_experts_in_8_bits_bring_two_kernels_of_4_microse
 def test_experts_without_a_gate_have_two_matrices_of_three() -> None:
     gated = a_problem(a_moe_model(), seq_length=8192)
     plain = replace(gated, model=replace(gated.model, gated_mlp=False))
-    assert routed_forward_s(plain) == pytest.approx(2 / 3 * routed_forward_s(gated), rel=0.01)
+    # the one of twice as many columns is .3 % nearer to its full rate (gemm_n0, launch_s)
+    assert routed_forward_s(plain) == pytest.approx(2 / 3 * routed_forward_s(gated), rel=4e-3)
 
 
 def test_experts_in_8_bits_keep_the_formula() -> None:
@@ -612,7 +613,8 @@ def test_a_side_that_does_not_fill_its_tiles_takes_as_long_as_one_that_does() ->
     seconds = {
         n: gemm_seconds(ctx, [Gemm(m=rows, n=n, k=4096.0)], "bf16").forward[0] for n in (2880.0, 2944.0)
     }
-    assert seconds[2880.0] == pytest.approx(seconds[2944.0], rel=0.01)
+    # but for the way to its full rate (gemm_n0) and its bytes, which know no tiles: .09 %
+    assert seconds[2880.0] == pytest.approx(seconds[2944.0], rel=1e-3)
 
 
 def test_fp32_has_elements_twice_as_long_products_in_tf32_and_keeps_scores() -> None:

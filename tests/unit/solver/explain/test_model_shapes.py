@@ -59,6 +59,7 @@ def test_shapes_that_are_offered_are_faster_for_their_size_and_so_by_a_search() 
     model = next(model for change, _, model in nearby(ODD, 8) if change == best.change)
     there = search(replace(problem, model=model), profile).plans[0].prediction.step_time_s
     here = search(problem, profile).plans[0].prediction.step_time_s
+    # advice takes the first plan by its closed form, a search the first of its simulated steps
     assert best.step_time_s == pytest.approx(there, rel=1e-3)
     # 1 - (there / parameters there) / (here / parameters here)
     saved = 1.0 - there / model.num_parameters() / (here / ODD.num_parameters())
