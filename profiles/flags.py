@@ -52,6 +52,14 @@ class FlagNames:
         flag = self._flags.get(_plain(name))
         return flag is not None and str(flag.default).lower() == str(value).lower()
 
+    def kind(self, name: str) -> str:
+        """Return ``bool``, ``int`` or ``float`` where an argument takes nothing else, or empty text."""
+        flag = self._flags.get(_plain(name))
+        kinds = set() if flag is None else {one.strip(" ]") for one in flag.type.split("|")} - {"None"}
+        if kinds == {"int", "float"}:
+            return "float"
+        return kinds.pop() if len(kinds) == 1 and kinds <= {"bool", "int", "float"} else ""
+
     def is_free(self, name: str) -> bool:
         """Whether no price depends on an argument, or on a section that takes any names.
 

@@ -126,6 +126,8 @@ def ranks_of(known: Known, mesh: Fields | None, started: int | None) -> int | No
     """
     world = known.told.num_gpus or known.world.num_gpus
     processes = mesh.optional("num_processes") if mesh is not None and world is None else None
+    if mesh is not None:
+        mesh.stop()
     world = world or known.num_gpus() or processes or started
     if world is None:
         known.required("num_gpus", None, "torchrun --nproc_per_node, or the cluster's --num-nodes")

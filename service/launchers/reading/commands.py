@@ -526,6 +526,14 @@ def _lacking(script: Script, command: Command | None, lists: Sequence[Sequence[W
             unknown = unknown_in(value if equals else following.text)
             if name.replace("_", "-") in _COUNTS and unknown is not None:
                 return unknown_fault(name, unknown, word.line)
+            low, colon, high = (value if equals else following.text).partition(":")
+            if name == "--nnodes" and colon and low != high:
+                many = f"{shown(low)} to {shown(high)} nodes are elastic"
+                return FieldError(
+                    pointer=name,
+                    message=f"line {word.line}: {many}, and how many start is not stated",
+                    allowed="one number, or --cluster with --num-nodes",
+                )
     environment = environment_of(script, command)
     for name in chain(*_VARIABLES):
         unknown = unknown_in("".join(environment.get(name, ())))
@@ -562,7 +570,8 @@ def _world_of(text: str, script: Script, command: Command | None, lists: Sequenc
         per_node = per_node or 1
     processes = _first(_TOTAL, said) or _tasks(said, parallel)
     if command is not None and not (nodes or usual[0] or per_node or usual[1] or processes):
-        return World(processes=1 if _is_alone(text, command) else None)
+        stated = _variable(environment_of(script, command), ("WORLD_SIZE",))  # others start elsewhere
+        return World(processes=(stated or 1) if _is_alone(text, command) else None)
     return World(nodes or usual[0], per_node or usual[1], processes)
 
 
@@ -709,12 +718,15 @@ def _first(names: Sequence[str], *places: Mapping[str, str]) -> int | None:
 
 
 def _counted(name: str, text: str) -> int | None:
-    """What an option counts: of ``--gres gpu:4,nvme:1`` the GPUs, of ``2:4`` (elastic) the first."""
+    """What an option counts: of ``--gres gpu:4,nvme:1`` the GPUs, of ``2:2`` the first."""
     if name == "--gres":
         found = _GPUS.search(text)
         return None if found is None else _number(found[1] or "1")
     typed = name in ("--gpus-per-node", "--gpus", "--gpus-per-task")
-    return _number(text.rpartition(":")[2] if typed else text.partition(":")[0])
+    low, _, high = text.partition(":")
+    if name == "--nnodes" and high not in ("", low):
+        return None  # elastic
+    return _number(text.rpartition(":")[2] if typed else low)
 
 
 def _number(text: str) -> int | None:

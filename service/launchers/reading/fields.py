@@ -10,7 +10,7 @@ from itertools import zip_longest
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
-from meshwright.profiles.flags import flag_names
+from meshwright.profiles.flags import FlagNames, flag_names
 from meshwright.service.launchers.reading.base import MAX_LISTED, Place, Told, passed_by
 from meshwright.service.launchers.reading.documents import Found, Values
 from meshwright.service.launchers.reading.shell_values import unknown_fault, unknown_in
@@ -250,6 +250,13 @@ _FAULTS = 20
 _LONG = 6  # letters of a name that no other known one is a slip away from
 _SLIPS_TRIED = 400
 _OF_PLACES = ("_name", "_dir", "_path", "_id", "_project")
+_LEFT_OPEN = ("auto", "none", "null", "")
+_KINDS = {
+    "bool": re.compile(r"true|false|yes|no|on|off|[01ytnf]"),
+    "int": re.compile(r"[-+]?[\d_]+(?:\.0*)?"),
+    "float": re.compile(r"[-+]?(?:[\d_]+\.?\d*|\.\d+)(?:e[-+]?\d+)?|[-+]?inf|nan"),
+}
+_KIND_NAMES = {"bool": "true or false", "int": "a whole number", "float": "a number"}
 _TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 
 
@@ -456,6 +463,7 @@ class Fields:
         self._refuse_plain_sections()
         left = [name for name in self._values if name not in self._taken]
         lacking = [name for name in self._taken if name not in self._values]
+        self._refuse_kinds(known)
         for name in left[:_SLIPS_TRIED]:
             near = None if name in known else meant(name, lacking)
             if near is not None:
@@ -472,6 +480,15 @@ class Fields:
                 self.fault(name, undecided(what), allowed=passing(shown(name)))
         self.stop()
         return tuple(shown(name) for name in found)[:MAX_LISTED]
+
+    def _refuse_kinds(self, known: FlagNames) -> None:
+        """Leave a fault for each text that stands where a launcher takes a number or true and false."""
+        for name, found in self._values.items():
+            if not isinstance(found.value, str) or unknown_in(found.value) is not None:
+                continue
+            kind, text = known.kind(name), found.value.strip().lower()
+            if kind and text not in _LEFT_OPEN and not _KINDS[kind].fullmatch(text):
+                self.fault(name, f"{_words(found.value)} is not {_KIND_NAMES[kind]}")
 
     def _refuse_plain_sections(self) -> None:
         """Leave a fault for each value that stands where names of a section are asked for."""

@@ -23,8 +23,10 @@ from meshwright.service.launchers.reading.adapters import refuse_uncounted
 from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by
 from meshwright.service.launchers.reading.commands import (
     Command,
+    World,
     commands_beside,
     commands_of,
+    program_of,
     require_beside,
     script_of,
     world_of,
@@ -105,8 +107,9 @@ class LlamaFactoryReader:
         known = known_of(source, told)
         if (command := _on_core(source, told)) is not None:
             document = values_of(command.words, told)
-            known.world = world_of(source.text, script_of(source, told), command)
+            known.world = _on_one_node(world_of(source.text, script_of(source, told), command))
         else:
+            known.world = known.world if known.world.num_gpus else _world(source, known, told)
             document = document_of(source, by_omegaconf=True) | _overrides(source, source, told)
         fields = Fields(source.name, document, told)
         if not any(name in document for name in _CORE):
@@ -144,6 +147,23 @@ class LlamaFactoryReader:
         return completed(
             self.name, given, known, known.world, adapters=adapters, named=word, dispatcher=usual
         )
+
+
+def _world(source: Source, known: Known, told: Told) -> World:
+    """Return how many processes the command starts that trains by a YAML, where nothing else says it."""
+    for script, words, _ in _starts(source, told):
+        if (command := program_of(words)) is not None:
+            read = script_of(script, told)
+            started = zip(read.commands, read.environments, strict=True)
+            environment = next((env for one, env in started if one == words), None)
+            return _on_one_node(world_of("", read, replace(command, environment=environment)))
+    return known.world
+
+
+def _on_one_node(world: World) -> World:
+    """Return the processes of one node where NNODES is not set (launcher.py)."""
+    alone = world.gpus_per_node and not world.num_nodes and world.lacking is None
+    return replace(world, num_nodes=1) if alone else world
 
 
 def _on_core(source: Source, told: Told) -> Command | None:

@@ -440,7 +440,7 @@ def _take_all(given: Given, overrides: Iterable[Override]) -> None:
             take(given, name, text, line, called=key)
         elif (
             key not in _TAKEN_APART
-            and key.partition(".")[0] not in _WRITTEN_OVER
+            and (key.partition(".")[0] not in _WRITTEN_OVER or _is_strange(key))
             and not names.is_free(key)
             and not names.is_default(key, text.replace("null", "none"))
         ):
@@ -455,6 +455,13 @@ def _take_all(given: Given, overrides: Iterable[Override]) -> None:
     take_precision(given, values)
     take_usual(given)
     given.stop()
+
+
+def _is_strange(key: str) -> bool:
+    """Whether a key is of a section that is written over the model's, and not a name that it has."""
+    section, dot, name = key.partition(".")
+    own = key in flag_names("megatron-bridge") or flag_of(name) is not None
+    return bool(dot) and section == "mixed_precision" and not name.startswith("_") and not own
 
 
 def _take_overlaps(given: Given, values: dict[str, tuple[str, int]]) -> None:

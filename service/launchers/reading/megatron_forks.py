@@ -376,6 +376,7 @@ def _take_stage(given: Given, include: Include, filled: Mapping[str, Filled]) ->
 _PLACEHOLDER = "ZERO_STAGE"  # of Megatron-DeepSpeed's templates (examples_deepspeed/rebase)
 _FILES = ("--deepspeed_config", "--deepspeed-config")
 _CURRICULA = ("curriculum_learning", "data_efficiency.data_sampling.curriculum_learning")
+_STAGES = ("0", "1", "2", "3")
 _OPEN_PLACE = re.compile(r":\s*\"?[$<{]*[A-Z][A-Z_]{2,}")  # of a template: ``"stage": ZERO_STAGE``
 _AWAY = re.compile(r'"offload_(optimizer|param)"\s*:\s*\{[^}]*"device"\s*:\s*"(cpu|nvme)"')
 
@@ -393,7 +394,10 @@ def _stage_of(given: Given, name: str, text: str) -> str | None:
     stage = values.get("zero_optimization.stage")
     match = None if values else _STAGE.search(text)
     found = str(stage.value) if stage is not None else match[1] if match else "0"
-    if found in ("0", "1", "2", "3") and values:
+    if stage is not None and found not in _STAGES:
+        message = f"line {stage.line} of {shown(name)}: {shown(found)} is not a ZeRO stage"
+        given.refuse("zero_optimization.stage", message, allowed=", ".join(_STAGES))
+    if found in _STAGES and values:
         fields = Fields(name, values)
         given.others[OFFLOAD] = Value((read_offload(fields, int(found)),), 0)
         batch = fields.optional("train_batch_size")

@@ -238,6 +238,8 @@ def _refuse_layers(fields: Fields) -> None:
         if not known and value not in (None, False):
             message = "is none of LlamaConfig's and Qwen2Config's, and a fork builds other layers by it"
             fields.fault(f"{at}.{name}", message, allowed=passing(f"{at}.{name}"))
+    for name in ("is_llama_config", "is_qwen2_config"):
+        fields.flag(f"{at}.{name}", default=False)
     if fields.word(f"{at}.hidden_act", "silu") != "silu":
         fields.fault(f"{at}.hidden_act", "is not priced", allowed="silu")
     if fields.has(f"{at}.sliding_window_size"):

@@ -46,6 +46,7 @@ _LEFT_OUT = ("bias", "activation", "normalization", "optim", "tokenizer", "data"
              "overlap_p2p_comm", "rampup_batch_size", "attention_type", "seed", "multiquery")  # fmt: skip
 _GATED = ("swiglu", "fast-swiglu", "geglu", "fast-geglu", "reglu", "fast-reglu")
 _ACTIVATIONS = ("gelu", "fast-swiglu", "swiglu", "squared-relu", "openai-gelu")
+_ADAMS = ("adam", "adamw", "fused_adam", "megatron_fused_adam")
 _SHARDED = ("distributed_fused_adam", "mcore_distributed_optim")
 _PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16", "fp16": "fp16"}
 _ASKED = re.compile(r"oc\.env:\s*(\w+)\s*[}]")  # the exported variable
@@ -112,8 +113,7 @@ class NemoReader:
         ]
         take_usual(given)
         given.stop()
-        nodes, devices = (document.get(f"trainer.{name}") for name in ("num_nodes", "devices"))
-        world = World(_count(nodes), _count(devices))
+        world = World(_size(document, "trainer.num_nodes"), _size(document, "trainer.devices"))
         told = replace(known.told, num_gpus=known.told.num_gpus)
         return launch_file("megatron-bridge", given, told, world, name="launch file", include=source.other)
 
@@ -241,18 +241,23 @@ def _take_run(given: Given, document: Mapping[str, Found]) -> None:
         message = f"line {line}: {shown(precision)} is not priced"
         raise InvalidProblemError.of("trainer.precision", message, allowed=", ".join(_PRECISIONS))
     given.take(f"--{_PRECISIONS[precision]}", Value((), line), called="trainer.precision")
-    if _text(document, "model.fp8", "false").lower() == "true":
-        hybrid = _text(document, "model.fp8_hybrid", "false").lower() == "true"
+    _flag(document, "model.mcore_gpt")
+    if _flag(document, "model.fp8"):
+        hybrid = _flag(document, "model.fp8_hybrid")
         given.take("--fp8-format", Value(("hybrid" if hybrid else "e4m3",), 0), called="model.fp8")
-    if _text(document, "model.optim.name", "") in _SHARDED:
+    optimizer = _text(document, "model.optim.name", "")
+    if optimizer not in ("", *_ADAMS, *_SHARDED):
+        message = f"line {_line(document, 'model.optim.name')}: {shown(optimizer)} is not priced"
+        raise InvalidProblemError.of("model.optim.name", message, allowed=", ".join((*_ADAMS, *_SHARDED)))
+    if optimizer in _SHARDED:
         given.take("--use-distributed-optimizer", Value((), 0), called="model.optim.name")
         # Megatron-Core's own optimizer: megatron_gpt_model.py, grad_reduce_in_fp32
         synced = _text(document, "model.optim.grad_sync_dtype", "fp32")
-        if _text(document, "model.optim.name", "") == _SHARDED[1] and synced != "fp32":
+        if optimizer == _SHARDED[1] and synced != "fp32":
             given.take("--grad-reduce-in-bf16", Value((), 0), called="model.optim.grad_sync_dtype")
-        if _text(document, "model.optim.overlap_grad_sync", "false").lower() == "true":
+        if _flag(document, "model.optim.overlap_grad_sync"):
             given.take("--overlap-grad-reduce", Value((), 0), called="model.optim.overlap_grad_sync")
-            if _text(document, "model.optim.overlap_param_sync", "false").lower() == "true":
+            if _flag(document, "model.optim.overlap_param_sync"):
                 given.take("--overlap-param-gather", Value((), 0), called="model.optim.overlap_param_sync")
 
 
@@ -266,6 +271,33 @@ def _text(document: Mapping[str, Found], name: str, default: str) -> str:
 def _line(document: Mapping[str, Found], name: str) -> int:
     found = document.get(name)
     return found.line if found else 0
+
+
+def _flag(document: Mapping[str, Found], name: str) -> bool:
+    """Return whether a switch is on; false where it is not given.
+
+    Raises:
+        InvalidProblemError: its value is neither true nor false.
+    """
+    text = _text(document, name, "false").lower()
+    if text not in ("true", "false"):
+        message = f"line {_line(document, name)}: {shown(text)} is neither true nor false"
+        raise InvalidProblemError.of(name, message, allowed="true, false")
+    return text == "true"
+
+
+def _size(document: Mapping[str, Found], name: str) -> int | None:
+    """Return a number of nodes or devices; None where it is left to the trainer.
+
+    Raises:
+        InvalidProblemError: it is no such number.
+    """
+    found = document.get(name)
+    text = _text(document, name, "auto")
+    if (size := _count(found)) is None and text not in ("auto", "-1"):
+        message = f"line {_line(document, name)}: {shown(text)} is not a whole number in range"
+        raise InvalidProblemError.of(name, message, allowed="1 to 99999")
+    return size
 
 
 def _count(found: Found | None) -> int | None:

@@ -178,7 +178,7 @@ def model_of(fields: Fields, known: Known, *, is_module: bool) -> ModelSpec:
     known_flavors = [one for one in (*_FLAVORS, *_SHAPES) if not (is_module and one[0] in _NOT_IN_0_3)]
     flavors = [one for model, one in known_flavors if model == name]
     fields.fault(
-        "model.flavor",
+        "model.flavor" if name in dict((*_FLAVORS, *_SHAPES)) else "model.name",
         f'the sizes of flavor "{flavor[:40]}" of "{name[:40]}" are not known; name the model with --model',
         allowed=", ".join(flavors) or f"models {', '.join(dict.fromkeys(one for one, _ in known_flavors))}",
     )

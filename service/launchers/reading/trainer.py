@@ -62,6 +62,7 @@ from meshwright.service.launchers.reading.trainer_ranks import (
     engines_precision,
     kernel_of,
     liger,
+    of_environment,
     on_its_engine,
     ranks_run,
     require_gpus_of_their_own,
@@ -167,6 +168,7 @@ class TrainerReader:
         if not source.is_script:
             start = start_of(source, told)
             over = {} if start is None else values_of(start[1].words, told)
+            over.pop("config", None)
             fields = Fields(source.name, document_of(source) | over, told)
             fields.note_commands(over)
             if start is None:
@@ -190,6 +192,7 @@ class TrainerReader:
         known.world = world_of(source.text, script, command)
         beside = _arguments_beside(source, command)
         values = on_its_engine(command, beside | values_of(command.words, told))
+        values |= of_environment(environment_of(script, command), values)
         fields = Fields(source.name, values, told)
         fields.take("config")
         for note in script.notes:
@@ -473,12 +476,15 @@ def values_of(words: Sequence[Word], told: Told) -> dict[str, Found]:
         alone = not equals and following.startswith("--")
         text = True if alone else value if equals else following  # a switch, or it lacks its value
         key = _whole(name.replace("-", "_"))
+        if alone and key.startswith("no_") and key[3:] in _SWITCHES:
+            key, text = key[3:], False  # HfArgumentParser's, for what is on by default
         if unknown_in(text) is not None and key in (*_MODELS, *_PERHAPS_MODELS) and told.model:
             continue
         found[key] = Found(text, word.line)
     return found
 
 
+_SWITCHES = ("gradient_checkpointing", "use_gradient_checkpointing", "bf16", "packing", "use_liger_kernel")
 _ABBREVIATED = 12  # letters: shorter ones are other programs' own names
 
 

@@ -39,6 +39,7 @@ from meshwright.service.launchers.reading.commands import Command, environment_o
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
 from meshwright.service.launchers.reading.documents import (
     Found,
+    Values,
     document_of,
     looks_like_document,
 )
@@ -182,6 +183,32 @@ def _by_plugin(shares: Shares, told: Told, given: Arguments, over: Collection[st
         return replace(found, num_nodes=machines, gpus_per_node=each)
     values = {**shares.values, "mixed_precision": Found(told.values["precision"], 0)}
     return plugin_run(Fields(shares.source.name, values, told), shares.source, told, given)
+
+
+def of_environment(variables: Mapping[str, tuple[str, ...]], values: Values) -> dict[str, Found]:
+    """What accelerate's variables add to the arguments (transformers, training_args.py).
+
+    Raises:
+        InvalidProblemError: a value is not known, or one of them lays out a mesh.
+    """
+    said = {name: "".join(variables[name]).lower() for name in _OF_ACCELERATE if name in variables}
+    for name, text in said.items():
+        if (unknown := unknown_in(text)) is not None:
+            raise InvalidProblemError([unknown_fault(name, unknown, 0)])
+    if said.get(_MESH_OF_ACCELERATE, "false") not in ("false", "0", ""):
+        message = "a mesh that variables of the environment state is not read"
+        raise InvalidProblemError.of(_MESH_OF_ACCELERATE, message, allowed="accelerate's YAML")
+    found = {}
+    precision = said.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision in ("bf16", "fp16") and not any(name in values for name in ("bf16", "fp16")):
+        found[precision] = Found(True, 0)
+    if said.get("ACCELERATE_DYNAMO_BACKEND", "no") not in ("no", "") and "torch_compile" not in values:
+        found["torch_compile"] = Found(True, 0)
+    return found
+
+
+_MESH_OF_ACCELERATE = "ACCELERATE_USE_PARALLELISM_CONFIG"
+_OF_ACCELERATE = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_BACKEND", _MESH_OF_ACCELERATE)
 
 
 def on_its_engine(command: Command, values: dict[str, Found]) -> dict[str, Found]:
@@ -356,7 +383,20 @@ def started_by(script: Script, command: Command) -> int | None:
     several = command.program.startswith("llamafactory") or _has(command, _SEVERAL)
     several = several or hangs or takes_every_gpu(command.before)
     several = several or _has(command, _TASKS)
-    return (gpus or None) if several else 1
+    return (gpus or None) if several else _stated_world(script, command)
+
+
+def _stated_world(script: Script, command: Command) -> int:
+    """Processes of python without a launcher: one, or those of WORLD_SIZE, which others start elsewhere.
+
+    Raises:
+        InvalidProblemError: WORLD_SIZE is not known.
+    """
+    text = "".join(environment_of(script, command).get("WORLD_SIZE", ()))
+    if (unknown := unknown_in(text)) is not None:
+        line = next((word.line for word in command.before), 0)
+        raise InvalidProblemError([unknown_fault("WORLD_SIZE", unknown, line)])
+    return int(text) if text.isascii() and text.isdecimal() and 0 < len(text) < 8 and int(text) else 1  # noqa: PLR2004
 
 
 def starts_processes(command: Command) -> bool:

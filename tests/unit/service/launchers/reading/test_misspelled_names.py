@@ -7,9 +7,10 @@ import re
 
 import pytest
 
+from meshwright.profiles.flags import flags_of
 from tests.draws import draws
 from tests.unit.service.launchers.reading.test_unknown_values import answer, read
-from tests.unit.service.launchers.reading.written_scripts import SCRIPTS
+from tests.unit.service.launchers.reading.written_scripts import PROGRAMS, SCRIPTS
 
 # ``--name``, ``section.name=``, ``name:`` of YAML, ``"name":`` of JSON, ``name=`` of TOML
 NAME = re.compile(
@@ -17,7 +18,6 @@ NAME = re.compile(
     r'|(?<=")\w+(?=": )',
     re.MULTILINE,
 )
-FREE = ("a.yaml", "t.toml", "f.json", "o.yaml", "ds.json")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -41,7 +41,7 @@ def slip(name: str, rng: random.Random) -> str:
 
 def plain(name: str) -> str:
     """Return the last part of a name as answers list it."""
-    return name.rpartition(".")[2].replace("-", "_")[:30]
+    return name.rpartition(".")[2].replace("-", "_")[:24]
 
 
 def require_seen(near: str, right: str, text: str, files: dict[str, str], base: object) -> None:
@@ -49,7 +49,9 @@ def require_seen(near: str, right: str, text: str, files: dict[str, str], base: 
     if isinstance(answer(text, files), str):
         return
     found = read(text, **files)
-    listed = any(plain(near) in one.replace("-", "_") for one in (*found.unread, *found.notes))
+    said = [one.replace("-", "_") for one in (*found.unread, *found.notes)]
+    whole = near.replace("-", "_")[:36]  # answers cut long names
+    listed = any(plain(near) in one or whole in one for one in said)
     shortened = right.startswith(near) and answer(text, files) == base
     assert listed or shortened, (right, near, found.unread, found.notes)
 
@@ -71,3 +73,18 @@ def test_a_name_that_is_near_an_argument_is_refused_or_listed(name: str) -> None
                 changed = own[: found.start()] + near + own[found.end() :]
                 given = (text, {**files, file: changed}) if file else (changed, files)
                 require_seen(near, found[0], *given, base)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_slip_of_any_argument_of_a_launcher_is_refused_or_listed(name: str) -> None:
+    text, files = SCRIPTS[name]
+    known = sorted({one for program in PROGRAMS[name] for one in flags_of(program)})
+    base, rng = answer(text, files), random.Random(f"any {name}")
+    mark = "-" if "--num-layers" in text or "--micro-batch" in text else "_"
+    form = " {}=3" if name == "megatron-bridge" else " --{} 3"
+    for right in rng.sample([one for one in known if len(one.rpartition(".")[2]) > 3], draws(12)):
+        near = slip(right, rng)
+        if near in known or any(one.startswith(near) for one in known):
+            continue  # another argument, or the beginning of one, which argparse takes for it
+        given = form.format(near.replace("_", mark))
+        require_seen(near, right, text.rstrip() + given + "\n", files, base)

@@ -229,6 +229,16 @@ SCRIPTS: dict[str, tuple[str, dict[str, str]]] = {
         ),
         {"t.toml": TITAN},
     ),
+    "llama-factory, on Megatron-Core": (
+        "USE_MCA=1 NPROC_PER_NODE=8 llamafactory-cli train a.yaml\n",
+        {
+            "a.yaml": "stage: pt\ndo_train: true\nmodel_name_or_path: Qwen/Qwen2.5-7B\n"
+            "finetuning_type: full\ndataset: a\ncutoff_len: 4096\nper_device_train_batch_size: 2\n"
+            "gradient_accumulation_steps: 4\nbf16: true\noutput_dir: o\n"
+            "tensor_model_parallel_size: 2\npipeline_model_parallel_size: 2\nsequence_parallel: true\n"
+            "use_distributed_optimizer: true\nrecompute_granularity: full\nbias_activation_fusion: true\n"
+        },
+    ),
     "nemo": (
         "python3 main.py training=a stages=[training] training.model.micro_batch_size=4\n",
         {"a.yaml": NEMO},
@@ -238,11 +248,10 @@ SCRIPTS: dict[str, tuple[str, dict[str, str]]] = {
         {"n.yaml": NANOTRON},
     ),
 }
-# By launcher: whose arguments a command takes, and whose keys a file has (profiles.flags).
+# By script: whose arguments its command takes (profiles.flags).
 PROGRAMS: dict[str, tuple[str, ...]] = {
     "megatron-lm": ("megatron-lm",),
     "deepspeed": ("megatron-lm",),
-    "megatron-bridge": ("megatron-bridge",),
     "ms-swift": ("ms-swift", "megatron-lm"),
     "transformers": ("transformers",),
     "accelerate": ("transformers",),
@@ -251,11 +260,5 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "trl": ("trl", "transformers"),
     "axolotl": ("axolotl",),
     "torchtitan": ("torchtitan",),
-    "nemo": ("nemo",),
-    "nanotron": ("nanotron",),
-    "acc.yaml": ("accelerate",),
-    "sft.yaml": ("trl", "transformers"),
-    "ax.yaml": ("axolotl",),
-    "ds.json": ("deepspeed",),
-    "n.yaml": ("nanotron",),
+    "megatron-bridge": ("megatron-bridge",),
 }
