@@ -11,8 +11,9 @@ constants below.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import ModelSpec
@@ -48,15 +49,24 @@ class Requirement:
 
 
 def requirements_of(
-    launcher: str, facts: FrameworkFacts, model: ModelSpec, *, overlaps: bool = True, zero_stage: int = 0
+    launcher: str,
+    facts: FrameworkFacts,
+    model: ModelSpec,
+    *,
+    overlaps: bool = True,
+    offloads: bool = False,
+    zero_stage: int = 0,
 ) -> tuple[Requirement, ...]:
     """Return the packages that a launcher over Megatron-Core needs for a plan; none for other launchers.
+
+    Each package stands once, by its newest release, with every reason for that.
 
     Args:
         launcher: Its name.
         facts: The framework's, with the options of the plan.
         model: The model to be trained.
         overlaps: Whether the plan overlaps its experts where ``facts`` ask for that.
+        offloads: Whether the plan sends activations to the host.
         zero_stage: Of the plan; from 2 on Megatron-FSDP shards.
     """
     if launcher not in switches()["recompute_modules"].launchers:
@@ -65,23 +75,54 @@ def requirements_of(
     found = [
         *_dispatchers(facts, model),
         *(_delayed_graphs(facts, model) if delays else ()),
+        *((_OFFLOADED_IN_GRAPH,) if offloads and _sends_from_graphs(facts, model) else ()),
         *((_SHARDED,) if zero_stage > 1 else ()),
         *_engines(facts, model, delays=delays),
     ]
-    newest = max((_release(one) for one in found if one.package == _ENGINE), default=())
-    return tuple(one for one in found if one.package != _ENGINE or _release(one) == newest)
+    return tuple(map(_joined, groupby(sorted(found, key=_package_of), _package_of)))
+
+
+def _package_of(requirement: Requirement) -> str:
+    return requirement.package
+
+
+def _joined(group: tuple[str, Iterable[Requirement]]) -> Requirement:
+    """Return the newest release of one package, with every reason for that release."""
+    some = list(dict.fromkeys(group[1]))
+    newest = max(map(_release, some))
+    kept = [one for one in some if _release(one) == newest]
+    return replace(
+        kept[0],
+        why="; ".join(one.why for one in kept),
+        source="; ".join(one.source for one in kept),
+        instead=" and ".join(dict.fromkeys(one.instead for one in kept)),
+        switches=tuple(dict.fromkeys(name for one in kept for name in one.switches)),
+    )
 
 
 def missing_from_stock(
-    launcher: str, facts: FrameworkFacts, model: ModelSpec, *, overlaps: bool = True, zero_stage: int = 0
+    launcher: str,
+    facts: FrameworkFacts,
+    model: ModelSpec,
+    *,
+    overlaps: bool = True,
+    offloads: bool = False,
+    zero_stage: int = 0,
 ) -> tuple[str, ...]:
     """Return the names of what a plan needs and a stock installation lacks; arguments as above."""
-    found = requirements_of(launcher, facts, model, overlaps=overlaps, zero_stage=zero_stage)
+    found = requirements_of(
+        launcher, facts, model, overlaps=overlaps, offloads=offloads, zero_stage=zero_stage
+    )
     return tuple(one.name for one in found if not one.stock)
 
 
 def unallowed(
-    allow: Collection[str], launcher: str, facts: FrameworkFacts, model: ModelSpec
+    allow: Collection[str],
+    launcher: str,
+    facts: FrameworkFacts,
+    model: ModelSpec,
+    *,
+    offloads: bool = False,
 ) -> tuple[str, ...]:
     """Return the names of what a stock installation lacks and a request does not allow (``search.allow``).
 
@@ -89,7 +130,7 @@ def unallowed(
     """
     if EVERY_SWITCH in allow:
         return ()
-    found = requirements_of(launcher, facts, model)
+    found = requirements_of(launcher, facts, model, offloads=offloads)
     return tuple(one.name for one in found if not one.stock and not {*one.switches} <= {*allow})
 
 
@@ -99,7 +140,7 @@ def _release(requirement: Requirement) -> tuple[int, ...]:
 
 
 def _numbers(release: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in release.split("."))
+    return tuple(int(part) for part in release.split(".") if part)
 
 
 def _engine(
@@ -120,7 +161,6 @@ def _engine(
     )
 
 
-_PLAIN_DISPATCHER = "workload.framework_options: {moe_dispatcher: alltoall}"
 _DEEPEP = Requirement(
     name="DeepEP",
     package="deep_ep",
@@ -129,19 +169,16 @@ _DEEPEP = Requirement(
     check="from deep_ep import Buffer",
     source="megatron/core/transformer/moe/fused_a2a.py:12",
     install="build it from github.com/deepseek-ai/DeepEP",
-    instead=_PLAIN_DISPATCHER,
+    instead="workload.framework_options: {moe_dispatcher: alltoall}",
     switches=("moe_dispatcher",),
 )
-_HYBRIDEP = Requirement(
+_HYBRIDEP = replace(
+    _DEEPEP,
     name="HybridEP",
-    package="deep_ep",
-    minimum="",
     why="moe_dispatcher hybridep sends tokens to their experts by the kernels of DeepEP's branch hybrid-ep",
     check="from deep_ep import HybridEPBuffer",
     source="megatron/core/transformer/moe/fused_a2a.py:272",
     install="build the branch hybrid-ep of github.com/deepseek-ai/DeepEP",
-    instead=_PLAIN_DISPATCHER,
-    switches=("moe_dispatcher",),
 )
 _SHARDED = _engine(
     "2.10.0",
@@ -161,6 +198,13 @@ _DELAYED = _engine(
     "delay_wgrad runs next to CUDA graphs of parts of a layer",
     "megatron/core/transformer/transformer_config.py:3079",
     instead="workload.framework_options: {cuda_graph: none}",
+)
+_OFFLOADED_IN_GRAPH = _engine(
+    "2.14.0",
+    "a CUDA graph captures modules whose activations go to the host",
+    "megatron/core/transformer/transformer_layer.py:1612",
+    instead="workload.framework_options: {cuda_graph: none}",
+    switches=("offload", "cuda_graph"),
 )
 _PACKAGES: dict[str, Requirement] = {"deepep": _DEEPEP, "hybridep": _HYBRIDEP}
 
@@ -183,6 +227,18 @@ def _delayed_graphs(facts: FrameworkFacts, model: ModelSpec) -> tuple[Requiremen
     shared = bool(model.moe and model.moe.shared_ffn_hidden_size) and not facts.shared_expert_overlap
     inside = "attn" in scope or ("moe_router" in scope and shared)
     return (_DELAYED_IN_GRAPH,) if inside else (_DELAYED,)
+
+
+def _sends_from_graphs(facts: FrameworkFacts, model: ModelSpec) -> bool:
+    """Whether a CUDA graph of attention, or of a dense layer, holds modules that are offloaded.
+
+    The norm in front of a dense MLP is inside a graph of both; beside a graph of one of them alone Megatron
+    does not offload it (``transformer_layer.py:1579``).
+    """
+    scope, sent = {*facts.cuda_graph.split("+")}, {*facts.offload_modules.split("+")}
+    dense = "dense" in model.layer_kinds()
+    held = {"core_attn", "attn_proj", "qkv_linear", *(("mlp_norm",) if dense and "mlp" in scope else ())}
+    return "attn" in scope and bool(held & sent)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -299,30 +299,6 @@ def attention_forward_s(
     return tables.find("attention_forward").seconds(batch, heads, kv_heads, seq_len, head_dim)
 
 
-def grouped_mlp_s(
-    rows_per_expert: ArrayLike,
-    experts: ArrayLike,
-    hidden: ArrayLike,
-    ffn: ArrayLike,
-    *,
-    tables: OperatorTables,
-    precision: str = "bf16",
-) -> FloatArray:
-    """Seconds of the gated MLPs of one rank's experts under an even load, forward.
-
-    Permutation, activation and the weighted sum are included; in fp8 the casts too.
-
-    Args:
-        rows_per_expert: tokens that reach each expert of the rank.
-        experts: experts of the rank.
-        hidden: model width.
-        ffn: width of one expert on the rank (its tensor-parallel share).
-        tables: the GPU's tables.
-        precision: bf16 or fp8.
-    """
-    return tables.find("grouped_mlp", precision).seconds(rows_per_expert, experts, hidden, ffn)
-
-
 def memory_bound_s(moved_bytes: ArrayLike, *, tables: OperatorTables) -> FloatArray:
     """Seconds of an element-wise kernel by the bytes it reads and writes (measured: the fp8 cast)."""
     return tables.find("memory_bound", ANY).seconds(moved_bytes)

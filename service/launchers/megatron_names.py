@@ -362,6 +362,7 @@ def megatron_packages(target: Target, facts: FrameworkFacts) -> tuple[Requiremen
         facts,
         target.model,
         overlaps=overlapped(target, facts),
+        offloads="activations" in target.config.offload,
         zero_stage=target.config.zero_stage,
     )
 

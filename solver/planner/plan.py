@@ -213,8 +213,9 @@ def _of_variants(
         judge = judge_of_changes()  # many changes of one launcher are those of another
         answered = [_with_changes(problem, one, watch, judge) for one in answered]
     left = variants[sum(len(one.variants) for one in answered) :]
-    if not any(one.answer.plans for one in answered):  # what has no room need not be searched
-        left = [one for one in left if have_room(one.problem, one.profile)]
+    if not any(one.answer.plans for one in answered):
+        with watch.closing().cut():  # where none has room, none need be searched
+            left = left if any(have_room(one.problem, one.profile) for one in left) else []
     unasked = len(left)
     answer = _explained(merged(problem, answered, unasked=unasked, skipped=skipped), answered, watch)
     if unasked:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations as combinations_of
 from math import inf
 
@@ -85,6 +86,7 @@ class Switched:
         workload, self.problem, self.profile = problem.workload, problem, profile
         self._plain = with_options(profile.framework, workload.framework_options)
         self._there = {*self._unallowed(self._plain)}
+        self._lacking = cache(self._lacked)  # every set of packages asks about every combination
         self._has_one_shape = workload.lengths is None or workload.lengths.batching == "padding"
         names = searched_switches(problem)
         self._legal = names and LegalCombinations.of(
@@ -98,9 +100,11 @@ class Switched:
         )
 
     def _unallowed(self, facts: FrameworkFacts) -> Collection[str]:
-        return unallowed(self.problem.options.allow, self.problem.launcher, facts, self.problem.model)
+        asked = self.problem
+        offloads = facts.offload_modules != self._plain.offload_modules  # it is for plans that do
+        return unallowed(asked.options.allow, asked.launcher, facts, asked.model, offloads=offloads)
 
-    def _lacking(self, facts: FrameworkFacts) -> frozenset[str]:
+    def _lacked(self, facts: FrameworkFacts) -> frozenset[str]:
         return frozenset(self._unallowed(facts)) - self._there
 
     def searched(
@@ -367,8 +371,9 @@ def _needs(problem: Problem, plan: Plan) -> tuple[str, ...]:
     facts = with_options(own, workload.framework_options)
     overlaps = not config.is_placed and bool(experts_overlap(Columns.of([config]), problem.model)[0])
     return missing_from_stock(
-        launcher, facts, problem.model, overlaps=overlaps, zero_stage=config.zero_stage
-    )
+        launcher, facts, problem.model, overlaps=overlaps, offloads="activations" in config.offload,
+        zero_stage=config.zero_stage,
+    )  # fmt: skip
 
 
 def packaged_warning(problem: Problem, first: Plan, plan: Plan) -> str:

@@ -203,8 +203,10 @@ def search(
     plans = plans_of(problem, profile, frontier, certificate, watch.closing())
     answer = answer_of(found, plans, watch)
     answer = replace(answer, notes={**answer.notes, **(SAMPLE if sampled else {})})
-    if answer.status == "unknown" and not any(have_room(one, profile) for one in (problem, *others)):
-        answer = replace(answer, status="infeasible", infeasible=Infeasibility(reasons=(_NO_TIME,)))
+    if answer.status == "unknown":
+        with watch.closing().cut():
+            if not any(have_room(one, profile) for one in (problem, *others)):
+                answer = replace(answer, status="infeasible", infeasible=Infeasibility(reasons=(_NO_TIME,)))
     elif answer.status == "infeasible":
 
         def again(asked: Problem) -> Answer:

@@ -97,10 +97,15 @@ class Crossing:
     @classmethod
     def concatenate(cls, parts: Sequence[Crossing]) -> Crossing:
         """All rows, part after part."""
+        if len(parts) == 1:
+            return parts[0]
         inner = np.cumsum([0, *(len(part.inner) for part in parts)])
-        sizes = [np.diff(part.first) for part in parts]
+        sizes, lines = [np.diff(part.first) for part in parts], dict[str, IntArray]()
+        for f in fields(Columns):
+            look()
+            lines[f.name] = np.concatenate([getattr(part.outer, f.name) for part in parts])
         return cls(
-            outer=Columns.concatenate([part.outer for part in parts]),
+            outer=Columns(**lines),
             inner=np.concatenate([part.inner for part in parts]),
             begin=np.concatenate([part.begin + start for part, start in zip(parts, inner, strict=False)]),
             first=np.concatenate([[0], np.cumsum(np.concatenate(sizes))]),
@@ -338,6 +343,7 @@ class Kinds:
     def _sorted(self) -> tuple[IntArray, IntArray, IntArray]:
         """Inner rows by list and kind; where each pair of them begins, and its size, (lists * K,)."""
         begins, width = self._lists[0], int(self._code.max(initial=-1)) + 1
+        look()
         key = (np.searchsorted(begins, np.arange(len(self._code)), side="right") - 1) * width + self._code
         sizes = np.bincount(key, minlength=len(begins) * width)
         return np.argsort(key, kind="stable"), np.cumsum(sizes) - sizes, sizes
@@ -345,10 +351,11 @@ class Kinds:
     @cached_property
     def _pairs(self) -> tuple[IntArray, IntArray]:
         """The outer row of every kind, and its pair of list and inner kind, (k,) each."""
-        width = int(self._code.max(initial=-1)) + 1
+        width, of_pair = int(self._code.max(initial=-1)) + 1, self._sorted[2] > 0
+        look()
         pair = self._lists[1].ravel()[:, None] * width + np.arange(width)[None, :]
         look()
-        outer, which = np.nonzero(self._sorted[2][pair] > 0)
+        outer, which = np.nonzero(of_pair[pair])
         look()
         return outer, pair[outer, which]
 

@@ -264,6 +264,13 @@ class Costs:
         table[:, self.berth[here], self.start[here], self.end[here]] = self.values[:, here]
         return table
 
+    def of(self, stage: int, before: int, stop: Stop) -> int:
+        """What one stage that fits costs behind a berth."""
+        here = slice(self.begin[stage], self.begin[stage + 1])
+        alike = (self.start[here] == stop.start) & (self.end[here] == stop.end)
+        own = np.flatnonzero(alike & (self.berth[here] == stop.berth))[0]
+        return int(self.values[before, self.begin[stage] + own])
+
 
 def sweep(costs: Costs, routes: Routes, *, largest: bool = False) -> list[IntArray]:
     """Return the best value of every state after every stage, (S, L + 1); ``_NEVER`` where there is no way.
@@ -348,13 +355,11 @@ class Program:
 
     def largest_of(self, placement: Placement) -> int:
         """The largest stage of a placement."""
-        before, largest = placement[0].berth, 0
-        for stage, stop in enumerate(placement):
-            largest = max(
-                largest, int(self.slowest.of_stage(stage)[before, stop.berth, stop.start, stop.end])
-            )
-            before = stop.berth
-        return largest
+        before = (placement[0], *placement[:-1])
+        return max(
+            self.slowest.of(stage, one.berth, stop)
+            for stage, (one, stop) in enumerate(zip(before, placement, strict=True))
+        )
 
     def solve(self) -> Best | None:
         """Least largest stage first, then smaller sums for a larger one while that can still pay."""

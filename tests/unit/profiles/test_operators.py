@@ -23,7 +23,6 @@ from meshwright.profiles.operators.tables import (
     attention_forward_s,
     bus_bytes_per_s,
     collective_s,
-    grouped_mlp_s,
     load_operator_tables,
     memory_bound_s,
     operator_table_names,
@@ -352,7 +351,7 @@ def test_an_h100_reaches_the_shares_of_peak_that_people_see() -> None:
     attention = attention_forward_s(1, 64, 8, 8192, head_dim=128, tables=tables)
     assert attention == pytest.approx(1.112e-3 / 0.62, rel=0.05)
     # 8 experts of 4 096 x 14 336, 4 096 rows each: 6 x 8 x 4096^2 x 14336 / 989e12 = 11.67 ms at peak
-    experts = grouped_mlp_s(4096, 8, 4096, 14336, tables=tables)
+    experts = tables.find("grouped_mlp", "bf16").seconds(4096, 8, 4096, 14336)
     assert experts == pytest.approx(11.67e-3 / 0.81, rel=0.05)
     # 1 GiB at 3.35 TB/s: 0.3205 ms
     assert memory_bound_s(2.0**30, tables=tables) == pytest.approx(0.3205e-3 / 0.9, rel=0.05)

@@ -12,7 +12,13 @@ import pytest
 from meshwright.profiles import requirements
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.library import find_model
-from meshwright.profiles.requirements import Requirement, missing_from_stock, requirements_of
+from meshwright.profiles.model import ModelSpec
+from meshwright.profiles.requirements import (
+    Requirement,
+    missing_from_stock,
+    requirements_of,
+    unallowed,
+)
 from meshwright.profiles.switches import Option
 
 DENSE, EXPERTS, SHARED = (find_model(name) for name in ("llama-3-8b", "qwen3-30b-a3b", "deepseek-v3"))
@@ -70,6 +76,41 @@ def test_the_newest_of_two_releases_is_named_once() -> None:
     assert [one.minimum for one in found] == ["2.12.0"]
     (sharded,) = needed({}, zero_stage=3)
     assert (sharded.minimum, sharded.stock) == ("2.10.0", True)
+
+
+def test_two_reasons_for_one_release_are_one_requirement() -> None:
+    # 2.8 for sinks, and for weight gradients that are put off while gradients are reduced
+    sinks = replace(EXPERTS, attention_sinks=True)
+    (found,) = requirements_of("megatron-lm", with_options(FACTS, LATE), sinks)
+    assert (found.name, found.stock) == ("Transformer Engine 2.8", True)
+    assert found.why.split("; ") == [requirements._SINKS.why, requirements._DELAYED_ALONE.why]
+    assert found.source.split("; ") == [requirements._SINKS.source, requirements._DELAYED_ALONE.source]
+    assert found.instead == f"{requirements._SINKS.instead} and {requirements._DELAYED_ALONE.instead}"
+
+
+@pytest.mark.parametrize(
+    ("graph", "sent", "model", "newest"),
+    [
+        ("attn", "core_attn+attn_proj", EXPERTS, True),
+        ("attn+moe_router", "qkv_linear", EXPERTS, True),
+        ("attn+mlp", "mlp_norm", SHARED, True),  # whose first layers are dense
+        ("attn+mlp", "mlp_norm", EXPERTS, False),
+        ("attn", "mlp_norm", SHARED, False),
+        ("attn", "expert_fc1+moe_act", EXPERTS, False),
+        ("moe_router", "core_attn", EXPERTS, False),
+        ("none", "core_attn", EXPERTS, False),
+    ],
+)
+def test_offloading_from_inside_a_graph_needs_a_newer_transformer_engine(
+    graph: str, sent: str, model: ModelSpec, newest: bool
+) -> None:
+    facts = replace(FACTS, cuda_graph=graph, offload_modules=sent)
+    names = missing_from_stock("megatron-lm", facts, model, offloads=True)
+    assert names == (("Transformer Engine 2.14",) if newest else ())
+    assert missing_from_stock("megatron-lm", facts, model) == (), "nothing is sent"
+    allowed = ("offload", "cuda_graph")
+    assert unallowed(("offload",), "megatron-lm", facts, model, offloads=True) == names
+    assert unallowed(allowed, "megatron-lm", facts, model, offloads=True) == ()
 
 
 EVERY = {name: one for name, one in vars(requirements).items() if isinstance(one, Requirement)}
