@@ -34,6 +34,7 @@ MAX_TEXT_BYTES = 2**20  # of one text
 _CHUNK_BYTES = 64 * 2**10  # of a whole text that is parsed at a time
 _UNCLEAN = re.compile("[\0\ud800-\udfff]")
 _FLOAT = "tag:yaml.org,2002:float"
+_MERGE = "tag:yaml.org,2002:merge"
 _STR = "tag:yaml.org,2002:str"
 _PLAIN_TAGS = {None, "!", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 _EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+\Z")
@@ -439,7 +440,8 @@ class _YamlLoader(yaml.CSafeLoader):
         node = yaml.ScalarNode(tag, event.value, event.start_mark, event.end_mark)
         make = self.yaml_constructors.get(tag)
         if make is None:
-            raise yaml.constructor.ConstructorError(None, None, "a tag that is not known", event.start_mark)
+            why = "merge keys (<<) are not read" if tag == _MERGE else "a tag that is not known"
+            raise yaml.constructor.ConstructorError(None, None, why, event.start_mark)
         return make(self, node)
 
 
