@@ -23,8 +23,8 @@ Answer
   Each row's split n*(x) minimises J(x, .) under (2)-(5), exactly (``splits``). An interleaved or
   deep row has further candidates (``candidates``), and its score is the least S of its
   candidates. Rows are ranked by score, best first under valid bounds (``bounds``, ``frontier``). Rows
-  that differ in recomputation, chunks a rank and schedule alone are one layout; its best row stands for
-  it.
+  that differ in ``frontier.INNER`` alone (recomputation, chunks a rank, schedule, shard sets and others)
+  are one layout, shown by its best row.
 
 What is claimed, and what is not
   status ``optimal``: the ranking is proved. No layout outside the K plans has a smaller score.
