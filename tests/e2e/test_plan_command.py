@@ -124,7 +124,8 @@ def test_a_model_that_no_configuration_holds_is_infeasible_with_reasons(home: di
 
 
 def test_a_time_limit_without_a_plan_exits_4(home: dict[str, str]) -> None:
-    large = ["--model", "llama-3.1-405b", "--cluster", "dgx-h100", "--num-nodes", "1"]  # fits nowhere
+    # 406 B parameters * 16 B = 6.5 TB of states fit 104 GPUs, but with nothing beside them: no first plan
+    large = ["--model", "llama-3.1-405b", "--cluster", "dgx-h100", "--num-nodes", "13"]
     run = meshwright("plan", *large, *BATCH, "--time-limit-s", "0.000001", env=home)
     assert run.returncode == 4, run.stdout + run.stderr
     assert "nothing is proved" in run.stdout
