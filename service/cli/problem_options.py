@@ -37,6 +37,7 @@ from meshwright.service.cli.assignments import (
     values_of,
 )
 from meshwright.service.launchers.reading.base import MAX_BYTES, MAX_FILES, LaunchFile, Source
+from meshwright.service.launchers.reading.registry import source_of_folder
 from meshwright.service.requests.configuration import assumed_values, completed
 from meshwright.service.requests.documents import read_lengths_file, read_problem_file
 from meshwright.service.requests.launch_files import FewerRanksError, Own, own_of_files, request_of_files
@@ -502,7 +503,7 @@ def _folder(folder: Path) -> Source:
         message = f"{shown_path(folder)} holds {len(paths)} files that may be launch files"
         raise InvalidProblemError.of("--from-args", message, allowed=f"1 to {MAX_FILES}; or name the files")
     files = {path.name: text_of(path) for path in paths}
-    return Source(name=paths[0].name, text=files[paths[0].name], files=files)
+    return source_of_folder(files)
 
 
 _ABOVE = 3  # folders that a script may be started from: its own, and those around it

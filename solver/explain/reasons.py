@@ -365,10 +365,10 @@ def unsaid(plans: Sequence[Plan], *, odds: bool) -> tuple[str, ...]:
     """What the time cut of that which is said about plans; ``odds``: whether those were to be said."""
     explained, said = sum(plan.why is not None for plan in plans), list[str]()
     if explained < len(plans):
-        number = f"{explained} of {len(plans)}"
-        said.append(f"the time limit came before more than {number} plans were explained")
+        number = f"{len(plans) - explained} of {len(plans)} plans"
+        said.append(f"{number} could not be explained within the time limit")
     if odds and any(plan.odds is None for plan in plans):
-        said.append("the time limit came before the plans' odds were found")
+        said.append("the time limit left no time to compute the plans' odds")
     return tuple(said)
 
 

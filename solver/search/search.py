@@ -140,6 +140,7 @@ def _lightest(rows: Columns | Crossing) -> IntArray:
 
 
 _NO_TIME = "nothing is legal and fits; the time limit came before the reasons were found"
+_NO_ROOM = "memory: weights, gradients and optimizer states alone need more than all GPUs hold together"
 _LEAST_S = 0.01  # a search is given this much
 _ROUNDING = 1e-9  # relative: scores as near as that count as equal
 _FIRST_S = 0.5  # a first plan is sought for as long, whatever the limit
@@ -206,7 +207,7 @@ def search(
     if answer.status == "unknown":
         with watch.closing().cut():
             if not any(have_room(one, profile) for one in (problem, *others)):
-                answer = replace(answer, status="infeasible", infeasible=Infeasibility(reasons=(_NO_TIME,)))
+                answer = replace(answer, status="infeasible", infeasible=Infeasibility(reasons=(_NO_ROOM,)))
     elif answer.status == "infeasible":
 
         def again(asked: Problem) -> Answer:

@@ -133,6 +133,19 @@ def read_launch_files(source: Source, told: Told | None = None, launcher: str | 
     return _with_environment(replace(launch, notes=(*launch.notes, *again)[:MAX_LISTED]), found)
 
 
+def source_of_folder(files: Mapping[str, str]) -> Source:
+    """Return the files of a folder as one source, beginning with the script that starts the run.
+
+    A script comes before the files it names. Where no script starts a run, the first file by name counts.
+    """
+    name = min(files)
+    whole = Source(name=name, text=files[name], files=files)
+    reached = {script.name: list(_reached(script)) for script in whole.scripts()}
+    named = {each.name for others in reached.values() for each in others[1:]}
+    starts = [one[0] for one in reached.values() if any(map(launcher_of, one))]
+    return next((one for one in starts if one.name not in named), next(iter(starts), whole))
+
+
 def _with_written(source: Source, told: Told) -> Source:
     """Return the source with the files that its scripts write, which replace older ones of their names."""
     written: dict[str, str] = {}

@@ -178,3 +178,13 @@ def test_of_two_files_of_one_name_that_a_script_names_none_is_taken(tmp_path: Pa
     assert source_of([script]).other("zero3.yaml") == "num_processes: 1\n"
     script.write_text('source "$SCRIPT_DIR/recipes/$NAME.yaml"\n')  # of a name that the shell makes
     assert source_of([script]).other("zero3.yaml") == "num_processes: 1\n"
+
+
+def test_a_folder_is_read_from_the_script_that_starts_the_run(tmp_path: Path) -> None:
+    settings = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
+    (tmp_path / "ds.json").write_text(json.dumps(settings))
+    (tmp_path / "env.sh").write_text("export NCCL_DEBUG=INFO\n")
+    (tmp_path / "train.sh").write_text("source env.sh\ndeepspeed run_clm.py --deepspeed ds.json\n")
+    assert source_of([tmp_path]).name == "train.sh"
+    (tmp_path / "train.sh").unlink()
+    assert source_of([tmp_path]).name == "ds.json"
