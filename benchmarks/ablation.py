@@ -34,7 +34,6 @@ DOCUMENT = Path(__file__).parent.parent / "docs" / "how-the-cost-model-works.md"
 OPEN, CLOSE = "<!-- ablation -->", "<!-- /ablation -->"
 FAMILIES: Mapping[str, tuple[str, ...]] = {  # by how the names of clusters begin
     "small models": ("vtrain-a100-single",),
-    "tiny models": ("megatron-ci",),
     "3D over nodes": ("vtrain-a100-multi", "jeanzay", "selene-a100-megatron"),
     "nanotron": ("ultrascale",),
     "one node, SimuMax": ("simumax",),
