@@ -326,7 +326,7 @@ def lengths_from_mapping(raw: Mapping[str, Any], at: tuple[str, ...]) -> Sequenc
         )  # fmt: skip
     given = [name for name in ("percentiles", "histogram") if raw.get(name) is not None]
     if len(given) != 1:
-        found = "both are given" if given else f"{batching} hangs on documents' lengths, which nobody says"
+        found = "both are given" if given else f"batching={batching} requires document lengths"
         allowed = "one of percentiles, histogram (--lengths p50=900,p100=8192)"
         raise InvalidProblemError.of(pointer(*at), found, allowed=allowed)
     if given == ["percentiles"]:

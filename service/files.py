@@ -82,7 +82,7 @@ def check_folder(
     except OSError as fault:
         raise _unwritable(folder, fault) from None
     if not fits:
-        what = "something else" if plan_id is None else "something else than this plan"
+        what = "other files" if plan_id is None else "files of another plan"
         message = f"{shown_path(folder)} holds {what}; choose another folder, or --force"
         raise InvalidProblemError.of("--save-dir", message)
 

@@ -21,12 +21,14 @@ def export_command(
     rank: Annotated[int, typer.Option(help="Which plan of --from.")] = 1,
     launcher: Annotated[str | None, typer.Option(help="Another launcher than the problem's.")] = None,
     launcher_version: Annotated[
-        str | None, typer.Option(help="Its release, where the files of releases differ: 0.3.")
+        str | None, typer.Option(help="Launcher release to write for, e.g. 0.3.")
     ] = None,
     save_dir: Annotated[
         Path | None, typer.Option(help="Folder to write; default: print the files.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write into a folder of something else.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite a folder that holds other files.")
+    ] = False,
 ) -> None:
     """Write the launch files of a plan."""
     if (plan_id is None) == (source is None):

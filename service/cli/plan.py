@@ -70,9 +70,11 @@ def plan(  # noqa: PLR0913 - the signature is the list of options
     ] = False,
     csv_output: Annotated[bool, typer.Option("--csv", help="The ranking as CSV, alone on stdout.")] = False,
     save_dir: Annotated[Path | None, typer.Option(help="Folder for answer, problem, launch files.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write into a folder of something else.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite a folder that holds other files.")
+    ] = False,
     sweep: Annotated[list[str] | None, typer.Option(metavar="NAME=V,V", help=SWEEP_HELP)] = None,
-    measure_next: Annotated[int, typer.Option(min=0, help="Name so many plans worth measuring.")] = 0,
+    measure_next: Annotated[int, typer.Option(min=0, help="Number of plans to suggest measuring.")] = 0,
     from_capture: Annotated[Path | None, typer.Option(help=FROM_CAPTURE_HELP)] = None,
     assign: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help=SET_HELP)] = None,
     variable: Annotated[

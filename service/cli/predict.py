@@ -35,9 +35,9 @@ SET_HELP = (
     "Value of the run that is priced: part of its configuration (tp=8), or what launch files leave open "
     "(vocab_size=128256). Where a search chooses the configuration, --pin states its parts."
 )
-FROM_ARGS_HELP = "A launch file of any launcher (again: those beside it), or a folder of them."
+FROM_ARGS_HELP = "Launch file to read (repeat for files it refers to), or a folder."
 VAR_HELP = "Value of a shell variable, before the script's own (1=…: its first argument)."
-IGNORE_HELP = "A flag of the launch file to pass by, such as a broken one."
+IGNORE_HELP = "Ignore this flag of the launch file."
 PLAN_HELP = "A plan that was found, by its id or its answer file, instead of a configuration."
 RUN_HELP = "Which of several runs that the launch file starts, from 1; its refusal lists them."
 

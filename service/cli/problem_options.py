@@ -103,7 +103,10 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
         typer.Option(help="Catalog name, or a cluster file.", autocompletion=complete_cluster),
     ] = None,
     num_nodes: Annotated[
-        str | None, typer.Option(metavar="N|N,N|LOW:HIGH", help="Nodes; several: the search chooses.")
+        str | None,
+        typer.Option(
+            metavar="N|N,N|LOW:HIGH", help="Number of nodes; a list or range lets the search choose."
+        ),
     ] = None,
     gpu: Annotated[
         str | None,
@@ -117,24 +120,32 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     lengths: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE|pN=N,…", help="Of documents: percentiles, p50=900,p100=8192, or a file."
+            metavar="FILE|pN=N,…", help="Document lengths: percentiles (p50=900,p100=8192) or a file."
         ),
     ] = None,
     batching: Annotated[
-        str | None, typer.Option(help="Documents become sequences by " + ", ".join(BATCHINGS) + ".")
+        str | None, typer.Option(help="How documents become sequences: " + ", ".join(BATCHINGS) + ".")
     ] = None,
     precision: Annotated[str | None, typer.Option(help="bf16, fp16, fp8, mxfp8 or nvfp4.")] = None,
     optimizer: Annotated[str | None, typer.Option(help=", ".join(OPTIMIZERS))] = None,
-    lora_rank: Annotated[int | None, typer.Option(help="Adapters beside a frozen model; 0: none.")] = None,
+    lora_rank: Annotated[
+        int | None, typer.Option(help="LoRA rank; 0 trains the full model [default].")
+    ] = None,
     lora_target: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="What they adapt: q_proj, linear_qkv, …")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Modules that LoRA adapts, e.g. q_proj or linear_qkv."),
     ] = None,
     base_precision: Annotated[
-        str | None, typer.Option(help="Of the frozen model: bf16, fp32, int8, nf4 or nf4-double (QLoRA).")
+        str | None,
+        typer.Option(
+            help="Storage type of the frozen weights: bf16, fp32, int8, nf4 or nf4-double (QLoRA)."
+        ),
     ] = None,
     trained_module: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Trained whole beside adapters: embed_tokens, lm_head, norm."),
+        typer.Option(
+            metavar="NAME", help="Modules trained in full next to LoRA: embed_tokens, lm_head, norm."
+        ),
     ] = None,
     launcher: Annotated[
         str | None,
@@ -147,7 +158,7 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
         str | None,
         typer.Option(help=_STACKS, autocompletion=_complete_stack),
     ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Ranked plans wanted.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Number of plans to rank.")] = None,
     diverse: Annotated[
         bool | None,
         typer.Option(
@@ -156,24 +167,40 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
         ),
     ] = None,
     time_limit_s: Annotated[float | None, typer.Option(help="Seconds the search may take.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same answer.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed; the same seed gives the same answer [default: 0].")
+    ] = None,
     objective: Annotated[
         str | None,
         typer.Option(help="step_time, tokens_per_s_per_gpu, gpu_hours_per_token or energy_per_token."),
     ] = None,
-    gpus: Annotated[str | None, typer.Option(metavar="all|fewest", help="How many to use.")] = None,
-    reserve_nodes: Annotated[int | None, typer.Option(help="Nodes kept spare.")] = None,
-    total_tokens: Annotated[float | None, typer.Option(help="Of the whole run, e.g. 15e12.")] = None,
-    deadline_days: Annotated[float | None, typer.Option(help="For all tokens.")] = None,
-    gpu_hour_price: Annotated[float | None, typer.Option(help="In any currency.")] = None,
+    gpus: Annotated[
+        str | None, typer.Option(metavar="all|fewest", help="Use all GPUs, or the fewest that fit a plan.")
+    ] = None,
+    reserve_nodes: Annotated[int | None, typer.Option(help="Number of nodes kept spare.")] = None,
+    total_tokens: Annotated[
+        float | None, typer.Option(help="Tokens in the whole training run, e.g. 15e12.")
+    ] = None,
+    deadline_days: Annotated[
+        float | None, typer.Option(help="Finish --total-tokens within this many days.")
+    ] = None,
+    gpu_hour_price: Annotated[
+        float | None, typer.Option(help="Price of one GPU-hour, to report cost.")
+    ] = None,
     pareto: Annotated[
-        bool | None, typer.Option("--pareto", help="The front of step time and memory too.")
+        bool | None, typer.Option("--pareto", help="Also report the Pareto front of step time and memory.")
     ] = None,
     baseline: Annotated[Path | None, typer.Option(help="File of your configuration, to rank it.")] = None,
     certify: Annotated[str | None, typer.Option(help="none, cp-sat or cp-sat-all.")] = None,
-    max_oom_probability: Annotated[float | None, typer.Option(help="Accepted risk of no memory.")] = None,
+    max_oom_probability: Annotated[
+        float | None,
+        typer.Option(help="Highest acceptable probability of running out of memory [default: 0.01]."),
+    ] = None,
     pin: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help=_SIZES)] = None,
-    bound: Annotated[list[str] | None, typer.Option(metavar="NAME=LOW:HIGH", help="Both included.")] = None,
+    bound: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=LOW:HIGH", help="Lower and upper bound, inclusive: mbs=1:4."),
+    ] = None,
     forbid: Annotated[list[str] | None, typer.Option(metavar="NAME=V[,V]", help="Values to avoid.")] = None,
     allow: Annotated[
         list[str] | None,

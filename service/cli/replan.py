@@ -77,7 +77,9 @@ def replan(  # noqa: PLR0913 - the signature is the list of options
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     save_dir: Annotated[Path | None, typer.Option(help="Folder for launch and resume files.")] = None,
     way: Annotated[int, typer.Option(help="Whose files --save-dir gets.")] = 1,
-    force: Annotated[bool, typer.Option("--force", help="Write into a folder of something else.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite a folder that holds other files.")
+    ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Rank the ways to finish a running job after its cluster has changed: soonest first."""

@@ -168,7 +168,7 @@ def _found(plan_id: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The document and the plan whose id starts so; the newest document that has it."""
     found = {plan["plan_id"]: (document, plan) for document, plan in _plans_like(plan_id) if plan_id}
     if not found:
-        message = f'no plan "{shown(plan_id)}" is kept here; give --from result.json or plan again'
+        message = f'no saved plan starts with "{shown(plan_id)}"; pass --from answer.json, or plan again'
         near = get_close_matches(plan_id[:_ID_LENGTH], _ids(), n=_MOST_NAMED, cutoff=0.0)
         raise InvalidProblemError.of("plan_id", message, nearest=", ".join(near) or None)
     if len(found) > 1:

@@ -154,7 +154,7 @@ def band_words(plans: Sequence[Plan]) -> str:
     """What stands beside step times."""
     if not equal_to_first(plans):
         return _BAND
-    return f"{_BAND}; ≈ at least half as likely to be fastest as any: the model cannot tell these from #1"
+    return f"{_BAND}; ≈ statistically tied with #1"
 
 
 def _step(plan: Plan, equal: frozenset[int]) -> str:

@@ -69,19 +69,19 @@ def ranks_words(answer: Answer, problem: Problem) -> list[str]:
     whose = f"#2 to #{last} are" if several else "#2 is"
     if not problem.options.diverse or meshes == 1:
         return [f"{whose} the next best layout{'s' * several}"]
-    of_every = "" if meshes == last else " there is, beside the best other layouts"
-    each = "each" if several else "the"
-    return [f"{whose} the best plan of {each} next best mesh{of_every}"]
+    more = "" if meshes == last else ", then the best other layouts"
+    return [f"{whose} the next best mesh{'es' * several}{more}"]
 
 
 def odds_words(odds: Odds, subject: str, rivals: str) -> str:
-    """``25 % that #1 is the fastest of these; 9 times in 10 it is at most 8.8 % slower …``."""
+    """``#1 has a 25 % chance of being the fastest of these; with 90 % probability it is at most …``."""
     chance, regret = odds.best_probability, formatting.risk(odds.regret_p90)
     share = "more than 99.9 %" if chance > SURE else f"{chance * 100:.0f} %"
+    article = "an" if share.startswith(("8", "11 ", "18 ")) else "a"
     most = f"less than {regret[1:]}" if regret.startswith("<") else f"at most {regret}"
     return (
-        f"{tied(share)} that {subject} is the fastest of {rivals}; "
-        f"9 times in 10 it is {tied(most)} slower than the fastest"
+        f"{subject} has {article} {tied(share)} chance of being the fastest of {rivals}; "
+        f"with {tied('90 %')} probability it is {tied(most)} slower than the fastest"
     )
 
 
@@ -209,7 +209,7 @@ def listed(words: Sequence[str]) -> str:
 def _certainty(odds: Odds, *, is_calibrated: bool) -> str:
     """How sure the rank is, and what would make it surer."""
     settled = is_calibrated or odds.best_probability > SURE
-    more = "" if settled else "; runs of yours narrow that (meshwright calibrate)"
+    more = "" if settled else "; your own measured runs narrow this (meshwright calibrate)"
     return f"Certainty: {odds_words(odds, '#1', 'these')}{more}."
 
 

@@ -80,7 +80,7 @@ def render_prediction(
     warnings += [f"breaks the rule that {rule}" for rule in broken]
     if risk > limit:
         warnings.append(
-            f"may run out of memory: the risk is {figures.risk(risk)}, {figures.risk(limit)} is accepted"
+            f"out-of-memory probability is {figures.risk(risk)}; the limit is {figures.risk(limit)}"
         )
     shown = render_plan(plan, problem, width=width, profile=profile)
     return Group(shown, *_warnings(warnings, width))
@@ -106,8 +106,8 @@ def _search_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
         step, bound = answer.plans[0].prediction.step_time_s, answer.bound_step_time_s
         claim += f" (simulated {tied(figures.seconds(step))}; "
         what = "plan" if answer.space == "every" else "configuration searched"
-        claim += f"under this model no {what}{_of_which(answer, problem)} can be under "
-        claim += tied(figures.seconds(bound))
+        claim += f"no {what}{_of_which(answer, problem)} is faster than {tied(figures.seconds(bound))} "
+        claim += "under this model"
         claim += f"{_remainder(answer)})"
     claim = "; ".join([claim, *ranks_words(answer, problem)])
     return [
@@ -295,7 +295,7 @@ def _infeasible(answer: Answer, problem: Problem, width: int) -> list[Renderable
 
 def _conflict(limits: Sequence[str]) -> str:
     """A minimal set of limits that no configuration obeys at once."""
-    word = "cannot hold together" if len(limits) > 1 else "stands in the way"
+    word = "cannot all be met" if len(limits) > 1 else "limiting factor"
     return f"{word}: {' + '.join(limits)}"
 
 

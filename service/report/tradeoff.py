@@ -37,7 +37,7 @@ def tradeoff_lines(plans: Sequence[Plan], width: int) -> list[Text]:
     if times[0] == times[1] or peaks[0] == peaks[1]:
         return []
     marks = _placed(plans, times, peaks)
-    caption = f"  step time and peak memory of each plan; nothing here beats {_front(plans)} in both"
+    caption = f"  step time and peak memory of each plan; {_front(plans)} Pareto-optimal"
     lines = [Text(), Text(caption, style="dim")]
     lines += [_row(row, marks, peaks) for row in range(_ROWS)]
     left, right = figures.seconds(times[0]), figures.seconds(times[1])
@@ -54,10 +54,11 @@ def is_efficient(plan: Plan, plans: Sequence[Plan]) -> bool:
 
 
 def _front(plans: Sequence[Plan]) -> str:
-    """``#1, #3 and 4 more``: the plans that no other beats."""
+    """``#1, #3 and 4 more are``: the plans that no other beats."""
     ranks = [f"#{plan.rank}" for plan in plans if is_efficient(plan, plans)]
     named, others = ranks[:_NAMED], len(ranks) - _NAMED
-    return ", ".join(named) + (f" and {others} more" if others > 0 else "")
+    verb = "is" if len(ranks) == 1 else "are"
+    return ", ".join(named) + (f" and {others} more {verb}" if others > 0 else f" {verb}")
 
 
 def _step_s(plan: Plan) -> float:

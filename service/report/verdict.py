@@ -184,7 +184,7 @@ def _infeasible(answer: Answer, problem: Problem) -> Verdict:
 
 def _together(limits: Sequence[str]) -> str:
     """What a set of limits does."""
-    return " cannot hold together" if len(limits) > 1 else " stands in the way"
+    return " cannot all be met" if len(limits) > 1 else " is the limiting factor"
 
 
 def _nearest(nearest: Shortfall) -> str:

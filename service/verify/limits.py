@@ -5,7 +5,9 @@ from __future__ import annotations
 from meshwright.solver.answer import Plan
 from meshwright.solver.problem import Problem
 
-FULLY_SHARDED = "ZeRO-2 and ZeRO-3 are Megatron-FSDP here, whose device mesh reads data of tensors"
+FULLY_SHARDED = (
+    "Megatron-FSDP (ZeRO-2 and ZeRO-3) reads the data of tensors, which a build without a GPU lacks"
+)
 
 
 def unbuilt(plan: Plan, problem: Problem) -> str:

@@ -410,7 +410,7 @@ def _stopped_by(one: Alternative) -> str | None:
     if one.short_bytes and not one.broken:
         stage, short = one.heaviest_stage, one.short_bytes / GIB
         where = f"{one.largest_term} of stage {stage}{one.place}"
-        return f"memory: {where}, {short:.1f} GiB more than may be filled"
+        return f"memory: {where}, {short:.1f} GiB over the usable memory"
     return one.broken[0] if len(one.broken) == 1 and not one.short_bytes else None
 
 

@@ -162,7 +162,7 @@ def test_bad_input_of_validate_is_one_clear_line(arguments: list[str], message: 
 def test_a_plan_that_is_not_kept_is_refused(tmp_path: Path) -> None:
     run = meshwright("export", "dead", XDG_STATE_HOME=str(tmp_path))
     assert run.returncode == 2
-    assert run.stderr.startswith('error: plan_id: no plan "dead" is kept here')
+    assert run.stderr.startswith('error: plan_id: no saved plan starts with "dead"')
 
 
 def test_jobs_without_a_service_say_where_they_looked() -> None:

@@ -222,5 +222,5 @@ def test_a_folder_of_something_else_is_refused_and_left_alone(home: dict[str, st
     (tmp_path / "thesis.tex").write_text("years of work")
     run = meshwright("plan", *SMALL, *BATCH, "--save-dir", str(tmp_path), env=home)
     assert run.returncode == 2
-    assert "holds something else; choose another folder, or --force" in run.stderr
+    assert "holds other files; choose another folder, or --force" in run.stderr
     assert not (tmp_path / "answer.json").exists()

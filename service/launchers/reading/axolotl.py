@@ -55,7 +55,7 @@ _REFUSED = {
     "reward_model": "training on preferences or rewards is not priced",
     "processor_type": "models that see or hear are not priced",
     "relora": "ReLoRA is not priced", "relora_steps": "ReLoRA is not priced",
-    "unfrozen_parameters": "which weights are trained hangs on it",
+    "unfrozen_parameters": "decides which weights are trained",
     "gptq": "weights that are stored quantised are not priced",
     "activation_offloading": "activations on the host are not priced under Axolotl",
     "fp8": "training in 8 bits under Axolotl is not priced",

@@ -196,7 +196,7 @@ def decided_by(name: str) -> str | None:
 
 def undecided(what: str) -> str:
     """What is wrong with a name that ``decides``."""
-    return f"is not known here, and {what} hangs on it"
+    return f"unknown option that affects {what}"
 
 
 def passing(name: str) -> str:

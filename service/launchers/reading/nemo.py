@@ -187,7 +187,7 @@ def _take(given: Given, key: str, called: str, found: Found) -> None:
         asked = _ASKED.search(text)
         raise InvalidProblemError.of(
             called,
-            f"line {found.line}: it hangs on {shown(text)}, which the file does not say",
+            f"line {found.line}: depends on {shown(text)}, which the file does not define",
             allowed=f"--var {asked[1]}=…, or the value in the file" if asked else "the value in the file",
         )
     take(given, key, text, found.line, called=called)

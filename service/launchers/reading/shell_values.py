@@ -584,11 +584,11 @@ def why_unknown(name: str) -> tuple[str, str]:
     variable, doubt, line = name.partition(DOUBT)
     told, capture = f"--var {shown(variable)}=…", "run it with stand-ins: meshwright capture -- bash …"
     if doubt:
-        why = f"${shown(variable)} hangs on a condition of line {line} that only a running shell knows"
+        why = f"${shown(variable)} depends on a condition of line {line} that only a running shell knows"
         return why, f"{told}, or {capture}"
     if name.startswith(("$(", "`")) and not name.startswith("$(("):
         return f"it is what {shown(name)} prints, which is not run", capture
-    why = f"the value hangs on ${shown(name)}, which the script does not set"
+    why = f"the value depends on ${shown(name)}, which the script does not set"
     beside = f"a value in the script, or beside it ({told}), or {capture}"
     return why, beside if re.fullmatch(r"\w+", name) else capture
 

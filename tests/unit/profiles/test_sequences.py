@@ -58,7 +58,7 @@ def test_lengths_are_written_as_they_were_read(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("raw", "pointer", "words", "nearest"),
     [
-        ({}, "", "lengths, which nobody says", None),
+        ({}, "", "packing requires document lengths", None),
         ({"percentiles": {"p100": 9}, "histogram": []}, "", "both are given", None),
         ({"percentile": {"p100": 9}}, "/percentile", "unknown field", None),
         ({"percentiles": {"p100": 9}, "batching": "pack"}, "/batching", "pack is no way", "packing"),

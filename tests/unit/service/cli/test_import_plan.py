@@ -310,7 +310,7 @@ LOGS = Path(__file__).parents[2] / "profiles" / "fixtures" / "importers" / "logs
         ("torchtitan.log", {}, "the log is torchtitan's, plan 7f3a90c1d2e4 is for launcher megatron-lm"),
         (None, {"model": "llama-3.1-70b"}, "--model: is the plan's"),
         (None, {"assign": ("micro_batch_size=2",)}, "micro_batch_size is the plan's"),
-        (None, {"plan": "b00c"}, 'no plan "b00c" is kept here'),
+        (None, {"plan": "b00c"}, 'no saved plan starts with "b00c"'),
         (None, {"rank": 7}, "none of rank 7"),
         ("../topology/topo_h100_8.txt", {}, "goes with a training log"),
     ],

@@ -23,7 +23,8 @@ WHY = Why(
 )  # fmt: skip
 PLAN = replace(a_plan(), why=WHY, odds=Odds(best_probability=0.58, regret_p90=0.031))
 TIME = "Time: 67 % of the step is the model's own work at the peak; most of the rest is "
-REGRET = "is the fastest of these; 9 times in 10 it is at most 3.1 % slower than the fastest"
+OWN = "your own measured runs narrow this (meshwright calibrate)"
+REGRET = "being the fastest of these; with 90 % probability it is at most 3.1 % slower than the fastest"
 
 
 def said(*plans: object, is_calibrated: bool = False, width: int = 300) -> list[str]:
@@ -36,7 +37,7 @@ def test_there_are_three_sentences_without_a_word_of_the_waterfall() -> None:
         # 4.0 of 6.0 s
         f"{TIME}matrix products below the peak (1.20 s) and the pipeline's bubble (0.80 s).",
         "Binds: tp 4 would be 0.15 s faster but for memory (activations of stage 1, 41.0 GiB more).",
-        f"Certainty: 58 % that #1 {REGRET}; runs of yours narrow that (meshwright calibrate).",
+        f"Certainty: #1 has a 58 % chance of {REGRET}; {OWN}.",
     ]
 
 
@@ -71,8 +72,8 @@ def test_certainty_is_not_claimed_of_a_plan_without_rivals_nor_sold_where_it_is_
     assert "calibrate" not in said(is_calibrated=True)[-1]
     sure = replace(PLAN, odds=Odds(best_probability=0.9999, regret_p90=0.0))
     assert said(sure, PLAN)[-1] == (
-        "Certainty: more than 99.9 % that #1 is the fastest of these; "
-        "9 times in 10 it is less than 0.1 % slower than the fastest."
+        "Certainty: #1 has a more than 99.9 % chance of being the fastest of these; "
+        "with 90 % probability it is less than 0.1 % slower than the fastest."
     )
 
 
@@ -110,7 +111,7 @@ def test_the_losses_the_limits_and_the_certainty_are_said() -> None:
         "binds: memory: activations of stage 1, 41.0 GiB more; without that limit tp 4, dp 128: −0.15 s"
         in text
     )
-    assert "Certainty: 58 % that #1 is the fastest of its ranking" in text
+    assert "Certainty: #1 has a 58 % chance of being the fastest of its ranking" in text
     assert "at most 3.1 % slower than the fastest" in text
 
 

@@ -42,7 +42,7 @@ def test_the_fastest_stands_left_and_what_needs_most_memory_stands_high() -> Non
 
 def test_plans_that_another_beats_in_both_are_not_on_the_front() -> None:
     assert [is_efficient(plan, THREE) for plan in THREE] == [True, True, False]
-    assert "nothing here beats #1, #2 in both" in drawn(THREE)[1]
+    assert "#1, #2 are Pareto-optimal" in drawn(THREE)[1]
 
 
 def test_a_plan_that_is_not_ranked_has_no_plot_of_its_own() -> None:

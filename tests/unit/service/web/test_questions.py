@@ -107,7 +107,7 @@ def test_lengths_of_documents_are_typed_as_percentiles(browser: TestClient, data
         ({"lengths": "p50=900, p50=800, p100=8192"}, "lengths", "p50 is given more than once"),
         ({"lengths": "p90=900, p95=800, p100=8192"}, "lengths", "800 is less than p90"),
         ({"lengths": "p100=9000"}, "lengths", "longer than"),
-        ({"batching": "packing"}, "batching", "lengths, which nobody says"),
+        ({"batching": "packing"}, "batching", "packing requires document lengths"),
     ],
 )
 def test_lengths_that_cannot_be_are_told_beside_their_field(

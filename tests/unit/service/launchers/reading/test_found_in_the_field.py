@@ -113,7 +113,7 @@ def test_a_text_that_an_unknown_condition_extends_keeps_what_it_held() -> None:
     held = read(text.format("--log-interval 10"))
     assert held.configuration.zero_stage == 1  # the second flag is not lost
     with pytest.raises(
-        InvalidProblemError, match=r"--fp8-format: line 2: \$A hangs on a condition of line 2"
+        InvalidProblemError, match=r"--fp8-format: line 2: \$A depends on a condition of line 2"
     ):
         read(text.format("--fp8-format hybrid"))
     one_of_two = "A=(--a)\nif nvidia-smi | grep -q H100; then A=(--b); fi\necho"
@@ -372,7 +372,7 @@ def test_a_batch_in_a_name_that_is_not_known_is_no_default() -> None:
     run += "--gradient_checkpointing True --model_max_length 2048 --gradient_accumulation_steps 2"
     for name in ("batch_size", "batch_size_training", "bsz", "micro_bs"):
         with pytest.raises(
-            InvalidProblemError, match=rf"{name}: .*how many sequences a step takes hangs on"
+            InvalidProblemError, match=rf"{name}: .*affects how many sequences a step takes"
         ):
             read(f"{run} --{name} 4")
     assert read(f"{run} --eval_batch_size 4").workload.global_batch_size == 128  # 8 ranks × 8 × 2

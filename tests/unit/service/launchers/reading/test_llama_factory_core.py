@@ -44,7 +44,7 @@ def test_additional_configs_count_behind_the_adapters_own_arguments() -> None:
     assert any(
         "line 12: additional_configs.bias_activation_fusion does nothing" in one for one in found.notes
     )
-    with pytest.raises(InvalidProblemError, match="line 12: is not known here, and which layers"):
+    with pytest.raises(InvalidProblemError, match="line 12: unknown option that affects which layers"):
         core("additional_configs:\n  indexer_top: 3\n")
     passed = read(
         f"{CORE}additional_configs:\n  indexer_top: 3\n",

@@ -249,7 +249,7 @@ def test_every_flag_of_the_table_is_one_of_megatron_lms() -> None:
         (("--num-layers 32", "--num-layers many"), '--num-layers: line 10: "many" is no whole number'),
         (("GPUS_PER_NODE=8", "GPUS_PER_NODE=9"), "does not divide the 36 GPUs"),
         (("* 4))", "* 4 + 1))"), "is not a multiple of micro-batch × data parallel = 4"),
-        (("TP=${TP:-4}", ""), "hangs on $TP, which the script does not set"),
+        (("TP=${TP:-4}", ""), "depends on $TP, which the script does not set"),
         (("--vocab-size 128256", ""), "--vocab-size: is not given"),
         (("--seq-length 8192", "--seq-length"), "--seq-length: line 21: needs a value"),
         (("--bf16", "--bf16 --recompute-granularity full"), "--recompute-method: is needed"),

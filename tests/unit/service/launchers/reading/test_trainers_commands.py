@@ -142,12 +142,12 @@ def test_an_argument_may_be_cut_short_as_argparse_has_it() -> None:
 @pytest.mark.parametrize(
     ("words", "name", "hangs"),
     [
-        ("--train_bsz_per_gpu 4", "train_bsz_per_gpu", "how many sequences a step takes hangs on it"),
-        ("--use_deepspeed", "use_deepspeed", "how ranks share the model hangs on it"),
-        ("--kge_model_path a/b", "kge_model_path", "which model it learns from hangs on it"),
-        ("--model_parallel_size 4", "model_parallel_size", "how ranks share the model hangs on it"),
+        ("--train_bsz_per_gpu 4", "train_bsz_per_gpu", "affects how many sequences a step takes"),
+        ("--use_deepspeed", "use_deepspeed", "affects how ranks share the model"),
+        ("--kge_model_path a/b", "kge_model_path", "affects which model it learns from"),
+        ("--model_parallel_size 4", "model_parallel_size", "affects how ranks share the model"),
         ("--data_parallel_replicate_size 2", "data_parallel_replicate_size", "how ranks share"),
-        ("--lr_shards 8", "lr_shards", "how ranks share the model hangs on it"),
+        ("--lr_shards 8", "lr_shards", "affects how ranks share the model"),
     ],
 )
 def test_a_scripts_own_names_of_what_decides_are_not_passed_over(words: str, name: str, hangs: str) -> None:
@@ -235,7 +235,7 @@ ARGUMENTS = (
     [
         ("train_lora.py", "", "lora_r: train_lora.py trains adapters by its name"),
         ("train.py", "--train_mode qlora", "train_mode: line 1: of adapters, and nothing says whether"),
-        ("train.py", "--ssm_layers [0,1,2]", "which layers the model has hangs on it"),
+        ("train.py", "--ssm_layers [0,1,2]", "affects which layers the model has"),
         ("train.py", "--bits 4 --lora_r 8", "lora_target_modules: is not given, and scripts on weights of"),
         ("train.py", "--rrhf_weight 1", "training on preferences or rewards is not priced"),
         ("split_get_grads.py", "", "collects gradients and trains nothing"),
@@ -250,7 +250,7 @@ ARGUMENTS = (
         ("train.py", "--no_cuda", "no_cuda: line 1: cannot be read: it runs on no GPU"),
         ("train.py", "--max_length 512", "model_max_length: line 1: 2048, but max_length is 512"),
         ("train.py", "--optimizer galore", "optimizer: line 1: galore is not priced"),
-        ("train.py", "--trainable_parameters lm_head", "which weights are trained hangs on it"),
+        ("train.py", "--trainable_parameters lm_head", "affects which weights are trained"),
     ],
 )
 def test_what_a_program_or_an_argument_makes_another_training_is_refused(
