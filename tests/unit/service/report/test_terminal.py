@@ -333,8 +333,6 @@ def test_a_first_plan_that_verify_cannot_build_is_stated() -> None:
     sharded = a_plan(zero_stage=2, pipeline_parallel_size=1, virtual_pipeline_size=1)
     words = unbuilt_words(sharded, a_problem())
     assert words.startswith("#1 cannot be built by meshwright verify: Megatron-FSDP")
-        "#1 cannot be built by meshwright verify: Megatron-FSDP"
-    )
     assert unbuilt_words(a_plan(), a_problem()) == ""
     shown = text_of(an_answer(sharded))
     assert "#1 cannot be built by meshwright verify" in shown
