@@ -177,7 +177,12 @@ def _best(plan: Plan) -> str:
 
 def _also(plan: Plan) -> str:
     """What few plans choose, where this one does, and the packages that it needs."""
-    return " · ".join([*figures.inner_words(plan.config), *(f"needs {name}" for name in plan.needs)])
+    return " · ".join([*figures.inner_words(plan.config), *map(_needs, plan.needs)])
+
+
+def _needs(package: str) -> str:
+    """That a plan needs a package."""
+    return f"needs {package}"
 
 
 def _gap(plan: Plan) -> str:
@@ -200,7 +205,8 @@ def ranking(plans: Sequence[Plan], *, moe: bool, width: int, peak: str) -> Rende
     while _width(columns, plans) > width:
         last = max(columns, key=lambda column: column.leaves)
         if not last.leaves:
-            lines = [wrapped(_line(plan, _differing(plans)), width, hang=3) for plan in plans]
+            differing, equal = _differing(plans), equal_to_first(plans)
+            lines = [wrapped(_line(plan, differing, equal), width, hang=3) for plan in plans]
             notes = [band_words(plans), *switch_notes(plans)]
             return Group(*lines, *(wrapped(note, width, indent=2) for note in notes))
         columns.remove(last)
@@ -231,10 +237,10 @@ def _table(columns: Sequence[Column], plans: Sequence[Plan]) -> Table:
     return table
 
 
-def _line(plan: Plan, differing: Sequence[Column]) -> str:
-    """One plan in words, with what plans differ in beyond the sizes."""
+def _line(plan: Plan, differing: Sequence[Column], equal: frozenset[int]) -> str:
+    """One plan in words, with what plans differ in beyond the sizes and the packages that it needs."""
     others = [f"{column.title} {column.cell(plan)}" for column in differing]
     words = pieces(" · ".join([figures.configuration_words(plan.config), *others]), "·")
-    cells = (figures.step_time(plan.prediction), figures.peak_memory(plan.prediction))
+    cells = (_step(plan, equal), figures.peak_memory(plan.prediction), *map(_needs, plan.needs))
     number = f"{plan.rank}. " if plan.rank else ""
     return f"{number}{words}: {', '.join(map(tied, cells))}"

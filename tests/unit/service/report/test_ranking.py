@@ -85,6 +85,14 @@ def test_lines_of_a_narrow_terminal_say_them_too() -> None:
     assert "pp before dp" in text_of(a_plan(rank_order="tp-cp-pp-dp"), width=60)
 
 
+def test_lines_of_a_narrow_terminal_mark_ties_and_packages_as_the_table_does() -> None:
+    needy = replace(likely(2, 0.4), needs=("HybridEP",))
+    for width in (60, 160):
+        text = text_of(likely(1, 0.5), needy, width=width)
+        assert "% ≈" in text
+        assert "needs HybridEP" in text
+
+
 # Whatever was decided stands in the table, in its lines on a narrow terminal, and in the CSV.
 
 ON_A100 = StageGroup(group="a100-sxm-80gb", num_gpus=16, num_nodes=2.0, tensor_parallel_size=1)
