@@ -119,6 +119,21 @@ def test_runs_that_scatter_more_than_the_catalogs_are_reported_with_both_figures
     assert usual > 100 * TIME_PROCESS.noise
 
 
+def test_as_few_runs_as_the_guide_has_are_reported_where_they_scatter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "runs.csv"
+    text = GUIDE.read_text(encoding="utf-8")
+    head, *rows = text.partition('title="runs.csv"\n')[2].partition("```")[0].split()
+    factors = (1.25, 0.9, 1.3, 0.95)
+    timed = [row.rpartition(",") for row in rows[:4]]
+    apart = [f"{kept},{float(step_s) * by}" for (kept, _, step_s), by in zip(timed, factors, strict=True)]
+    for runs, reported in ((rows, False), (apart, True)):
+        path.write_text("\n".join([head, *runs]) + "\n", encoding="utf-8")
+        assert calibrate(path, as_json=False) == 0
+        assert ("these runs scatter by" in capsys.readouterr().out) is reported
+
+
 GUIDE = Path(__file__).parents[4] / "docs" / "howto" / "calibrate.md"
 
 
