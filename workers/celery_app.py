@@ -13,6 +13,7 @@ from collections.abc import Callable
 from celery import Celery
 from celery.signals import setup_logging, worker_shutting_down
 from celery.worker import state
+from kombu.transport import redis
 
 from meshwright.service.jobs.queue import publisher_conf
 
@@ -56,8 +57,23 @@ def run_celery(
     app.worker_main(["--quiet", "worker", "--pool=solo", *alone, f"--queues={queue}"])
 
 
+class _Hints(redis.QoS):
+    """Deliveries of a channel that closes without error when its connection is gone.
+
+    kombu gives unacknowledged messages back when a channel closes. If Redis went away during an
+    acknowledgement, the connection has lost its address by then (kombu 5.7 ``redis.py:_connparams``), and
+    the AttributeError would end the worker. The hint is lost, which costs nothing: workers poll.
+    """
+
+    def restore_unacked_once(self, stderr: object = None) -> None:
+        """Give messages back, if there is still a connection."""
+        if getattr(self.channel.connection, "client", None) is not None:
+            super().restore_unacked_once(stderr)
+
+
 def make_app(redis_url: str) -> Celery:
     """The consumer's app: as the publisher's, one message at a time, acknowledged when done."""
+    redis.Channel.QoS = _Hints
     app = Celery("meshwright", broker=redis_url)
     conf = publisher_conf()
     app.conf.update(conf)

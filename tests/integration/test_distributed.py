@@ -19,6 +19,7 @@ from meshwright.service.db.tables import jobs
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.queue import QUEUE_NAME, TASK_NAME, CeleryQueue
 from meshwright.service.verify.environments import FOLDER_VARIABLE, MEGATRON_LM
+from meshwright.workers.celery_app import make_app
 from tests.processes.servers import (
     HANGS_S,
     SERVE,
@@ -160,6 +161,15 @@ def test_f02_a_worker_goes_on_after_redis_died_at_its_acknowledgement(
         assert worker.poll() is None
         worker.terminate()
         assert worker.wait(HANGS_S) == 0
+
+
+def test_f02_a_channel_with_an_open_hint_closes_after_its_connection_is_gone(redis: RedisServer) -> None:
+    with make_app(redis.url).connection_for_read() as connection:
+        queue = connection.SimpleQueue("hints")
+        queue.put("job")
+        assert queue.get(timeout=HANGS_S).payload == "job"  # not acknowledged
+        connection.transport.client = None
+        connection.default_channel.close()  # type: ignore[attr-defined]
 
 
 def test_f02_a_worker_that_redis_refuses_its_acknowledgement_ends_as_failed(
