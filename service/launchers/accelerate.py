@@ -165,7 +165,7 @@ class Accelerate:
 
 
 def recomputes_in_script(target: Target) -> bool:
-    """Whether the trainer recomputes every layer: with FSDP its own wrapper does."""
+    """Return whether the trainer recomputes every layer: with FSDP its own wrapper does."""
     return target.config.recompute_granularity == "full" and target.config.zero_stage == 0
 
 

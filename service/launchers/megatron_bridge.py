@@ -111,7 +111,7 @@ def recipe(target: Target) -> str:
 
 
 def reduces_in_fp32(target: Target) -> bool:
-    """Whether gradients are kept and reduced in fp32, as the prediction has it."""
+    """Return whether gradients are kept and reduced in fp32, as the prediction has it."""
     return bridge_facts(target).gradient_dtype == "fp32"
 
 

@@ -77,12 +77,12 @@ def facts(target: Target) -> FrameworkFacts:
 
 
 def is_fsdp(target: Target) -> bool:
-    """Whether the plan runs under Megatron-FSDP (ZeRO 2 and 3)."""
+    """Return whether the plan runs under Megatron-FSDP (ZeRO 2 and 3)."""
     return target.config.zero_stage >= FIRST_FSDP_STAGE
 
 
 def reshards_states(config: Configuration) -> bool:
-    """Whether launch files save optimizer states that another tp or pp can load.
+    """Return whether launch files save optimizer states that another tp or pp can load.
 
     Since Megatron-LM 0.15 those of the distributed optimizer, with ``--dist-ckpt-optim-fully-reshardable``
     (training/checkpointing.py; its default is buffers of one layout). FSDP has a format of its own.
@@ -96,14 +96,14 @@ def uses_fp8(target: Target) -> bool:
 
 
 def gathers_fp8(target: Target) -> bool:
-    """Whether weights are held in 8 bits alone: validate_args asks for the distributed optimizer."""
+    """Return whether weights are held in 8 bits alone: validate_args asks for the distributed optimizer."""
     known = facts(target)
     in_fp8 = uses_fp8(target) and known.precision_recipe != FP4_RECIPE
     return bool(known.low_precision_weights and in_fp8 and target.config.zero_stage)
 
 
 def reuses_gradients(target: Target) -> bool:
-    """Whether 8-bit weights are gathered in the gradients' buffer.
+    """Return whether 8-bit weights are gathered in the gradients' buffer.
 
     MXFP8's cannot lie in a buffer of theirs (distributed/param_and_grad_buffer.py: Transformer Engine's
     ``replace_raw_data`` raises NotImplementedError); Megatron-FSDP has others.
@@ -113,7 +113,7 @@ def reuses_gradients(target: Target) -> bool:
 
 
 def lacks_flash(target: Target) -> bool:
-    """Whether the plan counts on attention without a score matrix on a GPU that has none."""
+    """Return whether the plan counts on attention without a score matrix on a GPU that has none."""
     return facts(target).flash and target.gpu.architecture in ARCHITECTURES_WITHOUT_FLASH
 
 
@@ -138,7 +138,7 @@ def overlaps_tensor(target: Target) -> bool:
 
 
 def overlaps_experts(target: Target) -> bool:
-    """Whether all-to-alls of experts run under the computing of another micro-batch."""
+    """Return whether all-to-alls of experts run under the computing of another micro-batch."""
     return overlapped(target, facts(target))
 
 

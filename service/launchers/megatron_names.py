@@ -128,7 +128,7 @@ FROM_CHECKPOINT = "--use-checkpoint-args"  # flags of the model count less than 
 
 
 def is_irrelevant(name: str) -> bool:
-    """Whether no prediction depends on a flag."""
+    """Return whether no prediction depends on a flag."""
     return flag_names("megatron-lm").is_free(name)
 
 

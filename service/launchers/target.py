@@ -82,7 +82,7 @@ def pads(target: Target) -> bool:
 
 
 def pads_to_longest(target: Target) -> bool:
-    """Whether micro-batches are as long as their longest document."""
+    """Return whether micro-batches are as long as their longest document."""
     lengths = target.workload.lengths
     return lengths is not None and lengths.batching == "padding_to_longest"
 

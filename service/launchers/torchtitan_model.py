@@ -37,7 +37,7 @@ def family_of(model: ModelSpec) -> Family:
 
 
 def in_8_bits(target: Target) -> bool:
-    """Whether linear layers multiply in 8 bits."""
+    """Return whether linear layers multiply in 8 bits."""
     workload = target.workload
     return (
         workload.precision == "fp8" or workload.framework_options.get("precision_recipe", "none") != "none"

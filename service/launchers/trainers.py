@@ -50,7 +50,7 @@ _RESUMES = {"auto_resume_from_checkpoints": True}  # Axolotl's: a run that is st
 
 
 def keeps_fp32(target: Target) -> bool:
-    """Whether the optimizer updates fp32 weights, as it does but where none were priced."""
+    """Return whether the optimizer updates fp32 weights, as it does but where none were priced."""
     return optimizer_named(target.workload.optimizer).fp32_copy
 
 
@@ -125,7 +125,7 @@ _CUT: Values = {
 
 
 def _cuts_logits(target: Target) -> bool:
-    """Whether the loss was priced without logits."""
+    """Return whether the loss was priced without logits."""
     options = target.workload.framework_options
     return bool(options.get("loss_fused")) and options.get("logit_bytes") == 0
 

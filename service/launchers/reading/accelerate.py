@@ -100,14 +100,14 @@ def number(given: Arguments, name: str) -> int | None:
 
 
 def recomputes(given: Arguments, known: Known) -> bool:
-    """Whether the training script recomputes every layer."""
+    """Return whether the training script recomputes every layer."""
     own = said(given, CHECKPOINTING)
     replays = known.word("recompute_granularity", "") if own is None else own
     return replays.lower() in ("true", "full", "1")
 
 
 def checkpoints(fields: Fields, name: str, *, beside: bool) -> bool:
-    """Whether FSDP recomputes every layer; refused ``beside`` the trainer's own recomputation.
+    """Return whether FSDP recomputes every layer; refused ``beside`` the trainer's own recomputation.
 
     transformers 5.23 trainer.py:879 (4.57: 5530) raises where both are true.
     """
@@ -153,7 +153,7 @@ def require_address(fields: Fields, known: Known, given: Arguments) -> None:
 
 
 def _starts_here(known: Known) -> bool:
-    """Whether a script beside the file is what runs ``accelerate launch``."""
+    """Return whether a script beside the file is what runs ``accelerate launch``."""
     return any(
         word.text == "accelerate"
         for source in known.source.scripts()
@@ -196,7 +196,7 @@ def plugin_run(fields: Fields, source: Source, told: Told, given: Arguments | No
     ``given``: the trainer's batch and its checkpointing; None: those of the scripts beside the file.
 
     Raises:
-        InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
+        InvalidProblemError: a value cannot be read, contradicts another, or is missing.
     """
     known = known_of(source, told)
     given = arguments(known) if given is None else given
@@ -334,7 +334,7 @@ class AccelerateReader:
     name = "accelerate"
 
     def recognises(self, source: Source) -> bool:
-        """Whether a YAML has accelerate's own names."""
+        """Return whether a YAML has accelerate's own names."""
         names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
         return sum(any(key.split(".")[0] == name for key in names) for name in _OWN) > 1
 
@@ -342,7 +342,7 @@ class AccelerateReader:
         """The run of ``accelerate launch`` with this file.
 
         Raises:
-            InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
+            InvalidProblemError: a value cannot be read, contradicts another, or is missing.
         """
         fields = Fields(source.name, values_of_file(source), told)
         if fields.word("distributed_type", "NO", allowed=TYPES) == "DEEPSPEED":
@@ -389,7 +389,7 @@ def mesh_run(
         precision: what the trainer computes in, where it says it; accelerate's own otherwise.
 
     Raises:
-        InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
+        InvalidProblemError: a value cannot be read, contradicts another, or is missing.
     """
     kind = fields.word("distributed_type", "NO", allowed=TYPES)
     for name in ("distributed_type", "num_processes", "mixed_precision"):

@@ -130,7 +130,7 @@ def _of_bits(fields: Fields) -> bool:
 
 
 def _is_of_lora(fields: Fields, program: str) -> bool:
-    """Whether a program's name says LoRA, and its arguments all that is to be known of it."""
+    """Return whether a program's name says LoRA, and its arguments all that is to be known of it."""
     if _FASTCHATS.search(program):
         return True
     said = [any(fields.raw(name) for name in names) for names in (("lora_rank", "lora_r"), _TARGETS)]
@@ -315,7 +315,7 @@ _IN_FLOATS = "FSDP cuts the floats that hold them, and their scales stay whole o
 
 
 def _stored_in_floats(fields: Fields) -> bool:
-    """Whether weights of 4 bits lie in tensors of floats, which FSDP can cut."""
+    """Return whether weights of 4 bits lie in tensors of floats, which FSDP can cut."""
     said = (str(fields.raw(name)).removeprefix("torch.") for name in _STORAGE)
     return any(one in ("bfloat16", "float16", "float32") for one in said)
 

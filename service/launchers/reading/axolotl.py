@@ -73,7 +73,7 @@ class AxolotlReader:
     name = "axolotl"
 
     def recognises(self, source: Source) -> bool:
-        """Whether a YAML has Axolotl's own names."""
+        """Return whether a YAML has Axolotl's own names."""
         names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
         return sum(name in names for name in (*_OWN, "micro_batch_size")) > 1
 
@@ -81,7 +81,7 @@ class AxolotlReader:
         """The run that the file configures.
 
         Raises:
-            InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
+            InvalidProblemError: a value cannot be read, contradicts another, or is missing.
         """
         over = _of_command(source, told)
         values = {_without_fsdps_own(name): found for name, found in (document_of(source) | over).items()}
@@ -249,7 +249,7 @@ def _count(fields: Fields, micro: int) -> int:
 
 
 def _recomputes(fields: Fields) -> bool:
-    """Whether layers recompute; the words beside true and false keep their inputs on the host."""
+    """Return whether layers recompute; the words beside true and false keep their inputs on the host."""
     said = str(fields.raw("gradient_checkpointing") or "false").lower()
     if said not in ("true", "false"):
         why = f"{shown(said)}: activations on the host are not priced under Axolotl"
@@ -400,7 +400,7 @@ def _strategies(fields: Fields) -> list[str]:
 
 
 def _keeps_gathered(fields: Fields) -> bool:
-    """Whether FSDP1 cuts gradients and states alone."""
+    """Return whether FSDP1 cuts gradients and states alone."""
     return _version(fields) == 1 and "shard_grad_op" in _strategies(fields)
 
 
@@ -410,7 +410,7 @@ def _version(fields: Fields) -> int:
 
 
 def _is_cut(fields: Fields) -> bool:
-    """Whether FSDP cuts the weights."""
+    """Return whether FSDP cuts the weights."""
     return bool(fields.raw("fsdp")) or fields.has_section("fsdp_config")
 
 

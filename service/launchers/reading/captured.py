@@ -12,7 +12,7 @@ VERSION = 1
 
 
 def is_capture(text: str) -> bool:
-    """Whether a text may be what ``capture`` wrote."""
+    """Return whether a text may be what ``capture`` wrote."""
     return text.lstrip()[:40].startswith("{") and f'"{FORM}"' in text[:200]
 
 

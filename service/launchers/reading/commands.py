@@ -1,4 +1,4 @@
-"""The commands of a launch script: which program starts, with which words, on how many GPUs."""
+"""The commands of a launch script: the programs it starts, their arguments, and their number of GPUs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SIZES = (
 _SPELLED = {"-N": "--nodes", "-n": "--ntasks", "-G": "--gpus", "--tasks-per-node": "--ntasks-per-node"}
 _NODES = ("--nnodes", "--num-nodes", "--num-machines", "--nodes", "-N")
 _PER_NODE = ("--nproc-per-node", "--num-gpus", "--gpus-per-node", "--gres", "--ntasks-per-node")
-_TOTAL = ("--num-processes",)  # accelerate counts all of them
+_TOTAL = ("--num-processes",)  # accelerate counts the processes of all nodes
 _COUNTS = ("--nnodes", "--nproc-per-node", "--num-processes", "--num-nodes", "--num-gpus", "--num-machines")
 _VARIABLES = (("NNODES", "NUM_NODES"), ("NPROC_PER_NODE", "GPUS_PER_NODE", "NGPU"))
 _STARTERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
@@ -44,11 +44,11 @@ _Texts = tuple[tuple[str, str], ...]  # by name
 _SUBCOMMANDS = ("megatron", "swift", "llamafactory-cli", "axolotl", "trl")
 _MODULES = ("trl.scripts.",)  # programs that python -m starts
 _PRINTERS = ("echo", "printf", "cat", "tee")
-HANDLERS = (  # which train with no file that they are given
+HANDLERS = (  # train without a file argument
     *_PRINTERS, "cp", "mv", "ln", "rm", "ls", "test", "[", "[[", "sed", "grep", "head", "tail", "wget",
     "curl", "chmod", "touch", "mkdir", "cd",
 )  # fmt: skip
-# Programs and subcommands that take a training's flags and train no sequence by them.
+# Programs and subcommands that take training flags but do not train on sequences.
 _OTHERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), does)
     for pattern, does in (
@@ -83,22 +83,22 @@ _OTHERS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One started program: the words behind its name, and those before."""
+    """A started program with the words before and after its name."""
 
     program: str
     words: Sequence[Word]
     before: Sequence[Word] = ()
-    environment: Mapping[str, tuple[str, ...]] | None = None  # None: the script's, as it ends
+    environment: Mapping[str, tuple[str, ...]] | None = None  # None: the script's at its end
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Nodes and GPUs of each; None: not said."""
+    """Number of nodes and of GPUs on each; None where not given."""
 
     num_nodes: int | None = None
     gpus_per_node: int | None = None
-    processes: int | None = None  # all of them, where that is said instead
-    lacking: FieldError | None = None  # the first of the numbers that only a running shell knows
+    processes: int | None = None  # of all nodes, if given as a total
+    lacking: FieldError | None = None  # the first number that depends on the running shell
 
     @property
     def num_gpus(self) -> int | None:
@@ -109,10 +109,10 @@ class World:
 
 
 def script_of(source: Source, told: Told) -> Script:
-    """The script's commands and variables.
+    """Return the script's commands and variables.
 
     Raises:
-        InvalidProblemError: too big, or a quote, a bracket or an expansion that does not end.
+        InvalidProblemError: the script is too long, or a quote, bracket or expansion does not end.
     """
     if len(source.text) > MAX_BYTES:
         raise refused(f"{source.name[:64]}: the file is too big", allowed=f"{MAX_BYTES} characters")
@@ -130,7 +130,7 @@ def script_of(source: Source, told: Told) -> Script:
 def _read(
     text: str, variables: _Texts, beside: _Texts, include: Include, environment: _Texts
 ) -> Script | str:
-    """A script, which nobody changes, or what is wrong with it; every reader looks at the same ones."""
+    """Parse a script, or return the message of its fault; cached, so the result must not be changed."""
     other = Source(name="", text=text, files=dict(beside), include=include).other
     try:
         return read_script(text, dict(variables), other, dict(environment))
@@ -141,7 +141,7 @@ def _read(
 
 
 def _slurm_variables(text: str, told: Told) -> dict[str, str]:
-    """What sbatch sets by the script's header, on the told nodes (sbatch(1), output environment)."""
+    """Return the variables that sbatch sets from the header and the supplied nodes (sbatch(1))."""
     batch = _header(text)
     nodes, tasks = _first(("--nodes",), batch), _first(("--ntasks-per-node",), batch)
     gpus = _first(("--gpus-per-node", "--gres"), batch)
@@ -154,17 +154,17 @@ def _slurm_variables(text: str, told: Told) -> dict[str, str]:
         "SLURM_NTASKS_PER_NODE": tasks,
         "SLURM_NTASKS": nodes * tasks if nodes and tasks else _first(("--ntasks",), batch),
         "SLURM_GPUS_ON_NODE": gpus,
-        "SLURM_GPUS_PER_NODE": batch.get("--gpus-per-node"),  # as spelled, with a type; not of --gres
+        "SLURM_GPUS_PER_NODE": batch.get("--gpus-per-node"),  # with a type if given; not set by --gres
         "SLURM_GPUS": batch.get("--gpus"),
     }
     return {name: str(value) for name, value in found.items() if value}
 
 
 def _header(text: str) -> dict[str, str]:
-    """What sbatch takes from a script: options of ``#SBATCH`` lines before the first command.
+    """Return the options of ``#SBATCH`` lines before the first command, as sbatch reads them.
 
-    Several stand in a line, quoted and commented as in a shell (Slurm, sbatch/opt.c, _opt_batch_script). A
-    script inside another begins its own header with ``#!``. ``--gres`` says GPUs of job or task by node.
+    A line holds one or more, quoted and commented as in a shell (Slurm, sbatch/opt.c, _opt_batch_script). A
+    script inside another begins its own header with ``#!``. ``--gres`` sets the GPUs per node.
 
     Raises:
         InvalidProblemError: GPUs of several kinds, or a heterogeneous job.
@@ -193,7 +193,7 @@ def _directives(text: str) -> Iterator[tuple[int, str, list[str]]]:
     for number, line in enumerate(text.splitlines(), 1):
         before = line.startswith("#!") or (before and line.lstrip()[:1] in ("", "#"))
         if before and line.startswith(_DIRECTIVE):
-            with suppress(ValueError):  # a quote stays open: sbatch refuses it
+            with suppress(ValueError):  # an open quote, which sbatch refuses
                 yield number, line, shlex.split(line.removeprefix(_DIRECTIVE), comments=True)
 
 
@@ -234,13 +234,13 @@ _GRES = re.compile(r"[^$`]+")
 
 
 def size_of_job(header: str) -> dict[str, int | None]:
-    """What ``#SBATCH`` lines say of a job's size, by option; None: no number."""
+    """Return the sizes of the job in ``#SBATCH`` lines, by option; None where it is not a number."""
     found = _header(header)
     return {name: _first((name,), found) for name in _SIZES if name in found}
 
 
 def commands_beside(source: Source, told: Told | None = None) -> Iterator[tuple[Source, tuple[Word, ...]]]:
-    """Yield the commands of all scripts beside a file; one that cannot be read has none."""
+    """Yield the commands of all scripts given with a file; scripts that cannot be read yield none."""
     for script in source.scripts():
         try:
             commands = script_of(script, told or Told()).commands
@@ -250,7 +250,7 @@ def commands_beside(source: Source, told: Told | None = None) -> Iterator[tuple[
 
 
 def commands_of(script: Script) -> list[Command]:
-    """The programs that a script starts; after them all of its words, and all that its variables hold."""
+    """Return the programs that a script starts, then all of its words and the contents of its variables."""
     found = [
         replace(command, environment=environment)
         for words, environment in zip(script.commands, script.environments, strict=True)
@@ -262,7 +262,7 @@ def commands_of(script: Script) -> list[Command]:
 
 
 def best(commands: Sequence[Command], is_known: Callable[[str], bool]) -> tuple[Command, int]:
-    """The command with the most known names among its words, and how many; programs go first."""
+    """Return the command with the most known names, and their number; programs go first."""
     counts = [sum(is_known(word.text) for word in command.words) for command in commands]
     started = [place for place, command in enumerate(commands) if command.program and counts[place]]
     places = started or range(len(commands))
@@ -278,12 +278,12 @@ def chosen(
     *,
     all_train: bool = False,
 ) -> tuple[Command, int]:
-    """The command that is read, as ``best`` finds it; of several runs that differ, the one that is told.
+    """Return the command to read: the result of ``best``, or the selected one of several different runs.
 
-    Where ``all_train``, each command is a run, however few names it has.
+    With ``all_train`` each command is a run, however few names it has.
 
     Raises:
-        InvalidProblemError: the script starts several runs, and nobody says which.
+        InvalidProblemError: the script starts several runs, and none is selected.
     """
     command, count = best(commands, is_known)
     runs = _runs(commands, is_known, 0 if all_train else count) if command.program else []
@@ -307,10 +307,10 @@ def chosen(
 
 
 def chosen_by(file: str, commands: Sequence[Command], is_known: Callable[[str], bool]) -> Command | None:
-    """The command that trains by a file; None: none is given it.
+    """Return the command that trains with a file; None if no command takes the file.
 
     Raises:
-        InvalidProblemError: as ``require_training``, or several commands that differ train by it.
+        InvalidProblemError: as ``require_training``, or several different commands train with it.
     """
     base = file.rpartition("/")[2]
     given = [command for command in commands if any(holds_file(word, base) for word in command.words)]
@@ -318,7 +318,7 @@ def chosen_by(file: str, commands: Sequence[Command], is_known: Callable[[str], 
         return None
     given.sort(key=lambda command: len(command.before) < 2)  # noqa: PLR2004 - Python's own go last
 
-    def is_said(text: str) -> bool:  # LLaMA-Factory takes name=value, too
+    def is_said(text: str) -> bool:  # LLaMA-Factory accepts name=value, too
         return is_known(text) or text.endswith(base) or ("=" in text and is_known(f"--{text}"))
 
     runs = _runs(given, is_said, 0) or given[:1]
@@ -331,20 +331,20 @@ def chosen_by(file: str, commands: Sequence[Command], is_known: Callable[[str], 
 
 
 def _runs(commands: Sequence[Command], is_known: Callable[[str], bool], most: int) -> list[Command]:
-    """Started trainings with half of the most known names and more, which differ in these or in ranks."""
+    """Return the training commands with at least half of the most known names, if these or ranks differ."""
     found: dict[tuple[tuple[str, str], ...], dict[tuple[tuple[str, str], ...], Command]] = {}
     for command in commands:
         known = sum(is_known(word.text) for word in command.words)
         if command.program and 2 * known >= max(most, 2) and not other_use(command):
             same = found.setdefault(tuple(_said(command, is_known).items()), {})
             ranks = tuple(_ranks(command).items())
-            if ranks or not same:  # what says no ranks is the same run prepared, or its fallback
+            if ranks or not same:  # without ranks it only prepares the run, or is its fallback
                 same.setdefault(ranks, command)
     return [one for same in found.values() for ranks, one in same.items() if ranks or len(same) == 1]
 
 
 def _ranks(command: Command) -> dict[str, str]:
-    """How many processes a command says that it starts, by the names of its launcher."""
+    """Return the numbers of processes that a command states, by the launcher's names."""
     texts = [word.text for word in command.before]
     pairs = options_of(texts)
     said = {one.replace("_", "-"): value for one, value in pairs if one.replace("_", "-") in _COUNTS}
@@ -353,12 +353,12 @@ def _ranks(command: Command) -> dict[str, str]:
 
 
 def options_of(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Every ``NAME=VALUE``, and every word with the one behind it, which may be its value."""
+    """Return every ``NAME=VALUE``, and every word with the next one, which may be its value."""
     return [*(text.partition("=")[::2] for text in texts if "=" in text), *pairwise(texts)]
 
 
 def _said(command: Command, is_known: Callable[[str], bool]) -> dict[str, str]:
-    """The known names among a command's words with their values; the last of equal ones."""
+    """Return the known names among a command's words with their values; the last of equal names counts."""
     found: dict[str, str] = {}
     name = ""
     for word in command.words:
@@ -374,13 +374,13 @@ def _said(command: Command, is_known: Callable[[str], bool]) -> dict[str, str]:
 
 
 def require_training(command: Command, name: str) -> None:
-    """Refuse a program that takes the flags of a training and does something else with them.
+    """Refuse a program that takes the flags of a training but does not train.
 
     Raises:
-        InvalidProblemError: it generates, evaluates, converts, or trains on other than sequences; or is
-            given a blank, which no parser takes; or an expanded assignment stands before it.
+        InvalidProblemError: it generates, evaluates, converts, or does not train on sequences; or is
+            given a blank word, which no parser accepts; or follows an expanded assignment.
     """
-    blank = command.words[-1] if command.words else None  # before it one may be quoted, as a separator
+    blank = command.words[-1] if command.words else None  # earlier ones may be quoted separators
     if blank is not None and blank.text.isspace():
         raise refused(
             f"line {blank.line} of {name[:64]}: the backslash stands before a blank, not before the line's "
@@ -404,10 +404,10 @@ def require_training(command: Command, name: str) -> None:
         )
 
 
-_ASSIGNED = re.compile(r"[A-Za-z_]\w*=")  # one that the shell takes as such is gone before
+_ASSIGNED = re.compile(r"[A-Za-z_]\w*=")  # the shell has already removed real ones
 
 
-# What starts processes, with the table of its options (profiles.flags).
+# Programs that start processes, with the table of their options (profiles.flags).
 _WITH_OPTIONS = {
     "torchrun": "torchrun", "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
     "deepspeed": "deepspeed-launcher",
@@ -415,7 +415,7 @@ _WITH_OPTIONS = {
 
 
 def require_options(script: Script, name: str) -> None:
-    """Refuse options of torchrun and deepspeed that they do not have, and stop at.
+    """Refuse options that torchrun and deepspeed do not have and stop at.
 
     Raises:
         InvalidProblemError: such an option, with its line and the nearest one.
@@ -430,7 +430,7 @@ def require_options(script: Script, name: str) -> None:
             said = word.text.partition("=")[0].removeprefix("--").replace("-", "_")
             if not word.text.startswith("--") or word.unknown or said in ("", *options):
                 continue
-            whole = [one for one in options if one.startswith(said)]  # which argparse takes it for
+            whole = [one for one in options if one.startswith(said)]  # argparse accepts prefixes
             near = whole[0] if len(whole) == 1 else meant(said, options)
             raise refused(
                 f"line {word.line} of {shown(name)}: {shown(word.text)} is not an option of {texts[at]}",
@@ -439,12 +439,12 @@ def require_options(script: Script, name: str) -> None:
 
 
 def holds_file(word: Word, base: str) -> bool:
-    """Whether a word is a file, or gives it to an option."""
+    """Return whether a word is a file, or passes it to an option."""
     return word.text.rpartition("=")[2].rpartition("/")[2] == base
 
 
 def started_program(words: Sequence[Word]) -> Command | None:
-    """The program that a command starts, also as a module: ``python -m scripts.generate``."""
+    """Return the program that a command starts, also as a module: ``python -m scripts.generate``."""
     at = next((at for at, word in enumerate(words[:-1]) if word.text == "-m"), None)
     if at is None or words[at + 1].text.startswith(_STARTERS):
         return program_of(words)
@@ -453,7 +453,7 @@ def started_program(words: Sequence[Word]) -> Command | None:
 
 
 def other_use(command: Command) -> str:
-    """What a program does that is no training on sequences; empty for all others."""
+    """Return the use of a program that does not train on sequences; empty for all others."""
     base = command.program.rsplit("/", 1)[-1]
     if base == "main.py" and any(word.text == "--task" for word in command.words):
         return "evaluates a model on a task"  # Megatron-LM, tasks/main.py
@@ -463,19 +463,19 @@ def other_use(command: Command) -> str:
     return next((does for pattern, does in _OTHERS if pattern.fullmatch(name)), "")
 
 
-# Arguments whose JSON holds data or a tokenizer, which no reading needs.
+# Arguments with data or a tokenizer as JSON, which is not needed for reading.
 _DATA = re.compile(r"_*(\w*(data|vocab|tokenizer|merge)\w*|(train|validation|eval|test)_(file|path)s?)")
 
 
 def files_named(
     script: Script, *, programs: bool = True, data: bool = True, trained: bool = False
 ) -> Iterator[Word]:
-    """Base names of files, and of modules, that the script's commands name, also in ``bash -c '…'``.
+    """Yield base names of files and modules that the script's commands name, also in ``bash -c '…'``.
 
     Args:
         script: the script.
-        programs: name those of Python too, which seldom say what runs.
-        data: name what is trained on, too.
+        programs: include Python files, which seldom set the run.
+        data: include the training data.
         trained: leave out commands that start no program, or one that does not train.
     """
     for words, environment in zip(script.commands, script.environments, strict=True):
@@ -498,12 +498,12 @@ def files_named(
 
 
 def unknown_file(path: str) -> str | None:
-    """Return what a file's own name depends on that is not known; its folder does not matter."""
+    """Return the unknown part of a file's base name; unknown folders do not matter."""
     return None if UNKNOWN not in path.rpartition("/")[2] else unknown_in(path)
 
 
 def require_beside(source: Source, script: Source, word: Word) -> None:
-    """Refuse a file that a command names and that is not there, or that only a running shell knows."""
+    """Refuse a named file that is missing, or with a name that only a running shell knows."""
     if (unknown := unknown_file(word.text)) is not None:
         raise InvalidProblemError([unknown_fault("the file of arguments", unknown, word.line)])
     if source.other(word.text) is None:
@@ -512,14 +512,14 @@ def require_beside(source: Source, script: Source, word: Word) -> None:
 
 
 def world_of(text: str, script: Script, command: Command | None = None) -> World:
-    """Return how many processes start, by the launcher's words, Slurm's header, or the usual variables."""
+    """Return how many processes start by the launcher's options, Slurm's header, or the usual variables."""
     lists = [command.before] if command else script.commands
     lacking = _lacking(script, command, lists)
     return replace(_world_of(text, script, command, lists), lacking=lacking)
 
 
 def _lacking(script: Script, command: Command | None, lists: Sequence[Sequence[Word]]) -> FieldError | None:
-    """Return the fault of the first number of nodes or processes that is not known; None: there is none."""
+    """Return the fault of the first number of nodes or processes that is unknown; None if all are known."""
     for words in lists:
         for word, following in pairwise([*words, Word("", 0)]):
             name, equals, value = word.text.partition("=")
@@ -552,9 +552,9 @@ def _world_of(text: str, script: Script, command: Command | None, lists: Sequenc
             said.setdefault(name, value if equals else words[at + 1].text if at + 1 < len(words) else "")
     batch = _header(text)
     started = any(word.text.rsplit("/", 1)[-1] in _STARTERS for words in lists for word in words)
-    elsewhere = any(word.unknown for words in lists for word in words)  # what it holds may say nodes
+    elsewhere = any(word.unknown for words in lists for word in words)  # it may set the nodes
     alone = command is not None and started and "--nnodes" not in said and not elsewhere
-    nodes = None if alone else _first(_NODES, said, batch)  # torchrun's own default counts, not the job's
+    nodes = None if alone else _first(_NODES, said, batch)  # torchrun's own default, not the job's nodes
     tasks = _first(("--ntasks-per-node",), said, batch) if command and _is_task(command) else None
     per_node = tasks or _first(_PER_NODE, said, batch)
     usual = [_variable(environment_of(script, command), names) for names in _VARIABLES]
@@ -562,7 +562,7 @@ def _world_of(text: str, script: Script, command: Command | None, lists: Sequenc
     if nodes is None and usual[0] is None and here:
         nodes = 1
     parallel = any(word.text in PARALLEL for words in lists for word in words)
-    if any(word.text.endswith(_TITANS) for words in lists for word in words):  # one node, of 8 GPUs
+    if any(word.text.endswith(_TITANS) for words in lists for word in words):  # one node of 8 GPUs
         usual = [usual[0] or 1, usual[1] or 8]
     if started and usual[0] is None and "--nnodes" not in said and (alone or not batch):
         nodes = nodes or 1  # torchrun's own default
@@ -576,13 +576,13 @@ def _world_of(text: str, script: Script, command: Command | None, lists: Sequenc
 
 
 def _is_alone(text: str, command: Command) -> bool:
-    """Whether ``python pretrain_gpt.py`` starts alone: nothing in the script speaks of other ranks."""
+    """Return whether ``python pretrain_gpt.py`` starts alone, with no sign of other ranks in the script."""
     python = bool(command.before) and is_python(command.before[0])
     return python and "-m" not in [word.text for word in command.before] and not _OF_RANKS.search(text)
 
 
 def _is_task(command: Command) -> bool:
-    """Whether ``srun python train.py`` is what each of Slurm's tasks runs, however many GPUs it sees."""
+    """Return whether each Slurm task runs ``srun python train.py``, however many GPUs it sees."""
     python = bool(command.before) and is_python(command.before[-1])
     texts = [word.text.rsplit("/", 1)[-1] for word in command.before]
     return python and "srun" in texts and not any(word.unknown for word in command.before)
@@ -592,39 +592,39 @@ _OF_RANKS = re.compile(r"#SBATCH|#PBS|#BSUB|\$\{?\w*(?:SLURM|PMI_|MPI|RANK|WORLD
 
 
 def _starts_here(words: Sequence[Word]) -> bool:
-    """Whether ``deepspeed --num_gpus 8`` starts on this machine alone: nothing names other hosts."""
+    """Return whether ``deepspeed --num_gpus 8`` starts on this machine alone, with no other hosts named."""
     texts = [word.text.partition("=")[0].replace("_", "-") for word in words]
     deepspeed = any(text.rpartition("/")[2] == "deepspeed" for text in texts)
     return deepspeed and not {"--hostfile", "-H", "--include", "-i", "--exclude", "-e"} & set(texts)
 
 
 def takes_every_gpu(words: Sequence[Word]) -> bool:
-    """Whether torchrun starts a process for every GPU that it sees: ``--nproc-per-node gpu``, or auto."""
+    """Return whether torchrun starts one process per visible GPU: ``--nproc-per-node gpu`` or ``auto``."""
     texts = [word.text for word in words]
     counts = [said for name, said in options_of(texts) if name.replace("_", "-") == "--nproc-per-node"]
     return bool({"gpu", "auto"} & set(counts))
 
 
 def _tasks(said: Mapping[str, str], parallel: bool) -> int | None:
-    """All processes of ``mpirun -np 64`` and ``srun -n 64``."""
+    """Return the total number of processes of ``mpirun -np 64`` and ``srun -n 64``."""
     return _first(("-np", "--np", "-n", "--ntasks"), said) if parallel else None
 
 
 def started_gpus(world: World, told: Told, note: Callable[[str], None]) -> int | None:
-    """All GPUs: those that are told count before those that the script starts, which is noted."""
+    """Return the number of GPUs; a supplied number overrides the script's, with a note."""
     if told.num_gpus and world.num_gpus and told.num_gpus != world.num_gpus:
         note(other_gpus_told(world.num_gpus, told.num_gpus))
     return told.num_gpus or world.num_gpus
 
 
 def other_gpus_told(started: int, told: int) -> str:
-    """The note on GPUs that are told beside a script which starts another number of processes."""
+    """Return the note on a supplied number of GPUs that differs from the script's processes."""
     own = "one process" if started == 1 else f"{started} processes"
     return f"the script starts {own}; {told} GPUs are told and counted, with a process each"
 
 
 def program_of(words: Sequence[Word]) -> Command | None:
-    """The program that a command starts: a ``.py`` file, or a subcommand of a known tool."""
+    """Return the program that a command starts: a ``.py`` file, or a subcommand of a known tool."""
     if (words and words[0].text in _PRINTERS) or _installs(words):
         return None
     words = _started_last(words)
@@ -642,7 +642,7 @@ def program_of(words: Sequence[Word]) -> Command | None:
 
 
 def _installs(words: Sequence[Word]) -> bool:
-    """Whether a command installs packages, whose names are no programs: ``pip install trl``."""
+    """Return whether a command installs packages, with names that are not programs: ``pip install trl``."""
     first = [word.text.rsplit("/", 1)[-1] for word in words[:4]]
     return "install" in first and any(name in _INSTALLERS for name in first)
 
@@ -651,7 +651,7 @@ _INSTALLERS = ("pip", "pip3", "uv", "conda", "mamba", "apt", "apt-get", "poetry"
 
 
 def _module(words: Sequence[Word]) -> int | None:
-    """Where the module stands that a launcher starts: ``torchrun -m a.b``, ``deepspeed --module a.b``."""
+    """Return the index of a launcher's module: ``torchrun -m a.b``, ``deepspeed --module a.b``."""
     for at, word in enumerate(words[:-1]):
         named = word.text in ("-m", "--module") and not words[at + 1].text.startswith(_LAUNCHERS)
         if named and any(one.text.rsplit("/", 1)[-1].startswith(_SUBMITTED) for one in words[:at]):
@@ -659,13 +659,13 @@ def _module(words: Sequence[Word]) -> int | None:
     return None
 
 
-_LAUNCHERS = ("torch.distributed", "accelerate", "deepspeed")  # modules that start others
+_LAUNCHERS = ("torch.distributed", "accelerate", "deepspeed")  # modules that start other programs
 
 
 def _started_last(words: Sequence[Word]) -> Sequence[Word]:
-    """The command behind ``--`` of one that submits it: ``python submit.py … -- accelerate launch …``.
+    """Return the command after ``--`` of a submitter: ``python submit.py … -- accelerate launch …``.
 
-    Where that says nodes, the command's own processes are of one of them: nobody knows how many start.
+    If the submitter sets nodes, the command's processes are those of one node, and the total is unknown.
     """
     ends = [at for at, word in enumerate(words[:-1]) if word.text == "--"]
     behind = [at + 1 for at in ends if words[at + 1].text.rsplit("/", 1)[-1] in _SUBMITTED]
@@ -683,7 +683,7 @@ _SUBMITTED = (*_STARTERS, "accelerate", "deepspeed", "python", "python3")
 
 
 def _first_unknown(words: Sequence[Word]) -> int | None:
-    """Where a variable that nobody sets stands alone: the script that the user names."""
+    """Return the index of a word that is only an undefined variable: the user's own script."""
     for at in range(1, len(words)):
         if words[at].unknown and words[at].text[:1] != "-" and words[at - 1].text[:1] != "-":
             return at
@@ -691,24 +691,24 @@ def _first_unknown(words: Sequence[Word]) -> int | None:
 
 
 def _pieces(word: Word) -> list[Word]:
-    """A variable's text as words."""
+    """Return a variable's text as words."""
     return [Word(piece, word.line) for piece in split_words(word.text)]
 
 
 def environment_of(script: Script, command: Command | None) -> Mapping[str, tuple[str, ...]]:
-    """The variables that a command starts with; of no command those of the script, as it ends."""
+    """Return the environment of a command, or without a command the script's at its end."""
     said = None if command is None else command.environment
     return script.environment if said is None else said
 
 
 def _variable(environment: Mapping[str, tuple[str, ...]], names: Sequence[str]) -> int | None:
-    """The first of the usual variables that is a number."""
+    """Return the first of the usual variables that is a number."""
     numbers = (_number("".join(environment.get(name, ()))) for name in names)
     return next((number for number in numbers if number), None)
 
 
 def _first(names: Sequence[str], *places: Mapping[str, str]) -> int | None:
-    """The first whole number that one of the names has."""
+    """Return the first whole number among the values of the names."""
     for name in names:
         for place in places:
             text = place.get(name, "")
@@ -718,7 +718,7 @@ def _first(names: Sequence[str], *places: Mapping[str, str]) -> int | None:
 
 
 def _counted(name: str, text: str) -> int | None:
-    """What an option counts: of ``--gres gpu:4,nvme:1`` the GPUs, of ``2:2`` the first."""
+    """Return the count in an option: the GPUs of ``--gres gpu:4,nvme:1``, the first number of ``2:2``."""
     if name == "--gres":
         found = _GPUS.search(text)
         return None if found is None else _number(found[1] or "1")
@@ -730,5 +730,5 @@ def _counted(name: str, text: str) -> int | None:
 
 
 def _number(text: str) -> int | None:
-    """A count of up to seven digits."""
+    """Return a count of up to seven digits."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 8 else None  # noqa: PLR2004

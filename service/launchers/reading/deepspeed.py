@@ -67,7 +67,7 @@ class DeepSpeedReader:
     name = "deepspeed"
 
     def recognises(self, source: Source) -> bool:
-        """Whether a JSON has DeepSpeed's own keys."""
+        """Return whether a JSON has DeepSpeed's own keys."""
         names = looks_like_document(source) if source.suffix == ".json" else {}
         return any(name in names for name in _OWN) and _TRAINERS not in names
 
@@ -75,7 +75,7 @@ class DeepSpeedReader:
         """The run of a script that passes this file to ``deepspeed.initialize``.
 
         Raises:
-            InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
+            InvalidProblemError: a value cannot be read, contradicts another, or is missing.
         """
         fields, known = Fields(source.name, document_of(source), told), known_of(source, told)
         for name, why in _PRICED_OTHERWISE.items():

@@ -113,7 +113,7 @@ def _placed(fault: FieldError, lines: Mapping[str, int]) -> str:
 
 
 def is_deep(text: str) -> bool:
-    """Whether brackets nest absurdly; those in strings count too, which only matters to nonsense."""
+    """Return whether brackets nest absurdly; those in strings count too, which only matters to nonsense."""
     depth = 0
     for bracket in _BRACKET.findall(text):
         depth += 1 if bracket in "([{" else -1

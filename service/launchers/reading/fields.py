@@ -1,4 +1,4 @@
-"""The values of one file, taken one by one: kinds and ranges are checked, what nobody takes is listed."""
+"""The values of one file, checked one by one for kind and range; unread names are listed."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from meshwright.service.launchers.reading.shell_values import unknown_fault, unk
 from meshwright.service.launchers.rules import near_divisors
 
 # --------------------------------------------------------------------------------------------------
-# Names that were meant: a slip of the finger is refused, because a launcher drops it or stops on it.
+# Intended names: a typo is refused, because a launcher ignores it or stops at it.
 
 
-_SHORT = 6  # letters; below it any other name may be meant
-_SHORT_WORD = 4  # below it letters are swapped only: ep_size is no slip of sp_size
-_LONG_WORD = 8  # from here on two slips are forgiven
-_CUTOFF = 0.8  # of difflib's ratio: two slips in ten letters
+_SHORT = 6  # letters; a shorter name may be meant as anything
+_SHORT_WORD = 4  # shorter words only match swapped letters: ep_size is not a typo of sp_size
+_LONG_WORD = 8  # longer words may have two typos
+_CUTOFF = 0.8  # of difflib's ratio: two typos in ten letters
 _BETWEEN = re.compile(r"[._-]")
 
 
 def meant(name: str, known: Iterable[str]) -> str | None:
-    """The known name that ``name`` is a slip away from; None: none is.
+    """Return the known name that ``name`` is a typo of; None without one.
 
-    Every word of it may be wrong in a letter, lack one, have one too many, or two of them swapped; short
+    Each word may have one letter wrong, missing, added or swapped with its neighbour; short
     words and digits must be right: ``fp4_recipe`` is not meant to be ``fp8_recipe``.
     """
     if len(name) < _SHORT:
@@ -40,12 +40,12 @@ def meant(name: str, known: Iterable[str]) -> str | None:
 
 
 def _is_slip(name: str, other: str) -> bool:
-    """Whether each word of one name is a slip away from that of the other."""
+    """Return whether each word of one name is a typo of that of the other."""
     if _digits(name) != _digits(other):
         return False
     words = list(zip_longest(_BETWEEN.split(name), _BETWEEN.split(other), fillvalue=""))
     if any("" in pair for pair in words):
-        return _slips(name, other) == 1  # of what stands between words
+        return _slips(name, other) == 1  # separators between words
     return all(one == right or _is_slip_of_word(one, right) for one, right in words)
 
 
@@ -60,7 +60,7 @@ def _digits(name: str) -> str:
 
 
 def _slips(one: str, other: str) -> int:
-    """Edits of one letter, or swaps of neighbours, between two names (optimal string alignment)."""
+    """Return the edits or swaps of neighbouring letters between two names (optimal string alignment)."""
     before: list[int] = []
     last = list(range(len(other) + 1))
     for row, letter in enumerate(one, start=1):
@@ -75,7 +75,7 @@ def _slips(one: str, other: str) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# Names that decide a run, whoever's they are: where a reader does not know one, it does not guess.
+# Names that affect a run in any launcher: a reader does not guess about an unknown one.
 
 
 _SHARES = r"(?:tensor|pipe|pipeline|context|expert|sequence|data|model|ulysses|ring_attention|hybrid)"
@@ -83,7 +83,7 @@ _DECIDING: dict[str, tuple[str, ...]] = {
     "how ranks share the model": (
         rf"\w*{_SHARES}(?:_model)?_parallel(?:ism)?(?:_size|_degree)?", "tp_2d", "ulysses_degree_in_cp",
         r"(?:tp|pp|cp|sp|ep)(?:_size|_degree)?", r"\w*gtp_weight_remat_size", r"\w+_num_weight_shards",
-        "use_(?:deepspeed|fsdp2?|zero|megatron|colossalai)", "zero_stage",  # switches of a script's own
+        "use_(?:deepspeed|fsdp2?|zero|megatron|colossalai)", "zero_stage",  # switches of scripts
     ),
     "how many sequences a step takes": (
         (r"(?:(?:per_device|per_gpu|device|local|global|total|micro|train|training|effective)_)*"
@@ -99,7 +99,7 @@ _DECIDING: dict[str, tuple[str, ...]] = {
         r"first_k_dense\w*", r"enable_shared_experts?",
         "moe_(?:enable|intermediate_size|latent_size|extended_tp|tp_extend_ep)",
     ),
-    "which layers the model has": (  # of MindSpeed-LLM, and Megatron-LM's of which there is no price
+    "which layers the model has": (  # of MindSpeed-LLM, and unpriced ones of Megatron-LM
         "noop_layers", "num_layer_list", "n_hash_layers", r"post_(?:layer_)?norm", r"\w*embeds?_norm",
         r"no_(?:final|attn|mlp)_layernorm", r"(?:\w+_)?logit_softcapping", "full_attention_interval",
         r"linear_(?:attention|conv|key|value|num)_\w+", r"(?:interleave_)?sliding_window\w*",
@@ -113,7 +113,7 @@ _DECIDING: dict[str, tuple[str, ...]] = {
         r"(?:mlp_)?layer_types?(?:_list)?", "num_kv_shared_layers", r"\w+_per_layer_input",
         "enable_hyper_connections", "csa_compress_ratios", "exclusive_self_attention",
         "head_wise_attn_gate",
-        "ar_validate_steps",  # ModelOpt's heads that guess tokens ahead
+        "ar_validate_steps",  # ModelOpt's heads that predict further tokens
     ),
     "which weights are trained": (
         r"spectrum\w*", r"(?:un)?freez(?:e|ing)\w*", r"(?:un)?frozen\w*", r"lisa_\w+",
@@ -142,13 +142,13 @@ _DECIDING: dict[str, tuple[str, ...]] = {
     ),
     "whether it trains at all": ("inference_dynamic_batching", "num_tokens_to_(?:generate|prompt)"),
 }  # fmt: skip
-_OF_ONE = ("how ranks share the model", "how many micro-batches a step takes")  # where 1 changes nothing
+_OF_ONE = ("how ranks share the model", "how many micro-batches a step takes")  # not affected by 1
 _NOTHING = ("false", "no", "off", "0", "0.0", "none", "null", "[]", "")
 _ONE_RANK = ("1", "-1")
 _UNTEXTUAL = re.compile(r"vit|vision|visual|multi_?modal|projector|aligner|audio|image")
 
 
-# Words of names that no launcher here has: an argument of a script's own that has one may decide its run.
+# Words in names of scripts' own arguments that may affect the run.
 _LIKELY = re.compile(
     r"(?:^|_)(?:(?:model|data|tensor|pipeline|context|expert|sequence)?parallel\w*|degrees?|shards?|"
     r"sharded|sharding|replicas?|replicate\w*|experts?|(?:[tpcdesm]p|group|node|rank|stage|mesh|gpus?)_size|"
@@ -161,12 +161,12 @@ _UNLIKELY = re.compile(
 
 
 def decides(name: str, text: str, *, known: bool = True) -> str | None:
-    """Return what of a run depends on a name that no reader takes, by its last part; None: nothing.
+    """Return the part of a run that depends on an unread name, judged by its last part; None for nothing.
 
     Args:
-        name: of the argument.
-        text: its value; one that is off, a single rank or micro-batch, decides nothing.
-        known: whether the launcher has such an argument; a script's own may be anything.
+        name: name of the argument.
+        text: its value; off, a single rank or a single micro-batch affects nothing.
+        known: whether the launcher has such an argument; a script's own may mean anything.
     """
     what = None if is_off(text) else decided_by(name)
     if what is None and not known and not is_off(text):
@@ -179,12 +179,12 @@ def decides(name: str, text: str, *, known: bool = True) -> str | None:
 
 
 def is_off(text: str) -> bool:
-    """Whether a value turns its name off."""
+    """Return whether a value turns its name off."""
     return text.strip().lower() in _NOTHING
 
 
 def decided_by(name: str) -> str | None:
-    """The same whatever its value."""
+    """Return the part of a run that depends on a name, whatever its value."""
     plain = name.rpartition(".")[2].lstrip("-").replace("-", "_").lower()
     if _UNTEXTUAL.search(plain):
         return None
@@ -195,27 +195,27 @@ def decided_by(name: str) -> str | None:
 
 
 def undecided(what: str) -> str:
-    """What is wrong with a name that ``decides``."""
+    """Return the message for a name that ``decides``."""
     return f"unknown option that affects {what}"
 
 
 def passing(name: str) -> str:
-    """How to pass by a name that is not known."""
+    """Return the hint on ignoring an unknown name."""
     return f"--ignore {name}, where it does nothing"
 
 
 # --------------------------------------------------------------------------------------------------
-# How launchers divide what a file leaves to them.
+# Divisions that a file leaves to its launcher.
 
 
 def first_larger(num_layers: int, chunks: int, *, field: str) -> tuple[int, ...]:
-    """As even as can be, the first chunks one layer more: DeepSpeed's and torchtitan's own split.
+    """Return an even split with one layer more in the first chunks, as DeepSpeed and torchtitan do.
 
     DeepSpeed 0.19.8, runtime/utils.py:627 ``partition_balanced`` of the transformer layers, and
     torchtitan 0.3.0 (``torchtitan_stages._own``, which counts embedding and head as layers).
 
     Raises:
-        InvalidProblemError: more chunks than layers; ``field`` is what asks for them.
+        InvalidProblemError: more chunks than layers; ``field`` sets the chunks.
     """
     if not 1 <= chunks <= num_layers:
         message = f"{chunks} stages for {num_layers} layers"
@@ -226,10 +226,10 @@ def first_larger(num_layers: int, chunks: int, *, field: str) -> tuple[int, ...]
 
 
 def divided(total: int, by: int, *, field: str, what: str) -> int:
-    """``total / by``, which must be whole.
+    """Return ``total / by``, which must be whole.
 
     Raises:
-        InvalidProblemError: it is not; ``what`` says in words what is divided by what.
+        InvalidProblemError: it is not whole; ``what`` describes the division in words.
     """
     if by < 1 or total % by:
         raise InvalidProblemError.of(
@@ -247,7 +247,7 @@ def divided(total: int, by: int, *, field: str, what: str) -> int:
 
 MAX_INTEGER = 2**31 - 1
 _FAULTS = 20
-_LONG = 6  # letters of a name that no other known one is a slip away from
+_LONG = 6  # letters of a name that is not a typo of another known one
 _SLIPS_TRIED = 400
 _OF_PLACES = ("_name", "_dir", "_path", "_id", "_project")
 _LEFT_OPEN = ("auto", "none", "null", "")
@@ -261,7 +261,7 @@ _TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 
 
 class Fields:
-    """Values of a launch file by dotted name, and what is wrong with them."""
+    """The values of a launch file by dotted name, and the faults found in them."""
 
     def __init__(self, file: str, values: Values, told: Told | None = None) -> None:
         self.file = file
@@ -274,34 +274,34 @@ class Fields:
         self._taken: set[str] = set()
 
     def has(self, name: str) -> bool:
-        """Whether the file gives a value; ``null`` is none."""
+        """Return whether the file gives a value; ``null`` does not count."""
         self._taken.add(name)
         return self._found(name) is not None
 
     def is_null(self, name: str) -> bool:
-        """Whether the file says ``null``, which turns off what has a default."""
+        """Return whether the file sets ``null``, which turns off a default."""
         return name in self._values and self._values[name].value is None
 
     def has_section(self, name: str) -> bool:
-        """Whether the file gives a value in a section."""
+        """Return whether the file gives a value in a section."""
         return any(one.startswith(f"{name}.") and self._found(one) is not None for one in self._values)
 
     def section(self, name: str) -> dict[str, object]:
-        """The values of a section, by their names in it."""
+        """Return the values of a section, by their names in it."""
         return {one: self.raw(f"{name}.{one}") for one in self.names_in(name)}
 
     def names_in(self, section: str) -> list[str]:
-        """The names in a section, without it; none of them is taken as read."""
+        """Return the names in a section, without its prefix; they stay unread."""
         start = f"{section}."
         return [one.removeprefix(start) for one in self._values if one.startswith(start)]
 
     def peek(self, name: str) -> object:
-        """The value as the file has it, which stays unread; None where it is not given."""
+        """Return the file's value, which stays unread; None if it is not given."""
         found = self._found(name)
         return None if found is None else found.value
 
     def sections(self) -> list[str]:
-        """The first parts of all names, each once."""
+        """Return the first parts of all names, each once."""
         return list(dict.fromkeys(name.partition(".")[0] for name in self._values))
 
     def take(self, *names: str) -> None:
@@ -309,14 +309,14 @@ class Fields:
         self._taken.update(names)
 
     def raw(self, name: str, *, instead: str = "") -> object:
-        """Return the value as the file has it; None where it is not given.
+        """Return the file's value; None if it is not given.
 
         Args:
-            name: of the value.
-            instead: what the user may give in place of a value that is not known.
+            name: name of the value.
+            instead: option or value that replaces an unknown one.
 
         Raises:
-            InvalidProblemError: the value depends on what only a running shell knows.
+            InvalidProblemError: the value is known only to a running shell.
         """
         self._taken.add(name)
         found = self._found(name)
@@ -330,21 +330,21 @@ class Fields:
         return found.value
 
     def named(self, pattern: re.Pattern[str]) -> str | None:
-        """The first name that matches as a whole and whose value is not off; None: there is none."""
+        """Return the first fully matching name with a value that is not off; None without one."""
         on = (name for name, found in self._values.items() if str(found.value).lower() not in _NOTHING)
         return next((name for name in on if pattern.fullmatch(name)), None)
 
     def valued(self, is_meant: Callable[[str], bool]) -> str | None:
-        """The first name whose value, as text, is meant; None: there is none."""
+        """Return the first name with a text value that ``is_meant`` accepts; None without one."""
         return next((name for name, found in self._values.items() if is_meant(str(found.value))), None)
 
     def integer(self, name: str, default: int, *, low: int = 1) -> int:
-        """A whole number."""
+        """Return a whole number."""
         found = self.optional(name, low=low)
         return default if found is None else found
 
     def optional(self, name: str, *, low: int = 1) -> int | None:
-        """The same; None where it is not given or is no whole number in range."""
+        """Return a whole number; None if it is not given or not a whole number in range."""
         value = self.raw(name)
         if value is None:
             return None
@@ -364,7 +364,7 @@ class Fields:
         return number
 
     def number(self, name: str, default: float) -> float:
-        """A finite number."""
+        """Return a finite number."""
         value = self.raw(name)
         if value is None:
             return default
@@ -374,7 +374,7 @@ class Fields:
         return float(value)
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """True or false; launchers take the words too."""
+        """Return true or false; launchers accept the words, too."""
         value = self.raw(name)
         if value is None:
             return default
@@ -385,13 +385,13 @@ class Fields:
         return word in _TRUE
 
     def word(self, name: str, default: str = "", *, allowed: Iterable[str] = ()) -> str:
-        """A text, one of ``allowed`` where they are named; case does not count."""
+        """Return a text, one of ``allowed`` if given, ignoring case."""
         value = self.raw(name)
         if value is None:
             return default
         words = tuple(allowed)
         if value is False and any(word.lower() == "no" for word in words):
-            value = "no"  # YAML takes NO without quotes for false
+            value = "no"  # YAML reads unquoted NO as false
         if value is True and "true" not in words:
             self.fault(name, "needs a value", allowed=", ".join(words) or None)
             return default
@@ -408,7 +408,7 @@ class Fields:
     def fault(
         self, name: str, message: str, *, allowed: str | None = None, nearest: str | None = None
     ) -> None:
-        """Remember what is wrong with a value; file and line are part of the message."""
+        """Record a fault of a value; its file and line become part of the message."""
         found = self._found(name)
         where = f"line {found.line}: " if found and found.line else ""
         fault = FieldError(pointer=name, message=where + message, allowed=allowed, nearest=nearest)
@@ -416,7 +416,7 @@ class Fields:
             self.faults.append(fault)
 
     def slip_for(self, name: str) -> bool:
-        """Leave a fault for a name that stands in the place of one that is not given; whether one does."""
+        """Record a fault for a typo of a name that is not given; return whether there is one."""
         if self.has(name) or len(name.rpartition(".")[2]) < _LONG:
             return False
         slip = next((key for key in self._values if key not in self._taken and meant(key, [name])), None)
@@ -425,38 +425,38 @@ class Fields:
         return slip is not None
 
     def expect(self, name: str, message: str = "is not given") -> None:
-        """Leave a fault where a name is not given."""
+        """Record a fault if a name is not given."""
         if not self.has(name) and not self.slip_for(name):
             self.fault(name, message)
 
     def note(self, text: str) -> None:
-        """Say what really runs."""
+        """Add a note on the actual run."""
         if len(self.notes) < MAX_LISTED:
             self.notes.append(text)
 
     def note_commands(self, over: Values) -> None:
-        """Say which values a command gives in place of the file's."""
+        """Note the values of the file that a command overrides."""
         for name, found in over.items():
             said = shown(str(found.value))
             self.note(f"line {found.line} of the command: {name} is {said}, not the file's")
 
     def stop(self) -> None:
-        """Raise what was found wrong so far.
+        """Raise the faults found so far.
 
         Raises:
-            InvalidProblemError: there were faults.
+            InvalidProblemError: there are faults.
         """
         if self.faults:
             raise InvalidProblemError(self.faults)
 
     def unread(self, *programs: str) -> tuple[str, ...]:
-        """Return the names that no reader took, but for those on which no price depends.
+        """Return the unread names, except those that do not affect the price.
 
         Args:
             programs: with arguments that the file may give (``profiles.flags``).
 
         Raises:
-            InvalidProblemError: one of them is a slip away from a name that is not given, or decides
+            InvalidProblemError: one of them is a typo of a name that is not given, or affects
                 the run.
         """
         known = flag_names(*programs)
@@ -482,7 +482,7 @@ class Fields:
         return tuple(shown(name) for name in found)[:MAX_LISTED]
 
     def _refuse_kinds(self, known: FlagNames) -> None:
-        """Leave a fault for each text that stands where a launcher takes a number or true and false."""
+        """Record a fault for each text in place of a number or a Boolean value."""
         for name, found in self._values.items():
             if not isinstance(found.value, str) or unknown_in(found.value) is not None:
                 continue
@@ -491,7 +491,7 @@ class Fields:
                 self.fault(name, f"{_words(found.value)} is not {_KIND_NAMES[kind]}")
 
     def _refuse_plain_sections(self) -> None:
-        """Leave a fault for each value that stands where names of a section are asked for."""
+        """Record a fault for each plain value in place of a section."""
         sections = {name.rpartition(".")[0] for name in self._taken if "." in name}
         for name in sorted(sections - self._taken):
             value = self.raw(name) if name in self._values else None
@@ -499,7 +499,7 @@ class Fields:
                 self.fault(name, f"{_words(value)} is no section", allowed="names with values under it")
 
     def place(self, name: str) -> Place:
-        """A name of the file with its line."""
+        """Return a name of the file with its line."""
         found = self._found(name)
         return name, found.line if found else 0
 
@@ -509,7 +509,7 @@ class Fields:
 
 
 def _whole(value: object) -> int | None:
-    """A whole number, also where it is written as text or as 8.0."""
+    """Return a whole number, also from a text or 8.0."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -521,5 +521,5 @@ def _whole(value: object) -> int | None:
 
 
 def _words(value: object) -> str:
-    """A value as a message may repeat it."""
+    """Return a value for a message."""
     return f'"{shown(value)}"' if isinstance(value, str) else shown(str(value)[:64])

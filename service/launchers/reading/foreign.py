@@ -108,7 +108,7 @@ _FIRST_WORDS = 24  # with those of the program that starts it
 
 
 def _has(names: Mapping[str, object], mark: str) -> bool:
-    """Whether a name is in the file, or one that begins so."""
+    """Return whether a name is in the file, or one that begins so."""
     return any(name.startswith(mark) for name in names) if mark.endswith(".") else mark in names
 
 

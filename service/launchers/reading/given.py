@@ -56,7 +56,7 @@ class Given:
     others: dict[str, Value] = field(default_factory=dict)  # flags that decide no plan, as tokenizers
 
     def has(self, name: str) -> bool:
-        """Whether a flag is given; ``name`` without its dashes."""
+        """Return whether a flag is given; ``name`` without its dashes."""
         return f"--{name}" in self.values
 
     def word(self, name: str, default: str = "") -> str:
@@ -290,7 +290,7 @@ PLAIN_NAMES: dict[str, str] = {flag[2:].replace("-", "_"): flag for flag in FLAG
 
 
 def _is_number(text: str) -> bool:
-    """Whether a text is a finite decimal number."""
+    """Return whether a text is a finite decimal number."""
     return len(text) <= _MAX_DIGITS and _NUMBER.fullmatch(text) is not None
 
 

@@ -101,7 +101,7 @@ def _adapters(text: str) -> Mapping[str, Any]:
 
 
 def _are_of(said: object, names: Sequence[str]) -> bool:
-    """Whether it lists some of the names."""
+    """Return whether it lists some of the names."""
     return isinstance(said, list) and all(one in names for one in said)
 
 

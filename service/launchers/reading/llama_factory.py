@@ -90,7 +90,7 @@ class LlamaFactoryReader:
     name = "llama-factory"
 
     def recognises(self, source: Source) -> bool:
-        """Whether a YAML has LLaMA-Factory's own names, or a command hands them to the adapter."""
+        """Return whether a YAML has LLaMA-Factory's own names, or a command hands them to the adapter."""
         if source.is_script:
             return _on_core(source, Told()) is not None
         if source.suffix not in (".yaml", ".yml"):
@@ -102,7 +102,7 @@ class LlamaFactoryReader:
         """The run that the file configures.
 
         Raises:
-            InvalidProblemError: what cannot be read, or contradicts itself, with line and name.
+            InvalidProblemError: a value cannot be read, or contradicts another, with line and name.
         """
         known = known_of(source, told)
         if (command := _on_core(source, told)) is not None:
@@ -192,7 +192,7 @@ class LlamaFactoryTrainerReader:
     name = "llama-factory-accelerate"
 
     def recognises(self, source: Source) -> bool:
-        """Whether it is such a YAML, or accelerate's file beside a script that names one."""
+        """Return whether it is such a YAML, or accelerate's file beside a script that names one."""
         if not AccelerateReader().recognises(source):
             return _is_trainers(source)
         named = [source.other(words[at].text) for _, words, at in _starts(source)]
@@ -202,7 +202,7 @@ class LlamaFactoryTrainerReader:
         """The run that the files configure.
 
         Raises:
-            InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
+            InvalidProblemError: a value cannot be read, contradicts another, or is missing.
         """
         _require_own_file(source)
         files = [source, *documents_beside(known_of(source, told).source)]
@@ -280,14 +280,14 @@ def _overrides(source: Source, own: Source, told: Told) -> dict[str, Found]:
 
 
 def _is_trainers(source: Source) -> bool:
-    """Whether a YAML is LLaMA-Factory's, and none of its adapter's for Megatron-Core."""
+    """Return whether a YAML is LLaMA-Factory's, and none of its adapter's for Megatron-Core."""
     if source.is_script or not LlamaFactoryReader().recognises(source):
         return False
     return not _is_cores(source)
 
 
 def _is_cores(source: Source) -> bool:
-    """Whether a YAML is of the adapter for Megatron-Core."""
+    """Return whether a YAML is of the adapter for Megatron-Core."""
     names = looks_like_document(source)
     return any(name in names for name in _CORE)
 

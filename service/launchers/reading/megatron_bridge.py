@@ -354,7 +354,7 @@ class MegatronBridgeReader:
     name = "megatron-bridge"
 
     def recognises(self, source: Source) -> bool:
-        """Whether there are overrides of a recipe."""
+        """Return whether there are overrides of a recipe."""
         if source.is_script:
             try:
                 commands = commands_of(script_of(source, Told()))
@@ -371,7 +371,7 @@ class MegatronBridgeReader:
         """The run of a recipe with these overrides.
 
         Raises:
-            InvalidProblemError: what cannot be read, or contradicts itself, with line and key.
+            InvalidProblemError: a value cannot be read, or contradicts another, with line and key.
         """
         given, known = Given(), known_of(source, told)
         world, recipe = known.world, None
@@ -413,14 +413,14 @@ class MegatronBridgeReader:
 
 
 def _is_override(text: str) -> bool:
-    """Whether a word is ``section.key=value`` of a ConfigContainer."""
+    """Return whether a word is ``section.key=value`` of a ConfigContainer."""
     key, equals, _ = text.lstrip("+~").partition("=")
     section, dot, name = key.partition(".")
     return bool(equals and dot) and section in _SECTIONS and (flag_of(name) is not None)
 
 
 def _is_said(text: str) -> bool:
-    """Whether a word says a recipe, or a size of it."""
+    """Return whether a word says a recipe, or a size of it."""
     options = (*_NAMING, *_OPTIONS, *_LONG_OPTIONS)
     return text.partition("=")[0] in options or _is_override(text)
 
@@ -458,7 +458,7 @@ def _take_all(given: Given, overrides: Iterable[Override]) -> None:
 
 
 def _is_strange(key: str) -> bool:
-    """Whether a key is of a section that is written over the model's, and not a name that it has."""
+    """Return whether a key is of a section that is written over the model's, and not a name that it has."""
     section, dot, name = key.partition(".")
     own = key in flag_names("megatron-bridge") or flag_of(name) is not None
     return bool(dot) and section == "mixed_precision" and not name.startswith("_") and not own

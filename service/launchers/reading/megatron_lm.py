@@ -58,7 +58,7 @@ class MegatronLmReader:
     name = "megatron-lm"
 
     def recognises(self, source: Source) -> bool:
-        """Whether a script holds flags of Megatron-LM."""
+        """Return whether a script holds flags of Megatron-LM."""
         if not source.is_script:
             return False
         try:
@@ -70,7 +70,7 @@ class MegatronLmReader:
         """The run that a script starts.
 
         Raises:
-            InvalidProblemError: what cannot be read, or contradicts itself, with line and flag.
+            InvalidProblemError: a value cannot be read, or contradicts another, with line and flag.
         """
         script = script_of(source, told)
         command, count = chosen(commands_of(script), _is_flag, told, source.name)
@@ -253,7 +253,7 @@ def _count(source: Source, told: Told) -> int:
 
 
 def _is_flag(text: str) -> bool:
-    """Whether a word is a flag of Megatron-LM that decides a plan."""
+    """Return whether a word is a flag of Megatron-LM that decides a plan."""
     return text.partition("=")[0] in FLAGS
 
 

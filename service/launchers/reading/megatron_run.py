@@ -120,7 +120,7 @@ def _layout(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
 
 
 def _misplaced(stages: Sequence[str]) -> bool:
-    """Whether multi-token prediction stands where no split of layers says so.
+    """Return whether multi-token prediction stands where no split of layers says so.
 
     Beside the loss it is part of the head; before that it fills a stage, and the loss the last one.
     """
@@ -310,7 +310,7 @@ def _kernel(given: Given, known: FrameworkFacts) -> str:
 
 
 def _interleaves(given: Given) -> bool:
-    """Whether chunks interleave, so that overlapped transfers are a question."""
+    """Return whether chunks interleave, so that overlapped transfers are a question."""
     return given.integer("num-virtual-stages-per-pipeline-rank", 1) > 1 or any(
         given.has(name)
         for name in ("num-layers-per-virtual-pipeline-stage", "pipeline-model-parallel-layout")

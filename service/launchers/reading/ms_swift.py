@@ -75,7 +75,7 @@ class MsSwiftReader:
     name = "ms-swift"
 
     def recognises(self, source: Source) -> bool:
-        """Whether a script has Megatron's names in snake case."""
+        """Return whether a script has Megatron's names in snake case."""
         if not source.is_script:
             return False
         try:
@@ -87,7 +87,7 @@ class MsSwiftReader:
         """The run that a script starts.
 
         Raises:
-            InvalidProblemError: what cannot be read, or contradicts itself, with line and name.
+            InvalidProblemError: a value cannot be read, or contradicts another, with line and name.
         """
         script = script_of(source, told)
         command, count = chosen(commands_of(script), _is_name, told, source.name)
@@ -195,7 +195,7 @@ _OTHERS_READ = (*_NAMES_OF_MODELS, "torch_dtype", "tuner_type", "train_type", "l
 
 
 def _is_name(text: str) -> bool:
-    """Whether a word is one of Megatron's names in snake case, of more than one part."""
+    """Return whether a word is one of Megatron's names in snake case, of more than one part."""
     name = text.partition("=")[0]
     return name.startswith("--") and "_" in name and "-" not in name[2:] and flag_of(name[2:]) is not None
 

@@ -46,7 +46,7 @@ class NanotronReader:
     name = "nanotron"
 
     def recognises(self, source: Source) -> bool:
-        """Whether a YAML has nanotron's sections."""
+        """Return whether a YAML has nanotron's sections."""
         names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
         return sum(name in names for name in _OWN) > 1
 
@@ -54,7 +54,7 @@ class NanotronReader:
         """The run that the file configures.
 
         Raises:
-            InvalidProblemError: what cannot be read, or contradicts itself, with line and key.
+            InvalidProblemError: a value cannot be read, or contradicts another, with line and key.
         """
         fields, known = Fields(source.name, document_of(source), told), known_of(source, told)
         model = _padded(fields, _read_model(fields, told))

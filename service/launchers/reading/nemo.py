@@ -65,7 +65,7 @@ class NemoReader:
     name = "nemo"
 
     def recognises(self, source: Source) -> bool:
-        """Whether a YAML has NeMo's own sections, or a script starts one of NeMo's launcher's."""
+        """Return whether a YAML has NeMo's own sections, or a script starts one of NeMo's launcher's."""
         if source.is_script:
             return _started(source, Told()) is not None
         names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
@@ -75,7 +75,7 @@ class NemoReader:
         """The run that the file configures; it is priced as Megatron-Bridge's, NeMo's successor.
 
         Raises:
-            InvalidProblemError: what cannot be read, contradicts itself, or hangs on what is not said.
+            InvalidProblemError: a value cannot be read, contradicts another, or depends on a missing one.
         """
         known = known_of(source, told)
         started = _started(source, told) if source.is_script else None

@@ -108,7 +108,7 @@ def arguments_of(tree: ast.AST, callee: str, names: Mapping[str, Found]) -> dict
 
 
 def calls(tree: ast.AST, callee: str) -> bool:
-    """Whether something is called by that last name."""
+    """Return whether something is called by that last name."""
     return any(isinstance(node, ast.Call) and called_name(node) == callee for node in ast.walk(tree))
 
 
@@ -159,7 +159,7 @@ SHAPE = "shape."
 
 
 def looks_like_module(source: Source) -> bool:
-    """Whether a Python file configures torchtitan."""
+    """Return whether a Python file configures torchtitan."""
     return source.suffix == ".py" and "ParallelismConfig" in source.text and "torchtitan" in source.text
 
 

@@ -102,7 +102,7 @@ def read_launch_files(source: Source, told: Told | None = None, launcher: str | 
 
     Raises:
         UnknownNameError: no such launcher.
-        InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
+        InvalidProblemError: a value cannot be read, contradicts another, or is missing.
     """
     told = told or Told()
     if launcher is not None and launcher not in _READERS:

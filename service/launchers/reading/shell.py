@@ -86,7 +86,7 @@ class _Shell(Commands):
         return self._tokens[self._at] if self._at < len(self._tokens) else None
 
     def _is(self, *which: str) -> bool:
-        """Whether a keyword or operator comes next."""
+        """Return whether a keyword or operator comes next."""
         token = self._peek()
         return token is not None and (token.plain in which if token.kind == "word" else token.raw in which)
 
@@ -305,7 +305,7 @@ class _Shell(Commands):
         self._loops -= 1
 
     def _ended(self) -> bool:
-        """Whether a break ends the loop whose body was read; a continue ends only its turn."""
+        """Return whether a break ends the loop whose body was read; a continue ends only its turn."""
         if self._jump is None:
             return False
         name, loops = self._jump
@@ -389,7 +389,7 @@ class _Shell(Commands):
         return self._peek() is not None and not self._is("esac")
 
     def _matches(self, value: str) -> Status:
-        """Whether one of the patterns before a bracket fits."""
+        """Return whether one of the patterns before a bracket fits."""
         found: Status = False
         while (token := self._peek()) is not None and not self._is(")"):
             if token.kind == "word" and not self._dead:
@@ -448,7 +448,7 @@ class _Shell(Commands):
         return text
 
     def _defines(self) -> bool:
-        """Whether ``name()`` comes next."""
+        """Return whether ``name()`` comes next."""
         token, following = self._peek(), self._tokens[self._at + 1 : self._at + 3]
         return (
             token is not None

@@ -71,7 +71,7 @@ class Commands(Variables, ABC):
 
     @property
     def _dead(self) -> bool:
-        """Whether what comes next is only passed by."""
+        """Return whether what comes next is only passed by."""
         return self._live is False or bool(self._script.stopped) or self._jump is not None
 
     @abstractmethod
@@ -477,5 +477,5 @@ def _run_sed(script: Script, words: Sequence[Word], written_to: str, include: In
 
 
 def is_python(word: Word) -> bool:
-    """Whether a word names Python, by any path and version."""
+    """Return whether a word names Python, by any path and version."""
     return re.fullmatch(r"python[\d.]*", word.text.rsplit("/", 1)[-1]) is not None

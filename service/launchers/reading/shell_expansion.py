@@ -112,7 +112,7 @@ def literal(text: str) -> str:
 
 
 def fits(text: str, pattern: str) -> bool:
-    """Whether all of a text fits a pattern; none fits one that is wrong, such as ``[z-a]``.
+    """Return whether all of a text fits a pattern; none fits one that is wrong, such as ``[z-a]``.
 
     Raises:
         ValueError: a pattern that might take for ever.
@@ -430,7 +430,7 @@ _TIMES, _MAX_TIMES, MAX_FITTED = re.compile(r"[*+{]"), 3, 200
 
 
 def is_costly(expression: str, text: str) -> bool:
-    """Whether a regular expression might take for ever on a text."""
+    """Return whether a regular expression might take for ever on a text."""
     times = len(_TIMES.findall(expression))
     return bool(_COSTLY.search(expression)) or times > _MAX_TIMES or (times > 1 and len(text) > MAX_FITTED)
 

@@ -1,4 +1,4 @@
-"""What a shell script's variables hold, and what its words and conditions come to; nothing is run."""
+"""Variables of a shell script, and the values of its words and conditions; nothing is run."""
 
 from __future__ import annotations
 
@@ -21,71 +21,71 @@ from meshwright.service.launchers.reading.shell_expansion import (
 )
 from meshwright.service.launchers.reading.shell_words import Names, Part, Token, lex, parts_of, whole_number
 
-UNKNOWN = "\x00"  # stands where a value is not known; the name follows, then another
-DOUBT = "@"  # between the name of a variable and the line of the condition that it hangs on
-MAX_DEPTH = 8  # of files that read one another, of functions, and of defaults in defaults
+UNKNOWN = "\x00"  # marks an unknown value; followed by its name and another mark
+DOUBT = "@"  # between a variable's name and the line of the condition that it depends on
+MAX_DEPTH = 8  # of nested sources, functions and defaults
 MAX_WORDS = 40_000  # of all commands and arrays
 MAX_TEXT = 200_000  # characters of one variable
-_MAX_WRITTEN = 2_000_000  # characters that all expansions, assignments and commands of a script make
-_MAX_WITHIN = 300_000  # characters of sourced files, of defaults and of arithmetic, each time one is read
+_MAX_WRITTEN = 2_000_000  # characters produced by all expansions, assignments and commands of a script
+_MAX_WITHIN = 300_000  # characters of sourced files, defaults and arithmetic, counted on each reading
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_ALWAYS_SET = ("loop", "HOME", "HOSTNAME", "PWD", "RANDOM", "UID", "USER")  # nobody knows to what
+_ALWAYS_SET = ("loop", "HOME", "HOSTNAME", "PWD", "RANDOM", "UID", "USER")  # to unknown values
 _PARAMETER = re.compile(r"[A-Za-z_]\w*|\d+", re.ASCII)
 _PIECE = re.compile(rf"(?:{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}|[^\s{UNKNOWN}])+")
 _WHOLE = re.compile(r"\$\{([A-Za-z_]\w*)(?:\[[@*]\])?\}|\$([A-Za-z_]\w*)", re.ASCII)
 _PART = re.compile(r":(?![-=?+])(.*?)(?::(.*))?", re.ASCII | re.DOTALL)
 _EACH = ("[@]", "[*]")
-_LISTS = re.compile(r"\$@|\$\{[!#]?(?:@|\w+\[@\])(?::\s*[^-=?+].*)?\}", re.DOTALL)  # no word where empty
-_BLANK = " \t\n"  # between words where IFS says nothing else
-Status = bool | None  # of a command; None: only a running shell knows
+_LISTS = re.compile(r"\$@|\$\{[!#]?(?:@|\w+\[@\])(?::\s*[^-=?+].*)?\}", re.DOTALL)  # no word if empty
+_BLANK = " \t\n"  # separates words if IFS is not set
+Status = bool | None  # of a command; None: known only at run time
 Values = dict[str, tuple["Word", ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word after expansion, and where it stands."""
+    """A word after expansion, with its line."""
 
     text: str
     line: int
 
     @property
     def unknown(self) -> str | None:
-        """The name of a variable that is not known here, if one is part of it."""
+        """Name of the unknown variable that is part of the word, if any."""
         return self.text.split(UNKNOWN)[1] if UNKNOWN in self.text else None
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A template with some of its names replaced."""
+    """A template with some names replaced."""
 
-    text: str | None  # None: the template is not there
-    names: Mapping[str, str]  # that were replaced, and by what
+    text: str | None  # None: the template is missing
+    names: Mapping[str, str]  # replaced names and their values
 
 
 @dataclass(slots=True)
 class Script:
-    """What a script would run, and what it sets."""
+    """The commands that a script would run, and its variables."""
 
     variables: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    words: Values = field(default_factory=dict)  # of each variable, where it is set
+    words: Values = field(default_factory=dict)  # by variable, with the place where it is set
     commands: list[tuple[Word, ...]] = field(default_factory=list)
     environments: list[Mapping[str, tuple[str, ...]]] = field(default_factory=list)  # of each command
-    files: dict[str, str] = field(default_factory=dict)  # that ``cat <<EOT > name`` writes, by base name
-    filled: dict[str, Filled] = field(default_factory=dict)  # that ``sed … > name`` writes, by base name
-    piped: Filled = field(default_factory=lambda: Filled(None, {}))  # what the last ``sed`` printed
-    notes: list[str] = field(default_factory=list)  # what was assumed, and what was told otherwise
-    told: frozenset[str] = frozenset()  # variables whose value somebody tells
-    keyed: set[str] = field(default_factory=set)  # arrays of names, whose words are variables NAME[key]
-    passed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # set for one command alone
-    exported: dict[str, int] = field(default_factory=dict)  # behind how many commands
-    stopped: int = 0  # the line of the ``exit`` that ends it
-    line: int = 0  # that is read
+    files: dict[str, str] = field(default_factory=dict)  # written by ``cat <<EOT > name``, by base name
+    filled: dict[str, Filled] = field(default_factory=dict)  # written by ``sed … > name``, by base name
+    piped: Filled = field(default_factory=lambda: Filled(None, {}))  # output of the last ``sed``
+    notes: list[str] = field(default_factory=list)  # assumptions and supplied values that differ
+    told: frozenset[str] = frozenset()  # variables with supplied values
+    keyed: set[str] = field(default_factory=set)  # associative arrays, with words in variables NAME[key]
+    passed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # set for one command only
+    exported: dict[str, int] = field(default_factory=dict)  # after how many commands
+    stopped: int = 0  # the line of the final ``exit``
+    line: int = 0  # being read
     num_words: int = 0
     written: int = 0  # characters so far
     within: int = 0  # characters so far
 
     def write(self, texts: Iterable[str], *, words: int = 0) -> None:
-        """Add to what was written; ValueError beyond any script's size."""
+        """Count written characters and words; ValueError beyond the limit for a script."""
         self.written += sum(map(len, texts))
         self.num_words += words
         if self.written > _MAX_WRITTEN:
@@ -94,7 +94,7 @@ class Script:
             raise ValueError(f"line {self.line}: the script has more than {MAX_WORDS} words")
 
     def look_into(self, text: str) -> str:
-        """The text of a sourced file or of a nested value; ValueError beyond any script's size."""
+        """Return the text of a sourced file or nested value; ValueError beyond the limit for a script."""
         self.within += len(text)
         if self.within > _MAX_WITHIN:
             what = "files that it sources and values in values"
@@ -103,17 +103,17 @@ class Script:
 
     @property
     def environment(self) -> Mapping[str, tuple[str, ...]]:
-        """The variables, those too that are set before a command for it alone."""
+        """The variables, including those set for one command only."""
         return {**self.variables, **self.passed}
 
     def note(self, text: str) -> None:
-        """Say once what was assumed."""
+        """Add a note on an assumption, once."""
         if text not in self.notes:
             self.notes.append(text)
 
 
 class Variables:
-    """The variables of a script, and what words with them come to."""
+    """The variables of a script, with the expansion of words that use them."""
 
     def __init__(self, script: Script, *, in_slurm: bool) -> None:
         self._script = script
@@ -122,7 +122,7 @@ class Variables:
     # ---------------------------------------------------------------- conditions
 
     def test(self, words: Sequence[Word], *, double: bool = False) -> Status:
-        """``[ … ]``, and ``[[ … ]]``, whose right sides are patterns."""
+        """Evaluate ``[ … ]`` and ``[[ … ]]``; the right sides of the latter are patterns."""
         for joined, combine in (("||", either), ("-o", either), ("&&", both), ("-a", both)):
             at = _outside(words, joined)
             if at:
@@ -145,7 +145,7 @@ class Variables:
         return self._fits(left, right) if sign == "=~" else compared(left, sign, right, double=double)
 
     def _fits(self, text: str, expression: str) -> Status:
-        """``[[ $X =~ ^([0-9]+)b ]]``, which keeps what its brackets hold."""
+        """Evaluate ``[[ $X =~ ^([0-9]+)b ]]`` and keep the matched groups."""
         expression = in_ranges(expression)
         if is_costly(expression, text) or len(text) > MAX_FITTED:
             return None
@@ -159,7 +159,7 @@ class Variables:
         return found is not None
 
     def assumed(self, text: str, line: int = 0) -> str | None:
-        """A text where variables that nobody sets are empty, as in a plain shell; None: not known."""
+        """Return the text with undefined variables empty, as in a plain shell; None if it is unknown."""
         pieces = text.split(UNKNOWN)
         for name in pieces[1::2]:
             slurm = name.startswith("SLURM") and self._in_slurm
@@ -171,7 +171,7 @@ class Variables:
     # ---------------------------------------------------------------- variables
 
     def store(self, head: str, words: Sequence[Word], line: int, *, is_text: bool = True) -> None:
-        """Set or extend a variable; one that is told stays as it is told."""
+        """Set or extend a variable; a supplied value is never changed."""
         script = self._script
         name = head.rstrip("=").rstrip("+")
         old = script.words.get(name, ())
@@ -192,7 +192,7 @@ class Variables:
         script.variables[name] = texts
 
     def restore(self, values: Values) -> None:
-        """The variables as they were."""
+        """Restore the variables."""
         script = self._script
         for name in script.words.keys() - values.keys():
             script.variables.pop(name, None)
@@ -200,20 +200,20 @@ class Variables:
         script.variables |= {name: tuple(word.text for word in words) for name, words in values.items()}
 
     def merge(self, branches: Sequence[Values], line: int) -> None:
-        """The values after branches of which only a running shell knows the right one."""
+        """Merge the variables after branches when only a running shell knows which one ran."""
         names = {name for one in branches for name in one}
         merged = {name: _merged(name, [one.get(name) for one in branches], line) for name in names}
         self.restore(merged)
 
     def joined(self, token: Token) -> str:
-        """A word without splitting."""
+        """Return a word without splitting it."""
         text, self._script.line = "", token.line
         for part in token.parts:
             text += " ".join(self._value(part.text, 0)) if part.expands else part.text
         return text
 
     def pattern(self, token: Token, quote: Callable[[str], str] = literal) -> str:
-        """The same as a pattern, of which what is quoted is only itself."""
+        """Return a word as a pattern in which quoted parts match literally."""
         text, self._script.line = "", token.line
         for part in token.parts:
             value = " ".join(self._value(part.text, 0)) if part.expands else part.text
@@ -221,7 +221,7 @@ class Variables:
         return text
 
     def expanded(self, token: Token) -> list[Word]:
-        """A word after expansion: none, one or several."""
+        """Return the words that a word expands to: none, one or several."""
         self._script.line = token.line
         found = self._whole_variable(token)
         if found is None:
@@ -230,7 +230,7 @@ class Variables:
         return found
 
     def _pieced(self, parts: Sequence[Part], line: int) -> list[Word]:
-        """A word of several parts after expansion."""
+        """Expand a word of several parts."""
         done: list[str] = [""]
         any_quoted, each = False, any(part.expands and _LISTS.fullmatch(part.text) for part in parts)
         for part in parts:
@@ -247,7 +247,7 @@ class Variables:
         return [Word(text, line) for text in done if text or any_quoted]
 
     def _separators(self) -> str | None:
-        """What IFS says stands between words; None: blanks, as where it is not set."""
+        """Return the separators that IFS sets; None for blanks, if it is not set."""
         said = self._script.variables.get("IFS")
         return None if said is None or UNKNOWN in said[0] or said[0] == _BLANK else said[0]
 
@@ -256,7 +256,7 @@ class Variables:
         return " " if said is None else said[:1]
 
     def _split(self, text: str) -> list[str]:
-        """A value that stands without quotes as words."""
+        """Split an unquoted value into words."""
         signs = self._separators()
         if signs is None:
             return split_words(text)
@@ -265,7 +265,7 @@ class Variables:
         return re.findall(rf"(?:{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}|[^{re.escape(signs)}{UNKNOWN}])+", text)
 
     def _whole_variable(self, token: Token) -> list[Word] | None:
-        """The words of a variable that is all of a word, each with the line on which it was set."""
+        """Return the words of a variable that makes up the whole word, each with the line that set it."""
         parts = [part for part in token.parts if part.text]
         if len(parts) != 1 or not parts[0].expands:
             return None
@@ -281,17 +281,17 @@ class Variables:
                 Word(piece, word.line) for word, some in zip(words, pieces, strict=True) for piece in some
             ]
         if not parts[0].text.endswith(("[@]}", "[*]}")):
-            words = words[:1]  # an array's first word
+            words = words[:1]  # of an array only the first
         return [Word(piece, word.line) for word in words for piece in self._split(word.text)]
 
     def _value(self, expression: str, depth: int) -> tuple[str, ...]:
-        """What ``$…`` stands for; ValueError where it, with all others, goes beyond any script's size."""
+        """Return the words of ``$…``; ValueError if the total exceeds the limit for a script."""
         found = self._looked_up(expression, depth)
         self._script.write(found)
         return found
 
     def _looked_up(self, expression: str, depth: int) -> tuple[str, ...]:
-        """The words that ``$…`` expands to."""
+        """Return the words that ``$…`` expands to."""
         if expression.startswith(("$((", "$[")):  # $[…] is the older form, which bash still evaluates
             arithmetic = expression[2:-1] if expression.startswith("$[") else expression[3:-2]
             number, unknown = self.number(arithmetic, depth)
@@ -312,7 +312,7 @@ class Variables:
         return (counted or unknown_value(expression),)
 
     def number(self, text: str, depth: int = 0) -> tuple[int | None, str | None]:
-        """The value of an arithmetic expression, which may set variables; None: it hangs on the second."""
+        """Return the value of an arithmetic expression, or None and the unknown name that it depends on."""
         said, lacking = self.substituted(text, depth), list[str]()
 
         def get(name: str) -> str:
@@ -333,7 +333,7 @@ class Variables:
         return found, said.split(UNKNOWN)[1] if UNKNOWN in said else lacking[0] if lacking else None
 
     def assign(self, head: str, word: Word) -> None:
-        """``NAME=``, ``NAME+=`` or ``NAME[2]=`` a text."""
+        """Assign a text by ``NAME=``, ``NAME+=`` or ``NAME[2]=``."""
         name, bracket, rest = head.partition("[")
         index, _, sign = rest.rpartition("]")
         if not bracket:
@@ -346,23 +346,23 @@ class Variables:
             if 0 <= place < len(words) and sign.startswith("+"):
                 word = Word(words[place].text + word.text, word.line)
             words[place : place + 1] = [word]
-            if not 0 <= place <= len(words) - 1:  # with gaps, or nobody knows where
+            if not 0 <= place <= len(words) - 1:  # with gaps, or at an unknown place
                 words = [Word(unknown_value(name), word.line)]
             self.store(f"{name}=", words, word.line, is_text=False)
 
     def _positional(self, rest: str, depth: int) -> tuple[str, ...]:
-        """``$@``, ``${@:2}`` and ``${@:-none}``."""
+        """Return the words of ``$@``, ``${@:2}`` and ``${@:-none}``."""
         words = self._script.variables.get("@", ())
         mark = next((mark for mark in (":-", ":+", "-", "+") if rest.startswith(mark)), None)
         if mark is not None:
             return self._defaulted(("@", rest[len(mark) :]), words or None, mark, depth)
         part = _PART.fullmatch(rest)
         if part is not None and part[1].strip() not in ("", "0"):
-            words = ("", *words)  # the script itself is the first
+            words = ("", *words)  # the script's name is the first
         return self._with_changes("@", words, rest, depth, each=True) if rest else words
 
     def _pointed(self, name: str, depth: int) -> tuple[str, ...]:
-        """``${!NAME}``, the variable that another one names, and ``${!NAME[@]}``, an array's places."""
+        """Return the value of ``${!NAME}`` (indirection) or ``${!NAME[@]}`` (an array's keys)."""
         variables = self._script.variables
         if name.endswith(_EACH):
             if name[:-3] in self._script.keyed:
@@ -375,7 +375,7 @@ class Variables:
         return self._parameter(match.group(), named[match.end() :], depth)
 
     def _counted(self, name: str, depth: int) -> str | None:
-        """``$#``, ``${#NAME[@]}``, and ``${#NAME}``; None: what is not known may be several words."""
+        """Return ``$#``, ``${#NAME[@]}`` or ``${#NAME}``; None if an unknown value may be several words."""
         if not name:
             return str(len(self._script.variables.get("@", ())))
         base, bracket, _ = name.partition("[")
@@ -386,7 +386,7 @@ class Variables:
         return str(len(known) if many else len("".join(known[:1])))
 
     def _element(self, name: str, index: str, depth: int) -> tuple[str, ...] | None:
-        """One word of an array, by its place or its name; None: there is no such array."""
+        """Return an array's element by index or key; None without such an array."""
         variables = self._script.variables
         if name in self._script.keyed:
             key = self.substituted(index, max(depth, 1))
@@ -396,13 +396,13 @@ class Variables:
             return (unknown_value(unknown or name),)
         if words is None:
             return None
-        if UNKNOWN in "".join(words):  # which may be several words
+        if UNKNOWN in "".join(words):  # may be several words
             before = "".join(words[: place + 1])
             return (unknown_value(name),) if place < 0 or UNKNOWN in before else words[place : place + 1]
         return words[place:][:1] if -len(words) <= place else ()
 
     def _parameter(self, name: str, rest: str, depth: int) -> tuple[str, ...]:
-        """A variable with what follows its name: nothing, ``[2]``, a default, a message, a change."""
+        """Return a variable with its suffix applied: nothing, ``[2]``, a default, a message or a change."""
         each = rest[:3] in _EACH
         known = self._script.variables.get(name)
         if each and name in self._script.keyed:
@@ -428,7 +428,7 @@ class Variables:
     def _with_changes(
         self, name: str, known: tuple[str, ...], rest: str, depth: int, *, each: bool
     ) -> tuple[str, ...]:
-        """Words of a variable that something follows: a part of them, or each of them changed."""
+        """Return a variable's words with a slice or a change applied."""
         if UNKNOWN in "".join(known):
             return (unknown_value(name),)
         part = _PART.fullmatch(rest)
@@ -447,7 +447,7 @@ class Variables:
         return tuple(known[start:end]) if each else ("".join(known)[start:end],)
 
     def _of_pattern(self, text: str, depth: int) -> str:
-        """A change with the variables in it; what it quotes is only itself."""
+        """Expand variables in a change's pattern; quoted parts match literally."""
         done = text[: len(text) - len(text.lstrip("#%/^,"))]
         for part in _unquoted(self._script.look_into(text.removeprefix(done))):
             value = " ".join(self._value(part.text, depth + 1)) if part.expands else part.text
@@ -457,7 +457,7 @@ class Variables:
     def _defaulted(
         self, pair: tuple[str, str], known: tuple[str, ...] | None, mark: str, depth: int
     ) -> tuple[str, ...]:
-        """A variable's value, or what stands for it where it is not set."""
+        """Return a variable's value, or its default if it is not set."""
         lacks = known is None or (mark.startswith(":") and not "".join(known))
         if mark.endswith("+"):
             return () if lacks else (self.substituted(pair[1], depth + 1),)
@@ -469,7 +469,7 @@ class Variables:
         return (value,)
 
     def substituted(self, text: str, depth: int) -> str:
-        """Text with the variables in it replaced."""
+        """Return a text with its variables replaced."""
         if depth > MAX_DEPTH:
             raise ValueError("defaults in defaults without end")
         done = ""
@@ -478,7 +478,7 @@ class Variables:
         return done
 
     def _output(self, text: str) -> str | None:
-        """What commands print that need no running shell, such as ``echo 8 | bc``; None: not known."""
+        """Return the output of commands that need no running shell (``echo 8 | bc``); None if unknown."""
         try:
             tokens = lex(self._script.look_into(text))
         except ValueError:
@@ -505,7 +505,7 @@ class Variables:
 
 
 def _merged(name: str, values: Sequence[tuple[Word, ...] | None], line: int) -> tuple[Word, ...]:
-    """One variable after branches: its value where all agree, else what is common, and what is in doubt."""
+    """Merge one variable after branches: common values are kept, the rest is marked as unknown."""
     texts = [None if one is None else tuple(word.text for word in one) for one in values]
     last = next(one for one in reversed(values) if one is not None)
     if all(one == texts[0] for one in texts):
@@ -519,13 +519,13 @@ def _merged(name: str, values: Sequence[tuple[Word, ...] | None], line: int) -> 
     common = {flag: rest for flag, rest in groups[-1].items() if flag not in differ}
     same = [Word(piece, line) for flag, rest in common.items() for piece in (flag, *rest)]
     found = (*same, *(Word(f"{flag}={doubt}", line) for flag in differ))
-    if all(one is None or len(one) < 2 for one in values):  # noqa: PLR2004 - a text, of which $X is all
+    if all(one is None or len(one) < 2 for one in values):  # noqa: PLR2004 - a text that $X holds entirely
         return (Word(" ".join(word.text for word in found), line),)
     return found
 
 
 def _flag_groups(words: Sequence[Word]) -> dict[str, tuple[str, ...]]:
-    """Flags with the words behind them."""
+    """Return flags with the words that follow them."""
     found: dict[str, tuple[str, ...]] = {}
     flag = ""
     for piece in (piece for word in words for piece in split_words(word.text)):
@@ -538,7 +538,7 @@ def _flag_groups(words: Sequence[Word]) -> dict[str, tuple[str, ...]]:
 
 
 def _outside(words: Sequence[Word], joined: str) -> int | None:
-    """Where a word stands between two conditions, in no brackets; None: nowhere."""
+    """Return the index of a word between two conditions, outside brackets; None if there is none."""
     depth = 0
     for at, word in enumerate(words):
         depth += (word.text == "(") - (word.text == ")")
@@ -548,10 +548,10 @@ def _outside(words: Sequence[Word], joined: str) -> int | None:
 
 
 def _unquoted(text: str) -> list[Part]:
-    """The parts of a default, whose quotes are the shell's."""
+    """Return the parts of a default, with the shell's quotes resolved."""
     if '"' not in text and "'" not in text:
         return parts_of(text)
-    if text.startswith("#"):  # which begins no comment here
+    if text.startswith("#"):  # begins no comment here
         return [Part("#"), *_unquoted(text[1:])]
     found: list[Part] = []
     for token in lex(text):
@@ -560,27 +560,27 @@ def _unquoted(text: str) -> list[Part]:
 
 
 def both(one: Status, other: Status) -> Status:
-    """Whether two statuses hold."""
+    """Return whether both statuses hold."""
     return False if one is False or other is False else None if None in (one, other) else True
 
 
 def either(one: Status, other: Status) -> Status:
-    """Whether one of two statuses holds."""
+    """Return whether either status holds."""
     return opposite(both(opposite(one), opposite(other)))
 
 
 def opposite(one: Status) -> Status:
-    """The other status."""
+    """Return the opposite status."""
     return None if one is None else not one
 
 
 def split_words(text: str) -> list[str]:
-    """A text cut where it has blanks, but for the names of what is not known: ``$(head -n 1 hosts)``."""
+    """Split a text at blanks, but not inside the marks of unknown values: ``$(head -n 1 hosts)``."""
     return _PIECE.findall(text)
 
 
 def why_unknown(name: str) -> tuple[str, str]:
-    """Why a value is not known, and what to do about it: a variable may be told, a computation not."""
+    """Return why a value is unknown and the remedy: a variable may be supplied, a computation may not."""
     variable, doubt, line = name.partition(DOUBT)
     told, capture = f"--var {shown(variable)}=…", "run it with stand-ins: meshwright capture -- bash …"
     if doubt:
@@ -594,14 +594,14 @@ def why_unknown(name: str) -> tuple[str, str]:
 
 
 def unknown_in(value: object) -> str | None:
-    """Return the name of what is not known in a value, or in one of a list; None: all is known."""
+    """Return the name of the unknown part of a value or list; None if all is known."""
     if isinstance(value, list):
         return next((name for one in value if (name := unknown_in(one)) is not None), None)
     return value.split(UNKNOWN)[1] if isinstance(value, str) and UNKNOWN in value else None
 
 
 def unknown_fault(name: str, unknown: str, line: int, *, instead: str = "") -> FieldError:
-    """Return the fault of a value that depends on what is not known.
+    """Return the fault of a value that depends on an unknown one.
 
     Args:
         name: of the argument or key, as the file has it.
@@ -616,7 +616,7 @@ def unknown_fault(name: str, unknown: str, line: int, *, instead: str = "") -> F
 
 
 def unknown_arguments(words: Sequence[Word]) -> InvalidProblemError | None:
-    """Return the refusal of words that may be any arguments, as ``$(cat flags.txt)``; None: none is.
+    """Return the refusal of words that may be any arguments, as ``$(cat flags.txt)``; None without any.
 
     A variable that nothing sets is empty, as in a plain shell, and adds no word.
     """
@@ -636,5 +636,5 @@ _MARK = re.compile(f"{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}")
 
 
 def unknown_value(name: str) -> str:
-    """The mark of what is not known."""
+    """Return the mark of an unknown value."""
     return f"{UNKNOWN}{name[:40]}{UNKNOWN}"

@@ -72,7 +72,7 @@ class Token:
         return self.raw
 
     def operates(self, *which: str) -> bool:
-        """Whether it is one of these operators."""
+        """Return whether it is one of these operators."""
         return self.kind == "operator" and self.raw in which
 
 

@@ -118,7 +118,7 @@ class Named:
 
     @property
     def is_torchtitans(self) -> bool:
-        """Whether the names can be nobody else's."""
+        """Return whether the names can be nobody else's."""
         return bool(self.config) and (self.trains or self.config in recipe_names())
 
 
@@ -269,7 +269,7 @@ class TorchtitanReader:
     name = "torchtitan"
 
     def recognises(self, source: Source) -> bool:
-        """Whether a file has torchtitan's own names."""
+        """Return whether a file has torchtitan's own names."""
         if source.suffix == ".py":
             return looks_like_module(source)
         if source.is_script:
@@ -285,7 +285,7 @@ class TorchtitanReader:
         """The run that the file configures.
 
         Raises:
-            InvalidProblemError: what cannot be read, or contradicts itself, with line and name.
+            InvalidProblemError: a value cannot be read, or contradicts another, with line and name.
         """
         is_module = source.suffix == ".py" or source.is_script
         known = known_of(source, told)

@@ -1,4 +1,4 @@
-"""Reads training scripts on transformers' Trainer: their arguments in a command, or in a YAML file.
+"""Reader of training scripts on transformers' Trainer, with arguments in a command or in a YAML file.
 
 Fine-tuning as LLaMA-Factory, ms-swift (``swift sft``), TRL, DeepSpeed-Chat and plain ``Trainer`` scripts
 start it: replicas, ZeRO by DeepSpeed, or FSDP. Names and defaults: ``TrainingArguments``; those of
@@ -72,12 +72,12 @@ from meshwright.service.launchers.reading.trainer_ranks import (
 
 _MICRO, _COUNT = "per_device_train_batch_size", "gradient_accumulation_steps"
 _MODELS = ("model_name_or_path", "model", "model_id_or_path", "base_model", "model_id", "pretrain")
-_PERHAPS_MODELS = ("model_name", "model_path")  # some scripts call so what they save
+_PERHAPS_MODELS = ("model_name", "model_path")  # some scripts save under these names
 _NO_MODELS = re.compile(
     r"token|output|save|run|log|hub|data|teacher|ref|reward|draft|project|eval|template"
 )
 _LENGTHS = ("cutoff_len", "max_length", "max_seq_length", "model_max_length", "max_seq_len", "block_size")
-_PARTS = (  # cut each for itself and joined: QLoRA's script (collator), ChatGLM's and MedicalGPT's, TRACE's
+_PARTS = (  # cut separately and joined: QLoRA's script (collator), ChatGLM's and MedicalGPT's, TRACE's
     ("source_max_len", "target_max_len"), ("max_source_length", "max_target_length"),
     ("max_prompt_len", "max_ans_len"),
 )  # fmt: skip
@@ -85,7 +85,7 @@ _OWN = (
     _MICRO, _COUNT, "model_name_or_path", "finetuning_type", "tuner_type", "train_type", "deepspeed",
     "gradient_checkpointing", "lr_scheduler_type", "max_seq_length", "cutoff_len",
 )  # fmt: skip
-_DECIDING = (  # arguments whose value must be known
+_DECIDING = (  # arguments with values that must be known
     *(name for name in _OWN if name != "lr_scheduler_type"), *_LENGTHS, *_MODELS, "zero_stage", "fsdp",
     "fsdp_config", "deepspeed_config", "optim", "lora_rank", "lora_r", "lora_target", "lora_target_modules",
     "target_modules", "use_peft", "pure_bf16", "quantization_bit", "load_in_4bit", "load_in_8bit",
@@ -104,14 +104,14 @@ _SWIFT = ("swift", "megatron")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """Whose arguments they are, and its defaults."""
+    """A tool with arguments of the Trainer, and its defaults."""
 
     name: str
     micro: int = 8  # TrainingArguments
     recomputes: bool = False
     tuner: str = "full"
     length: int | None = None
-    launcher: str = AccelerateReader.name  # whose replicas and meshes they are
+    launcher: str = AccelerateReader.name  # launcher of its replicas and meshes
     programs: tuple[str, ...] = ("transformers", "trl")  # with arguments of these names (profiles.flags)
 
 
@@ -130,7 +130,7 @@ _MS_SWIFT = Tool(
 )
 _TRL = Tool(name="TRL", recomputes=True, length=1024)  # SFTConfig
 _OPEN_INSTRUCT = Tool(name="open-instruct")  # weights in bf16 (finetune.py); sequences as long as it says
-_PEFTS = (_PLAIN, _TRL)  # whose adapters are peft's own where nothing is said
+_PEFTS = (_PLAIN, _TRL)  # use peft's own adapters by default
 
 _PROGRAMS = (
     ("swift", _MS_SWIFT), ("llamafactory", LLAMA_FACTORY), ("trl/scripts/sft", _TRL), ("trl sft", _TRL),
@@ -139,17 +139,17 @@ _PROGRAMS = (
 
 
 _MIXERS = ("dataset_mixer_list", "dataset_mix_dir")  # open-instruct's own
-# LLaMA-Factory's own entry points; others in its names may have other defaults. None: a file of arguments.
+# LLaMA-Factory's own entry points; others may have other defaults. None: a file of arguments.
 _ITS_PROGRAMS = re.compile(r"llamafactory|(?:^|/)(?:train|train_bash|run_exp|launcher)\.py$|^$")
 
 
 class TrainerReader:
-    """Reads commands and YAML of scripts on transformers' Trainer."""
+    """Reader of commands and YAML of scripts on transformers' Trainer."""
 
     name = "transformers"
 
     def recognises(self, source: Source) -> bool:
-        """Whether there are names of TrainingArguments."""
+        """Return whether there are names of TrainingArguments."""
         if source.is_script:
             try:
                 return _is_known(*best(_commands(script_of(source, Told())), _is_name))
@@ -159,10 +159,10 @@ class TrainerReader:
         return _MICRO in names and any(name in names for name in (*_MODELS, "use_peft"))  # TRL's own
 
     def read(self, source: Source, told: Told) -> LaunchFile:
-        """The run that a command or a YAML file starts.
+        """Return the run that a command or a YAML file starts.
 
         Raises:
-            InvalidProblemError: what cannot be read, is not priced, or is said nowhere.
+            InvalidProblemError: a value cannot be read, is not priced, or is missing.
         """
         known = known_of(source, told)
         if not source.is_script:
@@ -200,7 +200,7 @@ class TrainerReader:
         shares = shares_of(_of_start(command), known.source)
         shares = shares or shares_of_environment(environment_of(script, command), known.source)
         if shares is not None and known.header.plan_id is None:
-            known.header = header_of(shares.source.text)  # of an exported plan, of which a capture is left
+            known.header = header_of(shares.source.text)  # of an exported plan left as a capture
         require_gpus_of_their_own(fields, script, command, shares)
         tool, started = _tool(fields, command.program), started_by(script, command)
         program = command.program
@@ -208,7 +208,7 @@ class TrainerReader:
 
 
 def _require_one_run(script: Script, command: Command, told: Told, name: str) -> None:
-    """Refuse a script that starts other trainings, too, by files of arguments, where none is told."""
+    """Refuse a script that also starts other trainings from argument files, unless one is selected."""
     starts = [one for one in _commands(script) if one.program and one.words and starts_processes(one)]
     files = [_configuration(one) or one.words[0] for one in starts]
     own = {"", *(word.text for word in command.words)}
@@ -219,17 +219,17 @@ def _require_one_run(script: Script, command: Command, told: Told, name: str) ->
 
 
 def _of_start(command: Command) -> Sequence[Word]:
-    """The words that say how ranks share; TRL's command takes accelerate's among its own."""
+    """Return the words that set the sharding; TRL's command takes accelerate's among its own."""
     return (*command.before, *command.words) if command.program == "trl sft" else command.before
 
 
 def start_of(source: Source, told: Told) -> tuple[Script, Command] | None:
-    """The command beside a file of arguments that trains by it, with its script; None: there is none.
+    """Return the script and command that train with a file of arguments; None without such a command.
 
-    What such a command says besides counts before the file (alignment-handbook, H4ArgumentParser).
+    The command's other arguments override the file (alignment-handbook, H4ArgumentParser).
 
     Raises:
-        InvalidProblemError: none of those that are given the file trains, or several differ.
+        InvalidProblemError: no command that takes the file trains, or several differ.
     """
     scripts = [script_of(one, told) for one in source.scripts()]
     starts = [(script, command) for script in scripts for command in _commands(script)]
@@ -238,7 +238,7 @@ def start_of(source: Source, told: Told) -> tuple[Script, Command] | None:
 
 
 def _arguments_beside(source: Source, command: Command) -> dict[str, Found]:
-    """The arguments in a file that the command names, first or by ``--config``; its own count before."""
+    """Return the arguments in the file named first or by ``--config``; the command's own override them."""
     first = command.words[0] if command.words else Word("", 0)
     named = first if first.text.endswith(_DOCUMENTS) else _configuration(command)
     if named is None:
@@ -246,12 +246,12 @@ def _arguments_beside(source: Source, command: Command) -> dict[str, Found]:
     require_beside(source, source, named)
     values = looks_like_document(source.at(named.text.rpartition("/")[2]))
     if named is not first and not any(name in values for name in (*_OWN, *_LENGTHS, *_MODELS)):
-        return {}  # another program's own
+        return {}  # another program's file
     return document_of(source.at(named.text.rpartition("/")[2]))
 
 
 def _configuration(command: Command) -> Word | None:
-    """The YAML that ``--config`` names (TRL's TrlParser)."""
+    """Return the YAML that ``--config`` names (TRL's TrlParser)."""
     for option, following in pairwise((*command.words, Word("", 0))):
         name, equals, value = option.text.partition("=")
         text = value if equals else following.text
@@ -263,8 +263,8 @@ def _configuration(command: Command) -> Word | None:
 
 
 def _tool(fields: Fields, program: str = "") -> Tool:
-    """Whose arguments they are, by the program and by names that LLaMA-Factory or ms-swift alone has."""
-    if fields.has("max_seq_length"):  # TRL called it so before it recomputed by default
+    """Return the tool, from the program and from names that only LLaMA-Factory or ms-swift has."""
+    if fields.has("max_seq_length"):  # its name in TRL before it recomputed by default
         program = program.replace("trl", "")
     own = _PLAIN
     if fields.has("finetuning_type") or fields.has("stage"):
@@ -284,18 +284,18 @@ def trainer_run(
     shares: Shares | None = None,
     program: str = "",
 ) -> LaunchFile:
-    """The run of arguments, of a command or of a file.
+    """Return the run of arguments from a command or a file.
 
     Args:
         fields: the arguments.
-        known: what stands beside them.
-        tool: whose they are.
-        started: processes, where no launcher says them.
-        shares: accelerate's file and options, which say how ranks share.
-        program: that is started; empty where a file of arguments is read alone.
+        known: values given next to them.
+        tool: tool that takes them.
+        started: number of processes, if no launcher sets it.
+        shares: accelerate's file and options, which set the sharding.
+        program: started program; empty if only a file of arguments is read.
 
     Raises:
-        InvalidProblemError: what cannot be read, is not priced, or is said nowhere.
+        InvalidProblemError: a value cannot be read, is not priced, or is missing.
     """
     refuse_unpriced(fields, program)
     if tool is LLAMA_FACTORY and not fields.flag("do_train", default=False):
@@ -343,7 +343,7 @@ def trainer_run(
         **liger(fields, model, micro * length),
     }
     tuned = _as_run(fields, tool, found, tuned)
-    tuned |= known.header.adapters  # of an exported plan, whose script is somebody's own
+    tuned |= known.header.adapters  # of an exported plan with a script of the user's own
     workload = replace(found.workload, **tuned, framework_options=options)
     whole = known.world.num_gpus == world and known.world.gpus_per_node
     nodes = known.world if whole else World(found.num_nodes, found.gpus_per_node)
@@ -358,8 +358,8 @@ def trainer_run(
 
 
 def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: str) -> dict[str, Any]:
-    """What is trained, beside what, and by which optimizer, as a workload has it."""
-    strange = tool is _PLAIN and fields.raw("use_peft") is None  # whose default is TRL's
+    """Return the trained modules, the adapters and the optimizer as fields of a workload."""
+    strange = tool is _PLAIN and fields.raw("use_peft") is None  # its default is TRL's
     rank, targets = adapters_of(
         fields,
         tool.tuner,
@@ -378,7 +378,7 @@ def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: 
 
 
 def _as_run(fields: Fields, tool: Tool, found: LaunchFile, tuned: dict[str, Any]) -> dict[str, Any]:
-    """The same on the ranks that run it, with the types that weights have there."""
+    """Return the tuning fields with the types that weights have on the ranks of the run."""
     rank, base, in_bf16 = tuned["lora_rank"], tuned["base_precision"], _loads_in_bf16(fields, tool)
     optimizer = optimizer_under(found, tuned["optimizer"])
     if not rank and keeps_no_copy(found):
@@ -392,27 +392,27 @@ def _as_run(fields: Fields, tool: Tool, found: LaunchFile, tuned: dict[str, Any]
 
 
 def keeps_no_copy(found: LaunchFile) -> bool:
-    """Whether weights in bf16 stay so: FSDP2 casts them up, DeepSpeed keeps a copy in fp32."""
+    """Return whether bf16 weights have no copy: FSDP2 casts them up, DeepSpeed keeps an fp32 copy."""
     return found.configuration.zero_stage == 0 and found.launcher != DeepSpeedReader.name
 
 
 def optimizer_under(found: LaunchFile, said: str) -> str:
-    """The optimizer of a run: DeepSpeed's file counts before the trainer's arguments."""
+    """Return the optimizer of a run; DeepSpeed's file overrides the trainer's arguments."""
     return found.workload.optimizer if found.launcher == DeepSpeedReader.name else said
 
 
 def _loads_in_bf16(fields: Fields, tool: Tool) -> bool:
-    """Whether weights are loaded in 16 bits and stay so; LLaMA-Factory casts them up (model/adapter.py)."""
+    """Return whether weights stay in 16 bits as loaded; LLaMA-Factory casts them up (model/adapter.py)."""
     if tool in (LLAMA_FACTORY, _FORK):
         return fields.flag("pure_bf16", default=False)
     said = [str(fields.raw(name)).removeprefix("torch.") for name in ("torch_dtype", "dtype")]
-    if tool is _MS_SWIFT:  # the weights' own type, unless another is said (arguments/base_args)
+    if tool is _MS_SWIFT:  # the weights' own type unless set (arguments/base_args)
         return not {"float32", "fp32", "float16", "fp16"} & set(said)
     return tool is _OPEN_INSTRUCT or bool({"bfloat16", "auto"} & set(said))
 
 
 def _note_type(fields: Fields, tool: Tool, *, in_bf16: bool) -> None:
-    """Say what the weights of plain replicas are taken to be loaded in, where no argument says it."""
+    """Note the assumed type of plain replicas' weights if no argument sets it."""
     said = next((name for name in ("torch_dtype", "dtype") if fields.has(name)), None)
     if said and fields.raw(said) == "auto":
         fields.note(f"{said} auto: the weights' own type, taken for bfloat16")
@@ -424,7 +424,7 @@ def _note_type(fields: Fields, tool: Tool, *, in_bf16: bool) -> None:
 
 
 def _model(fields: Fields, known: Known) -> ModelSpec:
-    """The told model, or the one that the arguments name."""
+    """Return the supplied model, or the one that the arguments name."""
     named = next((name for name in (*_MODELS, *_PERHAPS_MODELS) if fields.has(name)), None)
     text = str(fields.raw(named, instead="--model NAME")) if named else ""
     if named:
@@ -444,17 +444,17 @@ def _model(fields: Fields, known: Known) -> ModelSpec:
 
 
 def _commands(script: Script) -> list[Command]:
-    """The programs that a script starts, and nothing of words that no program gets."""
+    """Return the programs that a script starts, without words that no program receives."""
     return [*(command for command in commands_of(script) if command.program), Command("", ())]
 
 
 def _is_known(command: Command, count: int) -> bool:
-    """Whether so many names are enough; of ms-swift's own program one is."""
+    """Return whether enough names are known; one suffices for ms-swift's own program."""
     return count >= (1 if command.program in ("swift sft", "swift pt") else _LEAST_NAMES)
 
 
 def _is_name(text: str) -> bool:
-    """Whether a word is an argument of transformers' Trainer."""
+    """Return whether a word is an argument of transformers' Trainer."""
     name = text.partition("=")[0]
     return name.startswith("--") and _whole(name[2:].replace("-", "_")) in _OWN
 
@@ -463,7 +463,7 @@ def values_of(words: Sequence[Word], told: Told) -> dict[str, Found]:
     """Return arguments by name; the last of equal ones counts.
 
     Raises:
-        InvalidProblemError: words that only a running shell knows may be any arguments.
+        InvalidProblemError: words known only at run time may be any arguments.
     """
     if (fault := unknown_arguments(words)) is not None:
         raise fault
@@ -474,10 +474,10 @@ def values_of(words: Sequence[Word], told: Told) -> dict[str, Found]:
         name, equals, value = word.text[2:].partition("=")
         following = words[at + 1].text if at + 1 < len(words) else "--"
         alone = not equals and following.startswith("--")
-        text = True if alone else value if equals else following  # a switch, or it lacks its value
+        text = True if alone else value if equals else following  # a switch, or its value is missing
         key = _whole(name.replace("-", "_"))
         if alone and key.startswith("no_") and key[3:] in _SWITCHES:
-            key, text = key[3:], False  # HfArgumentParser's, for what is on by default
+            key, text = key[3:], False  # HfArgumentParser's form for defaults that are on
         if unknown_in(text) is not None and key in (*_MODELS, *_PERHAPS_MODELS) and told.model:
             continue
         found[key] = Found(text, word.line)
@@ -485,17 +485,17 @@ def values_of(words: Sequence[Word], told: Told) -> dict[str, Found]:
 
 
 _SWITCHES = ("gradient_checkpointing", "use_gradient_checkpointing", "bf16", "packing", "use_liger_kernel")
-_ABBREVIATED = 12  # letters: shorter ones are other programs' own names
+_ABBREVIATED = 12  # letters: shorter ones are names of other programs
 
 
 def _whole(name: str) -> str:
-    """The argument that a name is short for: argparse takes the beginning of one."""
+    """Return the argument that a name abbreviates; argparse accepts prefixes."""
     meant = {one for one in _DECIDING if one.startswith(name)}
     return meant.pop() if len(name) >= _ABBREVIATED and name not in meant and len(meant) == 1 else name
 
 
 def _told(fields: Fields, known: Known, name: str, found: int | None) -> int | None:
-    """A number: the told one before the file's, which is noted."""
+    """Return a number; a supplied one overrides the file's, with a note."""
     told = known.told.values.get(name)
     if type(told) is not int:
         return found
@@ -505,7 +505,7 @@ def _told(fields: Fields, known: Known, name: str, found: int | None) -> int | N
 
 
 def _micro(fields: Fields, known: Known, tool: Tool) -> int:
-    """Sequences of a micro-batch; the trainer's default where nobody says them."""
+    """Return the sequences of a micro-batch, or the trainer's default."""
     own = fields.optional("batch_size" if tool is _MS_SWIFT and not fields.has(_MICRO) else _MICRO)
     micro = _told(fields, known, "micro_batch_size", own)
     whole = fields.raw("global_batch_size")
@@ -524,12 +524,12 @@ def _micro(fields: Fields, known: Known, tool: Tool) -> int:
 
 
 def _usual_count(tool: Tool, micro: int, world: int) -> int:
-    """Accumulated micro-batches where none are given; ms-swift fills a batch of 16."""
+    """Return the default number of accumulated micro-batches; ms-swift fills a batch of 16."""
     return max(-(-16 // (micro * world)), 1) if tool is _MS_SWIFT else 1
 
 
 def _length(fields: Fields, known: Known, tool: Tool) -> int:
-    """The sequence that every micro-batch is padded or packed to."""
+    """Return the sequence length to which every micro-batch is padded or packed."""
     name = next((name for name in _LENGTHS if fields.has(name)), None)
     parts = next((parts for parts in _PARTS if all(fields.has(part) for part in parts)), ())
     if name is None and parts:
@@ -556,7 +556,7 @@ _SWIFTS_TYPES = {"AUTO": "", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *, lora: bool) -> str:
-    """Autocast, by the arguments, DeepSpeed's or accelerate's file, or else the type of the weights."""
+    """Return the autocast type by the arguments, DeepSpeed's or accelerate's file, or the weights' type."""
     told = known.told.values.get("precision")
     if told in ("bf16", "fp16"):
         return str(told)
@@ -568,9 +568,9 @@ def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *,
     if mesh is not None and mesh.raw("mixed_precision") in ("bf16", "fp16"):
         return mesh.word("mixed_precision")
     dtype = str(fields.raw("torch_dtype") or fields.raw("dtype") or "").removeprefix("torch.")
-    dtype = "bfloat16" if dtype == "auto" else dtype  # that of most checkpoints, which is noted
+    dtype = "bfloat16" if dtype == "auto" else dtype  # the type of most checkpoints, with a note
     if tool in (LLAMA_FACTORY, _FORK) and not (lora or fields.flag("pure_bf16", default=False)):
-        tool = _PLAIN  # its weights are cast up, and nothing casts products down (model/adapter.py)
+        tool = _PLAIN  # its weights are cast up, and products are not cast down (model/adapter.py)
     dtype = _SWIFTS_TYPES.get(dtype, dtype) if tool is _MS_SWIFT else dtype
     if dtype in ("bfloat16", "float16") or (not dtype and tool is not _PLAIN):
         fields.note(f"neither bf16 nor fp16 is given: {dtype or 'bfloat16'}, the weights' own type")
@@ -585,7 +585,7 @@ def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *,
 
 
 def optimizer_of(fields: Fields, key: str = "optim", default: str = "adamw_torch") -> str:
-    """By its name in transformers."""
+    """Return the optimizer from its name in transformers."""
     name = fields.word(key, default)
     if name not in OPTIMIZERS:
         fields.fault(key, f"{shown(name)} is not priced", allowed=", ".join(OPTIMIZERS))
@@ -595,13 +595,13 @@ def optimizer_of(fields: Fields, key: str = "optim", default: str = "adamw_torch
 
 
 def _recomputes(fields: Fields, tool: Tool) -> bool:
-    """Whether every layer recomputes."""
-    said = fields.has("gradient_checkpointing")  # of LLaMA-Factory, which has a switch of its own
+    """Return whether every layer recomputes."""
+    said = fields.has("gradient_checkpointing")  # LLaMA-Factory has a switch of its own
     if tool is LLAMA_FACTORY or (tool is _FORK and not said):
         return not fields.flag("disable_gradient_checkpointing", default=False)
     if not fields.has("gradient_checkpointing") and tool.recomputes:
         fields.note(f"gradient_checkpointing is on: {tool.name}'s default")
     elif not fields.has("gradient_checkpointing") and not fields.has("use_gradient_checkpointing"):
         fields.note("gradient_checkpointing is off: transformers' default, where no script turns it on")
-    own = fields.flag("use_gradient_checkpointing", default=tool.recomputes)  # of many a script of TRL's
+    own = fields.flag("use_gradient_checkpointing", default=tool.recomputes)  # in many scripts on TRL
     return fields.flag("gradient_checkpointing", default=own)

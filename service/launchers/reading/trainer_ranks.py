@@ -1,6 +1,6 @@
-"""How the ranks of transformers' Trainer share: by DeepSpeed's file, accelerate's, its own FSDP, or not.
+"""Sharding of transformers' Trainer: by DeepSpeed's file, accelerate's, its own FSDP, or none.
 
-The batch, the length and the precision are the trainer's, whatever those files say of them
+The batch, the length and the precision are the trainer's, whatever those files set
 (transformers, training_args.py and integrations/deepspeed.py).
 """
 
@@ -59,30 +59,30 @@ _BUILT_IN = re.compile(
     r"(?:default-)?(?:ds_z|zero|ds_zero|stage)_?([0-3])(?:_bf16)?(?:_(offload))?(?:_config)?(?:\.json)?"
 )
 _STRATEGIES = ("full_shard", "shard_grad_op", "hybrid_shard", "hybrid_shard_zero2", "no_shard")
-_FILLED = ("bf16.enabled", "fp16.enabled")  # ``auto`` where the trainer says them
-_DEEPSPEEDS_BATCH = "train_batch_size"  # of all ranks, which the trainer's arguments make
+_FILLED = ("bf16.enabled", "fp16.enabled")  # ``auto`` if the trainer sets them
+_DEEPSPEEDS_BATCH = "train_batch_size"  # of all ranks; follows from the trainer's arguments
 _DEEPSPEEDS_MICRO = "train_micro_batch_size_per_gpu"
 _NAMES = {
     _DEEPSPEEDS_MICRO: "micro_batch_size",
     "gradient_accumulation_steps": "num_microbatches",
     **dict.fromkeys(_FILLED, "precision"),
 }
-_OF_THE_ENGINE = "deepspeed_config"  # an argument of DeepSpeed itself, whose file transformers does not see
-_OF_THE_START = ("main_process_ip", "dynamo_backend", "torch_compile")  # words of a command, beside a batch
+_OF_THE_ENGINE = "deepspeed_config"  # DeepSpeed's own argument; transformers does not see its file
+_OF_THE_START = ("main_process_ip", "dynamo_backend", "torch_compile")  # options of a command
 
 
 def ranks_run(launcher: str, fields: Fields, known: Known, told: Told, shares: Shares | None) -> LaunchFile:
-    """The run on what says how its ranks share.
+    """Apply the sharding engine (DeepSpeed, FSDP, accelerate) to the run.
 
     Args:
-        launcher: whose run replicas and meshes are.
+        launcher: launcher to assign replicas and meshes to.
         fields: the trainer's arguments.
-        known: what stands beside them.
+        known: values given next to them.
         told: the model, the ranks and the trainer's batch, length, precision and recomputation.
         shares: accelerate's file and options.
 
     Raises:
-        InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
+        InvalidProblemError: a value cannot be read, contradicts another, or is missing.
     """
     if fields.has("deepspeed") or fields.has_section("deepspeed") or fields.has(_OF_THE_ENGINE):
         return _by_deepspeed(fields, known, told)
@@ -91,8 +91,8 @@ def ranks_run(launcher: str, fields: Fields, known: Known, told: Told, shares: S
     if said.kind() != "DEEPSPEED":
         values |= _own_fsdp(fields, known.source)
     if "num_microbatches" in known.told.values:
-        values.pop(PLUGIN_COUNT, None)  # somebody tells another than the files say
-    elsewhere = ranks is None or str(ranks.value) != str(told.num_gpus)  # who starts them says how many
+        values.pop(PLUGIN_COUNT, None)  # the user overrides the files
+    elsewhere = ranks is None or str(ranks.value) != str(told.num_gpus)  # the launcher sets their number
     if elsewhere:
         values["num_processes"] = Found(told.num_gpus, ranks.line if ranks else 0)
     if elsewhere and ranks is not None:
@@ -107,7 +107,7 @@ def ranks_run(launcher: str, fields: Fields, known: Known, told: Told, shares: S
 def _by_accelerate(
     launcher: str, fields: Fields, shares: Shares, told: Told, over: Collection[str]
 ) -> LaunchFile:
-    """The run of accelerate's values: its DeepSpeed plugin's, a mesh's, or plain replicas'."""
+    """Return the run of accelerate's values: its DeepSpeed plugin, a mesh, or plain replicas."""
     known, mesh = known_of(shares.source, told), shares.fields
     replays = "true" if fields.flag(CHECKPOINTING, default=False) else told.values["recompute_granularity"]
     given = {
@@ -125,7 +125,7 @@ def _by_accelerate(
     return mesh_run(launcher, mesh, known, given, seq_length=length, precision=precision)
 
 
-# What scripts that make DeepSpeed's file call what lies on the host: a switch of DeepSpeed-Chat's
+# Names for offloading in scripts that write DeepSpeed's file: a switch of DeepSpeed-Chat
 # (utils/ds_utils.py), a name of safe-rlhf's (finetune/main.py).
 _OFFLOADED = {
     **dict.fromkeys(("none", "false"), ()), "optimizer": ("optimizer",), "parameter": ("param",),
@@ -134,7 +134,7 @@ _OFFLOADS = "fsdp_config.fsdp_offload_params"
 
 
 def _own_fsdp(fields: Fields, source: Source) -> dict[str, Found]:
-    """``--fsdp`` and ``--fsdp_config`` as accelerate's values (training_args.py, _process_fsdp_args)."""
+    """Return ``--fsdp`` and ``--fsdp_config`` as accelerate's values (transformers, _process_fsdp_args)."""
     said, line = fields.raw("fsdp") or "", fields.place("fsdp")[1]
     words = re.split(r"[\s,]+", " ".join(map(str, said) if isinstance(said, list) else [str(said)]).lower())
     if words[0] in ("", "false", "none"):
@@ -157,7 +157,7 @@ def _own_fsdp(fields: Fields, source: Source) -> dict[str, Found]:
 
 
 def _own_configuration(fields: Fields, source: Source) -> dict[str, object]:
-    """``fsdp_config``: a section of the arguments' YAML, JSON on the command, or a file of it."""
+    """Return ``fsdp_config``: a section of the YAML, JSON on the command line, or a file."""
     name = fields.raw("fsdp_config")
     if not isinstance(name, str):
         return fields.section("fsdp_config")
@@ -169,11 +169,11 @@ def _own_configuration(fields: Fields, source: Source) -> dict[str, object]:
 
 
 def _by_plugin(shares: Shares, told: Told, given: Arguments, over: Collection[str]) -> LaunchFile:
-    """The run of accelerate's DeepSpeed plugin, whose ``auto`` the trainer's arguments fill."""
+    """Return the run of accelerate's DeepSpeed plugin; the trainer's arguments fill its ``auto``."""
     name = shares.fields.raw(PLUGIN_FILE)
     if isinstance(name, str):
         key = PLUGIN_FILE
-        if not shares.source.is_script:  # what the command says beside it is passed over
+        if not shares.source.is_script:  # the command's own options are ignored
             own = Fields(shares.source.name, values_of_file(shares.source))
             contradictions(own)
             own.stop()
@@ -186,7 +186,7 @@ def _by_plugin(shares: Shares, told: Told, given: Arguments, over: Collection[st
 
 
 def of_environment(variables: Mapping[str, tuple[str, ...]], values: Values) -> dict[str, Found]:
-    """What accelerate's variables add to the arguments (transformers, training_args.py).
+    """Return the arguments that accelerate's variables add (transformers, training_args.py).
 
     Raises:
         InvalidProblemError: a value is not known, or one of them lays out a mesh.
@@ -212,10 +212,10 @@ _OF_ACCELERATE = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_BACKEND", _ME
 
 
 def on_its_engine(command: Command, values: dict[str, Found]) -> dict[str, Found]:
-    """The arguments, with the switch of a script that ``deepspeed`` starts and that makes its own file.
+    """Return the arguments with the ZeRO switch of a script that ``deepspeed`` starts without a file.
 
     Raises:
-        InvalidProblemError: no argument of such a script says which stage it asks for.
+        InvalidProblemError: no argument of such a script sets the stage.
     """
     runner = next((word for word in command.before if word.text.rsplit("/", 1)[-1] == "deepspeed"), None)
     own = any(name in command.program for name in ("swift", "train.py", "llamafactory"))
@@ -231,9 +231,9 @@ def on_its_engine(command: Command, values: dict[str, Found]) -> dict[str, Found
 
 
 def _by_deepspeed(fields: Fields, known: Known, told: Told) -> LaunchFile:
-    """The run of DeepSpeed's file; ``auto`` in it is what the arguments say."""
+    """Return the run of DeepSpeed's file, with ``auto`` filled from the arguments."""
     key = _OF_THE_ENGINE if fields.has(_OF_THE_ENGINE) else "deepspeed"
-    if fields.has_section(key):  # the file itself, in the place of its name
+    if fields.has_section(key):  # the file's content in place of its name
         inside = {one: Found(value, 0) for one, value in fields.section(key).items()}
         _require_same(inside, key, told, known.told.values)
         return _of_deepspeeds(inside, key, told)
@@ -242,8 +242,8 @@ def _by_deepspeed(fields: Fields, known: Known, told: Told) -> LaunchFile:
         allowed = "a file of DeepSpeed's, or --zero_stage of a script that makes its own"
         fields.fault(key, "needs a value", allowed=allowed)
         fields.stop()
-    fields.take("zero_stage")  # of a script that fills it into the file
-    if name is True:  # a switch: the script makes the configuration (DeepSpeed-Chat)
+    fields.take("zero_stage")  # the script writes it into the file
+    if name is True:  # the script makes the configuration (DeepSpeed-Chat)
         stage = fields.integer("zero_stage", 0, low=0)
         values: dict[str, object] = {"zero_optimization.stage": stage, **dict.fromkeys(_FILLED, "auto")}
         away = _OFFLOADED.get(str(fields.raw("offload")).lower(), ("optimizer", "param"))
@@ -255,9 +255,9 @@ def _by_deepspeed(fields: Fields, known: Known, told: Told) -> LaunchFile:
 def run_of_deepspeeds_file(
     name: str, fields: Fields, beside: Source, told: Told, *, key: str, over: Collection[str] = ()
 ) -> LaunchFile:
-    """The run of DeepSpeed's file of a name that ``key`` says, resolved by what is told.
+    """Return the run of the DeepSpeed file that ``key`` names, with ``auto`` filled from supplied values.
 
-    ``over``: what somebody tells beside the files, which may differ from them.
+    ``over``: values that the user supplies, which may differ from the files.
     """
     base = name.replace("\\", "/").rsplit("/", 1)[-1]
     text = beside.other(base)
@@ -273,21 +273,21 @@ def run_of_deepspeeds_file(
             raise InvalidProblemError([unknown_fault(f"{said} of {shown(base)}", unknown, one.line)])
     if key != _OF_THE_ENGINE:
         _require_same(values, base, told, over)
-    elif fields.has(MICRO_BATCH) and _DEEPSPEEDS_MICRO in values:  # the script makes batches
+    elif fields.has(MICRO_BATCH) and _DEEPSPEEDS_MICRO in values:  # the script sets the batches
         _require_same({_DEEPSPEEDS_MICRO: values[_DEEPSPEEDS_MICRO]}, base, told, over)
     filled = {key: Found("auto", one.line) for key, one in values.items() if _NAMES.get(key) in over}
     return _of_deepspeeds({**values, **filled}, base, told)
 
 
 def _of_deepspeeds(values: Mapping[str, Found], base: str, told: Told) -> LaunchFile:
-    """The run of DeepSpeed's values, resolved by what is told."""
+    """Return the run of DeepSpeed's values, with ``auto`` filled from supplied values."""
     text = json.dumps(_nested(_resolved(values, told)))
     name = base if base.endswith(".json") else f"{base}.json"
     return DeepSpeedReader().read(Source(name=name, text=text), told)
 
 
 def engines_precision(fields: Fields, beside: Source) -> str:
-    """The type that DeepSpeed's own file turns on, which needs no argument of the trainer; empty: none."""
+    """Return the type that DeepSpeed's file turns on without the trainer's arguments; empty for none."""
     name = fields.raw(_OF_THE_ENGINE)
     base = str(name or "").replace("\\", "/").rsplit("/", 1)[-1]
     text = beside.other(base) if base.endswith(".json") else None
@@ -297,7 +297,7 @@ def engines_precision(fields: Fields, beside: Source) -> str:
 
 
 def _built_in(fields: Fields, key: str, base: str) -> dict[str, Found]:
-    """What a file by the usual name of LLaMA-Factory, ms-swift and Axolotl holds."""
+    """Return a built-in file of LLaMA-Factory, ms-swift or Axolotl by its usual name."""
     match = _BUILT_IN.fullmatch(base)
     if match is None:
         fields.fault(
@@ -314,7 +314,7 @@ def _built_in(fields: Fields, key: str, base: str) -> dict[str, Found]:
 
 
 def _resolved(values: Mapping[str, Found], told: Told) -> dict[str, object]:
-    """DeepSpeed's values with ``auto`` replaced, as transformers' ``HfTrainerDeepSpeedConfig`` does it."""
+    """Return DeepSpeed's values with ``auto`` replaced as by transformers' ``HfTrainerDeepSpeedConfig``."""
     known, keys = _filled(told), flag_names(DeepSpeedReader.name)
     found: dict[str, object] = {}
     for name, one in values.items():
@@ -331,13 +331,13 @@ def _resolved(values: Mapping[str, Found], told: Told) -> dict[str, object]:
 
 
 def _filled(told: Told) -> dict[str, int | str | bool]:
-    """What the trainer's arguments say of DeepSpeed's keys."""
+    """Return the values for DeepSpeed's keys from the trainer's arguments."""
     found = {key: told.values[name] for key, name in _NAMES.items()}
     return found | {key: found[key] == key.partition(".")[0] for key in _FILLED}
 
 
 def _require_same(values: Mapping[str, Found], base: str, told: Told, over: Collection[str]) -> None:
-    """Refuse a file that says another batch or type than the trainer's arguments: transformers stops."""
+    """Refuse a file with another batch or type than the trainer's arguments: transformers stops."""
     fields = Fields(base, values)
     for key, said in _filled(told).items():
         value = fields.raw(key)
@@ -349,7 +349,7 @@ def _require_same(values: Mapping[str, Found], base: str, told: Told, over: Coll
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, object]:
-    """Values by dotted name as a tree."""
+    """Convert values by dotted name to a tree."""
     tree: dict[str, object] = {}
     for name, value in values.items():
         *parents, last = name.split(".")
@@ -367,13 +367,13 @@ def _nested(values: Mapping[str, object]) -> dict[str, object]:
 # How many processes start, and on which GPUs.
 
 
-_SEVERAL = ("deepspeed", "accelerate", "trl")  # which start a process for every GPU that they see
-_TASKS = (*RANK_STARTERS, "jsrun")  # as many as they are told, of which each takes one GPU
+_SEVERAL = ("deepspeed", "accelerate", "trl")  # start one process per visible GPU
+_TASKS = (*RANK_STARTERS, "jsrun")  # start the given number of processes, each on one GPU
 _STARTERS = (*_SEVERAL, *_TASKS, "torchrun", "torch.distributed.run", "torch.distributed.launch", "ray")
 
 
 def started_by(script: Script, command: Command) -> int | None:
-    """Processes of one node, where no launcher says them: a GPU each of those that are visible, or one."""
+    """Return the processes of one node when no launcher sets them: one per visible GPU, or one."""
     world = world_of("", script, command)
     hangs = _has(command, _STARTERS) and any(word.unknown for word in command.before)
     hangs = hangs or world.lacking is not None
@@ -387,7 +387,7 @@ def started_by(script: Script, command: Command) -> int | None:
 
 
 def _stated_world(script: Script, command: Command) -> int:
-    """Processes of python without a launcher: one, or those of WORLD_SIZE, which others start elsewhere.
+    """Return the processes of python without a launcher: one, or WORLD_SIZE if others start elsewhere.
 
     Raises:
         InvalidProblemError: WORLD_SIZE is not known.
@@ -400,17 +400,17 @@ def _stated_world(script: Script, command: Command) -> int:
 
 
 def starts_processes(command: Command) -> bool:
-    """Whether a launcher of processes starts the command."""
+    """Return whether a launcher of processes starts the command."""
     return _has(command, _STARTERS)
 
 
 def _has(command: Command, programs: Collection[str]) -> bool:
-    """Whether one of some programs starts the command."""
+    """Return whether the command is started by one of the programs."""
     return any(word.text.rsplit("/", 1)[-1] in programs for word in command.before)
 
 
 def _included(words: Sequence[Word]) -> int:
-    """GPUs of one host that ``deepspeed --include host:0,1`` names; 0: none, or several hosts."""
+    """Return the GPUs of one host in ``deepspeed --include host:0,1``; 0 for none or several hosts."""
     texts = [word.text for word in words]
     pairs = dict([*(text.partition("=")[::2] for text in texts), *pairwise(texts)])
     hosts, _, gpus = pairs.get("--include", pairs.get("-i", "")).rpartition(":")
@@ -418,7 +418,7 @@ def _included(words: Sequence[Word]) -> int:
 
 
 def _visible(script: Script, command: Command) -> int:
-    """How many GPUs a command sees (CUDA_VISIBLE_DEVICES); 0: it does not say, or not plainly."""
+    """Return how many GPUs a command sees (CUDA_VISIBLE_DEVICES); 0 if unset or not a plain list."""
     said = "".join(environment_of(script, command).get("CUDA_VISIBLE_DEVICES", ()))
     return 0 if UNKNOWN in said or not said else len(said.split(","))
 
@@ -426,13 +426,13 @@ def _visible(script: Script, command: Command) -> int:
 def require_gpus_of_their_own(
     fields: Fields, script: Script, command: Command, shares: Shares | None
 ) -> None:
-    """Refuse processes without a GPU each: none is left for some, or one process holds several.
+    """Refuse processes without a GPU each: some have none, or one process holds several.
 
-    Without ZeRO-3 and FSDP a process of ms-swift takes all GPUs that are visible to it alone, one working
+    Without ZeRO-3 and FSDP a process of ms-swift takes all GPUs that only it sees, one working
     after another (get_default_device_map); of other trainers it feeds them all (torch's DataParallel).
 
     Raises:
-        InvalidProblemError: see above.
+        InvalidProblemError: a process has no GPU, or several.
     """
     gpus, world = _visible(script, command), world_of("", script, command)
     mesh = None if shares is None else shares.fields
@@ -472,11 +472,11 @@ _PLACEMENTS = ("auto", "balanced", "balanced_low_0", "sequential")  # of acceler
 
 
 # --------------------------------------------------------------------------------------------------
-# Which kernels run there.
+# Attention kernels and Liger's.
 
 
-# Attention kernels by transformers' names of them (AttentionInterface): those that its exporter writes; and
-# ms-swift's and LLaMA-Factory's.
+# Attention kernels by transformers' names (AttentionInterface) that its exporter writes, and by those of
+# ms-swift and LLaMA-Factory.
 _NAMED = ("flash4", "flash3", "flash2", "cudnn", "torch", "triton")
 _KERNELS = {ATTENTION[name]: name for name in _NAMED} | {
     "flash_attn": "flash2", "fa2": "flash2", "fa3": "flash3", "flash_attention": "flash2",
@@ -486,14 +486,14 @@ _KERNELS = {ATTENTION[name]: name for name in _NAMED} | {
 def kernel_of(
     fields: Fields, launcher: str, configuration: Configuration
 ) -> dict[str, str | int | float | bool]:
-    """The attention kernel, where another is named than is priced anyway; rings have their own."""
+    """Return the attention kernel if it differs from the default of the price; rings have their own."""
     name = next((name for name in ("attn_implementation", "attn_impl") if fields.has(name)), None)
     found = _KERNELS.get(fields.word(name).lower(), "") if name else ""
     return {} if configuration.context_parallel_size > 1 else kernel_option(found, launcher)
 
 
 def kernel_option(found: str, launcher: str) -> dict[str, str | int | float | bool]:
-    """The option of an attention kernel that is named; none where it is priced anyway."""
+    """Return the option of a named attention kernel; empty if it is the default of the price."""
     usual = framework_facts(framework_of(launcher)).attention_kernel
     return {} if found in ("", usual) else {"attention_kernel": found}
 
@@ -506,9 +506,9 @@ _LIGER = (
 
 
 def liger(fields: Fields, model: ModelSpec, tokens: int) -> dict[str, str | int | float | bool]:
-    """Options of Liger's kernels, where they are on: norms, activations, and a loss that keeps no logits.
+    """Return the options of Liger's kernels if on: norms, activations, and a loss that keeps no logits.
 
-    Its loss takes rows in so many parts as the vocabulary is wider than the hidden size, rounded to a power
+    Its loss splits rows into vocabulary / hidden size parts, rounded to a power
     of two (liger-kernel 0.6, ops/fused_linear_cross_entropy.py), and writes gradients over their 2 bytes.
     """
     if not any(fields.flag(name, default=False) for name in _LIGER):
@@ -517,7 +517,7 @@ def liger(fields: Fields, model: ModelSpec, tokens: int) -> dict[str, str | int 
 
 
 def chunked_loss(model: ModelSpec, tokens: int) -> dict[str, str | int | float | bool]:
-    """Options of Liger's fused linear cross entropy."""
+    """Return the options of Liger's fused linear cross entropy."""
     rows = -(-tokens // -(-model.vocab_size // model.hidden_size))
     rows = 1 << (rows - 1).bit_length()
     return {"loss_fused": True, "logit_bytes": 2.0 * min(rows / tokens, 1.0)}

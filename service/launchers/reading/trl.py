@@ -82,14 +82,14 @@ class TrlReader:
     name = "trl"
 
     def recognises(self, source: Source) -> bool:
-        """Whether it is TRL's own file, or accelerate's beside a script that starts TRL."""
+        """Return whether it is TRL's own file, or accelerate's beside a script that starts TRL."""
         return _is_sft(source) or (AccelerateReader().recognises(source) and _starts_trl(source))
 
     def read(self, source: Source, told: Told) -> LaunchFile:
         """The run that both files configure.
 
         Raises:
-            InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
+            InvalidProblemError: a value cannot be read, contradicts another, or is missing.
         """
         _require_own_file(source)
         files = [source, *documents_beside(known_of(source, told).source)]
@@ -213,7 +213,7 @@ def _peft(fields: Fields) -> dict[str, Any]:
 
 
 def _is_sft(source: Source) -> bool:
-    """Whether a YAML has the names of SFTConfig, and none that other readers know better."""
+    """Return whether a YAML has the names of SFTConfig, and none that other readers know better."""
     names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
     known = sum(name in names for name in _SFT_NAMES)
     others = any(name in names for name in _OTHERS_NAMES)
@@ -241,7 +241,7 @@ def _starts_trl(source: Source) -> bool:
 
 
 def _starts(words: Sequence[Word]) -> bool:
-    """Whether a command starts TRL's supervised fine-tuning."""
+    """Return whether a command starts TRL's supervised fine-tuning."""
     command = program_of(words)
     return command is not None and command.program in ("trl sft", "trl/scripts/sft.py")
 

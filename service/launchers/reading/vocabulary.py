@@ -95,7 +95,7 @@ def _stated(name: str) -> int | None:
 
 
 def _is_own(name: str) -> bool:
-    """Whether a path names a tokenizer that somebody trained: ``…/europa-tokenizer/vocab.json``.
+    """Return whether a path names a tokenizer that somebody trained: ``…/europa-tokenizer/vocab.json``.
 
     So does one beside a model that is called by its size: ``baichuan-7b/tokenizer.model``.
     """
