@@ -67,7 +67,7 @@ _LIVE_WEIGHTS = 1e9  # DeepSpeed keeps no more gathered weights (its defaults, Z
 
 
 def tensor_parallel(ctx: Context, blocks: float = 2.0) -> PassSeconds:
-    """Collectives of ``blocks`` tensor-parallel blocks (attention, MLP): one pair each.
+    """Return the collectives of ``blocks`` tensor-parallel blocks (attention, MLP): one pair each.
 
     With sequence parallelism a block all-gathers its input and reduce-scatters its output, and its
     backward pass all-gathers the input once more; otherwise it all-reduces once each way. Of a
@@ -81,12 +81,12 @@ def tensor_parallel(ctx: Context, blocks: float = 2.0) -> PassSeconds:
 
 
 def vocabulary_parallel(ctx: Context) -> PassSeconds:
-    """The collective at either end of the model: one pair of a tensor-parallel block's, in 2 bytes."""
+    """Return the collective at either end of the model: a tensor-parallel block's pair, in 2 bytes."""
     return _with_sequences(ctx, 0.5, _ACTIVATION_BYTES, _ACTIVATION_BYTES)
 
 
 def _with_sequences(ctx: Context, blocks: float, input_bytes: float, gradient_bytes: float) -> PassSeconds:
-    """``tensor_parallel`` with so many bytes of an element of what sequence parallelism gathers."""
+    """Price ``tensor_parallel`` where sequence parallelism gathers elements of these sizes, in bytes."""
     width = ctx.tokens * ctx.model.hidden_size
     moved_s = {
         each: all_gather_s(width * each, ctx.tensor_group, ctx.fabric)
@@ -104,7 +104,7 @@ def _with_sequences(ctx: Context, blocks: float, input_bytes: float, gradient_by
 
 
 def _gathered_bytes(ctx: Context) -> tuple[float, float]:
-    """Bytes of an element of the inputs and of the gradients that sequence parallelism gathers.
+    """Return the bytes of an element of the inputs and of the gradients that sequence parallelism gathers.
 
     Transformer Engine gathers them in the products' format. Both gradient products read the gradient, one
     along its rows and one along its columns, which blocks of scales make two tensors (d0067d0d
@@ -117,7 +117,7 @@ def _gathered_bytes(ctx: Context) -> tuple[float, float]:
 
 
 def context_parallel(ctx: Context, attention: PassSeconds) -> PassSeconds:
-    """What splitting sequences adds to attention, in a ring, by exchanging heads for tokens, or both.
+    """Return the seconds that context parallelism adds to attention: a ring, exchanged heads or both.
 
     Where both: neighbours exchange first and last, so that each ring has their tokens of its share of the
     heads (Transformer Engine 2.9, ``AttnFuncWithCPAndKVP2P``; Fang and Zhao 2024, USP, arXiv:2405.07719).
@@ -126,7 +126,7 @@ def context_parallel(ctx: Context, attention: PassSeconds) -> PassSeconds:
 
 
 def _head_exchange(ctx: Context) -> PassSeconds:
-    """All-to-alls around attention: queries, keys and values before it, its output behind it.
+    """Return the all-to-alls around attention: queries, keys and values before it, its output behind it.
 
     Each rank sends the tokens that it has, of all its heads, and gets every token of 1 / c of them; the
     backward pass sends the gradients the other way. Nothing runs under them (Jacobs et al. 2023,
@@ -142,7 +142,7 @@ def _head_exchange(ctx: Context) -> PassSeconds:
 
 
 def _ring(ctx: Context, attention: PassSeconds) -> PassSeconds:
-    """What ring attention adds: keys and values go round once, twice with their gradients.
+    """Return what ring attention adds: keys and values go round once, twice with their gradients.
 
     Attention hides the exchange but for a least share: ``max(attention + share * x, x) - attention``.
     Each part of the keys but the first is merged into an fp32 output, twice as much in the backward pass
@@ -161,7 +161,7 @@ def _ring(ctx: Context, attention: PassSeconds) -> PassSeconds:
 
 
 def expert_parallel(ctx: Context) -> PassSeconds:
-    """Dispatch and combine of routed tokens; the backward pass repeats both.
+    """Return dispatch and combine of routed tokens; the backward pass repeats both.
 
     Under expert tensor parallelism each is followed by an all-gather (a reduce-scatter) of the
     routed tokens among the ranks that share an expert.
@@ -198,7 +198,7 @@ def expert_parallel(ctx: Context) -> PassSeconds:
 
 
 def dispatched_copies(ctx: Context, moe: MoeSpec) -> FloatArray | float:
-    """How often a token leaves its rank, however it is routed; what stays counts as well.
+    """Return how often a token leaves its rank, however it is routed; copies that stay count as well.
 
     An all-to-all sends it to each of its ``top_k`` experts, an all-gather to every rank. DeepEP and
     HybridEP send it once to a rank in an island, and once to an island that has several of its experts:
@@ -219,12 +219,12 @@ def dispatched_copies(ctx: Context, moe: MoeSpec) -> FloatArray | float:
 
 
 def _distinct(places: FloatArray, chosen: int) -> FloatArray:
-    """Places that ``chosen`` random ones fall on."""
+    """Return the expected number of different places that ``chosen`` random ones fall on."""
     return np.asarray(places * (1.0 - (1.0 - 1.0 / places) ** chosen))
 
 
 def _sharded_s(ctx: Context, weights: Weights, element_bytes: FloatArray | float) -> FloatArray:
-    """An all-gather (or reduce-scatter) of one layer's weights over its shard sets.
+    """Return an all-gather (or reduce-scatter) of one layer's weights over its shard sets.
 
     Of lists with a tensor for each rank, each is copied to or from the flat buffer that travels.
     """
@@ -245,7 +245,7 @@ def _sharded_s(ctx: Context, weights: Weights, element_bytes: FloatArray | float
 def weight_gathers(
     ctx: Context, weights: Weights, trained: Weights, passes: PassSeconds, *, again: bool = True
 ) -> PassSeconds:
-    """What a part's weights and gradients travel in each pass, as ``sharding`` says.
+    """Return the seconds that a part's weights and gradients travel in each pass (see ``sharding``).
 
     ``again`` is False for the ends of the model, which travel in 2 bytes: the backward pass of the head
     follows its forward pass at once, and the embedding's needs no weights (torch's pipeline runtime drops
@@ -269,13 +269,13 @@ def weight_gathers(
 
 
 def _shard(ctx: Context, weights: Weights) -> FloatArray:
-    """Elements of a part that one rank holds."""
+    """Return the elements of a part that one rank holds."""
     dense, routed = ctx.dense_replicas.sharing, ctx.expert_replicas.sharing
     return weights.dense / dense + weights.routed / routed
 
 
 def _fetched_s(ctx: Context, weights: Weights, gather: FloatArray) -> FloatArray:
-    """A gather of shards that come from the host: each rank copies its own over its own link first.
+    """Return a gather of shards that come from the host: each rank first copies its own over its own link.
 
     The copy is in the gather's stream (DeepSpeed 0.19 ``partition_parameters.py``), a drive is read ahead
     of both (``partitioned_param_coordinator.py __prefetch_nvme_param_partitions``; ZeRO-Infinity,
@@ -291,7 +291,7 @@ def _fetched_s(ctx: Context, weights: Weights, gather: FloatArray) -> FloatArray
 
 
 def _kept_s(ctx: Context, trained: Weights) -> FloatArray:
-    """Gradients that are kept on the host, to the GPU and back for every addition (``stage3.py:1900``).
+    """Copy gradients that are kept on the host to the GPU and back for every addition (``stage3.py:1900``).
 
     Or there once, where the CPU reads both and writes their sum from the second micro-batch on; autograd
     waits for either (torch 2.13, ``_fsdp_collectives.py foreach_reduce``).
@@ -309,7 +309,7 @@ def _kept_s(ctx: Context, trained: Weights) -> FloatArray:
 
 
 def _reduced_s(ctx: Context, trained: Weights) -> FloatArray:
-    """A reduction of one part's gradients after a micro-batch."""
+    """Reduce one part's gradients after a micro-batch."""
     sent = gradient_bytes_sent(ctx)
     scattered = _sharded_s(ctx, trained, sent)
     if ctx.facts.replicas_reduced_every_pass:
@@ -319,7 +319,7 @@ def _reduced_s(ctx: Context, trained: Weights) -> FloatArray:
 
 
 def replayed_gathers(ctx: Context, weights: Weights, forward: FloatArray) -> FloatArray:
-    """What recomputing a layer gathers once more where every module's weights come and go.
+    """Return the gathers that recomputing a layer repeats where every module's weights come and go.
 
     A framework that gathers whole blocks keeps them from the recomputation to the backward pass;
     DeepSpeed keeps what it needs again within 1e9 weights (``stage3_max_reuse_distance``).
@@ -333,7 +333,7 @@ def replayed_gathers(ctx: Context, weights: Weights, forward: FloatArray) -> Flo
 
 
 def _unhidden_s(ctx: Context, weights: Weights, seconds: FloatArray, under: FloatArray) -> FloatArray:
-    """What of a part's gathers is seen beside the pass that they run under.
+    """Return the part of the gathers that the pass above them does not hide.
 
     Modules of a layer that is too large to stay (``stage3_max_live_parameters``) are not fetched ahead.
     """
@@ -344,7 +344,7 @@ def _unhidden_s(ctx: Context, weights: Weights, seconds: FloatArray, under: Floa
 
 
 def sent_bytes(ctx: Context) -> FloatArray:
-    """Bytes that a rank sends to its pipeline neighbour for one micro-batch: every stream of its tokens."""
+    """Return the bytes that a rank sends to its pipeline neighbour for one micro-batch, of all streams."""
     split = ctx.t if ctx.facts.scatter_transfer else np.where(ctx.sequence_parallel, ctx.t, 1.0)
     tokens = sum(share * one.tokens for share, one in ctx.at_lengths)
     width = num_streams(ctx.model.streams) * ctx.model.hidden_size
@@ -355,7 +355,7 @@ _SHAPE_BYTES = 24.0  # three sizes of 8 bytes
 
 
 def transfer(ctx: Context) -> FloatArray:
-    """Exposed seconds of one activation between pipeline neighbours, each direction; 0 if pp = 1.
+    """Return exposed seconds of one activation between pipeline neighbours, each direction; 0 if pp = 1.
 
     Where micro-batches differ in length a message with the shape goes ahead of each, for which the device
     is synchronised, so that nothing hides either (``variable_seq_lengths`` of Megatron-LM d98e8a64,
@@ -371,7 +371,7 @@ def transfer(ctx: Context) -> FloatArray:
 
 
 def shape_message_s(ctx: Context) -> FloatArray:
-    """Seconds of a message between pipeline neighbours that says the next one's shape; 0 if pp = 1."""
+    """Return seconds of a message that carries the next one's shape between neighbours; 0 if pp = 1."""
     sent = np.full_like(ctx.t, _SHAPE_BYTES)
     return point_to_point_s(sent, ctx.placement.block, ctx.p, ctx.fabric)
 
@@ -382,12 +382,12 @@ def shape_message_s(ctx: Context) -> FloatArray:
 
 @lru_cache(maxsize=16)
 def _work_of(filled: Filled, model: ModelSpec) -> Work:
-    """Work of attention in the sequences that documents fill: queries times attended keys."""
+    """Return attention's work in the sequences that documents fill: queries times attended keys."""
     return filled.work(lambda length: length * model.attended_tokens(length))
 
 
 def unequal_attention(ctx: Context, attention: PassSeconds) -> PassSeconds:
-    """What a step waits for in attention because its sequences hold documents of unequal length.
+    """Return the wait in attention that sequences with documents of unequal length cause.
 
     Ranks that exchange tokens or weights in every layer (experts, ZeRO-3) wait for the busiest of them in
     each micro-batch, stages for the slowest micro-batch in flight, replicas for the busiest at the end of
@@ -402,7 +402,7 @@ def unequal_attention(ctx: Context, attention: PassSeconds) -> PassSeconds:
 
 
 def _waiting(ctx: Context, work: Work, *, whole: bool = False) -> FloatArray:
-    """Waiting over work, (n,), which is that of one sequence, or of a ``whole`` micro-batch."""
+    """Return the waiting over work, (n,), of one sequence, or of a ``whole`` micro-batch."""
     columns = ctx.columns
     together = np.clip(np.ceil(ctx.e * ctx.et / (ctx.t * ctx.c)), 1.0, ctx.d)
     together = np.where(columns.zero_stage >= SHARD_WEIGHTS, ctx.d, together)
@@ -414,14 +414,14 @@ def _waiting(ctx: Context, work: Work, *, whole: bool = False) -> FloatArray:
 
 @lru_cache(maxsize=64)
 def _padded_work(filled: Filled, model: ModelSpec, size: int) -> Work:
-    """Work of a whole micro-batch that is padded to the longest of ``size`` documents."""
+    """Return the work of a whole micro-batch that is padded to the longest of ``size`` documents."""
     tokens, which = np.unique(filled.longest(size), return_inverse=True)
     each = np.array([length * model.model_flops_per_token(int(length)) for length in tokens.tolist()])
     return Work.of(each[which.ravel()])
 
 
 def _waiting_for_longest(ctx: Context) -> FloatArray:
-    """Waiting over work, (n,), of micro-batches padded to their longest documents."""
+    """Return the waiting over work, (n,), of micro-batches padded to their longest documents."""
     filled, found = ctx.workload.filled, np.zeros_like(ctx.t)
     for size in np.unique(ctx.micro_batch).tolist() if filled is not None else ():
         own = _waiting(ctx, _padded_work(filled, ctx.model, int(size)), whole=True)
@@ -431,17 +431,17 @@ def _waiting_for_longest(ctx: Context) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class OfLengths:
-    """How micro-batches that are padded to their longest documents weigh ``Context.at_lengths``."""
+    """Weights of ``Context.at_lengths`` for micro-batches that are padded to their longest documents."""
 
     shares: tuple[FloatArray, ...]  # of each length, (n,)
     grows: FloatArray  # waiting over what the longest takes beyond the shortest, (n,)
 
     @classmethod
     def of(cls, ctx: Context) -> OfLengths:
-        """Those of rows of such batching.
+        """Return the weights of rows with such batching.
 
-        Nobody waits for what is as long in all, such as launches: between the shortest micro-batch and the
-        longest seconds grow with FLOPs, of which the mean waits as ``Work`` says.
+        Equal seconds, such as launches, cause no wait: between the shortest micro-batch and the
+        longest seconds grow with FLOPs, of which the mean waits as in ``Work``.
         """
         at = ctx.at_lengths
         flops = [own.seq_length * ctx.model.model_flops_per_token(round(own.seq_length)) for _, own in at]
@@ -450,19 +450,19 @@ class OfLengths:
         return cls(tuple(share for share, _ in at), grows)
 
     def mean(self, each: Sequence[FloatArray]) -> FloatArray:
-        """Of seconds at each length, shape (n,) or (n, parts)."""
+        """Return the mean of seconds at each length, shape (n,) or (n, parts)."""
         rows = _beside(each[0])
         return sum((share[rows] * one for share, one in zip(self.shares, each, strict=True)), np.zeros(1))
 
     def waited(self, each: Sequence[FloatArray]) -> FloatArray:
-        """What others wait beyond that mean, in the same shape."""
+        """Return how long others wait beyond that mean, in the same shape."""
         return np.asarray(self.grows[_beside(each[0])] * (each[-1] - each[0]))
 
     def whole(self, each: Sequence[FloatArray]) -> FloatArray:
-        """The mean and what others wait beyond it."""
+        """Return the mean and the wait beyond it."""
         return np.asarray(self.mean(each) + self.waited(each))
 
 
 def _beside(seconds: FloatArray) -> tuple[slice | None, ...]:
-    """The index that sets a value of each row beside all of its seconds."""
+    """Return the index that aligns one value of each row with all of its seconds."""
     return (slice(None),) + (None,) * (seconds.ndim - 1)

@@ -19,13 +19,13 @@ from meshwright.profiles.operators.tables import IndexArray, OperatorTable, load
 from meshwright.solver.configuration import FloatArray
 from meshwright.solver.cost.context import ROW_CASTS, Context, PassSeconds
 
-# Operators are priced from the measured tables of the GPU, which say by how much each shape misses the roof
+# Operators are priced from the measured tables of the GPU, which show how far each shape misses the roof
 # of the GPU it was measured on; the roof here is that of the GPU at hand, so a faster one is never slower.
 # Rows share few shapes: each is looked up once.
 Lookup = tuple[OperatorTable, tuple[FloatArray, ...]]  # a table, and its arguments of shape (n,)
 _FEW = 16  # rows that are looked up sooner than sorted
-_NARROWER = 0.25  # where a table has no other: FlashAttention 2 loses 1.2 for half of it (L40S table)
-# Rates of attention kernels over the generation's best, whose tables were measured. FlashAttention 2 is
+_NARROWER = 0.25  # if a table does not state it: FlashAttention 2 loses 1.2 for half of it (L40S table)
+# Rates of attention kernels over the generation's best, with measured tables. FlashAttention 2 is
 # twice as fast as 1 and 1.3 to 2 times as Triton's on A100 (Triton here at its upper end, as the open runs
 # have it), and reaches 35 % of an H100 (arXiv:2307.08691); 3 is 1.5 to 2 times as fast there
 # (arXiv:2407.08608). Blackwell's table is an inference kernel's: cuDNN's training kernel exceeds it (open
@@ -42,7 +42,7 @@ _FP8_RATE = 1.35
 
 
 def flash_lookup(ctx: Context) -> Lookup:
-    """Flash attention of whole causal sequences over a rank's heads.
+    """Return flash attention of whole causal sequences over a rank's heads.
 
     Raises:
         ProfileError: the GPU has no tables.
@@ -57,7 +57,7 @@ def flash_lookup(ctx: Context) -> Lookup:
 
 
 def flash_s(ctx: Context) -> FloatArray:
-    """Forward seconds of one layer's flash attention.
+    """Return the forward seconds of one layer's flash attention.
 
     A ring of context parallelism runs one kernel for each part of the keys, as long as a rank's part of
     the sequence; a sliding window takes its part of a whole sequence's time.
@@ -72,20 +72,20 @@ def flash_s(ctx: Context) -> FloatArray:
 
 
 def kernel_rate(ctx: Context) -> float:
-    """Rate of the attention kernel over that of the measured one; in 8 bits only where products are."""
+    """Return the attention kernel's rate over the measured one's; in 8 bits only where products are."""
     rates = _KERNEL_RATES.get(ctx.gpu.architecture, {})
     eighth = ctx.facts.fp8_attention and ctx.low_precision
     return rates.get(ctx.facts.attention_kernel, 1.0) * (_FP8_RATE if eighth else 1.0)
 
 
 def routed_rows(ctx: Context, moe: MoeSpec) -> tuple[FloatArray, FloatArray]:
-    """Tokens of each expert on the busiest rank, and the experts of a rank."""
+    """Return the tokens of each expert on the busiest rank, and the experts of a rank."""
     local = np.maximum(moe.num_experts / ctx.e, 1.0)
     return ctx.moe_tokens * ctx.et * moe.top_k * ctx.expert_load / local, local
 
 
 def _seconds(ctx: Context, lookup: Lookup, *, level: float, shape: tuple[FloatArray, ...]) -> FloatArray:
-    """Seconds of each row; rows with an equal ``shape`` have equal arguments."""
+    """Return the seconds of each row; rows with an equal ``shape`` have equal arguments."""
     table, arguments = lookup
     first, of_row = _distinct(shape)
     slowdown = table.slowdown(*(argument[first] for argument in arguments))[of_row]
@@ -95,7 +95,7 @@ def _seconds(ctx: Context, lookup: Lookup, *, level: float, shape: tuple[FloatAr
 
 
 def _distinct(shape: tuple[FloatArray, ...]) -> tuple[IndexArray, IndexArray]:
-    """Where each distinct combination first stands, and which of them each row has; of few rows, all."""
+    """Return where each distinct combination first occurs, and which each row has; of few rows, all."""
     code = np.zeros(len(shape[0]), dtype=np.int64)
     if len(code) <= _FEW:
         return np.arange(len(code)), np.arange(len(code))
@@ -117,7 +117,7 @@ _MISALIGNED = 0.2
 # moves 42 bytes an element and copy, a fused kernel 28; a dispatcher that writes in the order of the
 # experts spares one of two ways; a fused MLP of experts reads through the index.
 _UNFUSED_PERMUTATION, _DISPATCH_PERMUTES, _GROUPED_PERMUTES = 1.5, 0.7, 0.5
-# Kernels beside each expert's product in 8 or 4 bits: its input is cast and its scales are put in order
+# Kernels next to each expert's product in 8 or 4 bits: its input is cast and its scales are put in order
 # (Transformer Engine 2 ``module/grouped_linear.py``: ``split_quantize``, ``general_grouped_gemm``).
 _CASTS_OF_AN_EXPERT = 2.0
 _NORM_BYTES, _EAGER_NORM_BYTES = 4.0, 36.0  # of one element, forward
@@ -140,7 +140,7 @@ class Gemm:
 
 
 def attention_gemms(ctx: Context) -> list[Gemm]:
-    """The projections of one attention block."""
+    """Return the projections of one attention block."""
     model, t, tokens = ctx.model, ctx.t, ctx.tokens
     h, heads = model.hidden_size, model.num_attention_heads
     if model.mla is None:
@@ -165,12 +165,12 @@ def attention_gemms(ctx: Context) -> list[Gemm]:
 
 
 def _latent_share(ctx: Context) -> FloatArray | float:
-    """Share of a sequence that a tensor rank projects to latents."""
+    """Return the share of a sequence that a tensor rank projects to latents."""
     return 1.0 if ctx.facts.latents_whole else ctx.row_share
 
 
 def _indexer_gemms(ctx: Context, q_lora_rank: int) -> list[Gemm]:
-    """An indexer's products, of all tokens on every tensor rank (Megatron-Core 0.19, ``DSAIndexer``)."""
+    """Return an indexer's products: all tokens on every rank (Megatron-Core 0.19, ``DSAIndexer``)."""
     indexer, tokens = ctx.model.chooser, ctx.tokens
     if indexer is None:
         return []
@@ -179,18 +179,18 @@ def _indexer_gemms(ctx: Context, q_lora_rank: int) -> list[Gemm]:
 
 
 def _mlp_gemms(model: ModelSpec, tokens: FloatArray, width: FloatArray) -> list[Gemm]:
-    """Up (with its gate) and down projection of an MLP whose slice is ``width`` wide."""
+    """Return up (with its gate) and down projection of an MLP with a slice of ``width``."""
     h = model.hidden_size
     return [Gemm(m=tokens, n=(model.mlp_matrices - 1) * width, k=h), Gemm(m=tokens, n=h, k=width)]
 
 
 def layer_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
-    """The linear layers of one transformer layer."""
+    """Return the linear layers of one transformer layer."""
     model, moe, h = ctx.model, ctx.model.moe, ctx.model.hidden_size
     gemms, own = attention_gemms(ctx), float(model.layer_embedding_size)
     if own:  # a gate of the layer's embeddings, and their projection: whole on every tensor rank
         gemms += [Gemm(m=ctx.tokens, n=n, k=k) for n, k in ((own, h), (h, own))]
-    if model.streams:  # the product of low rank beside attention
+    if model.streams:  # the product of low rank next to attention
         rank = float(model.streams.low_rank)
         gemms += [Gemm(m=ctx.tokens, n=n, k=k) for n, k in ((rank, h), (h, rank))]
     if kind == "dense" or moe is None:
@@ -207,11 +207,11 @@ def layer_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
 
 
 def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str, *, trained: bool = True) -> PassSeconds:
-    """All products of a layer, forward and backward; frozen matrices have no weight gradient."""
+    """Price all products of a layer, forward and backward; frozen matrices have no weight gradient."""
     rate, operators = ctx.gemm_flops(precision), ctx.operators
     element = {"fp8": 1.0, "fp4": 0.5}.get(precision, 2.0)
     alone = ctx.low_precision and not ctx.facts.moe_grouped_mlp_fused
-    kernels = _CASTS_OF_AN_EXPERT if alone else -1.0  # of each further expert, beside its product
+    kernels = _CASTS_OF_AN_EXPERT if alone else -1.0  # of each further expert, next to its product
     m, n, k, flops = np.empty((4, len(gemms), 3 if trained else 2, len(ctx.t)))  # all at once: few calls
     tile = _TILES.get(ctx.gpu.architecture, _TILE)
     for index, g in enumerate(gemms):
@@ -236,14 +236,14 @@ def gemm_seconds(ctx: Context, gemms: list[Gemm], precision: str, *, trained: bo
 
 
 def _filled(side: FloatArray | float, tile: float) -> FloatArray | float:
-    """Share of the tiles along one side of a product's output that it fills; all of sides below a tile."""
+    """Return the filled share of the tiles along one side of a product's output; 1 below a tile's size."""
     if isinstance(side, float) and not side % tile:
         return 1.0
     return np.where(np.asarray(side) > tile, side / (np.ceil(side / tile) * tile), 1.0)
 
 
 def _grouped_share(ctx: Context, gemm: Gemm) -> FloatArray:
-    """Rate of a grouped product over that of a plain one; a rank's only expert is a plain product.
+    """Return a grouped product's rate over a plain one's; a rank's only expert is a plain product.
 
     It needs ``grouped_m0`` rows more than a plain one to reach half its rate.
     """
@@ -253,7 +253,7 @@ def _grouped_share(ctx: Context, gemm: Gemm) -> FloatArray:
 
 
 def linear_seconds(ctx: Context, kind: LayerKind) -> PassSeconds:
-    """All linear layers of one transformer layer, a rank's experts among them.
+    """Price all linear layers of one transformer layer, including a rank's experts.
 
     A recipe may run the experts' products alone in 8 bits; their casts read 2 bytes and write 1, twice.
     """
@@ -269,7 +269,7 @@ def linear_seconds(ctx: Context, kind: LayerKind) -> PassSeconds:
 
 
 def _formula_flash_s(ctx: Context) -> FloatArray:
-    """Forward seconds of flash attention on a GPU without tables.
+    """Return the forward seconds of flash attention on a GPU without tables.
 
     FLOPs ``2 b s heads (qk + v) * attended keys / (t c)`` (Dao 2023, arXiv:2307.08691).
     """
@@ -283,7 +283,7 @@ def _formula_flash_s(ctx: Context) -> FloatArray:
 
 
 def core_attention(ctx: Context) -> PassSeconds:
-    """Scores and weighted values of one layer, causal; of packed documents each within itself.
+    """Price scores and weighted values of one layer, causal; packed documents attend within themselves.
 
     Kernels for sequences of unequal length (``cu_seqlens``) take as long as for each length its share of
     the tokens would alone; context parallelism splits every document (Transformer Engine 2, ``thd``).
@@ -300,7 +300,7 @@ def core_attention(ctx: Context) -> PassSeconds:
 
 
 def _core_attention(ctx: Context) -> PassSeconds:
-    """The same of sequences that are one document each.
+    """Price attention of sequences that are one document each.
 
     Without flash attention the whole square of scores is computed and moved through memory several
     times (Korthikanti et al. 2022, arXiv:2205.05198, section 4.1).
@@ -322,13 +322,13 @@ def _core_attention(ctx: Context) -> PassSeconds:
 
 
 def _index_s(ctx: Context) -> FloatArray:
-    """Forward seconds of an indexer's scores, whole on every tensor rank (arXiv:2512.02556, 2.1)."""
+    """Return an indexer's forward seconds of scores, whole on every rank (arXiv:2512.02556, 2.1)."""
     rate = ctx.gpu.peak_bf16_flops * ctx.operators.flash * ctx.constants.attention * kernel_rate(ctx)
     return np.asarray(ctx.tokens * ctx.model.index_flops_per_token(ctx.seq_length) / rate)
 
 
 def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
-    """Norms, residuals, rotary embedding, activation: bytes over bandwidth.
+    """Price norms, residuals, rotary embedding and activation: bytes over bandwidth.
 
     Least traffic of a layer's forward pass, 2-byte elements: two norms and two residual additions read and
     write (2 + 3) h each, biases and masks aside; rotary embedding reads and writes q and k; a gated
@@ -368,7 +368,7 @@ def memory_bound(ctx: Context, kind: LayerKind) -> PassSeconds:
 
 
 def _cast_width(ctx: Context, heads_width: FloatArray) -> FloatArray:
-    """Elements of a token on a rank that projections inside attention read, cast for their products."""
+    """Return the elements of a token on a rank that attention's projections read, cast for products."""
     mla = ctx.model.mla
     if mla is None:
         return heads_width
@@ -377,7 +377,7 @@ def _cast_width(ctx: Context, heads_width: FloatArray) -> FloatArray:
 
 
 def _inner_width(ctx: Context, kind: LayerKind) -> FloatArray:
-    """Elements of a token on a rank that norms of queries, keys and values and inside the MLP read."""
+    """Return the elements of a token on a rank that norms of q, k and v and norms inside the MLP read."""
     model = ctx.model
     width = float(model.inner_norm_width(kind))
     if model.query_key_norm != "none":
@@ -389,7 +389,7 @@ def _inner_width(ctx: Context, kind: LayerKind) -> FloatArray:
 def _eager_bytes(
     ctx: Context, kind: LayerKind, heads_width: FloatArray, width: FloatArray
 ) -> FloatArray | float:
-    """Bytes that eager operators of a layer's forward pass move beyond fused ones, kernel by kernel.
+    """Return the bytes that eager operators of a layer's forward pass move beyond fused ones.
 
     What lies between is written and read: a bias or the activation's gate once more (4 bytes), four
     products and a concatenation for the rotary embedding (12). A norm: to fp32 (2 + 4), square (4 + 4),
@@ -417,7 +417,7 @@ def _eager_bytes(
 
 
 def permuted_bytes(ctx: Context) -> FloatArray | float:
-    """Bytes that one forward pass moves to permute routed tokens and back.
+    """Return the bytes that one forward pass moves to permute routed tokens and back.
 
     ``permute_bytes`` is that of a fused permutation round an all-to-all: half on the rank that sends, half
     on the rank that has gathered what its expert-tensor-parallel group got, unless a single expert takes
@@ -435,13 +435,13 @@ def permuted_bytes(ctx: Context) -> FloatArray | float:
 
 
 def _fused_permutation(facts: FrameworkFacts) -> float:
-    """Permutation traffic over that of a fused one round an all-to-all."""
+    """Return the permutation traffic over that of a fused permutation round an all-to-all."""
     share = _DISPATCH_PERMUTES if facts.deduplicates else 1.0
     return share * (1.0 if facts.moe_permute_fusion else _UNFUSED_PERMUTATION)
 
 
 def replayed_s(ctx: Context, kind: LayerKind, attention: PassSeconds, experts: PassSeconds) -> FloatArray:
-    """Seconds of what selective recomputation replays of a layer, module by module.
+    """Return the seconds of what selective recomputation replays of a layer, module by module.
 
     Modules as in Megatron-LM d98e8a64 ``transformer_config.py:1940 recompute_modules``; ``mlp_up`` (an MLP
     but its last product) and ``attn_proj`` (attention's output projection) as XLA replays them (MaxText).
@@ -469,7 +469,7 @@ def replayed_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
 
 
 def second_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
-    """Products of a layer that torchtitan replays: every second one as they run, and all of the routing.
+    """Return the products of a layer that torchtitan replays: every second one, and all of the routing.
 
     Queries, keys and values are one product, a gate comes before what it gates. Routers are replayed and
     not counted, grouped products never saved (torchtitan 0.3.0 ``distributed/activation_checkpoint.py``).
@@ -500,7 +500,7 @@ def second_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
 
 
 def ends_unread(ctx: Context) -> bool:
-    """Whether what a layer's last product writes is only added to the residual: no gradient needs it.
+    """Return whether a layer's last product is only added to the residual, so no gradient needs it.
 
     A norm or dropout behind it reads it.
     """
@@ -508,18 +508,17 @@ def ends_unread(ctx: Context) -> bool:
 
 
 def _second_products_s(ctx: Context, kind: LayerKind) -> FloatArray:
-    """Seconds of replaying them and the kernels between, which compiled blocks fuse into the backward."""
+    """Return the seconds of replaying them and the kernels between, which compiled blocks fuse."""
     again = _forward_s(ctx, second_products(ctx, kind))
     return again + memory_bound(ctx, kind).forward * ctx.single_kernels(ctx.facts.elementwise_fused)
 
 
 def _forward_s(ctx: Context, gemms: list[Gemm]) -> FloatArray:
-    """Forward seconds of some products."""
     return gemm_seconds(ctx, gemms, ctx.linear_precision).forward
 
 
 def _up_projections(ctx: Context) -> list[Gemm]:
-    """Latent attention's up-projections of queries, keys and values."""
+    """Return latent attention's up-projections of queries, keys and values."""
     mla = ctx.model.mla
     if mla is None:
         return []
@@ -528,14 +527,13 @@ def _up_projections(ctx: Context) -> list[Gemm]:
 
 
 def _dense_mlp(ctx: Context, kind: LayerKind) -> list[Gemm]:
-    """The MLP of a layer without experts."""
     if kind == "moe":
         return []
     return _mlp_gemms(ctx.model, ctx.tokens, ctx.model.ffn_hidden_size / ctx.t)
 
 
 def shared_expert_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
-    """The MLP of the shared experts, where a layer has any."""
+    """Return the MLP of the shared experts; empty if the layer has none."""
     moe = ctx.model.moe
     if kind != "moe" or moe is None or not moe.shared_ffn_hidden_size:
         return []
@@ -557,7 +555,7 @@ _REPLAYED: Mapping[str, Callable[[Context, LayerKind], list[Gemm]]] = {
 
 
 def _activation_again_s(ctx: Context, kind: LayerKind) -> FloatArray | float:
-    """The experts' activation: a gated one reads 2 f and writes f, 2 bytes each."""
+    """Replay the experts' activation: a gated one reads 2 f and writes f, 2 bytes each."""
     moe = ctx.model.moe
     if kind != "moe" or moe is None:
         return 0.0
@@ -565,7 +563,7 @@ def _activation_again_s(ctx: Context, kind: LayerKind) -> FloatArray | float:
 
 
 def _experts_again_s(ctx: Context, kind: LayerKind) -> FloatArray | float:
-    """The routed and shared experts with their permutation."""
+    """Replay the routed and shared experts with their permutation."""
     if kind != "moe":
         return 0.0
     products = linear_seconds(ctx, kind).forward - _forward_s(ctx, attention_gemms(ctx))

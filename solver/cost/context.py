@@ -1,4 +1,4 @@
-"""What every formula of the cost model reads: sizes of a rank, groups, rates; one entry per row."""
+"""Inputs of every formula of the cost model: sizes of a rank, groups, rates; one entry per row."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PassSeconds:
     backward: FloatArray
 
     def __add__(self, other: PassSeconds) -> PassSeconds:
-        """Both, one after the other."""
+        """Add both, one after the other."""
         return PassSeconds(forward=self.forward + other.forward, backward=self.backward + other.backward)
 
 
@@ -56,7 +56,7 @@ class PassSeconds:
 
 
 def _before(first: str, second: str) -> BoolArray:
-    """Whether the first axis is the faster one, for each of ``RANK_ORDERS``."""
+    """Return whether the first axis is the faster one, for each of ``RANK_ORDERS``."""
     return np.array(
         [order.split("-").index(first) < order.split("-").index(second) for order in RANK_ORDERS]
     )
@@ -64,7 +64,7 @@ def _before(first: str, second: str) -> BoolArray:
 
 _CONTEXT_BEFORE_STAGES, _DATA_BEFORE_STAGES = _before("cp", "pp"), _before("dp", "pp")
 _DATA_BEFORE_CONTEXT = _before("dp", "cp")
-DEFAULT = 0  # of RANK_ORDERS: stages outermost, whose ranks lie side by side
+DEFAULT = 0  # of RANK_ORDERS: stages outermost, with adjacent ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Placement:
 
 
 def placement_of(columns: Columns) -> Placement:
-    """Where the ranks of every row lie."""
+    """Return where the ranks of every row lie."""
     order = columns.rank_order
     block, context_stride = _distances(columns, order)
     size = block.astype(np.float64)
@@ -90,7 +90,7 @@ def placement_of(columns: Columns) -> Placement:
 
 
 def _distances(columns: Columns, order: IntArray | int) -> tuple[IntArray, IntArray]:
-    """Ranks from one stage to the next, and from one context-parallel rank to the next in a stage."""
+    """Return the distance between stages, and between context-parallel ranks of a stage, in ranks."""
     tp, cp, dp = columns.tensor_parallel_size, columns.context_parallel_size, columns.data_parallel_size
     block = (
         tp * np.where(_CONTEXT_BEFORE_STAGES[order], cp, 1) * np.where(_DATA_BEFORE_STAGES[order], dp, 1)
@@ -99,22 +99,22 @@ def _distances(columns: Columns, order: IntArray | int) -> tuple[IntArray, IntAr
 
 
 def same_ranks(columns: Columns, order: IntArray | int, other: IntArray | int) -> BoolArray:
-    """Rows whose every rank lies at the same place in both orders, shape (n,)."""
+    """Return the rows with every rank at the same place in both orders, shape (n,)."""
     return _alike(columns, order, other, int(columns.num_gpus.max(initial=1)))
 
 
 def same_links(
     columns: Columns, order: IntArray | int, other: IntArray | int, island_gpus: int
 ) -> BoolArray:
-    """Rows whose collectives cross the same links in both orders, shape (n,).
+    """Return the rows with collectives over the same links in both orders, shape (n,).
 
-    Beyond ``island_gpus`` no distance tells from another: each rank is alone on its island either way.
+    Beyond ``island_gpus`` all distances are equal: each rank is alone on its island either way.
     """
     return np.asarray(_alike(columns, order, other, island_gpus) | (columns.num_gpus <= island_gpus))
 
 
 def _alike(columns: Columns, order: IntArray | int, other: IntArray | int, most: int) -> BoolArray:
-    """Rows whose distances are equal in both orders, as far as ``most``; shape (n,)."""
+    """Return the rows with distances that are equal in both orders, up to ``most``; shape (n,)."""
     alike = np.ones(len(columns), dtype=np.bool_)
     for one, two, size in zip(
         _distances(columns, order),
@@ -139,13 +139,13 @@ WITHOUT_ACTIVATIONS = np.array(  # the same word with activations on the GPU
 
 
 def is_offloaded(offload: IntArray, *parts: str) -> BoolArray:
-    """Rows that keep one of these outside the GPU: optimizer, activations, parameters, or some @nvme."""
+    """Mark rows that keep one of these off the GPU: optimizer, activations, parameters, or some @nvme."""
     return _with_any(parts)[offload]
 
 
 @cache
 def _with_any(parts: tuple[str, ...]) -> BoolArray:
-    """The words of the offload column that name one of these parts at least."""
+    """Mark the words of the offload column that name at least one of these parts."""
     return np.array([not word.isdisjoint(parts) for word in _PARTS])
 
 
@@ -160,12 +160,12 @@ class Replicas:
 
     @cached_property
     def shard_set(self) -> Group:
-        """The ranks of one set."""
+        """Return the ranks of one set."""
         return Group.of(self.sharing, self.stride, self.group.fabric, self.blocks)
 
     @cached_property
     def across(self) -> Group:
-        """The ranks that hold the same shard, one of each set."""
+        """Return the ranks that hold the same shard, one of each set."""
         sets, stride = self.group.size / self.sharing, self.stride * self.sharing
         return Group.of(sets, stride, self.group.fabric, self.blocks)
 
@@ -195,7 +195,7 @@ ROW_CASTS = 2.0
 class Context:
     """Inputs of pricing; arrays have shape (n,) and are float64 unless they are masks.
 
-    What follows from a context alone is found once, when somebody asks (``once``): nobody writes to it.
+    What follows from a context alone is found once, at its first use (``once``); it must not be changed.
     """
 
     model: ModelSpec
@@ -236,7 +236,7 @@ class Context:
     expert_data_group: Group  # ranks that reduce the gradients of one expert
 
     def of(self, shape: LayerShape) -> Context:
-        """The context of layers of one shape, whose model has their attention throughout."""
+        """Return the context of layers of one shape, in a model that has their attention throughout."""
         model = self.model.shaped(shape)
         if model is self.model:
             return self
@@ -247,34 +247,34 @@ class Context:
 
     @property
     def of_prediction(self) -> Context:
-        """The context of the layers that predict further tokens."""
+        """Return the context of the layers that predict further tokens."""
         layers, never = self.of(self.model.mtp_shape), np.zeros_like(self.full)
         alike = self.facts.prediction_recomputed or not self.model.num_mtp_layers
         return layers if alike else replace(layers, selective=never, full=never)
 
     @cached_property
     def dense_replicas(self) -> Replicas:
-        """Ranks that replicate dense weights."""
+        """Return the ranks that replicate dense weights."""
         return self._replicas(self.data_group, self.t)
 
     @cached_property
     def expert_replicas(self) -> Replicas:
-        """Ranks that replicate one expert."""
+        """Return the ranks that replicate one expert."""
         return self._replicas(self.expert_data_group, self.e * self.et)
 
     def _replicas(self, group: Group, stride: FloatArray) -> Replicas:
-        """The ranks of ``group``, ``stride`` apart, in as many shard sets as dense weights have."""
+        """Return the ranks of ``group``, ``stride`` apart, in as many shard sets as dense weights have."""
         whole = np.minimum(group.size, self.shard_group.size * group.size / self.data_group.size)
         sharing = np.where(self.columns.zero_stage > 0, np.maximum(whole, 1.0), 1.0)
         return Replicas(group=group, stride=stride, sharing=sharing, blocks=self.placement.blocks)
 
     @cached_property
     def hbm_bytes_per_s(self) -> float:
-        """Memory bandwidth that memory-bound operators reach."""
+        """Return the memory bandwidth that memory-bound operators reach."""
         return self.gpu.hbm_bytes_per_s * self.constants.hbm
 
     def gemm_flops(self, precision: str) -> float:
-        """Rate of a large GEMM in FLOP/s; a precision the GPU lacks runs as bf16 (or fp16)."""
+        """Return a large GEMM's rate in FLOP/s; a precision that the GPU lacks runs as bf16 (or fp16)."""
         peak, share = self.gpu.peak_flops, self.operators.gemm
         for name in (precision, "bf16", "fp16"):
             if peak.get(name):
@@ -284,7 +284,7 @@ class Context:
 
     @property
     def never_fuses_softmax(self) -> bool:
-        """Whether scores are scaled, masked and normalised by kernels of their own, whatever the layout.
+        """Return whether separate kernels scale, mask and normalise scores, whatever the layout.
 
         Under ``torch``, and of sequences that Megatron's fused kernel does not take: above 4096, or of a
         length off the multiples of 4 (Megatron-LM ``megatron/core/fusions/fused_softmax.py
@@ -296,7 +296,7 @@ class Context:
 
     @cached_property
     def eager_softmax(self) -> BoolArray:
-        """The rows of which that holds, (n,): also where a rank's heads times sequences are off them."""
+        """Mark rows with an eager softmax, (n,): also if heads times sequences rule the kernel out."""
         if self.facts.flash or self.never_fuses_softmax:
             return np.full(self.t.shape, self.never_fuses_softmax)
         fours = self.micro_batch * (self.model.num_attention_heads / _FUSED_MULTIPLE) / self.t
@@ -304,7 +304,7 @@ class Context:
 
     @cached_property
     def uncompiled(self) -> BoolArray:
-        """Rows whose stages torch does not run compiled, (n,): of schedules that split the backward pass.
+        """Mark rows with stages that torch does not compile, (n,): schedules that split the backward pass.
 
         ``torch/distributed/pipelining/schedules.py _check_torch_compile_compatibility`` refuses them.
         """
@@ -312,24 +312,24 @@ class Context:
         return np.asarray(rows & self.facts.torch_pipelines)
 
     def single_kernels(self, fused: bool) -> FloatArray | float:
-        """1 where operators that compiling or a kernel of its own would fuse run one by one, else 0."""
+        """Return 1 where operators run one by one that compiling or an own kernel would fuse, else 0."""
         return self.uncompiled.astype(np.float64) if fused else 1.0
 
     @property
     def packs(self) -> bool:
-        """Whether documents are packed, and attention's kernel skips what lies between them."""
+        """Return whether documents are packed, so that attention's kernel skips what lies between them."""
         lengths = self.workload.lengths
         return lengths is not None and lengths.batching == "packing" and self.facts.flash
 
     @property
     def pads_to_longest(self) -> bool:
-        """Whether a micro-batch is as long as its longest document."""
+        """Return whether a micro-batch is as long as its longest document."""
         lengths = self.workload.lengths
         return lengths is not None and lengths.batching == "padding_to_longest"
 
     @property
     def at_lengths(self) -> list[tuple[FloatArray, Context]]:
-        """Contexts of micro-batches of several lengths, each with its share of them, (n,).
+        """Return contexts of micro-batches of several lengths, each with its share of them, (n,).
 
         Those that are padded to their longest document are seldom as long as one may be; others all are.
         """
@@ -351,42 +351,42 @@ class Context:
 
     @property
     def low_precision(self) -> bool:
-        """Whether linear layers multiply in 8 or 4 bits."""
+        """Return whether linear layers multiply in 8 or 4 bits."""
         return self.linear_precision in ("fp8", "fp4")
 
     @property
     def adds_every_gradient(self) -> bool:
-        """Whether each micro-batch's gradients are added to a buffer, the first one's too: an fp32 one."""
+        """Return whether the first micro-batch's gradients, too, are added to an fp32 buffer."""
         return self.facts.gradient_bytes > 2.0 and self.facts.main_gradient  # noqa: PLR2004 - bytes of bf16
 
     @property
     def element_scale(self) -> float:
-        """Length of an element over 2 bytes."""
+        """Return the length of an element over 2 bytes."""
         return 2.0 if self.workload.precision == "fp32" else 1.0
 
     @property
     def frozen(self) -> bool:
-        """Whether the model's own weights are frozen beside trained adapters."""
+        """Return whether the model's own weights are frozen and adapters are trained."""
         return self.workload.lora_rank > 0
 
     def trains(self, module: str) -> bool:
-        """Whether a module of ``TRAINED_MODULES`` is trained, with all others or beside adapters."""
+        """Return whether a module of ``TRAINED_MODULES`` is trained, next to adapters or with all."""
         return not self.frozen or module in self.workload.trained_modules
 
     @property
     def small_copies(self) -> BoolArray:
-        """Rows whose wholly trained copies are in bf16, gradients and states too, as their originals."""
+        """Mark rows with copies, gradients and states of wholly trained weights in bf16."""
         kept = self.frozen and not self.facts.casts_copies and self.workload.base_precision != "fp32"
         return np.asarray((self.columns.zero_stage < SHARD_WEIGHTS) & kept)
 
     @cached_property
     def share_offloaded(self) -> FloatArray:
-        """Share of the optimizer's states that leave the GPU, shape (n,)."""
+        """Return the share of the optimizer's states that leave the GPU, shape (n,)."""
         return np.where(self.offloads_optimizer, self.facts.optimizer_offload_fraction, 0.0)
 
     @property
     def remainder_bytes(self) -> float:
-        """Bytes by which the optimizer's fp32 copy of a weight is shorter; 0: it is whole.
+        """Return by how many bytes the optimizer's fp32 copy of a weight is shorter; 0 if it is whole.
 
         The upper half of an fp32 weight is its bf16 weight, so that the lower 2 bytes do. Recipes of 8 bits
         keep it whole: Megatron-Core manages it itself under all but one of them (``optimizer_config.py``
@@ -398,49 +398,49 @@ class Context:
 
     @property
     def moved_share(self) -> float:
-        """The optimizer's traffic of a step over AdamW's; a remainder moves with its weight."""
+        """Return the optimizer's traffic of a step over AdamW's; a remainder moves with its weight."""
         return (self.optimizer.moved_bytes - self.remainder_bytes) / ADAMW_MOVED_BYTES
 
     @cached_property
     def offloads_optimizer(self) -> BoolArray:
-        """Rows whose optimizer states live on the host or its drives; they are updated on the host."""
+        """Mark rows with optimizer states on the host or its drives; they are updated on the host."""
         return is_offloaded(self.columns.offload, "optimizer", "optimizer@nvme")
 
     @cached_property
     def offloads_gradients(self) -> BoolArray:
-        """Rows that keep their shards of gradients in host memory from one micro-batch to the next."""
+        """Mark rows that keep their gradient shards in host memory from one micro-batch to the next."""
         sharded = self.columns.zero_stage >= SHARD_GRADIENTS
         return np.asarray(self.offloads_optimizer & sharded & self.facts.offloads_gradients)
 
     @cached_property
     def offloads_weights(self) -> BoolArray:
-        """Rows whose shards of the 2-byte weights live on the host or its drives (ZeRO-3)."""
+        """Mark rows with shards of the 2-byte weights on the host or its drives (ZeRO-3)."""
         return is_offloaded(self.columns.offload, "parameters", "parameters@nvme")
 
     @cached_property
     def swaps_optimizer(self) -> BoolArray:
-        """Rows whose optimizer states live on NVMe drives."""
+        """Mark rows with optimizer states on NVMe drives."""
         return is_offloaded(self.columns.offload, "optimizer@nvme")
 
     @cached_property
     def swaps_weights(self) -> BoolArray:
-        """Rows whose 2-byte weights live on NVMe drives."""
+        """Mark rows with 2-byte weights on NVMe drives."""
         return is_offloaded(self.columns.offload, "parameters@nvme")
 
     @cached_property
     def offloads_activations(self) -> BoolArray:
-        """Rows whose activations go to the host between forward and backward pass."""
+        """Mark rows with activations that go to the host between forward and backward pass."""
         return is_offloaded(self.columns.offload, "activations")
 
     @cached_property
     def padded_vocabulary(self) -> FloatArray:
-        """Rows of embedding and head: padded to a multiple of the framework's, for each tp rank."""
+        """Return the rows of embedding and head, padded to the framework's multiple for each tp rank."""
         multiple = self.facts.vocabulary_multiple * self.t
         return np.asarray(np.ceil(self.model.vocab_size / multiple) * multiple)
 
     @cached_property
     def expert_load(self) -> FloatArray:
-        """Tokens of the busiest rank's experts over the mean, shape (n,); a rank with all has the mean.
+        """Return the tokens of the busiest rank's experts over the mean, shape (n,); 1 on a rank with all.
 
         Under a capacity factor every expert is padded to it; with a graph of whole steps the factor is
         the room that is reserved, not what is filled.
@@ -453,7 +453,7 @@ class Context:
 
     @cached_property
     def moe_tokens(self) -> FloatArray:
-        """Tokens that one rank routes: sequence parallelism (or expert tp) splits them over tp."""
+        """Return the tokens that a rank routes: sequence parallelism (or expert tp) splits them."""
         return self.tokens / self.t
 
 
@@ -461,7 +461,7 @@ Found = TypeVar("Found")
 
 
 def once(find: Callable[[Context], Found]) -> Callable[[Context], Found]:
-    """A function of a context alone that several parts ask: it is found once for each context."""
+    """Cache a function of a context: its value is found once for each context."""
     name = f"{find.__module__}.{find.__qualname__}"
 
     @wraps(find)
@@ -476,7 +476,7 @@ def once(find: Callable[[Context], Found]) -> Callable[[Context], Found]:
 
 
 def linear_precision(problem: Problem, facts: FrameworkFacts, gpu: GpuSpec) -> str:
-    """What linear layers multiply in: the recipe's precision, else the workload's.
+    """Return the precision in which linear layers multiply: the recipe's, else the workload's.
 
     Raises:
         InvalidProblemError: the GPU has no such precision as the recipe asks for.
@@ -503,10 +503,10 @@ _FP32_OPTIMIZER_BYTES, _FP32_MOVED = 4.0, 28.0 / 30.0
 
 
 def _in_32_bits(profile: Profile, facts: FrameworkFacts) -> tuple[Profile, FrameworkFacts]:
-    """A run in fp32 as one in bf16 on links and memory of half the rate: every element is twice as long.
+    """Express a run in fp32 as one in bf16 with links and memory of half the rate.
 
     Products run at the rate of TF32 where the GPU has it, no kernel of flash attention takes fp32 (their
-    documentation), and of the optimizer's states the moments alone stand beside the weights. What memory is
+    documentation), and of the optimizer's states only the moments are kept next to the weights. Memory
     counted in 2 bytes is doubled (``memory.memory_prices``).
     """
     gpu, operators = profile.group.gpu, profile.gpu_operators
@@ -540,7 +540,7 @@ def _in_32_bits(profile: Profile, facts: FrameworkFacts) -> tuple[Profile, Frame
 
 
 def context_of(problem: Problem, columns: Columns, profile: Profile) -> Context:
-    """Everything that the formulas read.
+    """Return everything that the formulas read.
 
     Raises:
         InvalidProblemError: a framework option is unknown, has a wrong value, or asks for a precision
@@ -608,7 +608,7 @@ _DUALPIPE_V = SCHEDULES.index("dualpipe_v")
 
 
 def paired_passes(columns: Columns) -> FloatArray:
-    """Share of the passes that run in pairs, a forward with a backward one, (n,); 0 but in DualPipe-V.
+    """Return the share of passes that run in pairs, forward with backward, (n,); 0 but in DualPipe-V.
 
     Of its 2 m forward passes rank r runs 2 (m - 2 p + r + 1) in pairs in the main phase and p - r - 1
     behind it, each with a whole backward pass (torch 2.13 ``ScheduleDualPipeV``, steps 4 and 5; rank p - 1
@@ -623,10 +623,10 @@ def paired_passes(columns: Columns) -> FloatArray:
 
 
 def experts_overlap(columns: Columns, model: ModelSpec) -> BoolArray:
-    """Rows that may run all-to-alls of experts under the computing of another micro-batch, shape (n,).
+    """Mark rows that may run experts' all-to-alls under the computing of another micro-batch, shape (n,).
 
     ``--overlap-moe-expert-parallel-comm`` (Megatron-Core 0.16.1, ``transformer_config.py:1852-1899``): with
-    expert parallelism, virtual stages beside pipeline stages, no full recomputation, and at most one
+    expert parallelism, virtual and pipeline stages, no full recomputation, and at most one
     multi-token-prediction layer, which needs pipeline stages. Not with Megatron-FSDP, which knows of it
     from 0.19 on only (``distributed/fsdp/mcore_fsdp_adapter.py:168``).
     """
@@ -635,7 +635,7 @@ def experts_overlap(columns: Columns, model: ModelSpec) -> BoolArray:
 
 
 def overlap_limits(columns: Columns, model: ModelSpec) -> dict[str, BoolArray]:
-    """What keeps rows from overlapping their experts: rule to broken, shape (n,) (``experts_overlap``)."""
+    """Return rules that prevent overlapped experts: True where broken, (n,) (``experts_overlap``)."""
     stages = columns.pipeline_parallel_size > 1
     most = np.where(stages, 1, 0)
     return {

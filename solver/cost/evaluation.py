@@ -1,4 +1,4 @@
-"""Configurations evaluated: every one as pipelines of stages, each stage priced on its node group.
+"""Configurations evaluated as pipelines of stages, with each stage priced on its node group.
 
 A mesh over equal nodes is one pipeline with all stages on the same prices. A configuration on node groups
 has its stages on the prices of several groups, and one pipeline for each class of unlike replicas.
@@ -36,28 +36,28 @@ class Evaluation:
 
     @property
     def objective_s(self) -> float:
-        """The closed-form step: that of the slowest class, and the exchange."""
+        """Return the closed-form step: that of the slowest class, and the exchange."""
         return max(self.class_objectives_s) + self.exchange_s
 
     @property
     def slowest(self) -> int:
-        """The class that the others wait for."""
+        """Return the index of the class that the others wait for."""
         return int(np.argmax(self.class_objectives_s))
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages of all classes, one class after the other."""
+        """Return the stages of all classes, one class after the other."""
         return tuple(stage for one in self.classes for stage in one.stages)
 
     def short_bytes(self) -> list[float]:
-        """Bytes that each stage lacks, (s,); at most 0 where it fits."""
+        """Return the bytes that each stage lacks, (s,); at most 0 where it fits."""
         return [
             float(one.on.peak_bytes[one.row, one.stage]) - one.on.budget_bytes - ROUNDED_BYTES
             for one in self.stages
         ]
 
     def energy_j(self, step_s: float) -> float | None:
-        """Joules of all GPUs in a step of ``step_s``; None where a GPU's power is unknown.
+        """Return the joules of all GPUs in a step of ``step_s``; None if a GPU's power is unknown.
 
         A GPU draws its full power while it computes or recomputes, and that of a waiting one otherwise.
         """
@@ -84,10 +84,10 @@ def evaluate(
 
     Args:
         problem: the question.
-        profile: its prices; of every node group where stages stand on several. A mesh on a mixed cluster
+        profile: the problem's prices; of every node group if stages use several. A mesh on a mixed cluster
             is priced as ``profile`` is: the slowest GPU and network set its pace.
         configs: the configurations; they need not be legal, but every chunk has its layers.
-        with_spread: whether the spread of their step times is asked as well.
+        with_spread: whether the spread of their step times is computed as well.
 
     Raises:
         InvalidProblemError: a framework option of the workload is unknown or has a wrong value.
@@ -168,14 +168,14 @@ def _on_groups(nodes: NodeGroups, configs: Sequence[Configuration]) -> list[Pipe
 
 
 class _Hops:
-    """Transfers between groups, each found once."""
+    """Transfers between groups, with a cache."""
 
     def __init__(self, nodes: NodeGroups) -> None:
         self._nodes = nodes
         self._known = dict[tuple[int, int, float], float]()
 
     def beyond_s(self, before: tuple[Priced, int], own: tuple[Priced, int]) -> float:
-        """Seconds of a transfer from the stage before beyond one inside the group, each direction."""
+        """Return how much longer a transfer from the stage before takes than one inside the group."""
         if before[0].group == own[0].group:
             return 0.0
         sent = max(float(one.sent_bytes[row]) for one, row in (before, own))
@@ -206,15 +206,15 @@ class StageTable:
         self._on = [(on, np.array(where)) for on, where in by_prices.values()]
 
     def of_ranks(self, read: Callable[[Priced], FloatArray]) -> FloatArray:
-        """Values of stages, (s,), from those of every rank, (n, R)."""
+        """Return values of stages, (s,), from those of every rank, (n, R)."""
         return self._each(lambda on, rows, ranks: read(on)[rows, ranks])
 
     def of_rows(self, read: Callable[[Priced], FloatArray]) -> FloatArray:
-        """Values of stages, (s,), from those of the rows that price them, (n,)."""
+        """Return values of stages, (s,), from those of the rows that price them, (n,)."""
         return self._each(lambda on, rows, _ranks: read(on)[rows])
 
     def of_parts(self, read: Callable[[Priced], FloatArray], *, replayed: bool = False) -> FloatArray:
-        """Values of stages, (s,), summed over the parts that they hold, from values by part, (n, P).
+        """Return values of stages, (s,), summed over the parts that they hold, from values by part, (n, P).
 
         ``replayed``: over their fully recomputed parts. Where prediction layers are parts of their own,
         values may count them with the head: (n, P - 1).
@@ -236,55 +236,55 @@ class StageTable:
         return found
 
     def total(self, of_stages: FloatArray) -> FloatArray:
-        """Sum of each pipeline's stages, (k,)."""
+        """Return the sum of each pipeline's stages, (k,)."""
         return np.asarray(np.add.reduceat(of_stages, self.starts))
 
     def most(self, of_stages: FloatArray) -> FloatArray:
-        """Largest of each pipeline's stages, (k,)."""
+        """Return the largest of each pipeline's stages, (k,)."""
         return np.asarray(np.maximum.reduceat(of_stages, self.starts))
 
     def first_of_most(self, of_stages: FloatArray) -> IntArray:
-        """The first stage of each pipeline that has its largest value, (k,)."""
+        """Return the first stage of each pipeline that has its largest value, (k,)."""
         largest = np.flatnonzero(of_stages == self.most(of_stages)[self.of])
         return largest[np.unique(self.of[largest], return_index=True)[1]]
 
     @cached_property
     def time_s(self) -> FloatArray:
-        """Both passes of one micro-batch through all chunks of a stage, (s,)."""
+        """Return both passes of one micro-batch through all chunks of a stage, (s,)."""
         hops = self.of_ranks(lambda on: on.handed) * self.hop_s if self.hop_s.any() else 0.0
         return self.of_ranks(lambda on: on.stages.rank_time_s) + hops
 
     @cached_property
     def tail_s(self) -> FloatArray:
-        """What follows the last micro-batch, (s,)."""
+        """Return the seconds after the last micro-batch, (s,)."""
         return self.of_ranks(lambda on: on.stages.rank_tail_s)
 
     @cached_property
     def phi(self) -> FloatArray:
-        """Share of the stages' times that fills and drains the pipeline, (k,)."""
+        """Return the share of the stages' times that fills and drains the pipeline, (k,)."""
         return fill_share(Columns.of([one.config for one in self.pipelines]))
 
     @cached_property
     def straggler(self) -> FloatArray:
-        """Factor of each pipeline's slowest group, (k,)."""
+        """Return the factor of each pipeline's slowest group, (k,)."""
         return self.most(self.of_rows(lambda on: on.prices.straggler))
 
     @cached_property
     def fixed_s(self) -> FloatArray:
-        """Largest fixed time of each pipeline's groups, (k,)."""
+        """Return the largest fixed time of each pipeline's groups, (k,)."""
         return self.most(self.of_rows(lambda on: on.prices.fixed_s))
 
     @cached_property
     def last(self) -> IntArray:
-        """The stage of each pipeline that ends last by the closed form, (k,)."""
+        """Return the stage of each pipeline that ends last by the closed form, (k,)."""
         return self.first_of_most(self._steady_s(self.time_s, self.tail_s))
 
     def _steady_s(self, time_s: FloatArray, tail_s: FloatArray) -> FloatArray:
-        """What a stage adds if it ends last, (s,)."""
+        """Return the seconds that a stage adds if it ends last, (s,)."""
         return (self.num_microbatches - self.phi)[self.of] * time_s + tail_s
 
     def objective_s(self, factor: FloatArray | float = 1.0) -> FloatArray:
-        """The closed-form step of each pipeline, (k,), its stages' times multiplied by ``factor``, (s,).
+        """Return each pipeline's closed-form step, (k,), with stage times multiplied by ``factor``, (s,).
 
         ``straggler (phi sum_s t_s + max_s ((m - phi) t_s + tail_s)) + fixed``.
         """
@@ -293,5 +293,5 @@ class StageTable:
         return step_of_end_s(end_s, self.straggler, self.fixed_s)
 
     def end_s(self, step_s: FloatArray) -> FloatArray:
-        """When the last stage has ended its tail in a step, before stragglers and fixed time, (k,)."""
+        """Return when the last stage ends its tail in a step, before stragglers and fixed time, (k,)."""
         return end_of_step_s(step_s, self.straggler, self.fixed_s)

@@ -1,4 +1,4 @@
-"""How fast a CPU can launch what a GPU runs: the floor under the passes of small models.
+"""Speed at which a CPU launches the GPU's kernels: the floor under the passes of small models.
 
 A pass is never shorter than its launches take. They are counted by what a layer runs, in operators of a
 forward pass; ``floor_s`` is what those of a dense layer take. A captured graph replays what it holds as one
@@ -62,7 +62,7 @@ _EAGER_SOFTMAX = 4.0
 
 
 def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
-    """Seconds that launching one layer's forward pass takes, whatever its tensor-parallel size.
+    """Return the seconds that launching one layer's forward pass takes, whatever its tensor-parallel size.
 
     Where the CPU waits for every message between stages on other islands, it cannot run ahead of the GPU,
     and neither can the ranks whose collectives wait for it in turn: ``floor_across`` times as long, and
@@ -90,7 +90,7 @@ def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
 
 
 def _expert_layer(ctx: Context, moe: MoeSpec) -> Mapping[str, FloatArray | float]:
-    """Operators of an expert layer's forward pass by the part of it that a CUDA graph may capture."""
+    """Return operators of an expert layer's forward pass by the part that a CUDA graph may capture."""
     facts, model = ctx.facts, ctx.model
     attention = _ATTENTION + _LATENT * (model.mla is not None)
     attention += _HEAD_NORMS * (model.query_key_norm != "none")
@@ -113,7 +113,7 @@ def _expert_layer(ctx: Context, moe: MoeSpec) -> Mapping[str, FloatArray | float
 
 
 def _left(facts: FrameworkFacts, parts: Mapping[str, FloatArray | float]) -> FloatArray:
-    """Operators that CUDA graphs leave of an expert layer's parts; ``moe`` holds router and sizes, too."""
+    """Return operators that CUDA graphs leave of an expert layer; ``moe`` holds router and sizes, too."""
     whole = sum(parts.values(), np.zeros(1))
     if facts.cuda_graph in ("none", "layer", "full_iteration"):
         return np.asarray(whole * launches_left(facts, "moe"))
@@ -124,7 +124,7 @@ def _left(facts: FrameworkFacts, parts: Mapping[str, FloatArray | float]) -> Flo
 
 
 def _looped_s(ctx: Context, moe: MoeSpec) -> FloatArray | float:
-    """Seconds of launching kernels one by one for each expert; in no graph but that of ``moe``."""
+    """Return seconds of launching kernels expert by expert; in no graph but that of ``moe``."""
     facts = ctx.facts
     if facts.cuda_graph == "full_iteration" or "moe" in facts.cuda_graph.split("+"):
         return 0.0
@@ -138,7 +138,7 @@ def _looped_s(ctx: Context, moe: MoeSpec) -> FloatArray | float:
 
 
 def launches_left(facts: FrameworkFacts, kind: LayerKind) -> float:
-    """Share of a layer's launches that CUDA graphs leave; of captured parts, a dense layer's."""
+    """Return the share of a layer's launches that CUDA graphs leave; of captured parts, a dense layer's."""
     scope = facts.cuda_graph
     if scope == "none":
         return 1.0
@@ -152,7 +152,7 @@ def launches_left(facts: FrameworkFacts, kind: LayerKind) -> float:
 
 
 def launched(ctx: Context, kind: LayerKind, busy: PassSeconds, floor_s: FloatArray) -> PassSeconds:
-    """Passes of a layer that take at least their launches; blocking launches come on top.
+    """Return passes of a layer that take at least their launches; blocking launches come on top.
 
     Where the CPU waits for the sizes of what experts exchange, it launches the rest of the layer anew: that
     is seen even where the layer's kernels take longer than its launches.
@@ -168,12 +168,12 @@ def launched(ctx: Context, kind: LayerKind, busy: PassSeconds, floor_s: FloatArr
 
 
 def _waits_for_sizes(facts: FrameworkFacts) -> bool:
-    """Whether the host learns in every layer how many tokens are exchanged: not of padded or of all."""
+    """Return whether the host waits in every layer for exchanged sizes: not if tokens are padded."""
     return not facts.moe_capacity_factor and facts.moe_dispatcher != "allgather"
 
 
 def _smooth_maximum(seconds: FloatArray, floor_s: FloatArray) -> FloatArray:
-    """``(x^8 + floor^8)^(1/8)`` without overflow."""
+    """Return ``(x^8 + floor^8)^(1/8)`` without overflow."""
     low, high = np.minimum(seconds, floor_s), np.maximum(seconds, floor_s)
     ratio = (low / high) ** 2
     ratio *= ratio
@@ -182,5 +182,5 @@ def _smooth_maximum(seconds: FloatArray, floor_s: FloatArray) -> FloatArray:
 
 
 def _rounded_maximum(seconds: FloatArray, floor_s: FloatArray) -> FloatArray:
-    """``(x^3 + floor^3)^(1/3)``: a quarter more than either where both are equal."""
+    """Return ``(x^3 + floor^3)^(1/3)``: a quarter more than either where both are equal."""
     return np.asarray(np.cbrt(seconds**3 + floor_s**3))

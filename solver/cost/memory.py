@@ -47,7 +47,7 @@ from meshwright.solver.cost.stages import FRAGMENTS, LayerLayout, columns_of
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import in_flight, splits_backward
 
-_ADAMW_STATE_BYTES = 8.0  # what ``optimizer_bytes`` counts beside the fp32 copy
+_ADAMW_STATE_BYTES = 8.0  # what ``optimizer_bytes`` counts in addition to the fp32 copy
 # A loss in one kernel holds logits and their gradient in 2 bytes (Transformer Engine's
 # cross_entropy.py writes the gradient over the logits; its input gradient is cast once).
 _FUSED_LOGIT_BYTES = 4.0
@@ -68,13 +68,13 @@ class StateBytes:
     optimizer: FloatArray
 
     def __add__(self, other: StateBytes) -> StateBytes:
-        """Both parts' together."""
+        """Add both parts."""
         names = [term.name for term in fields(StateBytes)]
         return StateBytes(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 def _low_precision_bytes(ctx: Context) -> float:
-    """Bytes of one weight of a layer as GEMMs read it.
+    """Return the bytes of one weight of a layer as GEMMs read it.
 
     Adapters' recipes keep no transposes (Megatron-Bridge, NeMo 2: ``disable_parameter_transpose_cache``).
     """
@@ -84,10 +84,10 @@ def _low_precision_bytes(ctx: Context) -> float:
 
 
 def _input_bytes(ctx: Context, *layers: str, routed: bool = False) -> float:
-    """Bytes of one element of a linear layer's input that is kept for its weight gradient.
+    """Return the bytes of one element of a linear layer's input that is kept for its weight gradient.
 
     A frozen layer keeps none (torch's ``linear`` and Transformer Engine save the input only where the
-    weight asks for a gradient) unless ``saves_input`` says so: in 2 bytes.
+    weight asks for a gradient) unless ``saves_input`` is set: in 2 bytes.
     """
     work = ctx.workload
     if ctx.frozen:
@@ -97,17 +97,17 @@ def _input_bytes(ctx: Context, *layers: str, routed: bool = False) -> float:
 
 
 def _mlp_width_bytes(ctx: Context, *, routed: bool = False) -> float:
-    """Bytes that an MLP keeps of one element of its width: the activation's input and its output."""
+    """Return the bytes that an MLP keeps of one element of its width: the activation's input and output."""
     return 2.0 * (ctx.model.mlp_matrices - 1.0) + _input_bytes(ctx, *MLP_INNER, routed=routed)
 
 
 def _quantised_output_bytes(ctx: Context) -> float:
-    """Bytes of one element of attention's output in 8 bits, which its projection keeps a copy of."""
+    """Return the bytes of one element of attention's output in 8 bits that its projection keeps."""
     return 1.0 if ctx.low_precision and not ctx.frozen else 0.0
 
 
 def _norm_output_bytes(ctx: Context) -> float:
-    """Bytes kept of one element of the norms' outputs, which attention's and the MLP's projections read."""
+    """Return the kept bytes of one element of the norms' outputs, which attention and the MLP project."""
     return _input_bytes(ctx, *ATTENTION_INPUT) + _input_bytes(ctx, *MLP_INPUT)
 
 
@@ -115,7 +115,7 @@ def _bytes_of(
     ctx: Context, count: FloatArray, trained: FloatArray, sharing: FloatArray, *, matrices: bool,
     ends: FloatArray | float = 0.0,
 ) -> StateBytes:  # fmt: skip
-    """States of ``count`` weights, of which ``trained`` are; ``sharing`` ranks share the optimizer.
+    """Return states of ``count`` weights, ``trained`` of them; ``sharing`` ranks share the optimizer.
 
     Of them ``ends`` are never held in 8 bits. Gradients that ZeRO-2 and 3 add up whole: as reduced.
     """
@@ -132,11 +132,11 @@ def _bytes_of(
     if not optimizer.fp32_copy:
         return _without_copy(ctx, count, trained, sharing, moments)
     states = ctx.facts.optimizer_bytes - _ADAMW_STATE_BYTES + moments - ctx.remainder_bytes
-    # a framework that stores fp32 shards keeps 2-byte weights beside them below stage 3
+    # a framework that stores fp32 shards also keeps 2-byte weights below stage 3
     copy = np.where(stage == SHARD_WEIGHTS, 0.0, ctx.facts.weight_bytes - 2.0)
     copy = np.where((stage == SHARD_GRADIENTS) & (copy > 0), ctx.facts.weight_bytes, copy)
     held = (count - ends) * _weight_bytes(ctx, sharing, _low_precision_bytes(ctx), matrices=matrices)
-    plain = ends + (trained if ctx.frozen else 0.0)  # adapters stand beside the weights
+    plain = ends + (trained if ctx.frozen else 0.0)  # adapters come on top of the weights
     held = held + plain * _weight_bytes(ctx, sharing, 2.0, matrices=matrices)
     return StateBytes(
         weights=held,
@@ -149,7 +149,7 @@ def _bytes_of(
 def _without_copy(
     ctx: Context, count: FloatArray, trained: FloatArray, sharing: FloatArray, moments: float
 ) -> StateBytes:
-    """Weights and gradients in bf16 alone beside the optimizer's moments, sharded by the ZeRO stage."""
+    """Return bf16 weights and gradients with the optimizer's moments alone, by ZeRO stage."""
     stage = ctx.columns.zero_stage
     held = 2.0 * (count + (trained if ctx.frozen else 0.0)) * np.where(ctx.offloads_weights, 0.0, 1.0)
     gradients = 2.0 * trained * np.where(ctx.offloads_gradients, 0.0, copies_of_gradients(ctx))
@@ -163,12 +163,12 @@ def _without_copy(
 
 
 def _shard_bytes(ctx: Context, read: float) -> float:
-    """Bytes of one weight that ZeRO-3 gathers: as GEMMs read it where shards are held in 8 bits."""
+    """Return the bytes of one weight that ZeRO-3 gathers: as GEMMs read it if shards are held in 8 bits."""
     return read if gathered_bytes(ctx) < 2.0 else 2.0  # noqa: PLR2004 - bytes of bf16
 
 
 def _weight_bytes(ctx: Context, sharing: FloatArray, read: float, *, matrices: bool) -> FloatArray:
-    """Bytes of one weight, of which GEMMs ``read`` so many; ZeRO-3's shards, and what stays gathered.
+    """Return the bytes of one weight, GEMMs reading ``read``: ZeRO-3's shards, and what stays gathered.
 
     Adapters are read in 2 bytes whatever the recipe (Megatron-Bridge ``peft/utils.py`` builds them of
     Megatron-Core's own linear layers).
@@ -181,7 +181,7 @@ def _weight_bytes(ctx: Context, sharing: FloatArray, read: float, *, matrices: b
 
 
 def state_bytes(ctx: Context, weights: Weights, trained: Weights, *, matrices: bool) -> StateBytes:
-    """Weights, gradients and optimizer states of one part under its ZeRO stage.
+    """Return weights, gradients and optimizer states of one part under its ZeRO stage.
 
     ``matrices`` is False for embedding and head, which some optimizers treat apart. Offloaded optimizer
     states and their fp32 copy lie in host memory (ZeRO-Offload, arXiv:2101.06840, section 4.1), offloaded
@@ -203,7 +203,7 @@ def state_bytes(ctx: Context, weights: Weights, trained: Weights, *, matrices: b
 
 
 def _attention_inner_bytes(ctx: Context) -> FloatArray:
-    """Kept inside tensor-parallel attention: q, k, v, the output, and scores unless flash.
+    """Return bytes kept inside tensor-parallel attention: q, k, v, the output, and scores unless flash.
 
     Context parallelism exists for kernels without a score matrix only (Transformer Engine, attention.py).
     Scores: softmax output and dropout output in 2 bytes each, the dropout mask in 1: ``5 a s / h``.
@@ -230,7 +230,7 @@ def _attention_inner_bytes(ctx: Context) -> FloatArray:
 
 
 def _index_bytes(ctx: Context) -> FloatArray | float:
-    """Kept of an indexer: queries, key and weights in 2 bytes each, and the chosen tokens' numbers in 4."""
+    """Return an indexer's kept bytes: queries, key, weights in 2 bytes, chosen tokens' numbers in 4."""
     indexer = ctx.model.chooser
     if indexer is None:
         return 0.0
@@ -239,7 +239,7 @@ def _index_bytes(ctx: Context) -> FloatArray | float:
 
 
 def _mlp_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
-    """Kept inside the MLP: the activation's input and output; for experts also the routed tokens."""
+    """Return bytes kept in the MLP: the activation's input and output; for experts also routed tokens."""
     model, moe = ctx.model, ctx.model.moe
     per_width = _mlp_width_bytes(ctx)
     if kind == "dense" or moe is None:
@@ -249,18 +249,18 @@ def _mlp_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
 
 
 def _expert_bytes(ctx: Context, width: int) -> FloatArray:
-    """Kept by the routed experts and by what sends tokens to them."""
+    """Return the bytes kept by the routed experts and by the dispatch of tokens to them."""
     return _routed_tokens(ctx) * (_routed_copies(ctx) + _mlp_width_bytes(ctx, routed=True) * width)
 
 
 def _routed_tokens(ctx: Context) -> FloatArray:
-    """Tokens that a rank's experts get, each once for every expert that it goes to."""
+    """Return the tokens that a rank's experts get, each once for every expert that it goes to."""
     moe = ctx.model.moe
     return np.asarray(ctx.moe_tokens * (moe.top_k if moe else 0) * ctx.expert_load)
 
 
 def _routed_copies(ctx: Context) -> float:
-    """Bytes that one routed token leaves: the permuted input, and the output before it is combined.
+    """Return the bytes that one routed token leaves: the permuted input, and the output before combining.
 
     DeepEP and HybridEP combine what the experts wrote in place; frozen experts read no input again. What
     arrives in 8 bits is kept so by products of 8 bits (DeepSeek-V3, arXiv:2412.19437, section 3.3.3).
@@ -271,7 +271,7 @@ def _routed_copies(ctx: Context) -> float:
 
 
 def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
-    """Activations of one micro-batch that one layer keeps for its backward pass.
+    """Return the activations of one micro-batch that one layer keeps for its backward pass.
 
     Outside tensor parallelism (split by sequence parallelism): two norm inputs and the inputs of the
     attention and MLP projections, 2 bytes each (8 h), two dropout masks (2 h), and the fp32 copies of
@@ -309,13 +309,13 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
 
 
 def _selectively_kept(ctx: Context, kind: LayerKind, outer: FloatArray, inner: FloatArray) -> FloatArray:
-    """What a layer keeps whose modules of ``recompute_modules`` are replayed."""
+    """Return the bytes that a layer keeps if it replays its modules of ``recompute_modules``."""
     freed = sum((_freed_bytes(ctx, kind, name) for name in ctx.facts.recomputed), np.zeros_like(outer))
     return np.maximum(outer + inner - freed, _LEAST_KEPT * outer) * ctx.facts.selective_keeps
 
 
 def _freed_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArray | float:
-    """Bytes that replaying one module of a layer frees; scores of attention are counted with it.
+    """Return the bytes that replaying one module frees; scores of attention are counted with it.
 
     What a module keeps for its own backward pass goes, its input stays: inputs of norms stay, their outputs
     go (Megatron-LM d98e8a64 ``transformer_config.py:1940``, and its guide to recomputation).
@@ -343,7 +343,7 @@ def _freed_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArray | flo
 
 
 def offloaded_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
-    """Activations of one layer and micro-batch that go to the host where activations do.
+    """Return activations of one layer and micro-batch that go to the host where activations do.
 
     All that the layer keeps, or the inputs of the modules of ``offload_modules`` (Megatron-LM d98e8a64
     ``transformer_config.py offload_modules``); of a share of the layers, that share.
@@ -356,12 +356,11 @@ def offloaded_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
 
 
 def offloaded_layers(facts: FrameworkFacts, model: ModelSpec) -> float:
-    """Share of the layers whose activations go to the host."""
+    """Return the share of the layers with activations that go to the host."""
     return min(facts.offload_layers / model.num_layers, 1.0) if facts.offload_layers else 1.0
 
 
 def _module_input_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArray:
-    """Bytes of the input of one module of a layer."""
     model, moe, t = ctx.model, ctx.model.moe, ctx.t
     rows = ctx.tokens * model.hidden_size * ctx.row_share
     heads, kv = model.num_attention_heads / t, np.maximum(model.num_kv_heads / t, 1.0)
@@ -379,12 +378,12 @@ def _module_input_bytes(ctx: Context, kind: LayerKind, module: str) -> FloatArra
 
 
 def checkpoint_bytes(ctx: Context) -> FloatArray:
-    """What a fully recomputed layer keeps: its input, ``2 s b h`` of every stream (Korthikanti 2022, 5)."""
+    """Return a fully recomputed layer's kept input, ``2 s b h`` of every stream (Korthikanti 2022, 5)."""
     return ctx.tokens * ctx.model.hidden_size * 2.0 * num_streams(ctx.model.streams) * ctx.row_share
 
 
 def head_workspace_bytes(ctx: Context) -> FloatArray:
-    """Logits with their fp32 copies and gradients at the peak, and the head's input."""
+    """Return logits with their fp32 copies and gradients at the peak, and the head's input."""
     split = ctx.t if ctx.facts.logits_sharded else np.ones_like(ctx.t)
     per_logit = min(ctx.facts.logit_bytes, _FUSED_LOGIT_BYTES if ctx.facts.loss_fused else np.inf)
     logits = ctx.tokens * ctx.padded_vocabulary / split * per_logit
@@ -392,10 +391,10 @@ def head_workspace_bytes(ctx: Context) -> FloatArray:
 
 
 def buffer_bytes(ctx: Context, largest_layer: Weights, trained: Weights) -> FloatArray:
-    """Workspaces and buckets; under ZeRO-3 the gathered layers, and one layer's gradients.
+    """Return workspaces and buckets; under ZeRO-3 the gathered layers, and one layer's gradients.
 
-    Under torch's pipeline runtime one layer is on its way, besides those that ``state_bytes`` counts; of
-    matrices gathered one by one, one beside those that may stay, and its gradient.
+    Under torch's pipeline runtime one layer is on its way on top of those that ``state_bytes`` counts; of
+    matrices gathered one by one, one in addition to those that may stay, and its gradient.
     """
     torch = in_torch_pipeline(ctx)
     layer, gradients = largest_layer.dense + largest_layer.routed, trained.dense + trained.routed
@@ -412,12 +411,12 @@ def buffer_bytes(ctx: Context, largest_layer: Weights, trained: Weights) -> Floa
 
 
 def memory_limit_bytes(problem: Problem) -> int:
-    """Memory of the smallest GPU of the cluster, as its driver reports it."""
+    """Return the memory of the smallest GPU of the cluster, as its driver reports it."""
     return min(group.gpu.memory_bytes for group in problem.cluster.groups)
 
 
 def memory_budget_bytes(problem: Problem, profile: Profile, probability: float) -> float:
-    """The largest predicted peak whose chance to run out of memory stays at ``probability``.
+    """Return the largest predicted peak that runs out of memory with at most ``probability``.
 
     ``limit * exp(sigma * ppf(probability))`` of a log-normal peak, and 1e-9 more for judges that round.
     """
@@ -430,7 +429,7 @@ def memory_budget_bytes(problem: Problem, profile: Profile, probability: float) 
 
 
 def out_of_memory_probability(peak_bytes: float, limit_bytes: float, sigma: float) -> float:
-    """Chance that a log-normal peak about ``peak_bytes`` exceeds the limit.
+    """Return the chance that a log-normal peak about ``peak_bytes`` exceeds the limit.
 
     ``Phi(ln(peak / limit) / sigma)``.
     """
@@ -446,7 +445,7 @@ def out_of_memory_probability(peak_bytes: float, limit_bytes: float, sigma: floa
 
 
 def spilled_s(ctx: Context, kind: LayerKind, passes: PassSeconds) -> PassSeconds:
-    """What each pass waits for offloaded activations on their way to or from the host.
+    """Return how long each pass waits for offloaded activations on their way to or from the host.
 
     Copies run on a stream of their own under the pass (Transformer Engine ``get_cpu_offload_context``).
     """
@@ -459,7 +458,7 @@ def spilled_s(ctx: Context, kind: LayerKind, passes: PassSeconds) -> PassSeconds
 
 
 def _activation_parts(ctx: Context, layout: LayerLayout) -> list[FloatArray]:
-    """Activations of one micro-batch by part; multi-token-prediction layers belong to the head."""
+    """Return one micro-batch's activations by part; multi-token-prediction layers belong to the head."""
     layers = [layer_activation_bytes(ctx.of(one), one.kind) for one in layout.kinds]
     masks = ctx.tokens * ctx.model.hidden_size * ctx.row_share * float(ctx.facts.dropout)
     extra = layer_activation_bytes(ctx.of_prediction, ctx.model.mtp_shape.kind) * ctx.model.num_mtp_layers
@@ -469,7 +468,7 @@ def _activation_parts(ctx: Context, layout: LayerLayout) -> list[FloatArray]:
 def memory_prices(
     ctx: Context, layout: LayerLayout, weights: list[Weights], trained: list[Weights]
 ) -> dict[str, FloatArray]:
-    """The memory fields of RowPrices.
+    """Return the memory fields of RowPrices.
 
     Offloaded activations leave two layers' on the GPU: one in use, one on its way. Where the backward pass
     is split, a replayed layer keeps all its activations until its weight gradients are done; a micro-batch
@@ -529,7 +528,7 @@ def memory_prices(
 # is exported), buffers for parameter, gradient and two moments (``offload_optimizer.buffer_count``) and for
 # weights that are read (``offload_param.buffer_count``, the default).
 SWAPPED_GROUP, STATE_BUFFERS, WEIGHT_BUFFERS = 100_000_000, 4, 5
-WEIGHTS_IN_CPU = 1_000_000_000  # that stay in host memory beside NVMe: ``max_in_cpu``, its default
+WEIGHTS_IN_CPU = 1_000_000_000  # that stay in host memory next to NVMe: ``max_in_cpu``, its default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -541,15 +540,15 @@ class Outside:
 
 
 def outside_bytes(ctx: Context) -> Outside:
-    """Host memory and drives.
+    """Return the bytes of host memory and drives.
 
     Optimizer states and fp32 copies leave the GPU, and gradients have a buffer where they arrive
     (ZeRO-Offload, arXiv:2101.06840, section 4.1: 14 of 16 bytes a weight); activations of every micro-batch
     in flight, or what recomputation keeps of them. Where a framework keeps gradients on the host
-    (DeepSpeed 0.19 ``stage3.py:740``), the buffer is beside an fp32 gradient that Adam reads (``1287``;
-    below stage 3 beside a 2-byte copy of the weights, ``stage_1_and_2.py:505``); drives hold copy, moments
+    (DeepSpeed 0.19 ``stage3.py:740``), the buffer comes with an fp32 gradient that Adam reads (``1287``;
+    below stage 3 with a 2-byte copy of the weights, ``stage_1_and_2.py:505``); drives hold copy, moments
     and that fp32 gradient instead (``swap_tensor/optimizer_utils.py``), and pinned buffers are left on the
-    host. A sum of the CPU's own (FSDP2) has no copy beside it. The fullest rank has ``ceil(L / pp)``
+    host. A sum of the CPU's own (FSDP2) has no further copy. The fullest rank has ``ceil(L / pp)``
     layers of the larger kind and the larger end of the model, or both ends.
     """
     layout, facts = LayerLayout.of(ctx.model), ctx.facts
@@ -577,13 +576,13 @@ def outside_bytes(ctx: Context) -> Outside:
 
 
 def _fullest(price: FloatArray, layers: FloatArray, ctx: Context) -> FloatArray:
-    """A part price (n, P) summed over the fullest rank."""
+    """Sum a part price (n, P) over the fullest rank."""
     ends = np.where(ctx.p > 1, price[:, -2:].max(axis=1), price[:, -2:].sum(axis=1))
     return np.asarray(layers * price[:, :-2].max(axis=1) + ends)
 
 
 def _first_rank_activations(ctx: Context, memory: dict[str, FloatArray], layers: FloatArray) -> FloatArray:
-    """Those of the first rank, which has most micro-batches in flight."""
+    """Return the activations of the first rank, which has most micro-batches in flight."""
     c = ctx.columns
     held = _held_first(c)
     of_layer = memory["activation_bytes"][:, :-2].max(axis=1)
@@ -594,7 +593,7 @@ def _first_rank_activations(ctx: Context, memory: dict[str, FloatArray], layers:
 
 
 def _held_first(c: Columns) -> IntArray:
-    """Micro-batches that all chunks of the first rank hold, shape (n,); rows share few pipelines."""
+    """Return the micro-batches that all chunks of the first rank hold, shape (n,)."""
     p, v, m = c.pipeline_parallel_size, c.virtual_pipeline_size, c.num_microbatches
     sizes = (len(SCHEDULES), int(p.max()) + 1, int(v.max()) + 1, int(m.max()) + 1)
     code = np.ravel_multi_index((c.pipeline_schedule, p, v, m), sizes)

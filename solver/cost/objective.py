@@ -1,4 +1,4 @@
-"""What plans are ranked by, as seconds: ``scale * step + offset`` with constants of each row.
+"""Objectives that rank plans, as seconds: ``scale * step + offset`` with constants of each row.
 
 Every objective is such a line in the step time of a row, so that every bound on the step time is a bound
 on the objective, and the closed form, CP-SAT and the simulation rank by it without a change:
@@ -34,7 +34,7 @@ from meshwright.solver.cost.stages import LayerLayout
 from meshwright.solver.problem import Problem, real_tokens, usable_gpus
 
 # --------------------------------------------------------------------------------------------------
-# How long a GPU computes in a step, the mean over all of them: what its energy hangs on.
+# How long a GPU computes in a step, the mean over all of them: its energy depends on it.
 
 
 _CHUNK = 16384
@@ -42,7 +42,7 @@ _COMPUTING = ("compute", "recompute")
 
 
 def busy_s(problem: Problem, profile: Profile, columns: Columns) -> FloatArray:
-    """Computing and recomputing seconds of a step, averaged over the ranks, shape (n,).
+    """Return computing and recomputing seconds of a step, averaged over the ranks, shape (n,).
 
     It does not depend on the split where layers are of one kind; where k layers of every chunk are
     recomputed and layers differ, the cheapest kind is counted.
@@ -55,7 +55,6 @@ def busy_s(problem: Problem, profile: Profile, columns: Columns) -> FloatArray:
 
 
 def _busy_s(problem: Problem, profile: Profile, columns: Columns) -> FloatArray:
-    """The same for a few rows."""
     prices, layout = price(problem, columns, profile), LayerLayout.of(problem.model)
     parts = np.concatenate([layout.cumulative[-1], [1, 1]]).astype(np.float64)
     computing = sum(prices.breakdown_s[name] @ parts for name in _COMPUTING)
@@ -83,38 +82,38 @@ class Weighing:
 
     @property
     def latest(self) -> FloatArray:
-        """The largest objective that meets the deadline."""
+        """Return the largest objective that meets the deadline."""
         return self.scale * self.most_s + self.offset
 
 
 def is_plain(problem: Problem) -> bool:
-    """Whether plans are ranked by their step alone."""
+    """Return whether plans are ranked by their step alone."""
     options = problem.options
     return options.objective == "step_time" and options.deadline_days is None and not options.batch_sizes
 
 
 def is_weighed_by_kind(problem: Problem) -> bool:
-    """Whether rows with the same GPUs and batch have the same weights, however they recompute."""
+    """Return whether rows with equal GPUs and batch weigh the same, however they recompute."""
     return problem.options.objective != "energy_per_token"
 
 
 def slowdown(problem: Problem, num_gpus: int) -> float:
-    """Time of a run on so many GPUs over the time of its steps: failures, restarts, checkpoints."""
+    """Return a run's time on so many GPUs over its steps' time: failures, restarts, checkpoints."""
     written = CHECKPOINT_BYTES_PER_WEIGHT * problem.model.num_parameters()
     return problem.options.reliability.slowdown(written, num_gpus)
 
 
 def _slowdowns(problem: Problem, num_gpus: IntArray) -> FloatArray:
-    """The same for every row."""
+    """Return the slowdown of every row."""
     counts, which = np.unique(num_gpus, return_inverse=True)
     return np.array([slowdown(problem, int(count)) for count in counts], dtype=np.float64)[which]
 
 
 def weighing_of(problem: Problem, profile: Profile, columns: Columns) -> Weighing:
-    """The objective and the deadline of a request for every row.
+    """Return the objective and the deadline of a request for every row.
 
     Raises:
-        InvalidProblemError: energy is asked for of a GPU whose power nobody stated.
+        InvalidProblemError: energy is asked for for a GPU of unknown power.
     """
     name, count = problem.options.objective, columns.num_gpus
     sequences = columns.global_batch_size.astype(np.float64)
@@ -133,7 +132,7 @@ def weighing_of(problem: Problem, profile: Profile, columns: Columns) -> Weighin
 
 
 def _most_s(problem: Problem, columns: Columns, tokens_of_step: FloatArray) -> FloatArray:
-    """The longest step with which all tokens are seen before the deadline, interruptions counted."""
+    """Return the longest step that finishes all tokens before the deadline, interruptions counted."""
     days, tokens = problem.options.deadline_days, problem.options.total_tokens
     if days is None or tokens is None:
         return np.full(len(columns), np.inf)
@@ -154,7 +153,7 @@ UNITS = {
 
 
 def is_asked_for(problem: Problem) -> bool:
-    """Whether a request looks beyond one step."""
+    """Return whether a request looks beyond one step."""
     options = problem.options
     asked = (options.total_tokens, options.deadline_days, options.gpu_hour_price)
     return options.objective != "step_time" or any(value is not None for value in asked)
@@ -163,21 +162,21 @@ def is_asked_for(problem: Problem) -> bool:
 def outlook_of(
     problem: Problem, profile: Profile, config: Configuration, prediction: Prediction
 ) -> Outlook:
-    """The run that a configuration makes; without a known power no energy."""
+    """Return the run that a configuration makes; without a known power no energy."""
     return outlooks_of(problem, profile, [config], [prediction])[0]
 
 
 def outlooks_of(
     problem: Problem, profile: Profile, some: Sequence[Configuration], predictions: Sequence[Prediction]
 ) -> list[Outlook]:
-    """The runs that configurations make, whose busy seconds are priced side by side."""
+    """Return the runs that configurations make; their busy seconds are priced side by side."""
     steps_s = [one.step_time_s for one in predictions]
     energies = _energies_j(problem, profile, some, steps_s)
     return [_outlook(problem, *one) for one in zip(some, steps_s, energies, strict=True)]
 
 
 def _outlook(problem: Problem, config: Configuration, step_s: float, energy_j: float | None) -> Outlook:
-    """The run of a configuration whose joules for each token are known."""
+    """Return the run of a configuration with known joules for each token."""
     options, gpus = problem.options, config.num_gpus
     tokens = problem.tokens_of(config)
     slower, written = slowdown(problem, gpus), CHECKPOINT_BYTES_PER_WEIGHT * problem.model.num_parameters()
@@ -202,7 +201,7 @@ def _outlook(problem: Problem, config: Configuration, step_s: float, energy_j: f
 def _energies_j(
     problem: Problem, profile: Profile, some: Sequence[Configuration], steps_s: Sequence[float]
 ) -> Iterator[float | None]:
-    """Joules of the GPUs for each token of every configuration; None where no power is known."""
+    """Return the GPUs' joules for each token of every configuration; None where no power is known."""
     for one, step_s in zip(evaluate(problem, profile, some), steps_s, strict=True):
         joules = one.energy_j(step_s)
         yield None if joules is None else joules / problem.tokens_of(one.config)
@@ -211,10 +210,10 @@ def _energies_j(
 def natural_objective(
     problem: Problem, profile: Profile, config: Configuration, prediction: Prediction
 ) -> float:
-    """A configuration's objective in its own unit (``UNITS``).
+    """Return a configuration's objective in its own unit (``UNITS``).
 
     Raises:
-        InvalidProblemError: energy is asked for of a GPU whose power nobody stated.
+        InvalidProblemError: energy is asked for for a GPU of unknown power.
     """
     name, outlook = problem.options.objective, outlook_of(problem, profile, config, prediction)
     if name == "tokens_per_s_per_gpu":
@@ -230,7 +229,7 @@ def natural_objective(
 def claim_of(
     problem: Problem, profile: Profile, score_s: float | None, bound_s: float | None
 ) -> ObjectiveClaim:
-    """What was proved about the objective, in its own unit."""
+    """Return what was proved about the objective, in its own unit."""
     name = problem.options.objective
     return ObjectiveClaim(
         name=name,
@@ -242,12 +241,12 @@ def claim_of(
 
 
 def _rates(problem: Problem) -> bool:
-    """Whether steps of different batches are compared."""
+    """Return whether steps of different batches are compared."""
     return problem.options.objective == "step_time" and bool(problem.options.batch_sizes)
 
 
 def _natural(problem: Problem, profile: Profile, score_s: float | None) -> float | None:
-    """A score of the search, seconds relative to the whole cluster, in the objective's unit."""
+    """Convert a score of the search, seconds relative to the whole cluster, to the objective's unit."""
     name, gpus = problem.options.objective, usable_gpus(problem)
     if score_s is None or name == "step_time":
         return score_s

@@ -42,18 +42,18 @@ class Weights:
     ends: FloatArray | float = 0.0  # of the dense ones, embedding and output; of trained ones, copies
 
     def __add__(self, other: Weights) -> Weights:
-        """Both parts together."""
+        """Add both parts."""
         return Weights(
             dense=self.dense + other.dense, routed=self.routed + other.routed, ends=self.ends + other.ends
         )
 
     def dense_bytes(self, each: float) -> FloatArray:
-        """Bytes of the dense ones where a layer's take ``each``: their ends' take 2."""
+        """Return the bytes of the dense weights if a layer's take ``each``; those of the ends take 2."""
         return self.dense * each + self.ends * (2.0 - each)
 
 
 def layer_weights(ctx: Context, kind: LayerKind) -> Weights:
-    """One layer: matrices are split over tp, experts over ep and their own tp; norms are whole.
+    """Count one layer: matrices are split over tp, experts over ep and their own tp; norms are whole.
 
     So are biases of what is summed over tp ranks: of the output of attention, MLP and experts
     (Megatron-Core 0.19, ``RowParallelLinear``: "bias is not parallelized"), and latent attention's
@@ -81,7 +81,7 @@ def layer_weights(ctx: Context, kind: LayerKind) -> Weights:
 
 
 def embedding_weights(ctx: Context) -> Weights:
-    """The embedding, split over tp by the padded vocabulary where it is; learned positions are whole."""
+    """Count the embedding, split over tp by the padded vocabulary; learned positions are whole."""
     model = ctx.model
     positions = float(model.embedding_parameters() - model.vocab_size * model.embedding_width)
     split = ctx.t if ctx.facts.embedding_sharded or model.tied_embeddings else np.ones_like(ctx.t)
@@ -90,11 +90,11 @@ def embedding_weights(ctx: Context) -> Weights:
 
 
 def copied_embedding(ctx: Context) -> FloatArray:
-    """Weights of the last stage that also exist on the first one, shape (n,); none without stages.
+    """Count weights of the last stage that also exist on the first one, shape (n,); none without stages.
 
     A tied output matrix, and the embedding that multi-token prediction looks its tokens up in: the last
     stage has a copy for each (Megatron-Core 0.19, ``GPTModel.__init__``: ``pre_process or mtp_process``,
-    and an output layer whose weight is left out only where ``pre_process`` is true).
+    and an output layer, which lacks its weight only where ``pre_process`` is true).
     """
     model = ctx.model
     copies = int(model.tied_embeddings) + int(model.num_mtp_layers > 0)
@@ -102,7 +102,7 @@ def copied_embedding(ctx: Context) -> FloatArray:
 
 
 def output_weights(ctx: Context) -> Weights:
-    """Output matrix (none of its own where it is tied), final norm, and the copy of the embedding."""
+    """Count output matrix (none of its own if tied), final norm, and the copy of the embedding."""
     model = ctx.model
     own = 0.0 if model.tied_embeddings else ctx.padded_vocabulary * model.embedding_width / ctx.t
     own = own + ctx.padded_vocabulary / ctx.t * int(model.head_bias)
@@ -112,19 +112,19 @@ def output_weights(ctx: Context) -> Weights:
 
 
 def normalized_head_weights(ctx: Context) -> FloatArray:
-    """Weights of one rank's output head of which each micro-batch makes a copy of unit rows, if any."""
+    """Count the output head's weights of which each micro-batch makes a copy of unit rows, if any."""
     whole = ctx.padded_vocabulary * ctx.model.embedding_width / ctx.t
     return whole * int(ctx.model.normalized_head)
 
 
 def head_weights(ctx: Context) -> Weights:
-    """The weights of the output and the multi-token-prediction layers."""
+    """Count the weights of the output and the multi-token-prediction layers."""
     own = output_weights(ctx)
     return own + prediction_weights(ctx) if ctx.model.num_mtp_layers else own
 
 
 def prediction_weights(ctx: Context) -> Weights:
-    """Those of the multi-token-prediction layers, of which the model has one or more."""
+    """Count the weights of the multi-token-prediction layers; the model has at least one."""
     model = ctx.model
     layer = layer_weights(ctx.of(model.mtp_shape), model.mtp_shape.kind)
     matrix = 2.0 * model.hidden_size**2
@@ -135,12 +135,12 @@ def prediction_weights(ctx: Context) -> Weights:
 
 
 def prediction_copies(ctx: Context) -> FloatArray:
-    """Of the weights that ``copied_embedding`` counts, those of the prediction layers, shape (n,)."""
+    """Count the prediction layers' share of ``copied_embedding``, shape (n,)."""
     return copied_embedding(ctx) / (1.0 + ctx.model.tied_embeddings)
 
 
 def part_weights(ctx: Context, kinds: Sequence[LayerShape]) -> list[Weights]:
-    """Weights of every part in order: layer kinds, embedding, head."""
+    """Return the weights of every part in order: layer kinds, embedding, head."""
     return [
         *(layer_weights(ctx.of(one), one.kind) for one in kinds),
         embedding_weights(ctx),
@@ -149,10 +149,10 @@ def part_weights(ctx: Context, kinds: Sequence[LayerShape]) -> list[Weights]:
 
 
 def weight_tensors(ctx: Context, kinds: Sequence[LayerShape]) -> list[float]:
-    """Tensors of every part in order, queries with keys and values, gates with what they gate as one each.
+    """Count tensors of every part in order; q, k and v are one, and so are gates with what they gate.
 
     Of a layer its matrices, each expert's apart, and its norms; of the head the final norm, too. All 0
-    where nothing hangs on their number (``gathers_tensors``).
+    where nothing depends on their number (``gathers_tensors``).
     """
     if not ctx.facts.gathers_tensors:
         return [0.0] * (len(kinds) + 2)
@@ -163,7 +163,7 @@ def weight_tensors(ctx: Context, kinds: Sequence[LayerShape]) -> list[float]:
 
 
 def largest_tensor(model: ModelSpec) -> int:
-    """Elements of the model's largest tensor, as a script without tensor parallelism has it.
+    """Return the elements of the largest tensor as a script without tensor parallelism has it.
 
     The embedding, a matrix of attention or of an MLP, or all experts' of a layer together, gates and what
     they gate as one (transformers 5, ``MixtralExperts.gate_up_proj``).
@@ -179,7 +179,7 @@ def largest_tensor(model: ModelSpec) -> int:
 
 
 def unread_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
-    """Products that recomputing a whole layer leaves out, for nothing in its backward pass reads them.
+    """Return the products that recomputing a whole layer leaves out: its backward pass does not read them.
 
     A checkpoint of torch that is not reentrant stops at the last tensor that is saved
     (``replay_stops_early``), a compiler drops what nothing reads: of a dense MLP the last product, none in
@@ -198,7 +198,7 @@ def unread_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
 
 
 # --------------------------------------------------------------------------------------------------
-# LoRA: a pair of thin trained matrices beside each adapted linear layer of a frozen model.
+# LoRA: a pair of thin trained matrices next to each adapted linear layer of a frozen model.
 #
 # Hu et al. 2021 (arXiv:2106.09685): a layer (k to n) gets ``A`` (k to r) and ``B`` (r to n). Only they
 # have gradients, optimizer states and a reduction; the frozen matrices keep their weights and, in the
@@ -206,7 +206,6 @@ def unread_products(ctx: Context, kind: LayerKind) -> list[Gemm]:
 
 
 def _adapted(ctx: Context, kind: LayerKind) -> list[Gemm]:
-    """The adapted products of a layer."""
     gemms, moe = [], ctx.model.moe
     for layer in adapted_layers(ctx.model, kind, ctx.workload.lora_targets):
         tensor = ctx.et if layer.experts else ctx.t
@@ -222,7 +221,7 @@ def _adapted(ctx: Context, kind: LayerKind) -> list[Gemm]:
 
 
 def _held_precision(ctx: Context) -> BasePrecision:
-    """What a rank holds the weights in that products read in 2 bytes: those of ``_converted_weights``.
+    """Return the precision that a rank holds weights in which products read in 2 bytes.
 
     Autocast reads trained ones of fp32, unless the optimizer updates weights in bf16.
     """
@@ -232,12 +231,12 @@ def _held_precision(ctx: Context) -> BasePrecision:
 
 
 def _converts(ctx: Context) -> BoolArray:
-    """Rows that hold weights whole in that precision."""
+    """Mark rows that hold weights whole in that precision."""
     return np.asarray(ctx.columns.zero_stage < (SHARD_WEIGHTS if ctx.frozen else 1))
 
 
 def _converted_weights(ctx: Context, kind: LayerKind) -> FloatArray:
-    """Weights of one layer that are made 2 bytes each before every product, shape (n,); none of bf16 ones.
+    """Count a layer's weights that are made 2 bytes each before every product, shape (n,); none of bf16.
 
     Those of 4 and 8 bits a rank keeps whole: only layouts without tensor parallelism and ZeRO-3 have them.
     Autocast casts those in fp32 where nothing is gathered; FSDP casts where it gathers.
@@ -253,7 +252,7 @@ def _converted_weights(ctx: Context, kind: LayerKind) -> FloatArray:
 
 
 def _on_rank(ctx: Context, layer: LinearLayer) -> FloatArray | float:
-    """How many of a layer, one for each of its experts, a rank has."""
+    """Return how many of a layer, one for each of its experts, a rank has."""
     return layer.experts / ctx.e if layer.experts else 1.0
 
 
@@ -267,14 +266,14 @@ _CONVERTED_BYTES = {
 
 
 def converted_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
-    """Bytes moved to make one layer's weights bf16, in each forward and backward pass of a micro-batch."""
+    """Return bytes moved to make a layer's weights bf16, in each forward and backward pass."""
     weights = _converted_weights(ctx, kind)
     forward, backward = _CONVERTED_BYTES.get(_held_precision(ctx), (0.0, 0.0))
     return forward * weights, (backward + (0.0 if ctx.frozen else forward)) * weights
 
 
 def _casts(ctx: Context, kinds: Sequence[LayerShape]) -> list[FloatArray]:
-    """Bytes of the casts of every part that weigh when most is kept: layer kinds, embedding, head.
+    """Return the bytes of each part's casts when most is kept: layer kinds, embedding, head.
 
     Those of trained weights do from the second micro-batch on: in the first one's backward pass they go
     where gradients of twice their bytes come.
@@ -290,9 +289,9 @@ def _casts(ctx: Context, kinds: Sequence[LayerShape]) -> list[FloatArray]:
 def base_bytes_beyond(
     ctx: Context, kinds: Sequence[LayerShape], weights: Sequence[Weights]
 ) -> list[FloatArray]:
-    """Bytes of every part's weights beyond those that the framework stores of trained ones.
+    """Return the bytes of every part's weights beyond those that the framework stores of trained ones.
 
-    A cast of every fp32 matrix is saved for the backward pass beside it, unless the layer is replayed.
+    A cast of every fp32 matrix is saved for the backward pass as well, unless the layer is replayed.
     Fewer bits of a frozen base save some, one in fp32 takes 4 each. Shards of a base in bf16 stay so unless
     all are cast.
     """
@@ -319,9 +318,9 @@ def base_bytes_beyond(
 def casts_bytes(
     ctx: Context, kinds: Sequence[LayerShape], numbers: Sequence[int]
 ) -> tuple[FloatArray, FloatArray]:
-    """Bytes of casts where layers are replayed: of all at a forward pass's end, of one in its replay.
+    """Return bytes of casts if layers are replayed: of all at a forward pass's end, of one in its replay.
 
-    A head of unit rows has its copy beside the first ones, and that copy's gradient where it is trained.
+    A head of unit rows adds its copy to the first ones, and that copy's gradient where it is trained.
     ``numbers`` are the layers of every kind. Autocast caches the cast of a weight that is trained until the
     forward pass ends, the loss in it, whether or not a layer saves it; it caches none that is frozen
     (torch 2.13, ``aten/src/ATen/autocast_mode.cpp``, ``cached_cast``).
@@ -333,7 +332,7 @@ def casts_bytes(
 
 
 def _saved_bytes(ctx: Context, kind: LayerKind) -> FloatArray | float:
-    """Bytes that frozen matrices of 4 or 8 bits save of 2 each."""
+    """Return the bytes that frozen matrices of 4 or 8 bits save of 2 each."""
     precision, layers = ctx.workload.base_precision, quantized_layers(ctx.model, kind)
     if precision in WHOLE_PRECISIONS:
         return 0.0
@@ -344,7 +343,7 @@ def _saved_bytes(ctx: Context, kind: LayerKind) -> FloatArray | float:
 
 
 def adapter_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
-    """Both products of every adapter of one layer."""
+    """Return both products of every adapter of one layer."""
     rank = float(ctx.workload.lora_rank)
     return [
         thin
@@ -356,7 +355,7 @@ def adapter_gemms(ctx: Context, kind: LayerKind) -> list[Gemm]:
     ]
 
 
-# Bytes that adapters move beside their products, 2 bytes an element, kernel by kernel (Megatron-Bridge
+# Bytes that adapters move next to their products, 2 bytes an element, kernel by kernel (Megatron-Bridge
 # ``peft/lora_layers.py``, peft ``tuners/lora/layer.py``): forward their output is scaled (4) and added (6),
 # their input dropped out of (2 read, 2 and a mask of 1 written); backward the gradient is scaled (4),
 # dropped out of likewise, and added to that of the frozen product (6).
@@ -364,7 +363,7 @@ _SCALED, _ADDED, _DROPPED = 4.0, 6.0, 5.0
 
 
 def adapter_bytes(ctx: Context, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
-    """Bytes that the adapters of one layer move forward and backward beside their products, (n,) each."""
+    """Return bytes that a layer's adapters move forward and backward next to their products, (n,) each."""
     dropped = _DROPPED * ctx.facts.adapter_dropout
     forward, backward = np.zeros_like(ctx.t), np.zeros_like(ctx.t)
     for g in _adapted(ctx, kind):
@@ -379,7 +378,7 @@ Part = LayerKind | Literal["embedding", "head", "prediction"]
 
 
 def trained_weights(ctx: Context, own: Weights, part: Part) -> Weights:
-    """What is trained of a part: all its weights, or beside frozen ones adapters and copies.
+    """Count the trained weights of a part: all, or adapters and copies next to frozen ones.
 
     Prediction layers have neither.
     """
@@ -408,7 +407,7 @@ def trained_weights(ctx: Context, own: Weights, part: Part) -> Weights:
 
 
 def trained_parts(ctx: Context, kinds: Sequence[LayerShape], weights: Sequence[Weights]) -> list[Weights]:
-    """What is trained of every part in order: layer kinds, embedding, head."""
+    """Count the trained weights of every part in order: layer kinds, embedding, head."""
     of_layers = zip(kinds, weights, strict=False)
     layers = [trained_weights(ctx.of(one), own, one.kind) for one, own in of_layers]
     first, last = weights[len(kinds) :]

@@ -54,7 +54,7 @@ from meshwright.solver.schedules.simulate import rank_finish_s
 
 
 def padded(configurations: Sequence[Configuration]) -> IntArray:
-    """Splits as one array (n, C), zeros behind each row's chunks."""
+    """Return splits as one array (n, C), with zeros behind each row's chunks."""
     width = max(len(c.stage_layers) for c in configurations)
     rows = [(*c.stage_layers, *([0] * (width - len(c.stage_layers)))) for c in configurations]
     return np.array(rows, dtype=np.int64)
@@ -62,7 +62,7 @@ def padded(configurations: Sequence[Configuration]) -> IntArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaidOut:
-    """How configurations are priced and added up: by layers, or by the prediction layers beside them."""
+    """Layout in which configurations are priced and summed: with or without counted prediction layers."""
 
     problem: Problem  # that ``price`` takes
     layout: LayerLayout
@@ -70,7 +70,7 @@ class LaidOut:
 
     @classmethod
     def of(cls, problem: Problem, configurations: Sequence[Configuration]) -> LaidOut:
-        """Prediction layers are counted where some configuration has a stage for them."""
+        """Return the layout; prediction layers are counted if some configuration has a stage for them."""
         layout, splits = LayerLayout.of(problem.model), padded(configurations)
         apart = problem.model.num_mtp_layers > 0
         if not (apart and any(predicts_alone(one.stage_layers) for one in configurations)):
@@ -84,12 +84,12 @@ class LaidOut:
         )
 
     def prices(self, prices: RowPrices) -> RowPrices:
-        """Prices of the problem by what the layout counts."""
+        """Return prices of the problem by the layout's parts."""
         return prices.with_prediction() if self.layout.counts_prediction else prices
 
 
 def replayed_layers(configurations: Sequence[Configuration], columns: Columns) -> IntArray | None:
-    """Recomputed layers of every chunk (n, C), as ``padded``; None where none has them by stage."""
+    """Return recomputed layers of every chunk (n, C), as ``padded``; None if no row has them by stage."""
     if not any(c.stage_recompute_layers for c in configurations):
         return None
     counts = np.repeat(columns.recompute_layers[:, None], padded(configurations).shape[1], axis=1)
@@ -102,8 +102,8 @@ def replayed_layers(configurations: Sequence[Configuration], columns: Columns) -
 # --------------------------------------------------------------------------------------------------
 # A mixed cluster as the search sees it: node groups, each priced by its own profile, and their links.
 #
-# A *berth* is a node group with a tensor-parallel size: somewhere a pipeline stage can stand. The ranks
-# of a stage, all its data-parallel replicas, stand on one group; what crosses from group to group is the
+# A *berth* is a node group with a tensor-parallel size: an option for a pipeline stage. The ranks
+# of a stage, all its data-parallel replicas, lie on one group; what crosses from group to group is the
 # pipeline's own transfer, over ``between_groups`` or the slower of the two networks.
 
 
@@ -126,7 +126,7 @@ class NodeGroups:
 
     @classmethod
     def of(cls, problem: Problem, profile: Profile) -> NodeGroups:
-        """The fleet of a problem whose profile prices every group."""
+        """Return the node groups of a problem with a profile that prices every group."""
         groups = problem.cluster.distinct_groups
         return cls(
             problem=problem,
@@ -140,28 +140,27 @@ class NodeGroups:
 
     @cached_property
     def groups(self) -> tuple[NodeGroup, ...]:
-        """The node groups."""
+        """Return the node groups."""
         return self.problem.cluster.distinct_groups
 
     def budget_bytes(self, group: int) -> float:
-        """What a rank of a group may use at its peak."""
+        """Return the bytes that a rank of a group may use at its peak."""
         allowed = self.problem.options.max_out_of_memory_probability
         return memory_budget_bytes(self.problems[group], self.profiles[group], allowed)
 
     @cached_property
     def _fabrics(self) -> dict[tuple[int, int], Fabric]:
-        """The links between two groups that were asked for, as either end's software drives them."""
+        """Return the links found so far between two groups, as either end's software drives them."""
         return {}
 
     def _fabric(self, one: int, other: int) -> Fabric:
-        """The network between two groups: every message between them leaves its island."""
+        """Return the network between two groups: every message between them leaves its island."""
         if (one, other) not in self._fabrics:
             look()
             self._fabrics[one, other] = self._new_fabric(one, other)
         return self._fabrics[one, other]
 
     def _new_fabric(self, one: int, other: int) -> Fabric:
-        """The same, not known yet."""
         between = self.problem.cluster.between_groups
         ends = [self.groups[at] for at in (one, other)]
         link = between or min((end.inter_node for end in ends), key=lambda link: link.bytes_per_s)
@@ -170,7 +169,7 @@ class NodeGroups:
         return replace(profile, group=alone).fabric
 
     def hop_s(self, one: int, other: int, sent_bytes: FloatArray) -> FloatArray:
-        """Exposed seconds of activations between neighbours on two groups, each direction.
+        """Return exposed seconds of activations between neighbours on two groups, each direction.
 
         ``collectives.point_to_point_s`` over the link between them, by the slower end's software.
         """
@@ -182,7 +181,7 @@ class NodeGroups:
         return np.maximum(*ways)
 
     def exchange_s(self, groups: tuple[int, ...]) -> float:
-        """Seconds in which classes of replicas on several groups add up their gradients.
+        """Return the seconds in which classes of replicas on several groups add up their gradients.
 
         Inside a group gradients are reduced and scattered, and gathered again, as without the others
         (priced with the class); between them each rank all-reduces its part over the slowest link of any
@@ -201,7 +200,7 @@ class NodeGroups:
 
     @cached_property
     def trained_weights(self) -> float:
-        """Weights of the whole model that gradients are exchanged for."""
+        """Count the whole model's weights with exchanged gradients."""
         config = Configuration(stage_layers=(self.problem.model.num_layers,))
         ctx = context_of(self.problems[0], Columns.of([config]), self.profiles[0])
         kinds = self.problem.model.layer_kinds()
@@ -214,7 +213,7 @@ class NodeGroups:
 
 
 def _count(weights: Weights) -> float:
-    """Weights of one part, experts included."""
+    """Count the weights of one part, experts included."""
     return float(weights.dense[0] + weights.routed[0])
 
 
@@ -254,56 +253,56 @@ class Priced:
 
     @cached_property
     def context(self) -> Context:
-        """Inputs of the cost model, by row."""
+        """Return the inputs of the cost model, by row."""
         return context_of(self.problem, self.columns, self.profile)
 
     @cached_property
     def sent_bytes(self) -> FloatArray:
-        """Bytes of one activation that one rank sends, (n,)."""
+        """Return the bytes of one activation that one rank sends, (n,)."""
         return sent_bytes(self.context)
 
     @cached_property
     def parts(self) -> FloatArray:
-        """Number of each part that every stage holds, (n, R, P)."""
+        """Return the number of each part that every stage holds, (n, R, P)."""
         return added_by_rank(self.chunks.parts, self.chunks)
 
     @cached_property
     def replayed_parts(self) -> FloatArray:
-        """Fully recomputed ones among ``parts``, (n, R, P)."""
+        """Return the number of fully recomputed ``parts``, (n, R, P)."""
         return added_by_rank(self.chunks.replayed, self.chunks)
 
     @cached_property
     def handed(self) -> FloatArray:
-        """Hidden states and gradients that every stage hands on or back in a micro-batch, (n, R)."""
+        """Count hidden states and gradients that every stage hands on or back in a micro-batch, (n, R)."""
         handed = (self.chunks.sent + self.chunks.returned)[..., None]
         return np.asarray(added_by_rank(handed, self.chunks)[..., 0])
 
     @cached_property
     def peak_bytes(self) -> FloatArray:
-        """Peak memory of every stage, (n, R)."""
+        """Return the peak memory of every stage, (n, R)."""
         return self.stages.peak_memory_bytes
 
     @cached_property
     def budget_bytes(self) -> float:
-        """Bytes that a rank may use at its peak."""
+        """Return the bytes that a rank may use at its peak."""
         chance = self.problem.options.max_out_of_memory_probability
         return memory_budget_bytes(self.problem, self.profile, chance)
 
     @cached_property
     def log_time_sigma(self) -> FloatArray:
-        """Spread of ln(measured / predicted) step time, (n,)."""
+        """Return the spread of ln(measured / predicted) step time, (n,)."""
         return log_time_sigma(
             self.problem, self.columns, self.splits, self.profile, self.replayed, moved=self.moved
         )
 
     @cached_property
     def extrapolated(self) -> list[tuple[str, ...]]:
-        """What lies outside the measured range, by row."""
+        """Return the inputs outside the measured range, by row."""
         return extrapolated(self.problem, self.columns, self.profile)
 
     @cached_property
     def is_timed(self) -> BoolArray:
-        """Rows whose every kind of layer was timed at that shard and micro-batch, (n,)."""
+        """Mark rows with every kind of layer timed at that shard and micro-batch, (n,)."""
         if self.profile.layers is None:
             return np.zeros(len(self.columns), dtype=np.bool_)
         kinds = LayerLayout.of(self.problem.model).kinds
@@ -321,17 +320,17 @@ class Stage:
 
     @property
     def chunks(self) -> list[int]:
-        """Its chunks, in model order."""
+        """Return the stage's chunks, in model order."""
         own = self.on.chunks
         return np.flatnonzero(own.valid[self.row] & (own.rank[self.row] == self.stage)).tolist()
 
     @property
     def transfer_s(self) -> float:
-        """Seconds of one activation, each direction."""
+        """Return the seconds of one activation, each direction."""
         return float(self.on.prices.transfer_s[self.row]) + self.hop_s
 
     def pass_s(self, chunk: int) -> tuple[float, float, float]:
-        """Seconds of a chunk's forward and backward pass with transfers, and of its weight gradients."""
+        """Return a chunk's forward and backward seconds with transfers, and of its weight gradients."""
         found, row = self.on.stages, self.row
         forward, backward = found.chunk_forward_s[row, chunk], found.chunk_backward_s[row, chunk]
         weight = float(found.chunk_weight_s[row, chunk])
@@ -339,30 +338,30 @@ class Stage:
 
     @cached_property
     def time_s(self) -> float:
-        """Seconds of both passes of all chunks."""
+        """Return the seconds of both passes of all chunks."""
         return sum(sum(self.pass_s(chunk)[:2]) for chunk in self.chunks)
 
     @property
     def tail_s(self) -> float:
-        """Seconds that follow the last micro-batch."""
+        """Return the seconds that follow the last micro-batch."""
         return float(self.on.stages.rank_tail_s[self.row, self.stage])
 
     @property
     def parts(self) -> FloatArray:
-        """Number of each part that the stage holds, (P,)."""
+        """Return the number of each part that the stage holds, (P,)."""
         return np.asarray(self.on.parts[self.row, self.stage])
 
     @property
     def replayed(self) -> FloatArray:
-        """Fully recomputed ones among ``parts``, (P,)."""
+        """Return the number of fully recomputed ``parts``, (P,)."""
         return np.asarray(self.on.replayed_parts[self.row, self.stage])
 
     def of_tail_s(self, cause: str) -> float:
-        """Seconds of the tail that one cause takes."""
+        """Return the seconds of the tail that one cause takes."""
         return float(self.parts @ self.on.prices.tail_breakdown_s[cause][self.row])
 
     def causes_s(self, num_microbatches: int) -> dict[str, float]:
-        """Seconds of the stage's passes and tail by cause, without bubble and remainder."""
+        """Return seconds of the stage's passes and tail by cause, without bubble and remainder."""
         prices, row, m = self.on.prices, self.row, num_microbatches
         causes = {name: m * float(self.parts @ value[row]) for name, value in prices.breakdown_s.items()}
         causes["recompute"] += m * float(self.replayed @ prices.replay_s[row])
@@ -374,27 +373,27 @@ class Stage:
 
     @property
     def computing_s(self) -> float:
-        """Computing and recomputing seconds of one micro-batch."""
+        """Return computing and recomputing seconds of one micro-batch."""
         prices, row = self.on.prices, self.row
         passes = sum(float(self.parts @ prices.breakdown_s[name][row]) for name in ("compute", "recompute"))
         return passes + float(self.replayed @ prices.replay_s[row])
 
     def memory_bytes(self) -> dict[str, int]:
-        """Memory by term, rounded to bytes."""
+        """Return memory by term, rounded to bytes."""
         terms = self.on.stages.memory_bytes
         return {name: round(float(value[self.row, self.stage])) for name, value in terms.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """All stages of a configuration whose replicas are alike, each stage on its node group."""
+    """All stages of a configuration with equal replicas, each stage on its node group."""
 
     config: Configuration
     stages: tuple[Stage, ...]
 
     @property
     def stage_gpus(self) -> tuple[int, ...]:
-        """GPUs of every stage, of all replicas."""
+        """Return the GPUs of every stage, of all replicas."""
         c = self.config
         if c.stage_groups:
             return tuple(one.num_gpus for one in c.stage_groups)
@@ -402,22 +401,22 @@ class Pipeline:
 
     @property
     def straggler(self) -> float:
-        """Factor by which the slowest group in use lengthens a step, at least 1."""
+        """Return the factor by which the slowest group in use lengthens a step, at least 1."""
         return max(float(stage.on.prices.straggler[stage.row]) for stage in self.stages)
 
     @property
     def fixed_s(self) -> float:
-        """Largest fixed time of the groups in use."""
+        """Return the largest fixed time of the groups in use."""
         return max(float(stage.on.prices.fixed_s[stage.row]) for stage in self.stages)
 
     def passes_s(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-        """Forward, backward and weight-gradient seconds of every chunk, in model order."""
+        """Return forward, backward and weight-gradient seconds of every chunk, in model order."""
         found = {chunk: stage.pass_s(chunk) for stage in self.stages for chunk in stage.chunks}
         forward, backward, weight = zip(*(found[chunk] for chunk in sorted(found)), strict=True)
         return forward, backward, weight
 
     def finish_s(self) -> list[float]:
-        """When each stage ends its last pass: simulated, or by the closed form of its schedule."""
+        """Return when each stage ends its last pass: simulated, or by the closed form of its schedule."""
         c = self.config
         if can_simulate(c):
             forward, backward, weight = self.passes_s()
@@ -430,14 +429,14 @@ class Pipeline:
 
 
 def can_simulate(configuration: Configuration) -> bool:
-    """Whether the micro-batches fit the groups in which the schedule's order is written."""
+    """Return whether the micro-batches fill whole groups of the schedule's order."""
     c = configuration
     whole = c.virtual_pipeline_size == 1 or c.num_microbatches % c.pipeline_parallel_size == 0
     return whole or c.pipeline_schedule in ANY_COUNT
 
 
 def alike(config: Configuration, tensor_parallel_size: int) -> Configuration:
-    """The same pipeline as if all stages had one tensor-parallel size and equal nodes."""
+    """Return the pipeline as if all stages had one tensor-parallel size and equal nodes."""
     return replace(
         config,
         tensor_parallel_size=tensor_parallel_size,

@@ -80,7 +80,7 @@ from meshwright.solver.schedules.schedule import splits_backward
 
 
 def weight_gradients_s(ctx: Context, kinds: tuple[LayerShape, ...]) -> FloatArray:
-    """Seconds of each part's weight gradients for one micro-batch, (n, P); 0 where none is split.
+    """Return seconds of each part's weight gradients for one micro-batch, (n, P); 0 if none is split.
 
     Of the two products of a linear layer's backward pass, which have equal FLOPs, one is the weight
     gradient (frozen matrices have none); attention, norms and collectives belong to the input gradient
@@ -95,7 +95,7 @@ def weight_gradients_s(ctx: Context, kinds: tuple[LayerShape, ...]) -> FloatArra
 
 
 def _split_s(ctx: Context, kinds: tuple[LayerShape, ...]) -> FloatArray:
-    """The same of micro-batches of one length."""
+    """Return the weight gradients of micro-batches of one length."""
     split = splits_backward(ctx.columns)
     output = Gemm(m=ctx.tokens, n=ctx.model.vocab_size / ctx.t, k=ctx.model.hidden_size)
     parts = [linear_seconds(ctx.of(one), one.kind) for one in kinds]
@@ -122,7 +122,7 @@ class PartPrice:
 
 
 def _tensor_blocks(ctx: Context, kind: LayerKind) -> float:
-    """Tensor-parallel blocks of a layer: attention and the MLP or the shared experts.
+    """Count a layer's tensor-parallel blocks: attention and the MLP or the shared experts.
 
     Routed experts gather over their own tensor parallelism (``expert_parallel``), not over this one.
     """
@@ -131,7 +131,7 @@ def _tensor_blocks(ctx: Context, kind: LayerKind) -> float:
 
 
 def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
-    """Time of one transformer layer."""
+    """Price the time of one transformer layer."""
     look()
     attention = core_attention(ctx)
     weights = layer_weights(ctx, kind)
@@ -182,7 +182,7 @@ def _layer_price(ctx: Context, kind: LayerKind) -> PartPrice:
 def _unreplayed_s(
     ctx: Context, kind: LayerKind, busy: PassSeconds, tensor: PassSeconds
 ) -> FloatArray | float:
-    """What recomputing a whole layer spares of its forward pass: the last product and its collective.
+    """Return the part of a forward pass that recomputing skips: the last product and its collective.
 
     Of the collectives of two tensor-parallel blocks that is the last of two all-reduces, or of four
     gathers and reductions under sequence parallelism.
@@ -198,20 +198,20 @@ def _unreplayed_s(
 
 
 def _converted(ctx: Context, kind: LayerKind) -> PassSeconds:
-    """Weights of fewer bits, or of more, are made bf16 before their products."""
+    """Price making weights of fewer or more bits bf16 before their products."""
     forward, backward = converted_bytes(ctx, kind)
     rate = ctx.hbm_bytes_per_s
     return PassSeconds(forward=forward / rate, backward=backward / rate)
 
 
 def _adapters_moved(ctx: Context, kind: LayerKind) -> PassSeconds:
-    """Dropout, scaling and sums of a layer's adapters: kernels of their own, which no stack fuses."""
+    """Price dropout, scaling and sums of a layer's adapters: separate kernels that no stack fuses."""
     forward, backward = adapter_bytes(ctx, kind)
     return PassSeconds(forward=forward / ctx.hbm_bytes_per_s, backward=backward / ctx.hbm_bytes_per_s)
 
 
 def _expert_exchange(ctx: Context) -> PassSeconds:
-    """Dispatch and combine of a layer, less what shared experts hide of them."""
+    """Price dispatch and combine of a layer, less the part that shared experts hide."""
     exchange = expert_parallel(ctx)
     shared = shared_expert_gemms(ctx, "moe")
     if not (ctx.facts.shared_expert_overlap and shared):
@@ -224,7 +224,7 @@ def _expert_exchange(ctx: Context) -> PassSeconds:
 
 
 def _beyond(ctx: Context, kind: LayerKind, compute: PassSeconds, tensor: PassSeconds) -> PassSeconds:
-    """What a timed layer takes beyond its price; nothing where none was timed."""
+    """Return what a timed layer takes beyond its price; 0 if none was timed."""
     if ctx.layers is None:
         return _nothing(ctx)
     busy = timed_together(ctx, compute, tensor)
@@ -233,12 +233,11 @@ def _beyond(ctx: Context, kind: LayerKind, compute: PassSeconds, tensor: PassSec
 
 
 def _causes(ctx: Context) -> tuple[str, ...]:
-    """What the time of a pass is split into."""
+    """Return the causes that split the time of a pass."""
     return CAUSES if ctx.workload.lengths is None else (*CAUSES, UNEQUAL_LENGTHS)
 
 
 def _nothing(ctx: Context) -> PassSeconds:
-    """No time."""
     zero = np.zeros_like(ctx.t)
     return PassSeconds(forward=zero, backward=zero)
 
@@ -253,7 +252,7 @@ def _end_price(
     part: Part,
     floor_s: FloatArray | float = 0.0,
 ) -> PartPrice:
-    """Time of the embedding or the head, with multi-token-prediction layers where it has them.
+    """Price the embedding or the head, with multi-token-prediction layers if it has them.
 
     ``own`` are the weights that are not those layers', ``floor_s`` what launching a forward pass takes.
     """
@@ -278,7 +277,7 @@ def _end_price(
 
 
 def head_gemms(ctx: Context) -> list[Gemm]:
-    """The projection to the vocabulary, and the products before it, where a model has any."""
+    """Return the projection to the vocabulary, and the products before it, if a model has any."""
     model = ctx.model
     gemms = [Gemm(m=ctx.tokens, n=model.vocab_size / ctx.t, k=model.embedding_width)]
     if width := model.projection_parameters() / model.hidden_size:
@@ -298,7 +297,7 @@ _NORMALIZED_FORWARD, _NORMALIZED_BACKWARD = 6.0, 24.0
 
 
 def head_seconds(ctx: Context) -> PassSeconds:
-    """Final norm, projection to the vocabulary, and the loss, for one token prediction."""
+    """Price final norm, projection to the vocabulary, and the loss, for one token prediction."""
     split = ctx.t if ctx.facts.logits_sharded else np.ones_like(ctx.t)
     product = gemm_seconds(ctx, head_gemms(ctx), "bf16", trained=ctx.trains(HEAD))
     logits = ctx.tokens * ctx.model.vocab_size / split
@@ -311,7 +310,7 @@ def head_seconds(ctx: Context) -> PassSeconds:
 
 
 def head_floor_s(ctx: Context) -> float:
-    """Seconds that launching the head's forward pass takes: norm, product and loss, in no layer's graph."""
+    """Return seconds of launching the head's forward pass: norm, product and loss, in no layer's graph."""
     facts = ctx.facts
     share = _HEAD_LAUNCHES * (_FUSED_LOSS if facts.loss_fused else 1.0)
     if facts.cuda_graph == "full_iteration":
@@ -320,7 +319,7 @@ def head_floor_s(ctx: Context) -> float:
 
 
 def embedding_seconds(ctx: Context) -> PassSeconds:
-    """The look-up: reads and writes a row per token; its backward pass adds into fp32 rows."""
+    """Price the look-up: it reads and writes a row per token; its backward pass adds into fp32 rows."""
     moved = ctx.tokens * ctx.model.embedding_width / ctx.hbm_bytes_per_s
     look_up = PassSeconds(forward=4.0 * moved, backward=(10.0 if ctx.trains(EMBEDDING) else 0.0) * moved)
     model, gemms = ctx.model, list[Gemm]()
@@ -334,7 +333,7 @@ def embedding_seconds(ctx: Context) -> PassSeconds:
 
 
 def _head_price(ctx: Context, layer: PartPrice) -> PartPrice:
-    """Time of the head: one prediction, and one with a ``layer`` and a projection for each extra token."""
+    """Price the head: one prediction, and one with a ``layer`` and a projection for each extra token."""
     depth = ctx.model.num_mtp_layers
     compute, tensor = head_seconds(ctx), vocabulary_parallel(ctx)
     one, pair, own = compute, tensor, output_weights(ctx)
@@ -348,15 +347,15 @@ def _head_price(ctx: Context, layer: PartPrice) -> PartPrice:
 
 
 def _projection_seconds(ctx: Context) -> PassSeconds:
-    """A prediction layer's product of a hidden state beside the next token's embedding."""
+    """Price a prediction layer's product of a hidden state joined with the next token's embedding."""
     h = ctx.model.hidden_size
     return gemm_seconds(ctx, [Gemm(m=ctx.tokens, n=h / ctx.t, k=2.0 * h)], ctx.linear_precision)
 
 
 def _prediction_prices(ctx: Context) -> dict[str, FloatArray]:
-    """``RowPrices.prediction``: what leaves the head with the prediction layers, of which there are some.
+    """Return ``RowPrices.prediction``: the head's share that leaves it with the prediction layers.
 
-    Their logits and losses stay with the head's, which gets their hidden states beside its own
+    Their logits and losses stay with the head's, which gets their hidden states in addition to its own
     (Megatron-Core 0.19.2 ``gpt_model.py _postprocess``; ``stages.Chunks.sent``); the copy of the embedding
     goes with them.
     """
@@ -386,7 +385,7 @@ def _prediction_prices(ctx: Context) -> dict[str, FloatArray]:
 
 
 def _prediction_bytes(ctx: Context, weights: Weights, trained: Weights) -> dict[str, FloatArray]:
-    """The memory in them, of prediction layers with these weights; matrices are what the head's are."""
+    """Return the memory of prediction layers with these weights; matrices are the head's."""
     matrices = not (ctx.optimizer.head_apart or ctx.model.tied_embeddings)
     states = state_bytes(ctx, weights, trained, matrices=matrices)
     activations = layer_activation_bytes(ctx.of_prediction, ctx.model.mtp_shape.kind)
@@ -400,7 +399,7 @@ def _prediction_bytes(ctx: Context, weights: Weights, trained: Weights) -> dict[
 
 
 def _on_the_mean(ctx: Context, parts_of: Callable[[Context], list[PartPrice]]) -> list[PartPrice]:
-    """What parts take: of micro-batches as long as their longest document the mean, and what waits.
+    """Price parts at the mean over micro-batch lengths, plus the wait for the longest document.
 
     Not attention alone but all work of a micro-batch is then as unequal as its length.
     """
@@ -412,7 +411,7 @@ def _on_the_mean(ctx: Context, parts_of: Callable[[Context], list[PartPrice]]) -
 
 
 def _mean_of(of_lengths: OfLengths, same: Sequence[PartPrice]) -> PartPrice:
-    """The price of a part whose prices at several lengths are known."""
+    """Return the price of a part with known prices at several lengths."""
     forward, backward = [one.passes.forward for one in same], [one.passes.backward for one in same]
     waited = of_lengths.waited(forward) + of_lengths.waited(backward)
     causes = {name: of_lengths.mean([one.causes[name] for one in same]) for name in same[0].causes}
@@ -424,12 +423,12 @@ def _mean_of(of_lengths: OfLengths, same: Sequence[PartPrice]) -> PartPrice:
 
 
 def _part_prices(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
-    """Time of every part in order: layer kinds, embedding, head."""
+    """Price every part in order: layer kinds, embedding, head."""
     return _drained(ctx, _on_the_mean(ctx, lambda one: _parts_of(one, layout)))
 
 
 def _parts_of(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
-    """The same of micro-batches of one length."""
+    """Price every part for micro-batches of one length."""
     compute, tensor = embedding_seconds(ctx), vocabulary_parallel(ctx)
     compute = compute + beyond_price(ctx, "embedding", timed_together(ctx, compute, tensor))
     first = _end_price(ctx, compute, tensor, own=embedding_weights(ctx), layers=[], part="embedding")
@@ -440,7 +439,7 @@ def _parts_of(ctx: Context, layout: LayerLayout) -> list[PartPrice]:
 
 
 def _tails(ctx: Context, layout: LayerLayout, trained: list[Weights], parts: list[PartPrice]) -> Tail:
-    """What follows the last micro-batch by part; both ends share the copied embedding."""
+    """Return the step's end by part; both ends share the copied embedding."""
     look()
     tail = tail_of(ctx, trained, [part.passes for part in parts], weight_tensors(ctx, layout.kinds))
     tail.data_parallel[-2:] += copies_s(ctx)
@@ -448,13 +447,13 @@ def _tails(ctx: Context, layout: LayerLayout, trained: list[Weights], parts: lis
 
 
 def straggler_share(columns: Columns, profile: Profile) -> FloatArray:
-    """Step over the step without a slowest of many nodes, shape (n,); 1 on one node."""
+    """Return the step over the step without a slowest of many nodes, shape (n,); 1 on one node."""
     nodes = np.maximum(columns.num_gpus / profile.group.gpus_per_node, 1.0)
     return np.asarray(1.0 + profile.constants.straggler * np.log2(nodes))
 
 
 def _pass_prices(parts: list[PartPrice]) -> dict[str, FloatArray]:
-    """The (n, P) times of passes in RowPrices."""
+    """Return the (n, P) times of passes in RowPrices."""
     return {
         "forward_s": columns_of([part.passes.forward for part in parts]),
         "backward_s": columns_of([part.passes.backward for part in parts]),
@@ -463,7 +462,7 @@ def _pass_prices(parts: list[PartPrice]) -> dict[str, FloatArray]:
 
 
 def _drained(ctx: Context, parts: list[PartPrice]) -> list[PartPrice]:
-    """Parts of pipelines that drain before the end of a step: each pass has its share of filling again.
+    """Price parts of pipelines that drain within a step: each pass bears its share of filling again.
 
     Of n batches of micro-batches all but one wait for p - 1 passes of a chunk more than one schedule of the
     whole step would: over its m micro-batches that is (n - 1) (p - 1) / (v m) of each pass.
@@ -487,7 +486,7 @@ def _drained(ctx: Context, parts: list[PartPrice]) -> list[PartPrice]:
 
 
 def price_memory(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
-    """Prices of which the memory alone is filled in, all times 0: memory refutes most rows by itself.
+    """Return prices with the memory alone filled in, all times 0: memory refutes most rows by itself.
 
     Raises:
         InvalidProblemError: as ``price``.
@@ -507,11 +506,11 @@ def price_memory(problem: Problem, columns: Columns, profile: Profile) -> RowPri
     return with_residuals(prices, problem, columns, profile)
 
 
-_SEVERAL = 2  # tells several from one
+_SEVERAL = 2  # distinguishes several from one
 
 
 def _passes_of(ctx: Context, problem: Problem, profile: Profile) -> tuple[Context, IntArray]:
-    """Rows whose passes differ while nobody shares weights, and which of them each row's are like.
+    """Return rows with different passes if no weights are shared, and which of them each row equals.
 
     Of the size of a pipeline and its chunks passes then read whether there are several, of micro-batches
     whether gradients add up, of replicas and shards nothing, of the order of ranks the links that their
@@ -522,7 +521,7 @@ def _passes_of(ctx: Context, problem: Problem, profile: Profile) -> tuple[Contex
     told = ctx.layers is not None or ctx.workload.lengths is not None
     counted = facts.torch_pipelines or facts.synchronous_transfers or bool(facts.pipeline_batch)
     plain = (c.offload == 0) & (not (told or counted))
-    plain &= paired_passes(c) == 0.0  # of which the length of the pipeline tells how many are
+    plain &= paired_passes(c) == 0.0  # their number depends on the pipeline's length
     m = np.minimum(c.num_microbatches, _SEVERAL) if ctx.adds_every_gradient else c.num_microbatches
     read = {
         "pipeline_parallel_size": np.minimum(c.pipeline_parallel_size, _SEVERAL),
@@ -552,7 +551,7 @@ def _passes_of(ctx: Context, problem: Problem, profile: Profile) -> tuple[Contex
 
 
 def least_work_s(problem: Problem, columns: Columns, profile: Profile) -> FloatArray:
-    """No step of a row is shorter, (n,), however its layers are split and whatever its shard sets are.
+    """Return a lower bound of every row's step, (n,), over all splits of layers and all shard sets.
 
     Some rank has the mean of all passes or more to run, of every micro-batch; rows share few passes, so
     that this is far cheaper than prices. It holds for the closed form as well.
@@ -571,7 +570,7 @@ def least_work_s(problem: Problem, columns: Columns, profile: Profile) -> FloatA
 
 
 def price_unsharded(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
-    """Prices of which the times alone are filled in, none larger than under any size of the shard sets.
+    """Return prices with the times alone filled in, none larger than under any size of the shard sets.
 
     Collectives among the ranks that share or replicate weights, and what follows the last micro-batch, are
     free; every other time is the same for all sizes. Rows share few passes: each is priced once.
@@ -599,7 +598,7 @@ def price_unsharded(problem: Problem, columns: Columns, profile: Profile) -> Row
 
 
 def price(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
-    """Prices of every row; linear in the split, so any split's time and memory are sums of them.
+    """Price every row; prices are linear in the split, so any split's time and memory are their sums.
 
     Raises:
         InvalidProblemError: a framework option is unknown or has a wrong value.

@@ -39,7 +39,7 @@ _GRAPHS = {"none": 0.0, "layer": 1.5, "full_iteration": 2.0}
 _OTHER_GRAPH = 1.0
 _DISPATCHERS = {"allgather": -0.5, "alltoall": 0.0, "deepep": 1.0, "hybridep": 1.5}
 _RECIPES = {"nvfp4": 1.0, "mxfp8": 0.5, "fp8-current": 0.5, "fp8-blockwise": 0.5}
-_MODULE = 0.5  # each one that is recomputed beside what selective recomputation replays anyway:
+_MODULE = 0.5  # each one that is recomputed in addition to what selective recomputation replays anyway:
 _SELECTIVE = ("core_attn", "every_second_mm")  # of Megatron-Core, and of torchtitan
 # Experts padded to a capacity: other kernels, and a step that waits for no sizes. They share the axis of
 # graphs, against them: one of their own moves the open clusters with such runs by .4 points at most.
@@ -47,9 +47,9 @@ _PADDED = -3.0
 
 
 def features(problem: Problem, columns: Columns) -> FloatArray:
-    """Features of every row, shape (n, 24): logarithms of twelve sizes, and twelve switches.
+    """Return the features of every row, shape (n, 24): logarithms of twelve sizes, and twelve switches.
 
-    A run on one island of fast links says little of runs that cross several: their number is a size.
+    A run on one island of fast links predicts little of runs that cross several: their number is a size.
     """
     c, model, workload = columns, problem.model, problem.workload
     n = len(columns)
@@ -76,7 +76,7 @@ def features(problem: Problem, columns: Columns) -> FloatArray:
 
 
 def _recipe_switches(options: Mapping[str, object]) -> tuple[float, ...]:
-    """CUDA graphs and capacities, dispatcher, overlap, recipe of 8 or 4 bits, recomputed modules."""
+    """Return switches: CUDA graphs and capacities, dispatcher, overlap, 8 or 4 bits, recomputed modules."""
     padded = bool(options.get("moe_capacity_factor"))
     replayed = [name for name in str(options.get("recompute_modules", "")).split("+") if name]
     return (
@@ -89,7 +89,7 @@ def _recipe_switches(options: Mapping[str, object]) -> tuple[float, ...]:
 
 
 def features_of(problem: Problem, configuration: Configuration) -> FloatArray:
-    """Features of one configuration, shape (24,)."""
+    """Return the features of one configuration, shape (24,)."""
     row: FloatArray = features(problem, Columns.of([configuration]))[0]
     return row
 
@@ -101,7 +101,7 @@ _BYTES = (
 
 
 def with_residuals(prices: RowPrices, problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
-    """Prices times what the cluster's residual processes expect; the same prices without any."""
+    """Multiply prices by the expectation of the cluster's residual processes, if it has any."""
     if profile.residual is None and profile.memory_residual is None:
         return prices
     points = features(problem, columns)

@@ -1,4 +1,4 @@
-"""When gradients are reduced and weights gathered in a step of several micro-batches, by ZeRO stage.
+"""Points at which gradients are reduced and weights gathered, over several micro-batches, by ZeRO stage.
 
 Each framework's facts (``reduced_every_pass`` and those behind it) cite its source. Under
 ``torch.distributed.pipelining`` (torch 2.13) all ZeRO stages behave as one: ``stage.py:845-847`` switches
@@ -29,7 +29,7 @@ _WEIGHTS_APART, _V = SCHEDULES.index("interleaved_zb"), SCHEDULES.index("zb_v")
 
 @once
 def in_torch_pipeline(ctx: Context) -> BoolArray:
-    """Rows whose stages, with shards of gradients or weights, run under torch's pipeline runtime."""
+    """Mark rows with stages that shard gradients or weights under torch's pipeline runtime."""
     if not ctx.facts.torch_pipelines:
         return np.zeros(len(ctx.columns), dtype=np.bool_)
     return np.asarray((ctx.p > 1) & (ctx.columns.zero_stage >= SHARD_GRADIENTS))
@@ -37,47 +37,47 @@ def in_torch_pipeline(ctx: Context) -> BoolArray:
 
 @once
 def reduces_every_pass(ctx: Context) -> BoolArray:
-    """Rows that reduce gradients after every micro-batch rather than once a step."""
+    """Mark rows that reduce gradients after every micro-batch rather than once a step."""
     every = is_one_of(ctx.columns.zero_stage, ctx.facts.reduced_every_pass)
     return np.asarray(every & ~((ctx.p > 1) & ctx.facts.torch_pipelines))
 
 
 @once
 def adds_whole_gradients(ctx: Context) -> BoolArray:
-    """Rows that keep whole gradients from one micro-batch to the next."""
+    """Mark rows that keep whole gradients from one micro-batch to the next."""
     added = ~reduces_every_pass(ctx) & (ctx.columns.num_microbatches > 1)
     return np.asarray((ctx.columns.zero_stage < SHARD_GRADIENTS) | added | in_torch_pipeline(ctx))
 
 
 @once
 def copies_of_gradients(ctx: Context) -> FloatArray:
-    """Times that a rank has its whole gradients: again in the buckets that replicas reduce, shape (n,)."""
+    """Count a rank's copies of whole gradients: again in the buckets that replicas reduce, shape (n,)."""
     again = ctx.facts.reduces_copies & (ctx.columns.zero_stage == 0) & (ctx.data_group.size > 1)
     return np.where(again, 2.0, 1.0)
 
 
 @once
 def all_reduces(ctx: Context) -> BoolArray:
-    """Rows whose gradients are all-reduced, not reduced and scattered."""
+    """Mark rows with all-reduced gradients, not reduced and scattered ones."""
     return is_one_of(ctx.columns.zero_stage, (0, *ctx.facts.all_reduced_stages))
 
 
 @once
 def hides_reductions(ctx: Context) -> BoolArray:
-    """Rows that reduce gradients under the backward pass."""
+    """Mark rows that reduce gradients under the backward pass."""
     waits = is_one_of(ctx.columns.zero_stage, ctx.facts.blocking_stages) | in_torch_pipeline(ctx)
     return np.asarray(~waits & ctx.facts.overlap_gradients)
 
 
 @once
 def gradient_bytes_sent(ctx: Context) -> FloatArray:
-    """Bytes of one gradient element on the wire, shape (n,)."""
+    """Return the bytes of one gradient element on the wire, shape (n,)."""
     alone = ctx.columns.zero_stage == 0
     return np.where(alone, ctx.facts.replicated_gradient_bytes, ctx.facts.reduced_gradient_bytes)
 
 
 def gathered_bytes(ctx: Context) -> float:
-    """Bytes of one weight of a layer on the wire where weights are gathered.
+    """Return the bytes of one weight of a layer on the wire if weights are gathered.
 
     Weights that are held in 8 bits travel so (Megatron-Core 0.16 ``--fp8-param-gather``), but for MXFP8's,
     which are cast behind a gather of 2 bytes (``reuse_grad_buf_for_mxfp8_param_ag``). torchao's travel so,
@@ -88,13 +88,13 @@ def gathered_bytes(ctx: Context) -> float:
 
 
 def gathered_expert_bytes(ctx: Context) -> float:
-    """The same of routed experts: torchao gathers them in 2 bytes (0.18 ``moe_training/tensor.py:166``)."""
+    """Return that of routed experts: torchao gathers 2 bytes (0.18 ``moe_training/tensor.py:166``)."""
     return 2.0 if ctx.facts.gathers_8_bits else gathered_bytes(ctx)
 
 
 @once
 def gathers_once(ctx: Context) -> BoolArray:
-    """Rows that gather weights once a step, besides what ``gathers_in_passes`` counts."""
+    """Mark rows that gather weights once a step, in addition to ``gathers_in_passes``."""
     stage = ctx.columns.zero_stage
     whole = (stage == 1) | ((stage == SHARD_GRADIENTS) & (not ctx.facts.reshards_after_backward))
     return np.asarray(whole | in_torch_pipeline(ctx))
@@ -102,7 +102,7 @@ def gathers_once(ctx: Context) -> BoolArray:
 
 @once
 def gathers_in_passes(ctx: Context) -> tuple[FloatArray, FloatArray]:
-    """Times that a layer's weights are gathered for one micro-batch: in forward, in backward passes.
+    """Count how often a micro-batch gathers a layer's weights: in forward, in backward passes.
 
     ZeRO-3 gathers in both. Under torch's runtime weights stay after a backward pass until the next forward
     pass drops them, so ``m`` forward and ``m`` backward passes gather ``m + 1`` times; the one in addition
@@ -121,16 +121,16 @@ def gathers_in_passes(ctx: Context) -> tuple[FloatArray, FloatArray]:
 
 @once
 def moves_weights_in_passes(ctx: Context) -> bool:
-    """Whether some row gathers weights or reduces gradients in passes, as ZeRO-3 does."""
+    """Return whether some row gathers weights or reduces gradients in passes, as ZeRO-3 does."""
     forward, backward = gathers_in_passes(ctx)
     return bool(forward.any() or backward.any() or reduces_every_pass(ctx).any())
 
 
 def _gathers_of_chunks(ctx: Context) -> FloatArray:
-    """Times a step that torch's runtime gathers a chunk which stays gathered while it is among the next.
+    """Count a step's gathers of a chunk that torch's runtime keeps while it is among the next.
 
     Up to three chunks a rank stay for the whole step. Of more, v, one is fetched and one dropped with
-    nearly every change of chunk: ``2 v - 3`` fetches where all micro-batches pass a chunk together, and
+    nearly every change of chunk: ``2 v - 3`` fetches where all micro-batches run a chunk together, and
     ``2 g (v - 3) + 7`` (5 with weight gradients apart) in g > 1 groups of micro-batches.
     """
     v = ctx.columns.virtual_pipeline_size.astype(np.float64)
@@ -141,22 +141,22 @@ def _gathers_of_chunks(ctx: Context) -> FloatArray:
 
 
 def _groups(ctx: Context) -> IntArray:
-    """Groups of micro-batches that pass all chunks of a rank one after the other, shape (n,)."""
+    """Count groups of micro-batches that go through all chunks of a rank in turn, shape (n,)."""
     return np.asarray(np.maximum(ctx.columns.num_microbatches // ctx.columns.pipeline_parallel_size, 1))
 
 
 def _pass_together(ctx: Context) -> BoolArray:
-    """Rows whose micro-batches all pass a chunk before any of them passes the rank's next one."""
+    """Mark rows with micro-batches that all finish a chunk before any begins the rank's next one."""
     return np.asarray((_groups(ctx) == 1) | (ctx.columns.pipeline_schedule == _BREADTH_FIRST))
 
 
 @once
 def turns(ctx: Context) -> dict[str, FloatArray]:
-    """Chunks that reduce their gradients before the next one's come, in fields of RowPrices, (n,) each.
+    """Return rows and ranks whose chunks reduce gradients in turn, as fields of RowPrices, (n,) each.
 
     Those of every rank (1: some rank has several chunks' at once), and the first ranks of which it is so.
     The last chunk is first. Where groups of micro-batches pass the chunks again, the last backward passes
-    of all stand at the step's end, when every chunk has gradients. In a V rank r makes ``p - r`` backward
+    of all come at the step's end, when every chunk has gradients. In a V rank r makes ``p - r`` backward
     passes of its second chunk before the first one of its first (torch 2.13,
     distributed/pipelining/schedules.py:3296 ``warmup_n3``), and few micro-batches have no more.
     """
@@ -172,11 +172,11 @@ def turns(ctx: Context) -> dict[str, FloatArray]:
 
 @once
 def share_gathered(ctx: Context) -> FloatArray:
-    """Share of a rank's layers whose weights torch's pipeline runtime holds whole; 0 elsewhere.
+    """Return the share of a rank's layers that torch's pipeline runtime holds whole; 0 elsewhere.
 
     After a backward pass all of a chunk's are, whether or not forward passes drop them. Where these do
     (ZeRO-3) and all passes of a chunk come before the next one's, a chunk's go with its last backward pass:
-    beside them are two of those to come, but for the last three, which were gathered before forward passes.
+    two of those to come are there, too, but for the last three, which were gathered before forward passes.
     """
     chunks = ctx.columns.virtual_pipeline_size
     dropped = (ctx.columns.zero_stage == SHARD_WEIGHTS) & _one_after_the_other(ctx)
@@ -185,14 +185,14 @@ def share_gathered(ctx: Context) -> FloatArray:
 
 
 def _one_after_the_other(ctx: Context) -> BoolArray:
-    """Rows whose backward passes of a chunk all come before those of the rank's next one."""
+    """Mark rows with backward passes of a chunk all before those of the rank's next one."""
     return np.asarray(_pass_together(ctx) & _CHUNK_AFTER_CHUNK[ctx.columns.pipeline_schedule])
 
 
 def reducing_bytes(
     ctx: Context, head: FloatArray | float, layer: FloatArray, replayed: FloatArray, freed: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Whole gradients under ZeRO-2 and 3 beside all that is held: bytes (n,) at the head, at layers.
+    """Return whole gradients' bytes under ZeRO-2 and 3 on top of the rest: (n,) at the head, at layers.
 
     FSDP's groups, the head and then layers, give up 2-byte weights behind their backward passes and copy
     2-byte gradients into the input of a reduction, which is freed when the next group reduces (torch 2.13,

@@ -1,4 +1,4 @@
-"""From prices and a split to stage times, stage memory and the closed-form objective.
+"""Stage times, stage memory and the closed-form objective from prices and a split.
 
 The one place where parts are added up: the search, the prediction and the independent check all
 call it. Vectorised over rows; ``stage_layers`` is (n, C), zero-padded behind pp * vpp chunks.
@@ -38,7 +38,7 @@ from meshwright.solver.schedules.schedule import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerLayout:
-    """Which kind each layer has."""
+    """Kind of each layer."""
 
     kinds: tuple[LayerShape, ...]  # the K kinds that occur
     cumulative: IntArray  # (L + 1, K): layers of each kind among the first l
@@ -47,26 +47,26 @@ class LayerLayout:
 
     @property
     def num_layers(self) -> int:
-        """L, and what else splits count."""
+        """Return L, plus what else splits count."""
         return len(self.cumulative) - 1
 
     @property
     def counts_prediction(self) -> bool:
-        """Whether splits count the prediction layers, all of them as one layer."""
+        """Return whether splits count the prediction layers, all of them as one layer."""
         return self.predicted > 0
 
     @property
     def num_kinds(self) -> int:
-        """K, and those of what else splits count."""
+        """Return K, plus the kinds of what else splits count."""
         return int(self.cumulative.shape[1])
 
     @classmethod
     def of(cls, model: ModelSpec) -> LayerLayout:
-        """The layout of a model."""
+        """Return the layout of a model."""
         return _layout_of(model)
 
     def with_ends(self) -> LayerLayout:
-        """The same with the embedding as the first layer of all and the head as the last.
+        """Return the layout with the embedding as the first layer of all and the head as the last.
 
         A chunk then holds one of these at least, not a layer: either end may have a stage of its own.
         """
@@ -77,11 +77,11 @@ class LayerLayout:
         return replace(self, cumulative=cumulative, counts_ends=True)
 
     def without_ends(self) -> LayerLayout:
-        """``with_ends`` undone."""
+        """Undo ``with_ends``."""
         return replace(self, cumulative=self.cumulative[1:-1, :-2], counts_ends=False)
 
     def with_prediction(self, number: int) -> LayerLayout:
-        """The same with ``number`` prediction layers as one more layer behind all, of a kind of its own."""
+        """Return the layout with ``number`` prediction layers as one more last layer, of its own kind."""
         layers, kinds = self.num_layers, self.num_kinds
         cumulative = np.zeros((layers + 2, kinds + 1), dtype=np.int64)
         cumulative[:-1, :kinds], cumulative[-1, :kinds] = self.cumulative, self.cumulative[-1]
@@ -89,7 +89,7 @@ class LayerLayout:
         return replace(self, cumulative=cumulative, predicted=number)
 
     def without_end_counts(self, split: Sequence[int]) -> tuple[int, ...]:
-        """What each chunk of a split holds beside the ends that it may count."""
+        """Return what each chunk of a split holds, without the ends that it may count."""
         layers = list(split)
         if self.counts_ends:
             layers[0] -= 1
@@ -97,7 +97,7 @@ class LayerLayout:
         return tuple(layers)
 
     def layers_of(self, split: Sequence[int]) -> tuple[int, ...]:
-        """The layers of each chunk of a split, without what else it counts."""
+        """Return the layers of each chunk of a split, without what else it counts."""
         layers = list(self.without_end_counts(split))
         if self.counts_prediction:
             layers[-1 if layers[-1] else -2] -= 1
@@ -105,7 +105,7 @@ class LayerLayout:
 
     @property
     def behind_prediction(self) -> int:
-        """The boundary behind the prediction layers; 0 where splits do not count them.
+        """Return the boundary behind the prediction layers; 0 if splits do not count them.
 
         A chunk that ends there, before the head, holds nothing else.
         """
@@ -114,7 +114,7 @@ class LayerLayout:
 
 @lru_cache(maxsize=64)
 def _layout_of(model: ModelSpec) -> LayerLayout:
-    """The layout of a model, which every price asks for; nobody writes to it."""
+    """Return the layout of a model, cached for all prices; it must not be changed."""
     sequence, kinds = model.layer_shapes(), model.shapes()
     one_hot = np.array([[layer == kind for kind in kinds] for layer in sequence], dtype=np.int64)
     zeros = np.zeros((1, len(kinds)), dtype=np.int64)
@@ -152,26 +152,26 @@ class RowPrices:
     checkpoint_bytes: FloatArray  # the same for a fully recomputed layer
     # Memory of the row, shape (n,).
     turns: FloatArray  # chunks of a rank that have gradients one after the other; 1: some have several's
-    ranks_in_turn: FloatArray  # first ranks whose chunks have gradients one after the other
+    ranks_in_turn: FloatArray  # first ranks with chunks that have gradients one after the other
     head_workspace_bytes: FloatArray  # logits, loss and their gradients: last rank, once
     replay_workspace_bytes: FloatArray  # one layer's activations while it is replayed; 0 if none is
     buffer_bytes: FloatArray  # communication and bucket buffers of a rank
     context_bytes: FloatArray  # driver context, libraries: outside the framework's allocator
     reserve: FloatArray  # >= 1; what the allocator cannot give back over allocated bytes
-    # Of the head part, what prediction layers take that stand on another stage, shape (n,) each: by the
-    # names of prices by part and of causes; empty where they stand with the head.
+    # Of the head part, what prediction layers on another stage take, shape (n,) each: by the
+    # names of prices by part and of causes; empty where they are on the head's stage.
     prediction: dict[str, FloatArray] = field(default_factory=dict)
     # Breakdown of forward_s + backward_s by cause, shape (n, P) each; sums to their sum
     breakdown_s: dict[str, FloatArray]  # compute, tensor_parallel, context_parallel, …
     tail_breakdown_s: dict[str, FloatArray]  # data_parallel, optimizer; sums to tail_s
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self.transfer_s)
 
     @classmethod
     def partly(cls, rows: int, num_parts: int, known: Mapping[str, FloatArray]) -> RowPrices:
-        """Prices of which some are known; all else takes neither time nor memory."""
+        """Return prices of which some are known; all others are 0."""
         one, each = np.zeros(rows), np.zeros((rows, num_parts))
         others = {name: each if name in _BY_PART else one for name in _ARRAYS}
         ones = dict.fromkeys(("straggler", "reserve", "turns"), np.ones(rows))
@@ -179,7 +179,7 @@ class RowPrices:
 
     @classmethod
     def concatenate(cls, parts: Sequence[RowPrices]) -> RowPrices:
-        """All rows, one after the other, without their breakdown."""
+        """Return all rows, one after the other, without their breakdown."""
         if len(parts) == 1:
             return replace(parts[0], breakdown_s={}, tail_breakdown_s={})
         arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
@@ -191,7 +191,7 @@ class RowPrices:
         return cls(**arrays, prediction=apart, breakdown_s={}, tail_breakdown_s={})
 
     def take(self, index: IntArray | BoolArray | slice) -> RowPrices:
-        """The rows at ``index``, in that order."""
+        """Return the rows at ``index``, in that order."""
         if not isinstance(index, slice):  # ``take`` gathers rows several times faster than brackets
             index = np.flatnonzero(index) if index.dtype == np.bool_ else index
         picked = {name: _at(getattr(self, name), index) for name in _ARRAYS}
@@ -203,7 +203,7 @@ class RowPrices:
         )
 
     def with_prediction(self) -> RowPrices:
-        """The same for a layout that counts the prediction layers: they are a kind, and leave the head.
+        """Return prices for a layout that counts the prediction layers as a kind apart from the head.
 
         Both together are what they were: what they share, such as the start of an exchange, is the layers'.
         """
@@ -227,7 +227,7 @@ class RowPrices:
         )
 
     def with_ends(self) -> RowPrices:
-        """The same for a layout that counts the ends: they are kinds of layers, which nothing replays.
+        """Return prices for a layout that counts the ends as kinds of layers, which nothing replays.
 
         What no split moves, the workspace of the head, stays with the last chunk, which always holds it.
         """
@@ -236,16 +236,16 @@ class RowPrices:
         return replace(self, **added, prediction={}, breakdown_s={}, tail_breakdown_s={})
 
     def without_ends(self) -> RowPrices:
-        """``with_ends`` undone."""
+        """Undo ``with_ends``."""
         left = {name: getattr(self, name)[:, :-2].copy() for name in _BY_PART}
         left["checkpoint_bytes"][:, -2:] = 0.0
         return replace(self, **left, prediction={})
 
     @property
     def state_bytes(self) -> FloatArray:
-        """Weights, gradients and optimizer states of each part, (n, P), as the search adds them up.
+        """Return weights, gradients and optimizer states of each part, (n, P), as the search adds them up.
 
-        Where chunks have gradients in turn, the peak of a rank is no sum of parts (``fullest_moment``).
+        Where chunks have gradients in turn, the peak of a rank is not a sum of parts (``fullest_moment``).
         With ``uneven_bytes`` this is at least as much: of layers one chunk's gradients and what is left of
         the others', of both ends whole ones.
         """
@@ -256,12 +256,12 @@ class RowPrices:
 
     @property
     def uneven_bytes(self) -> FloatArray:
-        """Gradients of the layer that one chunk of a rank may have more than an equal share, (n,)."""
+        """Return gradients of the layer by which one chunk of a rank may exceed an equal share, (n,)."""
         return np.asarray(self._reduced_bytes.max(axis=1) * (1.0 - 1.0 / self.turns))
 
     @property
     def _reduced_bytes(self) -> FloatArray:
-        """What a layer's gradients take less once they are reduced, (n, K)."""
+        """Return the bytes that reducing a layer's gradients frees, (n, K)."""
         return (self.gradients_bytes - self.reduced_gradients_bytes)[:, :-2]
 
 
@@ -276,12 +276,11 @@ _BY_PART = (
 
 
 def _at(values: FloatArray, index: IntArray | BoolArray | slice) -> FloatArray:
-    """The rows of ``values`` at ``index``."""
     return values[index] if isinstance(index, slice) else values.take(index, axis=0)
 
 
 def columns_of(parts: Sequence[FloatArray] | FloatArray) -> FloatArray:
-    """P arrays (n,), or one (P, n), as one (n, P)."""
+    """Return P arrays (n,), or one (P, n), as one (n, P)."""
     found = np.empty((len(parts[0]), len(parts)))
     for number, part in enumerate(parts):
         found[:, number] = part
@@ -295,7 +294,7 @@ MEMORY_TERMS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunks:
-    """What each chunk holds; shapes (n, C) or (n, C, P)."""
+    """Contents of each chunk; shapes (n, C) or (n, C, P)."""
 
     valid: BoolArray  # (n, C)
     rank: IntArray  # (n, C)
@@ -323,18 +322,17 @@ class Stages:
 
     @property
     def peak_memory_bytes(self) -> FloatArray:
-        """Memory of every rank, all terms, shape (n, R); 0 where a row has no such rank."""
+        """Return the memory of every rank, all terms, shape (n, R); 0 where a row has no such rank."""
         return np.where(self.rank_valid, _total(self.memory_bytes), 0.0)
 
     def take(self, index: IntArray) -> Stages:
-        """Those of the rows at ``index``, in that order."""
+        """Return the stages of the rows at ``index``, in that order."""
         arrays = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "memory_bytes"}
         memory_bytes = {name: term[index] for name, term in self.memory_bytes.items()}
         return Stages(**arrays, memory_bytes=memory_bytes)
 
 
 def _total(terms: dict[str, FloatArray]) -> FloatArray:
-    """Sum of all terms."""
     return reduce(np.add, terms.values())
 
 
@@ -385,7 +383,7 @@ def chunks_of(
 
 
 def _predicted_apart(layout: LayerLayout, parts: FloatArray, last: IntArray) -> FloatArray:
-    """Hidden states of prediction layers that a chunk before the last one hands on, (n, C).
+    """Count prediction layers' hidden states that a chunk before the last one hands on, (n, C).
 
     The head takes theirs from the last layer's, one behind another (Megatron-LM d98e8a64
     ``megatron/core/transformer/multi_token_prediction.py:976``).
@@ -416,7 +414,7 @@ def added_by_rank(values: FloatArray, chunks: Chunks) -> FloatArray:
 
 
 def _layers(counts: list[FloatArray], price: FloatArray) -> FloatArray:
-    """Counts (n, X) of each kind of layer times prices (n, P), summed: (n, X)."""
+    """Sum counts (n, X) of each kind of layer times prices (n, P): (n, X)."""
     total: FloatArray = counts[0] * price[:, :1]
     for kind, count in enumerate(counts[1:], start=1):
         total += count * price[:, kind, None]
@@ -424,7 +422,7 @@ def _layers(counts: list[FloatArray], price: FloatArray) -> FloatArray:
 
 
 def _whole(counts: list[FloatArray], price: FloatArray, head: IntArray) -> FloatArray:
-    """Layers, the embedding at position 0, and the head at position ``head`` of each row: (n, X)."""
+    """Sum layers, the embedding at position 0, and the head at each row's position ``head``: (n, X)."""
     total = _layers(counts, price)
     total[:, 0] += price[:, -2]
     total[np.arange(len(total)), head] += price[:, -1]
@@ -432,7 +430,7 @@ def _whole(counts: list[FloatArray], price: FloatArray, head: IntArray) -> Float
 
 
 def _kinds(counts: FloatArray) -> list[FloatArray]:
-    """Counts (n, C, P) by kind of layer."""
+    """Return counts (n, C, P) by kind of layer."""
     return [counts[..., kind] for kind in range(counts.shape[2] - 2)]
 
 
@@ -450,31 +448,31 @@ Picked = int | tuple[slice, None]
 # 43, 48, 68 and 78 % of what is allocated (LLaVA #812, unilm #137, sentence-transformers #3214, torchtune
 # #2071, pytorch #111729, litgpt #1892, trl #3436, sd-scripts #2029, pretraining-with-human-feedback #5,
 # litgpt #303, MGFN. #35): their median is half of the 5.5 % that are idle in runs which ended (SIMU-0005 to
-# 0024: 4 to 7 %). Where pieces take a third, the layout does not tell it.
+# 0024: 4 to 7 %). Where pieces take a third, the layout does not show it.
 FRAGMENTS = 0.5
 
 
 def workspace_bytes(prices: RowPrices, at: Picked, has_head: BoolArray) -> FloatArray:
-    """Bytes that come and go within one pass: of the head where a stage has it, or of a replayed layer."""
+    """Return bytes that come and go in a pass: the head's if a stage has it, or a replayed layer's."""
     head: FloatArray = np.where(has_head, prices.head_workspace_bytes[at], 0.0)
     return np.maximum(head, prices.replay_workspace_bytes[at])
 
 
 def stage_bytes(prices: RowPrices, at: Picked, parts_bytes: FloatArray, has_head: BoolArray) -> FloatArray:
-    """Peak memory of stages whose parts keep ``parts_bytes``: states, and activations in flight."""
+    """Return the peak of stages with parts that keep ``parts_bytes``: states, activations in flight."""
     allocated = parts_bytes + workspace_bytes(prices, at, has_head)
     allocated = allocated + prices.buffer_bytes[at] + prices.uneven_bytes[at]
     return np.asarray(allocated * prices.reserve[at] + prices.context_bytes[at])
 
 
 def parts_room_bytes(prices: RowPrices, budget_bytes: float) -> FloatArray:
-    """Bytes within a budget for the parts and the workspace of a stage, (n,): ``stage_bytes`` undone."""
+    """Return a budget's bytes for parts and workspace of a stage, (n,): the inverse of ``stage_bytes``."""
     room = (budget_bytes - prices.context_bytes) / prices.reserve
     return room - prices.buffer_bytes - prices.uneven_bytes
 
 
 def _activations(prices: RowPrices, columns: Columns, chunks: Chunks) -> FloatArray:
-    """Activations in flight of every chunk, (n, C)."""
+    """Return activations in flight of every chunk, (n, C)."""
     held = in_flight(columns)
     missing = chunks.valid.shape[1] - held.shape[1]
     if missing > 0:  # a split may be padded behind the longest row
@@ -487,17 +485,17 @@ def _activations(prices: RowPrices, columns: Columns, chunks: Chunks) -> FloatAr
 
 
 def layers_held(chunks: Chunks) -> list[FloatArray]:
-    """Layers of each kind that every rank holds, (n, R) each."""
+    """Count the layers of each kind that every rank holds, (n, R) each."""
     return [_by_rank(count, chunks) for count in _kinds(chunks.parts)]
 
 
 def fullest_moment(
     prices: RowPrices, columns: Columns, chunks: Chunks, held: list[FloatArray], kept: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Activations and gradients of every rank when it holds most of both, (n, R) each.
+    """Return activations and gradients of every rank at the peak of their sum, (n, R) each.
 
     ``held`` as ``layers_held`` gives them; ``kept`` are the activations in flight of every chunk, (n, C).
-    Where chunks have gradients in turn, from the last to the first, those before the one whose turn it is
+    Where chunks have gradients in turn, from the last to the first, those before the current one
     keep their activations still, and those behind it what is left of their reduced gradients.
     """
     activations, gradients = _by_rank(kept, chunks), _whole(held, prices.gradients_bytes, chunks.head_rank)
@@ -525,7 +523,7 @@ def fullest_moment(
 def _memory(
     prices: RowPrices, columns: Columns, chunks: Chunks, held: list[FloatArray], rank_valid: BoolArray
 ) -> dict[str, FloatArray]:
-    """Bytes of every rank by term, from its layers (``layers_held``)."""
+    """Return the bytes of every rank by term, from its layers (``layers_held``)."""
     has_head = np.arange(chunks.num_ranks)[None, :] == chunks.head_rank[:, None]
     ones = rank_valid.astype(np.float64)
     kept = _activations(prices, columns, chunks)
@@ -553,7 +551,7 @@ def assemble(
     *,
     with_memory: bool = True,
 ) -> Stages:
-    """Stage times and memory of every row under its split, shapes as in ``Stages``.
+    """Return times and memory of every row's stages under its split, shapes as in ``Stages``.
 
     ``replayed_layers`` as in ``chunks_of``; ``with_memory`` false leaves ``memory_bytes`` empty.
     """
@@ -581,7 +579,7 @@ def assemble(
 
 
 def objective_s(prices: RowPrices, columns: Columns, stages: Stages) -> FloatArray:
-    """The closed-form step time that the search minimises, shape (n,).
+    """Return the closed-form step time that the search minimises, shape (n,).
 
     ``straggler * (phi * sum_r t_r + max_r ((m - phi) t_r + tail_r)) + fixed`` with phi of
     ``schedule.fill_share``: a sum and a maximum of stage prices, so exact programs can minimise it.
@@ -598,10 +596,10 @@ Seconds = TypeVar("Seconds", float, FloatArray)
 
 
 def step_of_end_s(end_s: Seconds, straggler: Seconds, fixed_s: Seconds) -> Seconds:
-    """The step in which the last rank has ended its tail at ``end_s``, of whole rows or of one."""
+    """Return the step in which the last rank ends its tail at ``end_s``, of whole rows or of one."""
     return straggler * end_s + fixed_s
 
 
 def end_of_step_s(step_s: Seconds, straggler: Seconds, fixed_s: Seconds) -> Seconds:
-    """When the last rank, with its tail, has ended in a step of ``step_s``: the inverse."""
+    """Return when the last rank, with its tail, ends in a step of ``step_s``: the inverse."""
     return (step_s - fixed_s) / straggler

@@ -1,4 +1,4 @@
-"""Gradients, parameters, optimizer: what follows each micro-batch, and the last; by part of the model."""
+"""Gradients, parameters and optimizer: the work after each micro-batch and after the last, by part."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from meshwright.solver.cost.sharding import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# What is seen of collectives that run beside computing.
+# What is seen of collectives that run during computing.
 
 
 # What overlapped communication slows computing by: 1.126 on 2 x 8 A100 (Galvatron, overlap_coefficient),
@@ -34,7 +34,7 @@ OVERLAP_SLOWDOWN = 0.13
 
 
 def exposed_s(seconds: FloatArray, hiding_s: FloatArray, least: FloatArray | float) -> FloatArray:
-    """What is seen of a collective that runs beside ``hiding_s`` of computing.
+    """Return the visible part of a collective that runs during ``hiding_s`` of computing.
 
     ``max(x - h, 0)`` is left over. Of what runs at the same time at least a share is seen as well: both
     use the GPU's multiprocessors and memory, so computing goes slower meanwhile.
@@ -47,7 +47,7 @@ _OUTPUT_BYTES = 2.0  # of one element that a product writes
 _GRAPHED_STEP = 0.15  # of what a step takes once: the optimizer's launches go, data loading stays
 _MOSTLY = 0.5
 _WEIGHT_BYTES, _FP32_BYTES = 2.0, 4.0
-_ADAMW_STATES = 8.0  # bytes that ``optimizer_bytes`` counts beside the fp32 copy
+_ADAMW_STATES = 8.0  # bytes that ``optimizer_bytes`` counts in addition to the fp32 copy
 # A gather of lists of tensors (nanotron, ``distributed.py all_gather_coalesced``): for each tensor and rank
 # Python slices it twice, views it in a flat buffer and launches a copy, 6 microseconds on the host of a DGX
 # A100 (ZeRO-1 against none on the open runs); its bytes are flattened, spread and copied back, each 2 + 2.
@@ -64,20 +64,20 @@ class Tail:
 
 
 def _gather_s(payload_bytes: FloatArray, group: Group, ctx: Context) -> FloatArray:
-    """An all-gather (or reduce-scatter) of one part's bytes, which travel with those of other parts."""
+    """Return an all-gather (or reduce-scatter) of a part's bytes, which travel with other parts' bytes."""
     together = _together(ctx)
     return all_gather_s(payload_bytes * together, group, ctx.fabric) / together
 
 
 def _reduce_s(payload_bytes: FloatArray, group: Group, ctx: Context) -> FloatArray:
-    """An all-reduce of one part's bytes, which travel with those of other parts."""
+    """Return an all-reduce of one part's bytes, which travel with those of other parts."""
     together = _together(ctx)
     return all_reduce_s(payload_bytes * together, group, ctx.fabric) / together
 
 
 @once
 def _together(ctx: Context) -> FloatArray:
-    """Layers whose gradients travel in one collective.
+    """Count layers with gradients that travel in one collective.
 
     A framework that overlaps sends a layer as soon as it has it, any other the whole rank at once.
     """
@@ -88,9 +88,9 @@ def _together(ctx: Context) -> FloatArray:
 def _exchange_s(
     ctx: Context, weights: FloatArray, sent_bytes: FloatArray, replicas: Replicas
 ) -> tuple[FloatArray, FloatArray]:
-    """Gradients, then parameters, of each part's weights (P, n) on ``replicas``; 0 of frozen parts.
+    """Return gradients' and parameters' exchange of a part's weights (P, n); 0 of frozen parts.
 
-    Parameters of a part are ``sent_bytes`` where they are gathered. What ``sharding`` says is done once a
+    Parameters of a part are ``sent_bytes`` where they are gathered. ``sharding`` gives what is done once a
     step. Stage 0 all-reduces gradients (twice the ring volume); stage 1 reduce-scatters gradients,
     unless the framework all-reduces there too, and all-gathers weights (Rajbhandari et al. 2020,
     arXiv:1910.02054, section 7). Where a shard set is smaller than the group (hybrid sharding, Zhao et
@@ -109,12 +109,12 @@ def _exchange_s(
 
 
 def _across_s(ctx: Context, payload: FloatArray, replicas: Replicas) -> FloatArray:
-    """The replicas of shard sets all-reduce the shards of ``payload``."""
+    """All-reduce the shards of ``payload`` over the replicas of shard sets."""
     return _reduce_s(payload / replicas.sharing, replicas.across, ctx)
 
 
 def across_replicas_s(ctx: Context, weights: Weights, element_bytes: FloatArray) -> FloatArray:
-    """An all-reduce of one part's shards over the replicas of its shard sets, shape (n,)."""
+    """Return an all-reduce of a part's shards over the replicas of its shard sets, shape (n,)."""
     seconds = np.zeros_like(ctx.t)
     if weights.dense.any():
         seconds = seconds + _across_s(ctx, weights.dense * element_bytes, ctx.dense_replicas)
@@ -124,7 +124,7 @@ def across_replicas_s(ctx: Context, weights: Weights, element_bytes: FloatArray)
 
 
 def all_reduced_s(ctx: Context, weights: Weights, element_bytes: FloatArray) -> FloatArray:
-    """An all-reduce of one part over all ranks that replicate it, shape (n,)."""
+    """Return an all-reduce of one part over all ranks that replicate it, shape (n,)."""
     seconds = np.zeros_like(ctx.t)
     if weights.dense.any():
         seconds = seconds + _reduce_s(weights.dense * element_bytes, ctx.data_group, ctx)
@@ -134,7 +134,7 @@ def all_reduced_s(ctx: Context, weights: Weights, element_bytes: FloatArray) -> 
 
 
 def _hiding_s(ctx: Context, passes: PassSeconds) -> FloatArray:
-    """Seconds of computing that can hide each part's exchange.
+    """Return seconds of computing that can hide each part's exchange.
 
     Gradients are reduced under the last backward pass, weights gathered under the next forward
     pass. An interleaved rank goes on with its other chunks for up to pp micro-batches meanwhile.
@@ -147,10 +147,10 @@ def _hiding_s(ctx: Context, passes: PassSeconds) -> FloatArray:
 def tail_of(
     ctx: Context, trained: Sequence[Weights], passes: Sequence[PassSeconds], tensors: Sequence[float]
 ) -> Tail:
-    """Exposed exchange and optimizer time of every part's trained weights, which are so many tensors each.
+    """Return exposed exchange and optimizer time of every part's trained weights, in ``tensors`` each.
 
-    Where a framework overlaps, little of the exchange is seen beside the passes (``exposed_s``); torch's
-    pipeline runtime hides the gathers alone, under a forward pass. Beside the optimizer's own traffic, a
+    Where a framework overlaps, little of the exchange is seen during the passes (``exposed_s``); torch's
+    pipeline runtime hides the gathers alone, under a forward pass. On top of the optimizer's traffic, a
     kept gradient buffer is zeroed and scaled once (12 bytes a weight).
     """
     weights = Weights(
@@ -189,7 +189,7 @@ def tail_of(
 
 
 def _copied_back_s(ctx: Context, weights: Weights, tensors: Sequence[float]) -> FloatArray | float:
-    """Seconds that weights gathered by lists of tensors take beside the collective."""
+    """Return seconds that weights gathered by lists of tensors take on top of the collective."""
     if not ctx.facts.gathers_tensors:
         return 0.0
     ranks = ctx.dense_replicas.sharing
@@ -199,7 +199,7 @@ def _copied_back_s(ctx: Context, weights: Weights, tensors: Sequence[float]) -> 
 
 
 def _orthogonal_s(ctx: Context, dense: FloatArray, routed: FloatArray) -> FloatArray | float:
-    """Newton-Schulz iterations of Muon on the updated weights; none for other optimizers.
+    """Price Newton-Schulz iterations of Muon on the updated weights; 0 for other optimizers.
 
     Five iterations of ``4 m^2 n + 2 m^3`` FLOPs for an m by n matrix, m <= n (Jordan et al. 2024, "Muon":
     at most ``6 m`` FLOPs for one weight and iteration), in bf16 and shared like the states.
@@ -213,7 +213,7 @@ def _orthogonal_s(ctx: Context, dense: FloatArray, routed: FloatArray) -> FloatA
 
 
 def _offloaded_s(ctx: Context, updated: FloatArray) -> FloatArray:
-    """Gradients to the host, the update there by bytes of host memory, 2-byte weights back.
+    """Price gradients to the host, the update there by bytes of host memory, 2-byte weights back.
 
     One after the other, as in ZeRO-Offload without its delayed update (arXiv:2101.06840, section 4). Where
     gradients are kept on the host their fp32 sum is copied (DeepSpeed 0.19 ``stage3.py``
@@ -237,7 +237,7 @@ def _offloaded_s(ctx: Context, updated: FloatArray) -> FloatArray:
 
 
 def copies_s(ctx: Context) -> FloatArray:
-    """Both ends add the gradients of the embedding up that each of them has a copy of, shape (n,).
+    """Price adding up both ends' gradients of the embedding that each has a copy of, shape (n,).
 
     An all-reduce of two ranks, the first and the last stage's, after the gradients' own reduction and
     under nothing (Megatron-Core 0.16, ``finalize_model_grads._allreduce_word_embedding_grads``).
@@ -249,12 +249,12 @@ def copies_s(ctx: Context) -> FloatArray:
 
 
 def rank_tail_s(ctx: Context) -> FloatArray:
-    """Latency of a rank's last collectives: gradient reduction and the norm over all ranks."""
+    """Return the latency of a rank's last collectives: gradient reduction and the norm over all ranks."""
     return np.where(ctx.d > 0, ctx.constants.collective_latency_s, 0.0)
 
 
 def accumulation(ctx: Context, weights: FloatArray) -> PassSeconds:
-    """Adding weight gradients of one micro-batch to those of the micro-batches before.
+    """Price adding weight gradients of one micro-batch to those of the micro-batches before.
 
     Into an fp32 buffer it is a fact of the framework how; in 2 bytes autograd reads both and writes
     one, from the second micro-batch on. Gradients that are reduced in every pass add up in shards. FSDP2
@@ -275,6 +275,6 @@ def accumulation(ctx: Context, weights: FloatArray) -> PassSeconds:
 
 
 def fixed_s(ctx: Context) -> FloatArray:
-    """Seconds of every step: data loading, logging, launches of the optimizer."""
+    """Return seconds of every step: data loading, logging, launches of the optimizer."""
     graphed = launches_left(ctx.facts, "dense") < _MOSTLY
     return np.full_like(ctx.t, 1.0) * ctx.constants.fixed_s * (_GRAPHED_STEP if graphed else 1.0)

@@ -1,4 +1,4 @@
-"""Layers that were timed: what they take beyond the cost model's own price of them.
+"""Layers that were timed: their time beyond the cost model's own price.
 
 A part takes what was timed where the model's shape, what is trained of it, the sequence length and the
 tensor-parallel size are those of the timing, without context parallelism and in 16 bits; micro-batches
@@ -28,12 +28,12 @@ _UNTIMED = (
 
 
 def timed_together(ctx: Context, compute: PassSeconds, tensor: PassSeconds) -> PassSeconds:
-    """The price of what the timed seconds hold: computing, and its collectives where they were inside."""
+    """Return the price of what the timed seconds hold: computing, and its collectives if included."""
     return compute + tensor if ctx.layers is not None and ctx.layers.with_collectives else compute
 
 
 def beyond_price(ctx: Context, part: Part, own: PassSeconds) -> PassSeconds:
-    """Seconds to add to ``own``, the price of what was timed, to make it so; 0 where nothing was."""
+    """Return the seconds to add to ``own``, the price, to reach the timed seconds; 0 if none were timed."""
     forward, backward = np.zeros_like(ctx.t), np.zeros_like(ctx.t)
     layers = _layers(ctx, part)
     if layers is None:
@@ -55,9 +55,9 @@ def beyond_price(ctx: Context, part: Part, own: PassSeconds) -> PassSeconds:
 
 
 def shared_out(causes: Mapping[str, FloatArray], total_s: FloatArray) -> dict[str, FloatArray]:
-    """Causes of parts that may have been timed: what is no collective is computing, none is negative.
+    """Return causes of parts that may have been timed: all but collectives is computing, none negative.
 
-    A timed part tells its sum alone; where the priced collectives exceed it, they are scaled down.
+    A timed part gives its sum alone; where the priced collectives exceed it, they are scaled down.
     """
     shares = dict(causes) | {"rest": np.zeros_like(total_s), "compute": np.zeros_like(total_s)}
     others = np.asarray(sum(shares.values()))
@@ -67,7 +67,7 @@ def shared_out(causes: Mapping[str, FloatArray], total_s: FloatArray) -> dict[st
 
 
 def is_timed(ctx: Context, part: Part) -> BoolArray:
-    """Rows whose tensor-parallel size and micro-batch were themselves timed, shape (n,)."""
+    """Mark rows with a tensor-parallel size and micro-batch that were timed themselves, shape (n,)."""
     layers = _layers(ctx, part)
     rows = np.zeros(len(ctx.t), dtype=np.bool_)
     for time in layers.times if layers else ():
@@ -77,7 +77,7 @@ def is_timed(ctx: Context, part: Part) -> BoolArray:
 
 
 def log_sigma_of_timed(log_sigma: float, causes_s: Mapping[str, float]) -> float:
-    """Spread of ln(measured / predicted) of a step whose layers were timed.
+    """Return the spread of ln(measured / predicted) of a step with timed layers.
 
     What was not timed keeps the spread of the profile; both may err the same way, so they add up.
     """
@@ -87,7 +87,7 @@ def log_sigma_of_timed(log_sigma: float, causes_s: Mapping[str, float]) -> float
 
 
 def along(seconds: Sequence[float], curve: Sequence[LayerTime], micro_batch: FloatArray) -> FloatArray:
-    """Seconds at any micro-batch: straight lines through the timed ones, never falling.
+    """Return seconds at any micro-batch: straight lines through the timed ones, never falling.
 
     Below the smallest in proportion to the tokens; above the largest along the last line, or in
     proportion where there is one point.
@@ -103,16 +103,16 @@ def along(seconds: Sequence[float], curve: Sequence[LayerTime], micro_batch: Flo
 def _over_price(
     ctx: Context, layers: MeasuredLayers, sizes: Sequence[int], over: Sequence[float]
 ) -> FloatArray:
-    """Timed over priced seconds at each row's tokens a rank, shape (n,): between timed ones by logarithms.
+    """Return timed over priced seconds at each row's tokens a rank, shape (n,), on a logarithmic scale.
 
-    Beyond the smallest and the largest micro-batch their own hold.
+    Between timed micro-batches by logarithms; beyond the smallest and the largest their own value holds.
     """
     sequences = ctx.micro_batch * ctx.seq_length / ctx.c / layers.seq_length
     return np.asarray(np.exp(np.interp(np.log(sequences), np.log(sizes), np.log(over))))
 
 
 def _layers(ctx: Context, part: Part) -> MeasuredLayers | None:
-    """The timed layers, where they hold the part in this model's shape."""
+    """Return the timed layers, if they hold the part in this model's shape."""
     layers = ctx.layers
     if layers is None or ctx.low_precision or not layers.has_part(part, ctx.model):
         return None
@@ -122,14 +122,14 @@ def _layers(ctx: Context, part: Part) -> MeasuredLayers | None:
 
 
 def _nearest(ctx: Context, layers: MeasuredLayers, part: Part) -> FloatArray:
-    """The timed tensor-parallel size nearest to each row's, by ratio; the smaller of two."""
+    """Return the timed tensor-parallel size nearest to each row's, by ratio; the smaller of two."""
     sizes = np.array(sorted({time.tensor_parallel_size for time in layers.times if time.part == part}))
     apart = np.abs(np.log2(ctx.t)[:, None] - np.log2(sizes)[None, :])
     return np.asarray(sizes[np.argmin(apart, axis=1)], dtype=np.float64)
 
 
 def _as_timed(ctx: Context, layers: MeasuredLayers, part: Part) -> BoolArray:
-    """Rows that hold the part as it was timed: that split, whole sequences, experts split alike."""
+    """Mark rows that hold the part as timed: same split, whole sequences, experts split alike."""
     rows = (ctx.c == 1) & (_nearest(ctx, layers, part) == ctx.t) & (ctx.seq_length == layers.seq_length)
     if part == "moe":
         rows &= (ctx.e == layers.expert_parallel_size) & (ctx.et == ctx.t)

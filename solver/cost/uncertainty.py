@@ -1,9 +1,9 @@
-"""How far the measured step time may lie from the predicted one: the sigma of its logarithm.
+"""Spread of the measured step time about the predicted one: the sigma of its logarithm.
 
-Calibrated: what the residual process says at each configuration. Uncalibrated: the stack's own spread,
-and beside it what clusters differ by most: how fast they launch kernels and how much of their network
-they reach, each counted by the share of the step that hangs on it, and by more where no run of the stack
-tells the constant; routing to experts, likewise; a GPU whose operators nobody measured. All are fitted to
+Calibrated: the residual process's value at each configuration. Uncalibrated: the stack's own spread,
+and in addition what clusters differ by most: how fast they launch kernels and how much of their network
+they reach, each counted by the share of the step that depends on it, and by more if no run of the stack
+shows the constant; routing to experts, likewise; a GPU without measured operators. All are fitted to
 runs that were left out (``benchmarks/fit_stacks.py``).
 """
 
@@ -29,16 +29,16 @@ from meshwright.solver.cost.stages import LayerLayout, RowPrices, assemble, obje
 from meshwright.solver.problem import Problem
 
 SPREADS_FILE = CATALOG / "calibration" / "spreads.yaml"
-# The constants that shares of a step hang on, and a usual doubt of each towards slower steps, log: a step
-# that launches do not bind under our floor may hang on them under a higher one.
+# Constants that shares of a step depend on, and a usual doubt of each towards slower steps, log: a step
+# that launches do not bind under our floor may depend on them under a higher one.
 SHARES: Mapping[str, str] = {"launch": "floor_s", "network": "network"}
 SLOWER: Mapping[str, float] = {"floor_s": 0.5, "network": -0.5}
-# What only runs with experts tell of a stack: where none does, experts are as they are usually written.
+# Facts of a stack that only runs with experts show: where none does, experts are as usual.
 OF_EXPERTS = "permute_bytes"
 
 
 def _counted(profile: Profile) -> dict[str, str]:
-    """Those of ``SHARES`` that widen the profile's intervals: a calibrated one knows its network."""
+    """Return those of ``SHARES`` that widen the profile's intervals: a calibrated one knows its network."""
     return {name: SHARES[name] for name in SHARES if name == "launch" or profile.residual is None}
 
 
@@ -46,16 +46,16 @@ def _counted(profile: Profile) -> dict[str, str]:
 class Doubts:
     """Standard deviations, log, that add to a stack's own spread (as squares)."""
 
-    shares: Mapping[str, float]  # of what each share of the step hangs on; times the share
-    untold_shares: Mapping[str, float]  # the same, of constants that no run of the stack tells
+    shares: Mapping[str, float]  # of the constant that each share depends on; times the share
+    untold_shares: Mapping[str, float]  # the same, of constants that no run of the stack shows
     experts: float
-    untold_experts: float  # the same, of a stack none of whose runs tells of experts
+    untold_experts: float  # the same, of a stack without runs with experts
     unmeasured_gpu: float
 
 
 @cache
 def catalog_spreads() -> dict[str, dict[str, float]]:
-    """The catalog's spreads by what they belong to."""
+    """Return the catalog's spreads by what they belong to."""
     spreads: dict[str, dict[str, float]] = yaml.load(
         SPREADS_FILE.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader
     )
@@ -63,12 +63,12 @@ def catalog_spreads() -> dict[str, dict[str, float]]:
 
 
 def forget_spreads() -> None:
-    """Read the catalog's spreads again at the next use: after they were changed."""
+    """Drop the cached spreads of the catalog, after they were changed."""
     catalog_spreads.cache_clear()
 
 
 def doubts() -> Doubts:
-    """Those of the catalog."""
+    """Return the doubts of the catalog."""
     own = catalog_spreads()["uncalibrated"]
     return Doubts(
         shares={name: float(own[name]) for name in SHARES},
@@ -88,10 +88,10 @@ def log_time_sigma(
     *,
     moved: RowPrices | None = None,
 ) -> FloatArray:
-    """Sigma of ln(measured / predicted) of each row, shape (n,).
+    """Return sigma of ln(measured / predicted) of each row, shape (n,).
 
     Args:
-        problem: what is asked.
+        problem: the problem.
         columns: configurations.
         splits: layers of their chunks, shape (n, C).
         profile: calibrated or not.
@@ -111,13 +111,13 @@ def log_time_sigma(
 
 
 def between(problem: Problem) -> float:
-    """Return the spread of clusters about their stack, log: what all runs of one err by in common."""
+    """Return the spread of clusters about their stack, log: the common error of all runs of one."""
     kind = "dense" if problem.model.moe is None else "experts"
     return float(catalog_spreads()["between"][kind])
 
 
 def _squared_doubts(problem: Problem, profile: Profile, known: Doubts) -> float:
-    """What the model and the GPU add to the variance of every configuration."""
+    """Return what the model and the GPU add to the variance of every configuration."""
     experts = known.untold_experts if OF_EXPERTS in profile.untold else known.experts
     unmeasured = 0.0 if profile.gpu_operators.measured else known.unmeasured_gpu
     return (experts**2 if problem.model.moe is not None else 0.0) + unmeasured**2
@@ -132,10 +132,10 @@ def shares_of(
     *,
     moved: RowPrices | None = None,
 ) -> dict[str, FloatArray]:
-    """Which share of the step of each row hangs on launches and, uncalibrated, on the network, (n,) each.
+    """Return each row's share of the step that depends on launches, and uncalibrated on the network.
 
     The change of the logarithm of the step time with the constant's, over a usual doubt of it: 1 where all
-    of it hangs there. Arguments as in ``log_time_sigma``.
+    of it depends on it; shape (n,) each. Arguments as in ``log_time_sigma``.
     """
     counted = _counted(profile)
     n, layout = len(columns), LayerLayout.of(problem.model)
@@ -152,12 +152,12 @@ def shares_of(
 
 
 def share_of(share: str, still: FloatArray, slower: FloatArray) -> FloatArray:
-    """One of ``SHARES``, from log step times as they are and under the usual doubt of its constant."""
+    """Return one of ``SHARES``, from log step times and those under the usual doubt of its constant."""
     return np.asarray(np.clip((slower - still) / abs(SLOWER[SHARES[share]]), 0.0, 1.0))
 
 
 def moved_prices(problem: Problem, columns: Columns, profile: Profile) -> RowPrices:
-    """Prices of all rows as they are, then once more for each constant that is counted, moved alone."""
+    """Return prices of all rows unchanged, then once more for each counted constant, moved alone."""
     names, n = tuple(_counted(profile).values()), len(columns)
     constants = replace(profile.constants, **_moved_one_by_one(profile, names, n))
     many = columns.take(np.tile(np.arange(n), len(names) + 1))
@@ -165,7 +165,7 @@ def moved_prices(problem: Problem, columns: Columns, profile: Profile) -> RowPri
 
 
 def _moved_one_by_one(profile: Profile, names: Sequence[str], repeat: int) -> dict[str, Any]:
-    """Constants as columns: first as they are, then each moved alone."""
+    """Return constants as columns: first unchanged, then each moved alone."""
     moved: dict[str, Any] = {}
     for index, name in enumerate(names):
         factors = np.ones(len(names) + 1)
@@ -175,7 +175,7 @@ def _moved_one_by_one(profile: Profile, names: Sequence[str], repeat: int) -> di
 
 
 def extrapolated(problem: Problem, columns: Columns, profile: Profile) -> list[tuple[str, ...]]:
-    """Names of what lies outside the measured range, for every row.
+    """Return names of what lies outside the measured range, for every row.
 
     ``operators``: nothing was measured on the GPU type itself, shares of its architecture are used.
     ``attention``, ``gemm``: a shape lies beyond the ends of the measured table.
@@ -191,7 +191,7 @@ def extrapolated(problem: Problem, columns: Columns, profile: Profile) -> list[t
 
 
 def _beyond(problem: Problem, ctx: Context) -> dict[str, BoolArray]:
-    """Masks of the rows whose shapes leave the tables; none where the GPU has no tables."""
+    """Return masks of the rows with shapes beyond the tables; none if the GPU has no tables."""
     if not ctx.operators.tables:
         return {}
     gemm = load_operator_tables(ctx.operators.tables).find("gemm")
