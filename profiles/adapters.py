@@ -1,4 +1,4 @@
-"""Low-rank adapters beside a frozen model, what is trained whole beside them, and frozen weights' bytes.
+"""Low-rank adapters on a frozen model, modules trained in full next to them, and bytes of frozen weights.
 
 LoRA (Hu et al. 2021, arXiv:2106.09685): a linear layer of ``inputs`` to ``outputs`` gets ``A`` (rank by
 inputs) and ``B`` (outputs by rank), the only trained weights. QLoRA (Dettmers et al. 2023,
@@ -25,8 +25,9 @@ SINGLE_TARGETS = (
 )  # fmt: skip
 EXPERT_TARGETS = ("w1", "w2", "w3")  # gate, down and up of Mixtral's experts, for peft converts these names
 ATTENTION_TARGETS = FUSED_TARGETS[:2]
-# What may be trained whole beside adapters, by Llama's names (peft's ``modules_to_save``): a copy of each,
-# for the frozen original stays; ``norm`` is every norm, since peft compares the ends of names.
+# Modules that can be trained in full next to adapters, by Llama's names (peft's ``modules_to_save``): a
+# copy of each, because the frozen original stays; ``norm`` is every norm, since peft compares the ends of
+# names.
 TrainedModule = Literal["embed_tokens", "lm_head", "norm"]
 EMBEDDING, HEAD, NORMS = TRAINED_MODULES = get_args(TrainedModule)
 LORA_TARGETS = (*FUSED_TARGETS, *SINGLE_TARGETS, *EXPERT_TARGETS)
@@ -116,9 +117,9 @@ def _mlp(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
 
 
 def single_layers(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
-    """The linear layers of transformers' class in one layer but for routed experts, by Llama's names.
+    """Return the linear layers of one transformers layer except routed experts, by Llama's names.
 
-    Layers that the class has as one stand under a name of their own.
+    Layers that the class fuses have a name of their own.
     """
     h, moe, found = model.hidden_size, model.moe, _attention(model) | _mlp(model, kind)
     fused = {"qkv_proj": model.fused_qkv, "kv_proj": model.fused_kv, "gate_up_proj": model.fused_gate_up}
@@ -161,7 +162,7 @@ def single_layers(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
 
 
 def _experts(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
-    """Routed experts, and their router where it is no linear layer, as peft adapts them.
+    """Return routed experts, and their router if it is a linear layer, as peft adapts them.
 
     Of a fused gate and up of twice the rank half of the adapter is counted for each.
     """
@@ -185,7 +186,7 @@ def _experts(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
 
 
 def _of_peft(model: ModelSpec, kind: LayerKind) -> Iterator[tuple[str, LinearLayer]]:
-    """What peft adapts of one layer, each with its target.
+    """Return the modules of one layer that peft adapts, each with its target.
 
     Where it converts the names of experts they mean these alone, not a layer without experts, the shared
     ones, or a gate of attention of that name.
@@ -204,7 +205,7 @@ def names_every(targets: tuple[str, ...]) -> bool:
 
 
 def adapted_layers(model: ModelSpec, kind: LayerKind, targets: tuple[str, ...]) -> Iterator[LinearLayer]:
-    """The linear layers of one transformer layer that adapters stand beside."""
+    """Return the linear layers of one transformer layer that have adapters."""
     every = names_every(targets)
     yield from (layer for name, layer in _of_peft(model, kind) if every or name in targets)
     for name, layers in fused_layers(model, kind).items():
@@ -283,9 +284,9 @@ def usual_targets(model: ModelSpec, adapters: tuple[str, ...]) -> tuple[str, ...
 
 
 def linear_names(model: ModelSpec) -> tuple[str, ...]:
-    """What trainers target that list the class's linear layers themselves before they ask peft.
+    """Return the targets of trainers that list the linear layers of the class before they call peft.
 
-    Experts that are no linear layers are none of them; the names of other MLPs then mean experts where
+    Experts that are not linear layers are not among them; the names of other MLPs then mean experts where
     peft converts them. LLaMA-Factory 0.9.5, ``find_all_linear_modules``; Axolotl 0.19,
     ``find_all_linear_names``.
     """
@@ -297,9 +298,9 @@ def linear_names(model: ModelSpec) -> tuple[str, ...]:
 
 
 def of_linear_experts(model: ModelSpec, rank: int) -> int:
-    """Weights of adapters beside every expert that peft converts, where they are linear layers each.
+    """Return the weights of the adapters of every expert that peft converts, if each is a linear layer.
 
-    So they are in transformers 4, whose ``all`` names them too; of transformers 5 they are one tensor.
+    They are in transformers 4, where ``all`` includes them; in transformers 5 they are one tensor.
     """
     moe = model.moe
     if moe is None or moe.expert_adapters not in _CONVERTED:
@@ -323,7 +324,7 @@ def saves_input(
     *,
     routed: bool,
 ) -> bool:
-    """Whether the input of frozen ``layers`` is saved: for adapters beside them, or, in int8, in any case.
+    """Return whether the input of frozen ``layers`` is saved: for their adapters, or always in int8.
 
     bitsandbytes 0.50, ``MatMul8bitLt``: its context holds the input, which only a trained weight would
     need. ``routed``: the layers of routed experts are meant.

@@ -1,4 +1,4 @@
-"""What measured runs taught about one cluster: offsets of a stack's constants, and what is left over.
+"""Calibration of one cluster from measured runs: offsets of a stack's constants, and residuals.
 
 A calibration is kept apart from the profile it corrects, as a small JSON file: it holds logarithms of
 ratios to the stack's constants, so it survives a new fit of the stacks, and serves every framework
@@ -44,13 +44,13 @@ class Calibration:
     """The outcome of calibrating one cluster."""
 
     cluster: str
-    stack: str  # whose constants the offsets are relative to
+    stack: str  # the stack that the offsets are relative to
     gpu: str  # slug of the GPU that the runs ran on
     num_runs: int  # with a step time
     log_offsets: Mapping[str, float]  # ln(constant / stack's value), by constant
     residual: Residual | None  # of the step time
     memory_residual: Residual | None
-    log_memory_sigma: float | None  # None: no run told its memory
+    log_memory_sigma: float | None  # None: no run reported its memory
     log_sds: Mapping[str, float] = field(default_factory=dict)  # of the offsets, given the runs
     findings: tuple[str, ...] = ()  # what looked wrong, one sentence each
     runs: tuple[str, ...] = ()  # names of the runs that it learnt from
@@ -97,7 +97,7 @@ class Calibration:
         )
 
     def fits_features(self, count: int) -> bool:
-        """Whether the residuals stand on that many features, as this version computes them."""
+        """Return whether the residuals have that many features, as this version computes them."""
         residuals = (self.residual, self.memory_residual)
         return all(len(r.points[0]) == count for r in residuals if r is not None)
 

@@ -1,4 +1,4 @@
-"""What a launcher can express; the search only proposes what the chosen launcher can run."""
+"""The configurations that a launcher can express: the search proposes nothing else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Capabilities:
     launcher: str
     schedules: tuple[str, ...]
     zero_stages: tuple[int, ...]
-    max_zero_stage_with_pipeline: int  # the highest ZeRO stage beside pipeline parallelism
+    max_zero_stage_with_pipeline: int  # the highest ZeRO stage with pipeline parallelism
     uneven_stages: bool  # stages may hold different numbers of layers
     recompute: tuple[str, ...]
     recompute_layer_counts: bool  # full recomputation of some layers of each chunk only
@@ -39,10 +39,10 @@ class Capabilities:
     expert_tensor_parallel: bool = False  # experts split otherwise than attention
     hybrid_sharding: bool = False  # shard sets smaller than the data-parallel group, from ZeRO 1 on
     offload: tuple[str, ...] = ("none",)
-    offloads_modules: bool = False  # activations go to the host where ``offload_modules`` names whose
-    tensor_note: str = ""  # what running tensor ranks hangs on beyond the launcher itself
+    offloads_modules: bool = False  # ``offload_modules`` names the modules that offload activations
+    tensor_note: str = ""  # requirements of tensor parallelism beyond the launcher
     offload_note: str = ""  # why what the launcher calls offloading is not what is planned
-    experts_need_sequence_parallel: bool = False  # beside tensor parallelism
+    experts_need_sequence_parallel: bool = False  # with tensor parallelism
     context_parallel_modes: tuple[str, ...] = ("ring",)
     rank_orders: tuple[str, ...] = (
         "tp-cp-dp-pp",
@@ -55,21 +55,21 @@ class Capabilities:
         str, ...
     ] = ()  # of 8-bit runs (``precision_recipe``); empty: not limited by the launcher
     fp8_recipe: str = ""  # what 8 bits are where a request names no recipe; empty: the framework's own
-    adapters: tuple[str, ...] = ()  # beside a frozen model: of "fused" layers, or of "single" ones
+    adapters: tuple[str, ...] = ()  # on a frozen model: of "fused" layers, or of "single" ones
     adapter_constraints: tuple[str, ...] = ()  # as ``constraints``, where adapters are trained
     adapter_optimizers: tuple[str, ...] = ()  # of adapters; empty: all of ``optimizers``
-    base_precisions: tuple[str, ...] = ("bf16",)  # of weights that are frozen beside adapters
-    sequence_parallel: bool = True  # beside tensor parallelism; else ranks repeat norms
+    base_precisions: tuple[str, ...] = ("bf16",)  # of weights that are frozen under adapters
+    sequence_parallel: bool = True  # with tensor parallelism; else ranks repeat norms
     heads_whole_on_ranks: bool = False  # tensor_parallel_size divides the key/value heads too
     halves_on_ranks: bool = False  # tp * 2 cp divides the sequence, not only tp * cp and 2 cp
     overlaps_experts: bool = False  # all-to-alls of experts run under another micro-batch's computing
-    rings_are_plain: bool = False  # no attention sinks, no sliding windows beside them
+    rings_are_plain: bool = False  # no attention sinks or sliding windows with them
     biased_experts_whole: bool = False  # no tensor ranks split experts that have biases
     balances_stages: bool = (
         False  # it splits the layers itself (``meshwright.solver.splits.nanotron_split``)
     )
     model_facts: tuple[str, ...] = ()  # of the function ``model_facts``: what it can state; or "any"
-    batchings: tuple[str, ...] = ()  # how it makes sequences of documents whose lengths are stated
+    batchings: tuple[str, ...] = ()  # how it makes sequences if document lengths are given
     batching_note: str = ""  # what it does instead
     # What the tokens of each packed document are filled up to a multiple of (``packing_multiple``).
     packed_multiples: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ def _catalog() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedVersion:
-    """A version of a launcher whose own code has read what is exported for it."""
+    """A version of a launcher with code that has read the files exported for it."""
 
     package: str  # of the package index
     version: str
@@ -141,12 +141,12 @@ def exact_types(launcher: str) -> frozenset[str]:
 
 
 def launcher_names() -> tuple[str, ...]:
-    """Launchers whose limits are known."""
+    """Return the launchers with known limits."""
     return tuple(sorted(_catalog()))
 
 
 def launchers_of(launcher: str) -> tuple[str, ...]:
-    """The launchers that a request means: every one whose limits are known for ``any``."""
+    """Return the launchers that a request means: for ``any``, every one with known limits."""
     return tuple(name for name in launcher_names() if name != "none") if launcher == "any" else (launcher,)
 
 
@@ -160,7 +160,7 @@ _OF_ONE = ("model_families", "fp8_recipe")  # no matter of all of them together
 
 
 def _union(parts: list[Capabilities]) -> Capabilities:
-    """What some launcher or other can run."""
+    """Return the union of the capabilities of several launchers."""
     values: dict[str, Any] = {}
     for name in (field.name for field in fields(Capabilities)):
         found = [getattr(part, name) for part in parts]
@@ -222,7 +222,7 @@ def lacking_facts(able: Capabilities, model: ModelSpec) -> tuple[str, ...]:
 
 
 def fact_sources(launcher: str) -> Mapping[str, str]:
-    """Facts of a model that a launcher can state, or "any", each with the source that says how."""
+    """Return the facts of a model that a launcher, or "any", can state, each with its source."""
     return dict(_catalog()[launcher]["model_facts"])
 
 
@@ -236,15 +236,15 @@ def launchers_stating(model: ModelSpec) -> tuple[str, ...]:
 def first_launcher(model: ModelSpec) -> str:
     """Return the first launcher, as the catalog lists them, that can state every fact of a model.
 
-    Launchers whose files build the model come before those that run a script of the user's own, which may
-    build any. ``none``, the last of all, takes every model.
+    Launchers whose files build the model come before those that run a user's own script, which can build
+    any model. ``none``, the last of all, takes every model.
     """
     able = [name for name in _catalog() if not lacking_facts(launcher_capabilities(name), model)]
     return min(able, key=lambda name: "any" in launcher_capabilities(name).model_facts)
 
 
 def model_facts(model: ModelSpec) -> frozenset[str]:
-    """What makes a model another than a plain Llama (rotary positions, RMSNorm, SwiGLU, own output head).
+    """Return the facts in which a model differs from a plain Llama (RoPE, RMSNorm, SwiGLU, untied head).
 
     Sizes, the rotary base and the epsilon of norms are left out: every launch file states them.
     """

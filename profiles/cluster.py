@@ -1,4 +1,4 @@
-"""What a cluster is: GPU types, links, node groups, and which link a group of ranks crosses."""
+"""Clusters: GPU types, links, node groups, and the link that a group of ranks crosses."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class ClusterSpec:
         """Refuse a cluster without groups, or larger than any that was built.
 
         Raises:
-            InvalidProblemError: there is no node group, or more than a million GPUs.
+            InvalidProblemError: there are no node groups, or there are more than a million GPUs.
         """
         if not self.groups:
             raise InvalidProblemError.of("/cluster/groups", "a cluster needs at least one node group")
@@ -215,7 +215,7 @@ class ClusterSpec:
 
 
 # --------------------------------------------------------------------------------------------------
-# The host beside each GPU: the link to it, its memory, how fast its CPUs update weights, its NVMe drives.
+# The host of each GPU: the link to it, its memory, how fast its CPUs update weights, its NVMe drives.
 #
 # Figures of the usual node of each architecture, one GPU's share; a node group may state its own.
 
@@ -346,7 +346,7 @@ def power_of(gpu: GpuSpec) -> Power:
     """Power of a GPU type from the limit in its data sheet.
 
     Raises:
-        InvalidProblemError: nobody said how much it may draw.
+        InvalidProblemError: its power limit is not known.
     """
     if not gpu.power_watts:
         raise InvalidProblemError.of("/cluster", f"{gpu.slug} states no power_watts")
@@ -373,7 +373,7 @@ RESTART_S = 600.0  # find the fault, swap a node, load and compile again: assume
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reliability:
-    """What interrupts a run and how it goes on."""
+    """Interruptions of a run, and the time it takes to continue."""
 
     gpu_hours_per_interruption: float = GPU_HOURS_PER_INTERRUPTION
     restart_s: float = RESTART_S

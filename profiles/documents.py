@@ -45,7 +45,7 @@ _PAIRED = re.compile(
 )
 _YAJL = re.compile("^(lexical|parse) error: ")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_LONGEST_NAME = 300  # characters of a dotted name whose line is kept
+_LONGEST_NAME = 300  # characters of a dotted name that keeps its line
 _LONGEST_ESCAPE = 12  # bytes: a pair of surrogates
 
 
@@ -183,10 +183,10 @@ class JsonReader:
         self._parser = yajl2_c.basic_parse_coro(self._events, use_float=True)
         self._num_bytes = 0
         self._num_silent_bytes = 0  # since the parser last reported something
-        self._held = b""  # the beginning of an escape whose end has not arrived
+        self._held = b""  # the beginning of an escape that has not ended yet
 
     def require_room(self, num_bytes: int) -> None:
-        """Refuse input that is, or says that it is, too long.
+        """Refuse input that is too long or declares too great a length.
 
         Raises:
             InvalidProblemError: so it is.
@@ -198,7 +198,7 @@ class JsonReader:
         """Read the next bytes.
 
         Raises:
-            NotJsonError: they make this no JSON; says between which bytes.
+            NotJsonError: the bytes are not JSON; names the bytes between which the fault is.
             InvalidProblemError: too big, too deep, not an object, or a value no input may hold.
         """
         if not self._num_bytes:
@@ -245,14 +245,14 @@ class JsonReader:
             raise self._builder.fault("a text, or a gap, is too long", allowed=f"{MAX_TEXT_BYTES} bytes")
 
     def _parse_held(self) -> None:
-        """What was held is an escape that no more bytes can mend."""
+        """Parse the held bytes: an escape that more bytes cannot complete."""
         if _SURROGATE.match(self._held):
             raise self._builder.fault(_UNCLEAN_TEXT)
         self._parse(self._held)
         self._held = b""
 
     def _fault(self, fault: JSONError) -> InvalidProblemError:
-        """What yajl says in its first line; the lines after it repeat the input."""
+        """Return the first line of yajl's message; the lines after it repeat the input."""
         said = fault.args[0] if fault.args else ""
         first = (said.decode("ascii", "replace") if isinstance(said, bytes) else str(said)).partition("\n")[
             0
@@ -289,7 +289,7 @@ class _Builder:
         self._num_values = 0
         self._root: dict[str, object] | None = None
         self._open: list[dict[str, object] | list[object]] = []
-        self._keys: list[str | None] = []  # of each open object, the key whose value comes next
+        self._keys: list[str | None] = []  # of each open object, the key of the next value
         self._known_keys: dict[str, str] = {}  # the same text is kept once
 
     @property
@@ -298,10 +298,10 @@ class _Builder:
         return bool(self._open) and isinstance(self._open[-1], dict) and self._keys[-1] is None
 
     def begin(self, container: dict[str, object] | list[object]) -> None:
-        """An object or a list begins.
+        """Begin an object or a list.
 
         Raises:
-            InvalidProblemError: it may not stand there.
+            InvalidProblemError: it is not allowed there.
         """
         if not self._open:
             if not isinstance(container, dict):
@@ -348,7 +348,7 @@ class _Builder:
         self._lines[dotted] = self.line
 
     def value(self, value: object) -> None:
-        """A value that is no object and no list.
+        """Add a value that is neither an object nor a list.
 
         Raises:
             InvalidProblemError: not null, a boolean, a finite number of 64 bits, or clean text.
@@ -405,7 +405,7 @@ class _Builder:
 
 
 class _JsonEvents:
-    """What ijson reports, handed to a builder."""
+    """The events of ijson, passed to a builder."""
 
     def __init__(self, builder: _Builder) -> None:
         self.num_events = 0
@@ -477,7 +477,7 @@ def _build_yaml(loader: _YamlLoader, builder: _Builder) -> None:
 
 
 def _yaml_reason(fault: yaml.YAMLError, text: str) -> str:
-    """What is wrong and where, on one line."""
+    """Return the fault and its place, on one line."""
     mark = getattr(fault, "problem_mark", None)
     if isinstance(fault, ReaderError):
         return f"{shown(str(fault.reason))} (line {text.count(chr(10), 0, fault.position) + 1})"
@@ -504,7 +504,7 @@ def _replay(value: object, builder: _Builder) -> None:
 
 
 def _explain(data: bytes) -> None:
-    """Say with line and column what is wrong with a beginning that yajl refuses to its last piece.
+    """Raise an error with the line and column of the fault in text that yajl refuses at its end.
 
     Raises:
         InvalidProblemError: what the standard library finds, where it finds something.
@@ -519,7 +519,7 @@ def _explain(data: bytes) -> None:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    """NaN and infinities are no JSON."""
+    """Refuse NaN and infinities, which are not JSON."""
     raise InvalidProblemError.of("", f"{name} is not a JSON number")
 
 

@@ -1,10 +1,10 @@
-"""What a training framework keeps in memory, runs as one kernel, and can overlap.
+"""Facts of training frameworks: memory they keep, operations they fuse, and transfers they overlap.
 
-One YAML file per framework under ``catalog/frameworks``: its facts, and under ``sources`` the place in
-the public source or paper that each of them comes from; ``like`` names another framework whose facts and
-sources hold where the file has none of its own, and ``common.yaml`` has what most frameworks do alike.
-A request may override single facts through ``workload.framework_options``; unknown options are refused,
-not ignored, and so are facts that contradict each other.
+One YAML file per framework under ``catalog/frameworks``: its facts, and under ``sources`` the place in the
+public source or paper that each of them comes from; ``like`` names another framework whose facts and
+sources hold where the file has none of its own, and ``common.yaml`` has the facts that most frameworks
+share. A request may override single facts through ``workload.framework_options``; unknown options are
+refused, not ignored, and so are facts that contradict each other.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ EXPERT_OPTIONS = (
     "grouped_gemm",
     "shared_expert_overlap",
 )  # fmt: skip
-# Options that join several parts with +: the parts, and the words that stand for themselves.
+# Options that join several parts with +: the parts, and the words that are used alone.
 OPTION_PARTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cuda_graph": (
         ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"),
@@ -121,7 +121,7 @@ class FrameworkFacts:
     weight_bytes: float  # of one weight as the framework stores it (fp32 where shards are)
     optimizer_bytes: float  # AdamW's states of one weight, the fp32 copy included where there is one
     keeps_remainders: bool  # of the fp32 copy what bf16 weights lack, where states have dtypes of their own
-    own_gradient_bytes: float  # of the model's gradients, kept beside an fp32 buffer
+    own_gradient_bytes: float  # of the model's gradients, in addition to an fp32 buffer
     accumulation_bytes: float  # moved to add one weight's gradient to an fp32 buffer, beyond its product
     main_gradient: bool  # gradients stay in a buffer of gradient_dtype for the whole step
     overlap_gradients: bool  # reduction runs under the backward pass
@@ -155,15 +155,15 @@ class FrameworkFacts:
     replay_stops_early: bool  # recomputing a layer ends before its last product, which nothing reads
     stages_replay_whole: bool  # but not in pipelines, which have checkpoints of their own
     recompute_modules: str  # what selective recomputation replays, joined by +
-    offload_modules: str  # whose activations go to the host where activations do: all, or joined by +
-    offload_layers: float  # layers whose activations go to the host; 0: all
+    offload_modules: str  # modules with offloaded activations: all, or joined by +
+    offload_layers: float  # layers with activations on the host; 0: all
     optimizer_offload_fraction: float  # of the states that go to the host where optimizer states do
     offloads_gradients: bool  # shards of gradients lie on the host where optimizer states do
     adds_gradients_on_host: bool  # and the CPU adds them up there; else they are fetched for every addition
     unstated_recompute: str  # of runs that do not state recomputation: none, or unknown
     logit_bytes: float  # of one logit at the loss's peak: itself, fp32 copies, gradients
     bucket_bytes: float  # of buckets for reduction and gathering that are there for the whole step
-    gathered_layers: float  # layers whose weights ZeRO-3 holds whole at a time, prefetched ones counted
+    gathered_layers: float  # layers with all weights gathered by ZeRO-3 at once, prefetched ones included
     keeps_gathered_inputs: bool  # sequence parallelism keeps gathered inputs, not their shards
     vocabulary_multiple: int  # the vocabulary is padded to a multiple of it for each tp rank
     low_precision_weights: bool  # 8-bit recipes hold the weights in 8 bits, no 2-byte copy
@@ -171,7 +171,7 @@ class FrameworkFacts:
     # them once a step.
     reduced_every_pass: tuple[int, ...]
     all_reduced_stages: tuple[int, ...]  # ZeRO stages that all-reduce gradients of which they keep a shard
-    blocking_stages: tuple[int, ...]  # ZeRO stages that wait for reductions whatever overlap_gradients says
+    blocking_stages: tuple[int, ...]  # ZeRO stages that wait for reductions even with overlap_gradients
     replicas_reduced_every_pass: bool  # replicas of shard sets reduce with every reduction, not once a step
     gathers_tensors: bool  # ZeRO-1 and 3 gather weights by lists: a slice and a copy for each rank
     reshards_after_backward: bool  # ZeRO-2 drops weights after a backward pass, gathers them in the next
@@ -180,11 +180,11 @@ class FrameworkFacts:
     torch_pipelines: bool
     casts_frozen: bool  # ZeRO-3 cuts frozen weights as it stores trained ones; else in their own dtype
     autocasts: bool  # without ZeRO weights are fp32, and autocast casts them for each product
-    reduces_copies: bool  # without ZeRO replicas reduce buckets that stand beside the gradients
+    reduces_copies: bool  # without ZeRO, replicas reduce buckets that are copies of the gradients
     adapter_dropout: bool  # inputs of adapters are dropped out of
     pipeline_batch: float  # micro-batches after which a pipeline drains; 0: all of a step
-    casts_copies: bool  # what is trained whole beside adapters is fp32; else below ZeRO-3 as its original
-    reduced_gradient_dtype: str = ""  # of gradients on the wire; empty: as they are kept
+    casts_copies: bool  # modules trained in full with adapters are fp32; else, below ZeRO-3, unchanged
+    reduced_gradient_dtype: str = ""  # of gradients on the wire; empty: as they are stored
     replicated_gradient_dtype: str = ""  # the same without ZeRO; empty: as with it
     precision_recipe: str = "none"  # recipe of fp8 / fp4 runs
 
@@ -221,7 +221,7 @@ class FrameworkFacts:
 
     @property
     def gradient_bytes(self) -> float:
-        """Bytes of one gradient element as it is kept."""
+        """Return the bytes of one stored gradient element."""
         return _BYTES[self.gradient_dtype]
 
     @property
@@ -310,7 +310,7 @@ def _unknown_value(pointer: str, value: object, known: Sequence[str]) -> Invalid
 
 
 def _joined(pointer: str, value: object, parts: Sequence[str], alone: Sequence[str]) -> str:
-    """Parts joined by +, in the order of the catalog's list, or a word that stands alone."""
+    """Return parts joined by + in the order of the catalog's list, or a word that is used alone."""
     given = str(value).split("+")
     if value in alone:
         return str(value)
@@ -344,10 +344,10 @@ def _option_names() -> frozenset[str]:
 
 
 def with_options(facts: FrameworkFacts, options: Mapping[str, str | int | float | bool]) -> FrameworkFacts:
-    """The facts with the request's overrides.
+    """Return the facts with the request's overrides.
 
     Raises:
-        UnknownNameError: an option that is no fact.
+        UnknownNameError: an option that is not a fact.
         InvalidProblemError: a value of the wrong kind, or one that contradicts another.
     """
     if not options:
@@ -403,7 +403,7 @@ _Contradiction = tuple[str, bool, str, str]
 
 
 def _exchange_contradictions(facts: FrameworkFacts) -> list[_Contradiction]:
-    """What goes on while tokens travel to their experts, and attention in 8 bits.
+    """Return contradictions about work during the exchange of tokens, and about 8-bit attention.
 
     Megatron-LM d98e8a64 ``megatron/core/transformer/transformer_config.py:3002-3100``: delayed weight
     gradients need overlapped exchanges, which exclude the overlap of shared experts and the recomputation

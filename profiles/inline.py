@@ -1,4 +1,4 @@
-"""Models and clusters as they stand in a request, in both directions.
+"""Models and clusters in requests: reading and writing.
 
 Pointers of every fault start at ``/model`` or ``/cluster``, as in the request.
 """
@@ -156,7 +156,7 @@ def _group(reader: FieldReader, warnings: list[str]) -> NodeGroup | None:
 
 
 def _host(reader: FieldReader) -> dict[str, Any]:
-    """What is stated of the hosts: links and rates, and bytes of memory and drives."""
+    """Return the stated values of the hosts: links and rates, and bytes of memory and drives."""
     return {
         name: reader.number(name, low=1, high=MAX_BYTES_PER_S)
         if name.endswith("_per_s")

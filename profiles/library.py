@@ -48,7 +48,7 @@ def model_names() -> tuple[str, ...]:
 
 
 def gpu_alias_note(slug: str) -> str | None:
-    """What was assumed where a GPU's name leaves form or memory open; None for a full slug."""
+    """Return the form or memory assumed where a GPU's name leaves it open; None for a full slug."""
     entry = _aliases().get(slug.lower())
     return entry["note"] if entry else None
 
@@ -128,14 +128,14 @@ def find_model(name: str) -> ModelSpec:
 
 
 def model_of_folder(path: str) -> ModelSpec:
-    """The model that the last part of a path names, whoever's it is: ``/data/hf-Qwen3-8B-bf16``.
+    """Return the model that the last part of a path names: ``/data/hf-Qwen3-8B-bf16``.
 
-    Besides the words that ``find_model`` leaves out, a folder's name may say how it was tuned, stored or
-    copied, and may be hyphenated otherwise (llama2_7B). Any other word, and a version or date that is
-    not listed, makes it another model's: ``Llama-3-8B-Lexi`` may have other tokens.
+    In addition to the words that ``find_model`` leaves out, a folder's name may contain how it was tuned,
+    stored or copied, and may be hyphenated otherwise (llama2_7B). Any other word, and a version or date
+    that is not listed, makes it another model's: ``Llama-3-8B-Lexi`` may have other tokens.
 
     Raises:
-        UnknownNameError: its name is no model's; lists the nearest names.
+        UnknownNameError: no model has this name; lists the nearest names.
     """
     parts = [part for part in re.split(r"[/\\]", path) if part]
     cached = next((part for part in parts if part.startswith("models--")), None)  # of the hub's own cache
@@ -156,9 +156,9 @@ _STATED = (
 
 
 def model_like(shape: ModelSpec) -> ModelSpec | None:
-    """The model that a table names, however it is hyphenated, where the sizes are that model's.
+    """Return the model that a table names, however it is hyphenated, if the sizes match.
 
-    A table of sizes says nothing of biases, local layers or norms of queries and keys.
+    A table of sizes has no biases, local layers, or norms of queries and keys.
     """
     bare = shape.name.lower().replace("-", "")
     name = next((name for name in model_names() if name.replace("-", "") == bare), None)
@@ -183,7 +183,7 @@ _TUNING = re.compile(
     r"[-_](?:hf|base|pt|it|instruct|chat|thinking|awq|gptq|fp8|bf16|fp16|nvfp4|nf4|int[48]|[48]bits?|bnb|unsloth|"
     r"dequantized|linearized|aqlm-\dbit-\dx\d+)(?=[-_]|$)"
 )
-# What else a folder's name says of how its weights were tuned, stored or copied.
+# Other words in a folder's name for how its weights were tuned, stored or copied.
 _STORED = re.compile(
     r"^(?:hf|huggingface)[-_](?=\w)|[-_](?:sft|dpo|gguf|text|fp32|half|bak|backup|copy|local)(?=[-_]|$)"
 )
@@ -200,7 +200,7 @@ _BOUNDARY = re.compile(r"(?<=[a-z])-(?=\d)|(?<=\d)-(?=[a-z])")
 
 
 def _spellings(hub_id: str) -> tuple[str, str]:
-    """A hub id as it is, and without the words that say how the weights were trained."""
+    """Return a hub id unchanged, and without the words for how the weights were trained."""
     return hub_id.lower(), _TUNING.sub("", hub_id.lower())
 
 
@@ -370,11 +370,11 @@ _BOARDS = {"nvl", "max"}  # words of boards of their own: no other board is mean
 
 
 def gpu_of_device(name: str, memory_bytes: int) -> str | None:
-    """The slug of ``NVIDIA A100-SXM4-40GB`` and its like; None where no type, or several, fit.
+    """Return the slug of ``NVIDIA A100-SXM4-40GB`` and its like; None if no type, or several, fit.
 
     Args:
-        name: as ``torch.cuda.get_device_name`` says it.
-        memory_bytes: the device's total memory, which tells the sizes of one type apart.
+        name: as ``torch.cuda.get_device_name`` returns it.
+        memory_bytes: the device's total memory, which distinguishes the sizes of one type.
     """
     said = set(re.findall(r"[a-z0-9]+", name[:200].lower()))
     fitting = [
@@ -386,7 +386,7 @@ def gpu_of_device(name: str, memory_bytes: int) -> str | None:
 
 
 def _fits(slug: str, said: set[str], memory_bytes: int) -> bool:
-    """Whether a device that says so, with so much memory, may be of that type."""
+    """Return whether a device of this name, with this much memory, may be of that type."""
     words = {word for word in slug.split("-") if not _FORMS.fullmatch(word)}
     has_bytes = find_gpu(slug).memory_bytes
     near = abs(has_bytes - memory_bytes) <= REPORTED_MEMORY_TOLERANCE * has_bytes

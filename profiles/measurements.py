@@ -1,7 +1,7 @@
-"""What was measured elsewhere, in our own names and units: what the importers return.
+"""Measurements from other tools, in our own names and units: the results of the importers.
 
-Everything is in bytes, seconds and bytes per second. ``None`` always means that the file does not
-say; it is never a zero or a default.
+Everything is in bytes, seconds and bytes per second. ``None`` always means that the file does not contain
+the value; it is never a zero or a default.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CollectiveTables:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """What a training run's log says: time of a step, memory, and the configuration it names.
+    """A training run from its log: step time, memory, and the configuration it names.
 
     Warm-up steps after each start are left out; low and high are the 10th and 90th percentile.
     """
@@ -54,7 +54,7 @@ class MeasuredRun:
     flops_per_s_per_gpu: float | None  # as the framework counts them; conventions differ
     peak_allocated_bytes: int | None  # worst rank that the log shows
     peak_reserved_bytes: int | None
-    num_memory_ranks: int  # ranks whose memory the log shows
+    num_memory_ranks: int  # ranks with memory in the log
     out_of_memory: bool
     configuration: Mapping[str, int] = field(default_factory=dict)  # glossary names
     words: Mapping[str, str] = field(default_factory=dict)  # precision, recompute, framework_family

@@ -1,7 +1,7 @@
-"""What a transformer is made of: its architecture as a list of facts, its parameters and FLOPs.
+"""Transformers: the architecture as a list of facts, its parameters and FLOPs.
 
 Every field of ``ModelSpec`` and its parts is one fact that changes parameters, FLOPs, memory, kernels or
-what a launch file must say. The defaults describe a Llama (arXiv:2302.13971).
+the contents of a launch file. The defaults describe a Llama (arXiv:2302.13971).
 
 Parameters and FLOPs follow Narayanan et al. 2021 (arXiv:2104.04473, appendix) generalised to
 grouped-query attention, gated MLPs, mixture of experts and multi-head latent attention
@@ -46,7 +46,7 @@ _TRAINED_SCALARS = {"xielu": 2}  # of one MLP's activation (arXiv:2411.13010)
 
 
 class LayerShape(NamedTuple):
-    """What the sizes of a layer hang on: its MLP, and whose sizes its attention has."""
+    """The arguments that the sizes of a layer depend on: its MLP, and the kind of its attention."""
 
     kind: LayerKind
     local: bool = False  # those of ``local_attention``
@@ -83,7 +83,7 @@ class ModelSpec:
     borrowing_ffn_hidden_size: int | None = None  # of their MLPs; None: as the others
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
-    indexer: IndexerSpec | None = None  # beside latent attention: chooses the keys that it reads
+    indexer: IndexerSpec | None = None  # next to latent attention: chooses the keys that it reads
     streams: StreamsSpec | None = None  # several hidden states of a token (Gemma 3n)
     num_mtp_layers: int = 0  # multi-token-prediction layers after the last one
     sliding_window: int | None = None  # attended tokens of a local layer; None: all attend to all
@@ -111,7 +111,7 @@ class ModelSpec:
     shared_norm: bool = False  # and through one norm
     query_key_norm: QueryKeyNorm = "none"
     embedding_norm: bool = False
-    early_first_norm: bool = False  # the first layer's attention norm stands before its residual, too
+    early_first_norm: bool = False  # the first layer's attention norm comes before its residual, too
     final_norm: bool = True  # before the output head
     inner_norms: bool = False  # of what the last product of attention and of the MLP reads
     differential_attention: bool = False  # two attentions, one subtracted (arXiv:2410.05258)
@@ -340,7 +340,7 @@ class ModelSpec:
         return 2 * self.hidden_size * self.layer_embedding_size
 
     def layer_tables_parameters(self) -> int:
-        """Weights beside the token embedding that yield every layer's own: a table, product and norm."""
+        """Return the weights that yield every layer's own embedding: a table, a product and a norm."""
         width = self.num_layers * self.layer_embedding_size
         rows = self.layer_vocab_size or self.vocab_size
         return width * (rows + self.hidden_size) + self.norm_weights(self.layer_embedding_size)
@@ -443,7 +443,7 @@ class ModelSpec:
         return matrix + self.vocab_size * int(self.head_bias) + self.before_head_parameters()
 
     def before_head_parameters(self) -> int:
-        """Weights of the last stage beside the final norm and the head, none of a vocabulary's size."""
+        """Return the last stage's weights except the final norm and head; none has a vocabulary's size."""
         transform = (self.hidden_size**2 + self.norm_weights()) * int(self.head_transform)
         bias = self.hidden_size * int(self.last_attention_bias)
         return transform + bias + self.projection_parameters()
@@ -463,7 +463,7 @@ class ModelSpec:
         return LayerShape("moe" if self.moe else "dense")
 
     def mtp_extra_parameters(self) -> int:
-        """Weights of one multi-token-prediction layer beside those of a layer."""
+        """Return the weights of one multi-token-prediction layer in addition to those of a layer."""
         return 2 * self.hidden_size**2 + 3 * self.norm_weights()
 
     def final_norm_parameters(self) -> int:
@@ -584,7 +584,7 @@ def _shapes_of(model: ModelSpec) -> tuple[LayerShape, ...]:
 
 @lru_cache(maxsize=64)
 def _attending(model: ModelSpec, shape: LayerShape) -> ModelSpec:
-    """A model whose layers all attend as those of a shape do, or borrow keys, or reuse a choice of them."""
+    """Return a model with layers that all attend as a shape does, or borrow keys, or reuse a choice."""
     changes: dict[str, Any] = {
         "borrowing_layers": model.num_layers if shape.borrows else 0,
         "borrowing_ffn_hidden_size": None,

@@ -101,8 +101,8 @@ def refuse_out_of_range(spec: object, pointer: str, limits: Limits) -> None:
     """Check the numbers of a dataclass; fields that are None pass.
 
     Raises:
-        InvalidProblemError: fields that are no numbers (no whole ones, where the limits are whole) or
-            lie outside their limits.
+        InvalidProblemError: fields that are not numbers (not integers, if the limits are integers) or lie
+        outside their limits.
     """
     errors = []
     for name, (low, high) in limits.items():
@@ -153,7 +153,7 @@ class MoeSpec:
     balanced_by_sequence: bool = False  # that loss is of each sequence (DeepSeek-V2), not of a micro-batch
     router_bias: bool = False  # a trained bias of the scores
     selection_bias: bool = False  # an untrained bias that balances the choice (arXiv:2408.15664)
-    selection_bias_counted: bool = False  # it stands among the parameters, not among the buffers
+    selection_bias_counted: bool = False  # it is a parameter, not a buffer
     weights_on_input: bool = False  # an expert's input, not its output, is weighted
     expert_bias: bool = True  # routed experts have the biases of the other MLPs, where those have any
     output_norm: bool = False  # one more norm, of what the layer's experts add
@@ -161,7 +161,7 @@ class MoeSpec:
     router_scales: bool = False  # it reads normed, scaled tokens, and scales the weight of each expert
     shared_expert_gate: bool = False  # the shared experts' output times a sigmoid of one more row
     expert_adapters: ExpertAdapters = "gate_up"
-    linear_router: bool = False  # it is a linear layer, beside which adapters can stand
+    linear_router: bool = False  # it is a linear layer, which can have adapters
 
     def __post_init__(self) -> None:
         """Refuse experts that cannot be routed to.
@@ -251,7 +251,7 @@ class MlaSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexerSpec:
-    """DeepSeek sparse attention: an indexer beside latent attention chooses the keys of each query.
+    """DeepSeek sparse attention: an indexer that chooses the keys of each query for latent attention.
 
     Its heads score every earlier token (``relu(q k)``, weighted by head and summed); attention then reads
     the ``top_k`` best. Queries come from the queries' latent, one key and the heads' weights from the
@@ -280,18 +280,18 @@ class IndexerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamsSpec:
-    """Several hidden states of a token of which each layer computes one and predicts the others (Gemma 3n).
+    """Several hidden states of a token: each layer computes one and predicts the others (Gemma 3n).
 
     Alternating updates (arXiv:2301.13310) mix all streams before the layer, and correct them by what it
     has computed, with coefficients that a product of the hidden state yields, once before and once behind;
-    both read a norm of it. Beside attention stands a product of low rank with a norm (LAuReL,
+    both read a norm of it. Parallel to attention there is a low-rank product with a norm (LAuReL,
     arXiv:2411.07501). The others begin and end as a square product each of the first (transformers 5.23,
     ``Gemma3nTextDecoderLayer``, ``Gemma3nTextModel``).
     """
 
     count: int
     low_rank: int
-    sparse_layers: int = 0  # whose MLP's gate is cut at a quantile of its elements
+    sparse_layers: int = 0  # layers with an MLP gate cut at a quantile of its elements
 
     def __post_init__(self) -> None:
         """Refuse sizes out of range.
@@ -331,7 +331,7 @@ def num_streams(streams: StreamsSpec | None) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalAttention:
-    """What the attention of local layers has otherwise than that of the others; None: as they have it.
+    """The attention of local layers where it differs from that of the others; None: no difference.
 
     The fields are those of ``ModelSpec``, which holds what the other layers have.
     """
@@ -344,7 +344,7 @@ class LocalAttention:
     attention_sinks: bool | None = None
 
     def __post_init__(self) -> None:
-        """Refuse sizes out of range, and an attention that is no other one.
+        """Refuse sizes out of range, and an attention that does not differ.
 
         Raises:
             InvalidProblemError: a size is out of range, or nothing is stated.
@@ -354,7 +354,7 @@ class LocalAttention:
             raise InvalidProblemError.of("/model/local_attention", "states nothing; leave it out")
 
     def stated(self) -> dict[str, Any]:
-        """What local layers have otherwise."""
+        """Return the values that differ in local layers."""
         every = ((field.name, getattr(self, field.name)) for field in fields(self))
         return {name: value for name, value in every if value is not None}
 
@@ -385,7 +385,7 @@ class RotaryScaling:
 
 
 # --------------------------------------------------------------------------------------------------
-# Lists of layers, by the rule that says the same.
+# Lists of layers, by the equivalent rule.
 
 
 def spaced(layers: Sequence[int], num_layers: int) -> tuple[int, tuple[int, ...]]:
@@ -397,7 +397,7 @@ def spaced(layers: Sequence[int], num_layers: int) -> tuple[int, tuple[int, ...]
 
 
 def expert_placement(layers: Sequence[int], num_layers: int) -> dict[str, Any]:
-    """The fields of MoeSpec that say that exactly these layers, in order, have experts."""
+    """Return the fields of MoeSpec by which exactly these layers, in order, have experts."""
     first = layers[0]
     distance = layers[1] - first if len(layers) > 1 else max(num_layers, 1)
     if list(layers) == list(range(first, num_layers, distance)):
@@ -461,7 +461,7 @@ def refuse_contradictions(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, wh
 
 
 def _refuse_biases_said_twice(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
-    """A bias of a part alone stands where the whole has none."""
+    """Refuse a bias of a part if the whole has biases."""
     if model.mlp_output_bias and (model.mlp_bias or model.moe):
         why = "is that of dense MLPs which have no other (mlp_bias), in a model without experts"
         raise InvalidProblemError.of("/model/mlp_output_bias", why)
@@ -484,7 +484,7 @@ def _refuse_values_of_no_projection(model: Any) -> None:  # noqa: ANN401 - a Mod
 
 
 def _refuse_layers_that_are_none(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
-    """Lists of layers name layers of this model, and stand where no rule of every n-th layer does."""
+    """Refuse lists of layers that the model does not have, or that repeat a rule of every n-th layer."""
     for name, layers, rule in (
         ("global_layers", model.global_layers, model.sliding_window_every == 1),
         ("no_rotary_layers", model.no_rotary_layers, model.no_rotary_every == 0),
@@ -512,7 +512,7 @@ def _refuse_local_attention_of_none(model: Any) -> None:  # noqa: ANN401 - a Mod
     if model.mla:
         raise InvalidProblemError.of("/model/local_attention", "contradicts mla")
     try:
-        model.attentions()  # whose heads are checked as any model's
+        model.attentions()  # checks the heads as of any model
     except InvalidProblemError as error:
         own = [
             replace(one, pointer=one.pointer.replace("/model", "/model/local_attention", 1))

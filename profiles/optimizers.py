@@ -1,8 +1,8 @@
-"""What an optimizer keeps for one weight and moves through memory in one step.
+"""Optimizers: bytes kept for each weight, and memory traffic of one step.
 
-States stand beside the fp32 copy of the weights, which is the framework's fact. Traffic of one step is
-counted against AdamW's least: it reads the gradient, the copy and two moments and writes the copy, the
-moments and the 2-byte weight, ``4 (1 + 3 + 3) + 2 = 30`` bytes.
+States come in addition to the fp32 copy of the weights, which is a fact of the framework. Traffic of one
+step is counted against AdamW's least: it reads the gradient, the copy and two moments and writes the copy,
+the moments and the 2-byte weight, ``4 (1 + 3 + 3) + 2 = 30`` bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Optimizer:
     """One optimizer; bytes are of one weight."""
 
     name: str
-    state_bytes: float  # beside the fp32 copy
+    state_bytes: float  # in addition to the fp32 copy
     end_state_bytes: float  # the same of embedding and head, where they are treated apart
     moved_bytes: float  # of one step, the states' reading and writing among them
     head_apart: bool = True  # an output head of its own is treated as the embedding is

@@ -1,6 +1,6 @@
 """A profile: everything measured that one prediction needs, with a version of its own.
 
-Constants stand at three levels: global, software stack, cluster (calibration). Each level is a fit
+Constants exist at three levels: global, software stack, cluster (calibration). Each level is a fit
 regularised towards the level above; ``catalog/calibration/stacks.yaml`` holds the first two.
 """
 
@@ -43,7 +43,7 @@ class LevelConstant:
     value: float
     log_sd: float  # posterior standard deviation of ln(constant); of what is not fitted, an estimate
     source: str  # "fitted", or where the value comes from
-    identified: bool = True  # False: the runs do not narrow its prior, or it stands at a bound
+    identified: bool = True  # False: the runs do not narrow its prior, or it is at a bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def stack_names() -> tuple[str, ...]:
 
 
 def level_of(stack: str | None) -> Level:
-    """The level of one stack as it stands in the file (empty where it has none); None: the global one."""
+    """Return the level of one stack in the file (empty if it has none); None: the global one."""
     raw: dict[str, Any] = _levels()["global"] if stack is None else _levels()["stacks"].get(stack, {})
     return Level(
         fitted_on=str(raw.get("fitted_on", "")),
@@ -102,7 +102,7 @@ def level_values(stack: str | None) -> dict[str, float]:
 
 @cache
 def untold_constants(stack: str) -> tuple[str, ...]:
-    """Constants that no run of a stack tells: its level has none of its own, or does not identify it."""
+    """Return the constants that a stack's own runs do not identify."""
     told = {name for name, constant in level_of(stack).constants.items() if constant.identified}
     return tuple(name for name in level_of(None).constants if name not in told)
 
@@ -125,7 +125,7 @@ def squared_distances(a: FloatArray, b: FloatArray) -> FloatArray:
     return np.asarray(np.maximum(apart, 0.0))
 
 
-EXPERTS_FEATURE = 16  # the column of features that tells models with experts from dense ones
+EXPERTS_FEATURE = 16  # the column of features that separates models with experts from dense ones
 
 
 def has_experts(features: FloatArray) -> NDArray[np.bool_]:
@@ -138,8 +138,8 @@ def has_experts(features: FloatArray) -> NDArray[np.bool_]:
 def shared_kernel(a: FloatArray, b: FloatArray, shared: tuple[float, float]) -> FloatArray:
     """Covariance of the factor that a cluster's runs of one kind of model have in common, (n, m).
 
-    One factor of all dense models and another of all with experts: which of a cluster's machine and
-    release the two hang on differs. Within one problem it is the same for every plan.
+    One factor of all dense models and another of all with experts: the two depend on different parts of a
+    cluster's machine and release. Within one problem it is the same for every plan.
 
     Args:
         a: features, (n, F).
@@ -152,13 +152,14 @@ def shared_kernel(a: FloatArray, b: FloatArray, shared: tuple[float, float]) -> 
 
 
 def roughness(launch_share: FloatArray | float, launch_noise: float) -> FloatArray:
-    """Noise of a run over that of one which no launch holds up.
+    """Return the noise of a run relative to a run without launch delays.
 
     Launches wait for the host's CPU, which every job shares with what else runs there.
 
     Args:
-        launch_share: of the step that hangs on launches, 0 to 1.
-        launch_noise: what the noise grows by where all of it does, as a multiple, added as squares.
+        launch_share: of the step that depends on launches, 0 to 1.
+        launch_noise: growth of the noise if the whole step depends on launches, as a multiple, added as
+            squares.
     """
     return np.asarray(np.sqrt(1.0 + (launch_noise * np.asarray(launch_share)) ** 2))
 
@@ -176,7 +177,7 @@ class Residual:
     precision: tuple[tuple[float, ...], ...]  # (K, K) inverse covariance of the runs, both kernels
     noise: float  # of one run
     scale: float  # spread over the process's own, from leaving one run out at a time
-    launch_noise: float = 0.0  # what the noise grows by where the whole step hangs on launches, over it
+    launch_noise: float = 0.0  # growth of the noise if the whole step depends on launches
     usual_noise: float = 0.0  # of one run, before these were heard
     # Spread of the factor that a cluster's runs of one kind have in common, dense models and experts, log.
     shared: tuple[float, float] = (0.0, 0.0)
@@ -240,11 +241,11 @@ _FRAMEWORK_OF: Mapping[str, str] = {
     "fsdp-composer": "fsdp1",
 }
 
-# Whose measured collectives stand in for a GPU that has none: over NVLink (or what resembles it), and
+# GPUs with measured collectives that serve for a GPU without any: over NVLink (or what resembles it), and
 # over PCIe (the measured L40S went through the host: a sixth of PCIe between four of them).
 _FAST_LINK = "a100-sxm-80gb"
 _PCIE = "rtx-pro-6000-server"
-# Under no launcher's limits stages may stand on unlike node groups.
+# Under no launcher's limits stages may run on unlike node groups.
 PLACING_LAUNCHER = "none"
 
 # FlashAttention 2 and cuDNN's fused attention need compute capability 8.0 (their documentation).
@@ -272,7 +273,7 @@ class Constants:
     floor_tensor: float  # what each further tensor-parallel rank adds to floor_across, as a share of it
     floor_across: float  # launches of a stage that waits for messages across islands over those of others
     floor_moe: float  # of an operator of an expert layer over one of a dense layer
-    collective_latency_s: float  # of any collective, beside what the tables hold
+    collective_latency_s: float  # of any collective, in addition to the tables
     fast_link: float  # bandwidth inside an island over that of the measured collectives
     network: float  # the same across islands, on each rail
     tensor_exposed: float  # share of tensor-parallel time that GEMMs do not hide, where overlapped
@@ -293,7 +294,7 @@ class Constants:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What was measured for one cluster and framework."""
+    """The measurements of one cluster and framework."""
 
     title: str
     framework: FrameworkFacts
@@ -302,12 +303,12 @@ class Profile:
     group: NodeGroup  # the node group that decides: the slowest GPU of a mixed cluster
     time_factor: float = 1.0  # a cluster's own calibration
     layers: MeasuredLayers | None = None  # timed ones, preferred over the operator tables
-    residual: Residual | None = None  # what calibration found beside the constants: step time
+    residual: Residual | None = None  # residual of the step time after calibration
     memory_residual: Residual | None = None  # the same of peak memory
     log_time_sigma: float = 0.15
     log_memory_sigma: float = 0.08
     warnings: tuple[str, ...] = field(default=())
-    untold: tuple[str, ...] = ()  # constants that no run of the software stack tells: the global level's
+    untold: tuple[str, ...] = ()  # constants that no run of the stack identifies: the global level's
     by_group: tuple[Profile, ...] = ()  # of each of a mixed cluster's distinct groups; empty: all alike
     uncalibrated: Profile | None = None  # what a calibration corrected; None: nothing did
     learnt_from: tuple[str, ...] = ()  # names of the runs that the calibration learnt from
@@ -332,7 +333,7 @@ class Profile:
 
     @property
     def _link_tables(self) -> str:
-        """The GPU type whose measured collectives hold inside an island."""
+        """Return the GPU type with the measured collectives that hold inside an island."""
         if self.group.intra_node.kind == "pcie":
             return _PCIE
         return self.gpu_operators.tables or _FAST_LINK
@@ -385,7 +386,7 @@ def framework_of(launcher_or_framework: str) -> str:
 
 
 def launchers_of_stack(stack: str) -> tuple[str, ...]:
-    """The launchers whose framework runs on a software stack, sorted."""
+    """Return the launchers with a framework that runs on a software stack, sorted."""
     frameworks = ((name, framework_facts(framework_of(name))) for name in launcher_names())
     return tuple(sorted(name for name, facts in frameworks if facts.stack == stack))
 
@@ -410,15 +411,15 @@ def deciding_group(cluster: ClusterSpec) -> NodeGroup:
 
 
 def _speed(link: LinkSpec) -> float:
-    """What links are compared by."""
+    """Return the key that links are compared by."""
     return link.bytes_per_s
 
 
 def default_profile(cluster: ClusterSpec, launcher_or_framework: str) -> Profile:
-    """The uncalibrated profile of a cluster under a launcher or framework.
+    """Return the uncalibrated profile of a cluster under a launcher or framework.
 
     In a mixed cluster it is that of a mesh over all nodes: the slowest GPU and the slowest network decide
-    the pace, the smallest memory the limit. ``by_group`` prices each node group as it is.
+    the pace, the smallest memory the limit. ``by_group`` prices each node group by itself.
 
     Raises:
         UnknownNameError: neither a launcher nor a framework.
@@ -473,7 +474,7 @@ def _profile_of(group: NodeGroup, launcher_or_framework: str) -> Profile:
 
 
 def of_unknown_software(profile: Profile) -> Profile:
-    """The profile as of a framework that nobody measured: the global level's constants and its doubts.
+    """Return the profile for an unmeasured framework: the global level's constants and uncertainty.
 
     What the framework keeps, fuses and shards stays that of the nearest known one.
     """

@@ -59,7 +59,7 @@ def requirements_of(
 ) -> tuple[Requirement, ...]:
     """Return the packages that a launcher over Megatron-Core needs for a plan; none for other launchers.
 
-    Each package stands once, by its newest release, with every reason for that.
+    Each package appears once, by its newest release, with every reason for that.
 
     Args:
         launcher: Its name.
@@ -230,9 +230,9 @@ def _delayed_graphs(facts: FrameworkFacts, model: ModelSpec) -> tuple[Requiremen
 
 
 def _sends_from_graphs(facts: FrameworkFacts, model: ModelSpec) -> bool:
-    """Whether a CUDA graph of attention, or of a dense layer, holds modules that are offloaded.
+    """Return whether a CUDA graph of attention, or of a dense layer, holds offloaded modules.
 
-    The norm in front of a dense MLP is inside a graph of both; beside a graph of one of them alone Megatron
+    The norm in front of a dense MLP is inside a graph of both; with a graph of only one of them Megatron
     does not offload it (``transformer_layer.py:1579``).
     """
     scope, sent = {*facts.cuda_graph.split("+")}, {*facts.offload_modules.split("+")}

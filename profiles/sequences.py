@@ -1,8 +1,8 @@
-"""Lengths of the documents that one trains on: how they fill sequences, and what unequal work costs.
+"""Lengths of training documents: how they fill sequences, and the cost of unequal work.
 
 *Packing* puts whole documents into sequences of ``seq_length`` tokens, each attending to itself alone;
 *padding* fills up the sequence of every single document; *padding to the longest* fills it up to the
-longest document of its micro-batch alone, whose length then differs. A step that packs waits for whoever
+longest document of its micro-batch alone, so that lengths differ. A step that packs waits for whoever
 has the longest documents: attention's work grows with the sum of squared lengths, all else with the tokens,
 which are equal (Wang et al. 2025, WLB-LLM, arXiv:2503.17924, section 3).
 """
@@ -36,7 +36,7 @@ _SEQUENCES = 256  # of packed documents, where that many documents fill them
 _KINDS = 8  # lengths that attention is priced at
 _ATOMS, _APART = 192, 64  # values of a sequence's work: groups of equal size, and the longest one by one
 _FEW_LENGTHS = 256  # that a list of lengths is stated by one by one
-_DRAWN = 4096  # micro-batches that say how long the longest of their documents are
+_DRAWN = 4096  # micro-batches that are drawn to estimate their longest documents
 _RATIO, _STEPS = 1.6, 7  # lengths that a micro-batch is priced at: the longest and shorter ones
 _CELLS = 2048  # of a distribution
 _RAMP = 2.0  # slots at either end of a pipeline, for each stage but one
@@ -90,7 +90,7 @@ class Filled:
     sequence: NDArray[np.int64]  # that each of them lies in, (k,)
 
     def work(self, work_of: Callable[[float], float]) -> Work:
-        """The work of sequences whose documents have that of ``work_of(tokens)``."""
+        """Return the work of sequences that hold documents with the work ``work_of(tokens)``."""
         tokens, which = np.unique(self.lengths, return_inverse=True)
         each = np.array([work_of(float(length)) for length in tokens])[which.ravel()]
         return Work.of(np.bincount(self.sequence, weights=each).astype(np.float64))
@@ -108,7 +108,7 @@ class Filled:
         return np.asarray(np.append(shortest, grid[grid > shortest]) if shortest < longest else grid[-1:])
 
     def at_grid(self, size: int) -> FloatArray:
-        """The share of micro-batches of ``size`` documents that each length of the grid stands for.
+        """Return the share of micro-batches of ``size`` documents at each length of the grid.
 
         A length between two of them is shared out among both, so that tokens are exact.
         """
@@ -163,7 +163,7 @@ def packed_share(lengths: SequenceLengths, seq_length: int, multiple: int) -> fl
 
 
 def _sequences_taken(tokens: FloatArray, sequence: NDArray[np.int64], seq_length: int) -> float:
-    """Sequences that documents take; the emptiest, which more of them would fill, as far as it is full."""
+    """Return the sequences that documents take; the emptiest counts by the share that is filled."""
     full = np.bincount(sequence, weights=tokens) / seq_length
     return float(len(full) - 1 + full.min())
 
@@ -190,7 +190,7 @@ def _best_fit_decreasing(tokens: FloatArray, seq_length: int) -> NDArray[np.int6
 
 
 def _kinds_of(tokens: FloatArray) -> Documents:
-    """A few lengths that stand for documents in ascending order, each for as many tokens.
+    """Return a few lengths that represent documents in ascending order, each for as many tokens.
 
     Their mean over all tokens is that of the documents, so that causal work without windows is exact.
     """
@@ -236,11 +236,11 @@ class Work:
         return max(found, 1.0)
 
     def waited(self, together: float, stages: float, replicas: float, m: float, size: float) -> float:
-        """Waiting over work, of m micro-batches of ``size`` sequences that some replicas begin together.
+        """Return waiting over work, of m micro-batches of ``size`` sequences that replicas begin together.
 
         Of a pipeline's slots, which m micro-batches fill on p stages, m / (m + 2 (p - 1)) wait for the
-        slowest of the p micro-batches in flight: so wait simulated pipelines in 1F1B whose micro-batches
-        are unequal (``tests/unit/solver/cost/test_sequences.py``).
+        slowest of the p micro-batches in flight: simulated 1F1B pipelines with unequal micro-batches wait
+        that long (``tests/unit/solver/cost/test_sequences.py``).
         """
         each = self.expected_maximum(together, size)
         in_flight = self.expected_maximum(together * stages, size)
@@ -264,11 +264,11 @@ def _sums(work: Work, sequences: int) -> tuple[FloatArray, FloatArray]:
     reach = _SPREADS * spread + 2.0 * (high - low)
     start = max(sequences * low, sequences - reach)
     width = min(sequences * high, sequences + reach) - start
-    cell = width / (_CELLS * 7 / 8)  # room at both ends for what lies beside a point
+    cell = width / (_CELLS * 7 / 8)  # room at both ends for the neighbourhood of a point
     start -= cell * _CELLS / 16
     turns = 2.0 * np.pi * np.arange(_CELLS // 2 + 1) / (_CELLS * cell)
     phases = np.exp(-1j * turns[:, None] * (work.values - start / sequences)[None, :])
-    smooth = np.exp(-0.5 * (turns * cell) ** 2)  # a spread of one cell: values beside a point do not ring
+    smooth = np.exp(-0.5 * (turns * cell) ** 2)  # a spread of one cell: values next to a point do not ring
     spectrum = (phases @ work.shares) ** sequences * smooth
     mass = np.maximum(np.fft.irfft(spectrum, _CELLS), 0.0)
     mass /= mass.sum()
@@ -303,12 +303,12 @@ def mapping_of_counts(counts: Mapping[int, int]) -> dict[str, object]:
 
 
 def lengths_from_mapping(raw: Mapping[str, Any], at: tuple[str, ...]) -> SequenceLengths:
-    """The lengths of a request.
+    """Read the lengths of a request.
 
     Args:
         raw: ``batching``, and either ``percentiles`` (``{"p50": 900, "p100": 8192}``) or ``histogram``
             (``[{"length": 900, "share": 0.5}, …]``).
-        at: where ``raw`` stands in the request.
+        at: position of ``raw`` in the request.
 
     Raises:
         InvalidProblemError: something is missing, unknown, out of range or contradictory.

@@ -1,4 +1,4 @@
-"""Switches of launchers that a search may choose beside the configuration: ``catalog/switches.yaml``.
+"""Switches of launchers that a search may choose with the configuration: ``catalog/switches.yaml``.
 
 A switch has settings; a setting states some options of the framework, and who takes it: launchers, each
 with its source, models and GPUs. What a search may try is every combination of settings whose options do
@@ -55,7 +55,7 @@ class Setting:
     switch: str
     name: str
     options: Options  # of the framework, that it states
-    launchers: Mapping[str, str]  # who takes it, with the line that says so
+    launchers: Mapping[str, str]  # the launchers that take it, with the line that shows it
     needs: tuple[str, ...] = ()  # of NEEDS: a launcher does not start it with another model
     tried: tuple[str, ...] = ()  # of NEEDS: a search does not try it for another model, which may state it
     gpus: tuple[str, ...] = ()  # architectures or types; empty: any
@@ -102,7 +102,7 @@ class Switch:
         return self.launchers | {*self.stated}
 
     def settings_of(self, launcher: str, model: ModelSpec, gpus: Sequence[GpuSpec]) -> list[Setting]:
-        """What is worth trying for a model, of what the launcher takes on all of these GPUs."""
+        """Return the settings to try for a model, of those that the launcher takes on all of these GPUs."""
         return [
             one
             for one in self.settings
@@ -150,7 +150,8 @@ def _switch(name: str, entry: Mapping[str, Any]) -> Switch:
 def allowed_switches(allow: Collection[str]) -> list[str]:
     """Return the switches that a request leaves open, in alphabetical order.
 
-    Unless it allows ``none``, these are all that are not ``beside`` something else which it must allow.
+    Unless it allows ``none``, these are all that do not need another switch (``beside``) that it must
+    allow.
     """
     default = NO_SWITCH not in allow or EVERY_SWITCH in allow
     return sorted(
@@ -188,7 +189,7 @@ def switch_faults(
     launcher: str, stated: Options, *, facts: FrameworkFacts, model: ModelSpec, precision: str,
     gpus: Sequence[GpuSpec], pinned: object,
 ) -> Iterator[FieldError]:  # fmt: skip
-    """Stated options that a launcher does not start with: on these GPUs, beside this model, or together.
+    """Return stated options that a launcher refuses: on these GPUs, for this model, or together.
 
     ``facts`` are the framework's with what is ``stated``; ``pinned``: its only recomputation, if any.
     """
@@ -256,7 +257,7 @@ def otherwise(
     *,
     recompute: str,
 ) -> Iterator[tuple[str, dict[str, Option]]]:
-    """Options in which some switch stands otherwise, in words, where that may need less memory.
+    """Return the options in which a switch has another setting, in words, if that may need less memory.
 
     What is stated is given up, switch by switch. Where selective is the only kind of ``recompute`` that is
     allowed, other modules are replayed, unless that contradicts what is stated; all layers replayed need
@@ -354,7 +355,7 @@ def _options(some: Sequence[Setting]) -> dict[str, Option]:
 
 
 def _choices(switch: Switch, able: Sequence[Setting], facts: FrameworkFacts) -> list[Setting]:
-    """The settings of one switch, with what the framework does unless told otherwise."""
+    """Return the settings of one switch, with the framework's default."""
     own = {name: getattr(facts, name) for name in sorted(switch.options)}
     if any(_states(one, own) and one.recompute == RECOMPUTATION for one in able):
         return list(able)
@@ -394,7 +395,7 @@ def _contradict(
 # --------------------------------------------------------------------------------------------------
 # Options that contradict the model, the precision or each other, as launchers judge them.
 #
-# What contradicts whatever the launcher and the model stands in ``meshwright.profiles.frameworks``.
+# Contradictions under every launcher and model are in ``meshwright.profiles.frameworks``.
 # Lines of Megatron-Core 0.19.2: tc, transformer_config.py; ta, training/arguments.py.
 
 
@@ -406,19 +407,19 @@ class Clash:
     against: str  # what they contradict
     instead: str  # what the first of them may be
     nearest: str  # of that
-    recompute: tuple[str, ...] = RECOMPUTATION  # the kinds of recomputation beside which it does not start
+    recompute: tuple[str, ...] = RECOMPUTATION  # the kinds of recomputation with which it does not start
 
     def option(self, stated: Collection[str]) -> str:
         """The option to refuse; empty where none of them is stated, so that the framework's own stay."""
         return next((name for name in self.options if name in stated), "")
 
     def is_stated(self, stated: Collection[str]) -> bool:
-        """Whether what is stated holds beside no recomputation; modules are about one kind of it."""
+        """Return whether the clash holds for every recomputation; modules are about one kind of it."""
         return self.option(stated) == "recompute_modules" or self.recompute == RECOMPUTATION
 
 
 def clashes(launcher: str, facts: FrameworkFacts, model: ModelSpec, precision: str) -> Iterator[Clash]:
-    """What a launcher would refuse to start with, or would not do although it is asked to."""
+    """Yield the options that a launcher would refuse at the start, or accept and not apply."""
     if launcher == "none":
         return
     eight_bits = precision == "fp8" or facts.precision_recipe != "none"
@@ -427,11 +428,11 @@ def clashes(launcher: str, facts: FrameworkFacts, model: ModelSpec, precision: s
             yield Clash((name,), f"precision = {precision}", "false, or precision = fp8", "false")
     weights = "fp16" if precision == "fp16" else "bf16"
     if facts.gradient_dtype not in ("fp32", weights):
-        # Megatron-LM takes --grad-reduce-in-bf16 beside --fp16 and does not do it (ta:1172)
+        # Megatron-LM takes --grad-reduce-in-bf16 with --fp16 and does not do it (ta:1172)
         against = f"precision = {precision}, whose weights are in {weights}"
         yield Clash(("gradient_dtype",), against, f"fp32, {weights}", weights)
     elif launcher == "llama-factory" and precision == "bf16" and facts.gradient_dtype != "fp32":
-        # mcore_adapter/training_args.py __post_init__ writes over what the file says
+        # mcore_adapter/training_args.py __post_init__ overwrites the value in the file
         yield Clash(
             ("gradient_dtype",),
             "precision = bf16, whose gradients its adapter keeps in fp32",
@@ -453,12 +454,12 @@ _UNEVEN = "moe_capacity_factor = 0: the sizes of exchanges differ from step to s
 
 
 def _without(joined: str, parts: Collection[str], otherwise: str) -> str:
-    """What is joined by + less some parts."""
+    """Return the parts joined by +, less some of them."""
     return "+".join(part for part in joined.split("+") if part not in parts) or otherwise
 
 
 def _graph_clashes(facts: FrameworkFacts, model: ModelSpec) -> Iterator[Clash]:
-    """CUDA graphs of parts that the model lacks, or whose sizes differ from step to step."""
+    """Return clashes of CUDA graphs with parts that the model lacks, or with sizes that vary by step."""
     graph = set() if facts.cuda_graph == "none" else {*facts.cuda_graph.split("+")}
     whole = facts.cuda_graph in ("layer", "full_iteration")
 

@@ -1,4 +1,4 @@
-"""Runs somebody's launch command with stand-ins first in PATH, and keeps what it would have started.
+"""Runs a launch command with stand-ins first in PATH, and records the calls that it would have made.
 
 The user's own shell expands the user's own script on the user's own machine; ``torchrun``, ``python``,
 ``srun`` and their like only write down how they were called. What a capture holds is bounded, and nothing
@@ -47,9 +47,9 @@ _NICE = 5  # this process is heard above hundreds of the command's; at 19 a busy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
-    """What a command would have started."""
+    """The calls that a command would have made."""
 
-    document: dict[str, object]  # as it is written to a file
+    document: dict[str, object]  # in the format of the written file
     exit_code: int | None  # of the command; None: it was stopped
     stopped: str | None  # why, where a limit stopped it
     last_command: str | None  # that its shell began
@@ -57,7 +57,7 @@ class Captured:
 
     @property
     def num_calls(self) -> int:
-        """How often a stand-in was called."""
+        """Return how many times stand-ins were called."""
         calls = self.document["calls"]
         return len(calls) if isinstance(calls, list) else 0
 
@@ -70,7 +70,7 @@ def capture(command: Sequence[str], *, max_seconds: float = MAX_SECONDS) -> Capt
         max_seconds: at most ``MAX_SECONDS``.
 
     Raises:
-        InvalidProblemError: there is no such program, or it starts nothing.
+        InvalidProblemError: the program does not exist, or it starts nothing.
     """
     with tempfile.TemporaryDirectory(prefix="meshwright-capture-") as name:
         folder = Path(name)
@@ -103,7 +103,7 @@ def _write_stand_ins(folder: Path) -> None:
 
 
 def _environment(programs: Path, calls: Path) -> dict[str, str]:
-    """The user's own, with the stand-ins first, and bash telling what it begins."""
+    """Return the user's environment, with the stand-ins first and with bash tracing its start."""
     own = {key: value for key, value in os.environ.items() if not key.startswith("MESHWRIGHT_CAPTURE")}
     names = ":".join(own.get("PATH", os.defpath).split(os.pathsep))
     functions = programs.parent / "functions"
@@ -120,7 +120,7 @@ def _environment(programs: Path, calls: Path) -> dict[str, str]:
 
 
 def _functions(programs: Path) -> str:
-    """What every bash of the command reads first: names that stay the stand-ins' whatever PATH becomes."""
+    """Return the functions that every bash of the command reads first: stand-ins, whatever PATH becomes."""
     lines = ["exec {MESHWRIGHT_TRACE}>>" + shlex.quote(str(programs.parent / "trace"))]
     lines += ["BASH_XTRACEFD=$MESHWRIGHT_TRACE", "PS4='+ '"]
     lines += [f'function {name} {{ {shlex.quote(str(programs / name))} "$@"; }}' for name in NAMES]
@@ -192,9 +192,9 @@ class _Run:
             os.close(self._pipe)
 
     def _read(self, selector: selectors.BaseSelector, pause_s: float) -> None:
-        """What it printed meanwhile."""
+        """Read the output so far."""
         if selector.select(pause_s) and not self._drain():
-            time.sleep(pause_s)  # nobody writes any more
+            time.sleep(pause_s)  # no process writes any more
 
     def _drain(self) -> bool:
         """Read what is there; whether there was something."""
@@ -303,7 +303,7 @@ def _threads_of_user() -> int:
 
 
 def _children(parent: int) -> list[int]:
-    """Processes whose parent a process is."""
+    """Return the child processes of a process."""
     return [process for process, other in _parents().items() if other == parent]
 
 

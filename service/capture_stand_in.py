@@ -1,4 +1,4 @@
-"""Stands in for ``torchrun``, ``python``, ``srun`` and their like: writes down how it was called, and ends.
+"""Stands in for ``torchrun``, ``python``, ``srun`` and their like: records the call and exits.
 
 Run by the commands of a script under ``meshwright capture``, as a program of whatever name it has; it
 starts alone, with nothing but the standard library. ``srun``, ``mpirun`` and ``uv run`` go on to what they
@@ -30,7 +30,7 @@ _RELEVANT = re.compile(
     r"ACCELERATE|FSDP|PARALLELISM|USE_MCA|FORCE_TORCHRUN|UB|HSA|HIP|ROCR|XLA|PYTORCH|MEGATRON)(?:_\w+)?$"
 )
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|COOKIE", re.IGNORECASE)
-# Options that take the next word, by wrapper; others that begin with a dash stand alone.
+# Options that take the next word, by wrapper; others that begin with a dash take none.
 _TAKES_ONE = {
     "srun": (
         "-N", "-n", "-c", "-p", "-A", "-w", "-x", "-t", "-J", "-o", "-e", "-i", "-G", "-D", "-q", "-r",
@@ -105,7 +105,7 @@ def _real(name: str, rest: Sequence[str]) -> int:
 
 
 def _inner(name: str, rest: Sequence[str]) -> list[str] | None:
-    """The command within a wrapper's; None: there is none, or it is no wrapper."""
+    """Return the command within a wrapper's; None if there is none, or it is not a wrapper."""
     if name not in WRAPPERS:
         return None
     kind = "mpirun" if name == "mpiexec" else name

@@ -25,13 +25,13 @@ class ServiceError(Exception):
 
 
 class NotFoundError(ServiceError):
-    """There is no such record for this tenant."""
+    """This tenant has no such record."""
 
     code = "not_found"
 
 
 class NotReadyError(ServiceError):
-    """The job has no answer; ``finished`` says whether it may still get one."""
+    """The job has no answer; ``finished``: whether it can still get one."""
 
     code = "not_ready"
 
@@ -41,7 +41,7 @@ class NotReadyError(ServiceError):
 
 
 class MissingExtraError(ServiceError):
-    """What this would take is not installed where the service runs."""
+    """A package that this needs is not installed where the service runs."""
 
     code = "missing_extra"
 
@@ -59,7 +59,7 @@ class BadPageTokenError(ServiceError):
 
 
 class TooManyRequestsError(ServiceError):
-    """This tenant has asked for as much as it may; ``retry_after_s`` says when to ask again."""
+    """This tenant is at its limit of requests; ``retry_after_s``: when to ask again."""
 
     code = "too_many_requests"
 

@@ -18,7 +18,7 @@ REPORT_FILE = "report.html"
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write under a temporary name beside ``path``, then rename."""
+    """Write to a temporary name next to ``path``, then rename it."""
     if not path.name:
         raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
     _write_all({path: text})
@@ -32,10 +32,10 @@ def save_folder(
     force: bool,
     problem: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write ``files`` into ``folder``: all or nothing; whoever is killed in between leaves the old ones.
+    """Write ``files`` into ``folder``: all or nothing; if the process is killed, the old ones stay.
 
     In a folder that is there already, files change one after the other once all are written; the answer,
-    which says whose they are, is taken away before and comes back last.
+    which names their plan, is removed first and written last.
 
     Raises:
         InvalidProblemError: as ``check_folder``.

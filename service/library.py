@@ -71,7 +71,7 @@ _FREE = {"overlap_gradients", "overlap_tensor", "overlap_transfer", "loss_fused"
 
 
 class Result:
-    """What every result can do: print itself, and show itself in a notebook."""
+    """The interface of every result: it prints and shows itself in a notebook."""
 
     __slots__ = ()
 
@@ -107,10 +107,10 @@ class PlanResult(Result):
 
     @property
     def best(self) -> Plan:
-        """The first plan.
+        """Return the first plan.
 
         Raises:
-            InvalidProblemError: there is none; ``Answer.infeasible`` says why.
+            InvalidProblemError: there is no plan; ``Answer.infeasible`` has the reason.
         """
         return self.plan(1)
 
@@ -142,7 +142,7 @@ class PlanResult(Result):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictResult(Result):
-    """What one configuration costs, why, and which rules of its launcher it breaks."""
+    """The costs of one configuration, their causes, and the launcher's rules that it breaks."""
 
     problem: Problem
     configuration: Configuration
@@ -220,7 +220,7 @@ class ExplainResult(Result):
     def render(
         self, width: int, *, notes: Sequence[str] = (), unread: Sequence[str] = ()
     ) -> RenderableType:
-        """The comparison for a terminal so many columns wide, with what reading left to say."""
+        """Return the comparison for a terminal of ``width`` columns, with notes from reading the files."""
         best = self.result.best
         names, pair = ("yours", f"best {best.plan_id[:4]}"), (self.configuration, best.config)
         rules = [f"yours breaks the rule that {rule}" for rule in self.breaks]
@@ -243,14 +243,14 @@ class ValidateResult(Result):
         """The error figures, over all runs, by cluster and by source."""
         return self.report.to_json()
 
-    def render(self, width: int) -> RenderableType:  # noqa: ARG002 - its tables are as wide as they are
+    def render(self, width: int) -> RenderableType:  # noqa: ARG002 - its tables have a width of their own
         """Tables of errors by cluster and by source."""
         return render_report(self.report)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateResult(Result):
-    """What a few measured runs say about one cluster; give it to ``plan`` or ``predict`` as ``profile``."""
+    """A calibration from measured runs of one cluster, for ``profile`` of ``plan`` or ``predict``."""
 
     calibration: Calibration
 
@@ -267,7 +267,7 @@ class CalibrateResult(Result):
         write_text(Path(path), json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
 
     def render(self, width: int) -> RenderableType:  # noqa: ARG002 - sentences are folded by the terminal
-        """What was learnt, in sentences."""
+        """Return the findings, in sentences."""
         found = self.calibration
         head = f"{found.cluster}: calibrated on {found.num_runs} timed runs ({found.stack}, {found.gpu})"
         return Group(Text(head, style="bold"), *(Text(one) for one in found.findings))
@@ -364,7 +364,7 @@ def explain(
 
 
 def compared_with_best(found: PlanResult, problem: Problem, own: Configuration) -> ExplainResult:
-    """A configuration under its own problem beside the best plan; errors as ``PlanResult.best``."""
+    """Compare a configuration under its own problem with the best plan; errors as ``PlanResult.best``."""
     sides = Side(problem=problem, configuration=own), side_of(found.best, found.problem)
     comparison = compared(found.profile, *sides)
     return ExplainResult(
@@ -386,14 +386,14 @@ def export(
     save_dir: FilePath | None = None,
     force: bool = False,
 ) -> ExportBundle:
-    """The launch files of a plan, written to ``save_dir`` if one is given.
+    """Return the launch files of a plan, written to ``save_dir`` if one is given.
 
     Args:
         source: a result of ``plan``, its JSON document, or the path of one.
         rank: which plan.
-        launcher: whose files; None: the problem's.
+        launcher: the launcher of the files; None: the problem's.
         save_dir: a new folder, an empty one, or one that holds this plan; written as a whole or not at all.
-        force: write into a folder of something else.
+        force: overwrite a folder that holds other files.
 
     Raises:
         InvalidProblemError: there is no such plan, no launcher is named, or the folder is taken.
@@ -414,7 +414,7 @@ def export(
 def validate(
     runs: FilePath | Sequence[Run], *, calibrate: int = 0, choose: Choice = "suggested", seed: int = 0
 ) -> ValidateResult:
-    """Predict measured runs and say how far the predictions are off.
+    """Predict measured runs and return the errors of the predictions.
 
     Args:
         runs: a CSV table of runs (profiles/catalog/runs/columns.md), or runs that were read.
@@ -423,7 +423,7 @@ def validate(
         seed: of a random choice.
 
     Raises:
-        InvalidProblemError: the file is no table of runs.
+        InvalidProblemError: the file is not a table of runs.
     """
     return ValidateResult(report=validate_runs(_runs(runs), calibrate=calibrate, choose=choose, seed=seed))
 
@@ -445,10 +445,10 @@ def calibrate(runs: FilePath | Sequence[Run], *, cluster: str | None = None) -> 
 
 
 def read_result(source: Mapping[str, Any] | FilePath) -> PlanResult:
-    """A result of ``plan`` from its JSON document, or from the file that holds one (``answer.json``).
+    """Read a result of ``plan`` from its JSON document, or from its file (``answer.json``).
 
     Raises:
-        InvalidProblemError: the document is no answer, or another version wrote it.
+        InvalidProblemError: the document is not an answer, or another version wrote it.
     """
     answer, problem = stored_answer(_document(source))
     return PlanResult(problem=problem, answer=answer, profile=costs_of(problem, None)[0])
@@ -557,7 +557,7 @@ def side_of(plan: Plan, asked: Problem) -> Side:
 
 
 def pace_notes(problem: Problem, configuration: Configuration) -> tuple[str, ...]:
-    """What a configuration without places on unlike node groups is priced as."""
+    """Return a note on how a configuration without places on unlike node groups is priced."""
     if not places_stages(problem) or configuration.is_placed:
         return ()
     return ("one mesh over unlike nodes goes at the pace of the slowest; stage_groups place its stages",)
@@ -590,7 +590,7 @@ def _ranked(
     pair: tuple[Configuration, Configuration],
     found: Comparison,
 ) -> Ranked | None:
-    """What plans are ranked by, of both sides; None where that is the step time."""
+    """Return the objective that ranks plans, of both sides; None if that is the step time."""
     name = problem.options.objective
     if name == "step_time":
         return None

@@ -1,4 +1,4 @@
-"""A report of an answer: computes what its page shows beside it, for the command line and the API alike."""
+"""A report of an answer: computes the additional parts of its page, for the command line and the API."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OTHER_COSTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a report is to hold."""
+    """The contents requested for a report."""
 
     chosen: str = ""  # plan_id to show first; the best plan where it is empty
     detailed: int = MOST_DETAILED
@@ -66,7 +66,7 @@ def report_of(answer: Answer, problem: Problem, profile: Profile, asked: Asked |
 
 
 def details_of(plan: Plan, problem: Problem, profile: Profile) -> Details:
-    """What is computed for one plan."""
+    """Return the additional details of one plan."""
     settled, own = settled_for(plan, problem, profile)
     timelines = checked_timelines(plan, settled, own)
     launcher, files, notes = _launch_files(plan, problem)
@@ -99,7 +99,7 @@ def settled_for(plan: Plan, problem: Problem, profile: Profile) -> tuple[Problem
 
 
 def checked_timelines(plan: Plan, problem: Problem, profile: Profile) -> tuple[Timeline, ...]:
-    """The timelines of a plan; none where they would not take as long as its prediction says."""
+    """Return the timelines of a plan; none if they do not add up to its predicted time."""
     try:
         found = timelines_of(problem, profile, plan.config)
     except PlannerError:
@@ -131,7 +131,7 @@ def _listed(plans: Sequence[Plan], wish: Asked) -> tuple[Plan, ...]:
 
 
 def only(answer: Answer, plan: Plan) -> Answer:
-    """The answer as a report of one plan tells it: without the others."""
+    """Return the answer with one plan only, for a report of it."""
     return replace(answer, plans=(plan,), pareto=None, baseline=None)
 
 

@@ -1,6 +1,6 @@
 """Traces from a request to its search, through the job's row (W3C trace context, OpenTelemetry).
 
-Nothing is recorded unless the process is told where to send it: OTEL_EXPORTER_OTLP_ENDPOINT, with the
+Nothing is recorded unless the process has an endpoint to send it to: OTEL_EXPORTER_OTLP_ENDPOINT, with the
 ``telemetry`` extra installed. The API's own spans are FastAPI's.
 """
 
@@ -49,7 +49,7 @@ def span(
 
 
 def configure() -> None:
-    """Send this process's spans where OTEL_EXPORTER_OTLP_ENDPOINT says, if it says anything."""
+    """Send this process's spans to OTEL_EXPORTER_OTLP_ENDPOINT, if it is set."""
     if not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
         return
     try:
@@ -98,7 +98,7 @@ class JsonLines(logging.Formatter):
     """One JSON object a line: time, level, logger, message, ids, and ``data`` of the record."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as JSON; an exception stands in it as text."""
+        """Return the record as JSON, with an exception as text."""
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

@@ -1,4 +1,4 @@
-"""``python -m meshwright.workers``: one worker process, polling or, with ``--celery``, beside a queue."""
+"""``python -m meshwright.workers``: one worker process, polling or, with ``--celery``, next to a queue."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _on_signals(act: Callable[..., None]) -> None:
 
 
 def _work(settings: Settings, search: SearchCall | None, leaving: Leaving, *, celery: bool) -> None:
-    """Sweep and poll on threads beside Celery, or sweep on a thread and poll here."""
+    """Sweep and poll on threads next to Celery, or sweep on a thread and poll here."""
     database = Database(settings.database_url)
     _require_schema(database, leaving)
     engine = JobEngine(database, lease_s=settings.lease_s, max_running_jobs=settings.max_running_jobs)

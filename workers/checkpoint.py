@@ -1,8 +1,8 @@
-"""What a worker that has to leave passes on, and what the next one makes of it.
+"""Checkpoints that a leaving worker passes on, and their use by the next one.
 
 The next search begins with the plans of the checkpoint, solved and scored anew: they are its first upper
 bound, and change no answer. The checkpoint also makes sure that a job which is interrupted, and then runs
-into its time limit, ends no worse than it stood.
+into its time limit, ends no worse than it was.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RATES = frozenset({"tokens_per_s_per_gpu"})  # objectives of which more is bette
 
 
 def checkpoint_of(answer: Answer | None) -> dict[str, Any] | None:
-    """The incumbent of a search that was told to stop, as it is stored; None when it has no plan."""
+    """Return the incumbent of a stopped search, as it is stored; None if it has no plan."""
     if answer is None or not answer.plans:
         return None
     body = answer.to_json()
@@ -41,7 +41,7 @@ def known_in(checkpoint: Mapping[str, Any] | None) -> list[Configuration]:
 
 
 def passed_on(answer: Answer | None, checkpoint: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What a leaving worker passes on; None: nothing, or less than what it was given itself."""
+    """Return the checkpoint of a leaving worker; None: nothing, or less than it was given itself."""
     found = checkpoint_of(answer)
     if found is None or checkpoint is None:
         return found
@@ -49,9 +49,9 @@ def passed_on(answer: Answer | None, checkpoint: Mapping[str, Any] | None) -> di
 
 
 def resumed(outcome: Outcome, checkpoint: Mapping[str, Any] | None) -> Outcome:
-    """The outcome, or what the checkpoint holds where that is better.
+    """Return the outcome, or the contents of the checkpoint if they are better.
 
-    Proofs (``optimal``, ``infeasible``) and errors of the search stand. An answer cut by its limit is
+    Proofs (``optimal``, ``infeasible``) and errors of the search stay. An answer cut by its limit is
     replaced when it has no plan, when its first plan is the worse one, or of equal ones the less proved.
     """
     if checkpoint is None or not _is_cut(outcome):
@@ -72,7 +72,7 @@ def _is_cut(outcome: Outcome) -> bool:
 
 
 def _standing(answer: Mapping[str, Any]) -> tuple[float, float]:
-    """What unproved answers are compared by, less is better: the first plan, then its gap to the bound."""
+    """Return the key that compares unproved answers (less is better): first plan, then gap to the bound."""
     if not answer.get("plans"):
         return inf, inf
     claim = answer.get("objective") or {}

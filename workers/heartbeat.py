@@ -1,8 +1,8 @@
 """Keeps a claim alive while its search runs, reports progress, and learns when to stop.
 
-A thread looks at the job several times a second and renews the lease every quarter of it. When the
-database cannot be reached for a whole lease, the claim counts as lost, for good: somebody else may run
-the job, and the search was told to stop too early to count as an answer.
+A thread looks at the job several times a second and renews the lease every quarter of it. When the database
+cannot be reached for a whole lease, the claim counts as lost, for good: another worker may run the job, and
+the search was stopped too early to count as an answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOOK_S = 0.25  # between two looks for a cancel, and between two progress writes
 
 
 class Heartbeat:
-    """A context: while inside, the claim is renewed; ``verdict`` says what the worker is to do."""
+    """A context that renews the claim; ``verdict`` is the action that the worker is to take."""
 
     def __init__(self, engine: JobEngine, claim: Claim) -> None:
         self._engine = engine
@@ -58,7 +58,7 @@ class Heartbeat:
         self._latest = progress
 
     def last_progress(self) -> dict[str, object] | None:
-        """The newest progress as it is stored: JSON has no infinity, and no report may cost the lease."""
+        """Return the newest progress as stored: JSON has no infinity, and no report may cost the lease."""
         if self._latest is None:
             return None
         told = asdict(self._latest)

@@ -1,7 +1,7 @@
-"""What is stored about a job, from how its search ended (the one table of states).
+"""The stored result of a job, by how its search ended (the one table of states).
 
 optimal, feasible → succeeded · infeasible → infeasible · unknown → failed (no_plan) ·
-told to stop by a cancel → cancelled, with the plans found so far · an error → failed (its code)
+stopped by a cancel → cancelled, with the plans found so far · an error → failed (its code)
 """
 
 from __future__ import annotations

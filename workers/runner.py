@@ -3,7 +3,7 @@
 The calling thread waits on an Event (never ``threading.Thread.join``: on Python 3.11 an exception inside it
 marks a live thread as finished) and decides; the search only ever sees ``should_stop``.
 
-limits, in order: the search's own time limit · soft (it is told to stop) · hard (it is given up)
+limits, in order: the search's own time limit · soft (it is asked to stop) · hard (it is given up)
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class SearchCall(Protocol):
-    """Anything that answers a problem, reports progress and stops when told."""
+    """A callable that answers a problem, reports progress and stops on request."""
 
     def __call__(self, problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
         """Search; called on a thread of its own."""
@@ -162,7 +162,7 @@ class Runner:
         answer = running.answer
         proved = answer is not None and answer.status in {"optimal", "infeasible"}
         if heartbeat.verdict == "lost" and not proved:
-            return lambda: engine.abandon(claim)  # what a stopped search found is no answer
+            return lambda: engine.abandon(claim)  # the result of a stopped search is not an answer
         if isinstance(running.error, DATABASE_AWAY) and not cancelled:
             return lambda: False  # it did not get its profile; the sweeper takes the job, three times
         if self._leaving.is_set() and not cancelled and not proved:

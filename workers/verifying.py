@@ -1,6 +1,6 @@
 """Verifications as a worker runs them: one at a time, each in a process of its own with its own limits.
 
-The claim is renewed while the launcher builds; a worker that is told to leave stops the launcher and gives
+The claim is renewed while the launcher builds; a worker that is asked to leave stops the launcher and gives
 the plan back, and one that has lost its claim stops it as well.
 """
 
@@ -46,7 +46,7 @@ def verify_next(
         faulty = isinstance(fault, InvalidProblemError | RefusedExportError)
         reasons = [one.sentence() for one in fault.errors] if faulty else [str(fault)]  # type: ignore[attr-defined]
         found = not_built(*reasons)
-    except Exception as fault:  # noqa: BLE001 - searches beside it go on, and it is not tried for ever
+    except Exception as fault:  # noqa: BLE001 - other searches go on, and it is not tried for ever
         _log.exception("plan %s could not be verified", asked.plan_id)
         found = not_built(f"an error of our own, {type(fault).__name__}: {fault}")
     said = found["verdict"] if store.settle(asked, found) else "another worker's by now"

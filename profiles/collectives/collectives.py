@@ -40,7 +40,7 @@ class Blocks:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Ranks of one collective; arrays of shape (n,). What it takes is found when somebody asks."""
+    """Ranks of one collective; arrays of shape (n,). Times are computed on first use."""
 
     size: FloatArray
     in_island: FloatArray  # ranks of the group inside one island: the rails it owns there
@@ -104,7 +104,7 @@ def _together_in_blocks(
 
 
 def all_gather_s(payload_bytes: FloatArray, group: Group, fabric: Fabric) -> FloatArray:
-    """Seconds of an all-gather (or a reduce-scatter) whose whole result has ``payload_bytes``."""
+    """Return the seconds of an all-gather (or a reduce-scatter) with a result of ``payload_bytes``."""
     taken = fabric.tables["all_gather"].at(group.row, payload_bytes / group.size)
     return np.asarray(taken * group.ring_s_per_byte + group.start_s)
 

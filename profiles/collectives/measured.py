@@ -1,4 +1,4 @@
-"""A cluster's own network as somebody measured it: bus bandwidths by collective, ranks and payload."""
+"""Measured bandwidth of a cluster's own network: bus bandwidths by collective, ranks and payload."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class MeasuredCurve:
 
     @property
     def place(self) -> tuple[str, int, int]:
-        """What was measured, and on how many nodes and ranks."""
+        """Return the collective that was measured, and the number of nodes and ranks."""
         return self.collective, self.num_nodes, self.num_ranks
 
     def _check_ranks(self) -> None:
@@ -123,7 +123,7 @@ class MeasuredLink:
 
 
 # --------------------------------------------------------------------------------------------------
-# Measured links as they stand in requests and in ``catalog/collectives/measured``.
+# Measured links in the format of requests and in ``catalog/collectives/measured``.
 
 
 T = TypeVar("T")
@@ -131,7 +131,7 @@ FOLDER = CATALOG / "collectives" / "measured"
 
 
 def measured_network(kind: str, gpu: str) -> MeasuredLink | None:
-    """What collectives reached on nodes of a GPU type behind a kind of network, where that is known.
+    """Return the measured links of nodes with a GPU type and a kind of network, if they are known.
 
     Raises:
         ProfileError: a file of the catalog is broken.
@@ -178,7 +178,7 @@ def _curve(reader: FieldReader) -> MeasuredCurve | None:
 
 
 def _placed(pointer: str, make: Callable[[], T]) -> T:
-    """What ``make`` returns; its faults point below ``pointer``."""
+    """Return the result of ``make``; its faults point below ``pointer``."""
     try:
         return make()
     except InvalidProblemError as error:

@@ -1,8 +1,8 @@
-"""How far collectives stay behind the line rate: tables by message size and by where the ranks sit.
+"""Slowdown of collectives relative to the line rate: tables by message size and placement of the ranks.
 
 A table holds ``log2(seconds * line rate / bus bytes)`` by the bytes of one rank's part of the payload.
 Rings pass parts of that size on, so one axis carries the start-up of small messages and the loss with
-every doubling of nodes alike. A row says where the ranks sit: so many in one island, or so many
+every doubling of nodes alike. A row is a placement of the ranks: so many in one island, or so many
 islands. Inside an island the rows are NCCL's measured times (``catalog/operators``), across islands
 SimAI's shares (``catalog/collectives/network.json``); a cluster's own measurements correct both.
 """
@@ -129,7 +129,7 @@ IndexArray = NDArray[np.intp]
 _Point = tuple[float, float]  # log2 of the bytes of a part, log2 of the slowdown
 
 KINDS = ("all_gather", "all_reduce", "all_to_all")  # a reduce-scatter is an all-gather backwards
-_NEAREST = {  # whose measurements stand in for a collective that was not measured itself
+_NEAREST = {  # the collective with measurements that replace missing ones
     "all_gather": ("all_gather", "reduce_scatter", "all_reduce"),
     "all_reduce": ("all_reduce", "all_gather", "reduce_scatter"),
     "all_to_all": ("all_to_all", "all_gather", "reduce_scatter", "all_reduce"),
@@ -190,7 +190,7 @@ class SlowdownTable:
         return cls.of(np.zeros((_INSIDE_ROWS + _ACROSS_ROWS, len(_PARTS))))
 
     def at(self, row: IndexArray, part_bytes: FloatArray) -> FloatArray:
-        """Bytes at line rate that a step of parts (n,) in the rows (n,) of ``row_of`` stands for.
+        """Return the bytes at line rate that a step of parts (n,) in the rows ``row_of`` (n,) is worth.
 
         Straight lines between powers of two: a step takes a fixed time and that of its bytes. Nothing is
         asked for beyond the ends, a ten-thousandth of a byte and a tebibyte.
@@ -214,12 +214,12 @@ def row_of(in_island: FloatArray, islands: FloatArray) -> IndexArray:
 def slowdown_tables(
     gpu_tables: str, lines: Lines, measured: MeasuredLink | None
 ) -> Mapping[str, SlowdownTable]:
-    """The tables of all collectives.
+    """Return the tables of all collectives.
 
     Args:
-        gpu_tables: the GPU type whose measured collectives hold inside an island.
+        gpu_tables: the GPU type with the measured collectives that hold inside an island.
         lines: line rates, which measured bandwidths are held against.
-        measured: what was measured on the cluster itself.
+        measured: measurements on the cluster itself.
 
     Raises:
         ProfileError: a file of the catalog is missing or broken.
@@ -236,10 +236,10 @@ def slowdown_tables(
 
 
 def _inside(table: OperatorTable) -> FloatArray:
-    """Rows of 1 to 1024 ranks.
+    """Return the rows of 1 to 1024 ranks.
 
-    More ranks than were measured lose what the most of them lose on equal parts, whose number makes the
-    steps of a ring; in an all-to-all, whose messages travel at the same time, on equal payloads.
+    More ranks than were measured lose as much as the most of them do: in a ring on equal parts (their
+    number is the number of steps), in an all-to-all on equal payloads (its messages travel at once).
     """
     axis = table.grid.axes[0]
     least, most = 2.0**axis.low, 2.0 ** (axis.low + (axis.count - 1) * axis.step)

@@ -35,7 +35,7 @@ class ForeignFile:
         """Read a text file.
 
         Raises:
-            ProfileError: there is no such file, or it is empty, too large or no UTF-8 text.
+            ProfileError: the file does not exist, is empty or too large, or is not UTF-8 text.
         """
         file = Path(path)
         name = "".join(letter if letter.isprintable() else "?" for letter in file.name[:MAX_TEXT])
@@ -121,10 +121,10 @@ class ForeignFile:
         return value
 
     def json(self) -> Mapping[str, object]:
-        """The file as one JSON object.
+        """Return the file as one JSON object.
 
         Raises:
-            ProfileError: it is not JSON, too big or too deep, names a field twice, or is no object.
+            ProfileError: it is not JSON, is too big or too deep, names a field twice, or is not an object.
         """
         try:
             return self.mapping(read_json(self.text), "the file")

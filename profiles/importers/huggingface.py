@@ -58,7 +58,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     # approximations of one function that differ by less than bf16 does
     **dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh"), "gelu"),
 }  # fmt: skip
-# Keys of rotary scaling that follow from the others, say how a bound is rounded, or are read elsewhere.
+# Keys of rotary scaling that follow from the others, set how a bound is rounded, or are read elsewhere.
 _OF_SCALING = (
     "long_factor", "short_factor", "rope_type", "type", "rope_theta",
     "partial_rotary_factor", "max_position_embeddings", "llama_4_scaling_beta", "long_mscale",
@@ -139,13 +139,13 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
         "max_position_embeddings": reader.optional_integer(family.keys["max_position_embeddings"]),
     }
     if family.keys["max_position_embeddings"] in added and not facts.get("learned_position_embeddings"):
-        facts["max_position_embeddings"] = None  # nobody states them, and nothing is as long as they are
+        facts["max_position_embeddings"] = None  # not stated by any config, and no sequence is as long
     if reader.has("ffn_config.hidden_size") and reader.value("ffn_config.hidden_size") != hidden_size:
         raise UnsupportedModelError.field("ffn_config.hidden_size", f"another one than {hidden_size}")
     facts |= _positions(reader, model_type, facts, head_dim)
     facts |= _layers(reader, family, num_layers)
     facts |= _stated(reader, family, facts, head_dim)
-    if facts.get("alibi_positions"):  # also where a switch says so
+    if facts.get("alibi_positions"):  # also if a switch sets it
         facts = {key: value for key, value in facts.items() if not key.startswith("rotary_")}
     if family.latent_bias_flag and reader.flag(family.latent_bias_flag, default=False):
         facts |= {"attention_output_bias": True}
@@ -163,7 +163,7 @@ def model_from_config(config: object, *, name: str) -> ModelSpec:
 
 
 def _tied(reader: FieldReader, family: Family) -> bool:
-    """Whether the head is the embedding; of a model inside a model its own config need not say it."""
+    """Return whether the head is tied; the config of a model inside a model may leave it out."""
     if family.head_of_whole and not reader.has("tie_word_embeddings"):
         reader.fault("tie_word_embeddings", "is required: what the whole model's config says of it")
     return reader.flag("tie_word_embeddings", default=False)
@@ -236,7 +236,7 @@ def _positions(
     if model_type == "olmo3" and scaling:
         local_base = local_base or base  # Olmo3Model: layers with a window are not scaled
     fraction = _rotary_fraction(reader, rope, head_dim)
-    if known.get("mla"):  # whose heads have elements of their own that rotate
+    if known.get("mla"):  # with heads that have elements of their own that rotate
         fraction = 1.0
     local_fraction = _rotary_fraction(reader, local, head_dim) if local else fraction
     scaled = bool(rope.value("llama_4_scaling_beta"))  # Ministral 3
@@ -448,7 +448,7 @@ def _head_dim(
 
 
 def _mla(reader: FieldReader, family: Family, head_dim: int) -> MlaSpec | None:
-    """Multi-head latent attention, where ``kv_lora_rank`` says so; values default to ``head_dim``."""
+    """Return multi-head latent attention if ``kv_lora_rank`` is set; values default to ``head_dim``."""
     if not reader.has("kv_lora_rank"):
         return None
     defaults = {"q_lora_rank": 0, "v_head_dim": head_dim}
@@ -465,7 +465,7 @@ def _mla(reader: FieldReader, family: Family, head_dim: int) -> MlaSpec | None:
 
 
 def _indexer(reader: FieldReader, family: Family, num_layers: int) -> IndexerSpec:
-    """What chooses the keys of latent attention, and the layers that reuse what another has chosen.
+    """Return the indexer of latent attention's keys, and the layers that reuse another layer's choice.
 
     Raises:
         UnsupportedModelError: there are such, and the type's class builds none.
@@ -538,7 +538,7 @@ def _moe(reader: FieldReader, family: Family, num_layers: int, adapters: str) ->
 
 
 def _router(reader: FieldReader, family: Family) -> dict[str, Any]:
-    """What single keys say about the choice of experts."""
+    """Return the facts about the choice of experts that single keys set."""
     groups = reader.integer("n_group", low=0, default=0, high=65_536)
     chosen = reader.integer("topk_group", low=0, default=0, high=65_536)
     method = reader.value("topk_method")

@@ -1,7 +1,7 @@
-"""What each Hugging Face model type is made of: the keys of its config and its fixed facts.
+"""Hugging Face model types: the keys of each type's config and its fixed facts.
 
-Source: the modeling classes of ``transformers`` 5.23 (one folder a type). What the configuration classes
-take where a config says nothing is data (``huggingface_keys``); here stands what they derive.
+Source: the modeling classes of ``transformers`` 5.23 (one folder a type). The defaults of the configuration
+classes are data (``huggingface_keys``); the values that they derive are here.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ FAMILIES: Mapping[str, Family] = {
         "rope_type": "yarn", "factor": 128.0, "original_max_position_embeddings": 8192,
         "llama_4_scaling_beta": 0.1,
     }}),
-    # 10^-4, of each sequence, where a config says nothing (arXiv:2412.19437, section 4.2)
+    # 10^-4, of each sequence, if a config does not set it (arXiv:2412.19437, section 4.2)
     "deepseek_v3": replace(_DEEPSEEK_V3, defaults={"aux_loss_alpha": 1e-4, "seq_aux": True}),
     "kimi_k2": replace(_DEEPSEEK_V3, like="deepseek_v3"),
     "deepseek_v32": replace(_DEEPSEEK_V3, plans=("index_topk",), defaults={"first_k_dense_replace": 3}),
@@ -439,7 +439,7 @@ FAMILIES: Mapping[str, Family] = {
         numbers=_CLAMP,
         defaults={"swiglu_limit": 7.0},
         router={"router_bias": True},
-        balanced_by_loss=False,  # Megatron-Bridge v0.7 gpt_oss_bridge.py:71, though the config says 0.9
+        balanced_by_loss=False,  # Megatron-Bridge v0.7 gpt_oss_bridge.py:71; the config has 0.9
         fixed={"swiglu_alpha": 1.702},
         unused=("rope_ntk_alpha", "rope_ntk_beta", "rope_scaling_factor"),  # of OpenAI's own program
         global_layers="every_last",

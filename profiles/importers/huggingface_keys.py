@@ -38,16 +38,16 @@ class Family:
     that it states, and how the fact follows from it. ``fixed``: the only value that a key may have.
     """
 
-    keys: Mapping[str, str] = field(default_factory=dict)  # our name: theirs, if no ``attribute_map`` says
+    keys: Mapping[str, str] = field(default_factory=dict)  # our name: theirs, if not in ``attribute_map``
     names: Mapping[str, str] = field(default_factory=dict)  # other names of keys: theirs
-    like: str = ""  # the type whose defaults it has, where it is not transformers' own
+    like: str = ""  # the type that it takes its defaults from, if not transformers' own
     defaults: Mapping[str, object] = field(default_factory=dict)  # that the class derives, or no class has
     facts: Facts = field(default_factory=dict)
     experts: str = ""  # the key that counts experts, where the class has no default of one
     experts_flag: str = ""  # a key without which there are none
     experts_beside_mlp: bool = False  # each layer has both: the MLP is the shared expert
     router: Facts = field(default_factory=dict)  # fields of MoeSpec
-    balanced_by_loss: bool = True  # whether those who train it add the loss whose weight the config states
+    balanced_by_loss: bool = True  # whether its trainers add the loss with the weight in the config
     flags: Mapping[str, tuple[bool, Facts]] = field(default_factory=dict)
     follows: Callable[[FieldReader, Facts], Facts] | None = None  # facts of several keys, and those known
     latent_bias_flag: str = ""  # latent attention: a key that gives its down-projections biases
@@ -56,9 +56,9 @@ class Family:
     as_built: Callable[[dict[str, object]], dict[str, object]] | None = None  # an older config's keys anew
     each_layer: tuple[str, ...] = ()  # keys that may list a value for each layer
     plans: tuple[str, ...] = ()  # keys that other types are refused for
-    of_published: tuple[str, ...] = ()  # lists of published configs that say what the class's own would
+    of_published: tuple[str, ...] = ()  # lists of published configs that replace the class's own
     unused: tuple[str, ...] = ()  # of published configs; the class builds nothing by them
-    parts: tuple[str, ...] = ()  # objects inside the config whose keys are read as ``part.key``
+    parts: tuple[str, ...] = ()  # objects inside the config with keys read as ``part.key``
     global_layers: GlobalRule = "all"
     global_every: int = 0
     rotary_on_local_layers: bool = False  # global layers have no positions
@@ -70,16 +70,16 @@ class Family:
     dense_ffn_key: str = ""  # the width of layers without experts, where it has a key of its own
     dense_without_experts: bool = False  # 0 experts are an MLP, not experts of which there are none
     shared_experts_of_ffn: int = 0  # shared experts that no key counts, each as wide as the MLP
-    rounds_head_dim: bool = False  # where hidden_size / heads is no whole number
+    rounds_head_dim: bool = False  # if hidden_size / heads is not a whole number
     heads_fill_hidden: bool = False  # attention's output is as wide as the hidden size
     needs_shared_experts: bool = False  # the class is not made for none
     one_kv_head_flag: str = ""  # a key that leaves one key/value head
     scale_flag: str = ""  # a key that scales embeddings by the root of the hidden size; "always"
-    head_of_whole: bool = False  # a model inside a model, whose config says whether the head is tied
+    head_of_whole: bool = False  # a model inside a model with a config that sets whether the head is tied
 
 
 _BIAS = "this model type has no such bias"
-FIXED: Mapping[str, tuple[object, str]] = {  # keys that a type does not read, and why they must say this
+FIXED: Mapping[str, tuple[object, str]] = {  # keys that a type does not read: value, and why
     "attention_bias": (False, _BIAS),
     "mlp_bias": (False, _BIAS),
     "lm_head_bias": (False, _BIAS),
@@ -284,8 +284,8 @@ REFUSED_TYPES: Mapping[str, str] = {
 }  # fmt: skip
 
 
-# Published configs that have another type's name, told apart by the class that they name: Ling and Ring 2.0
-# (inclusionAI/Ling-mini-2.0) have that of Ling 1, whose router is another one; InternLM 2 had that of 1.
+# Published configs that have another type's name, distinguished by the class that they name: Ling and Ring
+# 2.0 (inclusionAI/Ling-mini-2.0) have that of Ling 1, which has another router; InternLM 2 had that of 1.
 _TYPE_OF_CLASS: Mapping[tuple[str, str], str] = {
     ("bailing_moe", "BailingMoeV2ForCausalLM"): "bailing_moe_v2",
     ("internlm", "InternLM2ForCausalLM"): "internlm2",
@@ -298,7 +298,7 @@ _RENAMED: Mapping[str, str] = {
 
 
 def type_of(reader: FieldReader) -> str:
-    """The model type of a config, as its class tells it where types share a name."""
+    """Return the model type of a config, by its class if types share a name."""
     stated, classes = reader.text("model_type"), reader.value("architectures")
     named = classes[0] if isinstance(classes, list) and classes else None
     return _TYPE_OF_CLASS.get((stated, str(named)), _RENAMED.get(stated, stated))
@@ -380,12 +380,12 @@ _REASONS: Mapping[str, str] = {
     "use_parallel_residual_experts": "parallel experts",
 }
 _TOWERS = ("vision_config", "visual", "audio_config")
-_ATTENTION = {"attn_type_list": "1"}  # what a list of kinds says of a layer with attention
+_ATTENTION = {"attn_type_list": "1"}  # the entry of a list of kinds for a layer with attention
 _PREFIXES: Mapping[str, str] = {"mamba_": "state-space layers", "ssm_": "state-space layers"}
 
 
 def _language_model(reader: FieldReader, name: str) -> str:
-    """What to plan instead of a multimodal model; empty where it is none, or its config names none."""
+    """Return the language model to plan instead of a multimodal one; empty if there is none."""
     inside, own = reader.value("text_config"), f"{str(reader.value('model_type'))[:40]}_text"
     if name in _TOWERS and not inside and own in _types():  # an older config, of both in one
         return f'; plan its language model: the same config without {name}, model_type "{own}"'
@@ -418,11 +418,11 @@ def refuse_unsupported(reader: FieldReader, planned: tuple[str, ...] = ()) -> No
 
 
 # --------------------------------------------------------------------------------------------------
-# What transformers' classes take where a config says nothing, and what they do not read: data that
+# Defaults of transformers' classes, and keys that they do not read: data that
 # ``benchmarks/catalog/model_types.py`` writes.
 
 
-_OF_HEADS = ("num_key_value_heads", "head_dim")  # tools write them beside the sizes that they repeat
+_OF_HEADS = ("num_key_value_heads", "head_dim")  # tools write them next to the sizes that they repeat
 EXPERTS = (
     "num_local_experts",
     "num_experts",
@@ -439,7 +439,7 @@ TOP_K = (
     "ffn_config.moe_top_k",
 )
 SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
-# Names of one size: a key that nothing reads changes nothing where it says what another of them does.
+# Names of one size: a key that nothing reads changes nothing if it repeats the value of another one.
 _NAMES_OF_ONE = (
     EXPERTS, (*TOP_K, "num_experts_per_token"), SHARED,
     ("num_hidden_layers", "num_layers", "n_layers", "n_layer"),
@@ -460,13 +460,13 @@ _NEUTRAL: Mapping[str, object] = dict.fromkeys(
 
 @cache
 def _types() -> Mapping[str, Mapping[str, Any]]:
-    """What transformers' classes take where a config says nothing, and the other names of keys."""
+    """Return the defaults of transformers' classes, and the other names of keys."""
     raw = json.loads((CATALOG / "model_types.json").read_text("utf-8"))
     return dict(raw["types"])
 
 
 def repeats(key: str, config: Mapping[str, object]) -> bool:
-    """Whether a key says once more what the config says under another name of the same size."""
+    """Return whether a key repeats the value of the config under another name of the same size."""
     names = {other for one in _NAMES_OF_ONE if key in one for other in one} - {key}
     return any(other in config and config[other] == config[key] for other in names)
 
@@ -487,10 +487,11 @@ def expert_adapters(model_type: str) -> str:
 def completed(
     model_type: str, family: Family, config: Mapping[str, object]
 ) -> tuple[dict[str, object], frozenset[str]]:
-    """The config under its class's own names, with all that it leaves out; and which keys are defaults.
+    """Return the config under its class's own names with all defaults, and which keys are defaults.
 
     Raises:
-        UnsupportedModelError: a key that says otherwise what transformers' class does not read.
+        UnsupportedModelError: a key that transformers' class does not read has another value than the class
+        implies.
     """
     entry = _types().get(family.like or model_type, {"defaults": {}, "names": {}})
     names = {**{str(key): str(value) for key, value in entry["names"].items()}, **family.names}
@@ -517,7 +518,7 @@ def completed(
     derived = {**entry.get("derived", {}), **family.defaults}
     defaults = {**entry["defaults"], **derived}
     off = {key: False for key, value in stated.items() if value is None and defaults.get(key) is True}
-    stated |= off  # a switch that is null is off, whatever it is where nothing is said
+    stated |= off  # a switch that is null is off, whatever its default is
     own = {key for key in derived if stated.get(key) is None}  # the class derives it of null, too
     own -= {key for key in _NULL_IS_READ if key in stated}
     added = {key: value for key, value in defaults.items() if key not in stated or key in own}
@@ -525,7 +526,7 @@ def completed(
 
 
 def _one_value(key: str, value: object) -> object:
-    """What a list states of every layer; anything else as it is.
+    """Return the value that a list states for every layer; return anything else unchanged.
 
     Raises:
         UnsupportedModelError: layers differ.

@@ -1,6 +1,6 @@
-"""Which layers of a Hugging Face model attend locally, have experts, or lack positions: each type's rule.
+"""Layers of a Hugging Face model that attend locally, have experts, or lack positions: each type's rule.
 
-A rule yields a list of layers, which becomes "every n-th" where that says the same.
+A rule yields a list of layers, which becomes "every n-th" where that is equivalent.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _GLOBAL, _LOCAL, _CHUNKED = "full_attention", "sliding_attention", "chunked_atte
 _INDEXED = ("indexed_attention", "deepseek_sparse_attention")  # reads what an indexer chooses of all tokens
 MAX_LAYERS = 10_000
 
-# Which layers attend to all tokens where no ``layer_types`` says so; the others attend within the window.
+# Which layers attend to all tokens without ``layer_types``; the others attend within the window.
 GlobalRule = Literal[
     "all",
     "none",
     "every_last",  # the last of every n layers
-    "every_last_and_the_last",  # the same, and the last of all, whatever its kind is said to be
+    "every_last_and_the_last",  # the same, and the last of all, whatever kind it has
     "first_and_every_last",  # the same, and the first of all
     "every_last_after_dense",  # the same after leading layers without experts, all global
     "every_first",  # the first of every n layers
@@ -40,7 +40,7 @@ GlobalRule = Literal[
 
 
 def moe_placement(reader: FieldReader, num_layers: int) -> dict[str, Any] | None:
-    """The fields of MoeSpec that say which layers have experts; None: no layer has."""
+    """Return the fields of MoeSpec that set which layers have experts; None: no layer has."""
     moe = _moe_layers(reader, num_layers)
     return expert_placement(moe, num_layers) if moe else None
 
@@ -103,9 +103,9 @@ def _is_list_of(value: object, count: int, kinds: tuple[str, ...]) -> bool:
 def attention_layers(
     reader: FieldReader, rule: GlobalRule, every: int, num_layers: int, without_rotary: list[int]
 ) -> dict[str, Any]:
-    """The fields of ModelSpec that say which layers attend locally, and to how many tokens.
+    """Return the fields of ModelSpec that set which layers attend locally, and to how many tokens.
 
-    ``rule`` says which layers are global where the config lists no kinds, ``every`` is its n where it has
+    ``rule`` selects the global layers if the config lists no kinds, ``every`` is its n where it has
     one that the config does not state, ``without_rotary`` are the layers without rotary positions.
 
     Raises:
@@ -201,14 +201,14 @@ def _pattern(reader: FieldReader, every: int) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# Attention that global and local layers have each: from what the config says of all layers, and more keys.
+# Attention that global and local layers have each: from the config's values for all layers, and more keys.
 
 LocalRule = Callable[[FieldReader, ModelSpec], dict[str, Any]]
 _HEADS = "num_attention_heads_per_layer"
 
 
 def _each(model: ModelSpec, of_global: Mapping[str, Any], of_local: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of ModelSpec that say what layers of either kind have, as far as there are any."""
+    """Return the fields of ModelSpec that layers of either kind have, if there are any."""
     kinds = set(model.local_layers())
     own = {name: value for name, value in of_local.items() if value != of_global[name]}
     if len(kinds) == 1:
@@ -243,7 +243,7 @@ _OF_A_LAYER = {"num_attention_heads": "num_attention_heads", "num_key_value_head
 
 
 def _by_layer(reader: FieldReader, model: ModelSpec) -> dict[str, Any] | None:
-    """What ``per_layer_config`` states of all global layers; None where the config has none.
+    """Return the values of ``per_layer_config`` for all global layers; None if the config has none.
 
     Raises:
         UnsupportedModelError: global layers differ, local ones are stated, or another key is.
@@ -302,7 +302,7 @@ def gemma_3n_streams(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
     """Gemma 3n: several hidden states of a token, and sparse gates of the first layers' MLPs.
 
     Raises:
-        UnsupportedModelError: no embeddings of each layer, whose norm the class has none the less.
+        UnsupportedModelError: no embeddings of each layer, although the class has their norm.
     """
     layers, given = model.num_layers, reader.value(_SPARSE)
     if given is None:  # of ``Gemma3nTextConfig``
@@ -335,7 +335,7 @@ def mimo_attention(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
     """MiMo-V2-Flash: local layers have twice the key/value heads, and sinks; values are narrower than keys.
 
     Raises:
-        UnsupportedModelError: a key of the published config says otherwise.
+        UnsupportedModelError: a key of the published config has another value.
     """
     repeats: dict[str, object] = {own: reader.value(other) for own, other in _MIMO.items()}
     repeats |= {
@@ -411,7 +411,7 @@ def step_attention(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
     """Step 3.5: local layers have a number of heads of their own.
 
     Raises:
-        UnsupportedModelError: ``per_layer_config`` says of layers what the class does not make of this.
+        UnsupportedModelError: ``per_layer_config`` does not match the layers of the class.
     """
     of_global = {"num_attention_heads": model.num_attention_heads}
     of_local = {

@@ -1,8 +1,8 @@
-"""Model types whose code is published beside their weights: what each is made of.
+"""Model types with code that is published next to their weights: the facts of each.
 
-As ``huggingface_families``. Sources: the modeling and configuration files that each names. What their
-configuration classes take where a config says nothing is stated here, for transformers has no class of
-theirs; experts are linear layers each.
+As ``huggingface_families``. Sources: the modeling and configuration files that each names. The defaults of
+their configuration classes are here, because transformers has no class for them; experts are linear layers
+each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _INTERNLM: dict[str, Any] = {
 }  # fmt: skip
 
 
-_BAICHUAN_2 = 125_696  # tokens, by which vLLM tells it (models/baichuan.py)
+_BAICHUAN_2 = 125_696  # tokens, by which vLLM recognises it (models/baichuan.py)
 
 
 def _itself(value: float) -> float:
@@ -30,7 +30,7 @@ def _itself(value: float) -> float:
 
 
 def _first_or_second(reader: FieldReader, _known: Mapping[str, Any]) -> Facts:
-    """Baichuan's positions: of 13 B, whose configs have ``model_max_length`` alone, they are ALiBi's.
+    """Return Baichuan's positions: ALiBi for 13 B, where configs have only ``model_max_length``.
 
     Baichuan 2's head has rows of unit length (``NormHead`` of its code on the Hugging Face Hub).
     """

@@ -1,8 +1,8 @@
 """Reads training logs of Megatron-LM, and of its kin Megatron-DeepSpeed and GPT-NeoX.
 
-Format: ``training_log`` in github.com/NVIDIA/Megatron-LM, ``megatron/training/training.py``: iterations
-in ms (Megatron-DeepSpeed also in s), TFLOP/s per GPU; ``report_memory`` prints MB of 2**20 bytes, once
-for each rank whose data-parallel rank is 0.
+Format: ``training_log`` in github.com/NVIDIA/Megatron-LM, ``megatron/training/training.py``: iterations in
+ms (Megatron-DeepSpeed also in s), TFLOP/s per GPU; ``report_memory`` prints MB of 2**20 bytes, once for
+each rank with data-parallel rank 0.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _ARGUMENTS: Mapping[str, str] = {  # Megatron's arguments → glossary
     "num_experts": "num_experts",
 }
 _SWITCHES: Mapping[str, str] = {"sequence_parallel": "sequence_parallel"}
-_PRECISIONS = ("fp8", "bf16", "fp16")  # the first that is on: FP8 runs keep bf16 beside it
+_PRECISIONS = ("fp8", "bf16", "fp16")  # the first that is on: FP8 runs keep bf16 as well
 _SHARDED: Mapping[str, int] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _OFF = ("None", "False")
 _WORDS = (

@@ -49,7 +49,7 @@ class _Column:
 
 @dataclass(slots=True)
 class _Reader:
-    """What is known at one line of the log."""
+    """The state of the reader at one line of the log."""
 
     file: ForeignFile
     program: str | None = None

@@ -48,11 +48,11 @@ def connected(count: int, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, 
 
 
 # --------------------------------------------------------------------------------------------------
-# What foreign files of collectives say about a cluster's links.
+# Links of a cluster from foreign files of collectives.
 
 
 def measured_link(tables: CollectiveTables, *, source: str) -> MeasuredLink:
-    """What a log of nccl-tests (or any other file of collectives) says about a cluster's links.
+    """Return a cluster's links from a log of nccl-tests (or any other file of collectives).
 
     Out-of-place times where there are any; tables without ranks, of other collectives, and of GPUs
     that share a node unevenly are left out, and points whose bandwidth the file rounds to 0.
@@ -102,7 +102,7 @@ _NVLINK_BYTES_PER_S: Mapping[str, float] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFields:
-    """What a file says of a node group, in the words of a request, and what was made of the rest."""
+    """The fields of a node group in a file, under the names of a request, and notes on the rest."""
 
     fields: Mapping[str, Json]
     notes: tuple[str, ...] = ()
@@ -149,7 +149,7 @@ def fields_of_switches(tree: SwitchTree) -> GroupFields:
 def fields_of_collectives(
     tables: CollectiveTables, before: MeasuredLink | None, source: str
 ) -> GroupFields:
-    """Measured collectives, beside those that the group has already; equal ones are replaced.
+    """Return measured collectives in addition to those of the group; equal ones are replaced.
 
     Raises:
         InvalidProblemError: none of the collectives is one that is priced.

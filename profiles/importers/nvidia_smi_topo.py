@@ -40,7 +40,7 @@ def _header(file: ForeignFile) -> tuple[int, tuple[str, ...]]:
 
 
 def _rows(file: ForeignFile, start: int, devices: Sequence[str]) -> tuple[Matrix, Mapping[str, list[str]]]:
-    """Cells of every device, and what stands right of them (affinities)."""
+    """Return the cells of every device, and the text to the right of them (affinities)."""
     matrix: dict[str, tuple[str, ...]] = {}
     rest: dict[str, list[str]] = {}
     for number, line in file.lines():
@@ -94,7 +94,7 @@ def _numa(words: Sequence[str]) -> int | None:
 
 
 def _names(file: ForeignFile) -> Mapping[str, str]:
-    """What the NIC legend says: NIC0 is mlx5_0."""
+    """Return the NIC legend: NIC0 is mlx5_0."""
     found = (_NIC_NAME.match(line) for _, line in file.lines())
     return {match[1]: match[2] for match in found if match}
 

@@ -22,7 +22,7 @@ from meshwright.profiles.importers.foreign_file import ForeignFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignFormat:
-    """One format: how to tell it by its content, and how to read it."""
+    """One format: how to recognise it by its content, and how to read it."""
 
     title: str
     looks_like: Callable[[ForeignFile], bool]

@@ -1,4 +1,4 @@
-"""What the logs of all training frameworks have in common: steps, restarts, ranks and warm-up."""
+"""The common part of the logs of all training frameworks: steps, restarts, ranks and warm-up."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Step:
 
 @dataclass(slots=True, kw_only=True)
 class RunLog:
-    """What a log has told so far."""
+    """The values that a log has reported so far."""
 
     file: ForeignFile
     framework: str
@@ -82,7 +82,7 @@ class RunLog:
             yield LogLine(where=f"line {number}", rank=rank, text=text, is_cut=number == total)
 
     def started(self) -> None:
-        """A line says that training starts; what follows is another run of the same job."""
+        """Start another run of the same job: the lines that follow belong to it."""
         self._clock = None
         if self.segments[-1]:
             self.segments.append({})
@@ -123,10 +123,10 @@ class RunLog:
             self.reserved_bytes = max(self.reserved_bytes or 0, round(reserved))
 
     def note(self, name: str, text: str, where: str) -> None:
-        """One number of the configuration.
+        """Note one number of the configuration.
 
         Raises:
-            ProfileError: it is no number that a configuration can hold.
+            ProfileError: a configuration cannot hold this number.
         """
         self.configuration[name] = self.file.whole(text, f"{where}, {name}", low=0, high=2**31 - 1)
 
@@ -168,7 +168,7 @@ class RunLog:
         )
 
     def _reserved(self) -> int | None:
-        """Reserved peak; one below the allocated peak was printed before it and is no peak."""
+        """Return the reserved peak; one below the allocated peak was printed earlier."""
         early = (self.reserved_bytes or 0) < (self.allocated_bytes or 0)
         return None if early else self.reserved_bytes
 
@@ -187,7 +187,7 @@ class RunLog:
 
 
 def timestamp(text: str) -> datetime | None:
-    """The first date and time in a line; None without one, or where it is no date."""
+    """Return the first date and time in a line; None if there is none or it is not a valid date."""
     match = _TIMESTAMP.search(text)
     try:
         return datetime.fromisoformat(match[1].replace(",", ".")) if match else None
@@ -219,7 +219,7 @@ def read_steps(
     on_step: Callable[[RunLog, LogLine, int], None],
     on_line: Callable[[RunLog, LogLine], None],
 ) -> MeasuredRun:
-    """A log whose steps stand on one line each; the first group of ``pattern`` is the step's number.
+    """Read a log with one line per step; the first group of ``pattern`` is the step's number.
 
     Raises:
         ProfileError: no steps, or a broken one.

@@ -33,7 +33,7 @@ class _Line:
 
 
 def split_hostlist(text: str) -> list[str]:
-    """The entries of a list of hosts: split at the commas that stand outside brackets."""
+    """Split a list of hosts at the commas outside brackets."""
     entries, depth, current = [], 0, ""
     for letter in text:
         depth += (letter == "[") - (letter == "]")

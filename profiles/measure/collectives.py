@@ -34,7 +34,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # set by t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """Where this process stands among them."""
+    """The rank of this process, and the group it belongs to."""
 
     rank: int = 0
     world_size: int = 1
@@ -47,12 +47,12 @@ class Ranks:
         return self.rank == 0
 
     def words(self) -> str:
-        """How task names tell this group from others: ``8x2`` is 8 on each of 2 nodes."""
+        """Return how task names distinguish this group from others: ``8x2`` is 8 on each of 2 nodes."""
         return f"{self.local_world_size}x{self.world_size // self.local_world_size}"
 
 
 def ranks_from(environment: Mapping[str, str]) -> Ranks:
-    """What torchrun's variables say; one process where they are not set.
+    """Return the ranks from torchrun's variables; one process if they are not set.
 
     Raises:
         InvalidProblemError: they are not numbers, or contradict each other.
@@ -137,7 +137,7 @@ def _sent_share(operator: str, size: int) -> float:
 
 
 def _repeats(run: Run, device: Device, effort: Effort) -> int:
-    """How often to repeat: as often as the slowest rank's warm-up says the budget allows."""
+    """Return how often to repeat: as often as fits the budget by the slowest rank's warm-up."""
     for _ in range(effort.warmups):
         run()
     device.synchronize()

@@ -114,9 +114,9 @@ class Device:
             self.torch.cuda.empty_cache()
 
     def seconds_of(self, run: Callable[[], object], *, cold: bool = True) -> tuple[float, float | None]:
-        """Seconds of one run on the device, and of issuing it (None on a CPU, where they are the same).
+        """Return the seconds of one run on the device, and of issuing it (None on a CPU: they are equal).
 
-        ``cold`` flushes the cache first. CUDA events stand on the stream round the work
+        ``cold`` flushes the cache first. CUDA events are recorded on the stream before and after the work
         (torch.cuda.Event, whose ``elapsed_time`` is in milliseconds).
         """
         if self.kind == "cpu":

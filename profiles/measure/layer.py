@@ -17,7 +17,7 @@ from meshwright.profiles.measured.profile import Measurement, Timing
 from meshwright.profiles.model import LayerKind, ModelSpec
 
 # --------------------------------------------------------------------------------------------------
-# The parts of a layer that are no matrix products, written as plain torch expressions.
+# The parts of a layer that are not matrix products, written as plain torch expressions.
 #
 # They run as torch runs them without a compiler: one kernel for each step. A framework that fuses them
 # moves fewer bytes.

@@ -1,4 +1,4 @@
-"""What was measured on, with which software, when, and in what state the device was."""
+"""Provenance of a measurement: device, software, time, and the state of the device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meshwright.profiles.measured.profile import Machine, Session
 from meshwright.profiles.reading import MAX_TEXT
 
 NVIDIA_SMI_TIMEOUT_S = 20.0
-# Fields of `nvidia-smi --query-gpu` (--help-query-gpu lists them) that tell how fast the device may run.
+# Fields of `nvidia-smi --query-gpu` (--help-query-gpu lists them) that limit the speed of the device.
 STATE_FIELDS = (
     "pstate",
     "clocks.sm",
@@ -30,7 +30,7 @@ STATE_FIELDS = (
 
 
 def machine_of(device: Device) -> Machine:
-    """The facts that must be the same for measurements to stand in one file."""
+    """Return the facts that must agree for measurements to share one file."""
     torch = device.torch
     if device.kind == "cpu":
         return Machine(
@@ -94,7 +94,7 @@ def device_state(device: Device) -> str:
 
 
 def _nvidia_smi(device: Device, fields: Sequence[str]) -> str:
-    """One line of ``nvidia-smi`` about the device, empty where it cannot say.
+    """Return one line of ``nvidia-smi`` about the device; empty if it is not available.
 
     The device is named by its UUID: CUDA_VISIBLE_DEVICES renumbers what torch sees, not what nvidia-smi
     sees.

@@ -105,7 +105,7 @@ def open_notebook(path: Path, subject: Subject, machine: Machine, session: Sessi
 
     Raises:
         InvalidProblemError: the file holds measurements of something else, or made elsewhere.
-        ProfileError: the file is no measured profile, or cannot be written.
+        ProfileError: the file is not a measured profile, or cannot be written.
     """
     if not path.exists():
         notebook = Notebook(path, MeasuredProfile(subject=subject, machine=machine, sessions=(session,)))
@@ -138,7 +138,7 @@ def _other_subject(ours: Subject, theirs: Subject) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is to be measured."""
+    """The measurements to take."""
 
     subject: Subject
     tensor_parallel_sizes: tuple[int, ...]
@@ -168,7 +168,7 @@ class Wanted:
 
 
 def compute_tasks(wanted: Wanted) -> tuple[Task, ...]:
-    """What one process measures by itself: operators first, whole layers last."""
+    """Return the tasks that one process measures by itself: operators first, whole layers last."""
     makers: dict[MeasuredGroup, Callable[[Shard], Iterator[Task]]] = {
         "gemm": _gemm_tasks,
         "attention": _attention_tasks,
@@ -186,7 +186,7 @@ def compute_tasks(wanted: Wanted) -> tuple[Task, ...]:
 
 
 def collective_tasks(wanted: Wanted, ranks: Ranks, device: Device) -> tuple[Task, ...]:
-    """What all processes measure together; nothing where there is only one."""
+    """Return the tasks that all processes measure together; none if there is only one process."""
     if "collectives" not in wanted.groups or ranks.world_size == 1:
         return ()
     payloads = payloads_of(device.kind, quick=wanted.subject.quick)
@@ -277,11 +277,11 @@ class Outcome:
 
 
 def measure(wanted: Wanted, path: Path, start: Start) -> Outcome | None:
-    """Measure what the file at ``path`` does not hold yet; None on ranks that only took part.
+    """Measure everything that the file at ``path`` lacks; None on ranks that only took part.
 
     Raises:
         InvalidProblemError: the model cannot be split so, or the file holds other measurements.
-        ProfileError: the file is no measured profile, or cannot be written.
+        ProfileError: the file is not a measured profile, or cannot be written.
     """
     device, ranks = start.device, start.ranks
     compute, together = compute_tasks(wanted), collective_tasks(wanted, ranks, device)
@@ -311,7 +311,7 @@ def _opened(wanted: Wanted, path: Path, start: Start) -> Notebook:
 def _measure_together(
     tasks: Sequence[Task], wanted: Wanted, path: Path, start: Start, *, effort: Effort
 ) -> Notebook | None:
-    """Rank 0 says what is still wanted, every rank measures it; the notebook on rank 0, else None.
+    """Measure on every rank what rank 0 still lacks; return the notebook on rank 0, else None.
 
     Where rank 0 cannot open the file, it raises why, and the others just stop.
     """

@@ -133,7 +133,7 @@ class Shard:
         return {**self._attention_matrices(), **self._mlp_matrices(kind)}
 
     def adapted(self, kind: LayerKind) -> dict[str, tuple[int, int]]:
-        """(outputs, inputs) of the matrices of a layer that adapters stand next to."""
+        """Return (outputs, inputs) of the matrices of a layer that have adapters."""
         wanted = {one for name in self.lora_targets if self.lora_rank for one in MATRICES_OF[name]}
         return {name: sides for name, sides in self.matrices(kind).items() if name in wanted}
 

@@ -1,4 +1,4 @@
-"""How long an operation takes: warmed up, repeated until it is steady, told with its spread."""
+"""Timing of an operation: warmed up, repeated until it is steady, reported with its spread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Effort:
     warmups: int
     min_repeats: int
     max_repeats: int
-    steady_spread: float  # (p90 - p10) / median below which more repeats tell nothing new
+    steady_spread: float  # (p90 - p10) / median below which more repeats add nothing
     budget_s: float  # for one operation, warm-up included
 
 
@@ -80,7 +80,7 @@ def timing_of(seconds: Sequence[float], host_s: Sequence[float] = ()) -> Timing:
 
 
 def _enough(seconds: Sequence[float], effort: Effort, *, late: bool) -> bool:
-    """Whether another repeat would tell nothing new, or cost too much."""
+    """Return whether another repeat would add nothing new, or cost too much."""
     if len(seconds) < effort.min_repeats:
         return late and len(seconds) >= FEWEST
     return late or len(seconds) >= effort.max_repeats or timing_of(seconds).spread <= effort.steady_spread
@@ -92,7 +92,7 @@ def _enough(seconds: Sequence[float], effort: Effort, *, late: bool) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
-    """What the measurements of one operator share."""
+    """The label that the measurements of one operator share."""
 
     task: str
     group: MeasuredGroup

@@ -136,11 +136,11 @@ class MeasuredLayers:
         )
 
     def ratios_of(self, part: Part, tensor_parallel_size: int) -> tuple[LayerRatio, ...]:
-        """What a part takes over its price at one tensor-parallel size, by micro-batch; may be none."""
+        """Return a part's ratios of measured to priced time at one tensor-parallel size, by micro-batch."""
         shard = (part, tensor_parallel_size)
         return tuple(one for one in self.ratios if (one.part, one.tensor_parallel_size) == shard)
 
 
 def _shape(model: ModelSpec, ignored: tuple[str, ...]) -> dict[str, object]:
-    """What decides the work of a part."""
+    """Return the sizes that decide the work of a part."""
     return {name: value for name, value in asdict(model).items() if name not in ignored}

@@ -61,8 +61,8 @@ class Timing:
 class Measurement:
     """One operation that was timed.
 
-    ``shape`` names its sizes: ``tensor_parallel_size`` and ``micro_batch_size`` of the shard it stands
-    for, and its own (``m``, ``n``, ``k``; ``heads`` …; ``ranks`` and ``payload_bytes`` of a collective).
+    ``shape`` names its sizes: ``tensor_parallel_size`` and ``micro_batch_size`` of the shard it measures,
+    and its own (``m``, ``n``, ``k``; ``heads`` …; ``ranks`` and ``payload_bytes`` of a collective).
     """
 
     task: str  # the unit of resuming it belongs to
@@ -80,7 +80,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What was measured: the same for all measurements of one file."""
+    """The measured model: the same for all measurements of one file."""
 
     model: ModelSpec
     seq_length: int
@@ -94,7 +94,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What it was measured on: the same for all measurements of one file."""
+    """The machine: the same for all measurements of one file."""
 
     kind: str  # cuda or cpu
     device: str  # as its driver names it
@@ -139,7 +139,7 @@ class MeasuredProfile:
     def find(
         self, group: MeasuredGroup, operator: str, kind: str = "forward", **shape: int
     ) -> tuple[Measurement, ...]:
-        """The measurements of an operator whose shape has all the given sizes."""
+        """Return the measurements of an operator that have all the given sizes in their shape."""
         return tuple(
             one
             for one in self.measurements

@@ -37,10 +37,10 @@ KINDS = ("cuda", "cpu")
 
 
 def read_measured_profile(path: Path) -> MeasuredProfile:
-    """The measured profile in a file.
+    """Read the measured profile in a file.
 
     Raises:
-        ProfileError: the file cannot be read or is no measured profile; the first faults are named.
+        ProfileError: the file cannot be read or is not a measured profile; the first faults are named.
     """
     try:
         with path.open("rb") as file:
@@ -217,7 +217,7 @@ _FLAG: Schema = {"type": "boolean"}
 
 
 def measured_profile_schema() -> Schema:
-    """The schema of the whole file; that percentiles are in order stands in the reader alone."""
+    """Return the schema of the whole file; only the reader checks that percentiles are in order."""
     parts: dict[str, Schema] = {
         "format": {"const": FORMAT},
         "version": {"const": VERSION},

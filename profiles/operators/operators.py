@@ -1,6 +1,6 @@
-"""Seconds of operators on one GPU: GEMM, attention, and whatever is bound by memory bandwidth.
+"""Seconds of operators on one GPU: GEMM, attention, and operators bound by memory bandwidth.
 
-All functions take arrays (or scalars) and broadcast. The GEMM formula is a roofline whose ceiling
+All functions take arrays (or scalars) and broadcast. The GEMM formula is a roofline with a ceiling that
 falls for small sides; its constants per GPU come from measured tables (see
 ``catalog/calibration/operators.yaml``), never from a maximum achievable rate.
 """
@@ -47,7 +47,7 @@ class BackwardRatio:
 
 
 def backward_ratio(operator: str, part: str, *, gpu: GpuSpec, gradient_dtype: str = "") -> float:
-    """The median ratio on that GPU, on its architecture, or else the geometric mean of all measured.
+    """Return the median ratio on that GPU or architecture, or else the geometric mean of all measured.
 
     Args:
         operator: gemm, grouped_gemm or attention.
@@ -56,7 +56,7 @@ def backward_ratio(operator: str, part: str, *, gpu: GpuSpec, gradient_dtype: st
         gradient_dtype: fp32 or bf16, what a weight gradient is summed in; empty elsewhere.
 
     Raises:
-        ProfileError: nobody measured that part, or the file is broken.
+        ProfileError: that part was not measured, or the file is broken.
     """
     medians = {
         slug: ratio.median
@@ -92,7 +92,7 @@ _CATALOG = CATALOG / "calibration"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuOperators:
-    """What share of its data sheet one GPU type reaches."""
+    """The shares of its data sheet's figures that one GPU type reaches."""
 
     gemm: Mapping[str, float]  # share of the dense peak of a large GEMM, by precision
     gemm_backward: float  # rate of the backward pass's two products over the forward's
@@ -110,7 +110,7 @@ class GpuOperators:
     source: str
     measured: bool  # False: taken from the nearest architecture
     host: float = 1.0  # seconds that its usual host takes to launch kernels over a DGX A100's
-    tables: str = ""  # whose measured operator tables hold here; empty: the formulas above alone
+    tables: str = ""  # the GPU with the operator tables to use; empty: only the formulas above
     tables_digest: str = ""
 
 

@@ -1,8 +1,8 @@
 """Measured seconds of operators by GPU type: small tables, interpolated, with their sources.
 
-``catalog/operators/<gpu>.json`` holds one table per operator and precision, distilled from measured
-points by ``benchmarks.catalog.aiconfigurator``. All times are those of a forward pass; the backward
-ratios stand in ``catalog/operators/backward.json`` (see ``meshwright.profiles.operators.operators``).
+``catalog/operators/<gpu>.json`` holds one table per operator and precision, distilled from measured points
+by ``benchmarks.catalog.aiconfigurator``. All times are those of a forward pass; the backward ratios are in
+``catalog/operators/backward.json`` (see ``meshwright.profiles.operators.operators``).
 """
 
 from __future__ import annotations
@@ -265,10 +265,10 @@ class OperatorTables:
     tables: Mapping[tuple[str, str], OperatorTable]
 
     def find(self, operator: str, precision: str = "bf16") -> OperatorTable:
-        """The table of an operator.
+        """Return the table of an operator.
 
         Raises:
-            ProfileError: nobody measured that operator at that precision on this GPU.
+            ProfileError: that operator was not measured at that precision on this GPU.
         """
         table = self.tables.get((operator, precision))
         if table is None:
@@ -357,10 +357,10 @@ def load_operator_tables(gpu: str) -> OperatorTables:
 
 
 def tables_from_json(raw: Mapping[str, Any]) -> OperatorTables:
-    """The tables of one file.
+    """Read the tables of one file.
 
     Raises:
-        ProfileError: another format, a missing field, or a table whose size does not fit its axes.
+        ProfileError: another format, a missing field, or a table with a size that does not fit its axes.
     """
     if raw.get("format") != FORMAT:
         raise ProfileError(f"operator tables are not of the format {FORMAT}")

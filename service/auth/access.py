@@ -61,7 +61,7 @@ class Caller:
     key_id: str | None
 
     def require(self, scope: str) -> None:
-        """Refuse a caller whose scope does not include ``scope``.
+        """Refuse a caller without the scope ``scope``.
 
         Raises:
             ForbiddenError: it does not.
@@ -91,7 +91,7 @@ class Access:
         return caller if now < good_until else None
 
     def identify(self, token: str | None) -> Caller:
-        """The caller that the token of a key or a session, or the absence of one, stands for.
+        """Return the caller of a key's or a session's token, or of a request without one.
 
         Raises:
             UnauthorizedError: keys are demanded, and this is none, or one that is revoked or expired.
@@ -112,7 +112,7 @@ class Access:
 
     @property
     def has_keys(self) -> bool:
-        """What ``demands_keys`` last found, without asking the database."""
+        """Return the last result of ``demands_keys``, without a query to the database."""
         return self._has_keys
 
     def demands_keys(self) -> bool:

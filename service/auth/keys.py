@@ -1,7 +1,8 @@
 """API keys: made once, shown once, stored as a hash; and every such act in the audit trail.
 
 A token is ``mw_<id>_<secret>``: the id finds the row, the secret is 32 random bytes. Plain SHA-256 is
-enough for it: slow, salted hashes protect secrets that people think up, and nobody tries 2**256 of these.
+enough for it: slow, salted hashes protect secrets that people think up, and 2**256 of these cannot be
+tried.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _TOKEN = re.compile(r"mw_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewKey:
-    """What a new key is to be."""
+    """The definition of a key to be made."""
 
     tenant: str
     scope: str = "submit"
@@ -118,7 +119,7 @@ class Keys:
         return found[0], token
 
     def revoke(self, key_id: str, *, tenant: str | None = None) -> None:
-        """End a key for good; doing it again changes nothing. ``tenant`` None: whosever it is.
+        """End a key for good; doing it again changes nothing. ``tenant`` None: of any tenant.
 
         Raises:
             NotFoundError: there is no such key.
@@ -144,7 +145,7 @@ class Keys:
         return Page(items=tuple(shown), next_page_token=token)
 
     def trail(self, tenant: str, *, page_size: int, page_token: str | None = None) -> Page[AuditRecord]:
-        """What administrators did, newest first.
+        """Return the actions of administrators, newest first.
 
         Raises:
             BadPageTokenError: the token is not one of ours.
@@ -158,11 +159,11 @@ class Keys:
 
 
 def hash_of(token: str) -> str:
-    """What is stored of a token."""
+    """Return the stored hash of a token."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def id_of(token: str) -> str | None:
-    """The public id in a token; None: that is no token of ours."""
+    """Return the public id in a token; None: the token is not one of ours."""
     match = _TOKEN.fullmatch(token)
     return match.group(1) if match else None

@@ -14,7 +14,7 @@ PAGES = 256  # copied at a time; writers get their turn between two such steps
 
 
 class BackupError(ServiceError):
-    """The copy cannot be made, or is no database of this service."""
+    """The copy cannot be made, or is not a database of this service."""
 
     code = "backup"
 
@@ -23,7 +23,7 @@ def back_up(source: Path, target: Path) -> int:
     """Copy a live database file; ``target`` appears whole or not at all. Returns its size in bytes.
 
     Raises:
-        BackupError: there is no such file, it is damaged, or the copy cannot be written.
+        BackupError: the file does not exist, it is damaged, or the copy cannot be written.
     """
     if not source.is_file():
         raise BackupError(f"there is no database at {source.name}")
@@ -33,7 +33,7 @@ def back_up(source: Path, target: Path) -> int:
         with closing(sqlite3.connect(source)) as live, closing(sqlite3.connect(partial)) as copy:
             live.backup(copy, pages=PAGES)
             _require_sound(copy)
-            copy.execute("PRAGMA journal_mode = DELETE")  # one file, nothing beside it
+            copy.execute("PRAGMA journal_mode = DELETE")  # one file, without a journal
         partial.replace(target)
         _sync(target.parent)
     except (sqlite3.Error, OSError) as fault:
@@ -43,10 +43,10 @@ def back_up(source: Path, target: Path) -> int:
 
 
 def restore(source: Path, target: Path) -> None:
-    """Put a copy in the place of a database file that no server is using.
+    """Replace a database file that no server is using with a copy.
 
     Raises:
-        BackupError: the copy is no sound database of this service.
+        BackupError: the copy is damaged or not a database of this service.
         DatabaseBusyError: a server is using the file.
     """
     with owned(target):

@@ -28,8 +28,8 @@ from meshwright.service.db.grouping import Grouping
 Made = TypeVar("Made")
 BUSY_TIMEOUT_MS = 5_000  # how long a SQLite writer waits for another one
 POOL_TIMEOUT_S = 5.0
-# A client that froze inside a transaction keeps its locks no longer than this, and nobody waits longer for
-# one: less than a lease, so that another worker takes over in time.
+# A client that froze inside a transaction keeps its locks no longer than this, and no other client waits
+# longer for one: less than a lease, so that another worker takes over in time.
 PATIENCE = "-c idle_in_transaction_session_timeout=5000 -c lock_timeout=5000"
 # A server that vanished without a word is noticed; else a worker would wait a quarter of an hour (Linux's
 # tcp_retries2) or two (tcp_keepalive_time) for its answer.
@@ -54,7 +54,7 @@ DATABASE_AWAY = (OperationalError, InterfaceError, TimeoutError)
 
 
 class DatabaseSilentError(Exception):
-    """No database server took connections in time; the message says which and how long."""
+    """No database server took connections in time; the message names it and the time."""
 
 
 class Database:
@@ -88,7 +88,7 @@ class Database:
             yield connection
 
     def write_together(self, work: Callable[[Connection], Made]) -> Made:
-        """What ``work`` makes in one transaction, committed; other threads' work may share the commit.
+        """Return the result of ``work`` after a commit, which the work of other threads may share.
 
         Raises:
             Exception: what the work, or the commit, failed with; then nothing of it is kept.
@@ -102,7 +102,7 @@ class Database:
         """Wait for a PostgreSQL that is still starting; a SQLite file needs no server.
 
         Asks as ``pg_isready`` does (PQping, PostgreSQL 18 documentation, section 32.1): a wrong password or
-        an unknown database is an answer, and not waited for. ``tell`` gets a sentence now and then.
+        an unknown database is an answer, and not waited for. ``tell`` receives a sentence now and then.
 
         Raises:
             DatabaseSilentError: no server took connections within ``within_s`` seconds.
@@ -163,7 +163,7 @@ def _engine(url: URL) -> Engine:
 
 
 def _manners(url: URL) -> dict[str, object]:
-    """How connections to PostgreSQL behave; what the URL itself says goes before."""
+    """Return the options of connections to PostgreSQL; those in the URL take precedence."""
     usual = {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": "meshwright", **KEEPALIVE}
     given = url.query.get("options", "")
     own = given if isinstance(given, str) else " ".join(given)
@@ -213,7 +213,7 @@ class _SqliteConnection(Protocol):
 
 
 def _prepare_sqlite(connection: _SqliteConnection, _entry: ConnectionPoolEntry) -> None:
-    """Let us begin transactions ourselves; readers beside one writer; foreign keys hold."""
+    """Let us begin transactions ourselves; allow readers during a write; enforce foreign keys."""
     connection.isolation_level = None
     connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
     connection.execute("PRAGMA journal_mode = WAL")

@@ -48,7 +48,7 @@ def find_definition(
 def newest_definitions(
     connection: Connection, tenant: str, kind: Kind, *, after: str, limit: int
 ) -> list[DefinitionRecord]:
-    """The newest versions of up to ``limit`` definitions whose names come after ``after``, by name."""
+    """Return the newest versions of up to ``limit`` definitions with names after ``after``, by name."""
     newest = (
         select(definitions.c.name.label("name"), func.max(definitions.c.version).label("version"))
         .where(*_own(tenant, kind), definitions.c.name > after, definitions.c.deleted_at_s.is_(None))

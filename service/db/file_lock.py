@@ -14,7 +14,7 @@ from meshwright.service.errors import DatabaseBusyError, ServerStartError
 
 @contextmanager
 def owned(path: Path | None) -> Iterator[None]:
-    """Hold the lock file beside a SQLite file; the lock dies with this process, whatever kills it."""
+    """Hold the lock file next to a SQLite file; the lock ends with this process, even if it is killed."""
     if path is None:
         yield
         return
@@ -32,7 +32,7 @@ def owned(path: Path | None) -> Iterator[None]:
 
 
 def _lock_file(path: Path) -> TextIO:
-    """The open file beside ``path``; its folder is made."""
+    """Open the file next to ``path``, and make its folder."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return Path(f"{path}.lock").open("a+", encoding="ascii")

@@ -2,7 +2,7 @@
 
 A commit syncs the file, which costs more than everything else in a small transaction. The thread that
 gets its turn does the waiting work of the others too, each in a savepoint of its own, and commits once.
-Nobody hears of success before that commit.
+Success is reported only after that commit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Entry(Generic[Made]):
     def __init__(self, work: Callable[[Connection], Made]) -> None:
         self.work = work
         self.settled = False
-        self.given_up = False  # nobody waits for it any more
+        self.given_up = False  # no thread waits for it any more
         self.made: list[Made] = []
         self.fault: Exception | None = None
 
@@ -46,7 +46,7 @@ class _Entry(Generic[Made]):
                 raise
 
     def outcome(self) -> Made:
-        """What the work made.
+        """Return the result of the work.
 
         Raises:
             Exception: what it failed with.
@@ -80,7 +80,7 @@ class Grouping:
             self._turn.release()
 
     def write(self, work: Callable[[Connection], Made]) -> Made:
-        """What ``work`` makes in a transaction, perhaps beside the work of other threads; committed.
+        """Return the result of ``work`` after a commit, which the work of other threads may share.
 
         Raises:
             Exception: what the work, or the commit, failed with; then nothing of it is kept.

@@ -1,6 +1,6 @@
 """Queries over API keys and the audit trail; they run in the caller's transaction.
 
-A key is found by its public id, whoever asks: it is what says which tenant the caller is.
+A key is found by its public id for any caller, because the key identifies the caller's tenant.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def insert_key(connection: Connection, *, expires_in_s: float | None, **values: 
 
 
 def revoke_key(connection: Connection, tenant: str | None, key_id: str) -> str | None:
-    """Revoke a key for good and say whose it is; None: there is no such key (of this tenant)."""
+    """Revoke a key for good and return its tenant; None if there is no such key (of this tenant)."""
     mine = [api_keys.c.id == key_id, *([] if tenant is None else [api_keys.c.tenant == tenant])]
     first = case((api_keys.c.revoked_at_s.is_(None), now_s()), else_=api_keys.c.revoked_at_s)
     revoked = update(api_keys).where(*mine).values(revoked_at_s=first).returning(api_keys.c.tenant)
@@ -101,7 +101,7 @@ def revoke_key(connection: Connection, tenant: str | None, key_id: str) -> str |
 def note(
     connection: Connection, tenant: str, *, actor: str, action: str, subject: str, **details: object
 ) -> None:
-    """Add a row to the audit trail, in the transaction of what it tells of."""
+    """Add a row to the audit trail, in the transaction of the change that it records."""
     connection.execute(
         insert(audit).values(
             tenant=tenant, at_s=now_s(), actor=actor, action=action, subject=subject, details=details

@@ -31,7 +31,7 @@ class JobFigures:
     by_state: dict[str, int]
     oldest_queued_age_s: float  # 0: none is queued
     attempts: int  # claims that counted
-    lost_leases: int  # of them, those whose worker died or froze
+    lost_leases: int  # of them, those with a worker that died or froze
     solve_s: Distribution  # from the first claim to the end, of searches and not of sweeps
     gap: Distribution  # between the best plan and the bound, at the end
 

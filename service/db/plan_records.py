@@ -1,6 +1,6 @@
-"""Plans as rows: a body, and beside it the figures that lists of plans filter and sort by.
+"""Plans as rows: a body, and the figures that lists of plans filter and sort by.
 
-They run in the caller's transaction; the tenant stands in every WHERE.
+They run in the caller's transaction; the tenant is in every WHERE.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ _FIGURES = tuple(plans.c[one.name] for one in fields(PlanFigures))
 
 
 def type_of_sort(column: str) -> type:
-    """What a column that is sorted by holds: float or int."""
+    """Return the type of a column that is sorted by: float or int."""
     return int if isinstance(plans.c[column].type, Integer) else float
 
 
@@ -113,7 +113,7 @@ class PlanFilter:
 
     @property
     def column(self) -> str:
-        """What is sorted by."""
+        """Return the column that is sorted by."""
         return self.sort.removeprefix("-")
 
     @property
@@ -133,7 +133,7 @@ def plans_like(
 ) -> list[PlanFigures]:
     """Up to ``limit`` plans after the position ``after`` (value sorted by, job, rank).
 
-    A plan that several jobs found is told once, of the newest of them, unless one job is asked about. Plans
+    A plan found by several jobs is listed once, from the newest job, unless one job is given. Plans
     that lack the figure sorted by are left out, and those found after ``found_by_s`` (UNIX time): a job
     that ends between two pages would take a plan from the second to before the first.
     """
@@ -242,7 +242,7 @@ def _name_in(request: Mapping[str, Any], part: str) -> str | None:
 
 
 def note_measured(connection: Connection, tenant: str, plan_ids: Sequence[str]) -> None:
-    """Write beside some plans what all runs of them measured: median step time, highest peak, how many."""
+    """Write to some plans the results of all their runs: median step time, highest peak, how many."""
     for start in range(0, len(plan_ids), MAX_NAMES):
         some = plan_ids[start : start + MAX_NAMES]
         these = plans.c.tenant == tenant, plans.c.plan_id.in_(some)
@@ -258,7 +258,7 @@ def note_measured(connection: Connection, tenant: str, plan_ids: Sequence[str]) 
 
 
 def note_verified(connection: Connection, tenant: str, plan_ids: Sequence[str]) -> None:
-    """Write beside some plans what their launcher said of them."""
+    """Write to some plans the verdict of their launcher."""
     for start in range(0, len(plan_ids), MAX_NAMES):
         some = plan_ids[start : start + MAX_NAMES]
         query = select(verifications.c.plan_id, verifications.c.state, verifications.c.body)

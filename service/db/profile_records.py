@@ -1,6 +1,6 @@
 """Queries over stored profiles and measurements; they run in the caller's transaction.
 
-The tenant stands in every WHERE but one: a worker reads the profile that an accepted job names.
+The tenant is in every WHERE but one: a worker reads the profile that an accepted job names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ProfileRecord:
     gpu: str | None
     title: str
     created_at_s: float
-    scope: str | None  # cluster and framework whose measurements made it; None: a client sent it
+    scope: str | None  # cluster and framework of its measurements; None: a client sent it
     version: int | None  # 1, 2, … of its scope
 
 
@@ -58,7 +58,7 @@ def find_profile(connection: Connection, tenant: str, profile_id: str) -> Profil
 
 
 def document_of(connection: Connection, profile_id: str) -> Mapping[str, Any] | None:
-    """The document of a profile; its id names its content, so whose it is makes no difference."""
+    """Return the document of a profile; its id names its content, so any tenant gets the same."""
     if not is_identifier(profile_id):
         return None
     query = select(profiles.c.document).where(profiles.c.id == profile_id).limit(1)
@@ -120,7 +120,7 @@ def delete_profile(connection: Connection, tenant: str, profile_id: str) -> bool
 
 
 def find_measurement(connection: Connection, tenant: str, key: str) -> MeasurementRecord | None:
-    """The measurement that an idempotency key stands for."""
+    """Return the measurement of an idempotency key."""
     query = select(*_MEASUREMENT).where(
         measurements.c.tenant == tenant, measurements.c.idempotency_key == key
     )

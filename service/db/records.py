@@ -1,6 +1,6 @@
 """Queries over jobs and plans; they run in the caller's transaction.
 
-The tenant stands in every WHERE: a foreign id is simply not there.
+The tenant is in every WHERE: another tenant's id is not found.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def is_identifier(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
-    """A job as it is added; ``priority`` 0 goes before 9 among the tenant's own."""
+    """A job to add; ``priority`` 0 goes before 9 among the tenant's own."""
 
     id: str
     tenant: str
@@ -135,7 +135,7 @@ def job_values(new: NewJob) -> dict[str, Any]:
 
 
 def insert_job(connection: Connection, new: NewJob) -> JobRecord:
-    """Add a queued job; the row as it is then."""
+    """Add a queued job and return its row."""
     given = {name: value for name, value in job_values(new).items() if name not in _MOMENTS}
     row = connection.execute(_INSERT, {**given, "queue_timeout_s": new.queue_timeout_s}).mappings().one()
     return JobRecord(**row)
@@ -242,7 +242,7 @@ def wait_for_submits(connection: Connection, tenant: str, limit: int, *, window_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heading:
-    """What a list shows of a question."""
+    """The part of a question that a list shows."""
 
     model: str
     cluster: str
@@ -250,7 +250,7 @@ class Heading:
 
 
 def headings_of(connection: Connection, tenant: str, job_ids: Sequence[str]) -> dict[str, Heading]:
-    """What some jobs of this tenant are about, by id; their bodies stay where they are."""
+    """Return the headings of some of this tenant's jobs, by id, without reading their bodies."""
     question = jobs.c.request
     query = select(
         jobs.c.id,
@@ -359,5 +359,5 @@ def _copy(connection: Connection, tenant: str, known: str, values: Mapping[str, 
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is no expression of SQL."""
+    """Return whether a value is not an expression of SQL."""
     return not hasattr(value, "self_group")

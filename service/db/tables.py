@@ -1,6 +1,6 @@
 """The tables. A job row is the truth about its job; everything else is a hint.
 
-Times are seconds since 1970 by the database's clock. ``tenant`` stands in every row and every WHERE.
+Times are seconds since 1970 by the database's clock. ``tenant`` is in every row and every WHERE.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ jobs = Table(
     Index(None, "state", "created_at_s"),
     Index(None, "state", "tenant", "priority", "created_at_s", "id"),  # the queue of each tenant
     Index(None, "state", "expires_at_s"),
-    Index(None, "tenant", "claimed_at_s"),  # whose turn it is
+    Index(None, "tenant", "claimed_at_s"),  # the order of turns
     # Where the question came from: W3C trace context, and the request to look for in the log.
     Column("traceparent", String(55)),
     Column("request_id", String(64)),
@@ -80,8 +80,8 @@ jobs = Table(
     Index(None, "parent_id", "position"),
 )
 
-# Jobs that a worker has: few, beside any number of sweeps that wait for their points. The columns are
-# those of the condition too, or SQLite takes the index of the queue, and then looks at each sweep.
+# Jobs that a worker has: few, compared with any number of sweeps that wait for their points. The columns
+# are those of the condition too, or SQLite takes the index of the queue, and then looks at each sweep.
 has_worker = and_(jobs.c.state == literal_column("'running'"), jobs.c.num_children.is_(None))
 Index(
     "ix_jobs_with_worker",
@@ -121,7 +121,7 @@ plans = Table(
     Column("plan_id", String(64), nullable=False),
     Column("body", JSON, nullable=False),
     Index(None, "tenant", "plan_id"),
-    # What lists of plans filter and sort by; None: the body does not say.
+    # Figures that lists of plans filter and sort by; None: not in the body.
     Column("found_at_s", Double),
     Column("model", String(200)),
     Column("cluster", String(200)),
@@ -195,7 +195,7 @@ profiles = Table(
     # Calibrations that measurements made: what they serve, and 1, 2, … among those; None: sent by a client.
     Column("scope", String(64)),
     Column("version", Integer),
-    Index(None, "tenant", "scope", "version", unique=True),  # several without a scope are no conflict
+    Index(None, "tenant", "scope", "version", unique=True),  # several without a scope do not conflict
 )
 
 measurements = Table(
@@ -214,13 +214,13 @@ measurements = Table(
     Column("created_at_s", Double, nullable=False),
     Index(None, "tenant", "scope", "created_at_s"),
     Index(None, "tenant", "plan_id"),
-    Index(None, "tenant", "idempotency_key", unique=True),  # several without a key are no conflict
+    Index(None, "tenant", "idempotency_key", unique=True),  # several without a key do not conflict
 )
 
 api_keys = Table(
     "api_keys",
     metadata,
-    Column("id", String(16), primary_key=True),  # the part of a token that is no secret: finds the row
+    Column("id", String(16), primary_key=True),  # the public part of a token: finds the row
     Column("tenant", String(64), nullable=False),
     Column("scope", String(16), nullable=False),  # read, submit, admin; each includes those before it
     Column("title", String(200), nullable=False),
@@ -231,7 +231,7 @@ api_keys = Table(
     Index(None, "tenant", "created_at_s", "id"),
 )
 
-# Somebody who signed in to the pages: what a browser holds instead of a key.
+# A person signed in to the pages: a browser holds this instead of a key.
 sessions = Table(
     "sessions",
     metadata,

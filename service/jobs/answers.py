@@ -59,14 +59,14 @@ def answer_from_json(raw: Mapping[str, Any]) -> Answer:
 
 
 def stored_answer(document: Mapping[str, Any], *, pointer: str = "/plans") -> tuple[Answer, Problem]:
-    """An answer and its problem, without the costs that it was found with.
+    """Return an answer and its problem, without the costs that it was found with.
 
     Args:
         document: what ``plan --json`` wrote.
         pointer: what errors name.
 
     Raises:
-        InvalidProblemError: the document is no answer, or another version wrote it.
+        InvalidProblemError: the document is not an answer, or another version wrote it.
     """
     plans, problem = document.get("plans"), document.get("problem")
     if not isinstance(plans, list | tuple) or not isinstance(problem, Mapping):
@@ -130,7 +130,7 @@ def _infeasibility(raw: Mapping[str, Any] | None) -> Infeasibility | None:
 
 
 _DECIDING = (".py", ".yaml", ".json", ".csv")
-MAX_REMEMBERED_TEXT = 16_384  # characters of a cluster whose version is remembered
+MAX_REMEMBERED_TEXT = 16_384  # characters of a cluster that has its version remembered
 
 
 @cache

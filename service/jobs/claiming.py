@@ -40,7 +40,7 @@ _RUNNING = jobs.alias("running")
 
 
 def tenants_by_turn(connection: Connection) -> list[str]:
-    """Tenants that have queued jobs, whose turn it is first; advice, as it may change at once."""
+    """Return tenants with queued jobs in the order of their turn; advice only, as it may change at once."""
     return [tenant for (tenant,) in connection.execute(_TENANTS_BY_TURN)]
 
 
@@ -116,7 +116,6 @@ def _queued_tenants() -> CTE:
 
 
 def _tenants_by_turn() -> Select[str]:
-    """Tenants that have queued jobs, whose turn it is first."""
     tenant = _queued_tenants().c.tenant
     served_at_s = select(func.max(jobs.c.claimed_at_s)).where(jobs.c.tenant == tenant)
     turn = (_running_of(tenant), func.coalesce(served_at_s.scalar_subquery(), 0.0), tenant)

@@ -4,7 +4,7 @@
       │ ▲                │
       │ └──release/sweep─┘            a lease that ran out; after 3 attempts: failed (poison)
       ├──cancel──▶ cancelled
-      └──sweep───▶ expired            nobody claimed it in time
+      └──sweep───▶ expired            not claimed in time
 
 Rules that every statement here keeps:
   1. A transition names the state it leaves; a terminal state is never left.
@@ -55,7 +55,7 @@ class JobEngine:
         return None
 
     def heartbeat(self, claim: Claim, progress: Mapping[str, Any] | None = None) -> Beat:
-        """Renew the lease and report progress; says whether to go on, stop for a cancel, or give up."""
+        """Renew the lease and report progress; return whether to go on, stop for a cancel, or give up."""
         values: dict[str, Any] = {"lease_expires_at_s": now_s() + self.lease_s}
         if progress is not None:
             values["progress"] = dict(progress)
@@ -93,29 +93,29 @@ class JobEngine:
         return self.complete(claim, Outcome(state="failed", problem={"code": code, "detail": detail}))
 
     def claim_ready(self, worker: str, *, parent_id: str | None = None) -> Claim | None:
-        """Claim a sweep (that one, if it is named) whose children have all ended, to join them."""
+        """Claim a sweep (the named one, if given) with all children ended, to join them."""
         with self._database.write() as connection:
             return families.claim_ready(connection, worker, lease_s=self.lease_s, parent_id=parent_id)
 
     def note_child(self, parent_id: str) -> None:
-        """Tell a running sweep that one of its children has ended."""
+        """Note on a running sweep that one of its children has ended."""
         with self._database.write() as connection:
             families.note_progress(connection, parent_id)
 
     def release(self, claim: Claim, checkpoint: Mapping[str, Any] | None = None) -> bool:
         """Give a job back unfinished and uncounted: the worker is leaving; False: the claim was lost.
 
-        ``checkpoint`` is what the worker has found so far; None leaves an earlier one as it is.
+        ``checkpoint`` is what the worker has found so far; None keeps an earlier one.
         """
         found = {} if checkpoint is None else {"checkpoint": dict(checkpoint)}
-        back = _held(claim).values(**_given_back(), **found, fence=jobs.c.fence + 1)  # it is said once
+        back = _held(claim).values(**_given_back(), **found, fence=jobs.c.fence + 1)  # applied once
         with self._database.write() as connection:
             moved = connection.execute(back.returning(*MOVED)).all()
             keep_found(connection, moved)
         return bool(moved)
 
     def abandon(self, claim: Claim) -> bool:
-        """Uncount a claim whose lease ran out, by the worker that lives to say so; False: too late.
+        """Uncount a claim with an expired lease if its worker is still alive; False: too late.
 
         Too late is when another has claimed the job: a worker without the fence writes nothing. A job
         that starves its own heartbeat every time is not excused for ever (``MAX_EXCUSED``).
@@ -123,7 +123,7 @@ class JobEngine:
         still = jobs.c.id == claim.job_id, jobs.c.fence == claim.fence
         mild = jobs.c.state.in_(["queued", "running"]), jobs.c.fence <= MAX_EXCUSED
         back = update(jobs).where(*still, *mild)
-        with self._database.write() as connection:  # a fence of its own: it is said once
+        with self._database.write() as connection:  # a fence of its own: applied once
             given = back.values(**_given_back(), fence=jobs.c.fence + 1)
             moved = connection.execute(given.returning(*MOVED)).all()
             keep_found(connection, moved)
@@ -155,7 +155,7 @@ class JobEngine:
         return sweeping.leads(self._database, worker, lease_s)
 
     def sweep(self, *, hint_after_s: float = 3.0) -> Sweep:
-        """End leases that ran out, expire what nobody claimed, and list queued jobs to publish again.
+        """End expired leases, expire unclaimed jobs, and list queued jobs to publish again.
 
         ``hint_after_s``: how long a queued job waits before its wake-up is taken for lost.
         """
@@ -174,7 +174,7 @@ def _held(claim: Claim) -> Update:
 
 
 def _given_back() -> dict[str, Any]:
-    """A job whose claim does not count; one that was to be cancelled is."""
+    """Return the changes to a job with a claim that does not count; if it was to be cancelled, it is."""
     return {
         "state": case((jobs.c.cancel_requested, "cancelled"), else_="queued"),
         "finished_at_s": case((jobs.c.cancel_requested, now_s()), else_=None),
@@ -185,7 +185,7 @@ def _given_back() -> dict[str, Any]:
 
 
 def _verdict(cancel_requested: bool | None) -> Beat:
-    """What a worker is to do; no row under its fence means that the claim is lost."""
+    """Return the verdict for a worker; no row under its fence means that the claim is lost."""
     if cancel_requested is None:
         return "lost"
     return "cancel" if cancel_requested else "ok"

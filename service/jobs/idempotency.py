@@ -1,4 +1,4 @@
-"""Requests that are safe to repeat: what an Idempotency-Key stands for.
+"""Requests that are safe to repeat: idempotency keys.
 
 The key is bound in the transaction of what the request makes, so that neither is there without the other.
 """
@@ -23,7 +23,7 @@ from meshwright.service.errors import IdempotencyConflictError
 
 
 def find_key(connection: Connection, tenant: str, key: str, *, ttl_s: float) -> tuple[str, str] | None:
-    """The digest and the id that an idempotency key stands for, unless it is older than ``ttl_s``."""
+    """Return the digest and the id of an idempotency key, unless it is older than ``ttl_s``."""
     made = func.coalesce(idempotency_keys.c.job_id, idempotency_keys.c.subject).label("made")
     query = select(idempotency_keys.c.body_sha256, made).where(
         idempotency_keys.c.tenant == tenant,
@@ -67,7 +67,7 @@ TTL_S = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeatable:
-    """What a request asks for, by digest, and the key that marks its repetitions."""
+    """The content of a request, by digest, and the key that marks its repetitions."""
 
     key: str | None = None
     digest: str = ""
@@ -121,7 +121,7 @@ def remember(
 
 
 def settled(attempt: Callable[[], Made]) -> Made:
-    """What ``attempt`` makes, or finds made when another request did it at the same time."""
+    """Return the result of ``attempt``, or that of another request that made it at the same time."""
     try:
         return attempt()
     except IntegrityError:

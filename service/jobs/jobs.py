@@ -1,4 +1,4 @@
-"""What a client may do with jobs: submit, read, list, cancel, fetch plans. One transaction each."""
+"""Operations of clients on jobs: submit, read, list, cancel, fetch plans. One transaction each."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MAX_TENANTS = 4096
 
 @dataclass(slots=True, kw_only=True)
 class _Left:
-    """What one tenant may still queue here before its queue is counted again."""
+    """The number of jobs that one tenant may queue here before its queue is counted again."""
 
     jobs: int
     until_s: float  # by the monotonic clock
@@ -61,7 +61,7 @@ class Room:
         self._lock = threading.Lock()
 
     def admits(self, tenant: str, count_room: Callable[[], int]) -> bool:
-        """Whether one job more may be queued; ``count_room`` says how many fit by the records."""
+        """Return whether one more job may be queued; ``count_room`` counts free places in the records."""
         if self._take(tenant):
             return True
         room = count_room()
@@ -85,7 +85,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one tenant may ask for; exact up to the requests in flight, and shares of others (``room``)."""
+    """Limits of one tenant; exact up to the requests in flight and shares of other processes (``room``)."""
 
     max_queued_jobs: int = 10_000
     max_submits_per_minute: int | None = None  # None: as many as it likes
@@ -97,7 +97,7 @@ WINDOW_S = 60.0
 MAX_EVENTS = 500  # read at once
 MAX_HINTS = 64  # of one sweep; a worker that has ended a job looks for the next one anyway
 _SEARCHED_PAGE = 200  # plans of a job that are looked through at once
-QUEUE_RETRY_S = 5.0  # a tenant whose queue is full is asked to come back after this
+QUEUE_RETRY_S = 5.0  # a tenant with a full queue is asked to come back after this
 
 
 class Jobs:
@@ -175,12 +175,12 @@ class Jobs:
         return Page(items=tuple(shown), next_page_token=token)
 
     def headings(self, tenant: str, job_ids: Sequence[str]) -> Mapping[str, records.Heading]:
-        """What some jobs are about, by id."""
+        """Return the headings of some jobs, by id."""
         with self._database.read() as connection:
             return records.headings_of(connection, tenant, job_ids)
 
     def cancel(self, tenant: str, job_id: str, *, key: str | None = None) -> JobRecord:
-        """Cancel a job, and with a sweep its points; a finished one stays as it is.
+        """Cancel a job, and with a sweep its points; a finished one does not change.
 
         Raises:
             NotFoundError: this tenant has no such job.

@@ -41,10 +41,10 @@ class SolvedPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """What is stored, or printed, of a whole sweep."""
+    """The result of a whole sweep, to store or print."""
 
     state: EndState
-    answer: dict[str, Any]  # without its plans; the table stands under ``points``
+    answer: dict[str, Any]  # without its plans; the table is under ``points``
     plans: list[dict[str, Any]]  # of all points, best first; ``point`` is the place in the table
     problem: dict[str, str] | None
 
@@ -78,7 +78,7 @@ def _order(entry: _Entry) -> tuple[float, int, int]:
 
 
 def _score(plan: Json, objective: str) -> float:
-    """What plans of unlike points are ranked by; less is better."""
+    """Return the score that ranks plans of unlike points; less is better."""
     outlook, rate = plan.get("outlook") or {}, float(plan["prediction"]["tokens_per_s_per_gpu"])
     if objective == "gpu_hours_per_token" and outlook:
         return float(outlook["gpu_hours_per_token"])
@@ -151,7 +151,7 @@ def _answer(rows: Sequence[Json], answers: Sequence[Json | None], best: Sequence
         "num_gpus_used": first.get("num_gpus_used") if best else None,
         "peak_flops": first.get("peak_flops"),
         "notes": {**_notes(first, known), "points": str(len(rows))},
-        "objective": None,  # values of unlike points are no one claim; each point has its own
+        "objective": None,  # values of unlike points are not one claim; each point has its own
         "baseline": None,
         "pareto": None,
         "points": [dict(row) for row in rows],
@@ -184,7 +184,7 @@ def _status(rows: Sequence[Json]) -> str:
 
 
 def _gap(rows: Sequence[Json]) -> float | None:
-    """What the best score could still gain: each point's own bound is its score less its gap."""
+    """Return the possible gain over the best score: each point's own bound is its score less its gap."""
     if not rows or any(row["score"] is None or row["gap"] is None for row in rows):
         return None
     best = min(float(row["score"]) for row in rows)
@@ -202,7 +202,7 @@ def _common(answers: Sequence[Json]) -> list[str]:
 
 
 def _warnings(rows: Sequence[Json], answers: Sequence[Json | None]) -> list[str]:
-    """What any answer warns of, with its point unless all do so, and which points have none."""
+    """Return the warnings of all answers, with their points unless all share them, and failed points."""
     told = [
         (words_of(row["values"]), answer["warnings"])
         for row, answer in zip(rows, answers, strict=True)

@@ -1,4 +1,4 @@
-"""Pages of a list, continued by an opaque token that says where the last one ended."""
+"""Pages of a list, continued by an opaque token with the position where the last one ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wake-up queue: tells a worker that a job may be waiting. The table is the truth, this is a hint.
+"""The wake-up queue: hints to workers that a job may be waiting. The table is the truth.
 
 A lost hint costs latency, never a job: workers poll the table, and the sweeper publishes again.
 """
@@ -22,14 +22,14 @@ _log = logging.getLogger(__name__)
 
 
 class WakeUpQueue(Protocol):
-    """What submitting and sweeping need of a queue."""
+    """The interface of a queue that submitting and sweeping need."""
 
     def wake(self, job_id: str) -> None:
-        """Tell a worker about ``job_id``; best effort, never raises, returns within a second."""
+        """Wake a worker for ``job_id``; best effort, never raises, returns within a second."""
         ...
 
     def wake_verifier(self, plan_id: str) -> None:
-        """Tell a verifying worker about ``plan_id``, in the same way."""
+        """Wake a verifying worker for ``plan_id``, in the same way."""
         ...
 
     def health(self) -> QueueHealth:
@@ -41,10 +41,10 @@ class PollingQueue:
     """No queue: embedded workers look at the table several times a second."""
 
     def wake(self, job_id: str) -> None:
-        """Nobody needs to be told."""
+        """Do nothing: workers poll."""
 
     def wake_verifier(self, plan_id: str) -> None:
-        """Nobody needs to be told."""
+        """Do nothing: workers poll."""
 
     def health(self) -> QueueHealth:
         """Always ``polling``."""

@@ -1,4 +1,4 @@
-"""What is forgotten, and when: finished jobs with their results, and idempotency keys."""
+"""Retention: deletes finished jobs with their results, and idempotency keys, after a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from meshwright.service.db.clock import now_s
 from meshwright.service.db.database import Database
 from meshwright.service.db.tables import idempotency_keys, jobs
 
-BATCH = 200  # rows of one transaction: nobody waits long for it
+BATCH = 200  # rows of one transaction: short enough that others do not wait long
 DAY_S = 86_400.0
 
 
@@ -72,7 +72,7 @@ def _delete_older(
     age_s: float,
     only: ColumnElement[bool] | None = None,
 ) -> int:
-    """Delete up to a batch of the rows whose ``moment`` is longer ago than ``age_s``, oldest first."""
+    """Delete up to a batch of the rows with a ``moment`` more than ``age_s`` ago, oldest first."""
     before = now_s() - age_s
     wanted = [moment < before, *([] if only is None else [only])]
     oldest = select(name).where(*wanted).order_by(moment).limit(BATCH)

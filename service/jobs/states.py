@@ -1,4 +1,4 @@
-"""What workers and records say about a job: its states, a claim of it, how it ended, what a sweep did."""
+"""Types of workers and records about a job: its states, a claim, how it ended, results of a sweep."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 TERMINAL_STATES = frozenset({"succeeded", "infeasible", "failed", "cancelled", "expired"})
 DEFAULT_PRIORITY = 5  # of 0, which goes first among the tenant's own, to 9
-MAX_ATTEMPTS = 3  # a job whose worker died this often is poison
+MAX_ATTEMPTS = 3  # a job that lost its worker this often is poison
 MAX_EXCUSED = 9  # fence up to which a claim that a living worker gave up does not count
 
 Beat = Literal["ok", "cancel", "lost"]
@@ -47,7 +47,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """What one sweep changed."""
+    """The changes made by one sweep."""
 
     requeued: int = 0
     poisoned: int = 0

@@ -28,7 +28,7 @@ POSITION_DIGITS = 4  # hexadecimal, at the end of a child's id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """What a client sends: the question, and how it may be answered."""
+    """A client's submission: the question, and how it may be answered."""
 
     problem: Problem
     body: Mapping[str, object]  # as it was sent; the idempotency key is bound to it
@@ -74,7 +74,7 @@ def question_of(tenant: str, submission: Submission) -> Question:
 
 
 def sweep_key(tenant: str, values: Sequence[Mapping[str, object]], keys: Sequence[str]) -> str:
-    """What the answer of a sweep may be reused under: the points, and what each of theirs may be."""
+    """Return the key for reusing the answer of a sweep: the points, and the keys of theirs."""
     return cache_key_of(tenant, {"points": [dict(one) for one in values], "keys": list(keys)}, {})
 
 
@@ -103,6 +103,6 @@ def add(
 
 
 def _canonical(tenant: str, problem: Problem) -> tuple[dict[str, object], str]:
-    """A problem as it is stored, and what its answer may be reused under."""
+    """Return a problem as it is stored, and the key for reusing its answer."""
     request = problem_to_mapping(problem)
     return request, cache_key_of(tenant, request, versions_of(problem))

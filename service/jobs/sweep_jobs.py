@@ -29,7 +29,7 @@ def claim_ready(
 ) -> Claim | None:
     """Claim a sweep (that one, if it is named) of which no child is open; None: there is none."""
     wanted = [_PARENT.c.state == "running", _PARENT.c.num_children.is_not(None), ~_has_open(_PARENT.c.id)]
-    wanted.append(_PARENT.c.lease_expires_at_s.is_(None))  # else somebody is joining it
+    wanted.append(_PARENT.c.lease_expires_at_s.is_(None))  # else another process is joining it
     if parent_id is not None:
         wanted.append(_PARENT.c.id == parent_id)
     first = select(_PARENT.c.id).where(*wanted).limit(1).with_for_update(skip_locked=True)
@@ -101,7 +101,7 @@ _CLAIMED = (
 
 
 def _waits() -> tuple[ColumnElement[bool], ...]:
-    """A sweep whose children run, and that nobody is joining."""
+    """Return the condition for a sweep with running children that no process is joining."""
     return jobs.c.state == "running", is_sweep, jobs.c.lease_expires_at_s.is_(None)
 
 

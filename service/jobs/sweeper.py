@@ -1,4 +1,4 @@
-"""The sweep: ends leases that ran out, expires what nobody claimed, names jobs to publish again.
+"""The sweep: ends expired leases, expires unclaimed jobs, names jobs to publish again.
 
 One worker of the fleet sweeps, the *leader*: it holds a lease too, by the database's clock, so that a
 leader that froze is replaced (a session's advisory lock would stay with it). Two sweeps at once would
@@ -76,9 +76,9 @@ def _lease(name: str, lease_s: float) -> dict[str, object]:
 
 
 def _end_leases(connection: Connection) -> Counter[str]:
-    """Take the running jobs whose lease ran out from their workers; how many went to which state.
+    """Take running jobs with expired leases from their workers; return how many went to which state.
 
-    A sweep whose join was broken off runs on, for somebody else to join.
+    A sweep whose join was broken off runs on, for another process to join.
     One statement, so that a lease that runs out meanwhile is judged wholly or by the next sweep.
     """
     poison = and_(jobs.c.attempts >= MAX_ATTEMPTS, or_(is_sweep, ~jobs.c.cancel_requested))
@@ -103,7 +103,7 @@ def _end_leases(connection: Connection) -> Counter[str]:
 
 
 def _expire(connection: Connection) -> int:
-    """Expire the queued jobs that nobody claimed in time; one that came back to the queue was claimed."""
+    """Expire queued jobs not claimed in time; one that came back to the queue was claimed."""
     now = select(now_s()).scalar_subquery()  # read once: PostgreSQL then finds the late ones by index
     late = _free(jobs.c.state == "queued", jobs.c.expires_at_s <= now, jobs.c.started_at_s.is_(None))
     values = {"state": "expired", "finished_at_s": now_s()}
@@ -111,7 +111,7 @@ def _expire(connection: Connection) -> int:
 
 
 def _free(*wanted: ColumnElement[bool]) -> ScalarSelect[str]:
-    """Ids of jobs, without those that somebody is changing now: a sweep waits for nobody.
+    """Return the ids of jobs except those that another transaction is changing: a sweep never waits.
 
     A worker that froze inside a transaction would hold up the jobs of all others; and who never waits
     for a row while it holds others has no part in a deadlock.
@@ -122,7 +122,7 @@ def _free(*wanted: ColumnElement[bool]) -> ScalarSelect[str]:
 def _unhinted(connection: Connection, hint_after_s: float) -> tuple[str, ...]:
     """Those of the longest waiting jobs whose wake-up seems lost, oldest first; each is marked.
 
-    A hint wakes a worker, which claims whatever is next: the oldest stand for all. A job is published
+    A hint wakes a worker, which claims the next job: hints for the oldest are enough. A job is published
     again when it has waited twice as long as it had at its last hint (``hint_after_s`` at first), so
     that a long queue of n jobs behind busy workers gets few hints and not n in every sweep.
     """

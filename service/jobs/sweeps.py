@@ -29,7 +29,7 @@ class Sweeps:
         self._worker = worker
 
     def child_ended(self, parent_id: str) -> None:
-        """Tell the sweep, and join it if that was the last one; a sweep joins what this leaves undone."""
+        """Note an ended child, and join the sweep if it was the last; a sweep joins the rest."""
         try:
             self._engine.note_child(parent_id)
             self._join_claimed(self._engine.claim_ready(self._worker, parent_id=parent_id))
@@ -37,7 +37,7 @@ class Sweeps:
             _log.warning("sweep %s: not joined yet (%s)", parent_id, type(fault).__name__)
 
     def join_ready(self) -> int:
-        """Join every sweep whose children have all ended; how many there were."""
+        """Join every sweep with all children ended; return how many there were."""
         count = 0
         while self._join_claimed(self._engine.claim_ready(self._worker)):
             count += 1

@@ -52,7 +52,7 @@ class WayAnswer:
     lost_work_s: float
     steps_s: float
     interruptions_s: float
-    moved_bytes: float  # that stand on another GPU afterwards
+    moved_bytes: float  # bytes on another GPU afterwards
     layout: LayoutAnswer
     afterwards: LayoutAnswer | None  # what the job goes back to once its nodes are repaired
 
@@ -70,7 +70,7 @@ class WayAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplanAnswer:
-    """Ways to finish a job whose cluster changed, the soonest first."""
+    """Ways to finish a job after its cluster changed, the soonest first."""
 
     plan_id: str  # that runs
     checkpoint_format: str
@@ -96,7 +96,7 @@ class ReplanAnswer:
 
 
 def files_of(found: Replan, job: Changed, rank: int = 1) -> ExportBundle:
-    """The launch files of a way, with those that resume the run from its checkpoint.
+    """Return the launch files of a way, with those that resume the run from its checkpoint.
 
     Raises:
         InvalidProblemError: there is no such way, or the problem names no launcher.

@@ -1,4 +1,4 @@
-"""What a checkpoint on this machine holds: its format, its step, its model's size; read without torch.
+"""Checkpoints on this machine: format, step, and size of the model; read without torch.
 
 torch.distributed.checkpoint and Megatron-Core's distributed checkpoints keep a pickled ``.metadata``:
 names, sizes and places of all tensors. It is read with stand-ins for every class that it names, so that
@@ -35,9 +35,9 @@ class Found:
     """A checkpoint."""
 
     format: str
-    step: int | None  # None: its folder's name does not say
+    step: int | None  # None: not in the name of its folder
     num_parameters: int
-    num_layers: int | None  # None: its tensors' names do not say
+    num_layers: int | None  # None: not in the names of its tensors
 
     def request(self) -> dict[str, object]:
         """As a request states it."""
@@ -46,10 +46,10 @@ class Found:
 
 
 def read_checkpoint(folder: Path) -> Found:
-    """The newest checkpoint in a folder, or the one that it is.
+    """Read a checkpoint, or the newest one in a folder.
 
     Raises:
-        InvalidProblemError: there is none whose tensors can be listed.
+        InvalidProblemError: there is none with tensors that can be listed.
     """
     path = _whole(folder) or _newest(folder)
     if path is None:
@@ -72,7 +72,7 @@ def read_checkpoint(folder: Path) -> Found:
 
 
 def _whole(folder: Path) -> Path | None:
-    """Where a folder keeps the ``.metadata`` of its weights; None: it is no whole checkpoint."""
+    """Return where a folder has the ``.metadata`` of its weights; None: an incomplete checkpoint."""
     if (folder / ".metadata").is_file():
         return folder
     parts = (folder / _WEIGHTS, folder / _STATES)
@@ -150,10 +150,10 @@ class _Inert(pickle.Unpickler):
 
 
 def _tensors(path: Path) -> dict[str, tuple[int, ...]]:
-    """Sizes of the tensors that a ``.metadata`` lists, by name.
+    """Return the sizes of the tensors that a ``.metadata`` lists, by name.
 
     Raises:
-        InvalidProblemError: it lists none, or is no such file.
+        InvalidProblemError: it lists none, or is not such a file.
     """
     try:
         with path.open("rb") as handle:

@@ -77,7 +77,7 @@ class Way:
     lost_work_s: float
     steps_s: float
     interruptions_s: float
-    moved_bytes: float  # that stand on another GPU afterwards
+    moved_bytes: float  # bytes on another GPU afterwards
     afterwards: Layout | None = None  # what the run goes back to once the nodes are repaired
 
 
@@ -94,7 +94,7 @@ class Replan:
 
 
 def replanned(job: Changed, profile: Profile) -> Replan:
-    """Ways to finish a job whose cluster changed, soonest first.
+    """Return ways to finish a job after its cluster changed, soonest first.
 
     Args:
         job: the job and what happened to it.
@@ -157,7 +157,7 @@ class _Timing:
 
     @property
     def remaining(self) -> int:
-        """Steps that nobody did yet."""
+        """Return the number of steps that are not done yet."""
         return self.job.steps_total - self.job.steps_done
 
     def _interval_s(self) -> float:
@@ -168,7 +168,7 @@ class _Timing:
         return CHECKPOINT_BYTES_PER_WEIGHT * self.job.problem.model.num_parameters()
 
     def notes(self) -> Iterator[str]:
-        """What was assumed because nobody said it."""
+        """Return the assumptions made for missing values."""
         job = self.job
         if not job.planned and job.saved_step is None:
             lost = f"half an interval of checkpoints is lost ({self.lost_steps} steps)"
@@ -260,9 +260,9 @@ class _Timing:
     def _resharding(
         self, before: Configuration, after: Configuration, *, saves: bool, replaced: bool = False
     ) -> tuple[float, Moved | None]:
-        """Seconds to write (where the job still runs) and read the checkpoint, and what moves.
+        """Return the seconds to write (if the job still runs) and read the checkpoint, and the moved bytes.
 
-        ``replaced``: other nodes stand in the places of those that are gone, or the same ones, emptied.
+        ``replaced``: other nodes take the places of those that are gone, or the same ones, emptied.
         """
         if before.is_placed or after.is_placed:  # stages on unlike nodes: read from storage, each its share
             return self._read_s(after.num_gpus, saves=saves), None
@@ -305,7 +305,7 @@ def _summed(
 
 
 def _gone(job: Changed) -> tuple[int, ...]:
-    """Nodes that a new layout does without: the slow ones; lost ones, which nobody named, spread evenly."""
+    """Return the nodes that a new layout leaves out: slow ones; lost ones (not named), spread evenly."""
     nodes, lost = job.running_nodes, sum(job.lost)
     if not lost:
         return tuple(sorted(job.slow))
@@ -313,7 +313,7 @@ def _gone(job: Changed) -> tuple[int, ...]:
 
 
 def _at_pace(job: Changed, profile: Profile, pace: float) -> Layout:
-    """The layout that runs on a mesh whose slowest node computes at ``pace``."""
+    """Return the layout on a mesh with a slowest node that computes at ``pace``."""
     if pace == 1.0:
         return Layout(config=job.plan.config, prediction=job.plan.prediction, problem=job.problem)
 

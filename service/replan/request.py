@@ -1,4 +1,4 @@
-"""What is asked when a running job's cluster changes, and what of it cannot be."""
+"""Requests for replanning a running job after a change of its cluster, and their checks."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ FORMATS: Mapping[str, Format] = {
         ),
     )
 }
-# What the launch files of each launcher write unless they are told otherwise.
+# Checkpoint formats that the launch files of each launcher write by default.
 _WRITTEN: Mapping[str, str] = {
     "megatron-lm": "torch_dist", "megatron-bridge": "torch_dist", "ms-swift": "torch_dist",
     "torchtitan": "dcp", "accelerate": "dcp", "axolotl": "dcp", "trl": "dcp",
@@ -153,13 +153,13 @@ _WRITTEN: Mapping[str, str] = {
 class Changed:
     """A running job and its changed cluster, checked."""
 
-    problem: Problem  # as the plan settled it, on the nodes that the plan runs on and those beside them
+    problem: Problem  # as settled by the plan, on its nodes and the spare ones
     plan: Plan
     running_nodes: int  # that the plan runs on
     lost: tuple[int, ...]  # nodes of each group that are gone
     slow: Mapping[int, float]  # node to its pace
     left: ClusterSpec  # what remains, spares among it; slow nodes are part of it
-    spares: int  # nodes that stand idle
+    spares: int  # nodes that are idle
     planned: bool  # the job still runs, and can save before it changes
     steps_done: int
     steps_total: int
@@ -171,13 +171,13 @@ class Changed:
 
     @property
     def keeps(self) -> tuple[str, ...]:
-        """What the checkpoint's format holds fast; without ZeRO no shards of states are to be cut anew."""
+        """Return what the checkpoint's format fixes; without ZeRO no shards of states are cut anew."""
         free = self.format.name == "torch_dist" and not self.plan.config.zero_stage
         return () if free else self.format.keeps
 
     @property
     def constraints(self) -> tuple[str, ...]:
-        """What else a layout must meet.
+        """Return further constraints on a layout.
 
         What Megatron-Core's distributed optimizer has saved it loads alone: tensors have other names. A
         single replica is never ZeRO; its resume files ask for that optimizer.
@@ -280,7 +280,7 @@ def _steps_total(asked: ReplanRequest, problem: Problem) -> int | None:
 
 
 def _step_faults(asked: ReplanRequest, total: int | None) -> Iterator[FieldError]:
-    """Saved, done and all steps stand in this order."""
+    """Return faults unless saved, done and all steps are in this order."""
     if total is None:
         message = "is required: the job does not say how many tokens it trains on"
         yield FieldError(pointer="/steps_total", message=message)
@@ -325,10 +325,10 @@ def _checkpoint_faults(given: CheckpointRequest, model: ModelSpec) -> Iterator[F
 
 
 def _lost(asked: ReplanRequest, cluster: ClusterSpec, running: int) -> tuple[int, ...]:
-    """Lost nodes of each group.
+    """Return the lost nodes of each group.
 
     Raises:
-        InvalidProblemError: more than the job had, or it is not said of which group.
+        InvalidProblemError: more than the job had, or without the group that lost them.
     """
     groups, given = cluster.distinct_groups, asked.lost_nodes
     if given is None:

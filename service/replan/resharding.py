@@ -41,7 +41,7 @@ class Slices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What every rank of a layout holds."""
+    """The bytes that every rank of a layout holds."""
 
     stage: IntArray  # of each rank
     parts: BoolArray  # (stages, parts): layers in model order, then embedding and head
@@ -51,7 +51,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """What one change of layout moves."""
+    """The bytes that one change of layout moves."""
 
     needed_bytes: float  # held by all ranks together afterwards
     moved_bytes: float  # of them not on the same GPU before
@@ -60,7 +60,7 @@ class Moved:
 
 
 def held_by(config: Configuration) -> Held:
-    """What every rank holds under a layout that is one mesh."""
+    """Return the bytes that every rank holds under a layout that is one mesh."""
     c, ranks = config, np.arange(config.num_gpus)
     sizes = {
         "tp": c.tensor_parallel_size, "cp": c.context_parallel_size,
@@ -87,10 +87,10 @@ def moved(
     after: Configuration,
     positions: tuple[IntArray, IntArray],
 ) -> Moved:
-    """What the ranks of ``after`` need beyond what the same GPUs held under ``before``.
+    """Return the bytes that the ranks of ``after`` need beyond those the same GPUs held under ``before``.
 
     Args:
-        model: whose weights and states these are.
+        model: the model of these weights and states.
         before: the layout that ran.
         after: the layout that goes on.
         positions: the GPU of every rank of each; a GPU that is gone has no rank of ``after``.
@@ -114,9 +114,9 @@ def moved(
 def positions_of(
     num_gpus: int, gpus_per_node: int, gone: Sequence[int] = (), *, replaced: bool = False
 ) -> IntArray:
-    """The GPUs that so many ranks stand on: nodes in their order, those that are ``gone`` passed over.
+    """Return the GPUs of so many ranks: nodes in their order, without those that are ``gone``.
 
-    ``replaced``: another node stands in the place of each that is gone.
+    ``replaced``: another node takes the place of each that is gone.
     """
     nodes = -(-num_gpus // gpus_per_node)
     if replaced:

@@ -42,7 +42,7 @@ def render_report(report: Report) -> RenderableType:
 
 @cache
 def expected_of_strangers() -> str:
-    """What to expect of a cluster that shares nothing with the catalog's runs, in a sentence."""
+    """Return the expected error on a cluster that shares nothing with the catalog's runs, in a sentence."""
     file = CATALOG / "calibration" / "unseen.yaml"
     known: dict[str, float] = yaml.safe_load(file.read_text(encoding="utf-8"))
     return (
@@ -72,12 +72,12 @@ def _head(report: Report) -> str:
 
 
 def _timed(figures: Figures) -> int:
-    """Runs whose step time was measured."""
+    """Return runs with a measured step time."""
     return figures.time.n if figures.time else 0
 
 
 def _weighed(figures: Figures) -> int:
-    """Runs whose memory was measured."""
+    """Return runs with measured memory."""
     return sum(kind.n for kind in figures.memory.values())
 
 

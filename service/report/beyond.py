@@ -1,4 +1,4 @@
-"""What a request asked beyond the ranking: its objective, the whole run, the client's own configuration."""
+"""Parts of a request beyond the ranking: its objective, the whole run, the client's own configuration."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _front(front: ParetoFront, width: int) -> list[Text]:
 
 
 def _front_words(front: ParetoFront) -> list[str]:
-    """Each point's configuration; those that only their split tells apart with their layers."""
+    """Return each point's configuration; with its layers if only its split distinguishes it."""
     several = len(_gpus(front)) > 1
     words = [
         " · ".join(
@@ -74,7 +74,7 @@ def _gpus(front: ParetoFront) -> set[int]:
 
 
 def _objective(claim: ObjectiveClaim) -> str:
-    """What was proved about it."""
+    """Return what was proved about the objective."""
     gap = "" if claim.gap is None else f", at most {claim.gap * 100:.1f} % from the bound"
     value = "" if claim.value is None else f": {tied(f'{claim.value:.3g} {claim.unit}')}"
     return f"Ranked by {OBJECTIVE_NAMES[claim.name]}{value}{gap}."

@@ -97,7 +97,7 @@ def _side(
 
 
 def _step(step: Step, whole_s: float) -> str:
-    """``−8.1 s recompute off (recompute −9.0, bubble +0.9 s)``; what does not fit on the way is said."""
+    """Return ``−8.1 s recompute off (recompute −9.0, bubble +0.9 s)``, and which steps do not fit."""
     line = tied(f"{signed(step.step_change_s, whole_s):>8}  {step.change}")
     terms = sorted(step.terms_s.items(), key=lambda item: -abs(item[1]))[:_SHOWN_TERMS]
     shown = [f"{words(name)} {signed(value, whole_s)}" for name, value in terms
@@ -109,7 +109,7 @@ def _step(step: Step, whole_s: float) -> str:
 
 
 def reading_lines(notes: Sequence[str], unread: Sequence[str], *, width: int) -> RenderableType:
-    """What a launch command leaves to defaults, and what of it was not understood."""
+    """Return what a launch command leaves to defaults, and what of it was not understood."""
     lines = [wrapped(f"what really runs: {note}", width, indent=2) for note in notes]
     if unread:
         lines.append(wrapped(f"not understood, and not priced: {', '.join(unread)}", width, indent=2))

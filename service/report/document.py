@@ -1,6 +1,6 @@
 """A report as data: everything that its page shows, in words and places, before any markup.
 
-Pure: an answer, its problem and what was computed beside them in; frozen records out. The page of a report
+Pure: an answer, its problem and details computed for them in; frozen records out. The page of a report
 and the live page fill the same templates from them.
 """
 
@@ -37,7 +37,7 @@ _LEAST_PASSES = 1_500  # of one plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Details:
-    """What is computed for one plan beside the answer."""
+    """Details of one plan computed in addition to the answer."""
 
     timelines: tuple[Timeline, ...] = ()
     rooflines: tuple[Roofline, ...] = ()
@@ -50,7 +50,7 @@ class Details:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extras:
-    """What a report holds beside the answer."""
+    """The contents of a report in addition to the answer."""
 
     details: Mapping[str, Details]  # by plan_id; plans that are shown in full
     what_if: WhatIfs | None = None
@@ -65,7 +65,7 @@ class Extras:
 class RoofView:
     """Operators of one kind of rank."""
 
-    title: str  # its GPU, where a plan stands on several types
+    title: str  # its GPU, if a plan uses several types
     chart: Scatter
     operators: tuple[tuple[str, ...], ...]
 
@@ -100,7 +100,7 @@ class Document:
     question: tuple[Fact, ...]
     verdict: Verdict
     built: str  # what launchers made of the plans; empty: none was asked
-    standings: Standings | None  # None: there is no plan
+    standings: Standings | None  # None: there are no plans
     pareto: Scatter | None
     plans: tuple[PlanView, ...]
     chosen: str  # plan_id; empty without one
@@ -139,9 +139,9 @@ def document_of(answer: Answer, problem: Problem, extras: Extras, *, chosen: str
     """The report of an answer.
 
     Args:
-        answer: what was found.
-        problem: what was asked.
-        extras: what was computed beside them.
+        answer: the answer.
+        problem: its problem.
+        extras: details computed for them.
         chosen: the plan_id to show first; the best plan where it is empty.
     """
     first = chosen or (answer.plans[0].plan_id if answer.plans else "")
@@ -200,7 +200,7 @@ def _view(plan: Plan, problem: Problem, details: Details, most_passes: int) -> P
 
 
 def _plan_facts(plan: Plan, problem: Problem) -> tuple[Fact, ...]:
-    """What one looks for first."""
+    """Return the facts that a reader looks for first."""
     seen, c = plan.prediction, plan.config
     peak = f"of {peak_words(seen, problem)} per GPU, causal attention counted"
     found = [

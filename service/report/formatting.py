@@ -14,7 +14,7 @@ from meshwright.solver.configuration import HIERARCHICAL, VARIABLES, Configurati
 
 
 def built_words(plans: Sequence[Plan], verdicts: Mapping[str, str]) -> str:
-    """What launchers made of plans that were put before them; empty: of none."""
+    """Return the results of launchers that built plans; empty: none was built."""
     known = [f"#{plan.rank} {verdicts[plan.plan_id]}" for plan in plans if plan.plan_id in verdicts]
     return f"By the launcher's own code, without a GPU: {'; '.join(known)}." if known else ""
 
@@ -81,13 +81,13 @@ def words(term: str) -> str:
 
 
 def sentence_case(text: str) -> str:
-    """The first letter large, the others as they are."""
+    """Return the text with a large first letter, the others unchanged."""
     return text[:1].upper() + text[1:]
 
 
 # Short names of the sizes that tables of plans have a column for, in the order of the mesh.
 SHORT_NAMES = {name: one.short for name, one in VARIABLES.items() if one.in_tables}
-_USUAL_SCHEDULES = ("none", "1f1b", "interleaved_1f1b")  # what pp and vpp say already
+_USUAL_SCHEDULES = ("none", "1f1b", "interleaved_1f1b")  # implied by pp and vpp
 _SMALL_RISK = 0.001
 _TENTHS_FROM, _WHOLE_FROM = 10.0, 100.0  # digits shrink as a figure grows: 3.28, 32.8, 328
 
@@ -126,7 +126,7 @@ def percent(share: float) -> str:
 
 
 def risk(probability: float) -> str:
-    """``0.9 %``; what is smaller than a tenth of a per cent is said so."""
+    """Return ``0.9 %``, or that the value is below a tenth of a per cent."""
     return "<0.1 %" if probability < _SMALL_RISK else f"{probability * 100:.1f} %"
 
 
@@ -171,7 +171,7 @@ def configuration_words(configuration: Configuration) -> str:
 
 
 def inner_words(configuration: Configuration) -> list[str]:
-    """What few plans choose, for those that do: ``cp by all-to-all``, ``pp before dp``, ``shards of 8``."""
+    """Return the unusual choices of a plan: ``cp by all-to-all``, ``pp before dp``, ``shards of 8``."""
     split = configuration.context_parallel_size
     shards = configuration.zero_shard_size
     hybrid = configuration.zero_stage > 0 and shards < split * configuration.data_parallel_size
@@ -228,7 +228,7 @@ def split(stage_layers: Sequence[int]) -> str:
 
 
 def placement(configuration: Configuration) -> str:
-    """``2 × a100-sxm-80gb, 8 nodes each, tp 1 │ …``: runs of stages that stand on like nodes."""
+    """Return ``2 × a100-sxm-80gb, 8 nodes each, tp 1 │ …``: runs of stages on like nodes."""
     runs = [(stage, len(list(run))) for stage, run in groupby(configuration.stage_groups)]
     return " │ ".join(
         f"{length} × {stage.group}, {nodes(stage)}, tp {stage.tensor_parallel_size}"
@@ -299,7 +299,7 @@ def pieces(text: str, separator: str) -> str:
 
 
 def wrapped(text: str, width: int, *, indent: int = 0, hang: int = _HANG, style: str = "") -> Text:
-    """``text`` in lines of ``width`` columns; lines after the first stand ``hang`` further right.
+    """Return ``text`` in lines of ``width`` columns; lines after the first are indented by ``hang``.
 
     Breaks at blanks, never in a ``tied`` piece unless it alone is too long for a line.
     """

@@ -47,7 +47,7 @@ def render_prediction_page(document: PredictionDocument) -> str:
 
 @cache
 def content_security_policy() -> str:
-    """What the page may load: its own style and script, by hash."""
+    """Return the policy by which the page loads only its own style and script, by hash."""
     style, script = (_hash_of(_trusted(name)) for name in ("report.css", "report.js"))
     parts = [
         "default-src 'none'",
@@ -98,7 +98,7 @@ def _grouped(rows: Iterable[object], name: str) -> list[tuple[object, list[objec
 
 @cache
 def _trusted(name: str) -> Markup:
-    """Our own style or script: it is written as it is."""
+    """Return our own style or script, written unescaped."""
     return Markup((HTML / name).read_text(encoding="utf-8"))  # noqa: S704 - our own file
 
 

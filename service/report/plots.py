@@ -44,7 +44,7 @@ _BARS = {"ideal": _ACCENT, "loss": _GREY, "gain": "#b9c7f6", "whole": "#6d7889"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What there is to draw."""
+    """The subject of a plot."""
 
     answer: Answer
     plan: Plan
@@ -68,7 +68,7 @@ def draw(figure: str, subject: Subject, path: Path, *, form: str) -> None:
     import matplotlib as mpl  # noqa: PLC0415 - an optional extra, half a second
     from matplotlib.figure import Figure  # noqa: PLC0415 - the same
 
-    # that a first start looks for fonts concerns nobody
+    # no user needs to read that a first start looks for fonts
     getLogger("matplotlib.font_manager").setLevel(ERROR)
     salt = subject.plan.plan_id
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 9}):

@@ -27,7 +27,7 @@ _GUTTER = 2  # blanks behind every column
 def render_points(answer: Mapping[str, Any], *, width: int) -> RenderableType:
     """Return the table of points, then what holds for all of them.
 
-    Where the plans have no room beside the figures, they follow the table line by line.
+    If the plans have no room next to the figures, they follow the table line by line.
     """
     rows: Sequence[Row] = answer["points"]
     axes = list(rows[0]["values"])

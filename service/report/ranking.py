@@ -27,17 +27,17 @@ class Column:
 
     title: str
     cell: Callable[[Plan], str]
-    left: bool = False  # words stand left, numbers right
-    apart: bool = True  # one more blank in front; the sizes stand close together
+    left: bool = False  # words are left-aligned, numbers right-aligned
+    apart: bool = True  # one more blank in front; the sizes are close together
     leaves: int = 0  # narrow terminals drop the highest first; 0 stays
 
     @property
     def heading(self) -> str:
-        """The title as it is printed."""
+        """Return the printed title."""
         return " " * self.apart + self.title
 
     def text(self, plan: Plan) -> str:
-        """The cell of one plan as it is printed."""
+        """Return the printed cell of one plan."""
         return " " * self.apart + self.cell(plan)
 
 
@@ -50,7 +50,7 @@ _IN_FULL = ("precision", "optimizer")  # changes that a cell names; switches hav
 
 
 def changes_of(plan: Plan) -> list[str]:
-    """What a plan changes of the request's workload, in words: ``fp8``, ``moe_dispatcher hybridep``."""
+    """Return the changes of a plan to the request's workload: ``fp8``, ``moe_dispatcher hybridep``."""
     texts = []
     for name, value in plan.workload.items():
         if name in _IN_FULL:
@@ -74,7 +74,7 @@ def _letters(plans: Sequence[Plan]) -> dict[str, str]:
 
 
 def switch_notes(plans: Sequence[Plan]) -> list[str]:
-    """What the letters in the column ``with`` stand for."""
+    """Return the meaning of the letters in the column ``with``."""
     return [f"with {letter}: {switches}" for switches, letter in _letters(plans).items()]
 
 
@@ -90,7 +90,7 @@ def _with(plans: Sequence[Plan]) -> Callable[[Plan], str]:
 
 
 def _differing(plans: Sequence[Plan]) -> list[Column]:
-    """What the request left open and plans differ in."""
+    """Return the settings that the request left open and in which plans differ."""
     shown: list[tuple[bool, Column]] = [
         (
             len({plan.config.num_gpus for plan in plans}) > 1,
@@ -139,9 +139,9 @@ def columns_of(plans: Sequence[Plan] = (), *, moe: bool, marked: bool = False) -
 
 
 def equal_to_first(plans: Sequence[Plan]) -> frozenset[int]:
-    """Ranks of the plans that the model cannot tell from the first.
+    """Return the ranks of the plans that the model cannot distinguish from the first.
 
-    Errors that plans share cancel, so overlapping bands alone say little: a plan counts whose chance to be
+    Errors that plans share cancel, so overlapping bands alone say little: a plan counts if its chance to be
     the fastest is half of the likeliest's or more. Empty where chances are unknown.
     """
     chances = {plan.rank: plan.odds.best_probability for plan in plans if plan.odds is not None}
@@ -151,19 +151,19 @@ def equal_to_first(plans: Sequence[Plan]) -> frozenset[int]:
 
 
 def band_words(plans: Sequence[Plan]) -> str:
-    """What stands beside step times."""
+    """Return the words next to step times."""
     if not equal_to_first(plans):
         return _BAND
     return f"{_BAND}; ≈ statistically tied with #1"
 
 
 def _step(plan: Plan, equal: frozenset[int]) -> str:
-    """The step time with its band, marked where it is the first plan's as far as the model can tell."""
+    """Return the step time with its band, marked if it ties with the first plan's."""
     return figures.step_time(plan.prediction) + (_EQUAL if plan.rank in equal else "")
 
 
 def _last(plans: Sequence[Plan], *, marked: bool) -> Column:
-    """What few plans choose, where some do, behind the mark of the best plan; else that mark alone."""
+    """Return the unusual choices of plans, if any, behind the mark of the best plan."""
     if not any(map(_also, plans)):
         return Column(title="", cell=_best, left=True, leaves=4)
     first = _best if marked else lambda _: ""
@@ -171,12 +171,12 @@ def _last(plans: Sequence[Plan], *, marked: bool) -> Column:
 
 
 def _best(plan: Plan) -> str:
-    """A mark beside the first."""
+    """Return the mark of the best plan."""
     return "← best" if plan.rank == 1 else ""
 
 
 def _also(plan: Plan) -> str:
-    """What few plans choose, where this one does, and the packages that it needs."""
+    """Return the unusual choices of this plan, and the packages that it needs."""
     return " · ".join([*figures.inner_words(plan.config), *map(_needs, plan.needs)])
 
 
@@ -196,9 +196,9 @@ def _risk(plan: Plan) -> str:
 
 
 def ranking(plans: Sequence[Plan], *, moe: bool, width: int, peak: str) -> RenderableType:
-    """The table of ``plans``; a list of lines where even the narrowest table has no room.
+    """Return the table of ``plans``; a list of lines if even the narrowest table has no room.
 
-    ``peak`` is the denominator of MFU; it and what else needs saying stands below.
+    ``peak`` is the denominator of MFU; it and other notes follow below the table.
     """
     columns = columns_of(plans, moe=moe, marked=True)
     left_out: list[str] = []
@@ -227,7 +227,7 @@ def _width(columns: Sequence[Column], plans: Sequence[Plan]) -> int:
 
 
 def _table(columns: Sequence[Column], plans: Sequence[Plan]) -> Table:
-    """A table without lines; the best plan stands out."""
+    """Return a table without lines, with the best plan emphasised."""
     table = Table(box=None, padding=(0, 0, 0, GUTTER), pad_edge=True, header_style="dim", show_edge=False)
     for column in columns:
         table.add_column(column.heading, justify="left" if column.left else "right", no_wrap=True)

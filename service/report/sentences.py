@@ -18,11 +18,11 @@ from meshwright.solver.configuration import VARIABLES, mesh_of
 from meshwright.solver.problem import Problem, searched_switches
 
 # --------------------------------------------------------------------------------------------------
-# Why a plan is as it is: from the ideal step to the real one, losses, limits, certainty.
+# Reasons for a plan: from the ideal step to the real one, losses, limits, certainty.
 
 
 _COMPUTING = ("ideal", "gemm_efficiency", "attention_efficiency", "memory_bound", "launch_floor")
-SURE = 0.9995  # what would print as 100 % is said as more than 99.9 %
+SURE = 0.9995  # a chance that would print as 100 % is printed as more than 99.9 %
 
 
 def reason_lines(plan: Plan, width: int) -> list[Text]:
@@ -41,7 +41,7 @@ _OF_EXPERTS = ("expert_parallel_size",)
 
 
 def proof_words(problem: Problem) -> str:
-    """What a proof holds under, in words; a pinned switch is none of those that it is over."""
+    """Return the conditions of a proof, in words; a pinned switch is not one of those it covers."""
     model, options = problem.model, problem.options
     able = launcher_capabilities(problem.launcher)
     names = [
@@ -60,7 +60,7 @@ def proof_words(problem: Problem) -> str:
 
 
 def ranks_words(answer: Answer, problem: Problem) -> list[str]:
-    """What the plans behind the first are, where that is proved: ``#2 to #10 are …``; else nothing."""
+    """Return the relation of the plans behind the first, if proved: ``#2 to #10 are …``; else nothing."""
     plans = answer.ranking
     last, meshes = len(plans), len({mesh_of(plan.config) for plan in plans})
     if answer.status != "optimal" or last <= 1:
@@ -154,7 +154,7 @@ _LOSSES: Mapping[str, str] = {
 
 
 def sentences(plans: Sequence[Plan], width: int, *, is_calibrated: bool) -> list[Text]:
-    """Three sentences about the first plan; fewer where it has no reasons or stands alone."""
+    """Return three sentences about the first plan; fewer if it has no reasons or is the only one."""
     best = plans[0]
     said = [] if best.why is None else [time_sentence(best.why), limit_sentence(best.why)]
     if best.odds is not None:
@@ -174,7 +174,7 @@ def time_sentence(why: Why) -> str:
 
 
 def limit_sentence(why: Why) -> str:
-    """What alone stops the most promising change; where nothing does, what a change would cost or win."""
+    """Return the one limit that stops the best change; if there is none, what a change costs or gains."""
     step_s = sum(why.waterfall_s.values())
     if why.limits:
         return f"Binds: {limit_words(why.limits[0], step_s)}"
@@ -219,7 +219,7 @@ def _alone() -> str:
 
 
 def _loss_words(term: str) -> str:
-    """What a loss is, in words that need no glossary."""
+    """Return a loss in words that need no glossary."""
     return _LOSSES.get(term, term.replace("_", " "))
 
 

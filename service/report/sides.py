@@ -13,7 +13,7 @@ from meshwright.solver.answer import Answer, Prediction
 from meshwright.solver.configuration import Configuration
 
 Value = float | str
-# What a configuration is compared by, beside its sizes.
+# The settings by which configurations are compared, in addition to sizes.
 _WORDS = ("pipeline_schedule", "recompute_granularity", "offload", "rank_order")
 _LABELS = {
     "zero_stage": "ZeRO stage",
@@ -75,7 +75,7 @@ class Comparison:
         return all(quantity.key not in side.values for side in (self.first, self.second))
 
     def difference(self, quantity: Quantity) -> str:
-        """What the second has more than the first."""
+        """Return the surplus of the second over the first."""
         a, b = self.first.values.get(quantity.key), self.second.values.get(quantity.key)
         if isinstance(a, str) or isinstance(b, str):
             return "" if a == b else "differs"
@@ -141,7 +141,7 @@ def _label(name: str) -> str:
 
 
 def _hint(name: str) -> str:
-    """What it means, where a column of the ranking says so."""
+    """Return the explanation of a word from its column of the ranking."""
     return COLUMNS.get(figures.SHORT_NAMES.get(name, ""), "")
 
 

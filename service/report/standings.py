@@ -94,7 +94,7 @@ def standings_of(answer: Answer, problem: Problem, detailed: AbstractSet[str]) -
 
 
 def _key(title: str, text: str, plan: Plan) -> str:
-    """The figure behind a cell; words are sorted as they are."""
+    """Return the figure behind a cell; words sort as text."""
     if title == "step":
         return repr(plan.prediction.step_time_s)
     if title == "OOM risk":

@@ -43,7 +43,7 @@ def to_csv(plans: Sequence[Plan]) -> str:
 
 
 def _decided(plan: Plan) -> list[str]:
-    """What a request left open, and where stages stand; empty where there was no choice."""
+    """Return the choices that a request left open, and the places of stages; empty without a choice."""
     workload = " ".join(f"{name}={value}" for name, value in plan.workload.items())
     placed = [asdict(one) for one in plan.config.replicas or plan.config.stage_groups]
     stages = json.dumps(placed) if placed else ""

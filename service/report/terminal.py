@@ -1,6 +1,6 @@
-"""An answer as people read it in a terminal: what was asked, how sure it is, the ranking, what comes next.
+"""An answer in a terminal: the question, how sure the answer is, the ranking, the next commands.
 
-Pure: an Answer and its Problem in, a Rich renderable out. Colour only repeats what the words say, so the
+Pure: an Answer and its Problem in, a Rich renderable out. Colour only repeats the words, so the
 text reads the same in a pipe.
 """
 
@@ -70,9 +70,9 @@ def render_prediction(
     broken: Sequence[str] = (),
     why: Why | None = None,
 ) -> RenderableType:
-    """The price of one configuration that nobody searched for, laid out for ``width`` columns.
+    """Return the price of one configuration without a search, laid out for ``width`` columns.
 
-    ``broken`` names the rules of the search space that it breaks; ``why`` says where its time goes.
+    ``broken`` names the rules of the search space that it breaks; ``why``: where its time goes.
     """
     plan = Plan(plan_id="", rank=0, config=configuration, prediction=prediction, objective_s=0.0, why=why)
     risk, limit = prediction.out_of_memory_probability, problem.options.max_out_of_memory_probability
@@ -96,7 +96,7 @@ def render_plan(plan: Plan, problem: Problem, *, width: int, profile: str) -> Re
 
 
 def _search_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
-    """What was searched, and what is certain about the first plan."""
+    """Return what was searched, and what is certain about the first plan."""
     size, explored = figures.count(answer.space_size), figures.count(answer.explored)
     seen = size if answer.explored >= answer.space_size else f"{explored} of {size}"
     searched = f"searched {seen} configurations in {answer.elapsed_s:.1f} s: "
@@ -133,7 +133,7 @@ def _gpus(answer: Answer, problem: Problem) -> str:
 
 
 def _remainder(answer: Answer) -> str:
-    """What the closed-form objective leaves open: the ranking is by simulated time."""
+    """Return what the closed-form objective leaves open: the ranking is by simulated time."""
     if answer.status != "optimal" or not answer.objective_excess:
         return ""
     return f"; its closed-form objective is {tied(figures.risk(answer.objective_excess))} above the least"
@@ -157,7 +157,7 @@ def peak_words(prediction: Prediction, problem: Problem) -> str:
 
 
 def _table(plans: Sequence[Plan], problem: Problem, width: int) -> RenderableType:
-    """The ranking with its footnotes: the denominator of MFU is always said."""
+    """Return the ranking with its footnotes, which always include the denominator of MFU."""
     peak = f"{peak_words(plans[0].prediction, problem)} per GPU"
     return ranking(plans, moe=problem.model.moe is not None, width=width, peak=peak)
 
@@ -211,7 +211,7 @@ def _skipped(answer: Answer, width: int) -> list[Text]:
 
 
 def _outside(prediction: Prediction, width: int) -> list[Text]:
-    """What the measurements do not cover."""
+    """Return the settings that the measurements do not cover."""
     if not prediction.extrapolated:
         return []
     said = f"Outside the measured range: {', '.join(prediction.extrapolated)}."
@@ -246,7 +246,7 @@ def is_calibrated(answer: Answer, problem: Problem) -> bool:
 
 
 def _next(answer: Answer, problem: Problem) -> str:
-    """What to do with the answer."""
+    """Return the next commands for the answer."""
     if not answer.plans:
         return "Next: give the search more time (--time-limit-s)"
     if problem.launcher == "none":

@@ -11,7 +11,7 @@ from typing import Any
 
 from meshwright.solver.answer import KINDS, RankTimeline, Timeline, window
 
-MOST_EVENTS = 60_000  # passes of a trace; longer steps lose their middle, and say so
+MOST_EVENTS = 60_000  # passes of a trace; longer steps lose their middle, with a note
 _US = 1e6  # microseconds of a second
 _AFTER = "once per step"
 

@@ -1,4 +1,4 @@
-"""Step time against peak memory, drawn with characters: where each plan of a ranking stands."""
+"""Step time against peak memory, drawn with characters: the position of each plan of a ranking."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _extent(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _placed(plans: Sequence[Plan], times: tuple[float, float], peaks: tuple[float, float]) -> list[Mark]:
-    """A mark for each plan, better ranks first; one that finds its place taken stands beside it."""
+    """Place a mark for each plan, better ranks first, next to its place if that is taken."""
     taken: set[tuple[int, int]] = set()
     marks = []
     for plan in plans:
@@ -100,7 +100,7 @@ def _is_free(taken: set[tuple[int, int]], row: int, column: int, text: str) -> b
 
 
 def _row(row: int, marks: Sequence[Mark], peaks: tuple[float, float]) -> Text:
-    """One line of the field; the first and the last say how much memory they are."""
+    """Return one line of the plot; the first and the last are labelled with their memory."""
     edge = {0: peaks[1], _ROWS - 1: peaks[0]}.get(row)
     label = "" if edge is None else f"{figures.gib(edge)} GiB"
     line = Text(f"{label:>{_LABEL}} │")

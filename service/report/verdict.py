@@ -59,7 +59,7 @@ def title_of(problem: Problem) -> str:
 
 
 def question_of(problem: Problem) -> tuple[Fact, ...]:
-    """What was asked, piece by piece."""
+    """Return the question, piece by piece."""
     model, cluster, batch, precision, launcher = question_words(problem)
     options = problem.options
     limits = [f"{name} = {value}" for name, value in sorted(options.pin.items())]
@@ -157,7 +157,7 @@ def _odds(plan: Plan, subject: str, rivals: str) -> list[str]:
 
 
 def _searched(answer: Answer) -> str:
-    """What was looked at."""
+    """Return the searched space."""
     size, legal = figures.count(answer.space_size), figures.count(answer.legal)
     seen = size if answer.explored >= answer.space_size else f"{figures.count(answer.explored)} of {size}"
     return f"Searched {seen} configurations ({legal} legal) in {answer.elapsed_s:.1f} s."
@@ -183,7 +183,7 @@ def _infeasible(answer: Answer, problem: Problem) -> Verdict:
 
 
 def _together(limits: Sequence[str]) -> str:
-    """What a set of limits does."""
+    """Return the effect of a set of limits."""
     return " cannot all be met" if len(limits) > 1 else " is the limiting factor"
 
 
@@ -196,7 +196,7 @@ def _nearest(nearest: Shortfall) -> str:
 
 
 def reasons_of(plan: Plan) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
-    """What costs most with what would lower it, and which limits bind."""
+    """Return the largest costs, the changes that would lower them, and the limits that bind."""
     why = plan.why
     if why is None:
         return (), ()

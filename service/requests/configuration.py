@@ -1,4 +1,4 @@
-"""Reads a configuration that somebody wrote, and completes it: what is left out follows from the rest."""
+"""Reads a user's configuration, and completes it: missing parts follow from the rest."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from meshwright.solver.space.rules import rules_of, violation_masks
 from meshwright.solver.splits import even_split, launcher_split, usual_split
 
 # --------------------------------------------------------------------------------------------------
-# Reads a configuration whose stages stand on named node groups, and completes it.
+# Reads a configuration with stages on named node groups, and completes it.
 
 
 MAX_STAGES = 4096
@@ -47,7 +47,7 @@ Where = tuple[str | int, ...]
 
 
 def names_places(raw: Mapping[str, object]) -> bool:
-    """Whether a configuration says where its stages stand."""
+    """Return whether a configuration places its stages."""
     return bool(raw.get("stage_groups") or raw.get("replicas"))
 
 
@@ -120,7 +120,7 @@ def _one(
 
 
 def _stages(given: object, problem: Problem, at: Where) -> tuple[StageGroup, ...]:
-    """Where each stage stands."""
+    """Return the place of each stage."""
     if not isinstance(given, list | tuple) or not 0 < len(given) <= MAX_STAGES:
         raise InvalidProblemError.of(pointer(*at), "must be a list of objects, one for each stage")
     found, faults = list[StageGroup](), list[FieldError]()
@@ -156,7 +156,7 @@ def _stage_faults(one: object, problem: Problem, at: Where) -> Iterator[FieldErr
 
 
 def _fixed(given: Configuration, at: Where) -> Iterator[FieldError]:
-    """What placed stages cannot have otherwise."""
+    """Return the variables that placed stages fix."""
     for name, only in PLACED_ONLY.items():
         if getattr(given, name) != only:
             message = f"only {only} where stages are placed on node groups"
@@ -175,7 +175,7 @@ def _most_replicas(config: Configuration, problem: Problem) -> int:
 
 
 def _contradictions(raw: Mapping[str, object], config: Configuration, at: Where) -> list[FieldError]:
-    """What was given and follows otherwise from the stages."""
+    """Return the given values that contradict the stages."""
     right, found = asdict(config), list[FieldError]()
     for name, value in raw.items():
         if name in ("stage_groups", "replicas") or name not in right:
@@ -206,7 +206,7 @@ def _placed_misfits(config: Configuration, problem: Problem) -> Iterator[FieldEr
 
 
 def _moved(fault: InvalidProblemError, at: Where) -> InvalidProblemError:
-    """The faults of a part where it stands."""
+    """Return the faults of a part, with their pointers moved to its place."""
     here = pointer(*at)
     return InvalidProblemError(
         replace(one, pointer=here + one.pointer.removeprefix("/configuration")) for one in fault.errors
@@ -303,7 +303,7 @@ def configuration_of(raw: Mapping[str, object]) -> Configuration:
 
 
 def _out_of_range(given: Configuration) -> Iterator[FieldError]:
-    """Integers that are no legal value of their variable, unknown words."""
+    """Return faults of integers that are not legal values of their variable, and of unknown words."""
     for name in INTEGER_VARIABLES:
         least, most, where = VARIABLES[name].least, VARIABLES[name].most, pointer("configuration", name)
         if getattr(given, name) < least:
@@ -369,7 +369,7 @@ def _stage_counts(configuration: Configuration) -> Iterator[FieldError]:
 
 
 def _misfits(configuration: Configuration, problem: Problem) -> Iterator[FieldError]:
-    """What no price can be given for: another number of layers, chunks, GPUs or sequences."""
+    """Return faults that prevent a price: another number of layers, chunks, GPUs or sequences."""
     batch, layers = problem.workload.global_batch_size, problem.model.num_layers
     gpus, sequences = usable_gpus(problem), configuration.global_batch_size
     chunks = configuration.pipeline_parallel_size * configuration.virtual_pipeline_size
@@ -430,7 +430,7 @@ def _raise_any(faults: Iterable[FieldError]) -> None:
 
 
 def _fits(value: object, kind: type) -> bool:
-    """Whether a JSON value is of ``kind``; a bool is no integer, and integers are bounded."""
+    """Return whether a JSON value is of ``kind``; a bool is not an integer, and integers are bounded."""
     if kind is tuple:
         return isinstance(value, list) and all(_fits(item, int) for item in value)
     if kind is int:

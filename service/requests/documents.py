@@ -69,7 +69,7 @@ def read_lengths_file(path: Path) -> Mapping[str, object]:
 
 
 def _content(path: Path, limits: Limits) -> bytes:
-    """What a file holds.
+    """Return the contents of a file.
 
     Raises:
         InvalidProblemError: it cannot be read; names it.

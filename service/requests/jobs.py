@@ -1,4 +1,4 @@
-"""What a request says beside its problem: the order of its job, how long it may wait, and a sweep."""
+"""Parts of a request outside its problem: the order of its job, how long it may wait, and a sweep."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def words_of(values: Mapping[str, object]) -> str:
 
 
 def _fault_of(name: str, values: object) -> FieldError | None:
-    """What is wrong with one axis by itself."""
+    """Return the fault of one axis by itself."""
     at = pointer("sweep", name)
     if not isinstance(values, list) or not values:
         return FieldError(pointer=at, message="must be a list of one value or more")
@@ -127,7 +127,7 @@ def _fault_of(name: str, values: object) -> FieldError | None:
 
 
 def _with(request: Mapping[str, object], path: Sequence[str], value: Value) -> dict[str, object]:
-    """A request with one value put in; what lies on the way and is no object is left to be refused."""
+    """Return a request with one value put in; a non-object on the way stays, to be refused."""
     if path == ("cluster",) and isinstance(value, str):  # a name keeps the number of nodes
         cluster = request.get("cluster")
         nodes = cluster.get("num_nodes") if isinstance(cluster, dict) else None

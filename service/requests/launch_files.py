@@ -1,4 +1,4 @@
-"""The run that somebody's launch files start, as a problem and a configuration that can be priced."""
+"""Runs that launch files start, as a problem and a configuration that can be priced."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from meshwright.solver.space.rules import ramp_stages
 
 Request = Mapping[str, object]
 Values = Mapping[str, object]
-_TOLD = ("seq_length", "global_batch_size", "precision", "optimizer")  # of a workload, beside the files
+_TOLD = ("seq_length", "global_batch_size", "precision", "optimizer")  # of a workload, over the files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """Somebody's own configuration with its problem, and what reading it left to say."""
+    """A user's own configuration with its problem, and notes from reading it."""
 
     problem: Problem
     configuration: Configuration
-    launcher: str | None = None  # whose files they were
+    launcher: str | None = None  # the launcher of the files
     notes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     batch_ramp: tuple[tuple[int, int], ...] = ()  # (batch, until so many tokens) before the workload's
@@ -49,19 +49,19 @@ def own_of_files(
     ignored: Sequence[str] = (),
     run: int | None = None,
 ) -> Own:
-    """The problem and the configuration of launch files.
+    """Return the problem and the configuration of launch files.
 
     Args:
-        request: cluster, and what the files may not tell: model, sequence, batch, search.
-        source: the file with those beside it.
-        launcher: whose file it is; None: the request's launcher where it is one, else found out.
+        request: cluster, and what the files may lack: model, sequence, batch, search.
+        source: the file with those it refers to.
+        launcher: the launcher of the file; None: the request's launcher if it names one, else detected.
         variables: of the shell.
         values: parts of the configuration by glossary name; they count before the files.
-        ignored: flags to pass by.
+        ignored: flags to ignore.
         run: which of several runs that a script starts, from 1.
 
     Raises:
-        InvalidProblemError: what cannot be read, contradicts itself, or is said nowhere.
+        InvalidProblemError: a value cannot be read, contradicts another, or is missing.
     """
     named = request.get("launcher")
     if launcher is None and isinstance(named, str) and named in reader_names():
@@ -150,7 +150,7 @@ _BEYOND_PLANS = (
 
 
 def _priced(request: Request, launcher: str) -> tuple[Problem, list[str]]:
-    """The problem of a run that files start, and why it is no plan's: no launcher's, on the same stack."""
+    """Return the problem of a run that files start, and why no plan has it: no launcher, same stack."""
     try:
         return parse_problem(request), []
     except InvalidProblemError as fault:
@@ -161,7 +161,7 @@ def _priced(request: Request, launcher: str) -> tuple[Problem, list[str]]:
     return parse_problem({**request, "launcher": "none", "stack": stack}), why
 
 
-# What follows from sizes that somebody changes: how many replicas, and what each of them holds.
+# Values that follow from changed sizes: how many replicas, and the contents of each of them.
 _FOLLOW = ("data_parallel_size", "num_microbatches")
 _OF_REPLICAS = (
     "num_gpus", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "zero_stage",
@@ -171,7 +171,7 @@ _OF_STAGES = ("pipeline_parallel_size", "virtual_pipeline_size")
 
 
 def _overridden(found: LaunchFile, told: Told) -> tuple[dict[str, object], Values, list[str]]:
-    """The configuration of files with what is told over it, what that is of the workload, and what changed.
+    """Return the files' configuration with overrides, those of the workload, and the changed names.
 
     What follows from a changed size is left out, for ``completed`` to fill in.
     """
@@ -209,7 +209,7 @@ def request_of_files(
     request: Request, source: Source, *, variables: Mapping[str, str], values: Values,
     ignored: Sequence[str] = (), run: int | None = None,
 ) -> tuple[dict[str, object], LaunchFile]:  # fmt: skip
-    """A request whose model, workload and launcher are those of launch files, for a search, and their run.
+    """Return a request with the model, workload and launcher of launch files, for a search, and their run.
 
     Raises:
         InvalidProblemError: as ``own_of_files``; a value that decides nothing of a search.
@@ -223,10 +223,10 @@ def request_of_files(
 
 
 def _require_used(source: Source, told: Told, values: Values, found: LaunchFile) -> None:
-    """Refuse values that say nothing of the model and the batch: sizes are what a search chooses.
+    """Refuse values that do not affect the model or the batch: sizes are what a search chooses.
 
     Raises:
-        InvalidProblemError: the files say the same model and the same workload without one.
+        InvalidProblemError: the files give the same model and the same workload without one.
     """
     sizes = asdict(found.configuration)
     known = {*_TOLD, *(found.places.keys() - sizes.keys())}
@@ -247,7 +247,7 @@ def _require_used(source: Source, told: Told, values: Values, found: LaunchFile)
 
 
 def _completed(request: Request, found: LaunchFile, told: Values | None = None) -> dict[str, object]:
-    """A request with what launch files say of the rest; of the workload ``told`` counts first."""
+    """Return a request completed from launch files; in the workload, ``told`` takes precedence."""
     given = request.get("workload")
     complete = dict(_request_of(request, found))
     if isinstance(complete["workload"], dict):
@@ -261,7 +261,7 @@ def _name_of(source: Source) -> str:
 
 
 def _told(request: Request, variables: Mapping[str, str], values: Values) -> Told:
-    """What the request says beside the files."""
+    """Return the values of the request that override the files."""
     if "cluster" not in request:
         message = "no launch file names the GPUs: give the cluster (--cluster with --num-nodes, or --gpu)"
         raise InvalidProblemError.of("/cluster", message)
@@ -294,7 +294,7 @@ def _told_workload(workload: object) -> dict[str, int | str | bool]:
 
 
 def _plain(values: Values, part: str) -> dict[str, int | str | bool]:
-    """Numbers, words and switches; nothing else can be told."""
+    """Refuse values that are not numbers, words or switches."""
     found: dict[str, int | str | bool] = {}
     for name, value in values.items():
         if not isinstance(value, int | str | bool):
@@ -306,7 +306,7 @@ def _plain(values: Values, part: str) -> dict[str, int | str | bool]:
 
 
 def _request_of(request: Request, found: LaunchFile, told: Values | None = None) -> Request:
-    """The request with the files' model, workload (``told`` over it) and number of nodes in it."""
+    """The request with the files' model, workload (with ``told`` over it) and number of nodes in it."""
     workload = {name: value for name, value in asdict(found.workload).items() if value != ()}
     workload |= told or {}
     lists = {"lora_targets": found.workload.lora_targets, "trained_modules": found.workload.trained_modules}
@@ -320,7 +320,7 @@ def _request_of(request: Request, found: LaunchFile, told: Values | None = None)
 
 
 def _sized(cluster: dict[str, object], num_nodes: int, gpus_per_node: int) -> dict[str, object]:
-    """The cluster with as many nodes as the files start on, unless it says how many it has."""
+    """Return the cluster with as many nodes as the files start on, unless it has a number of nodes."""
     groups = cluster.get("groups")
     if isinstance(groups, list) and len(groups) == 1 and isinstance(groups[0], dict):
         given = {"num_nodes": num_nodes, "gpus_per_node": gpus_per_node}
@@ -329,11 +329,11 @@ def _sized(cluster: dict[str, object], num_nodes: int, gpus_per_node: int) -> di
 
 
 # --------------------------------------------------------------------------------------------------
-# A launch file as it stands in a request's body: texts by name, bounded before anything is read.
+# A launch file in a request's body: texts by name, bounded before anything is read.
 
 
 MAX_TEXT = 200_000  # characters of all files: reading takes half a second for so many
-MAX_FILES = 8  # beside the first
+MAX_FILES = 8  # in addition to the first
 MAX_NAME = 128
 MAX_VARIABLES = 64
 _AT = "launch_file"
@@ -342,7 +342,7 @@ _NAMES = ("name", "text", "launcher", "files", "variables", "ignore", "run")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenLaunchFile:
-    """The files, whose they are, and what the shell would know."""
+    """The files, their launcher, and the variables of the shell."""
 
     source: Source
     launcher: str | None
@@ -352,7 +352,7 @@ class GivenLaunchFile:
 
 
 def given_launch_file(raw: Mapping[str, object]) -> GivenLaunchFile:
-    """The launch file of a body: ``{"name": "train.sh", "text": "…"}``, with ``files`` beside it.
+    """Read the launch file of a body: ``{"name": "train.sh", "text": "…"}``, with more under ``files``.
 
     Raises:
         InvalidProblemError: a part is missing, of a wrong kind, or too big.
@@ -381,7 +381,7 @@ def given_launch_file(raw: Mapping[str, object]) -> GivenLaunchFile:
 
 
 def with_launch_file(body: Request) -> Request:
-    """A body with what its ``launch_file`` says of model, batch and launcher, where it has one.
+    """Return a body completed with the model, batch and launcher of its ``launch_file``, if it has one.
 
     Raises:
         InvalidProblemError: as ``own_of_files``, with pointers into the body.
@@ -402,7 +402,7 @@ def with_launch_file(body: Request) -> Request:
 
 
 def in_the_text(fault: FieldError) -> FieldError:
-    """A fault of a name in a body's file points to its text, and says the name."""
+    """Return a fault of a name in a body's file as a fault of its text, with the name."""
     if fault.pointer.startswith("/"):
         return fault
     named = fault.message if fault.pointer == WHOLE_FILE else f"{fault.pointer}: {fault.message}"
@@ -410,7 +410,7 @@ def in_the_text(fault: FieldError) -> FieldError:
 
 
 def _ignored(value: object) -> tuple[str, ...]:
-    """Flags to pass by."""
+    """Return the flags to ignore."""
     if (
         isinstance(value, list)
         and len(value) <= MAX_VARIABLES

@@ -28,11 +28,11 @@ NEEDED = (  # without these no run is predicted
 )  # fmt: skip
 _MEASURED = ("step_time_s", "tokens_per_s_per_gpu", "peak_memory_gib", "memory_kind", "memory_rank", "oom")
 COLUMNS = (*READ_COLUMNS, "framework", "source", "model", *_MEASURED)
-PLAN = "plan"  # the column of a row whose facts are a plan's: its problem and configuration as JSON
+PLAN = "plan"  # the column of a row with a plan's facts: its problem and configuration as JSON
 OF_A_PLAN = ("run_id", "cluster", "source", "memory_kind", "memory_rank")  # what may still be set
 _FAMILIES = {"deepspeed": "deepspeed-zero"}  # others are called as the table calls them
 _AXES = ("tensor", "pipeline", "context")
-# Whose logs a launcher's runs write; others than these are read from no log.
+# The log format that a launcher's runs write; other launchers have no logs to read.
 _LOG_OF = {
     "none": "megatron-lm",
     "megatron-lm": "megatron-lm",
@@ -47,21 +47,21 @@ _LOG_OF = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What a log does not say."""
+    """The facts that a log does not contain."""
 
     run_id: str
     cluster: str
     source: str
     model: ModelSpec
     gpu: GpuSpec
-    settings: Mapping[str, object]  # parts of the configuration, over what the log says
+    settings: Mapping[str, object]  # parts of the configuration, over the log's
 
 
 def run_row(run: MeasuredRun, facts: RunFacts) -> dict[str, str]:
-    """The row of a log; what is not known stays empty.
+    """Return the row of a log; unknown cells stay empty.
 
     Raises:
-        InvalidProblemError: a setting is no column of a run.
+        InvalidProblemError: a setting is not a column of a run.
     """
     row: dict[str, object] = {
         "run_id": facts.run_id,
@@ -86,11 +86,11 @@ def run_row(run: MeasuredRun, facts: RunFacts) -> dict[str, str]:
 
 
 def plan_row(run: MeasuredRun, plan: Plan, problem: Problem, names: Mapping[str, object]) -> dict[str, str]:
-    """The row of a log of a plan's run; every fact but what was measured is the plan's.
+    """Return the row of a log of a plan's run; all facts except measured ones are the plan's.
 
     Args:
-        run: what the log says.
-        plan: what was run.
+        run: the values in the log.
+        plan: the plan that was run.
         problem: the question that the plan answers.
         names: ``run_id``, ``cluster`` and ``source`` of the row, and how its memory was measured.
 
@@ -117,7 +117,7 @@ def plan_row(run: MeasuredRun, plan: Plan, problem: Problem, names: Mapping[str,
 
 
 def contradictions(run: MeasuredRun, plan: Plan, settled: Problem) -> Iterator[FieldError]:
-    """What a log states otherwise than the plan whose run it is said to be."""
+    """Return the facts of a log that contradict the plan it is said to be of."""
     log = _LOG_OF.get(settled.launcher)
     if run.framework != log:
         stands = f"plan {plan.plan_id} is for launcher {settled.launcher}"
@@ -133,7 +133,7 @@ def contradictions(run: MeasuredRun, plan: Plan, settled: Problem) -> Iterator[F
 
 
 def _facts_of(c: Configuration, settled: Problem, run: MeasuredRun) -> dict[str, tuple[int | str, ...]]:
-    """What a log may say of a plan, by the glossary's names; the plan's own value comes first.
+    """Return the facts of a plan that a log may state, by glossary names; the plan's own value comes first.
 
     DeepSpeed prints as world size the ranks that share no model (``DeepSpeedConfig``, runtime/config.py).
     Where one rank holds every state, sharding is the same on and off.
@@ -167,10 +167,10 @@ def _facts_of(c: Configuration, settled: Problem, run: MeasuredRun) -> dict[str,
 
 
 def shape_of_plan(text: str) -> RunShape:
-    """The shape of a row whose cell ``plan`` holds this text.
+    """Return the shape of a row with this text in its cell ``plan``.
 
     Raises:
-        RefusedRunError: the text is no plan of this version.
+        RefusedRunError: the text is not a plan of this version.
         InvalidProblemError: its problem is wrong.
     """
     try:
@@ -218,7 +218,7 @@ def _model_cells(model: ModelSpec) -> dict[str, object]:
 
 
 def _measured_cells(run: MeasuredRun) -> dict[str, object]:
-    """What the run reported: reserved memory where it is known, else allocated."""
+    """Return the measured values of the run: reserved memory if it is known, else allocated."""
     peak = run.peak_reserved_bytes or run.peak_allocated_bytes
     kind = "reserved" if run.peak_reserved_bytes else "allocated"
     return {
@@ -251,12 +251,12 @@ def _text(value: object) -> str:
 
 
 def table_with(existing: str, row: Mapping[str, str]) -> str:
-    """The text of a table with one more row; a row of the same ``run_id`` is replaced.
+    """Return the text of a table with one more row; a row of the same ``run_id`` is replaced.
 
     Columns that the table lacks and the row fills are added; a cell left out means unknown.
 
     Raises:
-        InvalidProblemError: the existing text is no such table.
+        InvalidProblemError: the existing text is not such a table.
     """
     rows: list[Mapping[str, str]] = []
     columns: Sequence[str] = tuple(row)

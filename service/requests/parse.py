@@ -211,7 +211,7 @@ def _workload(request: WorkloadRequest, model: ModelSpec, able: Capabilities) ->
 
 
 def _smaller_batches(request: WorkloadRequest) -> tuple[int, ...]:
-    """Global batches beside the largest."""
+    """Return the global batches other than the largest."""
     return batches_of(request.global_batch_size)[:-1]
 
 

@@ -25,7 +25,7 @@ from meshwright.solver.space.request_rules import constraint_of, holds_for
 
 
 class Part(BaseModel):
-    """Strict: a bool is no integer, unknown fields are refused, numbers are finite."""
+    """Strict base class: a bool is not an integer, unknown fields are refused, numbers are finite."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
@@ -35,12 +35,12 @@ class Part(BaseModel):
 
 
 LONG_NAMES: Mapping[str, str] = {short: name for name, short in SHORT_NAMES.items()}
-# Parts of a request whose keys are variables.
+# Parts of a request with variables as keys.
 _PARTS = (("search", "pin"), ("search", "forbid"), ("search", "bounds"), ("search", "baseline"))
 
 
 def written_out(raw: Mapping[str, Any], at: tuple[str, ...]) -> dict[str, Any]:
-    """An object whose keys are variables, all of them by their long names.
+    """Return an object that has variables as keys, with all of them under their long names.
 
     Raises:
         InvalidProblemError: a variable is named twice, by both of its names.
@@ -55,7 +55,7 @@ def written_out(raw: Mapping[str, Any], at: tuple[str, ...]) -> dict[str, Any]:
 
 
 def request_written_out(raw: Mapping[str, object]) -> dict[str, object]:
-    """A request with long names in every part whose keys are variables; errors as ``written_out``."""
+    """Return a request with long names in all such parts; errors as ``written_out``."""
     found = dict(raw)
     for section, part in _PARTS:
         whole = found.get(section)
@@ -68,9 +68,9 @@ def request_written_out(raw: Mapping[str, object]) -> dict[str, object]:
 def as_written(
     fault: InvalidProblemError, raw: Mapping[str, object], at: tuple[str, ...] = ()
 ) -> InvalidProblemError:
-    """A fault of what was written out, with pointers into ``raw`` as it was.
+    """Return a fault of a written-out object, with pointers into the original ``raw``.
 
-    ``at``: where an object whose keys are variables stands; else ``raw`` is a whole request.
+    ``at``: position of an object with variables as keys; else ``raw`` is a whole request.
     """
     moved = dict(_pointers(raw, at) if at else _all_pointers(raw))
     if not moved:
@@ -94,7 +94,7 @@ def _all_pointers(raw: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 
 
 def _pointers(named: Mapping[str, object], at: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """The same of one object whose keys are variables."""
+    """Return the pointers of one object that has variables as keys."""
     for short in named:
         if short in LONG_NAMES:
             yield pointer(*at, LONG_NAMES[short]), pointer(*at, short)
@@ -238,7 +238,7 @@ def _may_hold(node: Node, names: Sequence[str], values: Values) -> bool:
 
 
 def _emptied(options: SearchOptions, name: str, every: tuple[int | str, ...]) -> Iterator[str]:
-    """The sections whose limit none of the values keeps."""
+    """Return the sections with a limit that no value satisfies."""
     if name in options.pin and options.pin[name] not in every:
         yield "pin"
     if set(every) <= set(options.forbid.get(name, ())):
@@ -379,7 +379,7 @@ def places_stages(problem: Problem) -> bool:
 
 
 def _placed_faults(problem: Problem) -> Iterator[FieldError]:
-    """What the search that places stages on unlike node groups does not take."""
+    """Return the faults of a request under the search that places stages on unlike node groups."""
     if not places_stages(problem):
         return
     options = problem.options

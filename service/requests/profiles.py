@@ -1,4 +1,4 @@
-"""Profiles that somebody gives: a calibration, or what was timed on a machine; and what they change."""
+"""Profiles from users: a calibration, or measurements of a machine; and what they change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GivenProfile: TypeAlias = Calibration | MeasuredProfile
 
 
 def taken(profile_id: str) -> str:
-    """How a problem names the calibration that the service chose for it, which nobody asked for by name."""
+    """Return how a problem names the calibration that the service chose, not the user."""
     return f"{_TAKEN}{profile_id}"
 
 

@@ -37,7 +37,7 @@ MAX_RANK = 65_536  # no hidden size so far exceeds it
 MAX_SEQ_LENGTH = 10_000_000  # tokens; the longest contexts trained so far are an order below
 MAX_TOP_K = 10_000
 MAX_TIME_LIMIT_S = 86_400.0
-MAX_NAMES = 64  # entries of an object whose keys are the client's; there are fewer variables
+MAX_NAMES = 64  # entries of an object with keys of the client's; there are fewer variables
 MAX_CONSTRAINTS = 32
 MAX_VALUES = 1024  # forbidden values of one variable
 
@@ -239,7 +239,7 @@ _WORDS = {
     "string_too_long": "is too long",
     "string_too_short": "is empty",
 }
-_PINNED_SPLIT = ("search", "pin", "stage_layers")  # beside pins that are one value
+_PINNED_SPLIT = ("search", "pin", "stage_layers")  # in addition to pins that are one value
 
 
 def field_errors(fault: ValidationError, root: type[BaseModel] | None = None) -> list[FieldError]:
@@ -259,7 +259,7 @@ def field_errors(fault: ValidationError, root: type[BaseModel] | None = None) ->
 
 
 def _message(detail: ErrorDetails, where: Sequence[int | str]) -> str:
-    """What is wrong, in the planner's words."""
+    """Return the fault in the planner's words."""
     if where == _PINNED_SPLIT:
         return "must be a list of layers, each an integer"
     of_values = where[:2] in {("search", "pin"), ("search", "forbid")}
@@ -302,7 +302,7 @@ def field_error(detail: ErrorDetails, root: type[BaseModel]) -> FieldError:
 
 
 def _location(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Pydantic's location without the names of union members, which are no part of the input."""
+    """Return Pydantic's location without the names of union members, which are not in the input."""
     members = {"int", "str", "float", "bool", "constrained-int", "dict[str,int]"}
     if loc[:2] == ("search", "pin"):
         return loc[:3]

@@ -40,7 +40,7 @@ class Definitions:
     def put(
         self, tenant: str, kind: Kind, name: str, raw: Mapping[str, object]
     ) -> tuple[DefinitionRecord, bool]:
-        """Keep a definition; True: as a new version, False: it is what the newest version says.
+        """Keep a definition; return True if it is a new version, False if it equals the newest.
 
         Raises:
             InvalidProblemError: the name or a field is wrong, or there are too many.
@@ -83,7 +83,7 @@ class Definitions:
             note(connection, tenant, actor=actor, action=f"{kind}.delete", subject=name)
 
     def filled_in(self, tenant: str, body: Mapping[str, object]) -> Mapping[str, object]:
-        """A problem with the figures of the definitions that it names; any other part stays as it is.
+        """Return a problem with the figures of the definitions that it names; other parts do not change.
 
         Raises:
             InvalidProblemError: at ``/cluster/num_nodes``: the cluster has groups of its own sizes.

@@ -1,4 +1,4 @@
-"""What a run of a plan really took: kept, and learnt from by the same code as ``meshwright calibrate``."""
+"""Measurements of plans' runs: stored, and calibrated from by the same code as ``meshwright calibrate``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from meshwright.solver.problem import Problem
 from meshwright.solver.runs.table import MEMORY_KINDS, MEMORY_RANKS
 
 MAX_RUNS = 64  # the newest ones teach; a fit of more takes seconds
-MAX_TRIES = 5  # beside others that measure the same cluster at the same moment
+MAX_TRIES = 5  # with others that measure the same cluster at the same moment
 MAX_SECONDS = 1e6
 MAX_BYTES = 2**50
 _JUDGED = 8  # best plans of a job that a calibration is tried on
@@ -45,7 +45,7 @@ _JUDGED = 8  # best plans of a job that a calibration is tried on
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learnt:
-    """What came of one measurement."""
+    """The result of one measurement."""
 
     id: str
     plan_id: str
@@ -88,7 +88,7 @@ class Measurements:
     def _lesson(
         self, tenant: str, plan_id: str, body: Mapping[str, object]
     ) -> tuple[Mapping[str, object], dict[str, Any]]:
-        """What all runs of the cluster and framework teach with this one, and the row of this one."""
+        """Return the calibration from all runs of the cluster and framework with this one, and its row."""
         job, plan = self._jobs.plan(tenant, plan_id)
         request = _settled(job.request, plan)
         one = _observation(plan_id, request, plan["config"], body)

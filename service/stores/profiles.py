@@ -51,10 +51,10 @@ class ProfileStore:
     def add(
         self, tenant: str, document: Mapping[str, object], repeatable: Repeatable = ONCE
     ) -> ProfileRecord:
-        """Keep a profile; the same one again is the one that is there.
+        """Keep a profile; an equal one that is stored already is returned.
 
         Raises:
-            InvalidProblemError: it is no calibration and no measured profile.
+            InvalidProblemError: it is neither a calibration nor a measured profile.
             IdempotencyConflictError: the idempotency key was used for something else.
         """
         given = read_given(document)
@@ -98,7 +98,7 @@ class ProfileStore:
         return Page(items=tuple(shown), next_page_token=token)
 
     def delete(self, tenant: str, profile_id: str, *, actor: str) -> None:
-        """Delete a profile; a job that names it and has not run yet will fail and say so.
+        """Delete a profile; a waiting job that names it will fail and report that.
 
         Raises:
             NotFoundError: this tenant has no such profile.
@@ -109,11 +109,11 @@ class ProfileStore:
             note(connection, tenant, actor=actor, action="profile.delete", subject=profile_id)
 
     def resolved(self, tenant: str, problem: Problem) -> Problem:
-        """The problem with the profile that it is answered with named by its id.
+        """Return the problem with the id of the profile that answers it.
 
         A problem that names none, or ``latest``, gets the latest calibration of its cluster and framework,
         where measurements have made one; ``catalog`` stays, also when the job is planned again. One that
-        ``latest`` stood for earlier (an earlier job's request, sent again) gets the latest of today.
+        ``latest`` named earlier (an earlier job's request, sent again) gets the latest of today.
 
         Raises:
             InvalidProblemError: at ``/profile``: there is no such profile, or it does not hold here.
@@ -137,7 +137,7 @@ class ProfileStore:
         return problem if is_named(problem.profile) else self.resolved(tenant, problem)
 
     def require(self, tenant: str, problem: Problem) -> None:
-        """Refuse a problem whose profile this tenant does not have, or that does not hold for it.
+        """Refuse a problem with a profile that this tenant does not have, or that does not hold for it.
 
         Raises:
             InvalidProblemError: at ``/profile``.
@@ -158,13 +158,13 @@ class ProfileStore:
         self.profile_of(problem)
 
     def profile_of(self, problem: Problem, *, version: str | None = None) -> Profile:
-        """The profile that a problem is answered with.
+        """Return the profile that answers a problem.
 
         A calibration that the service chose by itself and has no more is left out with a warning.
 
         Args:
             problem: as it was stored.
-            version: of the profile that an answer says it was found with; where that is the one without
+            version: of the profile in the answer; if that is the one without
                 the calibration (``answered`` left it out), so is this.
 
         Raises:
@@ -182,10 +182,10 @@ class ProfileStore:
         return without if without is not None and without.version == version else profile
 
     def answered(self, problem: Problem, answer: Callable[[Profile, Sequence[Configuration]], A]) -> A:
-        """What ``answer`` makes of the problem's profile and of configurations that are known.
+        """Return the result of ``answer`` for the problem's profile and for known configurations.
 
-        A calibration that the service chose by itself is left out, and a warning of the profile says so,
-        where it makes plans faster than their software has ever been; what was found with it is known.
+        A calibration that the service chose by itself is left out, with a warning of the profile, if it
+        makes plans faster than their software has ever been; plans found with it are known.
 
         Raises:
             InvalidProblemError: of a profile that the problem names; what ``answer`` raises.
@@ -224,7 +224,7 @@ class ProfileStore:
 def _left_out(problem: Problem, fault: InvalidProblemError) -> str:
     """That the calibration which the service chose does not count, why, and what to do about it."""
     profile_id, why = stored_id(problem.profile or ""), fault.errors[0].message
-    if not isinstance(fault, IncredibleCalibrationError):  # whose message is a sentence
+    if not isinstance(fault, IncredibleCalibrationError):  # has a sentence as its message
         why = f"it {why}"
     return (
         f"profile {profile_id}, the latest calibration of this cluster, is left out and the catalog's "
@@ -234,7 +234,7 @@ def _left_out(problem: Problem, fault: InvalidProblemError) -> str:
 
 
 def scope_of(problem: Problem, launcher: str | None = None) -> str:
-    """What one calibration serves: a cluster, however many of its nodes are used, and a framework."""
+    """Return the scope of a calibration: a cluster, with any number of its nodes, and a framework."""
     cluster = replace(
         problem.cluster, groups=tuple(replace(group, num_nodes=1) for group in problem.cluster.groups)
     )
@@ -272,7 +272,7 @@ def keep_profile(
 
 
 def _facts(given: GivenProfile) -> dict[str, object]:
-    """What a list of profiles shows."""
+    """Return the facts that a list of profiles shows."""
     if isinstance(given, Calibration):
         title = f"{given.cluster}: {given.num_runs} run{'s' * (given.num_runs != 1)} under {given.stack}"
         return {"kind": "calibration", "gpu": given.gpu[:64], "title": title[:MAX_TITLE]}

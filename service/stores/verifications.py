@@ -1,4 +1,4 @@
-"""Plans that are put before their launchers: asked for, claimed by one worker, and what was built.
+"""Verifications of plans by their launchers: requested, claimed by one worker, and their results.
 
 The table is the queue. A worker renews its claim while its launcher builds, as it renews a job's lease;
 a claim that was not renewed for ``lease_s`` is another worker's, and a worker that leaves gives it back.
@@ -64,7 +64,7 @@ class Verifications:
         self.lease_s = lease_s
 
     def ask(self, tenant: str, plan_id: str, *, repeatable: Repeatable = ONCE) -> None:
-        """Queue a plan; one that is queued or running stays as it is, one that was built is built again.
+        """Queue a plan; if it is queued or running, nothing changes; if it was built, it is built again.
 
         ``repeatable``: what such a request has queued before is not queued again.
 
@@ -92,10 +92,10 @@ class Verifications:
             note_verified(connection, tenant, [plan_id])
 
     def find(self, tenant: str, plan_id: str) -> tuple[str, Mapping[str, Any] | None]:
-        """The state of a plan's verification, and what was built.
+        """Return the state of a plan's verification, and its result.
 
         Raises:
-            NotFoundError: this tenant has no such plan, or nobody has asked for its verification.
+            NotFoundError: this tenant has no such plan, or its verification was not requested.
         """
         with self._database.read() as connection:
             known = connection.execute(_state_of(tenant, plan_id)).first()
@@ -105,7 +105,7 @@ class Verifications:
         return known.state, known.body
 
     def verdicts(self, tenant: str, plan_ids: Sequence[str]) -> dict[str, str]:
-        """What is known of some plans: the launcher's verdict, or how far it has come."""
+        """Return the launcher's verdict on some plans, or how far it has come."""
         query = select(verifications.c.plan_id, verifications.c.state, verifications.c.body)
         query = query.where(verifications.c.tenant == tenant, verifications.c.plan_id.in_(plan_ids))
         with self._database.read() as connection:
@@ -113,9 +113,9 @@ class Verifications:
         return {row.plan_id: (row.body or {}).get("verdict", row.state) for row in rows}
 
     def claim(self) -> Asked | None:
-        """The plan that waits longest, for this worker alone; None: none waits.
+        """Claim the plan that waits longest, for this worker alone; None: none waits.
 
-        Plans that nobody can put before a launcher are settled on the way.
+        Plans that no launcher can build are settled on the way.
         """
         while (row := self._next()) is not None:
             claim = Claim(tenant=row.tenant, plan_id=row.plan_id, fence=row.fence)
@@ -142,7 +142,7 @@ class Verifications:
         silent = (table.state == "running") & (table.claimed_at_s < now_s() - self.lease_s)
         query = select(table.tenant, table.plan_id).where(or_(table.state == "queued", silent))
         query = query.order_by(table.asked_at_s).limit(1)
-        with self._database.read() as connection:  # most looks find nothing, and hold up nobody
+        with self._database.read() as connection:  # most looks find nothing, and must not block others
             if connection.execute(query).first() is None:
                 return None
         with self._database.write() as connection:
@@ -159,7 +159,7 @@ class Verifications:
         return row
 
     def keep(self, claim: Claim) -> bool:
-        """Renew a claim, whose launcher still builds; False: it was lost."""
+        """Renew a claim during a build; return False if it was lost."""
         return self._write(claim, claimed_at_s=now_s())
 
     def give_back(self, claim: Claim) -> bool:
@@ -170,7 +170,7 @@ class Verifications:
         return given
 
     def settle(self, claim: Claim, found: Mapping[str, Any]) -> bool:
-        """Keep what was built, and the verdict beside the plan; False: the claim was lost."""
+        """Keep the result, and the verdict with the plan; return False if the claim was lost."""
         return self._write(claim, state="done", body=dict(found))
 
     def _write(self, claim: Claim, **values: object) -> bool:
@@ -184,7 +184,7 @@ class Verifications:
 
 
 def not_built(*reasons: str) -> dict[str, Any]:
-    """What is kept of a plan that no launcher built."""
+    """Return the stored result for a plan that no launcher built."""
     return {"verdict": "not built", "reasons": list(reasons)}
 
 

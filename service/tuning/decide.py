@@ -52,7 +52,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What is known after some runs."""
+    """The state of knowledge after some runs."""
 
     plans: tuple[Plan, ...]  # those still in the race, likeliest the fastest first
     calibration: Calibration | None  # None: no run has taught anything yet
@@ -80,7 +80,7 @@ class Standing:
 
 
 def short_list(problem: Problem, profile: Profile, plans: Sequence[Plan], most: int) -> tuple[Plan, ...]:
-    """The best plans, and those whose runs would decide most, as ``plan --measure-next`` names them."""
+    """Return the best plans, and those with the most decisive runs, as ``plan --measure-next`` does."""
     plans = ranked_plans(plans)
     first = list(plans[:most])
     named = [plan for plan, _ in runs_to_measure(problem, profile, plans, most)]
@@ -155,9 +155,9 @@ def noise_of(runs: Sequence[Measured]) -> float:
 
 
 def next_plan(problem: Problem, profile: Profile, now: Standing, confidence: float) -> Plan | None:
-    """The plan to run next; None: the best is decided, or no run can tell more.
+    """Return the plan to run next; None: the best is decided, or no run can add information.
 
-    The likeliest is run before any other; then the one whose run would decide most, as often as
+    The likeliest is run before any other; then the one with the most decisive run, as often as
     ``REPEATS``; those that were never run go before repeats.
     """
     first = now.likeliest
@@ -179,7 +179,7 @@ def next_plan(problem: Problem, profile: Profile, now: Standing, confidence: flo
 
 
 def likely_gpu_minutes(now: Standing) -> float:
-    """What the next run may cost: the dearest so far; 0 before the first."""
+    """Return the possible cost of the next run: the most so far; 0 before the first."""
     return max((one.gpu_minutes for one in now.runs), default=0.0)
 
 
@@ -268,7 +268,7 @@ def kept_runs(folder: Path, problem: Problem) -> list[Measured]:
 
 
 def _interrupted(folder: Path, begun: Begun) -> Measured:
-    """A run that nobody watched to its end: the machines were held until its last line, or until now."""
+    """Return a run that was cut off: the machines were held until its last line, or until now."""
     log_file = folder / begun.plan_id / LOG_FILE
     ended_s = time.time() if end_leftovers(folder) or not log_file.exists() else log_file.stat().st_mtime
     seconds = max(ended_s - begun.at_s, 0.0)
@@ -288,7 +288,7 @@ def keep_runs(folder: Path, problem: Problem, runs: Sequence[Measured], begun: B
 
 
 def report_of(now: Standing, names: Mapping[str, str], why: str) -> str:
-    """What was learnt, as Markdown: every plan with what it took, and what the calibration found."""
+    """Return the findings as Markdown: every plan with its measurements, and the calibration."""
     best, spent = now.best, sum(one.gpu_minutes for one in now.runs)
     lines = ["# Tuning", "", f"{why} {len(now.runs)} runs, {spent:.1f} GPU minutes.", ""]
     if best is not None:
@@ -312,7 +312,7 @@ def report_of(now: Standing, names: Mapping[str, str], why: str) -> str:
     lines += [f"| {one.plan_id} | {names[one.plan_id]} | 1 | {one.outcome} | – | 0 % |" for one in ended]
     found = now.calibration.findings if now.calibration else ()
     noise = f"Runs of one plan are taken to differ by {100 * noise_of(now.runs):.1f} %."
-    last_words = dict.fromkeys(  # repeats may say the same
+    last_words = dict.fromkeys(  # repeats may have the same
         f"plan {one.plan_id}: {one.outcome}: `{one.last_words}`" for one in now.runs if one.is_faulty
     )
     lines += ["", noise, "", *(f"- {text}" for text in (*last_words, *found))]

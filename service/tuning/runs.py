@@ -55,14 +55,14 @@ _PERCENTILES, _MEDIAN = 2.0 * 1.2816, 1.2533
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one run came to."""
+    """The result of one run."""
 
     plan_id: str
     outcome: Outcome
     seconds: float  # that the machines were held
     gpu_minutes: float
     step_time_s: float | None = None
-    noise: float = 0.0  # standard error of the step time's logarithm, as far as its own steps tell
+    noise: float = 0.0  # standard error of the step time's logarithm, as far as its own steps show
     peak_memory_bytes: float | None = None
     memory_kind: str = "unknown"
     memory_rank: str = "unknown"
@@ -70,12 +70,12 @@ class Measured:
 
     @property
     def is_faulty(self) -> bool:
-        """Whether it was not measured, or is not believed in all that it says."""
+        """Return whether it was not measured, or some of its values are not credible."""
         return bool(self.said) or self.outcome in OUT
 
     @property
     def last_words(self) -> str:
-        """The line that says why it was not measured or believed."""
+        """Return the line that explains why it was not measured or not credible."""
         return self.said.splitlines()[-1] if self.said else "its log is empty"
 
 
@@ -93,7 +93,7 @@ class Start:
 def run_plan(
     plan_id: str, config: Configuration, folder: Path, start: Start, *, others_ran: bool = False
 ) -> Measured:
-    """Run a plan whose launch files lie in ``folder``, and read what it took.
+    """Run a plan with launch files in ``folder``, and read its measurements.
 
     ``others_ran``: other plans were measured here just now, so that what this one lacks is its own.
 
@@ -156,7 +156,7 @@ def _own_script(folder: Path) -> str:
 
 
 def _environment(start: Start, config: Configuration, folder: Path) -> dict[str, str]:
-    """What launch files and scripts are told: a dry start of so many steps, each of them logged."""
+    """Return the variables of launch files and scripts: a dry start of so many steps, each logged."""
     known = {"TRAIN_ITERS": start.steps, "LOG_INTERVAL": 1, "SLURM_SUBMIT_DIR": folder,
              _MARK: folder, "MESHWRIGHT_STEPS": start.steps,
              "MESHWRIGHT_NUM_GPUS": config.num_gpus, "PYTHONPATH": _modules(folder)}  # fmt: skip
@@ -193,7 +193,7 @@ def _end(child: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def end_leftovers(folder: Path) -> int:
-    """End what runs below a folder have left behind, and say how many processes that were.
+    """End the processes that runs below a folder have left behind, and return how many there were.
 
     They are asked first: an srun that is killed leaves its tasks on the other nodes of an allocation.
     """
@@ -226,9 +226,9 @@ def _wait(family: dict[int, str], most_s: float) -> None:
 
 
 def _family(pid: int) -> dict[int, str]:
-    """The process and what it started, directly or not, with when each began.
+    """Return the process and all processes that it started, directly or not, with their start times.
 
-    torchrun's ranks have sessions of their own. Empty where the system does not tell (no /proc).
+    torchrun's ranks have sessions of their own. Empty if the system has no /proc.
     """
     parents: dict[int, tuple[int, str]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -282,7 +282,7 @@ def _is_alive(process: tuple[int, str]) -> bool:
 
 
 def _read(log: Path, code: int | None, *, others_ran: bool) -> tuple[Outcome, dict[str, Any], str]:
-    """How the run ended, what it measured, and what it said last where it measured nothing.
+    """Return how the run ended, its measurements, and its last words if it measured nothing.
 
     Raises:
         InvalidProblemError: it lacks what every plan needs, or a peak that it states cannot be.
@@ -299,7 +299,7 @@ def _read(log: Path, code: int | None, *, others_ran: bool) -> tuple[Outcome, di
 
 
 def _require_all_there(text: str, code: int | None) -> None:
-    """Look whether a run that failed says what it lacks.
+    """Raise an error if a failed run reports something that it lacks.
 
     Raises:
         InvalidProblemError: it lacks what every plan needs.
@@ -332,10 +332,10 @@ def _noise(run: MeasuredRun) -> float:
 
 
 def _stated(text: str) -> dict[str, Any]:
-    """``{"step_time_s": 1.2, "peak_memory_bytes": 3}`` on a line of its own, the last one that there is.
+    """Read the last line ``{"step_time_s": 1.2, "peak_memory_bytes": 3}``, alone on its line.
 
     Raises:
-        InvalidProblemError: what it says of memory cannot be.
+        InvalidProblemError: its memory is impossible.
     """
     for line in reversed(text.splitlines()):
         if line.startswith("{") and '"step_time_s"' in line:
@@ -347,8 +347,8 @@ def _stated(text: str) -> dict[str, Any]:
 
 
 def _stated_memory(found: Mapping[str, object]) -> dict[str, Any]:
-    """The peak that a line states, what it counts and whose it is."""
-    if not found.get("peak_memory_bytes"):  # torch counts 0 where there is no GPU
+    """Read the peak that a line states, what it counts, and its rank."""
+    if not found.get("peak_memory_bytes"):  # torch counts 0 without a GPU
         return {}
     reader = FieldReader(found, f"/{LOG_FILE}")
     memory = {
@@ -368,7 +368,7 @@ def _tail(log: Path) -> str:
 
 
 def _last_lines(text: str, why: re.Pattern[str] = _ERROR) -> str:
-    """What a run said last; the last line that says why it ended comes at the end."""
+    """Return the last lines of a run; the last one that explains its end comes last."""
     lines = [line for line in text.splitlines() if line.strip()]
     named = [line.strip() for line in lines if why.search(line)]
     return "\n".join([*lines[-4:], *named[-1:]])[-600:]

@@ -1,7 +1,7 @@
 """Pinned environments in which launchers build plans: one folder each, made by one command.
 
 torch is shared by all: the interpreter's own where it is the pinned version (``pip install
-'meshwright[verify]'``), else an environment beside the others. Megatron-LM's wheel asks for a newer Python
+'meshwright[verify]'``), else an environment next to the others. Megatron-LM's wheel asks for a newer Python
 than it needs, so it is unpacked, not installed.
 """
 
@@ -44,7 +44,7 @@ class Environment:
     packages: tuple[str, ...]  # installed, dependencies included
     unpacked: tuple[str, ...] = ()  # wheels without their dependencies, put on the path
     checkout: str = ""  # a variable that names a folder of sources no package index has, put on the path
-    root: Path | None = None  # folder of all environments; None: as ``environments_folder`` says
+    root: Path | None = None  # folder of all environments; None: that of ``environments_folder``
     tools: tuple[str, ...] = ()  # that build packages which are published as sources
 
     @property
@@ -74,7 +74,7 @@ class Environment:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it was made to its end, as it is pinned now, and the torch it shares is still there."""
+        """Return whether it is complete, of the present pins, and the torch it shares still exists."""
         stamp = self.folder / "ready"
         shared = (
             path.read_text().strip() for path in self.folder.glob("lib/python*/site-packages/torch.pth")
@@ -84,12 +84,12 @@ class Environment:
 
     @property
     def stamp(self) -> str:
-        """What it holds."""
+        """Return the stamp of its contents."""
         return "\n".join([*self.packages, *self.unpacked, ""])
 
 
 def environments_folder() -> Path:
-    """Where environments lie: ``MESHWRIGHT_VERIFY_DIR``, or beside the user's other data (XDG)."""
+    """Return the folder of environments: ``MESHWRIGHT_VERIFY_DIR``, or in the user's data folder (XDG)."""
     named = os.environ.get(FOLDER_VARIABLE)
     base = Path(os.environ.get("XDG_DATA_HOME", "") or Path.home() / ".local" / "share")
     return Path(named) if named else base / "meshwright" / "verify"

@@ -17,6 +17,6 @@ def unbuilt(plan: Plan, problem: Problem) -> str:
 
 
 def unbuilt_words(plan: Plan, problem: Problem) -> str:
-    """Return the same as a sentence about a ranked plan; empty where there is nothing to say."""
+    """Return the same as a sentence about a ranked plan; empty if there is none."""
     why = unbuilt(plan, problem)
     return f"#{plan.rank} cannot be built by meshwright verify: {why}." if why else ""

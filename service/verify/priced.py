@@ -1,4 +1,4 @@
-"""What was priced of every pipeline rank of a plan, in the quantities that a launcher can be asked for."""
+"""Prices of every pipeline rank of a plan, in quantities that a launcher can report."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _NOT_TENSORS = ("context", "reserve")  # terms of memory that no tensor of a ran
 
 
 def context_for(target: Target) -> Context:
-    """What the formulas read, for one plan."""
+    """Return the context of the formulas for one plan."""
     problem = target.problem
     profile = default_profile(problem.cluster, problem.launcher)
     return context_of(problem, Columns.of([target.config]), profile)
 
 
 def chunk_weights(target: Target) -> tuple[list[int], FloatArray]:
-    """The rank of every chunk, and the weights that each rank of its stage holds of it.
+    """Return the rank of every chunk, and the weights of it that each rank of its stage holds.
 
-    Beside multi-token prediction Megatron-Core keeps the final norm with the last layer, also where the
-    head stands alone (0.19 ``TransformerBlock.has_final_layernorm_in_this_stage``); it is priced with the
+    With multi-token prediction Megatron-Core keeps the final norm with the last layer, also if the head has
+    a stage of its own (0.19 ``TransformerBlock.has_final_layernorm_in_this_stage``); it is priced with the
     head.
     """
     layout = LayerLayout.of(target.model)
@@ -194,9 +194,9 @@ def _recomputed(target: Target, chunk: int) -> int:
 
 
 def rank_bytes(target: Target, profile: Profile | None = None) -> list[dict[str, int]]:
-    """Bytes of every pipeline rank by term, at the peak those of tensors as ``tensors``, others ``rest``.
+    """Return bytes of each pipeline rank by term; at the peak, tensors as ``tensors``, others as ``rest``.
 
-    Of the buffers, workspaces of libraries (``base_bytes``) are no tensors; buckets and gathered weights
+    Of the buffers, workspaces of libraries (``base_bytes``) are not tensors; buckets and gathered weights
     are. Of gradients, as ``most_gradients`` the most at any moment, also where the peak is at another one,
     without copies in buckets of replicas; of weights, as ``own_weights`` those without autocast's casts.
     """

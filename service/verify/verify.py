@@ -1,8 +1,8 @@
-"""A plan before its launcher's own code: what was priced of every distinct rank beside what is built.
+"""Verification of a plan by its launcher's own code: every distinct rank as priced and as built.
 
 The exported files are given to the launcher in its pinned environment, a process of its own with limits of
-memory and time. Layers, parameters, matrices, bytes of states and FLOPs must be equal; peaks are traced
-and shown beside the priced ones.
+memory and time. Layers, parameters, matrices, bytes of states and FLOPs must be equal; peaks are traced and
+shown next to the priced ones.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What the launcher's own code says of a plan."""
+    """The results of the launcher's own code for a plan."""
 
     plan_id: str
     launcher: str
@@ -139,8 +139,8 @@ def verify(
         stop: asked several times a second; True ends the launcher's process.
 
     Raises:
-        StoppedError: ``stop`` said so.
-        InvalidProblemError: no launcher is named, or it is one that builds nothing without a GPU.
+        StoppedError: ``stop`` returned True.
+        InvalidProblemError: no launcher is named, or it cannot build without a GPU.
         MissingEnvironmentError: its environment was not made on this machine.
         RefusedExportError: the launcher cannot express the plan.
     """
@@ -178,7 +178,7 @@ def builder_of(launcher: str, *, elsewhere: bool = False) -> Builder:
 
 
 def distinct_ranks(target: Target) -> tuple[int, ...]:
-    """The first rank of every pipeline stage, and the last of all, whose shards are smallest."""
+    """Return the first rank of every pipeline stage, and the last of all, which has the smallest shards."""
     config = target.config
     step = config.num_gpus // config.pipeline_parallel_size
     if config.rank_order == "tp-cp-pp-dp":
@@ -196,7 +196,7 @@ def traced_microbatches(target: Target) -> int:
 def _case(
     target: Target, files: Mapping[str, str], ranks: Sequence[int], memory_bytes: int, time_s: float
 ) -> str:
-    """What the launcher is told beside the files: as much as the cluster would tell it."""
+    """Return the launcher's input in addition to the files: the values that the cluster would give it."""
     launch = files["launch.sh"]
     return json.dumps({
         "files": dict(files),
@@ -250,10 +250,10 @@ def _output(
     time_s: float,
     stop: Callable[[], bool],
 ) -> tuple[str, str]:
-    """What a process of our own says in ``time_s`` seconds at most, and its errors.
+    """Return the output of a process of ours within ``time_s`` seconds, and its errors.
 
     Raises:
-        StoppedError: ``stop`` said so meanwhile.
+        StoppedError: ``stop`` returned True meanwhile.
     """
     ends_s, unsent = time.monotonic() + time_s, given or None
     with subprocess.Popen(  # noqa: S603 - our own script in our own environment
@@ -275,7 +275,7 @@ def _output(
 
 
 # --------------------------------------------------------------------------------------------------
-# Priced beside built.
+# Comparison of prices and built ranks.
 
 
 def _judged(
@@ -346,7 +346,7 @@ _BYTES = ("weight_bytes", "gradient_bytes", "optimizer_bytes")
 
 
 def _whole_peak(seen: Mapping[str, Any], priced_bytes: Sequence[Mapping[str, int]]) -> int:
-    """A traced peak with what a GPU holds beside tensors, as it was priced."""
+    """Return a traced peak plus the memory outside tensors, as it was priced."""
     terms: Mapping[str, int] = priced_bytes[seen["stage"]]
     return int(seen["peak_bytes"]) + terms["rest"]
 

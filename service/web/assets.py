@@ -29,7 +29,7 @@ SCRIPTS = tuple(name for name in _PATHS if name.endswith(".js"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asset:
-    """One file as it is sent."""
+    """One static file, with its headers."""
 
     body: bytes
     packed: bytes  # gzip

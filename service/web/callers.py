@@ -1,8 +1,8 @@
-"""Who asks for a page, and whether a form was sent from one of ours.
+"""Callers of pages, and the check that a form comes from one of ours.
 
-A browser sends its cookie along with whatever another site makes it post. The cookie is SameSite=Strict,
-and every form must also come from this very origin, as the browser itself says (RFC 6454, the Origin
-header): so it is on a machine without keys, too, where there is no cookie to withhold.
+A browser sends its cookie with any form that another site makes it post. The cookie is SameSite=Strict, and
+every form must also come from this very origin, as the browser reports it (RFC 6454, the Origin header).
+This holds on a machine without keys, too, where there is no cookie to withhold.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Values = dict[str, list[str]]
 
 
 async def require_own_origin(request: Request) -> None:
-    """Refuse a form that another site, or nobody's page, has sent.
+    """Refuse a form that does not come from one of our pages.
 
     Raises:
-        ForbiddenError: it has no Origin header, or another host stands in it.
+        ForbiddenError: it has no Origin header, or the header names another host.
     """
     origin = urlsplit(request.headers.get("origin", ""))
     if not origin.netloc or origin.netloc.lower() != request.headers.get("host", "").lower():
@@ -47,10 +47,10 @@ ADMINISTERS = Security(_act, scopes=["admin"])
 
 
 def form_of(limits: Limits) -> Callable[[Request], AsyncIterator[Values]]:
-    """The dependency that reads a form: its fields, each with its values.
+    """Return the dependency that reads a form: its fields, each with its values.
 
-    It raises InvalidProblemError where the body is no form, or holds what no request may hold, and what
-    ``arriving`` raises.
+    It raises InvalidProblemError if the body is not a form, or holds a value that no request may hold, and
+    what ``arriving`` raises.
     """
 
     async def read(request: Request) -> AsyncIterator[Values]:

@@ -1,4 +1,4 @@
-"""What a form completes names from: the catalog's models and clusters, the tenant's own, its profiles."""
+"""Completions of names in forms: the catalog's models and clusters, the tenant's own, its profiles."""
 
 from __future__ import annotations
 

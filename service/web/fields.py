@@ -27,7 +27,7 @@ class Field:
     """One field."""
 
     name: str
-    at: tuple[str, ...]  # where its value stands in the request
+    at: tuple[str, ...]  # position of its value in the request
     label: str
     kind: Kind = "text"
     hint: str = ""
@@ -38,16 +38,16 @@ class Field:
     placeholder: str = ""
 
     def values(self, values: Values | None) -> Sequence[str]:
-        """What stands in the field; its default where no form was sent."""
+        """Return the values in the field; its default if no form was sent."""
         if values is not None:
             return values.get(self.name, ())
         return (self.default,) if self.default else ()
 
     def read(self, given: Sequence[str]) -> object:
-        """The value as the request holds it; None: the field was left empty.
+        """Return the value for the request; None: the field was left empty.
 
         Raises:
-            InvalidProblemError: at the field's place: no JSON, or a name that stands there twice.
+            InvalidProblemError: at the field's place: not JSON, or a name that occurs twice.
         """
         if self.kind == "checks":
             return list(given) or None
@@ -55,7 +55,7 @@ class Field:
         return self._read(text) if text else None
 
     def _read(self, text: str) -> object:
-        """What stands in a field that is not empty."""
+        """Read a field that is not empty."""
         try:
             return _READERS[self.kind](text)
         except InvalidProblemError as fault:
@@ -73,7 +73,7 @@ class Form:
 
     @property
     def is_faulty(self) -> bool:
-        """Whether something must be mended."""
+        """Return whether a field must be fixed."""
         return bool(self.faults or self.others)
 
     def opens(self, fields: Iterable[Field]) -> bool:
@@ -85,10 +85,10 @@ class Form:
 
 
 def request_of(fields: Iterable[Field], values: Values) -> dict[str, object]:
-    """The request that was typed; a later field takes the place of what stands there before.
+    """Return the request of a form; a later field replaces earlier values in the same place.
 
     Raises:
-        InvalidProblemError: some text cannot be read, as ``Field.read`` says.
+        InvalidProblemError: some text cannot be read; see ``Field.read``.
     """
     request: dict[str, object] = {}
     for one in fields:
@@ -104,7 +104,7 @@ def request_of(fields: Iterable[Field], values: Values) -> dict[str, object]:
 
 
 def faulty(fields: Sequence[Field], values: Values, fault: InvalidProblemError) -> Form:
-    """The form with its faults beside the fields that they are of."""
+    """Return the form with its faults next to their fields."""
     placed: dict[str, list[FieldError]] = {}
     others: list[FieldError] = []
     for error in fault.errors:
@@ -157,7 +157,7 @@ def _named(text: str) -> dict[str, object]:
 
 
 def _lines(text: str) -> list[str]:
-    """What stands on each line."""
+    """Return the values on each line."""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 

@@ -1,4 +1,4 @@
-"""Puts the pages beside the API of one process. They are no part of its OpenAPI document."""
+"""Adds the pages to the API of one process. They are not part of its OpenAPI document."""
 
 from __future__ import annotations
 

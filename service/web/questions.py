@@ -270,7 +270,7 @@ FRESH = Field(
 )
 QUESTION = (*FIRST, CONFIG, *DOCUMENTS, *PINS, *LIMITS, *RUN)
 
-# A launch file says most of it itself.
+# A launch file contains most of it.
 LAUNCH_FILE = Field(
     name="launch_text",
     at=("launch_file", "text"),

@@ -27,7 +27,7 @@ HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",  # no-referrer would take the Origin from the pages' own forms
-    "Cache-Control": "no-store",  # what a tenant sees is nobody's who uses the browser next
+    "Cache-Control": "no-store",  # pages of a tenant must not reach the next user of the browser
 }
 
 
@@ -47,7 +47,7 @@ def templates() -> Environment:
 
 
 def _frame(request: Request) -> Mapping[str, object]:
-    """What the frame of every page shows: who is signed in, and where one is."""
+    """Return the frame of every page: who is signed in, and the current page."""
     caller: Caller | None = getattr(request.state, "caller", None)
     reach = -1 if caller is None else SCOPES.index(caller.scope)
     return {

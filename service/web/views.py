@@ -149,7 +149,7 @@ def _standings(answer: Answer, problem: Problem, *, is_whole: bool) -> Standings
     if not answer.plans:
         return None
     found = standings_of(answer, problem, {plan.plan_id for plan in answer.plans})
-    # Only beside all plans can the client's own configuration be said to stand behind them.
+    # The client's own configuration can be ranked behind the plans only if all of them are listed.
     return found if is_whole else replace(found, baseline="")
 
 

@@ -23,7 +23,7 @@ from meshwright.solver.problem import Problem, with_changes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A configuration with what it settled of the question beside it."""
+    """A configuration with the parts of the question that it settles."""
 
     configuration: Configuration
     launcher: str
@@ -89,7 +89,7 @@ def _priced(changed: Question, candidates: Sequence[Candidate]) -> Iterator[Foun
 
 
 def _settling(candidate: Candidate) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """What prices depend on beside the configuration."""
+    """Return the values, in addition to the configuration, that prices depend on."""
     return candidate.launcher, candidate.workload
 
 

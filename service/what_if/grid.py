@@ -52,7 +52,7 @@ _MEASURED = " The network is left as it is: its collectives were measured on thi
 def what_ifs(
     problem: Problem, profile: Profile, answer: Answer, *, method: Method, budget_s: float = inf
 ) -> WhatIfs | None:
-    """The grid; None where it is not wanted or there is no plan.
+    """Return the grid; None if it is not wanted or there is no plan.
 
     Args:
         problem: what was asked.
@@ -91,7 +91,7 @@ def what_ifs(
 
 
 def _said(method: Method, asked: Question, settled_to: Question) -> str:
-    """How the lines were found, and what of the question they take as it is."""
+    """Return how the lines were found, and which parts of the question they keep."""
     problem = asked.problem
     placed, several = places_stages(problem), len(variants_of(problem, asked.profile)) > 1
     remarks = {
@@ -125,7 +125,7 @@ def _answered(
 
 
 def _best(outcomes: Sequence[Outcome]) -> Outcome:
-    """The fastest plan of one question; without any, nothing is found only where each outcome says so."""
+    """Return the fastest plan of one question; without any, the first outcome with a reason, else None."""
     found = [one for one in outcomes if isinstance(one, Found)]
     if found:
         return max(found, key=lambda one: one.rate)

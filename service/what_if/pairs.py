@@ -38,7 +38,7 @@ class Single:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """What pairs of changes are made from."""
+    """The inputs of pairs of changes."""
 
     asked: Question
     now: Found
@@ -83,7 +83,7 @@ class Pairs:
             if change.factor == column.change.factor:
                 single = [one.outcome.candidate for one in (row, column) if isinstance(one.outcome, Found)]
                 return carried_over(self.asked, change.question, [*single, *self.listed])
-        return row.outcome  # on one island there is no network that could be another
+        return row.outcome  # on one island there is no other network to take
 
     def _cell(self, outcome: Outcome, most: float) -> HeatCell:
         """One place of a table."""
@@ -105,7 +105,7 @@ def _with_asked(singles: Sequence[Single]) -> list[Single | None]:
 
 
 def _title(single: Single | None) -> str:
-    """What heads a row or a column."""
+    """Return the heading of a row or a column."""
     if single is None:
         return "as asked"
     return single.change.words.removesuffix(" between nodes").removeprefix("network between nodes ")

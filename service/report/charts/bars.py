@@ -1,4 +1,4 @@
-"""Bars beside words: memory of each stage, and the way from the ideal step to the real one.
+"""Bars next to words: memory of each stage, and the way from the ideal step to the real one.
 
 Rows of a table whose bars are drawn over WIDTH units and stretched by the page: the words keep their size
 on a phone, and a screen reader reads a table.
@@ -51,7 +51,7 @@ class Bars:
 
     rows: tuple[Bar, ...]
     legend: tuple[tuple[str, str, str], ...]  # term, name, explanation
-    summary: str  # what the picture says, in a sentence
+    summary: str  # the content of the picture, in a sentence
 
 
 def memory_bars(prediction: Prediction, log_memory_sigma: float | None) -> Bars:

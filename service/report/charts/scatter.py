@@ -38,7 +38,7 @@ class Axis:
     is_log: bool = False
 
     def at(self, value: float) -> float:
-        """Where a figure stands, to a tenth."""
+        """Return the position of a figure, to a tenth."""
         low, high, here = self.low, self.high, value
         if self.is_log:
             low, high, here = math.log(low), math.log(high), math.log(value)
@@ -47,7 +47,7 @@ class Axis:
 
 
 def linear_axis(values: Iterable[float], start: float, end: float, *, from_zero: bool = False) -> Axis:
-    """An axis around some figures, with a little room beside them."""
+    """Return an axis around some figures, with a little room on both sides."""
     seen = list(values) or [0.0, 1.0]
     low, high = min(seen), max(seen)
     room = (high - low) * _MARGIN or abs(high) * _MARGIN or 1.0
@@ -90,7 +90,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 620.0, 18.0, 272.0
 _ALL_NAMED = 15  # of more points than this only the front's have their labels shown
 _LETTER, _LINE = 6.8, 11.0  # about the width of a letter and the height of a line
 _RADIUS = 6.0
-# Where a label may stand beside its point: (x, y) of its anchor, and which part of it is anchored.
+# Possible places of a label next to its point: (x, y) of its anchor, and which part of it is anchored.
 _BESIDE = ((8.0, -5.0, "start"), (9.0, 14.0, "start"), (-8.0, -5.0, "end"), (-8.0, 14.0, "end"))
 _UNDER = ((0.0, 18.0, "middle"), (9.0, 4.0, "start"), (-9.0, 4.0, "end"), (0.0, 30.0, "middle"))
 
@@ -101,11 +101,11 @@ class Point:
 
     x: float
     y: float
-    label: str  # empty where there is no room for it
+    label: str  # empty if there is no room for it
     title: str
     kind: str  # chosen, plan, front, baseline, operator
     label_at: tuple[float, float] = (0.0, 0.0)
-    anchor: str = "start"  # start, middle or end of the label stands there
+    anchor: str = "start"  # start, middle or end of the label is there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,11 +143,11 @@ class _Mark:
 
 
 def pareto_scatter(answer: Answer, chosen: str) -> Scatter:
-    """Step time and peak memory of every plan; those that no other beats in both are joined.
+    """Plot step time and peak memory of every plan, and join those that no other beats in both.
 
     Args:
         answer: with at least one plan.
-        chosen: the plan_id that stands out.
+        chosen: the plan_id to emphasise.
     """
     others = answer.pareto.points if answer.pareto else ()
     listed = {plan.plan_id for plan in answer.plans}
@@ -224,7 +224,7 @@ def _named(marks: Sequence[_Mark], front: Sequence[_Mark]) -> list[_Mark]:
 
 
 def _pareto_summary(front: Sequence[_Mark]) -> str:
-    """What the front offers."""
+    """Return the summary of the front."""
     first, last = front[0], front[-1]
     if first is last:
         return "No plan listed needs less memory than the fastest."
@@ -255,7 +255,7 @@ _Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 def _box(at: tuple[float, float], way: tuple[float, float, str], letters: int) -> _Box:
-    """Where a label would stand."""
+    """Return the box of a label at a place."""
     width = letters * _LETTER + 3.0
     left = at[0] + way[0] - {"start": 0.0, "middle": 0.5, "end": 1.0}[way[2]] * width
     bottom = at[1] + way[1]

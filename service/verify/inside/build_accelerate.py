@@ -57,7 +57,7 @@ PartialState.set_device = _use_cpu
 
 
 class Replicated(torch.nn.Module):
-    """In place of torch's replicas, whose reducer reads addresses of data: the same weights and passes."""
+    """Replicas without torch's reducer, which reads addresses of data: the same weights and passes."""
 
     def __init__(self, module: torch.nn.Module, **_options: object) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def build(case: Case) -> Iterator[Built]:
 
 
 def join(case: Case, rank: int) -> None:
-    """Be one rank of the launch, whose groups send nothing."""
+    """Become one rank of the launch, with groups that send nothing."""
     os.environ.update(launched(case))
     if "ACCELERATE_DYNAMO_BACKEND" in os.environ:
         os.environ["ACCELERATE_DYNAMO_BACKEND"] = STANDING_IN
@@ -109,7 +109,7 @@ def join(case: Case, rank: int) -> None:
 
 
 def launched(case: Case) -> dict[str, str]:
-    """What ``accelerate launch`` tells the processes that it starts."""
+    """Return the variables that ``accelerate launch`` sets for the processes that it starts."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "accelerate.yaml"
         path.write_text(case["files"]["accelerate.yaml"])

@@ -1,9 +1,9 @@
 """DeepSpeed builds ranks of a plan on fake CPU tensors, under torch's fake process group, and runs a step.
 
-``deepspeed.initialize`` over the exported JSON, with what the exported module of values says of pipeline,
-tensor ranks and recomputation; then the engine's own ``backward``, ``step`` or ``train_batch``. The model
-is what the training script would make: transformers' class for these facts, with flash attention. No
-operator of DeepSpeed's is compiled; AdamW is torch's.
+``deepspeed.initialize`` over the exported JSON, with pipeline, tensor ranks and recomputation from the
+exported module of values; then the engine's own ``backward``, ``step`` or ``train_batch``. The model is
+what the training script would make: transformers' class for these facts, with flash attention. No operator
+of DeepSpeed's is compiled; AdamW is torch's.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ def build(case: Case) -> Iterator[Built]:
 
 
 def alike(found: Built) -> str:
-    """What ranks have in common that are traced once."""
+    """Return the key that ranks share if they are traced once."""
     return repr([found.get(name) for name in ("layers", "parameters", "weight_bytes", "optimizer_bytes")])
 
 
 def rank_of(case: Case, rank: int, like: Mapping[str, int]) -> Built:
-    """What a rank of the engine holds, and a step; ``like``: ranks that were traced before."""
+    """Return the bytes that a rank of the engine holds, and a step; ``like``: ranks traced before."""
     os.environ.update(
         RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(case["world_size"]),
         MASTER_ADDR="localhost", MASTER_PORT="29500",
@@ -206,7 +206,7 @@ class TransformerLayer(nn.Module):
 
 
 def _loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """As transformers' ``ForCausalLMLoss``, whose labels were shifted before."""
+    """Return the loss as transformers' ``ForCausalLMLoss``, with labels that were shifted before."""
     return nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
 
@@ -237,7 +237,7 @@ def pipelined(case: Case, plan: Mapping[str, Any]) -> SimpleNamespace:
     shape = [*tokens.shape, model.config.hidden_size]
     PipelineEngine._recv_tensor_meta = lambda self, _stage: self._allocate_or_extend_buffers(
         0, shape, self.get_data_types()[0]
-    )  # as the stage before it would tell
+    )  # as from the stage before it
     PipelineEngine._send_tensor_meta = lambda *_given: None
 
     def step(engine: Any) -> Callable[[Callable[[], None]], None]:

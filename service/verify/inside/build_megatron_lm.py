@@ -1,9 +1,8 @@
 """Megatron-LM builds ranks of a plan on fake CPU tensors, under torch's fake process group.
 
 What ``pretrain_gpt.py`` does, by Megatron-LM's own functions: arguments, model with its gradient buffers,
-optimizer, and the schedule of a step. In place of Transformer Engine, which needs a GPU, stand its local
-layers; where a GPU's kernel keeps other tensors than the local one, the kernel's stand-in keeps the
-former (``KERNELS``).
+optimizer, and the schedule of a step. Its local layers replace Transformer Engine, which needs a GPU; where
+a GPU's kernel keeps other tensors than the local one, the kernel's stand-in keeps the former (``KERNELS``).
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def _weight_gradient(inputs: torch.Tensor, gradient: torch.Tensor, _sum: torch.T
 
 
 class _Gpu:
-    """The GPU of the plan: what Megatron-LM asks of an environment hangs on its generation."""
+    """The GPU of the plan: Megatron-LM asks for its generation."""
 
     majors: typing.ClassVar = {"volta": 7, "turing": 7, "ampere": 8, "ada": 8, "hopper": 9, "blackwell": 10}
     major = 9
@@ -92,7 +91,7 @@ _type_of, _tensor = torch.Tensor.type, torch.tensor
 
 
 def _unpinned(*given: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:  # noqa: ARG001
-    """A tensor of the CPU, whose memory only a GPU's driver can pin."""
+    """Return a tensor of the CPU unpinned, because only a GPU's driver can pin its memory."""
     return _tensor(*given, **options)
 
 
@@ -103,7 +102,7 @@ def _type(self: torch.Tensor, *given: Any, **options: Any) -> Any:
 
 
 def _gather_objects(found: list[Any], given: Any, group: Any = None) -> None:  # noqa: ARG001
-    """Every rank says the same."""
+    """Gather the same object from every rank."""
     found[:] = [given] * len(found)
 
 
@@ -171,7 +170,7 @@ _attention_made = DotProductAttention.__init__
 
 
 def _attention_of_any_width(self: Any, config: Any, *given: Any, **options: Any) -> None:
-    """The local attention, which has no weights, told nothing of latent attention's widths and of rings."""
+    """Return the local attention, which has no weights, without latent attention's widths and rings."""
     widths = ("k_channels", "v_channels")
     size, config.context_parallel_size = config.context_parallel_size, 1
     try:
@@ -355,7 +354,7 @@ def configured(case: Case) -> tuple[Any, Any]:
 
 
 def rank_of(args: Any, config: Any) -> tuple[Built, list[Any], list[torch.Tensor]]:
-    """A rank's model, buffers and optimizer: what they hold, and the tensors beside the weights."""
+    """Return a rank's model, buffers and optimizer: their bytes, and the tensors besides the weights."""
     builder = GPTModelBuilder(gpt_config_from_args(args, config))
     groups = ProcessGroupCollection.use_mpu_process_groups()
     chunks = builder.build_distributed_models(

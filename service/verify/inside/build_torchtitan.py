@@ -3,7 +3,7 @@
 The trainer's own steps: mesh, the model's update, its pipelining or parallelize function, optimizer, loss
 and schedule. Its default backend for sharding needs a newer torch: ``partial_dtensor`` is taken. Blocks are
 compiled up to the partitioner that decides what the forward pass keeps, and then run operator by operator:
-kernels need a GPU. In place of FlexAttention, which is one of them, stands what it keeps.
+kernels need a GPU. FlexAttention, which is one of them, is replaced by the tensors that it keeps.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def _flex_attention(self: Any, q_BLNH: Any, k_BLNH: Any, v_BLNH: Any, **_options
 
 
 class Boundary:
-    """What crosses from stage to stage: everywhere what stage 0, which is built first, would send.
+    """The transfer from stage to stage: everywhere that of stage 0, which is built first.
 
     The runtime runs each stage once to learn that, and sends it to the next one
-    (``PipelineStage._send_meta`` of torch); here there is no next one. Gradients are like what they
-    belong to.
+    (``PipelineStage._send_meta`` of torch); here there is no next one. Gradients have the shapes of their
+    tensors.
     """
 
     metas: tuple[Any, ...] = ()
@@ -129,7 +129,7 @@ def build(case: Case) -> Iterator[Built]:
 
 
 def alike(found: Built) -> str:
-    """What ranks have in common that are traced once."""
+    """Return the key that ranks share if they are traced once."""
     return repr((found["layers"], found["parameters"], found["matrices"], found["shard_bytes"]))
 
 
@@ -235,7 +235,7 @@ class Held:
     def __init__(self, parts: list[Any]) -> None:
         self.parts = parts
         self.seen: list[Built] = []
-        self.told = False  # what was held: nobody looks while a step is traced, which takes memory
+        self.told = False  # report of held bytes: not read while a step is traced, which takes memory
         reduce = stages.PipelineStage.perform_reduce_grad
 
         def perform_reduce_grad(stage: Any, factor: int) -> None:
@@ -246,7 +246,7 @@ class Held:
         stages.PipelineStage.perform_reduce_grad = perform_reduce_grad
 
     def look(self) -> None:
-        """Note what is held now, until it is told."""
+        """Note the bytes held now, until they are reported."""
         if self.told:
             return
         self.seen.append(
@@ -257,9 +257,9 @@ class Held:
         )
 
     def bytes_by_term(self, states: int, parallelism: Any) -> Built:
-        """The most that was held, in the words of the prices.
+        """Return the most bytes held, by the terms of the prices.
 
-        Of fp32 weights that are no shards two bytes are the model's, two the optimizer's copy; where
+        Of fp32 weights that are not shards two bytes are the model's, two the optimizer's copy; where
         gathered weights stay, these are the model's, and the fp32 shards the optimizer's copy of them.
         """
         self.told = True

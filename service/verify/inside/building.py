@@ -1,4 +1,4 @@
-"""What every builder does alike: it is asked, answers rank by rank, and traces a step without its data.
+"""The common part of all builders: read a request, answer rank by rank, trace a step without its data.
 
 These files run in a launcher's own environment (``meshwright.service.verify.environments``), as scripts:
 they import torch, the launcher and each other, and nothing of Meshwright. One JSON object comes in; a
@@ -44,10 +44,10 @@ _NO_MEMORY = (
 def answer(build: Callable[[Case], Iterator[Built]]) -> None:
     """Answer the case on standard input; whatever the launcher raises is an answer, too."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the launcher prints is no answer
+    os.dup2(2, 1)  # the launcher's output is not part of the answer
     case = json.load(sys.stdin)
     limit(resource.RLIMIT_DATA, case["memory_bytes"])
-    limit(resource.RLIMIT_CPU, case["time_s"])  # also where nobody waits for the answer any more
+    limit(resource.RLIMIT_CPU, case["time_s"])  # also if no process waits for the answer any more
     try:
         for one in build(case):
             answers.write(json.dumps(one) + "\n")
@@ -67,7 +67,7 @@ def limit(what: int, most: int) -> None:
 
 
 def apart(work: Callable[..., Any], *given: Any) -> Any:
-    """What ``work`` returns in a process of its own: nothing that torch keeps of a rank reaches the next.
+    """Return the result of ``work`` in a process of its own: no rank keeps torch's state of another.
 
     Raises:
         RankError: it raised, or its process ended.
@@ -97,7 +97,7 @@ def apart(work: Callable[..., Any], *given: Any) -> Any:
 
 
 class RankError(Exception):
-    """What ended the process of a rank, as a sentence."""
+    """An error that ended the process of a rank, as a sentence."""
 
 
 def _allowed() -> str:
@@ -149,7 +149,7 @@ def _fsdp_parameters(model: Any) -> Iterator[Any]:
 
 
 def _fsdp_groups(model: Any) -> Iterator[Any]:
-    """What FSDP2 gathers at once."""
+    """Return the parameters that FSDP2 gathers at once."""
     states = [one._get_fsdp_state() for one in model.modules() if isinstance(one, FSDPModule)]
     yield from (group for state in states for group in state._fsdp_param_groups)
 
@@ -161,7 +161,7 @@ def shards(model: Any) -> Iterator[torch.Tensor]:
 
 
 def gathered(model: Any) -> Iterator[torch.Tensor]:
-    """What is gathered of FSDP2's parameters now, or on its way."""
+    """Return the bytes of FSDP2's parameters that are gathered, or being gathered."""
     for one in _fsdp_parameters(model):
         yield from one.all_gather_outputs
     for group in _fsdp_groups(model):
@@ -170,10 +170,10 @@ def gathered(model: Any) -> Iterator[torch.Tensor]:
 
 
 def gradients(model: Any) -> Iterator[torch.Tensor]:
-    """Gradients: of FSDP2's parameters shards and those that add up whole, of replicas their own.
+    """Return gradients: of FSDP2 parameters shards and those that add up whole, of replicas their own.
 
-    What weight-gradient passes leave in 2 bytes, until the next backward pass adds it up, is none beside
-    the sum; before any sum it counts as in that, to which a reduction casts all of it.
+    The 2-byte results of weight-gradient passes, until the next backward pass adds them up, do not count in
+    addition to the sum; before any sum they count in its type, to which a reduction casts them.
     """
     if not any(isinstance(module, FSDPModule) for module in model.modules()):
         yield from (weight.grad for weight in model.parameters() if weight.grad is not None)
@@ -185,7 +185,7 @@ def gradients(model: Any) -> Iterator[torch.Tensor]:
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """What of a tensor this rank holds."""
+    """Return the part of a tensor that this rank holds."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
@@ -196,7 +196,7 @@ def matrices(shapes: Iterable[tuple[int, ...]]) -> list[list[int]]:
 
 
 class _NoModules:
-    """Module statistics that nobody keeps: they exist for one call of each module only."""
+    """No module statistics: they exist for one call of each module only."""
 
     parents: frozenset[str] = frozenset()
     is_bw = False
@@ -251,7 +251,7 @@ class Memory(MemTracker):
 
 
 class Kernels:
-    """FLOPs of the kernels that stand in for those of a GPU, which torch's counter cannot see."""
+    """FLOPs of the kernels that replace those of a GPU, which torch's counter cannot see."""
 
     flops = 0.0
     inside = False  # of a fused kernel: what it computes on its way takes no memory
@@ -264,7 +264,7 @@ class Attention(torch.autograd.Function):
     which computes the scores again. Work is counted without a mask, as torch's counter counts: two
     products forward, five backward. Shapes: (sequence, batch, heads, width).
 
-    ``per_score``: bytes of each score that attention in separate kernels keeps besides.
+    ``per_score``: bytes of each score that attention in separate kernels keeps in addition.
     """
 
     @staticmethod
@@ -287,7 +287,7 @@ class Attention(torch.autograd.Function):
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
 
 
-# The same as an operator, which compiled code takes as it is. Shapes: (batch, heads, sequence, width).
+# The same as an operator, which compiled code leaves unchanged. Shapes: (batch, heads, sequence, width).
 @torch.library.custom_op("standin::attention", mutates_args=())
 def _attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -348,11 +348,11 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> to
 
 
 class _Fused(torch.fx.Interpreter):
-    """A compiled graph: what fused kernels hand to each other or to products takes memory, nothing else.
+    """A compiled graph: only tensors between fused kernels, or between these and products, take memory.
 
-    ``OpTypes.is_fusible`` of torch's partitioner says which operators inductor fuses; scatters into
-    constants it rewrites to such (``fx_passes/post_grad.py``, ``scatter_upon_const_tensor``). One whose
-    readers are all fused with it is never stored.
+    ``OpTypes.is_fusible`` of torch's partitioner decides which operators inductor fuses; scatters into
+    constants it rewrites to such (``fx_passes/post_grad.py``, ``scatter_upon_const_tensor``). A result that
+    all its readers are fused with is never stored.
     """
 
     def __init__(self, graph: torch.fx.GraphModule) -> None:
@@ -396,7 +396,7 @@ compiled = aot_autograd(
 
 
 class Kept(torch.autograd.Function):
-    """A kernel in one: an output of a given shape, for whose gradient only the input is kept."""
+    """A kernel as one operator: an output of a given shape, with a gradient that needs only the input."""
 
     @staticmethod
     def forward(ctx: Any, given: Any, shape: tuple[int, ...], rows: int) -> Any:
@@ -452,7 +452,7 @@ class _Normed(torch.autograd.Function):
 
 
 def converted(self: torch.nn.Module, convert: Any, recurse: bool = True) -> torch.nn.Module:  # noqa: ARG001
-    """``Module._apply``, weight by weight with what hangs on it: those without data cannot be swapped."""
+    """Convert as ``Module._apply``, by weight with its dependents: those without data cannot be swapped."""
     for child in self.children():
         converted(child, convert)
     for name, weight in self._parameters.items():

@@ -67,14 +67,14 @@ def show_job(
 
 @router.post("/{job_id}/cancel", dependencies=[SUBMITS])
 def cancel(request: Request, job_id: str, jobs: JobsDep, tenant: TenantDep) -> Response:
-    """Cancel a job; one that has ended stays as it is."""
+    """Cancel a job; one that has ended does not change."""
     return seen_at(request, f"/jobs/{jobs.cancel(tenant, job_id).id}")
 
 
 def _answered(
     request: Request, service: Service, tenant: str, job_id: str, page_token: str | None
 ) -> Response:
-    """One page of the answer, with what launchers said of its plans."""
+    """Return one page of the answer, with the launchers' verdicts on its plans."""
     jobs = service.jobs
     job, plans = jobs.plans(tenant, job_id, page_size=LISTED, page_token=page_token)
     verdicts = service.verifications.verdicts(tenant, [plan["plan_id"] for plan in plans.items])

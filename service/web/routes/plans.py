@@ -97,10 +97,10 @@ def download(plan_id: str, launcher: str, name: str, jobs: JobsDep, tenant: Tena
 
 
 def _files(jobs: Jobs, tenant: str, plan_id: str, launcher: str) -> dict[str, str]:
-    """The launch files by name.
+    """Return the launch files by name.
 
     Raises:
-        NotFoundError: there is no such plan.
+        NotFoundError: the plan does not exist.
         RefusedExportError: the launcher cannot express it.
     """
     job, body = jobs.plan(tenant, plan_id)

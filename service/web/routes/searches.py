@@ -38,7 +38,7 @@ def first_page(request: Request, service: ServiceDep, jobs: JobsDep, tenant: Ten
 
 @router.post("/jobs", dependencies=[SUBMITS])
 def submit(request: Request, values: FormDep, service: ServiceDep, tenant: TenantDep) -> Response:
-    """Submit what was typed; what is wrong with it comes back beside its fields."""
+    """Submit a form; faults are shown next to their fields."""
     try:
         body = request_of(questions.QUESTION, values)
         job = _submitted(request, service, tenant, body, values)
@@ -115,7 +115,7 @@ def _own_body(values: Values) -> dict[str, object]:
 
 
 def _beside(service: Service, tenant: str, body: Mapping[str, object]) -> dict[str, object]:
-    """The question that a launch file answers, with its own configuration to be ranked beside the plans."""
+    """Return the question of a launch file, with its own configuration to be ranked among the plans."""
     own = own_of_body(service, tenant, body)
     options = replace(own.problem.options, baseline=own.configuration)
     return dict(json.loads(json.dumps(problem_to_mapping(replace(own.problem, options=options)))))

@@ -1,4 +1,4 @@
-"""What questions may name: models and clusters with their versions, and profiles; look, keep, delete."""
+"""Definitions that questions may name: versions of models and clusters, and profiles; list, add, delete."""
 
 from __future__ import annotations
 
@@ -174,10 +174,10 @@ def _list(
 
 
 def _given(kind: Kind, values: Values) -> tuple[str, Mapping[str, object]]:
-    """Name and document.
+    """Return name and document of a form.
 
     Raises:
-        InvalidProblemError: one of them is missing, or the document is no JSON.
+        InvalidProblemError: one of them is missing, or the document is not JSON.
     """
     document = _document(_fields(kind), values)
     name = "".join(values.get("name", [])).strip()
@@ -192,7 +192,7 @@ def _document(fields: Sequence[Field], values: Values) -> Mapping[str, object]:
 
 
 def _inside(fault: InvalidProblemError) -> InvalidProblemError:
-    """Faults of a document, as faults of its field; the place stands in the words."""
+    """Return faults of a document as faults of its field, with their place in the words."""
     return InvalidProblemError(
         one
         if one.pointer.startswith(("/document", "/path"))
