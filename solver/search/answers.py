@@ -1,4 +1,4 @@
-"""What a search found, as plans and an answer with its certificate."""
+"""Plans and an answer with its certificate, from the result of a search."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TOGETHER = 16  # plans predicted and checked between two looks at the clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What holds for all rows and splits."""
+    """Facts that hold for all rows and splits."""
 
     bound_s: float | None = None
     objective_excess: float | None = None
@@ -39,12 +39,11 @@ class Proof:
 
 
 def objectives_s(frontier: Frontier) -> list[float]:
-    """The closed form of every ranked row under its split."""
+    """Return the closed form of every ranked row under its split."""
     return _objectives_s(frontier, frontier.ranked)
 
 
 def _objectives_s(frontier: Frontier, ranked: list[Ranked]) -> list[float]:
-    """The same of some of them."""
     if not ranked:
         return []
     rows = frontier.rows.take([one.row for one in ranked])
@@ -59,7 +58,7 @@ def plans_of(
     certificate: Certificate,
     watch: Watch | None = None,
 ) -> tuple[Plan, ...]:
-    """The ranked rows as plans, each past the independent check; as many as ``watch`` has time for."""
+    """Return the ranked rows as checked plans, as many as ``watch`` has time for."""
     plans = list[Plan]()
     for start in range(0, len(frontier.ranked), _TOGETHER):
         over = watch is not None and watch.interrupted()
@@ -72,7 +71,6 @@ def plans_of(
 def _plans(
     problem: Problem, profile: Profile, frontier: Frontier, certificate: Certificate, some: slice
 ) -> list[Plan]:
-    """The plans of some ranked rows."""
     ranked, before = frontier.ranked[some], some.start
     rows = [one.row for one in ranked]
     configurations = frontier.rows.take(rows).configurations([one.split for one in ranked])
@@ -107,7 +105,7 @@ def _plans(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Everything that an answer is made of."""
+    """All inputs of an answer."""
 
     problem: Problem
     profile: Profile
@@ -115,11 +113,11 @@ class Found:
     frontier: Frontier
     proof: Proof
     certificate: Certificate
-    others: tuple[Problem, ...] = ()  # the problem under other switches, whose rows are ranked with its own
+    others: tuple[Problem, ...] = ()  # the problem under other switches; their rows are ranked with its own
 
 
 def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
-    """The answer with its certificate."""
+    """Return the answer with its certificate."""
     frontier, space, proof = found.frontier, found.space, found.proof
     legal = space.num_legal
     refuted = space.size - legal
@@ -167,7 +165,7 @@ def answer_of(found: Found, plans: tuple[Plan, ...], watch: Watch) -> Answer:
 
 
 def _warnings(found: Found) -> tuple[str, ...]:
-    """What was assumed, left out or not proved."""
+    """Return warnings of assumptions, omissions and missing proofs."""
     problem = found.problem
     return (
         *found.space.warnings,
@@ -179,7 +177,7 @@ def _warnings(found: Found) -> tuple[str, ...]:
 
 
 def _unlisted(listed: int, ranked: int) -> tuple[str, ...]:
-    """What is said where not every ranked row became a plan."""
+    """Return a warning if not every ranked row became a plan."""
     said = (
         f"the time limit came before more than the first {listed} of {ranked} ranked plans were predicted"
     )
@@ -187,7 +185,7 @@ def _unlisted(listed: int, ranked: int) -> tuple[str, ...]:
 
 
 def versions(profile: Profile) -> dict[str, str]:
-    """What answered; OR-Tools is named without being loaded."""
+    """Return the versions of the software in use; OR-Tools is named without being loaded."""
     return {
         "profile": profile.version,
         "meshwright": _installed("meshwright"),
@@ -197,7 +195,7 @@ def versions(profile: Profile) -> dict[str, str]:
 
 @lru_cache(maxsize=2)
 def _installed(package: str) -> str:
-    """The version of a package, "0" where it is not installed; looking it up takes 8 ms."""
+    """Return a package's version, "0" if it is not installed; looking it up takes 8 ms."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -55,9 +55,9 @@ from meshwright.solver.search.rows import Rows
 
 
 class Early(NamedTuple):
-    """What each rank ran forward before its first backward pass, (n, p).
+    """Forward passes of each rank before its first backward pass, (n, p).
 
-    Of n layers at most ``slope * n + offset`` passes, and ``beside_s`` of what is not layers.
+    Of n layers at most ``slope * n + offset`` passes, and ``beside_s`` of all that is not layers.
     """
 
     slope: FloatArray
@@ -66,7 +66,7 @@ class Early(NamedTuple):
 
     @classmethod
     def of(cls, rows: Rows) -> Early:
-        """The most that can have run early.
+        """Return the most that can have run early.
 
         Chunks that differ by at most one layer hold most early passes when the first ones, which keep most
         micro-batches in flight, are the larger ones. The last chunk of the last rank may be smaller still:
@@ -91,9 +91,9 @@ class Early(NamedTuple):
 
     @classmethod
     def in_a_v(cls, rows: Rows) -> Early:
-        """The same for rows whose chunks lie in a V, where a rank's first chunk keeps no fewer.
+        """Return that of rows with chunks in a V, where a rank's first chunk keeps no fewer.
 
-        Chunks differ by one layer at most; those of rank 0, the model's first and last, do as they like.
+        Chunks differ by one layer at most; those of rank 0, the model's first and last, may have any size.
         """
         held, prices = rows.held.astype(np.float64), rows.prices
         rank = np.arange(int(rows.p.max(initial=1)))[None, :]
@@ -124,7 +124,7 @@ class Early(NamedTuple):
 #     end_s - start_s >= sum_{c >= a_s} F_c + sum_{c > z_s} I_c + sum_{own c} ((m - held_c) F_c + m B_c).
 # (G) when its last input gradient of chunk a_s ends, all its forward passes and input gradients are done,
 #     because a micro-batch passes its other chunks behind a_s forward and before a_s backward. The chunks
-#     a_s - 1 ... a_u of a rank u <= s, whose first chunk a_u lies before a_s, still pass that micro-batch
+#     a_s - 1 ... a_u of a rank u <= s, with a first chunk a_u before a_s, still pass that micro-batch
 #     backward, and rank u has that weight gradient left:
 #     end_u >= start_s + sum_{own c of s} m (F_c + I_c) + sum_{a_u <= c < a_s} I_c + W_{a_u}.
 # (K) the same from its first input gradient on, which waits as in (F): end_u >= start_s +
@@ -140,7 +140,7 @@ _BYPASSES = np.array([name in BYPASSES_SYNC for name in SCHEDULES])
 
 
 def least_end_s(rows: Rows, stages: Stages) -> FloatArray:
-    """(E) to (G) and (K): the least end of every rank of rows that split the backward pass, (n, R)."""
+    """Return (E) to (G), (K): the least end of every rank of rows with split backward passes, (n, R)."""
     forward, weight = stages.chunk_forward_s, stages.chunk_weight_s
     back = stages.chunk_backward_s - weight
     num_ranks, width = stages.rank_valid.shape[1], forward.shape[1]
@@ -167,7 +167,7 @@ def least_end_s(rows: Rows, stages: Stages) -> FloatArray:
 
 
 def _prefix_of_values(values: FloatArray, end: np.ndarray) -> FloatArray:
-    """Sum of the first ``end`` chunks (n, R) of (n, C) values."""
+    """Return the sum of the first ``end`` chunks (n, R) of (n, C) values."""
     sums = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values, axis=1)], axis=1)
     return np.take_along_axis(sums, np.clip(end, 0, values.shape[1]), axis=1)
 
@@ -176,7 +176,7 @@ SAFETY = 1.0 - 1e-10  # what float rounding may move a sum of up to 10^5 terms
 
 
 class Bounds:
-    """A lower bound for each of n rows, +inf where none was set: those take no memory.
+    """Lower bounds of n rows, +inf where none was set: those take no memory.
 
     They are kept as bits that differ from those of +inf, in pages of zeros that exist once written to.
     """
@@ -189,67 +189,67 @@ class Bounds:
         self._bits = np.zeros(count, dtype=np.int64)
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self._bits)
 
     def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - as arrays have it: a number or an array
-        """The bounds at an index, as of an array."""
+        """Return the bounds at an index, as of an array."""
         return (self._bits[index] ^ self._NEVER).view(np.float64)
 
     def __setitem__(self, index: Any, values: FloatArray | float) -> None:  # noqa: ANN401
-        """Set some of them."""
+        """Set some of the bounds."""
         self._bits[index] = np.asarray(values, dtype=np.float64).view(np.int64) ^ self._NEVER
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> FloatArray:  # noqa: ANN401
-        """All of them, written down."""
+        """Return all bounds as an array."""
         return np.asarray(self[:], dtype=dtype)
 
     def _pieces(self) -> Iterator[tuple[int, FloatArray]]:
-        """All of them, some at a time, with the number of the first."""
+        """Yield all bounds, some at a time, with the number of the first."""
         for start in range(0, len(self), self._AT_ONCE):
             look()
             yield start, self[start : start + self._AT_ONCE]
 
     def below(self, limit: float) -> IntArray:
-        """The rows whose bound is less."""
+        """Return the rows with a lower bound."""
         found = [start + np.flatnonzero(piece < limit) for start, piece in self._pieces()]
         return np.concatenate([np.zeros(0, dtype=np.int64), *found])
 
     def least(self) -> float:
-        """The least of all; +inf where there is none."""
+        """Return the least bound of all; +inf if there is none."""
         return min((float(piece.min()) for _, piece in self._pieces()), default=np.inf)
 
 
 def end_limit_s(rows: Rows, step_s: FloatArray | float) -> FloatArray:
-    """When the last rank, with its tail, must end for a step within ``step_s``, (n,)."""
+    """Return when the last rank, with its tail, must end for a step within ``step_s``, (n,)."""
     most = np.asarray(step_s / SAFETY**2)
     return end_of_step_s(most, rows.prices.straggler, rows.prices.fixed_s)
 
 
 def _step_s(rows: Rows, pipeline_s: FloatArray) -> FloatArray:
-    """A whole step from a bound on end_0 + tail_0."""
+    """Return a whole step from a bound on end_0 + tail_0."""
     return step_of_end_s(pipeline_s, rows.prices.straggler, rows.prices.fixed_s) * SAFETY
 
 
 def end_tail_s(rows: Rows) -> FloatArray:
-    """Tail of rank 0 without its layers, shape (n,)."""
+    """Return the tail of rank 0 without its layers, shape (n,)."""
     tail = rows.prices.tail_s
     return np.asarray(rows.prices.rank_tail_s + tail[:, -2] + np.where(rows.p == 1, tail[:, -1], 0.0))
 
 
 def least_tail_s(rows: Rows) -> FloatArray:
-    """Tail of rank 0 when it holds as few layers as it may, of the kind with the shortest tail, (n,)."""
+    """Return rank 0's tail with the fewest layers, of the kind with the shortest tail, (n,)."""
     layers = rows.v * rows.smallest_chunk * rows.prices.tail_s[:, :-2].min(axis=1)
     return np.asarray(end_tail_s(rows) + layers)
 
 
 def _tail_rate(rows: Rows) -> FloatArray:
-    """Least seconds of tail for each second of layer time, shape (n,)."""
+    """Return the least seconds of tail for each second of layer time, shape (n,)."""
     return np.asarray((rows.prices.tail_s[:, :-2] / rows.layer_s).min(axis=1))
 
 
 def _tail_at_s(rows: Rows, rank_time_s: FloatArray) -> FloatArray:
-    """Tail of rank 0 when its time is at least ``rank_time_s``."""
+    """Return rank 0's tail if its time is at least ``rank_time_s``."""
     replay = rows.some_layers * rows.prices.replay_s[:, :-2].max(axis=1)
     beside = rows.embedding_s + rows.v * (2.0 * rows.prices.transfer_s + replay)
     layers_s = np.where(rows.p == 1, rank_time_s - rows.head_s, rank_time_s) - beside
@@ -258,12 +258,12 @@ def _tail_at_s(rows: Rows, rank_time_s: FloatArray) -> FloatArray:
 
 
 def _chain_s(rows: Rows) -> FloatArray:
-    """(A) without interleaving and with divisible layers: t_s <= (Z - P_s) / m, P_{s+1} = P_s + t_s.
+    """Bound (A) for one chunk a rank, divisible layers: t_s <= (Z - P_s) / m, P_{s+1} = P_s + t_s.
 
     It reaches ``P_p = Z (1 - q^p)`` with ``q = 1 - 1 / m``, and must reach the total. A shorter
     rank 0 would have a shorter tail, but lengthens the chain by more while the tail rate is below
     ``q^(p-1) / (1 - q^(p-1))``; elsewhere only the least tail is counted. Where chunks interleave,
-    ``_average_s`` says more.
+    ``_average_s`` is tighter.
     """
     q = 1.0 - 1.0 / rows.m
     chain = rows.total_s / (1.0 - q**rows.p)
@@ -274,7 +274,7 @@ def _chain_s(rows: Rows) -> FloatArray:
 
 
 def _average_s(rows: Rows) -> FloatArray:
-    """The mean over the ranks of (A), and of (C), with the least first chunks, shape (n,).
+    """Return the mean over the ranks of (A), and of (C), with the least first chunks, shape (n,).
 
     The largest of p numbers is at least their mean. Rank s waits for the embedding and s chunks of at
     least the smallest number of layers. Where the backward pass is split (``Rows.splits_backward``), the
@@ -292,7 +292,7 @@ def _average_s(rows: Rows) -> FloatArray:
 
 
 def _path_s(rows: Rows, most: FloatArray | IntArray) -> FloatArray:
-    """(P) for a chunk of at least ``most`` layers and for the head's, with the least tail, shape (n,)."""
+    """Return (P) for a chunk of at least ``most`` layers and the head's, with the least tail, (n,)."""
     prices, whole = rows.prices, rows.input_gradient_s
     least, tail = rows.smallest_chunk, least_tail_s(rows)
     forward, back = prices.forward_s[:, :-2].min(axis=1), whole[:, :-2].min(axis=1)
@@ -306,7 +306,7 @@ def _path_s(rows: Rows, most: FloatArray | IntArray) -> FloatArray:
 
 
 def _kappa(rows: Rows) -> tuple[FloatArray, FloatArray]:
-    """(B) for v = 1 as ``total + kappa t_s - offset`` with the most favourable rank's constants."""
+    """Return (B) for v = 1 as ``total + kappa t_s - offset`` with the most favourable rank's constants."""
     share = (rows.prices.forward_s[:, :-2] / rows.layer_s).max(axis=1)
     overlap = np.minimum(rows.m, rows.p) - 1.0
     offset = overlap * (rows.prices.transfer_s + rows.prices.forward_s[:, -2])
@@ -314,20 +314,20 @@ def _kappa(rows: Rows) -> tuple[FloatArray, FloatArray]:
 
 
 def _return_s(rows: Rows, rank_time_s: FloatArray, tail_s: FloatArray) -> FloatArray:
-    """(B) for some rank whose time is at least ``rank_time_s``; -inf where chunks interleave."""
+    """Return (B) for a rank of at least ``rank_time_s``; -inf where chunks interleave."""
     kappa, offset = _kappa(rows)
     bound = rows.total_s + kappa * rank_time_s - offset + tail_s
     return np.where((rows.v == 1) & ~rows.splits_backward, bound, -np.inf)
 
 
 def in_turn(rows: Rows) -> BoolArray:
-    """Rows with one chunk a rank that run forward and backward passes in turn, so that (H) holds, (n,)."""
+    """Mark rows with one chunk a rank and passes in turn, so that (H) holds, (n,)."""
     together = rows.splits_backward | runs_all_forward_first(rows.columns)
     return np.asarray((rows.v == 1) & ~together)
 
 
 def _steady_s(rows: Rows, rank_time_s: FloatArray) -> FloatArray:
-    """(H) of all ranks together, m > p: end_0 >= 2 sum T + (m - p - 1) x, one chunk a rank, shape (n,).
+    """Return (H) of all ranks, m > p: end_0 >= 2 sum T + (m - p - 1) x, one chunk a rank, (n,).
 
     x is the mean of the ranks' times: were all (H) within Z = 2 sum T + (m - p - 1) x', then by induction
     sum_{u<s} T_u <= s x', since (m - p + s - 1) T_s <= Z - 2 sum T + sum_{u<s} T_u, so that x <= x'. For
@@ -343,12 +343,12 @@ def _steady_s(rows: Rows, rank_time_s: FloatArray) -> FloatArray:
 
 
 def _early_s(rows: Rows) -> FloatArray:
-    """What the embedding takes beyond a layer, shape (n,)."""
+    """Return the embedding's time beyond a layer's, shape (n,)."""
     return np.asarray(np.maximum(rows.embedding_s - rows.layer_s[:, 0], 0.0))
 
 
 def fractional_s(rows: Rows) -> FloatArray:
-    """First tier: layers are divisible and memory is free, shape (n,)."""
+    """Return the first tier: layers are divisible and memory is free, shape (n,)."""
     average = rows.total_s / rows.p
     kappa, _ = _kappa(rows)
     worth = _tail_rate(rows) * np.maximum(rows.p - 1, 1) <= kappa
@@ -359,7 +359,7 @@ def fractional_s(rows: Rows) -> FloatArray:
 
 
 def whole_layers_s(rows: Rows) -> FloatArray:
-    """Second tier: some rank holds ceil(L / p) layers, shape (n,)."""
+    """Return the second tier: some rank holds ceil(L / p) layers, shape (n,)."""
     most = -(-rows.layout.num_layers // rows.p)
     rank_time = most * rows.layer_s.min(axis=1) + rows.v * rows.chunk_s
     tail = least_tail_s(rows)
@@ -372,7 +372,7 @@ def whole_layers_s(rows: Rows) -> FloatArray:
 
 
 def least_of_kind_s(rows: Rows) -> FloatArray:
-    """Bound before all tiers, for all rows of a kind (``kinds``) from its quickest representative, (n,).
+    """Bound all rows of a kind (``kinds``) from its quickest representative, before all tiers, (n,).
 
     Every term grows with the number of chunks and with what is recomputed: the mean of (A) or of (C), (A)
     for divisible layers, the busiest rank's own work, (B) for that rank, and (H); tails are the least.
@@ -390,7 +390,7 @@ def least_of_kind_s(rows: Rows) -> FloatArray:
 
 
 def objective_bound_s(rows: Rows, phi: FloatArray | None = None) -> FloatArray:
-    """Lower bound on the closed-form objective over all splits, shape (n,).
+    """Return a lower bound on the closed-form objective over all splits, shape (n,).
 
     It grows with ``phi``, the rows' own where it is not given, and as ``least_of_kind_s``.
     """
@@ -406,13 +406,13 @@ def objective_bound_s(rows: Rows, phi: FloatArray | None = None) -> FloatArray:
 
 
 def _prefix(sums: FloatArray, end: IntArray) -> FloatArray:
-    """Sum of the first ``end`` chunks from cumulative sums (n, C); ``end`` is (n, R)."""
+    """Return the sum of the first ``end`` chunks from cumulative sums (n, C); ``end`` is (n, R)."""
     shifted = np.concatenate([np.zeros((len(sums), 1)), sums], axis=1)
     return np.take_along_axis(shifted, np.minimum(end, sums.shape[1]), axis=1)
 
 
 def _own_work_s(rows: Rows, stages: Stages) -> FloatArray:
-    """Work of every rank from its first backward pass on, (n, R): the sum of (B)'s third term."""
+    """Return every rank's work from its first backward pass on, (n, R): the sum in (B)'s third term."""
     forward, backward = stages.chunk_forward_s, stages.chunk_backward_s
     chunk = np.arange(forward.shape[1])[None, :]
     held = rows.held[:, : forward.shape[1]]
@@ -424,7 +424,7 @@ def _own_work_s(rows: Rows, stages: Stages) -> FloatArray:
 
 
 def _steady_end_s(rows: Rows, stages: Stages, rank: IntArray) -> FloatArray:
-    """(H) without the way back of every rank of one split for each row, (n, R); -inf where not theirs."""
+    """Return (H) without the way back for one split of each row, (n, R); -inf where it does not apply."""
     m, num_ranks = rows.m[:, None], rank.shape[1]
     passed = np.cumsum(stages.rank_time_s, axis=1)
     backward = stages.chunk_backward_s[:, :num_ranks]
@@ -436,7 +436,7 @@ def _steady_end_s(rows: Rows, stages: Stages, rank: IntArray) -> FloatArray:
 
 
 def split_s(rows: Rows, stages: Stages) -> FloatArray:
-    """Last tier: (A)-(D) and (H), or (E)-(G), over the ranks of one split for each row, shape (n,).
+    """Return the last tier: (A)-(D), (H), or (E)-(G), over the ranks of one split for each row, (n,).
 
     The last micro-batch passes ranks s-1 … u backward before rank u ends, so the way back counts up to
     whichever rank u <= s has the longest sum of what is left of it and its own tail.
@@ -461,7 +461,7 @@ def split_s(rows: Rows, stages: Stages) -> FloatArray:
 
 
 def _path_of_split_s(rows: Rows, stages: Stages) -> FloatArray:
-    """(P) of one split for each row, shape (n,)."""
+    """Return (P) of one split for each row, shape (n,)."""
     forward, home = stages.chunk_forward_s, stages.chunk_backward_s - stages.chunk_weight_s
     longest = forward.max(axis=1), home.max(axis=1)
     again = np.where(runs_all_forward_first(rows.columns), sum(longest), np.maximum(*longest))

@@ -1,4 +1,4 @@
-"""How fast a row of interleaved chunks can simulate at best: its ranks are fixed one after the other.
+"""Best possible simulation of a row of interleaved chunks, by fixing its ranks one after the other.
 
 A schedule fixes which pass waits for which, so a simulation is the longest path in a graph that does not
 depend on the split, with a pass's seconds at its nodes. Longer passes never make a longest path shorter:
@@ -45,7 +45,7 @@ from meshwright.solver.search.rows import Rows
 # How long splits take at least of which some ranks are known, many side by side.
 #
 # Where a schedule fixes the order of passes that is their simulation with the least layers elsewhere, as
-# far as it only grows with them; where orders are made for the times it is what the bounds say, and
+# far as it only grows with them; where orders are made for the times it is the value of the bounds, and
 # splits that are known whole are simulated in every order that ``simulate`` tries.
 
 
@@ -54,17 +54,17 @@ _AT_ONCE = 2**21  # passes simulated together
 
 
 def makes_its_order(row: Rows) -> bool:
-    """Whether the schedule makes its order for the times."""
+    """Return whether the schedule makes its order for the times."""
     return bool(MAKES_ORDER[row.columns.pipeline_schedule[0]])
 
 
 def passes_of(row: Rows) -> int:
-    """Passes of a step, of all ranks together."""
+    """Return the passes of a step, of all ranks together."""
     return (2 + int(row.splits_backward[0])) * int(row.p[0] * row.v[0]) * int(row.m[0])
 
 
 def least_steps_s(row: Rows, sizes: IntArray, tick: Callable[[], object]) -> FloatArray:
-    """Simulated step of every split, rounded down, shape (k,); its bound where the row makes its order."""
+    """Return every split's simulated step, rounded down, (k,); its bound if the row makes its order."""
     size = max(_AT_ONCE // passes_of(row), 1)
     found = []
     for start in range(0, len(sizes), size):
@@ -81,7 +81,7 @@ def least_steps_s(row: Rows, sizes: IntArray, tick: Callable[[], object]) -> Flo
 
 
 def _finish_s(row: Rows, stages: Stages) -> FloatArray:
-    """When the ranks of one row end under several splits, (k, p)."""
+    """Return when the ranks of one row end under several splits, (k, p)."""
     schedule, m = SCHEDULES[int(row.columns.pipeline_schedule[0])], int(row.m[0])
     finish = finish_of_many_s(
         stages.chunk_forward_s,
@@ -92,13 +92,13 @@ def _finish_s(row: Rows, stages: Stages) -> FloatArray:
         schedule=schedule,
     )
     if schedule in BYPASSES_SYNC and schedule not in AUTOMATIC:
-        # a later start is no later end: their work is all that only grows
+        # a later start does not mean a later end: their work is all that only grows
         finish[:, 1:] = m * stages.rank_time_s[:, 1:]
     return finish
 
 
 def made_steps_s(row: Rows, sizes: IntArray) -> FloatArray:
-    """Simulated step of every split where the order is made for the times, at least, shape (k,).
+    """Bound every split's simulated step if the order is made for the times, shape (k,).
 
     The least of all orders; ``simulate`` takes the one that ends first before the ranks' tails.
     """
@@ -118,19 +118,19 @@ def made_steps_s(row: Rows, sizes: IntArray) -> FloatArray:
 
 
 def fits(row: Rows, sizes: IntArray) -> BoolArray:
-    """Which splits fit in memory, shape (k,)."""
+    """Return which splits fit in memory, shape (k,)."""
     many = row.take(np.zeros(len(sizes), dtype=np.int64))
     stages = assemble(many.prices, many.columns, many.layout, sizes)
     return np.asarray(stages.peak_memory_bytes.max(axis=1) <= row.budget_bytes)
 
 
 def _step_s(row: Rows, finish_s: FloatArray, stages: Stages) -> FloatArray:
-    """The step from the ends of the ranks, rounded down, shape (k,)."""
+    """Return the step from the ends of the ranks, rounded down, shape (k,)."""
     last = (finish_s + stages.rank_tail_s).max(axis=1)
     return np.asarray(step_of_end_s(last, row.prices.straggler[0], row.prices.fixed_s[0]) * SAFETY)
 
 
-_MOST_PASSES = 2**15  # of a schedule whose splits are simulated side by side
+_MOST_PASSES = 2**15  # of a schedule with splits that are simulated side by side
 _MOST_MADE = 2**10  # the same where the order is made on the way
 _MOST_SPARE = 4  # layers that the ranks may lack together,
 _MOST_WAYS = 5000  # or else ways to lack them
@@ -142,7 +142,7 @@ _FEW, _SLOWER = 64, 16  # making an order takes so many times as long as running
 
 @dataclass(slots=True)
 class Effort:
-    """Passes that may still be simulated; the same on every machine, so that answers are too."""
+    """Number of passes that may still be simulated; machine-independent, so that answers are too."""
 
     passes: int
     tick: Callable[[], object] = lambda: None  # called meanwhile
@@ -156,18 +156,17 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class _Partial:
-    """Splits of which some ranks are known, (k, C), and the layers that those lack, (k,)."""
+    """Splits with some known ranks, (k, C), and the layers that those lack, (k,)."""
 
     sizes: IntArray
     lacking: IntArray
 
     def among(self, kept: BoolArray) -> _Partial:
-        """Some of them."""
         return _Partial(self.sizes[kept], self.lacking[kept])
 
 
 def are_tried(rows: Rows) -> BoolArray:
-    """Rows whose splits are free, and whose passes are few, shape (n,).
+    """Mark rows with free splits and few passes, shape (n,).
 
     No weight gradient may exceed a part's backward pass, so that more layers shorten no pass.
     """
@@ -182,30 +181,30 @@ def are_tried(rows: Rows) -> BoolArray:
 
 
 def is_branchable(row: Rows, target_s: float) -> bool:
-    """Whether the patterns of a row's ranks are few enough to be tried against a time."""
+    """Return whether a row's patterns are few enough to be tried against a time."""
     return bool(are_tried(row)[0]) and _are_few(_most_layers(row, target_s), row)
 
 
 def _are_few(most: IntArray, row: Rows) -> bool:
-    """Whether ranks that hold at most so many layers lack few, or can lack them in few ways."""
+    """Return whether ranks that hold at most so many layers lack few, or in few ways."""
     spare = _spare(most, row)
     return spare <= _MOST_SPARE or comb(spare + len(most), spare) <= _MOST_WAYS
 
 
 def _spare(most: IntArray, row: Rows) -> int:
-    """How many layers more than there are the ranks could hold; below 0 none can beat the time."""
+    """Return how many extra layers the ranks could hold; below 0 none can beat the time."""
     return int(most.sum()) - row.layout.num_layers
 
 
 class Held(NamedTuple):
-    """What every split of a row was held against."""
+    """Bound that holds for every split of a row."""
 
     step_s: float  # none simulates faster
-    for_all: bool  # nor does one of any row whose passes are no shorter: memory decided nothing
+    for_all: bool  # nor does one of any row with passes that are no shorter: memory decided nothing
 
 
 def least_simulation_s(row: Rows, target_s: float, effort: Effort) -> Held:
-    """A bound on the simulation of every split of one branchable row; ``target_s``: none beats that.
+    """Bound the simulation of every split of one branchable row; ``target_s``: none beats that.
 
     What is refuted counts as ``target_s``, what is left when the effort is spent as what it simulates to
     with the ranks that are known.
@@ -238,7 +237,7 @@ def least_simulation_s(row: Rows, target_s: float, effort: Effort) -> Held:
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
-    """How splits of a row get one more rank: the most layers of each, and how many all may lack."""
+    """Growth of a row's splits by one rank: the most layers of each, and the total that may be lacking."""
 
     row: Rows
     most: IntArray
@@ -246,7 +245,7 @@ class _Growth:
     effort: Effort
 
     def ways(self, rank: int) -> _Partial | None:
-        """The patterns of a rank and what they lack; None where they are too many."""
+        """Return the patterns of a rank and what they lack; None if they are too many."""
         counts = range(int(self.most[rank]) - self.spare, int(self.most[rank]) + 1)
         if number_of_patterns(self.row, rank, counts) > _MOST_PATTERNS:
             return None
@@ -256,7 +255,7 @@ class _Growth:
         return _Partial(sizes, self.most[rank] - own.sum(axis=1))
 
     def alone(self, order: list[int], at: int, target_s: float) -> list[_Partial]:
-        """The patterns that may beat a time where a rank alone is known, of the ranks from ``at`` on.
+        """Return patterns that may beat a time with one rank known, of the ranks from ``at`` on.
 
         Of as many ranks as have few together, and of one at least, as far as the effort goes.
         """
@@ -279,7 +278,7 @@ class _Growth:
     def steps_s(
         self, before: _Partial, ranks: list[int], ways: _Partial, lacking: IntArray
     ) -> tuple[_Partial, FloatArray] | None:
-        """Splits with every way for the last of ``ranks``, and how long they take at least.
+        """Extend splits by every way for the last of ``ranks``, and bound their time from below.
 
         ``lacking``: the least that each rank lacks. None where the effort is spent.
         """
@@ -293,9 +292,9 @@ class _Growth:
 
 
 def _most_layers(row: Rows, target_s: float) -> IntArray:
-    """Most layers that each rank can hold within ``target_s``, shape (p,), by its work and the bounds.
+    """Return the most layers that each rank can hold within ``target_s``, (p,), by work and bounds.
 
-    Where ranks and layers are many its work alone is asked.
+    Where ranks and layers are many, only its work is counted.
     """
     prices, p = row.prices, int(row.p[0])
     beside = np.full(p, row.m[0] * row.v[0] * row.chunk_s[0] + prices.rank_tail_s[0])
@@ -310,7 +309,7 @@ def _most_layers(row: Rows, target_s: float) -> IntArray:
 
 
 def _far_apart(p: int) -> list[int]:
-    """All ranks: the last, the first, then whatever lies in the middle of the widest gap."""
+    """Order all ranks: the last, the first, then the middle of each widest gap."""
     step = 1 << (p - 1).bit_length()
     order = [p - 1, 0]
     while step > 1:
@@ -320,7 +319,7 @@ def _far_apart(p: int) -> list[int]:
 
 
 def patterns(row: Rows, rank: int, counts: range) -> IntArray:
-    """Layers of the chunks of one rank that add up to one of ``counts``, (k, v).
+    """Return layers of the chunks of one rank that add up to one of ``counts``, (k, v).
 
     Chunks differ by at most one layer; the model's first chunk, on the first rank, and its last one, on the
     last, may hold fewer. In a V the first rank holds both, of any size.
@@ -334,7 +333,7 @@ def patterns(row: Rows, rank: int, counts: range) -> IntArray:
 
 
 def _written(way: _Way, rank: int) -> IntArray:
-    """The patterns that are alike, one for each choice of the larger chunks."""
+    """Return the patterns that are alike, one for each choice of the larger chunks."""
     larger = np.array(list(combinations(range(way.alike), way.more)), dtype=np.int64)
     inner = np.full((len(larger), way.alike), way.each)
     np.put_along_axis(inner, larger.reshape(len(larger), way.more), way.each + 1, axis=1)
@@ -345,14 +344,14 @@ def _written(way: _Way, rank: int) -> IntArray:
 
 
 def number_of_patterns(row: Rows, rank: int, counts: range) -> int:
-    """How many ``patterns`` there are."""
+    """Return the number of ``patterns``."""
     if _holds_both_ends(row, rank):
         return sum(max(own - 2 * int(row.smallest_chunk[0]) + 1, 0) for own in counts)
     return sum(comb(way.alike, way.more) for way in _ways(row, rank, counts))
 
 
 def _holds_both_ends(row: Rows, rank: int) -> bool:
-    """Whether a rank holds the model's first and last chunk."""
+    """Return whether a rank holds the model's first and last chunk."""
     return rank == 0 and bool(row.in_a_v[0])
 
 
@@ -366,7 +365,7 @@ class _Way(NamedTuple):
 
 
 def _ways(row: Rows, rank: int, counts: range) -> Iterator[_Way]:
-    """All patterns of a rank, those that are alike together."""
+    """Yield all patterns of a rank, those that are alike together."""
     v, least = int(row.v[0]), int(row.smallest_chunk[0])
     loose = v > 1 and rank in (0, int(row.p[0]) - 1) and not row.in_a_v[0]
     alike = v - int(loose)
@@ -378,7 +377,7 @@ def _ways(row: Rows, rank: int, counts: range) -> Iterator[_Way]:
 
 
 def _branched(row: Rows, known: _Partial, rank: int, ways: _Partial, spare: int) -> _Partial:
-    """Every known split with every pattern of one more rank, as far as the lacking layers allow."""
+    """Cross known splits with the patterns of one more rank, as far as the lacking layers allow."""
     lacking = known.lacking[:, None] + ways.lacking[None, :]
     split, way = np.nonzero(lacking <= spare)
     sizes, chunks = known.sizes[split], _chunks_of(row, rank)
@@ -387,13 +386,13 @@ def _branched(row: Rows, known: _Partial, rank: int, ways: _Partial, spare: int)
 
 
 def _chunks_of(row: Rows, rank: int) -> list[int]:
-    """The chunks of a rank in model order."""
+    """Return the chunks of a rank in model order."""
     p, v = int(row.p[0]), int(row.v[0])
     return [rank, 2 * p - 1 - rank] if row.in_a_v[0] else list(range(rank, p * v, p))
 
 
 def _fill_up(row: Rows, branches: _Partial, least: IntArray, ranks: list[int]) -> None:
-    """Give ranks that are not known yet the layers that they hold at least, as many as the others lack.
+    """Give unknown ranks the fewest layers that they can hold, as many as the others lack.
 
     ``least``: of every rank where the known ones lack nothing. Chunks of n layers hold at least n // v
     of them, but for the model's first and last, which hold the smallest number.

@@ -1,4 +1,4 @@
-"""Splits of an interleaved row that are worth simulating beside the closed form's minimiser.
+"""Splits of an interleaved row worth simulating in addition to the closed form's minimiser.
 
 The closed form looks at a rank's layers together; the simulated pipeline also minds which of its chunks
 hold them. A larger chunk delays its neighbours unless theirs are larger at the same time, and ranks
@@ -51,7 +51,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What pipelines have in common whose passes wait for the same ones, whatever they take."""
+    """Pipelines with the same dependencies between passes, whatever their duration."""
 
     pp: int
     num_microbatches: int
@@ -59,10 +59,10 @@ class Shape:
 
 
 class Ends:
-    """When ranks end in pipelines that were simulated of late.
+    """Ends of ranks in recently simulated pipelines.
 
-    Rows of other shard sets, or other memory, often have the same times of passes, of which alone their
-    ends depend; their tails come on top.
+    Rows of other shard sets, or other memory, often have the same times of passes, and ends depend on
+    these alone; tails come on top.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Ends:
         self._size = 0
 
     def finish_s(self, passes_s: FloatArray, shape: Shape) -> FloatArray:
-        """``finish_of_many_s``, (k, pp), of forward, backward and weight gradients' times, (k, 3, C)."""
+        """Return ``finish_of_many_s``, (k, pp), from times (k, 3, C) of forward, backward, weights."""
         digests = [blake2b(one.tobytes(), digest_size=16).digest() for one in passes_s]
         keys = [(digest, shape) for digest in digests]
         if missing := [at for at, key in enumerate(keys) if key not in self._found]:
@@ -92,14 +92,14 @@ class Ends:
         return ends
 
     def learn(self, passes_s: FloatArray, finish_s: FloatArray, shape: Shape) -> None:
-        """Keep what was simulated whole, for ``least_s``; the latest few of a shape."""
-        if shape.schedule not in BYPASSES_SYNC:  # whose ranks end earlier where they begin later
+        """Keep whole simulations for ``least_s``; the latest few of a shape."""
+        if shape.schedule not in BYPASSES_SYNC:  # with ranks that end earlier if they begin later
             known = self._passes.setdefault((shape, passes_s.shape[2]), [])
             known.extend(zip(_apart(passes_s), finish_s, strict=True))
             del known[:-_LEARNT]
 
     def least_s(self, passes_s: FloatArray, shape: Shape) -> FloatArray:
-        """No rank ends earlier, (k, pp), as far as known pipelines tell; arguments as ``finish_s``.
+        """Bound every rank's end from below, (k, pp), by known pipelines; arguments as ``finish_s``.
 
         Ends are sums and maxima of passes: where every pass takes at least c times as long as in another
         pipeline of the shape, every rank ends at least c times as late.
@@ -113,13 +113,13 @@ class Ends:
 
 
 def _apart(passes_s: FloatArray) -> FloatArray:
-    """Forward passes, backward passes without weight gradients, and those, (k, 3, C)."""
+    """Split (k, 3, C) into forward, backward without weight gradients, and weight gradients."""
     forward, backward, weight = passes_s.transpose(1, 0, 2)
     return np.stack([forward, backward - weight, weight], axis=1)
 
 
 def candidates_of(rows: Rows, given: Sequence[Split]) -> Candidates:
-    """The split of each row, and others that fit in memory, none twice."""
+    """Return each row's split and others that fit in memory, none twice."""
     tried = [_tried(rows, at, split) for at, split in enumerate(given)]
     which = np.repeat(np.arange(len(rows)), [len(few) for few in tried])
     splits = [split for few in tried for split in few]
@@ -132,12 +132,12 @@ def candidates_of(rows: Rows, given: Sequence[Split]) -> Candidates:
 
 
 def candidates(row: Rows, split: Split) -> list[Split]:
-    """``candidates_of`` one row."""
+    """Return ``candidates_of`` one row."""
     return candidates_of(row, [split]).splits
 
 
 def _tried(rows: Rows, at: int, split: Split) -> list[Split]:
-    """``split`` of row ``at`` and others, whatever their memory."""
+    """Return ``split`` of row ``at`` and others, whatever their memory."""
     look()
     if not rows.uneven_stages or rows.only_split:
         return [split]
@@ -152,20 +152,20 @@ def _tried(rows: Rows, at: int, split: Split) -> list[Split]:
 
 
 def _is_deep(rows: Rows, at: int) -> bool:
-    """Whether a step has few micro-batches for its ranks, so that the ends of the pipeline wait."""
+    """Return whether a step has few micro-batches for its ranks, so that the pipeline's ends wait."""
     return bool(rows.m[at] < _DEEP * rows.p[at])
 
 
 def _tapered(rows: Rows, at: int) -> list[Split]:
-    """Splits of a row without interleaving whose ends hold fewer layers."""
+    """Return splits of a row without interleaving with fewer layers at the ends."""
     smallest = int(rows.smallest_chunk[at])
     return tapers(rows.layout.num_layers, int(rows.p[at]), smallest=smallest, places=_ENDS)
 
 
 def _moved(rows: Rows, at: int, split: Split) -> list[Split]:
-    """Splits of a row without chunks that splits the backward pass: a layer less here and one more there.
+    """Move a layer between two ranks, for rows of one chunk a rank with a split backward pass.
 
-    The closed form knows no order of the ranks; what they wait for falls along the pipeline. Of two ranks
+    The closed form knows no order of the ranks; waiting falls along the pipeline. Of two ranks
     all splits are tried.
     """
     counts, ranks = np.array(split), range(len(split))
@@ -182,7 +182,7 @@ def _moved(rows: Rows, at: int, split: Split) -> list[Split]:
 
 
 def _windowed(rows: Rows, at: int, split: Split) -> list[Split]:
-    """Splits of an interleaved row whose larger chunks follow one another."""
+    """Return splits of an interleaved row with the larger chunks in sequence."""
     heavy = int(np.ceil(rows.head_s[at] / rows.layer_s[at].min()))
     smallest = int(rows.smallest_chunk[at])
     tried = _all_windows(rows.layout.num_layers, len(split), smallest, min(heavy, _MOST_CUT))
@@ -193,7 +193,7 @@ def _windowed(rows: Rows, at: int, split: Split) -> list[Split]:
 
 @lru_cache(maxsize=512)
 def _all_windows(num_layers: int, chunks: int, smallest: int, most_cut: int) -> tuple[Split, ...]:
-    """The windows of rows of one shape, with a shorter first and a shorter last chunk or without."""
+    """Return one shape's windows, with and without a shorter first and last chunk."""
     return tuple(
         one for first, last in product((0, 1), range(most_cut + 1))
         for one in windows(num_layers, chunks, first=first, last=last, smallest=smallest, starts=_STARTS)
@@ -201,12 +201,12 @@ def _all_windows(num_layers: int, chunks: int, smallest: int, most_cut: int) -> 
 
 
 def _stages(row: Rows, splits: list[Split]) -> Stages:
-    """Stages of one row under several splits, without their memory."""
+    """Return stages of one row under several splits, without their memory."""
     return row.take([0] * len(splits)).stages(splits, with_memory=False)
 
 
 def _step_s(row: Rows, finish_s: FloatArray, stages: Stages) -> FloatArray:
-    """Step time of several splits of one row from the ends of its ranks."""
+    """Return the step time of several splits of one row from the ends of its ranks."""
     last = (finish_s + stages.rank_tail_s[:, : finish_s.shape[1]]).max(axis=1)
     return np.asarray(step_of_end_s(last, row.prices.straggler[0], row.prices.fixed_s[0]))
 
@@ -214,7 +214,7 @@ def _step_s(row: Rows, finish_s: FloatArray, stages: Stages) -> FloatArray:
 def fastest(
     row: Rows, splits: list[Split], ends: Ends | None = None, limit_s: float = np.inf
 ) -> tuple[float, Split]:
-    """The least simulated step time of one row among ``splits``, and its split; the first on a tie.
+    """Return the shortest simulated step among ``splits`` and its split (first on ties).
 
     ``ends``: of other rows, simulated before. +inf where those show that it is more than ``limit_s``.
     """
@@ -259,18 +259,18 @@ def fastest(
 
 
 def _glanced(row: Rows, chunks: int) -> int:
-    """Micro-batches that are simulated side by side; all of them where that is quick."""
+    """Return how many micro-batches are simulated side by side; all if that is quick."""
     p = int(row.p[0])
     return min(int(row.columns.num_microbatches[0]), max(_GLANCED_PASSES // (2 * chunks * p), 2) * p)
 
 
 def simulated_s(row: Rows, splits: list[Split]) -> FloatArray:
-    """The simulated step time of each split of a row whose schedule fixes the order of passes."""
+    """Simulate the step of each split of a row with a fixed order of passes."""
     return _simulated_s(row, _stages(row, splits), int(row.columns.num_microbatches[0]), Ends())
 
 
 def _simulated_s(row: Rows, stages: Stages, few: int, ends: Ends) -> FloatArray:
-    """About the step time of each split by its first micro-batches; exact where those are all."""
+    """Estimate each split's step from its first micro-batches; exact if those are all."""
     look()
     shape = _shape(row, few)
     finish = ends.finish_s(_passes_s(stages), shape)
@@ -279,13 +279,13 @@ def _simulated_s(row: Rows, stages: Stages, few: int, ends: Ends) -> FloatArray:
 
 
 def _within(row: Rows, stages: Stages, ends: Ends, limit_s: float) -> IntArray:
-    """Which splits of a row may take no longer, as far as known pipelines of its shape tell."""
+    """Return splits of a row that may be within the limit by known pipelines of its shape."""
     least = _step_s(row, ends.least_s(_passes_s(stages), _shape(row)), stages) * SAFETY
     return np.flatnonzero(least <= limit_s)
 
 
 def _shape(row: Rows, num_microbatches: int | None = None) -> Shape:
-    """The shape of a row's pipeline, or of its first micro-batches."""
+    """Return the shape of a row's pipeline, or of its first micro-batches."""
     c = row.columns
     m = int(c.num_microbatches[0]) if num_microbatches is None else num_microbatches
     schedule = SCHEDULES[int(c.pipeline_schedule[0])]
@@ -293,5 +293,5 @@ def _shape(row: Rows, num_microbatches: int | None = None) -> Shape:
 
 
 def _passes_s(stages: Stages) -> FloatArray:
-    """Forward passes, backward passes and weight gradients of every chunk, (k, 3, C)."""
+    """Return forward, backward and weight-gradient seconds of every chunk, (k, 3, C)."""
     return np.stack([stages.chunk_forward_s, stages.chunk_backward_s, stages.chunk_weight_s], axis=1)

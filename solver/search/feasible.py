@@ -1,4 +1,4 @@
-"""Which rows have a split that fits in memory, and how much memory the nearest one lacks."""
+"""Rows with a split that fits in memory, and the memory that the nearest one lacks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LONGEST_S = 1e15  # longer than any step
 
 
 def fitting(rows: Rows) -> BoolArray:
-    """Rows with a split that fits, shape (n,); for layers of several kinds rows that are not refuted."""
+    """Mark rows with a split that fits, (n,); for several kinds of layers, rows that are not refuted."""
     if rows.only_split:
         return only_fits(rows)
     if rows.is_uniform:
@@ -48,7 +48,7 @@ def fitting(rows: Rows) -> BoolArray:
 
 
 def lightest(columns: Columns) -> IntArray:
-    """Rows with the smallest micro-batch that recompute most: no other row of theirs needs less memory."""
+    """Return rows with the smallest micro-batch that recompute most: none of theirs needs less memory."""
     light = np.arange(len(columns))
     for values in (-columns.micro_batch_size, columns.recompute, columns.recompute_layers):
         here = values[light]
@@ -57,7 +57,7 @@ def lightest(columns: Columns) -> IntArray:
 
 
 def lightest_of(rows: Columns | Crossing) -> IntArray:
-    """The numbers of the lightest rows; of a crossing only rows of the lightest kinds are written down."""
+    """Return the numbers of the lightest rows; of a crossing only rows of the lightest kinds."""
     if isinstance(rows, Columns):
         return lightest(rows)
     sizes = rows.outer.micro_batch_size
@@ -69,7 +69,7 @@ def lightest_of(rows: Columns | Crossing) -> IntArray:
 
 
 def _most_recomputed(rows: Crossing, kinds: Kinds, some: IntArray) -> IntArray:
-    """The rows of some kinds that recompute most layers."""
+    """Return the rows of some kinds that recompute most layers."""
     most, found = -1, list[IntArray]()
     for start in range(0, len(some), CHUNK):
         look()
@@ -82,23 +82,23 @@ def _most_recomputed(rows: Crossing, kinds: Kinds, some: IntArray) -> IntArray:
 
 
 def any_fits(rows: Rows) -> bool:
-    """Whether some row has a split that fits, proved by the split."""
+    """Return whether some row has a split that fits, proved by the split."""
     return any(
         best_splits(rows.take([row]))[0] is not None for row in np.flatnonzero(fitting(rows)).tolist()
     )
 
 
 def some_fits(problem: Problem, profile: Profile, rows: Columns | Crossing) -> bool:
-    """Whether some of the lightest of these rows has a split that fits, proved by the split."""
+    """Return whether some of the lightest of these rows has a split that fits, proved by the split."""
     index = lightest_of(rows)
     pieces = np.split(index, range(CHUNK, len(index), CHUNK))
     return any(any_fits(priced_rows(problem, profile, rows.take(piece))) for piece in pieces)
 
 
 def none_fits(problem: Problem, profile: Profile, rows: Columns | Crossing) -> bool:
-    """Whether none of these rows fits, as far as a look at the lightest tells.
+    """Return whether none of these rows fits, as far as the lightest ones show.
 
-    It does not tell where fewer micro-batches may need less (a framework that shards gradients once a step
+    This is not known where fewer micro-batches may need less (a framework that shards gradients once a step
     keeps them whole until then), or where a split backward pass keeps what full recomputation frees.
     """
     if isinstance(rows, Columns) or not len(rows) or not recompute_alike(rows):
@@ -109,14 +109,14 @@ def none_fits(problem: Problem, profile: Profile, rows: Columns | Crossing) -> b
     late = sharded & ~is_one_of(columns.zero_stage, facts.reduced_every_pass)
     if late.any() or is_one_of(rows.inner[:, -1], split).any() or some_fits(problem, profile, rows):
         return False
-    # A rank with one layer keeps its input beside what it recomputes, and is lighter without.
+    # A rank with one layer keeps its input in addition to what it recomputes, and is lighter without.
     alone = rows.among(columns.pipeline_parallel_size >= problem.model.num_layers)
     pieces = np.split(np.arange(len(alone)), range(CHUNK, len(alone), CHUNK))
     return not any(any_fits(priced_rows(problem, profile, alone.take(piece))) for piece in pieces)
 
 
 def recompute_alike(rows: Columns | Crossing) -> bool:
-    """Whether every outer row may recompute all that any of them may, so that ``lightest`` stands for all.
+    """Return whether every outer row may recompute all that any may, so ``lightest`` covers all.
 
     A launcher's rule may tie recomputation to other variables: then a row that must not recompute may fit
     where the lightest ones do not.
@@ -130,7 +130,7 @@ def recompute_alike(rows: Columns | Crossing) -> bool:
 
 
 def nearest(rows: Rows) -> tuple[int, Split] | None:
-    """The row and split with the smallest peak memory, among the rows with the smallest even one.
+    """Return the row and split with the smallest peak memory, among the rows with the smallest even one.
 
     Where the split of a row is prescribed, it takes the place of the even one.
     """
@@ -157,7 +157,7 @@ def nearest(rows: Rows) -> tuple[int, Split] | None:
 
 
 def _least_budget(row: Rows, enough_bytes: float) -> tuple[float, Split]:
-    """The smallest budget under which a row fits, and its split there; ``enough_bytes`` is one."""
+    """Return the smallest budget under which a row fits, and its split; ``enough_bytes`` suffices."""
     low, high = 0.0, enough_bytes
     split = best_splits(replace(row, budget_bytes=high))[0]
     for _ in range(_BISECTIONS):
@@ -171,7 +171,7 @@ def _least_budget(row: Rows, enough_bytes: float) -> tuple[float, Split]:
 
 
 def bound_at_sight_s(rows: Rows) -> FloatArray:
-    """The bound that rows wait under at first, shape (n,); +inf where memory refutes them at sight."""
+    """Return the rows' first bound, shape (n,); +inf where memory refutes them at sight."""
     if rows.only_split:
         return only_bound_s(rows)
     bound = np.full(len(rows), np.inf)

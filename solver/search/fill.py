@@ -1,11 +1,11 @@
-"""The fill: ranks take as many layers as the bounds and their memory leave them, one after the other.
+"""Fill of the ranks, one after the other, with all layers that the bounds and their memory allow.
 
 For layers of one kind and a time Z. What a bound leaves a rank depends on the layers before it and on its
 own alone. Where one layer more before it takes at most one layer from it, more layers before a rank never
 leave fewer for it and those before it together, so that the fill reaches layer L if some split keeps every
 bound within Z. Rank 0's tail depends on its layers, so every number of them is tried side by side.
 
-Every bound is linear in the layers before a rank and in its own, and what it counts beside them does not
+Every bound is linear in the layers before a rank and in its own, and the rest of it does not
 depend on Z: ``Limits`` holds that for all ranks, for as many times as are asked about.
 """
 
@@ -69,7 +69,7 @@ class Limits:
 
     @classmethod
     def of(cls, rows: Rows, least: IntArray, most: IntArray) -> Limits:
-        """Ready for any time; ``least`` and ``most`` layers of every rank, (n, p)."""
+        """Prepare for any time; ``least`` and ``most`` layers of every rank, (n, p)."""
         lines = (_split_lines if rows.splits_backward[0] else _lines)(rows)
 
         def stacked(values: list[FloatArray | float]) -> FloatArray:
@@ -95,7 +95,7 @@ class Limits:
 
 
 def _by_rank(values: IntArray | BoolArray) -> FloatArray:
-    """(n, p) as (p, n, 1)."""
+    """Return (n, p) as (p, n, 1)."""
     return np.ascontiguousarray(values.T.astype(np.float64))[:, :, None]
 
 
@@ -110,7 +110,7 @@ class Fill:
 
     @classmethod
     def of(cls, limits: Limits, step_s: FloatArray) -> Fill:
-        """Ready to fill within ``step_s``, shape (n,)."""
+        """Prepare to fill within ``step_s``, shape (n,)."""
         rows, prices = limits.rows, limits.rows.prices
         tries = np.arange(1, rows.layout.num_layers + 1, dtype=np.float64)[None, :]
         limit = column(end_limit_s(rows, step_s))
@@ -123,7 +123,7 @@ class Fill:
         return cls(limits=limits, tries=tries, time_s=time, in_chunks=_in_chunks(rows, first_end))
 
     def among(self, tried: BoolArray) -> Fill:
-        """The same with some of the tries."""
+        """Return the fill with some of the tries."""
         return replace(
             self, tries=self.tries[:, tried], time_s=self.time_s[:, :, tried],
             in_chunks=self.in_chunks[:, tried],
@@ -131,14 +131,14 @@ class Fill:
 
     @cached_property
     def _several(self) -> tuple[FloatArray, FloatArray, FloatArray] | None:
-        """Rows of one chunk a rank, chunks of a rank, layers of the smallest, (n, 1); None: all are."""
+        """Return ranks' chunks and the smallest's layers, (n, 1), for rows of one chunk; None: all are."""
         v = self.limits.rows.v
         if not (v > 1).any():
             return None
         return column(v == 1), column(v), column(self.limits.rows.smallest_chunk)
 
     def first_chunks(self, rank: int, used: FloatArray) -> FloatArray:
-        """Least number of layers in the first chunks of the ranks before ``rank``, (n, L).
+        """Return the least layers in the first chunks of the ranks before ``rank``, (n, L).
 
         A chunk of a rank of n layers holds at least (n - v + 1) / v of them; rank 0's first the smallest.
         """
@@ -151,7 +151,7 @@ class Fill:
         return np.where(single, used, smallest + np.maximum(share, (rank - 1) * smallest))
 
     def room(self, rank: int, used: FloatArray) -> FloatArray:
-        """Layers that the bounds let a rank hold behind ``used`` layers, (n, L)."""
+        """Return the layers that the bounds let a rank hold behind ``used`` layers, (n, L)."""
         limits = self.limits
         left = self.time_s - limits.fixed_s[rank]
         if rank:
@@ -164,7 +164,7 @@ class Fill:
         return np.asarray(left.min(axis=0))
 
     def reaches(self) -> BoolArray:
-        """Whether the ranks find room for all layers, shape (n,)."""
+        """Return whether the ranks find room for all layers, shape (n,)."""
         fill, limits, num_layers = self, self.limits, float(self.limits.rows.layout.num_layers)
         used = np.zeros((len(limits.rows), self.tries.shape[1]))
         alive: BoolArray = np.ones(used.shape, dtype=np.bool_)
@@ -183,7 +183,7 @@ class Fill:
         return np.asarray((alive & (used >= num_layers)).any(axis=1))
 
     def most(self) -> IntArray:
-        """Most layers that each rank of one row may hold, (p,), whatever lies before it; memory aside."""
+        """Return the most layers of each rank of one row, (p,), whatever lies before it; memory aside."""
         rows, num_layers = self.limits.rows, self.limits.rows.layout.num_layers
         p, least = int(rows.p[0]), int(rows.v[0] * rows.smallest_chunk[0])
         tried = (np.floor(self.room(0, np.zeros(self.tries.shape)) + _ROUNDING) >= self.tries)[0]
@@ -204,7 +204,7 @@ class Fill:
 
 
 def _in_chunks(rows: Rows, first_end_s: FloatArray) -> FloatArray:
-    """Layers that (P) lets any rank hold, (n, L): its largest chunk has a v-th of them, rounded up."""
+    """Return layers that (P) lets any rank hold, (n, L): its largest chunk has a v-th, rounded up."""
     prices = rows.prices
     forward, home = prices.forward_s[:, 0], rows.input_gradient_s[:, 0]
     beside = rows.chunk_s - prices.transfer_s
@@ -243,7 +243,7 @@ _BYPASSES = np.array([name in BYPASSES_SYNC for name in SCHEDULES])
 
 
 def _split_lines(rows: Rows) -> list[Line]:
-    """(E), (F), (G) and (K); w_0 is counted with the time of those that end on rank 0."""
+    """Return (E), (F), (G), (K); w_0 is counted with the time of those that end on rank 0."""
     prices, ranks = rows.prices, RankCosts.of_all(rows)
     rank = np.arange(ranks.time_s.shape[1])[None, :]
     behind, later = np.maximum(column(rows.p) - rank - 1.0, 0.0), rank > 0
@@ -262,7 +262,7 @@ def _split_lines(rows: Rows) -> list[Line]:
     head, embedding, transfer = column(ends[:, -1]), column(ends[:, -2]), column(prices.transfer_s)
 
     def passed_s(ahead: FloatArray | IntArray) -> FloatArray:
-        """What is not layers of the first micro-batch's forward passes but for ``ahead`` chunks."""
+        """Return the first micro-batch's forward passes without layers, but for ``ahead`` chunks."""
         passed = (column(rows.p * rows.v) - ahead) * transfer + column(prices.forward_s[:, -1])
         return np.asarray(passed + (ahead == 0) * column(prices.forward_s[:, -2]))
 
@@ -296,7 +296,7 @@ def _split_lines(rows: Rows) -> list[Line]:
 
 
 def _last_weight_s(rows: Rows, tries: FloatArray) -> FloatArray:
-    """The least weight gradient of the model's first chunk, (n, L)."""
+    """Return the least weight gradient of the model's first chunk, (n, L)."""
     layers = np.where(rows.v[:, None] == 1, tries, column(rows.smallest_chunk))
     whole = np.minimum(rows.prices.weight_gradient_s, rows.prices.backward_s)
     return np.asarray(layers * column(whole[:, 0]) + column(whole[:, -2]))
@@ -325,7 +325,7 @@ _CLOSE = 1e-5  # share of a time up to which it is bisected
 
 
 def _lines(rows: Rows) -> list[Line]:
-    """(A) to (D), (H) where passes run in turn, (B') where all forward passes come first."""
+    """Return (A) to (D), (H) if passes run in turn, (B') if all forward passes come first."""
     prices, ranks = rows.prices, RankCosts.of_all(rows)
     rank = np.arange(ranks.time_s.shape[1])[None, :]
     behind, later = np.maximum(column(rows.p) - rank - 1.0, 0.0), rank > 0
@@ -383,7 +383,7 @@ def _lines(rows: Rows) -> list[Line]:
 def _all_first_lines(
     rows: Rows, behind: FloatArray, theirs: BoolArray, home: FloatArray, away: FloatArray
 ) -> list[Line]:
-    """(B') for ``theirs``, with the way back and without it, from what (A) and (C) count beside layers.
+    """Return (B') of ``theirs``, with and without the way back, from the constants of (A) and (C).
 
     The last chunks of the ranks behind hold at least the smallest number of layers each, and those between
     the rank and the last one, whose last chunk may be smaller, their share of all layers that are left.
@@ -409,7 +409,7 @@ def _all_first_lines(
 
 
 def _most_on_the_last(rows: Rows, limit_s: FloatArray) -> FloatArray:
-    """Most layers that the last rank can work off behind the smallest chunks, (n, 1)."""
+    """Return the most layers that the last rank can work off behind the smallest chunks, (n, 1)."""
     prices = rows.prices
     ahead = (rows.p - 1) * (rows.smallest_chunk * prices.forward_s[:, 0] + prices.transfer_s)
     beside = rows.m * (rows.v * rows.chunk_s + rows.head_s) + prices.rank_tail_s + prices.tail_s[:, -1]
@@ -420,7 +420,7 @@ def _most_on_the_last(rows: Rows, limit_s: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """Rows that are asked for one time after the other whether they could step faster."""
+    """Rows that are tested against several step times in turn."""
 
     rows: Rows
     least_s: FloatArray  # (n,): no split is faster; +inf where none fits
@@ -428,7 +428,7 @@ class Reach:
 
     @classmethod
     def of(cls, rows: Rows, most_s: FloatArray) -> Reach:
-        """Ready for times up to ``most_s``, shape (n,)."""
+        """Prepare for times up to ``most_s``, shape (n,)."""
         if not rows.is_uniform:
             return cls(rows=rows, least_s=np.zeros(len(rows)))
         caps = layer_caps(rows)
@@ -446,7 +446,7 @@ class Reach:
         return cls(rows=rows, least_s=least, batches=tuple(batches))
 
     def able(self, step_s: FloatArray) -> BoolArray:
-        """Whether a row may have a split that simulates to ``step_s`` or less; False is a proof."""
+        """Return whether a row may have a split that simulates to ``step_s`` or less; False is a proof."""
         if not self.rows.is_uniform:
             return can_beat_mixed(self.rows, step_s)
         answer = np.asarray(self.least_s <= step_s)
@@ -460,12 +460,12 @@ class Reach:
 
 
 def can_beat(rows: Rows, step_s: FloatArray) -> BoolArray:
-    """Whether a row may have a split that simulates to ``step_s`` or less; False is a proof."""
+    """Return whether a row may have a split that simulates to ``step_s`` or less; False is a proof."""
     return Reach.of(rows, step_s).able(step_s)
 
 
 def most_layers(row: Rows, step_s: float) -> IntArray:
-    """Most layers of each rank of one row, shape (p,), with which its bounds may keep ``step_s``.
+    """Return each rank's most layers of one row, (p,), with which its bounds may keep ``step_s``.
 
     Memory is left aside.
     """
@@ -476,7 +476,7 @@ def most_layers(row: Rows, step_s: float) -> IntArray:
 def least_bound_s(
     rows: Rows, low_s: float, high_s: float, tick: Callable[[], object] = lambda: None
 ) -> float:
-    """Third tier over several rows: no split of any of them simulates faster; at most ``high_s``.
+    """Bound several rows by the third tier: none simulates faster; at most ``high_s``.
 
     Bisects between ``low_s``, a valid bound of all of them, and ``high_s``. Rows that cannot beat the
     middle while others can are left behind: their own bound is above the answer. ``tick`` is called

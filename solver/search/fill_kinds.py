@@ -2,7 +2,7 @@
 
 Ranks are filled one after the other with as many layers as fit in a time, as in ``fill``; a layer before a
 rank never makes room behind it smaller by more than itself, whatever its kind. The first layers of a stage
-are replayed where the row says so, or as few of them as let it fit (``recompute_by_stage``).
+are replayed where the row asks for it, or as few of them as let it fit (``recompute_by_stage``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SHARES = (0.0, 0.5, 0.7, 0.85, 0.95, 1.05, 1.2, 1.5)  # of an even share: where
 
 
 def _reaches(filling: _Filling, step_s: FloatArray, *, closely: bool) -> BoolArray:
-    """Whether filling all ranks within ``step_s`` places every layer, shape (n,); False is a proof.
+    """Return whether filling all ranks within ``step_s`` places every layer, (n,); False is a proof.
 
     Rank 0's tail grows with its layers: ``closely`` tries rows that are not refuted with the least tail
     again in pieces, with at least so many layers on rank 0 and their tail, and at most so many.
@@ -54,7 +54,7 @@ def _reaches(filling: _Filling, step_s: FloatArray, *, closely: bool) -> BoolArr
 
 
 def _pieces(num_layers: int, p: int) -> list[tuple[int, int]]:
-    """Ranges that cover 1 … L - p + 1 layers on rank 0, fine around an even share, the nearest first."""
+    """Return ranges over 1 … L - p + 1 layers on rank 0, fine around an even share, nearest first."""
     even, most = num_layers / p, num_layers - p + 1
     edges = sorted({min(max(round(even * share), 1), most) for share in _SHARES})
     pieces = [(low, high - 1) for low, high in zip(edges, [*edges[1:], most + 1], strict=True)]
@@ -90,7 +90,7 @@ class _Filling:
 
     @classmethod
     def of(cls, rows: Rows, p: int) -> _Filling:
-        """Ready to fill within any time."""
+        """Prepare to fill within any time."""
         prices, held = rows.prices, rows.held[:, :p].astype(np.float64)
         return cls(
             rows=rows,
@@ -106,7 +106,7 @@ class _Filling:
         )
 
     def places_all(self, low: int, high: int, step_s: FloatArray) -> BoolArray:
-        """Whether every layer finds a place within ``step_s``, ``low`` to ``high`` of them on rank 0."""
+        """Return whether every layer fits within ``step_s`` with ``low`` to ``high`` of them on rank 0."""
         rows, num_layers = self.rows, self.rows.layout.num_layers
         own_tail = sums_of(rows, rows.prices.tail_s[:, :-2])[low] + end_tail_s(rows)
         limit = end_limit_s(rows, step_s) - np.maximum(least_tail_s(rows), own_tail)
@@ -124,7 +124,7 @@ class _Filling:
         return np.asarray(alive & (used >= num_layers))
 
     def _stage(self, rank: int, used: IntArray, limit: FloatArray) -> _Stage:
-        """What the bounds leave a rank behind ``used`` layers; ``limit`` is without rank 0's tail."""
+        """Return a rank's limits behind ``used`` layers; ``limit`` is without rank 0's tail."""
         rows, prices = self.rows, self.rows.prices
         own, forward = rows.chunk_s, prices.transfer_s
         before = np.zeros(len(rows))
@@ -150,7 +150,7 @@ class _Filling:
         )
 
     def _end(self, stage: _Stage) -> IntArray:
-        """The last layer that a rank may hold, (n,)."""
+        """Return the last layer that a rank may hold, (n,)."""
         rows, used, held = self.rows, stage.used, self.held[:, stage.rank]
         early = np.minimum(rows.m, self.p - stage.rank)
         turns = np.maximum(rows.m - early - 1.0, 0.0)
@@ -166,7 +166,7 @@ class _Filling:
         return self._replayed_end(stage, end) if len(self.replays.own) else end
 
     def _replayed_end(self, stage: _Stage, end: IntArray) -> IntArray:
-        """The same with what the layers of a rank must replay to fit, by bisection up to ``end``."""
+        """Return that with the layers replayed that a rank needs to fit, by bisection up to ``end``."""
         own = self.replays.own
         low, high = stage.used[own] - 1, np.maximum(end[own], stage.used[own] - 1)
         while (low < high).any():
@@ -178,7 +178,7 @@ class _Filling:
         return end
 
     def _within(self, stage: _Stage, end: IntArray) -> BoolArray:
-        """Whether rows with counts of their own keep (A), (B) and (H) with layers up to ``end``, (k,)."""
+        """Return whether rows with own counts keep (A), (B) and (H) with layers up to ``end``, (k,)."""
         own = self.replays.own
         m, used = self.rows.m[own], stage.used[own]
         early = np.minimum(m, self.p - stage.rank)
@@ -195,7 +195,7 @@ class _Filling:
 
 
 def _ample(room: FloatArray) -> FloatArray:
-    """A room with what rounding may take."""
+    """Add a margin for rounding to a room."""
     return np.asarray(room + 1e-9 * np.abs(room))
 
 
@@ -220,7 +220,7 @@ _BISECTIONS = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What all layers of rows of one shape cost at least, on the ranks that hold them."""
+    """Least cost of all layers of rows of one shape, on the ranks that hold them."""
 
     rows: Rows
     each: FloatArray  # what a layer of each kind costs on each rank, (n, p, K) or (n, 1, K)
@@ -230,7 +230,7 @@ class Needs:
 
     @classmethod
     def of(cls, rows: Rows, each: FloatArray) -> Needs:
-        """Of rows of one shape."""
+        """Return the needs of rows of one shape."""
         counts = rows.layout.cumulative[-1].astype(np.float64)
         least = np.where(_reachable_by_rank(rows), each[:, None], np.inf).min(axis=3)
         return cls(
@@ -242,7 +242,7 @@ class Needs:
         )
 
     def fit_in(self, room: FloatArray) -> BoolArray:
-        """Whether all layers may find a place where those of a rank may cost so much (n, p); shape (n,)."""
+        """Return whether all layers may fit if a rank's may cost so much (n, p); shape (n,)."""
         rows, counts = self.rows, self.rows.layout.cumulative[-1].astype(np.float64)
         ample = room + _ROUNDING * np.abs(room)
         left = ample - self.aside
@@ -256,19 +256,19 @@ class Needs:
 
 
 def _reachable_by_rank(rows: Rows) -> BoolArray:
-    """``_reachable`` of the chunks of each rank, (1 or n, v, p, K); one row where all are alike."""
+    """Return ``_reachable`` of each rank's chunks, (1 or n, v, p, K); one row if all are alike."""
     one = rows.take([0]) if _are_alike(rows) else rows
     return by_rank(one, int(rows.p[0]), int(rows.v[0]), _reachable(one))
 
 
 def _are_alike(rows: Rows) -> bool:
-    """Whether all rows have chunks of the same least size, laid out alike."""
+    """Return whether all rows have chunks of the same least size, laid out alike."""
     same = (rows.smallest_chunk == rows.smallest_chunk[:1]).all() and (rows.in_a_v == rows.in_a_v[:1]).all()
     return bool(same) and len(rows) > 0
 
 
 def _reachable(rows: Rows) -> BoolArray:
-    """Whether each chunk can hold a layer of each kind, (n, C, K)."""
+    """Return whether each chunk can hold a layer of each kind, (n, C, K)."""
     cumulative, num_layers = rows.layout.cumulative, rows.layout.num_layers
     chunks, smallest = int(rows.p[0] * rows.v[0]), rows.smallest_chunk[:, None]
     chunk = np.arange(chunks)[None, :]
@@ -282,7 +282,7 @@ Reach = Callable[..., BoolArray]  # (step_s, closely) -> whether rows may have a
 
 
 def _interleaved(rows: Rows, pp: int, vpp: int) -> Reach:
-    """Whether rows of one shape, all of which may fit, may have a split that simulates within a time."""
+    """Test rows of one shape, all of which may fit, for a split that simulates within a time."""
     prices, m = rows.prices, rows.m[:, None]
     rank = np.arange(pp)[None, :]
     own = RankCosts.of_all(rows)
@@ -292,7 +292,7 @@ def _interleaved(rows: Rows, pp: int, vpp: int) -> Reach:
     back = np.where(rank > 0, rows.embedding_s[:, None], 0.0) + rank * both[:, None]
     busy = m * own.time_s
     wait, late = _late_needs(rows, pp, vpp)
-    limits = (  # beside the end of the slowest rank
+    limits = (  # next to the end of the slowest rank
         (-own.tail_s - there - busy, Needs.of(rows, (m * rows.layer_s + prices.tail_s[:, :-2])[:, None])),
         (-least_tail_s(rows)[:, None] - back - busy, Needs.of(rows, (m * rows.layer_s)[:, None])),
         (-own.tail_s - busy - wait, late),
@@ -310,13 +310,13 @@ def _interleaved(rows: Rows, pp: int, vpp: int) -> Reach:
 
 
 def _busy(rows: Rows) -> Reach:
-    """The same for rows that split the backward pass: each rank works all its micro-batches, (E)."""
+    """Test rows that split the backward pass: each rank works all its micro-batches, (E)."""
     room, needs = _busy_needs(rows, rows.m)
     return lambda step_s, **_: needs.fit_in(end_limit_s(rows, step_s)[:, None] + room)
 
 
 def _late_needs(rows: Rows, pp: int, vpp: int) -> tuple[FloatArray, Needs]:
-    """(D): how long ranks wait for all forward passes of the first micro-batch (n, p), and what is left."""
+    """Return (D): each rank's wait for the first micro-batch's forward passes (n, p), and the rest."""
     prices, held = rows.prices, rows.held[:, : pp * vpp].reshape(len(rows), vpp, pp)
     own, counts = held.astype(np.float64), rows.layout.cumulative[-1].astype(np.float64)
     wait = prices.forward_s[:, :-2] @ counts + prices.forward_s[:, -2] + prices.forward_s[:, -1]
@@ -330,7 +330,7 @@ def _late_needs(rows: Rows, pp: int, vpp: int) -> tuple[FloatArray, Needs]:
 
 
 def fits_by_kind(rows: Rows, pp: int, vpp: int) -> BoolArray:
-    """Whether the ranks' memory may hold all layers in their lightest chunks, shape (n,).
+    """Return whether the ranks' memory may hold all layers in their lightest chunks, shape (n,).
 
     Of n layers on a rank, in chunks that differ by at most one, the micro-batches in flight add up to
     ``slope * n - offset`` at least: later chunks keep fewer and are the larger ones, and the model's
@@ -353,7 +353,7 @@ def fits_by_kind(rows: Rows, pp: int, vpp: int) -> BoolArray:
 
 
 def _lightest(held: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Slope and offset of the micro-batches in flight of layers on a rank, (n, p) each.
+    """Return slope and offset of the micro-batches in flight of layers on a rank, (n, p) each.
 
     ``held`` is (n, chunks, p). With q layers in every chunk and one more in the last e of them they are
     q sum(held) + sum(last e).
@@ -366,7 +366,7 @@ def _lightest(held: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def may_reach_objective(rows: Rows, objective_s: float) -> BoolArray:
-    """Whether a row may have a split that fits and whose closed form is at most that, shape (n,)."""
+    """Return whether a row may have a split that fits, with at most that closed form, shape (n,)."""
     able = np.zeros(len(rows), dtype=np.bool_)
     for pp, vpp, index in groups_of_shape(rows):
         look()
@@ -379,7 +379,7 @@ def may_reach_objective(rows: Rows, objective_s: float) -> BoolArray:
 
 
 def _busy_needs(rows: Rows, passes: FloatArray) -> tuple[FloatArray, Needs]:
-    """What every rank's constants take from the time of the slowest, and what layers take of it.
+    """Return the ranks' constants within the slowest one's time, and the layers' needs of it.
 
     ``passes`` are micro-batches, shape (n,): m, or m - phi in the closed form.
     """
@@ -388,7 +388,7 @@ def _busy_needs(rows: Rows, passes: FloatArray) -> tuple[FloatArray, Needs]:
 
 
 def least_objective_s(rows: Rows) -> FloatArray:
-    """Lower bound on the closed form over all splits of rows of one shape, shape (n,)."""
+    """Return a lower bound on the closed form over all splits of rows of one shape, shape (n,)."""
     prices = rows.prices
     room, needs = _busy_needs(rows, rows.m - rows.phi)
     low = -room.min(axis=1)
@@ -416,7 +416,7 @@ def least_objective_s(rows: Rows) -> FloatArray:
 
 
 def _split_reaches(fill: _Fill, step_s: FloatArray) -> BoolArray:
-    """Whether rows may have a split that fits and simulates within ``step_s``, (n,); False is a proof."""
+    """Return whether rows may have a fitting split within ``step_s``, (n,); False is a proof."""
     rows, p, limit = fill.rows, fill.p, end_limit_s(fill.rows, step_s)
     used = np.zeros(len(rows), dtype=np.int64)
     alive = np.ones(len(rows), dtype=np.bool_)
@@ -429,7 +429,7 @@ def _split_reaches(fill: _Fill, step_s: FloatArray) -> BoolArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fill:
-    """Sums over the first l layers, (L + 1, n), and what bounds them."""
+    """Sums over the first l layers, (L + 1, n), and their bounds."""
 
     rows: Rows
     p: int
@@ -443,7 +443,7 @@ class _Fill:
 
     @classmethod
     def of(cls, rows: Rows, p: int) -> _Fill:
-        """Ready to fill within any time."""
+        """Prepare to fill within any time."""
         prices = rows.prices
         held = rows.held[:, :p].astype(np.float64)
         return cls(
@@ -459,7 +459,7 @@ class _Fill:
         )
 
     def furthest(self, rank: int, used: IntArray, limit_s: FloatArray) -> IntArray:
-        """The last layer that a rank may hold which begins behind ``used`` of them, (n,).
+        """Return the last layer that a rank may hold which begins behind ``used`` of them, (n,).
 
         ``limit_s``: end and tail of the slowest rank, (n,).
         """
@@ -478,7 +478,7 @@ class _Fill:
         return np.asarray(np.minimum.reduce(ends))
 
     def _wait_s(self, rank: int, used: IntArray) -> FloatArray:
-        """F and I of all layers behind ``used``, and what is not layers of the passes waited for, (n,)."""
+        """Return F and I of all layers behind ``used``, and other parts of the awaited passes, (n,)."""
         prices, behind = self.rows.prices, self.p - 1 - rank
         both = self.forward_s + self.input_s
         wait = both[-1] - at(both, used) + (2 * behind + 1) * prices.transfer_s + prices.forward_s[:, -1]
@@ -487,7 +487,7 @@ class _Fill:
         return np.asarray(wait + (behind > 0) * _input_s(self.rows)[:, -1])
 
     def _return_end(self, rank: int, used: IntArray, limit_s: FloatArray) -> IntArray:
-        """Where (G) ends a rank."""
+        """Return the last layer of a rank under (G)."""
         rows, prices = self.rows, self.rows.prices
         both, ends = self.forward_s + self.input_s, prices.forward_s + _input_s(rows)
         own = 2.0 * prices.transfer_s + (rank == 0) * ends[:, -2] + (rank == self.p - 1) * ends[:, -1]
@@ -499,7 +499,7 @@ class _Fill:
 
 
 def _input_s(rows: Rows) -> FloatArray:
-    """Input gradient of every part, (n, P)."""
+    """Return the input gradient of every part, (n, P)."""
     return np.asarray(rows.prices.backward_s - rows.prices.weight_gradient_s)
 
 
@@ -516,7 +516,7 @@ _RAISED, _CLOSE = 1.5, 0.005  # of a bound: what it is raised to at once, and ho
 
 
 def can_beat_mixed(rows: Rows, step_s: FloatArray, *, closely: bool = True) -> BoolArray:
-    """Whether a row may have a split that fits and simulates to ``step_s`` or less; False is a proof.
+    """Return whether a row may have a fitting split of ``step_s`` or less; False is a proof.
 
     ``closely``: rank 0's tail is counted as that of its layers, at several times the cost.
     """
@@ -529,7 +529,7 @@ def can_beat_mixed(rows: Rows, step_s: FloatArray, *, closely: bool = True) -> B
 
 
 def _reaches_of(rows: Rows) -> Iterator[tuple[IntArray, Reach]]:
-    """Rows of one shape, and what they can reach: whatever depends on no time is found once."""
+    """Yield rows of one shape with their test; parts that depend on no time are computed once."""
     for split in (False, True):
         kept = np.flatnonzero(rows.splits_backward == split)
         for pp, vpp, members in groups_of_shape(rows.take(kept)):
@@ -540,7 +540,7 @@ def _reaches_of(rows: Rows) -> Iterator[tuple[IntArray, Reach]]:
 
 
 def _reach(group: Rows, pp: int, vpp: int, *, split: bool) -> Reach:
-    """What rows of one shape can reach, whose backward pass is split, or in one."""
+    """Test rows of one shape with a backward pass that is split, or in one."""
     if not group.uneven_stages:
         return _only_split(group, pp * vpp)
     fits = np.flatnonzero(fits_by_kind(group, pp, vpp))
@@ -555,7 +555,7 @@ def _reach(group: Rows, pp: int, vpp: int, *, split: bool) -> Reach:
 
 
 def _reach_of_fitting(group: Rows, pp: int, vpp: int, *, split: bool) -> Reach:
-    """The same of rows that memory does not refute at sight."""
+    """Test rows that memory does not refute at sight."""
     if vpp > 1:
         return _busy(group) if split else _interleaved(group, pp, vpp)
     if split:
@@ -590,7 +590,7 @@ def tightened_s(rows: Rows, bound_s: FloatArray, limit_s: FloatArray) -> FloatAr
 
 
 def _only_split(group: Rows, chunks: int) -> Reach:
-    """The same for rows of one shape that have a single split."""
+    """Test rows of one shape with a single split."""
     split = even_chunks(group, chunks)
     if split is None:
         return lambda step_s, **_: np.zeros(len(step_s), dtype=np.bool_)

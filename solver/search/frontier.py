@@ -1,4 +1,4 @@
-"""Best first: open rows by bound, solve, bound again, simulate; stop when nothing can rank higher.
+"""Best-first search: open rows by bound, solve, bound again, simulate; stop if none can rank higher.
 
 A row's *score* is the least simulated step time of its candidate splits (``candidates``), of which one
 minimises its closed-form objective. Rows wait under a lower bound of their score: first
@@ -35,7 +35,7 @@ from meshwright.solver.space.factored import Crossing
 #
 # Rows that differ in how one layout is run (recomputation, chunks a rank, schedule, shard sets, sequence
 # parallelism, offload, way of context parallelism, order of ranks) are one *layout*; the best of them
-# stands for it, so that the best K are K layouts and not one layout with K numbers of chunks. Layouts that
+# represents it, so that the best K are K layouts and not one layout with K numbers of chunks. Layouts that
 # differ in ZeRO stage and micro-batches alone are one *mesh*, and diverse plans are the best of K meshes.
 
 
@@ -62,13 +62,13 @@ class Ranked:
 def layouts_of(
     columns: Columns | Crossing, index: IntArray | list[int], apart: tuple[str, ...] = LAYOUT
 ) -> list[Layout]:
-    """What tells the plans of rows apart: everything but ``INNER``, or the columns that are given."""
+    """Return the values that distinguish rows' plans: all but ``INNER``, or the given columns."""
     taken = columns.take(np.asarray(index, dtype=np.int64))
     return list(zip(*(getattr(taken, name).tolist() for name in apart), strict=True))
 
 
 def least_by(keys: Sequence[Layout], values: FloatArray) -> dict[Layout, float]:
-    """The least value of each key."""
+    """Return the least value of each key."""
     found = dict[Layout, float]()
     for key, value in zip(keys, values.tolist(), strict=True):
         found[key] = min(found.get(key, np.inf), value)
@@ -76,7 +76,7 @@ def least_by(keys: Sequence[Layout], values: FloatArray) -> dict[Layout, float]:
 
 
 def ranked(columns: Columns | Crossing, row: int, score_s: float, split: Split) -> Ranked:
-    """A row with its score and what orders it among others."""
+    """Return a row with its score and its sort key."""
     c = columns.take(np.array([row]))
     sizes = (
         c.tensor_parallel_size, c.pipeline_parallel_size, c.virtual_pipeline_size,
@@ -113,7 +113,7 @@ class Scout:
     apart: tuple[str, ...] = LAYOUT
 
     def promising(self, order: IntArray, most: int, interrupted: Callable[[], bool]) -> list[int]:
-        """Up to ``most`` rows of different layouts, best bound first; ``order`` is by first bounds.
+        """Return up to ``most`` rows of different layouts, best bound first; ``order`` is by first bounds.
 
         Only rows without interleaving are tried: those are solved exactly.
         """
@@ -133,7 +133,7 @@ class Scout:
         return sorted(best.values(), key=lambda row: (self.bound_s[row], row))[:most]
 
     def _raise(self, index: IntArray) -> None:
-        """Raise the bounds of rows, to +inf for those of which memory refutes every split.
+        """Raise the bounds of rows, to +inf if memory refutes every split.
 
         At first sight memory is taken for all ranks together, which most of them pass and fail here.
         """
@@ -167,7 +167,7 @@ class Solved:
 
 @dataclass(frozen=True, slots=True)
 class Rivals:
-    """What the plans of other searches score that are ranked with this one's."""
+    """Scores of the plans of other searches that are ranked with this one's."""
 
     best_s: float
     last_s: float  # of the K-th best: what is slower is not ranked
@@ -179,7 +179,7 @@ NO_RIVALS = Rivals(np.inf, np.inf)
 
 @dataclass(slots=True, kw_only=True)
 class Frontier:
-    """The state of a best-first search over ``rows``."""
+    """State of a best-first search over ``rows``."""
 
     rows: Priced
     top_k: int
@@ -191,7 +191,7 @@ class Frontier:
     any_plan: bool = False  # one is enough, the first that is found
     covers_all: bool = True  # every legal row is here, so that the least bound holds for all of them
     limit_s: float = np.inf  # a score that others have K times: rows that are worse are not sought
-    apart: tuple[str, ...] = LAYOUT  # columns that tell ranked plans apart: LAYOUT or MESH
+    apart: tuple[str, ...] = LAYOUT  # columns that distinguish ranked plans: LAYOUT or MESH
     rivals_s: Mapping[Layout, float] = field(default_factory=dict)  # scores of others, by that
     filled: bool = False  # meshes were too few: their best other layouts are ranked as well (``fill``)
     filled_s: float = np.inf  # then the score of the K-th best layout; +inf where they are too few, too
@@ -230,7 +230,7 @@ class Frontier:
         return frontier
 
     def bound(self, index: IntArray) -> None:
-        """Bound rows that nobody looked at yet."""
+        """Bound new rows."""
         self.bound_s[index] = bound_at_sight_s(self.rows.take(index))
 
     def _open_kinds(self, unopened: Unopened) -> None:
@@ -246,14 +246,14 @@ class Frontier:
         self._sort_in(index)
 
     def _sort_in(self, index: IntArray | list[int]) -> None:
-        """Let more rows wait to be glanced at; those without a split that fits, or too late, do not."""
+        """Queue more rows to be glanced at; rows that do not fit, or are too late, are dropped."""
         waiting = np.concatenate([self._order[self._next :], np.asarray(index, dtype=np.int64)])
         bounds = self.bound_s[waiting]
         waiting = waiting[np.isfinite(bounds) & (bounds <= self.rows.latest(waiting))]
         self._order, self._next = waiting[np.lexsort((waiting, self.bound_s[waiting]))], 0
 
     def rivals_below(self, objective_s: float) -> IntArray:
-        """Rows whose closed form may be less than that as far as the bounds of kinds tell; opens them."""
+        """Return rows with a closed form that may be less, by the bounds of kinds; opens them."""
         if self._unopened is not None:
             index = self._unopened.open_objectives(objective_s)
             for start in range(0, len(index), CHUNK):
@@ -262,50 +262,50 @@ class Frontier:
 
     @property
     def simulated(self) -> int:
-        """How many rows were simulated."""
+        """Return the number of simulated rows."""
         return len(self._scored)
 
     @property
     def cutoff_s(self) -> float:
-        """The score of the K-th best row so far, or the limit; +inf while there are fewer rows."""
+        """Return the K-th best score so far, or the limit; +inf while there are fewer rows."""
         own = self.ranked[-1].score_s if len(self.ranked) == self.top_k else np.inf
         return min(own, self.limit_s, self.filled_s)
 
     @property
     def waiting_s(self) -> float:
-        """Least bound of a row that is not simulated yet."""
+        """Return the least bound of a row that is not simulated yet."""
         return min(self._unseen_s, self._heap[0][0] if self._heap else np.inf, self._primed_from_s)
 
     @property
     def _unseen_s(self) -> float:
-        """Least bound of a row that was not even glanced at."""
+        """Return the least bound of a row that was not even glanced at."""
         return min(self._open_s, self._unopened.least_s if self._unopened else np.inf)
 
     @property
     def _open_s(self) -> float:
-        """The same of rows whose kind is open."""
+        """Return the least bound of such a row of an open kind."""
         return float(self.bound_s[self._order[self._next]]) if self._next < len(self._order) else np.inf
 
     @property
     def least_s(self) -> float:
-        """Least bound of any row, whatever became of it; +inf where nothing fits."""
+        """Return the least bound of any row, in any state; +inf if nothing fits."""
         return min(self.bound_s.least(), self._unseen_s)
 
     @property
     def least_objective_s(self) -> float:
-        """No row's closed form is less, by the bounds of kinds; -inf where rows have none."""
+        """Return the least closed form of any row by the bounds of kinds; -inf if rows have none."""
         return -np.inf if self._unopened is None else self._unopened.least_objective_s
 
     @property
     def settled(self) -> int:
-        """Rows that can no longer change the ranking: refuted, bounded away or simulated."""
+        """Return the rows that can no longer change the ranking: refuted, bounded away or simulated."""
         waiting = [bound for bound, _ in self._heap if bound <= self.cutoff_s]
         unopened = self.bound_s[self._order[self._next :]]
         closed = self._unopened.rows_within(self.cutoff_s) if self._unopened else 0
         return len(self.rows) - len(waiting) - int((unopened <= self.cutoff_s).sum()) - closed
 
     def are_open(self, index: IntArray) -> BoolArray:
-        """Whether rows have more splits than their candidates, (n,)."""
+        """Mark rows that have more splits than their candidates, (n,)."""
         if not self.rows.uneven_stages or self.rows.only_split:
             return np.zeros(len(index), dtype=np.bool_)
         return np.asarray(self.rows.is_uniform | (self.rows.columns.take(index).virtual_pipeline_size == 1))
@@ -316,7 +316,7 @@ class Frontier:
             self.simulate(row)
 
     def run(self, interrupted: Interrupt) -> None:
-        """Search until the best K are proved, ``interrupted`` says stop or the clock is over.
+        """Search until the best K are proved, ``interrupted`` returns true or the clock is over.
 
         What was being looked at then still waits under its bound.
         """
@@ -326,7 +326,7 @@ class Frontier:
             return
 
     def fill(self, interrupted: Interrupt) -> None:
-        """Where fewer than K meshes have a plan: rank their best other layouts beside those plans."""
+        """Rank other layouts of the best meshes if fewer than K meshes have a plan."""
         meshes, order = self.ranked, self.bound_s.below(np.inf)
         self.apart, self.finished, self.ranked, self._glanced = LAYOUT, False, [], 0
         self._best, self._scored, self._order, self._next, self._heap = {}, set(), order, 0, []
@@ -337,7 +337,7 @@ class Frontier:
         self.ranked = sorted([*meshes, *others[: self.top_k - len(meshes)]])
 
     def _run(self, interrupted: Interrupt) -> None:
-        """The same; raises where the clock is over."""
+        """Search; raise when the clock is over."""
         while self._unopened and self._open_s < np.inf and not interrupted(self):
             if self._unopened.least_s > min(self._open_s, self.cutoff_s):  # families beyond stay closed
                 break
@@ -359,7 +359,7 @@ class Frontier:
                 self._open()
 
     def _prime(self, interrupted: Interrupt) -> None:
-        """Rank promising rows of different layouts, so that bounds have something to be held against."""
+        """Rank promising rows of different layouts first, so that bounds have a score to beat."""
         most = max(_PRIMES, min(self.top_k + _MORE, _MOST_PRIMES))
         if self.rows.is_uniform or self.rows.only_split:
             promising = self._solved_first(most, interrupted)
@@ -373,7 +373,7 @@ class Frontier:
                 self.simulate(one.row)
 
     def _raised_first(self, most: int, interrupted: Interrupt) -> list[int]:
-        """Promising rows by bounds that are raised."""
+        """Return promising rows by bounds that are raised."""
         limit, waiting = self.cutoff_s, self._order
         scout = Scout(
             rows=self.rows, bound_s=self.bound_s, any_plan=self.any_plan, limit_s=limit, apart=self.apart
@@ -385,7 +385,7 @@ class Frontier:
             self.fits -= int(np.isinf(self.bound_s[waiting]).sum()) - before
 
     def _solved_first(self, most: int, interrupted: Interrupt) -> list[int]:
-        """Promising rows by the bounds of their splits, which are found at once for layers of one kind."""
+        """Return promising rows by their splits' bounds, which are quick for layers of one kind."""
         order, best = self._order[: _MOST_LOOKS * _LOOKED_AT], dict[Layout, tuple[float, int]]()
         order = order[self._are_simple(self.rows.columns.take(order))]
         for start in range(0, min(len(order), _LOOKED_AT), _TRIED):
@@ -404,7 +404,7 @@ class Frontier:
         return [row for _, row in sorted(best.values())[:most]]
 
     def _are_simple(self, columns: Columns) -> BoolArray:
-        """Rows with chunks of one size, (n,), the first of those that differ in shard sets or counts.
+        """Mark rows with chunks of one size, (n,), the first of those with other shard sets or counts.
 
         Where chunks of unlike size wait for one another a step takes some per cent more than its bound. The
         model's first and last chunk, which hold embedding and head, may lack a layer.
@@ -417,7 +417,7 @@ class Frontier:
         return np.asarray(alike & first)
 
     def _open(self) -> None:
-        """Solve the next rows by bound and let them wait under the bound of their candidates."""
+        """Solve the next rows by bound and queue them under the bound of their candidates."""
         batch, aside = list[int](), list[tuple[float, int]]()
         most = max(_BATCH, (len(self.solved) - _SOON) // 2)
         while len(batch) < most and self._heap and self._heap[0][0] <= min(self._unseen_s, self.cutoff_s):
@@ -439,11 +439,11 @@ class Frontier:
             heapq.heappush(self._heap, (solved.bound_s, solved.row))
 
     def _layouts(self, index: IntArray | list[int]) -> list[Layout]:
-        """What tells the plans of rows apart."""
+        """Return the values that distinguish the rows' plans."""
         return layouts_of(self.rows.columns, index, self.apart)
 
     def limits_s(self, index: IntArray) -> FloatArray:
-        """The score that each row must not exceed to change the ranking, (n,)."""
+        """Return the score that each row must not exceed to change the ranking, (n,)."""
         layouts = self._layouts(index)
         known = [self._best.get(layout) for layout in layouts]
         scores = np.array([np.inf if best is None else best.score_s for best in known])
@@ -452,7 +452,7 @@ class Frontier:
         return np.asarray(np.minimum(scores, np.minimum(self.rows.latest(index), self.cutoff_s)))
 
     def _glance(self) -> None:
-        """Refute the next rows together where no split fits in memory or can change the ranking."""
+        """Refute the next rows together if no split fits in memory or can change the ranking."""
         if self._unopened is not None and self._unopened.least_s <= self._open_s:
             self._open_kinds(self._unopened)
             return
@@ -476,14 +476,14 @@ class Frontier:
             heapq.heappush(self._heap, (bound, row))
 
     def _raise(self, index: IntArray, bounds_s: FloatArray) -> None:
-        """Raise the bounds of rows; those whose bound becomes +inf no longer count as fitting."""
+        """Raise the bounds of rows; those with a bound of +inf no longer count as fitting."""
         before = self.bound_s[index]
         after = np.maximum(before, bounds_s)
         self.fits -= int((np.isinf(after) & np.isfinite(before)).sum())
         self.bound_s[index] = after
 
     def _able(self, index: IntArray, limit_s: FloatArray) -> BoolArray:
-        """Whether each row may have a split that fits and simulates to ``limit_s`` or less."""
+        """Return whether each row may have a split that fits and simulates to ``limit_s`` or less."""
         able = np.asarray(self.bound_s[index] <= limit_s)
         if self.rows.only_split:  # its bound is the last tier
             return able
@@ -495,7 +495,7 @@ class Frontier:
         return able
 
     def solve(self, indices: list[int]) -> list[Solved]:
-        """The best split of each row that has one; rows without one get the bound +inf."""
+        """Return the best split of each row that has one; rows without one get the bound +inf."""
         fresh = [row for row in indices if row not in self.solved]
         splits = best_splits(self.rows.take(fresh)) if fresh else []
         fitting = [(row, split) for row, split in zip(fresh, splits, strict=True) if split is not None]
@@ -542,5 +542,5 @@ class Frontier:
             self.ranked = sorted([*others, entry])[: self.top_k]
 
     def score(self, solved: Solved, limit_s: float = np.inf) -> tuple[float, Split]:
-        """The simulated step of a solved row, and its split; +inf where it is known to exceed a limit."""
+        """Return the simulated step of a solved row, and its split; +inf if it exceeds a limit."""
         return fastest(self.rows.take([solved.row]), list(solved.candidates), self._ends, limit_s)

@@ -1,4 +1,4 @@
-"""How many layers the memory of each rank takes, for rows with layers of one kind.
+"""Number of layers that the memory of each rank takes, for rows with layers of one kind.
 
 Chunks of a rank differ by at most one layer, in any order; the model's first and last chunk may hold
 fewer. A layer costs least in the chunk that keeps fewest micro-batches in flight, and that is the
@@ -21,7 +21,7 @@ from meshwright.solver.search.rows import Rows
 
 
 def may_fit(rows: Rows) -> BoolArray:
-    """Rows whose ranks together have the memory for all layers, shape (n,); False is a proof.
+    """Mark rows with enough memory on all ranks together for all layers, (n,); False is a proof.
 
     Every chunk keeps at least one micro-batch in flight.
     """
@@ -36,7 +36,7 @@ def may_fit(rows: Rows) -> BoolArray:
 
 
 Values = TypeVar("Values", FloatArray, BoolArray)
-_TOGETHER = 1024  # rows whose caps are found side by side
+_TOGETHER = 1024  # rows with caps that are found side by side
 _SAFETY = 1.0 - 1e-12  # sums of a few terms, added in another order than ``assemble`` adds them
 
 
@@ -48,18 +48,18 @@ class Caps:
     most: IntArray  # below ``least`` where a rank cannot hold what it must
 
     def take(self, index: IntArray, num_ranks: int) -> Caps:
-        """Those of the rows at ``index``, of which none has more than ``num_ranks`` ranks."""
+        """Return the caps of the rows at ``index``, of which none has more than ``num_ranks`` ranks."""
         return Caps(least=self.least[index, :num_ranks], most=self.most[index, :num_ranks])
 
     def feasible(self, num_layers: int) -> BoolArray:
-        """Rows with a split that fits, shape (n,)."""
+        """Mark rows with a split that fits, shape (n,)."""
         holds = (self.most >= self.least).all(axis=1)
         enough = (self.least.sum(axis=1) <= num_layers) & (self.most.sum(axis=1) >= num_layers)
         return np.asarray(holds & enough)
 
 
 def groups_of_shape(rows: Rows) -> Iterator[tuple[int, int, IntArray]]:
-    """(pp, vpp, rows of that shape), in ascending order."""
+    """Yield (pp, vpp, rows of that shape), in ascending order."""
     width = int(rows.v.max(initial=1)) + 1
     keys = rows.p * width + rows.v
     order = np.argsort(keys, kind="stable")
@@ -70,7 +70,7 @@ def groups_of_shape(rows: Rows) -> Iterator[tuple[int, int, IntArray]]:
 
 
 def by_rank(rows: Rows, pp: int, vpp: int, values: Values) -> Values:
-    """Values of chunks in model order, (n, C, …), by the chunks of each rank, (n, v, p, …).
+    """Rearrange chunks' values in model order, (n, C, …), by the chunks of each rank, (n, v, p, …).
 
     The second half of a V runs back over the ranks.
     """
@@ -82,12 +82,12 @@ def by_rank(rows: Rows, pp: int, vpp: int, values: Values) -> Values:
 
 
 def held_by_rank(rows: Rows, pp: int, vpp: int) -> FloatArray:
-    """Micro-batches in flight of the chunks of each rank, (n, v, p)."""
+    """Return micro-batches in flight of the chunks of each rank, (n, v, p)."""
     return by_rank(rows, pp, vpp, rows.held.astype(np.float64))
 
 
 def room_bytes(rows: Rows, held: FloatArray) -> FloatArray:
-    """Bytes that each rank has left for its layers, (n, p); ``held`` is ``held_by_rank``.
+    """Return bytes that each rank has left for its layers, (n, p); ``held`` is ``held_by_rank``.
 
     What partial recomputation spares is added at its most (exact for layers of one kind).
     """
@@ -105,7 +105,7 @@ def room_bytes(rows: Rows, held: FloatArray) -> FloatArray:
 
 
 def _most_layers(rows: Rows, pp: int) -> IntArray:
-    """Layers that fit on each of ``pp`` ranks in its lightest chunks, (n, pp); -1 where the least do not.
+    """Return the layers that fit on each rank in its lightest chunks, (n, pp); -1 if too few fit.
 
     Rows have one chunk a rank, or several, not as many each.
     """
@@ -125,7 +125,7 @@ def _most_layers(rows: Rows, pp: int) -> IntArray:
 
 
 def _balanced(each: FloatArray, room: FloatArray, chunks: IntArray, num_layers: int) -> IntArray:
-    """Layers that fit when chunks differ by one at most and later ones, which hold less, are larger.
+    """Count fitting layers if chunks differ by at most one and later ones, which hold less, are larger.
 
     Args:
         each: bytes of a layer in each chunk of each rank, (n, C, ranks); 0 behind a rank's last.
@@ -145,7 +145,7 @@ def _balanced(each: FloatArray, room: FloatArray, chunks: IntArray, num_layers: 
 
 
 def _alike(rows: Rows) -> Iterator[tuple[int, IntArray]]:
-    """(pp, rows of that many ranks), one chunk a rank or several; few enough to stay in the cache."""
+    """Yield (pp, rows of that many ranks), one chunk a rank or several; few enough for the cache."""
     keys = rows.p * 2 + (rows.v > 1)
     order = np.lexsort((rows.v, keys))
     for index in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(order) else ():
@@ -154,7 +154,7 @@ def _alike(rows: Rows) -> Iterator[tuple[int, IntArray]]:
 
 
 def _caps(rows: Rows) -> Iterator[tuple[IntArray, Caps]]:
-    """Rows of as many ranks with their caps, a few at a time.
+    """Yield rows of as many ranks with their caps, a few at a time.
 
     Of all ways to lay a number of layers out over a rank's chunks the lightest counts; its memory grows
     with the number of layers, so that one number is the whole limit.
@@ -171,7 +171,7 @@ def _caps(rows: Rows) -> Iterator[tuple[IntArray, Caps]]:
 
 
 def layer_caps(rows: Rows) -> Caps:
-    """Least and most layers of every rank of every row, for layers of one kind."""
+    """Return least and most layers of every rank of every row, for layers of one kind."""
     least = np.zeros((len(rows), int(rows.p.max(initial=1))), dtype=np.int64)
     most = np.zeros_like(least)
     for index, caps in _caps(rows):
@@ -181,7 +181,7 @@ def layer_caps(rows: Rows) -> Caps:
 
 
 def have_room(rows: Rows) -> BoolArray:
-    """Rows with layers of one kind that have a split that fits, shape (n,)."""
+    """Mark rows with layers of one kind that have a split that fits, shape (n,)."""
     found = np.zeros(len(rows), dtype=np.bool_)
     for index, caps in _caps(rows):
         found[index] = caps.feasible(rows.layout.num_layers)
@@ -189,7 +189,7 @@ def have_room(rows: Rows) -> BoolArray:
 
 
 def lightest_chunks(counts: IntArray, vpp: int, smallest: int, *, in_a_v: bool = False) -> tuple[int, ...]:
-    """Layers of each chunk in model order, laid out over the chunks of each rank with least memory.
+    """Return the layers of each chunk in model order, laid out over each rank's chunks by least memory.
 
     Chunks of a rank differ by at most one layer, later ones are larger; the model's first chunk is as
     small as it may be.

@@ -1,4 +1,4 @@
-"""From columns to priced rows: each price is found once, and laid beside a row when somebody asks.
+"""Priced rows from columns: each price is found once, and joined to a row at its first use.
 
 Prices depend on neither the number of recomputed layers nor the number of chunks beyond one, so that
 a dozen rows share one (DeepSeek-V3 on 2 048 GPUs). With a calibrated residual, and under torch's pipeline
@@ -35,7 +35,7 @@ CHUNK = 16384  # rows priced or bounded between two looks at the clock; their ar
 
 
 class PriceList:
-    """Prices by number, each of which is found once: at the start, or when somebody asks for it first."""
+    """Prices by number; each is found once, at the start or at its first use."""
 
     def __init__(
         self, table: RowPrices, entry: IntArray, find: Callable[[IntArray], RowPrices] | None = None
@@ -45,7 +45,7 @@ class PriceList:
         self._find = find
 
     def at(self, numbers: IntArray) -> RowPrices:
-        """The prices of these numbers, in that order."""
+        """Return the prices of these numbers, in that order."""
         if self._find is not None:
             missing = np.unique(numbers[self.entry[numbers] < 0])
             if len(missing):
@@ -54,7 +54,7 @@ class PriceList:
         return self.table.take(self.entry[numbers])
 
     def afresh(self) -> PriceList:
-        """The same, which finds its prices anew and keeps them by itself."""
+        """Return a copy that finds its prices anew and keeps them by itself."""
         if self._find is None:
             return self
         return PriceList(self.table.take(slice(0)), np.full_like(self.entry, -1), self._find)
@@ -62,7 +62,7 @@ class PriceList:
 
 @dataclass(frozen=True, kw_only=True)
 class Priced:
-    """Rows whose prices lie in a list; ``take`` lays them side by side."""
+    """Rows with prices in a list; ``take`` joins them."""
 
     columns: Columns | Crossing
     prices: PriceList  # of rows, or of kinds
@@ -74,12 +74,12 @@ class Priced:
     kinds: Kinds | None = None
     fitting: Callable[[Families], Families] | None = None  # the kinds that memory does not refute at sight
     unsharded: Callable[[IntArray], RowPrices] | None = None  # no kind's times are less than its family's
-    least_work_s: Callable[[IntArray], FloatArray] | None = None  # nor is its objective, told at less cost
+    least_work_s: Callable[[IntArray], FloatArray] | None = None  # nor is its objective, found at less cost
     problems: tuple[Problem, ...] = ()  # by which the parts of the kinds are priced
 
     @classmethod
     def of(cls, rows: Rows) -> Priced:
-        """Rows that lie side by side already."""
+        """Return rows that are already joined with their prices."""
         return cls(
             columns=rows.columns,
             prices=PriceList(rows.prices, np.arange(len(rows))),
@@ -90,50 +90,50 @@ class Priced:
         )
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self.columns)
 
     @cached_property
     def families(self) -> Families | None:
-        """The kinds that memory does not refute at sight; None of rows that were written down."""
+        """Return the kinds that memory does not refute at sight; None of rows that were written down."""
         return None if self.kinds is None or self.fitting is None else self.fitting(self.kinds.families)
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all layers are of one kind."""
+        """Return whether all layers are of one kind."""
         return self.layout.num_kinds == 1
 
     def latest(self, index: IntArray | int) -> FloatArray:
-        """The largest objective of rows that meets the request's deadline; +inf without one."""
+        """Return rows' largest objective that meets the request's deadline; +inf without one."""
         if self.weighing is None:
             return np.asarray(np.inf)
         return np.asarray(self.weighing.latest[self.weight_of(index)])
 
     def weight_of(self, index: IntArray | int) -> IntArray:
-        """Which entries of ``weighing`` are those of rows: their own, or their outer rows'."""
+        """Return the ``weighing`` entries of rows: their own, or their outer rows'."""
         if isinstance(self.columns, Columns):
             return np.asarray(index)
         return np.asarray(np.searchsorted(self.columns.first, index, side="right") - 1)
 
     def take(self, index: IntArray | list[int]) -> Rows:
-        """The rows at ``index``, in that order."""
+        """Return the rows at ``index``, in that order."""
         picked = np.asarray(index, dtype=np.int64)
         kind = picked if self.kinds is None else self.kinds.of(picked)
         return self._beside(self.columns.take(picked), self.prices.at(kind))
 
     def parts_of(self, index: list[int]) -> IntArray:
-        """The parts of the space, each with a problem of its own, that rows are in."""
+        """Return the parts of the space, each with a problem of its own, that rows are in."""
         if self.kinds is None or isinstance(self.columns, Columns):
             return np.zeros(len(index), dtype=np.int64)
         outer = np.searchsorted(self.columns.first, np.array(index, dtype=np.int64), side="right") - 1
         return self.kinds.part_of(outer)
 
     def quickest(self, kinds: IntArray) -> Rows:
-        """The representatives of kinds (``Kinds.quickest``)."""
+        """Return the representatives of kinds (``Kinds.quickest``)."""
         return self._beside(self._kinds.quickest(kinds), self.prices.at(kinds))
 
     def quickest_of_families(self, kinds: IntArray) -> Rows:
-        """The same with times that those of no other kind of their families are less than."""
+        """Return representatives of kinds with the shortest times of their families."""
         if self.unsharded is None:
             raise ValueError("rows that were written down have no families")
         return self._beside(self._kinds.quickest(kinds), self.unsharded(kinds))
@@ -145,7 +145,7 @@ class Priced:
         return self.kinds
 
     def _beside(self, columns: Columns, prices: RowPrices) -> Rows:
-        """Rows with their prices."""
+        """Join rows with their prices."""
         return Rows(
             columns=columns,
             prices=prices,
@@ -157,18 +157,18 @@ class Priced:
 
 
 def priced_rows(problem: Problem, profile: Profile, columns: Columns) -> Rows:
-    """Rows of a problem with their prices and the memory that each rank may use."""
+    """Return rows of a problem with their prices and the memory that each rank may use."""
     return _rows(problem, profile, columns, _laid_out(problem, price(problem, columns, profile)))
 
 
 def _laid_out(problem: Problem, prices: RowPrices) -> RowPrices:
-    """Prices by what the splits of a problem count: layers, or the ends of the model too."""
+    """Return prices by the units of a problem's splits: layers, or the ends of the model too."""
     prices = prices.with_prediction() if problem.counts_prediction else prices
     return prices.with_ends() if problem.counts_ends else prices
 
 
 def _rows(problem: Problem, profile: Profile, columns: Columns, prices: RowPrices) -> Rows:
-    """Rows with these prices, which are laid out."""
+    """Return rows with these prices, which are laid out."""
     layout = LayerLayout.of(problem.model)
     layout = layout.with_prediction(problem.model.num_mtp_layers) if problem.counts_prediction else layout
     return Rows(
@@ -182,9 +182,9 @@ def _rows(problem: Problem, profile: Profile, columns: Columns, prices: RowPrice
 
 
 def priced_space(problem: Problem, profile: Profile, columns: Columns | Crossing) -> Priced:
-    """All rows of ``columns`` with their prices.
+    """Return all rows of ``columns`` with their prices.
 
-    Rows of a crossing are priced by kind, when somebody asks for one. Where they are ranked by what no kind
+    Rows of a crossing are priced by kind, at the first use. Where they are ranked by what no kind
     has in common they are written down first.
     """
     if isinstance(columns, Crossing):
@@ -206,7 +206,6 @@ def priced_space(problem: Problem, profile: Profile, columns: Columns | Crossing
 
 
 def _of_none(problem: Problem, profile: Profile) -> Priced:
-    """No rows of a problem."""
     none = Columns.nothing()
     return Priced.of(
         _rows(problem, profile, none, _laid_out(problem, price_memory(problem, none, profile)))
@@ -214,7 +213,7 @@ def _of_none(problem: Problem, profile: Profile) -> Priced:
 
 
 def priced_parts(parts: Sequence[tuple[Problem, Crossing]], profile: Profile) -> Priced:
-    """Rows of several problems, whose kinds are priced when somebody asks for one.
+    """Return rows of several problems; kinds are priced at their first use.
 
     The problems differ in switches alone: their rows have one objective, one budget and one set of layers.
     """
@@ -271,7 +270,7 @@ def _by_part(
     columns: Columns,
     priced: Callable[[Problem, Columns], RowPrices],
 ) -> RowPrices:
-    """Price the ``columns`` that stand for some kinds, each by its own problem."""
+    """Price the ``columns`` that represent some kinds, each by its own problem."""
     if len(problems) == 1:
         return priced(problems[0], columns)
     runs = list(_runs(problems, kinds, some))
@@ -282,7 +281,7 @@ def _by_part(
 def _that_may_fit(
     problems: Sequence[Problem], profile: Profile, kinds: Kinds, families: Families
 ) -> Families:
-    """The kinds of some families whose lightest representative may fit.
+    """Return the kinds of some families with a lightest representative that may fit.
 
     More ranks of a shard set leave less to each of them and change no other memory, so that the smallest
     set that fits is bisected.
@@ -304,9 +303,9 @@ def _that_may_fit(
 
 
 def weighed(rows: Priced, weighing: Weighing) -> Priced:
-    """Prices of another objective: ``straggler`` and ``fixed_s`` are those of ``scale * step + offset``.
+    """Weigh prices by an objective: ``straggler`` and ``fixed_s`` of ``scale * step + offset``.
 
-    Rows of one price have one weight each; memory stays what it is.
+    Rows of one price have one weight each; memory does not change.
     """
     if not len(rows):
         return rows
@@ -321,13 +320,13 @@ def weighed(rows: Priced, weighing: Weighing) -> Priced:
 
 
 def _scaled(prices: RowPrices, weighing: Weighing, index: IntArray) -> RowPrices:
-    """Prices as the objective weighs them; ``index`` says by which weights."""
+    """Return prices as the objective weighs them, with the weights at ``index``."""
     scale, offset = weighing.scale[index], weighing.offset[index]
     return replace(prices, straggler=prices.straggler * scale, fixed_s=prices.fixed_s * scale + offset)
 
 
 def _counts_chunks(profile: Profile) -> bool:
-    """Whether prices depend on the number of chunks and their order.
+    """Return whether prices depend on the number of chunks and their order.
 
     The residual of a calibrated cluster does, and so do gathers under torch's pipeline runtime
     (``meshwright.solver.cost.sharding.gathers_in_passes``).
@@ -337,7 +336,7 @@ def _counts_chunks(profile: Profile) -> bool:
 
 
 def _priced_by(columns: Columns, profile: Profile) -> list[IntArray]:
-    """The columns that a price depends on."""
+    """Return the columns that a price depends on."""
     residual = _counts_chunks(profile)
     chunks = columns.virtual_pipeline_size
     others = [
@@ -347,12 +346,12 @@ def _priced_by(columns: Columns, profile: Profile) -> list[IntArray]:
 
 
 def _bare(prices: RowPrices) -> RowPrices:
-    """Prices without their breakdown, which only predictions show."""
+    """Return prices without their breakdown, which only predictions show."""
     return replace(prices, breakdown_s={}, tail_breakdown_s={})
 
 
 # --------------------------------------------------------------------------------------------------
-# Kinds of rows that nobody looked at yet, best bound first: most of a million rows stay there.
+# Kinds of rows that are still unopened, best bound first: most of a million rows stay there.
 #
 # ``bounds.least_of_kind_s`` bounds every row of a kind, and memory refutes most kinds at sight, so a
 # kind's rows are numbered, priced and bounded one by one only when its turn comes. Kinds that differ in
@@ -364,7 +363,7 @@ def _bare(prices: RowPrices) -> RowPrices:
 
 AT_ONCE = 16384  # rows opened together
 _APART, _MANY = 2048, 16384  # kinds priced together at least, and at most
-_ROUGHLY = 131072  # families whose passes are looked at together: the more, the more of them are shared
+_ROUGHLY = 131072  # families with passes that are looked at together: the more, the more of them are shared
 
 
 def _none() -> FloatArray:
@@ -373,7 +372,7 @@ def _none() -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounded:
-    """Families with what no row of theirs takes less than; arrays are (f,)."""
+    """Families with lower bounds of all their rows; arrays are (f,)."""
 
     families: Families
     step_s: FloatArray
@@ -382,7 +381,7 @@ class Bounded:
 
     @classmethod
     def of(cls, rows: Priced, kinds: Kinds, families: Families) -> Bounded:
-        """Best bound first."""
+        """Bound families; best bound first."""
         first = families.members[families.begin[:-1]]
         bounds, objectives = np.zeros(len(first)), np.zeros(len(first))
         by_number = np.argsort(first)  # kinds of one part lie together
@@ -396,7 +395,7 @@ class Bounded:
 
     @classmethod
     def roughly(cls, rows: Priced, kinds: Kinds, families: Families) -> Bounded:
-        """The same by the work of their passes alone."""
+        """Bound families by the work of their passes alone."""
         first = families.members[families.begin[:-1]]
         if rows.least_work_s is None:
             raise ValueError("rows that were written down have no families")
@@ -408,18 +407,18 @@ class Bounded:
     def _sorted(
         cls, kinds: Kinds, families: Families, step_s: FloatArray, objective_s: FloatArray
     ) -> Bounded:
-        """Best bound first."""
+        """Sort families; best bound first."""
         first = families.members[families.begin[:-1]]
         each = kinds.sizes[first] * families.sizes  # kinds of a family have the same chunkings
         found = cls(families=families, step_s=step_s, objective_s=objective_s, rows=each)
         return found.take(np.argsort(step_s, kind="stable"))
 
     def __len__(self) -> int:
-        """Number of families."""
+        """Return the number of families."""
         return len(self.families)
 
     def take(self, index: IntArray) -> Bounded:
-        """Some families, in that order."""
+        """Return some families, in that order."""
         return Bounded(
             families=self.families.take(index),
             step_s=self.step_s[index],
@@ -428,23 +427,23 @@ class Bounded:
         )
 
     def split(self, limit_s: float) -> tuple[Bounded, Bounded]:
-        """The families that may have a row that takes no longer, and the others."""
+        """Split into families that may have a row within the limit, and the others."""
         near, far = np.split(np.arange(len(self)), [self.within(limit_s)])
         return self.take(near), self.take(far)
 
     def within(self, limit_s: float) -> int:
-        """How many families may have a row that takes no longer."""
+        """Return how many families may have a row within the limit."""
         return int(np.searchsorted(self.step_s, limit_s, side="right"))
 
     @property
     def least_s(self) -> float:
-        """No row steps faster."""
+        """Return a lower bound of every row's step."""
         return float(self.step_s[0]) if len(self) else np.inf
 
 
 @dataclass(slots=True, kw_only=True)
 class Unopened:
-    """Kinds in the order of their bounds, those before ``at`` open, and families not taken apart."""
+    """Kinds in the order of their bounds, open before ``at``, and families not yet split into kinds."""
 
     rows: Priced
     kinds: Kinds
@@ -459,7 +458,7 @@ class Unopened:
 
     @classmethod
     def of(cls, rows: Priced, limit_s: float = np.inf, at_once: int | None = None) -> Unopened:
-        """All kinds that may fit, and may have a row within the limit."""
+        """Return all kinds that may fit, and may have a row within the limit."""
         kinds, fitting = rows.kinds, rows.fitting
         if kinds is None or fitting is None:
             raise ValueError("rows that were written down have no kinds")
@@ -482,7 +481,7 @@ class Unopened:
         self._sort_in(fresh)
 
     def _sort_in(self, fresh: IntArray) -> None:
-        """Price and bound some kinds, and let them wait."""
+        """Price and bound some kinds, and queue them."""
         fresh = np.sort(fresh)  # kinds of one part lie together
         bounds, objectives = np.zeros(len(fresh)), np.zeros(len(fresh))
         for start in range(0, len(fresh), CHUNK):
@@ -498,7 +497,7 @@ class Unopened:
         self.behind = np.concatenate([[0], np.cumsum(self.kinds.sizes[self.order])])
 
     def _take_apart_far(self, limit_s: float) -> None:
-        """Take apart the families beyond the limit that fit and whose closed form may be less."""
+        """Split families beyond the limit that fit and have a closed form that may be less."""
         far = list[Bounded]()
         for some in self.far:
             less = some.objective_s < limit_s
@@ -511,7 +510,7 @@ class Unopened:
         self.far = [some for some in far if len(some)]
 
     def _settle(self) -> None:
-        """Take families apart until the next ``at_once`` rows are those of least bound, or nearly so.
+        """Split families until the next ``at_once`` rows are those of least bound, or nearly so.
 
         Once _MANY kinds are taken apart for that, it is enough that the first of them are.
         """
@@ -530,37 +529,37 @@ class Unopened:
             self._take_apart(np.arange(number))
 
     def _end(self) -> int:
-        """Where the kinds of the next ``at_once`` rows, or a few more, end."""
+        """Return where the kinds of the next ``at_once`` rows, or a few more, end."""
         enough = int(np.searchsorted(self.behind, self.behind[self.at] + self.at_once))
         return min(max(enough, self.at + 1), len(self.order))
 
     @property
     def least_s(self) -> float:
-        """No row that is not open steps faster."""
+        """Return a lower bound of the step of every row that is not open."""
         waiting = float(self.bound_s[self.at]) if self.at < len(self.order) else np.inf
         return min(waiting, self.near.least_s, *(some.least_s for some in self.far))
 
     @property
     def least_objective_s(self) -> float:
-        """No row's closed form is less, open or not."""
+        """Return a lower bound of every row's closed form, open or not."""
         parts = [self.objective_s, *(some.objective_s for some in (self.near, *self.far))]
         return float(min(part.min(initial=np.inf) for part in parts))
 
     def rows_within(self, limit_s: float) -> int:
-        """How many rows that are not open may have no larger bound."""
+        """Return how many rows that are not open may have no larger bound."""
         end = int(np.searchsorted(self.bound_s, limit_s, side="right"))
         waiting = int(self.behind[max(end, self.at)] - self.behind[self.at])
         left = (self.near, *self.far)
         return waiting + sum(int(some.rows[: some.within(limit_s)].sum()) for some in left)
 
     def open(self) -> IntArray:
-        """The rows of the next kinds, ``at_once`` of them or a few more."""
+        """Return the rows of the next kinds, ``at_once`` of them or a few more."""
         self._settle()
         begin, self.at = self.at, self._end()
         return self.kinds.rows(self.order[begin : self.at])
 
     def open_objectives(self, limit_s: float) -> IntArray:
-        """The rows that are not open and whose closed form may be less; they stay where they are."""
+        """Return the unopened rows with a closed form that may be less, without opening them."""
         if len(index := np.flatnonzero(self.near.objective_s < limit_s)):
             self._take_apart(index)
         self._take_apart_far(limit_s)
@@ -573,7 +572,7 @@ class Unopened:
 
 
 def steps_s(rows: Priced, index: list[int], values: FloatArray) -> FloatArray:
-    """Step seconds of rows from values of the objective."""
+    """Return step seconds of rows from values of the objective."""
     if rows.weighing is None:
         return values
     at = rows.weight_of(np.array(index, dtype=np.int64))
@@ -581,7 +580,7 @@ def steps_s(rows: Priced, index: list[int], values: FloatArray) -> FloatArray:
 
 
 def least_step_s(rows: Priced, row: int, bound: float | None) -> float | None:
-    """From a bound of the objective: no row of as many GPUs and sequences as ``row`` steps faster."""
+    """Turn an objective's bound into one of all steps with the GPUs and sequences of ``row``."""
     if bound is None or rows.weighing is None:
         return bound
     columns = rows.columns if isinstance(rows.columns, Columns) else rows.columns.outer
@@ -601,7 +600,7 @@ _ROUNDED = 1.0 + 1e-9
 
 
 def have_room(problem: Problem, profile: Profile) -> bool:
-    """Whether the states of the model fit in the memory of all GPUs and hosts; False: nothing fits.
+    """Return whether the model's states fit in all GPUs and hosts; False: nothing fits.
 
     Whatever the layout, some rank holds their mean or more: each weight, gradient and optimizer state is
     somewhere at least once. One copy is priced on one rank, and of a stage with as many chunks as layers,

@@ -1,8 +1,8 @@
-"""The gap: how fast any split of any row could simulate, beyond what the closed bounds see.
+"""Gap of the answer: how fast any split of any row could simulate, beyond the closed bounds.
 
 ``fill.least_bound_s`` bounds all splits at once. Where it leaves rows more than a hundredth below the
 first plan, they are held against that time rank by rank (``branch``), as long as the effort lasts. Rows
-whose splits are few and known are simulated under all of them, the row with the least bound first.
+with few and known splits are simulated under all of them, the row with the least bound first.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _UNLIMITED = 1e6
 def placed_objective_bound_s(
     floors: Floors, groups: IntArray | None, columns: Columns, layers: int
 ) -> FloatArray:
-    """Lower bound of every row over all placements, (n,), as ``step_bound_s``."""
+    """Bound every row over all placements from below, (n,), as ``step_bound_s``."""
     p, m = columns.pipeline_parallel_size, columns.num_microbatches
     slowest_s = least_stage_s(floors, groups, p, layers)
     known = np.where(np.isfinite(slowest_s), slowest_s, 0.0)
@@ -90,14 +90,14 @@ _EXACT = 1.0 - 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Least:
-    """The least closed form known, and a bound that no configuration's is below; seconds."""
+    """Least closed form known, and a lower bound of every configuration's; seconds."""
 
     known_s: float
     bound_s: float
 
 
 def least_objective(frontier: PlacedFrontier, shares: Sequence[GroupShares], known_s: float) -> Least:
-    """Look for less than ``known_s`` among all placements, as far as the effort goes."""
+    """Search all placements for less than ``known_s``, as far as the effort goes."""
     known_s = min([known_s, *frontier.objectives.values()])
     waiting, solved = _waiting(frontier, known_s), 0
     while waiting and waiting[0][0] < known_s * _EXACT and solved < _SOLVED:
@@ -112,7 +112,7 @@ def least_objective(frontier: PlacedFrontier, shares: Sequence[GroupShares], kno
 
 
 def _waiting(frontier: PlacedFrontier, known_s: float) -> list[Waiting]:
-    """Fields that were not solved and whose closed form may be less, by bound: a heap."""
+    """Return a heap of unsolved fields with a closed form that may be less, by bound."""
     outer = frontier.outer
     bounds = placed_objective_bound_s(
         frontier.floors, outer.group_of, outer.columns, outer.layout.num_layers
@@ -125,7 +125,7 @@ def _waiting(frontier: PlacedFrontier, known_s: float) -> list[Waiting]:
 
 
 def _of_classes(frontier: PlacedFrontier, shares: Sequence[GroupShares]) -> list[float]:
-    """What no split of the batch over two or more groups is below."""
+    """Return lower bounds of all splits of the batch over two or more groups."""
     found = []
     for groups in sets_of(len(shares)):
         floors = [shares[at].objective_s for at in groups]
@@ -140,7 +140,7 @@ def _of_classes(frontier: PlacedFrontier, shares: Sequence[GroupShares]) -> list
 
 
 def dominates(rows: Rows, one: int, other: int) -> bool:
-    """Whether no split takes less time on row ``other`` than it takes on row ``one``."""
+    """Return whether no split takes less time on row ``other`` than on row ``one``."""
     columns, prices = rows.columns, rows.prices
     same = ("pipeline_parallel_size", "virtual_pipeline_size", "num_microbatches", "pipeline_schedule")
     alike = all(getattr(columns, name)[one] == getattr(columns, name)[other] for name in same)
@@ -157,7 +157,7 @@ def dominates(rows: Rows, one: int, other: int) -> bool:
     return shorter and bool(layers[one] == 0 or (prices.replay_s[one] <= prices.replay_s[other]).all())
 
 
-_SHARE = 0.01  # of the first plan's step: a gap that small is left as it is
+_SHARE = 0.01  # of the first plan's step: a gap that small is not narrowed further
 _EFFORT = 2**27  # passes simulated; about half a second
 _MOST_PASSES = 2**16  # of a step that is simulated under all splits of a row
 
@@ -165,7 +165,7 @@ _MOST_PASSES = 2**16  # of a step that is simulated under all splits of a row
 def least_step_bound_s(
     rows: Rows, low_s: float, best_s: float, tick: Callable[[], object] = lambda: None
 ) -> float:
-    """No split of any row simulates faster; at most ``best_s``, at least ``low_s``, which is a valid bound.
+    """Bound the simulation of every split of every row, between the valid bound ``low_s`` and ``best_s``.
 
     ``tick`` is called now and then.
     """
@@ -177,7 +177,7 @@ def least_step_bound_s(
 
 
 def _beaten_s(rows: Rows, low_s: float, target_s: float, effort: Effort) -> float:
-    """The same up to ``target_s``."""
+    """Return that bound up to ``target_s``."""
     left = rows.take(np.flatnonzero(can_beat(rows, np.full(len(rows), target_s))))
     left = left.take(np.argsort(whole_layers_s(left), kind="stable"))  # quick rows dominate others
     tried = are_tried(left)
@@ -203,7 +203,7 @@ def _beaten_s(rows: Rows, low_s: float, target_s: float, effort: Effort) -> floa
 def least_of_candidates_s(
     rows: Rows, solved: list[Solved], best_s: float, tick: Callable[[], object] = lambda: None
 ) -> float:
-    """No candidate of rows that have no other splits simulates faster; at most ``best_s``.
+    """Bound all candidates of rows that have no other splits; at most ``best_s``.
 
     The row with the least bound is simulated under each of its candidates until that bound is one of a
     simulation, a step has too many passes, or the effort is spent.
@@ -228,14 +228,14 @@ def least_of_candidates_s(
 #
 # A row that was refuted is held by the score that it was held against; one with no other splits than its
 # candidates has its score. Of the others the time is bisected that they cannot beat. The k-th least of
-# these floors bounds the k-th best of all simulations: of any k layouts one has a floor that is no less.
+# these floors bounds the k-th best of all simulations: of any k layouts one has a floor that is not less.
 
 
 _NEAR = 1e-3  # share of a time up to which a floor is bisected
 
 
 def floors_of(frontier: Frontier, low_s: float, tick: Callable[[], object] = lambda: None) -> RankFloors:
-    """Floors of all that may rank in a frontier that is finished; ``low_s`` is one of every row."""
+    """Return floors of all that may rank in a finished frontier; ``low_s`` is one of every row."""
     columns, ranked = frontier.rows.columns, frontier.ranked
     last_s = max([frontier.cutoff_s, *(one.score_s for one in ranked)])
     index = frontier.bound_s.below(np.nextafter(last_s, np.inf))
@@ -269,7 +269,7 @@ def floors_of(frontier: Frontier, low_s: float, tick: Callable[[], object] = lam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
-    """Rows whose floors decide those of their groups, least bound first; arrays are (n,)."""
+    """Rows with floors that decide those of their groups, least bound first; arrays are (n,)."""
 
     rows: Rows
     low_s: FloatArray  # what no split of a row beats
@@ -277,7 +277,7 @@ class Contest:
     group: IntArray
 
     def floors_s(self, rest: FloatArray, most: int, tick: Callable[[], object]) -> FloatArray:
-        """Floors of the rows, by which the least ``most`` of all groups are what they are, (n,).
+        """Return floors of the rows, (n,), that are exact for the least ``most`` of all groups.
 
         ``rest``: the least floor of other rows of each group. The row of least bound in as many groups
         comes first; most others are known to be beyond those floors, or shown to be at one look.
@@ -296,9 +296,9 @@ class Contest:
         return floor_s
 
     def _bisected_s(self, index: IntArray, tick: Callable[[], object]) -> FloatArray:
-        """Times up to ``high_s`` that no split of some rows beats; ``low_s`` are some.
+        """Return times up to ``high_s`` that no split of some rows beats, not below ``low_s``.
 
-        Rows whose floor is above what another row of their group may reach are not followed.
+        Rows with a floor above what another row of their group may reach are not followed.
         """
         rows, group = self.rows.take(index), self.group[index]
         low_s, high_s = self.low_s[index], self.high_s[index]
@@ -315,7 +315,7 @@ class Contest:
 
 
 # --------------------------------------------------------------------------------------------------
-# Rows whose closed form may be less than the first plan's: the least of all is found, and proved.
+# Rows with a closed form that may be less than the first plan's: the least of all is found, and proved.
 
 
 _TOGETHER = 4096  # rows asked at once whether their closed form may be less
@@ -330,10 +330,10 @@ class Rival(NamedTuple):
 
 
 def rivals_of(frontier: Frontier, limit_s: float, watch: Watch) -> tuple[list[Rival], float]:
-    """Rows whose bound on the closed form is below the least known one, solved, best first.
+    """Solve rows with a bound on the closed form below the least known one, and return the best first.
 
-    And the least bound of those that are not solved when the time is over: +inf where none is left, -inf
-    where nothing is known.
+    Also returns the least bound of those that are not solved when the time is over: +inf where none is
+    left, -inf where nothing is known.
     """
     least, rivals, left_s = limit_s, list[Rival](), frontier.least_objective_s
     mixed = not (frontier.rows.is_uniform or frontier.rows.only_split)
@@ -359,7 +359,7 @@ def rivals_of(frontier: Frontier, limit_s: float, watch: Watch) -> tuple[list[Ri
 
 
 def _closed_forms(frontier: Frontier, indices: list[int]) -> list[Rival]:
-    """The least closed form of each row that has a split that fits."""
+    """Return the least closed form of each row that has a split that fits."""
     fresh = [row for row in indices if row not in frontier.solved]
     splits = best_splits(frontier.rows.take(fresh)) if fresh else []
     fitting = [(row, split) for row, split in zip(fresh, splits, strict=True) if split is not None]
@@ -372,7 +372,7 @@ def _closed_forms(frontier: Frontier, indices: list[int]) -> list[Rival]:
 
 
 def _that_may_reach(frontier: Frontier, order: IntArray, objective_s: float, watch: Watch) -> IntArray:
-    """Those of the rows with layers of several kinds whose closed form may be so little, in their order."""
+    """Return, in order, rows with several kinds of layers and a closed form that may be so little."""
     kept = [order[:0]]
     for start in range(0, len(order), _TOGETHER):
         watch.tick()
@@ -382,7 +382,7 @@ def _that_may_reach(frontier: Frontier, order: IntArray, objective_s: float, wat
 
 
 def _objective_bounds_s(frontier: Frontier, least_s: float, watch: Watch) -> Bounds:
-    """Lower bound on every row's closed form; +inf where it is no less, or no split fits."""
+    """Bound every row's closed form from below; +inf if it is no less, or no split fits."""
     bounds = Bounds(len(frontier.rows))
     open_rows = frontier.rivals_below(least_s)
     for start in range(0, len(open_rows), CHUNK):

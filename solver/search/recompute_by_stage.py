@@ -32,7 +32,7 @@ _SLIGHTLY = 1e-12
 
 
 def can_be_busy(rows: Rows, step_s: FloatArray) -> BoolArray:
-    """Whether rows with layers of one kind may step within ``step_s``, (n,); False is a proof.
+    """Mark rows with one kind of layers that may step within ``step_s``, (n,); False is a proof.
 
     Each rank is limited by itself: by (C) with a layer on each rank before it, and by (B) with the least
     sum of all ranks and the least tail of rank 0.
@@ -51,9 +51,9 @@ def can_be_busy(rows: Rows, step_s: FloatArray) -> BoolArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replays:
-    """What the stages of some rows replay at least; sums over the first l layers are (L + 1, k)."""
+    """Least replay of the stages of some rows; sums over the first l layers are (L + 1, k)."""
 
-    own: IntArray  # (k,) rows whose stages have counts of their own
+    own: IntArray  # (k,) rows with counts by stage
     state_bytes: FloatArray
     kept_bytes: FloatArray  # of one micro-batch in flight, nothing recomputed
     spared_bytes: FloatArray  # the same, by recomputing them
@@ -61,7 +61,7 @@ class Replays:
 
     @classmethod
     def of(cls, rows: Rows) -> Replays:
-        """Those among rows with one chunk a rank."""
+        """Return the replays of rows with one chunk a rank."""
         own = np.flatnonzero(rows.per_stage)
         some = rows.take(own)
         prices, spared = some.prices, some.prices.activation_bytes - some.prices.checkpoint_bytes
@@ -70,7 +70,7 @@ class Replays:
         return cls(own=own, state_bytes=states, kept_bytes=kept, spared_bytes=saved, replay_s=again)
 
     def least_s(self, start: IntArray, end: IntArray, room: FloatArray, held: FloatArray) -> FloatArray:
-        """Least seconds that layers ``start`` … ``end`` - 1 on a rank replay so that they fit, (k,).
+        """Return the least replay seconds of layers ``start`` … ``end`` - 1 on a rank that fit, (k,).
 
         Args:
             start: first layer of the rank in every row, (k,).
@@ -88,7 +88,7 @@ class Replays:
 
 
 def _end_s(rows: Rows, rank: int, layers: FloatArray) -> FloatArray:
-    """The least end and tail of a step with so many layers on one rank, (n, L + 1)."""
+    """Return the least end and tail of a step with so many layers on one rank, (n, L + 1)."""
     prices, own, col = rows.prices, RankCosts.of(rows, rank), np.newaxis
     replayed = np.ceil(_least_replayed(rows, rank, layers))
     replay = np.minimum(replayed, layers) * prices.replay_s[:, :1]
@@ -107,7 +107,7 @@ def _end_s(rows: Rows, rank: int, layers: FloatArray) -> FloatArray:
 
 
 def _least_replayed(rows: Rows, rank: int, layers: FloatArray) -> FloatArray:
-    """The least number of recomputed layers, not rounded, (n, L + 1)."""
+    """Return the least number of recomputed layers, not rounded, (n, L + 1)."""
     prices, index = rows.prices, np.minimum(rank, rows.p - 1)
     width = int(rows.p.max(initial=1))
     held = held_by_rank(rows, width, 1)[:, 0]
@@ -143,7 +143,7 @@ class FirstLayers:
 
     @classmethod
     def of(cls, rows: Rows) -> FirstLayers:
-        """Those of priced rows."""
+        """Return the sums of priced rows."""
         prices = rows.prices
         spared = (prices.activation_bytes - prices.checkpoint_bytes)[:, :-2]
         replay = prices.replay_s[:, :-2]
@@ -154,20 +154,20 @@ class FirstLayers:
         )
 
     def missing_bytes(self, start: IntArray) -> FloatArray:
-        """Bytes of a micro-batch that a stage from layer ``start`` on spares less than at best, (n,)."""
+        """Return bytes of a micro-batch that a stage from ``start`` on spares less than at best, (n,)."""
         return self._first(self.spared_bytes, start)
 
     def longer_s(self, start: IntArray) -> FloatArray:
-        """Seconds that it replays longer than at best, (n,)."""
+        """Return the seconds that it replays longer than at best, (n,)."""
         return self._first(self.replay_s, start)
 
     def _first(self, sums: FloatArray, start: IntArray) -> FloatArray:
-        """What the first layers from ``start`` on add up to, (n,)."""
+        """Return the sum of the first layers from ``start`` on, (n,)."""
         return at(sums, np.minimum(start + self.count, len(sums) - 1)) - at(sums, start)
 
 
 def _may_follow(rows: Rows) -> BoolArray:
-    """Whether a layer less in front never makes a stage slower, whichever kinds they are of, (n,)."""
+    """Return whether a layer less in front never makes a stage slower, of whichever kinds, (n,)."""
     prices = rows.prices
     left = prices.backward_s[:, :-2] * (1.0 - 1.0 / rows.m)[:, None] + prices.replay_s[:, :-2]
     return np.asarray(left.min(axis=1) >= prices.replay_s[:, :-2].max(axis=1))

@@ -1,4 +1,4 @@
-"""Priced rows: what the bounds and the exact programs read, with the split still open.
+"""Priced rows: the input of the bounds and the exact programs, with the split still open.
 
 For a row with layers of one kind the time and the memory of a rank depend on the *number* of its
 layers alone (chunks of a rank differ by at most one layer, earlier chunks are the larger ones).
@@ -28,7 +28,7 @@ _LESS = 1.0 - 1e-12  # what rounding of sums may take
 
 
 def share_of(room_s: FloatArray, each_s: FloatArray) -> FloatArray:
-    """Layers in a time; without limit where they take none."""
+    """Return the layers in a time; without limit if they take none."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(each_s > 0.0, room_s / each_s, np.where(room_s >= 0.0, np.inf, -1.0))
 
@@ -45,11 +45,11 @@ class Rows:
     only_split: Prescribed = ANY_SPLIT  # of the request or the launcher; false: any split
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self.columns)
 
     def take(self, index: IntArray | list[int]) -> Rows:
-        """The rows at ``index``, in that order."""
+        """Return the rows at ``index``, in that order."""
         picked = np.asarray(index, dtype=np.int64)
         return Rows(
             columns=self.columns.take(picked),
@@ -61,13 +61,13 @@ class Rows:
         )
 
     def without_ends(self) -> Rows:
-        """The same where splits count layers alone, of which the first and the last chunk may hold none."""
+        """Return rows with splits of layers alone, of which the first and the last chunk may hold none."""
         if not self.layout.counts_ends:
             return self
         return replace(self, prices=self.prices.without_ends(), layout=self.layout.without_ends())
 
     def stages(self, splits: list[tuple[int, ...]] | IntArray, *, with_memory: bool = True) -> Stages:
-        """Stage times and memory of every row under its split; an array has 0 behind its last chunk."""
+        """Return every row's stages under its split; an array has 0 behind its last chunk."""
         if isinstance(splits, np.ndarray):
             padded = splits
         else:
@@ -77,7 +77,7 @@ class Rows:
         return assemble(self.prices, self.columns, self.layout, padded, replayed, with_memory=with_memory)
 
     def replayed(self, splits: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """The recomputed layers of each stage of every row; () where all stages have the row's count."""
+        """Return the recomputed layers of each stage of every row; () if stages share the row's count."""
         found: list[tuple[int, ...]] = [() for _ in splits]
         for row in np.flatnonzero(self.per_stage).tolist():
             counts = self.take([row]).replayed_layers(np.array([splits[row]]))
@@ -85,14 +85,14 @@ class Rows:
         return found
 
     def configurations(self, splits: list[tuple[int, ...]]) -> list[Configuration]:
-        """Every row with its split."""
+        """Return every row with its split."""
         counts, layers = self.replayed(splits), self.layout.layers_of
         return [
             self.columns.configuration(at, layers(split), counts[at]) for at, split in enumerate(splits)
         ]
 
     def replayed_layers(self, splits: IntArray) -> IntArray | None:
-        """Layers that every chunk recomputes, (n, C): the least that fit where stages have their own count.
+        """Return recomputed layers of every chunk, (n, C): the least that fit, for counts by stage.
 
         Those are the first of a stage, so the sum of what its first k layers spare decides. A byte more is
         asked for than needed, so that rounding does not. Where nothing has to be recomputed it is
@@ -121,7 +121,7 @@ class Rows:
         return counts
 
     def _idlest(self, row: int, stages: Stages, begin: IntArray) -> int:
-        """The stage of a row where one more replayed layer adds least to the closed form."""
+        """Return the stage where one more replayed layer adds least to the closed form."""
         p, share = len(begin), self.m[row] - self.phi[row]
         own = share * stages.rank_time_s[row, :p] + stages.rank_tail_s[row, :p]
         kinds = (np.diff(self.layout.cumulative, axis=0) > 0).argmax(axis=1)
@@ -131,109 +131,109 @@ class Rows:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all layers are of one kind."""
+        """Return whether all layers are of one kind."""
         return self.layout.num_kinds == 1
 
     @cached_property
     def m(self) -> FloatArray:
-        """Micro-batches, shape (n,)."""
+        """Return the micro-batches, shape (n,)."""
         return self.columns.num_microbatches.astype(np.float64)
 
     @cached_property
     def p(self) -> IntArray:
-        """Pipeline ranks, shape (n,)."""
+        """Return the pipeline ranks, shape (n,)."""
         return self.columns.pipeline_parallel_size
 
     @cached_property
     def v(self) -> IntArray:
-        """Chunks of a rank, shape (n,)."""
+        """Return the chunks of a rank, shape (n,)."""
         return self.columns.virtual_pipeline_size
 
     @cached_property
     def in_a_v(self) -> BoolArray:
-        """Rows whose chunks lie in a V over their ranks, so that rank 0 holds the head too, shape (n,)."""
+        """Mark rows with chunks in a V over their ranks, so that rank 0 holds the head too, shape (n,)."""
         return in_a_v(self.columns)
 
     @cached_property
     def held(self) -> IntArray:
-        """Micro-batches in flight of every chunk, (n, C) (``schedule.in_flight``)."""
+        """Return the micro-batches in flight of every chunk, (n, C) (``schedule.in_flight``)."""
         return in_flight(self.columns)
 
     @cached_property
     def head_rank(self) -> IntArray:
-        """The rank of the model's last chunk, shape (n,)."""
+        """Return the rank of the model's last chunk, shape (n,)."""
         return np.where(self.in_a_v, 0, self.p - 1)
 
     @cached_property
     def splits_backward(self) -> BoolArray:
-        """Rows whose weight gradients are passes of their own, shape (n,)."""
+        """Mark rows with weight gradients as passes of their own, shape (n,)."""
         return splits_backward(self.columns)
 
     @cached_property
     def phi(self) -> FloatArray:
-        """Share of a whole pass that filling the pipeline costs, shape (n,)."""
+        """Return the share of a whole pass that filling the pipeline costs, shape (n,)."""
         return fill_share(self.columns)
 
     @cached_property
     def every_layer(self) -> FloatArray:
-        """1 where every layer is recomputed, else 0, shape (n,)."""
+        """Return 1 if every layer is recomputed, else 0, shape (n,)."""
         return np.asarray(self.columns.recompute_layers == ALL_LAYERS).astype(np.float64)
 
     @cached_property
     def per_stage(self) -> BoolArray:
-        """Rows whose stages recompute as many layers as each has to (``per_stage``), shape (n,)."""
+        """Mark rows with as many recomputed layers by stage as each needs (``per_stage``), shape (n,)."""
         return np.asarray(self.columns.recompute_layers == PER_STAGE)
 
     @cached_property
     def least_kept_bytes(self) -> FloatArray:
-        """What a micro-batch in flight keeps of each part at least, (n, P), but for ``some_layers``."""
+        """Return each part's least kept bytes of a micro-batch, (n, P), but for ``some_layers``."""
         light = (self.every_layer > 0) | self.per_stage
         return np.where(light[:, None], self.prices.checkpoint_bytes, self.prices.activation_bytes)
 
     @cached_property
     def some_layers(self) -> IntArray:
-        """Layers recomputed in each chunk where it is not all of them, nor a stage's own, shape (n,)."""
+        """Return recomputed layers of each chunk if not all and not by stage, shape (n,)."""
         given = self.columns.recompute_layers
         return np.asarray(np.where(given >= ALL_LAYERS, 0, given))
 
     @cached_property
     def smallest_chunk(self) -> IntArray:
-        """Least number of layers of a chunk, shape (n,)."""
+        """Return the least number of layers of a chunk, shape (n,)."""
         return np.maximum(self.some_layers, 1)
 
     @cached_property
     def layer_s(self) -> FloatArray:
-        """Forward and backward of one layer and micro-batch, (n, K); replay included if all replay."""
+        """Return a layer's passes of one micro-batch, (n, K); replay included if all replay."""
         prices = self.prices
         whole = prices.forward_s + prices.backward_s + self.every_layer[:, None] * prices.replay_s
         return np.asarray(whole[:, :-2])
 
     @cached_property
     def embedding_s(self) -> FloatArray:
-        """Forward and backward of the embedding, shape (n,)."""
+        """Return forward and backward of the embedding, shape (n,)."""
         return self.prices.forward_s[:, -2] + self.prices.backward_s[:, -2]
 
     @cached_property
     def head_s(self) -> FloatArray:
-        """Forward and backward of head and loss, shape (n,)."""
+        """Return forward and backward of head and loss, shape (n,)."""
         return self.prices.forward_s[:, -1] + self.prices.backward_s[:, -1]
 
     @cached_property
     def chunk_s(self) -> FloatArray:
-        """What a chunk costs beside its layers, shape (n,): transfers and the least replay."""
+        """Return a chunk's time without layers, shape (n,): transfers and the least replay."""
         least_replay = self.prices.replay_s[:, :-2].min(axis=1)
         return np.asarray(2.0 * self.prices.transfer_s + self.some_layers * least_replay)
 
     @cached_property
     def total_s(self) -> FloatArray:
-        """Least sum of the ranks' times over all splits, shape (n,); all splits' for uniform layers."""
+        """Return the ranks' least total time over all splits, (n,); every split's for uniform layers."""
         layers: FloatArray = self.layer_s @ self.layout.cumulative[-1].astype(np.float64)
         chunks_s = self.p * self.v * self.chunk_s
         return np.asarray(layers + self.embedding_s + self.head_s + chunks_s + self.longer_replay_s)
 
     @cached_property
     def longer_replay_s(self) -> FloatArray:
-        """What all chunks replay at least beyond what ``chunk_s`` counts, the shortest replay, shape (n,).
+        """Return all chunks' least replay beyond ``chunk_s``, which counts the shortest one, (n,).
 
         The layers that they replay are different ones: no fewer than the quickest of the model.
         """
@@ -251,26 +251,26 @@ class Rows:
 
     @cached_property
     def path_s(self) -> FloatArray:
-        """Least time of a micro-batch through all chunks and back, weight gradients put off, shape (n,)."""
+        """Return a micro-batch's least time through all chunks and back, weight gradients put off, (n,)."""
         weight = self.prices.weight_gradient_s
         layers: FloatArray = weight[:, :-2] @ self.layout.cumulative[-1].astype(np.float64)
         return np.asarray(self.total_s - (layers + weight[:, -2] + weight[:, -1]))
 
     @cached_property
     def input_gradient_s(self) -> FloatArray:
-        """Backward pass of each part without weight gradients put off, (n, P); replay if all replay."""
+        """Return each part's backward pass without weight gradients, (n, P); replay if all replay."""
         prices = self.prices
         whole = prices.backward_s + self.every_layer[:, None] * prices.replay_s - prices.weight_gradient_s
         return np.asarray(whole)
 
     @cached_property
     def state_bytes(self) -> FloatArray:
-        """Weights, gradients and optimizer states of each part, (n, P)."""
+        """Return weights, gradients and optimizer states of each part, (n, P)."""
         return self.prices.state_bytes
 
     @cached_property
     def parts_room_bytes(self) -> FloatArray:
-        """Bytes that a rank has for parts and workspace, shape (n,)."""
+        """Return a rank's bytes for parts and workspace, shape (n,)."""
         return parts_room_bytes(self.prices, self.budget_bytes)
 
 
@@ -284,39 +284,39 @@ _ROUNDING = 1e-9
 
 
 def sums_of(rows: Rows, price: FloatArray) -> FloatArray:
-    """Sum of a price by kind of layer (n, K) over the first l layers, (L + 1, n)."""
+    """Return the sum of a price by kind of layer (n, K) over the first l layers, (L + 1, n)."""
     return np.asarray(rows.layout.cumulative.astype(np.float64) @ np.ascontiguousarray(price.T))
 
 
 def at(sums: FloatArray, index: IntArray) -> FloatArray:
-    """Entry ``index`` of every row, (n,)."""
+    """Return entry ``index`` of every row, (n,)."""
     return np.asarray(sums.take(index * sums.shape[1] + np.arange(sums.shape[1])))
 
 
 def furthest(sums: FloatArray, start: IntArray, room: FloatArray) -> IntArray:
-    """Last boundary whose sum is at most ``room`` above the sum at ``start``, (n,); -1 if none is."""
+    """Return the last boundary with a sum up to ``room`` above that at ``start``, (n,); -1 if none."""
     limit = at(sums, start) + room
     return count_below(sums, limit + _ROUNDING * np.abs(limit)) - 1
 
 
 def count_below(sums: FloatArray, limit: FloatArray) -> IntArray:
-    """How many sums of every row are at most its limit, (n,)."""
+    """Return how many sums of every row are at most its limit, (n,)."""
     reached = (sums <= limit).view(np.uint8)
     return np.asarray(np.add.reduce(reached, axis=0, dtype=np.uint16), dtype=np.int64)
 
 
 # --------------------------------------------------------------------------------------------------
-# What one rank of every row takes beside its layers.
+# Time of one rank of every row in addition to its layers.
 
 
 def column(values: FloatArray | IntArray | BoolArray) -> FloatArray:
-    """(n,) as (n, 1) floats."""
+    """Return (n,) as (n, 1) floats."""
     return values.astype(np.float64)[:, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCosts:
-    """What ranks take beside their layers: (n, 1) of one rank, (n, p) of all; seconds of a micro-batch."""
+    """Costs of ranks apart from layers: (n, 1) of one, (n, p) of all; seconds of a micro-batch."""
 
     time_s: FloatArray
     forward_s: FloatArray
@@ -324,7 +324,7 @@ class RankCosts:
 
     @classmethod
     def of(cls, rows: Rows, rank: int) -> RankCosts:
-        """Rank ``rank`` of every row."""
+        """Return the costs of rank ``rank`` of every row."""
         prices, last = rows.prices, rows.head_rank == rank
         time = rows.v * rows.chunk_s + np.where(last, rows.head_s, 0.0)
         forward = rows.v * prices.transfer_s + np.where(last, prices.forward_s[:, -1], 0.0)
@@ -336,11 +336,11 @@ class RankCosts:
 
     @classmethod
     def of_all(cls, rows: Rows, chunk_s: FloatArray | None = None) -> RankCosts:
-        """Every rank, of the row that has most; ``chunk_s`` (n,) where it is not the rows' own."""
+        """Return every rank's costs, of the row with most; ``chunk_s`` (n,) replaces the rows' own."""
         prices = rows.prices
 
         def spread(every: FloatArray, first: FloatArray, last: FloatArray) -> FloatArray:
-            """A value of every rank, with what those of the embedding and of the head have beside it."""
+            """Spread a value over all ranks, with extra values for the embedding and for the head."""
             values = np.repeat(every[:, None], int(rows.p.max(initial=1)), axis=1)
             values[:, 0] += first
             values[np.arange(len(rows)), rows.head_rank] += last
@@ -355,5 +355,5 @@ class RankCosts:
         )
 
     def objective_s(self, share: FloatArray) -> FloatArray:
-        """A rank's part of the closed form: its time ``share`` (n,) times, and its tail."""
+        """Return a rank's part of the closed form: its time ``share`` (n,) times, and its tail."""
         return share[:, None] * self.time_s + self.tail_s

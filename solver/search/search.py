@@ -1,4 +1,4 @@
-"""The search: a problem in, a proved ranking of plans out.
+"""Search: from a problem to a proved ranking of plans.
 
 Variables
   a *row* x of the outer space (``meshwright.solver.space.enumerate``): tp, pp, vpp, cp, ep, dp, ZeRO
@@ -102,14 +102,14 @@ _IMPROVING, _TRIED = 4096, 24  # outer rows for that, with all their chunkings, 
 class Opening:
     """A row that has a split that fits."""
 
-    row: int  # of the space, whose rows are legal
+    row: int  # of the space, with legal rows
     frontier: Frontier  # a few rows with this one ranked
 
 
 def first_plan(
     problem: Problem, profile: Profile, space: Space, tick: Callable[[], object] = lambda: None
 ) -> Opening | None:
-    """A good row among a sample of the legal ones, or, where none fits, among the lightest ones.
+    """Return a good row of a sample of the legal ones, or, if none fits, of the lightest ones.
 
     None: no sampled row has a split that fits, which proves nothing. ``tick`` is called now and then.
     """
@@ -127,14 +127,14 @@ def first_plan(
 
 
 def _spread(count: int, most: int = _SAMPLE) -> IntArray:
-    """Row numbers from end to end."""
+    """Return evenly spaced row numbers."""
     return (
         np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64)) if count else np.arange(0)
     )
 
 
 def _lightest(rows: Columns | Crossing) -> IntArray:
-    """The rows that need least memory, evenly thinned out."""
+    """Return the rows that need least memory, evenly thinned out."""
     light = lightest_of(rows)
     return light[_spread(len(light))]
 
@@ -163,14 +163,14 @@ def search(
     explained: bool = True,
     proved: bool = True,
 ) -> Answer:
-    """The ``top_k`` best plans of a problem, ranked and proved as the module's text says.
+    """Return the ``top_k`` best plans of a problem, ranked and proved as the module states.
 
     ``known``: configurations to begin with, of a search that was broken off; they change no answer.
-    ``ways``: the same problem under other switches (``on_switches``), whose rows are ranked with its own;
+    ``ways``: the same problem under other switches (``on_switches``), ranked with its own rows;
     they need rows that are weighed by kind.
-    ``wide``: among all candidates of ``enumerate_space``, however many; else as ``searched_space`` says.
+    ``wide``: among all candidates of ``enumerate_space``, however many; else as in ``searched_space``.
     ``rivals``: plans that are slower are not sought; where none is left, status ``optimal`` without a plan
-    says that it is proved. ``explained``: an infeasible answer says why nothing fits. ``proved``: how fast
+    means that it is proved. ``explained``: an infeasible answer names its reasons. ``proved``: how fast
     other splits are is bounded, and the certificate asked for.
 
     A time limit or ``should_stop`` ends the search early with what it has: status ``feasible`` with a
@@ -228,7 +228,7 @@ def search(
 def _told(
     problem: Problem, profile: Profile, answer: Answer, watch: Watch, again: Callable[[Problem], Answer]
 ) -> Answer:
-    """An infeasible answer with its reasons, or what ``again``, a search among all candidates, says."""
+    """Explain an infeasible answer, or return the result of ``again``, a search of all candidates."""
     options = problem.options
     if options.deadline_days is not None and answer.fit:
         late = Infeasibility(reasons=("deadline: no configuration that fits meets it",))
@@ -251,7 +251,7 @@ def _told(
 
 
 def _reasons(problem: Problem, profile: Profile) -> Infeasibility:
-    """Why nothing is legal and fits."""
+    """Return why nothing is legal and fits."""
     whole = refuted_space(problem)
     legal: Columns | Crossing = whole.columns.take(whole.legal)
     if not whole.whole:
@@ -261,7 +261,7 @@ def _reasons(problem: Problem, profile: Profile) -> Infeasibility:
 
 
 def places_stages(problem: Problem, profile: Profile) -> bool:
-    """Whether the stages of a mixed cluster are placed on its node groups."""
+    """Return whether the stages of a mixed cluster are placed on its node groups."""
     return bool(profile.by_group) and problem.launcher == PLACING_LAUNCHER
 
 
@@ -275,10 +275,10 @@ def _found(
     wide: bool,
     rivals: Rivals,
 ) -> Found:
-    """All legal rows, priced and bounded, with a first plan among them; what there is of it at the limit.
+    """Price and bound all legal rows, with a first plan; return the part that is done at the limit.
 
     A space that is large is sampled before it is enumerated, and the plans of that sample bound most of its
-    kinds away before their prices are kept. One that is too large to be written down is left at that.
+    kinds away before their prices are kept. One that is too large to be written down is not enumerated.
     """
     first, nothing = watch.at_least(_FIRST_S), empty_space(problem)
     found = Found(
@@ -297,7 +297,7 @@ def _found(
         return found
 
     def begin(usual: Space) -> None:
-        """A first plan among the usual candidates, before all are enumerated."""
+        """Find a first plan among the usual candidates, before all are enumerated."""
         nonlocal found
         with first.cut():
             if found.frontier.ranked or has_plans:
@@ -321,7 +321,7 @@ def _found(
 
 
 def _joined(found: Found, space: Space, watch: Watch, *, wide: bool) -> tuple[Space, Priced]:
-    """Return the space of a search with those of its other switches, each priced by its own."""
+    """Return a search's space joined with those of its other switches, each with its own prices."""
     if not found.others or not isinstance(space.rows, Crossing):
         return space, priced_space(found.problem, found.profile, space.rows)
     among = partial(enumerate_space, wide=True) if wide else searched_space
@@ -351,7 +351,7 @@ def _of_whole(
     known: Sequence[Configuration],
     wide: bool,
 ) -> Found:
-    """The search over all legal rows; over the rows of its first plan where the time is over before."""
+    """Search all legal rows, or the rows of the first plan if the time is over before."""
     watch.report("enumerating", total=space.size, now=True)
     adopted = list[int]()
     if not found.frontier.ranked:
@@ -363,7 +363,7 @@ def _of_whole(
                 found, adopted = replace(found, frontier=opening.frontier), [opening.row]
     with watch.cut():
         large = not isinstance(space.rows, Columns) and len(space.rows.outer) > _WIDE
-        if found.frontier.ranked:  # a first plan is told before all rows are priced
+        if found.frontier.ranked:  # a first plan is reported before all rows are priced
             _interrupt(found.problem, watch, space, found.frontier, now=True)
             if large:
                 with first.cut():
@@ -386,7 +386,7 @@ def _of_whole(
 
 
 def _improved(found: Found, space: Space, watch: Watch) -> Found:
-    """The best of a larger sample, where that is better than the first plan.
+    """Return the best of a larger sample, if it is better than the first plan.
 
     Outer rows are sampled: they are opened kind by kind, so that all that differs in chunks and recomputed
     layers costs little, and an even sample of rows would mostly differ in that.
@@ -405,7 +405,7 @@ def _improved(found: Found, space: Space, watch: Watch) -> Found:
 
 
 def _of_no_rows(problem: Problem, profile: Profile) -> Frontier:
-    """The state of a search that has looked at nothing."""
+    """Return the state of a search that has looked at nothing."""
     rows = priced_space(problem, profile, empty_space(problem).rows)
     frontier = Frontier.of(rows, problem.options.top_k, apart=_apart(problem))
     frontier.covers_all = False
@@ -413,12 +413,12 @@ def _of_no_rows(problem: Problem, profile: Profile) -> Frontier:
 
 
 def _apart(problem: Problem) -> tuple[str, ...]:
-    """The columns that tell ranked plans apart."""
+    """Return the columns that distinguish ranked plans."""
     return MESH if problem.options.diverse else LAYOUT
 
 
 def _of_sample(found: Found, watch: Watch, *, wide: bool) -> Found:
-    """The best rows of a sample, for at most a share of the time."""
+    """Rank the best rows of a sample, for at most a share of the time."""
     problem = found.problem
     space = sampled_space(problem, wide=wide)
     opening = _opening(found, space, watch)
@@ -439,7 +439,7 @@ def _of_sample(found: Found, watch: Watch, *, wide: bool) -> Found:
 
 
 def _opening(found: Found, space: Space, watch: Watch) -> Opening | None:
-    """A first plan of a space, sought for at most a share of the time."""
+    """Find a first plan of a space, for at most a share of the time."""
     share = Watch(time_limit_s=max(watch.time_limit_s * _SAMPLE_SHARE, _FIRST_S))
     with share.cut():
         return first_plan(found.problem, found.profile, space, watch.tick)
@@ -447,13 +447,13 @@ def _opening(found: Found, space: Space, watch: Watch) -> Opening | None:
 
 
 def _configurations(frontier: Frontier) -> list[Configuration]:
-    """The ranked rows of a frontier."""
+    """Return the ranked rows of a frontier."""
     ranked = frontier.ranked
     return frontier.rows.take([one.row for one in ranked]).configurations([one.split for one in ranked])
 
 
 def _frontier(found: Found, space: Space, rows: Priced, watch: Watch) -> Frontier:
-    """All legal rows, priced and bounded as far as they need be."""
+    """Price all legal rows and bound them as far as needed."""
     problem, before = found.problem, found.frontier
     incumbent = before.ranked[0].score_s if before.ranked else None
     watch.report(
@@ -468,7 +468,7 @@ def _frontier(found: Found, space: Space, rows: Priced, watch: Watch) -> Frontie
 def _interrupt(
     problem: Problem, watch: Watch, space: Space, frontier: Frontier, *, now: bool = False
 ) -> bool:
-    """Report where that is due, or ``now``, and say whether to stop."""
+    """Report progress when due, or ``now``, and return whether to stop."""
     reserve_s = _PLAN_S * len(frontier.ranked)
     now |= bool(frontier.ranked) and watch.is_news(frontier.ranked[0].score_s)
     if not (now or watch.is_due):
@@ -523,7 +523,7 @@ def _prove(frontier: Frontier, watch: Watch, beside: Rivals = NO_RIVALS) -> Proo
 
 
 def _least_simulation_s(frontier: Frontier, low: float, best: float, watch: Watch) -> float:
-    """No split of any row simulates faster; at most ``best``."""
+    """Bound the simulation of every split of every row; at most ``best``."""
     contenders = frontier.bound_s.below(best)
     closed = contenders[~frontier.are_open(contenders)]
     offered = [row for row in closed.tolist() if row in frontier.solved]

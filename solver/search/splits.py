@@ -1,4 +1,4 @@
-"""The inner problem, exactly: which layers go to which rank, under the memory of every rank.
+"""Inner problem, solved exactly: the layers of each rank, under the memory of every rank.
 
 Minimises the closed-form objective ``sum_s phi t_s + max_s ((m - phi) t_s + tail_s)`` of a row:
 
@@ -39,7 +39,7 @@ Split = tuple[int, ...]
 def windows(
     num_layers: int, chunks: int, *, first: int, last: int, smallest: int, starts: int
 ) -> list[Split]:
-    """Splits into q and q + 1 layers whose larger chunks follow one another.
+    """Split into q and q + 1 layers with the larger chunks in sequence.
 
     Args:
         num_layers: of the model.
@@ -63,7 +63,7 @@ def windows(
 
 @lru_cache(maxsize=256)
 def balanced(split: Split, ranks: tuple[int, ...]) -> list[Split]:
-    """The layers of each rank of ``split`` laid out as evenly as can be, larger chunks first or last.
+    """Lay out each rank's layers of ``split`` as evenly as possible, larger chunks first or last.
 
     Args:
         split: layers of each chunk.
@@ -82,7 +82,7 @@ def balanced(split: Split, ranks: tuple[int, ...]) -> list[Split]:
 
 
 def ends_in_a_v(split: Split, smallest: int, places: int) -> list[Split]:
-    """``split`` with the layers of a V's first rank moved between its chunks, the model's first and last.
+    """Move layers of a V's first rank between its chunks, the model's first and last.
 
     Args:
         split: layers of each chunk.
@@ -96,7 +96,7 @@ def ends_in_a_v(split: Split, smallest: int, places: int) -> list[Split]:
 
 @lru_cache(maxsize=256)
 def tapers(num_layers: int, pp: int, *, smallest: int, places: int) -> list[Split]:
-    """Splits of a pipeline without chunks whose first and last ranks hold fewer layers than those between.
+    """Return splits of a one-chunk pipeline with fewer layers on its first and last ranks.
 
     A pipeline that is not much shorter than its step has few micro-batches in flight at its ends: they
     wait for what is between, whatever they hold. So the ends hold one layer less than an even share, or as
@@ -123,7 +123,7 @@ def tapers(num_layers: int, pp: int, *, smallest: int, places: int) -> list[Spli
 
 
 def _laid_out(layers: int, ranks: int) -> list[Split]:
-    """Layers on neighbouring ranks as evenly as can be: larger ranks first, last, and evenly strewn."""
+    """Lay out layers on neighbouring ranks evenly: larger ranks first, last, and evenly strewn."""
     each, more = divmod(layers, ranks)
     strewn = ((rank + 1) * more // ranks - rank * more // ranks for rank in range(ranks))
     orders = ([1] * more + [0] * (ranks - more), [0] * (ranks - more) + [1] * more, strewn)
@@ -141,13 +141,13 @@ def _laid_out(layers: int, ranks: int) -> list[Split]:
 
 
 _STARTS = 8
-_TOGETHER = 16  # rows whose splits are priced at once
+_TOGETHER = 16  # rows with splits that are priced at once
 _MOST_CUT = 4  # layers that the model's last chunk may lack, for head, loss and prediction layers
 
 
 @lru_cache(maxsize=512)
 def offered(num_layers: int, chunks: int, smallest: int, *, ends: bool = False, last: int = 0) -> IntArray:
-    """Every split on offer into ``chunks`` chunks of at least ``smallest`` layers, (k, chunks).
+    """Return every offered split into ``chunks`` chunks of at least ``smallest`` layers, (k, chunks).
 
     ``ends``: the embedding and the head are among the layers, and may each fill a chunk; so are prediction
     layers if there is a boundary ``last`` behind them.
@@ -163,18 +163,18 @@ def offered(num_layers: int, chunks: int, smallest: int, *, ends: bool = False, 
 
 
 def offered_to(rows: Rows, chunks: int, smallest: int) -> list[Split]:
-    """Those of rows of one shape."""
+    """Return the offered splits of rows of one shape."""
     return [tuple(split) for split in _offered(rows.layout, chunks, smallest).tolist()]
 
 
 def _offered(layout: LayerLayout, chunks: int, smallest: int) -> IntArray:
-    """The same of a layout, (k, chunks)."""
+    """Return the offered splits of a layout, (k, chunks)."""
     ends, last = layout.counts_ends, layout.behind_prediction
     return offered(layout.num_layers, chunks, smallest, ends=ends, last=last)
 
 
 def _with_ends(num_layers: int, chunks: int, *, prediction: bool) -> IntArray:
-    """The splits on offer of so many layers and the two ends of the model, (k, chunks)."""
+    """Return offered splits of so many layers and the two ends of the model, (k, chunks)."""
     found = []
     for first_alone, last_alone in product((0, 1), range(2 + prediction)):
         inner = chunks - first_alone - last_alone
@@ -187,7 +187,7 @@ def _with_ends(num_layers: int, chunks: int, *, prediction: bool) -> IntArray:
 
 
 def best_offered(rows: Rows) -> list[Split | None]:
-    """The split on offer that minimises the closed form of each row; None where none fits.
+    """Return the offered split with the least closed form of each row; None if none fits.
 
     Rows of as many ranks are priced together, whatever their chunks: sums by rank are quick then.
     """
@@ -219,7 +219,7 @@ def best_offered(rows: Rows) -> list[Split | None]:
 
 
 def only_splits(rows: Rows) -> list[Split | None]:
-    """The prescribed split of every row; None where it has none, or where it does not fit in memory."""
+    """Return every row's prescribed split; None if it has none, or it does not fit in memory."""
     splits, layers = rows.only_split.splits(rows.columns), rows.layout.num_layers
     able = [
         split if split is not None and sum(split) == layers and smallest <= min(split) else None
@@ -234,12 +234,12 @@ def only_splits(rows: Rows) -> list[Split | None]:
 
 
 def only_fits(rows: Rows) -> BoolArray:
-    """Rows whose prescribed split fits in memory, shape (n,)."""
+    """Mark rows with a prescribed split that fits in memory, shape (n,)."""
     return np.array([split is not None for split in only_splits(rows)], dtype=np.bool_)
 
 
 def only_bound_s(rows: Rows) -> FloatArray:
-    """The bound of every row under its prescribed split; +inf where that does not fit, shape (n,)."""
+    """Bound every row under its prescribed split; +inf if that does not fit, shape (n,)."""
     bound = np.full(len(rows), np.inf)
     index, given = _with_a_split(only_splits(rows))
     if len(index):
@@ -249,7 +249,7 @@ def only_bound_s(rows: Rows) -> FloatArray:
 
 
 def _with_a_split(splits: list[Split | None]) -> tuple[IntArray, list[Split]]:
-    """The rows that have a split, and their splits."""
+    """Return the rows that have a split, and their splits."""
     index = [row for row, split in enumerate(splits) if split is not None]
     return np.array(index, dtype=np.int64), [split for split in splits if split is not None]
 
@@ -260,7 +260,7 @@ Path = tuple[int, ...]  # boundaries from the first to the last
 
 
 def best_splits(rows: Rows) -> list[Split | None]:
-    """The split of each row that minimises the closed-form objective; None where none fits."""
+    """Return the split of each row that minimises the closed-form objective; None if none fits."""
     if rows.only_split:
         return only_splits(rows)
     if rows.is_uniform:
@@ -273,7 +273,7 @@ def best_splits(rows: Rows) -> list[Split | None]:
 
 
 def _best_of_uniform(rows: Rows) -> list[Split | None]:
-    """The same for layers of one kind."""
+    """Return the best split of each row for layers of one kind."""
     caps, found = layer_caps(rows), list[Split | None]([None] * len(rows))
     fits = caps.feasible(rows.layout.num_layers)
     for row in np.flatnonzero(fits & rows.per_stage).tolist():
@@ -294,7 +294,7 @@ def _best_of_uniform(rows: Rows) -> list[Split | None]:
 
 
 def _best_with_tables(row: Rows) -> Split | None:
-    """The best split of one row with layers of several kinds or counts by stage; or its even split."""
+    """Return one row's best split for several kinds of layers or counts by stage; or its even split."""
     look()
     if row.uneven_stages:
         return best_boundaries(row)
@@ -305,7 +305,7 @@ def _best_with_tables(row: Rows) -> Split | None:
 
 
 def best_counts(rows: Rows, caps: Caps) -> IntArray:
-    """Case (1): layers of each rank, (n, p); all rows have p ranks and a split that fits."""
+    """Solve case (1): layers of each rank, (n, p); all rows have p ranks and a split that fits."""
     num_layers, p = rows.layout.num_layers, int(rows.p[0])
     share = rows.m - rows.phi
     each = (share * rows.layer_s[:, 0] + rows.prices.tail_s[:, 0])[:, None, None]
@@ -321,7 +321,7 @@ def best_counts(rows: Rows, caps: Caps) -> IntArray:
 
 
 def even_chunks(rows: Rows, chunks: int) -> Split | None:
-    """The split of ``chunks`` chunks as even as it can be; None where the launcher does not run it."""
+    """Return the most even split into ``chunks``; None if the launcher does not run it."""
     each, more = divmod(rows.layout.num_layers, chunks)
     if each == 0 or (more and not rows.uneven_stages):
         return None
@@ -358,12 +358,12 @@ class StageTables:
 
     @cached_property
     def time_s(self) -> FloatArray:
-        """Forward and backward seconds of a micro-batch, with what is replayed."""
+        """Return passes' seconds of a micro-batch, with what is replayed."""
         return self.time_at(self.every)
 
     @cached_property
     def tail_s(self) -> FloatArray:
-        """Seconds after the last micro-batch."""
+        """Return the seconds after the last micro-batch."""
         return self.tail_at(self.every)
 
     def forward_at(self, cells: Cells) -> FloatArray:
@@ -383,7 +383,7 @@ class StageTables:
         return np.asarray(self._spread(self.prices.tail_s, cells) + self.prices.rank_tail_s[0])
 
     def _passed_on(self, edge: IntArray) -> FloatArray:
-        """Seconds that prediction layers' hidden states take to a head that stands alone behind an edge."""
+        """Return the seconds that prediction layers' hidden states take to a head alone behind an edge."""
         last = self.row.layout.behind_prediction or self.num_layers
         further = self.row.layout.predicted * self.prices.transfer_s[0] * (last < self.num_layers)
         return np.asarray(further * (edge == last))
@@ -391,7 +391,7 @@ class StageTables:
     def _between(
         self, price: FloatArray, cells: Cells, *, replayed: bool = False, own: IntArray | None = None
     ) -> FloatArray:
-        """Sum of a part price over the layers of cells, or over the recomputed ones.
+        """Return the sum of a part price over the layers of cells, or over the recomputed ones.
 
         ``own``: the ends of the recomputed layers by stage, (p, L + 1, L + 1).
         """
@@ -405,13 +405,13 @@ class StageTables:
         return np.asarray(np.where(end > start, sums[upto] - sums[start], 0.0))
 
     def _spread(self, price: FloatArray, cells: Cells) -> FloatArray:
-        """The same with embedding and head."""
+        """Return that sum with embedding and head."""
         stage = cells[0]
         ends = np.where(stage == 0, price[0, -2], 0.0) + np.where(stage == self.p - 1, price[0, -1], 0.0)
         return np.asarray(self._between(price, cells) + ends)
 
     def _legal(self) -> BoolArray:
-        """Stages in order, each large enough, with room for the others, the first and last at the ends."""
+        """Mark stages in order, each large enough, with room for the others, the ends in place."""
         stage, start, end = self.every
         least, layers, after = int(self.row.smallest_chunk[0]), self.num_layers, self.p - 1 - stage
         starts = np.where(stage == 0, start == 0, start >= np.maximum(stage * least, 1))
@@ -421,7 +421,7 @@ class StageTables:
         return np.asarray((self.size >= least) & starts & ends & ~mixed)
 
     def _replayed_ends(self) -> IntArray:
-        """Ends of the least replay that fits, (p, L + 1, L + 1), as ``Rows.replayed_layers`` counts it."""
+        """Return ends of the least replay that fits, (p, L + 1, L + 1), as in ``Rows.replayed_layers``."""
         prices, cumulative = self.prices, self.row.layout.cumulative.T.astype(np.float64)
         held = self.row.held[0, : self.p].astype(np.float64)[:, None, None]
         spared = (prices.activation_bytes - prices.checkpoint_bytes)[0, :-2] @ cumulative
@@ -432,12 +432,12 @@ class StageTables:
         return np.asarray(np.clip(end, start, np.maximum(last, start)))
 
     def first_replay_s(self) -> FloatArray:
-        """Seconds that a stage's first layer replays, (L + 1, 1)."""
+        """Return the seconds that a stage's first layer replays, (L + 1, 1)."""
         sums = self.row.layout.cumulative @ self.prices.replay_s[0, :-2]
         return np.append(np.diff(sums), 0.0)[:, None]
 
     def _memory(self, cells: Cells, *, lightest: bool = True) -> FloatArray:
-        """Peak memory of cells in bytes, of the lightest replay, or without recomputation."""
+        """Return the cells' peak memory in bytes, of the lightest replay, or without recomputation."""
         prices, row, stage = self.prices, self.row, cells[0]
         spared = prices.activation_bytes - prices.checkpoint_bytes
         kept = self._spread(prices.activation_bytes, cells)
@@ -448,7 +448,7 @@ class StageTables:
 
 
 def min_max(tables: IntArray) -> IntArray:
-    """Least largest stage cost of a path 0 -> L over ``tables`` (p, L + 1, L + 1), by last boundary."""
+    """Return the least largest cost of a path 0 -> L over ``tables`` (p, L + 1, L + 1), by boundary."""
     reached = tables[0, 0]
     for stage in tables[1:]:
         look()
@@ -457,7 +457,7 @@ def min_max(tables: IntArray) -> IntArray:
 
 
 def _min_sum(first: IntArray, second: FloatArray) -> tuple[int, Path] | None:
-    """The path of least ``first`` sum, among those the least ``second`` sum; None if there is none."""
+    """Return the path of least ``first`` sum, then least ``second`` sum; None if there is none."""
     size = first.shape[1]
     best, tie = first[0, 0], second[0, 0]
     back = [np.zeros(size, dtype=np.int64)]
@@ -478,7 +478,7 @@ def _min_sum(first: IntArray, second: FloatArray) -> tuple[int, Path] | None:
 
 
 def best_boundaries(row: Rows) -> Split | None:
-    """Case (2); a row with counts by stage recomputes a layer at least (``_with_a_replay``)."""
+    """Solve case (2); a row with counts by stage recomputes at least a layer (``_with_a_replay``)."""
     tables = StageTables(row)
     path = _least_path(*_costs(tables, tables.time_s))
     if path is None:
@@ -489,7 +489,7 @@ def best_boundaries(row: Rows) -> Split | None:
 
 
 def _costs(tables: StageTables, time_s: FloatArray) -> tuple[IntArray, IntArray, FloatArray]:
-    """g, h and the squares of stage times, which are the last tie."""
+    """Return g, h and the squares of stage times, which are the last tie."""
     share, phi = tables.row.m[0] - tables.row.phi[0], tables.row.phi[0]
 
     def whole(values: FloatArray) -> IntArray:
@@ -503,7 +503,7 @@ def _costs(tables: StageTables, time_s: FloatArray) -> tuple[IntArray, IntArray,
 
 
 def _with_a_replay(tables: StageTables, replays: BoolArray) -> Path | None:
-    """The best path on which some stage recomputes a layer, over boundaries that know whether one did.
+    """Return the best path with a recomputing stage, over boundaries that record whether one did.
 
     Boundary L + 1 + j is j behind such a stage; a stage that need not replay may do so with one layer.
     """
@@ -520,7 +520,7 @@ def _with_a_replay(tables: StageTables, replays: BoolArray) -> Path | None:
 
 
 def _least_path(g: IntArray, h: IntArray, square: FloatArray) -> Path | None:
-    """Min-max of g first, then smaller sums of h for a larger maximum while that can still pay."""
+    """Minimise the maximum of g, then the sum of h, over larger maxima while that can pay."""
     floor = int(min_max(g)[-1])
     if floor >= _NEVER:
         return None
@@ -540,12 +540,12 @@ def _least_path(g: IntArray, h: IntArray, square: FloatArray) -> Path | None:
 
 
 def _steps(path: Path) -> list[tuple[int, int, int]]:
-    """Stage, begin and end of every stage."""
+    """Return stage, begin and end of every stage."""
     return [(stage, *ends) for stage, ends in enumerate(pairwise(path))]
 
 
 def _least_sum(h: IntArray) -> int:
-    """Least sum of stage costs of any path."""
+    """Return the least sum of stage costs of any path."""
     reached = h[0, 0]
     for stage in h[1:]:
         reached = np.minimum((reached[:, None] + stage).min(axis=0), _NEVER)

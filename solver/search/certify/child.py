@@ -1,7 +1,7 @@
 """CP-SAT in a process of its own: one JSON request a line on stdin, one JSON verdict a line on stdout.
 
 A process of its own can be killed at any moment, keeps the half second of loading OR-Tools off the
-search, and holds its memory under a limit that CP-SAT itself does not keep.
+search, and keeps its memory under a limit that CP-SAT itself does not keep.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def main() -> None:
 
 
 class _TypesAlone(ModuleType):
-    """Stands in for pandas, which takes longer to load than all else of CP-SAT's interface.
+    """Replacement for pandas, which takes longer to load than the rest of CP-SAT's interface.
 
     That (OR-Tools 9.15, ``ortools/sat/python/cp_model.py``) names its types in signatures, and makes a
     series where it is given one or an index alone.
     """
 
     def __getattr__(self, name: str) -> type:
-        """A type of that name, of which there is no value."""
+        """Return an empty type of that name."""
         if name.startswith("__"):
             raise AttributeError(name)
         vars(self)[name] = made = type(name, (), {})
@@ -58,7 +58,7 @@ class _TypesAlone(ModuleType):
 
 
 def _leave_with(parent: int) -> None:
-    """Leave a question unanswered whose asker was killed: nobody else stops a solver that is at work."""
+    """Exit with the parent process: nothing else stops a solver that is at work."""
     while os.getppid() == parent:
         time.sleep(PARENT_LOOK_S)
     os._exit(1)

@@ -1,7 +1,7 @@
 """CP-SAT as independent judge of the closed-form minimum, in a child process.
 
 The child starts with the search, so that loading OR-Tools costs no time of its own. It is asked for the
-least objective over the first plan's row and up to MAX_RIVALS rows that its objective leaves standing,
+least objective over the first plan's row and up to MAX_RIVALS rows that its objective does not rule out,
 for the first plan's row alone where another has the least, and for each further plan's row
 (``cp-sat-all``). Its proved minimum must be the exact program's, to the
 microsecond it counts in; another value is a bug and raises. No answer in time means not certified.
@@ -43,7 +43,7 @@ from meshwright.solver.search.memory_limits import room_bytes
 from meshwright.solver.search.placement.program import Best, Field, Placement, Program, Stop
 from meshwright.solver.search.rows import RankCosts, Rows
 
-MAX_RIVALS = 7  # rows beside the first plan's that CP-SAT chooses among
+MAX_RIVALS = 7  # rows in addition to the first plan's that CP-SAT chooses among
 _DETERMINISTIC_LIMIT = 8.0  # CP-SAT's own clock: the same verdict on a busy machine
 _POLL_S = 0.05
 _GRACE_S = 0.3
@@ -53,7 +53,7 @@ _RELATIVE = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """Rows whose closed-form minimum CP-SAT confirmed, and why others lack it."""
+    """Rows with a closed-form minimum that CP-SAT confirmed, and the reasons why others lack it."""
 
     rows: frozenset[int] = frozenset()
     warnings: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ os.register_at_fork(after_in_child=lambda: _KEPT.set(None))  # it is the parent'
 
 @contextmanager
 def kept_child() -> Iterator[None]:
-    """Searches in this block take turns with one child, which ends with the outermost block."""
+    """Share one child among the searches of this block; it ends with the outermost block."""
     if _KEPT.get() is not None:
         yield
         return
@@ -87,15 +87,15 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         if pipe is not None:
             try:
                 pipe.close()
-            except BrokenPipeError:  # what was still buffered has no reader
+            except BrokenPipeError:  # what was still buffered is not read
                 continue
 
 
 class Judge:
-    """The child process; a context manager that never leaves one behind."""
+    """Child process of a search; a context manager that always ends it."""
 
     def __init__(self, options: SearchOptions, *, lazy: bool = False) -> None:
-        """``lazy``: the child is started when there is something to judge, not beforehand."""
+        """Create a judge; ``lazy`` starts the child when there is something to judge, not beforehand."""
         self._options, self._lazy = options, lazy
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -114,7 +114,7 @@ class Judge:
         self._stop()
 
     def _start(self) -> None:
-        """Start the child, or take one that waits, where anything is to be judged."""
+        """Start the child, or take a waiting one, if anything is to be judged."""
         if self._options.certify == "none":
             return
         kept = _KEPT.get()
@@ -132,7 +132,7 @@ class Judge:
         )
 
     def certify(self, frontier: Frontier, survivors: tuple[int, ...], watch: Watch) -> Certificate:
-        """Judge the first plan's row among ``survivors`` (it comes first), and all K if asked to.
+        """Judge the first plan's row (the first of ``survivors``), and all K on request.
 
         Raises:
             ProofMismatchError: CP-SAT proves another minimum than the exact program.
@@ -159,7 +159,7 @@ class Judge:
         return Certificate(rows=frozenset(confirmed), warnings=(warning,) if missing else ())
 
     def _confirms(self, frontier: Frontier, rows: tuple[int, ...], watch: Watch) -> bool:
-        """Whether CP-SAT proves the exact program's minimum over ``rows``; False: not in time."""
+        """Return whether CP-SAT proves the exact program's minimum over ``rows``; False: not in time."""
         solved = frontier.solve(list(rows))
         best = min(solved, key=lambda s: (s.objective_s, s.row))
         asked = frontier.rows.take([s.row for s in solved])
@@ -186,11 +186,11 @@ class Judge:
 
     @property
     def runs(self) -> bool:
-        """Whether there is a child to ask."""
+        """Return whether a child is running."""
         return self._child is not None
 
     def ask(self, request: Mapping[str, Any], watch: Watch) -> Mapping[str, Any] | None:
-        """The child's verdict; None when it is stopped, out of time or gone."""
+        """Return the child's verdict; None if it is stopped, out of time or gone."""
         child = self._child
         if child is None or child.stdin is None or child.stdout is None:
             return None
@@ -220,7 +220,7 @@ class Judge:
 
 
 def _compare(frontier: Frontier, rows: list[int], verdict: Mapping[str, Any], exact_s: float) -> None:
-    """Hold the verdict against the exact program: its value, and its split under our own formulas.
+    """Compare the verdict with the exact program: its value, and its split under our own formulas.
 
     Raises:
         ProofMismatchError: they differ.
@@ -239,8 +239,8 @@ def _compare(frontier: Frontier, rows: list[int], verdict: Mapping[str, Any], ex
 # --------------------------------------------------------------------------------------------------
 # CP-SAT as independent judge of placements: the least closed form of ranked fields, in a child process.
 #
-# It chooses among the first plan's field and those of further plans whose least closed form is no larger,
-# and has to find the exact program's minimum; then each field alone whose plan is to be certified (for
+# It chooses among the first plan's field and those of further plans with no larger a least closed form,
+# and has to find the exact program's minimum; then each field of a plan to be certified alone (for
 # ``cp-sat-all`` every one). Of unlike replicas it judges each class's stages for its own share of the
 # batch. Another value than the exact program's is a bug and raises; no answer in time means not
 # certified.
@@ -251,7 +251,7 @@ _NS = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """One field with what the exact program says of it."""
+    """Placement problem with the exact program's result."""
 
     field: Field
     best: Best
@@ -266,7 +266,7 @@ class Claimed:
 
 
 def field_request(claimed: Claimed) -> FieldRequest:
-    """A field in whole numbers."""
+    """Return a field in whole numbers."""
     one, scale, more = claimed.field, claimed.field.straggler, claimed.field.m - 1.0
     rows = [one.outer.rows[berth].take([one.row]) for berth in one.berths]
     layer = np.stack([row.layer_s[0] for row in rows])
@@ -292,13 +292,13 @@ def field_request(claimed: Claimed) -> FieldRequest:
 
 
 def _whole(seconds: FloatArray) -> list[list[int]]:
-    """Nanoseconds."""
+    """Return nanoseconds."""
     found: list[list[int]] = np.rint(_NS * seconds).astype(np.int64).tolist()
     return found
 
 
 def _memory(one: Field, row: Rows) -> tuple[list[list[int]], list[int]]:
-    """Bytes of a layer by stage and kind, and what each stage of a berth has room for."""
+    """Return bytes of a layer by stage and kind, and the room of each stage of a berth."""
     held = row.held[0, : one.p].astype(np.float64)
     each = row.state_bytes[0, :-2] + held[:, None] * row.least_kept_bytes[0, :-2]
     room = room_bytes(row, held[None, None])[0]
@@ -309,14 +309,14 @@ def _memory(one: Field, row: Rows) -> tuple[list[list[int]], list[int]]:
 
 @dataclass(slots=True)
 class PlacedJudge:
-    """Asks the child about fields."""
+    """Judge of fields, which asks the child."""
 
     judge: Judge
     watch: Watch
     seed: int
 
     def confirms(self, claims: Sequence[Claimed]) -> bool:
-        """Whether CP-SAT proves the exact program's least closed form over fields; False: not in time.
+        """Return whether CP-SAT proves the least closed form over fields; False: not in time.
 
         Raises:
             ProofMismatchError: CP-SAT proves another minimum than the exact program.
@@ -343,7 +343,7 @@ class PlacedJudge:
         return True
 
     def certified(self, ranked: Sequence[Sequence[Field]], *, every: bool) -> Certificate:
-        """Which ranked plans are confirmed, by rank from 0: the first, or every one.
+        """Return which ranked plans are confirmed, by rank from 0: the first, or every one.
 
         Args:
             ranked: the fields of each plan: one, or one for each class of unlike replicas.
@@ -358,7 +358,7 @@ class PlacedJudge:
         return Certificate(rows=frozenset(done), warnings=(warning,) if missing else ())
 
     def _plan(self, at: int, fields: Sequence[Field], ranked: Sequence[Sequence[Field]]) -> bool:
-        """Whether a plan's fields are confirmed; the first plan's among its rivals as well."""
+        """Return whether a plan's fields are confirmed; the first plan's among its rivals as well."""
         own = [Claimed.of(one) for one in fields]
         if at or len(own) > 1:
             return all(self.confirms([claim]) for claim in own)
@@ -369,7 +369,7 @@ class PlacedJudge:
 
 
 def compare(claims: Sequence[Claimed], verdict: Mapping[str, Any], exact_s: float) -> None:
-    """Hold the verdict against the exact program: its value, and its placement under our own formulas.
+    """Compare the verdict with the exact program: its value, and its placement under our formulas.
 
     Raises:
         ProofMismatchError: they differ, or the placement does not fit.
@@ -386,7 +386,7 @@ def compare(claims: Sequence[Claimed], verdict: Mapping[str, Any], exact_s: floa
 
 
 def _placement(stands: Sequence[Sequence[int]]) -> Placement:
-    """Berth and number of layers of each stage as stops."""
+    """Return berth and number of layers of each stage as stops."""
     begin, stops = 0, list[Stop]()
     for berth, layers in stands:
         stops.append(Stop(berth, begin, begin + layers))

@@ -1,6 +1,6 @@
-"""The decision model of a mixed cluster: which field, where each stage stands, and which layers it holds.
+"""Decision model of a mixed cluster: the field, the berth of each stage, and its layers.
 
-Variables of a field: ``on[s][b]``, stage s stands on berth b; ``into[s][a][b]``, it does so behind a stage
+Variables of a field: ``on[s][b]``, stage s is on berth b; ``into[s][a][b]``, it does so behind a stage
 on berth a; ``layers[s][b][k]``, layers of kind k that it holds there; ``ends[s]``, layers up to its end.
 Every field has placements of its own, so that its constraints need no condition; only the objective of the
 field that is chosen counts.
@@ -45,7 +45,7 @@ class Block:
 
 
 def judge_placement(request: PlacementRequest) -> PlacementVerdict:
-    """The least objective over the fields of a request, in one thread and reproducibly."""
+    """Return the least objective over a request's fields, in one thread and reproducibly."""
     if not stays_exact(request):
         return PlacementVerdict(status="MODEL_INVALID")
     model = cp_model.CpModel()
@@ -68,7 +68,7 @@ def judge_placement(request: PlacementRequest) -> PlacementVerdict:
 
 
 def _declared(model: cp_model.CpModel, request: PlacementRequest, one: FieldRequest) -> Block:
-    """All variables of a field."""
+    """Declare all variables of a field."""
     berths, stages = range(len(one.room)), range(one.num_stages)
     return Block(
         field=one,
@@ -84,7 +84,7 @@ def _declared(model: cp_model.CpModel, request: PlacementRequest, one: FieldRequ
 
 
 def _groups_have_one_run(model: cp_model.CpModel, block: Block) -> None:
-    """Every stage stands somewhere; every berth has a run of stages, entered once, of at most its room."""
+    """Place every stage; every berth has one run of stages, of at most its room."""
     berths = range(len(block.field.room))
     for row in block.on:
         model.add_exactly_one(row)
@@ -99,7 +99,7 @@ def _groups_have_one_run(model: cp_model.CpModel, block: Block) -> None:
 
 
 def _every_layer_sits_once(model: cp_model.CpModel, request: PlacementRequest, block: Block) -> None:
-    """Stages follow one another from the first layer to the last, each with one or more."""
+    """Let stages follow one another from the first layer to the last, each with at least one."""
     model.add(block.ends[0] == 0)
     model.add(block.ends[-1] == request.num_layers)
     for start, end in pairwise(block.ends):
@@ -109,7 +109,7 @@ def _every_layer_sits_once(model: cp_model.CpModel, request: PlacementRequest, b
 def _layers_stand_where_their_stage_does(
     model: cp_model.CpModel, request: PlacementRequest, block: Block
 ) -> None:
-    """Layers of each kind between a stage's ends, on its berth alone."""
+    """Place layers of each kind between a stage's ends, on its berth alone."""
     held = [_before(model, request, end) for end in block.ends]
     for stage, (start, end) in enumerate(pairwise(held)):
         for kind, every in enumerate(request.cumulative):
@@ -122,7 +122,7 @@ def _layers_stand_where_their_stage_does(
 
 
 def _before(model: cp_model.CpModel, request: PlacementRequest, end: cp_model.IntVar) -> list[Linear]:
-    """Layers of each kind before a boundary: of one kind the boundary itself, else elements of lists."""
+    """Count layers of each kind before a boundary: the boundary itself for one kind, else list elements."""
     if len(request.cumulative) == 1:
         return [end]
     found: list[Linear] = []
@@ -134,7 +134,7 @@ def _before(model: cp_model.CpModel, request: PlacementRequest, end: cp_model.In
 
 
 def _every_stage_fits_its_memory(model: cp_model.CpModel, block: Block) -> None:
-    """States and kept activations stay within the room of the stage's own GPU."""
+    """Keep states and kept activations within the room of the stage's own GPU."""
     one = block.field
     for stage, row in enumerate(block.on):
         for berth, on in enumerate(row):
@@ -148,7 +148,7 @@ def _every_stage_fits_its_memory(model: cp_model.CpModel, block: Block) -> None:
 def _slowest_stage_decides(
     model: cp_model.CpModel, request: PlacementRequest, block: Block, objective: cp_model.IntVar
 ) -> None:
-    """``objective`` is at least every stage's share, rounded up to a microsecond, of the field chosen.
+    """Bound ``objective`` by every stage's share of the chosen field, rounded up to a microsecond.
 
     All layers together take what they would on their quickest berth, and each what it is slower than
     there: said so, the sum is large before any layer has its place, and most shares are soon too large.
@@ -175,7 +175,7 @@ def _terms(
     beside: Table,
     hop: Table,
 ) -> list[tuple[Linear, int]]:
-    """Time of one stage: its layers, what stands beside them, the transfer from another berth."""
+    """Return one stage's time: its layers, its other work, the transfer from another berth."""
     terms: list[tuple[Linear, int]] = []
     for berth, on in enumerate(block.on[stage]):
         terms += zip(block.layers[stage][berth], layer[berth], strict=True)
@@ -186,7 +186,7 @@ def _terms(
 
 
 def _hint(model: cp_model.CpModel, block: Block, *, chosen: bool) -> None:
-    """The exact program's placement."""
+    """Hint the exact program's placement."""
     model.add_hint(block.chosen, chosen)
     begin = 0
     for stage, (berth, layers) in enumerate(block.field.hint):
@@ -198,7 +198,7 @@ def _hint(model: cp_model.CpModel, block: Block, *, chosen: bool) -> None:
 
 
 def _verdict(model: cp_model.CpModel, request: PlacementRequest, blocks: list[Block]) -> PlacementVerdict:
-    """Solve, and read what came out."""
+    """Solve, and read the result."""
     solver = solver_of(request)
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

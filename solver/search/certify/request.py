@@ -1,4 +1,4 @@
-"""What CP-SAT is asked: surviving rows as whole numbers, in a form that travels as JSON.
+"""Requests to CP-SAT: surviving rows as whole numbers, in a form that travels as JSON.
 
 Times are nanoseconds, memory is bytes. The closed-form objective of a row, written over the layers
 n[c, k] of kind k in chunk c and the recomputed ones y[c, k] among them, is for the slowest rank r
@@ -50,7 +50,7 @@ class RowRequest:
     memory_replay: Sequence[Sequence[int]]
     room: Sequence[int]  # by rank
     prediction: bool = False  # the last layer are those of prediction: alone before a chunk without any
-    further_sum: int = 0  # what they hand that chunk beside a hidden state, of the whole
+    further_sum: int = 0  # what they hand that chunk in addition to a hidden state, of the whole
     further_rank: int = 0  # and of each of the two ranks
 
 
@@ -68,23 +68,22 @@ class Request:
     deterministic_limit: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists and numbers."""
+        """Return plain lists and numbers."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Request:
-        """The request that ``to_json`` wrote."""
+        """Return the request that ``to_json`` wrote."""
         rows = [RowRequest(**row) for row in raw["rows"]]
         return cls(**{**raw, "rows": rows})
 
 
 def _whole(values: FloatArray) -> list[int]:
-    """Rounded to integers."""
     return [int(value) for value in np.rint(np.atleast_1d(values))]
 
 
 def row_request(rows: Rows, row: int) -> RowRequest:
-    """Row ``row`` in whole numbers; splits are of layers, whatever the row's count."""
+    """Return row ``row`` in whole numbers; splits are of layers, whatever the row's count."""
     counted, standalone = rows.take([row]), rows.layout.counts_ends
     one = counted.without_ends()
     p, v = int(one.p[0]), int(one.v[0])
@@ -120,7 +119,7 @@ def row_request(rows: Rows, row: int) -> RowRequest:
 
 
 def _offered(one: Rows, p: int, v: int) -> list[list[int]] | None:
-    """The splits of a row where the space offers some only."""
+    """Return the splits of a row if the space offers only some."""
     layers = one.layout.without_end_counts
     if one.only_split:
         return [list(layers(split)) for split in one.only_split.splits(one.columns) if split is not None]
@@ -133,7 +132,7 @@ def _offered(one: Rows, p: int, v: int) -> list[list[int]] | None:
 
 
 def _constants_s(one: Rows, chosen: bool) -> tuple[float, FloatArray]:
-    """What every split costs: of the whole, and of each rank."""
+    """Return the constant cost of every split: of the whole, and of each rank."""
     prices, p, v = one.prices, int(one.p[0]), int(one.v[0])
     phi = one.phi[0]
     chunk_s = 2.0 * prices.transfer_s if chosen else one.chunk_s
@@ -144,7 +143,7 @@ def _constants_s(one: Rows, chosen: bool) -> tuple[float, FloatArray]:
 
 
 def _memory_bytes(one: Rows, chosen: bool) -> tuple[list[list[int]], list[list[int]], list[int]]:
-    """Bytes of a layer and of a recomputed one by chunk and kind, and what each rank has room for."""
+    """Return a layer's and a recomputed one's bytes by chunk and kind, and each rank's room."""
     prices, p, v = one.prices, int(one.p[0]), int(one.v[0])
     held = in_flight(one.columns)[0].astype(np.float64)
     kept = np.where(one.every_layer[0] > 0, prices.checkpoint_bytes[0], prices.activation_bytes[0])[:-2]
@@ -162,7 +161,7 @@ def _memory_bytes(one: Rows, chosen: bool) -> tuple[list[list[int]], list[list[i
 
 
 def is_expressible(request: Request) -> bool:
-    """Whether every sum of the request stays exact."""
+    """Return whether every sum of the request stays exact."""
     layers = request.num_layers
     for row in request.rows:
         times = row.sum_const + max(row.rank_const) + layers * (max(row.layer) + max(row.replay))
@@ -225,17 +224,17 @@ class PlacementRequest:
     kind: str = KIND
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists and numbers."""
+        """Return plain lists and numbers."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> PlacementRequest:
-        """The request that ``to_json`` wrote."""
+        """Return the request that ``to_json`` wrote."""
         return cls(**{**raw, "fields": [FieldRequest(**one) for one in raw["fields"]]})
 
 
 def stays_exact(request: PlacementRequest) -> bool:
-    """Whether every sum of the request stays exact."""
+    """Return whether every sum of the request stays exact."""
     layers = request.num_layers
     for one in request.fields:
         each = max(map(max, [*one.layer, *one.own_layer]))

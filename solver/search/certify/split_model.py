@@ -1,4 +1,4 @@
-"""The variables of the decision model: the choices themselves, and where each chunk begins."""
+"""Variables of the decision model: the choices themselves, and the begin of each chunk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Linear = cp_model.LinearExpr | int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Named access to every variable."""
+    """Variables of the model by name."""
 
     request: Request
     model: cp_model.CpModel
@@ -24,7 +24,7 @@ class Decision:
     chosen: list[cp_model.IntVar]  # chosen[i]: row i is
     choices: dict[str, cp_model.IntVar]  # tensor_parallel_size, …: tied to the row by a table
     bounds: list[cp_model.IntVar]  # bounds[c]: layers before chunk c; the last one: all layers
-    own_replays: list[Linear]  # recomputed layers of each chunk of a row whose stages have their own count
+    own_replays: list[Linear]  # recomputed layers of each chunk of a row with counts by stage
     apart: list[Linear]  # apart[i]: row i is chosen and its prediction layers have a chunk of their own
     layers: list[list[Linear]]  # layers[c][k]: layers of kind k in chunk c
     replayed: list[list[Linear]]  # recomputed ones among them, where not every one or none is
@@ -32,24 +32,24 @@ class Decision:
 
     @property
     def num_chunks(self) -> int:
-        """Chunks of the row that has most; rows with fewer leave the last ones empty."""
+        """Return the chunks of the row with most; rows with fewer leave the last ones empty."""
         return len(self.bounds) - 1
 
 
 def chunks_of(request: Request, row: int) -> int:
-    """Chunks of a row: pp * vpp."""
+    """Return the chunks of a row: pp * vpp."""
     values = request.rows[row].values
     return values["pipeline_parallel_size"] * values["virtual_pipeline_size"]
 
 
 def least_of_chunk(request: Request, row: int, chunk: int) -> int:
-    """Layers that a chunk of a row holds at least."""
+    """Return the least layers of a chunk of a row."""
     one, last = request.rows[row], chunks_of(request, row) - 1
     return 0 if one.standalone and last and chunk in (0, last) else one.smallest_chunk
 
 
 def declare(request: Request) -> Decision:
-    """All variables, not yet constrained but for the layer counts that follow from the boundaries."""
+    """Declare all variables, with no constraints but the layer counts that follow from boundaries."""
     model = cp_model.CpModel()
     size = range(len(request.rows))
     domains = {name: sorted({row.values[name] for row in request.rows}) for name in DECISIONS}
@@ -79,7 +79,7 @@ def declare(request: Request) -> Decision:
 
 
 def _count_layers(decision: Decision) -> None:
-    """Layers of each kind by element constraints on cumulative counts (none for a single kind)."""
+    """Count layers of each kind by element constraints on cumulative counts (none for a single kind)."""
     request, bounds = decision.request, decision.bounds
     if len(request.cumulative) == 1:  # what partial recomputation adds is part of the constants
         decision.layers.extend([[end - start] for start, end in pairwise(bounds)])
@@ -97,14 +97,14 @@ def _count_layers(decision: Decision) -> None:
 
 
 def _own_replays(model: cp_model.CpModel, request: Request, num_chunks: int) -> list[Linear]:
-    """Recomputed layers of each chunk where stages have counts of their own; 0 where no row has."""
+    """Return recomputed layers of each chunk if stages have own counts; 0 if no row has."""
     if not any(row.by_stage for row in request.rows):
         return [0] * num_chunks
     return [model.new_int_var(0, request.num_layers, f"replayed_{c}") for c in range(num_chunks)]
 
 
 def _elements(decision: Decision, index: Linear, most: int) -> list[cp_model.IntVar]:
-    """Layers of each kind before ``index``; lists go on level for ``most``, so no index is out of range."""
+    """Return layers of each kind before ``index``; lists stay level for ``most`` more entries."""
     targets = []
     for cumulative in decision.request.cumulative:
         target = decision.model.new_int_var(0, cumulative[-1], "")
@@ -114,7 +114,7 @@ def _elements(decision: Decision, index: Linear, most: int) -> list[cp_model.Int
 
 
 def weighted(terms: Iterable[tuple[Linear, int]]) -> Linear:
-    """Sum of expressions times whole numbers; terms times 0 are left out."""
+    """Return the sum of expressions times whole numbers; terms times 0 are left out."""
     kept = [(expression, each) for expression, each in terms if each]
     return cp_model.LinearExpr.weighted_sum([e for e, _ in kept], [each for _, each in kept])
 
@@ -124,7 +124,7 @@ def weighted(terms: Iterable[tuple[Linear, int]]) -> Linear:
 
 
 def one_row_is_chosen(decision: Decision) -> None:
-    """The choices are those of exactly one surviving row: an allowed-assignments table."""
+    """Restrict the choices to exactly one surviving row, by an allowed-assignments table."""
     model = decision.model
     model.add_exactly_one(decision.chosen)
     model.add(decision.row == weighted((literal, i) for i, literal in enumerate(decision.chosen)))
@@ -134,7 +134,7 @@ def one_row_is_chosen(decision: Decision) -> None:
 
 
 def every_layer_sits_once(decision: Decision) -> None:
-    """Chunks follow one another from the first layer to the last."""
+    """Let chunks follow one another from the first layer to the last."""
     model, bounds = decision.model, decision.bounds
     model.add(bounds[0] == 0)
     model.add(bounds[-1] == decision.request.num_layers)
@@ -143,7 +143,7 @@ def every_layer_sits_once(decision: Decision) -> None:
 
 
 def chunks_are_large_enough(decision: Decision) -> None:
-    """Each chunk of the chosen row holds a layer, or as many as are recomputed; others are empty."""
+    """Require a layer, or all recomputed ones, of each chunk of the chosen row; others are empty."""
     model, bounds = decision.model, decision.bounds
     for i, literal in enumerate(decision.chosen):
         count = chunks_of(decision.request, i)
@@ -158,14 +158,14 @@ def chunks_are_large_enough(decision: Decision) -> None:
 def _prediction_is_alone(
     decision: Decision, literal: cp_model.IntVar, alone: cp_model.IntVar, count: int
 ) -> None:
-    """Before a last chunk without a layer stands one with the prediction layers alone."""
+    """Require a chunk of the prediction layers alone before a last chunk without a layer."""
     before, begin, end = decision.bounds[count - 2 : count + 1]
     decision.model.add(end - begin >= 1).only_enforce_if(literal, ~alone)
     decision.model.add(begin - before == 1).only_enforce_if(literal, alone)
 
 
 def chunks_of_a_rank_are_alike(decision: Decision) -> None:
-    """Chunks of a rank differ by at most one layer; the model's first and last chunk may hold fewer."""
+    """Let a rank's chunks differ by at most one layer; the model's first and last may hold fewer."""
     model, bounds = decision.model, decision.bounds
     sizes = [end - start for start, end in pairwise(bounds)]
     for i, (row, literal) in enumerate(zip(decision.request.rows, decision.chosen, strict=True)):
@@ -181,7 +181,7 @@ def chunks_of_a_rank_are_alike(decision: Decision) -> None:
 
 
 def offered_splits_are_kept(decision: Decision) -> None:
-    """Where the space offers some splits of a row only, it is one of them, or the row is out."""
+    """Restrict a row to its offered splits, if the space offers only some."""
     model, bounds = decision.model, decision.bounds
     for row, literal in zip(decision.request.rows, decision.chosen, strict=True):
         if row.splits is None:
@@ -194,7 +194,7 @@ def offered_splits_are_kept(decision: Decision) -> None:
 
 
 def stages_recompute_their_own_layers(decision: Decision) -> None:
-    """The first layers of each stage, one of some stage at least; none beside rows with one number."""
+    """Recompute each stage's first layers, one of some stage at least; 0 for rows with one number."""
     model, bounds, own = decision.model, decision.bounds, decision.own_replays
     for row, literal in zip(decision.request.rows, decision.chosen, strict=True):
         if not any(isinstance(count, int) for count in own):
@@ -205,7 +205,7 @@ def stages_recompute_their_own_layers(decision: Decision) -> None:
 
 
 def every_rank_fits_its_memory(decision: Decision) -> None:
-    """States and kept activations of a rank's layers stay within its room."""
+    """Keep states and kept activations of a rank's layers within its room."""
     for i, (row, literal) in enumerate(zip(decision.request.rows, decision.chosen, strict=True)):
         for rank, room in enumerate(row.room):
             terms: list[tuple[Linear, int]] = []
@@ -216,7 +216,7 @@ def every_rank_fits_its_memory(decision: Decision) -> None:
 
 
 def own_chunks(decision: Decision, row: int, rank: int) -> list[int]:
-    """Chunks of a rank of a row, in model order."""
+    """Return the chunks of a rank of a row, in model order."""
     return [chunk for chunk, own in enumerate(decision.request.rows[row].rank_of_chunk) if own == rank]
 
 
@@ -240,7 +240,7 @@ Terms = list[tuple[Linear, int]]
 
 
 def slowest_rank_decides(decision: Decision) -> None:
-    """``objective_us`` is at least every rank's share, rounded up to a microsecond; minimise it."""
+    """Minimise ``objective_us``, at least every rank's share, rounded up to a microsecond."""
     uniform = len(decision.request.cumulative) == 1
     for i, (row, literal) in enumerate(zip(decision.request.rows, decision.chosen, strict=True)):
         whole: Terms = []
@@ -257,7 +257,7 @@ def slowest_rank_decides(decision: Decision) -> None:
 
 
 def _counted(decision: Decision, row: int) -> list[Terms]:
-    """Time of each rank's layers of one kind, over variables that count them.
+    """Return the time of each rank's layers of one kind, over variables that count them.
 
     Three facts follow from the other constraints, but only written down do they show at once which times
     are out of reach: the counts add up to all layers, a rank's memory holds so many and no more, and
@@ -300,7 +300,7 @@ def _most_layers(request: Request, row: int, rank: int, own: list[int]) -> int:
 
 
 def _summed(decision: Decision, row: int) -> list[Terms]:
-    """Time of each rank's layers of several kinds."""
+    """Return the time of each rank's layers of several kinds."""
     request = decision.request.rows[row]
     ranks: list[Terms] = []
     for rank in range(len(request.rank_const)):
@@ -317,26 +317,26 @@ def _summed(decision: Decision, row: int) -> list[Terms]:
 
 
 class Limits(Protocol):
-    """What every request says about its run."""
+    """Limits that every request sets for its run."""
 
     @property
     def seed(self) -> int:
-        """Of the search."""
+        """Return the seed of the search."""
         ...
 
     @property
     def time_limit_s(self) -> float:
-        """Wall clock."""
+        """Return the wall-clock limit in seconds."""
         ...
 
     @property
     def deterministic_limit(self) -> float:
-        """CP-SAT's own clock."""
+        """Return the limit on CP-SAT's own clock."""
         ...
 
 
 def solver_of(limits: Limits) -> cp_model.CpSolver:
-    """One thread, the request's seed and limits; Ctrl-C is the parent's to handle.
+    """Return a solver of one thread, with the request's seed and limits; the parent handles Ctrl-C.
 
     Presolve looks for no constraints inside others: from that it calls optimal what is not (OR-Tools 9.15,
     google/or-tools issue 5293).
@@ -354,10 +354,10 @@ def solver_of(limits: Limits) -> cp_model.CpSolver:
 
 
 def complete_the_hint(model: cp_model.CpModel, limits: Limits) -> None:
-    """Hint every variable: those that follow from the incumbent's choices and boundaries as well.
+    """Hint every variable, also those that follow from the incumbent's choices and boundaries.
 
     With the choices fixed what is left is propagation. An incumbent that the model refuses leaves the hint
-    as it was: the verdict, another minimum than the exact program's, then says so.
+    unchanged: the verdict, another minimum than the exact program's, then shows it.
     """
     solver = solver_of(limits)
     solver.parameters.fix_variables_to_their_hinted_value = True
@@ -385,9 +385,9 @@ class Verdict:
 
 
 def judge(request: Request) -> Verdict:
-    """The least objective over the rows of a request, in one thread and reproducibly.
+    """Return the least objective over a request's rows, in one thread and reproducibly.
 
-    A request whose sums leave the exact range is refused: domains would be trimmed without a word.
+    A request whose sums leave the exact range is refused: domains would be trimmed silently.
     """
     if not is_expressible(request):
         return Verdict(status="MODEL_INVALID")
@@ -416,7 +416,7 @@ def judge(request: Request) -> Verdict:
 
 
 def _hint(decision: Decision) -> None:
-    """The incumbent as a hint for every choice and boundary."""
+    """Hint the incumbent's choices and boundaries."""
     request, model, begin = decision.request, decision.model, 0
     model.add_hint(decision.row, request.hint_row)
     for i, literal in enumerate(decision.chosen):
