@@ -58,7 +58,7 @@ class LinearLayer:
 
 
 def fused_layers(model: ModelSpec, kind: LayerKind) -> Mapping[str, tuple[LinearLayer, ...]]:
-    """The linear layers of one transformer layer of Megatron-Core, by the name of a target."""
+    """Return the linear layers of one transformer layer of Megatron-Core, by the name of a target."""
     h, moe = model.hidden_size, model.moe
     experts, width = (0, model.ffn_hidden_size) if kind == "dense" or moe is None else (
         moe.num_experts, moe.ffn_hidden_size
@@ -75,7 +75,7 @@ def fused_layers(model: ModelSpec, kind: LayerKind) -> Mapping[str, tuple[Linear
 
 
 def _attention(model: ModelSpec) -> dict[str, LinearLayer]:
-    """Projections, under transformers' names; that of a gate is not among them."""
+    """Return projections, under transformers' names; that of a gate is not among them."""
     h, heads, mla = model.hidden_size, model.num_attention_heads, model.mla
     queries, out = heads * model.head_dim, heads * model.v_head_dim
     output = {"o_proj": LinearLayer(inputs=out, outputs=h, split="inputs")}
@@ -200,7 +200,7 @@ def _of_peft(model: ModelSpec, kind: LayerKind) -> Iterator[tuple[str, LinearLay
 
 
 def names_every(targets: tuple[str, ...]) -> bool:
-    """Whether targets are every linear layer of the class."""
+    """Return whether targets are every linear layer of the class."""
     return set(SINGLE_TARGETS) <= set(targets)
 
 
@@ -232,7 +232,7 @@ def layers_outside(
 
 
 def adapter_parameters(model: ModelSpec, rank: int, targets: tuple[str, ...]) -> int:
-    """Trained weights of all adapters; multi-token prediction and the output head have none.
+    """Return trained weights of all adapters; multi-token prediction and the output head have none.
 
     Those outside of layers, a few thousandths where there are any, are counted here and priced nowhere.
     """
@@ -263,7 +263,7 @@ def copied_parameters(model: ModelSpec, module: str) -> int:
 
 
 def target_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
-    """Why peft refuses to adapt a model's layers of these names; None where it does not."""
+    """Return why peft refuses to adapt a model's layers of these names; None where it does not."""
     named = model.moe.expert_adapters if model.moe is not None else "none"
     first = {"gate_up": ("gate_proj", "up_proj"), "w1_w3": ("w1", "w3")}.get(named, ())
     halves, others = set(first) & set(targets), set(EXPERT_TARGETS) & set(targets)
@@ -277,7 +277,7 @@ def target_fault(model: ModelSpec, targets: tuple[str, ...]) -> str | None:
 
 
 def usual_targets(model: ModelSpec, adapters: tuple[str, ...]) -> tuple[str, ...]:
-    """Attention's layers: fused ones, or single ones where a launcher has no others."""
+    """Return attention's layers: fused ones, or single ones where a launcher has no others."""
     if adapters != ("single",):
         return ATTENTION_TARGETS
     return tuple(name for name in SINGLE_TARGETS if name in _attention(model))
@@ -310,7 +310,7 @@ def of_linear_experts(model: ModelSpec, rank: int) -> int:
 
 
 def quantized_layers(model: ModelSpec, kind: LayerKind) -> Iterator[LinearLayer]:
-    """The linear layers of one layer that bitsandbytes replaces, experts where they are such."""
+    """Yield the linear layers of one layer that bitsandbytes replaces, experts where they are such."""
     yield from single_layers(model, kind).values()
     if model.moe is not None and model.moe.expert_adapters == "linear":
         yield from _experts(model, kind).values()
@@ -337,7 +337,7 @@ def saves_input(
 
 
 def base_bytes(layer: LinearLayer, precision: BasePrecision) -> int:
-    """Bytes of one frozen matrix with all that belongs to it.
+    """Return the bytes of one frozen matrix with all that belongs to it.
 
     8 bits: a byte a weight and an fp32 scale for each output (``functional.int8_vectorwise_quant``).
     NF4: half a byte a weight, a scale for each 64 and 16 code points in fp32. Double quantisation keeps

@@ -57,7 +57,7 @@ class Calibration:
     measured: tuple[Mapping[str, Any], ...] = ()  # timed runs, as ``timed_record`` writes them
 
     def applied(self, profile: Profile) -> Profile:
-        """The profile with this cluster's constants, residual and spreads."""
+        """Return the profile with this cluster's constants, residual and spreads."""
         values = {
             name: bounded(name, getattr(profile.constants, name) * exp(offset))
             for name, offset in self.log_offsets.items()
@@ -75,7 +75,7 @@ class Calibration:
         )
 
     def mismatches(self, profile: Profile) -> tuple[str, ...]:
-        """Why the calibration may not hold for a profile; empty when the GPU is its own."""
+        """Return why the calibration may not hold for a profile; empty when the GPU is its own."""
         if profile.group.gpu.slug == self.gpu:
             return ()
         return (f"calibrated on {self.gpu}, used for {profile.group.gpu.slug}",)
@@ -102,17 +102,17 @@ class Calibration:
         return all(len(r.points[0]) == count for r in residuals if r is not None)
 
     def to_json(self) -> dict[str, Any]:
-        """The calibration as a JSON document."""
+        """Return the calibration as a JSON document."""
         return {"format": FORMAT, **asdict(self)}
 
 
 def bounded(name: str, value: float) -> float:
-    """A constant's value inside its physical bounds."""
+    """Return a constant's value inside its physical bounds."""
     return max(min(value, UPPER_BOUNDS.get(name, inf)), LOWER_BOUNDS.get(name, 0.0))
 
 
 def read_calibration(document: Mapping[str, Any]) -> Calibration:
-    """The calibration of a JSON document.
+    """Return the calibration of a JSON document.
 
     Raises:
         InvalidProblemError: another format, or a part that is missing or of the wrong kind.
@@ -149,7 +149,7 @@ def read_calibration(document: Mapping[str, Any]) -> Calibration:
 
 
 def _residual_of(raw: Mapping[str, Any] | None) -> Residual | None:
-    """A residual process from JSON; its matrices must fit each other."""
+    """Return a residual process from JSON; its matrices must fit each other."""
     if raw is None:
         return None
     points, precision = _rows(raw["points"]), _rows(raw["precision"])
@@ -172,18 +172,18 @@ def _residual_of(raw: Mapping[str, Any] | None) -> Residual | None:
 
 
 def _two(raw: Sequence[object], least: float) -> tuple[float, float]:
-    """A logarithm for dense models and one for those with experts."""
+    """Return a logarithm for dense models and one for those with experts."""
     dense, experts = raw
     return _within(dense, least, MAX_LOG), _within(experts, least, MAX_LOG)
 
 
 def _number(raw: object) -> float:
-    """A number that arithmetic can bear."""
+    """Return a number that arithmetic can bear."""
     return _within(raw, -_MAX_NUMBER, _MAX_NUMBER)
 
 
 def _within(raw: object, least: float, most: float) -> float:
-    """A number between two, both included; NaN is not."""
+    """Return a number between two, both included; NaN is not."""
     if isinstance(raw, bool) or not isinstance(raw, int | float):
         raise TypeError("not a number")
     value = float(raw)
@@ -193,12 +193,12 @@ def _within(raw: object, least: float, most: float) -> float:
 
 
 def _name(raw: str) -> str:
-    """A short printable name, fit to be shown."""
+    """Return a short printable name, fit to be shown."""
     if len(raw) > _MAX_NAME or not raw.isprintable():
         raise ValueError("not a name")
     return raw
 
 
 def _rows(raw: list[list[float]]) -> tuple[tuple[float, ...], ...]:
-    """A matrix as tuples."""
+    """Return a matrix as tuples."""
     return tuple(tuple(_number(value) for value in row) for row in raw)

@@ -95,7 +95,7 @@ class Capabilities:
 
 
 def packing_multiple(launcher: str, tensor: int, context: int, *, sequence_parallel: bool) -> int:
-    """Tokens of which each packed document is a multiple: what its ranks can share out.
+    """Return the tokens of which each packed document is a multiple: what its ranks can share out.
 
     "rings": two chunks for every rank of context parallelism (Transformer Engine 2, ``thd``); "sequence
     parallelism": a token for each rank that has a slice of the sequence.
@@ -110,7 +110,7 @@ def packing_multiple(launcher: str, tensor: int, context: int, *, sequence_paral
 
 @cache
 def _catalog() -> dict[str, Any]:
-    """The capability file, parsed once."""
+    """Return the capability file, parsed once."""
     loaded: dict[str, Any] = yaml.load(_FILE.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     return loaded
 
@@ -127,7 +127,7 @@ class JudgedVersion:
 
 @cache
 def judged_versions(launcher: str) -> tuple[JudgedVersion, ...]:
-    """The versions of a launcher that have judged its files, newest first; none where none could."""
+    """Return the versions of a launcher that have judged its files, newest first; none where none could."""
     text = (CATALOG / "frameworks" / "judged.yaml").read_text(encoding="utf-8")
     entries = yaml.load(text, Loader=yaml.CSafeLoader).get(launcher, ())
     return tuple(JudgedVersion(**{name: str(value) for name, value in one.items()}) for one in entries)
@@ -135,7 +135,7 @@ def judged_versions(launcher: str) -> tuple[JudgedVersion, ...]:
 
 @cache
 def exact_types(launcher: str) -> frozenset[str]:
-    """Hugging Face model types of which the launcher itself has built what is priced."""
+    """Return Hugging Face model types of which the launcher itself has built what is priced."""
     recorded = yaml.load(BUILT_MODELS.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     return frozenset(recorded.get(launcher, {}).get("types", ()))
 
@@ -227,7 +227,7 @@ def fact_sources(launcher: str) -> Mapping[str, str]:
 
 
 def launchers_stating(model: ModelSpec) -> tuple[str, ...]:
-    """Launchers that can state every fact of a model."""
+    """Return launchers that can state every fact of a model."""
     return tuple(
         name for name in launchers_of("any") if not lacking_facts(launcher_capabilities(name), model)
     )
@@ -332,7 +332,7 @@ def _norm_facts(model: ModelSpec) -> dict[str, bool]:
 
 
 def _mlp_facts(model: ModelSpec) -> dict[str, bool]:
-    """Gated silu and ungated gelu are the usual ones."""
+    """Return the facts of the MLP; gated silu and ungated gelu are the usual ones."""
     gate = "gated" if model.gated_mlp else "ungated"
     usual = "silu" if model.gated_mlp else "gelu"
     return {
@@ -371,7 +371,7 @@ def _expert_facts(model: ModelSpec) -> dict[str, bool]:
 
 
 def _bias_facts(model: ModelSpec) -> dict[str, bool]:
-    """All biases of a layer together are one fact of a launch file; some of them are others."""
+    """Return the facts of biases: all of a layer together are one fact, some of them are others."""
     names = {
         "query-key-value bias": model.qkv_bias,
         "bias of the attention's output": model.attention_output_bias,

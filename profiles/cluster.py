@@ -48,7 +48,7 @@ class GpuSpec:
 
     @property
     def peak_bf16_flops(self) -> float:
-        """Dense bf16 peak (fp16 where the GPU has no bf16): the denominator of MFU."""
+        """Return the dense bf16 peak (fp16 where the GPU has no bf16): the denominator of MFU."""
         return self.peak_flops.get("bf16") or self.peak_flops["fp16"]
 
 
@@ -127,11 +127,11 @@ class NodeGroup:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of the whole group."""
+        """Return the GPUs of the whole group."""
         return self.num_nodes * self.gpus_per_node
 
     def to_mapping(self) -> dict[str, Any]:
-        """All fields for names and digests; what was added later only where it is stated."""
+        """Return all fields for names and digests; what was added later only where it is stated."""
         later = HOST_FIELDS[2:]
         return {
             name: value for name, value in asdict(self).items() if name not in later or value is not None
@@ -170,17 +170,17 @@ class ClusterSpec:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of all groups."""
+        """Return the GPUs of all groups."""
         return sum(group.num_gpus for group in self.groups)
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of all groups."""
+        """Return the nodes of all groups."""
         return sum(group.num_nodes for group in self.groups)
 
     @property
     def distinct_groups(self) -> tuple[NodeGroup, ...]:
-        """The node groups, those that are alike and not kept apart by a link of their own as one."""
+        """Return the node groups, those that are alike and not kept apart by a link of their own as one."""
         found: list[NodeGroup] = []
         for group in self.groups:
             apart = self.between_groups not in (None, group.inter_node)
@@ -203,12 +203,12 @@ class ClusterSpec:
 
     @property
     def is_homogeneous(self) -> bool:
-        """Whether all nodes are alike."""
+        """Return whether all nodes are alike."""
         return len(self.distinct_groups) == 1
 
     @property
     def title(self) -> str:
-        """The cluster in words: ``16 × DGX H100 = 128 GPUs``."""
+        """Return the cluster in words: ``16 × DGX H100 = 128 GPUs``."""
         name = self.display_name or self.name
         total = f"{self.num_gpus} GPU{'s' if self.num_gpus > 1 else ''}"
         return f"{name} = {total}" if len(self.groups) > 1 else f"{self.num_nodes} × {name} = {total}"
@@ -260,7 +260,7 @@ def _host(
     source: str,
     drives: _Drives = _NVME,
 ) -> Host:
-    """A host from its data sheet."""
+    """Return a host from its data sheet."""
     return Host(
         link_bytes_per_s=_REACHED * line_bytes_per_s,
         memory_bytes=memory_gib * GIB,
@@ -302,7 +302,7 @@ _SUPERCHIPS: Mapping[str, Host] = {
 
 
 def host_of(group: NodeGroup) -> Host:
-    """One GPU's share of its host: what the group states, else the usual node's."""
+    """Return one GPU's share of its host: what the group states, else the usual node's."""
     usual = _SUPERCHIPS.get(group.gpu.slug.split("-")[0], _USUAL.get(group.gpu.architecture, _AMPERE))
     each, own = group.gpus_per_node, dict[str, Any]()
     if group.host_link_bytes_per_s is not None:
@@ -343,7 +343,7 @@ class Power:
 
 
 def power_of(gpu: GpuSpec) -> Power:
-    """Power of a GPU type from the limit in its data sheet.
+    """Return the power of a GPU type from the limit in its data sheet.
 
     Raises:
         InvalidProblemError: its power limit is not known.
@@ -380,15 +380,15 @@ class Reliability:
     checkpoint_bytes_per_s_per_gpu: float = CHECKPOINT_BYTES_PER_S_PER_GPU
 
     def between_failures_s(self, num_gpus: int) -> float:
-        """Mean seconds from one interruption to the next."""
+        """Return mean seconds from one interruption to the next."""
         return self.gpu_hours_per_interruption * HOUR_S / num_gpus
 
     def checkpoint_s(self, checkpoint_bytes: float, num_gpus: int) -> float:
-        """Seconds to write a checkpoint; every GPU writes its share."""
+        """Return seconds to write a checkpoint; every GPU writes its share."""
         return checkpoint_bytes / (self.checkpoint_bytes_per_s_per_gpu * num_gpus)
 
     def interval_s(self, checkpoint_bytes: float, num_gpus: int) -> float:
-        """Seconds of work between two checkpoints that lose least."""
+        """Return the seconds of work between two checkpoints that lose least."""
         wait_s = self.between_failures_s(num_gpus)
         return sqrt(2.0 * self.checkpoint_s(checkpoint_bytes, num_gpus) * wait_s)
 

@@ -90,24 +90,24 @@ YAML_FILE = Limits(
 
 
 def shown(text: str) -> str:
-    """Foreign text as an error may repeat it: printable and short."""
+    """Return foreign text as an error may repeat it: printable and short."""
     clean = "".join(char if char.isprintable() else "?" for char in text[: MAX_SHOWN + 1])
     return clean if len(clean) <= MAX_SHOWN else clean[: MAX_SHOWN - 3] + "..."
 
 
 def shown_path(path: Path) -> str:
-    """A path as an error may repeat it: printable, its end kept."""
+    """Return a path as an error may repeat it: printable, its end kept."""
     text = str(path)
     return shown(text) if len(text) <= MAX_SHOWN else f"...{shown(text[3 - MAX_SHOWN :])}"
 
 
 def pointer(*parts: object) -> str:
-    """The JSON pointer (RFC 6901) of ``parts``; each part is escaped and kept short."""
+    """Return the JSON pointer (RFC 6901) of ``parts``; each part is escaped and kept short."""
     return "".join("/" + shown(str(part)).replace("~", "~0").replace("/", "~1") for part in parts)
 
 
 def read_json(text: str | bytes, limits: Limits = FILE) -> Mapping[str, object]:
-    """The JSON object in ``text``.
+    """Return the JSON object in ``text``.
 
     Raises:
         InvalidProblemError: too big, too deep, not JSON, not an object, or a value no input may hold.
@@ -127,7 +127,7 @@ def read_json(text: str | bytes, limits: Limits = FILE) -> Mapping[str, object]:
 
 
 def require_plain(raw: object) -> Mapping[str, object]:
-    """A copy of ``raw``, when it is an object of plain, finite, bounded values.
+    """Return a copy of ``raw``, when it is an object of plain, finite, bounded values.
 
     Raises:
         InvalidProblemError: something in it is not; the first such value is named.
@@ -214,7 +214,7 @@ class JsonReader:
             self._parse_held()
 
     def close(self) -> Mapping[str, object]:
-        """The object, once all of it has been fed.
+        """Return the object, once all of it has been fed.
 
         Raises:
             NotJsonError: it is cut off.
@@ -294,7 +294,7 @@ class _Builder:
 
     @property
     def wants_key(self) -> bool:
-        """Whether a key comes next."""
+        """Return whether a key comes next."""
         return bool(self._open) and isinstance(self._open[-1], dict) and self._keys[-1] is None
 
     def begin(self, container: dict[str, object] | list[object]) -> None:
@@ -367,7 +367,7 @@ class _Builder:
         self._keys[-1] = None
 
     def fault(self, message: str, *, allowed: str | None = None) -> InvalidProblemError:
-        """A fault of the value that is reported now."""
+        """Return a fault of the value that is reported now."""
         path: list[object] = []
         for depth, (holder, key) in enumerate(zip(self._open, self._keys, strict=True), start=1):
             if isinstance(holder, list):
@@ -377,7 +377,7 @@ class _Builder:
         return InvalidProblemError.of(pointer(*path), message, allowed=allowed)
 
     def finished(self) -> Mapping[str, object]:
-        """The object that was built.
+        """Return the object that was built.
 
         Raises:
             InvalidProblemError: there was none.
@@ -431,7 +431,7 @@ class _YamlLoader(yaml.CSafeLoader):
     """libyaml's safe loader, with YAML 1.2's floats."""
 
     def scalar(self, event: Any) -> object:  # noqa: ANN401 - an event of libyaml, which has no types
-        """The value of a scalar, by its tag or by how it looks."""
+        """Return the value of a scalar, by its tag or by how it looks."""
         tag = event.tag
         if tag in {None, "!"}:
             tag = self.resolve(yaml.ScalarNode, event.value, event.implicit)  # type: ignore[no-untyped-call]

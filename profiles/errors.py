@@ -32,11 +32,11 @@ class FieldError:
 
     @property
     def field(self) -> str:
-        """The pointer in dotted form, as the command line prints it."""
+        """Return the pointer in dotted form, as the command line prints it."""
         return self.pointer.lstrip("/").replace("/", ".") or "request"
 
     def sentence(self) -> str:
-        """The whole fault on one line: field, message, allowed range, nearest legal value."""
+        """Return the whole fault on one line: field, message, allowed range, nearest legal value."""
         parts = [f"{self.field}: {self.message}"]
         if self.allowed:
             parts.append(f"Allowed: {self.allowed}")
@@ -64,7 +64,7 @@ class InvalidProblemError(PlannerError):
     def of(
         cls, pointer: str, message: str, *, allowed: str | None = None, nearest: str | None = None
     ) -> InvalidProblemError:
-        """An error with a single faulty field."""
+        """Return an error with a single faulty field."""
         error = FieldError(pointer=pointer, message=message, allowed=allowed, nearest=nearest)
         return cls([error])
 
@@ -97,7 +97,7 @@ class UnsupportedModelError(InvalidProblemError):
 
     @classmethod
     def field(cls, name: str, why: str) -> UnsupportedModelError:
-        """``unsupported: <field>`` with the reason."""
+        """Return ``unsupported: <field>`` with the reason."""
         return cls([FieldError(pointer=f"/model/{name}", message=f"unsupported: {name} ({why})")])
 
 

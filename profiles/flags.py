@@ -44,11 +44,11 @@ class FlagNames:
         self._sections = frozenset(name.rpartition(".")[0] for name in self._flags)
 
     def __contains__(self, name: str) -> bool:
-        """Whether one of the programs has an argument of that name."""
+        """Return whether one of the programs has an argument of that name."""
         return _plain(name) in self._flags
 
     def is_default(self, name: str, value: object) -> bool:
-        """Whether an argument is given the value that it has anyway."""
+        """Return whether an argument is given the value that it has anyway."""
         flag = self._flags.get(_plain(name))
         return flag is not None and str(flag.default).lower() == str(value).lower()
 
@@ -61,7 +61,7 @@ class FlagNames:
         return kinds.pop() if len(kinds) == 1 and kinds <= {"bool", "int", "float"} else ""
 
     def is_free(self, name: str) -> bool:
-        """Whether no price depends on an argument, or on a section that takes any names.
+        """Return whether no price depends on an argument, or on a section that takes any names.
 
         A section with arguments of its own takes those alone: what else is in it is not known.
         """

@@ -190,12 +190,12 @@ class FrameworkFacts:
 
     @property
     def balanced(self) -> bool:
-        """Whether no expert gets more tokens than others, by force or by dropping."""
+        """Return whether no expert gets more tokens than others, by force or by dropping."""
         return self.moe_force_balance or self.moe_capacity_factor > 0.0
 
     @property
     def recomputed(self) -> tuple[str, ...]:
-        """The modules that selective recomputation replays."""
+        """Return the modules that selective recomputation replays."""
         return tuple(self.recompute_modules.split("+"))
 
     @property
@@ -205,7 +205,7 @@ class FrameworkFacts:
 
     @property
     def routing_groups(self) -> tuple[int, int]:
-        """Groups of experts, and to how many of them a token may go; (1, 1): to any."""
+        """Return the groups of experts, and to how many of them a token may go; (1, 1): to any."""
         groups, chosen = self.moe_routing_groups.split("/")
         return int(groups), int(chosen)
 
@@ -216,7 +216,7 @@ class FrameworkFacts:
 
     @property
     def flash(self) -> bool:
-        """Whether attention keeps no score matrix."""
+        """Return whether attention keeps no score matrix."""
         return self.attention_kernel in FLASH_KERNELS
 
     @property
@@ -226,25 +226,25 @@ class FrameworkFacts:
 
     @property
     def reduced_gradient_bytes(self) -> float:
-        """Bytes of one gradient element on the wire."""
+        """Return the bytes of one gradient element on the wire."""
         return _REDUCED_BYTES[self.reduced_gradient_dtype or self.gradient_dtype]
 
     @property
     def replicated_gradient_bytes(self) -> float:
-        """Bytes of one gradient element on the wire where nothing is sharded."""
+        """Return the bytes of one gradient element on the wire where nothing is sharded."""
         name = self.replicated_gradient_dtype
         return _REDUCED_BYTES[name] if name else self.reduced_gradient_bytes
 
 
 @cache
 def framework_names() -> tuple[str, ...]:
-    """Frameworks of the catalog."""
+    """Return the frameworks of the catalog."""
     return tuple(sorted(p.stem for p in _CATALOG.glob("*.yaml") if p.stem not in _NO_FRAMEWORKS))
 
 
 @cache
 def framework_facts(name: str) -> FrameworkFacts:
-    """The facts of one framework.
+    """Return the facts of one framework.
 
     Raises:
         UnknownNameError: no such framework.
@@ -260,7 +260,7 @@ def framework_facts(name: str) -> FrameworkFacts:
 
 
 def framework_sources(name: str) -> Mapping[str, str]:
-    """Where each fact of one framework comes from, by fact.
+    """Return where each fact of one framework comes from, by fact.
 
     Raises:
         UnknownNameError: no such framework.
@@ -270,7 +270,7 @@ def framework_sources(name: str) -> Mapping[str, str]:
 
 
 def _file_of(name: str) -> dict[str, Any]:
-    """One framework's file."""
+    """Return one framework's file."""
     if name not in framework_names():
         raise UnknownNameError.among("/framework", name, framework_names())
     raw = _read(name)
@@ -279,14 +279,14 @@ def _file_of(name: str) -> dict[str, Any]:
 
 
 def _read(name: str) -> dict[str, Any]:
-    """One file of the catalog's frameworks."""
+    """Return one file of the catalog's frameworks."""
     text = (_CATALOG / f"{name}.yaml").read_text(encoding="utf-8")
     raw: dict[str, Any] = yaml.load(text, Loader=yaml.CSafeLoader)
     return raw
 
 
 def _checked(name: str, value: object, current: object) -> object:
-    """One option's value, of the type of the fact it overrides."""
+    """Return one option's value, of the type of the fact it overrides."""
     pointer = f"/workload/framework_options/{name}"
     if name in OPTION_WORDS:
         if value not in OPTION_WORDS[name]:
@@ -304,7 +304,7 @@ def _checked(name: str, value: object, current: object) -> object:
 
 
 def _unknown_value(pointer: str, value: object, known: Sequence[str]) -> InvalidProblemError:
-    """A word that an option does not take, with the words that it takes."""
+    """Return a word that an option does not take, with the words that it takes."""
     message = f'"{str(value)[:40]}" is not a known value'
     return InvalidProblemError.of(pointer, message, allowed=", ".join(known))
 
@@ -322,7 +322,7 @@ def _joined(pointer: str, value: object, parts: Sequence[str], alone: Sequence[s
 
 
 def _number(pointer: str, value: object, least: float, most: float) -> float:
-    """A number inside its range."""
+    """Return a number inside its range."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         message = f"{str(value)[:40]} is not a number in range"
         raise InvalidProblemError.of(pointer, message, allowed=f"{least:g} to {most:g}")
@@ -330,7 +330,7 @@ def _number(pointer: str, value: object, least: float, most: float) -> float:
 
 
 def _groups(pointer: str, value: object) -> str:
-    """Groups of experts and how many of them a token may go to."""
+    """Return the groups of experts and how many of them a token may go to."""
     found = _GROUPS.fullmatch(str(value))
     if not found or not 0 < int(found[2]) <= int(found[1]):
         message = f'"{str(value)[:40]}" is not groups/chosen groups'
@@ -371,7 +371,7 @@ def with_options(facts: FrameworkFacts, options: Mapping[str, str | int | float 
 
 
 def _agreeing(options: Mapping[str, str | int | float | bool], name: str, captured: str) -> str:
-    """The scope of CUDA graphs where a switch and a scope may both be stated."""
+    """Return the scope of CUDA graphs where a switch and a scope may both be stated."""
     scope = str(options.get("cuda_graph", captured))
     if (scope == "none") != (captured == "none"):
         raise InvalidProblemError.of(
@@ -437,7 +437,7 @@ def _exchange_contradictions(facts: FrameworkFacts) -> list[_Contradiction]:
 
 
 def _module_contradictions(facts: FrameworkFacts) -> list[_Contradiction]:
-    """Modules that are recomputed, captured and offloaded.
+    """Return modules that are recomputed, captured and offloaded.
 
     Megatron-LM d98e8a64 ``transformer_config.py``: 1940 (its modules), 1991 (shared experts), 2148-2170
     (offloaded modules), 2790-2850 (CUDA graphs), 2929 (a graph of whole steps offloads nothing by modules),

@@ -35,7 +35,7 @@ MAX_LATENCY_S = 10.0
 
 
 def model_from_mapping(raw: object) -> ModelSpec:
-    """A model from ``{"name": …}`` (catalog), an inline shape, or a Hugging Face config.
+    """Return a model from ``{"name": …}`` (catalog), an inline shape, or a Hugging Face config.
 
     Raises:
         InvalidProblemError: every fault with its pointer; unknown names list the nearest.
@@ -54,7 +54,7 @@ def model_from_mapping(raw: object) -> ModelSpec:
 
 
 def cluster_from_mapping(raw: object) -> ClusterSpec:
-    """A cluster from ``{"name": …, "num_nodes": …}`` (catalog) or ``{"groups": [...]}``.
+    """Return a cluster from ``{"name": …, "num_nodes": …}`` (catalog) or ``{"groups": [...]}``.
 
     Links, islands and GPUs per node that a group leaves out are the GPU's usual node's;
     ``warnings`` of the answer names each assumption.
@@ -68,7 +68,7 @@ def cluster_from_mapping(raw: object) -> ClusterSpec:
 
 
 def cluster_to_mapping(cluster: ClusterSpec) -> dict[str, Json]:
-    """The mapping that ``cluster_from_mapping`` reads back; links and counts are all written out."""
+    """Return the mapping that ``cluster_from_mapping`` reads back; links and counts are all written out."""
     raw: dict[str, Json] = {"name": cluster.name, "groups": [_group_to_mapping(g) for g in cluster.groups]}
     if cluster.between_groups is not None:
         raw["between_groups"] = _link_to_mapping(cluster.between_groups)
@@ -126,7 +126,7 @@ def _display_name(groups: list[NodeGroup | None]) -> str:
 
 
 def _group(reader: FieldReader, warnings: list[str]) -> NodeGroup | None:
-    """One node group; None when it has faults, which the reader keeps."""
+    """Return one node group; None when it has faults, which the reader keeps."""
     slug = reader.text("gpu")
     num_nodes = reader.integer("num_nodes", high=MAX_NODES)
     gpus_per_node = reader.optional_integer("gpus_per_node", high=MAX_GPUS_PER_NODE)
@@ -167,13 +167,13 @@ def _host(reader: FieldReader) -> dict[str, Any]:
 
 
 def _usual_island(gpu: GpuSpec, gpus_per_node: int) -> int:
-    """The rack where the GPU's fast link spans nodes that size, else the node."""
+    """Return the rack where the GPU's fast link spans nodes that size, else the node."""
     spans = gpu.island_gpus > gpu.gpus_per_node and gpu.island_gpus % gpus_per_node == 0
     return gpu.island_gpus if spans else gpus_per_node
 
 
 def _moved(error: InvalidProblemError, pointer: str) -> InvalidProblemError:
-    """The same faults, pointing into the group they were found in."""
+    """Return the same faults, pointing into the group they were found in."""
     moved = [
         replace(fault, pointer=fault.pointer.replace("/cluster", pointer, 1)) for fault in error.errors
     ]
@@ -200,7 +200,7 @@ def _words(link: LinkSpec) -> str:
 
 
 def _link(reader: FieldReader | None) -> LinkSpec | None:
-    """A link; None when it is missing or has faults, which the reader keeps."""
+    """Return a link; None when it is missing or has faults, which the reader keeps."""
     if reader is None:
         return None
     kind = reader.text("kind")

@@ -33,17 +33,17 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def gpu_names() -> tuple[str, ...]:
-    """The slugs of all GPU types, and their other names."""
+    """Return the slugs of all GPU types, and their other names."""
     return tuple(sorted({*_names("gpus"), *_aliases()}))
 
 
 def cluster_names() -> tuple[str, ...]:
-    """The names of all clusters."""
+    """Return the names of all clusters."""
     return _names("clusters")
 
 
 def model_names() -> tuple[str, ...]:
-    """The names of all models."""
+    """Return the names of all models."""
     return _names("models")
 
 
@@ -54,7 +54,7 @@ def gpu_alias_note(slug: str) -> str | None:
 
 
 def find_gpu(slug: str, *, pointer: str = "/cluster/gpu") -> GpuSpec:
-    """The GPU type of that name or alias, however it is hyphenated, with or without its memory.
+    """Return the GPU type of that name or alias, however it is hyphenated, with or without its memory.
 
     Raises:
         UnknownNameError: no such GPU; lists the nearest names.
@@ -68,19 +68,19 @@ def find_gpu(slug: str, *, pointer: str = "/cluster/gpu") -> GpuSpec:
 
 
 def _canonical(name: str) -> str:
-    """The slug behind an alias; any other name itself."""
+    """Return the slug behind an alias; any other name itself."""
     alias = _aliases().get(name)
     return alias["of"] if alias else name
 
 
 def _letters_and_memory(name: str) -> tuple[str, int | None]:
-    """A name without hyphens and memory, and the memory in GB where it states one."""
+    """Return a name without hyphens and memory, and the memory in GB where it states one."""
     memory = _MEMORY.search(name)
     return _MEMORY.sub("", name).replace("-", ""), int(memory[1]) if memory else None
 
 
 def _other_spelling(wanted: str) -> str | None:
-    """The one GPU that ``wanted`` can mean: the same letters, and the memory it states."""
+    """Return the one GPU that ``wanted`` can mean: the same letters, and the memory it states."""
     letters, memory_gb = _letters_and_memory(wanted)
     meant = {_canonical(name) for name in gpu_names() if _letters_and_memory(name)[0] == letters}
     if memory_gb is not None:
@@ -90,7 +90,7 @@ def _other_spelling(wanted: str) -> str | None:
 
 
 def find_cluster(name: str, *, num_nodes: int | None = None) -> ClusterSpec:
-    """The cluster of that name, with another number of nodes where one is given.
+    """Return the cluster of that name, with another number of nodes where one is given.
 
     Raises:
         UnknownNameError: no such cluster; lists the nearest names.
@@ -170,7 +170,7 @@ def model_like(shape: ModelSpec) -> ModelSpec | None:
 
 
 def _experts(model: ModelSpec) -> tuple[int, ...]:
-    """The sizes of a model's experts; empty without any."""
+    """Return the sizes of a model's experts; empty without any."""
     moe = model.moe
     if moe is None:
         return ()
@@ -211,7 +211,7 @@ def _hyphenated(name: str) -> str:
 
 @cache
 def _hub_ids() -> Mapping[str, str]:
-    """The catalog's name of each hub id (``model_hub_ids.yaml``), and of its shorter spellings."""
+    """Return the catalog's name of each hub id (``model_hub_ids.yaml``), and of its shorter spellings."""
     raw = yaml.load((CATALOG / "model_hub_ids.yaml").read_text("utf-8"), Loader=_Loader)  # noqa: S506
     listed = [(*_spellings(hub_id), str(name)) for name, ids in raw.items() for hub_id in ids]
     found: dict[str, str] = {}
@@ -227,7 +227,7 @@ def _hub_ids() -> Mapping[str, str]:
 
 @cache
 def _folder_names() -> Mapping[str, str]:
-    """The catalog's name of each model by what a folder of its weights is called, without owners."""
+    """Return the catalog's name of each model by what a folder of its weights is called, without owners."""
     found = {_hyphenated(name): name for name in model_names()}
     for hub_id, name in _hub_ids().items():
         bare = hub_id.partition("/")[2]
@@ -237,7 +237,7 @@ def _folder_names() -> Mapping[str, str]:
 
 
 def usual_group(gpu: GpuSpec, num_nodes: int) -> NodeGroup:
-    """Nodes as that GPU usually comes: its own count, island and links."""
+    """Return nodes as that GPU usually comes: its own count, island and links."""
     return NodeGroup(
         gpu=gpu,
         num_nodes=num_nodes,
@@ -298,7 +298,7 @@ def _link(reader: FieldReader | None) -> LinkSpec:
 
 
 def _named_link(reader: FieldReader, field: str) -> LinkSpec:
-    """The link of ``links.yaml`` that a field names."""
+    """Return the link of ``links.yaml`` that a field names."""
     named, links = reader.text(field), _links()
     if named not in links:
         known = ", ".join(links)
@@ -348,7 +348,7 @@ def _cluster(name: str) -> ClusterSpec:
 
 @cache
 def _model(name: str) -> ModelSpec:
-    """A shape in our own field names, or the keys of a Hugging Face config under ``config``."""
+    """Return a shape in our own field names, or the keys of a Hugging Face config under ``config``."""
     path = CATALOG / "models" / f"{name}.yaml"
     raw = yaml.load(path.read_text("utf-8"), Loader=_Loader)  # noqa: S506 (a safe loader)
     try:
@@ -403,7 +403,7 @@ def with_gpu(group: NodeGroup, gpu: GpuSpec) -> NodeGroup:
 
 
 def larger_gpus(group: NodeGroup) -> list[GpuSpec]:
-    """GPUs of more memory on a link of the same kind: one of each size, the smallest first."""
+    """Return the GPUs of more memory on a link of the same kind: one of each size, the smallest first."""
     every = {gpu.slug: gpu for gpu in map(find_gpu, gpu_names())}.values()
     alike = [
         gpu

@@ -91,7 +91,7 @@ class NodeTopology:
 
     @property
     def island_gpus(self) -> int:
-        """GPUs of the smallest island: what every group of that size may count on."""
+        """Return the GPUs of the smallest island: what every group of that size may count on."""
         return min(len(island) for island in self.islands)
 
 
@@ -114,11 +114,11 @@ class SwitchTree:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes below all switches."""
+        """Return nodes below all switches."""
         return sum(len(switch.nodes) for switch in self.switches)
 
     def path(self, node: str) -> tuple[str, ...]:
-        """Names of the switches from a node's own up to the root; empty for an unknown node."""
+        """Return the names of the switches from a node's own up to the root; empty for an unknown node."""
         by_name = {switch.name: switch for switch in self.switches}
         at = next((switch for switch in self.switches if node in switch.nodes), None)
         names: list[str] = []

@@ -157,26 +157,26 @@ class ModelSpec:
 
     @property
     def mlp_activation(self) -> Activation:
-        """The MLP's activation, where it is not stated the usual one."""
+        """Return the MLP's activation, where it is not stated the usual one."""
         return self.activation or ("silu" if self.gated_mlp else "gelu")
 
     @property
     def has_rotary_positions(self) -> bool:
-        """Whether positions are rotations of queries and keys."""
+        """Return whether positions are rotations of queries and keys."""
         return not (self.learned_position_embeddings or self.alibi_positions or self.sinusoidal_positions)
 
     @property
     def norm_kind(self) -> Literal["rmsnorm", "layernorm"]:
-        """The norm's operation, whatever weights it has."""
+        """Return the norm's operation, whatever weights it has."""
         return "rmsnorm" if self.normalization.startswith("rmsnorm") else "layernorm"
 
     @property
     def title(self) -> str:
-        """The name as people write it."""
+        """Return the name as people write it."""
         return self.display_name or self.name
 
     def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """The kind of each of the ``num_layers`` layers, in model order."""
+        """Return the kind of each of the ``num_layers`` layers, in model order."""
         kinds: list[LayerKind] = ["dense"] * self.num_layers
         if self.moe is not None:
             for layer in range(self.moe.num_dense_layers, self.num_layers, self.moe.frequency):
@@ -186,7 +186,7 @@ class ModelSpec:
         return tuple(kinds)
 
     def layer_shapes(self) -> tuple[LayerShape, ...]:
-        """The shape of each of the ``num_layers`` layers, in model order."""
+        """Return the shape of each of the ``num_layers`` layers, in model order."""
         apart = self.local_layers() if self.local_attention else (False,) * self.num_layers
         own = self.num_layers - self.borrowing_layers * int(not self.borrows)
         borrow = (layer >= own for layer in range(self.num_layers))
@@ -195,16 +195,16 @@ class ModelSpec:
         return tuple(map(LayerShape, self.layer_kinds(), apart, borrow, reuse))
 
     def shapes(self) -> tuple[LayerShape, ...]:
-        """The shapes that occur: without experts before those with, smaller before larger."""
+        """Return the shapes that occur: without experts before those with, smaller before larger."""
         return _shapes_of(self)
 
     def shaped(self, shape: LayerShape) -> ModelSpec:
-        """The model as it were if the attention of every layer were that of this shape's."""
+        """Return the model as it were if the attention of every layer were that of this shape's."""
         return self if self._alike else _attending(self, shape)
 
     @property
     def _alike(self) -> bool:
-        """Whether all layers attend alike."""
+        """Return whether all layers attend alike."""
         reused = self.chooser is not None and self.chooser.reusing_layers
         return not (self.local_attention or reused) and self.borrowing_layers in (0, self.num_layers)
 
@@ -219,21 +219,21 @@ class ModelSpec:
         return self.indexer if self.indexer and len(self.indexer.reusing_layers) < self.num_layers else None
 
     def attentions(self) -> tuple[ModelSpec, ...]:
-        """The model once for each attention that its layers have."""
+        """Return the model once for each attention that its layers have."""
         return tuple(dict.fromkeys(map(self.shaped, self.shapes())))
 
     @property
     def head_counts(self) -> tuple[int, ...]:
-        """The numbers of attention heads that layers have."""
+        """Return the numbers of attention heads that layers have."""
         return tuple(dict.fromkeys(model.num_attention_heads for model in self.attentions()))
 
     @property
     def kv_head_counts(self) -> tuple[int, ...]:
-        """The numbers of key/value heads that layers have."""
+        """Return the numbers of key/value heads that layers have."""
         return tuple(dict.fromkeys(model.num_kv_heads for model in self.attentions()))
 
     def local_layers(self) -> tuple[bool, ...]:
-        """Whether each of the ``num_layers`` layers attends within the window only."""
+        """Return whether each of the ``num_layers`` layers attends within the window only."""
         if self.sliding_window is None:
             return (False,) * self.num_layers
         every, listed = self.sliding_window_every, frozenset(self.global_layers)
@@ -243,7 +243,7 @@ class ModelSpec:
         )
 
     def layers_without_rotary(self) -> tuple[bool, ...]:
-        """Whether each of the ``num_layers`` layers leaves queries and keys where they are."""
+        """Return whether each of the ``num_layers`` layers leaves queries and keys where they are."""
         every, listed = self.no_rotary_every, frozenset(self.no_rotary_layers)
         return tuple(
             layer in listed or (every > 0 and (layer + 1) % every == 0) for layer in range(self.num_layers)
@@ -251,27 +251,27 @@ class ModelSpec:
 
     @property
     def v_head_dim(self) -> int:
-        """Size of one head's value vector."""
+        """Return the size of one head's value vector."""
         return self.mla.v_head_dim if self.mla else self.value_head_dim or self.head_dim
 
     @property
     def own_kv_heads(self) -> int:
-        """Key/value heads that a layer yields itself."""
+        """Return key/value heads that a layer yields itself."""
         return 0 if self.borrows else self.num_kv_heads
 
     @property
     def scaled_values(self) -> int:
-        """Elements of a token's values that are multiplied by ``value_scale``."""
+        """Return the elements of a token's values that are multiplied by ``value_scale``."""
         return self.own_kv_heads * self.v_head_dim if self.value_scale != 1 else 0
 
     @property
     def kv_width(self) -> int:
-        """Columns that project one head's key and value."""
+        """Return columns that project one head's key and value."""
         return 0 if self.borrows else self.head_dim + (0 if self.keys_are_values else self.v_head_dim)
 
     @property
     def embedding_width(self) -> int:
-        """Columns of the token embedding and of the output head."""
+        """Return the columns of the token embedding and of the output head."""
         return self.embedding_size or self.hidden_size
 
     def projection_parameters(self) -> int:
@@ -280,7 +280,7 @@ class ModelSpec:
         return further + (self.embedding_size or 0) * self.hidden_size
 
     def attention_parameters(self) -> int:
-        """Weights of one attention block, norms not counted."""
+        """Return the weights of one attention block, norms not counted."""
         gate = self.hidden_size * self.gate_width
         if self.mla is not None:
             return gate + self.mla.matrix_parameters(self.hidden_size, self.num_attention_heads)
@@ -289,25 +289,25 @@ class ModelSpec:
 
     @property
     def gate_width(self) -> int:
-        """Columns of the projection that gates attention's output; 0 where there is none."""
+        """Return the columns of the projection that gates attention's output; 0 where there is none."""
         widths = {"none": 0, "per_head": 1, "per_element": self.v_head_dim}
         return self.num_attention_heads * widths[self.attention_gate]
 
     @property
     def mlp_matrices(self) -> int:
-        """Weight matrices of one MLP: up and down, and the gate where there is one."""
+        """Return weight matrices of one MLP: up and down, and the gate where there is one."""
         return 3 if self.gated_mlp else 2
 
     def dense_mlp_parameters(self) -> int:
-        """Weights of one dense MLP."""
+        """Return the weights of one dense MLP."""
         return self.mlp_matrices * self.hidden_size * self.ffn_hidden_size
 
     def expert_parameters(self) -> int:
-        """Weights of one routed expert (0 for a dense model)."""
+        """Return the weights of one routed expert (0 for a dense model)."""
         return self.mlp_matrices * self.hidden_size * self.moe.ffn_hidden_size if self.moe else 0
 
     def shared_expert_parameters(self) -> int:
-        """Weights of all shared experts of one layer together."""
+        """Return the weights of all shared experts of one layer together."""
         return self.mlp_matrices * self.hidden_size * self.moe.shared_ffn_hidden_size if self.moe else 0
 
     def router_parameters(self) -> int:
@@ -320,23 +320,23 @@ class ModelSpec:
         return matrix + bias + scales
 
     def norm_weights(self, width: int | None = None) -> int:
-        """Weights of one norm over ``width`` elements; over the hidden size when not given."""
+        """Return the weights of one norm over ``width`` elements; over the hidden size when not given."""
         return (self.hidden_size if width is None else width) * _VECTORS[self.normalization]
 
     @property
     def norms_per_layer(self) -> int:
-        """Norms of one layer over the hidden size."""
+        """Return the norms of one layer over the hidden size."""
         return 1 if self.shared_norm else _NORMS[self.norm_position]
 
     def norms_of(self, kind: LayerKind) -> int:
-        """Norms of one layer of a kind over the hidden size, those of its experts included."""
+        """Return the norms of one layer of a kind over the hidden size, those of its experts included."""
         further = int(self.layer_embedding_size > 0) + 2 * int(self.streams is not None)
         if kind == "moe" and self.moe is not None:
             further += int(self.moe.output_norm) + 3 * int(self.moe.norms_apart)
         return self.norms_per_layer + further
 
     def layer_embedding_parameters(self) -> int:
-        """Weights of one layer's gate of its own embeddings, and of their projection."""
+        """Return the weights of one layer's gate of its own embeddings, and of their projection."""
         return 2 * self.hidden_size * self.layer_embedding_size
 
     def layer_tables_parameters(self) -> int:
@@ -346,7 +346,7 @@ class ModelSpec:
         return width * (rows + self.hidden_size) + self.norm_weights(self.layer_embedding_size)
 
     def query_key_norm_parameters(self) -> int:
-        """Weights of the norms of one layer's queries and keys, or of their latents."""
+        """Return the weights of the norms of one layer's queries and keys, or of their latents."""
         if self.mla is not None:
             return self.mla.norm_parameters()
         if self.query_key_norm == "per_head":
@@ -359,37 +359,37 @@ class ModelSpec:
         return 0
 
     def norm_parameters(self, kind: LayerKind) -> int:
-        """Weights of all norms of one layer that every tensor-parallel rank holds whole."""
+        """Return the weights of all norms of one layer that every tensor-parallel rank holds whole."""
         outer = self.norms_of(kind) * self.norm_weights()
         index = 2 * self.chooser.head_dim if self.chooser else 0  # a LayerNorm whatever the others are
         return outer + index + self.query_key_norm_parameters() + self.inner_norm_parameters(kind)
 
     def inner_norm_parameters(self, kind: LayerKind) -> int:
-        """Weights of the norms inside attention and the MLP of one layer; experts have none."""
+        """Return the weights of the norms inside attention and the MLP of one layer; experts have none."""
         return self.norm_weights(self.inner_norm_width(kind))
 
     def inner_norm_width(self, kind: LayerKind) -> int:
-        """Elements of a token that the norms inside attention and the MLP of one layer read."""
+        """Return the elements of a token that the norms inside attention and the MLP of one layer read."""
         mlp = self.ffn_hidden_size if kind == "dense" else 0
         return self.num_attention_heads * self.v_head_dim + mlp if self.inner_norms else 0
 
     def sink_parameters(self) -> int:
-        """Attention sinks of one layer."""
+        """Return attention sinks of one layer."""
         return self.num_attention_heads * int(self.attention_sinks)
 
     def indexer_parameters(self) -> int:
-        """Weights of one layer's indexer, its norm not counted."""
+        """Return the weights of one layer's indexer, its norm not counted."""
         if self.chooser is None or self.mla is None:
             return 0
         return self.chooser.matrix_parameters(self.mla.q_lora_rank, self.hidden_size)
 
     @property
     def num_attentions(self) -> int:
-        """How often one layer computes its scores: for each half of the values where they differ."""
+        """Return how often one layer computes its scores: for each half of the values where they differ."""
         return 2 if self.differential_attention else 1
 
     def undivided_parameters(self) -> int:
-        """Weights of one layer that tensor parallelism leaves whole, norms and biases aside."""
+        """Return the weights of one layer that tensor parallelism leaves whole, norms and biases aside."""
         # Differential attention: four vectors of a head's size (transformers' ``DiffLlamaAttention``).
         weighing = 4 * self.head_dim * int(self.differential_attention)
         vectors = weighing + _TRAINED_SCALARS.get(self.mlp_activation, 0)
@@ -404,24 +404,24 @@ class ModelSpec:
         return gate + qkv * int(self.qkv_bias) + (self.mlp_matrices - 1) * width * int(self.mlp_bias)
 
     def summed_bias_parameters(self, kind: LayerKind) -> int:
-        """Biases of one layer that are added to what tensor-parallel ranks have summed."""
+        """Return the biases of one layer that are added to what tensor-parallel ranks have summed."""
         shared = bool(self.moe and self.moe.shared_ffn_hidden_size)
         mlp = (self.mlp_bias and (kind == "dense" or shared)) or self.mlp_output_bias
         latent = self.mla.bias_parameters() if self.mla else 0
         return self.hidden_size * (int(self.attention_output_bias) + int(mlp)) + latent
 
     def bias_parameters(self, kind: LayerKind) -> int:
-        """All biases of one layer, those of routed experts and of the router not included."""
+        """Return all biases of one layer, those of routed experts and of the router not included."""
         return self.split_bias_parameters(kind) + self.summed_bias_parameters(kind)
 
     def expert_bias_parameters(self) -> int:
-        """Biases of one routed expert."""
+        """Return the biases of one routed expert."""
         if self.moe is None or not (self.mlp_bias and self.moe.expert_bias):
             return 0
         return (self.mlp_matrices - 1) * self.moe.ffn_hidden_size + self.hidden_size
 
     def layer_parameters(self, kind: LayerKind) -> int:
-        """All weights of one layer."""
+        """Return all weights of one layer."""
         common = self.attention_parameters() + self.norm_parameters(kind) + self.sink_parameters()
         common += self.bias_parameters(kind) + self.undivided_parameters()
         if kind == "dense" or not self.moe:
@@ -430,7 +430,7 @@ class ModelSpec:
         return common + experts + self.shared_expert_parameters() + self.router_parameters()
 
     def embedding_parameters(self) -> int:
-        """Weights of the token (and learned position) embedding, its norm included."""
+        """Return the weights of the token (and learned position) embedding, its norm included."""
         positions = (self.max_position_embeddings or 0) + self.learned_position_offset
         learned = positions * self.hidden_size if self.learned_position_embeddings else 0
         norm = self.norm_weights() * int(self.embedding_norm)
@@ -459,7 +459,7 @@ class ModelSpec:
 
     @property
     def mtp_shape(self) -> LayerShape:
-        """The shape of the layers that predict further tokens."""
+        """Return the shape of the layers that predict further tokens."""
         return LayerShape("moe" if self.moe else "dense")
 
     def mtp_extra_parameters(self) -> int:
@@ -467,25 +467,25 @@ class ModelSpec:
         return 2 * self.hidden_size**2 + 3 * self.norm_weights()
 
     def final_norm_parameters(self) -> int:
-        """Weights of the norm before the output head."""
+        """Return the weights of the norm before the output head."""
         return self.norm_weights() * int(self.final_norm)
 
     def _parameters(self, shape: LayerShape) -> int:
-        """All weights of one layer of a shape."""
+        """Return all weights of one layer of a shape."""
         return self.shaped(shape).layer_parameters(shape.kind)
 
     def parameters_by_layer(self) -> tuple[int, ...]:
-        """All weights of each of the ``num_layers`` layers, in model order."""
+        """Return all weights of each of the ``num_layers`` layers, in model order."""
         each = {shape: self._parameters(shape) for shape in self.shapes()}
         return tuple(each[shape] for shape in self.layer_shapes())
 
     def num_parameters(self) -> int:
-        """All weights, multi-token-prediction layers not counted (as model cards do)."""
+        """Return all weights, multi-token-prediction layers not counted (as model cards do)."""
         ends = self.final_norm_parameters() + self.embedding_parameters() + self.head_parameters()
         return sum(self.parameters_by_layer()) + ends
 
     def figures(self) -> dict[str, str | int]:
-        """The name and the exact counts of parameters, as answers state them."""
+        """Return the name and the exact counts of parameters, as answers state them."""
         return {
             "name": self.name,
             "num_parameters": self.num_parameters(),
@@ -494,7 +494,7 @@ class ModelSpec:
         }
 
     def num_active_parameters(self) -> int:
-        """Weights that one token uses: experts it does not visit are left out."""
+        """Return weights that one token uses: experts it does not visit are left out."""
         idle = self.moe.num_experts - self.moe.top_k if self.moe else 0
         each = self.expert_parameters() + self.expert_bias_parameters()
         return self.num_parameters() - idle * each * self.layer_kinds().count("moe")
@@ -576,7 +576,7 @@ class ModelSpec:
 
 @lru_cache(maxsize=64)
 def _shapes_of(model: ModelSpec) -> tuple[LayerShape, ...]:
-    """The shapes that occur in a model, the largest of each kind last."""
+    """Return the shapes that occur in a model, the largest of each kind last."""
     found = set(model.layer_shapes())
     sizes = {one: model.shaped(one).layer_parameters(one.kind) for one in found}
     return tuple(sorted(found, key=lambda one: (one.kind, sizes[one], one)))

@@ -219,14 +219,14 @@ class MlaSpec:
         refuse_out_of_range(self, "/model/mla", MLA_LIMITS)
 
     def matrix_parameters(self, hidden_size: int, heads: int) -> int:
-        """Weights of its projections, the output's included."""
+        """Return the weights of its projections, the output's included."""
         query = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         query *= self.q_lora_rank or hidden_size
         up = self.kv_lora_rank * heads * (self.qk_nope_head_dim + self.v_head_dim)
         return hidden_size * (self.latent_width + heads * self.v_head_dim) + query + up
 
     def norm_parameters(self) -> int:
-        """Weights of both norms."""
+        """Return the weights of both norms."""
         return (self.q_lora_rank + self.kv_lora_rank) * int(self.norms)
 
     @property
@@ -245,7 +245,7 @@ class MlaSpec:
         return 2 * (self.qk_nope_head_dim + self.v_head_dim) + 3 * self.qk_rope_head_dim
 
     def bias_parameters(self) -> int:
-        """Biases of the down-projections."""
+        """Return the biases of the down-projections."""
         return self.latent_width * int(self.latent_bias)
 
 
@@ -273,7 +273,7 @@ class IndexerSpec:
         refuse_out_of_range(self, "/model/indexer", INDEXER_LIMITS)
 
     def matrix_parameters(self, q_lora_rank: int, hidden_size: int) -> int:
-        """Weights of its three projections."""
+        """Return the weights of its three projections."""
         queries = q_lora_rank * self.num_heads * self.head_dim
         return queries + hidden_size * (self.head_dim + self.num_heads)
 
@@ -312,7 +312,7 @@ class StreamsSpec:
         return mixing + 2 * hidden_size * (self.count + self.low_rank)
 
     def end_parameters(self, hidden_size: int) -> int:
-        """Weights that make the other streams of the embedding, and as many that join them."""
+        """Return weights that make the other streams of the embedding, and as many that join them."""
         return (self.count - 1) * hidden_size**2
 
     def kept_elements(self, hidden_size: int) -> int:
@@ -325,7 +325,7 @@ class StreamsSpec:
 
 
 def num_streams(streams: StreamsSpec | None) -> int:
-    """Hidden states of a token that layers hand on."""
+    """Return hidden states of a token that layers hand on."""
     return streams.count if streams else 1
 
 
@@ -389,7 +389,7 @@ class RotaryScaling:
 
 
 def spaced(layers: Sequence[int], num_layers: int) -> tuple[int, tuple[int, ...]]:
-    """N and nothing where the layers are every n-th (the last of each n), else 0 and all of them."""
+    """Return N and nothing where the layers are every n-th (the last of each n), else 0 and all of them."""
     every = layers[0] + 1 if layers else 0
     if list(layers) == [layer for layer in range(num_layers) if every and (layer + 1) % every == 0]:
         return every, ()

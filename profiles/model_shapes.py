@@ -78,7 +78,7 @@ def model_from_shape(raw: Mapping[str, object], *, name: str | None = None) -> M
 
 
 def model_to_mapping(model: ModelSpec) -> dict[str, Json]:
-    """The mapping that ``model_from_shape`` reads back to an equal model; defaults are left out."""
+    """Return the mapping that ``model_from_shape`` reads back to an equal model; defaults are left out."""
     return _without_defaults(model)
 
 
@@ -94,7 +94,7 @@ def _without_defaults(part: Any) -> dict[str, Json]:  # noqa: ANN401 - one of th
 
 @cache
 def _types(part: type) -> dict[str, object]:
-    """The type of every field, None taken away."""
+    """Return the type of every field, None taken away."""
     hints: dict[str, object] = {}
     for name, hint in get_type_hints(part).items():
         options = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
@@ -137,7 +137,7 @@ def _value(reader: FieldReader, part: type, name: str) -> object:
 
 
 def _part(reader: FieldReader | None, part: type) -> Any:  # noqa: ANN401 - one of the dataclasses above
-    """A nested object."""
+    """Return a nested object."""
     if reader is None:
         return None
     values = _values(reader, part, {})
@@ -147,7 +147,7 @@ def _part(reader: FieldReader | None, part: type) -> Any:  # noqa: ANN401 - one 
 
 
 def _layers(reader: FieldReader, name: str) -> tuple[int, ...]:
-    """Numbers of layers, in order."""
+    """Return the numbers of layers, in order."""
     value = reader.value(name)
     if not isinstance(value, list) or not all(type(layer) is int and layer >= 0 for layer in value):
         reader.fault(name, "must be a list of layers, counted from 0")

@@ -33,7 +33,7 @@ class Optimizer:
     source: str
 
     def matrix_state_bytes(self, hidden_size: int, rank: int) -> float:
-        """State bytes of one weight of a layer's matrix.
+        """Return state bytes of one weight of a layer's matrix.
 
         A projection of rank r keeps ``m r`` elements of the projector and ``2 n r`` of the moments of an
         m by n matrix, m <= n (GaLore, arXiv:2403.03507, table 1): at most ``3 r / m`` for one weight,
@@ -136,7 +136,7 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
 
 
 def optimizer_named(name: str) -> Optimizer:
-    """The optimizer of that name.
+    """Return the optimizer of that name.
 
     Raises:
         UnknownNameError: there is none.

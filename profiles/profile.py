@@ -57,7 +57,7 @@ class Level:
 
 @cache
 def _levels() -> dict[str, Any]:
-    """The file's content."""
+    """Return the file's content."""
     levels: dict[str, Any] = yaml.load(STACKS_FILE.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     return levels
 
@@ -69,7 +69,7 @@ def forget_levels() -> None:
 
 
 def stack_names() -> tuple[str, ...]:
-    """The stacks that have a level of their own."""
+    """Return the stacks that have a level of their own."""
     return tuple(_levels()["stacks"])
 
 
@@ -120,7 +120,7 @@ MAX_LOG = 4.6  # a hundredfold; what is more comes from a broken process
 
 
 def squared_distances(a: FloatArray, b: FloatArray) -> FloatArray:
-    """Squared Euclidean distances of all rows of ``a`` (n, F) to all of ``b`` (m, F): (n, m)."""
+    """Return squared Euclidean distances of all rows of ``a`` (n, F) to all of ``b`` (m, F): (n, m)."""
     apart = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None, :] - 2.0 * a @ b.T
     return np.asarray(np.maximum(apart, 0.0))
 
@@ -184,7 +184,7 @@ class Residual:
     factors: tuple[float, float] = (0.0, 0.0)  # its mean given the runs, log: dense models, experts
 
     def _kernels(self, features: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Covariances with the runs: of the residual, and of the trend."""
+        """Return covariances with the runs: of the residual, and of the trend."""
         apart = squared_distances(features, np.array(self.points))
         near = self.amplitude**2 * np.exp(-0.5 * apart / self.length**2)
         return near, self.trend_amplitude**2 * np.exp(-0.5 * apart / self.trend_length**2)
@@ -315,7 +315,7 @@ class Profile:
 
     @cached_property
     def fabric(self) -> Fabric:
-        """The links of the deciding group, with the shares that collectives reach."""
+        """Return the links of the deciding group, with the shares that collectives reach."""
         group, constants = self.group, self.constants
         at_line_rate = Lines(
             island_gpus=float(group.island_gpus),
@@ -340,7 +340,7 @@ class Profile:
 
     @cached_property
     def version(self) -> str:
-        """First 12 hex digits of SHA-256 over every number: equal profiles, equal versions."""
+        """Return the first 12 hex digits of SHA-256 over every number: equal profiles, equal versions."""
         parts = [asdict(part) for part in (self.framework, self.constants, self.gpu_operators)]
         text = repr([*parts, self.group.to_mapping()]) + repr(
             (
@@ -358,7 +358,7 @@ class Profile:
 
 @cache
 def stack_constants(stack: str | None) -> Constants:
-    """The constants of one stack, filled up from the global level; None: the global level itself.
+    """Return the constants of one stack, filled up from the global level; None: the global level itself.
 
     Raises:
         ProfileError: the file lacks a constant or has an unknown one.
@@ -435,7 +435,7 @@ def default_profile(cluster: ClusterSpec, launcher_or_framework: str) -> Profile
 
 
 def _mixed_warning(slug: str, launcher_or_framework: str) -> str:
-    """How the stages of a mixed cluster are placed."""
+    """Return how the stages of a mixed cluster are placed."""
     if launcher_or_framework == PLACING_LAUNCHER:
         return "mixed cluster: stages are placed on node groups; no launcher's files place them so"
     return (
@@ -445,7 +445,7 @@ def _mixed_warning(slug: str, launcher_or_framework: str) -> str:
 
 
 def _profile_of(group: NodeGroup, launcher_or_framework: str) -> Profile:
-    """The uncalibrated profile of nodes that are alike."""
+    """Return the uncalibrated profile of nodes that are alike."""
     facts = framework_facts(framework_of(launcher_or_framework))
     constants = stack_constants(facts.stack)
     operators = operators_of(group.gpu)

@@ -16,7 +16,7 @@ MAX_TEXT = 200  # characters of a name or a source
 
 
 def shown(value: object) -> str:
-    """A short, safe picture of an input value."""
+    """Return a short, safe picture of an input value."""
     if isinstance(value, str):
         value = value[: MAX_SHOWN + 1]
     text = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
@@ -24,12 +24,12 @@ def shown(value: object) -> str:
 
 
 def escaped(key: str) -> str:
-    """One token of a JSON pointer (RFC 6901, section 3), cut to a short length."""
+    """Return one token of a JSON pointer (RFC 6901, section 3), cut to a short length."""
     return key[:MAX_SHOWN].replace("~", "~0").replace("/", "~1")
 
 
 def _is_plain_text(value: object, *, may_be_empty: bool) -> bool:
-    """Whether a value is a short text without control characters."""
+    """Return whether a value is a short text without control characters."""
     return (
         isinstance(value, str)
         and len(value) <= MAX_TEXT
@@ -61,15 +61,15 @@ class FieldReader:
         self.faults.append(FieldError(pointer=pointer, message=message, allowed=allowed, nearest=nearest))
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Return whether the field is there and not null."""
         return self._raw.get(name) is not None
 
     def names(self) -> tuple[str, ...]:
-        """The names of all fields that are there."""
+        """Return the names of all fields that are there."""
         return tuple(str(key) for key in self._raw)
 
     def unread(self) -> tuple[str, ...]:
-        """The names of fields with a value that nothing has asked for."""
+        """Return the names of fields with a value that nothing has asked for."""
         return tuple(
             str(key)
             for key, value in self._raw.items()
@@ -77,7 +77,7 @@ class FieldReader:
         )
 
     def texts(self, name: str) -> list[str]:
-        """A list of texts; required."""
+        """Return a list of texts; required."""
         value = self.value(name)
         if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
             self.fault(name, "must be a list of texts")
@@ -85,16 +85,16 @@ class FieldReader:
         return list(value)
 
     def first(self, names: Sequence[str]) -> str:
-        """The first of several names that is there; the first name when none is."""
+        """Return the first of several names that is there; the first name when none is."""
         return next((name for name in names if self.has(name)), names[0])
 
     def value(self, name: str) -> object:
-        """The raw value, None when missing."""
+        """Return the raw value, None when missing."""
         self._known.add(name)
         return self._raw.get(name)
 
     def integer(self, name: str, *, low: int = 1, high: int = 2**31 - 1, default: int | None = None) -> int:
-        """A whole number in [low, high]; required unless there is a default."""
+        """Return a whole number in [low, high]; required unless there is a default."""
         value = self.value(name)
         if value is None:
             return self._missing(name, default, low)
@@ -108,11 +108,11 @@ class FieldReader:
         return value
 
     def optional_integer(self, name: str, *, low: int = 1, high: int = 2**31 - 1) -> int | None:
-        """A whole number in [low, high], or None when missing."""
+        """Return a whole number in [low, high], or None when missing."""
         return self.integer(name, low=low, high=high) if self.value(name) is not None else None
 
     def number(self, name: str, *, low: float, high: float, default: float | None = None) -> float:
-        """A finite number in [low, high]; required unless there is a default."""
+        """Return a finite number in [low, high]; required unless there is a default."""
         value = self.value(name)
         if value is None:
             return self._missing(name, default, low)
@@ -128,7 +128,7 @@ class FieldReader:
         return float(value)
 
     def numbers(self, name: str, *, low: float, high: float, most: int) -> list[float]:
-        """A list of 1 to ``most`` finite numbers in [low, high]; required."""
+        """Return a list of 1 to ``most`` finite numbers in [low, high]; required."""
         value = self.value(name)
         if not isinstance(value, list) or not 1 <= len(value) <= most:
             self.fault(name, "must be a list of numbers", allowed=f"1 to {most} of them")
@@ -138,7 +138,7 @@ class FieldReader:
         return [reader.number(index, low=low, high=high) for index in entries]
 
     def text(self, name: str, *, default: str | None = None) -> str:
-        """A text of limited length; required unless there is a default."""
+        """Return a text of limited length; required unless there is a default."""
         value = self.value(name)
         if value is None:
             return self._missing(name, default, "")
@@ -158,7 +158,7 @@ class FieldReader:
         return value
 
     def choice(self, name: str, allowed: Iterable[str], *, default: str) -> str:
-        """One of several words; the default when missing."""
+        """Return one of several words; the default when missing."""
         value, words = self.value(name), tuple(allowed)
         if value is None:
             return default
@@ -168,12 +168,12 @@ class FieldReader:
         return str(value)
 
     def child(self, name: str) -> FieldReader | None:
-        """A reader of a nested object that shares this one's faults; None when missing."""
+        """Return a reader of a nested object that shares this one's faults; None when missing."""
         value = self.value(name)
         return None if value is None else FieldReader(value, f"{self.pointer}/{name}", self.faults)
 
     def children(self, name: str, *, high: int) -> list[FieldReader]:
-        """Readers of the objects of a list with 1 to ``high`` entries."""
+        """Return the readers of the objects of a list with 1 to ``high`` entries."""
         value = self.value(name)
         if not isinstance(value, list | tuple) or not 1 <= len(value) <= high:
             self.fault(name, "must be a list of objects", allowed=f"1 to {high} entries")
@@ -199,7 +199,7 @@ class FieldReader:
             raise InvalidProblemError(self.faults[:MAX_FAULTS])
 
     def _missing(self, name: str, default: T | None, placeholder: T) -> T:
-        """The default of a missing field; a fault and a placeholder when it has none."""
+        """Return the default of a missing field; a fault and a placeholder when it has none."""
         if default is not None:
             return default
         if self._is_object:  # else that is the fault, and its fields are none

@@ -135,7 +135,7 @@ def unallowed(
 
 
 def _release(requirement: Requirement) -> tuple[int, ...]:
-    """The minimum as numbers, which can be compared."""
+    """Return the minimum as numbers, which can be compared."""
     return _numbers(requirement.minimum)
 
 
@@ -146,7 +146,7 @@ def _numbers(release: str) -> tuple[int, ...]:
 def _engine(
     minimum: str, why: str, source: str, *, instead: str, switches: tuple[str, ...] = ()
 ) -> Requirement:
-    """Transformer Engine from a release on."""
+    """Return Transformer Engine from a release on."""
     return Requirement(
         name=f"Transformer Engine {minimum.removesuffix('.0')}",
         package=_ENGINE,
@@ -210,13 +210,13 @@ _PACKAGES: dict[str, Requirement] = {"deepep": _DEEPEP, "hybridep": _HYBRIDEP}
 
 
 def _dispatchers(facts: FrameworkFacts, model: ModelSpec) -> tuple[Requirement, ...]:
-    """The package of a dispatcher that is a library of its own."""
+    """Return the package of a dispatcher that is a library of its own."""
     needed = _PACKAGES.get(facts.moe_dispatcher) if model.moe else None
     return (needed,) if needed else ()
 
 
 def _delayed_graphs(facts: FrameworkFacts, model: ModelSpec) -> tuple[Requirement, ...]:
-    """The release of Transformer Engine for delayed weight gradients next to CUDA graphs.
+    """Return the release of Transformer Engine for delayed weight gradients next to CUDA graphs.
 
     Those of attention are inside a graph of ``attn``, those of shared experts inside one of ``moe_router``
     unless the shared experts run under the exchange.
@@ -302,7 +302,7 @@ _FOUND = "from importlib.util import find_spec; assert {found}"
 
 
 def _package(name: str, package: str, *, why: str, source: str, install: str, instead: str) -> Requirement:
-    """A package of any release."""
+    """Return a package of any release."""
     check = _INSTALLED.format(package=package)
     return Requirement(
         name=name, package=package, minimum="", why=why, check=check, source=source, install=install,

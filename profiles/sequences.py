@@ -53,7 +53,7 @@ class SequenceLengths:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest document."""
+        """Return the tokens of the longest document."""
         return self.percentiles[-1][1] if self.percentiles else self.histogram[-1][0]
 
     def at(self, shares: FloatArray) -> FloatArray:
@@ -102,7 +102,7 @@ class Filled:
 
     @cached_property
     def grid(self) -> FloatArray:
-        """A few lengths, ascending from the shortest document's to the longest one's."""
+        """Return a few lengths, ascending from the shortest document's to the longest one's."""
         shortest, longest = float(self.lengths.min()), float(self.lengths.max())
         grid = longest / _RATIO ** np.arange(_STEPS, -1, -1)
         return np.asarray(np.append(shortest, grid[grid > shortest]) if shortest < longest else grid[-1:])
@@ -124,7 +124,7 @@ class Filled:
 
 @lru_cache(maxsize=64)
 def filled(lengths: SequenceLengths, seq_length: int) -> Filled:
-    """How documents of these lengths lie in sequences of ``seq_length`` tokens.
+    """Return how documents of these lengths lie in sequences of ``seq_length`` tokens.
 
     The documents are quantiles in the middle of equal shares, so that no chance is in it. Packed, each goes
     into the sequence that it fills best, longest first (best-fit decreasing; TRL's ``bfd``; Axolotl,
@@ -149,7 +149,7 @@ def filled(lengths: SequenceLengths, seq_length: int) -> Filled:
 
 @lru_cache(maxsize=256)
 def packed_share(lengths: SequenceLengths, seq_length: int, multiple: int) -> float:
-    """The share of all tokens that is real where each packed document is filled up to a multiple.
+    """Return the share of all tokens that is real where each packed document is filled up to a multiple.
 
     What fills documents up may have lain idle at the ends of sequences, so they are packed anew; where it
     did not, a document of s tokens loses (multiple - 1) / 2 of them on the mean.
@@ -169,7 +169,7 @@ def _sequences_taken(tokens: FloatArray, sequence: NDArray[np.int64], seq_length
 
 
 def _middles(number: int) -> FloatArray:
-    """The middles of equal shares of 1."""
+    """Return the middles of equal shares of 1."""
     return (np.arange(number) + 0.5) / number
 
 
@@ -250,7 +250,7 @@ class Work:
 
 @lru_cache(maxsize=4096)
 def _most(work: Work, ranks: float, sequences: int) -> float:
-    """``Work.expected_maximum`` of several ranks."""
+    """Return ``Work.expected_maximum`` of several ranks."""
     points, sums = _sums(work, sequences)
     below = sums**ranks
     return float((points * np.diff(below, prepend=0.0)).sum() / sequences)
@@ -337,7 +337,7 @@ def lengths_from_mapping(raw: Mapping[str, Any], at: tuple[str, ...]) -> Sequenc
 
 
 def _percentiles(raw: object, at: tuple[str, ...]) -> tuple[tuple[float, int], ...]:
-    """Percentiles in ascending order, the shortest document (p0, 1 token unless stated) first."""
+    """Return percentiles in ascending order, the shortest document (p0, 1 token unless stated) first."""
     if not isinstance(raw, Mapping) or not 1 <= len(raw) <= MAX_ENTRIES:
         raise InvalidProblemError.of(
             pointer(*at), "must be an object of percentiles", allowed='{"p50": 900, …, "p100": 8192}'
@@ -361,7 +361,7 @@ def _percentiles(raw: object, at: tuple[str, ...]) -> tuple[tuple[float, int], .
 
 
 def _percent(name: str, at: tuple[str, ...]) -> float:
-    """The number in ``p50``."""
+    """Return the number in ``p50``."""
     try:
         value = float(name.removeprefix("p")) if name.startswith("p") else -1.0
     except ValueError:
@@ -372,7 +372,7 @@ def _percent(name: str, at: tuple[str, ...]) -> float:
 
 
 def _histogram(raw: object, at: tuple[str, ...]) -> tuple[tuple[int, float], ...]:
-    """Lengths in ascending order with their shares."""
+    """Return lengths in ascending order with their shares."""
     if not isinstance(raw, list | tuple) or not 1 <= len(raw) <= MAX_ENTRIES:
         raise InvalidProblemError.of(
             pointer(*at), "must be a list of lengths with their shares",
@@ -401,7 +401,7 @@ def _histogram(raw: object, at: tuple[str, ...]) -> tuple[tuple[int, float], ...
 
 
 def _tokens(value: object, at: tuple[str, ...]) -> int:
-    """A number of tokens."""
+    """Return a number of tokens."""
     if type(value) is not int:
         raise InvalidProblemError.of(pointer(*at), "must be an integer", allowed="1 to seq_length")
     if value < 1:
@@ -412,7 +412,7 @@ def _tokens(value: object, at: tuple[str, ...]) -> int:
 
 
 def _share(value: object, at: tuple[str, ...]) -> float:
-    """A share of the documents."""
+    """Return a share of the documents."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         raise InvalidProblemError.of(pointer(*at), "must be a number", allowed="from 0 to 1")
     if not 0.0 <= value <= 1.0:
@@ -426,7 +426,7 @@ def _share(value: object, at: tuple[str, ...]) -> float:
 
 
 def beyond(lengths: SequenceLengths, most: int, what: str, at: tuple[str, ...]) -> list[FieldError]:
-    """Every length that exceeds ``most`` tokens, which are ``what``."""
+    """Return every length that exceeds ``most`` tokens, which are ``what``."""
     if lengths.percentiles:
         stated = [(pointer(*at, "percentiles", f"p{p:g}"), tokens) for p, tokens in lengths.percentiles]
     else:

@@ -64,7 +64,7 @@ class Setting:
     only: str = ""  # a constraint on the configurations that it is about; empty: it is about all
 
     def fault(self, model: ModelSpec, gpu: GpuSpec) -> str:
-        """Why a model or GPU does not take it; empty: they do."""
+        """Return why a model or GPU does not take it; empty: they do."""
         for need in self.needs:
             if not NEEDS[need](model):
                 return f"it needs a model with {need}"
@@ -88,7 +88,7 @@ class Switch:
 
     @property
     def options(self) -> frozenset[str]:
-        """The framework options that it states."""
+        """Return the framework options that it states."""
         return frozenset(name for one in self.settings for name in one.options)
 
     @property
@@ -114,7 +114,7 @@ class Switch:
 
 @cache
 def switches() -> Mapping[str, Switch]:
-    """Every switch, by name.
+    """Return every switch, by name.
 
     Raises:
         ProfileError: an entry of the catalog names what does not exist.
@@ -126,7 +126,7 @@ def switches() -> Mapping[str, Switch]:
 
 
 def _switch(name: str, entry: Mapping[str, Any]) -> Switch:
-    """One entry of the catalog."""
+    """Return one entry of the catalog."""
     needs = entry.get("needs", ())
     settings = tuple(_setting(name, at, one, needs) for at, one in entry["settings"].items())
     known = {one.name for one in settings}
@@ -174,7 +174,7 @@ def open_switches(
 
 
 def _setting(switch: str, name: str, raw: Mapping[str, Any], needs: Sequence[str]) -> Setting:
-    """One setting of the catalog; what its switch needs it needs too."""
+    """Return one setting of the catalog; what its switch needs it needs too."""
     values: dict[str, Any] = {
         key: tuple(value) for key, value in raw.items() if key in ("gpus", "recompute", "beats", "tried")
     }
@@ -227,7 +227,7 @@ def switch_faults(
 
 
 def _lacking(launcher: str, stated: Options, facts: FrameworkFacts) -> Iterator[FieldError]:
-    """Stated options of switches that a launcher has none of, where they change what it does."""
+    """Yield stated options of switches that a launcher has none of, where they change what it does."""
     if launcher in ("none", "any"):
         return
     own = framework_facts(facts.name)
@@ -342,7 +342,7 @@ class LegalCombinations:
         some: tuple[Setting, ...],
         runs: Mapping[tuple[str, ...], tuple[Setting, ...]],
     ) -> Iterator[tuple[Setting, ...]]:
-        """Combinations that beat this one: one of its settings replaced by another that beats it."""
+        """Yield combinations that beat this one: one of its settings replaced by another that beats it."""
         for at, settings in enumerate(self.choices):
             for other in (other for other in settings if some[at].name in other.beats):
                 replaced = runs.get((*key[:at], other.name, *key[at + 1 :]))
@@ -363,17 +363,17 @@ def _choices(switch: Switch, able: Sequence[Setting], facts: FrameworkFacts) -> 
 
 
 def _states(setting: Setting, options: Options) -> bool:
-    """Whether a setting states these options."""
+    """Return whether a setting states these options."""
     return all(setting.options.get(name, value) == value for name, value in options.items())
 
 
 def _kinds(some: Sequence[Setting]) -> list[str]:
-    """The kinds of recomputation that all of them go with."""
+    """Return the kinds of recomputation that all of them go with."""
     return [kind for kind in RECOMPUTATION if all(kind in one.recompute for one in some)]
 
 
 def _held_together(some: Sequence[Setting], facts: FrameworkFacts) -> FrameworkFacts | None:
-    """The facts under these settings; None where they contradict each other."""
+    """Return the facts under these settings; None where they contradict each other."""
     try:
         return with_options(facts, _options(some))
     except InvalidProblemError:
@@ -384,7 +384,7 @@ def _contradict(
     some: Sequence[Setting], launcher: str, *, stated: Options, facts: FrameworkFacts, model: ModelSpec,
     precision: str,
 ) -> bool:  # fmt: skip
-    """Whether the launcher refuses these settings, or refuses them next to what is stated."""
+    """Return whether the launcher refuses these settings, or refuses them next to what is stated."""
     meant = {*stated, *(name for one in some if one.name for name in one.options)}
     return any(
         ({*_kinds(some)} <= {*one.recompute} or one.is_stated(stated)) and meant & {*one.options}
@@ -497,7 +497,7 @@ def _graph_clashes(facts: FrameworkFacts, model: ModelSpec) -> Iterator[Clash]:
 
 
 def _delayed_clashes(facts: FrameworkFacts) -> Iterator[Clash]:
-    """Scaling by past maxima replays no norms and no activations of experts."""
+    """Yield clashes of scaling by past maxima, which replays no norms and no activations of experts."""
     replayed = [name for name in ("layernorm", "moe_act") if name in facts.recomputed]
     if replayed and facts.precision_recipe in ("none", "fp8-delayed"):  # tc:1825
         yield Clash(

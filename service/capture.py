@@ -293,7 +293,7 @@ def _leave(status: int) -> None:
 
 
 def _threads_of_user() -> int:
-    """Threads of this user, which is what Linux holds against RLIMIT_NPROC."""
+    """Return the threads of this user, which is what Linux holds against RLIMIT_NPROC."""
     count = 0
     for name in os.listdir("/proc"):  # noqa: PTH208
         with suppress(OSError):
@@ -308,7 +308,7 @@ def _children(parent: int) -> list[int]:
 
 
 def _parents() -> dict[int, int]:
-    """Every process with its parent."""
+    """Return every process with its parent."""
     found: dict[int, int] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 - names alone, a hundred times a second
         if name.isdecimal():
@@ -323,7 +323,7 @@ def _parents() -> dict[int, int]:
 
 
 def _descendants(others: set[int]) -> list[int]:
-    """Everything that runs below this process, those aside that did before."""
+    """Return everything that runs below this process, those aside that did before."""
     by_parent: dict[int, list[int]] = {}
     for process, parent in _parents().items():
         by_parent.setdefault(parent, []).append(process)
@@ -363,7 +363,7 @@ def _reap(others: set[int]) -> None:
 
 
 def _last_line(trace: Path) -> str | None:
-    """The last command that a bash began; None: none did."""
+    """Return the last command that a bash began; None: none did."""
     with trace.open("rb") as file:
         file.seek(max(trace.stat().st_size - 20_000, 0))
         lines = file.read().decode("utf-8", "replace").splitlines()

@@ -171,14 +171,14 @@ def _files(words: Sequence[str]) -> dict[str, str]:
 
 
 def _path(piece: str) -> str:
-    """The file that a word names, or the table in the folder that it names."""
+    """Return the file that a word names, or the table in the folder that it names."""
     if piece.endswith((*_CONFIGURATIONS, _PIECES)):
         return piece
     return os.path.join(piece, "tokenizer.json") if os.path.isdir(piece) else ""
 
 
 def _modules(words: Sequence[str]) -> list[str]:
-    """Where torchtitan would find the configuration of ``--module NAME``."""
+    """Return where torchtitan would find the configuration of ``--module NAME``."""
     names = [words[at + 1].replace(".", os.sep) for at, word in enumerate(words[:-1]) if word == "--module"]
     folders = [os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     ends = (".py", os.path.join(os.sep, "config_registry.py"))

@@ -129,7 +129,7 @@ def _create(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def _may_hold(folder: Path, plan_id: str | None, problem: Mapping[str, Any] | None) -> bool:
-    """Whether the folder is new, empty, or holds that plan already, or an answer to that problem."""
+    """Return whether the folder is new, empty, or holds that plan already, or an answer to that problem."""
     if not folder.exists() or not any(folder.iterdir()):
         return True
     try:
@@ -143,6 +143,6 @@ def _may_hold(folder: Path, plan_id: str | None, problem: Mapping[str, Any] | No
 
 
 def _unwritable(folder: Path, fault: OSError) -> InvalidProblemError:
-    """Why a folder cannot be used."""
+    """Return why a folder cannot be used."""
     reason = fault.strerror or "cannot be written"
     return InvalidProblemError.of("--save-dir", f"{shown_path(folder)}: {reason}")

@@ -76,7 +76,7 @@ class Result:
     __slots__ = ()
 
     def render(self, width: int) -> RenderableType:
-        """The result for a terminal so many columns wide."""
+        """Return the result for a terminal so many columns wide."""
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
@@ -97,12 +97,12 @@ class PlanResult(Result):
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """The plans, best first; empty where nothing fits or the time limit came before a plan."""
+        """Return the plans, best first; empty where nothing fits or the time limit came before a plan."""
         return self.answer.plans
 
     @property
     def status(self) -> str:
-        """``optimal``, ``feasible``, ``infeasible`` or ``unknown``: what is proved."""
+        """Return ``optimal``, ``feasible``, ``infeasible`` or ``unknown``: what is proved."""
         return self.answer.status
 
     @property
@@ -115,7 +115,7 @@ class PlanResult(Result):
         return self.plan(1)
 
     def plan(self, rank: int) -> Plan:
-        """The plan of that rank (1 is the best).
+        """Return the plan of that rank (1 is the best).
 
         Raises:
             InvalidProblemError: there is none.
@@ -123,20 +123,20 @@ class PlanResult(Result):
         return plan_of_rank(self.plans, rank)
 
     def to_json(self) -> dict[str, Any]:
-        """The document that ``meshwright plan --json`` prints: the API's answer, and its problem."""
+        """Return the document that ``meshwright plan --json`` prints: the API's answer, and its problem."""
         return answer_document(self.answer, self.problem)
 
     def to_html(self) -> str:
-        """The report as one self-contained HTML page."""
+        """Return the report as one self-contained HTML page."""
         return render_page(report_of(self.answer, self.problem, self.profile, Asked(what_if="none")))
 
     def _repr_html_(self) -> str:
-        """The report, in a frame of its own."""
+        """Return the report, in a frame of its own."""
         asked = Asked(detailed=1, what_if="none")
         return _framed(render_page(report_of(self.answer, self.problem, self.profile, asked)))
 
     def render(self, width: int) -> RenderableType:
-        """The table that ``meshwright plan`` prints, for a terminal so many columns wide."""
+        """Return the table that ``meshwright plan`` prints, for a terminal so many columns wide."""
         return render_answer(self.answer, self.problem, width=width)
 
 
@@ -154,7 +154,7 @@ class PredictResult(Result):
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The document that ``meshwright predict --json`` prints."""
+        """Return the document that ``meshwright predict --json`` prints."""
         return {
             "config": asdict(self.configuration),
             "prediction": asdict(self.prediction),
@@ -166,7 +166,7 @@ class PredictResult(Result):
         }
 
     def render(self, width: int) -> RenderableType:
-        """The figures for a terminal so many columns wide."""
+        """Return the figures for a terminal so many columns wide."""
         return render_prediction(
             self.configuration,
             self.prediction,
@@ -206,7 +206,7 @@ class ExplainResult(Result):
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Both configurations and the comparison as plain values."""
+        """Return both configurations and the comparison as plain values."""
         return {
             "yours": asdict(self.configuration),
             "breaks": list(self.breaks),
@@ -240,11 +240,11 @@ class ValidateResult(Result):
     report: Report
 
     def to_json(self) -> dict[str, Any]:
-        """The error figures, over all runs, by cluster and by source."""
+        """Return the error figures, over all runs, by cluster and by source."""
         return self.report.to_json()
 
     def render(self, width: int) -> RenderableType:  # noqa: ARG002 - its tables have a width of their own
-        """Tables of errors by cluster and by source."""
+        """Return the tables of errors by cluster and by source."""
         return render_report(self.report)
 
 
@@ -255,7 +255,7 @@ class CalibrateResult(Result):
     calibration: Calibration
 
     def to_json(self) -> dict[str, Any]:
-        """The calibration file."""
+        """Return the calibration file."""
         return self.calibration.to_json()
 
     def save(self, path: FilePath) -> None:
@@ -455,7 +455,7 @@ def read_result(source: Mapping[str, Any] | FilePath) -> PlanResult:
 
 
 def plan_of_rank(plans: Sequence[Plan], rank: int) -> Plan:
-    """The plan of that rank (1 is the best).
+    """Return the plan of that rank (1 is the best).
 
     Raises:
         InvalidProblemError: there is none.
@@ -468,14 +468,14 @@ def plan_of_rank(plans: Sequence[Plan], rank: int) -> Plan:
 
 
 def problem_of(request: Request) -> Problem:
-    """The problem that is asked; errors as ``parse_problem``."""
+    """Return the problem that is asked; errors as ``parse_problem``."""
     if isinstance(request, Problem):
         return request
     return parse_problem(request if isinstance(request, Mapping) else read_problem_file(Path(request)))
 
 
 def costs_of(problem: Problem, given: Profiles) -> tuple[Profile, tuple[str, ...]]:
-    """The costs that a problem is priced with, and what to know about them.
+    """Return the costs that a problem is priced with, and what to know about them.
 
     Raises:
         InvalidProblemError: what is given cannot be read, or holds for another GPU or software stack.
@@ -493,7 +493,7 @@ def costs_of(problem: Problem, given: Profiles) -> tuple[Profile, tuple[str, ...
 
 
 def measured_of_question(problem: Problem, profile: Profile, given: Profiles) -> list[Measured]:
-    """The timed runs of a problem that its calibrations carry, predicted under ``profile``.
+    """Return the timed runs of a problem that its calibrations carry, predicted under ``profile``.
 
     Args:
         problem: what is asked.
@@ -512,7 +512,7 @@ def measured_of_question(problem: Problem, profile: Profile, given: Profiles) ->
 
 
 def _read(source: ProfileSource) -> GivenProfile:
-    """A calibration or a measured profile, read where it is a file or a document."""
+    """Return a calibration or a measured profile, read where it is a file or a document."""
     if isinstance(source, CalibrateResult):
         return source.calibration
     if isinstance(source, Calibration | MeasuredProfile):
@@ -535,7 +535,7 @@ def _read(source: ProfileSource) -> GivenProfile:
 
 
 def answer_document(answer: Answer, problem: Problem) -> dict[str, Any]:
-    """The answer as ``--json`` prints it: the API's fields, and the problem it belongs to."""
+    """Return the answer as ``--json`` prints it: the API's fields, and the problem it belongs to."""
     return {**answer.to_json(), "problem": problem_to_mapping(problem)}
 
 
@@ -564,12 +564,12 @@ def pace_notes(problem: Problem, configuration: Configuration) -> tuple[str, ...
 
 
 def is_measured(one: Observation) -> bool:
-    """Whether a row teaches anything."""
+    """Return whether a row teaches anything."""
     return bool(one.step_time_s or one.peak_memory_bytes or one.out_of_memory)
 
 
 def of_one_cluster(runs: Sequence[Run], wanted: str | None) -> list[Run]:
-    """The rows of the named cluster, or of the only one.
+    """Return the rows of the named cluster, or of the only one.
 
     Raises:
         InvalidProblemError: there is none, or several and none was named.
@@ -600,19 +600,19 @@ def _ranked(
 
 
 def _document(source: Mapping[str, Any] | FilePath) -> Mapping[str, Any]:
-    """An answer's document, read where it is a file."""
+    """Return an answer's document, read where it is a file."""
     return source if isinstance(source, Mapping) else read_problem_file(Path(source))
 
 
 def _asked(problem: Problem, source: ConfigurationSource) -> tuple[Problem, Configuration]:
-    """A configuration of the user's, completed, and the problem that it is priced under."""
+    """Return a configuration of the user's, completed, and the problem that it is priced under."""
     if isinstance(source, Plan):
         return settled_problem(source, problem), source.config
     return problem, source if isinstance(source, Configuration) else completed(source, problem)
 
 
 def _runs(source: FilePath | Sequence[Run]) -> Sequence[Run]:
-    """Measured runs, read where a file holds them."""
+    """Return measured runs, read where a file holds them."""
     return read_runs(Path(source), shape_of_plan) if isinstance(source, str | PathLike) else source
 
 
@@ -627,6 +627,6 @@ def _recorded(shown: RenderableType) -> Console:
 
 
 def _framed(page: str) -> str:
-    """A whole page inside another: its styles and its security policy hold for itself alone."""
+    """Return a whole page inside another: its styles and its security policy hold for itself alone."""
     attributes = 'width="100%" height="640" style="border:0" title="Meshwright report"'
     return f'<iframe {attributes} srcdoc="{html.escape(page, quote=True)}"></iframe>'

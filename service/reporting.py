@@ -41,7 +41,7 @@ class Asked:
 
 
 def report_of(answer: Answer, problem: Problem, profile: Profile, asked: Asked | None = None) -> Document:
-    """The report of an answer.
+    """Return the report of an answer.
 
     Args:
         answer: what was found.
@@ -110,7 +110,7 @@ def checked_timelines(plan: Plan, problem: Problem, profile: Profile) -> tuple[T
 
 
 def _launch_files(plan: Plan, problem: Problem) -> tuple[str, dict[str, str], tuple[str, ...]]:
-    """Launcher, files and what to know about them."""
+    """Return launcher, files and what to know about them."""
     name = problem.launcher
     if name == "any" and plan.launchers:
         name = plan.launchers[0]
@@ -125,7 +125,7 @@ def _launch_files(plan: Plan, problem: Problem) -> tuple[str, dict[str, str], tu
 
 
 def _listed(plans: Sequence[Plan], wish: Asked) -> tuple[Plan, ...]:
-    """The best plans, and the chosen one."""
+    """Return the best plans, and the chosen one."""
     behind = [plan for plan in plans[MOST_LISTED:] if plan.plan_id == wish.chosen]
     return (*plans[:MOST_LISTED], *behind)
 
@@ -136,7 +136,7 @@ def only(answer: Answer, plan: Plan) -> Answer:
 
 
 def _shown(plans: Sequence[Plan], wish: Asked) -> list[Plan]:
-    """The chosen plan first, then the best of the others."""
+    """Return the chosen plan first, then the best of the others."""
     first = [plan for plan in plans if plan.plan_id == wish.chosen]
     others = [plan for plan in plans if plan.plan_id != wish.chosen]
     return sorted([*first, *others][: wish.detailed], key=lambda plan: plan.rank)

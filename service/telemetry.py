@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def current_traceparent() -> str | None:
-    """The W3C ``traceparent`` of the span that is open now; None: there is none."""
+    """Return the W3C ``traceparent`` of the span that is open now; None: there is none."""
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier)
     return carrier.get("traceparent")

@@ -72,7 +72,7 @@ class _Hints(redis.QoS):
 
 
 def make_app(redis_url: str) -> Celery:
-    """The consumer's app: as the publisher's, one message at a time, acknowledged when done."""
+    """Return the consumer's app: as the publisher's, one message at a time, acknowledged when done."""
     redis.Channel.QoS = _Hints
     app = Celery("meshwright", broker=redis_url)
     conf = publisher_conf()

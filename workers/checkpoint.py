@@ -33,7 +33,7 @@ def checkpoint_of(answer: Answer | None) -> dict[str, Any] | None:
 
 
 def known_in(checkpoint: Mapping[str, Any] | None) -> list[Configuration]:
-    """The configurations of a checkpoint, best first; none of one that another version wrote."""
+    """Return the configurations of a checkpoint, best first; none of one that another version wrote."""
     try:
         return [configuration_from_json(plan["config"]) for plan in (checkpoint or {}).get("plans", ())]
     except (LookupError, TypeError):
@@ -65,7 +65,7 @@ def resumed(outcome: Outcome, checkpoint: Mapping[str, Any] | None) -> Outcome:
 
 
 def _is_cut(outcome: Outcome) -> bool:
-    """Whether a limit or a cancel ended the search before its proof."""
+    """Return whether a limit or a cancel ended the search before its proof."""
     code = (outcome.problem or {}).get("code")
     status = (outcome.answer or {}).get("status")
     return code in {"no_plan", "time_limit"} or outcome.state == "cancelled" or status == "feasible"

@@ -48,7 +48,7 @@ class Heartbeat:
 
     @property
     def verdict(self) -> Beat:
-        """``ok``, ``cancel`` or ``lost``; lost also when the last renewal was a whole lease ago."""
+        """Return ``ok``, ``cancel`` or ``lost``; lost also when the last renewal was a whole lease ago."""
         if time.monotonic() - self._renewed_at > self._engine.lease_s:
             self._lost = True
         return "lost" if self._lost else self._verdict

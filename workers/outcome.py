@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def outcome_of(answer: Answer, *, cache_key: str, cancelled: bool) -> Outcome:
-    """The outcome of a search that returned; ``cache_key`` names the question it answers."""
+    """Return the outcome of a search that returned; ``cache_key`` names the question it answers."""
     body: dict[str, Any] = answer.to_json()
     try:
         compact_json(body)
@@ -43,7 +43,7 @@ def outcome_of(answer: Answer, *, cache_key: str, cancelled: bool) -> Outcome:
 
 
 def outcome_without_answer(error: BaseException | None, *, cancelled: bool) -> Outcome:
-    """The outcome of a search that raised, or that was given up because it did not stop."""
+    """Return the outcome of a search that raised, or that was given up because it did not stop."""
     if cancelled:
         return Outcome(state="cancelled")
     if error is None:

@@ -42,7 +42,7 @@ def sweep(
 
 
 def sweep_once(engine: JobEngine, queue: WakeUpQueue, sweeps: Sweeps) -> bool:
-    """One sweep; False, as there is never a reason to repeat it at once."""
+    """Return one sweep; False, as there is never a reason to repeat it at once."""
     swept = engine.sweep()
     sweeps.join_ready()
     for job_id in swept.waiting:

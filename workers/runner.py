@@ -54,7 +54,7 @@ class Resumable(Protocol):
     """A search that can begin with what an earlier one had found."""
 
     def knowing(self, known: Sequence[Configuration]) -> SearchCall:
-        """The same, beginning with these."""
+        """Return the same, beginning with these."""
         ...
 
 
@@ -156,7 +156,7 @@ class Runner:
                 return
 
     def _settlement(self, claim: Claim, running: _Search, heartbeat: Heartbeat) -> Callable[[], bool]:
-        """The one write that ends this claim."""
+        """Return the one write that ends this claim."""
         engine = self._engine
         cancelled = heartbeat.verdict == "cancel"
         answer = running.answer

@@ -26,7 +26,7 @@ class StoredSearch:
         self._profiles = ProfileStore(database)
 
     def knowing(self, known: Sequence[Configuration]) -> StoredSearch:
-        """The same, beginning with configurations that an earlier search had found."""
+        """Return the same, beginning with configurations that an earlier search had found."""
         return StoredSearch(self._database, known)
 
     def __call__(self, problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:

@@ -51,7 +51,7 @@ class Group:
     def of(
         cls, size: FloatArray, stride: FloatArray, fabric: Fabric, blocks: Blocks | None = None
     ) -> Group:
-        """The group of ``size`` ranks that lie ``stride`` apart among those of their stage.
+        """Return the group of ``size`` ranks that lie ``stride`` apart among those of their stage.
 
         None for ``blocks``: the ranks of a stage lie side by side.
         """
@@ -62,7 +62,7 @@ class Group:
         return cls(size=size, in_island=inside, islands=np.ceil(size / inside), fabric=fabric)
 
     def take(self, index: IndexArray) -> Group:
-        """The groups at ``index``, in that order."""
+        """Return the groups at ``index``, in that order."""
         size, inside, islands = (one.take(index) for one in (self.size, self.in_island, self.islands))
         return Group(size=size, in_island=inside, islands=islands, fabric=self.fabric)
 
@@ -79,7 +79,7 @@ class Group:
 
     @cached_property
     def exchange_s_per_byte(self) -> FloatArray:
-        """The same of an all-to-all."""
+        """Return the seconds of an all-to-all per byte of one rank's part of a payload, at line rate."""
         rate = self.fabric.lines.exchange_bytes_per_s(self.in_island, self.islands)
         return np.asarray((self.size - 1.0) / rate)
 
@@ -90,7 +90,7 @@ class Group:
 
 
 def _together(size: FloatArray, stride: FloatArray, island_gpus: float) -> FloatArray:
-    """How many of ``size`` ranks, ``stride`` apart, share an island."""
+    """Return how many of ``size`` ranks, ``stride`` apart, share an island."""
     return np.asarray(np.minimum(size, np.maximum(np.floor(island_gpus / stride), 1.0)))
 
 
@@ -110,7 +110,7 @@ def all_gather_s(payload_bytes: FloatArray, group: Group, fabric: Fabric) -> Flo
 
 
 def all_reduce_s(payload_bytes: FloatArray, group: Group, fabric: Fabric) -> FloatArray:
-    """Seconds of an all-reduce: bus bytes of a reduce-scatter and an all-gather."""
+    """Return the seconds of an all-reduce: bus bytes of a reduce-scatter and an all-gather."""
     taken = fabric.tables["all_reduce"].at(group.row, payload_bytes / group.size)
     return np.asarray(2.0 * taken * group.ring_s_per_byte + group.start_s)
 

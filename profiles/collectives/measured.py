@@ -104,7 +104,7 @@ class MeasuredLink:
             )
 
     def with_curves(self, curves: Sequence[MeasuredCurve], *, source: str) -> MeasuredLink:
-        """These curves as well; of equal collectives on equal ranks and nodes the new ones.
+        """Return the link with these curves; of equal collectives, ranks and nodes the new ones.
 
         Raises:
             InvalidProblemError: they are too many together.
@@ -114,7 +114,7 @@ class MeasuredLink:
         return MeasuredLink(curves=tuple(both.values()), source=", ".join(sources)[:MAX_TEXT])
 
     def of_collective(self, *names: str) -> tuple[MeasuredCurve, ...]:
-        """The curves of the first of these collectives that was measured."""
+        """Return the curves of the first of these collectives that was measured."""
         for name in names:
             found = tuple(curve for curve in self.curves if curve.collective == name)
             if found:
@@ -188,7 +188,7 @@ def _placed(pointer: str, make: Callable[[], T]) -> T:
 
 
 def measured_to_mapping(measured: MeasuredLink) -> dict[str, Json]:
-    """The mapping that ``measured_from`` reads back."""
+    """Return the mapping that ``measured_from`` reads back."""
     curves: list[Json] = [
         {
             "collective": curve.collective,
@@ -204,7 +204,7 @@ def measured_to_mapping(measured: MeasuredLink) -> dict[str, Json]:
 
 @cache
 def _catalog() -> dict[tuple[str, str], MeasuredLink]:
-    """All files of the catalog, by kind of network and GPU type."""
+    """Return all files of the catalog, by kind of network and GPU type."""
     found = {}
     for path in sorted(FOLDER.glob("*.yaml")):
         try:

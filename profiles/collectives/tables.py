@@ -56,13 +56,13 @@ class NetworkShares:
     source: str
 
     def ring_share(self, part_bytes: FloatArray) -> FloatArray:
-        """Share that a ring reaches; below the smallest part a step takes the same time."""
+        """Return the share that a ring reaches; below the smallest part a step takes the same time."""
         known = np.log2(self.ring_part_bytes)
         share = np.exp2(np.interp(np.log2(part_bytes), known, np.log2(self.ring)))
         return np.asarray(share * np.minimum(part_bytes / self.ring_part_bytes[0], 1.0))
 
     def exchange_share(self, islands: float, sent_bytes: FloatArray) -> FloatArray:
-        """Share that an all-to-all reaches; below the smallest size its start-up time stays.
+        """Return the share that an all-to-all reaches; below the smallest size its start-up time stays.
 
         Beyond the most nodes that were measured the share of those holds.
         """
@@ -83,7 +83,7 @@ class NetworkShares:
 
 @cache
 def network_shares() -> NetworkShares:
-    """The measured network.
+    """Return the measured network.
 
     Raises:
         ProfileError: the catalog's file is broken.
@@ -95,7 +95,7 @@ def network_shares() -> NetworkShares:
 
 
 def network_shares_from_json(raw: Mapping[str, Any]) -> NetworkShares:
-    """The shares of one file.
+    """Return the shares of one file.
 
     Raises:
         ProfileError: another format, or a field is missing.
@@ -117,7 +117,7 @@ def network_shares_from_json(raw: Mapping[str, Any]) -> NetworkShares:
 
 
 def tree_share(islands: float, payload_bytes: FloatArray) -> FloatArray:
-    """Share of the line rate that an all-reduce through two trees reaches."""
+    """Return the share of the line rate that an all-reduce through two trees reaches."""
     at_line_rate = payload_bytes / (_RAILS * _RAIL_BYTES_PER_S)
     return np.asarray(at_line_rate / (np.log2(islands) * _TREE_LEVEL_S + at_line_rate / _TREE_SHARE))
 
@@ -151,7 +151,7 @@ class Lines:
     network_bytes_per_s: FloatArray | float
 
     def ring_bytes_per_s(self, in_island: FloatArray, islands: FloatArray) -> FloatArray:
-        """Bus bandwidth of a ring through all rails that the group owns in an island.
+        """Return bus bandwidth of a ring through all rails that the group owns in an island.
 
         NCCL closes one ring for each rail, so each rail carries ``1 / in_island`` of the bus bytes.
         """
@@ -160,7 +160,7 @@ class Lines:
         return np.asarray(np.where(islands > 1, alone, self.fast_bytes_per_s))
 
     def exchange_bytes_per_s(self, in_island: FloatArray, islands: FloatArray) -> FloatArray:
-        """Bus bandwidth of an all-to-all: what leaves goes through the rank's own rail.
+        """Return bus bandwidth of an all-to-all: what leaves goes through the rank's own rail.
 
         The rest takes the fast link at the same time.
         """
@@ -180,13 +180,13 @@ class SlowdownTable:
 
     @classmethod
     def of(cls, log2_slowdown: FloatArray) -> SlowdownTable:
-        """The table of slowdowns (rows, parts): the inside rows, then the across rows."""
+        """Return the table of slowdowns (rows, parts): the inside rows, then the across rows."""
         taken_bytes = (_PARTS * np.exp2(log2_slowdown)).ravel()
         return cls(taken_bytes=taken_bytes, rise_bytes=np.diff(taken_bytes))
 
     @classmethod
     def at_line_rate(cls) -> SlowdownTable:
-        """A table in which nothing lies behind the line rate."""
+        """Return a table in which nothing lies behind the line rate."""
         return cls.of(np.zeros((_INSIDE_ROWS + _ACROSS_ROWS, len(_PARTS))))
 
     def at(self, row: IndexArray, part_bytes: FloatArray) -> FloatArray:
@@ -202,7 +202,7 @@ class SlowdownTable:
 
 
 def row_of(in_island: FloatArray, islands: FloatArray) -> IndexArray:
-    """The row of groups of ``in_island`` ranks in each of ``islands`` islands."""
+    """Return the row of groups of ``in_island`` ranks in each of ``islands`` islands."""
     crossing = islands > 1
     count = np.log2(np.where(crossing, islands, in_island))
     row = np.ceil(count * _ROWS_PER_DOUBLING - 1e-9)
@@ -255,7 +255,7 @@ def _inside(table: OperatorTable) -> FloatArray:
 
 
 def _across(kind: str, shares: NetworkShares) -> FloatArray:
-    """Rows of 1 to about a million islands."""
+    """Return the rows of 1 to about a million islands."""
     islands = np.maximum(2.0 ** (np.arange(_ACROSS_ROWS) / _ROWS_PER_DOUBLING), 2.0)
     if kind == "all_to_all":
         return _exchange_across(islands, shares)
@@ -281,7 +281,7 @@ def _exchange_across(islands: FloatArray, shares: NetworkShares) -> FloatArray:
 
 
 def _corrected(table: FloatArray, kind: str, curves: tuple[MeasuredCurve, ...], lines: Lines) -> FloatArray:
-    """The table moved onto what was measured; neither side of the island corrects the other.
+    """Return the table moved onto what was measured; neither side of the island corrects the other.
 
     Between measured counts the correction is interpolated, beyond them the nearest is kept. Over a
     network all steps of a ring are alike, so whatever number of nodes a ring was measured on, it
@@ -304,7 +304,7 @@ def _corrected(table: FloatArray, kind: str, curves: tuple[MeasuredCurve, ...], 
 
 
 def _points(curve: MeasuredCurve, lines: Lines) -> tuple[int, list[_Point]]:
-    """The row that a curve was measured in, and its points."""
+    """Return the row that a curve was measured in, and its points."""
     ranks = float(curve.num_ranks)
     together = ranks / curve.num_nodes * lines.nodes_per_island
     in_island = np.array([min(together, ranks, lines.island_gpus)])

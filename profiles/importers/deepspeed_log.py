@@ -85,7 +85,7 @@ def _configuration(log: RunLog, line: LogLine) -> None:
 
 
 def looks_like(file: ForeignFile) -> bool:
-    """Whether the text holds steps of DeepSpeed."""
+    """Return whether the text holds steps of DeepSpeed."""
     ran_out = "deepspeed" in file.text.lower() and OUT_OF_MEMORY.search(file.text) is not None
     timed = _STEP.search(file.text) is not None and "MaxMemAllocated=" in file.text
     return ran_out or timed or _PIPELINE_STEP.search(file.text) is not None

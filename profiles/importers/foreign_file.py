@@ -56,16 +56,16 @@ class ForeignFile:
         return cls(name=name, text=text)
 
     def fault(self, where: str, message: str) -> ProfileError:
-        """The error of this file, to be raised: names the file, the place and what was expected."""
+        """Return the error of this file, to be raised: names the file, the place and what was expected."""
         return ProfileError(f"{self.name}: {where}: {message}" if where else f"{self.name}: {message}")
 
     def lines(self) -> Iterator[tuple[int, str]]:
-        """Line numbers from 1 and lines without terminal colours."""
+        """Yield line numbers from 1 and lines without terminal colours."""
         for number, line in enumerate(self.text.split("\n"), 1):
             yield number, _ANSI.sub("", line.rstrip("\r"))
 
     def number(self, value: object, where: str, *, high: float, low: float = 0.0) -> float:
-        """A finite number in [low, high], from a JSON number or from text.
+        """Return a finite number in [low, high], from a JSON number or from text.
 
         Raises:
             ProfileError: the value is anything else.
@@ -79,7 +79,7 @@ class ForeignFile:
         return float(value)
 
     def positive(self, value: object, where: str, *, high: float) -> float:
-        """A number in (0, high].
+        """Return a number in (0, high].
 
         Raises:
             ProfileError: the value is anything else.
@@ -87,7 +87,7 @@ class ForeignFile:
         return self.number(value, where, low=math.ulp(0.0), high=high)
 
     def whole(self, value: object, where: str, *, low: int = 1, high: int = MAX_COUNT) -> int:
-        """A whole number in [low, high], from a JSON number or from digits.
+        """Return a whole number in [low, high], from a JSON number or from digits.
 
         Raises:
             ProfileError: the value is anything else.
@@ -101,7 +101,7 @@ class ForeignFile:
         return value
 
     def mapping(self, value: object, where: str) -> Mapping[str, object]:
-        """A JSON object that is not empty.
+        """Return a JSON object that is not empty.
 
         Raises:
             ProfileError: the value is anything else.
@@ -111,7 +111,7 @@ class ForeignFile:
         return value
 
     def entries(self, value: object, where: str) -> list[object]:
-        """A JSON list.
+        """Return a JSON list.
 
         Raises:
             ProfileError: the value is anything else.

@@ -71,12 +71,12 @@ _SCALINGS = {"llama3": "llama3", "yarn": "yarn", "linear": "linear", "dynamic": 
 
 
 def looks_like_config(raw: Mapping[str, object]) -> bool:
-    """Whether a mapping is a Hugging Face config rather than a shape in our own names."""
+    """Return whether a mapping is a Hugging Face config rather than a shape in our own names."""
     return bool({"model_type", "architectures", "transformers_version", "num_hidden_layers"} & set(raw))
 
 
 def load_config(path: Path | str) -> ModelSpec:
-    """The model of a ``config.json``, or of a folder that holds one; named after the folder.
+    """Return the model of a ``config.json``, or of a folder that holds one; named after the folder.
 
     Raises:
         InvalidProblemError: the file is missing, too large, or not a JSON object; or as
@@ -98,7 +98,7 @@ def load_config(path: Path | str) -> ModelSpec:
 
 
 def model_from_config(config: object, *, name: str) -> ModelSpec:
-    """The architecture that a Hugging Face config describes.
+    """Return the architecture that a Hugging Face config describes.
 
     Raises:
         UnsupportedModelError: a model type that is not planned, a feature that cannot be expressed, or a
@@ -170,14 +170,14 @@ def _tied(reader: FieldReader, family: Family) -> bool:
 
 
 def _assumed(family: Family, whole: Mapping[str, object], added: frozenset[str]) -> str:
-    """The sizes that the config leaves to its class."""
+    """Return the sizes that the config leaves to its class."""
     sizes = [*family.keys.values(), "vocab_size", "head_dim", "num_local_experts", "num_experts_per_tok"]
     words = [f"{key} {whole[key]}" for key in dict.fromkeys(sizes) if key in added]
     return f"; its class's own: {', '.join(words)}" if words else ""
 
 
 def _heads(reader: FieldReader, family: Family) -> tuple[int, int]:
-    """Attention heads, and kv heads (as many, where the config names none)."""
+    """Return attention heads, and kv heads (as many, where the config names none)."""
     heads = _size(reader, family, "num_attention_heads")
     kv_heads = reader.integer(family.keys["num_kv_heads"], high=2**16, default=heads)
     shares = family.one_kv_head_flag and reader.flag(family.one_kv_head_flag, default=False)
@@ -187,7 +187,7 @@ def _heads(reader: FieldReader, family: Family) -> tuple[int, int]:
 
 
 def _layers(reader: FieldReader, family: Family, num_layers: int) -> dict[str, Any]:
-    """Which layers attend locally, and which have no positions."""
+    """Return which layers attend locally, and which have no positions."""
     unrotated, rope = layers_without_rotary(reader, num_layers), reader.value("rope_parameters")
     facts = attention_layers(reader, family.global_layers, family.global_every, num_layers, unrotated)
     none_on_global = family.null_is_no_rotary and isinstance(rope, Mapping)
@@ -203,7 +203,7 @@ def _layers(reader: FieldReader, family: Family, num_layers: int) -> dict[str, A
 
 
 def _prediction_layers(reader: FieldReader) -> int:
-    """Multi-token-prediction layers, under either of their names."""
+    """Return multi-token-prediction layers, under either of their names."""
     if reader.flag("use_mtp", default=True):
         for name in ("num_nextn_predict_layers", "num_mtp_modules"):
             if reader.has(name):
@@ -215,7 +215,7 @@ def _prediction_layers(reader: FieldReader) -> int:
 def _positions(
     reader: FieldReader, model_type: str, known: Mapping[str, Any], head_dim: int
 ) -> dict[str, Any]:
-    """Base, share and scaling of rotary positions, in the names of transformers 4 or 5."""
+    """Return base, share and scaling of rotary positions, in the names of transformers 4 or 5."""
     rope = reader.child("rope_parameters") or FieldReader({}, "/model/rope_parameters")
     local = None
     if rope.has("full_attention") or rope.has("sliding_attention"):
@@ -255,12 +255,12 @@ def _positions(
 
 
 def _rotary_base(reader: FieldReader, name: str) -> int | None:
-    """The base of rotary positions, where it is stated."""
+    """Return the base of rotary positions, where it is stated."""
     return round(reader.number(name, low=1.0, high=1e12)) if reader.has(name) else None
 
 
 def _rotary_fraction(reader: FieldReader, rope: FieldReader, head_dim: int) -> float:
-    """The share of a head that is rotated: stated as such, or as a number of elements.
+    """Return the share of a head that is rotated: stated as such, or as a number of elements.
 
     Raises:
         UnsupportedModelError: both are stated, and contradict each other.
@@ -279,7 +279,7 @@ def _rotary_fraction(reader: FieldReader, rope: FieldReader, head_dim: int) -> f
 
 
 def _rotary_scaling(reader: FieldReader, rope: FieldReader) -> RotaryScaling | None:
-    """How frequencies are stretched: ``rope_scaling``, or ``rope_parameters`` of transformers 5.
+    """Return how frequencies are stretched: ``rope_scaling``, or ``rope_parameters`` of transformers 5.
 
     Raises:
         UnsupportedModelError: a kind that is not planned, or a key of it that nothing reads.
@@ -313,7 +313,7 @@ def _rotary_scaling(reader: FieldReader, rope: FieldReader) -> RotaryScaling | N
 
 
 def _stated(reader: FieldReader, family: Family, known: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
-    """Facts that single keys state.
+    """Return facts that single keys state.
 
     Raises:
         UnsupportedModelError: a key has a value that its model type does not have.
@@ -345,7 +345,7 @@ def _stated(reader: FieldReader, family: Family, known: Mapping[str, Any], head_
 
 
 def _scales(reader: FieldReader, family: Family, known: Mapping[str, Any]) -> dict[str, float]:
-    """Scales of embeddings, residuals and logits that follow from sizes (Gemma, MiniCPM)."""
+    """Return the scales of embeddings, residuals and logits that follow from sizes (Gemma, MiniCPM)."""
     facts: dict[str, float] = {}
     flag = family.scale_flag
     if flag == "always" or (flag and reader.flag(flag, default=True)):
@@ -361,7 +361,7 @@ def _scales(reader: FieldReader, family: Family, known: Mapping[str, Any]) -> di
 
 
 def _activation(reader: FieldReader, family: Family) -> Activation | None:
-    """The MLP's activation; None where it is the usual one.
+    """Return the MLP's activation; None where it is the usual one.
 
     Raises:
         UnsupportedModelError: it is not planned.
@@ -415,7 +415,7 @@ def _size(reader: FieldReader, family: Family, field: str) -> int:
 def _integer(
     reader: FieldReader, name: str, *, limits: str | None = None, default: int | None = None
 ) -> int:
-    """A whole number within the limits of a field of ours."""
+    """Return a whole number within the limits of a field of ours."""
     low, high = MODEL_LIMITS[limits or name]
     return reader.integer(name, low=int(low), high=int(high), default=default)
 
@@ -435,7 +435,7 @@ def _ffn_hidden_size(reader: FieldReader, family: Family, hidden_size: int) -> i
 def _head_dim(
     reader: FieldReader, family: Family, hidden_size: int, heads: int, mla: MlaSpec | None
 ) -> int:
-    """The query/key size of a head: stated, latent attention's sum, or hidden_size / heads."""
+    """Return the query/key size of a head: stated, latent attention's sum, or hidden_size / heads."""
     if mla is not None:
         reader.value("head_dim")
         return mla.qk_nope_head_dim + mla.qk_rope_head_dim
@@ -484,7 +484,7 @@ def _indexer(reader: FieldReader, family: Family, num_layers: int) -> IndexerSpe
 
 
 def _embedding_size(reader: FieldReader, hidden_size: int) -> int | None:
-    """The width of embeddings that are projected to the hidden size (OPT-350M); None: none are."""
+    """Return the width of embeddings that are projected to the hidden size (OPT-350M); None: none are."""
     if not reader.has("word_embed_proj_dim"):
         return None
     size = _integer(reader, "word_embed_proj_dim", limits="embedding_size")
@@ -500,7 +500,7 @@ _SCALE = (
 
 
 def _moe(reader: FieldReader, family: Family, num_layers: int, adapters: str) -> MoeSpec | None:
-    """Experts, where the config names them and at least one layer has them."""
+    """Return experts, where the config names them and at least one layer has them."""
     if not family.experts:
         return None
     if family.experts_flag and not reader.flag(family.experts_flag, default=False):

@@ -166,7 +166,7 @@ def _falcon_norms(reader: FieldReader, facts: Facts) -> Facts:
 
 
 def _multiple_of_hidden(reader: FieldReader, facts: Facts) -> Facts:
-    """GPT-NeoX Japanese states its MLP's width in hidden sizes."""
+    """Return the MLP's width of GPT-NeoX Japanese, which states it in hidden sizes."""
     size = facts["hidden_size"] if isinstance(facts["hidden_size"], int) else 0
     return {"ffn_hidden_size": int(size * reader.number("intermediate_multiple_size", low=1e-3, high=1e3))}
 

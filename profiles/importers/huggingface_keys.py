@@ -319,7 +319,7 @@ _HARMLESS_ENDINGS = (
 
 
 def harmless_reason(key: str) -> str | None:
-    """Why a key changes nothing that is planned; None where it may."""
+    """Return why a key changes nothing that is planned; None where it may."""
     if key in HARMLESS:
         return HARMLESS[key]
     inner = key.rsplit(".", 1)[-1]  # of an object inside the config
@@ -472,7 +472,7 @@ def repeats(key: str, config: Mapping[str, object]) -> bool:
 
 
 def with_own_names(model_type: str, family: Family) -> Family:
-    """The family with the names that its class has of every size and of the number of experts."""
+    """Return the family with the names that its class has of every size and of the number of experts."""
     entry = _types().get(family.like or model_type, {"defaults": {}, "names": {}})
     own = next((key for key in EXPERTS if key in {*entry["defaults"], *entry["names"].values()}), "")
     keys = {ours: str(entry["names"].get(theirs, theirs)) for ours, theirs in KEYS.items()}

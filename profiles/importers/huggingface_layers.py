@@ -46,7 +46,7 @@ def moe_placement(reader: FieldReader, num_layers: int) -> dict[str, Any] | None
 
 
 def _moe_layers(reader: FieldReader, num_layers: int) -> list[int]:
-    """The layers with experts: stated one by one, or by the rule of the type's keys."""
+    """Return the layers with experts: stated one by one, or by the rule of the type's keys."""
     rule = _moe_layers_by_rule(reader, num_layers)  # read first: its keys are known either way
     kinds, listed = reader.value("mlp_layer_types"), reader.value("moe_layers")
     if kinds is not None:
@@ -130,7 +130,7 @@ def attention_layers(
 
 
 def _stated_kinds(reader: FieldReader, num_layers: int) -> list[str] | None:
-    """The kind of each layer, where the config lists them."""
+    """Return the kind of each layer, where the config lists them."""
     kinds = reader.value("layer_types")
     reader.value("attention_types")
     if kinds is None and reader.has("attention_layers"):  # GPT-Neo
@@ -152,7 +152,7 @@ def _stated_kinds(reader: FieldReader, num_layers: int) -> list[str] | None:
 
 
 def _expanded(reader: FieldReader) -> list[str]:
-    """GPT-Neo's ``[[["global", "local"], 12]]`` one by one."""
+    """Return GPT-Neo's ``[[["global", "local"], 12]]`` one by one."""
     names = {"global": _GLOBAL, "local": _LOCAL}
     try:
         pairs: Any = reader.value("attention_types")
@@ -166,7 +166,7 @@ def _expanded(reader: FieldReader) -> list[str]:
 def _global_layers(
     reader: FieldReader, rule: GlobalRule, every: int, num_layers: int, without_rotary: list[int]
 ) -> list[int]:
-    """The global layers by the type's own rule; what it reads is known from then on."""
+    """Return the global layers by the type's own rule; what it reads is known from then on."""
     layers, every = range(num_layers), _pattern(reader, every)
     switch = reader.flag("use_sliding_window", default=True)
     dense = reader.integer("first_k_dense_replace", low=0, default=0) if rule.endswith("dense") else 0
@@ -189,7 +189,7 @@ def _global_layers(
 
 
 def _pattern(reader: FieldReader, every: int) -> int:
-    """The n of "every n-th": a number, or EXAONE's ``LLLG``."""
+    """Return the n of "every n-th": a number, or EXAONE's ``LLLG``."""
     names = ("sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers")
     stated = reader.first(names)
     for name in names:
@@ -217,7 +217,7 @@ def _each(model: ModelSpec, of_global: Mapping[str, Any], of_local: Mapping[str,
 
 
 def heads_by_layer(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
-    """Attention heads that are listed layer by layer (Laguna).
+    """Return attention heads that are listed layer by layer (Laguna).
 
     Raises:
         UnsupportedModelError: layers that attend alike have other numbers of heads.
@@ -264,7 +264,7 @@ def _by_layer(reader: FieldReader, model: ModelSpec) -> dict[str, Any] | None:
 
 
 def gemma_4_attention(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
-    """Gemma 4: the plain keys are of local layers; global ones have keys of their own.
+    """Return Gemma 4: the plain keys are of local layers; global ones have keys of their own.
 
     Raises:
         UnsupportedModelError: as ``_by_layer``.
@@ -283,7 +283,7 @@ def gemma_4_attention(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
 
 
 def _of_layers(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
-    """Embeddings of each layer, and the last layers that read the keys of earlier ones."""
+    """Return the embeddings of each layer, and the last layers that read the keys of earlier ones."""
     size = reader.integer("hidden_size_per_layer_input", low=0, default=0)
     rows = reader.integer("vocab_size_per_layer_input", default=model.vocab_size)
     return {
@@ -299,7 +299,7 @@ _SPARSE = "activation_sparsity_pattern"
 
 
 def gemma_3n_streams(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
-    """Gemma 3n: several hidden states of a token, and sparse gates of the first layers' MLPs.
+    """Return Gemma 3n: several hidden states of a token, and sparse gates of the first layers' MLPs.
 
     Raises:
         UnsupportedModelError: no embeddings of each layer, although the class has their norm.
@@ -394,7 +394,7 @@ def step_config(config: dict[str, object]) -> dict[str, object]:
 
 
 def _step_positions(config: Mapping[str, Any], kinds: list[Any]) -> dict[str, dict[str, Any]]:
-    """Rotary positions of global layers, which alone are scaled, and of local ones."""
+    """Return rotary positions of global layers, which alone are scaled, and of local ones."""
     found: dict[str, dict[str, Any]] = {}
     for name, key in (("rope_theta", "rope_theta"), ("partial_rotary_factors", "partial_rotary_factor")):
         stated = config.get(name)

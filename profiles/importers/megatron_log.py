@@ -65,7 +65,7 @@ _WORDS = (
 
 
 def _iteration(log: RunLog, line: LogLine, number: str) -> Step:
-    """One line of an iteration."""
+    """Return one line of an iteration."""
     file = log.file
     parts = (part.partition(":") for part in line.text.split("|"))
     fields = {name.strip(): value.strip() for name, colon, value in parts if colon}
@@ -87,7 +87,7 @@ def _iteration(log: RunLog, line: LogLine, number: str) -> Step:
 
 
 def _flops(file: ForeignFile, text: str | None, where: str) -> float | None:
-    """TFLOP/s of a GPU, with or without the unit behind it."""
+    """Return the TFLOP/s of a GPU, with or without the unit behind it."""
     if text is None:
         return None
     return file.number(text.removesuffix("TFLOPS"), where, high=MAX_FLOPS_PER_S / TERA) * TERA
@@ -150,7 +150,7 @@ def _configuration(log: RunLog, line: LogLine, arguments: dict[str, str]) -> Non
 
 
 def looks_like(file: ForeignFile) -> bool:
-    """Whether the text holds iterations of Megatron."""
+    """Return whether the text holds iterations of Megatron."""
     ran_out = "model_parallel_size .." in file.text and OUT_OF_MEMORY.search(file.text) is not None
     steps = _ELAPSED.search(file.text) is not None and _ITERATION.search(file.text) is not None
     return ran_out or steps

@@ -108,7 +108,7 @@ def _configuration(log: RunLog, line: LogLine) -> None:
 
 
 def looks_like(file: ForeignFile) -> bool:
-    """Whether the text holds steps of nanotron."""
+    """Return whether the text holds steps of nanotron."""
     ran_out = "nanotron" in file.text and OUT_OF_MEMORY.search(file.text) is not None
     return ran_out or (_STEP.search(file.text) is not None and _TIME.search(file.text) is not None)
 

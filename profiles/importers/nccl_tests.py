@@ -99,7 +99,7 @@ class _Reader:
             self.program = _NAMES.get(program[1], program[1])
 
     def _columns(self, where: str, words: Sequence[str]) -> tuple[str, ...]:
-        """Names of the columns; two groups of time, algbw, busbw and number of errors."""
+        """Return the names of the columns; two groups of time, algbw, busbw and number of errors."""
         names = tuple(word.lstrip("#") for word in words if word.lstrip("#"))
         groups = [names[i : i + 3] for i, name in enumerate(names) if name == "time"]
         if groups != [("time", "algbw", "busbw")] * 2:
@@ -150,7 +150,7 @@ class _Reader:
                 self.tables.append(self._table(half, in_place=in_place))
 
     def _table(self, half: _Column, *, in_place: bool) -> CollectiveTable:
-        """One half as a table."""
+        """Return one half as a table."""
         if self.program is None:
             raise self.file.fault("", "expected a line that names the test, e.g. all_reduce_perf")
         return CollectiveTable(
@@ -168,12 +168,12 @@ class _Reader:
 
 
 def looks_like(file: ForeignFile) -> bool:
-    """Whether the text holds a table of nccl-tests."""
+    """Return whether the text holds a table of nccl-tests."""
     return any(_HEADER.match(_PREFIX.sub("", line).strip()) for _, line in file.lines())
 
 
 def read_nccl_tests(path: Path | str) -> CollectiveTables:
-    """All tables of a log, out of place and in place.
+    """Return all tables of a log, out of place and in place.
 
     Raises:
         ProfileError: no table, a broken row, other units, or no line that names the test.

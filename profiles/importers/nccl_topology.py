@@ -34,12 +34,12 @@ class _Found:
     above: tuple[ET.Element, ...]
 
     def attribute_above(self, tag: str, name: str) -> str | None:
-        """An attribute of the closest element of one kind above."""
+        """Return an attribute of the closest element of one kind above."""
         return next((parent.get(name) for parent in reversed(self.above) if parent.tag == tag), None)
 
 
 def _parse(file: ForeignFile) -> ET.Element:
-    """The root of the document."""
+    """Return the root of the document."""
     if len(file.text) > MAX_XML_BYTES:
         raise file.fault("", f"larger than {MAX_XML_BYTES // 2**20} MiB, too large for one node")
     if "<!DOCTYPE" in file.text or "<!ENTITY" in file.text:
@@ -56,7 +56,7 @@ def _parse(file: ForeignFile) -> ET.Element:
 
 
 def _find(file: ForeignFile, root: ET.Element) -> tuple[list[_Found], list[_Found]]:
-    """All GPUs and all network devices, in the order of the file."""
+    """Return all GPUs and all network devices, in the order of the file."""
     gpus: list[_Found] = []
     nets: list[_Found] = []
     stack: list[tuple[ET.Element, tuple[ET.Element, ...]]] = [(root, ())]
@@ -73,7 +73,7 @@ def _find(file: ForeignFile, root: ET.Element) -> tuple[list[_Found], list[_Foun
 
 
 def _path(gpu: _Found, net: _Found) -> str:
-    """nvidia-smi's word for the way between them, from their closest common element."""
+    """Return nvidia-smi's word for the way between them, from their closest common element."""
     common = 0
     for one, other in zip(gpu.above, net.above, strict=False):
         if one is not other:
@@ -89,14 +89,14 @@ def _path(gpu: _Found, net: _Found) -> str:
 
 
 def _near(gpu: _Found, nets: Mapping[str, _Found]) -> tuple[str | None, tuple[str, ...]]:
-    """The nearest path to any network device, and the devices it leads to."""
+    """Return the nearest path to any network device, and the devices it leads to."""
     paths = {name: _path(gpu, net) for name, net in nets.items()}
     nearest = min(paths.values(), key=PATHS.index, default=None)
     return nearest, tuple(name for name, path in paths.items() if path == nearest)
 
 
 def _pcie_bytes_per_s(file: ForeignFile, gpu: _Found) -> float | None:
-    """Rate of the GPU's slot: transfers a second × lanes × encoding / 8 bits."""
+    """Return the rate of the GPU's slot: transfers a second × lanes × encoding / 8 bits."""
     speed = _LINK_SPEED.fullmatch(gpu.attribute_above("pci", "link_speed") or "")
     width = gpu.attribute_above("pci", "link_width")
     if speed is None or width in (None, "0", ""):
@@ -108,12 +108,12 @@ def _pcie_bytes_per_s(file: ForeignFile, gpu: _Found) -> float | None:
 
 
 def _bus_id(gpu: _Found) -> str:
-    """The GPU's own bus id, in lower case."""
+    """Return the GPU's own bus id, in lower case."""
     return (gpu.attribute_above("pci", "busid") or "").lower()
 
 
 def _nvlinks(file: ForeignFile, gpu: _Found) -> tuple[int, list[str]]:
-    """Number of a GPU's NVLinks, and where they end."""
+    """Return the number of a GPU's NVLinks, and where they end."""
     links = list(gpu.element.iter("nvlink"))
     counts = [file.whole(link.get("count"), "nvlink count", low=0, high=1000) for link in links]
     targets = [(link.get("target") or "").lower() for link in links]
@@ -123,7 +123,7 @@ def _nvlinks(file: ForeignFile, gpu: _Found) -> tuple[int, list[str]]:
 
 
 def _islands(gpus: Sequence[_Found], targets: Sequence[Sequence[str]]) -> tuple[tuple[int, ...], ...]:
-    """GPUs that reach each other directly or through NVSwitches (which form one fabric)."""
+    """Return GPUs that reach each other directly or through NVSwitches (which form one fabric)."""
     bus_ids = {_bus_id(gpu): index for index, gpu in enumerate(gpus)}
     switched = [i for i, ends in enumerate(targets) if any(end not in bus_ids for end in ends)]
     direct = [(i, bus_ids[end]) for i, ends in enumerate(targets) for end in ends if end in bus_ids]
@@ -131,7 +131,7 @@ def _islands(gpus: Sequence[_Found], targets: Sequence[Sequence[str]]) -> tuple[
 
 
 def _nics(file: ForeignFile, nets: Sequence[_Found]) -> tuple[Nic, ...]:
-    """Network devices with their line rates."""
+    """Return network devices with their line rates."""
     nics = []
     for net in nets:
         name, speed = net.element.get("name") or "", net.element.get("speed")
@@ -143,19 +143,19 @@ def _nics(file: ForeignFile, nets: Sequence[_Found]) -> tuple[Nic, ...]:
 
 
 def _numa(file: ForeignFile, gpu: _Found) -> int | None:
-    """NUMA node above a GPU; None where it is unknown (−1)."""
+    """Return the NUMA node above a GPU; None where it is unknown (−1)."""
     text = gpu.attribute_above("cpu", "numaid")
     return None if text in (None, "-1") else file.whole(text, "cpu numaid", low=0, high=10_000)
 
 
 def looks_like(file: ForeignFile) -> bool:
-    """Whether the text is such a document."""
+    """Return whether the text is such a document."""
     start = file.text.lstrip()[:2000]
     return "<system" in start and ("<cpu" in start or "<pci" in start)
 
 
 def read_nccl_topology(path: Path | str) -> NodeTopology:
-    """GPUs, NVLink islands, network cards and their distances.
+    """Return GPUs, NVLink islands, network cards and their distances.
 
     Raises:
         ProfileError: no XML, no <system>, no GPU, or an attribute out of range.

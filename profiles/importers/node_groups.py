@@ -30,7 +30,7 @@ from meshwright.profiles.units import GB
 
 
 def connected(count: int, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
-    """Groups of the members 0 … count − 1 that the pairs join, each sorted, by first member."""
+    """Return the groups of the members 0 … count − 1 that the pairs join, each sorted, by first member."""
     leader = list(range(count))
 
     def first(member: int) -> int:
@@ -73,7 +73,7 @@ def measured_link(tables: CollectiveTables, *, source: str) -> MeasuredLink:
 
 
 def _curve_of_table(table: CollectiveTable) -> MeasuredCurve | None:
-    """One table as a curve; None when it cannot be one."""
+    """Return one table as a curve; None when it cannot be one."""
     ranks, nodes = table.num_ranks, table.num_nodes
     points = [
         (size, rate)
@@ -109,7 +109,7 @@ class GroupFields:
 
 
 def fields_of_topology(topology: NodeTopology, gpu: GpuSpec, source: str) -> GroupFields:
-    """GPUs, islands and links of one node."""
+    """Return GPUs, islands and links of one node."""
     fields: dict[str, Json] = {"gpus_per_node": len(topology.gpus), "island_gpus": topology.island_gpus}
     notes = []
     if topology.num_hosts > 1:
@@ -137,7 +137,7 @@ def fields_of_topology(topology: NodeTopology, gpu: GpuSpec, source: str) -> Gro
 
 
 def fields_of_switches(tree: SwitchTree) -> GroupFields:
-    """The number of nodes; levels of switches are not priced."""
+    """Return the number of nodes; levels of switches are not priced."""
     levels = {len(tree.path(node)) for switch in tree.switches for node in switch.nodes}
     leaves = sum(bool(switch.nodes) for switch in tree.switches)
     note = (
@@ -164,5 +164,5 @@ def fields_of_collectives(
 
 
 def link_fields(kind: str, bytes_per_s: float, latency_s: float, source: str) -> Json:
-    """A link as a request writes it."""
+    """Return a link as a request writes it."""
     return {"kind": kind, "bytes_per_s": bytes_per_s, "latency_s": latency_s, "source": source}

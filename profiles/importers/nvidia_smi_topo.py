@@ -27,7 +27,7 @@ Matrix = Mapping[str, tuple[str, ...]]  # row → its cells, in the order of the
 
 
 def _header(file: ForeignFile) -> tuple[int, tuple[str, ...]]:
-    """Line number and devices of the header."""
+    """Return line number and devices of the header."""
     for number, line in file.lines():
         words = line.split()
         if words and _GPU.fullmatch(words[0]) and not any(_CELL.fullmatch(word) for word in words):
@@ -65,12 +65,12 @@ def _rows(file: ForeignFile, start: int, devices: Sequence[str]) -> tuple[Matrix
 
 
 def _links(cell: str) -> int:
-    """NVLinks of one cell; 0 for PCIe."""
+    """Return the NVLinks of one cell; 0 for PCIe."""
     return int(cell[2:]) if cell.startswith("NV") else 0
 
 
 def _nvlinks(counts: Sequence[int]) -> int:
-    """NVLinks that leave a GPU, from its cells to every other GPU.
+    """Return NVLinks that leave a GPU, from its cells to every other GPU.
 
     Where links go straight to peers the counts add up; behind NVSwitch every cell names all of
     them. More than a GPU can have means a switch.
@@ -80,7 +80,7 @@ def _nvlinks(counts: Sequence[int]) -> int:
 
 
 def _near(cells: Sequence[str], nics: Mapping[int, str]) -> tuple[str | None, tuple[str, ...]]:
-    """The nearest path to any network card, and the cards it leads to."""
+    """Return the nearest path to any network card, and the cards it leads to."""
     for path in PATHS:
         found = tuple(name for column, name in nics.items() if cells[column] == path)
         if found:
@@ -89,7 +89,7 @@ def _near(cells: Sequence[str], nics: Mapping[int, str]) -> tuple[str | None, tu
 
 
 def _numa(words: Sequence[str]) -> int | None:
-    """NUMA affinity: the word after the CPU affinity."""
+    """Return NUMA affinity: the word after the CPU affinity."""
     return int(words[1]) if len(words) > 1 and re.fullmatch(r"[0-9]{1,4}", words[1]) else None
 
 
@@ -108,13 +108,13 @@ def _check_symmetric(file: ForeignFile, matrix: Matrix, devices: Sequence[str]) 
 
 
 def looks_like(file: ForeignFile) -> bool:
-    """Whether the text holds such a matrix."""
+    """Return whether the text holds such a matrix."""
     lines = [line.split() for _, line in file.lines()]
     return any(words[:2] == ["GPU0", "X"] for words in lines)
 
 
 def read_nvidia_smi_topo(path: Path | str) -> NodeTopology:
-    """GPUs, NVLink islands and the nearest network cards of each GPU.
+    """Return GPUs, NVLink islands and the nearest network cards of each GPU.
 
     Raises:
         ProfileError: no header, a missing or broken row, or a matrix that is not symmetric.

@@ -73,12 +73,12 @@ FORMATS: Mapping[str, ForeignFormat] = {
 
 
 def format_names() -> tuple[str, ...]:
-    """The names of all formats, sorted."""
+    """Return the names of all formats, sorted."""
     return tuple(sorted(FORMATS))
 
 
 def detect_format(path: Path | str) -> str:
-    """The name of the format that a file's content has.
+    """Return the name of the format that a file's content has.
 
     Raises:
         ProfileError: the file cannot be read, or has none of the formats.

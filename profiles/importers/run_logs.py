@@ -72,7 +72,7 @@ class RunLog:
     _clock: tuple[int, datetime] | None = None  # step and time of the line before
 
     def lines(self) -> Iterator[LogLine]:
-        """The lines of the file; notes on the way whether memory ran out."""
+        """Yield the lines of the file, and note whether memory ran out."""
         total = self.file.text.count("\n") + 1
         for number, line in self.file.lines():
             prefix = _PREFIX.match(line)
@@ -88,7 +88,7 @@ class RunLog:
             self.segments.append({})
 
     def is_of_first_rank(self, rank: int | None) -> bool:
-        """Whether steps of this rank count: all ranks log the same steps, one is enough."""
+        """Return whether steps of this rank count: all ranks log the same steps, one is enough."""
         if self.first_rank is None:
             self.first_rank = rank
         return rank is None or rank == self.first_rank
@@ -104,7 +104,7 @@ class RunLog:
             current[step.number] = step
 
     def seconds_since(self, number: int, at: datetime | None) -> float | None:
-        """Mean seconds of the steps since the line before; None on the first line of a start."""
+        """Return mean seconds of the steps since the line before; None on the first line of a start."""
         last = self._clock
         if at is None or (last and last[0] - LAG <= number <= last[0]):
             return None
@@ -131,7 +131,7 @@ class RunLog:
         self.configuration[name] = self.file.whole(text, f"{where}, {name}", low=0, high=2**31 - 1)
 
     def finish(self) -> MeasuredRun:
-        """The run: median and spread of the steps after warm-up.
+        """Return the run: median and spread of the steps after warm-up.
 
         Raises:
             ProfileError: too few steps, and the run did not run out of memory either.
@@ -196,13 +196,13 @@ def timestamp(text: str) -> datetime | None:
 
 
 def _median(values: list[float | None]) -> float | None:
-    """The median of what is known; None when nothing is."""
+    """Return the median of what is known; None when nothing is."""
     known = [value for value in values if value is not None]
     return float(np.median(known)) if known else None
 
 
 def _tokens(kept: list[Step], median: float | None, configuration: Mapping[str, int]) -> float | None:
-    """Tokens a second and GPU: as logged, else from batch, sequence, step time and GPUs."""
+    """Return tokens a second and GPU: as logged, else from batch, sequence, step time and GPUs."""
     logged = _median([step.tokens_per_s_per_gpu for step in kept])
     parts = [configuration.get(name) for name in ("global_batch_size", "seq_length", "num_gpus")]
     if logged is not None or median is None or not all(parts):

@@ -46,7 +46,7 @@ def split_hostlist(text: str) -> list[str]:
 
 
 def _numbers(file: ForeignFile, text: str, where: str) -> list[str]:
-    """The numbers of one pair of brackets, with their leading zeros."""
+    """Return the numbers of one pair of brackets, with their leading zeros."""
     found: list[str] = []
     for entry in text.split(","):
         bounds = _RANGE.fullmatch(entry)
@@ -60,7 +60,7 @@ def _numbers(file: ForeignFile, text: str, where: str) -> list[str]:
 
 
 def expand_hostlist(file: ForeignFile, text: str, where: str) -> tuple[str, ...]:
-    """The hosts that ``rack[0-1]node[01-04],login`` names, in order.
+    """Return the hosts that ``rack[0-1]node[01-04],login`` names, in order.
 
     Raises:
         ProfileError: unbalanced brackets, an empty entry, or more than a million hosts.
@@ -84,7 +84,7 @@ def expand_hostlist(file: ForeignFile, text: str, where: str) -> tuple[str, ...]
 
 
 def _lines(file: ForeignFile) -> Iterator[_Line]:
-    """Logical lines: comments dropped, continued lines joined."""
+    """Yield logical lines: comments dropped, continued lines joined."""
     held, start = "", 0
     for number, line in file.lines():
         start = start if held else number
@@ -100,7 +100,7 @@ def _lines(file: ForeignFile) -> Iterator[_Line]:
 
 
 def _parameters(file: ForeignFile, words: Sequence[str], where: str) -> dict[str, str]:
-    """The parameters of one line."""
+    """Return the parameters of one line."""
     values: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -112,7 +112,7 @@ def _parameters(file: ForeignFile, words: Sequence[str], where: str) -> dict[str
 
 
 def _switch(file: ForeignFile, line: _Line) -> Switch:
-    """One switch or block, without its parent."""
+    """Return one switch or block, without its parent."""
     name = line.values.get("switchname", line.values.get("blockname", ""))
     if not _HOST.fullmatch(name) or not {"nodes", "switches"} & set(line.values):
         raise file.fault(line.where, "expected SwitchName=… (or BlockName=…) with Nodes=… or Switches=…")
@@ -124,7 +124,7 @@ def _switch(file: ForeignFile, line: _Line) -> Switch:
 
 
 def _with_parents(file: ForeignFile, switches: dict[str, Switch]) -> tuple[Switch, ...]:
-    """The switches with their parents: every switch below at most one other, no node twice."""
+    """Return the switches with their parents: every switch below at most one other, no node twice."""
     parents: dict[str, str] = {}
     owners: dict[str, str] = {}
     for switch in switches.values():
@@ -158,13 +158,13 @@ def _check_roots(file: ForeignFile, switches: dict[str, Switch], parents: dict[s
 
 
 def looks_like(file: ForeignFile) -> bool:
-    """Whether the text defines switches or blocks."""
+    """Return whether the text defines switches or blocks."""
     lines = (line.strip().lower() for _, line in file.lines())
     return any(re.match(r"(switchname|blockname)\s*=", line) for line in lines)
 
 
 def read_slurm_topology(path: Path | str) -> SwitchTree:
-    """The tree of switches with the nodes of each.
+    """Return the tree of switches with the nodes of each.
 
     Raises:
         ProfileError: an unknown parameter, a broken list of hosts, an unknown switch, or no tree.

@@ -71,7 +71,7 @@ def _step(log: RunLog, line: LogLine, number: int) -> None:
 
 
 def _seconds(configuration: Mapping[str, int], tokens: float) -> float | None:
-    """Seconds of a step from tokens a second and GPU; None where the log names no sizes."""
+    """Return the seconds of a step from tokens a second and GPU; None where the log names no sizes."""
     names = ("global_batch_size", "seq_length", "num_gpus")
     sizes = [configuration.get(name, 0) for name in names]
     return sizes[0] * sizes[1] / (tokens * sizes[2]) if all(sizes) else None
@@ -111,7 +111,7 @@ def _configuration(log: RunLog, line: LogLine) -> None:
 
 
 def looks_like(file: ForeignFile) -> bool:
-    """Whether the text holds steps of torchtitan."""
+    """Return whether the text holds steps of torchtitan."""
     ran_out = "torchtitan" in file.text and OUT_OF_MEMORY.search(file.text) is not None
     return ran_out or any(_STEP.search(line) and "tps:" in line for _, line in file.lines())
 

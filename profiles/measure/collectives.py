@@ -43,7 +43,7 @@ class Ranks:
 
     @property
     def leads(self) -> bool:
-        """Whether this process keeps the file."""
+        """Return whether this process keeps the file."""
         return self.rank == 0
 
     def words(self) -> str:
@@ -92,7 +92,7 @@ def told(value: T, device: Device) -> T:
 
 
 def slowest(seconds: list[float], device: Device) -> list[float]:
-    """The longest time of any rank, entry by entry: a collective ends when its last rank does."""
+    """Return the longest time of any rank, entry by entry: a collective ends when its last rank does."""
     torch = device.torch
     values = torch.tensor(seconds, dtype=torch.float64, device=device.name)
     torch.distributed.all_reduce(values, op=torch.distributed.ReduceOp.MAX)
@@ -108,7 +108,7 @@ Run = Callable[[], object]
 
 
 def payloads_of(device_kind: str, *, quick: bool) -> tuple[int, ...]:
-    """The payloads to measure, in bytes."""
+    """Return the payloads to measure, in bytes."""
     if quick:
         return QUICK_PAYLOADS
     return CPU_PAYLOADS if device_kind == "cpu" else FULL_PAYLOADS
@@ -117,7 +117,7 @@ def payloads_of(device_kind: str, *, quick: bool) -> tuple[int, ...]:
 def measure_collective(
     operator: str, payload_bytes: int, ranks: Ranks, device: Device, effort: Effort, *, task: str
 ) -> list[Measurement]:
-    """One collective of one payload; all ranks call this together, each gets the same figures."""
+    """Return one collective of one payload; all ranks call this together, each gets the same figures."""
     size = ranks.world_size
     elements = -(-payload_bytes // (device.element_bytes * size)) * size  # a whole share for every rank
     run = _runs(elements, ranks, device)[operator]
@@ -131,7 +131,7 @@ def measure_collective(
 
 
 def _sent_share(operator: str, size: int) -> float:
-    """Bytes that each rank sends over the payload (Thakur, Rabenseifner and Gropp 2005)."""
+    """Return bytes that each rank sends over the payload (Thakur, Rabenseifner and Gropp 2005)."""
     share = (size - 1) / size
     return {"all_reduce": 2 * share, "p2p": 1.0}.get(operator, share)
 
@@ -151,7 +151,7 @@ def _repeats(run: Run, device: Device, effort: Effort) -> int:
 
 
 def _seconds(run: Run, device: Device, repeats: int) -> list[float]:
-    """This rank's time of each repeat; a barrier before each lets all start together."""
+    """Return this rank's time of each repeat; a barrier before each lets all start together."""
     seconds = []
     for _ in range(repeats):
         device.torch.distributed.barrier()
@@ -161,7 +161,7 @@ def _seconds(run: Run, device: Device, repeats: int) -> list[float]:
 
 
 def _runs(elements: int, ranks: Ranks, device: Device) -> Mapping[str, Run]:
-    """Every collective on its buffers.
+    """Return every collective on its buffers.
 
     torch 2.13 renamed all_gather_into_tensor and reduce_scatter_tensor; either name is taken.
     """

@@ -27,7 +27,7 @@ MILLISECONDS = 1e3
 
 
 def load_torch() -> ModuleType:
-    """The torch module.
+    """Return the torch module.
 
     Raises:
         ProfileError: it is not installed, or does not load.
@@ -62,16 +62,16 @@ class Device:
 
     @property
     def torch_dtype(self) -> object:
-        """The measured precision as torch has it."""
+        """Return the measured precision as torch has it."""
         return getattr(self.torch, DTYPES[self.dtype])
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one element in the measured precision."""
+        """Return the bytes of one element in the measured precision."""
         return ELEMENT_BYTES[self.dtype]
 
     def random(self, *shape: int, scale: float = 1.0, learned: bool = False) -> Tensor:
-        """Normal random numbers: zeros would draw less power and run faster than real data."""
+        """Return normal random numbers: zeros would draw less power and run faster than real data."""
         values = self.torch.randn(shape, dtype=self.torch_dtype, device=self.name) * scale
         return values.requires_grad_(learned)
 
@@ -137,7 +137,7 @@ class Device:
 
 
 def open_device(kind: str, *, dtype: str, index: int = 0) -> Device:
-    """The device to measure: ``auto`` is the GPU where there is one.
+    """Return the device to measure: ``auto`` is the GPU where there is one.
 
     Raises:
         ProfileError: torch is missing, or was built for other GPUs or another driver.

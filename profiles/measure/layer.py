@@ -28,14 +28,14 @@ EPSILON = 1e-5  # of norms, as Llama's
 
 
 def norm_of(model: ModelSpec, device: Device) -> Callable[[Tensor, Tensor], Tensor]:
-    """The model's norm over the last dimension: ``norm(x, weight)``."""
+    """Return the model's norm over the last dimension: ``norm(x, weight)``."""
     functional = device.torch.nn.functional
     apply = functional.rms_norm if model.norm_kind == "rmsnorm" else functional.layer_norm
     return lambda x, weight: apply(x, weight.shape, weight, eps=EPSILON)
 
 
 def activation_of(model: ModelSpec, device: Device) -> Callable[[Tensor], Tensor]:
-    """SwiGLU (arXiv:2002.05202) of gate and up side by side, or GELU."""
+    """Return SwiGLU (arXiv:2002.05202) of gate and up side by side, or GELU."""
     functional = device.torch.nn.functional
     if not model.gated_mlp:
         return lambda x: functional.gelu(x, approximate="tanh")
@@ -56,7 +56,7 @@ def rotations(seq_length: int, head_dim: int, device: Device) -> tuple[Tensor, T
 
 
 def rotated(x: Tensor, cosines: Tensor, sines: Tensor, device: Device) -> Tensor:
-    """Rotary embedding of x, shape (…, seq_length, head_dim)."""
+    """Return rotary embedding of x, shape (…, seq_length, head_dim)."""
     first, second = x.chunk(2, dim=-1)
     return x * cosines + device.torch.cat((-second, first), dim=-1) * sines
 
@@ -89,7 +89,7 @@ class Experts:
 
     @classmethod
     def of(cls, shard: Shard, device: Device, activation: Callable[[Tensor], Tensor]) -> Experts:
-        """A random balanced assignment; slots repeat where loads are rounded up."""
+        """Return a random balanced assignment; slots repeat where loads are rounded up."""
         torch, top_k = device.torch, shard.model.moe.top_k if shard.model.moe else 1
         routed = shard.tokens * top_k
         rows = torch.arange(shard.local_experts * shard.expert_rows, device=device.name) % routed
@@ -128,7 +128,7 @@ GROUP_MULTIPLE = 8
 
 
 def ends_of(experts: int, rows: int, device: Device) -> Tensor:
-    """Where the rows of each of equally loaded experts end, int32, shape (experts,)."""
+    """Return where the rows of each of equally loaded experts end, int32, shape (experts,)."""
     torch = device.torch
     return torch.arange(1, experts + 1, dtype=torch.int32, device=device.name) * rows
 
@@ -149,7 +149,7 @@ class Layer:
 
     @property
     def trained(self) -> tuple[Tensor, ...]:
-        """All weights, or the adapters of a frozen layer."""
+        """Return all weights, or the adapters of a frozen layer."""
         if not self.shard.lora_rank:
             return tuple(self.weights.values())
         return tuple(matrix for pair in self.adapters.values() for matrix in pair)
@@ -185,7 +185,7 @@ class Layer:
         return self._attended(q, k, self._heads(v, shard.kv_heads))
 
     def _latent_attention(self, x: Tensor) -> Tensor:
-        """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
+        """Return multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
         shard, mla, torch = self.shard, self.shard.model.mla, self.device.torch
         if mla is None:
             return x
@@ -217,7 +217,7 @@ class Layer:
 
 
 def build_layer(shard: Shard, kind: LayerKind, device: Device) -> Layer:
-    """A layer with random weights of the variance that keeps activations near 1."""
+    """Return a layer with random weights of the variance that keeps activations near 1."""
     model = shard.model
     rope_dim = model.mla.qk_rope_head_dim if model.mla else model.head_dim
     cosines, sines = rotations(shard.seq_length, rope_dim, device)
@@ -236,7 +236,7 @@ def build_layer(shard: Shard, kind: LayerKind, device: Device) -> Layer:
 
 
 def _weights(shard: Shard, kind: LayerKind, device: Device) -> dict[str, Tensor]:
-    """Matrices (outputs, inputs), biases where the model has them, norms."""
+    """Return matrices (outputs, inputs), biases where the model has them, norms."""
     model, weights, learned = shard.model, {}, not shard.lora_rank
     for name, (n, k) in shard.matrices(kind).items():
         weights[name] = device.random(n, k, scale=k**-0.5, learned=learned)
@@ -269,7 +269,7 @@ def _adapters(shard: Shard, kind: LayerKind, device: Device) -> dict[str, tuple[
 
 
 def _has_bias(model: ModelSpec, name: str) -> bool:
-    """Whether the product of a matrix of ``Shard.matrices`` has a bias."""
+    """Return whether the product of a matrix of ``Shard.matrices`` has a bias."""
     if name == "router":
         return bool(model.moe and model.moe.router_bias)
     if name == "attention_out":
@@ -337,7 +337,7 @@ class End:
 
 
 def embedding_of(shard: Shard, device: Device) -> End:
-    """The look-up of one micro-batch in this rank's rows of the table."""
+    """Return the look-up of one micro-batch in this rank's rows of the table."""
     learned, functional = not shard.lora_rank, device.torch.nn.functional
     table = device.random(shard.vocab, shard.model.hidden_size, learned=learned)
     tokens = _tokens(shard, device)
@@ -352,7 +352,7 @@ def embedding_of(shard: Shard, device: Device) -> End:
 
 
 def head_of(shard: Shard, device: Device) -> End:
-    """Last norm, product with this rank's rows, and cross entropy of fp32 logits."""
+    """Return last norm, product with this rank's rows, and cross entropy of fp32 logits."""
     model, learned, functional = shard.model, not shard.lora_rank, device.torch.nn.functional
     norm, width = norm_of(model, device), model.hidden_size
     x = device.random(shard.tokens, width, learned=True)
@@ -403,7 +403,7 @@ def _updates(
 
 
 def _accumulation(weights: tuple[Tensor, ...], device: Device, effort: Effort) -> Timing:
-    """Gradients in the measured precision added to fp32 buffers, one kernel for each weight."""
+    """Return gradients in the measured precision added to fp32 buffers, one kernel for each weight."""
     torch = device.torch
     gradients = [torch.randn_like(weight) for weight in weights]
     sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
@@ -416,7 +416,7 @@ def _accumulation(weights: tuple[Tensor, ...], device: Device, effort: Effort) -
 
 
 def _optimizer_step(trained: tuple[Tensor, ...], device: Device, effort: Effort) -> Timing:
-    """One fused AdamW step on fp32 master weights, and the copy back to the trained weights."""
+    """Return one fused AdamW step on fp32 master weights, and the copy back to the trained weights."""
     torch = device.torch
     weights = [weight.detach() for weight in trained]
     masters = [torch.nn.Parameter(weight.float().clone()) for weight in weights]
@@ -454,7 +454,7 @@ def _kept_bytes(layer: Layer, x: Tensor) -> int:
 
 
 def _peak_bytes(layer: Layer, inputs: tuple[Tensor, ...]) -> int | None:
-    """Bytes that the allocator held at the peak of a forward and backward pass; None on a CPU.
+    """Return bytes that the allocator held at the peak of a forward and backward pass; None on a CPU.
 
     The buffer that flushes the cache between repeats is not counted.
     """

@@ -39,7 +39,7 @@ Maker = Callable[[Shard, Device], Operator]
 
 
 def memory_bound_makers(model: ModelSpec) -> Mapping[str, Maker]:
-    """The operators of a model, by name."""
+    """Return the operators of a model, by name."""
     makers: dict[str, Maker] = {
         model.norm_kind: _norm,
         "residual": _residual,
@@ -145,7 +145,7 @@ BACKWARD_PRODUCTS = (
 
 
 def attention_shape(shard: Shard) -> dict[str, int]:
-    """The sizes that decide the time."""
+    """Return the sizes that decide the time."""
     return {
         "batch": shard.micro_batch_size,
         "heads": shard.heads,
@@ -214,7 +214,7 @@ def measure_gemm(gemm: Gemm, label: Label, device: Device, effort: Effort) -> li
 def _grouped_passes(
     gemm: Gemm, x: Tensor, w: Tensor, dy: Tensor, device: Device
 ) -> dict[str, Callable[[], Tensor]] | None:
-    """The three products of all experts in one kernel each; None where torch has none for these."""
+    """Return the three products of all experts in one kernel each; None where torch has none for these."""
     product = device.grouped_product
     if product is None or gemm.m % GROUP_MULTIPLE:
         return None

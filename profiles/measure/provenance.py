@@ -55,7 +55,7 @@ def machine_of(device: Device) -> Machine:
 
 
 def session_of(device: Device, command: Sequence[str]) -> Session:
-    """This start of the command."""
+    """Return this start of the command."""
     try:
         ours = version("meshwright")
     except PackageNotFoundError:
@@ -69,7 +69,7 @@ def session_of(device: Device, command: Sequence[str]) -> Session:
 
 
 def differences(ours: Machine, theirs: Machine) -> list[str]:
-    """The facts in which two machines differ, as ``torch: 2.13.0 here, 2.12.0 there``."""
+    """Return the facts in which two machines differ, as ``torch: 2.13.0 here, 2.12.0 there``."""
     return [
         f"{name}: {getattr(ours, name)} here, {getattr(theirs, name)} there"
         for name in Machine.__dataclass_fields__
@@ -119,7 +119,7 @@ def _nvidia_smi(device: Device, fields: Sequence[str]) -> str:
 
 
 def _host_cpu() -> str:
-    """The processor as Linux names it, else the architecture."""
+    """Return the processor as Linux names it, else the architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -129,5 +129,5 @@ def _host_cpu() -> str:
 
 
 def plain(text: str) -> str:
-    """Text as a profile may hold it: printable and short."""
+    """Return text as a profile may hold it: printable and short."""
     return "".join(char if char.isprintable() else "?" for char in text[:MAX_TEXT])

@@ -59,7 +59,7 @@ class Notebook:
         self.profile = profile
 
     def holds(self, task: str) -> bool:
-        """Whether a task needs no measuring."""
+        """Return whether a task needs no measuring."""
         return task in self._done
 
     def add(self, task: str, measurements: list[Measurement]) -> None:
@@ -101,7 +101,7 @@ class Notebook:
 
 
 def open_notebook(path: Path, subject: Subject, machine: Machine, session: Session) -> Notebook:
-    """A new notebook, or the one at ``path`` when it is of the same subject on the same machine.
+    """Return a new notebook, or the one at ``path`` when it is of the same subject on the same machine.
 
     Raises:
         InvalidProblemError: the file holds measurements of something else, or made elsewhere.
@@ -146,7 +146,7 @@ class Wanted:
     groups: tuple[MeasuredGroup, ...]
 
     def shards(self) -> tuple[Shard, ...]:
-        """Every shard of the model.
+        """Return every shard of the model.
 
         Raises:
             InvalidProblemError: the model cannot be split so.
@@ -375,7 +375,7 @@ def _keep(task: Task, measurements: list[Measurement], notebook: Notebook, start
 
 
 def _words(one: Measurement) -> str:
-    """``forward 1.25 ms (1.24-1.31)``: the median, and between what a tenth and nine tenths lie."""
+    """Return ``forward 1.25 ms (1.24-1.31)``: the median, and between what a tenth and nine tenths lie."""
     low, middle, high = (
         f"{seconds * MILLISECONDS:.3g}"
         for seconds in (one.timing.p10_s, one.timing.median_s, one.timing.p90_s)

@@ -35,7 +35,7 @@ class Gemm:
 
     @property
     def flops(self) -> float:
-        """2 FLOPs for each multiply-add."""
+        """Return 2 FLOPs for each multiply-add."""
         return 2.0 * self.experts * self.m * self.n * self.k
 
 
@@ -88,41 +88,41 @@ class Shard:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one micro-batch."""
+        """Return the tokens of one micro-batch."""
         return self.micro_batch_size * self.seq_length
 
     @property
     def heads(self) -> int:
-        """Query heads of this rank."""
+        """Return query heads of this rank."""
         return self.model.num_attention_heads // self.tensor_parallel_size
 
     @property
     def kv_heads(self) -> int:
-        """Key/value heads of this rank; latent attention expands them to the query heads."""
+        """Return key/value heads of this rank; latent attention expands them to the query heads."""
         if self.model.mla is not None:
             return self.heads
         return max(1, self.model.num_kv_heads // self.tensor_parallel_size)
 
     @property
     def vocab(self) -> int:
-        """Rows of the output head of this rank, padded up."""
+        """Return the rows of the output head of this rank, padded up."""
         return -(-self.model.vocab_size // self.tensor_parallel_size)
 
     @property
     def local_experts(self) -> int:
-        """Routed experts of this rank (0 for a dense model)."""
+        """Return routed experts of this rank (0 for a dense model)."""
         return self.model.moe.num_experts // self.expert_parallel_size if self.model.moe else 0
 
     @property
     def expert_rows(self) -> int:
-        """Tokens that each local expert gets, rounded up: ep ranks send here, loads are balanced."""
+        """Return tokens that each local expert gets, rounded up: ep ranks send here, loads are balanced."""
         if self.model.moe is None:
             return 0
         routed = self.tokens * self.model.moe.top_k * self.expert_parallel_size
         return -(-routed // self.model.moe.num_experts)
 
     def sizes(self) -> dict[str, int]:
-        """How measurements name this shard."""
+        """Return how measurements name this shard."""
         return {
             "tensor_parallel_size": self.tensor_parallel_size,
             "micro_batch_size": self.micro_batch_size,
@@ -166,7 +166,7 @@ class Shard:
         return linear + experts + self.attention_flops() + self.adapter_flops(kind)
 
     def layer_backward_flops(self, kind: LayerKind) -> float:
-        """FLOPs of the gradients: frozen matrices have those of their inputs alone."""
+        """Return the FLOPs of the gradients: frozen matrices have those of their inputs alone."""
         forward = self.layer_forward_flops(kind)
         if not self.lora_rank:
             return 2.0 * forward
@@ -209,7 +209,7 @@ class Shard:
 
 
 def _mlp(name: str, model: ModelSpec, width: int, shard: Shard) -> dict[str, tuple[int, int]]:
-    """An MLP's two matrices: gate and up in one product, as frameworks fuse them, and down."""
+    """Return an MLP's two matrices: gate and up in one product, as frameworks fuse them, and down."""
     columns = width // shard.tensor_parallel_size
     return {
         f"{name}_up": ((model.mlp_matrices - 1) * columns, model.hidden_size),

@@ -32,14 +32,14 @@ QUICK = Effort(warmups=1, min_repeats=3, max_repeats=5, steady_spread=0.10, budg
 
 
 def timed(run: Callable[[], object], device: Device, effort: Effort) -> Timing:
-    """The timing of ``run``."""
+    """Return the timing of ``run``."""
     return timed_with(lambda: None, lambda _nothing: run(), device, effort)
 
 
 def timed_with(
     prepare: Callable[[], T], run: Callable[[T], object], device: Device, effort: Effort
 ) -> Timing:
-    """The timing of ``run`` on what ``prepare`` makes afresh, untimed, before each repeat."""
+    """Return the timing of ``run`` on what ``prepare`` makes afresh, untimed, before each repeat."""
     deadline_s = time.monotonic() + effort.budget_s
     for _ in range(effort.warmups):
         run(prepare())
@@ -68,7 +68,7 @@ def timed_backward(
 
 
 def timing_of(seconds: Sequence[float], host_s: Sequence[float] = ()) -> Timing:
-    """Median and percentiles (linear between the samples) of one operation's repeats."""
+    """Return median and percentiles (linear between the samples) of one operation's repeats."""
     p10_s, median_s, p90_s = (float(value) for value in np.percentile(seconds, (10, 50, 90)))
     return Timing(
         median_s=median_s,
@@ -102,7 +102,7 @@ class Label:
     def measured(
         self, kind: str, timing: Timing, *, flops: float = 0.0, moved_bytes: float = 0.0
     ) -> Measurement:
-        """The measurement of one kind of pass."""
+        """Return the measurement of one kind of pass."""
         return Measurement(
             task=self.task,
             group=self.group,

@@ -79,7 +79,7 @@ class MeasuredLayers:
 
     @classmethod
     def of(cls, profile: MeasuredProfile, *, accumulation_bytes: float = 0.0) -> MeasuredLayers | None:
-        """The layers of a measured profile; None where it holds none with both passes.
+        """Return the layers of a measured profile; None where it holds none with both passes.
 
         Args:
             profile: what was timed.
@@ -117,18 +117,18 @@ class MeasuredLayers:
         )
 
     def trains(self, lora_rank: int, lora_targets: tuple[str, ...]) -> bool:
-        """Whether the same weights were trained: all of them, or the same adapters."""
+        """Return whether the same weights were trained: all of them, or the same adapters."""
         if lora_rank != self.lora_rank:
             return False
         return not lora_rank or set(lora_targets) == set(self.lora_targets)
 
     def has_part(self, part: Part, model: ModelSpec) -> bool:
-        """Whether a part of ``model`` is of the shape that was timed."""
+        """Return whether a part of ``model`` is of the shape that was timed."""
         ignored = _NOT_OF_A_LAYER if part in ("embedding", "head") else (*_NOT_OF_A_LAYER, *_OF_THE_ENDS)
         return _shape(model, ignored) == _shape(self.model, ignored)
 
     def curve(self, part: Part, tensor_parallel_size: int) -> tuple[LayerTime, ...]:
-        """The times of a part at one tensor-parallel size, by micro-batch."""
+        """Return the times of a part at one tensor-parallel size, by micro-batch."""
         return tuple(
             time
             for time in self.times

@@ -148,7 +148,7 @@ class MeasuredProfile:
         )
 
     def to_json(self) -> dict[str, object]:
-        """The JSON object of the file; ``measured_profile_from_json`` reads it back."""
+        """Return the JSON object of the file; ``measured_profile_from_json`` reads it back."""
         raw: dict[str, object] = {"format": FORMAT, "version": VERSION}
         raw["subject"] = {
             **asdict(self.subject),
@@ -182,19 +182,19 @@ def write_measured_profile(path: Path, profile: MeasuredProfile) -> None:
 
 
 def _measurement_to_json(one: Measurement) -> dict[str, object]:
-    """One measurement; what was not measured is left out."""
+    """Return one measurement; what was not measured is left out."""
     raw = _without_none(asdict(one))
     raw["timing"] = _without_none(asdict(one.timing))
     return raw
 
 
 def _without_none(raw: dict[str, object]) -> dict[str, object]:
-    """The fields that have a value."""
+    """Return the fields that have a value."""
     return {name: value for name, value in raw.items() if value is not None}
 
 
 def link_of(profile: MeasuredProfile) -> MeasuredLink | None:
-    """Bus bandwidths of the collectives that were timed; None where none of a cluster's was."""
+    """Return bus bandwidths of the collectives that were timed; None where none of a cluster's was."""
     points: dict[tuple[str, int, int], dict[int, float]] = defaultdict(dict)
     for one in profile.measurements:
         ranks, per_node = one.shape.get("ranks", 1), one.shape.get("ranks_per_node", 1)

@@ -52,7 +52,7 @@ def read_measured_profile(path: Path) -> MeasuredProfile:
 
 
 def measured_profile_from_json(raw: object) -> MeasuredProfile:
-    """The measured profile that ``MeasuredProfile.to_json`` wrote.
+    """Return the measured profile that ``MeasuredProfile.to_json`` wrote.
 
     Raises:
         InvalidProblemError: missing, wrong or unknown fields, each with its JSON pointer.
@@ -74,17 +74,17 @@ def measured_profile_from_json(raw: object) -> MeasuredProfile:
 
 
 def _object(reader: FieldReader, name: str) -> FieldReader:
-    """The reader of a nested object that must be there."""
+    """Return the reader of a nested object that must be there."""
     return FieldReader(reader.value(name), f"{reader.pointer}/{name}", reader.faults)
 
 
 def _entries(reader: FieldReader, name: str) -> list[FieldReader]:
-    """The objects of a list that may be empty."""
+    """Return the objects of a list that may be empty."""
     return [] if reader.value(name) == [] else reader.children(name, high=MAX_ENTRIES)
 
 
 def _subject(reader: FieldReader) -> Subject:
-    """The model has faults of its own, which are raised at once."""
+    """Return the model; its own faults are raised at once."""
     model = reader.value("model")
     subject = Subject(
         model=_model(model if isinstance(model, dict) else {}),
@@ -103,7 +103,7 @@ def _subject(reader: FieldReader) -> Subject:
 
 
 def _model(raw: dict[str, object]) -> ModelSpec:
-    """The model that was measured; its faults point into the file."""
+    """Return the model that was measured; its faults point into the file."""
     try:
         return model_from_shape(raw)
     except InvalidProblemError as fault:
@@ -239,7 +239,7 @@ def measured_profile_schema() -> Schema:
 
 
 def _object_schema(properties: Mapping[str, Schema], *, optional: tuple[str, ...] = ()) -> Schema:
-    """An object of exactly these fields."""
+    """Return an object of exactly these fields."""
     return {
         "type": "object",
         "properties": dict(properties),

@@ -74,7 +74,7 @@ def backward_ratio(operator: str, part: str, *, gpu: GpuSpec, gradient_dtype: st
 
 @cache
 def measured_ratios() -> Mapping[str, Sequence[BackwardRatio]]:
-    """All measured ratios by GPU type.
+    """Return all measured ratios by GPU type.
 
     Raises:
         ProfileError: the file is broken.
@@ -124,7 +124,7 @@ def gemm_s(
     bytes_per_s: float,
     element_bytes: float = 2.0,
 ) -> FloatArray:
-    """Seconds of one (m, k) by (k, n) product.
+    """Return the seconds of one (m, k) by (k, n) product.
 
     ``t = ((2 m n k / rate)^4 + (bytes / bandwidth)^4)^(1/4) + launch`` with
     ``rate = flops * m / (m + m0) * n / (n + n0) * k / (k + k0)``: the saturating efficiency that
@@ -150,7 +150,7 @@ def gemm_s(
 def flash_attention_s(
     work_flops: FloatArray, tokens: FloatArray | float, *, operators: GpuOperators, flops: float
 ) -> FloatArray:
-    """Seconds of one flash attention forward pass over sequences of ``tokens`` tokens.
+    """Return the seconds of one flash attention forward pass over sequences of ``tokens`` tokens.
 
     ``work / (flops * s / (s + s0))``: the share of peak rises with the length of the sequence that
     one GPU sees (operator tables of A100, H100, B200).
@@ -160,7 +160,7 @@ def flash_attention_s(
 
 @cache
 def _tables() -> dict[str, Any]:
-    """The operator table of the catalog."""
+    """Return the operator table of the catalog."""
     table: dict[str, Any] = yaml.load(
         (_CATALOG / "operators.yaml").read_text(encoding="utf-8"), Loader=yaml.CSafeLoader
     )
@@ -168,7 +168,7 @@ def _tables() -> dict[str, Any]:
 
 
 def operators_of(gpu: GpuSpec) -> GpuOperators:
-    """The operator shares of a GPU type; of its architecture when the type was not measured."""
+    """Return the operator shares of a GPU type; of its architecture when the type was not measured."""
     table = _tables()
     row = table["gpus"].get(gpu.slug)
     values = table["default"] | table["architectures"].get(gpu.architecture, {}) | (row or {})

@@ -40,7 +40,7 @@ class LogAxis:
     count: int
 
     def position(self, quantity: FloatArray) -> FloatArray:
-        """Where quantities lie in units of nodes; outside of ``[0, count - 1]`` beyond the ends."""
+        """Return where quantities lie in units of nodes; outside of ``[0, count - 1]`` beyond the ends."""
         return np.asarray((np.log2(quantity) - self.low) / self.step)
 
 
@@ -78,7 +78,7 @@ class LogGrid:
         )
 
     def outside(self, point: tuple[FloatArray, ...]) -> BoolArray:
-        """Whether each point lies beyond an end of any axis, shape (n,)."""
+        """Return whether each point lies beyond an end of any axis, shape (n,)."""
         beyond = np.zeros(np.broadcast_shapes(*(quantity.shape for quantity in point)), dtype=np.bool_)
         for axis, quantity in zip(self.axes, point, strict=True):
             position = axis.position(quantity)
@@ -120,20 +120,20 @@ class OperatorModel:
 
 
 def _joined_s(compute_s: FloatArray, memory_s: FloatArray) -> FloatArray:
-    """A smooth maximum, the 4-norm: measured GEMMs round the ridge off about so much."""
+    """Return a smooth maximum, the 4-norm: measured GEMMs round the ridge off about so much."""
     compute, memory = compute_s * compute_s, memory_s * memory_s
     return np.asarray(np.sqrt(np.sqrt(compute * compute + memory * memory)))
 
 
 def _gemm_roof_s(arguments: Quantities, roof: Roof) -> FloatArray:
-    """``2 m n k`` operations against both inputs read and a 2-byte output written once."""
+    """Return ``2 m n k`` operations against both inputs read and a 2-byte output written once."""
     m, n, k = arguments
     moved = (m + n) * k * roof.element_bytes + 2.0 * m * n
     return _joined_s(2.0 * m * n * k / roof.flops, moved / roof.bytes_per_s) + roof.fixed_s
 
 
 def _attention_point(arguments: Quantities) -> Quantities:
-    """Parallel work counts in heads of the whole batch; sharing of keys as heads per kv head."""
+    """Return the axes of the table: heads of the whole batch, and heads per kv head."""
     batch, heads, kv_heads, seq_len, head_dim = arguments
     return seq_len, batch * heads, heads / kv_heads, head_dim
 
@@ -157,12 +157,12 @@ def _grouped_roof_s(arguments: Quantities, roof: Roof) -> FloatArray:
 
 
 def _memory_roof_s(arguments: Quantities, roof: Roof) -> FloatArray:
-    """Bytes read and written over the bandwidth."""
+    """Return bytes read and written over the bandwidth."""
     return arguments[0] / roof.bytes_per_s + roof.fixed_s
 
 
 def bus_bytes(collective: str, ranks: FloatArray, payload_bytes: FloatArray) -> FloatArray:
-    """Bytes each rank's link carries: the bus-bandwidth convention of nccl-tests (PERFORMANCE.md).
+    """Return bytes each rank's link carries: the bus-bandwidth convention of nccl-tests (PERFORMANCE.md).
 
     ``(n - 1) / n`` of the payload, twice for an all-reduce. The payload is the whole gathered or
     reduced buffer; of an all-to-all what one rank sends, its own share included.
@@ -245,11 +245,11 @@ class OperatorTable:
         return self.grid.outside(MODELS[self.operator].point(arrays))
 
     def roof_s(self, *arguments: FloatArray, roof: Roof | None = None) -> FloatArray:
-        """Seconds on ideal hardware: the measured GPU's, or another roof."""
+        """Return seconds on ideal hardware: the measured GPU's, or another roof."""
         return MODELS[self.operator].roof_s(arguments, roof or self.roof)
 
     def slowdown(self, *arguments: FloatArray) -> FloatArray:
-        """Measured seconds over the roof's, for arguments of one shape (n,)."""
+        """Return measured seconds over the roof's, for arguments of one shape (n,)."""
         return np.exp2(self.grid.at(MODELS[self.operator].point(arguments)))
 
     def _seconds(self, arguments: Quantities) -> FloatArray:
@@ -279,7 +279,7 @@ class OperatorTables:
 def gemm_s(
     m: ArrayLike, n: ArrayLike, k: ArrayLike, *, tables: OperatorTables, precision: str = "bf16"
 ) -> FloatArray:
-    """Seconds of a (m, k) by (k, n) product, weights stored (n, k) as in a forward pass.
+    """Return the seconds of a (m, k) by (k, n) product, weights stored (n, k) as in a forward pass.
 
     In fp8 the product alone: casts of its inputs are memory-bound operators of their own.
     """
@@ -295,7 +295,7 @@ def attention_forward_s(
     head_dim: ArrayLike,
     tables: OperatorTables,
 ) -> FloatArray:
-    """Seconds of causal flash attention over whole sequences, forward, in bf16."""
+    """Return the seconds of causal flash attention over whole sequences, forward, in bf16."""
     return tables.find("attention_forward").seconds(batch, heads, kv_heads, seq_len, head_dim)
 
 
@@ -307,7 +307,7 @@ def memory_bound_s(moved_bytes: ArrayLike, *, tables: OperatorTables) -> FloatAr
 def collective_s(
     collective: str, ranks: ArrayLike, payload_bytes: ArrayLike, *, tables: OperatorTables
 ) -> FloatArray:
-    """Seconds of an NCCL collective among GPUs of one node.
+    """Return the seconds of an NCCL collective among GPUs of one node.
 
     Args:
         collective: all_reduce, all_gather, reduce_scatter or all_to_all.
@@ -321,7 +321,7 @@ def collective_s(
 def bus_bytes_per_s(
     collective: str, ranks: ArrayLike, payload_bytes: ArrayLike, *, tables: OperatorTables
 ) -> FloatArray:
-    """Bus bandwidth in the convention of nccl-tests, from ``collective_s``."""
+    """Return bus bandwidth in the convention of nccl-tests, from ``collective_s``."""
     sizes = np.asarray(ranks, dtype=np.float64), np.asarray(payload_bytes, dtype=np.float64)
     taken = collective_s(collective, *sizes, tables=tables)
     return np.asarray(bus_bytes(collective, *sizes) / taken)
@@ -329,19 +329,19 @@ def bus_bytes_per_s(
 
 @cache
 def operator_table_names() -> tuple[str, ...]:
-    """The GPU types that have measured operator tables."""
+    """Return the GPU types that have measured operator tables."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.json") if path.stem != "backward"))
 
 
 @cache
 def operator_tables_digest(gpu: str) -> str:
-    """First 12 hex digits of SHA-256 over the tables' file: equal tables, equal digests."""
+    """Return the first 12 hex digits of SHA-256 over the tables' file: equal tables, equal digests."""
     return hashlib.sha256((FOLDER / f"{gpu}.json").read_bytes()).hexdigest()[:12]
 
 
 @cache
 def load_operator_tables(gpu: str) -> OperatorTables:
-    """The measured operators of a GPU type, by its catalog name.
+    """Return the measured operators of a GPU type, by its catalog name.
 
     Raises:
         ProfileError: the type was not measured, or its file is broken.

@@ -29,7 +29,7 @@ _TOKEN = re.compile(r"ms_[A-Za-z0-9_-]{43}")
 
 
 def is_session(token: str) -> bool:
-    """Whether a token has the shape of a session's."""
+    """Return whether a token has the shape of a session's."""
     return _TOKEN.fullmatch(token) is not None
 
 
@@ -83,7 +83,7 @@ class Access:
         self._look_again_at = 0.0
 
     def remembered(self, token: str | None) -> Caller | None:
-        """The caller without asking the database; None: ask it."""
+        """Return the caller without asking the database; None: ask it."""
         now = time.monotonic()
         if token is None:
             return None if self._has_keys or now >= self._look_again_at else LOCAL_USER
@@ -116,7 +116,7 @@ class Access:
         return self._has_keys
 
     def demands_keys(self) -> bool:
-        """Whether this database has, or ever had, a key."""
+        """Return whether this database has, or ever had, a key."""
         now = time.monotonic()
         if not self._has_keys and now >= self._look_again_at:
             with self._database.read() as connection:
@@ -143,7 +143,7 @@ class Access:
         return Caller(tenant=key.tenant, scope=key.scope, key_id=key.id)
 
     def _of_session(self, token: str) -> Caller:
-        """The caller of a session: its key must still be usable."""
+        """Return the caller of a session: its key must still be usable."""
         with self._database.read() as connection:
             key = session_key(connection, hash_of(token))
         if key is None or not key.usable:

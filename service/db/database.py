@@ -72,7 +72,7 @@ class Database:
 
     @property
     def dialect(self) -> str:
-        """``sqlite`` or ``postgresql``."""
+        """Return ``sqlite`` or ``postgresql``."""
         return self._engine.dialect.name
 
     @contextmanager
@@ -132,7 +132,7 @@ class Database:
 
 
 def sqlite_path(url: str) -> Path | None:
-    """The file of a SQLite URL; None for every other database."""
+    """Return the file of a SQLite URL; None for every other database."""
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite" or parsed.database is None:
         return None
@@ -140,12 +140,12 @@ def sqlite_path(url: str) -> Path | None:
 
 
 def compact_json(value: object) -> str:
-    """JSON without spaces; NaN and infinities raise ValueError."""
+    """Return JSON without spaces; NaN and infinities raise ValueError."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
 def _engine(url: URL) -> Engine:
-    """The engine, its pool and, on SQLite, its pragmas."""
+    """Return the engine, its pool and, on SQLite, its pragmas."""
     pool = {"pool_size": 8, "max_overflow": 32, "pool_timeout": POOL_TIMEOUT_S}
     logs = {"hide_parameters": True}  # an error names its statement, and nothing that a tenant has stored
     if url.get_backend_name() != "sqlite":

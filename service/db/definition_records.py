@@ -35,7 +35,7 @@ def _own(tenant: str, kind: Kind) -> tuple[ColumnElement[bool], ...]:
 def find_definition(
     connection: Connection, tenant: str, kind: Kind, name: str, version: int | None
 ) -> DefinitionRecord | None:
-    """One version of a definition, or its newest; a deleted one is not there."""
+    """Return one version of a definition, or its newest; a deleted one is not there."""
     query = select(*_RECORD).where(
         *_own(tenant, kind), definitions.c.name == name, definitions.c.deleted_at_s.is_(None)
     )
@@ -63,7 +63,7 @@ def newest_definitions(
 
 
 def count_names(connection: Connection, tenant: str, kind: Kind) -> int:
-    """How many definitions of a kind a tenant has."""
+    """Return how many definitions of a kind a tenant has."""
     query = select(func.count(definitions.c.name.distinct())).where(
         *_own(tenant, kind), definitions.c.deleted_at_s.is_(None)
     )

@@ -40,13 +40,13 @@ _AFTER = (
 def events_after(
     connection: Connection, tenant: str, job_id: str, *, after: int, limit: int
 ) -> list[EventRecord]:
-    """Up to ``limit`` events of a job, in order, after the event ``after``."""
+    """Return up to ``limit`` events of a job, in order, after the event ``after``."""
     asked = {"asker": tenant, "asked": job_id, "after": after, "most": limit}
     return [EventRecord(**row) for row in connection.execute(_AFTER, asked).mappings()]
 
 
 def newest_event_ids(connection: Connection, job_ids: Collection[str]) -> dict[str, int]:
-    """The id of the newest event of each job, whosever it is: numbers, never shown to a client.
+    """Return the id of the newest event of each job of any tenant: numbers, never shown to a client.
 
     Ids of one job only grow, as its row is locked while it changes; those of different jobs may be
     committed in another order.

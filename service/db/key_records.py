@@ -56,12 +56,12 @@ _AUDIT = tuple(audit.c[name] for name in AuditRecord.__slots__)
 
 
 def any_key(connection: Connection) -> bool:
-    """Whether this database has, or ever had, a key."""
+    """Return whether this database has, or ever had, a key."""
     return connection.execute(select(api_keys.c.id).limit(1)).first() is not None
 
 
 def find_key(connection: Connection, key_id: str) -> tuple[KeyRecord, str] | None:
-    """A key by its public id, and the hash of its secret."""
+    """Return a key by its public id, and the hash of its secret."""
     query = select(*_KEY, api_keys.c.secret_sha256).where(api_keys.c.id == key_id)
     row = connection.execute(query).mappings().one_or_none()
     if row is None:
@@ -112,7 +112,7 @@ def note(
 def newest_audit(
     connection: Connection, tenant: str, *, limit: int, before: int | None
 ) -> list[AuditRecord]:
-    """Up to ``limit`` rows of the audit trail, newest first, before the row ``before``."""
+    """Return up to ``limit`` rows of the audit trail, newest first, before the row ``before``."""
     query = select(*_AUDIT).where(audit.c.tenant == tenant)
     if before is not None:
         query = query.where(audit.c.id < before)
@@ -132,7 +132,7 @@ def insert_session(connection: Connection, token_sha256: str, *, key_id: str, li
 
 
 def session_key(connection: Connection, token_sha256: str) -> KeyRecord | None:
-    """The key that a session which has not ended was begun with."""
+    """Return the key that a session which has not ended was begun with."""
     query = select(sessions.c.key_id).where(
         sessions.c.token_sha256 == token_sha256, sessions.c.expires_at_s > now_s()
     )

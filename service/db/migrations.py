@@ -28,14 +28,14 @@ def downgrade(database: Database, revision: str) -> None:
 
 
 def current(database: Database) -> str | None:
-    """The revision the schema is at; None when it is empty."""
+    """Return the revision the schema is at; None when it is empty."""
     with database.read() as connection:
         return MigrationContext.configure(connection).get_current_revision()
 
 
 @cache
 def head() -> str:
-    """The newest revision this code knows."""
+    """Return the newest revision this code knows."""
     revision = ScriptDirectory(str(_SCRIPTS)).get_current_head()
     if revision is None:
         raise RuntimeError("the migrations are missing from this installation")

@@ -118,7 +118,7 @@ class PlanFilter:
 
     @property
     def descends(self) -> bool:
-        """Whether the largest comes first."""
+        """Return whether the largest comes first."""
         return self.sort.startswith("-")
 
 
@@ -131,7 +131,7 @@ def plans_like(
     after: tuple[float, str, int] | None,
     found_by_s: float,
 ) -> list[PlanFigures]:
-    """Up to ``limit`` plans after the position ``after`` (value sorted by, job, rank).
+    """Return up to ``limit`` plans after the position ``after`` (value sorted by, job, rank).
 
     A plan found by several jobs is listed once, from the newest job, unless one job is given. Plans
     that lack the figure sorted by are left out, and those found after ``found_by_s`` (UNIX time): a job
@@ -206,7 +206,7 @@ def insert_plans(
 
 
 def figures_of(plan: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a plan as its body and the problem of its job state them; None: they do not."""
+    """Return the columns of a plan as its body and the problem of its job state them; None: they do not."""
     config, prediction = plan.get("config") or {}, plan.get("prediction") or {}
     launchers = plan.get("launchers") or ()
     launcher = launchers[0] if request.get("launcher") == "any" and launchers else request.get("launcher")
@@ -222,7 +222,7 @@ def figures_of(plan: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str,
 
 
 def _num_gpus(config: Mapping[str, Any]) -> int:
-    """GPUs of a configuration, of all its stages and classes."""
+    """Return the GPUs of a configuration, of all its stages and classes."""
     if config.get("replicas"):
         return sum(_num_gpus(one) for one in config["replicas"])
     if config.get("stage_groups"):
@@ -269,7 +269,7 @@ def note_verified(connection: Connection, tenant: str, plan_ids: Sequence[str]) 
 
 
 def _measured(bodies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The columns of a plan that was measured."""
+    """Return the columns of a plan that was measured."""
     steps = [body["step_time_s"] for body in bodies if body.get("step_time_s")]
     peaks = [body["peak_memory_bytes"] for body in bodies if body.get("peak_memory_bytes")]
     return {

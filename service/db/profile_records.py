@@ -49,7 +49,7 @@ _MEASUREMENT = tuple(measurements.c[name] for name in MeasurementRecord.__slots_
 
 
 def find_profile(connection: Connection, tenant: str, profile_id: str) -> ProfileRecord | None:
-    """One profile of this tenant."""
+    """Return one profile of this tenant."""
     if not is_identifier(profile_id):
         return None
     query = select(*_PROFILE).where(profiles.c.tenant == tenant, profiles.c.id == profile_id)
@@ -66,7 +66,7 @@ def document_of(connection: Connection, profile_id: str) -> Mapping[str, Any] | 
 
 
 def version_of(connection: Connection, profile_id: str) -> int | None:
-    """Which version of its cluster's calibration a profile is; None: it is none of those."""
+    """Return which version of its cluster's calibration a profile is; None: it is none of those."""
     query = select(profiles.c.version).where(profiles.c.id == profile_id).limit(1)
     return connection.execute(query).scalar_one_or_none() if is_identifier(profile_id) else None
 
@@ -74,7 +74,7 @@ def version_of(connection: Connection, profile_id: str) -> int | None:
 def newest_profiles(
     connection: Connection, tenant: str, *, limit: int, before: tuple[float, str] | None
 ) -> list[ProfileRecord]:
-    """Up to ``limit`` profiles, newest first, after the position ``before`` (created_at_s, id)."""
+    """Return up to ``limit`` profiles, newest first, after the position ``before`` (created_at_s, id)."""
     query = select(*_PROFILE).where(profiles.c.tenant == tenant)
     if before is not None:
         query = query.where(tuple_(profiles.c.created_at_s, profiles.c.id) < before)
@@ -85,7 +85,7 @@ def newest_profiles(
 def latest_calibration(
     connection: Connection, tenant: str, scopes: Collection[str]
 ) -> ProfileRecord | None:
-    """The calibration that the newest measurement of some scopes led to."""
+    """Return the calibration that the newest measurement of some scopes led to."""
     query = select(*_PROFILE).where(profiles.c.tenant == tenant, profiles.c.scope.in_(scopes))
     newest = query.order_by(profiles.c.created_at_s.desc(), profiles.c.version.desc()).limit(1)
     row = connection.execute(newest).mappings().one_or_none()
@@ -93,7 +93,7 @@ def latest_calibration(
 
 
 def next_version(connection: Connection, tenant: str, scope: str) -> int:
-    """The version that the next calibration of a scope gets."""
+    """Return the version that the next calibration of a scope gets."""
     last = select(func.max(profiles.c.version)).where(
         profiles.c.tenant == tenant, profiles.c.scope == scope
     )
@@ -131,7 +131,7 @@ def find_measurement(connection: Connection, tenant: str, key: str) -> Measureme
 def newest_measurements(
     connection: Connection, tenant: str, scope: str, *, limit: int
 ) -> list[MeasurementRecord]:
-    """Up to ``limit`` measurements of one cluster and framework, newest first."""
+    """Return up to ``limit`` measurements of one cluster and framework, newest first."""
     query = select(*_MEASUREMENT).where(measurements.c.tenant == tenant, measurements.c.scope == scope)
     query = query.order_by(measurements.c.created_at_s.desc(), measurements.c.id.desc()).limit(limit)
     return [MeasurementRecord(**row) for row in connection.execute(query).mappings()]

@@ -101,7 +101,7 @@ _INSERT = insert(jobs).values(_MOMENTS).returning(*_RECORD)
 
 
 def is_identifier(text: str) -> bool:
-    """Whether ``text`` could be the id of a job or plan; PostgreSQL cannot even look for a NUL."""
+    """Return whether ``text`` could be the id of a job or plan; PostgreSQL cannot even look for a NUL."""
     return _IDENTIFIER.fullmatch(text) is not None
 
 
@@ -119,7 +119,7 @@ class NewJob:
 
 
 def job_values(new: NewJob) -> dict[str, Any]:
-    """The columns of a job that is queued now."""
+    """Return the columns of a job that is queued now."""
     return {
         "id": new.id,
         "tenant": new.tenant,
@@ -142,17 +142,17 @@ def insert_job(connection: Connection, new: NewJob) -> JobRecord:
 
 
 def summary_columns() -> tuple[ColumnElement[Any], ...]:
-    """The columns of a ``JobSummary``."""
+    """Return the columns of a ``JobSummary``."""
     return _SUMMARY
 
 
 def record_columns() -> tuple[ColumnElement[Any], ...]:
-    """The columns of a ``JobRecord``."""
+    """Return the columns of a ``JobRecord``."""
     return _RECORD
 
 
 def find_job(connection: Connection, tenant: str, job_id: str) -> JobRecord | None:
-    """One job of this tenant."""
+    """Return one job of this tenant."""
     if not is_identifier(job_id):
         return None
     row = connection.execute(_FIND, {"asker": tenant, "asked": job_id}).mappings().one_or_none()
@@ -160,7 +160,7 @@ def find_job(connection: Connection, tenant: str, job_id: str) -> JobRecord | No
 
 
 def look_at(connection: Connection, tenant: str, job_id: str) -> tuple[JobRecord, int] | None:
-    """One job of this tenant, and the id of its newest event, in one look."""
+    """Return one job of this tenant, and the id of its newest event, in one look."""
     if not is_identifier(job_id):
         return None
     row = connection.execute(_LOOK, {"asker": tenant, "asked": job_id}).mappings().one_or_none()
@@ -190,12 +190,12 @@ def newest_jobs(
 
 
 def answered_job(connection: Connection, tenant: str, cache_key: str) -> str | None:
-    """The id of the newest job that holds the proved or complete answer to the same question."""
+    """Return the id of the newest job that holds the proved or complete answer to the same question."""
     return connection.execute(_ANSWERED, {"asker": tenant, "asked": cache_key}).scalar_one_or_none()
 
 
 def plans_of(connection: Connection, tenant: str, job_id: str, *, after: int, limit: int) -> Sequence[Any]:
-    """Up to ``limit`` plan bodies of a job, by rank, after rank ``after``."""
+    """Return up to ``limit`` plan bodies of a job, by rank, after rank ``after``."""
     query = (
         select(plans.c.body)
         .where(plans.c.tenant == tenant, plans.c.job_id == job_id, plans.c.rank > after)
@@ -229,7 +229,7 @@ def count_open(connection: Connection, tenant: str, *, limit: int) -> int:
 
 
 def wait_for_submits(connection: Connection, tenant: str, limit: int, *, window_s: float) -> float | None:
-    """Seconds until fewer than ``limit`` jobs were added in the last ``window_s``; None: now."""
+    """Return seconds until fewer than ``limit`` jobs were added in the last ``window_s``; None: now."""
     query = (
         select(jobs.c.created_at_s + window_s - now_s())
         .where(jobs.c.tenant == tenant, _SUBMITTED, jobs.c.created_at_s > now_s() - window_s)
@@ -299,7 +299,7 @@ def insert_sweep(connection: Connection, new: NewJob, children: Sequence[NewChil
 def children_of(
     connection: Connection, tenant: str, parent_id: str, *, after: int, limit: int
 ) -> list[JobSummary]:
-    """Up to ``limit`` children of a sweep, in order, after the position ``after``."""
+    """Return up to ``limit`` children of a sweep, in order, after the position ``after``."""
     query = (
         select(*summary_columns())
         .where(jobs.c.tenant == tenant, jobs.c.parent_id == parent_id, jobs.c.position > after)
@@ -310,7 +310,7 @@ def children_of(
 
 
 def child_at(connection: Connection, parent_id: str, position: int) -> JobRecord | None:
-    """One child with its question and its answer."""
+    """Return one child with its question and its answer."""
     query = select(*record_columns()).where(jobs.c.parent_id == parent_id, jobs.c.position == position)
     row = connection.execute(query).mappings().one_or_none()
     return None if row is None else JobRecord(**row)
@@ -324,7 +324,7 @@ def child_keys(connection: Connection, parent_id: str) -> list[tuple[Mapping[str
 
 
 def answered_jobs(connection: Connection, tenant: str, cache_keys: Collection[str]) -> dict[str, str]:
-    """The newest job that has answered each question, of those questions that were answered."""
+    """Return the newest job that has answered each question, of those questions that were answered."""
     names, found = list(cache_keys), dict[str, str]()
     for start in range(0, len(names), MAX_NAMES):
         some = jobs.c.cache_key.in_(names[start : start + MAX_NAMES])

@@ -35,7 +35,7 @@ from meshwright.solver.problem import Problem
 
 
 def answer_from_json(raw: Mapping[str, Any]) -> Answer:
-    """The Answer that ``Answer.to_json`` wrote; what the service adds to it is left out.
+    """Return the Answer that ``Answer.to_json`` wrote; what the service adds to it is left out.
 
     Raises:
         InvalidProblemError: it was written by another version.
@@ -82,7 +82,7 @@ def stored_answer(document: Mapping[str, Any], *, pointer: str = "/plans") -> tu
 
 
 def _baseline(raw: Mapping[str, Any] | None) -> Baseline | None:
-    """The client's own configuration."""
+    """Return the client's own configuration."""
     if raw is None:
         return None
     values = {**raw, "config": configuration_from_json(raw["config"]), "problems": tuple(raw["problems"])}
@@ -96,7 +96,7 @@ def _baseline(raw: Mapping[str, Any] | None) -> Baseline | None:
 
 
 def _front(raw: Mapping[str, Any] | None) -> ParetoFront | None:
-    """The front of step time and peak memory."""
+    """Return the front of step time and peak memory."""
     if raw is None:
         return None
     points = (
@@ -107,7 +107,7 @@ def _front(raw: Mapping[str, Any] | None) -> ParetoFront | None:
 
 
 def _infeasibility(raw: Mapping[str, Any] | None) -> Infeasibility | None:
-    """The reasons of an infeasible answer."""
+    """Return the reasons of an infeasible answer."""
     if raw is None:
         return None
     nearest = raw.get("nearest")
@@ -159,7 +159,7 @@ def code_digest() -> str:
 
 
 def versions_of(problem: Problem) -> dict[str, str]:
-    """The versions of the code and of the measured costs that would answer ``problem`` here."""
+    """Return the versions of the code and of the measured costs that would answer ``problem`` here."""
     cluster = json.dumps(cluster_to_mapping(problem.cluster), separators=(",", ":"), allow_nan=False)
     known = len(cluster) <= MAX_REMEMBERED_TEXT
     return {
@@ -179,7 +179,7 @@ def _profile_version(cluster: str, launcher: str) -> str:
 
 
 def cache_key_of(tenant: str, request: Mapping[str, object], versions: Mapping[str, str]) -> str:
-    """SHA-256, in hex, of everything that changes an answer: tenant, canonical request, versions."""
+    """Return SHA-256, in hex, of everything that changes an answer: tenant, canonical request, versions."""
     whole = {"tenant": tenant, "request": request, "versions": versions}
     text = json.dumps(whole, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

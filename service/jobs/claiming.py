@@ -87,14 +87,14 @@ def _take_turn(connection: Connection, tenant: str) -> None:
 
 
 def _running_of(tenant: ColumnElement[str] | str) -> ScalarSelect[int]:
-    """How many jobs of a tenant have a worker; a sweep has none, its points have."""
+    """Return how many jobs of a tenant have a worker; a sweep has none, its points have."""
     # Written out, as a partial index holds just these (``tables.has_worker``).
     has_worker = _RUNNING.c.state == literal_column("'running'"), _RUNNING.c.num_children.is_(None)
     return select(func.count()).where(*has_worker, _RUNNING.c.tenant == tenant).scalar_subquery()
 
 
 def _first_of(tenant: str, min_age_s: float) -> ScalarSelect[str]:
-    """The id of a tenant's next queued job, skipping rows that another worker is claiming now."""
+    """Return the id of a tenant's next queued job, skipping rows that another worker is claiming now."""
     # An expression, as no index is to be used for it: SQLite would sort the whole queue.
     in_time = or_(jobs.c.expires_at_s + 0.0 > now_s(), jobs.c.started_at_s.is_not(None))
     wanted = [jobs.c.state == "queued", jobs.c.tenant == tenant, in_time]
@@ -106,7 +106,7 @@ def _first_of(tenant: str, min_age_s: float) -> ScalarSelect[str]:
 
 
 def _queued_tenants() -> CTE:
-    """Tenants that have queued jobs, one index probe each however many jobs are queued."""
+    """Return tenants that have queued jobs, one index probe each however many jobs are queued."""
     queued = jobs.c.state == "queued"
     found = select(func.min(jobs.c.tenant).label("tenant")).where(queued).cte("tenants", recursive=True)
     after = select(func.min(jobs.c.tenant)).where(queued, jobs.c.tenant > found.c.tenant)

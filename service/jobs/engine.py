@@ -164,12 +164,12 @@ class JobEngine:
 
 
 def _is_held(claim: Claim) -> tuple[Any, ...]:
-    """The fence: the row as this claim left it."""
+    """Return the fence: the row as this claim left it."""
     return jobs.c.id == claim.job_id, jobs.c.fence == claim.fence, jobs.c.state == "running"
 
 
 def _held(claim: Claim) -> Update:
-    """An update of a job that this claim still holds."""
+    """Return an update of a job that this claim still holds."""
     return update(jobs).where(*_is_held(claim))
 
 

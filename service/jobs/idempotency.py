@@ -78,13 +78,13 @@ ONCE = Repeatable()  # a request without a key
 
 
 def digest_of(*parts: object) -> str:
-    """SHA-256, in hex, of JSON values whatever the order of their keys and their white space."""
+    """Return SHA-256, in hex, of JSON values whatever the order of their keys and their white space."""
     whole = parts[0] if len(parts) == 1 else parts
     return hashlib.sha256(json.dumps(whole, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def made_before(connection: Connection, tenant: str, request: Repeatable) -> str | None:
-    """The id of what an earlier request with this key made; None: there was none.
+    """Return the id of what an earlier request with this key made; None: there was none.
 
     Raises:
         IdempotencyConflictError: that request asked for something else.

@@ -133,7 +133,7 @@ class Jobs:
         return job
 
     def read(self, tenant: str, job_id: str) -> JobRecord:
-        """One job.
+        """Return one job.
 
         Raises:
             NotFoundError: this tenant has no such job.
@@ -142,7 +142,7 @@ class Jobs:
             return _required_job(connection, tenant, job_id)
 
     def look(self, tenant: str, job_id: str) -> tuple[JobRecord, int]:
-        """One job, and the id of an event that it is at least as new as.
+        """Return one job, and the id of an event that it is at least as new as.
 
         Raises:
             NotFoundError: this tenant has no such job.
@@ -161,7 +161,7 @@ class Jobs:
     def page(
         self, tenant: str, *, page_size: int, page_token: str | None, state: str | None = None
     ) -> Page[JobSummary]:
-        """Jobs, newest first; all, or those in one state.
+        """Return jobs, newest first; all, or those in one state.
 
         Raises:
             BadPageTokenError: the token is not one of ours.
@@ -202,7 +202,7 @@ class Jobs:
     def children(
         self, tenant: str, job_id: str, *, page_size: int, page_token: str | None
     ) -> Page[JobSummary]:
-        """The points of a sweep, in order; other jobs have none.
+        """Return the points of a sweep, in order; other jobs have none.
 
         Raises:
             NotFoundError: this tenant has no such job.
@@ -217,7 +217,7 @@ class Jobs:
     def plans(
         self, tenant: str, job_id: str, *, page_size: int, page_token: str | None
     ) -> tuple[JobRecord, Page[Mapping[str, Any]]]:
-        """A finished job, with its answer, and one page of its plans, best first.
+        """Return a finished job, with its answer, and one page of its plans, best first.
 
         Raises:
             NotFoundError: this tenant has no such job.
@@ -235,7 +235,7 @@ class Jobs:
         return job, Page(items=shown, next_page_token=token)
 
     def plan(self, tenant: str, plan_id: str) -> tuple[JobRecord, Mapping[str, Any]]:
-        """One plan and the job that found it (the newest one, when several did).
+        """Return one plan and the job that found it (the newest one, when several did).
 
         Raises:
             NotFoundError: this tenant has no such plan.
@@ -250,7 +250,7 @@ class Jobs:
     def plan_of_job(
         self, tenant: str, job_id: str, plan_id: str | None
     ) -> tuple[JobRecord, Mapping[str, Any]]:
-        """A finished job and the plan of it with that id; the first one, where none is named.
+        """Return a finished job and the plan of it with that id; the first one, where none is named.
 
         Raises:
             NotFoundError: this tenant has no such job, it has no such plan, or it is a sweep.
@@ -297,7 +297,7 @@ class Jobs:
         return Page(items=shown, next_page_token=token)
 
     def _submit_once(self, tenant: str, submission: Submission) -> tuple[JobRecord, bool]:
-        """The job of a submission, and whether it was added now."""
+        """Return the job of a submission, and whether it was added now."""
         question = question_of(tenant, submission)
         repeatable = self._repeatable(submission.idempotency_key, submission.body)
 
@@ -324,7 +324,7 @@ class Jobs:
                 remember(connection, tenant, repeatable, subject=subject)
 
     def _repeatable(self, key: str | None, *parts: object) -> Repeatable:
-        """A request under its key."""
+        """Return a request under its key."""
         return Repeatable(key=key, digest=digest_of(*parts), ttl_s=self._limits.idempotency_ttl_s)
 
     def _wake(self, job: JobRecord) -> None:
@@ -357,7 +357,7 @@ def _answered(connection: Connection, tenant: str, cache_key: str) -> JobRecord 
 
 
 def _required_job(connection: Connection, tenant: str, job_id: str) -> JobRecord:
-    """The job, or NotFoundError."""
+    """Return the job, or NotFoundError."""
     job = records.find_job(connection, tenant, job_id)
     if job is None:
         raise NotFoundError("there is no such job")

@@ -72,7 +72,7 @@ def join(points: Iterable[SolvedPoint], *, objective: str, top_k: int, cancelled
 
 
 def _order(entry: _Entry) -> tuple[float, int, int]:
-    """Equal scores rank in the order of the points."""
+    """Return the plans ranked by score; equal scores rank in the order of the points."""
     score, point, rank, _ = entry
     return float(f"{score:.{DIGITS}g}"), point, rank
 
@@ -90,7 +90,7 @@ def _score(plan: Json, objective: str) -> float:
 
 
 def _row(number: int, point: SolvedPoint, entries: Sequence[_Entry]) -> dict[str, Any]:
-    """One line of the table: a point with its best plan and its certificate."""
+    """Return one line of the table: a point with its best plan and its certificate."""
     answer, row = point.answer or {}, dict[str, Any](point=number, values=dict(point.values))
     row |= {"job_id": point.job_id, "reused": point.reused, "state": point.state}
     row |= {name: answer.get(name) for name in ("status", "gap", "bound_step_time_s")}
@@ -109,7 +109,7 @@ def _row(number: int, point: SolvedPoint, entries: Sequence[_Entry]) -> dict[str
 
 
 def _is_efficient(row: Json, rows: Sequence[Json]) -> bool:
-    """Whether no other point is faster on as few GPUs, or as fast on fewer."""
+    """Return whether no other point is faster on as few GPUs, or as fast on fewer."""
     if row["plan_id"] is None:
         return False
     mine = (-row["tokens_per_s"], row["num_gpus"])
@@ -118,7 +118,7 @@ def _is_efficient(row: Json, rows: Sequence[Json]) -> bool:
 
 
 def _notes(first: Mapping[str, Any], known: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The first answer's notes; of a sample alone only where each point that is not proved is."""
+    """Return the first answer's notes; of a sample alone only where each point that is not proved is."""
     open_ones = [one for one in known if one.get("status") not in ("optimal", "infeasible")]
     sampled = all("sample" in one.get("notes", {}) for one in open_ones)
     return {name: note for name, note in first.get("notes", {}).items() if name != "sample" or sampled}
@@ -161,7 +161,7 @@ def _answer(rows: Sequence[Json], answers: Sequence[Json | None], best: Sequence
 
 
 def _skipped(answers: Sequence[Json]) -> list[Json]:
-    """Launchers without a plan at every point, with the reasons of all points."""
+    """Return launchers without a plan at every point, with the reasons of all points."""
     found = [
         {one["launcher"]: one["reasons"] for one in answer.get("skipped_launchers", ())}
         for answer in answers
@@ -174,7 +174,7 @@ def _skipped(answers: Sequence[Json]) -> list[Json]:
 
 
 def _status(rows: Sequence[Json]) -> str:
-    """Proved only where every point is."""
+    """Return proved only where every point is."""
     found = {row["status"] for row in rows}
     if found == {"infeasible"}:
         return "infeasible"
@@ -193,7 +193,7 @@ def _gap(rows: Sequence[Json]) -> float | None:
 
 
 def _common(answers: Sequence[Json]) -> list[str]:
-    """Methods that certified every point that has a plan."""
+    """Return methods that certified every point that has a plan."""
     if not answers:
         return []
     return [
@@ -218,7 +218,7 @@ def _warnings(rows: Sequence[Json], answers: Sequence[Json | None]) -> list[str]
 
 
 def _infeasible(rows: Sequence[Json], answers: Sequence[Json | None]) -> dict[str, Any]:
-    """Why no point has a plan; the nearest configuration is that of the point that lacks least."""
+    """Return why no point has a plan; the nearest configuration is that of the point that lacks least."""
     reasons = [f"{words_of(row['values'])}: {row['infeasible'] or 'nothing fits'}" for row in rows]
     found = [(answer or {}).get("infeasible") or {} for answer in answers]
     told = min(found, key=lambda one: _lacks(one.get("nearest")))
@@ -227,12 +227,12 @@ def _infeasible(rows: Sequence[Json], answers: Sequence[Json | None]) -> dict[st
 
 
 def _lacks(nearest: Json | None) -> float:
-    """Bytes that the nearest configuration is short of."""
+    """Return bytes that the nearest configuration is short of."""
     return inf if nearest is None else float(nearest["needed_bytes"] - nearest["limit_bytes"])
 
 
 def _state(rows: Sequence[Json], status: str, *, cancelled: bool) -> EndState:
-    """How the sweep ended."""
+    """Return how the sweep ended."""
     if cancelled:
         return "cancelled"
     if status in {"optimal", "feasible"}:
@@ -243,7 +243,7 @@ def _state(rows: Sequence[Json], status: str, *, cancelled: bool) -> EndState:
 
 
 def _problem(rows: Sequence[Json], state: EndState) -> dict[str, str] | None:
-    """Why a sweep without any plan failed: as its first point did."""
+    """Return why a sweep without any plan failed: as its first point did."""
     if state != "failed":
         return None
     lost = [row for row in rows if row["status"] != "infeasible"]

@@ -27,12 +27,12 @@ class Page(Generic[Item]):
 
 
 def encode_token(*position: object) -> str:
-    """An opaque token for the position after which the next page starts."""
+    """Return an opaque token for the position after which the next page starts."""
     return base64.urlsafe_b64encode(json.dumps(position).encode()).decode().rstrip("=")
 
 
 def decode_token(token: str, *types: type) -> tuple[Any, ...]:
-    """The position of a token, one value per type.
+    """Return the position of a token, one value per type.
 
     Raises:
         BadPageTokenError: the token is not one that ``encode_token`` made for these types.
@@ -50,7 +50,7 @@ def decode_token(token: str, *types: type) -> tuple[Any, ...]:
 
 
 def decode_name(token: str) -> str:
-    """The name after which the next page of a list by name starts.
+    """Return the name after which the next page of a list by name starts.
 
     Raises:
         BadPageTokenError: the token is not one of ours.
@@ -65,7 +65,7 @@ def decode_name(token: str) -> str:
 
 
 def _is_storable(value: object) -> bool:
-    """Whether a database can compare its columns with this value of a forged token."""
+    """Return whether a database can compare its columns with this value of a forged token."""
     if isinstance(value, str):
         return is_identifier(value)
     return isinstance(value, int | float) and abs(value) < MAX_POSITION

@@ -33,7 +33,7 @@ class WakeUpQueue(Protocol):
         ...
 
     def health(self) -> QueueHealth:
-        """``degraded``: the broker does not answer, and workers only poll."""
+        """Return ``degraded``: the broker does not answer, and workers only poll."""
         ...
 
 
@@ -90,7 +90,7 @@ class CeleryQueue:
 
 
 def publisher_conf() -> dict[str, object]:
-    """Celery settings that publisher and worker share: JSON only, no results, short timeouts."""
+    """Return Celery settings that publisher and worker share: JSON only, no results, short timeouts."""
     return {
         "task_serializer": "json",
         "accept_content": ["json"],
@@ -108,5 +108,5 @@ def publisher_conf() -> dict[str, object]:
 
 
 def queue_for(redis_url: str | None) -> WakeUpQueue:
-    """The queue that the settings ask for."""
+    """Return the queue that the settings ask for."""
     return CeleryQueue(redis_url) if redis_url else PollingQueue()

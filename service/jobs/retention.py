@@ -23,7 +23,7 @@ class Pruned:
 
     @property
     def may_be_more(self) -> bool:
-        """Whether a batch was full."""
+        """Return whether a batch was full."""
         return BATCH in {self.jobs, self.keys}
 
 

@@ -59,7 +59,7 @@ class Question:
 
 
 def question_of(tenant: str, submission: Submission) -> Question:
-    """The canonical question of a submission."""
+    """Return the canonical question of a submission."""
     request, key = _canonical(tenant, submission.problem)
     sweep = submission.sweep
     if sweep is None:

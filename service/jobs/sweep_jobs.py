@@ -106,5 +106,5 @@ def _waits() -> tuple[ColumnElement[bool], ...]:
 
 
 def _has_open(parent_id: ColumnElement[str]) -> ColumnElement[bool]:
-    """Whether a child is queued or running."""
+    """Return whether a child is queued or running."""
     return exists(select(null()).where(_CHILD.c.parent_id == parent_id, _CHILD.c.state.in_(OPEN_STATES)))

@@ -36,7 +36,7 @@ MAX_HINTS = 100  # waiting jobs, oldest first, that a sweep looks at to publish 
 
 
 def leads(database: Database, name: str, lease_s: float) -> bool:
-    """Whether ``name`` is the one to sweep, now and for ``lease_s``."""
+    """Return whether ``name`` is the one to sweep, now and for ``lease_s``."""
     with database.read() as connection:
         free = or_(leaders.c.holder == name, leaders.c.expires_at_s < now_s())
         found = connection.execute(select(free).where(leaders.c.role == ROLE)).scalar_one_or_none()
@@ -50,7 +50,7 @@ def leads(database: Database, name: str, lease_s: float) -> bool:
 
 
 def sweep(connection: Connection, hint_after_s: float) -> Sweep:
-    """One sweep."""
+    """Return one sweep."""
     ended = _end_leases(connection)
     return Sweep(
         cancelled=ended["cancelled"],
@@ -120,7 +120,7 @@ def _free(*wanted: ColumnElement[bool]) -> ScalarSelect[str]:
 
 
 def _unhinted(connection: Connection, hint_after_s: float) -> tuple[str, ...]:
-    """Those of the longest waiting jobs whose wake-up seems lost, oldest first; each is marked.
+    """Return those of the longest waiting jobs whose wake-up seems lost, oldest first; each is marked.
 
     A hint wakes a worker, which claims the next job: hints for the oldest are enough. A job is published
     again when it has waited twice as long as it had at its last hint (``hint_after_s`` at first), so

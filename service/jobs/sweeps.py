@@ -59,7 +59,7 @@ class Sweeps:
         return True
 
     def _outcome(self, claim: Claim) -> Outcome:
-        """The answer of the whole, from the children's."""
+        """Return the answer of the whole, from the children's."""
         search = claim.request["search"]
         with self._database.read() as connection:
             parent = records.find_job(connection, claim.tenant, claim.job_id)
@@ -83,7 +83,7 @@ class Sweeps:
         )
 
     def _points(self, claim: Claim, count: int, top_k: int) -> Iterator[SolvedPoint]:
-        """The children in order, one at a time in memory; the lease is renewed as a worker's is."""
+        """Yield the children in order, one at a time in memory; the lease is renewed as a worker's is."""
         renewed_at = time.monotonic()
         for position in range(count):
             if time.monotonic() - renewed_at > self._engine.lease_s / 4:
@@ -98,7 +98,7 @@ class Sweeps:
 
 
 def _solved(child: JobRecord, plans: Sequence[Mapping[str, Any]]) -> SolvedPoint:
-    """A child that has ended, as the join sees it."""
+    """Return a child that has ended, as the join sees it."""
     point = child.point or {}
     return SolvedPoint(
         values=point["values"],
@@ -112,7 +112,7 @@ def _solved(child: JobRecord, plans: Sequence[Mapping[str, Any]]) -> SolvedPoint
 
 
 def _progress(parent: JobRecord | None, joined: Joined) -> Mapping[str, Any]:
-    """The last report: every point is done."""
+    """Return the last report: every point is done."""
     rows = joined.answer["points"]
     steps = [row["step_time_s"] for row in rows if row["step_time_s"] is not None]
     told = (parent.progress if parent else None) or {}

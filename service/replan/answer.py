@@ -32,7 +32,7 @@ class LayoutAnswer:
 
     @classmethod
     def of(cls, layout: Layout) -> LayoutAnswer:
-        """One layout."""
+        """Return one layout."""
         config, step_s = layout.config, layout.prediction.step_time_s
         return cls(plan_id=layout.plan.plan_id, num_gpus=config.num_gpus, step_time_s=step_s, config=config)
 
@@ -58,7 +58,7 @@ class WayAnswer:
 
     @classmethod
     def of(cls, way: Way, rank: int) -> WayAnswer:
-        """One way."""
+        """Return one way."""
         figures_of = {field.name for field in fields(Way)} - {"layout", "afterwards"}
         return cls(
             rank=rank,
@@ -70,7 +70,7 @@ class WayAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplanAnswer:
-    """Ways to finish a job after its cluster changed, the soonest first."""
+    """Ways to finish a job whose cluster changed, the soonest first."""
 
     plan_id: str  # that runs
     checkpoint_format: str
@@ -85,7 +85,7 @@ class ReplanAnswer:
 
     @classmethod
     def of(cls, found: Replan, job: Changed, bundle: ExportBundle | None) -> ReplanAnswer:
-        """All ways, with the launch files of the first."""
+        """Return all ways, with the launch files of the first."""
         return cls(
             plan_id=job.plan.plan_id, checkpoint_format=job.format.name, saved_step=found.saved_step,
             lost_steps=found.lost_steps, remaining_steps=found.remaining_steps,
@@ -124,7 +124,7 @@ def first_files(found: Replan, job: Changed) -> ExportBundle | None:
 
 
 def way_of(found: Replan, rank: int) -> Way:
-    """The way of that rank (1 is the soonest).
+    """Return the way of that rank (1 is the soonest).
 
     Raises:
         InvalidProblemError: there is none.
@@ -171,7 +171,7 @@ def replan_lines(found: Replan, job: Changed, *, width: int) -> list[str]:
 
 
 def _in_a_line(row: tuple[str, ...], width: int) -> str:
-    """``1. new layout: pp 7 · dp 8, 56 GPUs, step 4.16 s, downtime 10 min, …``."""
+    """Return ``1. new layout: pp 7 · dp 8, 56 GPUs, step 4.16 s, downtime 10 min, …``."""
     rank, way, layout, gpus, *spans, place = row
     named = [f"{head} {span}" for head, span in zip(_HEADS[4:-1], spans, strict=True)]
     later = [f"{place[1:]} later"] if place.startswith("+") else []
@@ -181,7 +181,7 @@ def _in_a_line(row: tuple[str, ...], width: int) -> str:
 
 
 def _row(way: Way, rank: int, best: Way | None) -> tuple[str, ...]:
-    """One line of the table."""
+    """Return one line of the table."""
     config, prediction = way.layout.config, way.layout.prediction
     later_s = way.finish_s - (best.finish_s if best else 0.0)
     still_s = way.waiting_s + way.restart_s + way.resharding_s
@@ -194,14 +194,14 @@ def _row(way: Way, rank: int, best: Way | None) -> tuple[str, ...]:
 
 
 def _range(low_s: float, high_s: float) -> str:
-    """``5.21 to 6.87 days``: the unit once where both have it."""
+    """Return ``5.21 to 6.87 days``: the unit once where both have it."""
     low, high = _span(low_s), _span(high_s)
     unit = f" {high.partition(' ')[2]}"
     return f"{low.removesuffix(unit) if low.endswith(unit) else low} to {high}"
 
 
 def _span(seconds: float) -> str:
-    """``52.9 days``, ``3.2 h``, ``10 min``, ``4 s``."""
+    """Return ``52.9 days``, ``3.2 h``, ``10 min``, ``4 s``."""
     for unit_s, name in ((_DAY_S, "days"), (_HOUR_S, "h"), (_MINUTE_S, "min")):
         if seconds >= (_FEW_DAYS * unit_s if unit_s == _DAY_S else unit_s):
             return f"{figures.figure(seconds / unit_s)} {name}"

@@ -80,7 +80,7 @@ def _whole(folder: Path) -> Path | None:
 
 
 def _newest(folder: Path) -> Path | None:
-    """Where the step folder of the highest number that holds a whole checkpoint keeps its weights.
+    """Return where the step folder of the highest number that holds a whole checkpoint keeps its weights.
 
     ms-swift keeps Megatron-Core's folder within one of its own: ``checkpoint-4/iter_0000004``.
     """
@@ -100,7 +100,7 @@ def _step(path: Path) -> int | None:
 
 
 def _format(path: Path, tensors: Mapping[str, tuple[int, ...]]) -> str:
-    """Megatron-Core writes which of its backends it used; anything else is torch's own."""
+    """Return the format: Megatron-Core records its backend; anything else is torch's own."""
     try:
         backend = json.loads((path / "metadata.json").read_text(encoding="utf-8"))["sharded_backend"]
     except (OSError, ValueError, LookupError, TypeError):
@@ -145,7 +145,7 @@ class _Inert(pickle.Unpickler):
     """Reads a pickle without importing or calling what it names."""
 
     def find_class(self, module_name: str, global_name: str) -> type:
-        """A class of its own for every name."""
+        """Return a class of its own for every name."""
         return type(global_name, (_StandIn,), {"__module__": module_name})
 
 
@@ -167,7 +167,7 @@ def _tensors(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _size(entry: _StandIn) -> tuple[int, ...] | None:
-    """The size of a tensor's entry; None: the entry is of something else."""
+    """Return the size of a tensor's entry; None: the entry is of something else."""
     size = entry.state.get("size")
     if not isinstance(size, _StandIn):
         return None

@@ -52,7 +52,7 @@ class Layout:
 
     @property
     def plan(self) -> Plan:
-        """The layout as a plan of its own question."""
+        """Return the layout as a plan of its own question."""
         return Plan(
             plan_id=plan_id_of(problem_digest(self.problem), self.config),
             rank=1,
@@ -123,7 +123,7 @@ def replanned(job: Changed, profile: Profile) -> Replan:
 
 
 def _listed(ways: Sequence[Way], most: int) -> tuple[Way, ...]:
-    """The soonest ways, and of every other kind the soonest, so that none is out of sight."""
+    """Return the soonest ways, and of every other kind the soonest, so that none is out of sight."""
     first = {way.kind: way for way in reversed(ways)}
     return tuple(way for at, way in enumerate(ways) if at < most or first[way.kind] is way)
 
@@ -152,7 +152,7 @@ class _Timing:
 
     @property
     def lost_steps(self) -> int:
-        """Steps that are done again."""
+        """Return steps that are done again."""
         return self.job.steps_done - self.saved_step
 
     @property
@@ -180,7 +180,7 @@ class _Timing:
             yield f"checkpoints of the format {job.format.name} are loaded under the same {names} alone"
 
     def as_it_is(self, refused: list[str]) -> Iterator[Way]:
-        """The layout that runs goes on, at the pace of the slowest node."""
+        """Yield the layout that runs, continued at the pace of the slowest node."""
         job = self.job
         if not job.planned:
             return
@@ -192,7 +192,7 @@ class _Timing:
         yield self.way("as it is", layout, restarts=0)
 
     def same_layout(self, refused: list[str]) -> Iterator[Way]:
-        """The layout that ran, on spare nodes or on the repaired ones."""
+        """Yield the layout that ran, on spare nodes or on the repaired ones."""
         job = self.job
         gone = sum(job.lost) or len(job.slow)
         if not gone:
@@ -235,7 +235,7 @@ class _Timing:
         yield _summed("new layout until repaired", layout, parts, first.moved_bytes, afterwards=back)
 
     def way(self, kind: Kind, layout: Layout, *, waiting_s: float = 0.0, restarts: int = 1) -> Way:
-        """One way with one layout to the end."""
+        """Return one way with one layout to the end."""
         resharding_s, found = 0.0, None
         if restarts:
             resharding_s, found = self._resharding(
@@ -293,7 +293,7 @@ def _summed(
     *,
     afterwards: Layout | None = None,
 ) -> Way:
-    """A way from its parts; what is computed moves with the ends of the step's interval."""
+    """Return a way from its parts; what is computed moves with the ends of the step's interval."""
     known = layout.prediction
     computed = parts["lost_work_s"] + parts["steps_s"] + parts["interruptions_s"]
     total = sum(parts.values())
@@ -335,7 +335,7 @@ def _at_pace(job: Changed, profile: Profile, pace: float) -> Layout:
 
 
 def _scaled(prediction: Prediction, scale: float) -> Prediction:
-    """The prediction with longer steps."""
+    """Return the prediction with longer steps."""
     return replace(
         prediction,
         step_time_s=scale * prediction.step_time_s,
@@ -353,7 +353,7 @@ def _scaled(prediction: Prediction, scale: float) -> Prediction:
 
 
 def _new_layouts(job: Changed, profile: Profile) -> tuple[list[Layout], list[str]]:
-    """The fastest layouts that the checkpoint can be loaded under, and why there are none."""
+    """Return the fastest layouts that the checkpoint can be loaded under, and why there are none."""
     if job.plan.config.is_placed:
         return [], ["new layout: stages on unlike nodes are placed anew by meshwright plan alone"]
     nodes = job.left.num_nodes - len(job.slow)
@@ -395,7 +395,7 @@ def _new_layouts(job: Changed, profile: Profile) -> tuple[list[Layout], list[str
 
 
 def _without_slow(cluster: ClusterSpec, slow: int) -> ClusterSpec:
-    """The cluster without so many nodes of its first group.
+    """Return the cluster without so many nodes of its first group.
 
     Raises:
         InvalidProblemError: it has no others.

@@ -188,7 +188,7 @@ class Changed:
 
 
 def read_replan_request(raw: Mapping[str, object]) -> ReplanRequest:
-    """Names, types and ranges.
+    """Return names, types and ranges.
 
     Raises:
         InvalidProblemError: with one FieldError per fault.
@@ -200,7 +200,7 @@ def read_replan_request(raw: Mapping[str, object]) -> ReplanRequest:
 
 
 def changed_job(asked: ReplanRequest, problem: Problem, plan: Plan) -> Changed:
-    """The request held against the job that it is about.
+    """Return the request held against the job that it is about.
 
     Args:
         asked: what happened.
@@ -232,7 +232,7 @@ def changed_job(asked: ReplanRequest, problem: Problem, plan: Plan) -> Changed:
 
 
 def _settled(problem: Problem, plan: Plan) -> Problem:
-    """The job's question with what the plan decided; the rest of the run is asked for as a whole."""
+    """Return the job's question with what the plan decided; the rest of the run is asked for as a whole."""
     problem = settled_problem(plan, problem)
     workload = replace(problem.workload, global_batch_size=plan.config.global_batch_size)
     options = replace(
@@ -255,7 +255,7 @@ def _happened(asked: ReplanRequest) -> Iterator[FieldError]:
 
 
 def _slow_faults(asked: ReplanRequest, running: int) -> Iterator[FieldError]:
-    """Slow nodes are nodes of the job, some at the usual pace."""
+    """Check that slow nodes are nodes of the job, some at the usual pace."""
     for name in asked.slow_nodes:
         if not name.isdecimal() or len(name) > _MOST_DIGITS or int(name) >= running:
             yield FieldError(
@@ -271,7 +271,7 @@ def _slow_faults(asked: ReplanRequest, running: int) -> Iterator[FieldError]:
 
 
 def _steps_total(asked: ReplanRequest, problem: Problem) -> int | None:
-    """Steps of the whole run, as stated or as its tokens make them."""
+    """Return the steps of the whole run, as stated or as its tokens make them."""
     tokens = problem.options.total_tokens
     if asked.steps_total is not None or tokens is None:
         return asked.steps_total
@@ -350,7 +350,7 @@ def _lost(asked: ReplanRequest, cluster: ClusterSpec, running: int) -> tuple[int
 
 
 def _left(asked: ReplanRequest, cluster: ClusterSpec, lost: tuple[int, ...]) -> ClusterSpec:
-    """The nodes that remain, with the spare ones.
+    """Return the nodes that remain, with the spare ones.
 
     Raises:
         InvalidProblemError: none does, or a mixed cluster is to have another number of nodes.
@@ -380,7 +380,7 @@ def _left(asked: ReplanRequest, cluster: ClusterSpec, lost: tuple[int, ...]) -> 
 
 
 def _format(given: CheckpointRequest, problem: Problem, plan: Plan) -> Format:
-    """The checkpoint's format.
+    """Return the checkpoint's format.
 
     Raises:
         UnknownNameError: there is none of that name.

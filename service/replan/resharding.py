@@ -131,7 +131,7 @@ def positions_of(
 def load_s(
     found: Moved, checkpoint_bytes: float, reliability: Reliability, num_gpus: int, *, parallel: bool
 ) -> float:
-    """Seconds to read a checkpoint from shared storage, before what replicas hand on to one another.
+    """Return seconds to read a checkpoint from shared storage, before what replicas hand on to one another.
 
     ``parallel``: every byte is read once, whoever needs it; else each rank reads what it needs itself.
     """
@@ -140,7 +140,7 @@ def load_s(
 
 
 def exchange_s(found: Moved, checkpoint_bytes: float, group: NodeGroup, num_gpus: int) -> float:
-    """Seconds in which ranks get over the network what others have read for them."""
+    """Return seconds in which ranks get over the network what others have read for them."""
     own = checkpoint_bytes / num_gpus
     return max(found.most_needed_bytes - own, 0.0) / group.inter_node.bytes_per_s
 
@@ -154,7 +154,7 @@ def _slices(split: IntArray, splits: int, shard: IntArray, shards: int, zero_sta
 
 
 def _parts(config: Configuration) -> BoolArray:
-    """Which stage holds which part of the model."""
+    """Return which stage holds which part of the model."""
     stages, layers = config.pipeline_parallel_size, sum(config.stage_layers)
     found = np.zeros((stages, layers + 2), dtype=np.bool_)
     ends = np.cumsum(config.stage_layers)
@@ -166,14 +166,14 @@ def _parts(config: Configuration) -> BoolArray:
 
 
 def _stage_of(config: Configuration, chunk: int) -> int:
-    """The pipeline rank of a chunk: in turns, or down and up again in a V."""
+    """Return the pipeline rank of a chunk: in turns, or down and up again in a V."""
     stages = config.pipeline_parallel_size
     back = config.pipeline_schedule in ("zb_v", "dualpipe_v") and chunk >= stages
     return 2 * stages - 1 - chunk if back else chunk % stages
 
 
 def _bytes(model: ModelSpec, here: Held, there: Held, ranks: tuple[IntArray, IntArray]) -> FloatArray:
-    """Bytes that pairs of ranks hold alike, one of each layout."""
+    """Return bytes that pairs of ranks hold alike, one of each layout."""
     mine, theirs = ranks
     dense, experts = _parameters(model)
     total = np.zeros(len(mine))
@@ -201,6 +201,6 @@ def _parameters(model: ModelSpec) -> tuple[FloatArray, FloatArray]:
 
 
 def _overlap(one: FloatArray, other: FloatArray) -> FloatArray:
-    """Lengths of what pairs of intervals share."""
+    """Return the lengths of what pairs of intervals share."""
     low, high = np.maximum(one[:, 0], other[:, 0]), np.minimum(one[:, 1], other[:, 1])
     return np.asarray(np.maximum(high - low, 0.0))

@@ -28,7 +28,7 @@ _TITLES = (
 
 
 def render_report(report: Report) -> RenderableType:
-    """Figures overall, by source and by cluster; then what was refused, and why."""
+    """Return figures overall, by source and by cluster; then what was refused, and why."""
     parts: list[RenderableType] = [Text(expected_of_strangers()), Text(_head(report), style="bold")]
     parts += [Text(vote) for vote in _votes(report)]
     parts.append(Text())
@@ -53,7 +53,7 @@ def expected_of_strangers() -> str:
 
 
 def _votes(report: Report) -> list[str]:
-    """Means over clusters, each with one vote; nothing where the runs are of one cluster."""
+    """Return means over clusters, each with one vote; nothing where the runs are of one cluster."""
     timed = [figures for figures in report.clusters.values() if figures.time is not None]
     if len(timed) < 2:  # noqa: PLR2004
         return []
@@ -63,7 +63,7 @@ def _votes(report: Report) -> list[str]:
 
 
 def _head(report: Report) -> str:
-    """How many rows there are, and how many of them can be held against a measurement."""
+    """Return how many rows there are, and how many of them can be held against a measurement."""
     predicted = sum(row.prediction is not None for row in report.runs)
     learnt = sum(row.used_for_calibration for row in report.runs)
     used = f", {learnt} used for calibration" if learnt else ""
@@ -82,7 +82,7 @@ def _weighed(figures: Figures) -> int:
 
 
 def _table(rows: Iterable[tuple[str, Figures]], title: str) -> Table:
-    """One line for each set of runs."""
+    """Return one line for each set of runs."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column(title)
     for name in _TITLES:
@@ -93,7 +93,7 @@ def _table(rows: Iterable[tuple[str, Figures]], title: str) -> Table:
 
 
 def _cells(figures: Figures) -> list[str]:
-    """The cells behind a name, in the order of the titles."""
+    """Return the cells behind a name, in the order of the titles."""
     memory = [kind.mean_absolute * kind.n for kind in figures.memory.values()]
     measured = _weighed(figures)
     return [
@@ -106,7 +106,7 @@ def _cells(figures: Figures) -> list[str]:
 
 
 def _errors(errors: ErrorFigures | None) -> list[str]:
-    """Mean, median, p90, largest error and bias."""
+    """Return mean, median, p90, largest error and bias."""
     if errors is None:
         return ["–"] * 5
     values = (errors.mean_absolute, errors.median_absolute, errors.p90_absolute, errors.max_absolute)

@@ -21,7 +21,7 @@ _BARS_FROM = 80  # columns; a narrower terminal has no room for them
 
 
 def beyond_lines(answer: Answer, width: int) -> list[Text]:
-    """Lines below the ranking; none for a plain request."""
+    """Return lines below the ranking; none for a plain request."""
     lines = []
     if answer.objective is not None and answer.objective.name in OBJECTIVE_NAMES:
         lines.append(_objective(answer.objective))
@@ -34,7 +34,7 @@ def beyond_lines(answer: Answer, width: int) -> list[Text]:
 
 
 def _front(front: ParetoFront, width: int) -> list[Text]:
-    """Points of the front, fastest first, with bars of their memory."""
+    """Return the points of the front, fastest first, with bars of their memory."""
     lines = [wrapped(f"Step time and peak memory: {front.claim}.", width, indent=2, hang=2)]
     words = _front_words(front)
     heaviest = max((point.plan.prediction.peak_memory_bytes for point in front.points), default=1)
@@ -69,7 +69,7 @@ def _front_words(front: ParetoFront) -> list[str]:
 
 
 def _gpus(front: ParetoFront) -> set[int]:
-    """Numbers of GPUs on a front."""
+    """Return the numbers of GPUs on a front."""
     return {point.plan.config.num_gpus for point in front.points}
 
 
@@ -81,7 +81,7 @@ def _objective(claim: ObjectiveClaim) -> str:
 
 
 def _run(plan: Plan, outlook: Outlook) -> str:
-    """The run that the first plan makes."""
+    """Return the run that the first plan makes."""
     every = tied(f"{outlook.checkpoint_interval_s / _MINUTE_S:.0f} min")
     parts = [f"goodput {tied(figures.percent(outlook.goodput))} with a checkpoint every {every}"]
     if outlook.days is not None:
@@ -94,7 +94,7 @@ def _run(plan: Plan, outlook: Outlook) -> str:
 
 
 def _baseline(baseline: Baseline, plans: int) -> str:
-    """The client's own configuration."""
+    """Return the client's own configuration."""
     place = f"rank {baseline.rank}" if baseline.rank else f"behind all {plans} plans"
     gap = "" if baseline.gap_to_best is None else f", {_gap(baseline.gap_to_best)} #1"
     own = f"Your configuration ({tied(figures.configuration_words(baseline.config))})"
@@ -105,5 +105,5 @@ def _baseline(baseline: Baseline, plans: int) -> str:
 
 
 def _gap(share: float) -> str:
-    """How far from the first plan."""
+    """Return how far from the first plan."""
     return f"{share * 100:.1f} % behind" if share >= 0 else f"{-share * 100:.1f} % ahead of"

@@ -35,7 +35,7 @@ def render_comparison(
     width: int,
     ranked: Ranked | None = None,
 ) -> RenderableType:
-    """Both sides, the differences in the order in which they were carried over, and both waterfalls.
+    """Return both sides, the differences in the order in which they were carried over, and both waterfalls.
 
     ``ranked``: what plans were ranked by, where that is not the step time.
     """
@@ -67,7 +67,7 @@ def render_comparison(
 
 
 def _ranked(ranked: Ranked, names: tuple[str, str], width: int) -> Text:
-    """``ranked by energy per token: yours 0.11 J/token, best 0.09 J/token, −18 %; their steps:``."""
+    """Return ``ranked by energy per token: yours 0.11 J/token, best 0.09 J/token, −18 %; their steps:``."""
     first, second = ranked.values
     values = ", ".join(
         tied(f"{name} {value:.4g} {ranked.unit}") for name, value in zip(names, ranked.values, strict=True)
@@ -85,7 +85,7 @@ def _side(
     width: int,
     more: str = "",
 ) -> Text:
-    """``yours   tp 8 · pp 8 · mbs 2   43.9 s ±4 %   31.4 of 79.6 GiB (0)``."""
+    """Return ``yours   tp 8 · pp 8 · mbs 2   43.9 s ±4 %   31.4 of 79.6 GiB (0)``."""
     parts = [
         pieces(figures.configuration_words(configuration), "·"),
         tied(figures.step_time(prediction)),

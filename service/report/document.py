@@ -125,7 +125,7 @@ class PredictionDocument:
 def prediction_document(
     plan: Plan, problem: Problem, details: Details, *, breaks: Sequence[str]
 ) -> PredictionDocument:
-    """The page of one configuration: ``plan`` holds it with its prediction and reasons."""
+    """Return the page of one configuration: ``plan`` holds it with its prediction and reasons."""
     return PredictionDocument(
         title=title_of(problem),
         question=question_of(problem),
@@ -136,7 +136,7 @@ def prediction_document(
 
 
 def document_of(answer: Answer, problem: Problem, extras: Extras, *, chosen: str = "") -> Document:
-    """The report of an answer.
+    """Return the report of an answer.
 
     Args:
         answer: the answer.
@@ -166,7 +166,7 @@ def document_of(answer: Answer, problem: Problem, extras: Extras, *, chosen: str
 
 
 def _standings(answer: Answer, problem: Problem, extras: Extras) -> Standings:
-    """The table of plans."""
+    """Return the table of plans."""
     found = standings_of(answer, problem, extras.details.keys())
     if not extras.left_out:
         return found
@@ -174,7 +174,7 @@ def _standings(answer: Answer, problem: Problem, extras: Extras) -> Standings:
 
 
 def _view(plan: Plan, problem: Problem, details: Details, most_passes: int) -> PlanView:
-    """One plan with its pictures."""
+    """Return one plan with its pictures."""
     seen, step_s = plan.prediction, plan.prediction.step_time_s
     terms = plan.why.waterfall_s if plan.why else seen.time_breakdown_s
     losses, limits = reasons_of(plan)
@@ -223,24 +223,24 @@ def _plan_facts(plan: Plan, problem: Problem) -> tuple[Fact, ...]:
 
 
 def _schedule(name: str) -> str:
-    """``interleaved 1f1b``; one stage has none."""
+    """Return ``interleaved 1f1b``; one stage has none."""
     return "no pipeline" if name == "none" else name.replace("_", " ")
 
 
 def _peak(seen: Prediction) -> str:
-    """``64.9 of 79.6 GiB, stage 1``; a pipeline of one stage needs no number."""
+    """Return ``64.9 of 79.6 GiB, stage 1``; a pipeline of one stage needs no number."""
     value = f"{figures.gib(seen.peak_memory_bytes)} of {figures.gib(seen.memory_limit_bytes)} GiB"
     return value if len(seen.stages) == 1 else f"{value}, stage {seen.heaviest_stage}"
 
 
 def _roof_view(roof: Roofline) -> RoofView:
-    """One roofline with its table."""
+    """Return one roofline with its table."""
     title = f"{roof.gpu}, {roof.note}" if roof.note else ""
     return RoofView(title=title, chart=roofline_scatter(roof), operators=_operators(roof))
 
 
 def _operators(roof: Roofline) -> tuple[tuple[str, ...], ...]:
-    """Number, name, layers, seconds, intensity, rate and share of the roof of each operator."""
+    """Return number, name, layers, seconds, intensity, rate and share of the roof of each operator."""
     rows: Sequence[tuple[str, ...]] = [
         (
             str(number),

@@ -76,7 +76,7 @@ MEMORY_TERMS = {
 
 
 def words(term: str) -> str:
-    """``gemm_efficiency`` as people read it."""
+    """Return ``gemm_efficiency`` as people read it."""
     return {"gemm_efficiency": "GEMM efficiency"}.get(term, term.replace("_", " "))
 
 
@@ -93,35 +93,35 @@ _TENTHS_FROM, _WHOLE_FROM = 10.0, 100.0  # digits shrink as a figure grows: 3.28
 
 
 def count(number: int) -> str:
-    """``184 320``: thousands apart."""
+    """Return ``184 320``: thousands apart."""
     return f"{number:,}".replace(",", " ")
 
 
 def figure(value: float) -> str:
-    """Three significant digits: 3.28, 32.8, 328."""
+    """Return three significant digits: 3.28, 32.8, 328."""
     decimals = 2 if value < _TENTHS_FROM else 1 if value < _WHOLE_FROM else 0
     return f"{value:.{decimals}f}"
 
 
 def seconds(value_s: float) -> str:
-    """``32.8 s`` or ``328 ms``."""
+    """Return ``32.8 s`` or ``328 ms``."""
     return f"{figure(value_s)} s" if value_s >= 1 else f"{figure(value_s * 1e3)} ms"
 
 
 def seconds_like(value_s: float, whole_s: float) -> str:
-    """``5.8 s`` of ``29.0 s``: in the unit and with the digits of the whole."""
+    """Return ``5.8 s`` of ``29.0 s``: in the unit and with the digits of the whole."""
     factor, unit = (1.0, "s") if whole_s >= 1 else (1e3, "ms")
     digits = len(figure(whole_s * factor).partition(".")[2])
     return f"{value_s * factor:.{digits}f} {unit}"
 
 
 def gib(value_bytes: float) -> str:
-    """Bytes in GiB with one decimal, the unit left to the reader's line."""
+    """Return bytes in GiB with one decimal, the unit left to the reader's line."""
     return f"{value_bytes / GIB:.1f}"
 
 
 def percent(share: float) -> str:
-    """``46 %``."""
+    """Return ``46 %``."""
     return f"{share * 100:.0f} %"
 
 
@@ -131,20 +131,20 @@ def risk(probability: float) -> str:
 
 
 def step_time(prediction: Prediction) -> str:
-    """``32.8 s ±4 %``: the wider side of the 80 % interval."""
+    """Return ``32.8 s ±4 %``: the wider side of the 80 % interval."""
     step_s = prediction.step_time_s
     wide_s = max(prediction.step_time_high_s - step_s, step_s - prediction.step_time_low_s)
     return f"{seconds(step_s)} ±{percent(wide_s / step_s)}"
 
 
 def peak_memory(prediction: Prediction) -> str:
-    """``49.2 of 79.2 GiB (0)``: the heaviest stage, its limit and its number."""
+    """Return ``49.2 of 79.2 GiB (0)``: the heaviest stage, its limit and its number."""
     used, limit = gib(prediction.peak_memory_bytes), gib(prediction.memory_limit_bytes)
     return f"{used} of {limit} GiB ({prediction.heaviest_stage})"
 
 
 def recompute(configuration: Configuration) -> str:
-    """``–``, ``selective``, ``full`` (every layer) or ``full ×2`` (layers of each chunk)."""
+    """Return ``–``, ``selective``, ``full`` (every layer) or ``full ×2`` (layers of each chunk)."""
     if configuration.recompute_granularity == "none":
         return "–"
     own = configuration.stage_recompute_layers
@@ -157,7 +157,7 @@ def recompute(configuration: Configuration) -> str:
 
 
 def configuration_words(configuration: Configuration) -> str:
-    """``tp 8 · pp 4 · dp 4 · zero 1 · mbs 1``: sizes that are on, micro-batch, recomputation."""
+    """Return ``tp 8 · pp 4 · dp 4 · zero 1 · mbs 1``: sizes that are on, micro-batch, recomputation."""
     always = {"micro_batch_size"}
     words = [
         f"{short} {getattr(configuration, name)}"
@@ -192,7 +192,7 @@ def inner_words(configuration: Configuration) -> list[str]:
 
 
 def _context_words(configuration: Configuration) -> str:
-    """How context-parallel ranks share attention otherwise than in a ring."""
+    """Return how context-parallel ranks share attention otherwise than in a ring."""
     among = HIERARCHICAL.get(configuration.context_parallel_mode)
     if among is None:
         return "cp by all-to-all"
@@ -219,7 +219,7 @@ def _order_words(configuration: Configuration) -> str:
 
 
 def split(stage_layers: Sequence[int]) -> str:
-    """``3 4×18 5``: runs of equal chunks are counted."""
+    """Return ``3 4×18 5``: runs of equal chunks are counted."""
     runs: list[tuple[int, int]] = []
     for layers in stage_layers:
         length = runs.pop()[1] if runs and runs[-1][0] == layers else 0
@@ -246,7 +246,7 @@ def kind_of_replica(configuration: Configuration) -> str:
 
 
 def nodes(stage: StageGroup) -> str:
-    """``8 nodes``, or GPUs where a stage does not fill its nodes."""
+    """Return ``8 nodes``, or GPUs where a stage does not fill its nodes."""
     if not stage.num_nodes.is_integer():
         return f"{stage.num_gpus} GPU{'s' if stage.num_gpus > 1 else ''}"
     return f"{stage.num_nodes:.0f} node{'s' if stage.num_nodes > 1 else ''}"
@@ -260,12 +260,12 @@ def times(breakdown_s: Mapping[str, float], step_time_s: float) -> str:
 
 
 def memory(memory_bytes: Mapping[str, int]) -> str:
-    """``weights 4.1 │ gradients 8.2 │ rest 0.1 GiB``."""
+    """Return ``weights 4.1 │ gradients 8.2 │ rest 0.1 GiB``."""
     return _terms({name: size / GIB for name, size in memory_bytes.items()}, 1, "GiB")
 
 
 def _terms(values: Mapping[str, float], digits: int, unit: str) -> str:
-    """Named values; those that would print as zero are summed up as the rest."""
+    """Return named values; those that would print as zero are summed up as the rest."""
     least = 0.5 * 10.0**-digits
     shown = {words(name): value for name, value in values.items() if abs(value) >= least}
     rest = sum(value for value in values.values() if abs(value) < least)
@@ -275,7 +275,7 @@ def _terms(values: Mapping[str, float], digits: int, unit: str) -> str:
 
 
 def tera(flops: float) -> str:
-    """FLOP/s in TFLOP/s."""
+    """Return FLOP/s in TFLOP/s."""
     return f"{flops / TERA:.0f} TFLOP/s"
 
 
@@ -289,12 +289,12 @@ _LEAST_ROOM = 20  # columns of text that a continued line keeps
 
 
 def tied(piece: str) -> str:
-    """A piece that is not broken: its blanks hold."""
+    """Return a piece that is not broken: its blanks hold."""
     return piece.replace(" ", _TIE)
 
 
 def pieces(text: str, separator: str) -> str:
-    """``text`` that breaks at its separators only."""
+    """Return ``text`` that breaks at its separators only."""
     return f" {separator} ".join(map(tied, text.split(f" {separator} ")))
 
 

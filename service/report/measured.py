@@ -17,7 +17,7 @@ MOST_ROWS = 20  # of a list of runs; --json has all
 
 
 def compared_table(runs: Sequence[Compared]) -> list[Table | Text]:
-    """The measured and predicted step time of each run, before and after the calibration."""
+    """Return the measured and predicted step time of each run, before and after the calibration."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("run")
     for title in ("measured", "predicted", "off by", "predicted now", "off by"):
@@ -36,12 +36,12 @@ def compared_table(runs: Sequence[Compared]) -> list[Table | Text]:
 
 
 def off_by(predicted_s: float, measured_s: float) -> str:
-    """How far a prediction is above or below the measurement: ``+2.0 %``."""
+    """Return how far a prediction is above or below the measurement: ``+2.0 %``."""
     return f"{(predicted_s / measured_s - 1.0) * 100:+.1f} %"
 
 
 def measured_lines(measured: Sequence[Measured], plans: Sequence[Plan], width: int) -> list[Text]:
-    """Every measured run of the question below the ranking, however slow it is predicted now."""
+    """Return every measured run of the question below the ranking, however slow it is predicted now."""
     if not measured:
         return []
     lines = [

@@ -28,7 +28,7 @@ _SHORT = re.compile(r"\b(?:tp|pp|vpp|cp|ep|dp|zero|mbs)(?=[ \N{NO-BREAK SPACE}]\
 
 
 def render_page(document: Document) -> str:
-    """The whole file; the same document always gives the same bytes."""
+    """Return the whole file; the same document always gives the same bytes."""
     template = environment().get_template("report.html")
     return template.render(
         document=document,
@@ -40,7 +40,7 @@ def render_page(document: Document) -> str:
 
 
 def render_prediction_page(document: PredictionDocument) -> str:
-    """One configuration in full, as one file without a script."""
+    """Return one configuration in full, as one file without a script."""
     template = environment().get_template("prediction.html")
     return template.render(document=document, css=_trusted("report.css"), policy=content_security_policy())
 
@@ -61,7 +61,7 @@ def content_security_policy() -> str:
 
 @cache
 def environment() -> Environment:
-    """The templates; a name that a document lacks is an error, never an empty string."""
+    """Return the templates; a name that a document lacks is an error, never an empty string."""
     made = Environment(
         loader=FileSystemLoader(HTML),
         autoescape=True,
@@ -76,23 +76,23 @@ def environment() -> Environment:
 
 
 def _explained(text: str) -> Markup:
-    """Short names of sizes, and MFU, with their meaning on hover."""
+    """Return short names of sizes, and MFU, with their meaning on hover."""
     said = str(escape(_SIZE.sub("\\1\N{NO-BREAK SPACE}", text)))
     return Markup(_SHORT.sub(lambda found: _hint(found.group()), said))  # noqa: S704 - escaped above
 
 
 def _hint(word: str) -> str:
-    """One word with its meaning."""
+    """Return one word with its meaning."""
     return f'<abbr title="{escape(COLUMNS[word])}">{word}</abbr>'
 
 
 def _tied(text: str) -> str:
-    """Figures that are not parted from their units at the end of a line."""
+    """Return figures that are not parted from their units at the end of a line."""
     return _SIZE.sub("\\1\N{NO-BREAK SPACE}", _UNIT.sub("\N{NO-BREAK SPACE}", text))
 
 
 def _grouped(rows: Iterable[object], name: str) -> list[tuple[object, list[object]]]:
-    """Neighbours with an equal attribute, in their order."""
+    """Return neighbours with an equal attribute, in their order."""
     return [(key, list(some)) for key, some in groupby(rows, attrgetter(name))]
 
 
@@ -108,6 +108,6 @@ def _hash_of(text: str) -> str:
 
 
 def _glossary() -> list[tuple[str, str]]:
-    """Every word of a report with its meaning."""
+    """Return every word of a report with its meaning."""
     terms = {words(name): meaning for name, meaning in (TIME_TERMS | MEMORY_TERMS).items()}
     return [(name, meaning) for name, meaning in (COLUMNS | terms).items() if name != "#"]

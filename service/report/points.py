@@ -58,7 +58,7 @@ def render_points(answer: Mapping[str, Any], *, width: int) -> RenderableType:
 
 
 def points_to_csv(answer: Mapping[str, Any]) -> str:
-    """One line a point: its values, its best plan's figures and sizes (RFC 4180)."""
+    """Return one line a point: its values, its best plan's figures and sizes (RFC 4180)."""
     text, rows = io.StringIO(), answer["points"]
     writer = csv.writer(text, lineterminator="\n")
     axes = list(rows[0]["values"])
@@ -72,14 +72,14 @@ def points_to_csv(answer: Mapping[str, Any]) -> str:
 
 
 def _values(row: Row) -> str:
-    """``num_nodes 4``: the values that make a point."""
+    """Return ``num_nodes 4``: the values that make a point."""
     return ", ".join(
         f"{figures.SHORT_NAMES.get(name, name)} {value}" for name, value in row["values"].items()
     )
 
 
 def _cells(row: Row) -> list[str]:
-    """The figures of one point, or why it has none."""
+    """Return the figures of one point, or why it has none."""
     if row["plan_id"] is None:
         why = row["infeasible"] or (row["problem"] or {}).get("detail") or ""
         return ["–", "–", "–", "–", "–", "", row["status"] or row["state"], why]
@@ -96,12 +96,12 @@ def _cells(row: Row) -> list[str]:
 
 
 def _config(row: Row) -> Configuration:
-    """The best plan's configuration."""
+    """Return the best plan's configuration."""
     return configuration_from_json(row["config"])
 
 
 def _verdict(answer: Mapping[str, Any]) -> str:
-    """How much of the whole is proved."""
+    """Return how much of the whole is proved."""
     rows = answer["points"]
     found = sum(row["plan_id"] is not None for row in rows)
     words = f"{found} of {len(rows)} points have a plan · {answer['status']}"

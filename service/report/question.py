@@ -12,12 +12,12 @@ _LAUNCHERS = {"none": "no launcher's limits", "any": "for any launcher"}
 
 
 def header(problem: Problem, width: int) -> Text:
-    """The question."""
+    """Return the question."""
     return wrapped(" · ".join(map(tied, question_words(problem))), width, style="bold")
 
 
 def question_words(problem: Problem) -> tuple[str, str, str, str, str]:
-    """Model, cluster, batch, precision and launcher of a question."""
+    """Return model, cluster, batch, precision and launcher of a question."""
     model, workload = problem.model, problem.workload
     figures, recipe = problem.model_figures, workload.framework_options.get("precision_recipe")
     number = count(int(figures["num_trainable_parameters"]))
@@ -47,12 +47,12 @@ def lengths_words(workload: Workload) -> str:
 
 
 def _batches(problem: Problem) -> str:
-    """The global batch, or several: ``256 or 512``, ``128 → 256 → 512`` of a ramp."""
+    """Return the global batch, or several: ``256 or 512``, ``128 → 256 → 512`` of a ramp."""
     options, batch = problem.options, problem.workload.global_batch_size
     ramp = [str(one) for one, _ in options.batch_ramp]
     return " → ".join([*ramp, " or ".join(map(str, (*options.batch_sizes, batch)))])
 
 
 def clean(text: str) -> str:
-    """A name from outside, without control characters."""
+    """Return a name from outside, without control characters."""
     return "".join(char for char in text if char.isprintable())

@@ -77,7 +77,7 @@ _NAMES = {
 
 
 def rank_map(configuration: Configuration, cluster: ClusterSpec) -> RankMap:
-    """The map of a configuration."""
+    """Return the map of a configuration."""
     c = configuration
     if c.stage_groups or c.replicas:
         return _placed(c)
@@ -117,12 +117,12 @@ class _Mesh:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Ranks of every axis."""
+        """Return the ranks of every axis."""
         return {short: getattr(self.config, name) for name, short in SHORT_NAMES.items() if short in _NAMES}
 
     @property
     def strides(self) -> dict[str, int]:
-        """GPUs between neighbours of every axis of the mesh."""
+        """Return GPUs between neighbours of every axis of the mesh."""
         found, stride = dict[str, int](), 1
         for axis in self.config.rank_order.split("-"):
             found[axis] = stride
@@ -131,11 +131,11 @@ class _Mesh:
 
     @property
     def is_pipeline_last(self) -> bool:
-        """Whether the ranks of a stage follow one another."""
+        """Return whether the ranks of a stage follow one another."""
         return self.config.rank_order.endswith("pp")
 
     def rank(self, axis: str, gpu: int) -> int:
-        """The rank of a GPU on an axis."""
+        """Return the rank of a GPU on an axis."""
         if axis in self.strides:
             return gpu // self.strides[axis] % self.sizes[axis]
         stride, stages = self.strides["pp"], self.sizes["pp"]
@@ -143,7 +143,7 @@ class _Mesh:
         return among_stage // self._expert_stride(axis) % self.sizes[axis]
 
     def group_of_first(self, axis: str) -> list[int]:
-        """The GPUs of GPU 0's group on an axis."""
+        """Return the GPUs of GPU 0's group on an axis."""
         if axis in self.strides:
             return [number * self.strides[axis] for number in range(self.sizes[axis])]
         stride, stages = self.strides["pp"], self.sizes["pp"]
@@ -151,12 +151,12 @@ class _Mesh:
         return [at // stride * stride * stages + at % stride for at in among_stage]
 
     def _expert_stride(self, axis: str) -> int:
-        """Ranks of a stage between neighbours of an expert axis."""
+        """Return the ranks of a stage between neighbours of an expert axis."""
         return 1 if axis == "etp" else self.sizes["etp"]
 
 
 def _axis(axis: str, mesh: _Mesh, group: NodeGroup) -> AxisRow:
-    """One axis with the link that its groups cross."""
+    """Return one axis with the link that its groups cross."""
     gpus = mesh.group_of_first(axis)
     islands = len({gpu // group.island_gpus for gpu in gpus})
     steps = {after - before for before, after in pairwise(gpus)}
@@ -182,12 +182,12 @@ def _axis(axis: str, mesh: _Mesh, group: NodeGroup) -> AxisRow:
 
 
 def _link(link: LinkSpec) -> str:
-    """``nvswitch, 450 GB/s``."""
+    """Return ``nvswitch, 450 GB/s``."""
     return f"{link.kind} {link.bytes_per_s / GB:.0f} GB/s"
 
 
 def _cell(mesh: _Mesh, gpu: int, per_node: int) -> Cell:
-    """One GPU with its coordinates."""
+    """Return one GPU with its coordinates."""
     said = " ".join(
         f"{axis} {mesh.rank(axis, gpu)}" for axis in ("tp", "cp", "dp", "pp", "ep") if mesh.sizes[axis] > 1
     )
@@ -197,7 +197,7 @@ def _cell(mesh: _Mesh, gpu: int, per_node: int) -> Cell:
 
 
 def _placed(c: Configuration) -> RankMap:
-    """Stages on node groups; each class of replicas one after the other."""
+    """Return stages on node groups; each class of replicas one after the other."""
     rows = []
     for number, one in enumerate(c.replicas or (c,)):
         for stage, place in enumerate(one.stage_groups):

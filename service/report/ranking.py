@@ -42,7 +42,7 @@ class Column:
 
 
 def _size(name: str) -> Callable[[Plan], str]:
-    """The cell of one size of the configuration."""
+    """Return the cell of one size of the configuration."""
     return lambda plan: str(getattr(plan.config, name))
 
 
@@ -63,12 +63,12 @@ def changes_of(plan: Plan) -> list[str]:
 
 
 def _switches_of(plan: Plan) -> str:
-    """The switches that a plan sets."""
+    """Return the switches that a plan sets."""
     return ", ".join(text for text in changes_of(plan) if text not in plan.workload.values())
 
 
 def _letters(plans: Sequence[Plan]) -> dict[str, str]:
-    """A letter for each set of switches, in the order of the plans."""
+    """Return a letter for each set of switches, in the order of the plans."""
     sets = dict.fromkeys(filter(None, map(_switches_of, plans)))
     return {switches: chr(ord("a") + at % 26) for at, switches in enumerate(sets)}
 
@@ -79,7 +79,7 @@ def switch_notes(plans: Sequence[Plan]) -> list[str]:
 
 
 def _with(plans: Sequence[Plan]) -> Callable[[Plan], str]:
-    """The cell of what a plan changes of the workload."""
+    """Return the cell of what a plan changes of the workload."""
     letters = _letters(plans)
 
     def cell(plan: Plan) -> str:
@@ -113,7 +113,7 @@ def _differing(plans: Sequence[Plan]) -> list[Column]:
 
 
 def columns_of(plans: Sequence[Plan] = (), *, moe: bool, marked: bool = False) -> list[Column]:
-    """Every column, in order; expert parallelism only with experts, what else plans differ in."""
+    """Return every column, in order; expert parallelism only with experts, what else plans differ in."""
     sizes = [
         Column(title=short, cell=_size(name), apart=short == "tp")
         for name, short in figures.SHORT_NAMES.items()
@@ -186,12 +186,12 @@ def _needs(package: str) -> str:
 
 
 def _gap(plan: Plan) -> str:
-    """How far the plan may be from the best that its rank could have."""
+    """Return how far the plan may be from the best that its rank could have."""
     return "–" if plan.gap is None else f"{plan.gap * 100:.1f} %"
 
 
 def _risk(plan: Plan) -> str:
-    """The chance of running out of memory."""
+    """Return the chance of running out of memory."""
     return figures.risk(plan.prediction.out_of_memory_probability)
 
 
@@ -221,7 +221,7 @@ def ranking(plans: Sequence[Plan], *, moe: bool, width: int, peak: str) -> Rende
 
 
 def _width(columns: Sequence[Column], plans: Sequence[Plan]) -> int:
-    """Columns of the terminal that the table takes."""
+    """Return the columns of the terminal that the table takes."""
     cells = [[column.heading, *map(column.text, plans)] for column in columns]
     return sum(GUTTER + max(map(cell_len, texts)) for texts in cells)
 

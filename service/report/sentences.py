@@ -26,7 +26,7 @@ SURE = 0.9995  # a chance that would print as 100 % is printed as more than 99.9
 
 
 def reason_lines(plan: Plan, width: int) -> list[Text]:
-    """Losses, limits and certainty of one plan; nothing where it has no reasons."""
+    """Return losses, limits and certainty of one plan; nothing where it has no reasons."""
     why = plan.why
     if why is None:
         return []
@@ -93,14 +93,14 @@ def spent_s(why: Why) -> dict[str, float]:
 
 
 def signed(value_s: float, step_s: float) -> str:
-    """``+0.31 s``, ``−12 ms``: in the unit of the step."""
+    """Return ``+0.31 s``, ``−12 ms``: in the unit of the step."""
     factor, unit = (1.0, "s") if step_s >= 1 else (1e3, "ms")
     digits = len(formatting.figure(step_s * factor).partition(".")[2])
     return f"{value_s * factor:+.{digits}f} {unit}".replace("-", "−")
 
 
 def _loss(loss: Loss, step_s: float) -> str:
-    """``Costs: bubble 0.58 s (10 %). Lower by …. vpp 5 takes 0.11 s off it; the step: +0.46 s``."""
+    """Return ``Costs: bubble 0.58 s (10 %). Lower by …. vpp 5 takes 0.11 s off it; the step: +0.46 s``."""
     size = tied(f"{words(loss.term)} {signed(loss.seconds, step_s)[1:]} ({formatting.percent(loss.share)})")
     line = f"costs: {size}" + (f"; lower: {loss.lowered_by}" if loss.lowered_by else "")
     if loss.change is None or loss.saves_s is None or loss.step_change_s is None:
@@ -110,20 +110,20 @@ def _loss(loss: Loss, step_s: float) -> str:
 
 
 def _limit(limit: Limit, step_s: float) -> str:
-    """``binds: memory: …; without it tp 4, dp 128 would take 0.15 s less``."""
+    """Return ``binds: memory: …; without it tp 4, dp 128 would take 0.15 s less``."""
     gain = tied(signed(-limit.gain_s, step_s))
     return f"binds: {limit.name}; without that limit {tied(limit.change)}: {gain}"
 
 
 def measure_line(worth: Sequence[tuple[Plan, float]], *, width: int) -> Text:
-    """Which plans to run next, and what choosing after them is expected to gain."""
+    """Return which plans to run next, and what choosing after them is expected to gain."""
     runs = ", ".join(tied(f"#{plan.rank} ({plan.plan_id[:4]}, {gain * 100:.2f} %)") for plan, gain in worth)
     line = f"Measure next: {runs}: expected gain in step time by choosing after each run"
     return wrapped(line, width, indent=2)
 
 
 def remedy_line(remedy: Remedy) -> str:
-    """``16 nodes: 12.3 s on 128 GPUs, tp 8 · pp 4 · …, 61.2 GiB``."""
+    """Return ``16 nodes: 12.3 s on 128 GPUs, tp 8 · pp 4 · …, 61.2 GiB``."""
     words = pieces(formatting.configuration_words(remedy.config), "·")
     step, peak = (
         tied(formatting.seconds(remedy.step_time_s)),
@@ -164,7 +164,7 @@ def sentences(plans: Sequence[Plan], width: int, *, is_calibrated: bool) -> list
 
 
 def time_sentence(why: Why) -> str:
-    """How much of the step is the model's own work, and the largest of what is not."""
+    """Return how much of the step is the model's own work, and the largest of what is not."""
     step_s = sum(why.waterfall_s.values())
     ideal = f"{_share(why.waterfall_s['ideal'], step_s)} of the step is the model's own work at the peak"
     lost = [f"{_loss_words(loss.term)} ({_seconds(loss.seconds, step_s)})" for loss in why.losses[:_NAMED]]
@@ -195,26 +195,26 @@ def _longer_s(loss: Loss) -> float:
 
 
 def limit_words(limit: Limit, step_s: float) -> str:
-    """A limit: ``tp 4 would be 0.15 s faster but for memory (activations of stage 1, …)``."""
+    """Return a limit: ``tp 4 would be 0.15 s faster but for memory (activations of stage 1, …)``."""
     kind, colon, detail = limit.name.partition(": ")
     by = f"{kind} ({detail})" if colon else f"this limit: {limit.name}"
     return f"{tied(limit.change)} would be {_seconds(limit.gain_s, step_s)} faster but for {by}."
 
 
 def listed(words: Sequence[str]) -> str:
-    """``a, b and c``."""
+    """Return ``a, b and c``."""
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
 
 
 def _certainty(odds: Odds, *, is_calibrated: bool) -> str:
-    """How sure the rank is, and what would make it surer."""
+    """Return how sure the rank is, and what would make it surer."""
     settled = is_calibrated or odds.best_probability > SURE
     more = "" if settled else "; your own measured runs narrow this (meshwright calibrate)"
     return f"Certainty: {odds_words(odds, '#1', 'these')}{more}."
 
 
 def _alone() -> str:
-    """A ranking of one plan has no rival to be held against."""
+    """Return the words for a ranking of one plan, which has no rival to be compared with."""
     return "Certainty: no other plan is listed to compare with; --top-k 3 lists its rivals."
 
 

@@ -16,7 +16,7 @@ _BILLION = 1e9
 
 
 def render_shapes(advice: ShapeAdvice, problem: Problem, *, width: int) -> RenderableType:
-    """The asked shape's plan, then the shapes that save time, best first."""
+    """Return the asked shape's plan, then the shapes that save time, best first."""
     own = f"as asked: {figures.seconds(advice.prediction.step_time_s)} in "
     own += figures.configuration_words(advice.config)
     lines: list[RenderableType] = [header(problem, width), wrapped(own, width, indent=2), Text()]
@@ -48,5 +48,5 @@ def render_shapes(advice: ShapeAdvice, problem: Problem, *, width: int) -> Rende
 
 
 def _share(gain: float) -> str:
-    """``1.3 %``."""
+    """Return ``1.3 %``."""
     return f"{gain * 100:.1f} %".replace("-", "−")

@@ -64,14 +64,14 @@ class Comparison:
 
     @staticmethod
     def shown(value: Value | None, unit: str) -> str:
-        """A value as the table shows it; the page's script writes it the same way."""
+        """Return a value as the table shows it; the page's script writes it the same way."""
         if value is None or isinstance(value, str):
             return value or "–"
         digits = {"s": 3, "GiB": 1, "%": 1, "tokens/s": 0}.get(unit, 0)
         return f"{value:.{digits}f}"
 
     def is_empty(self, quantity: Quantity) -> bool:
-        """Whether neither of the two has such a figure."""
+        """Return whether neither of the two has such a figure."""
         return all(quantity.key not in side.values for side in (self.first, self.second))
 
     def difference(self, quantity: Quantity) -> str:
@@ -117,7 +117,7 @@ def _side(
     seen: Prediction,
     terms_s: Mapping[str, float],
 ) -> Side:
-    """Every figure of one configuration; those that are zero are left out."""
+    """Return every figure of one configuration; those that are zero are left out."""
     heaviest = seen.stages[seen.heaviest_stage].memory_bytes
     values: dict[str, Value] = {
         "step": round(seen.step_time_s, 6),
@@ -136,7 +136,7 @@ def _side(
 
 
 def _label(name: str) -> str:
-    """A field of a configuration as people write it."""
+    """Return a field of a configuration as people write it."""
     return _LABELS.get(name, words(name))
 
 
@@ -146,7 +146,7 @@ def _hint(name: str) -> str:
 
 
 def _quantities(sides: list[Side]) -> tuple[Quantity, ...]:
-    """Every row that any side has a figure in."""
+    """Return every row that any side has a figure in."""
     there = {key for side in sides for key in side.values}
     result = "Result"
     rows = [

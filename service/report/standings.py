@@ -54,7 +54,7 @@ class Standings:
 
 
 def standings_of(answer: Answer, problem: Problem, detailed: AbstractSet[str]) -> Standings:
-    """The table of all plans; those in ``detailed`` lead to their own part of the report."""
+    """Return the table of all plans; those in ``detailed`` lead to their own part of the report."""
     columns = [
         column for column in columns_of(answer.plans, moe=problem.model.moe is not None) if column.title
     ]
@@ -104,7 +104,7 @@ def _key(title: str, text: str, plan: Plan) -> str:
 
 
 def _baseline(baseline: Baseline, plans: int) -> str:
-    """The client's own configuration."""
+    """Return the client's own configuration."""
     words, step = figures.configuration_words(baseline.config), figures.step_time(baseline.prediction)
     if baseline.problems:
         return f"Yours ({words}) cannot run: {'; '.join(baseline.problems)}. If it could: {step}."

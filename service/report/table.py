@@ -24,7 +24,7 @@ _DECIDED = ("launchers", "workload", "placement", "needs", "ranked")
 
 
 def to_csv(plans: Sequence[Plan]) -> str:
-    """One line a plan; lists are joined by blanks.
+    """Return one line a plan; lists are joined by blanks.
 
     ``launchers`` and ``workload`` (``precision=fp8``) state how the plan settles what the request leaves
     open; ``placement`` is JSON: the node groups of a mixed cluster's stages, or its classes of replicas;

@@ -87,7 +87,7 @@ def render_prediction(
 
 
 def render_plan(plan: Plan, problem: Problem, *, width: int, profile: str) -> RenderableType:
-    """One plan with every figure of its reasons, laid out for ``width`` columns."""
+    """Return one plan with every figure of its reasons, laid out for ``width`` columns."""
     seen = plan.prediction
     parts: list[RenderableType] = [header(problem, width), Text(), _table([plan], problem, width)]
     parts += [Text(), *_causes(plan, width, fall=True), Text(), *reason_lines(plan, width), Text()]
@@ -124,7 +124,7 @@ def _of_which(answer: Answer, problem: Problem) -> str:
 
 
 def _gpus(answer: Answer, problem: Problem) -> str:
-    """How many GPUs the first plan takes, where that is not all of them."""
+    """Return how many GPUs the first plan takes, where that is not all of them."""
     used = answer.plans[0].config.num_gpus if answer.plans else problem.cluster.num_gpus
     if used == problem.cluster.num_gpus:
         return ""
@@ -140,7 +140,7 @@ def _remainder(answer: Answer) -> str:
 
 
 def _claim(answer: Answer, problem: Problem) -> tuple[str, str]:
-    """How the search ended, with the style that goes with it."""
+    """Return how the search ended, with the style that goes with it."""
     if answer.status == "optimal":
         by = ", ".join(answer.certified_by) or "the search"
         return f"#1 proved optimal {proof_words(problem)}; by {by}", "green"
@@ -187,7 +187,7 @@ def _causes(plan: Plan, width: int, *, whose: str = "", fall: bool = False) -> l
 
 
 def _provenance(answer: Answer, problem: Problem, width: int) -> list[Text]:
-    """The costs that the figures rest on, and every warning."""
+    """Return the measured costs behind the figures, and every warning."""
     said = f"Profile: {profile_words(answer, problem)}."
     outside = _outside(answer.plans[0].prediction, width) if answer.plans else []
     return [
@@ -204,7 +204,7 @@ def skipped_words(answer: Answer) -> tuple[str, ...]:
 
 
 def _skipped(answer: Answer, width: int) -> list[Text]:
-    """The launchers without a plan as a list."""
+    """Return the launchers without a plan as a list."""
     found = skipped_words(answer)
     lines = [wrapped(one, width, indent=4, hang=2) for one in found]
     return [wrapped("Launchers without a plan:", width, indent=2), *lines] if found else []
@@ -219,13 +219,13 @@ def _outside(prediction: Prediction, width: int) -> list[Text]:
 
 
 def _warnings(warnings: Iterable[str], width: int) -> list[Text]:
-    """One warning each."""
+    """Return one warning each."""
     said = (f"warning: {clean(warning)}" for warning in warnings)
     return [wrapped(line, width, indent=2, style="yellow") for line in said]
 
 
 def profile_words(answer: Answer, problem: Problem) -> str:
-    """The profile by its title where the answer or this installation has it, else by its version."""
+    """Return the profile by its title where the answer or this installation has it, else by its version."""
     title = answer.notes.get("profile")
     if title is not None and (not problem.cluster.is_homogeneous or not title.endswith(_UNCALIBRATED)):
         return title
@@ -240,7 +240,7 @@ def profile_words(answer: Answer, problem: Problem) -> str:
 
 
 def is_calibrated(answer: Answer, problem: Problem) -> bool:
-    """Whether the profile was fitted on runs of the user's own cluster."""
+    """Return whether the profile was fitted on runs of the user's own cluster."""
     said = profile_words(answer, problem)
     return not any(mark in said for mark in (_GENERAL, _UNCALIBRATED))
 
@@ -258,7 +258,7 @@ def _next(answer: Answer, problem: Problem) -> str:
 
 
 def short_id(plans: Sequence[Plan]) -> str:
-    """The shortest prefix of the first plan's id that no other plan of the answer shares."""
+    """Return the shortest prefix of the first plan's id that no other plan of the answer shares."""
     first, others = plans[0].plan_id, [plan.plan_id for plan in plans[1:]]
     for length in range(SHORT_ID, len(first)):
         if not any(other.startswith(first[:length]) for other in others):
@@ -267,7 +267,7 @@ def short_id(plans: Sequence[Plan]) -> str:
 
 
 def _infeasible(answer: Answer, problem: Problem, width: int) -> list[RenderableType]:
-    """Nothing fits: what is nearest, why, and what would change it."""
+    """Return the answer when nothing fits: the nearest configuration, why, and what would change it."""
     model, cluster = clean(problem.model.title), clean(problem.cluster.title)
     total = problem.cluster.num_gpus
     used = answer.num_gpus_used or total
@@ -294,13 +294,13 @@ def _infeasible(answer: Answer, problem: Problem, width: int) -> list[Renderable
 
 
 def _conflict(limits: Sequence[str]) -> str:
-    """A minimal set of limits that no configuration obeys at once."""
+    """Return a minimal set of limits that no configuration obeys at once."""
     word = "cannot all be met" if len(limits) > 1 else "limiting factor"
     return f"{word}: {' + '.join(limits)}"
 
 
 def _shortfall(nearest: Shortfall) -> str:
-    """The nearest configuration, its stage, and how much of it is fixed by weights and states."""
+    """Return the nearest configuration, its stage, and how much of it is fixed by weights and states."""
     static = sum(nearest.memory_bytes.get(term, 0) for term in _STATIC_TERMS)
     need, limit = figures.gib(nearest.needed_bytes), figures.gib(nearest.limit_bytes)
     words = figures.configuration_words(nearest.config)

@@ -17,7 +17,7 @@ _AFTER = "once per step"
 
 
 def trace_of(timelines: Sequence[Timeline], *, title: str) -> dict[str, Any]:
-    """The trace of a plan's step.
+    """Return the trace of a plan's step.
 
     Args:
         timelines: one, or one of each class of unlike replicas.
@@ -42,7 +42,7 @@ def trace_of(timelines: Sequence[Timeline], *, title: str) -> dict[str, Any]:
 
 
 def _pipeline(number: int, timeline: Timeline, title: str) -> Iterator[dict[str, Any]]:
-    """One process: its name, its ranks, and what follows all of them."""
+    """Yield one process: its name, its ranks, and what follows all of them."""
     name = f"{title}: {timeline.title}" if timeline.title else title
     yield _named("process_name", name, pid=number)
     for rank in timeline.ranks:
@@ -55,7 +55,7 @@ def _pipeline(number: int, timeline: Timeline, title: str) -> Iterator[dict[str,
 
 
 def _rank(rank: RankTimeline, pid: int) -> Iterator[dict[str, Any]]:
-    """The passes of one rank and its tails."""
+    """Yield the passes of one rank and its tails."""
     rows = zip(
         rank.kind.tolist(),
         rank.chunk.tolist(),
@@ -77,7 +77,7 @@ def _rank(rank: RankTimeline, pid: int) -> Iterator[dict[str, Any]]:
 def _event(
     name: str, category: str, start_s: float, seconds: float, *, pid: int, tid: int
 ) -> dict[str, Any]:
-    """A complete event."""
+    """Return a complete event."""
     return {
         "name": name,
         "cat": category,
@@ -90,5 +90,5 @@ def _event(
 
 
 def _named(what: str, name: str, *, pid: int, tid: int = 0) -> dict[str, Any]:
-    """A metadata event."""
+    """Return a metadata event."""
     return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}

@@ -29,7 +29,7 @@ class Mark:
 
 
 def tradeoff_lines(plans: Sequence[Plan], width: int) -> list[Text]:
-    """The plot under a ranking; nothing where it has no room, or would show a line."""
+    """Return the plot under a ranking; nothing where it has no room, or would show a line."""
     plans = ranked_plans(plans)
     if width < WIDE or len(plans) < _LEAST:
         return []
@@ -47,14 +47,14 @@ def tradeoff_lines(plans: Sequence[Plan], width: int) -> list[Text]:
 
 
 def is_efficient(plan: Plan, plans: Sequence[Plan]) -> bool:
-    """Whether no other plan is as fast with less memory, or faster with as little."""
+    """Return whether no other plan is as fast with less memory, or faster with as little."""
     own = (_step_s(plan), _peak(plan))
     others = [(_step_s(other), _peak(other)) for other in plans]
     return not any(o[0] <= own[0] and o[1] <= own[1] and o != own for o in others)
 
 
 def _front(plans: Sequence[Plan]) -> str:
-    """``#1, #3 and 4 more are``: the plans that no other beats."""
+    """Return ``#1, #3 and 4 more are``: the plans that no other beats."""
     ranks = [f"#{plan.rank}" for plan in plans if is_efficient(plan, plans)]
     named, others = ranks[:_NAMED], len(ranks) - _NAMED
     verb = "is" if len(ranks) == 1 else "are"
@@ -62,17 +62,17 @@ def _front(plans: Sequence[Plan]) -> str:
 
 
 def _step_s(plan: Plan) -> float:
-    """Seconds of a step."""
+    """Return the seconds of a step."""
     return plan.prediction.step_time_s
 
 
 def _peak(plan: Plan) -> float:
-    """Bytes of the heaviest stage."""
+    """Return the bytes of the heaviest stage."""
     return float(plan.prediction.peak_memory_bytes)
 
 
 def _extent(values: Sequence[float]) -> tuple[float, float]:
-    """The least and the largest."""
+    """Return the least and the largest."""
     return min(values), max(values)
 
 
@@ -95,7 +95,7 @@ def _placed(plans: Sequence[Plan], times: tuple[float, float], peaks: tuple[floa
 
 
 def _is_free(taken: set[tuple[int, int]], row: int, column: int, text: str) -> bool:
-    """Whether the mark fits here, with a blank around it."""
+    """Return whether the mark fits here, with a blank around it."""
     return not any((row, column + offset) in taken for offset in range(-1, len(text) + 1))
 
 

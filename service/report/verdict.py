@@ -54,7 +54,7 @@ class Verdict:
 
 
 def title_of(problem: Problem) -> str:
-    """Model and cluster."""
+    """Return model and cluster."""
     return f"{clean(problem.model.title)} on {clean(problem.cluster.title)}"
 
 
@@ -81,12 +81,12 @@ def question_of(problem: Problem) -> tuple[Fact, ...]:
 
 
 def verdict_of(answer: Answer, problem: Problem) -> Verdict:
-    """How the search ended, and which launchers have no plan where any would do."""
+    """Return how the search ended, and which launchers have no plan where any would do."""
     return replace(_ended(answer, problem), skipped=skipped_words(answer))
 
 
 def _ended(answer: Answer, problem: Problem) -> Verdict:
-    """How the search ended."""
+    """Return how the search ended."""
     if answer.status == "infeasible":
         return _infeasible(answer, problem)
     if not answer.plans:
@@ -97,7 +97,7 @@ def _ended(answer: Answer, problem: Problem) -> Verdict:
 
 
 def _found(answer: Answer, problem: Problem) -> Verdict:
-    """The first plan and how sure it is."""
+    """Return the first plan and how sure it is."""
     best = answer.plans[0]
     seen, proved = best.prediction, answer.status == "optimal"
     used, total = best.config.num_gpus, problem.cluster.num_gpus
@@ -131,7 +131,7 @@ def _found(answer: Answer, problem: Problem) -> Verdict:
 
 
 def _ranked(plan: Plan) -> Verdict:
-    """A plan that is not the first: what it takes, without the claims that are the first's."""
+    """Return a plan that is not the first: what it takes, without the claims that are the first's."""
     seen = plan.prediction
     sentence = (
         f"{figures.configuration_words(plan.config)}: a step takes {figures.step_time(seen)}, "
@@ -164,7 +164,7 @@ def _searched(answer: Answer) -> str:
 
 
 def _infeasible(answer: Answer, problem: Problem) -> Verdict:
-    """Nothing fits: what is nearest, why, and what would change it."""
+    """Return the answer when nothing fits: the nearest configuration, why, and what would change it."""
     found = answer.infeasible
     sentence = f"No configuration of {title_of(problem)} is legal and fits (proved {proof_words(problem)})."
     if found is None:
@@ -188,7 +188,7 @@ def _together(limits: Sequence[str]) -> str:
 
 
 def _nearest(nearest: Shortfall) -> str:
-    """The nearest configuration and what it lacks."""
+    """Return the nearest configuration and what it lacks."""
     need, limit = figures.gib(nearest.needed_bytes), figures.gib(nearest.limit_bytes)
     return (
         f"{figures.configuration_words(nearest.config)}: stage {nearest.stage} needs {need} of {limit} GiB"
@@ -219,7 +219,7 @@ def reasons_of(plan: Plan) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]
 
 
 def facts_of(answer: Answer, problem: Problem, *, digest: str, profile: str) -> tuple[Fact, ...]:
-    """Where everything comes from."""
+    """Return the sources of the figures."""
     sources = dict.fromkeys("; ".join(group.gpu.sources) for group in problem.cluster.groups)
     found = [
         Fact(label=f"{name} version", value=clean(str(value))) for name, value in answer.versions.items()

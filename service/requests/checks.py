@@ -37,7 +37,7 @@ from meshwright.solver.space.request_rules import constraint_of
 
 
 def constraints(problem: Problem) -> Iterator[FieldError]:
-    """Every side constraint is an expression over the glossary's variables."""
+    """Check that every side constraint is an expression over the glossary's variables."""
     for index, text in enumerate(problem.options.constraints):
         try:
             constraint_of(text)
@@ -92,7 +92,7 @@ def check_limits(problem: Problem) -> None:
 
 
 def _lengths(problem: Problem) -> Iterator[FieldError]:
-    """No document is longer than a sequence, or than the positions that the model has."""
+    """Check that no document is longer than a sequence, or than the positions that the model has."""
     workload, positions = problem.workload, problem.model.max_position_embeddings
     if workload.lengths is None:
         return
@@ -104,7 +104,7 @@ def _lengths(problem: Problem) -> Iterator[FieldError]:
 
 
 def _given(options: SearchOptions) -> Iterator[tuple[str, str, int | str, str]]:
-    """Every single value that pins and prohibitions name: section, variable, value, pointer."""
+    """Yield every single value that pins and prohibitions name: section, variable, value, pointer."""
     for name, value in options.pin.items():
         yield "pin", name, value, pointer("search", "pin", name)
     for name, values in options.forbid.items():
@@ -113,7 +113,7 @@ def _given(options: SearchOptions) -> Iterator[tuple[str, str, int | str, str]]:
 
 
 def _number_of_limits(problem: Problem) -> Iterator[FieldError]:
-    """A row's mask has a bit for each limit."""
+    """Check that a row's mask has a bit for each limit."""
     options = problem.options
     count = sum(map(len, (options.pin, options.forbid, options.bounds, options.constraints)))
     if count > MAX_LIMITS:
@@ -125,7 +125,7 @@ def _number_of_limits(problem: Problem) -> Iterator[FieldError]:
 
 
 def _names(problem: Problem) -> Iterator[FieldError]:
-    """Pins, prohibitions and bounds name known variables."""
+    """Check that pins, prohibitions and bounds name known variables."""
     options = problem.options
     for section in ("pin", "forbid", "bounds"):
         for name in getattr(options, section):
@@ -134,7 +134,7 @@ def _names(problem: Problem) -> Iterator[FieldError]:
 
 
 def _values(problem: Problem) -> Iterator[FieldError]:
-    """Every value has the type and range of its variable."""
+    """Check that every value has the type and range of its variable."""
     for _, name, value, at in _given(problem.options):
         if name in WORDS:
             yield from _word(name, value, at)
@@ -145,13 +145,13 @@ def _values(problem: Problem) -> Iterator[FieldError]:
 
 
 def _logical(value: int | str, at: str) -> Iterator[FieldError]:
-    """A value of a variable that is true or false."""
+    """Check a value of a variable that is true or false."""
     if not isinstance(value, bool):
         yield FieldError(pointer=at, message="must be true or false", allowed="true, false")
 
 
 def _integer(name: str, value: int | str, at: str) -> Iterator[FieldError]:
-    """A value of an integer variable."""
+    """Check a value of an integer variable."""
     low, high = VARIABLES[name].least, VARIABLES[name].most
     allowed = f"from {low} to {high}"
     if isinstance(value, str | bool):
@@ -170,7 +170,7 @@ def _word(name: str, value: int | str, at: str) -> Iterator[FieldError]:
 
 
 def _bounds(problem: Problem) -> Iterator[FieldError]:
-    """Bounds limit integers, and hold at least one value."""
+    """Check that bounds limit integers, and hold at least one value."""
     for name, (low, high) in problem.options.bounds.items():
         at = pointer("search", "bounds", name)
         if name not in INTEGER_VARIABLES:
@@ -183,7 +183,7 @@ def _bounds(problem: Problem) -> Iterator[FieldError]:
 
 
 def _contradictions(problem: Problem) -> Iterator[FieldError]:
-    """A pinned value is neither forbidden nor out of bounds."""
+    """Check that a pinned value is neither forbidden nor out of bounds."""
     options = problem.options
     for name, value in options.pin.items():
         at = pointer("search", "pin", name)
@@ -197,7 +197,7 @@ def _contradictions(problem: Problem) -> Iterator[FieldError]:
 
 
 def _ranks(problem: Problem) -> Iterator[FieldError]:
-    """Low ranks are lower than the hidden size, and belong to an optimizer that has one."""
+    """Check that low ranks are lower than the hidden size, and belong to an optimizer that has one."""
     workload, hidden = problem.workload, problem.model.hidden_size
     for name in ("optimizer_rank", "lora_rank"):
         if getattr(workload, name) > hidden:
@@ -219,7 +219,7 @@ def _ranks(problem: Problem) -> Iterator[FieldError]:
 
 
 def _precision(problem: Problem) -> Iterator[FieldError]:
-    """Every GPU of the cluster computes in the precision."""
+    """Check that every GPU of the cluster computes in the precision."""
     wanted = problem.workload.precision
     for gpu in dict.fromkeys(group.gpu.slug for group in problem.cluster.groups):
         peaks = next(group.gpu.peak_flops for group in problem.cluster.groups if group.gpu.slug == gpu)
@@ -293,7 +293,7 @@ def _trainable(problem: Problem) -> Iterator[FieldError]:
 
 
 def _abilities(problem: Problem) -> Iterator[FieldError]:
-    """The launcher can express what is pinned."""
+    """Check that the launcher can express what is pinned."""
     able, pins = launcher_capabilities(problem.launcher), problem.options.pin
     stages = [
         stage

@@ -76,7 +76,7 @@ def placed(raw: Mapping[str, object], problem: Problem, read: Reader) -> Configu
 
 
 def _classes(raw: Mapping[str, object]) -> list[Mapping[str, object]] | None:
-    """The classes of unlike replicas; None where replicas are alike."""
+    """Return the classes of unlike replicas; None where replicas are alike."""
     given = raw.get("replicas")
     if not given:
         return None
@@ -91,7 +91,7 @@ def _classes(raw: Mapping[str, object]) -> list[Mapping[str, object]] | None:
 def _one(
     raw: Mapping[str, object], problem: Problem, read: Reader, *, at: Where, whole: bool
 ) -> Configuration:
-    """One pipeline on its groups; one that is ``whole`` works off the global batch."""
+    """Return one pipeline on its groups; one that is ``whole`` works off the global batch."""
     stages = _stages(raw.get("stage_groups"), problem, (*at, "stage_groups"))
     rest = {name: value for name, value in raw.items() if name not in ("stage_groups", "replicas")}
     try:
@@ -138,7 +138,7 @@ def _stages(given: object, problem: Problem, at: Where) -> tuple[StageGroup, ...
 
 
 def _stage_faults(one: object, problem: Problem, at: Where) -> Iterator[FieldError]:
-    """An object with a known group and a size."""
+    """Check for an object with a known group and a size."""
     if not isinstance(one, Mapping):
         yield FieldError(pointer=pointer(*at), message="must be an object")
         return
@@ -273,14 +273,14 @@ def broken_rules(problem: Problem, configuration: Configuration) -> list[str]:
 
 
 def _read(raw: Mapping[str, object]) -> Configuration:
-    """The same with every size in its range."""
+    """Return the same with every size in its range."""
     given = configuration_of(raw)
     _raise_any(_out_of_range(given))
     return given
 
 
 def configuration_of(raw: Mapping[str, object]) -> Configuration:
-    """The Configuration of ``raw``; what is left out is off.
+    """Return the Configuration of ``raw``; what is left out is off.
 
     Raises:
         InvalidProblemError: with one FieldError per unknown name or wrong type.
@@ -318,7 +318,7 @@ def _out_of_range(given: Configuration) -> Iterator[FieldError]:
 
 
 def _derived(given: Configuration, problem: Problem) -> dict[str, object]:
-    """Values of the names that may be left out."""
+    """Return the values of the names that may be left out."""
     tp, pp, vpp = given.tensor_parallel_size, given.pipeline_parallel_size, given.virtual_pipeline_size
     cp = given.context_parallel_size
     dp = max(given.data_parallel_size, usable_gpus(problem) // (tp * pp * cp), 1)
@@ -343,7 +343,7 @@ def _recomputed(given: Configuration, split: Sequence[int]) -> int:
 
 
 def _as_written(configuration: Configuration) -> Configuration:
-    """The same with all layers of the model recomputed where a number covers every chunk."""
+    """Return the same with all layers of the model recomputed where a number covers every chunk."""
     split, own = configuration.stage_layers, configuration.stage_recompute_layers
     full = configuration.recompute_granularity == "full" and not own
     every = full and configuration.recompute_layers >= max(split, default=0)

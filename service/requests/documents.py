@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"[0-9]{1,12}")
 
 
 def read_problem_file(path: Path) -> Mapping[str, object]:
-    """The mapping in a ``.json``, ``.yaml`` or ``.yml`` file.
+    """Return the mapping in a ``.json``, ``.yaml`` or ``.yml`` file.
 
     Raises:
         InvalidProblemError: the file cannot be read, is too big, or is not one mapping of plain values;
@@ -40,7 +40,7 @@ def read_problem_file(path: Path) -> Mapping[str, object]:
 
 
 def read_lengths_file(path: Path) -> Mapping[str, object]:
-    """Lengths of documents as a request states them (``workload.lengths``).
+    """Return the lengths of documents as a request states them (``workload.lengths``).
 
     A ``.json``, ``.yaml`` or ``.yml`` file holds just that. Any other is a table: the tokens of one
     document in each line, or of several with their number behind a comma; a first line without a number is
@@ -83,5 +83,5 @@ def _content(path: Path, limits: Limits) -> bytes:
 
 
 def _of_file(path: Path, error: FieldError) -> FieldError:
-    """A fault of a whole file names the file; a fault of a field has its pointer."""
+    """Return a fault as text: of a whole file with its name, of a field with its pointer."""
     return error if error.pointer else replace(error, message=f"{shown_path(path)}: {error.message}")

@@ -49,7 +49,7 @@ class Point:
 
 
 def axes_of(raw: object) -> Axes:
-    """The ``sweep`` part of a request, in the order of ``AXES``.
+    """Return the ``sweep`` part of a request, in the order of ``AXES``.
 
     Raises:
         InvalidProblemError: an axis is unknown, empty, repeats a value, or there are too many points.
@@ -71,7 +71,7 @@ def axes_of(raw: object) -> Axes:
 
 
 def points_of(request: Mapping[str, object], axes: Axes) -> list[Point]:
-    """Every combination of the axes' values, put into ``request``."""
+    """Return every combination of the axes' values, put into ``request``."""
     found = []
     for places in product(*(range(len(values)) for values in axes.values())):
         at, values = dict(zip(axes, places, strict=True)), dict[str, bool | int | str]()
@@ -85,7 +85,7 @@ def points_of(request: Mapping[str, object], axes: Axes) -> list[Point]:
 
 
 def problems_of(points: Sequence[Point], parse: Callable[[Mapping[str, object]], Problem]) -> list[Problem]:
-    """The problem of every point.
+    """Return the problem of every point.
 
     Raises:
         InvalidProblemError: points that are none; a fault of a swept value points into ``/sweep``.
@@ -104,7 +104,7 @@ def problems_of(points: Sequence[Point], parse: Callable[[Mapping[str, object]],
 
 
 def words_of(values: Mapping[str, object]) -> str:
-    """``num_nodes = 8, global_batch_size = 256``."""
+    """Return ``num_nodes = 8, global_batch_size = 256``."""
     return ", ".join(f"{name} = {value}" for name, value in values.items())
 
 
@@ -146,7 +146,7 @@ def _with(request: Mapping[str, object], path: Sequence[str], value: Value) -> d
 
 
 def _shown(name: str, value: Value, place: int) -> bool | int | str:
-    """A value as people read it: an inline cluster by its name, or by its place."""
+    """Return a value as people read it: an inline cluster by its name, or by its place."""
     if not isinstance(value, Mapping):
         return value
     given = value.get("name")
@@ -154,7 +154,7 @@ def _shown(name: str, value: Value, place: int) -> bool | int | str:
 
 
 def _moved(error: FieldError, point: Point) -> FieldError:
-    """A fault of one point; it points at the swept value where that is at fault."""
+    """Return a fault of one point; it points at the swept value where that is at fault."""
     for name, place in point.at.items():
         at = pointer(*AXES[name])
         if error.pointer == at or error.pointer.startswith(f"{at}/"):
@@ -190,7 +190,7 @@ class JobRequest:
 def read_job_request(
     raw: Mapping[str, object], parse: Callable[[Mapping[str, object]], Problem]
 ) -> JobRequest:
-    """The request in ``raw``; ``parse`` reads a problem.
+    """Return the request in ``raw``; ``parse`` reads a problem.
 
     Raises:
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``raw``.
@@ -210,7 +210,7 @@ def read_job_request(
 def sweep_of(
     rest: Mapping[str, object], part: object, parse: Callable[[Mapping[str, object]], Problem]
 ) -> Sweep:
-    """The sweep that ``part`` makes of the request ``rest``.
+    """Return the sweep that ``part`` makes of the request ``rest``.
 
     Raises:
         InvalidProblemError: an axis or a point is wrong.

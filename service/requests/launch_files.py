@@ -135,7 +135,7 @@ def _fewer_ranks(
 
 
 def _read_alone(source: Source, told: Told, launcher: str | None) -> LaunchFile | None:
-    """The run of launch files on the GPUs that they start on; None where they do not state them."""
+    """Return the run of launch files on the GPUs that they start on; None where they do not state them."""
     try:
         return read_launch_files(source, replace(told, num_gpus=None), launcher)
     except InvalidProblemError:
@@ -256,7 +256,7 @@ def _completed(request: Request, found: LaunchFile, told: Values | None = None) 
 
 
 def _name_of(source: Source) -> str:
-    """A model's name where only sizes describe it: the file's."""
+    """Return a model's name where only sizes describe it: the file's."""
     return source.name.rpartition(".")[0][:64] or "launch file"
 
 
@@ -280,7 +280,7 @@ def _told(request: Request, variables: Mapping[str, str], values: Values) -> Tol
 
 
 def _told_workload(workload: object) -> dict[str, int | str | bool]:
-    """Sequence, batch, precision and optimizer, where files have no place for them."""
+    """Return sequence, batch, precision and optimizer, where files have no place for them."""
     if workload in (None, {}):
         return {}
     if not isinstance(workload, Mapping):
@@ -421,14 +421,14 @@ def _ignored(value: object) -> tuple[str, ...]:
 
 
 def _run(value: object) -> int | None:
-    """Which of several runs."""
+    """Return which of several runs."""
     if value is None or (type(value) is int and value > 0):
         return value
     raise InvalidProblemError.of(pointer(_AT, "run"), "must be a whole number", allowed="1 and more")
 
 
 def _name(value: object, *where: str) -> str:
-    """The base name of a file; no folder is part of it."""
+    """Return the base name of a file; no folder is part of it."""
     if not (isinstance(value, str) and value and len(value) <= MAX_NAME and value.isprintable()):
         message = f"must be the name of a file, of at most {MAX_NAME} characters"
         raise InvalidProblemError.of(pointer(_AT, *where), message)
@@ -438,7 +438,7 @@ def _name(value: object, *where: str) -> str:
 
 
 def _texts(raw: Mapping[str, object], part: str, most: int) -> dict[str, str]:
-    """Texts by name."""
+    """Return texts by name."""
     found = raw.get(part, {})
     if not isinstance(found, Mapping) or len(found) > most:
         raise InvalidProblemError.of(pointer(_AT, part), f"must be an object of at most {most} texts")
@@ -446,7 +446,7 @@ def _texts(raw: Mapping[str, object], part: str, most: int) -> dict[str, str]:
 
 
 def _text(value: object, *where: str) -> str:
-    """One text."""
+    """Return one text."""
     if not isinstance(value, str):
         raise InvalidProblemError.of(pointer(_AT, *where), "must be text")
     if len(value) > MAX_TEXT:
@@ -460,7 +460,7 @@ def _text(value: object, *where: str) -> str:
 
 
 def ramp_notes(own: Own, profile: Profile) -> list[str]:
-    """The step time of every batch before the last; none where the batch does not grow."""
+    """Return the step time of every batch before the last; none where the batch does not grow."""
     if not own.batch_ramp:
         return []
     options = replace(own.problem.options, batch_ramp=own.batch_ramp)

@@ -42,7 +42,7 @@ from meshwright.solver.space.launcher_rules import with_recipe
 
 
 def parse_problem(raw: Mapping[str, object]) -> Problem:
-    """The Problem that a request (design of the API, and of problem files) describes.
+    """Return the Problem that a request (design of the API, and of problem files) describes.
 
     Raises:
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``raw``.
@@ -55,7 +55,7 @@ def parse_problem(raw: Mapping[str, object]) -> Problem:
 
 
 def _parsed(raw: Mapping[str, object]) -> Problem:
-    """The Problem of a request with long names; errors as ``parse_problem``."""
+    """Return the Problem of a request with long names; errors as ``parse_problem``."""
     request = _validated(with_open_nodes(raw))
     if request.launcher is not None:
         check_launcher(request.launcher)
@@ -84,7 +84,7 @@ def _parsed(raw: Mapping[str, object]) -> Problem:
 
 
 def _named_by_precision(fault: InvalidProblemError, request: WorkloadRequest) -> InvalidProblemError:
-    """A fault of a recipe that the request states as its precision, with a pointer to that."""
+    """Return a fault of a recipe that the request states as its precision, with a pointer to that."""
     at = "/workload/framework_options/precision_recipe"
     if request.precision not in FORMATS or "precision_recipe" in request.framework_options:
         return fault
@@ -99,7 +99,7 @@ def _named_by_precision(fault: InvalidProblemError, request: WorkloadRequest) ->
 
 
 def _with_baseline(problem: Problem, request: SearchRequest) -> Problem:
-    """The problem with the client's own configuration, completed."""
+    """Return the problem with the client's own configuration, completed."""
     if request.baseline is None:
         return problem
     baseline = completed(request.baseline, problem, at=("search", "baseline"))
@@ -149,14 +149,14 @@ def problem_to_mapping(problem: Problem) -> dict[str, object]:
 
 
 def digest_of(problem: Problem) -> str:
-    """SHA-256, in hex, of the canonical request as compact JSON with sorted keys."""
+    """Return SHA-256, in hex, of the canonical request as compact JSON with sorted keys."""
     canonical = problem_to_mapping(problem)
     text = json.dumps(canonical, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _validated(raw: Mapping[str, object]) -> ProblemRequest:
-    """Names, types and ranges."""
+    """Return names, types and ranges."""
     try:
         return ProblemRequest.model_validate(raw)
     except ValidationError as fault:
@@ -164,7 +164,7 @@ def _validated(raw: Mapping[str, object]) -> ProblemRequest:
 
 
 def _model_and_cluster(request: ProblemRequest) -> tuple[ModelSpec, ClusterSpec]:
-    """Both parts; the faults of both are reported together."""
+    """Return both parts; the faults of both are reported together."""
     faults: list[FieldError] = []
     model: ModelSpec | None = None
     cluster: ClusterSpec | None = None
@@ -182,7 +182,7 @@ def _model_and_cluster(request: ProblemRequest) -> tuple[ModelSpec, ClusterSpec]
 
 
 def _workload(request: WorkloadRequest, model: ModelSpec, able: Capabilities) -> Workload:
-    """The workload part; of a format in 8 or 4 bits by its name the recipe too."""
+    """Return the workload part; of a format in 8 or 4 bits by its name the recipe too."""
     precision, options = request.precision, request.framework_options
     if precision in FORMATS:
         if (stated := options.get("precision_recipe", precision)) != precision:
@@ -216,7 +216,7 @@ def _smaller_batches(request: WorkloadRequest) -> tuple[int, ...]:
 
 
 def _options(whole: ProblemRequest) -> SearchOptions:
-    """The limits of the search, values in a stable order."""
+    """Return the limits of the search, values in a stable order."""
     request = whole.search
     return SearchOptions(
         top_k=request.top_k,
@@ -249,13 +249,13 @@ def _options(whole: ProblemRequest) -> SearchOptions:
 
 
 def _pins(options: SearchOptions) -> dict[str, object]:
-    """Pinned values by name, the split among them."""
+    """Return pinned values by name, the split among them."""
     split = {"stage_layers": list(options.stage_layers)} if options.stage_layers else {}
     return dict(sorted({**options.pin, **split}.items()))
 
 
 def _split(request: SearchRequest) -> tuple[int, ...]:
-    """The pinned split, if there is one.
+    """Return the pinned split, if there is one.
 
     Raises:
         InvalidProblemError: a list is pinned to something else, or no list to ``stage_layers``.

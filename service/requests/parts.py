@@ -152,7 +152,7 @@ def ramp_limits(problem: Problem) -> Iterator[FieldError]:
 
 
 def batches_of(given: int | list[int] | BatchRange) -> tuple[int, ...]:
-    """Sequences per optimizer step, smallest first.
+    """Return sequences per optimizer step, smallest first.
 
     Raises:
         InvalidProblemError: a range holds nothing.
@@ -169,7 +169,7 @@ def batches_of(given: int | list[int] | BatchRange) -> tuple[int, ...]:
 
 
 def batches_to_json(problem: Problem) -> int | list[int]:
-    """The batches of the canonical request."""
+    """Return the batches of the canonical request."""
     largest = problem.workload.global_batch_size
     return [*problem.options.batch_sizes, largest] if problem.options.batch_sizes else largest
 
@@ -182,7 +182,7 @@ Values = Mapping[str, tuple[int | str, ...]]
 
 
 def placed_limit_faults(problem: Problem) -> Iterator[FieldError]:
-    """A limit of the request that leaves none of a variable's values is not searched: it is refused.
+    """Check that the limits of the request leave each variable a value.
 
     Else the answer would be that nothing fits, proved, in a space that never held what was asked for.
     """
@@ -200,7 +200,7 @@ def placed_limit_faults(problem: Problem) -> Iterator[FieldError]:
 
 
 def _searched(problem: Problem) -> Values:
-    """The few values of each variable that is hardly searched."""
+    """Return the few values of each variable that is hardly searched."""
     values: dict[str, tuple[int | str, ...]] = {name: (only,) for name, only in PLACED_ONLY.items()}
     values["pipeline_schedule"] = ("none", "1f1b")
     values["recompute_layers"] = (0, problem.model.num_layers)  # all of a stage's, or none
@@ -223,7 +223,7 @@ def _constraint_faults(problem: Problem, values: Values) -> Iterator[FieldError]
 
 
 def _parts(node: Node) -> Iterator[Node]:
-    """The constraints that one with ``and`` is made of."""
+    """Yield the constraints that one with ``and`` is made of."""
     if node.sign != "and":
         yield node
         return
@@ -232,7 +232,7 @@ def _parts(node: Node) -> Iterator[Node]:
 
 
 def _may_hold(node: Node, names: Sequence[str], values: Values) -> bool:
-    """Whether some of the values keep a constraint."""
+    """Return whether some of the values keep a constraint."""
     every = product(*(values[name] for name in names))
     return any(holds_for(node, dict(zip(names, one, strict=True))) for one in every)
 
@@ -294,7 +294,7 @@ def with_open_nodes(raw: Mapping[str, object]) -> dict[str, object]:
 
 
 def _groups(cluster: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The node groups of an inline cluster."""
+    """Return the node groups of an inline cluster."""
     groups = cluster.get("groups")
     return [group for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
 
@@ -311,7 +311,7 @@ def _most(counts: object) -> int | None:
 
 
 def counts_of(given: list[int] | NodeRange | None) -> tuple[int, ...]:
-    """Numbers of nodes, smallest first; none: all nodes.
+    """Return the numbers of nodes, smallest first; none: all nodes.
 
     Raises:
         InvalidProblemError: a range is too wide.
@@ -329,12 +329,12 @@ def counts_of(given: list[int] | NodeRange | None) -> tuple[int, ...]:
 
 
 def reliability_of(given: ReliabilityRequest) -> Reliability:
-    """The solver's own."""
+    """Return the solver's own object."""
     return Reliability(**given.model_dump())
 
 
 def run_to_mapping(options: SearchOptions) -> dict[str, object]:
-    """These parts of the canonical request."""
+    """Return these parts of the canonical request."""
     own = {} if options.baseline is None else {"baseline": _plain(options.baseline)}
     return {
         **own,
@@ -352,13 +352,13 @@ def run_to_mapping(options: SearchOptions) -> dict[str, object]:
 
 
 def _plain(config: Configuration) -> dict[str, object]:
-    """A configuration in JSON's values."""
+    """Return a configuration in JSON's values."""
     plain: dict[str, object] = json.loads(json.dumps(asdict(config)))
     return plain
 
 
 def run_limits(problem: Problem) -> Iterator[FieldError]:
-    """Numbers of nodes, the deadline and the objective go together, and with the cluster."""
+    """Check that the numbers of nodes, the deadline and the objective go together, and with the cluster."""
     yield from _node_faults(problem)
     yield from _placed_faults(problem)
     options = problem.options
@@ -374,7 +374,7 @@ def run_limits(problem: Problem) -> Iterator[FieldError]:
 
 
 def places_stages(problem: Problem) -> bool:
-    """Whether stages are placed on unlike node groups."""
+    """Return whether stages are placed on unlike node groups."""
     return problem.launcher == PLACING_LAUNCHER and not problem.cluster.is_homogeneous
 
 
@@ -397,7 +397,7 @@ def _placed_faults(problem: Problem) -> Iterator[FieldError]:
 
 
 def _node_faults(problem: Problem) -> Iterator[FieldError]:
-    """Some node is left, and there is one kind of them."""
+    """Check that some node is left, and that there is one kind of them."""
     options, nodes = problem.options, problem.cluster.num_nodes
     if options.reserve_nodes >= nodes:
         at = pointer("search", "reserve_nodes")

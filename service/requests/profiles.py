@@ -33,17 +33,17 @@ def taken(profile_id: str) -> str:
 
 
 def is_named(profile: str | None) -> bool:
-    """Whether a client chose the profile that a problem names; else it is the service's choice."""
+    """Return whether a client chose the profile that a problem names; else it is the service's choice."""
     return profile is not None and profile != LATEST and not profile.startswith(_TAKEN)
 
 
 def stored_id(profile: str) -> str:
-    """The id of the stored profile that a problem names."""
+    """Return the id of the stored profile that a problem names."""
     return profile.removeprefix(_TAKEN)
 
 
 def read_given(document: Mapping[str, object]) -> GivenProfile:
-    """The calibration or measured profile of a JSON document.
+    """Return the calibration or measured profile of a JSON document.
 
     Raises:
         InvalidProblemError: neither, or broken; pointers start at the document.
@@ -60,7 +60,7 @@ def read_given(document: Mapping[str, object]) -> GivenProfile:
 
 
 def named_file(problem: Problem) -> tuple[str | None, tuple[str, ...]]:
-    """The profile file that a problem names; none, and what to know, where only a service has it."""
+    """Return the profile file that a problem names; none, with a note, where only a service has it."""
     named = problem.profile
     if named in {None, LATEST, CATALOG}:
         return None, ()
@@ -71,7 +71,7 @@ def named_file(problem: Problem) -> tuple[str | None, tuple[str, ...]]:
 
 
 def profile_with(problem: Problem, given: Sequence[GivenProfile]) -> tuple[Profile, tuple[str, ...]]:
-    """The profile of a problem with what was given, and what to know about it.
+    """Return the profile of a problem with what was given, and what to know about it.
 
     Of several measured profiles the one of the GPU that sets the pace counts.
 
@@ -136,5 +136,5 @@ def _by_group(
 
 
 def _gpu(one: GivenProfile) -> str | None:
-    """Where it was measured; None: not known."""
+    """Return the machine of the measurements; None: not known."""
     return one.gpu if isinstance(one, Calibration) else one.machine.gpu

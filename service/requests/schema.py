@@ -243,7 +243,7 @@ _PINNED_SPLIT = ("search", "pin", "stage_layers")  # in addition to pins that ar
 
 
 def field_errors(fault: ValidationError, root: type[BaseModel] | None = None) -> list[FieldError]:
-    """Every fault pydantic found, in the planner's words; one entry per field.
+    """Return every fault pydantic found, in the planner's words; one entry per field.
 
     Args:
         fault: what pydantic found.
@@ -271,7 +271,7 @@ def _message(detail: ErrorDetails, where: Sequence[int | str]) -> str:
 
 
 def field_error(detail: ErrorDetails, root: type[BaseModel]) -> FieldError:
-    """One of pydantic's error records, of something of the shape ``root``, as a FieldError."""
+    """Return one of pydantic's error records, of something of the shape ``root``, as a FieldError."""
     where = _location(detail["loc"])
     at, kind, value = pointer(*where), detail["type"], detail["input"]
     context = detail.get("ctx", {})
@@ -312,7 +312,7 @@ def _location(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
 
 
 def _owner(where: Sequence[int | str], root: type[BaseModel]) -> type[BaseModel]:
-    """The model class that holds the last name of ``where``."""
+    """Return the model class that holds the last name of ``where``."""
     owner = root
     for part in where[:-1]:
         info = owner.model_fields.get(str(part))
@@ -325,7 +325,7 @@ def _owner(where: Sequence[int | str], root: type[BaseModel]) -> type[BaseModel]
 
 
 def _unknown_field(where: Sequence[int | str], root: type[BaseModel]) -> FieldError:
-    """An unknown field, with the nearest names of its siblings."""
+    """Return an unknown field, with the nearest names of its siblings."""
     known = sorted(_owner(where, root).model_fields)
     near = difflib.get_close_matches(str(where[-1])[:256], known, n=2, cutoff=0.6)
     nearest = " or ".join(near) or None
@@ -334,7 +334,7 @@ def _unknown_field(where: Sequence[int | str], root: type[BaseModel]) -> FieldEr
 
 
 def _not_among(where: Sequence[int | str], value: object, root: type[BaseModel]) -> FieldError:
-    """A word outside the set that its field, or each entry of its field, accepts."""
+    """Return a word outside the set that its field, or each entry of its field, accepts."""
     named = where[:-1] if isinstance(where[-1], int) else where
     annotation = _owner(named, root).model_fields[str(named[-1])].annotation
     parts = get_args(annotation)  # of a list or of what may be left out, its member; of both, that one's
@@ -350,7 +350,7 @@ def _not_among(where: Sequence[int | str], value: object, root: type[BaseModel])
 
 
 def _range_of(where: Sequence[int | str], root: type[BaseModel]) -> str | None:
-    """The declared range of a numeric field, in words."""
+    """Return the declared range of a numeric field, in words."""
     fields = _owner(where, root).model_fields
     info = next((fields[str(name)] for name in reversed(where[-2:]) if str(name) in fields), None)
     if info is None:
@@ -366,7 +366,7 @@ def _range_of(where: Sequence[int | str], root: type[BaseModel]) -> str | None:
 
 
 def _marks_of(info: FieldInfo) -> Sequence[object]:
-    """The limits of a field; of a number, a list, a range or an object those of the number."""
+    """Return the limits of a field; of a number, a list, a range or an object those of the number."""
     if any(not isinstance(mark, annotated_types.MaxLen) for mark in info.metadata):
         return info.metadata
     for member in get_args(info.annotation):

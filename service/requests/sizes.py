@@ -29,7 +29,7 @@ MAX_TRIED = 256  # values of one size that are tried against the batch
 
 
 def model_sizes(problem: Problem) -> Iterator[FieldError]:
-    """Pinned sizes divide what they share out."""
+    """Check that pinned sizes divide what they share out."""
     model = problem.model
     yield from _divides(problem, "tensor_parallel_size", model.head_counts, "num_attention_heads")
     yield from _chunks(problem)
@@ -71,7 +71,7 @@ def _split(problem: Problem) -> Iterator[FieldError]:
 
 
 def _launchers_own(problem: Problem, at: str) -> Iterator[FieldError]:
-    """A pinned split is one that the launcher runs, where that splits the layers itself."""
+    """Check that the launcher runs a pinned split, where that splits the layers itself."""
     pinned, split, layers = problem.options.pin, problem.options.stage_layers, problem.model.num_layers
     island = max(group.island_gpus for group in problem.cluster.groups)
     asked = pinned.get("tensor_parallel_size")
@@ -120,7 +120,7 @@ def gpu_count(problem: Problem) -> Iterator[FieldError]:
 
 
 def batch_size(problem: Problem) -> Iterator[FieldError]:
-    """The global batch is a multiple of what the pins make of it."""
+    """Check that the global batch is a multiple of what the pins make of it."""
     if problem.options.batch_sizes:
         return
     batch, pins = problem.workload.global_batch_size, _pinned(problem.options, *BATCH)
@@ -145,7 +145,7 @@ def batch_size(problem: Problem) -> Iterator[FieldError]:
 
 
 def _batch_steps(problem: Problem) -> Iterator[int]:
-    """Every data_parallel_size × micro_batch_size that the limits leave, small ones first.
+    """Yield every data_parallel_size × micro_batch_size that the limits leave, small ones first.
 
     Any number of ranks counts: where all GPUs cannot be used, the search uses fewer.
     """
@@ -164,19 +164,19 @@ def _left(problem: Problem, name: str, most: int) -> Iterator[int]:
 
 
 def _allowed(options: SearchOptions, name: str, value: int) -> bool:
-    """Whether pins, bounds and prohibitions leave ``value``."""
+    """Return whether pins, bounds and prohibitions leave ``value``."""
     low, high = options.bounds.get(name, (value, value))
     pinned, forbidden = options.pin.get(name, value), options.forbid.get(name, ())
     return pinned == value and low <= value <= high and value not in forbidden
 
 
 def _pinned(options: SearchOptions, *names: str) -> dict[str, int]:
-    """Those of ``names`` that are pinned, with their values."""
+    """Return those of ``names`` that are pinned, with their values."""
     return {name: int(options.pin[name]) for name in names if name in options.pin}
 
 
 def _divides(problem: Problem, name: str, wholes: Sequence[int], of: str) -> Iterator[FieldError]:
-    """A pinned size divides all of ``wholes``."""
+    """Check that a pinned size divides all of ``wholes``."""
     value, whole = problem.options.pin.get(name), gcd(*wholes)
     if isinstance(value, int) and whole % value:
         nearest = _nearest(value, lambda size: whole % size == 0)
@@ -197,7 +197,7 @@ def _at_most(problem: Problem, name: str, most: int, of: str) -> Iterator[FieldE
 
 
 def _nearest(value: int, legal: Callable[[int], bool]) -> str:
-    """The nearest legal values below and above ``value``, in words."""
+    """Return the nearest legal values below and above ``value``, in words."""
     top = min(2 * value, value + MAX_NEAREST)
     below = next((size for size in range(min(value, MAX_NEAREST), 0, -1) if legal(size)), None)
     above = next((size for size in range(value + 1, top + 1) if legal(size)), None)
@@ -205,7 +205,7 @@ def _nearest(value: int, legal: Callable[[int], bool]) -> str:
 
 
 def _multiples_round(batch: int, steps: list[int]) -> str:
-    """The nearest multiples of any of ``steps`` below and above ``batch``, in words."""
+    """Return the nearest multiples of any of ``steps`` below and above ``batch``, in words."""
     below = max(batch // step * step for step in steps)
     above = min(-(-batch // step) * step for step in steps)
     return ", ".join(str(size) for size in chain([below] if below else [], [above]))

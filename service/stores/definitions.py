@@ -50,7 +50,7 @@ class Definitions:
         return settled(lambda: self._put_once(tenant, kind, name, document))
 
     def read(self, tenant: str, kind: Kind, name: str, version: int | None = None) -> DefinitionRecord:
-        """One version, or the newest.
+        """Return one version, or the newest.
 
         Raises:
             NotFoundError: this tenant has no such definition.
@@ -66,7 +66,7 @@ class Definitions:
         return found
 
     def page(self, tenant: str, kind: Kind, *, after: str, limit: int) -> list[DefinitionRecord]:
-        """The newest versions of up to ``limit`` definitions after the name ``after``, by name."""
+        """Return the newest versions of up to ``limit`` definitions after the name ``after``, by name."""
         with self._database.read() as connection:
             return records.newest_definitions(connection, tenant, kind, after=after, limit=limit)
 
@@ -114,7 +114,7 @@ class Definitions:
         return added, True
 
     def _named(self, tenant: str, kind: Kind, body: Mapping[str, object]) -> DefinitionRecord | None:
-        """The definition that a part of a problem names; None: it names none of this tenant's."""
+        """Return the definition that a part of a problem names; None: it names none of this tenant's."""
         part = body.get(kind)
         if not isinstance(part, dict) or not part.keys() <= {"name", "num_nodes"}:
             return None
@@ -136,7 +136,7 @@ def _require_free(kind: Kind, name: str) -> None:
 
 
 def _canonical(kind: Kind, name: str, raw: Mapping[str, object]) -> dict[str, Any]:
-    """A definition with every figure spelled out.
+    """Return a definition with every figure spelled out.
 
     Raises:
         InvalidProblemError: pointers start at the definition itself.
@@ -153,7 +153,7 @@ def _canonical(kind: Kind, name: str, raw: Mapping[str, object]) -> dict[str, An
 
 
 def _resized(document: Mapping[str, Any], part: object) -> dict[str, Any]:
-    """A cluster with the number of nodes that a problem asks for.
+    """Return a cluster with the number of nodes that a problem asks for.
 
     Raises:
         InvalidProblemError: at ``/cluster/num_nodes``.

@@ -107,7 +107,7 @@ class Measurements:
     def _known(
         self, tenant: str, plan_id: str, body: Mapping[str, object], key: str | None
     ) -> MeasurementRecord | None:
-        """The measurement that a repeated request has made before."""
+        """Return the measurement that a repeated request has made before."""
         if key is None:
             return None
         with self._database.read() as connection:
@@ -119,7 +119,7 @@ class Measurements:
     def _store(
         self, tenant: str, document: Mapping[str, object], values: Mapping[str, object]
     ) -> MeasurementRecord:
-        """The measurement and what was learnt, in one transaction."""
+        """Return the measurement and what was learnt, in one transaction."""
         measurement_id = uuid.uuid4().hex
         given = read_given(document)
         with self._database.write() as connection:
@@ -137,7 +137,7 @@ class Measurements:
             return next(one for one in found if one.id == measurement_id)
 
     def _learnt(self, tenant: str, record: MeasurementRecord) -> Learnt:
-        """The answer to a measurement, from what is stored."""
+        """Return the answer to a measurement, from what is stored."""
         with self._database.read() as connection:
             document = records.document_of(connection, record.profile_id) or {}
             version = records.version_of(connection, record.profile_id)
@@ -201,7 +201,7 @@ def _settled(request: Mapping[str, object], plan: Mapping[str, Any]) -> Mapping[
 def _observation(
     plan_id: str, request: Mapping[str, object], config: Mapping[str, object], body: Mapping[str, object]
 ) -> Observation:
-    """A measurement as calibration sees it.
+    """Return a measurement as calibration sees it.
 
     Raises:
         InvalidProblemError: a field is wrong, with its JSON pointer, or nothing was measured.

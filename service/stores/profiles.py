@@ -71,7 +71,7 @@ class ProfileStore:
         return settled(keep)
 
     def read(self, tenant: str, profile_id: str) -> tuple[ProfileRecord, Mapping[str, Any]]:
-        """One profile and its document.
+        """Return one profile and its document.
 
         Raises:
             NotFoundError: this tenant has no such profile.
@@ -130,7 +130,7 @@ class ProfileStore:
         return plain if latest is None else replace(problem, profile=taken(latest.id))
 
     def relearnt(self, tenant: str, problem: Problem) -> Problem:
-        """The problem of an earlier job with what was learnt of its cluster since.
+        """Return the problem of an earlier job with what was learnt of its cluster since.
 
         A profile that a client gave, and the job named, stays, and so does ``catalog``.
         """
@@ -200,7 +200,7 @@ class ProfileStore:
             return answer(replace(profile.uncalibrated, warnings=said), fault.configurations)
 
     def _named_by(self, problem: Problem) -> Profile:
-        """The profile that a problem names, or the catalog's; errors as ``profile_of``."""
+        """Return the profile that a problem names, or the catalog's; errors as ``profile_of``."""
         document = version = None
         if problem.profile is not None and problem.profile != CATALOG:
             profile_id = stored_id(problem.profile)
@@ -245,7 +245,7 @@ def scope_of(problem: Problem, launcher: str | None = None) -> str:
 
 
 def profile_id_of(document: Mapping[str, object]) -> str:
-    """First 32 hex digits of SHA-256 over the document, whatever the order of its keys."""
+    """Return the first 32 hex digits of SHA-256 over the document, whatever the order of its keys."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -60,7 +60,7 @@ class Standing:
 
     @property
     def likeliest(self) -> Plan | None:
-        """The plan that is likeliest the fastest, whether it was run or not."""
+        """Return the plan that is likeliest the fastest, whether it was run or not."""
         return self.plans[0] if self.plans else None
 
     @property
@@ -75,7 +75,7 @@ class Standing:
         return 0.0 if best is None or best.odds is None else best.odds.best_probability
 
     def times_of(self, plan_id: str) -> list[float]:
-        """Measured step times of a plan."""
+        """Return measured step times of a plan."""
         return [one.step_time_s for one in self.runs if one.plan_id == plan_id and one.step_time_s]
 
 
@@ -90,7 +90,7 @@ def short_list(problem: Problem, profile: Profile, plans: Sequence[Plan], most: 
 def standing(
     problem: Problem, profile: Profile, plans: Sequence[Plan], runs: Sequence[Measured]
 ) -> Standing:
-    """The list after some runs: calibrated, priced and ranked anew.
+    """Return the list after some runs: calibrated, priced and ranked anew.
 
     Args:
         problem: the question.
@@ -113,7 +113,7 @@ def standing(
 
 
 def _ranked(problem: Problem, costs: Profile, now: Standing) -> tuple[Plan, ...]:
-    """The plans with their chances, likeliest first.
+    """Return the plans with their chances, likeliest first.
 
     A plan that was run is as fast as it was, but for the noise of runs; of the others the calibrated
     model and what it leaves open decide.
@@ -184,7 +184,7 @@ def likely_gpu_minutes(now: Standing) -> float:
 
 
 def _teaches(one: Measured) -> bool:
-    """Whether calibration learns from a run: a step time, or that memory ran out."""
+    """Return whether calibration learns from a run: a step time, or that memory ran out."""
     return one.outcome in ("measured", "out of memory")
 
 
@@ -208,7 +208,7 @@ def believed(problem: Problem, plan: Plan, one: Measured) -> Measured:
 
 
 def _observation(problem: Problem, plan: Plan, one: Measured) -> Observation:
-    """A run as calibration sees it."""
+    """Return a run as calibration sees it."""
     settled = settled_problem(plan, problem)
     return Observation(
         name=one.plan_id, problem=settled, configuration=plan.config,
@@ -244,7 +244,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def kept_runs(folder: Path, problem: Problem) -> list[Measured]:
-    """Runs of an earlier start of the same question; none where the folder is new.
+    """Return the runs of an earlier start of the same question; none where the folder is new.
 
     A run during which the tuning was killed counts against the budget, and is ended if it still runs.
 

@@ -124,7 +124,7 @@ def run_plan(
 
 
 def _words(start: Start, config: Configuration, folder: Path) -> list[str]:
-    """The command with what it names filled in."""
+    """Return the command with what it names filled in."""
     if not start.command:
         return ["bash", _own_script(folder)]
     sizes = {name: getattr(config, name) for name in (*config.__slots__, "num_gpus")}
@@ -138,7 +138,7 @@ def _words(start: Start, config: Configuration, folder: Path) -> list[str]:
 
 
 def _own_script(folder: Path) -> str:
-    """The plan's own script: in a Slurm allocation the one that starts all of its nodes.
+    """Return the plan's own script: in a Slurm allocation the one that starts all of its nodes.
 
     Raises:
         InvalidProblemError: srun has started this, and holds the nodes that the plan's own would wait for.
@@ -165,12 +165,12 @@ def _environment(start: Start, config: Configuration, folder: Path) -> dict[str,
 
 
 def _modules(folder: Path) -> str:
-    """Where Python looks for modules: a plan's own first, as torchtitan's."""
+    """Return where Python looks for modules: a plan's own first, as torchtitan's."""
     return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
 
 def _code_within(child: subprocess.Popen[bytes], folder: Path, limit_s: float) -> int | None:
-    """The exit code; None: the limit came first. None of its processes is left either way."""
+    """Return the exit code; None: the limit came first. None of its processes is left either way."""
     try:
         code: int | None = child.wait(timeout=limit_s)
     except subprocess.TimeoutExpired:
@@ -246,7 +246,7 @@ def _family(pid: int) -> dict[int, str]:
 
 
 def _marked(folder: Path) -> dict[int, str]:
-    """Processes of runs in this folder or below it, whoever their parents are by now."""
+    """Return the processes of runs in this folder or below it, whoever their parents are by now."""
     found = {}
     for pid, value in _marks():
         if pid != os.getpid() and Path(value).is_relative_to(folder):
@@ -257,7 +257,7 @@ def _marked(folder: Path) -> dict[int, str]:
 
 
 def _marks() -> Iterator[tuple[int, str]]:
-    """This user's processes that are of a run, and the folder of each."""
+    """Yield this user's processes that are of a run, and the folder of each."""
     mark = f"{_MARK}=".encode()
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
@@ -267,7 +267,7 @@ def _marks() -> Iterator[tuple[int, str]]:
 
 
 def _stat(pid: int) -> tuple[int, str] | None:
-    """A process's parent, and when it began; None where there is none, or it has ended."""
+    """Return a process's parent, and when it began; None where there is none, or it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):
@@ -276,7 +276,7 @@ def _stat(pid: int) -> tuple[int, str] | None:
 
 
 def _is_alive(process: tuple[int, str]) -> bool:
-    """Whether that very process still runs, not another one of its number."""
+    """Return whether that very process still runs, not another one of its number."""
     found = _stat(process[0])
     return found is not None and found[1] == process[1]
 
@@ -326,7 +326,7 @@ def _figures(log: Path, text: str) -> dict[str, Any]:
 
 
 def _noise(run: MeasuredRun) -> float:
-    """How unsure the median of a run's steps is, in logarithms: from how far its steps differ."""
+    """Return how unsure the median of a run's steps is, in logarithms: from how far its steps differ."""
     low, high = run.step_time_low_s, run.step_time_high_s
     return _MEDIAN * ln(high / low) / _PERCENTILES / sqrt(run.num_steps) if low and high else 0.0
 
@@ -361,7 +361,7 @@ def _stated_memory(found: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _tail(log: Path) -> str:
-    """The end of a log."""
+    """Return the end of a log."""
     with log.open("rb") as handle:
         handle.seek(max(log.stat().st_size - _TAIL_BYTES, 0))
         return handle.read().decode(errors="replace")

@@ -49,7 +49,7 @@ class Environment:
 
     @property
     def folder(self) -> Path:
-        """Where it lives."""
+        """Return the folder of the environment."""
         return (self.root or environments_folder()) / self.name
 
     @property
@@ -59,7 +59,7 @@ class Environment:
 
     @property
     def pinned(self) -> str:
-        """The launcher's own version: of the package that is unpacked, or installed last."""
+        """Return the launcher's own version: of the package that is unpacked, or installed last."""
         return (self.unpacked or self.packages)[-1].partition("==")[2]
 
     @property
@@ -144,7 +144,7 @@ def _make(environment: Environment) -> None:
 
 
 def _shared_torch(root: Path | None) -> Path:
-    """The folder that torch is imported from."""
+    """Return the folder that torch is imported from."""
     try:
         if importlib.metadata.version("torch").partition("+")[0] == TORCH_VERSION:
             return Path(sysconfig.get_paths()["purelib"])

@@ -58,7 +58,7 @@ def chunk_weights(target: Target) -> tuple[list[int], FloatArray]:
 
 
 def rank_layers(target: Target) -> list[list[int]]:
-    """Layers of every chunk of every pipeline rank."""
+    """Return the layers of every chunk of every pipeline rank."""
     ranks, _ = chunk_weights(target)
     layers = target.config.stage_layers
     return [
@@ -68,7 +68,7 @@ def rank_layers(target: Target) -> list[list[int]]:
 
 
 def rank_weights(target: Target) -> list[int]:
-    """Weights of every pipeline rank."""
+    """Return the weights of every pipeline rank."""
     ranks, weights = chunk_weights(_with_its_own_routers(target))
     return [
         round(sum(weights[chunk] for chunk, rank in enumerate(ranks) if rank == mine))
@@ -90,12 +90,12 @@ def _with_its_own_routers(target: Target) -> Target:
 
 
 def rank_kinds(target: Target) -> list[list[LayerKind]]:
-    """The kind of every layer of every pipeline rank, chunk after chunk."""
+    """Return the kind of every layer of every pipeline rank, chunk after chunk."""
     return [[shape.kind for shape in shapes] for shapes in rank_shapes(target)]
 
 
 def rank_shapes(target: Target) -> list[list[LayerShape]]:
-    """The shape of every layer of every pipeline rank, chunk after chunk."""
+    """Return the shape of every layer of every pipeline rank, chunk after chunk."""
     ranks, _ = chunk_weights(target)
     shapes, first = target.model.layer_shapes(), 0
     found: list[list[LayerShape]] = [[] for _ in set(ranks)]
@@ -106,7 +106,7 @@ def rank_shapes(target: Target) -> list[list[LayerShape]]:
 
 
 def rank_matrices(target: Target, *, whole: bool = False) -> list[list[list[int]]]:
-    """Rows, columns and number of the matrices that the layers of every pipeline rank multiply by.
+    """Return rows, columns and number of the matrices that the layers of every pipeline rank multiply by.
 
     ``whole``: before tensor and expert parallelism split them.
     """
@@ -170,7 +170,7 @@ def rank_flops(target: Target) -> list[float]:
 
 
 def _recomputes_every_layer(config: Configuration) -> bool:
-    """Whether prediction layers are recomputed, too: not where some layers of a chunk are not.
+    """Return whether prediction layers are recomputed, too: not where some layers of a chunk are not.
 
     (Megatron-Core 0.19 ``multi_token_prediction.py _checkpointed_forward``: skipped by the method "block".)
     """
@@ -186,7 +186,7 @@ def _core_flops(ctx: Context, config: Configuration, keys: int) -> float:
 
 
 def _recomputed(target: Target, chunk: int) -> int:
-    """Layers of a chunk that are computed again."""
+    """Return the layers of a chunk that are computed again."""
     config = target.config
     if config.stage_recompute_layers:
         return config.stage_recompute_layers[chunk]
@@ -225,7 +225,7 @@ def _casts_bytes(ctx: Context) -> int:
 
 
 def _most_gradients(target: Target, profile: Profile) -> FloatArray:
-    """The most bytes of gradients that every pipeline rank holds at once."""
+    """Return the most bytes of gradients that every pipeline rank holds at once."""
     columns, laid = Columns.of([target.config]), LaidOut.of(target.problem, [target.config])
     prices = laid.prices(price_memory(laid.problem, columns, profile))
     chunks = chunks_of(columns, laid.layout, laid.splits)
@@ -235,7 +235,7 @@ def _most_gradients(target: Target, profile: Profile) -> FloatArray:
 
 
 def _flops(gemm: Gemm) -> float:
-    """Multiplications and additions of one product, forward."""
+    """Return multiplications and additions of one product, forward."""
     return 2.0 * _first(gemm.m) * _first(gemm.n) * _first(gemm.k) * _first(gemm.count)
 
 

@@ -90,7 +90,7 @@ class Quantity:
 
     @property
     def error(self) -> float | None:
-        """Built / priced - 1 of numbers."""
+        """Return built / priced - 1 of numbers."""
         if isinstance(self.priced, list) or not self.priced:
             return None
         return float(self.built / self.priced - 1.0)
@@ -110,7 +110,7 @@ class Verification:
     peak_memory_bytes: int | None  # the largest traced peak, with what is priced of no tensor
 
     def to_json(self) -> dict[str, Any]:
-        """The verification as files and the API show it."""
+        """Return the verification as files and the API show it."""
         document = asdict(self)
         for one, shown in zip(self.quantities, document["quantities"], strict=True):
             shown["error"] = one.error
@@ -158,7 +158,7 @@ def verify(
 
 
 def builder_of(launcher: str, *, elsewhere: bool = False) -> Builder:
-    """The builder of a launcher; ``elsewhere``: its environment is another machine's concern.
+    """Return the builder of a launcher; ``elsewhere``: its environment is another machine's concern.
 
     Raises:
         InvalidProblemError: there is none.
@@ -188,7 +188,7 @@ def distinct_ranks(target: Target) -> tuple[int, ...]:
 
 
 def traced_microbatches(target: Target) -> int:
-    """Micro-batches after which no rank holds more than before: twice the pipeline's stages."""
+    """Return micro-batches after which no rank holds more than before: twice the pipeline's stages."""
     config = target.config
     return min(config.num_microbatches, 2 * config.pipeline_parallel_size)
 
@@ -285,7 +285,7 @@ def _judged(
     ranks: Sequence[int],
     profile: Profile | None,
 ) -> Verification:
-    """The verdict over all ranks."""
+    """Return the verdict over all ranks."""
     built = [one for one in answers if "rank" in one]
     priced_bytes = rank_bytes(target, profile)
     quantities = [each for one in built for each in _compared(target, one, priced_bytes)]
@@ -313,7 +313,7 @@ def _judged(
 def _compared(
     target: Target, seen: Mapping[str, Any], priced_bytes: Sequence[Mapping[str, int]]
 ) -> Iterator[Quantity]:
-    """Every quantity of one rank."""
+    """Yield every quantity of one rank."""
     rank, stage = seen["rank"], seen["stage"]
     terms = priced_bytes[stage]
     in_8_bits = target.workload.precision == "fp8" and context_for(target).facts.low_precision_weights
@@ -352,7 +352,7 @@ def _whole_peak(seen: Mapping[str, Any], priced_bytes: Sequence[Mapping[str, int
 
 
 def _missing(target: Target, built: Sequence[Mapping[str, Any]], last: Mapping[str, Any]) -> Iterator[str]:
-    """Why something is not verified."""
+    """Yield why something is not verified."""
     config, model = target.config, target.model
     if "refusal" in last:
         yield last["refusal"]

@@ -38,14 +38,14 @@ class Asset:
 
 
 def asset(name: str) -> Asset | None:
-    """A file by name; None: there is none."""
+    """Return a file by name; None: there is none."""
     path = _PATHS.get(name)
     return None if path is None else _packed(path)
 
 
 @cache
 def _packed(path: Path) -> Asset:
-    """One of the files, packed once; names that are asked for and are none are not remembered."""
+    """Return one of the files, packed once; names that are asked for and are none are not remembered."""
     body = path.read_bytes()
     return Asset(
         body=body,
@@ -56,7 +56,7 @@ def _packed(path: Path) -> Asset:
 
 
 def address_of(name: str) -> str:
-    """Where a file is served; another content has another address."""
+    """Return where a file is served; another content has another address."""
     found = asset(name)
     if found is None:
         raise KeyError(name)

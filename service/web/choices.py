@@ -16,7 +16,7 @@ BILLION, HUNDRED = 1e9, 100
 
 
 def suggestions_of(service: Service, tenant: str) -> Mapping[str, Names]:
-    """The lists of a form, by id."""
+    """Return the lists of a form, by id."""
     profiles = service.profiles.page(tenant, page_size=MAX_PAGE_SIZE, page_token=None).items
     return {
         "models": [*_own(service, tenant, "model"), *_models()],
@@ -26,25 +26,25 @@ def suggestions_of(service: Service, tenant: str) -> Mapping[str, Names]:
 
 
 def words_of_model(model: ModelSpec) -> str:
-    """``70.6 B parameters``, of experts how many are used."""
+    """Return ``70.6 B parameters``, of experts how many are used."""
     total, used = model.num_parameters(), model.num_active_parameters()
     size = f"{_billions(total)} parameters"
     return size if used == total else f"{size}, {_billions(used)} active"
 
 
 def words_of_cluster(cluster: ClusterSpec) -> str:
-    """``8 H100 SXM 80 GB per node``, each group."""
+    """Return ``8 H100 SXM 80 GB per node``, each group."""
     return ", ".join(f"{group.gpus_per_node} {group.gpu.display_name} per node" for group in cluster.groups)
 
 
 def _billions(number: int) -> str:
-    """Three digits, or as many as there are before the point."""
+    """Return three digits, or as many as there are before the point."""
     value = number / BILLION
     return f"{value:.0f} B" if value >= HUNDRED else f"{value:.3g} B"
 
 
 def _own(service: Service, tenant: str, kind: Kind) -> Names:
-    """The tenant's own names."""
+    """Return the tenant's own names."""
     found = service.definitions.page(tenant, kind, after="", limit=MAX_PAGE_SIZE)
     return [(one.name, f"your own, version {one.version}") for one in found]
 

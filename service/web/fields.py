@@ -133,20 +133,20 @@ def _field_of(fields: Sequence[Field], values: Values, path: tuple[str, ...]) ->
 
 
 def _number(text: str) -> object:
-    """A number where it is one; else the text, which the request's own check will name."""
+    """Return a number where it is one; else the text, which the request's own check will name."""
     if _INTEGER.fullmatch(text):
         return int(text)
     return float(text) if _NUMBER.fullmatch(text) else text
 
 
 def _numbers(text: str) -> object:
-    """One number, or a list of them."""
+    """Return one number, or a list of them."""
     found = [_number(part.strip()) for part in text.split(",")]
     return found if len(found) > 1 else found[0]
 
 
 def _named(text: str) -> dict[str, object]:
-    """Numbers by their names: ``p50=900, p100=8192``; the request's own check names what is none."""
+    """Return numbers by their names: ``p50=900, p100=8192``; the request's check reports other words."""
     found = dict[str, object]()
     for part in re.split(r"[,\s]+(?=[^\s=])", text.strip(" ,")):
         name, _, value = (word.strip() for word in part.partition("="))

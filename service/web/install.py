@@ -47,7 +47,7 @@ def install_failures(app: FastAPI) -> None:
 
 
 def _as_page(handler: Handler) -> Handler:
-    """``handler``, its problem document turned into a page."""
+    """Return ``handler``, its problem document turned into a page."""
 
     async def handle(request: Request, error: Exception) -> Response:
         answered = handler(request, error)
@@ -58,13 +58,13 @@ def _as_page(handler: Handler) -> Handler:
 
 
 def _wants_page(request: Request) -> bool:
-    """Whether a browser asks for something that is not the API's."""
+    """Return whether a browser asks for something that is not the API's."""
     of_the_api = (f"{request.url.path}/").startswith(tuple(f"{name.rstrip('/')}/" for name in OF_THE_API))
     return not of_the_api and "text/html" in request.headers.get("accept", "")
 
 
 def _page_of(request: Request, response: Response) -> Response:
-    """The page of a problem document; who must sign in first is sent there."""
+    """Return the page of a problem document; who must sign in first is sent there."""
     problem: Mapping[str, object] = json.loads(bytes(response.body))
     if response.status_code == HTTPStatus.UNAUTHORIZED:
         back = request.url.path if request.method == "GET" else "/"
@@ -87,7 +87,7 @@ def install(app: FastAPI) -> None:
 
 @cache
 def _routes() -> tuple[BaseRoute, ...]:
-    """Every page's route, made ready once a process."""
+    """Return every page's route, made ready once a process."""
     every = APIRouter(include_in_schema=False)
     for part in (assets, sign_in, searches, jobs, plans, stores, keys):
         every.include_router(part.router)

@@ -18,13 +18,13 @@ Choices = tuple[tuple[str, str], ...]
 
 
 def _words(name: str) -> Choices:
-    """The words that a field of the request takes."""
+    """Return the words that a field of the request takes."""
     annotation = WorkloadRequest.model_fields[name].annotation
     return tuple((str(word), str(word)) for word in get_args(annotation))
 
 
 def _open(words: tuple[str, ...]) -> Choices:
-    """Words, or none of them."""
+    """Return words, or none of them."""
     return (("", "any"), *((word, word.replace("_", " ")) for word in words))
 
 

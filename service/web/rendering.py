@@ -32,14 +32,14 @@ HEADERS = {
 
 
 def page(request: Request, template: str, *, status: int = 200, **context: object) -> HTMLResponse:
-    """One page; ``context`` is the template's own."""
+    """Return one page; ``context`` is the template's own."""
     body = templates().get_template(template).render({**_frame(request), **context})
     return HTMLResponse(body, status_code=status, headers=HEADERS)
 
 
 @cache
 def templates() -> Environment:
-    """The report's environment, with the templates of the pages before its own."""
+    """Return the report's environment, with the templates of the pages before its own."""
     made = environment().overlay(loader=FileSystemLoader([TEMPLATES, HTML]))
     made.filters["moment"] = _moment
     made.filters["sentence_case"] = sentence_case
@@ -62,5 +62,5 @@ def _frame(request: Request) -> Mapping[str, object]:
 
 
 def _moment(time_s: float | None) -> str:
-    """Seconds since 1970 as a moment in UTC, for a ``time`` element."""
+    """Return seconds since 1970 as a moment in UTC, for a ``time`` element."""
     return "" if time_s is None else datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -73,12 +73,12 @@ class AnswerPage:
 
 
 def problem_of(job: JobRecord) -> Problem:
-    """The question of a job; of a sweep, that of its first point."""
+    """Return the question of a job; of a sweep, that of its first point."""
     return parse_problem({name: part for name, part in job.request.items() if name != "sweep"})
 
 
 def job_rows(jobs: Jobs, tenant: str, found: Sequence[JobSummary]) -> list[JobRow]:
-    """Lines of a list."""
+    """Return the lines of a list."""
     headings = jobs.headings(tenant, [job.id for job in found])
     return [_row(job, headings.get(job.id)) for job in found]
 
@@ -121,7 +121,7 @@ def child_rows(children: Iterable[JobSummary]) -> list[ChildRow]:
 def answer_page(
     job: JobRecord, plans: Sequence[Mapping[str, Any]], next_page_token: str | None
 ) -> AnswerPage:
-    """One page of the answer of a job that has one."""
+    """Return one page of the answer of a job that has one."""
     problem = problem_of(job)
     answer = answer_from_json({**(job.answer or {}), "plans": list(plans)})
     is_first = not answer.plans or answer.plans[0].rank == 1
@@ -140,12 +140,12 @@ def answer_page(
 
 
 def _has_front(answer: Answer, is_first: bool) -> bool:
-    """Whether there is something to draw."""
+    """Return whether there is something to draw."""
     return is_first and bool(answer.plans) and (len(answer.plans) > 1 or answer.pareto is not None)
 
 
 def _standings(answer: Answer, problem: Problem, *, is_whole: bool) -> Standings | None:
-    """The table, every rank leading to its plan."""
+    """Return the table, every rank leading to its plan."""
     if not answer.plans:
         return None
     found = standings_of(answer, problem, {plan.plan_id for plan in answer.plans})
@@ -154,7 +154,7 @@ def _standings(answer: Answer, problem: Problem, *, is_whole: bool) -> Standings
 
 
 def named(job: JobRecord) -> tuple[str, tuple[Fact, ...]]:
-    """Title and question of a job; of one that an older version wrote, its id."""
+    """Return title and question of a job; of one that an older version wrote, its id."""
     try:
         problem = problem_of(job)
     except InvalidProblemError:

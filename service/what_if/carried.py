@@ -30,7 +30,7 @@ class Candidate:
     workload: tuple[tuple[str, str], ...] = ()  # what is not as asked for, as a plan names it
 
     def asks(self, question: Question) -> Question:
-        """The question as the candidate settles it."""
+        """Return the question as the candidate settles it."""
         workload = with_changes(question.problem.workload, dict(self.workload))
         problem = replace(question.problem, launcher=self.launcher, workload=workload)
         return Question(problem=problem, profile=profile_of_variant(problem, question.profile))
@@ -45,12 +45,12 @@ class Found:
 
     @property
     def rate(self) -> float:
-        """Tokens per second of all GPUs."""
+        """Return tokens per second of all GPUs."""
         return self.prediction.tokens_per_s_per_gpu * self.candidate.configuration.num_gpus
 
 
 def candidate_of(plan: Plan, problem: Problem) -> Candidate:
-    """A listed plan."""
+    """Return a listed plan."""
     launcher = plan.launchers[0] if problem.launcher == "any" and plan.launchers else problem.launcher
     return Candidate(
         configuration=plan.config, launcher=launcher, workload=tuple(sorted(plan.workload.items()))
@@ -58,7 +58,7 @@ def candidate_of(plan: Plan, problem: Problem) -> Candidate:
 
 
 def carried_over(asked: Question, changed: Question, candidates: Iterable[Candidate]) -> Found | None:
-    """The fastest candidate that the changed question allows; None where it allows none."""
+    """Return the fastest candidate that the changed question allows; None where it allows none."""
     scaled = (_scaled_to(one, asked.problem, changed.problem) for one in candidates)
     priced = _priced(changed, list(dict.fromkeys(one for one in scaled if one is not None)))
     for found in sorted(priced, key=lambda one: -one.rate):
@@ -69,13 +69,13 @@ def carried_over(asked: Question, changed: Question, candidates: Iterable[Candid
 
 
 def _scaled_to(candidate: Candidate, asked: Problem, changed: Problem) -> Candidate | None:
-    """The candidate on other GPUs and with another batch."""
+    """Return the candidate on other GPUs and with another batch."""
     config = _scaled(candidate.configuration, asked, changed)
     return None if config is None else replace(candidate, configuration=config)
 
 
 def _priced(changed: Question, candidates: Sequence[Candidate]) -> Iterator[Found]:
-    """Candidates that can be priced; those that settle a question alike in one go."""
+    """Yield candidates that can be priced; those that settle a question alike in one go."""
     for _, some in groupby(sorted(candidates, key=_settling), key=_settling):
         alike = list(some)
         own = alike[0].asks(changed)
@@ -106,7 +106,7 @@ def _scaled(config: Configuration, asked: Problem, changed: Problem) -> Configur
 
 
 def _scaled_placed(config: Configuration, gpus: Fraction, batch: Fraction) -> Configuration | None:
-    """The same of stages on node groups: all groups grow alike."""
+    """Return the same of stages on node groups: all groups grow alike."""
     if config.replicas:
         classes = [_scaled_placed(one, gpus, batch) for one in config.replicas]
         replicas = tuple(one for one in classes if one is not None)
@@ -122,7 +122,7 @@ def _scaled_placed(config: Configuration, gpus: Fraction, batch: Fraction) -> Co
 
 
 def _grown(stage: StageGroup, gpus: Fraction) -> StageGroup:
-    """The stage with its replicas on more GPUs, or fewer."""
+    """Return the stage with its replicas on more GPUs, or fewer."""
     return replace(stage, num_gpus=round(stage.num_gpus * gpus), num_nodes=float(stage.num_nodes * gpus))
 
 

@@ -36,7 +36,7 @@ class Change:
 
 
 def settled(question: Question, plan: Plan) -> Question:
-    """The question with batch and GPUs as a plan has them, where they were left open."""
+    """Return the question with batch and GPUs as a plan has them, where they were left open."""
     problem, options = question.problem, question.problem.options
     workload = problem.workload
     if options.batch_sizes:
@@ -51,7 +51,7 @@ def settled(question: Question, plan: Plan) -> Question:
 
 
 def changes_of(question: Question) -> Iterator[Change]:
-    """Every changed question; halves and doubles of every subject before what goes further."""
+    """Yield every changed question; halves and doubles of every subject before what goes further."""
     by_subject = [list(change(question)) for change in (gpus, _memory, network, batches)]
     for at in range(max(map(len, by_subject))):
         yield from (some[at] for some in by_subject if at < len(some))
@@ -105,34 +105,34 @@ def batches(question: Question) -> Iterator[Change]:
 
 
 def is_whole(number: float) -> bool:
-    """Whether there can be so many of something."""
+    """Return whether there can be so many of something."""
     return number >= 1 and number == round(number)
 
 
 def _more_nodes(factor: float, group: NodeGroup) -> NodeGroup:
-    """The group with so many times its nodes."""
+    """Return the group with so many times its nodes."""
     return replace(group, num_nodes=round(group.num_nodes * factor))
 
 
 def _larger(factor: float, group: NodeGroup) -> NodeGroup:
-    """The group with so many times the memory on each GPU."""
+    """Return the group with so many times the memory on each GPU."""
     return replace(group, gpu=replace(group.gpu, memory_bytes=round(group.gpu.memory_bytes * factor)))
 
 
 def _wired(factor: float, group: NodeGroup) -> NodeGroup:
-    """The group with so many times the network between its nodes."""
+    """Return the group with so many times the network between its nodes."""
     return replace(group, inter_node=_faster(factor, group.inter_node))
 
 
 def _faster(factor: float, link: LinkSpec) -> LinkSpec:
-    """The link at so many times its rate."""
+    """Return the link at so many times its rate."""
     return replace(link, bytes_per_s=link.bytes_per_s * factor)
 
 
 def with_groups(
     question: Question, change: Callable[[NodeGroup], NodeGroup], between: LinkSpec | None = None
 ) -> Question:
-    """Other node groups, in the problem and in the profiles that price them."""
+    """Return other node groups, in the problem and in the profiles that price them."""
     problem, profile = question.problem, question.profile
     cluster: ClusterSpec = replace(
         problem.cluster,

@@ -106,7 +106,7 @@ def _said(method: Method, asked: Question, settled_to: Question) -> str:
 def _answered(
     asked: Question, changed: Question, listed: Sequence[Candidate], method: Method, watch: Watch
 ) -> Outcome:
-    """The best plan of a changed question; what is known where there is none."""
+    """Return the best plan of a changed question; what is known where there is none."""
     outcome: Outcome = "late"
     with watch.cut():
         look()
@@ -133,7 +133,7 @@ def _best(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def searched(changed: Question, listed: Sequence[Candidate] = ()) -> Outcome:
-    """The fastest plan of the launchers, precisions and optimizers that the question leaves open.
+    """Return the fastest plan of the launchers, precisions and optimizers that the question leaves open.
 
     ``listed``: only those that one of these settled on; empty: all. One that is too large to be searched
     whole leaves it open which is the fastest.
@@ -156,7 +156,7 @@ def searched(changed: Question, listed: Sequence[Candidate] = ()) -> Outcome:
 
 
 def _placed(changed: Question) -> Outcome:
-    """The best plan that a short search places on node groups."""
+    """Return the best plan that a short search places on node groups."""
     from meshwright.solver.search.search import search  # noqa: PLC0415 - loads ortools, which the API never does
 
     options = replace(
@@ -171,7 +171,7 @@ def _placed(changed: Question) -> Outcome:
 
 
 def _rows(problem: Problem, now: Found, singles: Sequence[Single]) -> tuple[WhatIf, ...]:
-    """The question as asked, then every change by its subject."""
+    """Return the question as asked, then every change by its subject."""
     most = max([now.rate, *(one.outcome.rate for one in singles if isinstance(one.outcome, Found))])
     ordered = sorted(
         singles, key=lambda one: SUBJECTS.index(one.change.subject)
@@ -183,7 +183,7 @@ def _rows(problem: Problem, now: Found, singles: Sequence[Single]) -> tuple[What
 
 
 def _now(problem: Problem) -> str:
-    """The report's own question."""
+    """Return the report's own question."""
     sizes = {group.gpu.memory_bytes for group in problem.cluster.groups}
     memory = " and ".join(figures.gib(size) for size in sorted(sizes))
     gpus = figures.count(problem.cluster.num_gpus)
@@ -191,7 +191,7 @@ def _now(problem: Problem) -> str:
 
 
 def _row(subject: str, change: str, found: Outcome, asked: Found, most: float) -> WhatIf:
-    """One line."""
+    """Return one line."""
     if not isinstance(found, Found):
         return WhatIf(subject=subject, change=change, found=SAID[found])
     return WhatIf(
@@ -214,5 +214,5 @@ def _words(candidate: Candidate, asked: Candidate) -> str:
 
 
 def _signed(percent: float) -> str:
-    """``+98 %``, ``−4 %``, ``0 %``."""
+    """Return ``+98 %``, ``−4 %``, ``0 %``."""
     return f"{percent:+.0f} %".replace("-", "−") if round(percent) else "0 %"

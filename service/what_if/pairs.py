@@ -47,18 +47,18 @@ class Pairs:
     watch: Watch  # of all cells
 
     def tables(self) -> tuple[HeatTable, ...]:
-        """GPUs in rows, batches or networks in columns; none where one of them cannot be changed."""
+        """Return GPUs in rows, batches or networks in columns; none where one of them cannot be changed."""
         rows = self._of("GPUs")
         found = [(subject, self._of(subject)) for subject in _BESIDE]
         return tuple(self._table(subject, rows, columns) for subject, columns in found if rows and columns)
 
     def _of(self, subject: str) -> list[Single]:
-        """The single changes of a subject, smallest first."""
+        """Return the single changes of a subject, smallest first."""
         own = [one for one in self.singles if one.change.subject == subject]
         return sorted(own, key=lambda one: one.change.factor)
 
     def _table(self, subject: str, rows: Sequence[Single], columns: Sequence[Single]) -> HeatTable:
-        """One table, the question as asked among rows and columns."""
+        """Return one table, the question as asked among rows and columns."""
         lines, heads = _with_asked(rows), _with_asked(columns)
         outcomes = [[self._outcome(subject, row, column) for column in heads] for row in lines]
         most = max(one.rate for line in outcomes for one in line if isinstance(one, Found))
@@ -86,7 +86,7 @@ class Pairs:
         return row.outcome  # on one island there is no other network to take
 
     def _cell(self, outcome: Outcome, most: float) -> HeatCell:
-        """One place of a table."""
+        """Return one place of a table."""
         if not isinstance(outcome, Found):
             return HeatCell(text="–", title=SAID[outcome] if outcome else "nothing carried over fits")
         return HeatCell(
@@ -99,7 +99,7 @@ class Pairs:
 
 
 def _with_asked(singles: Sequence[Single]) -> list[Single | None]:
-    """The changes by their factor, None for the question as asked."""
+    """Return the changes by their factor, None for the question as asked."""
     less = [one for one in singles if one.change.factor < 1]
     return [*less, None, *(one for one in singles if one.change.factor > 1)]
 

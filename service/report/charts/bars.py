@@ -85,7 +85,7 @@ def memory_bars(prediction: Prediction, log_memory_sigma: float | None) -> Bars:
 def _stage(
     stage: StagePrediction, terms: Sequence[str], unit: float, *, limit: int, band: float | None
 ) -> Bar:
-    """One stage."""
+    """Return one stage."""
     segments, at = [], 0.0
     for name in terms:
         size = stage.memory_bytes.get(name, 0)
@@ -145,7 +145,7 @@ def waterfall_bars(terms_s: Mapping[str, float], step_s: float) -> Bars:
 
 
 def _term(name: str, value_s: float, step_s: float, place: tuple[float, float], kind: str) -> Bar:
-    """One term."""
+    """Return one term."""
     figure = _like(value_s, step_s)
     segment = Segment(
         term=kind, label=f"{words(name)} {figure}", at=round(place[0], 1), width=round(place[1], 1)
@@ -169,7 +169,7 @@ def _like(value_s: float, step_s: float) -> str:
 
 
 def _fall_summary(shown: Mapping[str, float], step_s: float) -> str:
-    """The first term and the largest after it."""
+    """Return the first term and the largest after it."""
     first, *others = shown
     ideal = figures.seconds_like(shown[first], step_s)
     said = f"{sentence_case(words(first))} takes {ideal} of {figures.seconds(step_s)}"

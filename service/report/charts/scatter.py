@@ -55,7 +55,7 @@ def linear_axis(values: Iterable[float], start: float, end: float, *, from_zero:
 
 
 def log_axis(values: Iterable[float], start: float, end: float) -> Axis:
-    """A logarithmic axis that begins and ends at powers of ten, or at halves of them."""
+    """Return a logarithmic axis that begins and ends at powers of ten, or at halves of them."""
     seen = list(values)
     low = 10.0 ** (math.floor(2 * math.log10(min(seen))) / 2)
     high = 10.0 ** (math.ceil(2 * math.log10(max(seen))) / 2)
@@ -63,7 +63,7 @@ def log_axis(values: Iterable[float], start: float, end: float) -> Axis:
 
 
 def ticks(axis: Axis, most: int, *, digits: int | None = None) -> list[Tick]:
-    """Marks at round numbers, ``most`` of them at most (powers of ten on logarithmic axes)."""
+    """Return marks at round numbers, ``most`` of them at most (powers of ten on logarithmic axes)."""
     values = _powers(axis) if axis.is_log else _steps(axis, most)
     least = min((b - a for a, b in itertools.pairwise(values)), default=1.0)
     places = max(0, -math.floor(math.log10(least))) if digits is None else digits
@@ -71,7 +71,7 @@ def ticks(axis: Axis, most: int, *, digits: int | None = None) -> list[Tick]:
 
 
 def _steps(axis: Axis, most: int) -> list[float]:
-    """Multiples of 1, 2, 2.5 or 5 times a power of ten."""
+    """Return the multiples of 1, 2, 2.5 or 5 times a power of ten."""
     rough = (axis.high - axis.low) / max(most, 1)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in _ROUND if factor * power >= rough)
@@ -80,7 +80,7 @@ def _steps(axis: Axis, most: int) -> list[float]:
 
 
 def _powers(axis: Axis) -> list[float]:
-    """Powers of ten inside."""
+    """Return the powers of ten inside."""
     first, last = math.ceil(math.log10(axis.low)), math.floor(math.log10(axis.high))
     return [10.0**power for power in range(first, last + 1)]
 
@@ -191,7 +191,7 @@ def pareto_scatter(answer: Answer, chosen: str) -> Scatter:
 
 
 def _mark(plan: Plan, chosen: str, *, listed: bool = True) -> _Mark:
-    """One plan."""
+    """Return one plan."""
     seen, words = plan.prediction, formatting.configuration_words(plan.config)
     kind = "chosen" if plan.plan_id == chosen else "plan" if listed else "front"
     label = f"#{plan.rank}" if listed else ""
@@ -199,13 +199,13 @@ def _mark(plan: Plan, chosen: str, *, listed: bool = True) -> _Mark:
 
 
 def _of(step_s: float, peak_bytes: float, label: str, title: str, kind: str) -> _Mark:
-    """A mark with its figures in its title."""
+    """Return a mark with its figures in its title."""
     said = f"{title}: {formatting.seconds(step_s)}, {formatting.gib(peak_bytes)} GiB"
     return _Mark(x=step_s, y=peak_bytes / GIB, label=label, title=said, kind=kind)
 
 
 def _front(marks: Sequence[_Mark]) -> list[_Mark]:
-    """Marks that no other beats in both, fastest first."""
+    """Return marks that no other beats in both, fastest first."""
     found: list[_Mark] = []
     for mark in sorted((one for one in marks if one.kind != "baseline"), key=lambda one: (one.x, one.y)):
         if not found or mark.y < found[-1].y:
@@ -214,7 +214,7 @@ def _front(marks: Sequence[_Mark]) -> list[_Mark]:
 
 
 def _named(marks: Sequence[_Mark], front: Sequence[_Mark]) -> list[_Mark]:
-    """Where there are many, those behind the front lose their labels."""
+    """Return the plans to label; if there are many, those behind the front lose their labels."""
     kept = {mark.title for mark in front}
     few = len(marks) <= _ALL_NAMED
     return [
@@ -233,7 +233,7 @@ def _pareto_summary(front: Sequence[_Mark]) -> str:
 
 
 def _placed(marks: Sequence[_Mark], x: Axis, y: Axis, factor: float = 1.0) -> tuple[Point, ...]:
-    """Marks at their places, the chosen one on top; labels only where they cover nothing."""
+    """Return marks at their places, the chosen one on top; labels only where they cover nothing."""
     order = sorted(marks, key=lambda mark: (mark.kind != "chosen", mark.kind != "baseline"))
     places = [(x.at(mark.x * factor), y.at(mark.y)) for mark in order]
     taken = [(a - _RADIUS, b - _RADIUS, a + _RADIUS, b + _RADIUS) for a, b in places]
@@ -263,13 +263,13 @@ def _box(at: tuple[float, float], way: tuple[float, float, str], letters: int) -
 
 
 def _overlap(one: _Box, other: _Box) -> bool:
-    """Whether two boxes have a place in common."""
+    """Return whether two boxes have a place in common."""
     beside = one[2] <= other[0] or other[2] <= one[0]
     return not beside and one[1] < other[3] and other[1] < one[3]
 
 
 def roofline_scatter(roof: Roofline) -> Scatter:
-    """Operators by intensity and rate, under memory bandwidth and peak."""
+    """Return operators by intensity and rate, under memory bandwidth and peak."""
     ridge = roof.peak_flops / roof.bytes_per_s
     intensities = [point.intensity for point in roof.points]
     x = log_axis([*intensities, ridge / 4], _LEFT, _RIGHT)
@@ -305,7 +305,7 @@ def roofline_scatter(roof: Roofline) -> Scatter:
 
 
 def _roof_summary(roof: Roofline) -> str:
-    """Whether memory or arithmetic limits most of the time."""
+    """Return whether memory or arithmetic limits most of the time."""
     bound = [point for point in roof.points if point.intensity * roof.bytes_per_s < point.peak_flops]
     total = sum(point.seconds * point.layers for point in roof.points)
     share = sum(point.seconds * point.layers for point in bound) / total

@@ -58,13 +58,13 @@ class _Places:
 
     @property
     def unit(self) -> float:
-        """Units of a second."""
+        """Return the units of a second."""
         if self.gap_s is None:
             return WIDTH / self.end_s
         return (WIDTH - _GAP) / (self.end_s - (self.gap_s[1] - self.gap_s[0]))
 
     def at(self, time_s: FloatArray) -> FloatArray:
-        """Units from the left."""
+        """Return units from the left."""
         if self.gap_s is None:
             return time_s * self.unit
         shift = _GAP - (self.gap_s[1] - self.gap_s[0]) * self.unit
@@ -73,14 +73,14 @@ class _Places:
 
     @property
     def gap(self) -> tuple[int, int] | None:
-        """Where the middle was."""
+        """Return where the middle was."""
         if self.gap_s is None:
             return None
         left = round(self.gap_s[0] * self.unit)
         return left, left + _GAP
 
     def marks(self) -> tuple[str, ...]:
-        """Times at equal distances."""
+        """Return times at equal distances."""
         found = []
         for number in range(_MARKS):
             place = WIDTH * number / (_MARKS - 1)
@@ -92,7 +92,7 @@ class _Places:
 
 
 def timeline_chart(timeline: Timeline, most_passes: int) -> TimelineChart:
-    """The picture of one timeline; ``most_passes`` bound its size."""
+    """Return the picture of one timeline; ``most_passes`` bound its size."""
     seen = window(timeline, most_passes)
     places = _Places(end_s=timeline.end_s, gap_s=seen.gap_s)
     rows = [
@@ -131,7 +131,7 @@ def _note(timeline: Timeline, gap_s: tuple[float, float] | None) -> str:
 
 
 def _row(rank: RankTimeline, full: RankTimeline, timeline: Timeline, places: _Places) -> Row:
-    """One rank's strokes."""
+    """Return one rank's strokes."""
     chunks = np.unique(full.chunk)
     shade = np.searchsorted(chunks, rank.chunk) * _SHADES // max(len(chunks), 1)
     starts, ends = places.at(rank.start_s), places.at(rank.start_s + rank.seconds)
@@ -155,7 +155,7 @@ def _row(rank: RankTimeline, full: RankTimeline, timeline: Timeline, places: _Pl
 
 
 def _path(starts: FloatArray, ends: FloatArray) -> str:
-    """Boxes as one path in whole units."""
+    """Return boxes as one path in whole units."""
     left = np.rint(starts).astype(np.int64).tolist()
     width = np.maximum(np.rint(ends - starts), 1).astype(np.int64).tolist()
     return "".join(f"M{x} 0h{w}v{HEIGHT}h-{w}z" for x, w in zip(left, width, strict=True))

@@ -84,7 +84,7 @@ registry._COMPILER_FNS[STANDING_IN.lower()] = compiled
 
 
 def build(case: Case) -> Iterator[Built]:
-    """Every rank that is asked for; a step is traced of the first of those that are built alike."""
+    """Yield every rank that is asked for; a step is traced of the first of those that are built alike."""
     like: dict[str, int] = {}
     for rank in case["ranks"]:
         found = apart(rank_of, case, rank, like)
@@ -120,7 +120,7 @@ def launched(case: Case) -> dict[str, str]:
 
 
 def rank_of(case: Case, rank: int, like: Mapping[str, int]) -> Built:
-    """A rank's shards of the model and of its optimizer; ``like``: ranks that were traced before."""
+    """Return a rank's shards of the model and of its optimizer; ``like``: ranks that were traced before."""
     join(case, rank)
     accelerator = Accelerator()
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
@@ -173,7 +173,7 @@ def states_of(weights: list[Any]) -> tuple[Built, list[Any]]:
 
 
 def step_of(accelerator: Any, model: Any, case: Case) -> Built:
-    """Bytes of states, and a step as the trainer runs it."""
+    """Return the bytes of states, and a step as the trainer runs it."""
     found, states = states_of(list(model.parameters()))
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     stays_gathered = plugin is not None and not plugin.reshard_after_forward

@@ -60,7 +60,7 @@ for module in (partition_parameters, partitioned_param_coordinator, stage3):
 
 
 def _number(given: torch.Tensor) -> Any:
-    """Norms and overflows of gradients without data are zero: nothing is wrong with them."""
+    """Return norms and overflows of gradients without data: always zero, that is, valid."""
     try:
         return torch.Tensor.item(given)
     except DataDependentOutputException:
@@ -76,7 +76,7 @@ EXPERTS = "DeepSpeed's gate places tokens by their data, of which there are none
 
 
 def build(case: Case) -> Iterator[Built]:
-    """Every rank that is asked for; a step is traced of the first of those that are built alike."""
+    """Yield every rank that is asked for; a step is traced of the first of those that are built alike."""
     like: dict[str, int] = {}
     for rank in case["ranks"]:
         found = apart(rank_of, case, rank, like)
@@ -126,7 +126,7 @@ def rank_of(case: Case, rank: int, like: Mapping[str, int]) -> Built:
 
 
 def config_of(case: Case, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """The plan's JSON, for as many micro-batches as its peak needs."""
+    """Return the plan's JSON, for as many micro-batches as its peak needs."""
     config: dict[str, Any] = json.loads(case["files"]["ds_config.json"])
     micro, count = config["train_micro_batch_size_per_gpu"], case["num_microbatches"]
     sizes = {
@@ -142,7 +142,7 @@ def config_of(case: Case, plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unpipelined(case: Case, plan: Mapping[str, Any]) -> SimpleNamespace:
-    """Transformers' model, and a step of the engine over it."""
+    """Return transformers' model, and a step of the engine over it."""
     model = unsharded_model(case["model"], "cpu")
     if plan.get("EXPERTS", {}).get("ep_size", 1) > 1:
         for layer in model.model.layers:
@@ -174,13 +174,13 @@ def unpipelined(case: Case, plan: Mapping[str, Any]) -> SimpleNamespace:
 
 
 def groups_of(model: nn.Module) -> list[Any]:
-    """Parameters as the optimizer takes them: experts that ranks share out apart."""
+    """Return parameters as the optimizer takes them: experts that ranks share out apart."""
     weights = list(model.parameters())
     return configure_moe_param_groups(weights) if any(map(is_moe_param, weights)) else weights
 
 
 def experts_of(config: Any, plan: Mapping[str, Any]) -> MoE:
-    """DeepSpeed's own experts, of which each rank has its share."""
+    """Return DeepSpeed's own experts, of which each rank has its share."""
     expert = LlamaMLP(
         LlamaConfig(hidden_size=config.hidden_size, intermediate_size=plan["EXPERT_FFN_HIDDEN_SIZE"])
     )
@@ -211,7 +211,7 @@ def _loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def pipelined(case: Case, plan: Mapping[str, Any]) -> SimpleNamespace:
-    """The same model as layers of DeepSpeed's pipeline, and a step of its engine."""
+    """Return the same model as layers of DeepSpeed's pipeline, and a step of its engine."""
     model = unsharded_model(case["model"], "cpu")
     tied = model.config.tie_word_embeddings
 
@@ -261,7 +261,7 @@ def pipelined(case: Case, plan: Mapping[str, Any]) -> SimpleNamespace:
 
 
 def built(engine: Any, made: SimpleNamespace) -> Built:
-    """Parameters and bytes of states, as the engine has made them."""
+    """Return parameters and bytes of states, as the engine has made them."""
     weights = list(engine.module.parameters())
     parts = [getattr(weight, "ds_tensor", weight) for weight in weights]  # ZeRO-3's shards
     optimizer = engine.optimizer.optimizer  # the script's own, over what this rank updates
@@ -288,7 +288,7 @@ def built(engine: Any, made: SimpleNamespace) -> Built:
 
 
 def step_of(engine: Any, step: Callable[[Callable[[], None]], None], case: Case) -> Built:
-    """The most bytes of gradients, and a step as the script runs it."""
+    """Return the most bytes of gradients, and a step as the script runs it."""
     if not case["trace"]:
         return {}
     seen: list[int] = []
@@ -303,13 +303,13 @@ def step_of(engine: Any, step: Callable[[Callable[[], None]], None], case: Case)
 
 
 def bytes_of_views(given: Iterator[torch.Tensor]) -> int:
-    """Bytes of tensors that may be parts of larger ones, each counted once."""
+    """Return the bytes of tensors that may be parts of larger ones, each counted once."""
     found = {(one.untyped_storage()._cdata, one.storage_offset()): one for one in given}
     return sum(one.numel() * one.element_size() for one in found.values())
 
 
 def gradients(engine: Any) -> Iterator[torch.Tensor]:
-    """Gradients of the engine's weights: their own, and what its optimizer adds up apart.
+    """Yield the gradients of the engine's weights: their own, and what its optimizer adds up apart.
 
     Of a weight that is cut between ranks ZeRO-2 keeps the whole gradient, of which this is the rank's part;
     the peak has all of it.
@@ -327,7 +327,7 @@ def gradients(engine: Any) -> Iterator[torch.Tensor]:
 
 
 def tensors(given: Any) -> Iterator[torch.Tensor]:
-    """All of a nested list or mapping."""
+    """Yield all of a nested list or mapping."""
     if torch.is_tensor(given):
         yield given
     elif isinstance(given, Mapping):

@@ -96,7 +96,7 @@ def _unpinned(*given: Any, pin_memory: bool = False, **options: Any) -> torch.Te
 
 
 def _type(self: torch.Tensor, *given: Any, **options: Any) -> Any:
-    """The type's name as on a GPU."""
+    """Return the type's name as on a GPU."""
     found = _type_of(self, *given, **options)
     return found.replace("torch.", "torch.cuda.") if isinstance(found, str) else found
 
@@ -141,7 +141,7 @@ from megatron.training.training import get_megatron_ddp_config, get_megatron_opt
 
 
 def _norm(_class: type, config: Any, hidden_size: int, eps: float = 1e-5, **_options: Any) -> Norm:
-    """Transformer Engine's norm of that size."""
+    """Return Transformer Engine's norm of that size."""
     del eps
     found = Norm(hidden_size, centred=config.normalization == "LayerNorm")
     for weight in found.parameters():
@@ -150,7 +150,7 @@ def _norm(_class: type, config: Any, hidden_size: int, eps: float = 1e-5, **_opt
 
 
 def _attention(self: Any, query: Any, key: Any, value: Any, *_mask: Any, **_options: Any) -> Any:
-    """Transformer Engine's flash or fused attention; its unfused one keeps scores.
+    """Return Transformer Engine's flash or fused attention; its unfused one keeps scores.
 
     That keeps the softmax's output in 2 bytes, and with dropout what comes out of it and a mask
     (Transformer Engine, ``dot_product_attention/backends.py``, ``UnfusedDotProductAttention``).
@@ -237,7 +237,7 @@ _reduce = linear_layers.reduce_from_tensor_model_parallel_region
 
 
 def _reduced(given: torch.Tensor, group: Any = None) -> torch.Tensor:
-    """A sum over ranks; of one rank what is given, to which experts may add their bias in place."""
+    """Return a sum over ranks; of one rank the input, to which experts may add their bias in place."""
     return given if group is not None and group.size() == 1 else _reduce(given, group)
 
 
@@ -299,7 +299,7 @@ class _Generators:
 
 
 def build(case: Case) -> Iterator[Built]:
-    """Every rank that is asked for; a step is traced of the first of those that are built alike."""
+    """Yield every rank that is asked for; a step is traced of the first of those that are built alike."""
     logging.disable(logging.WARNING)
     args, config = configured(case)
     tensor_parallel.random.initialize_rng_tracker()
@@ -393,7 +393,7 @@ def rank_of(args: Any, config: Any) -> tuple[Built, list[Any], list[torch.Tensor
 
 
 def optimizer_states(optimizer: Any, weights: list[Any]) -> list[torch.Tensor]:
-    """fp32 copies and moments, as the optimizer makes them in its first step."""
+    """Return fp32 copies and moments, as the optimizer makes them in its first step."""
     model = {weight.untyped_storage()._cdata for weight in weights}
     held: list[torch.Tensor] = []
     for one in getattr(optimizer, "chained_optimizers", [optimizer]):
@@ -411,7 +411,7 @@ def optimizer_states(optimizer: Any, weights: list[Any]) -> list[torch.Tensor]:
 
 
 def step_of(args: Any, config: Any, chunks: list[Any], held: list[torch.Tensor], case: Case) -> Built:
-    """The schedule of a step, with as many micro-batches as its peak needs."""
+    """Yield the schedule of a step, with as many micro-batches as its peak needs."""
     count, length, batch = case["trace"], args.seq_length, args.micro_batch_size
 
     def batches() -> Iterator[dict[str, torch.Tensor]]:

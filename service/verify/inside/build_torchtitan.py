@@ -58,7 +58,7 @@ compiling._maybe_regional_inductor_backend = lambda _model, backend: backend
 
 
 def _flex_attention(self: Any, q_BLNH: Any, k_BLNH: Any, v_BLNH: Any, **_options: Any) -> Any:
-    """FlexAttention over (batch, sequence, heads, width); shardings are stated by these names."""
+    """Return FlexAttention over (batch, sequence, heads, width); shardings are stated by these names."""
     del self
     swapped = (given.transpose(1, 2) for given in (q_BLNH, k_BLNH, v_BLNH))
     return attention(*swapped).transpose(1, 2)
@@ -114,7 +114,7 @@ stages.PipelineStage._warmup_backward_result = lambda *_given, **_options: Simpl
 
 
 def build(case: Case) -> Iterator[Built]:
-    """Every rank that is asked for."""
+    """Yield every rank that is asked for."""
     with tempfile.TemporaryDirectory() as folder:
         for name, text in case["files"].items():
             (Path(folder) / name).write_text(text)
@@ -134,7 +134,7 @@ def alike(found: Built) -> str:
 
 
 def configured(case: Case) -> Any:
-    """The plan's configuration, for a CPU and as many micro-batches as its peak needs."""
+    """Return the plan's configuration, for a CPU and as many micro-batches as its peak needs."""
     config: Any = ConfigManager().parse_args(["--module", "torchtitan_plan", "--config", "plan"])
     config.parallelism.spmd_backend = "partial_dtensor"
     config.compile.backend = compiled
@@ -146,7 +146,7 @@ def configured(case: Case) -> Any:
 
 
 def rank_of(case: Case, rank: int, like: Mapping[str, int]) -> tuple[Built, Any]:
-    """A rank's chunks and what they hold, and what it sends to the next stage.
+    """Return a rank's chunks and what they hold, and what it sends to the next stage.
 
     ``like``: ranks that were traced before.
     """
@@ -184,7 +184,7 @@ def rank_of(case: Case, rank: int, like: Mapping[str, int]) -> tuple[Built, Any]
 
 
 def step_of(config: Any, parts: list[Any], schedule: Any, case: Case) -> Built:
-    """Bytes of states, and a step of the trainer."""
+    """Return the bytes of states, and a step of the trainer."""
     training = config.training
     count = case["trace"]
     size = training.local_batch_size
@@ -280,7 +280,7 @@ class Held:
 
 
 def staged(schedule: Any) -> list[Any]:
-    """The stages of this rank."""
+    """Return the stages of this rank."""
     return getattr(schedule, "_stages", None) or [schedule._stage]
 
 

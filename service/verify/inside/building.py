@@ -101,14 +101,14 @@ class RankError(Exception):
 
 
 def _allowed() -> str:
-    """The limit of memory, and what raises it."""
+    """Return the limit of memory, and what raises it."""
     most, _ = resource.getrlimit(resource.RLIMIT_DATA)
     raised_by = "--memory-gib of meshwright verify or verify_memory_bytes of a service raises that"
     return f"{most / 2**30:.3g} GiB ({raised_by})"
 
 
 def _lacks_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that it was raised for, is memory that the limit refused.
+    """Return whether an error, or one that it was raised for, is memory that the limit refused.
 
     A C function that cannot build even its MemoryError ends in CPython's SystemError ("error return without
     exception set", "returned NULL without setting an exception"); it has no other cause here.
@@ -135,7 +135,7 @@ def said(error: BaseException) -> str:
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of all storages, each counted once."""
+    """Return the bytes of all storages, each counted once."""
     found = {}
     for tensor in tensors:
         storage = local(tensor).untyped_storage()
@@ -155,7 +155,7 @@ def _fsdp_groups(model: Any) -> Iterator[Any]:
 
 
 def shards(model: Any) -> Iterator[torch.Tensor]:
-    """Shards of FSDP2's parameters."""
+    """Yield the shards of FSDP2's parameters."""
     for one in _fsdp_parameters(model):
         yield one._sharded_param_data
 
@@ -190,7 +190,7 @@ def local(tensor: Any) -> torch.Tensor:
 
 
 def matrices(shapes: Iterable[tuple[int, ...]]) -> list[list[int]]:
-    """Rows, columns and number of matrices."""
+    """Return rows, columns and number of matrices."""
     found = Counter(tuple(shape) for shape in shapes if len(shape) == _MATRIX)
     return sorted([*shape, count] for shape, count in found.items())
 
@@ -244,7 +244,7 @@ class Memory(MemTracker):
         return found
 
     def peak_bytes(self) -> int:
-        """The most that all tensors together took."""
+        """Return the most that all tensors together took."""
         return max(
             (snapshot["Total"] for snapshot in self.get_tracker_snapshot("peak").values()), default=0
         )
@@ -343,7 +343,7 @@ def _grouped_flops(rows: Any, other: Any, *_given: Any, **_options: Any) -> floa
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Flash attention in compiled code; shapes (batch, heads, sequence, width)."""
+    """Return flash attention in compiled code; shapes (batch, heads, sequence, width)."""
     return torch.ops.standin.attention(query, key, value)[0]
 
 
@@ -476,7 +476,7 @@ def without_data() -> Iterator[FakeTensorMode]:
 
 
 def traced(step: Callable[[], object], states: Iterable[Any], num_microbatches: int) -> Built:
-    """One step: its FLOPs of a micro-batch, and the peak of everything that lives during it.
+    """Return one step: its FLOPs of a micro-batch, and the peak of everything that lives during it.
 
     Args:
         step: runs the forward and backward passes of all micro-batches.

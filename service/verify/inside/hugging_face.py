@@ -38,7 +38,7 @@ _FIXED_OF_EXPERTS = {
 
 
 def config_of(model: dict[str, Any]) -> PretrainedConfig:
-    """The configuration of the class that states these facts.
+    """Return the configuration of the class that states these facts.
 
     Raises:
         ValueError: none does.
@@ -80,7 +80,7 @@ def config_of(model: dict[str, Any]) -> PretrainedConfig:
 
 
 def _dense_layers(moe: dict[str, Any], num_layers: int) -> list[int]:
-    """Layers without experts, counted from 0."""
+    """Return layers without experts, counted from 0."""
     first, every = moe["num_dense_layers"], moe["frequency"]
     return [
         layer for layer in range(num_layers)
@@ -89,7 +89,7 @@ def _dense_layers(moe: dict[str, Any], num_layers: int) -> list[int]:
 
 
 def unsharded_model(model: dict[str, Any], device: str = "meta") -> Any:
-    """The whole model, in fp32 as trainers keep it, with flash attention."""
+    """Return the whole model, in fp32 as trainers keep it, with flash attention."""
     with torch.device(device):
         found = AutoModelForCausalLM.from_config(config_of(model), dtype=torch.float32)
     found.set_attn_implementation("standin")
@@ -99,7 +99,7 @@ def unsharded_model(model: dict[str, Any], device: str = "meta") -> Any:
 def _flash_attention(
     module: Any, query: Any, key: Any, value: Any, mask: Any, **_options: Any
 ) -> tuple[Any, None]:
-    """Flash attention over (batch, heads, sequence, width), as transformers calls it."""
+    """Return flash attention over (batch, heads, sequence, width), as transformers calls it."""
     del module, mask
     return attention(query, key, value).transpose(1, 2), None
 
@@ -123,7 +123,7 @@ _MATRIX = 2  # dimensions
 
 
 def joined(layers: Any) -> Iterator[tuple[int, ...]]:
-    """Shapes of the layers' matrices, those that read the same input as one product."""
+    """Yield the shapes of the layers' matrices, those that read the same input as one product."""
     for layer in layers:
         shapes = {  # of ZeRO-3's weights before they were sharded
             name: tuple(getattr(weight, "ds_shape", weight.shape))

@@ -67,7 +67,7 @@ def show_job(
 
 @router.post("/{job_id}/cancel", dependencies=[SUBMITS])
 def cancel(request: Request, job_id: str, jobs: JobsDep, tenant: TenantDep) -> Response:
-    """Cancel a job; one that has ended does not change."""
+    """Cancel a job; one that has ended stays as it is."""
     return seen_at(request, f"/jobs/{jobs.cancel(tenant, job_id).id}")
 
 
@@ -94,7 +94,7 @@ def _answered(
 
 
 def _children(jobs: Jobs, tenant: str, job: JobRecord) -> list[views.ChildRow]:
-    """The points of a sweep."""
+    """Return the points of a sweep."""
     if job.num_children is None:
         return []
     found = jobs.children(tenant, job.id, page_size=job.num_children, page_token=None)

@@ -108,14 +108,14 @@ def _files(jobs: Jobs, tenant: str, plan_id: str, launcher: str) -> dict[str, st
 
 
 def _usual(problem: Problem) -> str:
-    """The problem's own launcher, or the first that has files."""
+    """Return the problem's own launcher, or the first that has files."""
     return problem.launcher if problem.launcher in launcher_names() else launcher_names()[0]
 
 
 def _bundle(
     body: Mapping[str, Any], problem: Problem, launcher: str
 ) -> tuple[ExportBundle | None, tuple[FieldError, ...]]:
-    """The files, or why there are none."""
+    """Return the files, or the reason for none."""
     try:
         return export(plan_from_json(body), problem, launcher), ()
     except RefusedExportError as fault:

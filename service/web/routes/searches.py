@@ -38,7 +38,7 @@ def first_page(request: Request, service: ServiceDep, jobs: JobsDep, tenant: Ten
 
 @router.post("/jobs", dependencies=[SUBMITS])
 def submit(request: Request, values: FormDep, service: ServiceDep, tenant: TenantDep) -> Response:
-    """Submit a form; faults are shown next to their fields."""
+    """Submit what was typed; what is wrong with it comes back beside its fields."""
     try:
         body = request_of(questions.QUESTION, values)
         job = _submitted(request, service, tenant, body, values)
@@ -94,7 +94,7 @@ def seen_at(request: Request, path: str) -> Response:
 def _submitted(
     request: Request, service: Service, tenant: str, body: Mapping[str, object], values: Values
 ) -> JobRecord:
-    """The job of a body; a form that is sent twice is one job."""
+    """Return the job of a body; a form that is sent twice is one job."""
     once = (values.get("once") or [""])[-1]
     submission = submission_of(
         service,
@@ -108,7 +108,7 @@ def _submitted(
 
 
 def _own_body(values: Values) -> dict[str, object]:
-    """The body of a prediction."""
+    """Return the body of a prediction."""
     whole = request_of(questions.OWN, values)
     launch_file = whole.pop("launch_file", {})
     return {"problem": whole, "launch_file": launch_file}
@@ -122,7 +122,7 @@ def _beside(service: Service, tenant: str, body: Mapping[str, object]) -> dict[s
 
 
 def _moved(fault: InvalidProblemError) -> InvalidProblemError:
-    """Faults of a prediction's problem, as its form has them."""
+    """Return the faults of a prediction's problem, as its form has them."""
     return InvalidProblemError(
         replace(one, pointer=one.pointer.removeprefix("/problem")) for one in fault.errors
     )
@@ -137,7 +137,7 @@ def _question_page(
     status: int = 200,
     recent: Sequence[object] = (),
 ) -> Response:
-    """The page of the form."""
+    """Return the page of the form."""
     return page(
         request,
         "question.html",
@@ -159,7 +159,7 @@ def _own_page(
     status: int = 200,
     priced: Mapping[str, object] | None = None,
 ) -> Response:
-    """The page of a launch file."""
+    """Return the page of a launch file."""
     return page(
         request,
         "own.html",

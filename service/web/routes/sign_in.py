@@ -21,7 +21,7 @@ _LOCAL = re.compile(r"/(?:[A-Za-z0-9_.~%-][A-Za-z0-9_.~%/:-]*)?")
 
 
 def _local(path: str) -> str:
-    """A path of this server; the first page for anything else."""
+    """Return a path of this server; the first page for anything else."""
     return path if _LOCAL.fullmatch(path) else "/"
 
 
