@@ -103,7 +103,7 @@ def _attention(model: ModelSpec) -> dict[str, LinearLayer]:
 
 
 def _mlp(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
-    """The MLP that every token visits, where there is one: a dense layer's, or the shared experts."""
+    """Return the MLP that every token visits, if any: a dense layer's, or the shared experts."""
     h, moe = model.hidden_size, model.moe
     width = model.ffn_hidden_size if kind == "dense" or moe is None else moe.shared_ffn_hidden_size
     if not width:
@@ -215,7 +215,7 @@ def adapted_layers(model: ModelSpec, kind: LayerKind, targets: tuple[str, ...]) 
 def layers_outside(
     model: ModelSpec, targets: tuple[str, ...]
 ) -> tuple[tuple[LinearLayer, ...], tuple[LinearLayer, ...]]:
-    """The linear layers between embedding and first layer, and between last layer and head, of the same."""
+    """Return adapted linear layers between embedding and first layer, and between last layer and head."""
     h, size, width = model.hidden_size, model.embedding_size, model.layer_embedding_size
     if not names_every(targets):
         return (), ()
@@ -248,7 +248,7 @@ def adapter_parameters(model: ModelSpec, rank: int, targets: tuple[str, ...]) ->
 
 
 def copied_parameters(model: ModelSpec, module: str) -> int:
-    """Weights of the copies of one of ``TRAINED_MODULES``; of a tied head, too, as peft 0.21 has it."""
+    """Return the weights of the copies of one of ``TRAINED_MODULES``; of a tied head, too (peft 0.21)."""
     if module == NORMS:
         layers = sum(model.shaped(one).norm_parameters(one.kind) for one in model.layer_shapes())
         ends = int(model.embedding_norm) + int(model.head_transform)

@@ -89,7 +89,7 @@ class Capabilities:
     ] = ()  # expressions of ``meshwright.solver.space.expressions`` that every plan satisfies
 
     def alone(self, model: ModelSpec) -> tuple[int, int]:
-        """Stages without a layer at the beginning and at the end of a pipeline of a model, at most."""
+        """Return the most stages without a layer at the beginning and end of a model's pipeline."""
         prediction = self.standalone_prediction and model.num_mtp_layers > 0
         return (1, 1 + prediction) if self.standalone_stages else (0, 0)
 
@@ -182,7 +182,7 @@ def _union(parts: list[Capabilities]) -> Capabilities:
 
 @cache
 def launcher_capabilities(launcher: str) -> Capabilities:
-    """The limits of one launcher; ``none`` has no launcher's limits, ``any`` those that all of them share.
+    """Return the limits of one launcher; ``none`` has no launcher's, ``any`` those that all share.
 
     Raises:
         UnknownNameError: no such launcher.
@@ -213,7 +213,7 @@ def launcher_capabilities(launcher: str) -> Capabilities:
 
 
 def lacking_facts(able: Capabilities, model: ModelSpec) -> tuple[str, ...]:
-    """Facts of a model that a launcher cannot state (of its models that which lacks fewest), in order."""
+    """Return the facts that a launcher cannot state (of its models the one that lacks fewest), in order."""
     if "any" in able.model_facts:
         return ()
     own = model_facts(model)
@@ -236,8 +236,8 @@ def launchers_stating(model: ModelSpec) -> tuple[str, ...]:
 def first_launcher(model: ModelSpec) -> str:
     """Return the first launcher, as the catalog lists them, that can state every fact of a model.
 
-    Launchers whose files build the model come before those that run a user's own script, which can build
-    any model. ``none``, the last of all, takes every model.
+    Launchers with files that build the model come before those that run a user's own script, which can
+    build any model. ``none``, the last of all, takes every model.
     """
     able = [name for name in _catalog() if not lacking_facts(launcher_capabilities(name), model)]
     return min(able, key=lambda name: "any" in launcher_capabilities(name).model_facts)
@@ -298,7 +298,7 @@ def model_facts(model: ModelSpec) -> frozenset[str]:
 
 
 def _window_facts(model: ModelSpec) -> dict[str, bool]:
-    """Local layers; of chunks none is a window."""
+    """Return the facts of local layers; for layers that attend within chunks there are none."""
     chunks = model.chunked_attention
     return {
         "attention within chunks": chunks,

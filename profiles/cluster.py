@@ -164,7 +164,7 @@ class ClusterSpec:
             )
 
     def to_mapping(self) -> dict[str, Any]:
-        """As of a group: what was added later only where it is stated."""
+        """Return all fields for names and digests; fields added later only where they are stated."""
         groups = tuple(group.to_mapping() for group in self.groups)
         return {**asdict(self), "groups": groups}
 
@@ -194,7 +194,7 @@ class ClusterSpec:
 
     @property
     def group_names(self) -> tuple[str, ...]:
-        """A short name of each of ``distinct_groups``: its GPU's, numbered where two have the same."""
+        """Return a short name of each of ``distinct_groups``: its GPU's, numbered if two are equal."""
         slugs = [group.gpu.slug for group in self.distinct_groups]
         return tuple(
             f"{slug}-{slugs[:at].count(slug) + 1}" if slugs.count(slug) > 1 else slug

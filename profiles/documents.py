@@ -140,7 +140,7 @@ def require_plain(raw: object) -> Mapping[str, object]:
 def read_yaml(
     content: str | bytes, lines: dict[str, int] | None = None, repeated: dict[str, list[int]] | None = None
 ) -> Mapping[str, object]:
-    """The mapping in the one document of ``content``; ``lines`` gets the line of every key by dotted name.
+    """Return the mapping in one YAML document; ``lines`` gets the line of every key by dotted name.
 
     A repeated key is refused, unless ``repeated`` is there to get the lines of its earlier values: the last
     one counts then, as PyYAML has it.
@@ -315,14 +315,14 @@ class _Builder:
         self._keys.append(None)
 
     def end(self) -> None:
-        """The object or list that began last ends."""
+        """End the object or list that began last."""
         self._open.pop()
         self._keys.pop()
         if self._keys:
             self._keys[-1] = None
 
     def key(self, name: object) -> None:
-        """A key of an object.
+        """Add a key of an object.
 
         Raises:
             InvalidProblemError: no clean text, or repeated.

@@ -1,7 +1,7 @@
 """Facts of training frameworks: memory they keep, operations they fuse, and transfers they overlap.
 
 One YAML file per framework under ``catalog/frameworks``: its facts, and under ``sources`` the place in the
-public source or paper that each of them comes from; ``like`` names another framework whose facts and
+public source or paper that each of them comes from; ``like`` names another framework, and its facts and
 sources hold where the file has none of its own, and ``common.yaml`` has the facts that most frameworks
 share. A request may override single facts through ``workload.framework_options``; unknown options are
 refused, not ignored, and so are facts that contradict each other.
@@ -200,7 +200,7 @@ class FrameworkFacts:
 
     @property
     def deduplicates(self) -> bool:
-        """Whether the dispatcher sends a token once to a rank or node that has several of its experts."""
+        """Return whether a token is sent once to a rank or node with several of its experts."""
         return self.moe_dispatcher in _DEDUPLICATING
 
     @property
@@ -211,7 +211,7 @@ class FrameworkFacts:
 
     @property
     def gathers_8_bits(self) -> bool:
-        """Whether ZeRO-3 gathers 8-bit weights: with one scale each (torchao 0.18 float8/config.py:270)."""
+        """Return whether ZeRO-3 gathers 8-bit weights: a scale each (torchao 0.18 float8/config.py:270)."""
         return self.low_precision_gathers and self.precision_recipe != "fp8-rowwise"
 
     @property

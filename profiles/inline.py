@@ -115,7 +115,7 @@ def _inline_cluster(raw: Mapping[str, object]) -> ClusterSpec:
 
 
 def _display_name(groups: list[NodeGroup | None]) -> str:
-    """``node of 8 H100 SXM 80 GB``; several groups are counted: ``2 × (8 H100 …) + 4 × (8 A100 …)``."""
+    """Return ``node of 8 H100 SXM 80 GB``; several are counted: ``2 × (8 H100 …) + 4 × (8 A100 …)``."""
     found = [group for group in groups if group is not None]
     names = [f"{group.gpus_per_node} {group.gpu.display_name}" for group in found]
     if len(found) == 1:

@@ -106,7 +106,7 @@ def find_cluster(name: str, *, num_nodes: int | None = None) -> ClusterSpec:
 
 
 def find_model(name: str) -> ModelSpec:
-    """The model of that name, or of a Hugging Face hub id such as ``meta-llama/Llama-3.1-8B-Instruct``.
+    """Return the model of that name or Hugging Face hub id, e.g. ``meta-llama/Llama-3.1-8B-Instruct``.
 
     Raises:
         UnknownNameError: no such model; lists the nearest names.
@@ -205,7 +205,7 @@ def _spellings(hub_id: str) -> tuple[str, str]:
 
 
 def _hyphenated(name: str) -> str:
-    """A name, letters and digits parted in one way: llama2_7b as llama-2-7b, opt-1_3b not as opt-13b."""
+    """Return a name hyphenated in one way: llama2_7b as llama-2-7b, opt-1_3b not as opt-13b."""
     return _BOUNDARY.sub("", name.replace("_", "-"))
 
 
@@ -262,7 +262,7 @@ def _load(path: Path) -> FieldReader:
 
 
 def _finish(reader: FieldReader) -> None:
-    """A fault in a catalog file is ours, not the user's."""
+    """Finish reading a catalog file; a fault in it is ours, not the user's."""
     reader.refuse_unknown()
     try:
         reader.finish()
@@ -398,7 +398,7 @@ _MOST_GPUS = 6  # sizes of memory
 
 
 def with_gpu(group: NodeGroup, gpu: GpuSpec) -> NodeGroup:
-    """As many nodes with other GPUs and their links."""
+    """Return as many nodes with other GPUs and their links."""
     return replace(group, gpu=gpu, intra_node=gpu.intra_node, inter_node=gpu.inter_node)
 
 

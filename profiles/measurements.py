@@ -128,6 +128,6 @@ class SwitchTree:
         return tuple(names)
 
     def levels_between(self, first: str, second: str) -> int | None:
-        """Switch levels up to the first common switch (1: the same leaf); None when there is none."""
+        """Return switch levels up to the first common switch (1: the same leaf); None if none."""
         above = self.path(second)
         return next((level for level, name in enumerate(self.path(first), 1) if name in above), None)

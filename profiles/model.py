@@ -210,12 +210,12 @@ class ModelSpec:
 
     @property
     def borrows(self) -> bool:
-        """Whether every layer reads keys and values of another: so ``shaped`` views those that do."""
+        """Return whether every layer reads another's keys and values: ``shaped`` views those that do."""
         return self.borrowing_layers == self.num_layers
 
     @property
     def chooser(self) -> IndexerSpec | None:
-        """The indexer that a layer has itself; None where it reuses a choice (as ``shaped`` views it)."""
+        """Return the indexer of a layer; None if it reuses a choice (as ``shaped`` views it)."""
         return self.indexer if self.indexer and len(self.indexer.reusing_layers) < self.num_layers else None
 
     def attentions(self) -> tuple[ModelSpec, ...]:
@@ -275,7 +275,7 @@ class ModelSpec:
         return self.embedding_size or self.hidden_size
 
     def projection_parameters(self) -> int:
-        """Weights at either end: from the embedding's width to the hidden size, to further streams."""
+        """Return the weights at either end: embedding width to hidden size, and to further streams."""
         further = self.streams.end_parameters(self.hidden_size) if self.streams else 0
         return further + (self.embedding_size or 0) * self.hidden_size
 
@@ -311,7 +311,7 @@ class ModelSpec:
         return self.mlp_matrices * self.hidden_size * self.moe.shared_ffn_hidden_size if self.moe else 0
 
     def router_parameters(self) -> int:
-        """Weights of one layer's router, its bias and scales and the shared experts' gate included."""
+        """Return the weights of one layer's router, with its bias, scales and shared experts' gate."""
         if self.moe is None:
             return 0
         bias = self.moe.num_experts * (int(self.moe.router_bias) + int(self.moe.selection_bias_counted))
@@ -397,7 +397,7 @@ class ModelSpec:
         return vectors + streams + self.indexer_parameters() + self.layer_embedding_parameters()
 
     def split_bias_parameters(self, kind: LayerKind) -> int:
-        """Biases of one layer that tensor parallelism splits: of what is wider than the hidden size."""
+        """Return one layer's biases that tensor parallelism splits: those wider than the hidden size."""
         qkv = self.num_attention_heads * self.head_dim + self.num_kv_heads * self.kv_width
         width = self.ffn_hidden_size if kind == "dense" or not self.moe else self.moe.shared_ffn_hidden_size
         gate = self.num_attention_heads * int(self.gate_bias)
@@ -438,7 +438,7 @@ class ModelSpec:
         return tokens + learned + norm + self.layer_tables_parameters()
 
     def head_parameters(self) -> int:
-        """Weights of the output head and of what precedes it; a tied matrix is the embedding's."""
+        """Return the weights of the output head and its predecessors; a tied matrix is the embedding's."""
         matrix = 0 if self.tied_embeddings else self.vocab_size * self.embedding_width
         return matrix + self.vocab_size * int(self.head_bias) + self.before_head_parameters()
 
@@ -449,7 +449,7 @@ class ModelSpec:
         return transform + bias + self.projection_parameters()
 
     def mtp_parameters(self) -> int:
-        """Weights of the multi-token-prediction layers: a layer, a 2h-by-h projection and three norms each.
+        """Return the weights of the prediction layers: each a layer, a 2h-by-h projection and three norms.
 
         Norms of the token's embedding, of the hidden state, and one before the shared output head
         (DeepSeek-V3, README_WEIGHTS.md: ``enorm``, ``hnorm``, ``shared_head.norm``; Megatron-Core 0.19,
@@ -500,7 +500,7 @@ class ModelSpec:
         return self.num_parameters() - idle * each * self.layer_kinds().count("moe")
 
     def attended_tokens(self, seq_length: float | Documents) -> float:
-        """Mean number of keys a query attends to under a causal mask, over layers, documents and tokens."""
+        """Return the mean number of keys per query under a causal mask, over layers, documents, tokens."""
         if isinstance(seq_length, tuple):
             return sum(share * self.attended_tokens(length) for length, share in seq_length)
         whole = (seq_length + 1) / 2
@@ -516,7 +516,7 @@ class ModelSpec:
         return whole * global_share + local * (1 - global_share)
 
     def layer_forward_flops_per_token(self, kind: LayerKind, seq_length: int | Documents) -> float:
-        """Forward FLOPs of one layer per token: 2 per active weight plus the attention scores.
+        """Return one layer's forward FLOPs per token: 2 per active weight plus the attention scores.
 
         Scores and weighted values cost ``2 * heads * (qk + v) * attended keys`` each token.
         """
@@ -530,7 +530,7 @@ class ModelSpec:
         return 2 * active + self.score_flops_per_token(seq_length)
 
     def score_flops_per_token(self, seq_length: int | Documents) -> float:
-        """Forward FLOPs of one layer's scores and weighted values per token; they have no weights.
+        """Return the forward FLOPs of one layer's scores and weighted values per token, without weights.
 
         The mean over layers, where those have several attentions.
         """
@@ -542,7 +542,7 @@ class ModelSpec:
         return attention + self.index_flops_per_token(seq_length)
 
     def index_flops_per_token(self, seq_length: float | Documents) -> float:
-        """Forward FLOPs of the scores of one layer's indexer per token, which reads all earlier ones."""
+        """Return the forward FLOPs per token of an indexer's scores, which read all earlier tokens."""
         if self.chooser is None:
             return 0.0
         lengths = seq_length if isinstance(seq_length, tuple) else ((seq_length, 1.0),)
@@ -550,16 +550,16 @@ class ModelSpec:
         return 2 * self.chooser.num_heads * self.chooser.head_dim * earlier
 
     def head_forward_flops_per_token(self) -> float:
-        """Forward FLOPs of the output head per token, with what precedes it."""
+        """Return the forward FLOPs of the output head per token, with what precedes it."""
         before = self.projection_parameters() + self.hidden_size**2 * int(self.head_transform)
         return 2.0 * (self.embedding_width * self.vocab_size + before)
 
     def forward_flops_of(self, shape: LayerShape, seq_length: int | Documents) -> float:
-        """Forward FLOPs of one layer of a shape per token."""
+        """Return the forward FLOPs of one layer of a shape per token."""
         return self.shaped(shape).layer_forward_flops_per_token(shape.kind, seq_length)
 
     def model_flops_per_token(self, seq_length: int | Documents, *, frozen: bool = False) -> float:
-        """Forward and backward FLOPs per token, recomputation not counted (3x the forward).
+        """Return the forward and backward FLOPs per token (3x the forward), recomputation not counted.
 
         Frozen weights have no gradients of their own: their products run twice, scores three times.
         """

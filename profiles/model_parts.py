@@ -231,12 +231,12 @@ class MlaSpec:
 
     @property
     def latent_width(self) -> int:
-        """Columns of the down-projections together, which every tensor-parallel rank holds whole."""
+        """Return the joint columns of the down-projections, whole on every tensor-parallel rank."""
         return self.q_lora_rank + self.kv_lora_rank + self.qk_rope_head_dim
 
     @property
     def rotary_elements(self) -> int:
-        """Elements of a head and token that are read and written to build queries, keys and values.
+        """Return the elements of a head and token read and written to build queries, keys and values.
 
         The rotated part of a query in place; a key and a value are read together and written each by
         itself, the key with the rotated part that all heads share (Megatron-Core 0.16,
@@ -302,7 +302,7 @@ class StreamsSpec:
         refuse_out_of_range(self, "/model/streams", STREAMS_LIMITS)
 
     def layer_parameters(self, hidden_size: int) -> int:
-        """Weights of one layer but for its norms: coefficients, what yields them, and a scale."""
+        """Return the weights of one layer except its norms: coefficients, their products, a scale."""
         mixing = self.count**2 + self.count**3
         return mixing + hidden_size * (self.count + 2 * self.low_rank + 1)
 
@@ -316,7 +316,7 @@ class StreamsSpec:
         return (self.count - 1) * hidden_size**2
 
     def kept_elements(self, hidden_size: int) -> int:
-        """Elements of a token that one layer keeps for its backward pass, of 2 bytes; norms aside.
+        """Return the 2-byte elements of a token that one layer keeps for its backward pass; norms aside.
 
         The streams that are mixed and what is added to each, what yields the coefficients twice, the
         corrected state before its scale, and the low rank.
@@ -411,7 +411,7 @@ def expert_placement(layers: Sequence[int], num_layers: int) -> dict[str, Any]:
 
 
 def refuse_contradictions(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
-    """Cross-check the parts: leading dense layers, latent head size, learned positions."""
+    """Check the parts against each other: leading dense layers, latent head size, learned positions."""
     if model.moe and model.moe.num_dense_layers >= model.num_layers:
         raise InvalidProblemError.of(
             "/model/moe/num_dense_layers",
@@ -470,7 +470,7 @@ def _refuse_biases_said_twice(model: Any) -> None:  # noqa: ANN401 - a ModelSpec
 
 
 def _refuse_values_of_no_projection(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
-    """Values of their own size have a projection of their own; latent attention has one for both."""
+    """Refuse values of their own size without a projection; latent attention has one for both."""
     others = {
         "value_head_dim": model.value_head_dim is not None,
         "keys_are_values": model.keys_are_values,
@@ -503,7 +503,7 @@ def _refuse_layers_that_are_none(model: Any) -> None:  # noqa: ANN401 - a ModelS
 
 
 def _refuse_local_attention_of_none(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
-    """Local layers with an attention of their own are some of the layers, and no latent ones."""
+    """Refuse an attention of local layers' own unless some layers are local, and none latent."""
     if model.local_attention is None:
         return
     if len(set(model.local_layers())) == 1:
@@ -522,7 +522,7 @@ def _refuse_local_attention_of_none(model: Any) -> None:  # noqa: ANN401 - a Mod
 
 
 def _refuse_keys_of_no_layer(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
-    """A layer that borrows keys has one to borrow them from, and no keys of its own."""
+    """Refuse borrowed keys without a layer to borrow them from, or in a layer with keys of its own."""
     if model.borrowing_layers > model.num_layers:
         raise InvalidProblemError.of(
             "/model/borrowing_layers",
@@ -540,7 +540,7 @@ def _refuse_keys_of_no_layer(model: Any) -> None:  # noqa: ANN401 - a ModelSpec,
 
 
 def _refuse_choices_of_no_layer(model: Any) -> None:  # noqa: ANN401 - a ModelSpec, which is made of these parts
-    """An indexer reads the queries' latent; who reuses a choice has a layer before that has made one."""
+    """Refuse an indexer without the queries' latent, and a reused choice that no layer before made."""
     if model.indexer and not (model.mla and model.mla.q_lora_rank):
         raise InvalidProblemError.of("/model/indexer", "needs latent attention with mla.q_lora_rank")
     if model.indexer and 0 in model.indexer.reusing_layers and model.chooser:

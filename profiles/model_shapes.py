@@ -43,7 +43,7 @@ _BIASES = ("qkv_bias", "attention_output_bias", "mlp_bias")
 
 
 def model_from_shape(raw: Mapping[str, object], *, name: str | None = None) -> ModelSpec:
-    """A model from ModelSpec's field names; ``moe``, ``mla`` and ``rotary_scaling`` are nested objects.
+    """Return a model from ModelSpec's field names; ``moe``, ``mla``, ``rotary_scaling`` are nested.
 
     ``num_kv_heads`` defaults to the heads, ``head_dim`` to hidden_size / heads (for latent
     attention to its query/key size). ``linear_bias`` sets all three biases of a layer at once.
@@ -104,7 +104,7 @@ def _types(part: type) -> dict[str, object]:
 
 
 def _values(reader: FieldReader, part: type, defaults: Mapping[str, object]) -> dict[str, Any]:
-    """The fields of a dataclass that are stated, or have a default here; it holds the other defaults."""
+    """Return the fields of a dataclass that are stated, or have a default here (else its own)."""
     values = {}
     for field in fields(part):
         if reader.has(field.name):

@@ -57,7 +57,7 @@ _EIGHT_BIT_SOURCE = (
 
 
 def eight_bit_state_bytes(elements: int) -> int:
-    """State bytes of one tensor under bitsandbytes' 8-bit Adam; its code tables are shared by all."""
+    """Return state bytes of one tensor under bitsandbytes' 8-bit Adam; all share its code tables."""
     return 8 * elements if elements < _LEAST else 2 * elements + 8 * -(-elements // _BLOCK)
 
 

@@ -92,7 +92,7 @@ def level_of(stack: str | None) -> Level:
 
 
 def level_values(stack: str | None) -> dict[str, float]:
-    """Every constant and spread of a stack, filled up from the global level; None: the global level."""
+    """Return every constant and spread of a stack, filled up from the global level (None: only that)."""
     values: dict[str, float] = {}
     for level in (level_of(None), level_of(stack)):
         values |= {name: constant.value for name, constant in level.constants.items()}
@@ -129,14 +129,14 @@ EXPERTS_FEATURE = 16  # the column of features that separates models with expert
 
 
 def has_experts(features: FloatArray) -> NDArray[np.bool_]:
-    """Which rows of ``features`` (n, F) are of models with experts, (n,); none without such a column."""
+    """Return which rows of ``features`` (n, F) have experts, (n,); none without such a column."""
     if features.shape[1] <= EXPERTS_FEATURE:
         return np.zeros(len(features), dtype=np.bool_)
     return np.asarray(features[:, EXPERTS_FEATURE] > 0.0)
 
 
 def shared_kernel(a: FloatArray, b: FloatArray, shared: tuple[float, float]) -> FloatArray:
-    """Covariance of the factor that a cluster's runs of one kind of model have in common, (n, m).
+    """Return the covariance of the factor that a cluster's runs of one kind of model share, (n, m).
 
     One factor of all dense models and another of all with experts: the two depend on different parts of a
     cluster's machine and release. Within one problem it is the same for every plan.
@@ -190,14 +190,14 @@ class Residual:
         return near, self.trend_amplitude**2 * np.exp(-0.5 * apart / self.trend_length**2)
 
     def log_factor(self, features: FloatArray) -> FloatArray:
-        """Mean of ``ln(measured / predicted)`` at each row of ``features`` (n, F), bounded: (n,)."""
+        """Return the mean of ``ln(measured / predicted)`` at each row of ``features`` (n, F), bounded."""
         near, _ = self._kernels(features)
         factor = np.where(has_experts(features), self.factors[1], self.factors[0])
         mean = near @ np.array(self.weights) + factor
         return np.asarray(np.clip(mean, -MAX_LOG, MAX_LOG))
 
     def sigma(self, features: FloatArray, launch_share: FloatArray | float = 0.0) -> FloatArray:
-        """Spread of ``ln(measured / predicted)`` of one run at each row, noise included: (n,)."""
+        """Return the spread of ``ln(measured / predicted)`` of one run per row, noise included: (n,)."""
         near, trend = self._kernels(features)
         known = near + trend + shared_kernel(features, np.array(self.points), self.shared)
         common = np.where(has_experts(features), self.shared[1], self.shared[0])
@@ -208,7 +208,7 @@ class Residual:
         return np.asarray(np.minimum(spread, MAX_LOG))
 
     def covariance(self, features: FloatArray) -> FloatArray:
-        """Of ``ln(time / predicted)`` at each pair of rows, (n, n).
+        """Return the covariance of ``ln(time / predicted)`` at each pair of rows, (n, n).
 
         What a run is off by alone counts as its configuration's: most of it comes back with every run.
         """
@@ -371,7 +371,7 @@ def stack_constants(stack: str | None) -> Constants:
 
 
 def framework_of(launcher_or_framework: str) -> str:
-    """The framework that a launcher runs, or the framework of that name itself; of ``any`` the first's.
+    """Return a launcher's framework, or the framework of that name; of ``any`` the first's.
 
     Raises:
         UnknownNameError: neither a launcher nor a framework.
@@ -392,7 +392,7 @@ def launchers_of_stack(stack: str) -> tuple[str, ...]:
 
 
 def deciding_group(cluster: ClusterSpec) -> NodeGroup:
-    """The node group that sets the pace: the lowest dense bf16 peak, behind the slowest links of all.
+    """Return the group that sets the pace: the lowest dense bf16 peak, behind the slowest links.
 
     Its islands are the smallest ones: a collective waits for the group that crosses most of them.
     """

@@ -148,7 +148,7 @@ class FieldReader:
         return str(value)
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """True or false; the default when missing."""
+        """Return true or false; the default when missing."""
         value = self.value(name)
         if value is None:
             return default

@@ -57,7 +57,7 @@ class SequenceLengths:
         return self.percentiles[-1][1] if self.percentiles else self.histogram[-1][0]
 
     def at(self, shares: FloatArray) -> FloatArray:
-        """The least length that these shares of the documents do not exceed, in tokens, shape (n,)."""
+        """Return the least length that these shares of documents do not exceed, in tokens, shape (n,)."""
         if self.percentiles:
             percents, tokens = np.array(self.percentiles).T
             return np.asarray(np.interp(shares * _WHOLE, percents, tokens))
@@ -66,7 +66,7 @@ class SequenceLengths:
         return np.asarray(tokens[np.minimum(np.searchsorted(np.cumsum(each), shares), last)])
 
     def to_mapping(self) -> dict[str, object]:
-        """As a request states it; ``lengths_from_mapping`` reads it."""
+        """Return the mapping of a request; ``lengths_from_mapping`` reads it."""
         if self.percentiles:
             return {
                 "batching": self.batching,
@@ -96,7 +96,7 @@ class Filled:
         return Work.of(np.bincount(self.sequence, weights=each).astype(np.float64))
 
     def longest(self, size: int) -> FloatArray:
-        """Tokens of the longest of ``size`` documents, in equally likely micro-batches, ascending."""
+        """Return the tokens of the longest of ``size`` documents in equally likely draws, ascending."""
         tokens = np.sort(self.lengths)
         return tokens[(_middles(_DRAWN) ** (1.0 / size) * len(tokens)).astype(np.int64)]
 
@@ -174,7 +174,7 @@ def _middles(number: int) -> FloatArray:
 
 
 def _best_fit_decreasing(tokens: FloatArray, seq_length: int) -> NDArray[np.int64]:
-    """The sequence of each document, longest first: the fullest one that has room, else a new one."""
+    """Return each document's sequence, longest first: the fullest one with room, else a new one."""
     rooms: list[tuple[int, int]] = []  # (free tokens, number of the sequence), ascending
     found, count = np.zeros(len(tokens), dtype=np.int64), 0
     for at, length in enumerate(tokens.astype(np.int64).tolist()):
@@ -216,7 +216,7 @@ class Work:
 
     @classmethod
     def of(cls, each: FloatArray) -> Work:
-        """Sequences of which each is as likely; the longest are kept apart, the others in groups."""
+        """Return equally likely sequences; the longest are kept apart, the others in groups."""
         ordered = np.sort(each) / each.mean()
         groups = np.array_split(ordered[:-_APART], min(_ATOMS, max(len(ordered) - _APART, 0)) or 1)
         apart = np.array_split(ordered[-_APART:], len(ordered[-_APART:]))
@@ -225,7 +225,7 @@ class Work:
         return cls(np.array([group.mean() for group in kept]), shares)
 
     def expected_maximum(self, ranks: float, sequences: float) -> float:
-        """Of ``ranks`` that have ``sequences`` each, the expected work of the busiest, over the mean.
+        """Return the busiest rank's expected work over the mean, of ``ranks`` with ``sequences`` each.
 
         ``E[max] = sum x (F(x)^k - F(x-)^k)`` with F of the sum of n sequences by inverting its
         characteristic function ``phi(t)^n`` on a lattice (sequences are drawn independently of each other).
@@ -258,7 +258,7 @@ def _most(work: Work, ranks: float, sequences: int) -> float:
 
 @lru_cache(maxsize=256)
 def _sums(work: Work, sequences: int) -> tuple[FloatArray, FloatArray]:
-    """The sum of so many sequences' work: points on a lattice, and the probability not to exceed them."""
+    """Return the sum of so many sequences' work: points on a lattice, and cumulative probabilities."""
     low, high = float(work.values[0]), float(work.values[-1])
     spread = float(np.sqrt((work.shares * (work.values - 1.0) ** 2).sum() * sequences))
     reach = _SPREADS * spread + 2.0 * (high - low)
@@ -282,7 +282,7 @@ def _sums(work: Work, sequences: int) -> tuple[FloatArray, FloatArray]:
 
 
 def mapping_of_counts(counts: Mapping[int, int]) -> dict[str, object]:
-    """Documents by their tokens as a request states them: a histogram, or half percents of many lengths."""
+    """Return documents by their tokens for a request: a histogram, or half percents of many lengths."""
     tokens = sorted(counts)
     number = np.array([counts[length] for length in tokens], dtype=np.float64)
     if len(tokens) <= _FEW_LENGTHS:

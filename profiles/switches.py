@@ -1,8 +1,8 @@
 """Switches of launchers that a search may choose with the configuration: ``catalog/switches.yaml``.
 
 A switch has settings; a setting states some options of the framework, and who takes it: launchers, each
-with its source, models and GPUs. What a search may try is every combination of settings whose options do
-not contradict each other, less those that another one beats.
+with its source, models and GPUs. A search may try every combination of settings with options that do not
+contradict each other, less those that another one beats.
 
 Dominance: a setting *beats* another of its switch if no configuration that both run, priced under both with
 all else alike, has a shorter step or less memory under the other. Then for every plan of a combination with
@@ -93,12 +93,12 @@ class Switch:
 
     @property
     def launchers(self) -> frozenset[str]:
-        """Who is searched for the switch."""
+        """Return the launchers that are searched for the switch."""
         return frozenset(name for one in self.settings for name in one.launchers)
 
     @property
     def takers(self) -> frozenset[str]:
-        """Who takes it where a request states it."""
+        """Return the launchers that take it where a request states it."""
         return self.launchers | {*self.stated}
 
     def settings_of(self, launcher: str, model: ModelSpec, gpus: Sequence[GpuSpec]) -> list[Setting]:
@@ -410,7 +410,7 @@ class Clash:
     recompute: tuple[str, ...] = RECOMPUTATION  # the kinds of recomputation with which it does not start
 
     def option(self, stated: Collection[str]) -> str:
-        """The option to refuse; empty where none of them is stated, so that the framework's own stay."""
+        """Return the option to refuse; empty if none of them is stated."""
         return next((name for name in self.options if name in stated), "")
 
     def is_stated(self, stated: Collection[str]) -> bool:
@@ -508,7 +508,7 @@ def _delayed_clashes(facts: FrameworkFacts) -> Iterator[Clash]:
 
 
 def _part_clashes(facts: FrameworkFacts, model: ModelSpec) -> Iterator[Clash]:
-    """Modules that are replayed or sent away and that the model has none of; groups of its experts."""
+    """Yield clashes of replayed or offloaded modules that the model lacks, and groups of its experts."""
     experts = [] if model.moe else ["moe_act", "moe", "shared_experts"]
     for words, parts in (("experts", experts), ("latent attention", [] if model.mla else ["mla_up_proj"])):
         replayed = [name for name in facts.recomputed if name in parts]

@@ -93,7 +93,7 @@ def capture(command: Sequence[str], *, max_seconds: float = MAX_SECONDS) -> Capt
 
 
 def _write_stand_ins(folder: Path) -> None:
-    """One program under all names."""
+    """Write one program under all names."""
     text = Path(capture_stand_in.__file__).read_text("utf-8")
     first = folder / NAMES[0]
     first.write_text(f"#!{sys.executable} -SIB\n{text}", "utf-8")
@@ -163,7 +163,7 @@ class _Run:
         os.set_blocking(read, False)
 
     def wait(self) -> None:
-        """Until it ends, or goes beyond a limit; then nothing of it is left."""
+        """Wait until it ends or exceeds a limit; then end all of its processes."""
         grace: float | None = None
         try:
             with selectors.DefaultSelector() as selector:
@@ -224,7 +224,7 @@ def _heard() -> Iterator[None]:
 
 
 def _limit_itself() -> None:
-    """In the child, before it becomes the command: no big files, few processes, no core dumps, modest.
+    """Limit the child before it becomes the command: no big files or core dumps, few processes, low CPU.
 
     Linux holds no user with CAP_SYS_RESOURCE to a number of processes; such are counted from outside alone.
     """
@@ -261,7 +261,7 @@ def _apart() -> bool:
 
 
 def _become_first() -> None:
-    """Three of this child: one to wait outside, the first process of the namespace, and the command's."""
+    """Fork this child into three: one waits outside, the namespace's first process, and the command's."""
     prctl = ctypes.CDLL(None).prctl
     prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
     first = os.fork()
@@ -372,7 +372,7 @@ def _last_line(trace: Path) -> str | None:
 
 
 def _document(command: Sequence[str], folder: Path) -> tuple[dict[str, object], str | None]:
-    """The calls in their order, with the files that they name; what is beyond the limit is left out."""
+    """Return the calls in order, with the files that they name; without those beyond the limit."""
     calls: list[dict[str, object]] = []
     files: dict[str, str] = {}
     size, too_big = 0, None

@@ -540,7 +540,7 @@ def answer_document(answer: Answer, problem: Problem) -> dict[str, Any]:
 
 
 def recommended(problem: Problem) -> Problem:
-    """The problem without its baseline, its framework set up as the exporter would (free of cost)."""
+    """Return the problem without its baseline, its framework set up as the exporter would (for free)."""
     options = {
         name: value for name, value in problem.workload.framework_options.items() if name not in _FREE
     }
@@ -552,7 +552,7 @@ def recommended(problem: Problem) -> Problem:
 
 
 def side_of(plan: Plan, asked: Problem) -> Side:
-    """A plan with the problem as it settled it: launcher, precision, optimizer, switches and batch."""
+    """Return a plan with the problem as it settled it: launcher, precision, optimizer, switches, batch."""
     return Side(problem=settled_problem(plan, asked), configuration=plan.config)
 
 
@@ -617,7 +617,7 @@ def _runs(source: FilePath | Sequence[Run]) -> Sequence[Run]:
 
 
 def _recorded(shown: RenderableType) -> Console:
-    """A screen that keeps what it was shown; Rich's own one would show it in a notebook a second time."""
+    """Return a screen that keeps its output; Rich's own would show it in a notebook a second time."""
     console = Console(
         file=io.StringIO(), force_jupyter=False,
         width=_WIDTH, record=True, highlight=False, emoji=False, markup=False,

@@ -82,7 +82,7 @@ def details_of(plan: Plan, problem: Problem, profile: Profile) -> Details:
 
 
 def prediction_page(plan: Plan, problem: Problem, profile: Profile, *, breaks: Sequence[str]) -> str:
-    """One configuration in full as an HTML page: ``plan`` holds it with its prediction and reasons."""
+    """Return one configuration in full as an HTML page: ``plan`` has its prediction and reasons."""
     timelines = checked_timelines(plan, problem, profile)
     details = Details(
         timelines=timelines,
@@ -93,7 +93,7 @@ def prediction_page(plan: Plan, problem: Problem, profile: Profile, *, breaks: S
 
 
 def settled_for(plan: Plan, problem: Problem, profile: Profile) -> tuple[Problem, Profile]:
-    """The question as a plan settled it (launcher, precision, optimizer, batch), and what prices it."""
+    """Return the question as a plan settled it (launcher, precision, optimizer, batch), and its profile."""
     settled = settled_problem(plan, problem)
     return settled, profile_of_variant(settled, profile)
 

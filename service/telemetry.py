@@ -39,7 +39,7 @@ def span(
     *,
     provider: TracerProvider | None = None,
 ) -> Iterator[None]:
-    """A span of work that another process asked for; ``traceparent`` is what that one left."""
+    """Open a span of work that another process asked for; ``traceparent`` is that process's."""
     parent = _PROPAGATOR.extract({"traceparent": traceparent} if traceparent else {})
     tracer = trace.get_tracer("meshwright", tracer_provider=provider)
     with tracer.start_as_current_span(
@@ -78,7 +78,7 @@ _about: ContextVar[MutableMapping[str, str] | None] = ContextVar("about", defaul
 
 @contextmanager
 def about(**ids: str | None) -> Iterator[MutableMapping[str, str]]:
-    """While inside, every line carries these ids; what is added to the mapping later is carried too."""
+    """Add these ids to every line while inside; ids added to the mapping later are included."""
     known = {name: value for name, value in ids.items() if value is not None}
     token = _about.set({**(_about.get() or {}), **known})
     try:

@@ -176,7 +176,7 @@ def _install() -> None:
 
 
 def _following(settings: Settings, database: Database, leaving: threading.Event) -> Callable[[], bool]:
-    """Verifies the plan that waits longest; several callers in one process take turns."""
+    """Verify the plan that waits longest; several callers in one process take turns."""
     engine = JobEngine(database, lease_s=settings.lease_s)
     queue = queue_for(settings.redis_url)
     jobs = Jobs(database, engine, queue, queue_timeout_s=settings.queue_timeout_s)

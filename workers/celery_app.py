@@ -92,4 +92,4 @@ def make_app(redis_url: str) -> Celery:
 
 
 def _keep_logging(**_details: object) -> None:
-    """Nothing to set up."""
+    """Leave Celery's logging alone."""

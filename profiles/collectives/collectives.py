@@ -68,12 +68,12 @@ class Group:
 
     @cached_property
     def row(self) -> IndexArray:
-        """Of the tables."""
+        """Return the row of the groups in the tables."""
         return row_of(self.in_island, self.islands)
 
     @cached_property
     def ring_s_per_byte(self) -> FloatArray:
-        """Of one rank's part of a payload, at line rate; 0 for a rank alone."""
+        """Return the seconds per byte of one rank's part of a payload, at line rate; 0 for a rank alone."""
         rate = self.fabric.lines.ring_bytes_per_s(self.in_island, self.islands)
         return np.asarray((self.size - 1.0) / rate)
 
@@ -85,7 +85,7 @@ class Group:
 
     @cached_property
     def start_s(self) -> FloatArray:
-        """Of any collective; 0 for a rank alone."""
+        """Return the start-up seconds of any collective; 0 for a rank alone."""
         return np.where(self.size > 1, self.fabric.launch_s, 0.0)
 
 
@@ -97,7 +97,7 @@ def _together(size: FloatArray, stride: FloatArray, island_gpus: float) -> Float
 def _together_in_blocks(
     size: FloatArray, stride: FloatArray, island_gpus: float, blocks: Blocks
 ) -> FloatArray:
-    """The same where a stage's ranks lie in blocks: those of one block, times the blocks within reach."""
+    """Return the same for a stage in blocks: ranks of one block, times the blocks within reach."""
     near = np.minimum(size, np.maximum(np.floor(blocks.size / stride), 1.0))
     step = np.maximum(stride * near, blocks.size) * blocks.stages
     return _together(near, stride, island_gpus) * _together(np.ceil(size / near), step, island_gpus)
@@ -116,7 +116,7 @@ def all_reduce_s(payload_bytes: FloatArray, group: Group, fabric: Fabric) -> Flo
 
 
 def all_to_all_s(sent_bytes: FloatArray, group: Group, fabric: Fabric) -> FloatArray:
-    """Seconds of an all-to-all in which every rank sends ``sent_bytes``, its own share included."""
+    """Return the seconds of an all-to-all: every rank sends ``sent_bytes``, its own share included."""
     taken = fabric.tables["all_to_all"].at(group.row, sent_bytes / group.size)
     return np.asarray(taken * group.exchange_s_per_byte + group.start_s)
 
@@ -124,7 +124,7 @@ def all_to_all_s(sent_bytes: FloatArray, group: Group, fabric: Fabric) -> FloatA
 def point_to_point_s(
     sent_bytes: FloatArray, stride: FloatArray, size: FloatArray, fabric: Fabric
 ) -> FloatArray:
-    """Seconds of one message between neighbours ``stride`` ranks apart in a line of ``size`` ranks.
+    """Return the seconds of one message between neighbours ``stride`` apart in a line of ``size`` ranks.
 
     One step of a ring of two. Of the neighbours at most ``stride / island`` sit in different islands;
     none when the whole line fits one island.

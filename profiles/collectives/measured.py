@@ -69,7 +69,7 @@ class MeasuredCurve:
         return self.collective, self.num_nodes, self.num_ranks
 
     def _check_ranks(self) -> None:
-        """Ranks fill the nodes evenly, and there are two at least."""
+        """Check that ranks fill the nodes evenly, and that there are at least two."""
         nodes, ranks = self.num_nodes, self.num_ranks
         if not 1 <= nodes <= MAX_RANKS:
             raise InvalidProblemError.of(
@@ -140,7 +140,7 @@ def measured_network(kind: str, gpu: str) -> MeasuredLink | None:
 
 
 def measured_from(reader: FieldReader | None) -> MeasuredLink | None:
-    """``{"curves": [...], "source": …}``; None when it is missing or has faults, which the reader keeps.
+    """Read ``{"curves": [...], "source": …}``; None if it is missing or has faults, kept by the reader.
 
     Raises:
         InvalidProblemError: a curve contradicts itself; the pointer names the curve.

@@ -268,7 +268,7 @@ def _across(kind: str, shares: NetworkShares) -> FloatArray:
 
 
 def _exchange_across(islands: FloatArray, shares: NetworkShares) -> FloatArray:
-    """All-to-all: more islands never take less time for what one rank sends, so noise is levelled."""
+    """Return the rows of an all-to-all: more islands never take less time, so noise is levelled."""
     sent = np.exp2(np.arange(_LOW, 2 * _HIGH, dtype=np.float64))
     leaving = 1.0 - 1.0 / islands
     times = [leave / shares.exchange_share(k, sent) for leave, k in zip(leaving, islands, strict=True)]
@@ -319,7 +319,7 @@ def _points(curve: MeasuredCurve, lines: Lines) -> tuple[int, list[_Point]]:
 
 
 def _offset(row: FloatArray, points: list[_Point]) -> FloatArray:
-    """By how much points lie above one row of a table, at each of its parts.
+    """Return by how much points lie above one row of a table, at each of its parts.
 
     Points of equal parts count as their median. Smaller parts than were measured are as far off as the
     smallest; what larger ones lose is the time that the largest lost, however large they are.

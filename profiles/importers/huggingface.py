@@ -380,7 +380,7 @@ def _activation(reader: FieldReader, family: Family) -> Activation | None:
 
 
 def _refuse_other_values(reader: FieldReader, family: Family) -> None:
-    """Keys of which a model type has one value only.
+    """Refuse other values of keys that a model type has only one value of.
 
     Raises:
         UnsupportedModelError: names a key with another value.
@@ -396,7 +396,7 @@ def _refuse_other_values(reader: FieldReader, family: Family) -> None:
 
 
 def _refuse_unread(reader: FieldReader | None, known: tuple[str, ...] = ()) -> None:
-    """Every key with a value is one that was read, or a harmless one.
+    """Refuse a key with a value that was not read, unless it is harmless.
 
     Raises:
         UnsupportedModelError: names the first other key.
@@ -421,7 +421,7 @@ def _integer(
 
 
 def _ffn_hidden_size(reader: FieldReader, family: Family, hidden_size: int) -> int:
-    """The width of an MLP without experts; GPT-2 and its like default to four times the hidden size."""
+    """Return an MLP's width without experts; GPT-2 and its like default to four hidden sizes."""
     key = family.keys["ffn_hidden_size"]
     own = family.dense_ffn_key if family.dense_ffn_key and reader.has(family.dense_ffn_key) else key
     if not reader.has(own) and reader.has("moe_intermediate_size"):  # no layer without experts
@@ -566,7 +566,7 @@ def _router(reader: FieldReader, family: Family) -> dict[str, Any]:
 
 
 def _shared_experts(reader: FieldReader, family: Family, expert_width: int) -> tuple[int, int]:
-    """Number of shared experts and their width together: stated (Qwen), counted (DeepSeek), or the MLP."""
+    """Return number and joint width of shared experts: stated (Qwen), counted (DeepSeek), or the MLP."""
     if family.experts_beside_mlp:
         return 1, _integer(reader, family.keys["ffn_hidden_size"], limits="ffn_hidden_size")
     if family.shared_experts_of_ffn:

@@ -150,7 +150,7 @@ _CLAMP = {"swiglu_limit": ("activation_clamp", _itself)}
 
 
 def _falcon_norms(reader: FieldReader, facts: Facts) -> Facts:
-    """Falcon's attention and MLP share a norm, but for the newer of its architectures (modeling_falcon).
+    """Return Falcon's norms: attention and MLP share one, except in the newer one (modeling_falcon).
 
     Raises:
         UnsupportedModelError: norms that the class builds and does not read, or lacks.

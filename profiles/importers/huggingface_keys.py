@@ -480,7 +480,7 @@ def with_own_names(model_type: str, family: Family) -> Family:
 
 
 def expert_adapters(model_type: str) -> str:
-    """How peft finds the routed experts of a type (``ExpertAdapters``); in remote code they are layers."""
+    """Return how peft finds a type's experts (``ExpertAdapters``); in remote code they are layers."""
     return str(_types().get(model_type, {"expert_adapters": "linear"})["expert_adapters"])
 
 
@@ -539,7 +539,7 @@ def _one_value(key: str, value: object) -> object:
 
 
 def _refuse_unread(key: str, value: object, family: Family) -> None:
-    """A key of other types is harmless where it changes nothing: a size of heads that have their own.
+    """Refuse keys of other types, unless they change nothing: a size of heads that have their own.
 
     Raises:
         UnsupportedModelError: the config means a model that transformers' class does not build.

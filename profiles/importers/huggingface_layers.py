@@ -433,7 +433,7 @@ def step_attention(reader: FieldReader, model: ModelSpec) -> dict[str, Any]:
 
 
 def layers_that_reuse(reader: FieldReader, num_layers: int) -> tuple[int, ...]:
-    """Layers that read the keys which an earlier one's indexer has chosen: listed, or all but every n-th.
+    """Return the layers that read keys chosen by an earlier indexer: listed, or all but every n-th.
 
     The rule is that of transformers' ``GlmMoeDsaConfig`` (GLM-5.2): the first ``index_skip_topk_offset``
     choose, too.
@@ -462,7 +462,7 @@ def layers_that_reuse(reader: FieldReader, num_layers: int) -> tuple[int, ...]:
 
 
 def layers_without_rotary(reader: FieldReader, num_layers: int) -> list[int]:
-    """Layers that leave queries and keys where they are (``no_rope_layers``: 1 where they are rotated).
+    """Return the layers that do not rotate queries and keys (``no_rope_layers``: 1 if rotated).
 
     Raises:
         UnsupportedModelError: layers rotate with different bases.

@@ -94,7 +94,7 @@ def _flops(file: ForeignFile, text: str | None, where: str) -> float | None:
 
 
 def _memory(log: RunLog, line: LogLine, match: re.Match[str]) -> None:
-    """One line of a rank's memory."""
+    """Read one line of a rank's memory."""
     unit = _BYTES.get(match["unit"])
     peaks = {
         name: log.file.number(value, f"{line.where}, max {name}", high=MAX_PAYLOAD_BYTES / MIB)
@@ -108,7 +108,7 @@ def _memory(log: RunLog, line: LogLine, match: re.Match[str]) -> None:
 
 
 def _argument(log: RunLog, arguments: dict[str, str], name: str, value: str, where: str) -> None:
-    """One of the arguments that Megatron prints at the start (``_print_args``, training/arguments.py)."""
+    """Read an argument that Megatron prints at the start (``_print_args``, training/arguments.py)."""
     if name in _ARGUMENTS and value.isascii() and value.isdigit():
         log.note(_ARGUMENTS[name], value, where)
     if name in _SWITCHES and value in ("True", "False"):
@@ -118,7 +118,7 @@ def _argument(log: RunLog, arguments: dict[str, str], name: str, value: str, whe
 
 
 def _settle(log: RunLog, arguments: Mapping[str, str]) -> None:
-    """Precision, recomputation, sharding and the generation of Megatron, from several arguments each."""
+    """Derive precision, recomputation, sharding and Megatron's generation from several arguments each."""
     found = [name for name in _PRECISIONS if arguments.get(name, "None") not in _OFF]
     if found or {"bf16", "fp16"} <= arguments.keys():
         log.words["precision"] = found[0] if found else "fp32"
@@ -136,7 +136,7 @@ def _settle(log: RunLog, arguments: Mapping[str, str]) -> None:
 
 
 def _configuration(log: RunLog, line: LogLine, arguments: dict[str, str]) -> None:
-    """Arguments, sizes of the world, and starts."""
+    """Read arguments, sizes of the world, and starts."""
     argument, world = _ARGUMENT.match(line.text), _WORLD.search(line.text)
     if argument:
         _argument(log, arguments, argument[1], argument[2], line.where)

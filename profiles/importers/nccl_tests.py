@@ -79,7 +79,7 @@ class _Reader:
         self.header, self.halves = (), (_Column(), _Column())
 
     def _comment(self, where: str, text: str) -> None:
-        """Ranks, units and the end of a table."""
+        """Read ranks, units and the end of a table."""
         rank, units = _RANK.match(text), _UNITS.match(text)
         if rank:
             if int(rank[1]) == 0:
@@ -107,7 +107,7 @@ class _Reader:
         return names
 
     def _row(self, where: str, words: Sequence[str]) -> None:
-        """One row: a size and its two measurements."""
+        """Read one row: a size and its two measurements."""
         if len(words) != len(self.header):
             raise self.file.fault(where, f"expected {len(self.header)} columns, found {len(words)}")
         size = self.file.whole(words[0], f"{where}, size", low=0, high=MAX_PAYLOAD_BYTES)
@@ -120,7 +120,7 @@ class _Reader:
                 self._sample(column, size, cells, where)
 
     def _sample(self, column: _Column, size: int, cells: Mapping[str, str], where: str) -> None:
-        """One measurement, checked against the row's own bandwidth."""
+        """Read one measurement, checked against the row's own bandwidth."""
         read = self.file.number
         seconds = self.file.positive(cells["time"], f"{where}, time", high=MAX_SECONDS / MICROSECOND_S)
         seconds *= MICROSECOND_S

@@ -55,7 +55,7 @@ def measured_link(tables: CollectiveTables, *, source: str) -> MeasuredLink:
     """Return a cluster's links from a log of nccl-tests (or any other file of collectives).
 
     Out-of-place times where there are any; tables without ranks, of other collectives, and of GPUs
-    that share a node unevenly are left out, and points whose bandwidth the file rounds to 0.
+    that share a node unevenly are left out, and points with a bandwidth that the file rounds to 0.
 
     Raises:
         InvalidProblemError: no table is left.

@@ -100,7 +100,7 @@ def _names(file: ForeignFile) -> Mapping[str, str]:
 
 
 def _check_symmetric(file: ForeignFile, matrix: Matrix, devices: Sequence[str]) -> None:
-    """A link is the same from both ends."""
+    """Check that a link is the same from both ends."""
     for i, first in enumerate(devices):
         for j, second in enumerate(devices[:i]):
             if matrix[first][j] != matrix[second][i]:

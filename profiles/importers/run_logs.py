@@ -173,7 +173,7 @@ class RunLog:
         return None if early else self.reserved_bytes
 
     def _after_warm_up(self) -> tuple[list[Step], int]:
-        """Steps after warm-up at the last global batch size, and how many optimizer steps they cover."""
+        """Return the steps after warm-up at the last global batch size, and their optimizer steps."""
         kept: list[Step] = []
         covered = 0
         for segment in self.segments:

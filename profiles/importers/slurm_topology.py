@@ -149,7 +149,7 @@ def _with_parents(file: ForeignFile, switches: dict[str, Switch]) -> tuple[Switc
 
 
 def _check_roots(file: ForeignFile, switches: dict[str, Switch], parents: dict[str, str]) -> None:
-    """Every switch is reached from a root; otherwise some of them form a ring."""
+    """Check that every switch is reached from a root; otherwise some of them form a ring."""
     reached = [name for name in switches if name not in parents]
     for name in reached:
         reached += switches[name].switches

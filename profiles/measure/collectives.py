@@ -71,7 +71,7 @@ def ranks_from(environment: Mapping[str, str]) -> Ranks:
 
 @contextmanager
 def joined(device: Device) -> Iterator[None]:
-    """The process group of all ranks: NCCL on CUDA, gloo on CPUs (MASTER_ADDR and MASTER_PORT are set)."""
+    """Join all ranks in a process group: NCCL on CUDA, gloo on CPUs (needs MASTER_ADDR and MASTER_PORT)."""
     distributed = device.torch.distributed
     if device.kind == "cuda":
         gpu = device.torch.device(device.name)
@@ -173,7 +173,7 @@ def _runs(elements: int, ranks: Ranks, device: Device) -> Mapping[str, Run]:
     scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
 
     def shift() -> None:
-        """Every rank sends to the next and receives from the one before, as pipeline stages do."""
+        """Send from every rank to the next and receive from the one before, as pipeline stages do."""
         send = distributed.P2POp(distributed.isend, whole, (ranks.rank + 1) % size)
         receive = distributed.P2POp(distributed.irecv, other, (ranks.rank - 1) % size)
         for work in distributed.batch_isend_irecv([send, receive]):

@@ -57,7 +57,7 @@ class Device:
 
     @property
     def name(self) -> str:
-        """As torch calls it."""
+        """Return the name of the device in torch."""
         return f"cuda:{self.index}" if self.kind == "cuda" else "cpu"
 
     @property
@@ -81,7 +81,7 @@ class Device:
             self.torch.cuda.synchronize(self.index)
 
     def answers(self) -> bool:
-        """Whether the device still runs work: after an illegal access CUDA refuses all that follows."""
+        """Return whether the device still runs work: after an illegal access CUDA refuses all work."""
         try:
             self.random(8).sum().item()
         except RuntimeError:
@@ -90,7 +90,7 @@ class Device:
 
     @cached_property
     def grouped_product(self) -> GroupedProduct | None:
-        """Torch's product of several experts' rows in one kernel, or None where it does not run here.
+        """Return torch's product of several experts' rows in one kernel, or None if it does not run here.
 
         ``torch.nn.functional.grouped_mm`` since torch 2.10, ``torch._grouped_mm`` before; both take bf16 on
         GPUs of compute capability 8.0 or 9.0 and newer, so a small one is tried.
@@ -117,7 +117,7 @@ class Device:
         """Return the seconds of one run on the device, and of issuing it (None on a CPU: they are equal).
 
         ``cold`` flushes the cache first. CUDA events are recorded on the stream before and after the work
-        (torch.cuda.Event, whose ``elapsed_time`` is in milliseconds).
+        (torch.cuda.Event, with ``elapsed_time`` in milliseconds).
         """
         if self.kind == "cpu":
             start_s = time.perf_counter()

@@ -48,7 +48,7 @@ def activation_of(model: ModelSpec, device: Device) -> Callable[[Tensor], Tensor
 
 
 def rotations(seq_length: int, head_dim: int, device: Device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of rotary embeddings (RoFormer, arXiv:2104.09864), shape (seq_length, head_dim)."""
+    """Return cosines and sines of RoPE (RoFormer, arXiv:2104.09864), shape (seq_length, head_dim)."""
     torch = device.torch
     rates = ROPE_BASE ** (-torch.arange(0, head_dim, 2, device=device.name) / head_dim)
     angles = torch.outer(torch.arange(seq_length, device=device.name), rates).repeat(1, 2)
@@ -62,7 +62,7 @@ def rotated(x: Tensor, cosines: Tensor, sines: Tensor, device: Device) -> Tensor
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, device: Device) -> Tensor:
-    """Scaled dot-product attention of (batch, heads, seq, dim), with the kernel that torch chooses."""
+    """Return scaled dot-product attention of (batch, heads, seq, dim), with torch's choice of kernel."""
     attend = device.torch.nn.functional.scaled_dot_product_attention
     return attend(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
 
@@ -104,7 +104,7 @@ class Experts:
         )
 
     def forward(self, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """(tokens, hidden) to the same shape."""
+        """Map (tokens, hidden) to the same shape."""
         torch = self.device.torch
         scores = torch.nn.functional.linear(x, weights["router"]).float().softmax(dim=-1)
         chosen = scores.topk(self.top_k, dim=-1).values.to(x.dtype).flatten()
@@ -116,7 +116,7 @@ class Experts:
         return torch.zeros_like(x).index_add(0, tokens, weighted)
 
     def _product(self, rows: Tensor, weights: Tensor) -> Tensor:
-        """(experts · rows, k) by (experts, n, k) to (experts · rows, n)."""
+        """Multiply (experts · rows, k) by (experts, n, k) to (experts · rows, n)."""
         if self.product is not None:
             return self.product(rows, weights.mT, offs=self.ends)
         return self.device.torch.bmm(rows.unflatten(0, (self.num_experts, -1)), weights.mT).flatten(0, 1)
@@ -155,7 +155,7 @@ class Layer:
         return tuple(matrix for pair in self.adapters.values() for matrix in pair)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, seq, hidden) to the same shape."""
+        """Map (batch, seq, hidden) to the same shape."""
         attend = self._attention if self.shard.model.mla is None else self._latent_attention
         x = x + attend(self.norm(x, self.weights["attention_norm"]))
         return x + self._mlp(self.norm(x, self.weights["mlp_norm"]))
@@ -169,7 +169,7 @@ class Layer:
         return out + linear(linear(x, down), up) * LORA_SCALE
 
     def _heads(self, x: Tensor, heads: int) -> Tensor:
-        """(batch, seq, heads · dim) as (batch, heads, seq, dim)."""
+        """Reshape (batch, seq, heads · dim) to (batch, heads, seq, dim)."""
         return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
     def _rotated(self, x: Tensor) -> Tensor:
@@ -257,7 +257,7 @@ LORA_SCALE = 2.0  # alpha over rank, as peft multiplies the adapter's product; t
 
 
 def _adapters(shard: Shard, kind: LayerKind, device: Device) -> dict[str, tuple[Tensor, Tensor]]:
-    """The trained matrices of LoRA (arXiv:2106.09685) next to a layer's frozen ones; without dropout."""
+    """Return the matrices of LoRA (arXiv:2106.09685) next to a layer's frozen ones; without dropout."""
     rank = shard.lora_rank
     return {
         name: (
@@ -294,7 +294,7 @@ OPTIMIZER_BYTES, ADDED_BYTES = 7 * 4, 2 * 4
 def measure_layer(
     shard: Shard, kind: LayerKind, label: Label, device: Device, effort: Effort
 ) -> list[Measurement]:
-    """Forward, both gradients, the input gradient, backward after recompute, optimizer step."""
+    """Time forward, both gradients, the input gradient, backward after recompute, optimizer step."""
     layer = build_layer(shard, kind, device)
     x = device.random(shard.micro_batch_size, shard.seq_length, shard.model.hidden_size, learned=True)
     inputs = (x, *layer.trained)
@@ -373,7 +373,7 @@ def head_of(shard: Shard, device: Device) -> End:
 def measure_end(
     make: Callable[[Shard, Device], End], shard: Shard, label: Label, device: Device, effort: Effort
 ) -> list[Measurement]:
-    """Forward and, where anything is trained or hands a gradient on, backward and the updates."""
+    """Time forward and, where anything is trained or hands a gradient on, backward and the updates."""
     end = make(shard, device)
     measured = [label.measured("forward", timed(end.run, device, effort), flops=end.flops)]
     if end.inputs:
@@ -390,7 +390,7 @@ def _tokens(shard: Shard, device: Device) -> Tensor:
 def _updates(
     weights: tuple[Tensor, ...], label: Label, device: Device, effort: Effort
 ) -> list[Measurement]:
-    """Adding the gradients up, and the optimizer's step; nothing where nothing is trained."""
+    """Time adding the gradients up, and the optimizer's step; nothing where nothing is trained."""
     if not weights:
         return []
     elements = sum(weight.numel() for weight in weights)

@@ -52,7 +52,7 @@ def memory_bound_makers(model: ModelSpec) -> Mapping[str, Maker]:
 def measure_memory_bound(
     make: Maker, shard: Shard, label: Label, device: Device, effort: Effort
 ) -> list[Measurement]:
-    """Forward and, where it costs anything, backward."""
+    """Time forward and, where it costs anything, backward."""
     operator = make(shard, device)
     activation_bytes = float(operator.elements * device.element_bytes)
     forward = label.measured(
@@ -71,7 +71,7 @@ def measure_memory_bound(
 
 
 def _norm(shard: Shard, device: Device) -> Operator:
-    """Forward reads x, writes y; backward reads x and dy, writes dx."""
+    """Return the norm; forward reads x, writes y; backward reads x and dy, writes dx."""
     norm = norm_of(shard.model, device)
     x = device.random(shard.tokens, shard.model.hidden_size, learned=True)
     weight = device.random(shard.model.hidden_size, learned=True)
@@ -85,14 +85,14 @@ def _norm(shard: Shard, device: Device) -> Operator:
 
 
 def _residual(shard: Shard, device: Device) -> Operator:
-    """Reads two, writes one; its backward pass hands the gradient on."""
+    """Return the residual; forward reads two, writes one; its backward pass hands the gradient on."""
     x = device.random(shard.tokens, shard.model.hidden_size)
     y = device.random(shard.tokens, shard.model.hidden_size)
     return Operator(run=lambda: x + y, inputs=(), elements=x.numel(), forward_passes=3, backward_passes=0)
 
 
 def _activation(shard: Shard, device: Device) -> Operator:
-    """Of ``inputs`` to one output: reads them and writes it; backward reads both, writes the gradients."""
+    """Return the activation; forward reads x, writes y; backward reads both, writes gradients."""
     activation = activation_of(shard.model, device)
     inputs = shard.model.mlp_matrices - 1
     columns = shard.model.ffn_hidden_size // shard.tensor_parallel_size
@@ -107,7 +107,7 @@ def _activation(shard: Shard, device: Device) -> Operator:
 
 
 def _rope(shard: Shard, device: Device) -> Operator:
-    """Of the queries: reads and writes them once, in either pass."""
+    """Return the rotation of the queries, which reads and writes them once in either pass."""
     mla = shard.model.mla
     head_dim = mla.qk_rope_head_dim if mla else shard.model.head_dim
     cosines, sines = rotations(shard.seq_length, head_dim, device)
@@ -122,7 +122,7 @@ def _rope(shard: Shard, device: Device) -> Operator:
 
 
 def _cross_entropy(shard: Shard, device: Device) -> Operator:
-    """Over this rank's vocabulary, in fp32: reads the logits; backward reads them and writes gradients."""
+    """Return this rank's fp32 loss; forward reads logits; backward reads them, writes gradients."""
     torch = device.torch
     logits = device.random(shard.tokens, shard.vocab, learned=True)
     labels = torch.randint(shard.vocab, (shard.tokens,), device=device.name)
@@ -157,7 +157,7 @@ def attention_shape(shard: Shard) -> dict[str, int]:
 
 
 def measure_attention(shard: Shard, label: Label, device: Device, effort: Effort) -> list[Measurement]:
-    """Forward and backward over whole sequences."""
+    """Time forward and backward over whole sequences."""
     model, batch, seq = shard.model, shard.micro_batch_size, shard.seq_length
     q = device.random(batch, shard.heads, seq, model.head_dim, learned=True)
     k = device.random(batch, shard.kv_heads, seq, model.head_dim, learned=True)
@@ -182,7 +182,7 @@ def measure_attention(shard: Shard, label: Label, device: Device, effort: Effort
 
 
 def measure_gemm(gemm: Gemm, label: Label, device: Device, effort: Effort) -> list[Measurement]:
-    """Forward, input gradient and weight gradient; the products of several experts grouped or as one batch.
+    """Time forward, input gradient and weight gradient; several experts grouped or as one batch.
 
     W is stored (n, k), as torch.nn.Linear stores it, so the three products read their operands in the
     layouts that training does.

@@ -79,7 +79,7 @@ def differences(ours: Machine, theirs: Machine) -> list[str]:
 
 
 def device_state(device: Device) -> str:
-    """Clocks, power and temperature of a GPU; the governor of a CPU. Empty where nothing can be read."""
+    """Return clocks, power and temperature of a GPU; the governor of a CPU; empty if unreadable."""
     if device.kind == "cuda":
         values = _nvidia_smi(device, STATE_FIELDS).split(", ")
         pairs = zip(STATE_FIELDS, values, strict=False)

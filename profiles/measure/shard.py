@@ -129,7 +129,7 @@ class Shard:
         }
 
     def matrices(self, kind: LayerKind) -> dict[str, tuple[int, int]]:
-        """(outputs, inputs) of every weight matrix of a layer, routed experts not included."""
+        """Return (outputs, inputs) of every weight matrix of a layer, routed experts not included."""
         return {**self._attention_matrices(), **self._mlp_matrices(kind)}
 
     def adapted(self, kind: LayerKind) -> dict[str, tuple[int, int]]:
@@ -138,11 +138,11 @@ class Shard:
         return {name: sides for name, sides in self.matrices(kind).items() if name in wanted}
 
     def expert_matrices(self) -> dict[str, tuple[int, int]]:
-        """(outputs, inputs) of the matrices of one routed expert (none for a dense model)."""
+        """Return (outputs, inputs) of the matrices of one routed expert (none for a dense model)."""
         return _mlp("experts", self.model, self.model.moe.ffn_hidden_size, self) if self.model.moe else {}
 
     def gemms(self) -> tuple[Gemm, ...]:
-        """The matrix products of a forward pass: of every kind of layer once, and of the output head."""
+        """Return the matrix products of a forward pass: every kind of layer once, and the output head."""
         matrices: dict[str, tuple[int, int]] = {}
         for kind in sorted(set(self.model.layer_kinds())):
             matrices |= self.matrices(kind)
@@ -151,16 +151,16 @@ class Shard:
         return (*plain, *self._expert_gemms())
 
     def attention_flops(self) -> float:
-        """Forward FLOPs of scores and weighted values under the causal mask."""
+        """Return the forward FLOPs of scores and weighted values under the causal mask."""
         whole_row = (self.seq_length + 1) / 2  # mean keys of a query
         return 2.0 * self.heads * (self.model.head_dim + self.model.v_head_dim) * whole_row * self.tokens
 
     def adapter_flops(self, kind: LayerKind) -> float:
-        """Forward FLOPs of both thin products of every adapter of a layer."""
+        """Return the forward FLOPs of both thin products of every adapter of a layer."""
         return 2.0 * self.tokens * self.lora_rank * sum(n + k for n, k in self.adapted(kind).values())
 
     def layer_forward_flops(self, kind: LayerKind) -> float:
-        """Forward FLOPs of this rank's share of one layer, adapters included."""
+        """Return the forward FLOPs of this rank's share of one layer, adapters included."""
         linear = 2.0 * self.tokens * sum(n * k for n, k in self.matrices(kind).values())
         experts = sum(gemm.flops for gemm in self._expert_gemms()) if kind == "moe" else 0.0
         return linear + experts + self.attention_flops() + self.adapter_flops(kind)

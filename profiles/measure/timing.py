@@ -61,7 +61,7 @@ def timed_with(
 def timed_backward(
     run: Callable[[], Tensor], inputs: Sequence[Tensor], device: Device, effort: Effort
 ) -> Timing:
-    """The gradients of ``inputs`` from a random output gradient; each repeat has a fresh forward pass."""
+    """Time the gradients of ``inputs`` from a random output gradient, each after a fresh forward pass."""
     gradient = device.torch.randn_like(run())
     grad = device.torch.autograd.grad
     return timed_with(run, lambda output: grad(output, inputs, gradient), device, effort)

@@ -53,7 +53,7 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """(p90 - p10) / median: 0 is perfectly steady."""
+        """Return (p90 - p10) / median: 0 is perfectly steady."""
         return (self.p90_s - self.p10_s) / self.median_s if self.median_s else 0.0
 
 

@@ -47,7 +47,7 @@ class LogAxis:
 def corners(
     axes: tuple[LogAxis, ...], point: tuple[FloatArray, ...]
 ) -> list[tuple[IndexArray, FloatArray]]:
-    """The ``2^d`` nodes round each point, as flat indices of shape (n,), and their multilinear weights.
+    """Return the ``2^d`` nodes round each point, as flat indices of shape (n,), and their weights.
 
     Points beyond an end of an axis count as lying on that end.
     """
@@ -72,7 +72,7 @@ class LogGrid:
     values: FloatArray  # flat, the last axis fastest
 
     def at(self, point: tuple[FloatArray, ...]) -> FloatArray:
-        """Interpolated values of shape (n,) at points of one array per axis; held constant outside."""
+        """Interpolate at points of one array per axis, shape (n,); constant outside."""
         return np.asarray(
             sum(self.values.take(index) * weight for index, weight in corners(self.axes, point))
         )
@@ -139,7 +139,7 @@ def _attention_point(arguments: Quantities) -> Quantities:
 
 
 def _attention_roof_s(arguments: Quantities, roof: Roof) -> FloatArray:
-    """Causal: two products over half of the scores; queries, keys, values, output moved once."""
+    """Return the roof of causal attention: two products over half of the scores; each tensor moved once."""
     batch, heads, kv_heads, seq_len, head_dim = arguments
     work = 2.0 * batch * heads * seq_len * seq_len * head_dim
     moved = 2.0 * roof.element_bytes * batch * seq_len * head_dim * (heads + kv_heads)
@@ -147,7 +147,7 @@ def _attention_roof_s(arguments: Quantities, roof: Roof) -> FloatArray:
 
 
 def _grouped_roof_s(arguments: Quantities, roof: Roof) -> FloatArray:
-    """A gated MLP of every local expert (three matrices), with permutation and activation by bytes."""
+    """Return the roof of all local experts' gated MLPs (three matrices), with permutation by bytes."""
     rows, experts, hidden, ffn = arguments
     total = rows * experts
     weights = 3.0 * experts * hidden * ffn * roof.element_bytes
@@ -230,7 +230,7 @@ class OperatorTable:
     held_out: HeldOut
 
     def seconds(self, *arguments: ArrayLike) -> FloatArray:
-        """Seconds for arguments in the operator's order (``MODELS``), broadcast against each other."""
+        """Return the seconds for arguments in the operator's order (``MODELS``), broadcast together."""
         arrays = np.broadcast_arrays(*(np.asarray(value, dtype=np.float64) for value in arguments))
         flat = [array.ravel() for array in arrays]
         parts = [
@@ -240,7 +240,7 @@ class OperatorTable:
         return np.concatenate(parts).reshape(arrays[0].shape)
 
     def extrapolated(self, *arguments: ArrayLike) -> BoolArray:
-        """Whether the arguments lie beyond what was measured, so that only the roof is known there."""
+        """Return whether the arguments lie beyond the measurements, so that only the roof is known."""
         arrays = tuple(np.broadcast_arrays(*(np.asarray(value, dtype=np.float64) for value in arguments)))
         return self.grid.outside(MODELS[self.operator].point(arrays))
 
@@ -300,7 +300,7 @@ def attention_forward_s(
 
 
 def memory_bound_s(moved_bytes: ArrayLike, *, tables: OperatorTables) -> FloatArray:
-    """Seconds of an element-wise kernel by the bytes it reads and writes (measured: the fp8 cast)."""
+    """Return the seconds of an element-wise kernel by bytes read and written (measured: the fp8 cast)."""
     return tables.find("memory_bound", ANY).seconds(moved_bytes)
 
 

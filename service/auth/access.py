@@ -130,7 +130,7 @@ class Access:
         self._look_again_at = 0.0
 
     def _lookup(self, token: str) -> Caller:
-        """The caller of a usable key; hashes are compared in constant time, also for an unknown id."""
+        """Return the caller of a usable key; hashes are compared in constant time, even for unknown ids."""
         if is_session(token):
             return self._of_session(token)
         key_id = id_of(token)

@@ -77,13 +77,13 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A transaction that only reads; on SQLite it never waits for a writer."""
+        """Open a transaction that only reads; on SQLite it never waits for a writer."""
         with self._reader.connect() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction that is committed at the end of the block, or rolled back by an exception."""
+        """Open a transaction: committed at the end of the block, or rolled back by an exception."""
         with self._grouping.turn() if self._grouping else nullcontext(), self._engine.begin() as connection:
             yield connection
 
@@ -174,7 +174,7 @@ def _manners(url: URL) -> dict[str, object]:
 
 
 def _tell_away(context: ExceptionContext) -> None:
-    """A server that ended an idle transaction, or that takes no writes since it lost its lead, is away.
+    """Report a server as away if it ended an idle transaction, or takes no writes since it lost its lead.
 
     psycopg calls both internal errors, which are bugs elsewhere.
 
@@ -188,7 +188,7 @@ def _tell_away(context: ExceptionContext) -> None:
 
 
 def _note_use(_connection: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
-    """A connection goes back to the pool."""
+    """Note that a connection goes back to the pool."""
     entry.info["used_at_s"] = time.monotonic()
 
 
@@ -222,6 +222,6 @@ def _prepare_sqlite(connection: _SqliteConnection, _entry: ConnectionPoolEntry) 
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """Writers take the lock at once: a deferred writer that has read fails instead of waiting."""
+    """Begin writers with the lock: a deferred writer that has read fails instead of waiting."""
     read_only = connection.get_execution_options().get("read_only", False)
     connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")

@@ -67,7 +67,7 @@ class Grouping:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """This thread's turn to write; SQLite would let it sleep, up to 0.1 s, between two tries.
+        """Wait for this thread's turn to write; SQLite would let it sleep, up to 0.1 s, between two tries.
 
         Raises:
             TimeoutError: others hold the database for too long.

@@ -74,7 +74,7 @@ def find_key(connection: Connection, key_id: str) -> tuple[KeyRecord, str] | Non
 def newest_keys(
     connection: Connection, tenant: str | None, *, limit: int, before: tuple[float, str] | None = None
 ) -> list[KeyRecord]:
-    """Up to ``limit`` keys, newest first, of one tenant, or of all (``None``: the operator's view)."""
+    """Return up to ``limit`` keys, newest first, of one tenant, or of all (``None``: the operator)."""
     query = select(*_KEY)
     if tenant is not None:
         query = query.where(api_keys.c.tenant == tenant)

@@ -43,7 +43,7 @@ def head() -> str:
 
 
 def _run(database: Database, run: _Command, revision: str) -> None:
-    """One Alembic command inside one write transaction, so that it happens wholly or not at all."""
+    """Run one Alembic command inside one write transaction, so that it happens wholly or not at all."""
     config = Config()
     config.set_main_option("script_location", str(_SCRIPTS).replace("%", "%%"))
     with database.write() as connection:

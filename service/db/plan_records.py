@@ -164,7 +164,7 @@ def _conditions(wanted: PlanFilter) -> Iterable[ColumnElement[bool]]:
 
 
 def _is_newest(found_by_s: float) -> ColumnElement[bool]:
-    """No later job until then, but a sweep that only ranks what its points found, has the same plan."""
+    """Return the condition that no later job until then has the same plan; sweeps do not count."""
     newer, its_job = plans.alias("newer"), jobs.alias("its_job")
     same = select(null()).join(its_job, its_job.c.id == newer.c.job_id).select_from(newer)
     later = tuple_(newer.c.found_at_s, newer.c.job_id) > tuple_(plans.c.found_at_s, plans.c.job_id)

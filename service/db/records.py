@@ -179,7 +179,7 @@ def newest_jobs(
     before: tuple[float, str] | None,
     state: str | None = None,
 ) -> list[JobSummary]:
-    """Up to ``limit`` jobs that were submitted, newest first, after ``before`` (created_at_s, id)."""
+    """Return up to ``limit`` submitted jobs, newest first, after ``before`` (created_at_s, id)."""
     query = select(*_SUMMARY).where(jobs.c.tenant == tenant, _SUBMITTED)
     if state is not None:
         query = query.where(jobs.c.state == state)
@@ -206,7 +206,7 @@ def plans_of(connection: Connection, tenant: str, job_id: str, *, after: int, li
 
 
 def find_plan(connection: Connection, tenant: str, plan_id: str) -> tuple[str, Mapping[str, Any]] | None:
-    """The newest plan of that id and the job that found it; a sweep only ranks what its points found."""
+    """Return the newest plan of that id and the job that found it; sweeps only rank points' plans."""
     if not is_identifier(plan_id):
         return None
     query = (
@@ -221,7 +221,7 @@ def find_plan(connection: Connection, tenant: str, plan_id: str) -> tuple[str, M
 
 
 def count_open(connection: Connection, tenant: str, *, limit: int) -> int:
-    """How many jobs of a tenant wait or are sweeps that run, up to ``limit``; a sweep counts once."""
+    """Return how many jobs of a tenant wait or are running sweeps, up to ``limit``."""
     is_open_sweep = and_(jobs.c.state == "running", jobs.c.num_children.is_not(None))
     waits = or_(jobs.c.state == "queued", is_open_sweep)
     some = select(jobs.c.id).where(jobs.c.tenant == tenant, _SUBMITTED, waits).limit(limit).subquery()
@@ -317,7 +317,7 @@ def child_at(connection: Connection, parent_id: str, position: int) -> JobRecord
 
 
 def child_keys(connection: Connection, parent_id: str) -> list[tuple[Mapping[str, Any], str | None]]:
-    """The children's values and what their answers may be reused under, in order; None: not at all."""
+    """Return the children's values and the keys for reusing their answers, in order; None: no reuse."""
     query = select(jobs.c.point, jobs.c.cache_key).where(jobs.c.parent_id == parent_id)
     rows = connection.execute(query.order_by(jobs.c.position))
     return [(point["values"], key) for point, key in rows]

@@ -135,7 +135,7 @@ MAX_REMEMBERED_TEXT = 16_384  # characters of a cluster that has its version rem
 
 @cache
 def version_of(distribution: str) -> str:
-    """The installed version of a distribution, without importing it; ``0`` when it is not installed."""
+    """Return a distribution's installed version, without importing it; ``0`` if it is not installed."""
     try:
         return version(distribution)
     except PackageNotFoundError:
@@ -144,7 +144,7 @@ def version_of(distribution: str) -> str:
 
 @cache
 def code_digest() -> str:
-    """First 12 hex digits of SHA-256 over the code that decides and its data (what launchers can, spreads).
+    """Return the first 12 hex digits of SHA-256 over the deciding code and its data (limits, spreads).
 
     Between two releases it is the version.
     """
@@ -174,7 +174,7 @@ def versions_of(problem: Problem) -> dict[str, str]:
 
 @lru_cache(maxsize=256)
 def _profile_version(cluster: str, launcher: str) -> str:
-    """The version of the measured costs of a cluster, given as JSON: hashing them all takes 0.3 ms."""
+    """Return the version of a cluster's measured costs, given as JSON: hashing them all takes 0.3 ms."""
     return default_profile(cluster_from_mapping(json.loads(cluster)), launcher).version
 
 

@@ -80,7 +80,7 @@ def claim_first(
 
 
 def _take_turn(connection: Connection, tenant: str) -> None:
-    """One claim of a tenant at a time, or two would each see room for one more; on SQLite it is so."""
+    """Serialise a tenant's claims, so that two do not take the last free place; SQLite does so itself."""
     if connection.dialect.name == "postgresql":
         name = func.hashtextextended(tenant, 0)
         connection.execute(select(func.pg_advisory_xact_lock(name)))

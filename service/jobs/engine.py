@@ -64,7 +64,7 @@ class JobEngine:
             return _verdict(connection.execute(beat).scalar_one_or_none())
 
     def look(self, claim: Claim) -> Beat:
-        """The same verdict as ``heartbeat`` without writing anything; cheap enough for 4 times a second."""
+        """Return the verdict of ``heartbeat`` without a write; cheap enough for 4 times a second."""
         query = select(jobs.c.cancel_requested).where(*_is_held(claim))
         with self._database.read() as connection:
             return _verdict(connection.execute(query).scalar_one_or_none())
@@ -151,7 +151,7 @@ class JobEngine:
             return connection.execute(select(jobs.c.id).where(own)).first() is not None
 
     def leads(self, worker: str, lease_s: float) -> bool:
-        """Whether ``worker`` is the one of the fleet that sweeps now; it stays so for ``lease_s``."""
+        """Return whether ``worker`` is the one that sweeps now; it stays so for ``lease_s``."""
         return sweeping.leads(self._database, worker, lease_s)
 
     def sweep(self, *, hint_after_s: float = 3.0) -> Sweep:

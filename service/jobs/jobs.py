@@ -154,7 +154,7 @@ class Jobs:
         return found
 
     def events(self, tenant: str, job_id: str, *, after: int) -> list[EventRecord]:
-        """The next events of a job after the event ``after``, in order; the next call has the rest."""
+        """Return a job's next events after the event ``after``, in order; the next call has the rest."""
         with self._database.read() as connection:
             return events_after(connection, tenant, job_id, after=after, limit=MAX_EVENTS)
 
@@ -271,7 +271,7 @@ class Jobs:
     def plans_like(
         self, tenant: str, wanted: PlanFilter, *, page_size: int, page_token: str | None
     ) -> Page[PlanFigures]:
-        """Figures of plans of all jobs, filtered and sorted; all pages as of when the first was asked for.
+        """Return the plans of all jobs, filtered and sorted; all pages as of the first request.
 
         Raises:
             BadPageTokenError: the token is not one of ours, or of a list that is sorted otherwise.
@@ -351,7 +351,7 @@ class Jobs:
 
 
 def _answered(connection: Connection, tenant: str, cache_key: str) -> JobRecord | None:
-    """The job that has answered the same question; None also of one that was forgotten a moment ago."""
+    """Return the job that answered the same question; None also if it was forgotten a moment ago."""
     known = records.answered_job(connection, tenant, cache_key)
     return None if known is None else records.find_job(connection, tenant, known)
 

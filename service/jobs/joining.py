@@ -125,7 +125,7 @@ def _notes(first: Mapping[str, Any], known: Sequence[Mapping[str, Any]]) -> dict
 
 
 def _answer(rows: Sequence[Json], answers: Sequence[Json | None], best: Sequence[_Entry]) -> dict[str, Any]:
-    """The certificate of the whole: sums of what was looked at, and the weakest of what was proved."""
+    """Return the certificate of the whole: sums of the searches' counts, and the weakest proof."""
     known = [answer for answer in answers if answer is not None]
     first = (answers[best[0][1]] if best else None) or (known[0] if known else {})
     status, open_rows = _status(rows), [row for row in rows if row["status"] != "infeasible"]

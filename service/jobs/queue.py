@@ -47,7 +47,7 @@ class PollingQueue:
         """Do nothing: workers poll."""
 
     def health(self) -> QueueHealth:
-        """Always ``polling``."""
+        """Return ``polling``, always."""
         return "polling"
 
 

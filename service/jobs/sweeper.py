@@ -78,7 +78,7 @@ def _lease(name: str, lease_s: float) -> dict[str, object]:
 def _end_leases(connection: Connection) -> Counter[str]:
     """Take running jobs with expired leases from their workers; return how many went to which state.
 
-    A sweep whose join was broken off runs on, for another process to join.
+    A sweep with an interrupted join runs on, for another process to join.
     One statement, so that a lease that runs out meanwhile is judged wholly or by the next sweep.
     """
     poison = and_(jobs.c.attempts >= MAX_ATTEMPTS, or_(is_sweep, ~jobs.c.cancel_requested))
@@ -120,7 +120,7 @@ def _free(*wanted: ColumnElement[bool]) -> ScalarSelect[str]:
 
 
 def _unhinted(connection: Connection, hint_after_s: float) -> tuple[str, ...]:
-    """Return those of the longest waiting jobs whose wake-up seems lost, oldest first; each is marked.
+    """Return the longest waiting jobs with a wake-up that seems lost, oldest first; each is marked.
 
     A hint wakes a worker, which claims the next job: hints for the oldest are enough. A job is published
     again when it has waited twice as long as it had at its last hint (``hint_after_s`` at first), so

@@ -114,7 +114,7 @@ def files_of(found: Replan, job: Changed, rank: int = 1) -> ExportBundle:
 
 
 def first_files(found: Replan, job: Changed) -> ExportBundle | None:
-    """The files of the first way; None where it has none: nothing is started anew, or no launcher named."""
+    """Return the first way's files; None if it has none: no new start, or no launcher named."""
     if not found.ways or found.ways[0].kind == "as it is":
         return None
     try:

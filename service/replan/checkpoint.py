@@ -40,7 +40,7 @@ class Found:
     num_layers: int | None  # None: not in the names of its tensors
 
     def request(self) -> dict[str, object]:
-        """As a request states it."""
+        """Return the mapping of a request."""
         layers = {} if self.num_layers is None else {"num_layers": self.num_layers}
         return {"format": self.format, "num_parameters": self.num_parameters, **layers}
 
@@ -93,7 +93,7 @@ def _newest(folder: Path) -> Path | None:
 
 
 def _step(path: Path) -> int | None:
-    """The step that a checkpoint's folder names; of accelerate's weights, the folder that they lie in."""
+    """Return the step in the name of a checkpoint's folder; for accelerate's weights, of its parent."""
     named = path.absolute()
     step = _STEP.search((named.parent if named.name == _WEIGHTS else named).name)
     return int(step[1]) if step else None
@@ -112,7 +112,7 @@ def _format(path: Path, tensors: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def _layers(weights: Mapping[str, tuple[int, ...]]) -> int | None:
-    """Layers that the names of weights count; Megatron-Core stacks them in a tensor's first dimension."""
+    """Return the layers that weights' names count; Megatron-Core stacks them in the first dimension."""
     numbers = [int(found[1]) for name in weights if (found := _LAYER.search(name))]
     if numbers:
         return max(numbers) + 1

@@ -141,7 +141,7 @@ class _Timing:
 
     @property
     def saved_step(self) -> int:
-        """The step that the job goes on from: the stated one, or half an interval of checkpoints ago."""
+        """Return the step that the job goes on from: stated, or half an interval of checkpoints ago."""
         if self.job.planned:
             return self.job.steps_done  # it saves before it changes
         if self.job.saved_step is not None:
@@ -205,7 +205,7 @@ class _Timing:
         yield self.way("wait for repair", same, waiting_s=job.repair_s)
 
     def until_repaired(self, layouts: Sequence[Layout]) -> Iterator[Way]:
-        """Another layout as long as nodes are missing, then the one that ran."""
+        """Yield ways with another layout while nodes are missing, then the one that ran."""
         job = self.job
         if not (sum(job.lost) or job.slow) or not layouts:
             return
@@ -407,7 +407,7 @@ def _without_slow(cluster: ClusterSpec, slow: int) -> ClusterSpec:
 
 
 def _searched(problem: Problem, profile: Profile, context: int) -> Found:
-    """The fastest layouts on any of several numbers of nodes; ``context``: the ranks of a sequence now."""
+    """Return the fastest layouts on any of several node counts; ``context``: its present ranks."""
     options = problem.options
     if problem.cluster.is_homogeneous:
         options = replace(options, num_nodes=_node_counts(problem, context))
@@ -415,7 +415,7 @@ def _searched(problem: Problem, profile: Profile, context: int) -> Found:
 
 
 def _node_counts(problem: Problem, context: int) -> tuple[int, ...]:
-    """Numbers of nodes on which the batch is shared out evenly, by what a step would at least take.
+    """Return the node counts that share the batch evenly, by the least time of a step.
 
     Computing falls with the GPUs; it grows with the longest stage over the mean, and with the bubble of
     replicas that have few sequences each (half of it: chunks shorten it). All are counted for the best

@@ -243,7 +243,7 @@ def _settled(problem: Problem, plan: Plan) -> Problem:
 
 
 def _happened(asked: ReplanRequest) -> Iterator[FieldError]:
-    """Something must have happened, and one thing about the number of nodes."""
+    """Check that something happened, and at most one thing about the number of nodes."""
     if asked.lost_nodes is None and asked.num_nodes is None and not asked.slow_nodes:
         yield FieldError(
             pointer="/lost_nodes", message="nothing changed", allowed="lost_nodes, slow_nodes or num_nodes"

@@ -31,7 +31,7 @@ class Slices:
     states: FloatArray
 
     def bytes_shared(self, other: Slices, mine: IntArray, theirs: IntArray) -> FloatArray:
-        """Bytes for one parameter of a layer that rank ``mine`` holds here and rank ``theirs`` there."""
+        """Return the bytes per parameter of a layer that ranks ``mine`` here and ``theirs`` there share."""
         pairs = (
             (WEIGHT_BYTES, self.weights, other.weights),
             (STATE_BYTES, self.states, other.states),
@@ -146,7 +146,7 @@ def exchange_s(found: Moved, checkpoint_bytes: float, group: NodeGroup, num_gpus
 
 
 def _slices(split: IntArray, splits: int, shard: IntArray, shards: int, zero_stage: int) -> Slices:
-    """Slice ``split`` of ``splits`` of every layer, its states (weights under ZeRO-3) cut once more."""
+    """Return slice ``split`` of ``splits`` of every layer, its states (weights in ZeRO-3) cut again."""
     whole = np.stack([split, split + 1], axis=1) / splits
     first = split / splits + shard / (splits * shards)
     cut = np.stack([first, first + 1.0 / (splits * shards)], axis=1)
@@ -189,7 +189,7 @@ def _bytes(model: ModelSpec, here: Held, there: Held, ranks: tuple[IntArray, Int
 
 
 def _parameters(model: ModelSpec) -> tuple[FloatArray, FloatArray]:
-    """Parameters of each part, dense ones and those of routed experts: layers, embedding, head."""
+    """Return the parameters of layers, embedding and head, dense and of routed experts apart."""
     kinds = model.layer_kinds()
     routed = 0 if model.moe is None else model.moe.num_experts * (
         model.expert_parameters() + model.expert_bias_parameters()

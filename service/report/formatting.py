@@ -200,7 +200,7 @@ def _context_words(configuration: Configuration) -> str:
 
 
 def offload_words(offload: str) -> str:
-    """``optimizer in host memory, parameters on NVMe``: where everything goes that leaves the GPU."""
+    """Return ``optimizer in host memory, parameters on NVMe``: the place of everything off the GPU."""
     places = dict[str, list[str]]()
     for one in offload.split("+"):
         name, _, drive = one.partition("@")
@@ -209,7 +209,7 @@ def offload_words(offload: str) -> str:
 
 
 def _order_words(configuration: Configuration) -> str:
-    """``pp before dp``: the axes that are numbered otherwise than by default; empty where none is."""
+    """Return ``pp before dp``: the axes in an unusual order; empty where there are none."""
     usual, own = Configuration().rank_order.split("-"), configuration.rank_order.split("-")
     while own and usual[0] == own[0]:
         usual, own = usual[1:], own[1:]

@@ -61,7 +61,7 @@ def measured_lines(measured: Sequence[Measured], plans: Sequence[Plan], width: i
 
 
 def _place(one: Measured, plans: Sequence[Plan]) -> str:
-    """Where a measured configuration is in the ranking: ``#2``, or how much slower than the first plan."""
+    """Return a measured configuration's place: ``#2``, or how much slower than the first plan."""
     for plan in plans:
         if one.is_of(plan):
             return f"#{plan.rank}"

@@ -103,7 +103,7 @@ def _trusted(name: str) -> Markup:
 
 
 def _hash_of(text: str) -> str:
-    """As a content security policy names it (CSP level 3, section 2.3.1)."""
+    """Return the hash in a content security policy's format (CSP level 3, section 2.3.1)."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 

@@ -94,7 +94,7 @@ def _pareto(axes: Axes, subject: Subject) -> None:
 
 
 def _memory(axes: Axes, subject: Subject) -> None:
-    """Memory of every stage by term."""
+    """Plot the memory of every stage by term."""
     seen = subject.plan.prediction
     chart = memory_bars(seen, subject.details.log_memory_sigma)
     stages = np.arange(len(chart.rows))
@@ -118,7 +118,7 @@ def _memory(axes: Axes, subject: Subject) -> None:
 
 
 def _waterfall(axes: Axes, subject: Subject) -> None:
-    """From the ideal step to the real one."""
+    """Plot the way from the ideal step to the real one."""
     plan = subject.plan
     step_s = plan.prediction.step_time_s
     chart = waterfall_bars(plan.why.waterfall_s if plan.why else plan.prediction.time_breakdown_s, step_s)
@@ -141,7 +141,7 @@ def _waterfall(axes: Axes, subject: Subject) -> None:
 
 
 def _timeline(axes: Axes, subject: Subject) -> None:
-    """Every pass of every rank."""
+    """Plot every pass of every rank."""
     if not subject.details.timelines:
         raise InvalidProblemError.of("plan", subject.details.note or "the plan has no timeline")
     longest = max(subject.details.timelines, key=lambda one: one.step_time_s)
@@ -169,7 +169,7 @@ def _timeline(axes: Axes, subject: Subject) -> None:
 
 
 def _roofline(axes: Axes, subject: Subject) -> None:
-    """Operators under the roof of each type of GPU."""
+    """Plot operators under the roof of each type of GPU."""
     roofs = subject.details.rooflines
     if not roofs:
         raise InvalidProblemError.of("plan", subject.details.note or "the plan has no roofline")
@@ -183,7 +183,7 @@ def _roofline(axes: Axes, subject: Subject) -> None:
 
 
 def _one_roof(axes: Axes, roof: Roofline, widest: float, color: str, *, names_gpu: bool) -> None:
-    """One roof and the numbered operators under it."""
+    """Plot one roof and the numbered operators under it."""
     x = np.geomspace(10.0, 2.0 * max(widest, roof.peak_flops / roof.bytes_per_s), 200)
     axes.loglog(x, np.minimum(x * roof.bytes_per_s, roof.peak_flops) / TERA, color=color)
     for number, point in enumerate(roof.points, start=1):

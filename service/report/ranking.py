@@ -141,8 +141,8 @@ def columns_of(plans: Sequence[Plan] = (), *, moe: bool, marked: bool = False) -
 def equal_to_first(plans: Sequence[Plan]) -> frozenset[int]:
     """Return the ranks of the plans that the model cannot distinguish from the first.
 
-    Errors that plans share cancel, so overlapping bands alone say little: a plan counts if its chance to be
-    the fastest is half of the likeliest's or more. Empty where chances are unknown.
+    Errors that plans share cancel, so overlapping bands alone mean little: a plan counts if its chance to
+    be the fastest is half of the likeliest's or more. Empty where chances are unknown.
     """
     chances = {plan.rank: plan.odds.best_probability for plan in plans if plan.odds is not None}
     least = _AS_LIKELY * max(chances.values(), default=0.0)
@@ -181,7 +181,7 @@ def _also(plan: Plan) -> str:
 
 
 def _needs(package: str) -> str:
-    """That a plan needs a package."""
+    """Return the note that a plan needs a package."""
     return f"needs {package}"
 
 
@@ -238,7 +238,7 @@ def _table(columns: Sequence[Column], plans: Sequence[Plan]) -> Table:
 
 
 def _line(plan: Plan, differing: Sequence[Column], equal: frozenset[int]) -> str:
-    """One plan in words, with what plans differ in beyond the sizes and the packages that it needs."""
+    """Return one plan in words, with differences beyond the sizes and the packages that it needs."""
     others = [f"{column.title} {column.cell(plan)}" for column in differing]
     words = pieces(" · ".join([figures.configuration_words(plan.config), *others]), "·")
     cells = (_step(plan, equal), figures.peak_memory(plan.prediction), *map(_needs, plan.needs))

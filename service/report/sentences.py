@@ -86,7 +86,7 @@ def odds_words(odds: Odds, subject: str, rivals: str) -> str:
 
 
 def spent_s(why: Why) -> dict[str, float]:
-    """Seconds of a step by cause, means over the ranks: the waterfall with all computing as one."""
+    """Return the seconds of a step by cause, means over the ranks, with all computing as one."""
     computing = [name for name in why.waterfall_s if name in _COMPUTING]
     others = {name: value for name, value in why.waterfall_s.items() if name not in _COMPUTING}
     return {"compute": sum(why.waterfall_s[name] for name in computing), **others}
@@ -190,7 +190,7 @@ def limit_sentence(why: Why) -> str:
 
 
 def _longer_s(loss: Loss) -> float:
-    """By how much the change that lowers a loss makes the step longer."""
+    """Return by how much the change that lowers a loss makes the step longer."""
     return loss.step_change_s or 0.0
 
 
@@ -224,10 +224,10 @@ def _loss_words(term: str) -> str:
 
 
 def _seconds(value_s: float, step_s: float) -> str:
-    """In the unit and with the digits of the step."""
+    """Return seconds in the unit and with the digits of the step."""
     return tied(signed(abs(value_s), step_s)[1:])
 
 
 def _share(part_s: float, step_s: float) -> str:
-    """Of the step."""
+    """Return a share of the step."""
     return tied(formatting.percent(part_s / step_s))

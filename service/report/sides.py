@@ -55,7 +55,7 @@ class Comparison:
     second: Side
 
     def as_json(self) -> str:
-        """For the page's script; safe inside a script element."""
+        """Return JSON for the page's script; safe inside a script element."""
         data = {
             "units": {quantity.key: quantity.unit for quantity in self.quantities},
             "sides": {side.key: dict(side.values) for side in self.sides},
@@ -87,7 +87,7 @@ class Comparison:
 
 
 def comparison_of(answer: Answer, chosen: str) -> Comparison | None:
-    """The plans of a ranking and the client's own configuration; None where there is but one side."""
+    """Return the plans of a ranking and the client's configuration; None if there is only one side."""
     sides = [
         _side(
             plan.plan_id,

@@ -28,8 +28,8 @@ def to_csv(plans: Sequence[Plan]) -> str:
 
     ``launchers`` and ``workload`` (``precision=fp8``) state how the plan settles what the request leaves
     open; ``placement`` is JSON: the node groups of a mixed cluster's stages, or its classes of replicas;
-    ``needs`` are packages that a stock installation lacks, and a plan whose packages the request does not
-    allow is not ranked.
+    ``needs`` are packages that a stock installation lacks, and a plan with packages that the request does
+    not allow is not ranked.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

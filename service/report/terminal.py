@@ -151,7 +151,7 @@ def _claim(answer: Answer, problem: Problem) -> tuple[str, str]:
 
 
 def peak_words(prediction: Prediction, problem: Problem) -> str:
-    """The denominator of MFU, the per-GPU unit left to the reader's line: ``989 TFLOP/s dense bf16``."""
+    """Return the denominator of MFU, without the per-GPU unit: ``989 TFLOP/s dense bf16``."""
     precision = "bf16" if "bf16" in problem.cluster.groups[0].gpu.peak_flops else "fp16"
     return f"{figures.tera(prediction.peak_flops_per_gpu)} dense {precision}"
 
@@ -163,7 +163,7 @@ def _table(plans: Sequence[Plan], problem: Problem, width: int) -> RenderableTyp
 
 
 def _causes(plan: Plan, width: int, *, whose: str = "", fall: bool = False) -> list[Text]:
-    """Where the time and the memory go, and the split; ``fall``: every term from the ideal step on."""
+    """Return where time and memory go, and the split; ``fall``: every term from the ideal step on."""
     configuration, prediction = plan.config, plan.prediction
     spent = prediction.time_breakdown_s if plan.why is None else spent_s(plan.why)
     stage = prediction.stages[prediction.heaviest_stage]
@@ -199,7 +199,7 @@ def _provenance(answer: Answer, problem: Problem, width: int) -> list[Text]:
 
 
 def skipped_words(answer: Answer) -> tuple[str, ...]:
-    """Each launcher without a plan, with its reasons; empty unless the request leaves the launcher open."""
+    """Return each launcher without a plan, with reasons; empty unless the request leaves it open."""
     return tuple(f"{one.launcher}: {clean('; '.join(one.reasons))}" for one in answer.skipped_launchers)
 
 

@@ -151,7 +151,7 @@ def _ranked(plan: Plan) -> Verdict:
 
 
 def _odds(plan: Plan, subject: str, rivals: str) -> list[str]:
-    """How likely the plan is the fastest of the list, given the error band; nothing without rivals."""
+    """Return how likely the plan is the fastest listed, given the error band; nothing without rivals."""
     alone = plan.odds is None or plan.odds.regret_p90 == 0.0
     return [] if alone or plan.odds is None else [f"{odds_words(plan.odds, subject, rivals)}."]
 

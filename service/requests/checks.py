@@ -234,7 +234,7 @@ def _precision(problem: Problem) -> Iterator[FieldError]:
 
 
 def _framework_options(problem: Problem) -> Iterator[FieldError]:
-    """Options are known to the framework and about this model, and a precision recipe to every GPU."""
+    """Check that options fit the framework and this model, and a precision recipe every GPU."""
     stated = problem.workload.framework_options
     for name in EXPERT_OPTIONS if problem.model.moe is None else ():
         own = framework_facts(framework_of(problem.stack or problem.launcher))
@@ -254,7 +254,7 @@ def _framework_options(problem: Problem) -> Iterator[FieldError]:
 
 
 def _switches(problem: Problem) -> Iterator[FieldError]:
-    """A switch to be searched is open, and a launcher in question has it for the model and the GPUs."""
+    """Check that a switch to search is open, and that a launcher has it for the model and GPUs."""
     options, gpus = problem.options, [group.gpu for group in problem.cluster.groups]
     for name in sorted(set(options.allow) & {*switches()}):
         switch, at = switches()[name], pointer("search", "allow")
@@ -281,7 +281,7 @@ def _switches(problem: Problem) -> Iterator[FieldError]:
 
 
 def _trainable(problem: Problem) -> Iterator[FieldError]:
-    """The launcher can train this model in this precision; of ``any``, each is asked in its own search."""
+    """Check that the launcher can train this model in this precision; ``any``: each in its own search."""
     if problem.launcher != "any":
         yield from workload_faults(problem, launcher_capabilities(problem.launcher))
     targets = problem.workload.lora_targets if problem.workload.lora_rank else ()

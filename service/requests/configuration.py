@@ -52,7 +52,7 @@ def names_places(raw: Mapping[str, object]) -> bool:
 
 
 def placed(raw: Mapping[str, object], problem: Problem, read: Reader) -> Configuration:
-    """The placed Configuration of ``raw``; data parallelism, micro-batches and the split may be left out.
+    """Return the placed Configuration of ``raw``; data parallelism, micro-batches, split are optional.
 
     ``read`` makes a Configuration of everything but ``stage_groups`` and ``replicas``.
 
@@ -164,7 +164,7 @@ def _fixed(given: Configuration, at: Where) -> Iterator[FieldError]:
 
 
 def _most_replicas(config: Configuration, problem: Problem) -> int:
-    """As many as the groups have GPUs for, and the batch divides among."""
+    """Return the most replicas that the groups have GPUs for and that divide the batch."""
     needed = Counter[str]()
     for stage in config.stage_groups:
         needed[stage.group] += stage.tensor_parallel_size * config.context_parallel_size
@@ -188,7 +188,7 @@ def _contradictions(raw: Mapping[str, object], config: Configuration, at: Where)
 
 
 def _placed_misfits(config: Configuration, problem: Problem) -> Iterator[FieldError]:
-    """More GPUs than there are, another number of sequences."""
+    """Yield faults: more GPUs than there are, or another number of sequences."""
     groups = dict(zip(problem.cluster.group_names, problem.cluster.distinct_groups, strict=True))
     classes: Sequence[Configuration] = config.replicas or (config,)
     used = Counter[str]()
@@ -227,7 +227,7 @@ _KINDS = {bool: "true or false", int: "an integer", str: "text", tuple: "a list 
 def completed(
     raw: Mapping[str, object], problem: Problem, at: tuple[str, ...] = ("configuration",)
 ) -> Configuration:
-    """The Configuration of ``raw``: the remaining GPUs are data parallel, the split is the usual one.
+    """Return the Configuration of ``raw``: remaining GPUs are data parallel, the split is the usual one.
 
     ``placed`` reads one that names node groups. ``at`` is its place in the request, for faults.
 
@@ -260,7 +260,7 @@ def assumed_values(raw: Mapping[str, object], own: Configuration) -> dict[str, o
 
 
 def broken_rules(problem: Problem, configuration: Configuration) -> list[str]:
-    """The rules of the search space that a configuration breaks, by name; it has a price all the same."""
+    """Return the search-space rules that a configuration breaks, by name; it has a price all the same."""
     if configuration.is_placed:
         return list(dict.fromkeys(broken_on_groups(problem, configuration)))
     rules = rules_of(problem)
@@ -336,7 +336,7 @@ def _derived(given: Configuration, problem: Problem) -> dict[str, object]:
 
 
 def _recomputed(given: Configuration, split: Sequence[int]) -> int:
-    """Recomputed layers of each chunk: all of the model, or the most that a stage of its own count has."""
+    """Return recomputed layers of each chunk: all of the model's, or the most that a stage has."""
     if given.recompute_granularity != "full":
         return 0
     return max(given.stage_recompute_layers, default=sum(split))
@@ -351,7 +351,7 @@ def _as_written(configuration: Configuration) -> Configuration:
 
 
 def _stage_counts(configuration: Configuration) -> Iterator[FieldError]:
-    """Recomputed layers by stage are those of as many chunks, of layers that they have; not all are 0."""
+    """Check recomputed layers by stage: as many chunks, of layers that they have, not all 0."""
     own, split = configuration.stage_recompute_layers, configuration.stage_layers
     too_many = any(count > size for count, size in zip(own, split, strict=False))
     if own and (configuration.recompute_granularity != "full" or not any(own)):
@@ -394,7 +394,7 @@ def _misfits(configuration: Configuration, problem: Problem) -> Iterator[FieldEr
 
 
 def _unshared(configuration: Configuration, batch: int) -> FieldError:
-    """Why the micro-batches of all replicas are not the global batch: the first size that cannot stay."""
+    """Return the first size that keeps the replicas' micro-batches from adding up to the global batch."""
     dp, size, counted = (
         configuration.data_parallel_size,
         configuration.micro_batch_size,

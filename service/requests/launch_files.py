@@ -306,7 +306,7 @@ def _plain(values: Values, part: str) -> dict[str, int | str | bool]:
 
 
 def _request_of(request: Request, found: LaunchFile, told: Values | None = None) -> Request:
-    """The request with the files' model, workload (with ``told`` over it) and number of nodes in it."""
+    """Return the request with the files' model, workload (``told`` over it) and number of nodes."""
     workload = {name: value for name, value in asdict(found.workload).items() if value != ()}
     workload |= told or {}
     lists = {"lora_targets": found.workload.lora_targets, "trained_modules": found.workload.trained_modules}

@@ -107,7 +107,7 @@ def _with_baseline(problem: Problem, request: SearchRequest) -> Problem:
 
 
 def problem_to_mapping(problem: Problem) -> dict[str, object]:
-    """The canonical request of ``problem``: complete, in a fixed order, made of plain JSON values."""
+    """Return the canonical request of ``problem``: complete, in a fixed order, of plain JSON values."""
     workload, options = problem.workload, problem.options
     given = {} if problem.profile is None else {"profile": problem.profile}
     return {

@@ -85,7 +85,7 @@ def as_written(
 
 
 def _all_pointers(raw: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Pointers of all names of a request that were written out, each with the one that it has there."""
+    """Yield the pointers of all written-out names of a request, each with its original pointer."""
     for section, part in _PARTS:
         whole = raw.get(section)
         named = whole.get(part) if isinstance(whole, Mapping) else None
@@ -127,7 +127,7 @@ class RampRequest(Part):
 
 
 def ramp_limits(problem: Problem) -> Iterator[FieldError]:
-    """A ramp grows in batches and tokens up to the workload's own, and is ranked by its time alone."""
+    """Check that a ramp grows in batches and tokens up to the workload's, and is ranked by time alone."""
     options, batch = problem.options, problem.workload.global_batch_size
     if not options.batch_ramp:
         return
@@ -208,7 +208,7 @@ def _searched(problem: Problem) -> Values:
 
 
 def _constraint_faults(problem: Problem, values: Values) -> Iterator[FieldError]:
-    """Constraints, or parts joined by ``and``, of these variables alone that none of their values keeps."""
+    """Yield the constraints (or parts joined by ``and``) on these variables that no value satisfies."""
     for index, text in enumerate(problem.options.constraints):
         for part in _parts(constraint_of(text)):
             names = sorted(names_in(part))
@@ -278,7 +278,7 @@ BaselineRequest = dict[str, JsonValue]
 
 
 def with_open_nodes(raw: Mapping[str, object]) -> dict[str, object]:
-    """``cluster.num_nodes`` as a list or a range is a cluster of the most, and ``search.num_nodes``."""
+    """Return a list or range in ``cluster.num_nodes`` as the largest, and as ``search.num_nodes``."""
     cluster, search = raw.get("cluster"), raw.get("search", {})
     if not isinstance(cluster, dict) or not isinstance(search, dict):
         return dict(raw)
@@ -300,7 +300,7 @@ def _groups(cluster: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _most(counts: object) -> int | None:
-    """The largest of several numbers of nodes; None where it is one number, or none that can be read."""
+    """Return the largest of several node counts; None if there is one, or none that can be read."""
     values: list[object] = []
     if isinstance(counts, dict):
         values = [counts.get("max")]

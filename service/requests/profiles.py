@@ -104,7 +104,7 @@ def profile_with(problem: Problem, given: Sequence[GivenProfile]) -> tuple[Profi
 
 
 def _of_stack(problem: Problem, profile: Profile, calibration: Calibration) -> Profile:
-    """Of a problem for any launcher the profile of the first one on the calibration's stack."""
+    """Return, for any launcher, the profile of the first one on the calibration's stack."""
     for launcher in launchers_of(problem.launcher) if problem.priced_as == "any" else ():
         one = default_profile(problem.cluster, launcher)
         if one.framework.stack == calibration.stack:
@@ -115,7 +115,7 @@ def _of_stack(problem: Problem, profile: Profile, calibration: Calibration) -> P
 def _by_group(
     problem: Problem, profile: Profile, given: Sequence[GivenProfile]
 ) -> tuple[Profile, tuple[str, ...]]:
-    """Each node group with what was given for its GPU; a group that has nothing is priced by the catalog's.
+    """Return each node group with its GPU's profile; a group without one is priced by the catalog's.
 
     Raises:
         InvalidProblemError: something given holds for no group.

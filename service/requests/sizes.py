@@ -41,7 +41,7 @@ def model_sizes(problem: Problem) -> Iterator[FieldError]:
 
 
 def _chunks(problem: Problem) -> Iterator[FieldError]:
-    """Pinned stages, and chunks of them, have a layer each, but those that may hold an end of the model."""
+    """Check that pinned stages and chunks have a layer each, except where an end may be alone."""
     options, layers = problem.options, problem.model.num_layers
     asked = STANDALONE_STAGES in options.allow or 0 in options.stage_layers
     alone = sum(launcher_capabilities(problem.launcher).alone(problem.model)) if asked else 0
@@ -59,7 +59,7 @@ def _chunks(problem: Problem) -> Iterator[FieldError]:
 
 
 def _split(problem: Problem) -> Iterator[FieldError]:
-    """A pinned split holds every layer of the model once, and at least one in each chunk but its ends."""
+    """Check that a pinned split has every layer once, and at least one in each chunk but its ends."""
     split, layers = problem.options.stage_layers, problem.model.num_layers
     at = pointer("search", "pin", "stage_layers")
     alone = launcher_capabilities(problem.launcher).alone(problem.model)
@@ -98,7 +98,7 @@ def _launchers_own(problem: Problem, at: str) -> Iterator[FieldError]:
 
 
 def gpu_count(problem: Problem) -> Iterator[FieldError]:
-    """The least that pins and bounds leave of every axis together needs no more GPUs than there are."""
+    """Check that the least axes under pins and bounds need no more GPUs than there are."""
     options, gpus = problem.options, usable_gpus(problem)
     least = {axis: int(options.pin.get(axis, options.bounds.get(axis, (1, 1))[0])) for axis in AXES}
     least = {axis: value for axis, value in least.items() if value > 1}
@@ -156,7 +156,7 @@ def _batch_steps(problem: Problem) -> Iterator[int]:
 
 
 def _left(problem: Problem, name: str, most: int) -> Iterator[int]:
-    """The first values of a size that pins, bounds and prohibitions leave; at least its lowest one."""
+    """Return the first values that pins, bounds and prohibitions leave; at least the lowest one."""
     low, high = problem.options.bounds.get(name, (1, most))
     low = int(problem.options.pin.get(name, max(low, 1)))
     values = range(low, max(low, min(high, most, low + MAX_TRIED)) + 1)

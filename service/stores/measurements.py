@@ -157,7 +157,7 @@ class Measurements:
         )
 
     def _set_aside(self, tenant: str, record: MeasurementRecord, calibration: Calibration) -> list[str]:
-        """That answers will leave the calibration out: what it makes of the best plans of the same job."""
+        """Return notes that answers will leave the calibration out, judged on the job's best plans."""
         try:
             job, _ = self._jobs.plan(tenant, record.plan_id)
             _, page = self._jobs.plans(tenant, job.id, page_size=_JUDGED, page_token=None)
@@ -186,7 +186,7 @@ class Measurements:
 
 
 def _settled(request: Mapping[str, object], plan: Mapping[str, Any]) -> Mapping[str, object]:
-    """The request as the plan settled it: the launcher, precision, optimizer and batch that it ran with.
+    """Return the request as the plan settled it: with its launcher, precision, optimizer and batch.
 
     Raises:
         InvalidProblemError: a plan of unlike GPUs, which no calibration learns from.

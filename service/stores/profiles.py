@@ -222,7 +222,7 @@ class ProfileStore:
 
 
 def _left_out(problem: Problem, fault: InvalidProblemError) -> str:
-    """That the calibration which the service chose does not count, why, and what to do about it."""
+    """Return a note that the service's calibration is left out, why, and what to do about it."""
     profile_id, why = stored_id(problem.profile or ""), fault.errors[0].message
     if not isinstance(fault, IncredibleCalibrationError):  # has a sentence as its message
         why = f"it {why}"

@@ -2,7 +2,7 @@
 
 The table is the queue. A worker renews its claim while its launcher builds, as it renews a job's lease;
 a claim that was not renewed for ``lease_s`` is another worker's, and a worker that leaves gives it back.
-Each claim raises ``fence``: a worker that lost its claim writes nothing. A plan whose workers were lost
+Each claim raises ``fence``: a worker that lost its claim writes nothing. A plan with workers lost
 ``max_attempts`` times is not tried again.
 """
 
@@ -77,7 +77,7 @@ class Verifications:
         self._queue.wake_verifier(plan_id)
 
     def _queued(self, tenant: str, plan_id: str, repeatable: Repeatable) -> None:
-        """The row of a plan, queued unless it is already."""
+        """Queue a plan, unless it is queued or running."""
         with self._database.write() as connection:
             if made_before(connection, tenant, repeatable) is not None:
                 return

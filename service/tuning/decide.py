@@ -65,12 +65,12 @@ class Standing:
 
     @property
     def best(self) -> Plan | None:
-        """The plan to go on with: of those that were run the likeliest, before any was that of all."""
+        """Return the plan to go on with: the likeliest of those run, before any run that of all."""
         ran = [plan for plan in self.plans if self.times_of(plan.plan_id)]
         return ran[0] if ran else self.likeliest
 
     def chance(self) -> float:
-        """That the best plan is the fastest of those that can run."""
+        """Return the chance that the best plan is the fastest of those that can run."""
         best = self.best
         return 0.0 if best is None or best.odds is None else best.odds.best_probability
 
@@ -138,7 +138,7 @@ def _ranked(problem: Problem, costs: Profile, now: Standing) -> tuple[Plan, ...]
 
 
 def noise_of(runs: Sequence[Measured]) -> float:
-    """By how much runs of one plan differ, as a share of the step time (the deviation of its logarithm).
+    """Return the spread of runs of one plan, as a share of the step time (deviation of its logarithm).
 
     What runs elsewhere showed, or what the steps of these runs let expect where that is more, and what
     repeats of a plan have shown; the expectation counts as much as ``_EXPECTED`` repeats.
@@ -224,7 +224,7 @@ def _observation(problem: Problem, plan: Plan, one: Measured) -> Observation:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """The folder for this tuning alone; what a killed one has left running in it is ended.
+    """Hold the folder for this tuning alone; end what a killed one has left running in it.
 
     Raises:
         InvalidProblemError: another tuning works in it, or it cannot be written.

@@ -54,7 +54,7 @@ class Environment:
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
+        """Return the interpreter's path."""
         return self.folder / "bin" / "python"
 
     @property
@@ -64,12 +64,12 @@ class Environment:
 
     @property
     def path(self) -> Path:
-        """Unpacked wheels, to go first on the path."""
+        """Return the unpacked wheels, to go first on the path."""
         return self.folder / "unpacked"
 
     @property
     def unpacking(self) -> Path:
-        """Where pip keeps wheels until they are installed: torch's fill a temporary folder in memory."""
+        """Return pip's temporary folder: torch's wheels would fill one in memory."""
         return self.folder / "tmp"
 
     @property

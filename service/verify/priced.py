@@ -77,7 +77,7 @@ def rank_weights(target: Target) -> list[int]:
 
 
 def _with_its_own_routers(target: Target) -> Target:
-    """The model as the launcher builds it: the untrained bias of the choice is a buffer of its routers.
+    """Return the model as the launcher builds it: the untrained bias is a buffer of its routers.
 
     Some of transformers' classes count it among the parameters (torchtitan 0.3.0, models/common/moe: the
     buffer ``expert_bias``; Megatron-Core 0.19, moe/router.py: the buffer of that name).
@@ -124,7 +124,7 @@ def rank_matrices(target: Target, *, whole: bool = False) -> list[list[list[int]
 
 
 def rank_flops(target: Target) -> list[float]:
-    """FLOPs of one micro-batch on every pipeline rank: forward, backward, and what is computed again.
+    """Return the FLOPs of one micro-batch on every pipeline rank: forward, backward, recomputation.
 
     Attention is counted without its mask, as torch's counter counts it, and experts as equally loaded, as
     a step without data loads them. Routers and the look-up of the embedding are left out.
@@ -178,7 +178,7 @@ def _recomputes_every_layer(config: Configuration) -> bool:
 
 
 def _core_flops(ctx: Context, config: Configuration, keys: int) -> float:
-    """FLOPs of one layer's scores and weighted values, forward, as if every query read every key."""
+    """Return the forward FLOPs of one layer's scores and weighted values, with every key read."""
     model = ctx.model
     heads = model.num_attention_heads / config.tensor_parallel_size
     core = 2.0 * _first(ctx.tokens) * keys * heads * (model.head_dim + model.v_head_dim)

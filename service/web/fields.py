@@ -77,7 +77,7 @@ class Form:
         return bool(self.faults or self.others)
 
     def opens(self, fields: Iterable[Field]) -> bool:
-        """Whether a part that is folded away must be seen: a fault is in it, or something was changed."""
+        """Return whether a folded part must be seen: it has a fault, or something in it was changed."""
         return any(
             one.name in self.faults or list(one.values(self.values)) not in ([], [""], [one.default])
             for one in fields
@@ -119,7 +119,7 @@ def faulty(fields: Sequence[Field], values: Values, fault: InvalidProblemError) 
 
 
 def _field_of(fields: Sequence[Field], values: Values, path: tuple[str, ...]) -> Field | None:
-    """The field that a place in the request belongs to: nearest, and rather one with something in it."""
+    """Return the field of a place in the request: the nearest, preferably one with a value."""
 
     def nearness(one: Field) -> tuple[bool, int]:
         return any(values.get(one.name, ())), len(one.at)

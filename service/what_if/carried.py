@@ -94,7 +94,7 @@ def _settling(candidate: Candidate) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 
 def _scaled(config: Configuration, asked: Problem, changed: Problem) -> Configuration | None:
-    """The plan with as many replicas as the GPUs hold and as many micro-batches as the batch asks for."""
+    """Return the plan with as many replicas as the GPUs hold and micro-batches as the batch needs."""
     batch = Fraction(changed.workload.global_batch_size, asked.workload.global_batch_size)
     if config.is_placed:
         return _scaled_placed(config, Fraction(changed.cluster.num_gpus, asked.cluster.num_gpus), batch)
@@ -127,7 +127,7 @@ def _grown(stage: StageGroup, gpus: Fraction) -> StageGroup:
 
 
 def _with_replicas(config: Configuration, replicas: int, batch: Fraction) -> Configuration | None:
-    """So many replicas that share out the batch; shard sets of all replicas stay such."""
+    """Return a layout of so many replicas that share out the batch; shard sets of all stay such."""
     own = batch / replicas
     if own.denominator > 1:
         return None

@@ -58,7 +58,7 @@ def changes_of(question: Question) -> Iterator[Change]:
 
 
 def gpus(question: Question) -> Iterator[Change]:
-    """Fewer and more nodes, of every group alike."""
+    """Yield fewer and more nodes, of every group alike."""
     groups = question.problem.cluster.groups
     for factor in FACTORS:
         if all(is_whole(group.num_nodes * factor) for group in groups):
@@ -68,7 +68,7 @@ def gpus(question: Question) -> Iterator[Change]:
 
 
 def _memory(question: Question) -> Iterator[Change]:
-    """Less and more memory on each GPU."""
+    """Yield less and more memory on each GPU."""
     sizes = {group.gpu.memory_bytes for group in question.problem.cluster.groups}
     for factor in _MEMORY_FACTORS:
         of_all = f"{figures.gib(min(sizes) * factor)} GiB a GPU"
@@ -78,7 +78,7 @@ def _memory(question: Question) -> Iterator[Change]:
 
 
 def network(question: Question) -> Iterator[Change]:
-    """A slower and a faster network between nodes; none where there is one island, or it was measured."""
+    """Yield a slower and a faster network between nodes; none with one island, or if it was measured."""
     cluster = question.problem.cluster
     alone = len(cluster.groups) == 1 and cluster.num_gpus <= cluster.groups[0].island_gpus
     if alone or any(group.measured is not None for group in cluster.groups):
@@ -93,7 +93,7 @@ def network(question: Question) -> Iterator[Change]:
 
 
 def batches(question: Question) -> Iterator[Change]:
-    """Smaller and larger global batches."""
+    """Yield smaller and larger global batches."""
     problem = question.problem
     batch = problem.workload.global_batch_size
     for factor in FACTORS:

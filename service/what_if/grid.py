@@ -206,7 +206,7 @@ def _row(subject: str, change: str, found: Outcome, asked: Found, most: float) -
 
 
 def _words(candidate: Candidate, asked: Candidate) -> str:
-    """The configuration, and the launcher or workload where they are others than the first plan's."""
+    """Return the configuration, and the launcher or workload that differ from the first plan's."""
     words = [figures.configuration_words(candidate.configuration)]
     words += [value for _, value in candidate.workload]
     words += [candidate.launcher] if candidate.launcher != asked.launcher else []

@@ -72,7 +72,7 @@ class Pairs:
         )
 
     def _outcome(self, subject: str, row: Single | None, column: Single | None) -> Outcome:
-        """Of both changes; of one alone, or none, it is known."""
+        """Return the outcome of both changes; of one alone, or none, it is known."""
         if row is None or column is None:
             one = row or column
             return one.outcome if one else self.now

@@ -1,6 +1,6 @@
 """Bars next to words: memory of each stage, and the way from the ideal step to the real one.
 
-Rows of a table whose bars are drawn over WIDTH units and stretched by the page: the words keep their size
+Rows of a table with bars drawn over WIDTH units and stretched by the page: the words keep their size
 on a phone, and a screen reader reads a table.
 """
 
@@ -55,7 +55,7 @@ class Bars:
 
 
 def memory_bars(prediction: Prediction, log_memory_sigma: float | None) -> Bars:
-    """Memory of every stage by term against the limit of its GPU; whiskers are the 80 % interval.
+    """Return every stage's memory by term against its GPU's limit; whiskers: the 80 % interval.
 
     Args:
         prediction: of the plan.
@@ -109,7 +109,7 @@ def _stage(
 
 
 def waterfall_bars(terms_s: Mapping[str, float], step_s: float) -> Bars:
-    """From the first term to the whole step; each bar begins where the one before ended.
+    """Return bars from the first term to the whole step; each begins where the one before ended.
 
     Args:
         terms_s: seconds by term, in order; they sum to the step.
@@ -162,7 +162,7 @@ def _term(name: str, value_s: float, step_s: float, place: tuple[float, float], 
 
 
 def _like(value_s: float, step_s: float) -> str:
-    """Seconds in the unit of the step, to one digit more than the step shows: ``5.06 s`` of ``29.0 s``."""
+    """Return seconds in the step's unit, with one more digit than it: ``5.06 s`` of ``29.0 s``."""
     factor, unit = (1.0, "s") if step_s >= 1 else (1e3, "ms")
     digits = len(figures.figure(step_s * factor).partition(".")[2]) + 1
     return f"{value_s * factor:.{digits}f} {unit}".replace("-", "−")

@@ -48,7 +48,7 @@ from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
 
 def _use_cpu(self: PartialState) -> None:
-    """The device of every rank."""
+    """Use the CPU as the device of every rank."""
     self.device = torch.device("cpu")
 
 
@@ -162,7 +162,7 @@ def split(model: Any, mesh: Any) -> None:
 
 
 def states_of(weights: list[Any]) -> tuple[Built, list[Any]]:
-    """Bytes of weights and of the optimizer that the trainer makes over them, and the latter's states."""
+    """Return the bytes of weights and of the trainer's optimizer, and the optimizer's states."""
     optimizer = torch.optim.AdamW(weights)  # prepare's own finds its weights by addresses, which these lack
     for weight in weights:
         weight.grad = torch.zeros_like(weight)

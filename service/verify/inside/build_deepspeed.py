@@ -158,7 +158,7 @@ def unpipelined(case: Case, plan: Mapping[str, Any]) -> SimpleNamespace:
 
         def run(look: Callable[[], None]) -> None:
             def reduced(**options: Any) -> None:
-                """Shards of gradients are there behind the reduction, whole ones before it."""
+                """Look after the reduction at shards of gradients, before it at whole ones."""
                 _ = late or look()
                 reduce(**options)
                 _ = late and look()

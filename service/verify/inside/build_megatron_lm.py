@@ -59,7 +59,7 @@ class _Stream:
 
 
 def _weight_gradient(inputs: torch.Tensor, gradient: torch.Tensor, _sum: torch.Tensor) -> None:
-    """Adds a weight's gradient to its buffer inside the product: no tensor of its own."""
+    """Add a weight's gradient to its buffer inside the product: no tensor of its own."""
     Kernels.flops += 2.0 * inputs.numel() * gradient.shape[-1]
 
 
@@ -181,17 +181,17 @@ def _attention_of_any_width(self: Any, config: Any, *given: Any, **options: Any)
 
 
 def _halved(given: torch.Tensor, *_bias: Any, **_options: Any) -> Any:
-    """SwiGLU in one kernel keeps its input (Megatron-Core ``fused_bias_swiglu.py``, ``SwiGLUFunction``)."""
+    """Apply SwiGLU, keeping its input (Megatron-Core ``fused_bias_swiglu.py``, ``SwiGLUFunction``)."""
     return Kept.apply(given, (*given.shape[:-1], given.shape[-1] // 2), 0)
 
 
 def _like(given: torch.Tensor, *_bias: Any, **_options: Any) -> Any:
-    """GELU with its bias in one kernel keeps its input (``fused_bias_gelu.py``, ``GeLUFunction``)."""
+    """Apply biased GELU in one kernel that keeps its input (``fused_bias_gelu.py``, ``GeLUFunction``)."""
     return Kept.apply(given, tuple(given.shape), 0)
 
 
 def _dropped(given: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: ARG001
-    """Dropout keeps a mask of one byte an element on a GPU, its factors in the input's type on a CPU.
+    """Apply dropout with a 1-byte mask per element on a GPU, factors of the input's type on a CPU.
 
     (torch ``aten/src/ATen/native/Dropout.cpp``: ``is_fused_kernel_acceptable`` asks for a GPU.)
     """
@@ -202,7 +202,7 @@ _experts_run = SequentialMLP.forward
 
 
 def _evenly(self: Any, tokens: torch.Tensor, _number: torch.Tensor, probabilities: torch.Tensor) -> Any:
-    """Experts that get as many tokens each (``BALANCED``): numbers of tensors without data are unknown."""
+    """Give experts equally many tokens (``BALANCED``): numbers of tensors without data are unknown."""
     each = types.SimpleNamespace(
         tolist=lambda: [len(tokens) // self.num_local_experts] * self.num_local_experts
     )
@@ -224,7 +224,7 @@ _latent_attention_made = latent.MLASelfAttention.__init__
 
 
 def _latent_attention(self: Any, config: Any, submodules: Any, *given: Any, **options: Any) -> None:
-    """Latent attention, its projections to the latents whole as Transformer Engine has them.
+    """Build latent attention with whole projections to the latents, as Transformer Engine has them.
 
     The local layers split them over tensor ranks (Megatron-Core ``gpt_layer_specs.py``,
     ``get_gpt_layer_local_spec``).
@@ -335,7 +335,7 @@ def build(case: Case) -> Iterator[Built]:
 
 
 def configured(case: Case) -> tuple[Any, Any]:
-    """The arguments as Megatron-LM validated them, and the transformer's configuration, both made local."""
+    """Return the arguments as Megatron-LM validated them, and the configuration, both made local."""
     body = case["files"]["megatron_args.sh"].partition("MEGATRON_ARGS=(\n")[2].rpartition("\n)")[0]
     dry = ["--mock-data", "--tokenizer-type", "NullTokenizer", "--train-iters", "10", "--lr", "1e-4"]
     sys.argv = ["pretrain_gpt.py", *shlex.split(body, comments=True), *dry, "--clip-grad", "1.0"]
@@ -354,7 +354,7 @@ def configured(case: Case) -> tuple[Any, Any]:
 
 
 def rank_of(args: Any, config: Any) -> tuple[Built, list[Any], list[torch.Tensor]]:
-    """Return a rank's model, buffers and optimizer: their bytes, and the tensors besides the weights."""
+    """Return a rank's model, buffers and optimizer: their bytes, and the tensors other than weights."""
     builder = GPTModelBuilder(gpt_config_from_args(args, config))
     groups = ProcessGroupCollection.use_mpu_process_groups()
     chunks = builder.build_distributed_models(
@@ -425,7 +425,7 @@ def step_of(args: Any, config: Any, chunks: list[Any], held: list[torch.Tensor],
             }
 
     def forward(data: Iterator[dict[str, torch.Tensor]], model: Any) -> tuple[Any, Any]:
-        """As ``forward_step`` of ``pretrain_gpt.py``; the memory tracker cannot look at the wrapper."""
+        """Run as ``forward_step`` of ``pretrain_gpt.py``; the memory tracker cannot look at the wrapper."""
         one = next(data)
         output = model.module(one["tokens"], one["at"], None, labels=one["labels"], loss_mask=one["mask"])
 

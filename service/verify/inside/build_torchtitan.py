@@ -97,7 +97,7 @@ def _dispatch_noted(self: Any, x_TD: Any, scores: Any, chosen: Any, counts: Any)
 
 
 def _evenly(self: Any, _counts: Any, exchanged: Any, ep_size: int) -> tuple[Any, list[int], list[int]]:
-    """As many tokens to and from every expert rank: how many there are is data."""
+    """Return equal numbers of tokens to and from every expert rank: the real numbers are data."""
     each = [self.sent // ep_size + (rank < self.sent % ep_size) for rank in range(ep_size)]
     return exchanged.reshape(-1), each, each
 
@@ -285,7 +285,7 @@ def staged(schedule: Any) -> list[Any]:
 
 
 def shapes(part: Any) -> Iterator[tuple[int, ...]]:
-    """Of its layers' matrices before any split, every expert's for itself; gate and up are one product."""
+    """Yield the shapes of layers' matrices before any split, per expert; gate and up are one product."""
     for name, weight in part.layers.named_parameters():
         if weight.dim() > 1 and ".w3" not in name and "router" not in name:
             *experts, rows, columns = weight.shape
@@ -293,7 +293,7 @@ def shapes(part: Any) -> Iterator[tuple[int, ...]]:
 
 
 def held(weight: Any) -> int:
-    """Elements of a weight that a tensor- or expert-parallel rank holds before FSDP shards them."""
+    """Return the elements of a weight that a tensor or expert rank holds before FSDP shards them."""
     shape, mesh = list(weight.shape), getattr(weight, "device_mesh", None)
     for axis, placement in zip(mesh.mesh_dim_names, weight.placements, strict=True) if mesh else ():
         if axis in ("tp", "ep") and isinstance(placement, Shard | _StridedShard):
@@ -302,7 +302,7 @@ def held(weight: Any) -> int:
 
 
 def parallelized(config: Any, dims: Any) -> tuple[list[Any], Any]:
-    """The chunks of this rank as the trainer makes them, and the schedule of their pipeline if any."""
+    """Return this rank's chunks as the trainer makes them, and their pipeline's schedule if any."""
     spec = config.model_spec
     spec.model.update_from_config(config=config)
     with torch.device("meta"):

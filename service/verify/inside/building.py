@@ -121,7 +121,7 @@ def _lacks_memory(error: BaseException | None) -> bool:
 
 
 def said(error: BaseException) -> str:
-    """An error as one line, with the function that raised it; of memory that is refused, the limit."""
+    """Return an error as one line, with the function that raised it; for refused memory, the limit."""
     if isinstance(error, RankError):
         return str(error)
     traceback.print_exception(error)
@@ -144,7 +144,7 @@ def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _fsdp_parameters(model: Any) -> Iterator[Any]:
-    """FSDP2's own records of a model's parameters; modules that are sharded together have the same."""
+    """Yield FSDP2's own records of a model's parameters; modules sharded together share one."""
     yield from dict.fromkeys(one for group in _fsdp_groups(model) for one in group.fsdp_params)
 
 
@@ -202,10 +202,10 @@ class _NoModules:
     is_bw = False
 
     def register_user_hooks(self, *_hooks: object) -> None:
-        """None are called."""
+        """Call none."""
 
     def clear_user_hooks(self) -> None:
-        """There are none."""
+        """Do nothing: there are none."""
 
     def __enter__(self) -> Self:
         return self
@@ -470,7 +470,7 @@ def converted(self: torch.nn.Module, convert: Any, recurse: bool = True) -> torc
 
 @contextmanager
 def without_data() -> Iterator[FakeTensorMode]:
-    """Tensors have shapes and types, and no memory."""
+    """Build tensors with shapes and types, and without memory, while inside."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         yield mode
 

@@ -55,7 +55,7 @@ def _fields(kind: str) -> tuple[Field, ...]:
 
 
 def _add_pages(kind: Kind) -> None:
-    """The pages of models, or of clusters."""
+    """Add the pages of models, or of clusters."""
 
     def list_them(request: Request, service: ServiceDep, tenant: TenantDep) -> Response:
         return _list(request, service, tenant, kind, Form())
