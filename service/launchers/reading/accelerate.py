@@ -1,7 +1,7 @@
-"""Reads accelerate's YAML: FSDP2 with its mesh, plain replicas, or the DeepSpeed plugin.
+"""Reader of accelerate's YAML: FSDP2 with its mesh, plain replicas, or the DeepSpeed plugin.
 
 Keys and defaults: accelerate 1.15.0, commands/config/config_args.py, utils/dataclasses.py (FSDP),
-parallelism_config.py; the batch stands in the command of the training script (transformers' arguments).
+parallelism_config.py; the batch is in the command of the training script (transformers' arguments).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import Workload
 
 # --------------------------------------------------------------------------------------------------
-# What the command beside accelerate's YAML says: the training script's batch, and machine 0's address.
+# Values of the command next to accelerate's YAML: the training script's batch, and machine 0's address.
 
 
 MICRO_BATCH = "per_device_train_batch_size"  # names of transformers' TrainingArguments
@@ -60,7 +60,7 @@ def arguments(known: Known, names: Collection[str] = _ARGUMENTS) -> Arguments:
 
 
 def _given(words: tuple[Word, ...], names: Collection[str]) -> Iterator[tuple[str, Word]]:
-    """Names and values of one command."""
+    """Yield names and values of one command."""
     for at, word in enumerate(words):
         name, equals, value = word.text.removeprefix("--").replace("-", "_").partition("=")
         following = words[at + 1].text if at + 1 < len(words) else ""
@@ -70,10 +70,10 @@ def _given(words: tuple[Word, ...], names: Collection[str]) -> Iterator[tuple[st
 
 
 def said(given: Arguments, name: str) -> str | None:
-    """Return the text of an argument; None where it is not given.
+    """Return the text of an argument; None if it is not given.
 
     Raises:
-        InvalidProblemError: it depends on what only a running shell knows.
+        InvalidProblemError: the value is known only to a running shell.
     """
     word = given.get(name)
     if word is not None and word.unknown is not None:
@@ -82,10 +82,10 @@ def said(given: Arguments, name: str) -> str | None:
 
 
 def number(given: Arguments, name: str) -> int | None:
-    """A whole number of the command; None where it is not given.
+    """Return a whole number of the command; None if it is not given.
 
     Raises:
-        InvalidProblemError: it is none.
+        InvalidProblemError: it is not a whole number.
     """
     text = said(given, name)
     if text is None:
@@ -107,9 +107,9 @@ def recomputes(given: Arguments, known: Known) -> bool:
 
 
 def checkpoints(fields: Fields, name: str, *, beside: bool) -> bool:
-    """Return whether FSDP recomputes every layer; refused ``beside`` the trainer's own recomputation.
+    """Return whether FSDP recomputes every layer; refused if the trainer recomputes, too (``beside``).
 
-    transformers 5.23 trainer.py:879 (4.57: 5530) raises where both are true.
+    transformers 5.23 trainer.py:879 (4.57: 5530) raises if both are true.
     """
     own = fields.flag(name, default=False)
     if own and beside:
@@ -119,10 +119,10 @@ def checkpoints(fields: Fields, name: str, *, beside: bool) -> bool:
 
 
 def ranks_of(known: Known, mesh: Fields | None, started: int | None) -> int | None:
-    """All ranks: the told ones, those that are started, or those of accelerate's file.
+    """Return all ranks: the supplied number, the started processes, or accelerate's file.
 
     Raises:
-        InvalidProblemError: nobody says them.
+        InvalidProblemError: none of these is given.
     """
     world = known.told.num_gpus or known.world.num_gpus
     processes = mesh.optional("num_processes") if mesh is not None and world is None else None
@@ -135,9 +135,9 @@ def ranks_of(known: Known, mesh: Fields | None, started: int | None) -> int | No
 
 
 def require_address(fields: Fields, known: Known, given: Arguments) -> None:
-    """Refuse several machines that do not know where machine 0 is; accelerate would not notice.
+    """Refuse several machines without machine 0's address; accelerate would not notice.
 
-    What was exported is started by its own script, which says it.
+    An exported file is started by its own script, which sets the address.
     """
     machines = fields.integer("num_machines", 1)
     elsewhere = fields.word(_OWN_MULTINODE, "standard") != "standard"
@@ -153,7 +153,7 @@ def require_address(fields: Fields, known: Known, given: Arguments) -> None:
 
 
 def _starts_here(known: Known) -> bool:
-    """Return whether a script beside the file is what runs ``accelerate launch``."""
+    """Return whether a script next to the file runs ``accelerate launch``."""
     return any(
         word.text == "accelerate"
         for source in known.source.scripts()
@@ -163,7 +163,7 @@ def _starts_here(known: Known) -> bool:
 
 
 def require_same_machines(fields: Fields, known: Known) -> None:
-    """Refuse a file for another number of machines than the scripts beside it start."""
+    """Refuse a file for another number of machines than the scripts next to it start."""
     machines, started = fields.optional("num_machines"), known.world.num_nodes
     if machines and started and machines != started:
         fields.fault(
@@ -172,7 +172,7 @@ def require_same_machines(fields: Fields, known: Known) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# accelerate's DeepSpeed plugin: DeepSpeed's own file, or the few values that accelerate hands on.
+# accelerate's DeepSpeed plugin: DeepSpeed's own file, or the few values that accelerate passes on.
 #
 # Keys and defaults: accelerate 1.15.0, utils/dataclasses.py (DeepSpeedPlugin), commands/launch.py.
 
@@ -182,7 +182,7 @@ PLUGIN_FILE = f"{AT}deepspeed_config_file"
 PLUGIN_COUNT = f"{AT}gradient_accumulation_steps"
 _PLACES = {part: (f"{AT}{key}_device", f"{AT}{key}_nvme_path") for part, key in OFFLOADED.items()}
 _MAX_STAGE, _DEFAULT_STAGE = 3, 2
-# What accelerate refuses beside a file of DeepSpeed's, because that file says it.
+# Values that accelerate refuses next to DeepSpeed's own file, which sets them.
 _OF_THE_FILE = (
     PLUGIN_COUNT, f"{AT}gradient_clipping", f"{AT}zero_stage",
     f"{AT}offload_optimizer_device", f"{AT}offload_param_device", f"{AT}zero3_save_16bit_model",
@@ -191,9 +191,9 @@ _OF_THE_FILE = (
 
 
 def plugin_run(fields: Fields, source: Source, told: Told, given: Arguments | None = None) -> LaunchFile:
-    """The run of a file whose ``distributed_type`` is DEEPSPEED.
+    """Return the run of a file with ``distributed_type`` DEEPSPEED.
 
-    ``given``: the trainer's batch and its checkpointing; None: those of the scripts beside the file.
+    ``given``: the trainer's batch and checkpointing; None: those of the scripts next to the file.
 
     Raises:
         InvalidProblemError: a value cannot be read, contradicts another, or is missing.
@@ -209,14 +209,14 @@ def plugin_run(fields: Fields, source: Source, told: Told, given: Arguments | No
 
 
 def contradictions(fields: Fields) -> None:
-    """Leave a fault for each value of accelerate's file that DeepSpeed's own says."""
+    """Record a fault for each value of accelerate's file that DeepSpeed's own also sets."""
     for key in _OF_THE_FILE:
         if fields.has(key):
             fields.fault(key, f"contradicts {PLUGIN_FILE}: accelerate takes one of them")
 
 
 def _of_its_file(fields: Fields, source: Source, told: Told) -> LaunchFile:
-    """Everything stands in DeepSpeed's own file, of the same folder."""
+    """Return the run of DeepSpeed's own file in the same folder."""
     contradictions(fields)
     name = fields.word(PLUGIN_FILE)
     text = source.other(name) if name else None
@@ -246,7 +246,7 @@ def _of_its_file(fields: Fields, source: Source, told: Told) -> LaunchFile:
 
 
 def _of_values(fields: Fields, known: Known, given: Arguments) -> LaunchFile:
-    """Plain data parallelism with a ZeRO stage, and states on the host."""
+    """Return plain data parallelism with a ZeRO stage, and states on the host."""
     zero = _deepspeed_zero(fields)
     offload = read_offload(fields, zero, _PLACES)
     machines = fields.integer("num_machines", 1)
@@ -278,7 +278,7 @@ def _of_values(fields: Fields, known: Known, given: Arguments) -> LaunchFile:
 def _deepspeed_configuration(
     fields: Fields, known: Known, given: Arguments, world: int, kept: tuple[int, str]
 ) -> Configuration:
-    """Every process is a replica; the batch is the training script's."""
+    """Return replicas on every process, with the training script's batch."""
     layers = known.model().num_layers
     (zero, offload), recompute = kept, recomputes(given, known)
     micro = known.required(
@@ -307,7 +307,7 @@ def _deepspeed_configuration(
 
 
 def _deepspeed_zero(fields: Fields) -> int:
-    """The ZeRO stage; accelerate takes any number, and 2 where none is given."""
+    """Return the ZeRO stage; accelerate accepts any number, and takes 2 by default."""
     name = f"{AT}zero_stage"
     stage = fields.integer(name, _DEFAULT_STAGE, low=0)
     if stage > _MAX_STAGE:
@@ -329,7 +329,7 @@ _FSDP2 = 2
 
 
 class AccelerateReader:
-    """Reads the configuration of ``accelerate launch``."""
+    """Reader of the configuration of ``accelerate launch``."""
 
     name = "accelerate"
 
@@ -339,7 +339,7 @@ class AccelerateReader:
         return sum(any(key.split(".")[0] == name for key in names) for name in _OWN) > 1
 
     def read(self, source: Source, told: Told) -> LaunchFile:
-        """The run of ``accelerate launch`` with this file.
+        """Return the run of ``accelerate launch`` with this file.
 
         Raises:
             InvalidProblemError: a value cannot be read, contradicts another, or is missing.
@@ -355,12 +355,12 @@ class AccelerateReader:
             why = f"line {given['optim'].line}: {shown(name)} is not priced"
             raise InvalidProblemError.of("--optim", why, allowed=", ".join(OPTIMIZERS))
         optimizer = OPTIMIZERS[name] if name is not None else "adamw"
-        adapters = known.header.adapters  # which no file of accelerate's has a place for
+        adapters = known.header.adapters  # accelerate's file has no place for them
         return replace(found, workload=replace(found.workload, optimizer=optimizer, **adapters))
 
 
 def values_of_file(source: Source) -> dict[str, Found]:
-    """Accelerate's file, whose ``fsdp_config`` may leave out what its names begin with (launch.py:1270)."""
+    """Return accelerate's file; names in its ``fsdp_config`` may lack their prefix (launch.py:1270)."""
     return {
         f"{_FSDP}fsdp_{name.removeprefix(_FSDP)}"
         if name.startswith(_FSDP) and not name.startswith(f"{_FSDP}fsdp")
@@ -378,15 +378,15 @@ def mesh_run(
     seq_length: int | None = None,
     precision: str | None = None,
 ) -> LaunchFile:
-    """The run of FSDP2 with its mesh, or of plain replicas.
+    """Return the run of FSDP2 with its mesh, or of plain replicas.
 
     Args:
-        launcher: whose run it is.
+        launcher: launcher of the run.
         fields: accelerate's file.
-        known: what stands beside it.
-        given: the trainer's batch and its checkpointing.
-        seq_length: tokens a sequence, where the trainer says it.
-        precision: what the trainer computes in, where it says it; accelerate's own otherwise.
+        known: values given next to it.
+        given: the trainer's batch and checkpointing.
+        seq_length: tokens per sequence, if the trainer sets it.
+        precision: compute type, if the trainer sets it; otherwise accelerate's own.
 
     Raises:
         InvalidProblemError: a value cannot be read, contradicts another, or is missing.
@@ -425,7 +425,7 @@ def mesh_run(
 
 
 def _as_compiled(fields: Fields, given: Arguments, launcher: str) -> dict[str, str | int | float | bool]:
-    """Options of a run that is not compiled, where the launcher's plans are; none of one that is."""
+    """Return the options of an uncompiled run if the launcher's plans are compiled; none otherwise."""
     backends = [fields.word(name, "no") for name in _COMPILED]
     backends += [said(given, name) or "no" for name in ("dynamo_backend", "torch_compile")]
     compiled = any(word.lower() not in ("no", "false") for word in backends)
@@ -436,7 +436,7 @@ def _as_compiled(fields: Fields, given: Arguments, launcher: str) -> dict[str, s
 
 
 def _unread(fields: Fields) -> tuple[str, ...]:
-    """What is not understood; a size of the mesh that accelerate does not have is refused."""
+    """Return unread names; refuse a mesh size that accelerate does not have."""
     found = fields.unread("accelerate")
     for name in found:
         if name.startswith(_MESH) and name.endswith("_size"):
@@ -483,7 +483,7 @@ def _configuration(
 
 
 def _mesh(fields: Fields, world: int, *, sharded: bool) -> tuple[int, int, int, int]:
-    """Tensor ranks, rings, shards and replicas of the mesh; without one, FSDP shards over all."""
+    """Return tensor ranks, rings, shards and replicas of the mesh; without one, FSDP shards over all."""
     tp, cp = (fields.integer(f"{_MESH}{name}_size", 1) for name in ("tp", "cp"))
     if fields.integer(f"{_MESH}sp_size", 1) > 1:
         fields.fault(f"{_MESH}sp_size", "Ulysses sequence parallelism is not read", allowed="1")
@@ -525,12 +525,12 @@ _STRATEGY = f"{_FSDP}fsdp_sharding_strategy"
 
 
 def _strategy(fields: Fields) -> str:
-    """FSDP1's strategy; the older accelerate's configurations number them."""
+    """Return FSDP1's strategy; configurations of older versions of accelerate number them."""
     return str(fields.raw(_STRATEGY) or "FULL_SHARD").upper()
 
 
 def _zero(fields: Fields) -> int:
-    """FSDP2: 3 where weights are resharded after the forward pass, else 2."""
+    """Return FSDP2's ZeRO stage: 3 if weights are resharded after the forward pass, else 2."""
     fields.word(f"{_FSDP}fsdp_auto_wrap_policy", allowed=_WRAPPINGS)
     version = fields.integer(f"{_FSDP}fsdp_version", 1)
     if version == 1:
@@ -558,7 +558,7 @@ def _hybrid(fields: Fields, known: Known, world: int) -> tuple[int, int] | None:
 
 
 def _offload(fields: Fields, zero: int) -> str:
-    """Weights, gradients and states on the host."""
+    """Return the parts (weights, gradients, states) that are on the host."""
     name = f"{_FSDP}fsdp_offload_params"
     away = fields.flag(name, default=False)
     if away and zero != 3:  # noqa: PLR2004 - ZeRO-3
@@ -567,7 +567,7 @@ def _offload(fields: Fields, zero: int) -> str:
 
 
 def _precision(fields: Fields) -> str:
-    """What autocast computes in."""
+    """Return the type of autocast."""
     precision = fields.word("mixed_precision", "no", allowed=_PRECISIONS)
     fields.stop()
     if precision == "no":

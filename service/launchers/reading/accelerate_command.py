@@ -1,4 +1,4 @@
-"""What ``accelerate launch`` is told of how ranks share: by its YAML, and by options that count before it.
+"""Sharding set by ``accelerate launch``: by its YAML, and by options that override it.
 
 Names and precedence: accelerate 1.15.0, commands/launch.py (_validate_launch_command).
 """
@@ -28,31 +28,31 @@ from meshwright.service.launchers.reading.shell_values import Word, unknown_faul
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Accelerate's file with the options of ``accelerate launch``, which count before what stands in it."""
+    """Accelerate's file with the options of ``accelerate launch``, which override it."""
 
-    source: Source  # with the script beside it
+    source: Source  # with the script next to it
     values: Values
     fields: Fields
 
     @classmethod
     def of(cls, source: Source, values: Values) -> Self:
-        """The file of ``source`` with these values."""
+        """Return the file of ``source`` with these values."""
         return cls(source, values, Fields(source.name, values))
 
     def kind(self) -> str:
-        """How ranks share, one of ``TYPES``."""
+        """The kind of sharding, one of ``TYPES``."""
         return self.fields.word(ENGINE, "MULTI_GPU", allowed=TYPES)
 
 
 def shares_of(words: Sequence[Word], source: Source) -> Shares | None:
-    """What ``accelerate launch`` is told of how ranks share, by its file or its options; None: nothing.
+    """Return the sharding of ``accelerate launch``, from its file or options; None if it sets none.
 
     Args:
-        words: of the command, before its program.
-        source: the script, with what stands beside it.
+        words: words of the command before its program.
+        source: the script, with the files given with it.
 
     Raises:
-        InvalidProblemError: a file that is named is not there, or an option is not read.
+        InvalidProblemError: a named file is missing, or an option is not read.
     """
     if not any(word.text.rpartition("/")[2] in ("accelerate", "trl") for word in words):
         return None
@@ -82,11 +82,11 @@ def shares_of(words: Sequence[Word], source: Source) -> Shares | None:
 def shares_beside(
     starts: Iterable[tuple[Source, Sequence[Word]]], files: Iterable[Source]
 ) -> Shares | None:
-    """What commands that start a trainer tell accelerate, else accelerate's file; None: neither is there.
+    """Return the sharding of commands that start a trainer, else of accelerate's file; None without either.
 
     Args:
         starts: scripts, each with the words before the program that it starts.
-        files: what stands beside the trainer's own file.
+        files: the files given with the trainer's own file.
 
     Raises:
         InvalidProblemError: as ``shares_of``.
@@ -99,12 +99,12 @@ def shares_beside(
 
 
 def shares_of_environment(variables: Mapping[str, tuple[str, ...]], source: Source) -> Shares | None:
-    """What a script's environment tells accelerate where ``torchrun`` starts it; None: nothing.
+    """Return the sharding in the environment of a script that ``torchrun`` starts; None without any.
 
     Names: utils/dataclasses.py (FullyShardedDataParallelPlugin, DeepSpeedPlugin).
 
     Raises:
-        InvalidProblemError: a value hangs on what is not known.
+        InvalidProblemError: a value depends on an unknown one.
     """
     said = {name: "".join(parts) for name, parts in variables.items()}
     engine = next((kind for name, kind in _USED.items() if said.get(name, "").lower() in _ON), None)
@@ -122,7 +122,7 @@ def shares_of_environment(variables: Mapping[str, tuple[str, ...]], source: Sour
     return Shares.of(source, values)
 
 
-# What TRL's command takes beside accelerate's options (trl/accelerate_configs; each for 8 processes).
+# TRL's own option next to accelerate's (trl/accelerate_configs; each for 8 processes).
 _BUILT_IN = "--accelerate_config"
 _TRLS: Mapping[str, Mapping[str, object]] = {
     "single_gpu": {ENGINE: "NO", "num_processes": 1},
@@ -136,15 +136,15 @@ _ON = ("1", "true", "yes", "on", "y", "t")
 _USED = {"ACCELERATE_USE_DEEPSPEED": "DEEPSPEED", "ACCELERATE_USE_FSDP": "FSDP"}
 _BEGINNINGS = {"DEEPSPEED": "ACCELERATE_DEEPSPEED_", "FSDP": "FSDP_"}
 
-# Options of ``accelerate launch`` by the place that they have in its file (commands/launch.py).
+# Options of ``accelerate launch`` by their place in its file (commands/launch.py).
 _ENGINES = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU"}
 _OF_ALL = ("num_processes", "num_machines", "mixed_precision", "main_process_ip", "dynamo_backend")
-_OF_TRAINERS = ("gradient_accumulation_steps", "gradient_clipping")  # where the trainer's count
+_OF_TRAINERS = ("gradient_accumulation_steps", "gradient_clipping")  # the trainer's values override these
 _UNREAD_ENGINES = ("use_megatron_lm", "megatron_lm_")
 
 
 def _require_one_engine(words: Sequence[Word], script: str) -> None:
-    """Refuse what accelerate refuses: several ways to share at once; and training on CPUs."""
+    """Refuse several sharding engines at once, as accelerate does, and training on CPUs."""
     options = [word for word in words if word.text.startswith("--")]
     said = {word.text.removeprefix("--").replace("-", "_"): word for word in options}
     engines = [said[name] for name in (*_ENGINES, "tpu", "cpu") if name in said]
@@ -158,7 +158,7 @@ def _require_one_engine(words: Sequence[Word], script: str) -> None:
 
 
 def _options(words: Sequence[Word], script: str) -> Iterator[tuple[str, Found]]:
-    """Yield the options that say how ranks share, as accelerate's file calls them."""
+    """Yield the options that set the sharding, by their names in accelerate's file."""
     own = next((at for at, word in enumerate(words) if word.text == "launch"), len(words))
     for at, word in enumerate(words):
         name, equals, value = word.text.removeprefix("--").partition("=")
@@ -189,7 +189,7 @@ def _options(words: Sequence[Word], script: str) -> Iterator[tuple[str, Found]]:
 
 
 def _key_of(name: str) -> str | None:
-    """Where accelerate's file has an option; None: it decides nothing."""
+    """Return the place of an option in accelerate's file; None if it has no effect."""
     if name in _OF_ALL:
         return name
     keys = (f"fsdp_config.{name}", f"parallelism_config.{name}", f"{AT}{name}")

@@ -1,4 +1,4 @@
-"""What is trained beside what: adapters of peft, and frozen weights of fewer bits, by the trainers' names.
+"""Adapters of peft and quantised frozen weights, by the trainers' names.
 
 Names and defaults: transformers' BitsAndBytesConfig, TRL 1.16.0 (ModelConfig), LLaMA-Factory 0.9.5
 (hparams/model_args.py), ms-swift 4 (arguments/base_args), Axolotl 0.19 (loaders/model.py).
@@ -43,15 +43,15 @@ def adapters_of(
     program: str = "",
     told: object = None,
 ) -> tuple[int, tuple[str, ...]]:
-    """Rank and targets of LoRA, where it trains such.
+    """Return rank and targets of LoRA, if the run trains it.
 
     Args:
         fields: the trainer's arguments.
-        usual: what it trains where no argument says it, ``full`` or ``lora``.
-        pefts: whether its adapters are peft's own where nothing is said of them.
-        strange: whether the script is nobody's that is known, with defaults of its own.
-        program: that is started, whose name may say that it trains such.
-        told: a rank that somebody says beside the arguments; it counts before theirs.
+        usual: the default of the trainer, ``full`` or ``lora``.
+        pefts: whether its adapters default to peft's own.
+        strange: whether the script is unknown, with defaults of its own.
+        program: the started program; its name may show that it trains adapters.
+        told: a rank that the user supplies; it overrides the arguments.
     """
     kind = next((fields.word(name) for name in _KINDS if fields.has(name)), usual)
     whole = any(fields.flag(name, default=False) for name in _WHOLE_SWITCHES)
@@ -90,8 +90,8 @@ def adapters_of(
     return rank, adapted(fields, pefts=pefts)
 
 
-# What changes how many weights peft trains, beside rank, targets and modules (LoraConfig of peft 0.21), by
-# its own names, Axolotl's and ms-swift's; all that a trainer's ``lora_bias`` may say but none adds weights.
+# Names besides rank, targets and modules that change how many weights peft trains (LoraConfig, 0.21), by
+# its own names, Axolotl's and ms-swift's; every value of a trainer's ``lora_bias`` but none adds weights.
 UNCOUNTED = re.compile(
     r"(?:\w+\.)?(?:peft_|lora_)?(?:bias|rank_pattern|layers_to_transform|layers_pattern|exclude_modules|"
     r"layer_replication|trainable_token_indices|use_(?:dora|qalora|bdlora))(?:\..+)?|target_regex"
@@ -100,7 +100,7 @@ WHY_UNCOUNTED = "changes which weights are trained beside a rank and targets, an
 
 
 def refuse_uncounted(fields: Fields) -> None:
-    """Leave a fault for a name of peft's by which more weights are trained, or fewer."""
+    """Record a fault for a name of peft's that changes the number of trained weights."""
     if (name := fields.named(UNCOUNTED)) is not None:
         fields.fault(name, WHY_UNCOUNTED, allowed=f"none, or --ignore {name} for adapters without it")
 
@@ -109,7 +109,7 @@ _CONTINUED = ("adapter_name_or_path", "adapters", "peft_path", "lora_model_dir",
 
 
 def _note_continued(fields: Fields) -> None:
-    """Say of adapters that were trained before what is taken of them."""
+    """Note the assumptions on adapters that were trained before."""
     name = next((name for name in _CONTINUED if fields.has(name)), None)
     if name is not None:
         fields.note(f"{name}: adapters that are there are taken to have the rank and targets said here")
@@ -120,7 +120,7 @@ _KINDS_OF_THEM = (
     "lora", "qlora", "dora", "rslora", "adalora", "ia3", "peft", "adapter", "freeze", "bitfit",
 )  # fmt: skip
 _OF_LORA = re.compile(r"(?:^|[-_/])(?:q?lora|with_peft)(?=[-_.])", re.IGNORECASE)
-# FastChat's, and forks' beside it: rank 8 of q_proj and v_proj, where no argument says it.
+# FastChat's, and its forks': rank 8 of q_proj and v_proj by default.
 _FASTCHATS = re.compile(r"fastchat/train/train_(?:\w+_)?lora\.py$")
 
 
@@ -130,7 +130,7 @@ def _of_bits(fields: Fields) -> bool:
 
 
 def _is_of_lora(fields: Fields, program: str) -> bool:
-    """Return whether a program's name says LoRA, and its arguments all that is to be known of it."""
+    """Return whether a program's name contains LoRA, and only its arguments are known."""
     if _FASTCHATS.search(program):
         return True
     said = [any(fields.raw(name) for name in names) for names in (("lora_rank", "lora_r"), _TARGETS)]
@@ -164,7 +164,7 @@ _FUSED = {  # layers that some of transformers' models fuse as Megatron-Core doe
 }
 _ADAPTED_AS_THEY_ARE = ("target_parameters", "lora_target_parameters")  # peft's, without a layer
 _WHOLE_LAYERS = ("modules_to_save", "lora_modules_to_save", "additional_target")  # peft's, by the trainers
-_WHOLE = {  # what is trained whole, by the names that transformers' classes have for it
+_WHOLE = {  # modules trained in full, by the names of transformers' classes
     **dict.fromkeys(("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings"), EMBEDDING),
     **dict.fromkeys(("lm_head", "embed_out"), HEAD), "norm": NORMS,
 }  # fmt: skip
@@ -172,7 +172,7 @@ _PEFTS_OWN = ("q_proj", "v_proj")  # TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_
 
 
 def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
-    """What LoRA's targets name; where nothing is said peft's own, or all linear layers."""
+    """Return LoRA's targets; by default peft's own, or all linear layers."""
     name = next((name for name in _TARGETS if fields.raw(name)), _TARGETS[0])
     for whole in _ADAPTED_AS_THEY_ARE:
         if fields.raw(whole):
@@ -195,9 +195,9 @@ def adapted(fields: Fields, *, pefts: bool = True) -> tuple[str, ...]:
 
 
 def trained_whole(fields: Fields) -> tuple[str, ...]:
-    """What is trained whole beside adapters, of ``TRAINED_MODULES``.
+    """Return the modules trained in full next to adapters, of ``TRAINED_MODULES``.
 
-    LLaMA-Factory trains embedding and head where it widens the vocabulary (model/adapter.py).
+    LLaMA-Factory trains embedding and head if it extends the vocabulary (model/adapter.py).
     """
     name = next((name for name in _WHOLE_LAYERS if fields.raw(name)), None)
     if name is None:
@@ -216,9 +216,9 @@ def trained_whole(fields: Fields) -> tuple[str, ...]:
 def of_trainer(
     fields: Fields, targets: tuple[str, ...], model: ModelSpec, rank: int = 0
 ) -> tuple[str, ...]:
-    """Targets of a trainer that lists the linear layers of a class itself where all are asked for.
+    """Return the targets of a trainer that lists a class's linear layers itself if all are requested.
 
-    ``rank``: of a trainer that runs on transformers 4 as well, whose experts are such layers.
+    ``rank``: rank of a trainer that also runs on transformers 4, with experts as linear layers.
     """
     if not names_every(targets):
         return targets
@@ -231,12 +231,12 @@ def of_trainer(
 
 
 # --------------------------------------------------------------------------------------------------
-# Frozen weights of fewer bits, as bitsandbytes keeps them.
+# Quantised frozen weights, as bitsandbytes stores them.
 
 
 _SWITCHED_BITS = ("q_lora", "use_qlora")  # FastChat's, open-instruct's: 4 bits, trained by adapters
 _NESTED_BITS = ("bits", "load_in_kbits")
-_NESTED_TOO = (*_NESTED_BITS, *_SWITCHED_BITS)  # whose scales are in few bits, too, unless it is said
+_NESTED_TOO = (*_NESTED_BITS, *_SWITCHED_BITS)  # scales are quantised, too, by default
 _BITS = ("quantization_bit", "quant_bits", *_NESTED_BITS)
 _WHOLE_BITS = "16"  # of load_in_kbits, and bits
 _METHODS = ("quantization_method", "quant_method")
@@ -259,14 +259,14 @@ _STORED = re.compile(
 
 
 def refuse_stored(fields: Fields, name: str) -> None:
-    """Leave a fault for a model whose name says that its weights are stored in fewer bits."""
+    """Record a fault for a model with a name that states a quantised checkpoint."""
     text = str(fields.raw(name) or "")
     if _STORED.search(text):
         fields.fault(name, f"{shown(text)} is stored quantised: such a model {_WHY}")
 
 
 def base_of(fields: Fields, *, nested: bool) -> BasePrecision:
-    """What frozen weights are kept in; ``nested``: whether scales are quantised too by default."""
+    """Return the type of the frozen weights; ``nested``: whether scales are quantised, too, by default."""
     bits = _bits(fields)
     for names, right in ((_METHODS, ("bnb", "bitsandbytes")), (_TYPES, ("nf4", "fp4"))):
         name = next((name for name in names if fields.has(name)), None)
@@ -280,7 +280,7 @@ def base_of(fields: Fields, *, nested: bool) -> BasePrecision:
 
 
 def whole_base(fields: Fields, precision: str) -> BasePrecision:
-    """What frozen weights are kept in that are not of fewer bits: as they are loaded."""
+    """Return the type of frozen weights that are not quantised: as loaded."""
     name = next((name for name in ("torch_dtype", "dtype") if fields.has(name)), None)
     said = str(fields.raw(name)).removeprefix("torch.") if name else ""
     if said in ("bfloat16", "auto") or (said == "float16" and precision == "fp16"):
@@ -291,7 +291,7 @@ def whole_base(fields: Fields, precision: str) -> BasePrecision:
 
 
 def _bits(fields: Fields) -> int:
-    """4, 8, or 0 where weights are kept whole."""
+    """Return 4 or 8, or 0 for weights that are not quantised."""
     number = next(
         (name for name in _BITS if fields.has(name) and str(fields.raw(name)) != _WHOLE_BITS), None
     )
@@ -315,13 +315,13 @@ _IN_FLOATS = "FSDP cuts the floats that hold them, and their scales stay whole o
 
 
 def _stored_in_floats(fields: Fields) -> bool:
-    """Return whether weights of 4 bits lie in tensors of floats, which FSDP can cut."""
+    """Return whether 4-bit weights are stored in floating-point tensors, which FSDP can shard."""
     said = (str(fields.raw(name)).removeprefix("torch.") for name in _STORAGE)
     return any(one in ("bfloat16", "float16", "float32") for one in said)
 
 
 def require_whole_weights(fields: Fields, zero: int, rank: int) -> None:
-    """Refuse weights of fewer bits that are cut over ranks, or that are trained themselves."""
+    """Refuse quantised weights that are sharded over ranks, or trained themselves."""
     name = next(name for name in (*_BITS, *_FLAGS) if fields.raw(name) not in (None, False))
     bits = f"weights of {_bits(fields)} bits"
     if not rank:

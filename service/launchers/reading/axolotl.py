@@ -1,4 +1,4 @@
-"""Reads Axolotl's YAML: a trainer over accelerate's mesh, or on DeepSpeed.
+"""Reader of Axolotl's YAML: a trainer over accelerate's mesh, or on DeepSpeed.
 
 Names and defaults: Axolotl 0.19.0, utils/schemas (config.py, fsdp.py), utils/config, and
 utils/distributed.py (_get_parallel_config_kwargs).
@@ -68,7 +68,7 @@ _ADAPTERS = ("lora", "qlora")
 
 
 class AxolotlReader:
-    """Reads the YAML of ``axolotl train``."""
+    """Reader of the YAML of ``axolotl train``."""
 
     name = "axolotl"
 
@@ -78,7 +78,7 @@ class AxolotlReader:
         return sum(name in names for name in (*_OWN, "micro_batch_size")) > 1
 
     def read(self, source: Source, told: Told) -> LaunchFile:
-        """The run that the file configures.
+        """Return the run that the file configures.
 
         Raises:
             InvalidProblemError: a value cannot be read, contradicts another, or is missing.
@@ -140,7 +140,7 @@ def _of_command(source: Source, told: Told) -> dict[str, Found]:
         starts = ("axolotl.cli.train" in texts) or ("axolotl", "train") in pairwise(texts)
         if starts and any(text.rpartition("/")[2] == source.name for text in texts):
             at = next(at for at, text in enumerate(texts) if text in ("train", "axolotl.cli.train"))
-            end = texts.index("--", at) if "--" in texts[at:] else None  # behind it: the launcher's own
+            end = texts.index("--", at) if "--" in texts[at:] else None  # the launcher's own follow
             found |= values_of(words[at:end], told)
     for name in [name for name, one in found.items() if one.value in (True, "true", "false")]:
         one = found.pop(name)  # --sample-packing, --no-sample-packing
@@ -149,9 +149,9 @@ def _of_command(source: Source, told: Told) -> dict[str, Found]:
 
 
 def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str, Any]) -> LaunchFile:
-    """The run of DeepSpeed's file, which ``deepspeed`` names; ``auto`` in it is what the YAML says.
+    """Return the run of the file that ``deepspeed`` names; the YAML sets the values of its ``auto``.
 
-    DeepSpeed keeps a copy of weights in fp32 and states in fp32, whatever the optimizer's name.
+    DeepSpeed keeps an fp32 copy of weights and fp32 states, whatever the optimizer's name.
     """
     for name in ("tensor", "context"):
         if fields.integer(f"{name}_parallel_size", 1) > 1:
@@ -188,7 +188,7 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
 
 
 def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
-    """What is trained, beside what, and by which optimizer; 8-bit Adam updates weights in bf16 alone."""
+    """Return the trained modules, adapters and optimizer; 8-bit Adam updates weights in bf16 only."""
     name = optimizer_of(fields, "optimizer", "adamw_torch_fused")
     found: dict[str, Any] = {"optimizer": "adamw-8bit-bf16" if name == "adamw-8bit" else name}
     kind = fields.word("adapter", "")
@@ -201,7 +201,7 @@ def _tuned(fields: Fields, known: Known) -> dict[str, Any]:
             message = "weights of 4 or 8 bits cut over ranks are not priced"
             fields.fault(_QUANTISED[kind], message, allowed="without FSDP")
     if kind not in _ADAPTERS and not fields.has("deepspeed"):
-        # FSDP1 casts what is trained up (accelerate, accelerator.py); without FSDP it stays in bf16
+        # FSDP1 casts trained weights up (accelerate, accelerator.py); without FSDP they stay in bf16
         if not _is_cut(fields):
             found["optimizer"] = WITHOUT_COPY.get(name, name)
         elif _version(fields) == 1:
@@ -222,7 +222,7 @@ _QUANTISED = {"qlora": "load_in_4bit", "lora": "load_in_8bit"}  # _set_quantizat
 
 
 def _is_quantised(fields: Fields, kind: str) -> bool:
-    """Whether frozen weights are of fewer bits, which each kind of adapters has a switch of its own for."""
+    """Return whether frozen weights are quantised; each kind of adapter has its own switch."""
     own = _QUANTISED.get(kind, "")
     other = next(
         (name for name in _QUANTISED.values() if name != own and fields.flag(name, default=False)), ""
@@ -239,7 +239,7 @@ def _is_quantised(fields: Fields, kind: str) -> bool:
 
 
 def _count(fields: Fields, micro: int) -> int:
-    """Accumulated micro-batches; ``batch_size`` is that of one rank (utils/config, normalize_config)."""
+    """Return the accumulated micro-batches; ``batch_size`` is per rank (utils/config, normalize_config)."""
     whole = fields.optional("batch_size")
     if whole is None:
         return fields.integer(ACCUMULATION, 1)
@@ -249,7 +249,7 @@ def _count(fields: Fields, micro: int) -> int:
 
 
 def _recomputes(fields: Fields) -> bool:
-    """Return whether layers recompute; the words beside true and false keep their inputs on the host."""
+    """Return whether layers recompute; values other than true and false keep their inputs on the host."""
     said = str(fields.raw("gradient_checkpointing") or "false").lower()
     if said not in ("true", "false"):
         why = f"{shown(said)}: activations on the host are not priced under Axolotl"
@@ -273,12 +273,12 @@ def _kernels(fields: Fields, model: ModelSpec, micro: int) -> dict[str, str | in
     return found
 
 
-# Integrations that are priced, or that only measure; of others some train parts (Spectrum) or by a teacher.
+# Integrations that are priced, or only measure; others train parts (Spectrum) or use a teacher.
 _PLUGINS = ("liger", "cutcrossentropy", "lm_eval", "swanlab")
 
 
 def _plugins(fields: Fields) -> str:
-    """What ``plugins`` lists, in small letters; others are no run that is priced."""
+    """Return the contents of ``plugins`` in lower case; runs with others are not priced."""
     said = fields.raw("plugins") or []
     listed = [str(one).lower() for one in (said if isinstance(said, list) else [said])]
     other = next((one for one in listed if not any(name in one for name in _PLUGINS)), None)
@@ -292,7 +292,7 @@ _CHUNKED = "liger_fused_linear_cross_entropy"
 
 
 def _precision(fields: Fields) -> str:
-    """What is computed in: bf16 where both are on, fp16 beside adapters (utils/config, resolve_dtype)."""
+    """Return the compute type: bf16 if both are on, fp16 with adapters (utils/config, resolve_dtype)."""
     said, half = str(fields.raw("bf16")).lower(), fields.flag("fp16", default=False)
     if said == "true" or (said in ("auto", "none") and not half):
         if said == "none":
@@ -309,7 +309,7 @@ def _precision(fields: Fields) -> str:
 
 
 def _configuration(fields: Fields, known: Known) -> Configuration:
-    """Sizes of the mesh, and what FSDP2 does on it."""
+    """Return the sizes of the mesh, and FSDP2's options on it."""
     micro = fields.integer("micro_batch_size", 1)
     count = _count(fields, micro)
     shares = _is_cut(fields)
@@ -345,7 +345,7 @@ def _configuration(fields: Fields, known: Known) -> Configuration:
 
 
 def _is_away(fields: Fields) -> bool:
-    """Whether weights, gradients and states lie on the host, as is priced where all weights are trained."""
+    """Return whether weights, gradients and states are on the host, as priced for full training."""
     away = _is_cut(fields) and fields.flag(_OFFLOADS, default=False)
     if away and fields.word("adapter", "") in _ADAPTERS:
         fields.fault(_OFFLOADS, "frozen weights on the host are not priced", allowed="false")
@@ -368,7 +368,7 @@ def _take_replicas(fields: Fields) -> None:
 
 
 def _take_fsdp1(fields: Fields) -> None:
-    """Say how FSDP1 is priced, or leave a fault for what it does otherwise than accelerate's FSDP2."""
+    """Note how FSDP1 is priced, or record a fault for differences from accelerate's FSDP2."""
     adapters = fields.word("adapter", "") in _ADAPTERS
     if adapters or _version(fields) != 1:
         message = f"{_version(fields)} is not priced under Axolotl" + (" with adapters" if adapters else "")
@@ -394,28 +394,28 @@ _RESHARDS = f"{_FSDP}reshard_after_forward"
 
 
 def _strategies(fields: Fields) -> list[str]:
-    """FSDP1's words for how weights are cut: those of ``fsdp``, which alone are handed on."""
+    """Return FSDP1's sharding words: those of ``fsdp``, the only ones that are passed on."""
     said = fields.raw("fsdp") or []
     return [str(word).lower() for word in (said if isinstance(said, list) else [said])]
 
 
 def _keeps_gathered(fields: Fields) -> bool:
-    """Return whether FSDP1 cuts gradients and states alone."""
+    """Return whether FSDP1 shards only gradients and states."""
     return _version(fields) == 1 and "shard_grad_op" in _strategies(fields)
 
 
 def _version(fields: Fields) -> int:
-    """Of FSDP, where it is on."""
+    """Return the version of FSDP, if it is on."""
     return fields.integer("fsdp_version", fields.integer(f"{_FSDP}version", 1))
 
 
 def _is_cut(fields: Fields) -> bool:
-    """Return whether FSDP cuts the weights."""
+    """Return whether FSDP shards the weights."""
     return bool(fields.raw("fsdp")) or fields.has_section("fsdp_config")
 
 
 def _priced_as(fields: Fields, tuned: dict[str, Any]) -> str:
-    """Who has what its plans have not: 4 bits, FSDP1, offloading, weights in bf16 alone without FSDP."""
+    """Return the launcher that has what its plans lack: 4 bits, FSDP1, offloading, bf16 without FSDP."""
     whole = fields.word("adapter", "") not in _ADAPTERS
     others = _version(fields) == 1 or fields.flag(_OFFLOADS, default=False)
     if "base_precision" in tuned or (whole and _is_cut(fields) and others):
@@ -424,12 +424,12 @@ def _priced_as(fields: Fields, tuned: dict[str, Any]) -> str:
 
 
 def _without_fsdps_own(name: str) -> str:
-    """A name of the FSDP section as Axolotl has it since 0.12, without ``fsdp_`` (schemas/fsdp.py)."""
+    """Return a name of the FSDP section as in Axolotl since 0.12, without ``fsdp_`` (schemas/fsdp.py)."""
     return name.replace(f"{_FSDP}fsdp_", _FSDP)
 
 
 def _mesh(fields: Fields, known: Known) -> tuple[int, int, int, int]:
-    """Tensor ranks, rings, shards and replicas; without shards and replicas all the rest are shards."""
+    """Return tensor ranks, rings, shards and replicas; without the last two, all the rest are shards."""
     tp, cp = (fields.integer(f"{name}_parallel_size", 1) for name in ("tensor", "context"))
     for name in ("tensor_parallel_size", "context_parallel_size", "dp_shard_size", "dp_replicate_size"):
         fields.slip_for(name)

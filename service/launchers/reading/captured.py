@@ -1,4 +1,4 @@
-"""A capture as a launch file: the calls that it holds as commands of a script, with the files beside it."""
+"""A capture as a launch file: its calls as commands of a script, with the captured files."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ VERSION = 1
 
 
 def is_capture(text: str) -> bool:
-    """Return whether a text may be what ``capture`` wrote."""
+    """Return whether a text may be an output of ``capture``."""
     return text.lstrip()[:40].startswith("{") and f'"{FORM}"' in text[:200]
 
 
 def source_of_capture(source: Source) -> Source:
-    """The calls of a capture as a shell script, with the files beside it.
+    """Return the calls of a capture as a shell script, with the captured files.
 
     Raises:
-        InvalidProblemError: it is no capture of this version.
+        InvalidProblemError: it is not a capture of this version.
     """
     try:
         raw = json.loads(source.text)
@@ -37,7 +37,7 @@ def source_of_capture(source: Source) -> Source:
 
 
 def _lines_of(call: object) -> list[str]:
-    """One call: its environment, and its words behind those that it ran within."""
+    """Return one call: its environment, then its words after those of its wrappers."""
     if not isinstance(call, dict) or not isinstance(call.get("argv"), list):
         raise refused("the capture has a call without argv")
     environment = call.get("environment") or {}

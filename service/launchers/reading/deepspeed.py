@@ -1,4 +1,4 @@
-"""Reads DeepSpeed's JSON, with what lives in code: told, or in the module that is exported beside it.
+"""Reader of DeepSpeed's JSON, with values that are set in code: supplied, or in the exported module.
 
 Keys: DeepSpeed 0.19.8, runtime/config.py, runtime/constants.py, runtime/zero/config.py.
 """
@@ -23,7 +23,7 @@ from meshwright.solver.problem import Workload
 _BATCH, _MICRO, _COUNT = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
 )  # fmt: skip
-_TRAINERS = "per_device_train_batch_size"  # whose arguments may stand in a JSON too
+_TRAINERS = "per_device_train_batch_size"  # the JSON may hold its arguments, too
 _OWN = (_BATCH, _MICRO, _COUNT, "zero_optimization.stage", "zero_optimization")
 _OPTIMIZERS = {
     "adam": "adamw",
@@ -51,7 +51,7 @@ _PRICED_OTHERWISE = {
 
 @dataclass(slots=True, kw_only=True)
 class _Code:
-    """What DeepSpeed takes in code, as far as it is known."""
+    """The values that code passes to DeepSpeed, as far as known."""
 
     pipeline: int
     tensor: int
@@ -62,7 +62,7 @@ class _Code:
 
 
 class DeepSpeedReader:
-    """Reads ``ds_config.json`` and what stands beside it."""
+    """Reader of ``ds_config.json`` and the files given with it."""
 
     name = "deepspeed"
 
@@ -72,7 +72,7 @@ class DeepSpeedReader:
         return any(name in names for name in _OWN) and _TRAINERS not in names
 
     def read(self, source: Source, told: Told) -> LaunchFile:
-        """The run of a script that passes this file to ``deepspeed.initialize``.
+        """Return the run of a script that passes this file to ``deepspeed.initialize``.
 
         Raises:
             InvalidProblemError: a value cannot be read, contradicts another, or is missing.
@@ -115,7 +115,7 @@ class DeepSpeedReader:
 
 
 def _zero(fields: Fields) -> int:
-    """The ZeRO stage; without the section there is none."""
+    """Return the ZeRO stage; 0 without the section."""
     for bucket in _BUCKETS:
         name = f"zero_optimization.{bucket}"
         size = 1.0 if fields.raw(name) == "auto" else fields.number(name, 1.0)
@@ -132,7 +132,7 @@ def _zero(fields: Fields) -> int:
 
 
 def _precision(fields: Fields, known: Known) -> str:
-    """The one that is enabled; ``auto`` is what the trainer's arguments say, or what is told."""
+    """Return the enabled precision; the trainer's arguments or a supplied value replace ``auto``."""
     automatic = [name for name in ("bf16", "fp16") if fields.raw(f"{name}.enabled") == "auto"]
     other = {"bf16": "fp16", "fp16": "bf16"}.get(automatic[0] if len(automatic) == 1 else "")
     if other and fields.flag(f"{other}.enabled", default=False):
@@ -159,7 +159,7 @@ _OLDER_OFFLOADS = {
 
 
 def read_offload(fields: Fields, zero: int, places: Mapping[str, tuple[str, str]] = _PLACES) -> str:
-    """What lies in host memory or on drives, as ``offload_config.py`` and each stage's optimizer take it.
+    """Return the parts in host memory or on drives, by ``offload_config.py`` and each stage's optimizer.
 
     ``places``: for each part the fields of its device and of the folder on the drive.
     """
@@ -174,11 +174,11 @@ def read_offload(fields: Fields, zero: int, places: Mapping[str, tuple[str, str]
                 name, f"DeepSpeed takes it or its newer name, {newer}, not both", allowed="one of them"
             )
     sharded = zero == _SHARDED_WEIGHTS
-    if devices["parameters"] != "none" and not sharded:  # engine.py hands it to stage 3 alone
+    if devices["parameters"] != "none" and not sharded:  # engine.py passes it to stage 3 only
         fields.note(f"stage {zero} shards no weights: {switches['parameters']} does nothing")
         devices["parameters"] = "none"
     found = devices["optimizer"], devices["parameters"]
-    wrong = {  # part: what is wrong with its device there, and what would not be
+    wrong = {  # part: the fault of its device, and the allowed devices
         "optimizer": [
             (found[0] == "nvme" and not sharded, f"stage {zero} keeps no states on drives", "none, cpu"),
             (found[0] != "none" and not zero, "stage 0 shards no states: DeepSpeed ignores it", "none"),
@@ -204,7 +204,7 @@ def read_offload(fields: Fields, zero: int, places: Mapping[str, tuple[str, str]
 
 
 def _options(fields: Fields, precision: str, zero: int) -> dict[str, str | int | float | bool]:
-    """Where the file runs otherwise than the catalog's DeepSpeed."""
+    """Return the options in which the file differs from the catalog's DeepSpeed."""
     known = framework_facts("deepspeed")
     options: dict[str, str | int | float | bool] = {}
     dtype = fields.word("communication_data_type", precision, allowed=_DTYPES)
@@ -221,7 +221,7 @@ def _options(fields: Fields, precision: str, zero: int) -> dict[str, str | int |
 
 
 def _optimizer(fields: Fields, known: Known) -> str:
-    """The optimizer of the file, else the script's: what is told, or AdamW."""
+    """Return the optimizer of the file, else the supplied one, or AdamW."""
     if not fields.has("optimizer.type"):
         return known.word("optimizer", "adamw")
     name = fields.word("optimizer.type", "AdamW", allowed=("Adam", "AdamW", "FusedAdam", "Muon", "SGD"))
@@ -229,7 +229,7 @@ def _optimizer(fields: Fields, known: Known) -> str:
 
 
 def _code(fields: Fields, known: Known) -> _Code:
-    """Sizes that no key of the JSON holds."""
+    """Return the sizes that are not keys of the JSON."""
     text = known.source.other(CODE_FILE) if CODE_FILE in known.source.files else None
     constants = constants_of(CODE_FILE, text) if text is not None else {}
     topology, experts = (_table(constants.get(name)) for name in ("TOPOLOGY", "EXPERTS"))
@@ -251,7 +251,7 @@ def _code(fields: Fields, known: Known) -> _Code:
 def _configuration(
     fields: Fields, known: Known, model: ModelSpec, code: _Code, kept: tuple[int, str]
 ) -> Configuration:
-    """Batch members that are missing follow from the others, as DeepSpeed has it."""
+    """Return the configuration; missing parts of the batch follow from the others, as in DeepSpeed."""
     zero, offload = kept
     if zero > _MAX_STAGE_WITH_PIPELINE and code.pipeline > 1:
         fields.fault(
@@ -285,9 +285,9 @@ def _configuration(
 
 
 def _batch(fields: Fields, known: Known, model_gpus: int, world: int | None) -> tuple[int, int, int]:
-    """Replicas, micro-batch and accumulation; train_batch_size is their product.
+    """Return replicas, micro-batch and accumulation; train_batch_size is their product.
 
-    DeepSpeed itself fills in what is missing by floor division; here it must be whole.
+    DeepSpeed itself fills in missing parts by floor division; here they must be whole.
     """
     batch, micro, count = (_sized(fields, name) for name in (_BATCH, _MICRO, _COUNT))
     micro = known.value("micro_batch_size", micro)
@@ -301,7 +301,7 @@ def _batch(fields: Fields, known: Known, model_gpus: int, world: int | None) -> 
     if batch is None and not (micro and count):
         batch = known.required("global_batch_size", None, f"{_BATCH} in {fields.file}")
     if not micro and not count:
-        count = 1  # as DeepSpeed: micro-batch = batch / replicas
+        count = 1  # as in DeepSpeed: micro-batch = batch / replicas
     if not micro:
         micro = divided(batch or 1, dp * (count or 1), field=_BATCH, what="accumulation × dp")
     if not count:
@@ -313,7 +313,7 @@ def _batch(fields: Fields, known: Known, model_gpus: int, world: int | None) -> 
 
 
 def _sized(fields: Fields, name: str) -> int | None:
-    """A member of the batch; ``auto`` leaves it to transformers' arguments."""
+    """Return a part of the batch; ``auto`` leaves it to transformers' arguments."""
     if fields.raw(name) == "auto":
         fields.note(f"{name} is auto: it follows from what is told beside the file")
         return None
@@ -321,11 +321,11 @@ def _sized(fields: Fields, name: str) -> int | None:
 
 
 def _table(value: object) -> dict[str, int]:
-    """A dictionary of numbers of the code module."""
+    """Return a dictionary of numbers in the code module."""
     found = value.items() if isinstance(value, dict) else ()
     return {name: number for name, number in found if isinstance(name, str) and _integer(number)}
 
 
 def _integer(value: object) -> int | None:
-    """A whole number above 0."""
+    """Return a whole number above 0."""
     return value if type(value) is int and 0 < value < 2**31 else None

@@ -1,7 +1,7 @@
-"""Files of a fixed form (JSON, YAML, TOML) as values by dotted name, each with the line it stands on.
+"""Files of a fixed form (JSON, YAML, TOML) as values by dotted name, each with its line.
 
 Sizes and depths are bounded, YAML aliases are refused, and nothing is run. Of a key that a YAML repeats the
-last value counts, as PyYAML reads it for most launchers; OmegaConf, NeMo's and LLaMA-Factory's, refuses it.
+last value counts, as PyYAML reads it for most launchers; OmegaConf (NeMo, LLaMA-Factory) refuses it.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _SETTING = re.compile(r"\s*([\w.\-]+)\s*=")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One value of a file."""
+    """A value of a file with its line."""
 
-    value: object  # text, number, true or false, None, a list
-    line: int  # 0: not known
+    value: object  # text, number, Boolean, None, a list
+    line: int  # 0: unknown
 
 
 Values = Mapping[str, Found]
 
 
 def document_of(source: Source, *, by_omegaconf: bool = False) -> dict[str, Found]:
-    """The values of a file by dotted name, such as ``parallelism.tp``, by the form that its name says.
+    """Return a file's values by dotted name (``parallelism.tp``), in the form of its extension.
 
     Raises:
         InvalidProblemError: too big, too deep, or not of its form, with the line; or a key is repeated
@@ -57,14 +57,14 @@ def document_of(source: Source, *, by_omegaconf: bool = False) -> dict[str, Foun
 
 
 def repeated_keys(source: Source) -> tuple[str, ...]:
-    """What a file that ``document_of`` has read says of its repeated keys, a sentence each."""
+    """Return a sentence on each repeated key of a file that ``document_of`` has read."""
     found = _parsed(source.suffix, source.text)
     return () if isinstance(found, str) else found[1]
 
 
 @lru_cache(maxsize=8)
 def _parsed(suffix: str, text: str) -> tuple[dict[str, Found], tuple[str, ...]] | str:
-    """The values of a text and its repeated keys, or what is wrong; every reader looks at the same file."""
+    """Parse a text to its values and repeated keys, or return the message of its fault; cached."""
     if not text.strip():
         return "the file is empty"
     if is_deep(text):
@@ -86,18 +86,18 @@ def _parsed(suffix: str, text: str) -> tuple[dict[str, Found], tuple[str, ...]] 
     return {name: Found(_bare(value), lines.get(name, 0)) for name, value in flat.items()}, tuple(said)
 
 
-_SHIELD = "\uf8ff"  # for the mark of what is not known, which no form of file takes
+_SHIELD = "\uf8ff"  # replaces the mark of an unknown value, which no format accepts
 
 
 def _bare(value: object) -> object:
-    """Return a value with the marks of what is not known as they were."""
+    """Restore the marks of unknown values."""
     if isinstance(value, list):
         return [_bare(one) for one in value]
     return value.replace(_SHIELD, UNKNOWN) if isinstance(value, str) else value
 
 
 def _unknown(text: str) -> str:
-    """Return what of a text that a script writes is not known, with its line; empty: all is known."""
+    """Return the unknown part of a text that a script writes, with its line; empty if all is known."""
     before, mark, rest = text.partition(UNKNOWN)
     if not mark:
         return ""
@@ -106,14 +106,14 @@ def _unknown(text: str) -> str:
 
 
 def _placed(fault: FieldError, lines: Mapping[str, int]) -> str:
-    """A fault of a form in words, with the line and the name that it points to."""
+    """Return a parser's fault in words, with its line and name."""
     name = fault.pointer.removeprefix("/").replace("/", ".")
     where = f"line {lines[name]}: {name}: " if name in lines else ""
     return f"{where}{fault.message}" + (f" (allowed: {fault.allowed})" if fault.allowed else "")
 
 
 def is_deep(text: str) -> bool:
-    """Return whether brackets nest absurdly; those in strings count too, which only matters to nonsense."""
+    """Return whether brackets nest too deeply; those in strings count, too, which only affects nonsense."""
     depth = 0
     for bracket in _BRACKET.findall(text):
         depth += 1 if bracket in "([{" else -1
@@ -123,7 +123,7 @@ def is_deep(text: str) -> bool:
 
 
 def looks_like_document(source: Source) -> dict[str, Found]:
-    """The values of a file; none where it is no such document."""
+    """Return the values of a file; empty if it is not a document."""
     if source.suffix not in DOCUMENTS:
         return {}
     try:
@@ -133,7 +133,7 @@ def looks_like_document(source: Source) -> dict[str, Found]:
 
 
 def _flat(raw: Mapping[str, object], before: str) -> Iterator[tuple[str, object]]:
-    """All values of nested mappings; lists stay whole. InvalidProblemError: a name is absurdly long."""
+    """Yield all values of nested mappings; lists stay whole. InvalidProblemError: a name is too long."""
     for key, value in raw.items():
         name = f"{before}{key}"
         if len(name) > MAX_NAME:
@@ -145,7 +145,7 @@ def _flat(raw: Mapping[str, object], before: str) -> Iterator[tuple[str, object]
 
 
 def _json(text: str, lines: dict[str, int]) -> Mapping[str, object]:
-    """JSON; ``lines`` gets the lines of its keys."""
+    """Parse JSON; ``lines`` receives the lines of its keys."""
     try:
         raw = read_json(text)
     except InvalidProblemError as fault:
@@ -157,7 +157,7 @@ def _json(text: str, lines: dict[str, int]) -> Mapping[str, object]:
 
 
 def _json_lines(text: str) -> dict[str, int]:
-    """Where each key of JSON stands: a walk over strings and brackets."""
+    """Return the line of each key of JSON, by a walk over strings and brackets."""
     walk = _Walk()
     for match in _PIECE.finditer(text):
         walk.step(match.group())
@@ -169,9 +169,9 @@ class _Walk:
 
     def __init__(self) -> None:
         self.lines: dict[str, int] = {}
-        self._path: list[str | None] = []  # the key of each open bracket; None: a list's
-        self._key: str | None = ""  # that the next value stands under
-        self._last = ("", 1)  # text and its line
+        self._path: list[str | None] = []  # the key of each open bracket; None: in a list
+        self._key: str | None = ""  # of the next value
+        self._last = ("", 1)  # last text and its line
         self._line = 1
 
     def step(self, piece: str) -> None:
@@ -184,19 +184,19 @@ class _Walk:
             self._path.append(self._key if piece == "{" else None)
             self._key = None
         elif piece in "}]":
-            del self._path[-1:]  # what is no JSON may close more than it opens
+            del self._path[-1:]  # malformed JSON may close more than it opens
         elif piece != ",":
             self._last = (piece[1:-1], self._line)
 
     def _name(self) -> None:
-        """The last text was a key."""
+        """Take the last text as a key."""
         self._key, line = self._last
         if None not in self._path:
             self.lines[".".join([*(part for part in self._path if part), self._key])] = line
 
 
 def _toml(text: str, lines: dict[str, int]) -> Mapping[str, object]:
-    """TOML; ``lines`` gets the lines of its keys."""
+    """Parse TOML; ``lines`` receives the lines of its keys."""
     try:
         raw = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, ValueError) as fault:

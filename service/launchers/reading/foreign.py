@@ -1,4 +1,4 @@
-"""What nobody reads, by its names: other trainers' files, a cluster's, trainings that no plan describes."""
+"""Files without a reader, recognised by their names: other trainers, clusters, unpriced trainings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SCRIPT = "the command that it starts, saved as a script"
 _ALL: Callable[..., bool] = all
 _ANY: Callable[..., bool] = any
 
-# What it is, the next step, whether all names or any of them tell it; one that ends in a dot begins others.
+# Description, next step, and whether all or any names identify it; a name that ends in a dot is a prefix.
 _DOCUMENTS: tuple[tuple[str, str, Callable[..., bool], tuple[str, ...]], ...] = (
     ("a Kubernetes manifest", _SCRIPT, _ALL, ("apiVersion", "kind")),
     ("a SkyPilot task", _SCRIPT, _ALL, ("resources.", "run")),
@@ -52,7 +52,7 @@ _PYTHON = re.compile(
     r"^\s*(?:from|import)\s+(nemo_run|nemo\.collections|nemo\.lightning|megatron\.bridge)", re.MULTILINE
 )
 _NEMO = "a recipe of NeMo 2"
-# Commands of trainers that nobody reads, by their first words.
+# Commands of trainers without a reader, by their first words.
 _STARTED = tuple(
     (re.compile(rf"(?:^|[\s/]){words}(?=\s|$)"), what)
     for words, what in (
@@ -70,7 +70,7 @@ _STARTER = "the script that starts it, its recipe's name with overrides, or mesh
 
 
 def foreign(source: Source) -> Iterator[FieldError]:
-    """What a file is that nobody reads, with the next step; nothing where that is not known."""
+    """Yield the fault of a file without a reader, with the next step; nothing if it is unknown."""
     if source.is_script:
         try:
             script = script_of(source, Told())
@@ -94,7 +94,7 @@ def foreign(source: Source) -> Iterator[FieldError]:
 
 
 def _of_others(source: Source, script: Script) -> Iterator[FieldError]:
-    """The first command that starts a trainer which nobody reads."""
+    """Yield the first command that starts a trainer without a reader."""
     for words in script.commands:
         text = " ".join(word.text for word in words[:_FIRST_WORDS])
         what = next((what for pattern, what in _STARTED if pattern.search(text)), None)
@@ -104,16 +104,16 @@ def _of_others(source: Source, script: Script) -> Iterator[FieldError]:
             return
 
 
-_FIRST_WORDS = 24  # with those of the program that starts it
+_FIRST_WORDS = 24  # including those of the launcher
 
 
 def _has(names: Mapping[str, object], mark: str) -> bool:
-    """Return whether a name is in the file, or one that begins so."""
+    """Return whether a name, or one with that prefix, is in the file."""
     return any(name.startswith(mark) for name in names) if mark.endswith(".") else mark in names
 
 
 def _fault(source: Source, what: str, step: str) -> FieldError:
-    """The refusal of a whole file."""
+    """Return the refusal of a whole file."""
     return FieldError(
         pointer=WHOLE_FILE, message=f"{shown(source.name)} is {what}, which is not read", allowed=step
     )
@@ -130,12 +130,12 @@ PREFERENCES = (  # arguments of trainers on preferences and rewards alone (TRL, 
     "total_episodes", "rloo_k", "rrhf_weight",
     "beta", "desirable_weight", "undesirable_weight", "precompute_ref_log_probs", "ref_model", "pref_loss",
 )  # fmt: skip
-PREFERENCE_LOSSES = (  # of ``loss_type``: TRL 1.16.0, configurations of its trainers on preferences
+PREFERENCE_LOSSES = (  # of ``loss_type``: TRL 1.16.0, configurations of its preference trainers
     "sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard",
     "aot", "aot_pair", "aot_unpaired", "discopop", "apo_zero", "apo_down", "apo_zero_unpaired", "kto",
     "simpo", "grpo", "dr_grpo", "dapo", "bnpo",
 )  # fmt: skip
-_NOT_PRICED = {  # what trains otherwise than a plan can say
+_NOT_PRICED = {  # trainings that a plan cannot describe
     "activation_offloading": "activations on the host are not priced under this trainer",
     **dict.fromkeys(PREFERENCES, "training on preferences or rewards is not priced"),
     "num_labels": "a classifier's head is not priced", "problem_type": "a classifier's head is not priced",
@@ -180,19 +180,19 @@ _SEEING_PROGRAM = re.compile(
     r"internvl|asr|tts|whisper|clip|vqa|ocr)(?=$|[-_./\d])",
     re.IGNORECASE,
 )
-# transformers' examples, which train where they are told to alone (examples/pytorch).
+# transformers' examples, which train only if requested (examples/pytorch).
 _ITS_EXAMPLES = re.compile(r"(?:^|/)run_(?:clm|mlm|plm|fim)\.py$")
 
 
 def refuse_unpriced(fields: Fields, program: str = "") -> None:
-    """Training that no plan describes.
+    """Refuse trainings that no plan describes.
 
     Args:
         fields: the arguments.
-        program: that they are given to; empty where a file of them is read alone.
+        program: the program that takes them; empty if only a file of arguments is read.
 
     Raises:
-        InvalidProblemError: it is such, or trains nothing.
+        InvalidProblemError: the training is not priced, or trains nothing.
     """
     for name, why in _NOT_PRICED.items():
         if str(fields.raw(name)).lower() not in (*_OFF, "1" if "size" in name else "none"):
@@ -214,7 +214,7 @@ def refuse_unpriced(fields: Fields, program: str = "") -> None:
 
 
 def _require_training(fields: Fields, program: str) -> None:
-    """Leave a fault where the arguments evaluate alone (TrainingArguments: ``do_train`` is off)."""
+    """Record a fault if the arguments only evaluate (TrainingArguments: ``do_train`` is off)."""
     predicts = fields.flag("do_predict", default=False)
     if fields.has("do_train") and not fields.flag("do_train", default=True):
         fields.fault("do_train", "is off: it trains nothing", allowed="true", nearest="true")
@@ -224,15 +224,15 @@ def _require_training(fields: Fields, program: str) -> None:
 
 
 def _exits(name: str, line: int) -> FieldError:
-    """What a script is that ends before it starts anything, for want of a value."""
+    """Return the fault of a script that exits before it starts anything, because a value is missing."""
     message = f"line {line} of {shown(name)}: it exits there, with nothing started"
     return FieldError(pointer=WHOLE_FILE, message=message, allowed=_EXIT)
 
 
 def require_start(scripts: Sequence[tuple[str, Script]], started: Source) -> None:
-    """Refuse a file that only programs are given which do something else than train with it.
+    """Refuse a file that programs only use for something other than training.
 
-    ``scripts``: by name. What prints or moves the file is no program that is given it.
+    ``scripts``: scripts by name. Programs that print or move the file do not count.
 
     Raises:
         InvalidProblemError: a program generates, evaluates or converts with it, and none trains; or none is
@@ -260,7 +260,7 @@ def require_start(scripts: Sequence[tuple[str, Script]], started: Source) -> Non
 
 
 def _may_start(words: Sequence[Word]) -> bool:
-    """Whether a command starts a program, or another script; ``python -m venv`` makes an environment."""
+    """Return whether a command starts a program or script; ``python -m venv`` makes an environment."""
     if words[-1].text == "--version":
         return False
     command = started_program(words)

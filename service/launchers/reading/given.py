@@ -27,7 +27,7 @@ MAX_LISTED = 32
 _MAX_LEFT = 400
 _LARGEST = 10**_MAX_DIGITS - 1
 _ALLOWED: Mapping[str, str] = {"number": "a finite decimal number", "word": "one word"}
-# Whole numbers that may be 0: what is absent is written so.
+# Whole numbers that may be 0, for something absent.
 _MAY_BE_NONE = (
     "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers", "--mtp-num-layers",
     "--moe-shared-expert-intermediate-size", "--num-experts", "--q-lora-rank", "--qk-pos-emb-head-dim",
@@ -37,7 +37,7 @@ _MAY_BE_NONE = (
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What one flag was given, and on which line."""
+    """The value of one flag, with its line."""
 
     texts: tuple[str, ...]
     line: int
@@ -45,32 +45,32 @@ class Value:
 
 @dataclass(slots=True, kw_only=True)
 class Given:
-    """All flags that decide a plan; the last of equal ones counts, as in argparse."""
+    """All flags that affect a plan; the last of equal ones counts, as in argparse."""
 
     values: dict[str, Value] = field(default_factory=dict)
-    unread: list[str] = field(default_factory=list)  # flags that may matter and are not understood
+    unread: list[str] = field(default_factory=list)  # flags that may matter but are unknown
     notes: list[str] = field(default_factory=list)
     faults: list[FieldError] = field(default_factory=list)
-    called: dict[str, str] = field(default_factory=dict)  # flags that the file calls otherwise
-    left: dict[str, tuple[str, Value]] = field(default_factory=dict)  # not understood: plain name, value
+    called: dict[str, str] = field(default_factory=dict)  # names of flags in the file, if they differ
+    left: dict[str, tuple[str, Value]] = field(default_factory=dict)  # unknown flags: plain name, value
     others: dict[str, Value] = field(default_factory=dict)  # flags that decide no plan, as tokenizers
 
     def has(self, name: str) -> bool:
-        """Return whether a flag is given; ``name`` without its dashes."""
+        """Return whether a flag is given; ``name`` has no dashes."""
         return f"--{name}" in self.values
 
     def word(self, name: str, default: str = "") -> str:
-        """The value of a flag as text."""
+        """Return the value of a flag as text."""
         value = self.values.get(f"--{name}")
         return value.texts[0] if value and value.texts else default
 
     def words(self, name: str) -> tuple[str, ...]:
-        """All values of a flag."""
+        """Return all values of a flag."""
         value = self.values.get(f"--{name}")
         return value.texts if value else ()
 
     def other(self, *names: str) -> str:
-        """The value of the first of some flags that decide no plan; empty where none is given."""
+        """Return the first given value of flags that do not affect a plan; empty without one."""
         for name in names:
             value = self.others.get(f"--{name}")
             if value is not None and value.texts:
@@ -83,24 +83,24 @@ class Given:
         return ""
 
     def partly(self, name: str) -> str:
-        """Return the value of a path that decides no plan, which may be known in part; empty: not given."""
+        """Return a path that does not affect a plan and may be partly unknown; empty if it is not given."""
         value = self.others.get(f"--{name}")
         return value.texts[0] if value is not None and value.texts else ""
 
     def integer(self, name: str, default: int) -> int:
-        """The value of a flag that takes a whole number."""
+        """Return the value of a flag that takes a whole number."""
         return int(self.word(name)) if self.has(name) else default
 
     def optional(self, name: str) -> int | None:
-        """The same; None where it is not given."""
+        """Return a whole number; None if the flag is not given."""
         return int(self.word(name)) if self.has(name) else None
 
     def number(self, name: str, default: float) -> float:
-        """The value of a flag that takes a number."""
+        """Return the value of a flag that takes a number."""
         return float(self.word(name)) if self.has(name) else default
 
     def fault(self, name: str, message: str, *, allowed: str | None = None, nearest: object = None) -> None:
-        """Remember what is wrong with a flag; its line is part of the message."""
+        """Record a fault of a flag; its line becomes part of the message."""
         value = self.values.get(f"--{name}")
         where = f"line {value.line}: " if value and value.line else ""
         called = self.called.get(f"--{name}", f"--{name}")
@@ -111,23 +111,23 @@ class Given:
             )
 
     def fault_of(self, name: str, value: Value, message: str, *, allowed: str | None = None) -> None:
-        """Remember what is wrong with a flag that is not kept."""
+        """Record a fault of a flag that is not kept."""
         self.refuse(_shown(name), f"line {value.line}: {message}", allowed=allowed)
 
     def place(self, name: str) -> Place:
-        """A flag as the file calls it, with its line."""
+        """Return a flag as the file spells it, with its line."""
         value = self.values.get(f"--{name}")
         return self.called.get(f"--{name}", f"--{name}"), value.line if value else 0
 
     def note(self, text: str) -> None:
-        """Say what really runs; the names of flags are those of the file."""
+        """Add a note on the actual run; flags are spelled as in the file."""
         for flag, name in self.called.items():
             text = re.sub(rf"{flag}(?![\w-])", name, text) if flag in text else text
         if len(self.notes) < MAX_LISTED:
             self.notes.append(text)
 
     def take(self, name: str, value: Value, *, called: str | None = None) -> None:
-        """Keep one flag, or say what is wrong with it; ``called`` is what the file calls it."""
+        """Keep one flag, or record its fault; ``called`` is its name in the file."""
         shown = _shown((called or name).replace(UNKNOWN, "$"))
         if name in REFUSED:
             message = f"line {value.line}: cannot be read: {REFUSED[name]}"
@@ -144,17 +144,17 @@ class Given:
             self._replace(name, value)
 
     def leave(self, shown: str, name: str, value: Value) -> None:
-        """List a name that is not understood, unless no prediction hangs on it."""
+        """List an unknown name, unless it cannot affect a prediction."""
         if len(self.left) < _MAX_LEFT:
             self.left.setdefault(shown, (name.lstrip("-").replace("-", "_"), value))
         if not is_irrelevant(name) and shown not in self.unread and len(self.unread) < _MAX_LEFT:
             self.unread.append(shown)
 
     def refuse_slips(self, names: Mapping[str, str], sections: Sequence[str] = ("",)) -> None:
-        """Refuse names that are not understood and a slip away from one that is not given.
+        """Refuse unknown names that are a typo of a name that is not given.
 
-        ``names``: from names in snake case to the flags that they are; ``sections``: what may stand
-        before them, with its dot. A right name in another section is one of those.
+        ``names``: flags by their names in snake case; ``sections``: prefixes that may come
+        before them, with the dot. A correct name in another section counts as a typo.
         """
         for shown, (name, value) in self.left.items():
             near = None if _is_known(shown, "") else meant(name, names)
@@ -170,14 +170,14 @@ class Given:
     def _refuse_section(
         self, shown: str, value: Value, section: str, name: str, sections: Sequence[str]
     ) -> None:
-        """Refuse a right name in a section where nobody reads it."""
+        """Refuse a correct name in a section where it is not read."""
         near = get_close_matches(section, sections, n=1) or [one for one in sections if not one]
         allowed = None if near else f"{name} behind one of {', '.join(sections)}"
         nearest = near[0] + name if near else None
         self.refuse(shown, f"line {value.line}: is not read there", allowed=allowed, nearest=nearest)
 
     def refuse_undecided(self) -> None:
-        """Refuse names that are not understood and on which a run hangs, whoever's they are."""
+        """Refuse unknown names that affect a run in any launcher."""
         for shown in self.unread:
             name, value = self.left.get(shown, ("", Value((), 0)))
             text = value.texts[0] if value.texts else "on"
@@ -187,7 +187,7 @@ class Given:
     def refuse(
         self, shown: str, message: str, *, allowed: str | None = None, nearest: str | None = None
     ) -> None:
-        """Remember a fault of a flag that is not kept."""
+        """Record a fault of a flag that is not kept."""
         if len(self.faults) < MAX_LISTED:
             fault = FieldError(pointer=shown, message=message, allowed=allowed, nearest=nearest)
             self.faults.append(fault)
@@ -204,28 +204,28 @@ class Given:
         self.values[name] = value
 
     def stop(self) -> None:
-        """Raise what was found wrong so far.
+        """Raise the faults found so far.
 
         Raises:
-            InvalidProblemError: there were faults.
+            InvalidProblemError: there are faults.
         """
         if self.faults:
             raise InvalidProblemError(self.faults)
 
 
 def _is_known(called: str, name: str) -> bool:
-    """Whether a launcher over Megatron-Core has an argument, as the file calls it or by its plain name."""
+    """Return whether a launcher over Megatron-Core has an argument, as spelled or by its plain name."""
     names = flag_names("megatron-lm", "megatron-bridge", "nemo", "ms-swift", "llama-factory")
     return called in names or name in names
 
 
 def given_flags(words: Sequence[Word], ignored: Sequence[str] = ()) -> Given:
-    """Sort the words behind a training script's name into flags and their values.
+    """Sort the words after a training script's name into flags and their values.
 
-    ``ignored``: flags that somebody wants passed by.
+    ``ignored``: flags to ignore.
 
     Raises:
-        InvalidProblemError: a flag lacks its value, has a wrong or an unknown one, or cannot be read.
+        InvalidProblemError: a flag lacks its value, or has a wrong, unknown or unreadable one.
     """
     if (fault := unknown_arguments(words)) is not None:
         raise fault
@@ -250,7 +250,7 @@ def given_flags(words: Sequence[Word], ignored: Sequence[str] = ()) -> Given:
 
 
 def _wrong(name: str, value: Value) -> tuple[str, str | None] | None:
-    """What is wrong with the value of a known flag, and what is allowed."""
+    """Return the fault of a known flag's value and the allowed values; None if it is valid."""
     kind, texts = FLAGS[name], value.texts
     if (unknown := unknown_in(list(texts))) is not None:
         return why_unknown(unknown)
@@ -269,19 +269,19 @@ def _wrong(name: str, value: Value) -> tuple[str, str | None] | None:
 
 
 def _wrong_integer(name: str, text: str) -> tuple[str, str | None] | None:
-    """What is wrong with a whole number: sizes begin at 1, what may be absent at 0."""
+    """Return the fault of a whole number: sizes begin at 1, optional ones at 0."""
     if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
         return f'"{_shown(text)}" is no whole number in range', _allowed(name)
     return ("must be 1 or more", _allowed(name)) if int(text) < _least(name) else None
 
 
 def _allowed(name: str) -> str | None:
-    """What a known flag may be; None for a list of words."""
+    """Return the allowed values of a known flag; None for a list of words."""
     return f"{_least(name)} to {_LARGEST}" if FLAGS[name] == "integer" else _ALLOWED.get(FLAGS[name])
 
 
 def _least(name: str) -> int:
-    """The smallest whole number of a flag."""
+    """Return the smallest whole number of a flag."""
     return 0 if name in _MAY_BE_NONE else 1
 
 
@@ -295,5 +295,5 @@ def _is_number(text: str) -> bool:
 
 
 def _shown(text: str) -> str:
-    """Text of the script as a message may repeat it: printable and short."""
+    """Return text of the script for a message: printable and short."""
     return "".join(char if char.isprintable() else "?" for char in text[:_MAX_SHOWN])

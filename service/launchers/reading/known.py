@@ -1,6 +1,6 @@
-"""What stands beside a launch file: told by somebody, said by the script that starts it, or by its header.
+"""Values given with a launch file: supplied, set by the script that starts it, or in its header.
 
-The file itself counts first, then what is told, then scripts, then the comment on top of exported files.
+The file itself counts first, then supplied values, scripts, and the comment on top of exported files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from meshwright.service.launchers.reading.commands import World, script_of, worl
 from meshwright.service.launchers.reading.shell_values import Word
 
 # --------------------------------------------------------------------------------------------------
-# The comment on top of exported files: what the launcher's own file has no place for.
+# The comment on top of exported files, for values that the launcher's own file has no place for.
 #
 # The inverse of ``meshwright.service.launchers.export``. The values of the file itself count before it.
 
@@ -41,7 +41,7 @@ _ADAPTERS = re.compile(r"^# Adapters: (\{.*\})", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What an exported file says in its comment; None and empty: nothing."""
+    """The contents of an exported file's comment; None and empty for nothing."""
 
     plan_id: str | None = None
     num_nodes: int | None = None
@@ -51,12 +51,12 @@ class Header:
     adapters: Mapping[str, Any] = field(default_factory=dict)  # fields of a workload
 
     def value(self, name: str) -> int | None:
-        """One of the values."""
+        """Return one of the values."""
         return dict(self.values).get(name)
 
 
 def header_of(text: str) -> Header:
-    """The header of a file; an empty one where there is none."""
+    """Return the header of a file; an empty one without a header."""
     top = text[:_MAX_HEADER]
     mark = _MARK.search(top)
     if mark is None:
@@ -82,7 +82,7 @@ def header_of(text: str) -> Header:
 
 
 def _adapters(text: str) -> Mapping[str, Any]:
-    """Adapters that a header states, where all of them can be; none else."""
+    """Return the adapters in a header, if all of them are valid; else none."""
     found = _ADAPTERS.search(text)
     try:
         said = read_json(found[1]) if found else None
@@ -106,22 +106,22 @@ def _are_of(said: object, names: Sequence[str]) -> bool:
 
 
 def _model(text: str) -> ModelSpec | None:
-    """The shape that stands in a header; None where there is none, or none that can be."""
+    """Return the model shape in a header; None without a valid one."""
     found = _SHAPE.search(text)
     if found is None:
         return None
     shape = found[1]
     try:
-        if '\\"' in shape:  # the header is a text of JSON
+        if '\\"' in shape:  # the header is a JSON text
             shape = json.loads(f'"{shape}"')
         return model_from_shape(read_json(shape))
     except (InvalidProblemError, ValueError):
         return None
 
 
-# Files that are exported beside the one that is read: taken where their headers name the same plan.
+# Files that are exported with the one that is read: used if their headers name the same plan.
 EXPORTED = ("launch.sh", "launch.sbatch", "deepspeed_plan.py", "torchtitan_0_2_model.py")
-# What stands in files for a path of the reader's own: path/to/model, /your_model_path, <MODEL>.
+# Placeholders for the reader's own paths: path/to/model, /your_model_path, <MODEL>.
 _PLACEHOLDER = re.compile(
     r"<.*>|(?:^|[/_. -])(?:your|path[/_-]?to|placeholder|xxx+|\.{3})(?:$|[/_. -])"
     r"|^/?models?(?:[_-]?(?:name|or|path|dir))*/?$",
@@ -132,7 +132,7 @@ _NO_MODEL = "the files name no model: give --model, or the shape under model"
 
 @dataclass(slots=True, kw_only=True)
 class Known:
-    """Values of a configuration and a workload that the launcher's own file may leave open."""
+    """Values of a configuration and a workload that the launcher's own file may omit."""
 
     source: Source
     told: Told
@@ -141,7 +141,7 @@ class Known:
     notes: list[str] = field(default_factory=list)
 
     def value(self, name: str, found: int | None = None) -> int | None:
-        """A number by its glossary name: the file's, else the told one, else the header's."""
+        """Return a number by its glossary name: the file's, else the supplied one, else the header's."""
         if found is not None:
             return found
         told = self.told.values.get(name)
@@ -150,15 +150,15 @@ class Known:
         return self.header.value(name)
 
     def number(self, name: str, found: int | None, default: int) -> int:
-        """The same, with a default."""
+        """Return a number with a default."""
         value = self.value(name, found)
         return default if value is None else value
 
     def required(self, name: str, found: int | None, where: str) -> int:
-        """The same, where nothing may be assumed.
+        """Return a number without a default.
 
         Raises:
-            InvalidProblemError: nobody says it.
+            InvalidProblemError: it is missing.
         """
         value = self.value(name, found)
         if value is None:
@@ -170,19 +170,19 @@ class Known:
         return value
 
     def word(self, name: str, default: str) -> str:
-        """A told word."""
+        """Return a supplied word."""
         told = self.told.values.get(name)
         return told if isinstance(told, str) else default
 
     def num_gpus(self) -> int | None:
-        """All GPUs: the told cluster's, else those that are started, else the header's."""
+        """Return all GPUs: of the supplied cluster, else the started processes, else the header."""
         return self.told.num_gpus or self.world.num_gpus or self.header.value("num_gpus")
 
     def model(self, named: Word | None = None) -> ModelSpec:
-        """The told model, else the header's, else the one that the files name.
+        """Return the supplied model, else the header's, else the one that the files name.
 
         Raises:
-            InvalidProblemError: nobody names one, or one that is not in the catalog.
+            InvalidProblemError: none is named, or it is not in the catalog.
         """
         found = self.told.model or self.header.model
         if found is None and named is not None and not named.unknown and named.text:
@@ -192,7 +192,7 @@ class Known:
         return found
 
     def _named(self, named: Word) -> ModelSpec:
-        """The model that the files name, and a note that says by what."""
+        """Return the model that the files name, and note the name that identifies it."""
         by = ""
         try:
             found = find_model(named.text)
@@ -203,7 +203,7 @@ class Known:
 
     @staticmethod
     def _folder(named: Word) -> ModelSpec:
-        """The model that a folder is named after."""
+        """Return the model that a folder is named after."""
         try:
             return model_of_folder(named.text)
         except UnknownNameError as fault:
@@ -223,7 +223,7 @@ class Known:
 
 
 def named_model(name: str) -> ModelSpec | None:
-    """The catalog's model by a hub id, or a path that ends in such a name; None: none."""
+    """Return the catalog's model by a hub id, or a path that ends in one; None without one."""
     for find in (find_model, model_of_folder):
         try:
             return find(name)
@@ -233,10 +233,10 @@ def named_model(name: str) -> ModelSpec | None:
 
 
 def known_of(source: Source, told: Told) -> Known:
-    """What stands beside ``source``: its header, and the scripts that start it.
+    """Return the values given with ``source``: its header, and the scripts that start it.
 
     Raises:
-        InvalidProblemError: a script beside it cannot be read.
+        InvalidProblemError: a script next to it cannot be read.
     """
     header = header_of(source.text)
     files = dict(source.files)
@@ -250,7 +250,7 @@ def known_of(source: Source, told: Told) -> Known:
 
 
 def _world(source: Source, told: Told, header: Header) -> World:
-    """Nodes and GPUs by the scripts beside a file, else by its header."""
+    """Return nodes and GPUs by the scripts next to a file, else by its header."""
     worlds = [world_of(script.text, script_of(script, told)) for script in source.scripts()]
     said = next((world for world in worlds if world.num_gpus), None)
     lacking = next((world.lacking for world in worlds if world.lacking is not None), None)
