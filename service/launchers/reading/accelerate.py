@@ -51,7 +51,7 @@ Arguments = dict[str, Word]
 
 
 def arguments(known: Known, names: Collection[str] = _ARGUMENTS) -> Arguments:
-    """Arguments that decide the run, from the scripts beside the file; the last of equal ones counts."""
+    """Return the arguments that affect the run, from the scripts next to the file; the last one counts."""
     found: Arguments = {}
     for source in known.source.scripts():
         for words in script_of(source, known.told).commands:
@@ -545,7 +545,7 @@ def _zero(fields: Fields) -> int:
 
 
 def _hybrid(fields: Fields, known: Known, world: int) -> tuple[int, int] | None:
-    """Shards and replicas of FSDP1's hybrid strategies: a node shards, nodes replicate; None: none."""
+    """Return shards and replicas of FSDP1's hybrid strategies (a node shards, nodes replicate), or None."""
     if fields.integer(f"{_FSDP}fsdp_version", 1) != 1 or _strategy(fields) not in _HYBRID:
         return None
     machines = fields.optional("num_machines") or known.world.num_nodes

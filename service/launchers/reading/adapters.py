@@ -138,7 +138,7 @@ def _is_of_lora(fields: Fields, program: str) -> bool:
 
 
 def _refuse_silent_rank(fields: Fields, program: str) -> None:
-    """Leave a fault for words of adapters without a switch: some scripts train such by them, not all."""
+    """Record a fault for words of adapters without a switch: only some scripts train adapters with them."""
     said = any(fields.has(name) for name in _SWITCHES)
     rank = ("lora_rank", "lora_r", "trainable")
     name = next((name for name in rank if fields.raw(name)), fields.named(_OF_ADAPTERS))
@@ -155,14 +155,14 @@ def _refuse_silent_rank(fields: Fields, program: str) -> None:
 
 
 _TARGETS = ("lora_target", "target_modules", "lora_target_modules", "lora_modules", "trainable")
-_FUSED = {  # layers that some of transformers' models fuse as Megatron-Core does; GPT-2 has two of one name
+_FUSED = {  # layers that some transformers models fuse as Megatron-Core does; GPT-2 has two with one name
     **dict.fromkeys(("qkv_proj", "query_key_value", "c_attn", "W_pack"), ("linear_qkv",)),
     **dict.fromkeys(("dense", "attn.c_proj"), ("linear_proj",)),
     **dict.fromkeys(("gate_up_proj", "dense_h_to_4h", "c_fc"), ("linear_fc1",)),
     **dict.fromkeys(("dense_4h_to_h", "mlp.c_proj"), ("linear_fc2",)),
     "c_proj": ("linear_proj", "linear_fc2"),
 }
-_ADAPTED_AS_THEY_ARE = ("target_parameters", "lora_target_parameters")  # peft's, without a layer
+_ADAPTED_AS_THEY_ARE = ("target_parameters", "lora_target_parameters")  # peft's, without a layer's name
 _WHOLE_LAYERS = ("modules_to_save", "lora_modules_to_save", "additional_target")  # peft's, by the trainers
 _WHOLE = {  # modules trained in full, by the names of transformers' classes
     **dict.fromkeys(("embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings"), EMBEDDING),

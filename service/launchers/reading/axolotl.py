@@ -133,7 +133,7 @@ class AxolotlReader:
 
 
 def _of_command(source: Source, told: Told) -> dict[str, Found]:
-    """Options of the command that trains by the file, which count before it (Axolotl's cli/config.py)."""
+    """Return the options of the command that trains with the file; they override it (cli/config.py)."""
     found: dict[str, Found] = {}
     for _, words in commands_beside(source, told):
         texts = [word.text for word in words]
@@ -258,7 +258,7 @@ def _recomputes(fields: Fields) -> bool:
 
 
 def _kernels(fields: Fields, model: ModelSpec, micro: int) -> dict[str, str | int | float | bool]:
-    """What Liger's plugin and that of cut cross entropy replace, each where ``plugins`` lists it."""
+    """Return the layers that the plugins of Liger and cut cross entropy replace, if they are listed."""
     listed, found = _plugins(fields), dict[str, str | int | float | bool]()
     names = {"liger_rms_norm": "norm_fused", "liger_glu_activation": "elementwise_fused"}
     on = {name for name in (*names, _CHUNKED, "liger_swiglu") if fields.flag(name, default=False)}
@@ -353,7 +353,7 @@ def _is_away(fields: Fields) -> bool:
 
 
 def _take_replicas(fields: Fields) -> None:
-    """Say what every rank holds without FSDP, or why that is not priced (loaders/model.py)."""
+    """Note the replicas of every rank without FSDP, or why they are not priced (loaders/model.py)."""
     named = fields.word("attn_implementation", "").startswith(("flash_attention", "flex_attention"))
     flags = [fields.flag(name, default=False) for name in ("flash_attention", "flex_attention")]
     if fields.word("adapter", "") in _ADAPTERS:

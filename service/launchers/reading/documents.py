@@ -1,6 +1,6 @@
 """Files of a fixed form (JSON, YAML, TOML) as values by dotted name, each with its line.
 
-Sizes and depths are bounded, YAML aliases are refused, and nothing is run. Of a key that a YAML repeats the
+Sizes and depths are bounded, YAML aliases are refused, and nothing is run. For a repeated YAML key the
 last value counts, as PyYAML reads it for most launchers; OmegaConf (NeMo, LLaMA-Factory) refuses it.
 """
 
@@ -42,7 +42,7 @@ def document_of(source: Source, *, by_omegaconf: bool = False) -> dict[str, Foun
     """Return a file's values by dotted name (``parallelism.tp``), in the form of its extension.
 
     Raises:
-        InvalidProblemError: too big, too deep, or not of its form, with the line; or a key is repeated
+        InvalidProblemError: the file is too long or malformed, with the line; or a key is repeated
             and OmegaConf loads the file (its _utils.py, get_yaml_loader).
     """
     if len(source.text) > MAX_DOCUMENT:

@@ -53,7 +53,7 @@ class Given:
     faults: list[FieldError] = field(default_factory=list)
     called: dict[str, str] = field(default_factory=dict)  # names of flags in the file, if they differ
     left: dict[str, tuple[str, Value]] = field(default_factory=dict)  # unknown flags: plain name, value
-    others: dict[str, Value] = field(default_factory=dict)  # flags that decide no plan, as tokenizers
+    others: dict[str, Value] = field(default_factory=dict)  # flags that no plan depends on, as tokenizers
 
     def has(self, name: str) -> bool:
         """Return whether a flag is given; ``name`` has no dashes."""

@@ -1,4 +1,4 @@
-"""Reads LLaMA-Factory's YAML: for Megatron-Core's adapter (``USE_MCA=1``), and for its own trainer.
+"""Readers of LLaMA-Factory's YAML: for Megatron-Core's adapter (``USE_MCA=1``), and for its own trainer.
 
 Names: alibaba/ROLL mcore_adapter, training_args.py, and transformers' TrainingArguments; LLaMA-Factory
 0.9.5, hparams. Its own trainer runs on replicas, on DeepSpeed, or on the mesh of accelerate's file.
@@ -72,7 +72,7 @@ _READ = (
     "neat_packing", "flash_attn", "use_mca", "apply_rope_fusion", "gradient_accumulation_steps",
     "per_device_train_batch_size", "additional_configs",
 )  # fmt: skip
-# What the adapter's own arguments say where the file does not, whatever additional_configs says
+# Defaults of the adapter's own arguments, which override additional_configs
 # (training_args.py DistributingParallelArguments, models/model_config.py update_with_args).
 _MORE = "additional_configs"
 _OVER = {
@@ -85,12 +85,12 @@ _OVER = {
 
 
 class LlamaFactoryReader:
-    """Reads configurations of LLaMA-Factory over Megatron-Core."""
+    """Reader of LLaMA-Factory's configurations over Megatron-Core."""
 
     name = "llama-factory"
 
     def recognises(self, source: Source) -> bool:
-        """Return whether a YAML has LLaMA-Factory's own names, or a command hands them to the adapter."""
+        """Return whether a YAML has LLaMA-Factory's own names, or a command passes them to the adapter."""
         if source.is_script:
             return _on_core(source, Told()) is not None
         if source.suffix not in (".yaml", ".yml"):
@@ -99,7 +99,7 @@ class LlamaFactoryReader:
         return sum(name in names for name in _OWN) > 1 and any(name in names for name in _ITS)
 
     def read(self, source: Source, told: Told) -> LaunchFile:
-        """The run that the file configures.
+        """Return the run that the file configures.
 
         Raises:
             InvalidProblemError: a value cannot be read, or contradicts another, with line and name.
@@ -120,7 +120,7 @@ class LlamaFactoryReader:
         given = Given(notes=fields.notes[:])
         for name, found in document.items():
             key, text = name.removeprefix(f"{_MORE}."), text_of(found.value)
-            misplaced = key != name and key in _OWN  # the run's are not the model's
+            misplaced = key != name and key in _OWN  # names of the run are not the model's
             if key != name and (key in document or key in _OVER):
                 said = text_of(document[key].value) if key in document else _OVER[key]
                 given.note(f"line {found.line}: {name[:64]} does nothing: the adapter's own is {said[:40]}")
@@ -150,7 +150,7 @@ class LlamaFactoryReader:
 
 
 def _world(source: Source, known: Known, told: Told) -> World:
-    """Return how many processes the command starts that trains by a YAML, where nothing else says it."""
+    """Return the processes of the command that trains with a YAML, if nothing else sets them."""
     for script, words, _ in _starts(source, told):
         if (command := program_of(words)) is not None:
             read = script_of(script, told)
@@ -161,17 +161,17 @@ def _world(source: Source, known: Known, told: Told) -> World:
 
 
 def _on_one_node(world: World) -> World:
-    """Return the processes of one node where NNODES is not set (launcher.py)."""
+    """Return the processes of one node if NNODES is not set (launcher.py)."""
     alone = world.gpus_per_node and not world.num_nodes and world.lacking is None
     return replace(world, num_nodes=1) if alone else world
 
 
 def _on_core(source: Source, told: Told) -> Command | None:
-    """The command of a script that says ``--use_mca``: the adapter's own arguments."""
+    """Return the command with ``--use_mca`` in a script: the adapter's own arguments."""
     try:
         commands = commands_of(script_of(source, told)) if source.is_script else []
     except InvalidProblemError:
-        return None  # its own reader says so
+        return None  # its own reader reports it
     for command in commands:
         said = {word.text.lower() for word in command.words}
         following = dict(pairwise(word.text.lower() for word in command.words)).get("--use_mca", "--")
@@ -187,19 +187,19 @@ _ON = ("true", "1", "yes")
 
 
 class LlamaFactoryTrainerReader:
-    """Reads LLaMA-Factory's YAML without Megatron-Core, with accelerate's file where a script names it."""
+    """Reader of LLaMA-Factory's YAML without Megatron-Core, with accelerate's file if a script names it."""
 
     name = "llama-factory-accelerate"
 
     def recognises(self, source: Source) -> bool:
-        """Return whether it is such a YAML, or accelerate's file beside a script that names one."""
+        """Return whether it is such a YAML, or accelerate's file next to a script that names one."""
         if not AccelerateReader().recognises(source):
             return _is_trainers(source)
         named = [source.other(words[at].text) for _, words, at in _starts(source)]
         return any(text is None or not _is_cores(Source(name="a.yaml", text=text)) for text in named)
 
     def read(self, source: Source, told: Told) -> LaunchFile:
-        """The run that the files configure.
+        """Return the run that the files configure.
 
         Raises:
             InvalidProblemError: a value cannot be read, contradicts another, or is missing.
@@ -215,7 +215,7 @@ class LlamaFactoryTrainerReader:
         if not _packs(fields):
             fields.note(PADDED.format("cutoff_len"))
         known = known_of(own, told)
-        workers = fields.optional("ray_num_workers")  # each of one GPU; who starts the file says no others
+        workers = fields.optional("ray_num_workers")  # each on one GPU; no other number is given
         shares = _shares(source, known, told)
         start = start_of(own, told)  # refuses commands that differ, too
         started = None if start is None else _started(fields, *start, shares)
@@ -227,25 +227,25 @@ class LlamaFactoryTrainerReader:
 
 
 def _packs(fields: Fields) -> bool:
-    """Whether sequences are full: where the file does not say, in pretraining (hparams/parser.py)."""
+    """Return whether sequences are full; the default is on in pretraining (hparams/parser.py)."""
     usual = fields.word("stage", "sft") == "pt"
     return fields.flag("neat_packing", default=False) or fields.flag("packing", default=usual)
 
 
 def _require_own_file(source: Source) -> None:
-    """Refuse a command whose YAML is not there."""
+    """Refuse a command with a missing YAML."""
     for script, words, at in _starts(source):
         require_beside(source, script, words[at])
 
 
 def _shares(source: Source, known: Known, told: Told) -> Shares | None:
-    """What the command that starts the trainer tells accelerate, or accelerate's file beside its YAML."""
+    """Return the sharding of the command that starts the trainer, or of accelerate's file next to it."""
     starts = ((script, words[:at]) for script, words, at in _starts(source, told))
     return shares_beside(starts, chain([source], documents_beside(known.source)))
 
 
 def _starts(source: Source, told: Told | None = None) -> Iterator[tuple[Source, Sequence[Word], int]]:
-    """Commands of scripts beside a file that start LLaMA-Factory, with the place of its YAML."""
+    """Yield commands of scripts next to a file that start LLaMA-Factory, with the place of its YAML."""
     for script, words in commands_beside(source, told):
         for at, (program, argument) in enumerate(pairwise(words)):
             own = program.text.endswith(_PROGRAMS) or program.text in _MODULES
@@ -254,7 +254,7 @@ def _starts(source: Source, told: Told | None = None) -> Iterator[tuple[Source, 
 
 
 def _started(fields: Fields, script: Script, command: Command, shares: Shares | None) -> int | None:
-    """Processes that no launcher counts: NPROC_PER_NODE, the visible GPUs (launcher.py), or python's one.
+    """Return processes without a launcher: NPROC_PER_NODE, the visible GPUs (launcher.py), or python's one.
 
     Raises:
         InvalidProblemError: python starts one process on several GPUs, which LLaMA-Factory refuses as well.
@@ -268,7 +268,7 @@ def _started(fields: Fields, script: Script, command: Command, shares: Shares | 
 
 
 def _overrides(source: Source, own: Source, told: Told) -> dict[str, Found]:
-    """``key=value`` behind the YAML of a command, which count before it (hparams/parser.py, read_args)."""
+    """Return ``key=value`` after a command's YAML, which override it (hparams/parser.py, read_args)."""
     found: dict[str, Found] = {}
     for _, words, at in _starts(source, told):
         if words[at].text.rpartition("/")[2] == own.name.rpartition("/")[2]:
@@ -280,20 +280,20 @@ def _overrides(source: Source, own: Source, told: Told) -> dict[str, Found]:
 
 
 def _is_trainers(source: Source) -> bool:
-    """Return whether a YAML is LLaMA-Factory's, and none of its adapter's for Megatron-Core."""
+    """Return whether a YAML is LLaMA-Factory's, but not for its Megatron-Core adapter."""
     if source.is_script or not LlamaFactoryReader().recognises(source):
         return False
     return not _is_cores(source)
 
 
 def _is_cores(source: Source) -> bool:
-    """Return whether a YAML is of the adapter for Megatron-Core."""
+    """Return whether a YAML is for the adapter of Megatron-Core."""
     names = looks_like_document(source)
     return any(name in names for name in _CORE)
 
 
 def _named_file(source: Source) -> Source | None:
-    """Return the YAML that a command beside a file trains by; the file itself goes first."""
+    """Return the YAML that a command next to a file trains with; the file itself goes first."""
     names = {words[at].text.rpartition("/")[2] for _, words, at in _starts(source)}
     found = names if len(names) == 1 or source.name not in names else {source.name}
     return source.at(*found) if len(found) == 1 else None
@@ -302,18 +302,18 @@ def _named_file(source: Source) -> Source | None:
 _PROGRAMS = ("src/train.py", "llamafactory/launcher.py")
 _MODULES = ("llamafactory.launcher", "train")  # ``llamafactory-cli train``
 
-# Attention kernels by LLaMA-Factory's names; without one transformers takes torch's.
+# Attention kernels by LLaMA-Factory's names; the default is torch's, from transformers.
 _KERNELS = {"fa2": "flash2", "fa3": "flash3", "disabled": "torch", "sdpa": "cudnn"}
 
 
 def _kernel(fields: Fields) -> dict[str, str | int | float | bool]:
-    """The attention kernel, where another is named than is priced anyway."""
+    """Return the attention kernel if it differs from the default of the price."""
     found = _KERNELS.get(fields.word("flash_attn", "auto").lower(), "")
     return kernel_option(found, LlamaFactoryTrainerReader.name)
 
 
 def _take_batch(given: Given, fields: Fields, known: Known) -> None:
-    """The batch of all replicas: micro-batch × accumulation × data parallel size."""
+    """Take the batch of all replicas: micro-batch × accumulation × data-parallel size."""
     count = fields.integer("gradient_accumulation_steps", 1)
     micro = fields.integer("per_device_train_batch_size", 8)  # TrainingArguments' default
     model_gpus = 1
@@ -329,7 +329,7 @@ def _take_batch(given: Given, fields: Fields, known: Known) -> None:
 
 
 def _take_defaults(given: Given) -> None:
-    """What runs where the file says nothing: bf16, full recomputation by layers, unfused activations."""
+    """Take the defaults: bf16, full recomputation by layers, unfused activations."""
     name = "bias_activation_fusion"
     if not given.has("no-bias-swiglu-fusion") and "--no-bias-swiglu-fusion" not in given.called:
         take(given, name, _OVER[name], 0, called=name)
@@ -348,7 +348,7 @@ def _take_defaults(given: Given) -> None:
 
 
 def _adapters(fields: Fields) -> tuple[int, tuple[str, ...]]:
-    """Rank and targets of the adapters; LLaMA-Factory's own default trains them."""
+    """Return rank and targets of the adapters; LLaMA-Factory trains adapters by default."""
     kind = fields.word("finetuning_type", "full")
     if kind != "lora":
         return 0, ATTENTION_TARGETS

@@ -1,6 +1,6 @@
-"""Reads recipes of Megatron-Bridge with overrides (``model.context_parallel_size=2``), or YAML of these.
+"""Reader of Megatron-Bridge's recipes with overrides (``model.context_parallel_size=2``), or their YAML.
 
-What the recipes set stands in the catalog (``benchmarks.catalog.bridge_recipes``). Keys: Megatron-Bridge
+The values of the recipes are in the catalog (``benchmarks.catalog.bridge_recipes``). Keys: Megatron-Bridge
 0.3.1, training/config.py (ConfigContainer), training/mixed_precision.py.
 """
 
@@ -51,16 +51,16 @@ from meshwright.service.launchers.reading.shell_values import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# What Megatron-Bridge's mixed precision really runs: a recipe by name, or a configuration of its own.
+# Megatron-Bridge's actual mixed precision: a recipe by name, or a configuration of its own.
 #
-# The recipe's ``grad_reduce_in_fp32`` is written over that of ``ddp`` when the run starts (Megatron-
+# The recipe's ``grad_reduce_in_fp32`` overwrites that of ``ddp`` when the run starts (Megatron-
 # Bridge 0.3.1, training/mixed_precision.py, ``MixedPrecisionConfig.setup``).
 
 
 _KEY, _DDP = "mixed_precision", "ddp.grad_reduce_in_fp32"
 _FP8_NAMES = {"fp8-delayed": "delayed", "fp8-current": "tensorwise", "fp8-blockwise": "blockwise",
               "mxfp8": "mxfp8"}  # fmt: skip
-# Recipes by what their configurations hold.
+# Recipes by the contents of their configurations.
 _RECIPES: Mapping[str, dict[str, str]] = {
     "bf16_mixed": {"bf16": "true"},
     "fp16_mixed": {"fp16": "true", "grad_reduce_in_fp32": "false"},
@@ -79,9 +79,9 @@ Overrides = Mapping[str, tuple[str, int]]  # key to value as text and line; the 
 
 
 def take_precision(given: Given, values: Overrides) -> None:
-    """The precision as Megatron-LM's flags, and what gradients are reduced in."""
+    """Take the precision as Megatron-LM's flags, and the type in which gradients are reduced."""
     text, line = values.get(_KEY, ("", 0))
-    if _KEY in values and text.lower() in _UNSET:  # the model's own switches say it
+    if _KEY in values and text.lower() in _UNSET:  # the model's own switches set it
         own = {
             one: values[f"model.{one}"][0]
             for one in ("bf16", "fp16", "fp8", "fp4")
@@ -111,7 +111,7 @@ def take_precision(given: Given, values: Overrides) -> None:
 
 
 def _held(text: str, parts: Mapping[str, str]) -> dict[str, str] | None:
-    """What a recipe's name, an override in braces, and single values hold; None: a name of no recipe."""
+    """Return the values of a recipe's name, an override in braces, or single keys; None: unknown name."""
     if text.startswith("{"):
         inner = _NESTED.sub("", text[1:].removesuffix("}"))
         pairs = (one.partition(":") for one in inner.split(","))
@@ -128,7 +128,7 @@ def _held(text: str, parts: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def _take(given: Given, held: Mapping[str, str], line: int) -> None:
-    """The flags of one configuration."""
+    """Take the flags of one configuration."""
     fp16 = held.get("fp16", "false").lower() == "true"
     given.take("--fp16" if fp16 else "--bf16", Value((), line), called=_KEY)
     if not fp16 and held.get("bf16", "false").lower() != "true":
@@ -147,7 +147,7 @@ def _take(given: Given, held: Mapping[str, str], line: int) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Recipes by name: what they set stands below the overrides of the command.
+# Recipes by name: the overrides of the command replace their values.
 
 
 _RECIPE_FILE = CATALOG / "recipes" / "megatron_bridge.json"
@@ -172,17 +172,17 @@ _LENGTHS = ("dataset.sequence_length", "dataset.seq_length")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What a recipe of Megatron-Bridge sets."""
+    """The values that a recipe of Megatron-Bridge sets."""
 
     name: str
-    hub_id: str  # empty: it spells a shape out, or computes it
+    hub_id: str  # empty: the recipe states a shape, or computes it
     values: Mapping[str, object]  # by dotted name
-    adapts: bool = False  # it trains adapters alone
+    adapts: bool = False  # it trains adapters only
 
 
 @cache
 def _recipes() -> dict[str, Recipe]:
-    """Those of the catalog, by name."""
+    """Return the catalog's recipes by name."""
     raw = json.loads(_RECIPE_FILE.read_text("utf-8"))
     found = {}
     for name, row in raw["recipes"].items():
@@ -193,12 +193,12 @@ def _recipes() -> dict[str, Recipe]:
 
 
 def recipe_names() -> tuple[str, ...]:
-    """All recipes that are known, sorted."""
+    """Return all known recipes, sorted."""
     return tuple(sorted(_recipes()))
 
 
 def recipe_named(command: Command) -> Word | None:
-    """The recipe that a command names, known or not: by an option, or by its program."""
+    """Return the recipe that a command names by an option or by its program, known or not."""
     words = command.words
     said: dict[str, Word] = {}
     for word, following in pairwise([*words, Word("", 0)]):
@@ -211,23 +211,23 @@ def recipe_named(command: Command) -> Word | None:
         return Word(f"{said['--model'].text}_{mode}_config", said["--model"].line)
     program = _PROGRAM.fullmatch(command.program)
     if any(word.text.partition("=")[0] in FLAGS for word in words):
-        program = None  # Megatron-LM's, by whatever name
+        program = None  # Megatron-LM's, under any name
     name = f"{program[2]}_{'pretrain' if program[1] == 'pretrain' else 'sft'}_config" if program else ""
     line = next((word.line for word in (*command.before, *words)), 0)
     return Word(name, line) if name in _recipes() else None
 
 
 def _names_recipe(command: Command) -> bool:
-    """Whether a command names a recipe: one that is known, or to the program that takes no other name."""
+    """Return whether a command names a known recipe, or passes a name to the program for recipes."""
     word = recipe_named(command)
     return word is not None and (word.text in _recipes() or command.program.endswith("run_recipe.py"))
 
 
 def _recipe_of(command: Command, told: Told) -> tuple[Recipe | None, list[Override]]:
-    """The recipe of a command, and its values as the first of the overrides.
+    """Return the recipe of a command, and its values as the first of the overrides.
 
     Raises:
-        InvalidProblemError: no such recipe, or one that trains what is not priced.
+        InvalidProblemError: the recipe is unknown, or its training is not priced.
     """
     word = recipe_named(command)
     if word is None or (word.text not in _recipes() and told.model is not None):
@@ -255,10 +255,10 @@ def _recipe_of(command: Command, told: Told) -> tuple[Recipe | None, list[Overri
 
 
 def _require_said(values: Sequence[Override], own: Sequence[Override], recipe: Recipe | None) -> None:
-    """Refuse what a recipe computes and the command does not say.
+    """Refuse values that a recipe computes and the command does not set.
 
     Raises:
-        InvalidProblemError: such a value, with the line that names the recipe.
+        InvalidProblemError: there is such a value; reported on the line of the recipe.
     """
     said = {key for key, _, _ in own}
     for key, text, line in values:
@@ -267,14 +267,14 @@ def _require_said(values: Sequence[Override], own: Sequence[Override], recipe: R
             raise InvalidProblemError.of(key, message, allowed=f"{key}=… in the command")
 
 
-_FILE = "--config-file"  # whose values stand between the recipe's and those of the command
+_FILE = "--config-file"  # with values between the recipe's and the command's
 
 
 def _of_its_file(source: Source, command: Command) -> list[Override]:
     """Return the overrides in the YAML that a command names.
 
     Raises:
-        InvalidProblemError: the file is not beside the script, or only a running shell knows its name.
+        InvalidProblemError: the file is missing, or only a running shell knows its name.
     """
     found: list[Override] = []
     for word, following in pairwise([*command.words, Word("", 0)]):
@@ -301,7 +301,7 @@ def _list_others(given: Given, words: Sequence[Word]) -> None:
 
 
 def _refuse_adapters(given: Given, values: Overrides) -> None:
-    """Leave a fault for overrides that train adapters in place of the model's own weights."""
+    """Record a fault for overrides that train adapters in place of the model's own weights."""
     for key, (text, line) in values.items():
         if key.partition(".")[0] == "peft" and text.lower() not in _UNSET:
             message = f"line {line}: trains adapters, which are not priced under Megatron-Bridge"
@@ -310,7 +310,7 @@ def _refuse_adapters(given: Given, values: Overrides) -> None:
 
 
 def _overrides(words: Sequence[Word]) -> list[Override]:
-    """``section.key=value``, and the options that are such."""
+    """Return ``section.key=value``, and the options that are overrides."""
     if (fault := unknown_arguments(words)) is not None:
         raise fault
     found, options = [], {**_OPTIONS, **_LONG_OPTIONS}
@@ -349,7 +349,7 @@ _WRITTEN_OVER = ("mixed_precision", "comm_overlap")  # sections that are read af
 
 
 class MegatronBridgeReader:
-    """Reads launch scripts and override files of Megatron-Bridge and NeMo."""
+    """Reader of launch scripts and override files of Megatron-Bridge and NeMo."""
 
     name = "megatron-bridge"
 
@@ -368,7 +368,7 @@ class MegatronBridgeReader:
         return found >= _LEAST_NAMES
 
     def read(self, source: Source, told: Told) -> LaunchFile:
-        """The run of a recipe with these overrides.
+        """Return the run of a recipe with these overrides.
 
         Raises:
             InvalidProblemError: a value cannot be read, or contradicts another, with line and key.
@@ -390,7 +390,7 @@ class MegatronBridgeReader:
                 raise refused(f"{source.name[:64]}: no overrides of a Megatron-Bridge recipe are in it")
             recipe, overrides = _recipe_of(command, told)
             own = [*_of_its_file(source, command), *_overrides(command.words)]
-            if any(key in _LENGTHS for key, _, _ in own):  # the recipe's model takes it too
+            if any(key in _LENGTHS for key, _, _ in own):  # the recipe's model takes it, too
                 overrides = [one for one in overrides if one[0] != "model.seq_length"]
             for note in script.notes:
                 given.note(note)
@@ -420,13 +420,13 @@ def _is_override(text: str) -> bool:
 
 
 def _is_said(text: str) -> bool:
-    """Return whether a word says a recipe, or a size of it."""
+    """Return whether a word names a recipe, or sets one of its sizes."""
     options = (*_NAMING, *_OPTIONS, *_LONG_OPTIONS)
     return text.partition("=")[0] in options or _is_override(text)
 
 
 def _take_all(given: Given, overrides: Iterable[Override]) -> None:
-    """Overrides as flags of Megatron-LM; keys that decide nothing are left out, unknown ones listed."""
+    """Take overrides as flags of Megatron-LM; ignore keys without effect and list unknown ones."""
     values, names = {key: (text, line) for key, text, line in overrides}, flag_names("megatron-bridge")
     for key, (text, line) in values.items():
         unknown = unknown_in(text)
@@ -458,14 +458,14 @@ def _take_all(given: Given, overrides: Iterable[Override]) -> None:
 
 
 def _is_strange(key: str) -> bool:
-    """Return whether a key is of a section that is written over the model's, and not a name that it has."""
+    """Return whether a key's section overwrites the model's, and the key is not a name in it."""
     section, dot, name = key.partition(".")
     own = key in flag_names("megatron-bridge") or flag_of(name) is not None
     return bool(dot) and section == "mixed_precision" and not name.startswith("_") and not own
 
 
 def _take_overlaps(given: Given, values: dict[str, tuple[str, int]]) -> None:
-    """``comm_overlap`` is written over what the model and ddp say (``CommOverlapConfig.setup``)."""
+    """Apply ``comm_overlap``, which overrides the model and ddp (``CommOverlapConfig.setup``)."""
     for key, (text, line) in values.items():
         section, _, name = key.partition(".")
         if section != "comm_overlap" or text.lower() == "null":
@@ -479,7 +479,7 @@ def _take_overlaps(given: Given, values: dict[str, tuple[str, int]]) -> None:
 
 
 def _take_length(given: Given, values: dict[str, tuple[str, int]]) -> None:
-    """The model's sequence and the dataset's are one."""
+    """Take one sequence length for the model and the data set."""
     text, line = next((values[name] for name in _LENGTHS if name in values), ("", 0))
     if text and not given.has("seq-length"):
         take(given, "seq_length", text, line, called="dataset.sequence_length")
@@ -488,7 +488,7 @@ def _take_length(given: Given, values: dict[str, tuple[str, int]]) -> None:
 
 
 def _model(given: Given, known: Known, recipe: Recipe | None) -> ModelSpec | None:
-    """The told model, or the recipe's; None where the overrides spell the shape out."""
+    """Return the supplied model, or the recipe's; None if the overrides state the shape."""
     names = ("num-layers", "hidden-size", "num-attention-heads", "vocab-size")
     if all(given.has(name) for name in names):
         return known.told.model

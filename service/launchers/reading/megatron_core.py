@@ -1,6 +1,6 @@
 """Names of Megatron-Core's own configuration, which several launchers share, as flags of Megatron-LM.
 
-So that one reader judges them all. Names: TransformerConfig, ModelParallelConfig and
+One reader then checks them all. Names: TransformerConfig, ModelParallelConfig and
 DistributedDataParallelConfig of Megatron-Core 0.17 to 0.19; those of single launchers are marked.
 """
 
@@ -51,7 +51,7 @@ _UNSET = ("null", "none", "~")
 
 
 def flag_of(key: str) -> str | None:
-    """Megatron-LM's flag for a name of Megatron-Core; None: no such."""
+    """Return Megatron-LM's flag for a name of Megatron-Core; None without one."""
     flag = "--" + _RENAMED.get(key, _INVERTED.get(key, key)).replace("_", "-")
     return flag if flag in FLAGS else None
 
@@ -62,7 +62,7 @@ CORE_NAMES: dict[str, str] = PLAIN_NAMES | {
 
 
 def take(given: Given, key: str, text: str, line: int, *, called: str) -> None:
-    """Keep one value under its flag; ``called`` is the whole name in the file. Unknown ones are listed."""
+    """Keep one value under its flag, or list it as unknown; ``called`` is the whole name in the file."""
     flag = flag_of(key)
     if flag is None:
         given.leave(called[:64], f"--{key.replace('_', '-')}", Value((text,), line))
@@ -88,7 +88,7 @@ def take(given: Given, key: str, text: str, line: int, *, called: str) -> None:
 
 
 def _take_switch(given: Given, flag: str, text: str, line: int, *, called: str, wanted: bool) -> None:
-    """A switch that the file writes as true or false; one that is off is not given."""
+    """Take a Boolean value of the file as a switch; one that is off is not given."""
     word = text.lower()
     if (unknown := unknown_in(text)) is not None:
         given.faults.append(unknown_fault(called[:64], unknown, line))
@@ -99,11 +99,11 @@ def _take_switch(given: Given, flag: str, text: str, line: int, *, called: str, 
     elif (word in _TRUE) is wanted:
         given.take(flag, Value((), line), called=called)
     else:
-        given.called[flag] = called[:64]  # said, and off
+        given.called[flag] = called[:64]  # given as off
 
 
 def context_mode(given: Given, cp: int) -> str:
-    """The ring, the exchange of heads for tokens, or both; of unlike layers all as the ring."""
+    """Return the context parallelism: ring, all-to-all, or both; different layers all count as ring."""
     words = set(given.words("cp-comm-type"))
     if cp == 1 or not words or words == {"p2p"}:
         return "ring"
@@ -116,10 +116,10 @@ def context_mode(given: Given, cp: int) -> str:
 
 
 def _both_modes(given: Given, cp: int) -> str:
-    """By how many neighbours exchange; all of them, or each alone, is one of the two ways."""
+    """Return the mode for the size of the all-to-all; sizes of 1 and of all ranks are single modes."""
     name = "hierarchical-context-parallel-sizes"
     sizes = [int(word) if word.isascii() and word.isdigit() else 0 for word in given.words(name)]
-    if len(sizes) != 2 or prod(sizes) != cp:  # noqa: PLR2004 - those that exchange, and the rings'
+    if len(sizes) != 2 or prod(sizes) != cp:  # noqa: PLR2004 - sizes of the all-to-all and of the rings
         given.fault(
             name if sizes else "cp-comm-type",
             f"a2a+p2p needs two sizes in --{name} whose product is context-parallel-size {cp}",
@@ -135,7 +135,7 @@ def _both_modes(given: Given, cp: int) -> str:
 
 
 def take_usual(given: Given) -> None:
-    """What these launchers take from the model's own configuration, where the file says nothing."""
+    """Take the defaults that these launchers read from the model's own configuration."""
     if given.has("num-experts") and not given.has("moe-token-dispatcher-type"):
         given.take("--moe-token-dispatcher-type", Value(("alltoall",), 0), called=DISPATCHER)
     for name in ("attention-dropout", "hidden-dropout"):
@@ -149,7 +149,7 @@ def take_usual(given: Given) -> None:
 
 
 def text_of(value: object) -> str:
-    """A value of a document as the same text that a command line would have."""
+    """Return a value of a document as the text on a command line."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,9 +1,9 @@
-"""Flags of older Megatron-LM and of its forks, as the flags of today that mean the same.
+"""Flags of older Megatron-LM and of its forks, as today's flags with the same meaning.
 
 Megatron-LM before 2022 and Megatron-DeepSpeed (``--checkpoint-activations``, ``--num-key-value-heads``),
 BigScience's (``--pp-partition-method``, ``--pad-vocab-size-to``), BigCode's (``--attention-head-type``) and
 Megatron-LLaMA's (``--RMSNorm``):
-their megatron/arguments.py. What they train that no flag of today says is refused.
+their megatron/arguments.py. Trainings that today's flags cannot express are refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from meshwright.service.launchers.reading.given import Given, Value
 from meshwright.service.launchers.reading.shell_values import UNKNOWN, Filled, why_unknown
 
 OFFLOAD = "--offload of DeepSpeed's file"
-DEEPSPEED = "deepspeed"  # the switch that hands the model to DeepSpeed's engine
+DEEPSPEED = "deepspeed"  # the switch that passes the model to DeepSpeed's engine
 _MAX_STAGE_WITH_PIPELINE = 1
 _PLAIN_NAMES = {
     "num-key-value-heads": "num-query-groups",
@@ -40,8 +40,8 @@ _PLAIN_NAMES = {
     "activations-checkpoint-num-layers": "recompute-num-layers",
     "checkpoint-num-layers": "recompute-num-layers",
     "model-parallel-size": "tensor-model-parallel-size",
-    "pipe-parallel-size": "pipeline-model-parallel-size",  # DeepSpeed's first examples; 0 is none
-    "batch-size": "micro-batch-size",  # of a replica, before there were micro-batches
+    "pipe-parallel-size": "pipeline-model-parallel-size",  # DeepSpeed's first examples; 0 means none
+    "batch-size": "micro-batch-size",  # per replica, before there were micro-batches
 }
 _REFUSED = {
     **UNPRICED,
@@ -70,13 +70,13 @@ _REFUSED = {
     "flextron": "models of several widths are not priced",
     "retro-add-retriever": "retrieval models are not priced",
 }
-# Flags (of MindSpeed-LLM's arguments.py but for the last) that change nothing with these values alone.
+# Flags (of MindSpeed-LLM's arguments.py but for the last) that change nothing, with these values only.
 _ALONE = {
     "context-parallel-algo": ("megatron_cp_algo",), "stage": ("pt", "sft", "pretrain"),
     "spec": ("megatron.core.models.gpt.gpt_layer_specs", "local"),
 }  # fmt: skip
 _HARMLESS = (
-    "cpu-optimizer",  # DeepSpeed's file says where the states are
+    "cpu-optimizer",  # DeepSpeed's file sets the place of the states
     "deepspeed", "deepspeed_config", "zero-stage", "no-pipeline-parallel",
     "use-rotary-position-embeddings", "deepspeed-activation-checkpointing", "checkpoint-activations",
     "attention-head-type", "hysteresis", "pp-partition-method", "no-position-embedding",
@@ -94,15 +94,15 @@ _HARMLESS = (
     "fp8-hybrid", "fp8-e4m3", "reduce-bucket-size", "layernorm-epsilon", "use-mpi", "gas", *_PLAIN_NAMES,
 )  # fmt: skip
 _STAGE = re.compile(r'"stage"\s*:\s*"?(\d)')
-_OF_WEIGHTS = "3"  # the ZeRO stage that shards weights, and may keep them elsewhere
+_OF_WEIGHTS = "3"  # the ZeRO stage that shards weights, and may offload them
 _OFF = ("0", "0.0", "", "none", "false")
 
 
 def translate(given: Given, include: Include, filled: Mapping[str, Filled] | None = None) -> str:
-    """Put older and forked flags into today's; whose run it is: ``megatron-lm`` or ``deepspeed``.
+    """Convert older and forked flags to today's; return the launcher, ``megatron-lm`` or ``deepspeed``.
 
-    Faults are left in ``given``. ``include``: the text of a file that stands beside, or that the script
-    writes, by base name. ``filled``: what it makes of templates, also where they are not there.
+    Faults are left in ``given``. ``include``: the text of a file next to the script, or that the script
+    writes, by base name. ``filled``: its output from templates, even if they are missing.
     """
     with_deepspeed = f"--{DEEPSPEED}" in given.others
     first = given.others.get("--batch-size")
@@ -128,11 +128,11 @@ def translate(given: Given, include: Include, filled: Mapping[str, Filled] | Non
 
 
 # --------------------------------------------------------------------------------------------------
-# What nobody knows: arguments of a fork's own, and programs that build a model of their own.
+# Unknown to all readers: a fork's own arguments, and programs that build a model of their own.
 
 
-# Words of a name that say what no step's time or memory hangs on, whoever's it is; but not beside those of
-# ``_MATTERS``: ``--load-in-4bit``, ``--early-exit-layers``, ``--grad-data-type``.
+# Words in names that affect neither time nor memory of a step in any launcher, unless a word of
+# ``_MATTERS`` is present: ``--load-in-4bit``, ``--early-exit-layers``, ``--grad-data-type``.
 _ASIDE = re.compile(
     r"(?:^|_)(?:log|logs|logging|logger|wandb|tensorboard|tb|comet|mlflow|swanlab|clearml|neptune|trackio"
     r"|report|reporting|monitor|notify|email|slack|webhook|tqdm|progress|quiet"
@@ -153,7 +153,7 @@ _MATTERS = re.compile(
     r"|dpo|ppo|grpo|orpo|kto|simpo|kl|rl|rlhf|recompute\w*|offload\w*|zero\d?|shards?|sharded|sharding"
     r"|load_balanc\w*|kv|optim\w*_(?:name|type)|architecture|(?:model|transformer|layer)_config)(?:_|$)"
 )
-# Families of models whose layers are gated and scaled by their root mean square, by a program's name.
+# Families of models with gated layers and RMSNorm, by a program's name.
 _GATED = re.compile(
     r"(?:llama|alpaca|vicuna|qwen|mistral|mixtral|deepseek|baichuan|internlm|aquila|gemma|(?<![a-z])yi)",
     re.IGNORECASE,
@@ -165,17 +165,17 @@ _OPPOSITE = re.compile("^(?:no|disable)_")  # of a field that is true by default
 
 
 def require_known(given: Given, program: str) -> None:
-    """Leave a fault for what a fork makes otherwise in ways that no flag here tells.
+    """Record a fault for a fork's changes that no flag here expresses.
 
-    An argument that neither Megatron-LM nor Megatron-DeepSpeed has is a fork's own; a program by the name
+    An argument that neither Megatron-LM nor Megatron-DeepSpeed has is a fork's own; a program with the name
     of a family whose layers the flags do not describe builds its model by itself.
 
     Raises:
-        InvalidProblemError: such arguments, of a command that says no size of a language model.
+        InvalidProblemError: such arguments in a command without sizes of a language model.
     """
     strange: dict[str, Value] = {}
     arguments = flag_names("megatron-lm")
-    for called, (name, value) in given.left.items() if program else ():  # else they are of all commands
+    for called, (name, value) in given.left.items() if program else ():  # else they are of any command
         aside = called not in given.unread or _ASIDE.search(name) is not None
         known = (
             name in arguments or _OPPOSITE.sub("", name) in arguments or name.replace("_", "-") in _ALONE
@@ -201,7 +201,7 @@ def require_known(given: Given, program: str) -> None:
 
 
 def _refuse_unpriced(given: Given) -> None:
-    """Leave a fault for each flag that is on and that no price knows."""
+    """Record a fault for each flag that is on and not priced."""
     for name, why in _REFUSED.items():
         value = given.others.get(f"--{name}")
         if name == "remote-device" and given.other("zero-stage") != _OF_WEIGHTS:
@@ -212,7 +212,7 @@ def _refuse_unpriced(given: Given) -> None:
 
 
 def _recompute(given: Given) -> None:
-    """``--checkpoint-activations``: every layer recomputes."""
+    """Apply ``--checkpoint-activations``: every layer recomputes."""
     whole = "--checkpoint-activations" in given.others or "--activations-checkpoint-method" in given.others
     if not whole or given.has("recompute-granularity"):
         return
@@ -225,7 +225,7 @@ def _recompute(given: Given) -> None:
 
 
 def _attention(given: Given) -> None:
-    """One key for all queries, or as many as are said."""
+    """Set one key for all queries, or the given number of keys."""
     kind = given.other("attention-head-type")
     if kind == "multiquery":
         value = given.others["--attention-head-type"]
@@ -236,7 +236,7 @@ def _attention(given: Given) -> None:
 
 
 def _llamas(given: Given) -> None:
-    """Flags of Megatron-LLaMA: its norm, and an optimizer whose shards are exchanged under the passes."""
+    """Apply Megatron-LLaMA's flags: its norm, and an optimizer with overlapped exchange of its shards."""
     if "--RMSNorm" in given.others and not given.has("normalization"):
         line = given.others["--RMSNorm"].line
         given.take("--normalization", Value(("RMSNorm",), line), called="--RMSNorm")
@@ -247,21 +247,21 @@ def _llamas(given: Given) -> None:
 
 
 def _flash(given: Given) -> None:
-    """FlashAttention by its version (Megatron-DeepSpeed)."""
+    """Set FlashAttention by its version (Megatron-DeepSpeed)."""
     for old in ("--use-flash-attn-v1", "--use-flash-attn-v2", "--use-flash-attn-triton"):
         if old in given.others and not given.has("use-flash-attn"):
             given.take("--use-flash-attn", Value((), given.others[old].line), called=old)
 
 
 def _positions(given: Given) -> None:
-    """Rotary positions by their older switch, which counts before the type (``validate_args``)."""
+    """Apply the older switch of rotary positions, which overrides the type (``validate_args``)."""
     if "--use-rotary-position-embeddings" in given.others:
         line = given.others["--use-rotary-position-embeddings"].line
         given.take("--position-embedding-type", Value(("rope",), line))
 
 
 def _low_bits(given: Given) -> None:
-    """Products in 8 bits by the switches before ``--fp8-format`` (before June 2023), or in 4 bits."""
+    """Apply the 8-bit switches before ``--fp8-format`` (before June 2023), or those for 4 bits."""
     if given.has("fp4-format"):
         if given.has("fp8-format"):
             given.fault("fp4-format", "contradicts --fp8-format: Megatron-LM takes one of them")
@@ -274,7 +274,7 @@ def _low_bits(given: Given) -> None:
 
 
 def _experts(given: Given) -> None:
-    """Megatron-DeepSpeed's experts under Megatron-Core's names; one expert is none.
+    """Convert Megatron-DeepSpeed's experts to Megatron-Core's names; one expert means none.
 
     Its megatron/model/transformer.py (``get_num_experts_per_layer``: every ``--expert-interval``-th layer,
     counted from one) and deepspeed/moe/sharded_moe.py: the probability of one expert is over all of them,
@@ -328,16 +328,16 @@ def _experts(given: Given) -> None:
     )
 
 
-_EXPERTS = ("expert-interval", "topk", "moe-expert-parallel-size")  # they decide where and how many
+_EXPERTS = ("expert-interval", "topk", "moe-expert-parallel-size")  # they set the layers and the number
 
 
 def _count(text: str, usual: int) -> int:
-    """A positive number of few digits; ``usual`` where there is none."""
+    """Return a positive number of few digits; ``usual`` without one."""
     return int(text) if text.isascii() and text.isdecimal() and 0 < len(text) < 6 and int(text) else usual  # noqa: PLR2004
 
 
 def _take_stage(given: Given, include: Include, filled: Mapping[str, Filled]) -> None:
-    """The ZeRO stage: DeepSpeed's file says it; ``--zero-stage`` alone only sets the model up."""
+    """Take the ZeRO stage from DeepSpeed's file; ``--zero-stage`` alone only sets the model up."""
     flag = next((one for one in _FILES if one in given.others), _FILES[0])
     name = given.partly(flag.removeprefix("--"))
     base = name.rsplit("/", 1)[-1]
@@ -382,7 +382,7 @@ _AWAY = re.compile(r'"offload_(optimizer|param)"\s*:\s*\{[^}]*"device"\s*:\s*"(c
 
 
 def _stage_of(given: Given, name: str, text: str) -> str | None:
-    """The stage that DeepSpeed's JSON says, also where a script fills it in later; and what it offloads."""
+    """Return the stage in DeepSpeed's JSON, also if a script fills it in, and record its offloading."""
     file = Source(name=name, text=text)
     is_template = _OPEN_PLACE.search(text) is not None or UNKNOWN in text
     values = looks_like_document(file) if is_template else document_of(file)
@@ -419,7 +419,7 @@ def _stage_of(given: Given, name: str, text: str) -> str | None:
 
 
 def _note_unknown(given: Given, file: str, values: Values) -> None:
-    """Name the keys of DeepSpeed's file that it does not have, and ignores."""
+    """Note the unknown keys of DeepSpeed's file, which it ignores."""
     known = flag_names("deepspeed")
     for key, found in values.items():
         if not (key in known or known.is_free(key) or key.startswith(_CURRICULA)):
@@ -428,7 +428,7 @@ def _note_unknown(given: Given, file: str, values: Values) -> None:
 
 
 def _agree(given: Given, fields: Fields) -> None:
-    """Leave a fault where DeepSpeed's file computes in another type than the flags say."""
+    """Record a fault if DeepSpeed's file computes in another type than the flags."""
     for name, other in (("bf16", "fp16"), ("fp16", "bf16")):
         if fields.flag(f"{name}.enabled", default=False) and given.has(other):
             flag = given.values[f"--{other}"]
@@ -439,10 +439,10 @@ def _agree(given: Given, fields: Fields) -> None:
 
 
 def partition(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
-    """Layers of each stage by ``--pp-partition-method``; faults are left in ``given``.
+    """Return the layers of each stage by ``--pp-partition-method``; faults are left in ``given``.
 
-    DeepSpeed's ``PipelineModule._partition_layers``: layers whose class matches weigh 1 and are balanced;
-    ``type:transformer|embedding`` counts the embedding and the head, which is one, too.
+    DeepSpeed's ``PipelineModule._partition_layers``: layers with a matching class weigh 1 and are balanced;
+    ``type:transformer|embedding`` also counts the embedding and the head, which is an embedding.
     """
     method = given.other("pp-partition-method").strip("'\"").lower() or "type:transformer"
     counted = {"type:transformer": 0, "type:transformer|embedding": 1, "type:embedding|transformer": 1}

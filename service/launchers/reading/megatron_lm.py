@@ -1,8 +1,7 @@
-"""Reads a Megatron-LM launch command back: a script becomes a model, a workload and a configuration.
+"""Reader of Megatron-LM's launch commands: a script becomes a model, a workload and a configuration.
 
-The inverse of ``meshwright.service.launchers.megatron_lm``. What the script leaves to Megatron-LM's
-defaults is read
-as those, and the ones that cost time are named; what is not understood is listed, never guessed.
+The inverse of ``meshwright.service.launchers.megatron_lm``. Missing flags take Megatron-LM's defaults, and
+those that cost time are noted; unknown flags are listed, never guessed.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from meshwright.service.launchers.reading.megatron_run import (
 from meshwright.service.launchers.reading.shell_values import Script
 
 _LEAST_FLAGS = 2
-# Programs of Megatron-LM's that build other models from the same flags.
+# Programs of Megatron-LM that build other models from the same flags.
 _OTHER_PROGRAMS = {
     "pretrain_bert.py": "an encoder", "pretrain_t5.py": "an encoder-decoder",
     "pretrain_ict.py": "an encoder", "pretrain_retro.py": "a retrieval model",
@@ -53,12 +52,12 @@ _OTHER_PROGRAMS = {
 
 
 class MegatronLmReader:
-    """Reads launch scripts of Megatron-LM."""
+    """Reader of Megatron-LM's launch scripts."""
 
     name = "megatron-lm"
 
     def recognises(self, source: Source) -> bool:
-        """Return whether a script holds flags of Megatron-LM."""
+        """Return whether a script has flags of Megatron-LM."""
         if not source.is_script:
             return False
         try:
@@ -67,7 +66,7 @@ class MegatronLmReader:
             return False
 
     def read(self, source: Source, told: Told) -> LaunchFile:
-        """The run that a script starts.
+        """Return the run that a script starts.
 
         Raises:
             InvalidProblemError: a value cannot be read, or contradicts another, with line and flag.
@@ -105,10 +104,10 @@ class MegatronLmReader:
 
 
 def _require_started(script: Script, given: Given, name: str) -> None:
-    """Refuse a file of flags that starts nothing and sets degrees that none of its flags takes.
+    """Refuse a file of flags that starts nothing and sets degrees that none of its flags use.
 
     Raises:
-        InvalidProblemError: such a variable: the command that takes it stands elsewhere.
+        InvalidProblemError: there is such a variable: the command that uses it is elsewhere.
     """
     said = {**given.others, **given.values}
     taken = {text for flag, value in said.items() if _TAKES.search(flag) for text in value.texts}
@@ -137,7 +136,7 @@ def launch_file(
     name: str,
     include: Include = lambda _: None,
 ) -> LaunchFile:
-    """What flags in Megatron-LM's names say, whichever launcher they come from.
+    """Return the launch file of flags with Megatron-LM's names, from any launcher.
 
     Raises:
         InvalidProblemError: sizes are missing or contradict one another.
@@ -176,13 +175,13 @@ def launch_file(
 
 
 def _of_checkpoint(given: Given) -> ModelSpec | None:
-    """The model of ``--use-checkpoint-args``, where a name in the paths tells it; None: no such flag.
+    """Return the model of ``--use-checkpoint-args`` if a path names it; None without the flag.
 
-    The checkpoint's flags count before the command's, which are seldom all there: a model that the paths
-    name must have the sizes that are.
+    The checkpoint's flags override the command's, which are seldom complete: a model that the paths
+    name must have the given sizes.
 
     Raises:
-        InvalidProblemError: no path names one.
+        InvalidProblemError: no path names a model.
     """
     value = given.others.get(FROM_CHECKPOINT)
     if value is None:
@@ -204,12 +203,12 @@ _PATHS = ("load", "tokenizer-model", "pretrained-checkpoint")
 
 
 def _sizes_of(model: ModelSpec) -> list[tuple[str, int]]:
-    """Flags that say sizes of a model, with what they must be."""
+    """Return the flags for sizes of a model, with their required values."""
     return [(flag, getattr(model, field)) for flag, field in _SIZES.items() if flag != "kv-channels"]
 
 
 def _override(given: Given, told: Told) -> None:
-    """What is told counts before what the script says, which is noted."""
+    """Override the script by supplied values, with a note."""
     for name, flag in TOLD_FLAGS.items():
         value = told.values.get(name)
         if value is None:
@@ -230,7 +229,7 @@ def _override(given: Given, told: Told) -> None:
 
 
 def _take_default_batch(given: Given, gpus: int | None) -> None:
-    """One micro-batch a replica, where the script names no batch (Megatron-LM's ``validate_args``)."""
+    """Take one micro-batch per replica if the script sets no batch (Megatron-LM's ``validate_args``)."""
     if given.has("global-batch-size") or given.has("step-batch-size-schedule") or gpus is None:
         return
     ranks = 1
@@ -248,12 +247,12 @@ def _take_default_batch(given: Given, gpus: int | None) -> None:
 
 
 def _count(source: Source, told: Told) -> int:
-    """Flags of Megatron-LM in the best command of a script."""
+    """Return the number of Megatron-LM's flags in the best command of a script."""
     return best(commands_of(script_of(source, told)), _is_flag)[1]
 
 
 def _is_flag(text: str) -> bool:
-    """Return whether a word is a flag of Megatron-LM that decides a plan."""
+    """Return whether a word is a flag of Megatron-LM that affects a plan."""
     return text.partition("=")[0] in FLAGS
 
 
@@ -267,7 +266,7 @@ _SIZES = {
 
 
 def _agree(given: Given, model: ModelSpec) -> None:
-    """Flags that say another size than the named model has."""
+    """Record a fault for each flag with another size than the named model's."""
     for flag, field in _SIZES.items():
         size = given.optional(flag)
         if size is not None and size != getattr(model, field) and not (flag == "kv-channels" and model.mla):

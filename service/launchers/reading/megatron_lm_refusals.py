@@ -1,4 +1,4 @@
-"""Combinations of flags that Megatron-LM's own parser refuses: said with line and flag.
+"""Combinations of flags that Megatron-LM's own parser refuses, reported with line and flag.
 
 Sources: ``validate_args`` in megatron/training/arguments.py, ``TransformerConfig.__post_init__``, and
 pipeline_parallel_layer_layout.py, Megatron-LM 0.16.1 and 0.19.2.
@@ -29,7 +29,7 @@ _NEEDS = (
     ("reuse-grad-buf-for-mxfp8-param-ag", "fp8-param-gather"),
 )
 _ACTIVATIONS = ("swiglu", "quick-geglu", "squared-relu")  # core_transformer_config_from_args
-# What a word may be; of those that only other versions or models have, what is priced.
+# Allowed words; of those that only other versions or models have, the priced ones.
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "attention-backend": ("flash", "fused", "unfused", "local", "auto"),
     "cross-entropy-fusion-impl": ("native", "te"),
@@ -49,20 +49,20 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 
 
 def refuse_contradictions(given: Given, model: ModelSpec) -> None:
-    """Leave a fault in ``given`` for each combination that Megatron-LM would not start with."""
+    """Record a fault in ``given`` for each combination that Megatron-LM refuses to start with."""
     for rule in _RULES:
         rule(given, model)
 
 
 def _lacking(given: Given, _: ModelSpec) -> None:
-    """Switches that need another one."""
+    """Refuse switches that lack a required other one."""
     for name, needed in _NEEDS:
         if given.has(name) and not given.has(needed):
             given.fault(name, f"needs --{needed}")
 
 
 def _words(given: Given, _: ModelSpec) -> None:
-    """Words that are none of the choices: Megatron-LM's parser stops at them."""
+    """Refuse words that are not allowed: Megatron-LM's parser stops at them."""
     for name, allowed in _CHOICES.items():
         word = given.word(name, allowed[0])
         if word.lower() not in {one.lower() for one in allowed}:  # forks write rmsnorm
@@ -74,7 +74,7 @@ def _words(given: Given, _: ModelSpec) -> None:
 
 
 def _activations(given: Given, _: ModelSpec) -> None:
-    """One activation, and latent attention beside no groups of queries."""
+    """Require one activation, and no query groups with latent attention."""
     said = [name for name in _ACTIVATIONS if given.has(name)]
     if len(said) > 1:
         given.fault(said[1], f"contradicts --{said[0]}: Megatron-LM takes one of them")
@@ -85,7 +85,7 @@ def _activations(given: Given, _: ModelSpec) -> None:
 
 
 def _experts(given: Given, model: ModelSpec) -> None:
-    """Experts over ranks need experts, as many on each rank."""
+    """Require experts for ranks of experts, with the same number on each rank."""
     name = "expert-model-parallel-size"
     ranks, experts = given.integer(name, 1), model.moe.num_experts if model.moe else 0
     if ranks > 1 and not experts:
@@ -100,7 +100,7 @@ def _experts(given: Given, model: ModelSpec) -> None:
 
 
 def _overlapped_experts(given: Given, model: ModelSpec) -> None:
-    """All-to-alls under computing: ``TransformerConfig.__post_init__``, 0.16.1, lines 1852 to 1899."""
+    """Check overlapped all-to-alls: ``TransformerConfig.__post_init__``, 0.16.1, lines 1852 to 1899."""
     name = "overlap-moe-expert-parallel-comm"
     if not given.has(name):
         return
@@ -128,7 +128,7 @@ def _overlapped_experts(given: Given, model: ModelSpec) -> None:
 
 
 def _recomputation(given: Given, _: ModelSpec) -> None:
-    """Selective recomputation has neither a method nor a number of layers, full has both."""
+    """Require a method and a number of layers for full recomputation, and neither for selective."""
     if given.has("recompute-method") and not given.has("recompute-num-layers"):
         given.fault("recompute-method", "needs --recompute-num-layers")
     if given.word("recompute-granularity") == "selective":
@@ -138,7 +138,7 @@ def _recomputation(given: Given, _: ModelSpec) -> None:
 
 
 def _splits(given: Given, _: ModelSpec) -> None:
-    """A layout is the only word on the split; it has the embedding first and one loss."""
+    """Refuse other split flags next to a layout, which has the embedding first and one loss."""
     if not given.has(_LAYOUT):
         return
     for name in _OTHER_SPLITS:
@@ -150,7 +150,7 @@ def _splits(given: Given, _: ModelSpec) -> None:
 
 
 def _small_states(given: Given, _: ModelSpec) -> None:
-    """Dtypes of the optimizer's tensors: ``OptimizerConfig.__post_init__``, ``validate_args``."""
+    """Check the optimizer's types: ``OptimizerConfig.__post_init__``, ``validate_args``."""
     dtypes = {
         flag: given.word(flag, "fp32")
         for flag in ("exp-avg-dtype", "exp-avg-sq-dtype", "main-params-dtype", "main-grads-dtype")
@@ -173,7 +173,7 @@ def _small_states(given: Given, _: ModelSpec) -> None:
 
 
 def _gathered_in_8_bits(given: Given, _: ModelSpec) -> None:
-    """Leave a fault where 8-bit weights have no buffer: MXFP8's fit into the gradients' one alone.
+    """Record a fault for 8-bit weights without a buffer; only MXFP8's fit into the gradients' one.
 
     Source: megatron/core/distributed/param_and_grad_buffer.py, which maps weights by Transformer Engine's
     ``replace_raw_data``; Megatron-FSDP has buffers of its own.
@@ -189,7 +189,7 @@ def _gathered_in_8_bits(given: Given, _: ModelSpec) -> None:
 
 
 def _offloaded_share(given: Given, _: ModelSpec) -> None:
-    """Some of the optimizer's states go to the CPU, or all."""
+    """Require an offloaded share within its range, so that some or all states are on the CPU."""
     name, (low, high) = "optimizer-offload-fraction", OPTION_NUMBERS["optimizer_offload_fraction"]
     share = given.number(name, 1.0)
     if given.has("optimizer-cpu-offload") and not low <= share <= high:
@@ -198,13 +198,13 @@ def _offloaded_share(given: Given, _: ModelSpec) -> None:
 
 
 def _widths(given: Given, model: ModelSpec) -> None:
-    """Tensor ranks divide the MLP (Megatron-Core ``ensure_divisibility``, on the cluster only)."""
+    """Require tensor ranks that divide the MLP (``ensure_divisibility``, on the cluster only)."""
     width = model.ffn_hidden_size
     _require_tensor_divides(given, width, f"the MLP's width {width}")
 
 
 def _require_tensor_divides(given: Given, size: int, words: str) -> None:
-    """Refuse tensor ranks that do not divide ``size``, said in words."""
+    """Refuse tensor ranks that do not divide ``size``, which ``words`` describe."""
     ranks = given.integer("tensor-model-parallel-size", 1)
     if ranks > 1 and size % ranks:
         given.fault(
@@ -216,7 +216,7 @@ def _require_tensor_divides(given: Given, size: int, words: str) -> None:
 
 
 def _lengths(given: Given, model: ModelSpec) -> None:
-    """Sequences fit the positions and the ranks that they are split over."""
+    """Check that sequences fit the positions and divide over their ranks."""
     seq, positions = given.integer("seq-length", 1), given.optional("max-position-embeddings")
     if positions is not None and positions < seq:
         given.fault(

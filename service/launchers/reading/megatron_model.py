@@ -31,7 +31,7 @@ _MAX_LAYERS = 10_000
 _MAX_TEXT = 100_000
 _USUAL_MULTIPLE = 128
 _USUAL_TOKENIZER = "GPT2BPETokenizer"  # of pretrain_gpt.py, with a --vocab-file
-# Flags that name the tokenizer; the last ones are those of forks (Megatron-DeepSpeed, Pai-Megatron-Patch).
+# Flags that name the tokenizer; the last ones are of forks (Megatron-DeepSpeed, Pai-Megatron-Patch).
 _TOKENIZERS = (
     "tokenizer-model", "vocab-file", "tokenizer-name-or-path", "tokenizer-file", "hf-tokenizer-path",
     "tokenizer-hf-path", "load",
@@ -39,10 +39,10 @@ _TOKENIZERS = (
 
 
 def model_of(given: Given, name: str, include: Include = lambda _: None) -> ModelSpec:
-    """The shape; the vocabulary is the tokenizer's where no flag states it.
+    """Return the model's shape; the tokenizer sets the vocabulary if no flag does.
 
     Raises:
-        InvalidProblemError: a size is missing, or the shape is none that can be priced.
+        InvalidProblemError: a size is missing, or the shape is not priced.
     """
     for flag in _NEEDED:
         if not given.has(flag):
@@ -98,10 +98,10 @@ def model_of(given: Given, name: str, include: Include = lambda _: None) -> Mode
 
 
 def _vocabulary(given: Given, include: Include) -> int:
-    """Tokens of the model: stated, or the tokenizer's, padded as the command says.
+    """Return the model's tokens, stated or the tokenizer's, with the command's padding.
 
     ``vocab_size_with_padding`` of Megatron-LM: up to a multiple of --make-vocab-size-divisible-by times the
-    tensor-parallel size. A multiple of 128 is every price's own and is left to it.
+    tensor-parallel size. Padding to 128 is left to the cost model.
     """
     size, rows = given.optional("vocab-size"), given.optional("padded-vocab-size")
     size = rows if size is None else size
@@ -139,12 +139,12 @@ def _vocabulary(given: Given, include: Include) -> int:
 
 
 def _usual_ffn(hidden: int, *, gated: bool) -> int:
-    """Megatron-LM's default width: 4 h, or with SwiGLU two thirds of it in multiples of 64."""
+    """Return Megatron-LM's default MLP width: 4 h, or with SwiGLU two thirds of it in multiples of 64."""
     return int(4 * hidden * 2 / 3) // 64 * 64 if gated else 4 * hidden
 
 
 def _kv_heads(given: Given, heads: int) -> int:
-    """Groups of queries; without the switch the number of groups is ignored."""
+    """Return the query groups; without the switch their number is ignored."""
     if given.has("group-query-attention"):
         return given.integer("num-query-groups", 1)
     if given.has("num-query-groups") and given.integer("num-query-groups", heads) != heads:
@@ -153,7 +153,7 @@ def _kv_heads(given: Given, heads: int) -> int:
 
 
 def _mla(given: Given) -> MlaSpec | None:
-    """Latent attention with the defaults of MLATransformerConfig."""
+    """Return latent attention with the defaults of MLATransformerConfig."""
     if not given.has("multi-latent-attention"):
         return None
     return MlaSpec(
@@ -167,12 +167,12 @@ def _mla(given: Given) -> MlaSpec | None:
 
 
 def _number(given: Given, name: str) -> float | None:
-    """A number, None where the flag is not given."""
+    """Return a number; None if the flag is not given."""
     return given.number(name, 0.0) if given.has(name) else None
 
 
 def _activation(given: Given) -> Activation | None:
-    """The MLP's activation where it is not the usual one."""
+    """Return the MLP's activation if it differs from the default."""
     # transformer_config.py: the offset goes with quick_gelu alone; files of Bridge name no activation
     if given.has("quick-geglu") or _number(given, "glu-linear-offset"):
         return "quick_gelu"
@@ -180,14 +180,14 @@ def _activation(given: Given) -> Activation | None:
 
 
 def _no_rotary(given: Given) -> dict[str, Any]:
-    """Layers without positions: every n-th (``4``), or a list (``([0]*3+[1])*12``)."""
+    """Return the layers without positions: every n-th (``4``), or a list (``([0]*3+[1])*12``)."""
     layers = _layers_of(given, "no-rope-freq", lambda every: lambda layer: (layer + 1) % every == 0)
     every, listed = spaced(layers, given.integer("num-layers", 0))
     return {"no_rotary_every": every, "no_rotary_layers": listed}
 
 
 def _global_layers(given: Given) -> dict[str, Any]:
-    """Layers that attend to all tokens: every n-th (``4``), or those that a list marks with 0."""
+    """Return the layers that attend to all tokens: every n-th (``4``), or zeros in a list."""
     num_layers = given.integer("num-layers", 0)
     local = _layers_of(given, "window-attn-skip-freq", lambda every: lambda layer: (layer + 1) % every != 0)
     if not given.has("window-size") or not local:
@@ -199,7 +199,7 @@ def _global_layers(given: Given) -> dict[str, Any]:
 def _layers_of(
     given: Given, name: str, rule: Callable[[int], Callable[[int], bool]], default: str = "0"
 ) -> list[int]:
-    """The layers that a flag marks: by a rule of every n-th, or by a list of 0 and 1 for each layer."""
+    """Return the layers that a flag marks: by a rule of every n-th, or by a list of 0 and 1 per layer."""
     text, num_layers = given.word(name, default).strip(), given.integer("num-layers", 0)
     if text.isascii() and text.isdecimal():
         every = int(text[:6])
@@ -215,7 +215,7 @@ def _layers_of(
 
 
 def _marks(text: str) -> list[int] | None:
-    """0 and 1 of an expression of lists, sums and multiples; None where it is something else."""
+    """Return the 0 and 1 of an expression of lists, sums and multiples; None for anything else."""
     try:
         return _evaluated(ast.parse(text[:_MAX_TEXT], mode="eval").body)
     except (SyntaxError, ValueError, RecursionError):
@@ -223,10 +223,10 @@ def _marks(text: str) -> list[int] | None:
 
 
 def _evaluated(node: ast.expr) -> list[int]:
-    """The value of one part of such an expression.
+    """Return the value of one part of such an expression.
 
     Raises:
-        ValueError: it is none, or names too many layers.
+        ValueError: it is not such an expression, or has too many layers.
     """
     if isinstance(node, ast.List):
         marks = [part.value for part in node.elts if isinstance(part, ast.Constant)]
@@ -243,7 +243,7 @@ def _evaluated(node: ast.expr) -> list[int]:
 
 
 def _rotary_scaling(given: Given, mla: MlaSpec | None) -> RotaryScaling | None:
-    """How the flags stretch rotary frequencies; latent attention scales by YaRN unless told otherwise."""
+    """Return the scaling of rotary frequencies; YaRN is the default with latent attention."""
     if mla is not None:
         if given.word("rope-type", "yarn") != "yarn":
             return None
@@ -264,9 +264,9 @@ def _rotary_scaling(given: Given, mla: MlaSpec | None) -> RotaryScaling | None:
 
 
 def _yarn(given: Given) -> RotaryScaling:
-    """Of plain attention, with the defaults of Megatron-LM's ``_apply_yarn_config_from_args``."""
+    """Return YaRN of plain attention, with the defaults of ``_apply_yarn_config_from_args``."""
     mscale, of_all = _number(given, "mscale"), _number(given, "mscale-all-dim")
-    usual = mscale in (None, 1.0) and not of_all  # what YaRN does by itself
+    usual = mscale in (None, 1.0) and not of_all  # YaRN's default
     return RotaryScaling(
         kind="yarn",
         factor=_number(given, "rotary-scaling-factor") or 1.0,
@@ -280,7 +280,7 @@ def _yarn(given: Given) -> RotaryScaling:
 
 
 def _window(given: Given) -> int | None:
-    """``(127, 0)`` neighbours are a window of 128 tokens."""
+    """Return the window in tokens; ``(127, 0)`` neighbours are a window of 128."""
     if not given.has("window-size"):
         return None
     left = given.word("window-size").strip("()").partition(",")[0].strip()
@@ -291,10 +291,10 @@ def _window(given: Given) -> int | None:
 
 
 def _with_experts(given: Given, model: ModelSpec, ffn: int) -> ModelSpec:
-    """The model with its experts, where it has any.
+    """Return the model with its experts, if it has any.
 
     Raises:
-        InvalidProblemError: no layer has experts, or their sizes contradict each other.
+        InvalidProblemError: no layer has experts, or their sizes contradict one another.
     """
     if not given.has("num-experts"):
         return model
@@ -330,7 +330,7 @@ def _with_experts(given: Given, model: ModelSpec, ffn: int) -> ModelSpec:
 def _normalizes(given: Given, top_k: int, *, sigmoid: bool) -> bool:
     """Return whether the weights of the chosen experts sum to 1.
 
-    Sigmoid scores of several experts always do, whatever ``--moe-router-pre-softmax`` says; the score of a
+    Sigmoid scores of several experts always do, with any ``--moe-router-pre-softmax``; the score of a
     single one stays (megatron-core 0.16.1 to 0.19.2, moe_utils.py, ``topk_routing_with_score_function``).
     """
     early = given.has("moe-router-pre-softmax")
@@ -342,11 +342,11 @@ def _normalizes(given: Given, top_k: int, *, sigmoid: bool) -> bool:
 
 
 def _balance(given: Given) -> dict[str, Any]:
-    """The loss that balances experts, where a flag says how much; of several kinds the first."""
+    """Return the loss that balances experts if a flag sets its weight; the first of several kinds."""
     kind = given.other("moe-router-load-balancing-type") or "aux_loss"
     try:
         weight = float(given.other("moe-aux-loss-coeff") or 0)
-    except ValueError:  # a variable that nobody set
+    except ValueError:  # an undefined variable
         return {}
     if not kind.endswith("aux_loss") or not 0 < weight <= MOE_LIMITS["balance_coefficient"][1]:
         return {}

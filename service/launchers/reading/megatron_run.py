@@ -1,4 +1,4 @@
-"""How a Megatron-LM command spreads the model over GPUs: world size, mesh, shards, micro-batches."""
+"""The parallel layout of a Megatron-LM command: world size, mesh, shards, micro-batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from meshwright.solver.configuration import Configuration, holds_layers, plain_o
 from meshwright.solver.problem import Workload
 
 # --------------------------------------------------------------------------------------------------
-# How a Megatron-LM command splits the layers over chunks, and which layers recompute.
+# The layers of each chunk of a Megatron-LM command, and those that recompute.
 
 
 _REPEATED = re.compile(r"(\([^()]*\)|.)\*(\d{1,5})")
@@ -32,7 +32,7 @@ _MAX_LAYOUT = 20_000
 
 
 def chunks_of(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
-    """Layers of each chunk in model order; faults are left in ``given``."""
+    """Return the layers of each chunk in model order; faults are left in ``given``."""
     if pp > num_layers + 2:
         given.fault("pipeline-model-parallel-size", f"{pp} stages for {num_layers} layers")
         return ()
@@ -62,7 +62,7 @@ def chunks_of(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
 
 
 def _virtual(given: Given, whole: int, pp: int) -> int:
-    """Chunks a rank: given as such, or by the layers of one."""
+    """Return the chunks per rank, given directly or by the layers of one."""
     direct, layers = "num-virtual-stages-per-pipeline-rank", "num-layers-per-virtual-pipeline-stage"
     if given.has(direct) and given.has(layers):
         given.fault(layers, f"contradicts --{direct}: Megatron-LM takes one of them")
@@ -76,7 +76,7 @@ def _virtual(given: Given, whole: int, pp: int) -> int:
 
 
 def _uneven_ends(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
-    """The first and the last stage as given, the others evenly."""
+    """Return the given first and last stage, and an even split of the others."""
     names = ("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers")
     first, last = (given.optional(name) for name in names)
     middle = pp - (first is not None) - (last is not None)
@@ -94,7 +94,7 @@ def _uneven_ends(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
 
 
 def _layout(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
-    """``Et*3|(tt|)*29,m|L``: stages between bars, t a layer; x*N repeats x."""
+    """Parse ``Et*3|(tt|)*29,m|L``: stages between bars, t for a layer; x*N repeats x."""
     name = "pipeline-model-parallel-layout"
     text = given.word(name).replace(" ", "").replace(",", "")
     while (found := _REPEATED.search(text)) is not None and len(text) < _MAX_LAYOUT:
@@ -120,9 +120,9 @@ def _layout(given: Given, num_layers: int, pp: int) -> tuple[int, ...]:
 
 
 def _misplaced(stages: Sequence[str]) -> bool:
-    """Return whether multi-token prediction stands where no split of layers says so.
+    """Return whether multi-token prediction is at a place that no split of layers can express.
 
-    Beside the loss it is part of the head; before that it fills a stage, and the loss the last one.
+    Next to the loss it is part of the head; otherwise it fills a stage, and the loss the last one.
     """
     before, last = stages[:-1], stages[-1]
     alone = bool(before) and set(before[-1]) == {"m"} and last == "L"
@@ -130,7 +130,7 @@ def _misplaced(stages: Sequence[str]) -> bool:
 
 
 def recompute_of(given: Given, split: tuple[int, ...]) -> tuple[str, int]:
-    """Granularity and recomputed layers of each chunk; all of the model where it is every one."""
+    """Return granularity and recomputed layers of each chunk; all of the model if it is every layer."""
     granularity = given.word("recompute-granularity")
     if given.has("recompute-activations"):
         if granularity == "full":
@@ -150,7 +150,7 @@ def recompute_of(given: Given, split: tuple[int, ...]) -> tuple[str, int]:
 
 
 def _recomputed_layers(given: Given, split: tuple[int, ...]) -> int:
-    """Uniform: all layers; block: the first of each chunk."""
+    """Return the recomputed layers per chunk: all for uniform, the first ones for block."""
     method, count = given.word("recompute-method"), given.integer("recompute-num-layers", 1)
     if method not in ("uniform", "block"):
         given.fault("recompute-method", "is needed with full recomputation", allowed="uniform or block")
@@ -164,7 +164,7 @@ def _recomputed_layers(given: Given, split: tuple[int, ...]) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# What a Megatron-LM command trains with: batch, precision, optimizer, and what the framework is told.
+# The workload of a Megatron-LM command: batch, precision, optimizer, and options of the framework.
 
 
 Option = str | int | float | bool
@@ -200,9 +200,9 @@ def workload_of(given: Given, framework: str = FRAMEWORK) -> Workload:
 
 
 def settled(workload: Workload, configuration: Configuration, model: ModelSpec) -> Workload:
-    """The workload of a configuration: one that cannot overlap experts says nothing of their overlap.
+    """Return the workload without expert options that the configuration cannot apply.
 
-    Its file leaves the flag out (or says false) whatever the framework does where it can, and its price is
+    Its file leaves the flag out (or sets false) whatever the framework can do, and its price is
     the same with either. So are all flags about experts for a model that has none.
     """
     idle = set() if model.moe else {*EXPERT_OPTIONS}
@@ -212,7 +212,7 @@ def settled(workload: Workload, configuration: Configuration, model: ModelSpec) 
 
 
 def global_batch(given: Given) -> int:
-    """Sequences of a step, of a growing batch the last; what grows before is noted."""
+    """Return the sequences per step, the last size of a growing batch; the earlier ones are noted."""
     if given.has("rampup-batch-size"):
         given.note("--rampup-batch-size is ignored by Megatron-LM 0.19, and priced as if it were")
     if not given.has(_SCHEDULE):
@@ -229,7 +229,7 @@ def global_batch(given: Given) -> int:
 
 
 def batch_steps(given: Given) -> list[tuple[int, int]]:
-    """Tokens from which each batch holds, with the batch; empty without a schedule, or with a wrong one."""
+    """Return (first token, batch) of each batch size; empty without a valid schedule."""
     words = given.word(_SCHEDULE).split()
     steps = [step for word in words[:_MAX_STEPS] if (step := _step(word)) is not None]
     starts = [start for start, _ in steps]
@@ -238,12 +238,12 @@ def batch_steps(given: Given) -> list[tuple[int, int]]:
 
 
 def batch_ramp(given: Given) -> tuple[tuple[int, int], ...]:
-    """The batches before the last, each with the tokens until which it holds."""
+    """Return the batches before the last, each with the tokens until which it holds."""
     return tuple((batch, end) for (_, batch), (end, _) in pairwise(batch_steps(given)))
 
 
 def _step(word: str) -> tuple[int, int] | None:
-    """``250B:1536`` as tokens and batch; None for anything else."""
+    """Return ``250B:1536`` as tokens and batch; None for anything else."""
     start, _colon, batch = word.partition(":")
     factor = _THOUSANDS.get(start[-1:].upper(), 1)
     digits = start[:-1] if factor > 1 else start
@@ -255,7 +255,7 @@ def _step(word: str) -> tuple[int, int] | None:
 
 
 def _precision(given: Given) -> tuple[str, str]:
-    """What linear layers run in, and the recipe where it is not the default one."""
+    """Return the type of linear layers, and the recipe if it differs from the default."""
     if given.has("bf16") and given.has("fp16"):
         given.fault("fp16", "contradicts --bf16: Megatron-LM takes one of them")
     if not (given.has("bf16") or given.has("fp16")):
@@ -269,7 +269,7 @@ def _precision(given: Given) -> tuple[str, str]:
 
 
 def _optimizer(given: Given) -> str:
-    """By its states."""
+    """Return the optimizer, by its states."""
     name = given.word("optimizer", "adam")
     if name not in _OPTIMIZERS:
         given.fault("optimizer", "is not priced", allowed=", ".join(_OPTIMIZERS))
@@ -279,7 +279,7 @@ def _optimizer(given: Given) -> str:
 
 
 def _options(given: Given, framework: str) -> dict[str, Option | None]:
-    """Facts of the framework that this command has otherwise than the catalog; None: as there."""
+    """Return the options in which this command differs from the catalog's framework; None: equal."""
     known = framework_facts(framework)
     found = {name: read(given, known) for name, read in _FACTS.items()}
     for name, note in _COSTLY.items():
@@ -291,17 +291,17 @@ def _options(given: Given, framework: str) -> dict[str, Option | None]:
 
 
 def _gradient_dtype(given: Given, known: FrameworkFacts) -> str:
-    """Of the gradients that are kept: bf16 training accumulates in fp32 unless told otherwise."""
-    if given.has("grad-reduce-in-bf16") and not given.has("fp16"):  # beside which it does nothing
-        return "bf16"  # whatever --accumulate-allreduce-grads-in-fp32 says
-    own = "fp16" if known.gradient_dtype == "fp32" else known.gradient_dtype  # else of two bytes, too
+    """Return the type of the kept gradients: bf16 training accumulates in fp32 by default."""
+    if given.has("grad-reduce-in-bf16") and not given.has("fp16"):  # without effect on fp16
+        return "bf16"  # with any --accumulate-allreduce-grads-in-fp32
+    own = "fp16" if known.gradient_dtype == "fp32" else known.gradient_dtype  # else also of two bytes
     kept = given.has("bf16") and given.word("main-grads-dtype", "fp32") == "fp32"
     exact = kept or given.has("accumulate-allreduce-grads-in-fp32")
     return "fp32" if exact else own if given.has("fp16") else "bf16"
 
 
 def _kernel(given: Given, known: FrameworkFacts) -> str:
-    """Attention as the backend names it; auto leaves it to Transformer Engine."""
+    """Return the attention backend's kernel; auto leaves it to Transformer Engine."""
     backend = given.word("attention-backend", "flash" if given.has("use-flash-attn") else "auto")
     same = _KERNELS.get(backend) is None or (
         backend == "flash" and known.attention_kernel.startswith("flash")
@@ -310,7 +310,7 @@ def _kernel(given: Given, known: FrameworkFacts) -> str:
 
 
 def _interleaves(given: Given) -> bool:
-    """Return whether chunks interleave, so that overlapped transfers are a question."""
+    """Return whether chunks interleave, so that transfers can overlap."""
     return given.integer("num-virtual-stages-per-pipeline-rank", 1) > 1 or any(
         given.has(name)
         for name in ("num-layers-per-virtual-pipeline-stage", "pipeline-model-parallel-layout")
@@ -318,32 +318,32 @@ def _interleaves(given: Given) -> bool:
 
 
 def _overlap_transfer(given: Given, known: FrameworkFacts) -> bool:
-    """On by default where chunks interleave."""
+    """Return whether transfers overlap: the default is on with interleaved chunks."""
     off = given.has("no-overlap-p2p-communication") and _interleaves(given)
     return known.overlap_transfer and not off
 
 
 def _overlap_tensor(given: Given, known: FrameworkFacts) -> bool:
-    """Only where there is a sequence-parallel collective to overlap."""
+    """Return whether sequence-parallel collectives overlap, if there are any."""
     if not given.has("sequence-parallel"):
         return known.overlap_tensor
     return given.has("tp-comm-overlap")
 
 
 def _dropout(given: Given, _: FrameworkFacts) -> bool:
-    """Either dropout that is not 0."""
+    """Return whether either dropout is above 0."""
     return any(given.number(f"{kind}-dropout", _DROPOUT) > 0 for kind in ("hidden", "attention"))
 
 
 def _recomputed_modules(given: Given, known: FrameworkFacts) -> str:
-    """The modules that selective recomputation replays, of those that are priced."""
+    """Return the priced modules that selective recomputation replays."""
     stated = given.words("recompute-modules") if given.word("recompute-granularity") != "full" else ()
     named = [name for name in OPTION_PARTS["recompute_modules"][0] if name in stated]
     return "+".join(named) or known.recompute_modules
 
 
 def _graph(given: Given, _: FrameworkFacts) -> str:
-    """What CUDA graphs capture; since 0.19 the scope's flag has another name, and a step is an impl."""
+    """Return the scope of CUDA graphs; since 0.19 it has another flag, and a step is an impl."""
     impl = given.word("cuda-graph-impl", "none")
     scope = (*given.words("cuda-graph-scope"), *given.words("cuda-graph-modules"))
     switched = given.has("enable-cuda-graph") or given.has("external-cuda-graph")
@@ -356,29 +356,29 @@ def _graph(given: Given, _: FrameworkFacts) -> str:
 
 
 def _fused_permutation(given: Given, known: FrameworkFacts) -> bool:
-    """Off unless it is said; where a recipe has it on, unless the file says no."""
+    """Return whether permutation is fused: off by default, except in a recipe that has it on."""
     return given.has("moe-permute-fusion") or (
         known.moe_permute_fusion and "--moe-permute-fusion" not in given.called
     )
 
 
 def _dispatcher(given: Given, known: FrameworkFacts) -> str:
-    """How tokens reach their experts: Megatron-Core's default is allgather."""
+    """Return the token dispatcher of experts; Megatron-Core's default is allgather."""
     if not (given.has("num-experts") or given.has("moe-token-dispatcher-type")):
         return known.moe_dispatcher
     kind = given.word("moe-token-dispatcher-type", "allgather")
     if kind == "flex":
         return "deepep" if given.has("moe-enable-deepep") else given.word(_BACKEND, "deepep")
-    return kind.removesuffix("_seq")  # alltoall_seq, before Megatron-Core 0.13
+    return kind.removesuffix("_seq")  # named alltoall_seq before Megatron-Core 0.13
 
 
 def _low_weights(given: Given, known: FrameworkFacts) -> bool:
-    """Weights held in 8 bits; Megatron-Bridge's recipes decide it by themselves."""
+    """Return whether weights are stored in 8 bits; Megatron-Bridge's recipes set it themselves."""
     return known.low_precision_weights or (given.has("fp8-param-gather") and given.has("fp8-format"))
 
 
 def _offloaded_modules(given: Given, known: FrameworkFacts) -> str:
-    """Whose inputs go to the host, of those that are priced."""
+    """Return the priced modules with inputs on the host."""
     stated = given.words("offload-modules") if given.has("fine-grained-activation-offloading") else ()
     return "+".join(name for name in OPTION_PARTS["offload_modules"][0] if name in stated) or (
         known.offload_modules
@@ -421,7 +421,7 @@ _COSTLY: Mapping[str, str] = {
     "overlap_transfer": "transfers between stages do not run under computing",
 }
 
-# Flags of what may be told beside a script, by glossary name.
+# Flags of the values that the user may supply, by glossary name.
 TOLD_FLAGS = {
     "tensor_parallel_size": "--tensor-model-parallel-size",
     "pipeline_parallel_size": "--pipeline-model-parallel-size",
@@ -441,7 +441,7 @@ _STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params"
 def configuration_of(
     given: Given, model: ModelSpec, workload: Workload, world: int | None
 ) -> Configuration:
-    """The configuration; faults of sizes that do not go together are raised with their flags.
+    """Return the configuration; sizes that do not fit are raised with their flags.
 
     Raises:
         InvalidProblemError: sizes contradict one another.
@@ -487,7 +487,7 @@ def configuration_of(
 
 
 def _offload(given: Given) -> str:
-    """Optimizer states on the host, all or a share of them."""
+    """Return the offloading of optimizer states: all or a share of them on the host."""
     if OFFLOAD in given.others:
         return given.other(OFFLOAD[2:])
     modules = given.has("fine-grained-activation-offloading")
@@ -501,7 +501,7 @@ def _offload(given: Given) -> str:
 
 
 def _data_parallel(given: Given, world: int | None, model_gpus: int) -> int:
-    """What the GPUs leave for data parallelism."""
+    """Return the data-parallel size that the GPUs leave."""
     if world is None:
         given.refuse(
             "num_gpus",
@@ -520,7 +520,7 @@ def _data_parallel(given: Given, world: int | None, model_gpus: int) -> int:
 
 
 def _micro_batches(given: Given, batch: int, each: int) -> int:
-    """Micro-batches of each pipeline; Megatron-LM's own default for the batch is one of them."""
+    """Return the micro-batches of each pipeline, with Megatron-LM's default for the batch."""
     if not batch:
         return 1
     batches = [("step-batch-size-schedule", f"its batch {early}", early) for early, _ in batch_ramp(given)]
@@ -536,7 +536,7 @@ def _micro_batches(given: Given, batch: int, each: int) -> int:
 
 
 def _check_interleaving(given: Given, pp: int, vpp: int, count: int) -> None:
-    """Micro-batches go in groups of g, pp by default: pp <= g <= M, and none or at least pp are left over.
+    """Check the groups of g micro-batches (default pp): pp <= g <= M, with a remainder of 0 or at least pp.
 
     Megatron-Core checks it in ``forward_backward_pipelining_with_interleaving``, when the first step runs.
     """
@@ -557,7 +557,7 @@ def _check_interleaving(given: Given, pp: int, vpp: int, count: int) -> None:
 
 
 def _check_experts(given: Given, model: ModelSpec, tp: int, rest: int) -> None:
-    """Ranks of experts fill those of a stage (Megatron-Core ``initialize_model_parallel``)."""
+    """Check that ranks of experts fill those of a stage (``initialize_model_parallel``)."""
     if model.moe is None:
         return
     ranks = given.integer("expert-model-parallel-size", 1) * _expert_tensor(given, model, tp)
@@ -571,7 +571,7 @@ def _check_experts(given: Given, model: ModelSpec, tp: int, rest: int) -> None:
 
 
 def _sharding(given: Given, ranks: int) -> tuple[int, int]:
-    """ZeRO stage and ranks of one shard set."""
+    """Return the ZeRO stage and the ranks of one shard set."""
     stage = int(given.has("use-distributed-optimizer"))
     if f"--{DEEPSPEED}" in given.others:
         stage = int(given.other("zero-stage"))
@@ -590,10 +590,10 @@ def _sharding(given: Given, ranks: int) -> tuple[int, int]:
     instances = given.integer("num-distributed-optimizer-instances", 1)
     if ranks % instances:
         given.fault("num-distributed-optimizer-instances", f"{instances} does not divide dp × cp = {ranks}")
-    stage = stage if ranks > 1 else 0  # nobody to share with
+    stage = stage if ranks > 1 else 0  # no other rank to share with
     return stage, max(ranks // instances, 1) if stage else 1
 
 
 def _expert_tensor(given: Given, model: ModelSpec, tp: int) -> int:
-    """Experts are split as everything else unless a flag says otherwise (Megatron-Core's default)."""
+    """Return the tensor ranks of experts; Megatron-Core's default is those of the other layers."""
     return given.integer("expert-tensor-parallel-size", tp) if model.moe is not None else 1

@@ -1,4 +1,4 @@
-"""Reads commands of Megatron-SWIFT (``megatron pt``, ``megatron sft``) with its own defaults.
+"""Reader of Megatron-SWIFT's commands (``megatron pt``, ``megatron sft``) with its own defaults.
 
 Names and defaults: ms-swift 4.6.0, swift/megatron/arguments/megatron_args.py.
 """
@@ -53,9 +53,9 @@ _ALL_LINEAR = "all-linear"
 _OTHERS = re.compile(
     r"^(?!.*(?:swift|_megatron/))(?:.*/)?(?!(?:pt|sft|rlhf|main|train\w*)\.py$)[\w-]+\.py$"
 )
-_BRIDGES = "scripts/performance/"  # of Megatron-Bridge, whose programs take such names, too
+_BRIDGES = "scripts/performance/"  # of Megatron-Bridge, with programs that take such names, too
 _EXTRA, _MAX_EXTRA = "megatron_extra_kwargs", 64
-# Where ms-swift's default is another than Megatron-LM's, and what it then does.
+# ms-swift's defaults that differ from Megatron-LM's, and their effect.
 _DEFAULTS = {
     "use_distributed_optimizer": ("true", "the optimizer is sharded: ms-swift's default"),
     "recompute_granularity": ("selective", "core attention recomputes: ms-swift's default"),
@@ -70,7 +70,7 @@ _QUIET = ("expert_tensor_parallel_size",)
 
 
 class MsSwiftReader:
-    """Reads launch scripts of Megatron-SWIFT."""
+    """Reader of launch scripts of Megatron-SWIFT."""
 
     name = "ms-swift"
 
@@ -84,7 +84,7 @@ class MsSwiftReader:
             return False
 
     def read(self, source: Source, told: Told) -> LaunchFile:
-        """The run that a script starts.
+        """Return the run that a script starts.
 
         Raises:
             InvalidProblemError: a value cannot be read, or contradicts another, with line and name.
@@ -119,7 +119,7 @@ class MsSwiftReader:
         world = started if said else replace(known.world, lacking=started.lacking)
         unknown = any(UNKNOWN in text for text in environment_of(script, command).get("NNODES", ()))
         if world.gpus_per_node and not world.num_nodes and not unknown:
-            world = replace(world, num_nodes=1)  # NNODES is 1 where it is not set
+            world = replace(world, num_nodes=1)  # default of NNODES
         named = next((others[key] for key in _NAMES_OF_MODELS if key in others), "")
         model = Word(named, 0) if named else None
         return completed(
@@ -137,12 +137,12 @@ def completed(
     named: Word | None = None,
     dispatcher: str = "alltoall",
 ) -> LaunchFile:
-    """The run of arguments in Megatron's names that name no model's shape.
+    """Return the run of arguments in Megatron's names that do not state the model's shape.
 
-    ``dispatcher``: how tokens reach experts where no argument says it.
+    ``dispatcher``: the default token dispatcher of experts.
 
     Raises:
-        InvalidProblemError: nobody names the model, or sizes contradict one another.
+        InvalidProblemError: no model is named, or sizes contradict one another.
     """
     length = known.value("seq_length")
     if length and not given.has("seq-length"):
@@ -173,9 +173,9 @@ _GRAPHS = (
 
 
 def _leave_graphs(given: Given, launcher: str) -> None:
-    """Leave out CUDA graphs that Megatron-LM's training loop captures (megatron/training/training.py).
+    """Drop CUDA graphs that Megatron-LM's training loop captures (megatron/training/training.py).
 
-    Megatron-Core captures layers by itself where ``cuda_graph_impl`` is local; those are not priced.
+    Megatron-Core captures layers itself if ``cuda_graph_impl`` is local; those are not priced.
     """
     impl = given.word("cuda-graph-impl", "local" if given.has("enable-cuda-graph") else "none")
     whole = WHOLE_STEP in (*given.words("cuda-graph-scope"), *given.words("cuda-graph-modules"))
@@ -201,7 +201,7 @@ def _is_name(text: str) -> bool:
 
 
 def _given(words: Sequence[Word], told: Told) -> tuple[Given, dict[str, str]]:
-    """Arguments as flags of Megatron-LM, and the rest of what may matter."""
+    """Return arguments as flags of Megatron-LM, and the others that may matter."""
     if (fault := unknown_arguments(words)) is not None:
         raise fault
     given, others = Given(), {}
@@ -241,7 +241,7 @@ def _given(words: Sequence[Word], told: Told) -> tuple[Given, dict[str, str]]:
 
 
 def _take_defaults(given: Given, named: set[str]) -> None:
-    """What ms-swift takes where a command says nothing; the costly ones are noted."""
+    """Apply ms-swift's defaults; the costly ones are noted."""
     for key, (value, note) in _DEFAULTS.items():
         if key not in named:
             take(given, key, value, 0, called=f"--{key}")
@@ -250,7 +250,7 @@ def _take_defaults(given: Given, named: set[str]) -> None:
 
 
 def _take_extra(given: Given, text: str, line: int) -> None:
-    """What goes to Megatron-Core as it is: a JSON object."""
+    """Take the JSON object that goes to Megatron-Core unchanged."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -264,7 +264,7 @@ def _take_extra(given: Given, text: str, line: int) -> None:
 
 
 def _take_precision(given: Given, others: dict[str, str]) -> None:
-    """What ``torch_dtype`` says; without it the type of the model's own weights, taken for bfloat16."""
+    """Take ``torch_dtype``, or by default the type of the model's own weights, assumed to be bfloat16."""
     if given.has("bf16") or given.has("fp16"):
         return
     name = others.get("torch_dtype", "")
@@ -278,15 +278,15 @@ def _take_precision(given: Given, others: dict[str, str]) -> None:
 
 
 def _off(key: str, text: str) -> str:
-    """``none`` is written for what is off; adam is called adamw too."""
+    """Return a value with ``none`` as off, and adamw as adam."""
     return "adam" if key == "optimizer" and text == "adamw" else text
 
 
 def _adapters(others: dict[str, str], words: Sequence[Word]) -> tuple[int, tuple[str, ...]]:
-    """Rank and targets of the adapters, where the command trains such.
+    """Return rank and targets of the adapters, if the command trains them.
 
     Raises:
-        InvalidProblemError: what is trained is not priced, with its line.
+        InvalidProblemError: the training is not priced, with its line.
     """
 
     def refusal(name: str, allowed: str) -> InvalidProblemError:

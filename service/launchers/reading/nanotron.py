@@ -27,7 +27,7 @@ _SECTIONS = (
     "logging", "metrics_logging", "model", "nanoset", "optimizer", "parallelism", "profiler", "s3_upload",
     "tokenizer", "tokens",
 )  # fmt: skip
-# Of LlamaConfig and Qwen2Config; its parser refuses others, and forks build other layers by them.
+# Of LlamaConfig and Qwen2Config; its parser refuses others, which forks use for other layers.
 _SHAPE = (
     "attention_bias", "bos_token_id", "eos_token_id", "flex_attention_mask", "hidden_act", "hidden_size",
     "initializer_range", "intermediate_size", "interpolation_factor", "is_llama_config", "is_qwen2_config",
@@ -41,7 +41,7 @@ _MAX_ZERO = 1
 
 
 class NanotronReader:
-    """Reads ``run_train.py``'s configuration."""
+    """Reader of ``run_train.py``'s configuration."""
 
     name = "nanotron"
 
@@ -51,7 +51,7 @@ class NanotronReader:
         return sum(name in names for name in _OWN) > 1
 
     def read(self, source: Source, told: Told) -> LaunchFile:
-        """The run that the file configures.
+        """Return the run that the file configures.
 
         Raises:
             InvalidProblemError: a value cannot be read, or contradicts another, with line and key.
@@ -68,7 +68,7 @@ class NanotronReader:
         )
         _refuse_others(fields, told)
         _refuse_options(fields, known.source, told)
-        fields.take("optimizer.zero_stage")  # of one rank, too, whose states nothing shares
+        fields.take("optimizer.zero_stage")  # also with one rank, which shares no states
         fields.stop()
         return LaunchFile(
             launcher=self.name,
@@ -87,7 +87,7 @@ class NanotronReader:
 
 
 def _refuse_others(fields: Fields, told: Told) -> None:
-    """Sections of forks, which nanotron's own parser refuses (``get_config_from_dict`` is strict)."""
+    """Refuse sections of forks, as nanotron's own parser does (``get_config_from_dict`` is strict)."""
     for section in fields.sections():
         if section not in _SECTIONS and not passed_by(told, section):
             message = "is no section of nanotron's, and what a fork makes of it is not known"
@@ -95,7 +95,7 @@ def _refuse_others(fields: Fields, told: Told) -> None:
 
 
 def _refuse_options(fields: Fields, source: Source, told: Told) -> None:
-    """Leave a fault for each option of the command that ``run_train.py`` does not have."""
+    """Record a fault for each option of the command that ``run_train.py`` does not have."""
     for _, words in commands_beside(source, told):
         command = program_of(words)
         named = command is not None and any(holds_file(word, source.name) for word in command.words)
@@ -111,7 +111,7 @@ _OPTION = "--config-file"
 
 
 def _configuration(fields: Fields, model: ModelSpec) -> Configuration:
-    """The mesh; its degrees are all in the file."""
+    """Return the mesh; the file has all of its degrees."""
     for name in ("dp", "pp", "tp"):
         fields.expect(f"parallelism.{name}")
     dp, pp, tp = (fields.integer(f"parallelism.{name}", 1) for name in ("dp", "pp", "tp"))
@@ -153,7 +153,7 @@ def _configuration(fields: Fields, model: ModelSpec) -> Configuration:
 def _padded(fields: Fields, model: ModelSpec) -> ModelSpec:
     """The model with the vocabulary that nanotron builds (helpers.py:52 ``_vocab_size_with_padding``).
 
-    A multiple of ``make_vocab_size_divisible_by`` times the tensor-parallel size; where the former is 1, as
+    A multiple of ``make_vocab_size_divisible_by`` times the tensor-parallel size; if the former is 1, as
     in exported files, every launcher's price pads it alike and the model's own size is kept.
     """
     divisor = fields.integer("model.make_vocab_size_divisible_by", 1, low=1)
@@ -166,7 +166,7 @@ def _padded(fields: Fields, model: ModelSpec) -> ModelSpec:
 
 
 def _split(fields: Fields, model: ModelSpec, pp: int, tp: int) -> tuple[int, ...]:
-    """Its own split; a stage without a layer, or an output head before the last stage, is not priced."""
+    """Return nanotron's split; refuse a stage without layers, or an output head before the last stage."""
 
     def fills(stages: int) -> bool:
         split, head = nanotron_split(model, stages, tp)
@@ -184,7 +184,7 @@ def _split(fields: Fields, model: ModelSpec, pp: int, tp: int) -> tuple[int, ...
 
 
 def _zero(fields: Fields) -> int:
-    """0 or 1; nanotron's parser takes any number."""
+    """Return ZeRO stage 0 or 1; nanotron's parser accepts any number."""
     stage = fields.integer("optimizer.zero_stage", 0, low=0)
     if stage > _MAX_ZERO:
         fields.fault("optimizer.zero_stage", f"nanotron has no stage {stage}", allowed="0, 1", nearest="1")
@@ -192,7 +192,7 @@ def _zero(fields: Fields) -> int:
 
 
 def _schedule(fields: Fields, pp: int) -> str:
-    """The engine; its default runs all forward passes first."""
+    """Return the schedule of the engine; by default all forward passes run first."""
     engine = fields.word("parallelism.pp_engine", "afab", allowed=("afab", "1f1b"))
     if pp == 1:
         return "none"
@@ -202,13 +202,13 @@ def _schedule(fields: Fields, pp: int) -> str:
 
 
 def _sequence_parallel(fields: Fields) -> bool:
-    """REDUCE_SCATTER is sequence parallelism; ALL_REDUCE is the default."""
+    """Return whether the mode is REDUCE_SCATTER (sequence parallel); ALL_REDUCE is the default."""
     mode = fields.word("parallelism.tp_mode", "ALL_REDUCE", allowed=("ALL_REDUCE", "REDUCE_SCATTER"))
     return mode == "REDUCE_SCATTER"
 
 
 def _precision(fields: Fields) -> str:
-    """Training in bfloat16; nothing else is priced."""
+    """Return bfloat16; other precisions are not priced."""
     dtype = fields.word("model.dtype", "bfloat16")
     if dtype != "bfloat16":
         fields.fault("model.dtype", "is not priced", allowed="bfloat16", nearest="bfloat16")
@@ -216,7 +216,7 @@ def _precision(fields: Fields) -> str:
 
 
 def _optimizer(fields: Fields) -> str:
-    """By its factory."""
+    """Return the optimizer, by its factory."""
     name = fields.word("optimizer.optimizer_factory.name", "adamW")
     if name.lower() != "adamw":
         fields.fault("optimizer.optimizer_factory.name", "is not priced", allowed="adamW")
@@ -224,13 +224,13 @@ def _optimizer(fields: Fields) -> str:
 
 
 def _read_model(fields: Fields, told: Told) -> ModelSpec:
-    """The told model, unless the file says that it is of another kind; else the file's."""
+    """Return the supplied model if the file has the same kind, else the file's."""
     other_kind = fields.has("model.model_config.is_mamba_config")
     return _model(fields) if told.model is None or other_kind else told.model
 
 
 def _refuse_layers(fields: Fields) -> None:
-    """Leave a fault for each name of the model's that neither LlamaConfig nor Qwen2Config has."""
+    """Record a fault for each model key that neither LlamaConfig nor Qwen2Config has."""
     at = "model.model_config"
     for name in fields.names_in(at):
         known = name.startswith(("_", "moe_config", "rope_scaling.")) or name in (*_SHAPE, *_REFUSED_APART)
@@ -250,10 +250,10 @@ _REFUSED_APART = ("is_mamba_config", "ssm_cfg", "sliding_window_size")
 
 
 def _model(fields: Fields) -> ModelSpec:
-    """Llama's and Qwen2's configuration have the names of transformers.
+    """Return the model of a Llama or Qwen2 configuration, which uses transformers' names.
 
     Raises:
-        InvalidProblemError: a size is missing, or the shape is none that can be priced.
+        InvalidProblemError: a size is missing, or the shape is not priced.
     """
     at = "model.model_config."
     _refuse_layers(fields)

@@ -1,4 +1,4 @@
-"""Reads YAML of NeMo 1 and of NeMo's launcher (``model:`` beside ``trainer:``), interpolations included.
+"""Reader of YAML of NeMo 1 and its launcher (``model:`` and ``trainer:``), with interpolations.
 
 Keys and defaults: NeMo 1.23, examples/nlp/language_modeling/conf/megatron_gpt_config.yaml, and OmegaConf's
 ``${…}``: names of the file, relative ones, ``oc.env``, and NeMo's ``multiply`` and ``divide_ceil``.
@@ -55,12 +55,12 @@ _NOT_GPT = (
     "model.restore_from_path", "model.mamba", "model.hybrid", "model.hyena",
     "model.virtual_prompt_style", "model.language_model_path", "model.peft.peft_scheme",  # frozen ones
     "model.src_language", "model.tgt_language", "model.pipeline_model_parallel_split_rank",  # translators
-    "model.activations_checkpoint_recurrent",  # of Griffin's and Mamba's files alone
+    "model.activations_checkpoint_recurrent",  # only in files of Griffin and Mamba
 )  # fmt: skip
 
 
 class NemoReader:
-    """Reads configurations of NeMo's GPT training."""
+    """Reader of NeMo's GPT training configurations."""
 
     name = "nemo"
 
@@ -72,7 +72,7 @@ class NemoReader:
         return sum(name in names for name in _OWN) > 1
 
     def read(self, source: Source, told: Told) -> LaunchFile:
-        """The run that the file configures; it is priced as Megatron-Bridge's, NeMo's successor.
+        """Return the run that the file configures; it is priced as Megatron-Bridge's, NeMo's successor.
 
         Raises:
             InvalidProblemError: a value cannot be read, contradicts another, or depends on a missing one.
@@ -126,7 +126,7 @@ _PROGRAM, _CHOICE, _SECTION = "main.py", "training=", "training."
 
 
 def _started(source: Source, told: Told) -> Command | None:
-    """The command of a script that starts NeMo's launcher on a training; None: none does."""
+    """Return the command of a script that starts NeMo's launcher on a training; None without one."""
     try:
         commands = commands_of(script_of(source, told))
     except InvalidProblemError:
@@ -136,10 +136,10 @@ def _started(source: Source, told: Told) -> Command | None:
 
 
 def _overridden(source: Source, command: Command) -> dict[str, Found]:
-    """The values of the chosen configuration, those of the command before them.
+    """Return the values of the chosen configuration, overridden by the command's.
 
     Raises:
-        InvalidProblemError: the configuration is not beside the script, or several commands differ.
+        InvalidProblemError: the configuration is missing, or several commands differ.
     """
     others = {tuple(word.text for word in one.words) for one in _all_started(source)}
     if len(others) > 1:
@@ -167,17 +167,17 @@ def _overridden(source: Source, command: Command) -> dict[str, Found]:
 
 
 def _all_started(source: Source) -> list[Command]:
-    """All commands that start NeMo's launcher."""
+    """Return all commands that start NeMo's launcher."""
     commands = commands_of(script_of(source, Told(variables=source.variables)))
     return [one for one in commands if one.program.rpartition("/")[2] == _PROGRAM]
 
 
 # --------------------------------------------------------------------------------------------------
-# What a configuration says.
+# The values of a configuration.
 
 
 def _take(given: Given, key: str, called: str, found: Found) -> None:
-    """One key of the model."""
+    """Take one key of the model."""
     text = text_of(found.value)
     if found.value is None or flag_of(key) is None:
         if found.value is not None:
@@ -194,7 +194,7 @@ def _take(given: Given, key: str, called: str, found: Found) -> None:
 
 
 def _list_unknown(given: Given, document: Mapping[str, Found]) -> None:
-    """List names that NeMo does not have, in whatever section."""
+    """List the names in all sections that NeMo does not have."""
     names, taken = flag_names("nemo"), set(given.called.values())
     for name, found in document.items():
         if found.value is not None and not (name in names or names.is_free(name) or name in taken):
@@ -202,7 +202,7 @@ def _list_unknown(given: Given, document: Mapping[str, Found]) -> None:
 
 
 def _take_model(given: Given, document: Mapping[str, Found]) -> None:
-    """What NeMo says in words of its own: activation, norm, biases, tokenizer."""
+    """Take NeMo's own words for activation, norm, biases and tokenizer."""
     activation = _text(document, "model.activation", "gelu").lower()
     line = _line(document, "model.activation")
     if activation in ("swiglu", "fast-swiglu"):
@@ -225,7 +225,7 @@ def _take_model(given: Given, document: Mapping[str, Found]) -> None:
 
 
 def _take_tokenizer(given: Given, document: Mapping[str, Found]) -> None:
-    """The tokenizer's kind and name."""
+    """Take the tokenizer's kind and name."""
     kind, model = _text(document, "model.tokenizer.type", ""), _text(document, "model.tokenizer.model", "")
     if _text(document, "model.tokenizer.library", "") == "sentencepiece" and "llama" in model:
         kind = "Llama2Tokenizer"
@@ -234,7 +234,7 @@ def _take_tokenizer(given: Given, document: Mapping[str, Found]) -> None:
 
 
 def _take_run(given: Given, document: Mapping[str, Found]) -> None:
-    """Precision, optimizer and overlaps."""
+    """Take precision, optimizer and overlaps."""
     precision = _text(document, "trainer.precision", "32")
     line = _line(document, "trainer.precision")
     if precision not in _PRECISIONS:
@@ -274,7 +274,7 @@ def _line(document: Mapping[str, Found], name: str) -> int:
 
 
 def _flag(document: Mapping[str, Found], name: str) -> bool:
-    """Return whether a switch is on; false where it is not given.
+    """Return whether a switch is on; false if it is not given.
 
     Raises:
         InvalidProblemError: its value is neither true nor false.
@@ -287,10 +287,10 @@ def _flag(document: Mapping[str, Found], name: str) -> bool:
 
 
 def _size(document: Mapping[str, Found], name: str) -> int | None:
-    """Return a number of nodes or devices; None where it is left to the trainer.
+    """Return a number of nodes or devices; None if the trainer sets it.
 
     Raises:
-        InvalidProblemError: it is no such number.
+        InvalidProblemError: it is not such a number.
     """
     found = document.get(name)
     text = _text(document, name, "auto")
@@ -301,7 +301,7 @@ def _size(document: Mapping[str, Found], name: str) -> int | None:
 
 
 def _count(found: Found | None) -> int | None:
-    """A number of nodes or devices."""
+    """Return a number of nodes or devices."""
     text = "" if found is None else str(found.value)
     return int(text) if text.isascii() and text.isdecimal() and 0 < len(text) < 6 and int(text) else None  # noqa: PLR2004
 
@@ -311,7 +311,7 @@ def _count(found: Found | None) -> int | None:
 
 
 def _interpolated(document: Mapping[str, Found], variables: Mapping[str, str]) -> dict[str, Found]:
-    """The values with ``${…}`` replaced where the file, or an exported variable, says them."""
+    """Replace ``${…}`` by values of the file or exported variables; unknown ones stay."""
     return {
         name: Found(_resolved(found.value, name, document, variables), found.line)
         if isinstance(found.value, str) and "${" in found.value
@@ -321,7 +321,7 @@ def _interpolated(document: Mapping[str, Found], variables: Mapping[str, str]) -
 
 
 def _resolved(value: str, name: str, document: Mapping[str, Found], variables: Mapping[str, str]) -> object:
-    """One value; what is not known stays as it stands."""
+    """Return one value with its interpolations; unknown ones stay."""
     for _ in range(_MAX_STEPS):
         for match in _INNER.finditer(value):
             found = _looked_up(match[1].strip(), name, document, variables)
@@ -340,7 +340,7 @@ def _resolved(value: str, name: str, document: Mapping[str, Found], variables: M
 def _looked_up(
     text: str, name: str, document: Mapping[str, Found], variables: Mapping[str, str]
 ) -> object | None:
-    """What stands between the braces: a name, ``oc.env:NAME,default``, ``multiply:a,b``."""
+    """Return the value of an expression in braces: a name, ``oc.env:NAME,default``, ``multiply:a,b``."""
     resolver, colon, rest = text.partition(":")
     if not colon or resolver == "oc.decode":
         return rest.strip("'\"") if colon else _named(text, name, document)
