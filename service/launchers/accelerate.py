@@ -1,4 +1,4 @@
-"""Hugging Face accelerate: a plan becomes a YAML file (FSDP2 and its mesh) and the scripts that use it."""
+"""Exporter of accelerate: a plan becomes a YAML file (FSDP2 and its mesh) and the scripts that use it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from meshwright.service.launchers.target import ExportBundle, Target
 
 
 CONFIG_FILE = "accelerate.yaml"
-# transformers' names of attention kernels (AttentionInterface).
+# Attention kernels by transformers' names (AttentionInterface).
 ATTENTION = {
     "flash1": "flash_attention_2", "flash2": "flash_attention_2", "flash3": "flash_attention_3",
     "flash4": "flash_attention_4",
@@ -45,7 +45,7 @@ _PREFIX = "parallelism_config_"
 
 
 def attention(target: Target) -> str:
-    """Return the attention kernel that was priced, by transformers' name."""
+    """Return the priced attention kernel, by transformers' name."""
     known = with_options(framework_facts("accelerate"), target.workload.framework_options)
     return ATTENTION[known.attention_kernel]
 
@@ -58,7 +58,7 @@ def attention_is_in_the_script(target: Target) -> str:
 
 
 def mesh(target: Target) -> dict[str, int]:
-    """Sizes of the mesh, outer to inner: replicas, shards, rings, tensor ranks."""
+    """Return the sizes of the mesh, outer to inner: replicas, shards, rings, tensor ranks."""
     config = target.config
     shards = config.zero_shard_size // config.context_parallel_size
     return {
@@ -96,9 +96,9 @@ def accelerate_file(head: str, target: Target) -> str:
 
 
 def deepspeed_plugin_file(head: str, target: Target, json_file: str) -> str:
-    """The same launcher with its DeepSpeed plugin: everything stands in DeepSpeed's own file."""
+    """Return the file of accelerate's DeepSpeed plugin, which refers to DeepSpeed's own file."""
     values = _machines(target)
-    del values["mixed_precision"]  # DeepSpeed's file says it; accelerate refuses both
+    del values["mixed_precision"]  # DeepSpeed's file sets it; accelerate refuses both
     values["distributed_type"] = "DEEPSPEED"
     values["deepspeed_config"] = {
         "deepspeed_config_file": json_file,
@@ -108,7 +108,7 @@ def deepspeed_plugin_file(head: str, target: Target, json_file: str) -> str:
 
 
 def _machines(target: Target) -> dict[str, object]:
-    """What all of them share; rank and address come from the command line."""
+    """Return the keys that all machines share; rank and address come from the command line."""
     return {
         "compute_environment": "LOCAL_MACHINE",
         "machine_rank": 0,
@@ -125,7 +125,7 @@ PRODUCT = "accelerate 1.15.0"
 NEEDS = (("TRAIN_SCRIPT", "a training script that takes the TrainingArguments of transformers"),)
 
 
-# Of transformers' TrainingArguments; accelerate's own arguments stand before the script.
+# Names of transformers' TrainingArguments; accelerate's own arguments come before the script.
 DECIDED = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "bf16", "fp16",
     "fsdp", "fsdp_config", "parallelism_config", "deepspeed", "per_gpu_train_batch_size", "torch_compile",
@@ -134,12 +134,12 @@ DECIDED = (
 
 
 class Accelerate:
-    """Exports to ``accelerate launch``."""
+    """Exporter to ``accelerate launch``."""
 
     name = "accelerate"
 
     def export(self, target: Target) -> ExportBundle:
-        """The configuration file and the two scripts that start it.
+        """Return the configuration file and the two scripts that start it.
 
         Raises:
             RefusedExportError: accelerate cannot run the plan; one FieldError per fault.
@@ -165,15 +165,15 @@ class Accelerate:
 
 
 def recomputes_in_script(target: Target) -> bool:
-    """Return whether the trainer recomputes every layer: with FSDP its own wrapper does."""
+    """Return whether the trainer recomputes every layer; with FSDP its own wrapper does."""
     return target.config.recompute_granularity == "full" and target.config.zero_stage == 0
 
 
 def optimizer(target: Target) -> str:
-    """The optimizer that was priced, by transformers' name.
+    """Return the priced optimizer, by transformers' name.
 
     bitsandbytes' operators take no DTensor (Axolotl 0.19.0, utils/schemas/validation.py:1149): FSDP2's
-    shards are updated by torchao's 8-bit Adam, whose blocks are as long.
+    shards are updated by torchao's 8-bit Adam, with blocks of equal length.
     """
     if target.workload.optimizer in ("adamw", "adamw-pure-bf16"):
         return "adamw_torch_fused"
@@ -199,7 +199,7 @@ def tensor_packages(target: Target) -> tuple[Requirement, ...]:
 
 
 def accelerate_launch(target: Target) -> list[str]:
-    """The lines of ``accelerate launch`` before the program."""
+    """Return the lines of ``accelerate launch`` before the program."""
     return [
         f'exec accelerate launch --config_file "${{here}}/{CONFIG_FILE}" \\',
         '    --machine_rank "${NODE_RANK}" --main_process_ip "${MASTER_ADDR}" \\',
@@ -226,10 +226,10 @@ def accelerate_command(target: Target) -> str:
 
 
 def found_warnings(target: Target) -> Iterator[str]:
-    """What accelerate does differently from the plan, or what the plan leaves to the script."""
+    """Yield the differences of accelerate from the plan, and what the plan leaves to the script."""
     yield from accelerate_warnings(target, ("launch_blocking", *compiled_facts(target)))
     yield model_is_in_the_script(target)
-    if target.config.context_parallel_size == 1:  # rings take SDPA alone
+    if target.config.context_parallel_size == 1:  # rings require SDPA
         yield attention_is_in_the_script(target)
     yield from _adapters_are_in_the_script(target)
     yield sequences_in_the_script(target)
@@ -237,7 +237,7 @@ def found_warnings(target: Target) -> Iterator[str]:
         yield "context parallelism needs accelerator.maybe_context_parallel around each step, and SDPA"
 
 
-_LOADED = {  # transformers' words for what a frozen model is kept in
+_LOADED = {  # transformers' names for the types of a frozen model
     "bf16": "dtype bfloat16", "fp32": "dtype float32", "int8": "BitsAndBytesConfig(load_in_8bit=True)",
     "nf4": "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4')",
     "nf4-double": (
@@ -247,7 +247,7 @@ _LOADED = {  # transformers' words for what a frozen model is kept in
 
 
 def _adapters_are_in_the_script(target: Target) -> Iterator[str]:
-    """What peft is told of a plan's adapters: no argument of the trainer says it."""
+    """Yield peft's settings for a plan's adapters, which are not arguments of the trainer."""
     workload = target.workload
     if not workload.lora_rank:
         return
@@ -262,7 +262,7 @@ def _adapters_are_in_the_script(target: Target) -> Iterator[str]:
 
 
 def accelerate_warnings(target: Target, written: Sequence[str] = ("launch_blocking",)) -> Iterator[str]:
-    """What every trainer over accelerate does differently from the plan."""
+    """Yield the differences of every trainer over accelerate from the plan."""
     yield from common_warnings(target, written)
     if target.workload.lora_rank and target.problem.model.moe:
         count = target.problem.model_figures["num_trainable_parameters"]

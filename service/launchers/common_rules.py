@@ -1,6 +1,6 @@
-"""The rules that hold whatever starts the run: sizes, ranks, batch, split, and what divides what.
+"""The rules that hold for every launcher: sizes, ranks, batch, split, and divisibility.
 
-They are those of Megatron-LM that are not its own; ``megatron_lm_rules`` names for each who enforces it
+They are the general ones of Megatron-LM's rules; ``megatron_lm_rules`` names the code that enforces each
 there. No parser of the other launchers enforces more than a few of them.
 """
 
@@ -37,7 +37,7 @@ COMMON_RULES: tuple[Rule, ...] = (
 
 
 def refuse_first(target: Target, launcher: str, own: tuple[Rule, ...] = ()) -> None:
-    """Hold the plan against the common rules, the launcher's data, and its own rules.
+    """Check the plan against the common rules, the launcher's data, and its own rules.
 
     Raises:
         RefusedExportError: rules are broken; every fault of every rule is in it.

@@ -1,4 +1,4 @@
-"""DeepSpeed: a plan becomes its JSON, and a Python module with what lives in code, beside the scripts."""
+"""Exporter of DeepSpeed: a plan becomes its JSON, a Python module with values for code, and scripts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from meshwright.solver.cost.memory import (
 from meshwright.solver.cost.parameters import largest_tensor
 
 # --------------------------------------------------------------------------------------------------
-# What DeepSpeed takes in code: a Python module of values, each with the call that it belongs to.
+# Values that DeepSpeed takes in code: a Python module, each value with its call.
 #
 # Calls: DeepSpeed 0.19.8, runtime/pipe/module.py (PipelineModule), runtime/pipe/topology.py (ranks: pipe
 # outermost, then data, model fastest), moe/layer.py (MoE), runtime/activation_checkpointing.
@@ -41,7 +41,7 @@ CODE_FILE = "deepspeed_plan.py"
 
 
 def code_file(head: str, target: Target) -> str:
-    """Constants, grouped by the call that takes them; importing the module has no effect."""
+    """Return constants, grouped by the call that takes them; importing the module has no effect."""
     lines = ['"""Values of the plan that DeepSpeed takes in code."""', ""]
     for comment, name, value in _values(target):
         lines += [f"# {comment}", f"{name} = {value!r}"]
@@ -90,7 +90,7 @@ def _stages(target: Target) -> Iterator[tuple[str, str, object]]:
                 "num_stages": config.pipeline_parallel_size,
                 "partition_method": "type:TransformerLayer",
                 "activation_checkpoint_interval": int(config.recompute_granularity == "full"),
-                # else the embedding, too, whose reentrant checkpoint passes no gradients on
+                # otherwise the embedding, too, with a reentrant checkpoint that passes no gradients on
                 "checkpointable_layers": ["TransformerLayer"],
             },
         )
@@ -127,7 +127,7 @@ def _recompute(target: Target) -> Iterator[tuple[str, str, object]]:
 
 JSON_FILE = "ds_config.json"
 HEADER_KEY = "_meshwright"  # JSON has no comments; DeepSpeed reads the keys it knows
-# Elements of 500 million and DeepSpeed's other defaults: the catalog's facts were taken with them.
+# Elements of 500 million and DeepSpeed's other defaults, under which the catalog's facts were measured.
 _BUCKET = 500_000_000
 _STAGE_3 = {
     "stage3_max_live_parameters": 1_000_000_000,
@@ -141,13 +141,13 @@ OFFLOADED = {
     "optimizer": "offload_optimizer",
     "parameters": "offload_param",
 }  # keys, by what leaves the GPU
-NVME_PATH = "/local_nvme"  # as DeepSpeed's own examples have it; the README says to change it
-# Blocks of 1 MiB, eight in flight: defaults of runtime/swap_tensor/constants.py, stated to be tuned.
+NVME_PATH = "/local_nvme"  # the path in DeepSpeed's own examples; the README asks to change it
+# Blocks of 1 MiB, eight in flight: defaults of runtime/swap_tensor/constants.py, documented as tunable.
 _AIO = {"block_size": 1_048_576, "queue_depth": 8, "single_submit": False, "overlap_events": True}
 
 
 def json_file(head: str, target: Target) -> str:
-    """Batch, precision, ZeRO and AutoTP; the header stands under a key of its own."""
+    """Return batch, precision, ZeRO and AutoTP; the header has a key of its own."""
     config, workload = target.config, target.workload
     gradients = with_options(framework_facts("deepspeed"), workload.framework_options).gradient_dtype
     values: dict[str, object] = {
@@ -175,7 +175,7 @@ def _zero(target: Target) -> dict[str, object]:
     values: dict[str, object] = {"stage": stage}
     if stage:
         values |= {
-            "overlap_comm": stage == SHARDED_WEIGHTS,  # absent means the same: only stage 3
+            "overlap_comm": stage == SHARDED_WEIGHTS,  # the same as by default: only on in stage 3
             "contiguous_gradients": True,
             "reduce_scatter": True,
             "reduce_bucket_size": _BUCKET,
@@ -185,7 +185,7 @@ def _zero(target: Target) -> dict[str, object]:
 
 
 def _offload(target: Target) -> dict[str, object]:
-    """What leaves the GPU, with the buffers that its host memory was counted with."""
+    """Return the offloaded parts, with the buffers that their host memory includes."""
     devices = offload_devices(target.config.offload)
     values: dict[str, object] = {}
     for part, key in OFFLOADED.items():
@@ -207,7 +207,7 @@ def _offload(target: Target) -> dict[str, object]:
 
 
 def offload_devices(offload: str) -> dict[str, str]:
-    """Where each part goes: ``{"optimizer": "nvme", "parameters": "cpu"}``."""
+    """Return the device of each part: ``{"optimizer": "nvme", "parameters": "cpu"}``."""
     parts = (one.partition("@") for one in offload.split("+") if one != "none")
     return {name: device or "cpu" for name, _, device in parts}
 
@@ -220,12 +220,12 @@ START = Start(
 
 
 class DeepSpeed:
-    """Exports to ``deepspeed.initialize``."""
+    """Exporter to ``deepspeed.initialize``."""
 
     name = "deepspeed"
 
     def export(self, target: Target) -> ExportBundle:
-        """DeepSpeed's JSON, the values that live in code, and the two scripts that start it.
+        """Return DeepSpeed's JSON, the values that are set in code, and the two scripts that start it.
 
         Raises:
             RefusedExportError: DeepSpeed cannot run the plan; one FieldError per fault.
@@ -242,7 +242,7 @@ class DeepSpeed:
 
 
 def own_files(head: str, target: Target) -> dict[str, str]:
-    """The JSON, what lives in code, and accelerate's file where its plugin can start the plan too."""
+    """Return the JSON, the code module, and accelerate's file if its plugin can start the plan, too."""
     files = {JSON_FILE: json_file(head, target), CODE_FILE: code_file(head, target)}
     if is_plain_data_parallel(target):
         files[CONFIG_FILE] = deepspeed_plugin_file(head, target, JSON_FILE)
@@ -250,13 +250,13 @@ def own_files(head: str, target: Target) -> dict[str, str]:
 
 
 def is_plain_data_parallel(target: Target) -> bool:
-    """Whether nothing but data parallelism is planned, so that accelerate's plugin can start it too."""
+    """Return whether the plan is plain data parallelism, which accelerate's plugin can start, too."""
     config = target.config
     return config.num_gpus == config.data_parallel_size and config.expert_parallel_size == 1
 
 
 def found_warnings(target: Target) -> Iterator[str]:
-    """What DeepSpeed does differently from the plan, or what lives in code."""
+    """Yield the differences of DeepSpeed from the plan, and the values that are set in code."""
     config = target.config
     yield from common_warnings(target)
     yield model_is_in_the_script(target)

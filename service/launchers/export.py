@@ -1,4 +1,4 @@
-"""The shape that every export has: a launcher's own files, and the two scripts that start them."""
+"""The common form of all exports: a launcher's own files, and the two scripts that start them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from meshwright.service.report.verdict import title_of
 from meshwright.solver.configuration import RANK_ORDERS, VARIABLES
 
 # --------------------------------------------------------------------------------------------------
-# What every launcher leaves open, whatever its files say.
+# Parts of a plan that no launcher's files can express.
 
 
 def common_warnings(target: Target, written: Sequence[str] = ("launch_blocking",)) -> Iterator[str]:
@@ -47,7 +47,7 @@ def compiled_facts(target: Target) -> tuple[str, ...]:
 
 
 def sequences_in_the_script(target: Target) -> str:
-    """How the user's script has to make sequences."""
+    """Return how the user's script must make sequences."""
     seq_length = target.workload.seq_length
     if target.workload.lengths is None:
         return f"the script must pack its data into sequences of {seq_length} tokens"
@@ -62,7 +62,7 @@ def sequences_in_the_script(target: Target) -> str:
 
 
 def model_is_in_the_script(target: Target) -> str:
-    """What a plan was made for, where the launcher's files name no model: its size and its facts."""
+    """Return the size and facts of the plan's model, for launchers with files that name none."""
     model = target.model
     experts = f", {model.moe.num_experts} experts" if model.moe else ""
     facts = "".join(f"; {fact}" for fact in sorted(model_facts(model)))
@@ -75,7 +75,7 @@ def model_is_in_the_script(target: Target) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The comment on top of every launch file: what it starts, and what to expect.
+# The comment on top of every launch file: its plan, and the expected figures.
 
 
 def header(
@@ -86,11 +86,11 @@ def header(
     packages: Sequence[Requirement] = (),
     shape: bool = False,
 ) -> str:
-    """The lines of the comment; ``product`` names the launcher and its versions, ``packages`` the others.
+    """Return the lines of the comment; ``product`` is the launcher with versions, ``packages`` the others.
 
     ``shape`` adds the model's, and adapters, as JSON on a line, where no file of the launcher has a place.
 
-    Names come from the request: whatever is not printable is replaced, so that no line can end early.
+    Names come from the request: unprintable characters are replaced, so that no line can end early.
     """
     config, prediction = target.config, target.plan.prediction
     times = (prediction.step_time_s, prediction.step_time_low_s, prediction.step_time_high_s)
@@ -116,7 +116,7 @@ def header(
 
 
 def world_size(target: Target) -> str:
-    """The GPUs of the plan, and what they multiply from."""
+    """Return the number of GPUs of the plan, as a product of its sizes."""
     config = target.config
     return (
         f"World size {config.num_gpus}: tp {config.tensor_parallel_size} * "
@@ -126,7 +126,7 @@ def world_size(target: Target) -> str:
 
 
 def _stated(target: Target) -> Iterator[str]:
-    """The model's sizes, without where they come from, and its adapters, as a request spells them."""
+    """Yield the model's sizes, without their sources, and its adapters, as spelled in a request."""
     yield f"Model shape: {json.dumps(model_to_mapping(replace(target.model, source='', display_name='')))}"
     if target.workload.lora_rank:
         names = ("lora_rank", "lora_targets", "base_precision", "trained_modules")
@@ -134,12 +134,12 @@ def _stated(target: Target) -> Iterator[str]:
 
 
 def printable(text: str) -> str:
-    """The text on one line: what cannot be printed becomes a question mark."""
+    """Return the text on one line, with question marks for unprintable characters."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 # --------------------------------------------------------------------------------------------------
-# The Slurm script: one task a node starts ``launch.sh`` with the node's rank.
+# The Slurm script: one task per node starts ``launch.sh`` with the node's rank.
 #
 # Slurm keeps an order of hosts only with ``--distribution=arbitrary`` and ``SLURM_HOSTFILE``; a
 # ``--nodelist`` is sorted (its manual, srun and sbatch). Nodes of one kind take the sorted order.
@@ -226,7 +226,7 @@ _MIXED = ': ${HOSTS_FILE:?"set it to a file of @NODES@ hosts, one a line, in the
 
 
 def slurm_script(head: str, target: Target) -> str:
-    """Starts ``launch.sh`` on every node of a Slurm allocation."""
+    """Return the script that starts ``launch.sh`` on every node of a Slurm allocation."""
     text = "#!/usr/bin/env bash\n" + head + _SLURM.replace("@ORDER@", _host_order(target))
     values = {
         "TORCHRUN": TORCHRUN_FILE,
@@ -241,7 +241,7 @@ def slurm_script(head: str, target: Target) -> str:
 
 
 def _host_order(target: Target) -> str:
-    """Which hosts get which node ranks: the order of the cluster's groups, where they differ."""
+    """Return the order of hosts by node rank: that of the cluster's groups, if they differ."""
     cluster = target.problem.cluster
     if cluster.is_homogeneous or target.num_nodes == 1:
         return _ALIKE
@@ -255,7 +255,7 @@ def _host_order(target: Target) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The script that starts one node: what it needs, what it sets in the environment, what it runs.
+# The script that starts one node: its requirements, its environment, its command.
 
 
 ARGUMENTS_FILE = "plan_args.sh"
@@ -313,7 +313,7 @@ done
 
 
 def plain_name(name: str) -> str:
-    """A name of an argument as the guard compares it."""
+    """Return a name of an argument in the form that the guard compares."""
     plain = name.partition("=")[0].lstrip("-+~").replace("_", "-").lower()
     return plain.removeprefix("no-").removeprefix("disable-")
 
@@ -337,33 +337,33 @@ exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """One environment variable that the run needs."""
+    """An environment variable that the run needs."""
 
     name: str
     value: str | None  # None: it must not be set
     reason: str
-    is_expression: bool = False  # the value is Bash, quoted already
+    is_expression: bool = False  # the value is Bash, already quoted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """How one node's processes are started."""
+    """The command that starts one node's processes."""
 
-    program: str  # what torchrun runs, in Bash, or the whole command with ``command``
-    needs: Sequence[tuple[str, str]] = ()  # variables the user sets, and to what
-    takes: Sequence[tuple[str, str]] = ()  # what it may be told as well, and what that is
-    follows: str = ""  # arguments that the program asks for, behind the command
+    program: str  # program for torchrun, in Bash, or the whole command with ``command``
+    needs: Sequence[tuple[str, str]] = ()  # variables that the user sets, with their meaning
+    takes: Sequence[tuple[str, str]] = ()  # optional variables, with their meaning
+    follows: str = ""  # required arguments after the command
     environment: Sequence[Variable] = ()
     has_arguments: bool = False  # ``PLAN_ARGS`` is read from its file
     decides: Sequence[str] = ()  # names of arguments that may not follow on the command line
     assignments: bool = False  # arguments may be ``name=value``
-    command: bool = False  # ``program`` is no program of torchrun's
+    command: bool = False  # ``program`` does not run under torchrun
     before: str = ""  # lines of Bash that the program needs
-    packages: Sequence[Requirement] = ()  # that the plan needs, and the script looks for
+    packages: Sequence[Requirement] = ()  # packages that the plan needs and the script checks
 
 
 def launch_script(head: str, target: Target, start: Start) -> str:
-    """Starts the processes of one node; run it on every node with its own NODE_RANK."""
+    """Return the script of one node's processes; run it on every node with its own NODE_RANK."""
     values = {
         "SOURCE": _source(start),
         "NODES": str(target.num_nodes),
@@ -392,7 +392,7 @@ _SPECIAL = re.compile(r'([\\"$`])')  # in double quotes
 
 
 def required(name: str, message: str) -> str:
-    """Return the line of Bash that stops with a message where a variable is not set.
+    """Return the line of Bash that stops with a message if a variable is not set.
 
     The message alone is in double quotes: in ``"${X:?it's …}"`` Bash takes the apostrophe for the beginning
     of a quoted text, which goes on to the next one, lines later.
@@ -419,7 +419,7 @@ needs_package() {
 
 
 def package_checks(packages: Sequence[Requirement]) -> str:
-    """Return the lines of Bash that stop where a package is missing or too old; empty without any."""
+    """Return the lines of Bash that stop if a package is missing or too old; empty without any."""
     if not packages:
         return ""
     lines = []
@@ -431,7 +431,7 @@ def package_checks(packages: Sequence[Requirement]) -> str:
 
 
 def _named(requirement: Requirement) -> str:
-    """The package as people call it, with ``or newer`` where it has an oldest release."""
+    """Return the package's usual name, with ``or newer`` if it has an oldest release."""
     return f"{requirement.name}{' or newer' if requirement.minimum else ''}"
 
 
@@ -451,7 +451,7 @@ def _source(start: Start) -> str:
 
 
 def common_environment(target: Target) -> Iterator[Variable]:
-    """What any program of torch's is told, unless the user has told it otherwise."""
+    """Yield the variables for any program of torch's, unless the user has set them."""
     yield Variable(
         name="PYTORCH_CUDA_ALLOC_CONF",
         # The older of two names: every torch reads it, and before the newer one, which a user may have set.
@@ -465,7 +465,7 @@ def common_environment(target: Target) -> Iterator[Variable]:
 
 
 def environment_lines(variables: Sequence[Variable]) -> str:
-    """Each variable under the reason for it."""
+    """Return each variable under its reason."""
     if not variables:
         return "# This plan needs no environment variable."
     lines = []
@@ -480,7 +480,7 @@ def environment_lines(variables: Sequence[Variable]) -> str:
 
 
 def arguments_file(head: str, parts: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """A Bash array ``PLAN_ARGS``: under each title its arguments, one a line."""
+    """Return a Bash array ``PLAN_ARGS``: the arguments under each title, one per line."""
     lines = ["PLAN_ARGS=("]
     for title, arguments in parts:
         if arguments:
@@ -501,13 +501,13 @@ def bundled(
     own: OwnFiles,
     shape: bool = False,
 ) -> ExportBundle:
-    """``own`` files under one header, which names the product and every warning, and both scripts.
+    """Return ``own`` files with one header, which names the product and all warnings, and both scripts.
 
     Args:
-        target: the plan and its problem; already held against the launcher's rules.
+        target: the plan and its problem; already checked against the launcher's rules.
         product: the launcher with its version.
         start: how a node starts its processes.
-        warnings: what is only approximated, or left to the user.
+        warnings: approximations, and parts that are left to the user.
         own: from the header's text to the launcher's own files by name.
         shape: whether the header names the model's shape, which no file of the launcher does.
     """
@@ -520,7 +520,7 @@ def bundled(
 def with_readme(
     target: Target, files: Mapping[str, str], *, product: str, start: Start, warnings: Sequence[str]
 ) -> ExportBundle:
-    """The files with a README beside them."""
+    """Return the files with a README."""
     defaults = dict(_DEFAULT.findall(files[TORCHRUN_FILE]))  # of a run, which stands behind the dry start
     own = ((name, value) for name, value in defaults.items() if name not in _OURS)
     start = replace(start, takes=(*start.takes, *own))
@@ -529,7 +529,7 @@ def with_readme(
 
 
 # --------------------------------------------------------------------------------------------------
-# What lies in the folder, in words: for whoever finds it, and for whoever starts it.
+# The README of the folder, for readers and for users who start the run.
 
 
 README_FILE = "README.md"
@@ -551,7 +551,7 @@ _ID = 8  # digits of a plan's id that suffice
 def readme(
     target: Target, *, product: str, start: Start, files: Iterable[str], warnings: Sequence[str]
 ) -> str:
-    """What the plan is, why it is so, how to start it, and what to send back, as Markdown."""
+    """Return the plan, its reasons, how to start it, and what to send back, as Markdown."""
     plan, config = target.plan, target.config
     nodes, gpus = target.num_nodes, target.gpus_per_node
     lines = [
@@ -601,7 +601,7 @@ def readme(
 
 
 def _rows(target: Target) -> Iterator[tuple[str, str]]:
-    """What is trained, every variable of the configuration that is not off, and what is expected of it."""
+    """Yield the trained parts, every variable of the configuration that is not off, and the prediction."""
     config, prediction = target.config, target.plan.prediction
     for name, value in trained(target):
         yield f"`{name}`", f"{value}{CHOSEN}" if target.chose(name) else value
@@ -620,7 +620,7 @@ def _rows(target: Target) -> Iterator[tuple[str, str]]:
 
 
 def _reasons(target: Target) -> list[str]:
-    """Where the step's time goes and what binds; without them, what the rank says."""
+    """Return the parts of the step time and the limiting factor; without them, the rank's reason."""
     why = target.plan.why
     if why is None:
         return [f"It is number {target.plan.rank} of its answer under the cost model."]
@@ -629,7 +629,7 @@ def _reasons(target: Target) -> list[str]:
 
 
 def _packages(start: Start) -> Iterator[str]:
-    """The packages that the plan needs, why, and what does without them."""
+    """Yield the packages that the plan needs, the reason, and the case that works without them."""
     if not start.packages:
         return
     yield "## Packages"
@@ -643,7 +643,7 @@ def _packages(start: Start) -> Iterator[str]:
 
 
 def _steps(start: Start, nodes: int, gpus: int) -> Iterator[str]:
-    """Commands for one node, for several, and for Slurm, with what they need."""
+    """Yield commands for one node, for several, and for Slurm, with their requirements."""
     if start.needs:
         yield "What the plan does not decide, and the script asks for:"
         yield ""
@@ -673,7 +673,7 @@ def _steps(start: Start, nodes: int, gpus: int) -> Iterator[str]:
 
 
 def _open_points(warnings: Sequence[str]) -> Iterator[str]:
-    """What is only approximated, or left to the user."""
+    """Yield approximations, and parts that are left to the user."""
     if warnings:
         yield "## What to look at"
         yield ""
@@ -682,7 +682,7 @@ def _open_points(warnings: Sequence[str]) -> Iterator[str]:
 
 
 def _judged(launcher: str) -> str:
-    """Versions of the launcher that have read such files, with the day."""
+    """Return the versions of the launcher that have read such files, with the day."""
     found = judged_versions(launcher)
     words = [f"{one.package} {one.version} on {one.date} ({one.by})" for one in found]
     return "; ".join(words) or "of no version"

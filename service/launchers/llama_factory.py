@@ -1,4 +1,4 @@
-"""LLaMA-Factory over Megatron-Core (``USE_MCA=1``): a plan becomes its YAML.
+"""Exporter of LLaMA-Factory over Megatron-Core (``USE_MCA=1``): a plan becomes its YAML.
 
 Names: alibaba/ROLL mcore_adapter, training_args.py (DistributingParallelArguments, MegatronArguments), and
 transformers' TrainingArguments.
@@ -45,8 +45,8 @@ from meshwright.service.launchers.trainers import LLAMA_FACTORY_FOLLOWS, LLAMA_F
 
 PRODUCT = "LLaMA-Factory 0.9.5 with mcore_adapter"
 CONFIG_FILE = "llama_factory.yaml"
-# The adapter's own arguments beside all parallel sizes: their defaults count before additional_configs
-# (models/model_config.py, update_with_args). The rest goes to Megatron-Core's configuration as it is.
+# The adapter's own arguments besides all parallel sizes; their defaults override additional_configs
+# (models/model_config.py, update_with_args). The rest goes to Megatron-Core's configuration unchanged.
 _ARGUMENTS = frozenset((
     "cross_entropy_loss_fusion", "bias_activation_fusion", "apply_rope_fusion", "moe_token_dispatcher_type",
     "moe_grouped_gemm", "moe_router_dtype", "moe_aux_loss_coeff", "moe_expert_capacity_factor",
@@ -56,7 +56,7 @@ _ARGUMENTS = frozenset((
 
 
 def lengths_differ_where_tokens_are_exchanged(target: Target) -> Iterator[FieldError]:
-    """``training_args.py`` refuses variable_seq_lengths beside tokens that are gathered."""
+    """``training_args.py`` refuses variable_seq_lengths next to gathered tokens."""
     if _lengths(target):
         yield from gathered_tokens_are_of_equal_sequences(target)
 
@@ -72,12 +72,12 @@ USE_MCA = Variable(
 
 
 class LlamaFactory:
-    """Exports to LLaMA-Factory's ``src/train.py``."""
+    """Exporter to LLaMA-Factory's ``src/train.py``."""
 
     name = "llama-factory"
 
     def export(self, target: Target) -> ExportBundle:
-        """The YAML and the two scripts that start it.
+        """Return the YAML and the two scripts that start it.
 
         Raises:
             RefusedExportError: the adapter cannot run the plan; one FieldError per fault.
@@ -104,11 +104,11 @@ class LlamaFactory:
 
 
 def values_of(target: Target) -> Values:
-    """Every value that the plan decided; what is not set is not written."""
+    """Return every value that the plan sets; unset ones are not written."""
     config, precision = target.config, target.workload.precision
     known = megatron_facts(target)
     sizes, moe = parallel_values(target), target.model.moe
-    values: Values = {"stage": "sft", "do_train": True}  # without it no checkpoint is gone on from
+    values: Values = {"stage": "sft", "do_train": True}  # without it no checkpoint is resumed
     values |= sizes | split_values(target) | recompute_values(target, known)
     values |= distributed_optimizer(target, known)
     if known.recomputed and "recompute_modules" in values:
@@ -118,7 +118,7 @@ def values_of(target: Target) -> Values:
         "gradient_accumulation_steps": config.num_microbatches,
         "cutoff_len": target.workload.seq_length,
         "packing": not pads(target),
-        # documents attend to themselves alone
+        # documents attend only to themselves
         "neat_packing": True if target.workload.lengths and not pads(target) else None,
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
@@ -129,13 +129,13 @@ def values_of(target: Target) -> Values:
     core: Values = {
         "cross_entropy_loss_fusion": known.loss_fused,
         "tp_comm_overlap": bool(known.overlap_tensor and sizes["sequence_parallel"]),
-        # the adapter's own defaults fuse neither, and predict one token (0, whatever the model states)
+        # by default the adapter fuses neither, and predicts one token (0, whatever the model states)
         "bias_activation_fusion": known.elementwise_fused,
         "apply_rope_fusion": target.model.has_rotary_positions and target.model.mla is None,
         "mtp_num_layers": target.model.num_mtp_layers or None,
     }
-    if target.model.mla is None:  # else its own configuration reads the scaling from the model's
-        # Without it the adapter scales by 8 whatever the model states (model_config.py).
+    if target.model.mla is None:  # otherwise its own configuration reads the scaling from the model's
+        # Otherwise the adapter scales by 8, whatever the model states (model_config.py).
         scaling = target.model.rotary_scaling
         core["rotary_scaling_factor"] = float(scaling.factor) if scaling else 1.0
     core |= kernel_values(target, known) | exchange_values(target, known) | dropout_values(known)
@@ -146,9 +146,9 @@ def values_of(target: Target) -> Values:
 
 
 def _lengths(target: Target) -> Values:
-    """Micro-batches of unlike lengths; a pipeline pads those of a step alike unless it is told otherwise.
+    """Return micro-batches of different lengths; a pipeline pads those of a step alike by default.
 
-    Of dense models too, the default way of tokens to experts excludes them (``training_args.py``,
+    Even for dense models the default token dispatcher excludes them (``training_args.py``,
     ``trainer/trainer.py _get_step_iterator_and_seq_length``).
     """
     if not pads_to_longest(target) or target.config.pipeline_parallel_size == 1:
@@ -157,11 +157,11 @@ def _lengths(target: Target) -> Values:
 
 
 def _plain(value: object) -> object:
-    """A value as YAML has it."""
+    """Return a value in YAML's form."""
     return list(value) if isinstance(value, tuple) else value
 
 
 def found_warnings(target: Target) -> Iterator[str]:
-    """What the checkpoint decides."""
+    """Yield the parts that the checkpoint sets."""
     yield from common_warnings(target, written=SWITCHES_OF_ALL)
     yield model_is_in_the_script(target)

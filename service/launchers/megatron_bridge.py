@@ -1,4 +1,4 @@
-"""Megatron-Bridge and NeMo: a plan becomes Hydra overrides of a recipe, and the scripts that use them.
+"""Exporter of Megatron-Bridge and NeMo: a plan becomes Hydra overrides of a recipe, with scripts.
 
 Keys: Megatron-Bridge 0.3.1, training/config.py (ConfigContainer), models/gpt_provider.py,
 training/mixed_precision.py. NeMo's newer releases train through Megatron-Bridge.
@@ -58,7 +58,7 @@ from meshwright.solver.space.launcher_rules import overlap_notes
 # Mixed precision of Megatron-Bridge: a recipe's name, or the same recipe with another gradient dtype.
 #
 # Megatron-Bridge 0.3.1, training/mixed_precision.py: ``MixedPrecisionConfig.setup`` writes the recipe's
-# ``grad_reduce_in_fp32`` over that of ``ddp``, so that only a configuration of one's own changes it.
+# ``grad_reduce_in_fp32`` over that of ``ddp``, so that only a custom configuration changes it.
 # training/utils/omegaconf_utils.py builds such a one from an override with ``_target_``; a recipe that
 # holds an object already is set to ``null`` first, because Hydra would merge the two. From 0.4 on the
 # modifier ``_bf16_grad_reduce`` of a recipe's name does the same, and is read too.
@@ -74,8 +74,8 @@ FP8_RECIPES = {
 }
 LOW_GRADIENTS = "_bf16_grad_reduce"
 CONFIG_CLASS = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
-_IN_LOW_PRECISION = ("fp16_mixed",)  # recipes that reduce gradients in 16 bits by themselves
-# What the recipes hold beyond the plain one of their precision.
+_IN_LOW_PRECISION = ("fp16_mixed",)  # recipes that reduce gradients in 16 bits themselves
+# Values of the recipes in addition to the plain one of their precision.
 _OF_RECIPES: dict[str, dict[str, str]] = {
     "bf16_mixed": {},
     "fp16_mixed": {},
@@ -97,12 +97,12 @@ _OF_RECIPES: dict[str, dict[str, str]] = {
 
 
 def bridge_facts(target: Target) -> FrameworkFacts:
-    """The facts that the plan was priced under."""
+    """Return the facts under which the plan was priced."""
     return with_options(framework_facts("nemo"), target.workload.framework_options)
 
 
 def recipe(target: Target) -> str:
-    """The mixed-precision recipe of the plan."""
+    """Return the mixed-precision recipe of the plan."""
     precision = target.workload.precision
     wanted = bridge_facts(target).precision_recipe
     if precision == "fp8" or wanted != "none":
@@ -111,12 +111,12 @@ def recipe(target: Target) -> str:
 
 
 def reduces_in_fp32(target: Target) -> bool:
-    """Return whether gradients are kept and reduced in fp32, as the prediction has it."""
+    """Return whether gradients are kept and reduced in fp32, as in the prediction."""
     return bridge_facts(target).gradient_dtype == "fp32"
 
 
 def mixed_precision(target: Target) -> list[tuple[str, object]]:
-    """The overrides, in order: a name where the recipe is what was priced, else all that it holds."""
+    """Return the overrides in order: the recipe's name if it was priced, else all of its values."""
     name, in_fp32 = recipe(target), reduces_in_fp32(target)
     if in_fp32 is (name not in _IN_LOW_PRECISION):
         return [("mixed_precision", name)]
@@ -135,7 +135,7 @@ def mixed_precision(target: Target) -> list[tuple[str, object]]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The overrides themselves, in groups; every value that the plan decided is there.
+# The overrides themselves, in groups, with every value that the plan sets.
 
 
 Pairs = Sequence[tuple[str, object]]
@@ -145,7 +145,7 @@ RESHARDABLE = "checkpoint.dist_ckpt_optim_fully_reshardable"  # training/config.
 
 
 def override_parts(target: Target) -> list[tuple[str, list[str]]]:
-    """Titles, each with its ``key=value`` overrides quoted for Bash."""
+    """Return titles, each with its ``key=value`` overrides quoted for Bash."""
     parts = (
         ("Parallel sizes; data parallel size and micro-batches follow from them", _parallel(target)),
         ("Pipeline split", _model_keys(_split(target))),
@@ -161,7 +161,7 @@ def override_parts(target: Target) -> list[tuple[str, list[str]]]:
 
 
 def _pairs(values: Values | Pairs) -> Iterable[tuple[str, object]]:
-    """Overrides in order; where a key is set twice they are a list."""
+    """Return overrides in order; a key that is set twice has a list."""
     return values.items() if isinstance(values, Mapping) else values
 
 
@@ -185,7 +185,7 @@ def _parallel(target: Target) -> Values:
     values = _model_keys(parallel_values(target) | context_values(target.config))
     if target.config.rank_order == STAGES_BEFORE_DATA:
         values["dist.use_tp_pp_dp_mapping"] = True
-    values["comm_overlap"] = None  # or it would rewrite what overlaps
+    values["comm_overlap"] = None  # otherwise it would rewrite the overlaps
     overlaps = bridge_facts(target).overlap_tensor and values["model.sequence_parallel"]
     return {**values, "model.tp_comm_overlap": bool(overlaps)}
 
@@ -209,9 +209,9 @@ def _batch(target: Target) -> Values:
 
 
 def _packing(target: Target) -> Values:
-    """Packed whole documents of a fine-tuning recipe (Megatron-Bridge, docs/training/packed-sequences.md).
+    """Pack whole documents for a fine-tuning recipe (Megatron-Bridge, docs/training/packed-sequences.md).
 
-    Under context parallelism each is padded to two chunks a rank, and losses are averaged by token.
+    Under context parallelism each is padded to two chunks per rank, and losses are averaged by token.
     """
     config, older = target.config, target.version in ("", "0.3", "0.4", "0.5")
     specs = "dataset.packed_sequence_specs" if older else "dataset.offline_packing_specs"
@@ -226,9 +226,9 @@ def _packing(target: Target) -> Values:
 
 
 def _data_length(version: str) -> str:
-    """The data set's key: up to 0.3 Megatron-Core's, over which Bridge writes its own from 0.6 on.
+    """Return the data set's key: up to 0.3 Megatron-Core's, over which Bridge writes its own from 0.6 on.
 
-    Between them ``seq_length`` is an alias that Hydra knows no key of, so that it is added (``++``).
+    Between them ``seq_length`` is an alias without a key in Hydra, so that it is added (``++``).
     """
     return "dataset.sequence_length" if version in ("", "0.3") else "++dataset.seq_length"
 
@@ -237,7 +237,7 @@ def _data_parallel(target: Target) -> Values:
     config = target.config
     known = bridge_facts(target)
     values: Values = {f"ddp.{name}": value for name, value in distributed_optimizer(target, known).items()}
-    # Mixed precision has the last word, and says the same.
+    # Mixed precision overrides it with the same value.
     values["ddp.grad_reduce_in_fp32"] = reduces_in_fp32(target)
     values["optimizer.use_distributed_optimizer"] = config.zero_stage > 0
     values["optimizer.optimizer"] = "adam"
@@ -257,9 +257,9 @@ def _data_parallel(target: Target) -> Values:
 
 
 def _states(target: Target, known: FrameworkFacts) -> Values:
-    """Dtypes of the optimizer's states, also where a recipe might have them otherwise.
+    """Return the types of the optimizer's states, also where a recipe may differ.
 
-    Those of DeepSeek-V3 keep moments in bf16 (recipes/deepseek/deepseek_v3.py). A dtype is torch's name of
+    Those of DeepSeek-V3 keep moments in bf16 (recipes/deepseek/deepseek_v3.py). A type is torch's name of
     it, which ``training/utils/omegaconf_utils.py`` takes with and without ``torch.``.
     """
     away = offloaded_optimizer(known) if "optimizer" in target.config.offload else {}
@@ -274,7 +274,7 @@ def _states(target: Target, known: FrameworkFacts) -> Values:
 
 
 def _exchange(target: Target) -> Values:
-    """Every switch of experts, also where a recipe might have it otherwise."""
+    """Return every switch of experts, also where a recipe may differ."""
     if target.model.moe is None:
         return {}
     usual = dict.fromkeys(("overlap_moe_expert_parallel_comm", "moe_permute_fusion"), False)
@@ -289,7 +289,7 @@ def _recompute(target: Target) -> Values:
 def _kernels(target: Target) -> Values:
     known = bridge_facts(target)
     dropout = 0.1 if known.dropout else 0.0
-    # The configuration's validate() refuses a graph of the whole step beside a look at its loss.
+    # The configuration's validate() refuses a graph of the whole step together with a check of its loss.
     looks = {"rerun_state_machine.check_for_nan_in_loss": False} if known.cuda_graph == WHOLE_STEP else {}
     return (
         _model_keys(kernel_values(target, known))
@@ -371,7 +371,7 @@ def _experts(model: ModelSpec) -> Values:
         "num_moe_experts": moe.num_experts,
         "moe_router_topk": moe.top_k,
         "moe_ffn_hidden_size": moe.ffn_hidden_size,
-        "moe_layer_freq": f"'{expert_layers(model)}'",  # quoted for Hydra too
+        "moe_layer_freq": f"'{expert_layers(model)}'",  # quoted for Hydra, too
     }
     if moe.shared_ffn_hidden_size:
         values["moe_shared_expert_intermediate_size"] = moe.shared_ffn_hidden_size
@@ -400,7 +400,7 @@ def _latent(model: ModelSpec) -> Values:
 
 
 PRODUCT = "Megatron-Bridge (NeMo)"
-# What no price hangs on. A rank that waits this long for the others has lost one.
+# Values that do not affect the price. A rank that waits this long for the others has lost one.
 RUN = """\
 run_args=("logger.log_interval=${LOG_INTERVAL:-1}" "checkpoint.save_interval=${SAVE_INTERVAL:-500}"
     "dist.distributed_timeout_minutes=${TIMEOUT_MINUTES:-30}" "optimizer.clip_grad=${CLIP_GRAD:-1.0}")"""
@@ -413,20 +413,20 @@ OWN_RULES = (
 
 
 def decided_names(target: Target) -> tuple[str, ...]:
-    """Every override of the plan, and what Megatron-Core's defaults decide where a recipe is silent."""
+    """Return every override of the plan, and the names that Megatron-Core's defaults set."""
     planned = [word.split("=")[0].strip("'") for _, words in override_parts(target) for word in words]
     silent = [name.removeprefix("--").replace("-", "_") for name in decided_flags()]
     return (*planned, *(f"model.{name}" for name in silent))
 
 
 class MegatronBridge:
-    """Exports to a training script of Megatron-Bridge that takes Hydra overrides."""
+    """Exporter to a training script of Megatron-Bridge that takes Hydra overrides."""
 
     name = "megatron-bridge"
     versions = ("0.3", "0.4", "0.5", "0.6", "0.7")
 
     def export(self, target: Target) -> ExportBundle:
-        """The overrides and the two scripts that start them.
+        """Return the overrides and the two scripts that start them.
 
         Raises:
             RefusedExportError: Megatron-Bridge cannot run the plan; one FieldError per fault.
@@ -451,7 +451,7 @@ class MegatronBridge:
 
 
 def found_warnings(target: Target) -> Iterator[str]:
-    """What the recipe decides, or does differently from the plan."""
+    """Yield the recipe's own values, and its differences from the plan."""
     yield from common_warnings(target, written=(*SWITCHES_OF_ALL, "offload_modules"))
     yield "attention backend, tokenizer, data and learning rate are the recipe's"
     if target.model.moe and not target.model.moe.balance_coefficient:

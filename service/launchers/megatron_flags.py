@@ -1,6 +1,6 @@
 """The flags that make Megatron-LM 0.16 to 0.19 run exactly one configuration.
 
-Every value that the plan decided is written, also where it equals a default: defaults differ
+Every value that the plan sets is written, even if it equals a default: defaults differ
 between versions. Flag names: megatron/training/arguments.py and the dataclasses it builds flags
 from (TransformerConfig, ModelParallelConfig) of Megatron-Core 0.17.0 and 0.19.2.
 """
@@ -38,7 +38,7 @@ from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Configuration
 
 # --------------------------------------------------------------------------------------------------
-# Which facts of the framework become flags: the search priced the plan under exactly these.
+# The facts of the framework that become flags: the search priced the plan under exactly these.
 
 
 FRAMEWORK = "megatron-core"
@@ -55,9 +55,9 @@ FP8_RECIPES = {
 # Blocks with a scale each leave gradients in e4m3 too: ``bf16_with_mxfp8_mixed`` of Megatron-Bridge 0.3.1
 # (training/mixed_precision.py) and Megatron-LM 0.19, core/transformer/moe/README.md, "FP8 Training".
 FP8_FORMATS = {"mxfp8": "e4m3"}
-FP8_FORMAT = "hybrid"  # of the others: e4m3 forward, e5m2 for gradients
-FP4_RECIPE = "nvfp4"  # of ``--fp4-recipe``, which takes the place of ``--fp8-recipe``
-# Facts that no flag changes: what Megatron-Core with Transformer Engine always does.
+FP8_FORMAT = "hybrid"  # for other recipes: e4m3 forward, e5m2 for gradients
+FP4_RECIPE = "nvfp4"  # of ``--fp4-recipe``, which replaces ``--fp8-recipe``
+# Facts that no flag changes: Megatron-Core with Transformer Engine always has them.
 FIXED_FACTS = {"norm_fused": True, "logits_sharded": True, "main_gradient": True, "scatter_transfer": False}
 # Facts that the flags state. Others are priced where a request
 # states them, and have no flag: Megatron-Core sends tokens in 16 bits (fused_a2a.py:401), and the rest
@@ -68,7 +68,7 @@ WRITTEN_FACTS = (
 
 
 def facts(target: Target) -> FrameworkFacts:
-    """Megatron-Core's facts with the workload's own options.
+    """Return Megatron-Core's facts with the workload's own options.
 
     Raises:
         InvalidProblemError: an option is unknown or has a value of the wrong kind.
@@ -91,7 +91,7 @@ def reshards_states(config: Configuration) -> bool:
 
 
 def uses_fp8(target: Target) -> bool:
-    """Whether linear layers run in fp8 or fp4: the workload's precision, or a recipe that asks for it."""
+    """Return whether linear layers run in fp8 or fp4, by the workload's precision or its recipe."""
     return target.workload.precision == "fp8" or facts(target).precision_recipe != "none"
 
 
@@ -105,20 +105,20 @@ def gathers_fp8(target: Target) -> bool:
 def reuses_gradients(target: Target) -> bool:
     """Return whether 8-bit weights are gathered in the gradients' buffer.
 
-    MXFP8's cannot lie in a buffer of theirs (distributed/param_and_grad_buffer.py: Transformer Engine's
-    ``replace_raw_data`` raises NotImplementedError); Megatron-FSDP has others.
+    MXFP8's cannot be in a buffer of their own (distributed/param_and_grad_buffer.py: Transformer Engine's
+    ``replace_raw_data`` raises NotImplementedError); Megatron-FSDP has its own buffers.
     """
     distributed = target.config.zero_stage == 1
     return gathers_fp8(target) and facts(target).precision_recipe == "mxfp8" and distributed
 
 
 def lacks_flash(target: Target) -> bool:
-    """Return whether the plan counts on attention without a score matrix on a GPU that has none."""
+    """Return whether the plan needs attention without a score matrix on a GPU that lacks it."""
     return facts(target).flash and target.gpu.architecture in ARCHITECTURES_WITHOUT_FLASH
 
 
 def attention_backend(target: Target) -> str:
-    """Transformer Engine's attention: that of the facts, unfused where the GPU can run nothing else."""
+    """Return Transformer Engine's attention: that of the facts, or unfused if the GPU runs nothing else."""
     if lacks_flash(target):
         return "unfused"
     if target.model.attention_sinks:
@@ -133,21 +133,21 @@ def packages_of(target: Target) -> tuple[Requirement, ...]:
 
 
 def overlaps_tensor(target: Target) -> bool:
-    """Whether tensor-parallel collectives run under GEMMs: userbuffers, with sequence parallelism."""
+    """Return whether tensor-parallel collectives overlap GEMMs: userbuffers, with sequence parallelism."""
     return bool(facts(target).overlap_tensor and target.config.sequence_parallel)
 
 
 def overlaps_experts(target: Target) -> bool:
-    """Return whether all-to-alls of experts run under the computing of another micro-batch."""
+    """Return whether all-to-alls of experts overlap the compute of another micro-batch."""
     return overlapped(target, facts(target))
 
 
 # --------------------------------------------------------------------------------------------------
-# A batch that grows: Megatron-LM 0.19's step schedule, and what older versions take in its place.
+# A batch that grows: Megatron-LM 0.19's step schedule, and its equivalent in older versions.
 #
 # Megatron-Core 0.19.2, num_microbatches_calculator.py: ``--step-batch-size-schedule "0:768 250B:1536"``
 # names the tokens from which a batch holds, and excludes ``--global-batch-size``. ``--rampup-batch-size``
-# is still parsed there, and ignored without a word; before 0.19 it is the only way, and grows in equal
+# is still parsed there, and silently ignored; before 0.19 it is the only way, and grows in equal
 # steps.
 
 
@@ -155,7 +155,7 @@ Step = tuple[int, int]  # tokens from which a batch holds, the batch
 
 
 def batch_steps(target: Target) -> list[Step]:
-    """The batches in order, the workload's last; empty without a ramp."""
+    """Return the batches in order, the workload's last; empty without a ramp."""
     ramp = target.problem.options.batch_ramp
     if not ramp:
         return []
@@ -165,12 +165,12 @@ def batch_steps(target: Target) -> list[Step]:
 
 
 def schedule_text(steps: Sequence[Step]) -> str:
-    """The value of ``--step-batch-size-schedule``."""
+    """Return the value of ``--step-batch-size-schedule``."""
     return " ".join(f"{start}:{batch}" for start, batch in steps)
 
 
 def linear_ramp(steps: Sequence[Step], seq_length: int) -> tuple[int, int, int] | None:
-    """Start, increment and samples of ``--rampup-batch-size``, where batches grow evenly; else None.
+    """Return start, increment and samples of ``--rampup-batch-size`` for an even growth; else None.
 
     Megatron-Core 0.16, ``RampupBatchsizeNumMicroBatchesCalculator``: the batch grows by one increment after
     each ``samples / ((final - start) / increment)`` samples.
@@ -184,7 +184,7 @@ def linear_ramp(steps: Sequence[Step], seq_length: int) -> tuple[int, int, int] 
 
 
 def ramp_is_whole(target: Target) -> Iterator[FieldError]:
-    """Every batch is whole micro-batches of every replica (asserted when the batch is reached)."""
+    """Check that every batch is whole micro-batches of every replica (asserted when it is reached)."""
     config = target.config
     each = config.micro_batch_size * config.data_parallel_size
     for _start, batch in batch_steps(target):
@@ -193,7 +193,7 @@ def ramp_is_whole(target: Target) -> Iterator[FieldError]:
 
 
 def ramp_warnings(target: Target) -> Iterator[str]:
-    """Yield what versions before 0.18 need instead (0.18.0, training/config/training_config.py)."""
+    """Yield the flags for versions before 0.18 (0.18.0, training/config/training_config.py)."""
     steps = batch_steps(target)
     if not steps:
         return
@@ -214,7 +214,7 @@ SHARDING_STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag with its values; a switch has none."""
+    """A flag with its values; a switch has none."""
 
     name: str
     values: tuple[str, ...] = ()
@@ -229,7 +229,7 @@ class Section:
 
 
 def flag(name: str, *values: object) -> Flag:
-    """``--name value …``, or a switch when there is no value."""
+    """Return ``--name value …``, or a switch without a value."""
     return Flag(f"--{name}", tuple(str(value) for value in values))
 
 
@@ -237,7 +237,7 @@ _OTHER_NAMES = {"bias_activation_fusion": "bias-swiglu-fusion"}  # of Megatron-L
 
 
 def flags_of(values: Values) -> list[Flag]:
-    """Fields of Megatron-Core as flags: what is true is a switch, what is false its opposite."""
+    """Return fields of Megatron-Core as flags: true is a switch, false its opposite."""
     found = []
     for field, value in values.items():
         name = _OTHER_NAMES.get(field, field).replace("_", "-")
@@ -251,7 +251,7 @@ def flags_of(values: Values) -> list[Flag]:
 
 
 def sections(target: Target) -> list[Section]:
-    """All flags that the plan decides, in the order in which people read them."""
+    """Return all flags that the plan sets, in reading order."""
     parts = (
         ("Parallel sizes; data parallel size and micro-batches follow from them", _parallel(target)),
         ("Pipeline split", _split(target)),
@@ -268,7 +268,7 @@ def sections(target: Target) -> list[Section]:
 
 
 def padded_vocabulary(target: Target) -> int:
-    """Rows of the embedding after Megatron-LM has padded it to a multiple of 128 * tp."""
+    """Return the rows of the embedding after Megatron-LM has padded it to a multiple of 128 * tp."""
     unit = VOCABULARY_UNIT * target.config.tensor_parallel_size
     return -(-target.model.vocab_size // unit) * unit
 
@@ -338,7 +338,7 @@ def _data_parallel(target: Target) -> list[Flag]:
         instances = shard_instances(target)
         if instances > 1:
             flags.append(flag("num-distributed-optimizer-instances", instances))
-    if "optimizer" in config.offload:  # states live in the precision-aware optimizer
+    if "optimizer" in config.offload:  # states are in the precision-aware optimizer
         flags += [
             flag("use-precision-aware-optimizer"),
             flag("optimizer-cpu-offload"),
@@ -356,7 +356,7 @@ def _data_parallel(target: Target) -> list[Flag]:
 
 
 def shard_instances(target: Target) -> int:
-    """Independent shard sets: 1 when the optimizer shards over all of dp * cp."""
+    """Return the independent shard sets: 1 when the optimizer shards over all of dp * cp."""
     return target.shard_ranks // target.config.zero_shard_size
 
 
@@ -400,7 +400,7 @@ def _precision(target: Target) -> list[Flag]:
         flags += [flag("cross-entropy-loss-fusion"), flag("cross-entropy-fusion-impl", "native")]
     flags += flags_of(kernel_values(target, known))
     if known.cuda_graph == WHOLE_STEP:
-        flags.append(flag("no-check-for-nan-in-loss-and-grad"))  # validate_args: a graph cannot look
+        flags.append(flag("no-check-for-nan-in-loss-and-grad"))  # validate_args: not with a graph
     dropout = DROPOUT if known.dropout else "0.0"
     flags += [flag("attention-dropout", dropout), flag("hidden-dropout", dropout)]
     return [*flags, flag("optimizer", "adam")]
@@ -482,7 +482,7 @@ def _positions(model: ModelSpec, seq_length: int) -> list[Flag]:
 
 
 def positions_of(model: ModelSpec) -> str:
-    """How Megatron-Core calls the model's positions; latent attention has a YaRN of its own."""
+    """Return Megatron-Core's name for the model's positions; latent attention has a YaRN of its own."""
     if not model.has_rotary_positions:
         return "learned_absolute"
     scaling = model.rotary_scaling
@@ -490,9 +490,9 @@ def positions_of(model: ModelSpec) -> str:
 
 
 def yarn_values(model: ModelSpec, scaling: RotaryScaling) -> dict[str, int | float | bool]:
-    """YaRN's numbers, by the names of the attributes that Megatron-Core's ``GPTModel`` reads.
+    """Return YaRN's numbers, by the names of the attributes that Megatron-Core's ``GPTModel`` reads.
 
-    Where a config states one ``mscale`` alone, ``transformers`` reads neither.
+    If a config states only one ``mscale``, ``transformers`` reads neither.
     """
     both = scaling.mscale is not None and scaling.mscale_all_dim is not None
     original = scaling.original_max_position_embeddings or model.max_position_embeddings
@@ -508,17 +508,17 @@ def yarn_values(model: ModelSpec, scaling: RotaryScaling) -> dict[str, int | flo
 
 
 def layer_list(marked: Sequence[bool]) -> str:
-    """1 for each marked layer, run by run, as Megatron-LM reads it: ``([0]*3+[1]*58)``."""
+    """Return 1 for each marked layer, in runs, as Megatron-LM reads them: ``([0]*3+[1]*58)``."""
     return "(" + "+".join(f"[{int(mark)}]*{len(list(run))}" for mark, run in groupby(marked)) + ")"
 
 
 def expert_layers(model: ModelSpec) -> str:
-    """Which layers have experts."""
+    """Return the list of layers with experts."""
     return layer_list([kind == "moe" for kind in model.layer_kinds()])
 
 
 def _layers_without_positions(model: ModelSpec) -> str:
-    """``([0]*3+[1])*12`` where every n-th layer is without, what is left over at the end."""
+    """Return ``([0]*3+[1])*12`` for every n-th layer without positions, with the remainder at the end."""
     every = model.no_rotary_every
     if not every:
         return layer_list(model.layers_without_rotary())
@@ -527,7 +527,7 @@ def _layers_without_positions(model: ModelSpec) -> str:
 
 
 def _rotary_scaling(model: ModelSpec) -> list[Flag]:
-    """Latent attention scales by YaRN unless told otherwise (Megatron-Core ``MLATransformerConfig``)."""
+    """Return the scaling flags; latent attention defaults to YaRN (``MLATransformerConfig``)."""
     scaling = model.rotary_scaling
     if model.mla is not None:
         if scaling is None:

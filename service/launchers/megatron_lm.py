@@ -1,7 +1,7 @@
-"""Megatron-LM: a plan becomes an arguments file, a torchrun script and a Slurm script.
+"""Exporter of Megatron-LM: a plan becomes an arguments file, a torchrun script and a Slurm script.
 
-Three laws: what Megatron-LM cannot run as planned is refused first (its own parser lets much of
-it through); every value that the plan decided is written; what is only approximated is a warning,
+Three rules: parts that Megatron-LM cannot run as planned are refused first (its own parser lets many of
+them through); every value that the plan sets is written; approximations become warnings,
 in the files and in the answer.
 """
 
@@ -62,7 +62,7 @@ from meshwright.solver.space.launcher_rules import overlap_notes
 VERSIONS, VERSIONS_WITH_RAMPS = "0.16 to 0.19", "0.18 to 0.19"
 ARGUMENTS_FILE = "megatron_args.sh"
 PRODUCT = f"Megatron-LM {VERSIONS}"
-# What the data of a run are called: tokens of a pretraining, or conversations (--sft), whose data set asks
+# Names of the data of a run: tokens of a pretraining, or conversations (--sft), with a data set that asks
 # SFTTokenizer for ``tokenize_conversation`` (training/datasets/sft_dataset.py) and has no synthetic tokens.
 _TOKENS = {
     "DATA": "the prefix of an indexed data set",
@@ -151,7 +151,7 @@ exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \\
 
 
 def arguments_file(head: str, sections: Iterable[Section]) -> str:
-    """A Bash array ``MEGATRON_ARGS`` with one flag a line."""
+    """Return a Bash array ``MEGATRON_ARGS`` with one flag per line."""
     lines = ["MEGATRON_ARGS=("]
     for section in sections:
         lines.append(f"    # {section.title}")
@@ -160,7 +160,7 @@ def arguments_file(head: str, sections: Iterable[Section]) -> str:
 
 
 def torchrun_script(head: str, target: Target) -> str:
-    """Starts the processes of one node; run it on every node with its own NODE_RANK."""
+    """Return the script of one node's processes; run it on every node with its own NODE_RANK."""
     return "#!/usr/bin/env bash\n" + head + _filled(_TORCHRUN, target)
 
 
@@ -188,7 +188,7 @@ def _filled(text: str, target: Target) -> str:
 
 
 def _versions(target: Target) -> str:
-    """Return the versions whose flags are written; a batch ramp's is younger than the others."""
+    """Return the versions with the written flags; a batch ramp needs a newer one."""
     return VERSIONS_WITH_RAMPS if batch_steps(target) else VERSIONS
 
 
@@ -197,7 +197,7 @@ def _data(target: Target) -> dict[str, str]:
 
 
 def needs(target: Target) -> tuple[tuple[str, str], ...]:
-    """What a run needs beside the plan, as the script says it."""
+    """Return the inputs that a run needs besides the plan, as named in the script."""
     data = _data(target)
     return (
         ("MEGATRON_LM_DIR", f"a checkout of Megatron-LM {_versions(target)}"),
@@ -210,12 +210,12 @@ def needs(target: Target) -> tuple[tuple[str, str], ...]:
 
 
 class MegatronLm:
-    """Exports to Megatron-LM's ``pretrain_gpt.py``."""
+    """Exporter to Megatron-LM's ``pretrain_gpt.py``."""
 
     name = "megatron-lm"
 
     def export(self, target: Target) -> ExportBundle:
-        """The arguments file and the two scripts that start it.
+        """Return the arguments file and the two scripts that start it.
 
         Raises:
             RefusedExportError: Megatron-LM cannot run the plan; one FieldError per fault.
@@ -237,7 +237,7 @@ class MegatronLm:
 
 
 def found_warnings(target: Target) -> Iterator[str]:
-    """What Megatron-LM will do differently from the plan, or what the plan leaves open."""
+    """Yield the differences of Megatron-LM from the plan, and the parts that the plan leaves open."""
     yield from _placement_warnings(target)
     if target.workload.lengths is not None:
         line = "one conversation" if pads(target) else "conversations that are packed already, one sequence"

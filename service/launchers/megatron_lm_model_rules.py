@@ -1,4 +1,4 @@
-"""What Megatron-LM asks of a model's shape, experts, precision and kernels under a configuration.
+"""Megatron-LM's requirements on a model's shape, experts, precision and kernels in a configuration.
 
 Sources as in ``megatron_lm_rules``. That no token visits more experts than there are (Megatron-LM does
 not notice) is already certain: ``meshwright.profiles.model`` refuses such a model.

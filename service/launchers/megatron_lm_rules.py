@@ -1,10 +1,10 @@
-"""What Megatron-LM 0.16 to 0.19 refuses, fails on later, or does not notice: checked before writing.
+"""Plans that Megatron-LM 0.16 to 0.19 refuses, fails on later, or does not notice: checked before writing.
 
-Each rule is one function and names the place that enforces it, or says that none does. The places:
+Each rule is one function and names the place that enforces it, or states that none does. The places:
 ``validate_args`` in megatron/training/arguments.py, ``TransformerConfig.__post_init__`` in
 megatron/core/transformer/transformer_config.py, ``initialize_model_parallel`` in
 megatron/core/parallel_state.py, and the schedules in megatron/core/pipeline_parallel/schedules.py.
-What the model and its kernels ask for stands in ``megatron_lm_model_rules``.
+The rules of the model and its kernels are in ``megatron_lm_model_rules``.
 """
 
 from __future__ import annotations

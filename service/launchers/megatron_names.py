@@ -19,7 +19,7 @@ from meshwright.solver.configuration import HIERARCHICAL, Columns, Configuration
 from meshwright.solver.cost.context import experts_overlap
 
 # --------------------------------------------------------------------------------------------------
-# Flags of Megatron-LM that decide a plan: what each takes. The writer writes some; the reader reads all.
+# Flags of Megatron-LM that affect a plan, with their kinds. The writer writes some; the reader reads all.
 #
 # Names and defaults: megatron/training/arguments.py and the dataclasses it builds flags from, Megatron-
 # Core 0.17.0 and 0.19.2; those that older scripts still use are marked.
@@ -88,7 +88,7 @@ _KINDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
 )
 FLAGS: Mapping[str, Kind] = {f"--{name}": kind for kind, names in _KINDS for name in names}
 
-# What changes the model or the plan in ways that no flag of the script tells.
+# Flags that change the model or the plan in ways that no flag of the script states.
 REFUSED: Mapping[str, str] = {
     "--yaml-cfg": "the flags come from a YAML file; write them out",
     "--hybrid-override-pattern": "hybrid state-space models are not priced",
@@ -99,7 +99,7 @@ REFUSED: Mapping[str, str] = {
     "--use-torch-fsdp2": "torch FSDP2 under Megatron-LM is not priced; --use-megatron-fsdp is",
     "--heterogeneous-layers-config-path": "layers of many kinds are not priced",
 }
-# What is not priced where it is on; arguments.py and TransformerConfig of Megatron-LM 0.19.2.
+# Flags that are not priced if on; arguments.py and TransformerConfig of Megatron-LM 0.19.2.
 UNPRICED: Mapping[str, str] = {
     "attention-output-gate": "gates of attention's output are not priced",
     "cpu-offloading-num-layers": "activations of whole layers on the host are not priced",
@@ -124,21 +124,21 @@ UNPRICED: Mapping[str, str] = {
     "tensor-parallel-num-weight-shards": "weights sharded beside tensor ranks are not priced",
     "use-mp-args-from-checkpoint-args": "the parallel sizes come from a checkpoint; write them out",
 }
-FROM_CHECKPOINT = "--use-checkpoint-args"  # flags of the model count less than those of a checkpoint
+FROM_CHECKPOINT = "--use-checkpoint-args"  # a checkpoint overrides flags of the model
 
 
 def is_irrelevant(name: str) -> bool:
-    """Return whether no prediction depends on a flag."""
+    """Return whether a flag has no effect on predictions."""
     return flag_names("megatron-lm").is_free(name)
 
 
 def decided_flags() -> tuple[str, ...]:
-    """Flags that a price hangs on, whether a plan writes them or counts on their defaults."""
+    """Return the flags that affect a price, whether a plan writes them or relies on their defaults."""
     return tuple(name for name in FLAGS if not is_irrelevant(name))
 
 
 # --------------------------------------------------------------------------------------------------
-# How Megatron-LM writes a pipeline split.
+# Megatron-LM's notation of a pipeline split.
 #
 # ``--pipeline-model-parallel-layout``: stages in model order, ``|`` between them; E is the embedding, t a
 # transformer layer, m a multi-token-prediction layer, L the loss; ``x*N`` repeats x. Stage i runs on
@@ -147,14 +147,14 @@ def decided_flags() -> tuple[str, ...]:
 
 
 def is_even(stage_layers: Sequence[int]) -> bool:
-    """Whether all chunks hold the same number of layers, so that the plain flags express the split."""
+    """Return whether all chunks have equal numbers of layers, so that plain flags express the split."""
     return len(set(stage_layers)) == 1
 
 
 def layout(stage_layers: Sequence[int], num_mtp_layers: int = 0) -> str:
-    """The layout string of ``stage_layers`` (pp * vpp entries, model order): ``Et*7|t*9|t*9|t*7L``.
+    """Return the layout of ``stage_layers`` (pp * vpp entries, model order): ``Et*7|t*9|t*9|t*7L``.
 
-    Multi-token-prediction layers stand before the loss, in the last stage or in one of their own.
+    Multi-token-prediction layers come before the loss, in the last stage or in one of their own.
     """
     stages = [_repeated("t", count) for count in stage_layers]
     stages[0] = "E" + stages[0]
@@ -170,12 +170,12 @@ def _repeated(letter: str, count: int) -> str:
 
 
 Values = dict[str, object]
-STAGES_BEFORE_DATA = "tp-cp-pp-dp"  # of use_tp_pp_dp_mapping; without it tp-cp-dp-pp
+STAGES_BEFORE_DATA = "tp-cp-pp-dp"  # with use_tp_pp_dp_mapping; without it tp-cp-dp-pp
 CONTEXT_MODES = {"ring": "p2p", "all_to_all": "a2a", **dict.fromkeys(HIERARCHICAL, "a2a+p2p")}
 
 
 def context_values(config: Configuration) -> Values:
-    """How context-parallel ranks share attention; of both ways, how many exchange and how many pass on."""
+    """Return the attention mode of context-parallel ranks; for both modes, the sizes of each."""
     if config.context_parallel_size == 1:
         return {}
     mode = config.context_parallel_mode
@@ -194,7 +194,7 @@ MANY_CONNECTIONS_REASON = "All-to-alls of experts run beside computing on hardwa
 
 
 def parallel_values(target: Target) -> Values:
-    """Sizes of all axes, and sequence parallelism; data parallelism follows from them."""
+    """Return the sizes of all axes, and sequence parallelism; data parallelism follows from them."""
     config = target.config
     values: Values = {
         "tensor_model_parallel_size": config.tensor_parallel_size,
@@ -210,7 +210,7 @@ def parallel_values(target: Target) -> Values:
 
 
 def split_values(target: Target) -> Values:
-    """Virtual stages, and the layout of a split that is not even."""
+    """Return virtual stages, and the layout of a split that is not even."""
     config = target.config
     virtual = config.virtual_pipeline_size
     values: Values = {"virtual_pipeline_model_parallel_size": virtual if virtual > 1 else None}
@@ -220,7 +220,7 @@ def split_values(target: Target) -> Values:
 
 
 def recompute_values(target: Target, facts: FrameworkFacts) -> Values:
-    """Granularity, modules, method and count; ``uniform`` with groups of 1 is every layer."""
+    """Return granularity, modules, method and count; ``uniform`` with groups of 1 is every layer."""
     config = target.config
     if config.recompute_granularity == "none":
         return {"recompute_granularity": None}
@@ -240,7 +240,7 @@ def recompute_values(target: Target, facts: FrameworkFacts) -> Values:
 # Fields that TransformerConfig (and, of delay_wgrad_compute, ModelParallelConfig) has in Megatron-Core
 # 0.17.0 and 0.19.2 alike; lines of 0.19.2: CUDA graphs from 1032, dispatchers from 862, capacity 888,
 # permutation 912, forced balance 812, shared experts 696, offloaded modules 1234, attention in 8 bits 619,
-# delayed weight gradients 348. What is absent from the values is Megatron-Core's default.
+# delayed weight gradients 348. Absent values are Megatron-Core's defaults.
 
 
 # Facts that the functions below write. Others have no field in Megatron-Core, or not in every version.
@@ -248,7 +248,7 @@ SWITCH_FACTS = (
     "cuda_graph", "delay_wgrad", "elementwise_fused", "fp8_attention", "moe_capacity_factor",
     "moe_dispatcher", "moe_force_balance", "moe_permute_fusion", "offload_modules", "shared_expert_overlap",
 )  # fmt: skip
-# What every launcher over Megatron-Core writes.
+# Switches that every launcher over Megatron-Core writes.
 SWITCHES_OF_ALL = (
     *(name for name in SWITCH_FACTS if name != "offload_modules"), "cuda_graphs", "dropout",
     "gradient_dtype", "launch_blocking", "loss_fused", "optimizer_offload_fraction", "overlap_experts",
@@ -256,12 +256,12 @@ SWITCHES_OF_ALL = (
 )  # fmt: skip
 DISPATCHERS = {"allgather": "allgather", "alltoall": "alltoall", "deepep": "flex", "hybridep": "flex"}
 # cuda_graph_scope is cuda_graph_modules since 0.19, which still takes it under its old name.
-DROPOUT = 0.1  # Megatron-LM's own default where dropout is on
+DROPOUT = 0.1  # Megatron-LM's own default if dropout is on
 WHOLE_STEP, WHOLE_LAYER = "full_iteration", "layer"
 
 
 def kernel_values(target: Target, facts: FrameworkFacts) -> Values:
-    """CUDA graphs, kernels that are not fused, and attention in 8 bits."""
+    """Return CUDA graphs, kernels that are not fused, and attention in 8 bits."""
     values: Values = {}
     if not facts.elementwise_fused:
         values |= {"bias_activation_fusion": False, "bias_dropout_fusion": False}
@@ -277,12 +277,12 @@ def kernel_values(target: Target, facts: FrameworkFacts) -> Values:
 
 
 def dropout_values(facts: FrameworkFacts) -> Values:
-    """Dropout where it is on, for launchers that take it from the model otherwise."""
+    """Return dropout if it is on, for launchers that otherwise take it from the model."""
     return {"attention_dropout": DROPOUT, "hidden_dropout": DROPOUT} if facts.dropout else {}
 
 
 def offloaded_optimizer(facts: FrameworkFacts) -> Values:
-    """States on CPUs, all or a share of them, updated there; Megatron-Core's OptimizerConfig."""
+    """Return the share of optimizer states that CPUs hold and update; Megatron-Core's OptimizerConfig."""
     return {
         "use_precision_aware_optimizer": True,
         "optimizer_cpu_offload": True,
@@ -291,14 +291,14 @@ def offloaded_optimizer(facts: FrameworkFacts) -> Values:
 
 
 def moment_values(target: Target) -> Values:
-    """Moments of AdamW in bf16, where they are; Megatron-Core's OptimizerConfig."""
+    """Return AdamW's moments in bf16, if planned; Megatron-Core's OptimizerConfig."""
     if target.workload.optimizer != "adamw-bf16":
         return {}
     return {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
 
 
 def offload_values(target: Target, facts: FrameworkFacts) -> Values:
-    """The modules whose inputs go to the host, where activations do."""
+    """Return the modules with inputs on the host, if activations are offloaded."""
     if "activations" not in target.config.offload:
         return {}
     modules = tuple(facts.offload_modules.split("+"))
@@ -306,7 +306,7 @@ def offload_values(target: Target, facts: FrameworkFacts) -> Values:
 
 
 def exchange_values(target: Target, facts: FrameworkFacts) -> Values:
-    """How tokens reach their experts, and what runs meanwhile; nothing for a dense model."""
+    """Return the token dispatcher of experts, and its overlaps; nothing for a dense model."""
     moe = target.model.moe
     if moe is None:
         return {}
@@ -314,7 +314,7 @@ def exchange_values(target: Target, facts: FrameworkFacts) -> Values:
     if facts.deduplicates:
         values["moe_flex_dispatcher_backend"] = facts.moe_dispatcher
     values["moe_grouped_gemm"] = True
-    # Router logits and weights, as DeepSeek-V3's and Qwen3's recipes have them (Megatron-Bridge 0.3.1,
+    # Router logits and weights, as in the recipes of DeepSeek-V3 and Qwen3 (Megatron-Bridge 0.3.1,
     # qwen_provider.py:453); DeepEP takes no others (token_dispatcher.py: "only supports float32 probs").
     values["moe_router_dtype"] = "fp32"
     if facts.moe_permute_fusion:
@@ -335,9 +335,9 @@ def exchange_values(target: Target, facts: FrameworkFacts) -> Values:
 
 
 def balance_values(moe: MoeSpec) -> Values:
-    """The loss that balances experts, under the number of the model's config.
+    """Return the loss that balances experts, under the number of the model's config.
 
-    Megatron-Bridge v0.7 takes it as it is (``conversion/model_bridge.py:483``).
+    Megatron-Bridge v0.7 takes it unchanged (``conversion/model_bridge.py:483``).
     """
     if not moe.balance_coefficient:
         return {}
@@ -346,7 +346,7 @@ def balance_values(moe: MoeSpec) -> Values:
 
 
 def may_overlap_experts(config: Configuration, model: ModelSpec) -> bool:
-    """Whether Megatron-Core starts this configuration with all-to-alls of experts under computing."""
+    """Return whether Megatron-Core starts this configuration with overlapped all-to-alls of experts."""
     return bool(experts_overlap(Columns.of([config]), model)[0])
 
 
@@ -368,7 +368,7 @@ def megatron_packages(target: Target, facts: FrameworkFacts) -> tuple[Requiremen
 
 
 def environment(target: Target, facts: FrameworkFacts) -> Iterator[Variable]:
-    """What Megatron-Core and Transformer Engine read from the environment for this plan."""
+    """Yield the variables that Megatron-Core and Transformer Engine read for this plan."""
     yield from _queues(target, facts)
     if facts.cuda_graph != "none":
         reason = "Megatron-LM asks for it beside CUDA graphs where the allocator's blocks grow in place."
@@ -379,7 +379,7 @@ def environment(target: Target, facts: FrameworkFacts) -> Iterator[Variable]:
 
 
 def _queues(target: Target, facts: FrameworkFacts) -> Iterator[Variable]:
-    """How many hardware queues the run needs."""
+    """Yield the number of hardware queues that the run needs."""
     config = target.config
     split = config.tensor_parallel_size > 1 or config.context_parallel_size > 1
     if config.zero_stage > 1:
@@ -395,7 +395,7 @@ def _queues(target: Target, facts: FrameworkFacts) -> Iterator[Variable]:
 
 
 def distributed_optimizer(target: Target, facts: FrameworkFacts) -> Values:
-    """ZeRO 0 and 1, with what overlaps: gradients under the backward pass, weights under the forward."""
+    """Return ZeRO 0 or 1 with its overlaps: gradients in the backward pass, weights in the forward."""
     sharded = target.config.zero_stage > 0
     return {
         "use_distributed_optimizer": sharded,

@@ -125,7 +125,7 @@ _FASTCHATS = re.compile(r"fastchat/train/train_(?:\w+_)?lora\.py$")
 
 
 def _of_bits(fields: Fields) -> bool:
-    """Whether a rank stands beside weights of 4 or 8 bits, which transformers trains by adapters alone."""
+    """Return whether a rank is given with 4- or 8-bit weights, which transformers never trains in full."""
     return bool(_bits(fields) and (fields.raw("lora_rank") or fields.raw("lora_r")))
 
 

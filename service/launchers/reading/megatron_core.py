@@ -103,7 +103,7 @@ def _take_switch(given: Given, flag: str, text: str, line: int, *, called: str, 
 
 
 def context_mode(given: Given, cp: int) -> str:
-    """Return the context parallelism: ring, all-to-all, or both; different layers all count as ring."""
+    """Return the mode of context parallelism: the ring, all-to-all, or both; different layers: the ring."""
     words = set(given.words("cp-comm-type"))
     if cp == 1 or not words or words == {"p2p"}:
         return "ring"

@@ -180,7 +180,7 @@ _DROPOUT = 0.1  # Megatron-LM's own default
 
 
 def workload_of(given: Given, framework: str = FRAMEWORK) -> Workload:
-    """The workload; its options are where the command differs from the catalog's facts of ``framework``."""
+    """Return the workload, with options in which the command differs from the catalog's ``framework``."""
     if not given.has("seq-length"):
         given.fault("seq-length", "is not given")
     if given.has(_SCHEDULE) and given.has("global-batch-size"):

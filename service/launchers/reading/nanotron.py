@@ -1,4 +1,4 @@
-"""Reads nanotron's YAML. Keys and defaults: huggingface/nanotron, April 2026, src/nanotron/config/*.py."""
+"""Reader of nanotron's YAML (huggingface/nanotron, April 2026, src/nanotron/config/*.py)."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _configuration(fields: Fields, model: ModelSpec) -> Configuration:
 
 
 def _padded(fields: Fields, model: ModelSpec) -> ModelSpec:
-    """The model with the vocabulary that nanotron builds (helpers.py:52 ``_vocab_size_with_padding``).
+    """Return the model with nanotron's vocabulary (helpers.py:52 ``_vocab_size_with_padding``).
 
     A multiple of ``make_vocab_size_divisible_by`` times the tensor-parallel size; if the former is 1, as
     in exported files, every launcher's price pads it alike and the model's own size is kept.

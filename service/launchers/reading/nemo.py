@@ -359,7 +359,7 @@ def _looked_up(
 
 
 def _named(text: str, name: str, document: Mapping[str, Found]) -> object | None:
-    """A name of the file: absolute, or relative with a dot for its own section, two for the one above."""
+    """Return the value of a name: absolute, or relative (a dot: its own section, two: the parent)."""
     dots = len(text) - len(text.lstrip("."))
     rest = text.lstrip(".")
     if dots:

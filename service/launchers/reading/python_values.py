@@ -1,4 +1,4 @@
-"""Values of a Python module that is never run: constants and the arguments of calls, by its syntax tree."""
+"""Constants and call arguments of a Python module, read from its syntax tree; it is never run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MAX_VALUES = 20_000
 
 
 def tree_of(name: str, text: str) -> ast.Module:
-    """The syntax tree of a module.
+    """Return the syntax tree of a module.
 
     Raises:
-        InvalidProblemError: too big, too deep, or no Python, with the line.
+        InvalidProblemError: the module is too long, too deep, or not Python, with the line.
     """
     called = shown(name)
     if len(text) > MAX_MODULE:
@@ -35,7 +35,7 @@ def tree_of(name: str, text: str) -> ast.Module:
 
 
 def constants_of(name: str, text: str) -> dict[str, object]:
-    """Module-level ``NAME = literal`` of a module.
+    """Return the module-level ``NAME = literal`` assignments of a module.
 
     Raises:
         InvalidProblemError: the module cannot be read.
@@ -44,7 +44,7 @@ def constants_of(name: str, text: str) -> dict[str, object]:
 
 
 def constants(tree: ast.Module) -> dict[str, Found]:
-    """The same of a tree, with lines; what is no literal is left out."""
+    """Return the constants of a tree with their lines, without values that are not literals."""
     found: dict[str, Found] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
@@ -56,7 +56,7 @@ def constants(tree: ast.Module) -> dict[str, Found]:
 
 
 class _Nothing:
-    """No literal."""
+    """The absence of a literal."""
 
     def __str__(self) -> str:
         return "an expression, which is not run,"
@@ -66,7 +66,7 @@ NOTHING = _Nothing()
 
 
 def literal(node: ast.expr, names: Mapping[str, Found]) -> object:
-    """The value of a literal, of a constant's name, or of a list or dictionary of such; or ``NOTHING``."""
+    """Return the value of a literal, a constant's name, a list or a dictionary; else ``NOTHING``."""
     if isinstance(node, ast.Name) and node.id in names:
         return names[node.id].value
     try:
@@ -76,7 +76,7 @@ def literal(node: ast.expr, names: Mapping[str, Found]) -> object:
 
 
 def _literal(node: ast.expr) -> object:
-    """As ``ast.literal_eval``, without complex numbers, sets and bytes."""
+    """Evaluate like ``ast.literal_eval``, without complex numbers, sets and bytes."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | bool | None):
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -108,12 +108,12 @@ def arguments_of(tree: ast.AST, callee: str, names: Mapping[str, Found]) -> dict
 
 
 def calls(tree: ast.AST, callee: str) -> bool:
-    """Return whether something is called by that last name."""
+    """Return whether a call uses that last name."""
     return any(isinstance(node, ast.Call) and called_name(node) == callee for node in ast.walk(tree))
 
 
 def called_name(call: ast.Call) -> str:
-    """``c`` of ``a.b.c(…)``, and ``B.Config`` of ``B.Config(…)``."""
+    """Return ``c`` of ``a.b.c(…)``, and ``B.Config`` of ``B.Config(…)``."""
     function = call.func
     if isinstance(function, ast.Attribute):
         before = function.value
@@ -124,17 +124,17 @@ def called_name(call: ast.Call) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The values of torchtitan 0.3's Python configuration, under the names that 0.2's TOML has for them.
+# The values of torchtitan 0.3's Python configuration, under their names in 0.2's TOML.
 
 
-FLOAT8 = "quantize.linear.float8"  # as 0.2 calls it
+FLOAT8 = "quantize.linear.float8"  # its name in 0.2
 _SECTIONS = {
     "TrainingConfig": "training", "ParallelismConfig": "parallelism", "CompileConfig": "compile",
     "Float8LinearConverter.Config": FLOAT8,
 }  # fmt: skip
 _MODEL_ARGUMENTS = "TransformerModelArgs"  # of 0.2's flavors
 _RECOMPUTE = {"FullAC.Config": "full", "SelectiveAC.Config": "selective"}
-# Names that this package's own modules give the model's shape.
+# Names of the model's shape in this package's own modules.
 _SHAPE = {
     "NUM_LAYERS": "n_layers", "HIDDEN_SIZE": "dim", "FFN_HIDDEN_SIZE": "ffn_hidden_size",
     "NUM_HEADS": "n_heads", "NUM_KV_HEADS": "n_kv_heads", "VOCAB_SIZE": "vocab_size",
@@ -153,8 +153,8 @@ _SHAPE = {
         )
     },
 }  # fmt: skip
-_SWITCHES = ("qk_norm", "enable_weight_tying")  # arguments that are given only where they hold
-_USUAL_FACTOR = 8.0  # of 0.2, models/llama3/model/args.py RoPEScalingArgs: it scales where nothing is said
+_SWITCHES = ("qk_norm", "enable_weight_tying")  # arguments that are given only if they are on
+_USUAL_FACTOR = 8.0  # of 0.2, models/llama3/model/args.py RoPEScalingArgs: the default scaling
 SHAPE = "shape."
 
 
@@ -164,12 +164,12 @@ def looks_like_module(source: Source) -> bool:
 
 
 def module_values(source: Source, config: str = "") -> dict[str, Found]:
-    """Arguments of the configuration's parts, by ``section.name``.
+    """Return the arguments of the configuration's parts, by ``section.name``.
 
-    ``config``: the function that makes it, where a module has several (``--config llama3_8b``).
+    ``config``: the function that makes it, if a module has several (``--config llama3_8b``).
 
     Raises:
-        InvalidProblemError: the module is no Python, has no configuration in it, or several.
+        InvalidProblemError: the module is not Python, or has no configuration or several.
     """
     tree = tree_of(source.name, source.text)
     makers = makers_of(tree)
@@ -193,11 +193,11 @@ def module_values(source: Source, config: str = "") -> dict[str, Found]:
 
 
 _LISTED = 12
-_DEEPEST = 6  # of configurations that begin as another one
+_DEEPEST = 6  # of configurations based on others
 
 
 def makers_of(tree: ast.Module) -> dict[str, ast.FunctionDef]:
-    """The functions of a registry that make a configuration: ``def llama3_8b() -> Trainer.Config``."""
+    """Return a registry's functions that make a configuration: ``def llama3_8b() -> Trainer.Config``."""
     functions = [
         node for node in tree.body if isinstance(node, ast.FunctionDef) and node.returns is not None
     ]
@@ -211,7 +211,7 @@ def makers_of(tree: ast.Module) -> dict[str, ast.FunctionDef]:
 def _made(
     makers: Mapping[str, ast.FunctionDef], config: str, names: Mapping[str, Found], depth: int
 ) -> dict[str, Found]:
-    """What a function of a registry makes: what it begins with, its calls, what it sets afterwards."""
+    """Return the values that a registry's function makes: its base, its calls, its later assignments."""
     node = makers[config]
     found: dict[str, Found] = {}
     for call in ast.walk(node):
@@ -230,7 +230,7 @@ def _made(
 
 
 def _values(tree: ast.AST, names: Mapping[str, Found]) -> dict[str, Found]:
-    """The values of the calls in a module, or in a function of it."""
+    """Return the values of the calls in a module, or in one of its functions."""
     found: dict[str, Found] = {}
     for callee, section in _SECTIONS.items():
         arguments = arguments_of(tree, callee, names)
@@ -255,10 +255,10 @@ def _values(tree: ast.AST, names: Mapping[str, Found]) -> dict[str, Found]:
 
 
 def flavor_values(name: str, text: str) -> dict[str, Found]:
-    """The shape in a module of 0.2's flavors.
+    """Return the shape in a module of 0.2's flavors.
 
     Raises:
-        InvalidProblemError: the module is no Python.
+        InvalidProblemError: the module is not Python.
     """
     tree = tree_of(name, text)
     names = constants(tree)
@@ -268,7 +268,7 @@ def flavor_values(name: str, text: str) -> dict[str, Found]:
 
 
 def _first_argument(tree: ast.AST, callee: str) -> dict[str, Found]:
-    """``model_registry("8B")``."""
+    """Return the first argument of a call: ``model_registry("8B")``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and called_name(node) == callee and node.args:
             first = node.args[0]
@@ -278,7 +278,7 @@ def _first_argument(tree: ast.AST, callee: str) -> dict[str, Found]:
 
 
 def _recompute(tree: ast.AST) -> Found | None:
-    """The value of ``activation_checkpoint=``: a class of it, None, or ``RECOMPUTATION["full"]()``."""
+    """Return the value of ``activation_checkpoint=``: a class, None, or ``RECOMPUTATION["full"]()``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg == "activation_checkpoint":
             return _mode(node.value)
@@ -286,7 +286,7 @@ def _recompute(tree: ast.AST) -> Found | None:
 
 
 def _mode(value: ast.expr) -> Found | None:
-    """One value of it."""
+    """Return the recomputation mode in one value."""
     if isinstance(value, ast.Constant) and value.value is None:
         return Found("none", value.lineno)
     if not isinstance(value, ast.Call):

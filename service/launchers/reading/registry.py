@@ -1,6 +1,6 @@
-"""The launchers whose files can be read, and which of them a file belongs to.
+"""The launchers with readers, and the choice of the reader for a file.
 
-The form and the names of a file decide; ``launcher`` forces one.
+The form and the names of a file select the launcher; ``launcher`` forces one.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from meshwright.service.launchers.reading.trainer import TrainerReader
 from meshwright.service.launchers.reading.trl import TrlReader
 from meshwright.service.launchers.rules import near_divisors, near_multiples
 
-# In the order in which a file is tried: names that only one launcher has go first.
+# In the order of trial: names that only one launcher has go first.
 _READERS: Mapping[str, Reader] = {
     reader.name: reader
     for reader in (
@@ -88,20 +88,20 @@ _KINDS = (
 
 
 def reader_names() -> tuple[str, ...]:
-    """Launchers whose files can be read, sorted."""
+    """Return the launchers with readers, sorted."""
     return tuple(sorted(_READERS))
 
 
 def read_launch_files(source: Source, told: Told | None = None, launcher: str | None = None) -> LaunchFile:
-    """The run that a launch file starts.
+    """Return the run that a launch file starts.
 
     Args:
-        source: the file, with what stands beside it.
-        told: what is known beside the files.
-        launcher: whose file it is; None: found out by its names.
+        source: the file, with the files given with it.
+        told: values that the user supplies.
+        launcher: launcher of the file; None: recognised by its names.
 
     Raises:
-        UnknownNameError: no such launcher.
+        UnknownNameError: the launcher is unknown.
         InvalidProblemError: a value cannot be read, contradicts another, or is missing.
     """
     told = told or Told()
@@ -136,7 +136,7 @@ def read_launch_files(source: Source, told: Told | None = None, launcher: str | 
 def source_of_folder(files: Mapping[str, str]) -> Source:
     """Return the files of a folder as one source, beginning with the script that starts the run.
 
-    A script comes before the files it names. Where no script starts a run, the first file by name counts.
+    A script comes before the files it names. If no script starts a run, the first file by name counts.
     """
     name = min(files)
     whole = Source(name=name, text=files[name], files=files)
@@ -147,7 +147,7 @@ def source_of_folder(files: Mapping[str, str]) -> Source:
 
 
 def _with_written(source: Source, told: Told) -> Source:
-    """Return the source with the files that its scripts write, which replace older ones of their names."""
+    """Return the source with the files that its scripts write, which replace older ones by their names."""
     written: dict[str, str] = {}
     for script in source.scripts():
         with suppress(InvalidProblemError):
@@ -157,7 +157,7 @@ def _with_written(source: Source, told: Told) -> Source:
 
 
 def _with_environment(launch: LaunchFile, source: Source) -> LaunchFile:
-    """The run as its scripts' environment makes it: kernels that the CPU waits for, one by one."""
+    """Apply the scripts' environment to the run: blocking kernel launches run one by one."""
     workload = launch.workload
     blocking = any(_BLOCKING.search(script.text) for script in source.scripts())
     if not blocking or "launch_blocking" in workload.framework_options:
@@ -167,13 +167,13 @@ def _with_environment(launch: LaunchFile, source: Source) -> LaunchFile:
 
 
 def launcher_of(source: Source, only: str | None = None) -> str | None:
-    """Whose file it is, of all launchers or of ``only`` one; None: nobody's."""
+    """Return the launcher of a file, of all or ``only`` one; None without a match."""
     names = _READERS if only is None else (only,)
     return next((name for name in names if _READERS[name].recognises(source)), None)
 
 
 def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
-    """The file to read, which may be one that the given script names, and its reader."""
+    """Return the file to read, possibly one that the given script names, and its reader."""
     reached: list[Source] = []
     for candidate in chain(_kept(reached, _reached(source)), map(source.at, sorted(source.files))):
         if (name := launcher_of(candidate, launcher)) is not None:
@@ -187,7 +187,7 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
             return candidate, _READERS[name]
     missing = list(_missing(reached))
     if launcher is not None and source.suffix not in DOCUMENTS and not missing:
-        return source, _READERS[launcher]  # it says what is missing
+        return source, _READERS[launcher]  # the reader reports the missing parts
     named = [fault for one in reached or [source] for fault in foreign(one)][:MAX_LISTED]
     if named:
         raise InvalidProblemError([*missing, *named])
@@ -198,7 +198,7 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
 
 
 def _of_its_own(source: Source) -> str:
-    """Which program a script starts that is no launcher's; empty where it starts none, or is no script."""
+    """Return the unknown program that a script starts; empty without one, or if it is not a script."""
     commands = commands_of(script_of(source, Told())) if source.is_script else []
     first = next((one for one in commands if one.program and one.before), None)
     if first is None:
@@ -208,7 +208,7 @@ def _of_its_own(source: Source) -> str:
 
 
 def _scripts(source: Source) -> Iterator[tuple[str, Script]]:
-    """The scripts that a script reaches, itself first, by name; one that cannot be read is left out."""
+    """Yield the scripts that a script reaches, itself first, by name; unreadable ones are left out."""
     for one in _reached(source):
         with suppress(InvalidProblemError):
             if one.is_script:
@@ -216,14 +216,14 @@ def _scripts(source: Source) -> Iterator[tuple[str, Script]]:
 
 
 def _kept(kept: list[Source], files: Iterable[Source]) -> Iterator[Source]:
-    """The files, one by one as they are asked for, each put into ``kept``."""
+    """Yield the files as they are requested, and put each into ``kept``."""
     for one in files:
         kept.append(one)
         yield one
 
 
 def _reached(source: Source) -> Iterator[Source]:
-    """The file itself, those that it names, those that they name, and so on; each once."""
+    """Yield the file itself, the files that it names, the files that these name, and so on; each once."""
     files, seen, queue = {**source.files, source.name: source.text}, {source.name}, [source]
     while queue and len(seen) <= MAX_FILES:
         one = queue.pop(0)
@@ -237,10 +237,10 @@ def _reached(source: Source) -> Iterator[Source]:
 
 
 def _handed(starter: Source, started: Source) -> dict[str, str]:
-    """What a script gives another one that it starts: exported variables, and arguments by their number.
+    """Return the exported variables and the numbered arguments that a script passes to one that it starts.
 
-    A value that differs between several starts is not known; nothing is where the starter cannot be read,
-    which its own reader says.
+    A value that differs between several starts is unknown; all are if the starter cannot be read,
+    which its own reader reports.
     """
     if not (starter.is_script and started.is_script):
         return {}
@@ -270,7 +270,7 @@ def _handed(starter: Source, started: Source) -> dict[str, str]:
 def _starts(
     script: Script, name: str
 ) -> Iterator[tuple[Sequence[Word], int, Mapping[str, tuple[str, ...]]]]:
-    """The commands that start another one: their words, where its name stands, variables handed on."""
+    """Yield the commands that start a script: their words, the place of its name, variables passed on."""
     for number, (words, environment) in enumerate(zip(script.commands, script.environments, strict=True)):
         at = next((at for at, word in enumerate(words) if word.text.rpartition("/")[2] == name), None)
         python = any(word.text.endswith(".py") for word in words[:at])
@@ -282,7 +282,7 @@ def _starts(
 
 
 def _require_one_training(source: Source, found: Source, launch: LaunchFile, told: Told) -> None:
-    """Refuse a script that starts several others which train otherwise."""
+    """Refuse a script that starts several others with different trainings."""
     if not source.is_script or found.name == source.name:
         return
     script = script_of(source, Told())
@@ -305,7 +305,7 @@ def _require_one_training(source: Source, found: Source, launch: LaunchFile, tol
 
 
 def _require_headers(source: Source, told: Told) -> None:
-    """Refuse a script that sbatch is told to run on other nodes than the script's header says."""
+    """Refuse a script that sbatch runs on other nodes than its header sets."""
     if not source.is_script or told.num_gpus is not None:
         return
     script = script_of(source, Told())
@@ -325,7 +325,7 @@ def _require_headers(source: Source, told: Told) -> None:
 
 
 def _text_of(source: Source, name: str) -> str | None:
-    """A file of the same folder; None where it is not there, or cannot be read, which is said later."""
+    """Return a file of the same folder; None if it is missing or unreadable, which is reported later."""
     try:
         return source.other(name)
     except InvalidProblemError:
@@ -333,27 +333,27 @@ def _text_of(source: Source, name: str) -> str | None:
 
 
 def _named(source: Source) -> list[Word]:
-    """Other files that a script starts its program with, each once, with the line that names it."""
+    """Return the other files that a script passes to its program, each once, with the line of the name."""
     if not source.is_script:
         return []
     try:
         return _others(source, files_named(script_of(source, Told())))
     except InvalidProblemError:
-        return []  # its own reader says so
+        return []  # its own reader reports it
 
 
 def _others(source: Source, words: Iterable[Word]) -> list[Word]:
-    """The names of other files, each once, where it stands first."""
+    """Return the names of other files, each once, at its first place."""
     words = list(words)
     found = {word.text: word for word in reversed(words) if word.text != source.name}
     return list(reversed(found.values()))[:MAX_FILES]
 
 
 def _missing(files: Sequence[Source]) -> Iterator[FieldError]:
-    """Files that scripts name and that are not there.
+    """Yield the faults of files that scripts name and that are missing.
 
     Raises:
-        InvalidProblemError: one of the files, or one that is named, has a form that is broken.
+        InvalidProblemError: one of the files, or a named one, is malformed.
     """
     for source in files:
         if source.suffix in DOCUMENTS:
@@ -370,10 +370,10 @@ def _missing(files: Sequence[Source]) -> Iterator[FieldError]:
 
 
 def _require_known_files(source: Source) -> None:
-    """Refuse a training by a file that only a running shell knows, for which another would be taken.
+    """Refuse a training with a file known only at run time, if another one would be read for it.
 
     Raises:
-        InvalidProblemError: such an argument, with its line.
+        InvalidProblemError: there is such an argument, with its line.
     """
     for _, script in _scripts(source):
         for words in script.commands:
@@ -388,10 +388,10 @@ def _require_known_files(source: Source) -> None:
 
 
 def _require_readable(source: Source) -> None:
-    """Refuse a document that a command trains by and that is empty or broken.
+    """Refuse an empty or malformed document that a command trains with.
 
     Raises:
-        InvalidProblemError: what is wrong with its form, with its line. A list is data.
+        InvalidProblemError: the document is malformed, with its line. A list is data.
     """
     for name, script in _scripts(source):
         for word in _others(source.at(name), files_named(script, programs=False, data=False, trained=True)):
@@ -411,7 +411,7 @@ def _require_bounded(source: Source) -> None:
 
 
 def _on_told_gpus(launch: LaunchFile, told: Told) -> LaunchFile:
-    """The run without the files' own nodes, where other GPUs are told than they start."""
+    """Drop the files' own nodes if the supplied number of GPUs differs."""
     started = (launch.num_nodes or 0) * (launch.gpus_per_node or 0)
     if not started or not told.num_gpus or told.num_gpus == started:
         return launch
@@ -421,7 +421,7 @@ def _on_told_gpus(launch: LaunchFile, told: Told) -> LaunchFile:
 
 
 def _require_divided(found: LaunchFile) -> None:
-    """Refuse sizes that their ranks do not divide, and ranks that are not those which are started."""
+    """Refuse sizes that ranks do not divide, and ranks that differ from the started processes."""
     config, heads, length = found.configuration, found.model.num_attention_heads, found.workload.seq_length
     tp, cp = config.tensor_parallel_size, config.context_parallel_size
     slices = math.lcm(2 * cp if cp > 1 else 1, cp * (tp if config.sequence_parallel else 1))
@@ -445,14 +445,14 @@ def _require_divided(found: LaunchFile) -> None:
 
 
 def _at(found: LaunchFile, name: str, message: str, *, allowed: str, nearest: str) -> InvalidProblemError:
-    """A fault of a size, under the name that the file has for it."""
+    """Return a fault of a size, under its name in the file."""
     called, line = found.places.get(name, (name, 0))
     where = f"line {line}: " if line else ""
     return InvalidProblemError.of(called, where + message, allowed=allowed, nearest=nearest)
 
 
 def _located(source: Source, fault: FieldError) -> FieldError:
-    """A fault of a name of a file, with its line where the reader did not know it."""
+    """Return a fault with the line of its name in the file, if the reader did not know it."""
     if fault.pointer == WHOLE_FILE or "line " in fault.message:
         return fault
     values = module_values(source) if looks_like_module(source) else looks_like_document(source)
@@ -463,7 +463,7 @@ def _located(source: Source, fault: FieldError) -> FieldError:
 
 
 def _require_one_start(source: Source, told: Told) -> None:
-    """Refuse a script and one that starts it which start other numbers of processes."""
+    """Refuse a script and its starter if they start different numbers of processes."""
     scripts = source.scripts()
     for script in scripts:
         names = {word.text for word in _named(script)}
@@ -473,7 +473,7 @@ def _require_one_start(source: Source, told: Told) -> None:
 
 
 def _require_same_world(script: Source, other: Source, told: Told) -> None:
-    """Refuse two scripts that belong together and say different nodes or processes."""
+    """Refuse two related scripts with different nodes or processes."""
     worlds = [world_of(one.text, script_of(one, told)) for one in (script, other)]
     said = [_said(world) for world in worlds if world.num_gpus]
     if len(set(said)) > 1:
@@ -486,14 +486,14 @@ def _require_same_world(script: Source, other: Source, told: Told) -> None:
 
 
 def _said(world: World) -> str:
-    """How many processes start, in words."""
+    """Return in words how many processes start."""
     if world.num_nodes and world.gpus_per_node:
         return f"{world.num_nodes} nodes of {world.gpus_per_node} processes"
     return f"{world.processes} processes"
 
 
 def renamed(found: LaunchFile, name: str) -> LaunchFile:
-    """The same run with a name for a model that only sizes describe."""
+    """Return the run with a name for a model that only sizes describe."""
     if found.model.name != "launch file":
         return found
     return replace(found, model=replace(found.model, name=name))

@@ -1,8 +1,8 @@
-"""As much of a shell as a launch file needs: variables, arrays, conditions, loops, functions, texts below.
+"""The part of a shell that launch files need: variables, arrays, conditions, loops, functions, here-texts.
 
 Nothing is run. Commands are followed from top to bottom as a shell started without arguments would follow
 them; programs are taken to succeed. What only a running shell knows (command substitution, files, variables
-of the environment) stays unknown and is named where it is needed; so is what hangs on a condition of it.
+of the environment) stays unknown and is named where it is needed; so are values that depend on it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from meshwright.service.launchers.reading.shell_words import REDIRECTIONS, Token
 
 _KEY = re.compile(r"\[([^\]]*)\]=(.*)", re.DOTALL)
 _ENDS = ("\n", ";", "&", "&&", "||", "|", ")", ";;", ";&", ";;&")
-_BASH = "5.2.21(1)-release"  # that runs the script
+_BASH = "5.2.21(1)-release"  # the shell that runs the script
 
 
 def read_script(
@@ -39,13 +39,13 @@ def read_script(
     include: Include = lambda _: None,
     environment: Mapping[str, str] | None = None,
 ) -> Script:
-    """The commands and variables of a script.
+    """Return the commands and variables of a script.
 
     Args:
-        text: of the script.
-        variables: told from outside, positional ones by their number; they count before the script's own.
-        include: the text of a file that is sourced, by its base name; None where there is none.
-        environment: what is set when it starts, positional ones too, and that it may change.
+        text: text of the script.
+        variables: supplied values, positional ones by their number; they override the script's own.
+        include: returns the text of a sourced file by its base name; None if it is missing.
+        environment: variables at its start, including positional ones, which it may change.
 
     Raises:
         ValueError: a quote or a bracket stays open, or the script expands without end.
@@ -61,7 +61,7 @@ def read_script(
 
 
 class _Shell(Commands):
-    """Follows the tokens of a script; ``_live`` says whether they are reached."""
+    """A walk over the tokens of a script; ``_live`` states whether they are reached."""
 
     def __init__(self, script: Script, include: Include, *, in_slurm: bool) -> None:
         super().__init__(script, include, in_slurm=in_slurm)
@@ -69,13 +69,13 @@ class _Shell(Commands):
         self._at = 0
 
     def run(self, tokens: Sequence[Token]) -> Status:
-        """All of these tokens, such as a file's or a function's."""
+        """Run all of these tokens, such as a file's or a function's."""
         before = self._tokens, self._at
         self._tokens, self._at, self._depth = tokens, 0, self._depth + 1
         status: Status = True
         while self._at < len(self._tokens):
             status = self._block(())
-            self._at += 1  # a word or bracket that closes nothing
+            self._at += 1  # an unmatched closing word or bracket
         self._tokens, self._at = before
         self._depth -= 1
         return status
@@ -91,7 +91,7 @@ class _Shell(Commands):
         return token is not None and (token.plain in which if token.kind == "word" else token.raw in which)
 
     def _block(self, stops: Sequence[str]) -> Status:
-        """Commands until one of the words or operators that end them, which stays."""
+        """Run commands up to a terminator, which is left unread."""
         status: Status = True
         while (token := self._peek()) is not None:
             if self._is(*stops):
@@ -109,7 +109,7 @@ class _Shell(Commands):
         return status
 
     def _list(self) -> Status:
-        """Commands joined by && and ||."""
+        """Run commands joined by && and ||."""
         status = self._pipeline()
         while self._is("&&", "||"):
             and_too = self._is("&&")
@@ -122,7 +122,7 @@ class _Shell(Commands):
         return status
 
     def _pipeline(self) -> Status:
-        """Commands whose output others read, each in a shell of its own; the last one's status counts."""
+        """Run a pipeline, each command in a shell of its own; the last one's status counts."""
         negated = self._is("!")
         self._at += negated
         first, stopped = self._peek(), self._script.stopped
@@ -140,7 +140,7 @@ class _Shell(Commands):
         return opposite(status) if negated else status
 
     def _command(self) -> Status:
-        """One command, simple or compound."""
+        """Run one command, simple or compound."""
         token = self._peek()
         word = token.plain if token is not None and token.kind == "word" else ""
         compound = {"if": self._if, "for": self._for, "select": self._for, "while": self._while,
@@ -167,7 +167,7 @@ class _Shell(Commands):
 
     @contextmanager
     def _under(self, reached: Status) -> Iterator[None]:
-        """What runs only where a status holds; where that is not known, what it sets is in doubt."""
+        """Run a part under a status; if that is unknown, mark the assigned variables as uncertain."""
         live, self._live = self._live, both(self._live, reached)
         unsure = live is not False and reached is None
         before = dict(self._script.words) if unsure else {}
@@ -180,7 +180,7 @@ class _Shell(Commands):
         self._live, self._left = live, left
 
     def _if(self) -> Status:
-        """``if … then … elif … else … fi``."""
+        """Run ``if … then … elif … else … fi``."""
         branches: list[Values] = []
         live, start, line = self._live, dict(self._script.words), self._line()
         remaining: Status = True
@@ -196,7 +196,7 @@ class _Shell(Commands):
         return True
 
     def _condition(self, ends: Sequence[str]) -> Status:
-        """Commands whose status counts; of a program's only a running shell knows it."""
+        """Run commands of a condition; only a running shell knows the status of a program."""
         self._asked = False
         status = self._block(ends)
         return None if self._asked else status
@@ -208,7 +208,7 @@ class _Shell(Commands):
         known: tuple[Status, Status, Status],
         ends: Sequence[str],
     ) -> Status:
-        """One branch, from the values before all of them; whether those that follow are reached."""
+        """Run a branch from the values before all of them; return whether later ones are reached."""
         live, remaining, condition = known
         self._live = both(live, both(remaining, condition))
         before = dict(self._script.words)
@@ -220,7 +220,7 @@ class _Shell(Commands):
             if self._live is None and not self._left:
                 branches.append(dict(self._script.words))
             elif self._live is None:
-                branches.append({})  # it ends the script: what it sets is seen by nobody
+                branches.append({})  # it ends the script, so its values are never seen
                 self.restore(before)
         self._left = left
         return both(remaining, opposite(condition))
@@ -228,7 +228,7 @@ class _Shell(Commands):
     def _settle(
         self, branches: list[Values], start: Values, known: tuple[Status, Status], line: int
     ) -> None:
-        """The values behind all branches."""
+        """Set the values after all branches."""
         live, remaining = known
         self._live = live
         if branches and live is not False:
@@ -236,7 +236,7 @@ class _Shell(Commands):
             self.merge([*([start] if remaining is not False or not others else []), *others], line)
 
     def _for(self) -> Status:
-        """``for NAME in …; do … done``: once for each word, once where they are not known."""
+        """Run ``for NAME in …; do … done``: once for each word, or once if they are unknown."""
         self._at += 1
         token, values = self._peek(), None
         if self._is("("):
@@ -259,7 +259,7 @@ class _Shell(Commands):
         return True
 
     def _counting(self) -> None:
-        """``for ((i = 0; i < 8; i++)); do … done``, once where it is not known how often."""
+        """Run ``for ((i = 0; i < 8; i++)); do … done``, once if the number of turns is unknown."""
         self._at += 2
         start = self._at
         while (
@@ -295,17 +295,17 @@ class _Shell(Commands):
         self._at += 1
 
     def _leave_off(self, before: Values) -> None:
-        """Follow a loop no further: what its other turns set is in doubt."""
+        """Stop following a loop; values that its other turns set are uncertain."""
         self.merge([before, dict(self._script.words)], self._line())
 
     def _loop_body(self) -> None:
         self._loops += 1
-        self._script.write((), words=1)  # loops in loops end, too
+        self._script.write((), words=1)  # ends nested loops, too
         self._block(("done",))
         self._loops -= 1
 
     def _ended(self) -> bool:
-        """Return whether a break ends the loop whose body was read; a continue ends only its turn."""
+        """Return whether a break ended the loop; a continue ends only its turn."""
         if self._jump is None:
             return False
         name, loops = self._jump
@@ -313,7 +313,7 @@ class _Shell(Commands):
         return loops > 1 or name == "break"
 
     def _turns(self, name: str, values: Sequence[Word]) -> None:
-        """The body, once for each value; not reached where there is none."""
+        """Run the body once for each value; it is not reached without values."""
         body, live = self._at, self._live
         if name in self._script.told:
             values = [Word(" ".join(self._script.variables[name]), self._line())]
@@ -334,7 +334,7 @@ class _Shell(Commands):
         self._live = live
 
     def _while(self) -> Status:
-        """``while … do … done``: while the condition holds, once where it is not known or always holds."""
+        """Run ``while … do … done`` while the condition holds; once if it is unknown or always holds."""
         ends_on = self._is("until")
         self._at += 1
         start, live, before = self._at, self._live, dict(self._script.words)
@@ -356,7 +356,7 @@ class _Shell(Commands):
         return True
 
     def _case(self) -> Status:
-        """``case WORD in pattern) … ;; esac``."""
+        """Run ``case WORD in pattern) … ;; esac``."""
         self._at += 1
         token = self._peek()
         self._at += 1
@@ -383,13 +383,13 @@ class _Shell(Commands):
         return True
 
     def _next_pattern(self) -> bool:
-        """Go to the next pattern; whether there is one."""
+        """Go to the next pattern; return whether there is one."""
         while self._is("\n", ";;", ";&", ";;&", "("):
             self._at += 1
         return self._peek() is not None and not self._is("esac")
 
     def _matches(self, value: str) -> Status:
-        """Return whether one of the patterns before a bracket fits."""
+        """Return whether one of the patterns before a bracket matches."""
         found: Status = False
         while (token := self._peek()) is not None and not self._is(")"):
             if token.kind == "word" and not self._dead:
@@ -401,7 +401,7 @@ class _Shell(Commands):
         return found
 
     def _bracket(self) -> Status:
-        """``( … )``, whose variables nobody else sees, or ``(( … ))``."""
+        """Run ``( … )``, with variables of its own, or ``(( … ))``."""
         self._at += 1
         if self._is("(") and (token := self._peek()) is not None and token.joined:
             self._at += 1
@@ -420,7 +420,7 @@ class _Shell(Commands):
         return status
 
     def _double_bracket(self) -> Status:
-        """``[[ … ]]``: operators in it are words."""
+        """Run ``[[ … ]]``, with operators as words."""
         self._at += 1
         words: list[Word] = []
         while (token := self._peek()) is not None and not self._is("]]"):
@@ -437,7 +437,7 @@ class _Shell(Commands):
         return None if self._dead else self.test(words, double=True)
 
     def _pattern(self, quote: Callable[[str], str]) -> str:
-        """A pattern, whose brackets and bars are no operators; its last token stays."""
+        """Return a pattern with brackets and bars as plain text; its last token stays unread."""
         text = ""
         while (token := self._peek()) is not None and not self._is("]]", "&&", "||"):
             if text and not token.joined:
@@ -460,7 +460,7 @@ class _Shell(Commands):
         )
 
     def _define(self) -> Status:
-        """``name() { … }``: kept until it is called."""
+        """Keep the function of ``name() { … }`` until it is called."""
         self._at += self._is("function")
         token = self._peek()
         self._at += 1
@@ -476,7 +476,7 @@ class _Shell(Commands):
         return True
 
     def _expanded_until(self, *ends: str) -> list[Word]:
-        """The words until an operator."""
+        """Return the words up to an operator."""
         found: list[Word] = []
         while (token := self._peek()) is not None and not self._is(*ends):
             if token.kind == "word" and not self._dead:
@@ -485,11 +485,11 @@ class _Shell(Commands):
         return found
 
     def _line(self) -> int:
-        """Of what comes next."""
+        """Return the line of the next token."""
         return self._tokens[min(self._at, len(self._tokens) - 1)].line
 
     def _output(self, text: str) -> str | None:
-        """What commands print, also a function's or those of a condition; None: not known."""
+        """Return the output of commands, also of functions and conditions; None if it is unknown."""
         script, found = self._script, super()._output(text)
         tokens = lex(text) if found is None else []
         first = tokens[0].plain if tokens else ""
@@ -511,7 +511,7 @@ class _Shell(Commands):
     # ---------------------------------------------------------------- commands
 
     def _simple(self) -> Status:
-        """Assignments, and words to run; where they are not reached they are only passed by."""
+        """Run assignments and words; skip them if they are not reached."""
         tokens: list[Token] = []
         below, redirected = None, dict.fromkeys(REDIRECTIONS, "")
         while (token := self._peek()) is not None:
@@ -539,7 +539,7 @@ class _Shell(Commands):
         return self._execute(tokens, below, written_to)
 
     def _reads(self, tokens: Sequence[Token], given: str, below: Token | None) -> bool:
-        """``read A B <<< "$X"`` and ``IFS=, read -ra LIST <<< "$X"``; whether that is what stands here."""
+        """Run ``read A B <<< "$X"`` or ``IFS=, read -ra LIST <<< "$X"``; return whether it is one."""
         if not (given or below) or not any(token.plain == "read" for token in tokens[:2]):
             return False
         given = given or (self.joined(below) if below is not None else "")
@@ -559,7 +559,7 @@ class _Shell(Commands):
         if names and not is_list:
             most, unknown = len(names) - 1, next((one for one in pieces if UNKNOWN in one), "")
             pieces = [*pieces[:most], (separator or " ").join(pieces[most:])]
-            pieces += [unknown] * (len(names) - len(pieces))  # which may be several words
+            pieces += [unknown] * (len(names) - len(pieces))  # may be several words
         line = tokens[0].line
         if is_list:
             found = [Word(one, line) for one in pieces]
@@ -570,7 +570,7 @@ class _Shell(Commands):
         return True
 
     def _array(self, target: Token, before: Sequence[str]) -> None:
-        """``NAME=(…)`` or ``NAME+=(…)``, perhaps behind ``declare -A``."""
+        """Assign ``NAME=(…)`` or ``NAME+=(…)``, perhaps after ``declare -A``."""
         self._at += 1
         words = self._expanded_until(")")
         self._at += 1
@@ -585,7 +585,7 @@ class _Shell(Commands):
         if name in self._script.keyed:
             for found in pairs:
                 self.store(f"{name}[{found[1]}]=", [Word(found[2], target.line)], target.line)
-        elif pairs and len(pairs) == len(words):  # by their places
+        elif pairs and len(pairs) == len(words):  # by their indices
             placed = {whole_number(found[1]): found[2] for found in pairs}
             whole = set(placed) == set(range(len(placed)))
             texts = [placed[place] for place in range(len(placed))] if whole else [unknown_value(name)]
@@ -595,6 +595,6 @@ class _Shell(Commands):
 
 
 def _spaced(tokens: Sequence[Token]) -> Iterator[str]:
-    """Tokens as they stand, with a blank where there is one between them."""
+    """Yield tokens as written, with a blank if there is one between them."""
     for token in tokens:
         yield ("" if token.joined else " ") + token.raw

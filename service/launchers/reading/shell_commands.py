@@ -1,4 +1,4 @@
-"""What one simple command of a script does: variables that it sets, builtins, functions; nothing is run."""
+"""Effects of one simple command of a script: variables, builtins, functions; nothing is run."""
 
 from __future__ import annotations
 
@@ -28,62 +28,62 @@ _CHANGED = re.compile(
 _ALL_EXPORTED = re.compile(r"(?:^| )[-+](?:[b-zA-Z]*a|[a-zA-Z]*o allexport\b)")
 _DECLARES = ("export", "readonly", "declare", "local", "typeset")
 SCOPED = ("local", "declare", "typeset")  # inside functions
-# Programs whose success no script asks for; of others an ``if`` does not know.
+# Programs that are assumed to succeed; the status of others is unknown to an ``if``.
 _SURE = ("cd", "conda", "cp", "date", "echo", "hash", "ln", "mkdir", "module", "mv", "popd", "printf",
          "pushd", "pwd", "rm", "shopt", "sleep", "touch", "trap", "ulimit", "wait")  # fmt: skip
 _SHELLS = ("bash", "sh", "zsh")
-PARALLEL = ("mpirun", "mpiexec", "srun")  # which start a process for each rank
-_TEXT_STARTER = "bcprun"  # NVIDIA Base Command's: as those, and takes what it runs as a text
+PARALLEL = ("mpirun", "mpiexec", "srun")  # start one process per rank
+_TEXT_STARTER = "bcprun"  # NVIDIA Base Command's starter, which takes its command as a text
 RANK_STARTERS = (*PARALLEL, _TEXT_STARTER)
 _AROUND_TEXTS = (*RANK_STARTERS, "deepspeed")  # with --no_python it starts a shell
 _MARK = re.compile(f"{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}")
-# What a shell splits or expands in the name of what is not known, which stands whole in a text that is run.
+# Characters that a shell would split or expand inside the name of an unknown value.
 _SHIELD = {ord(sign): 0xE000 + ord(sign) for sign in " \t\n\r'\"\\$`#<>;&|()"}
 _BARE = {shielded: sign for sign, shielded in _SHIELD.items()}
 Include = Callable[[str], str | None]
 T = TypeVar("T")
 
 
-_MAX_KEPT = 200_000  # variables of all commands; beyond them those at the script's end stand for them
+_MAX_KEPT = 200_000  # variables of all commands; beyond it those at the script's end replace them
 
 
 class Commands(Variables, ABC):
-    """Runs the builtins of simple commands and keeps the programs; the grammar says which are reached."""
+    """Runner of builtins that keeps started programs; the grammar decides which ones are reached."""
 
     def __init__(self, script: Script, include: Include, *, in_slurm: bool) -> None:
         super().__init__(script, in_slurm=in_slurm)
         self._include = include
         self._live: Status = True
-        self._left = False  # an exit under a condition that is not known
+        self._left = False  # an exit under an unknown condition
         self._depth = 0
-        self._given: str | None = ""  # what the command before in a pipeline prints; None: not known
+        self._given: str | None = ""  # output of the previous command in a pipeline; None: unknown
         self._loops = 0
-        self._parallel: tuple[Word, ...] = ()  # what starts a process for each rank, around ``bash -c``
-        self._jump: tuple[str, int] | None = None  # a break or continue, and of how many loops
+        self._parallel: tuple[Word, ...] = ()  # starter of one process per rank, around ``bash -c``
+        self._jump: tuple[str, int] | None = None  # a break or continue, and the number of loops
         self._kept = 0  # variables of all commands
         self._integers: set[str] = set()  # variables that ``declare -i`` makes numbers
-        self._exports = False  # what is set is exported, by ``set -a``
-        self._doubted = False  # whether a command was reached only perhaps
-        self._asked = False  # whether a program's success was asked for
+        self._exports = False  # variables are exported, by ``set -a``
+        self._doubted = False  # whether it is uncertain that a command is reached
+        self._asked = False  # whether a condition depends on a program's success
         self._returned: Status = None
-        self._scopes: list[dict[str, tuple[Word, ...] | None]] = []  # what local variables hide
+        self._scopes: list[dict[str, tuple[Word, ...] | None]] = []  # values that local variables hide
         self._functions: dict[str, list[Token]] = {}
 
     @property
     def _dead(self) -> bool:
-        """Return whether what comes next is only passed by."""
+        """Whether the next commands are skipped."""
         return self._live is False or bool(self._script.stopped) or self._jump is not None
 
     @abstractmethod
     def run(self, tokens: Sequence[Token]) -> Status:
-        """All of these tokens, such as a file's or a function's."""
+        """Run all of these tokens, such as a file's or a function's."""
 
     def _execute(self, tokens: list[Token], below: Token | None, written_to: tuple[str, str]) -> Status:
-        """Run one simple command, perhaps behind variables that are set for it alone.
+        """Run one simple command, perhaps after variables that are set only for it.
 
         Args:
-            tokens: of the command.
-            below: the text that stands below it.
+            tokens: tokens of the command.
+            below: its here-document.
             written_to: how its output is redirected, by ``>`` or ``>>``, and to which file.
         """
         script = self._script
@@ -115,7 +115,7 @@ class Commands(Variables, ABC):
         return status
 
     def _write(self, words: Sequence[Word], text: str | None, written_to: tuple[str, str]) -> None:
-        """Keep what a command writes to a file; of a program that is not run only that it writes it."""
+        """Keep the text that a command writes to a file; for unknown programs only the fact."""
         name = words[0].text if words else ""
         mark, path = written_to
         if name == "tee":
@@ -125,7 +125,7 @@ class Commands(Variables, ABC):
                 self._keep(operand, mark, text, words)
         elif name in ("cp", "mv") and len(words) == 3:  # noqa: PLR2004 - from and to
             base = words[1].text.rsplit("/", 1)[-1]
-            if base in self._script.files:  # of others the folder's own are taken, as they are
+            if base in self._script.files:  # others are taken from the folder
                 self._keep(words[2].text, ">", self._script.files[base], words)
         elif is_python(words[0]) if words else False:
             code = [word.text for word in words[1:]] + [text or ""]
@@ -135,7 +135,7 @@ class Commands(Variables, ABC):
             self._keep(path, mark, self._given, words)
 
     def _keep(self, path: str, mark: str, text: str | None, words: Sequence[Word]) -> None:
-        """Keep the text of a file that is written; None, or written only perhaps: it is not known."""
+        """Keep the text of a written file; None if it is unknown or perhaps not written."""
         files, base = self._script.files, path.rsplit("/", 1)[-1]
         if text is None or self._live is None:
             program = " ".join(word.text for word in words[:2]).replace(UNKNOWN, "")
@@ -147,7 +147,7 @@ class Commands(Variables, ABC):
             files[base] = text
 
     def _started(self, words: list[Word], written_to: str) -> Status:
-        """The words of a command: a builtin, a function, or a program."""
+        """Run the words of a command: a builtin, a function, or a program."""
         script = self._script
         name, rest = words[0].text, words[1:]
         builtin = {"source": self._source, ".": self._source, "set": self._set, "shift": self._shift,
@@ -177,7 +177,7 @@ class Commands(Variables, ABC):
         return None if name in ("grep", "command", "which", "type", "ping", "diff") else True
 
     def _start(self, words: Sequence[Word]) -> None:
-        """Write down a program's words, with the variables as they are then."""
+        """Record a program's words, with the variables at that point."""
         script = self._script
         own = is_python(words[0]) and not any("torch.distributed" in word.text for word in words)
         script.commands.append((*(self._parallel if own else ()), *words))
@@ -188,7 +188,7 @@ class Commands(Variables, ABC):
         script.environments.append(last)
 
     def _declare(self, tokens: list[Token]) -> Status:
-        """``export A=1 B``, ``local -A NAME``, ``declare -i N=3+4``."""
+        """Run ``export A=1 B``, ``local -A NAME`` or ``declare -i N=3+4``."""
         keyword, flags = tokens[0].plain, ""
         for token in tokens[1:]:
             match = ASSIGNMENT.match(token.raw)
@@ -217,25 +217,25 @@ class Commands(Variables, ABC):
         self._script.exported.setdefault(name, len(self._script.commands))
 
     def _calculate(self, name: str, line: int) -> None:
-        """Make a variable the number that its text is."""
+        """Set a variable to the value of its arithmetic text."""
         number, unknown = self.number("".join(self._script.variables.get(name, ())))
         text = unknown_value(unknown or name) if number is None else str(number)
         self.store(f"{name}=", [Word(text, line)], line)
 
     def _hide(self, name: str) -> None:
-        """A variable of the function that runs: what it holds outside comes back behind it."""
+        """Make a variable local; its outer value returns after the function."""
         if self._scopes:
             self._scopes[-1].setdefault(name, self._script.words.get(name))
 
     def _assign(self, token: Token) -> None:
-        """``NAME=value``."""
+        """Assign ``NAME=value``."""
         joined = self.joined(token)
         match = ASSIGNMENT.match(joined)
         if match is None:
             return
         head, text = match.group(), joined[match.end() :]
         if (counted := match[1] in self._integers) and head == f"{match[1]}+=":
-            text = f"+({text})"  # which is added to what it holds
+            text = f"+({text})"  # is added to the old value
         self.assign(head, Word(text, token.line))
         if counted:
             self._calculate(match[1], token.line)
@@ -243,21 +243,21 @@ class Commands(Variables, ABC):
             self._export(match[1])
 
     def _let(self, words: Sequence[Word]) -> Status:
-        """``let X=3 Y+=1``."""
+        """Run ``let X=3 Y+=1``."""
         status: Status = None
         for word in words[1:]:
             status = self._counted_by(word.text)
         return status
 
     def _leave(self, words: Sequence[Word]) -> Status:
-        """``break`` and ``continue``, perhaps of several loops."""
+        """Run ``break`` or ``continue``, perhaps for several loops."""
         if self._live is True and self._loops:
             loops = whole_number(words[1].text) if len(words) > 1 else 1
             self._jump = (words[0].text, min(max(loops or 1, 1), self._loops))
         return True
 
     def _getopts(self, words: Sequence[Word]) -> Status:
-        """``getopts "t:p:" NAME``: the next option of the positional parameters."""
+        """Run ``getopts "t:p:" NAME``: take the next option of the positional parameters."""
         if len(words) < 3:  # noqa: PLR2004 - letters and a name
             return False
         variables, line = self._script.variables, words[0].line
@@ -280,7 +280,7 @@ class Commands(Variables, ABC):
         return True
 
     def _source(self, words: Sequence[Word]) -> Status:
-        """A file of the same folder, or one that the script wrote."""
+        """Run a file of the same folder, or one that the script wrote."""
         base = words[1].text.rsplit("/", 1)[-1] if len(words) > 1 else ""
         text = self._script.files.get(base) if base in self._script.files else None
         if text is None and base and self._depth <= MAX_DEPTH:
@@ -297,11 +297,11 @@ class Commands(Variables, ABC):
         return status
 
     def _eval(self, words: Sequence[Word]) -> Status:
-        """A text as commands."""
+        """Run a text as commands."""
         return self._run_text(" ".join(word.text for word in words[1:]), words[0].line)
 
     def _run_text(self, text: str, line: int) -> Status:
-        """Commands in a text; one that does not parse is passed by."""
+        """Run commands in a text; skip one that does not parse."""
         if self._depth > MAX_DEPTH:
             return None
         text = _MARK.sub(lambda mark: mark[0].translate(_SHIELD), text)
@@ -315,7 +315,7 @@ class Commands(Variables, ABC):
         return self.run(tokens)
 
     def _look_inside(self, words: Sequence[Word], below: str | None = None) -> None:
-        """``srun … bash -lc 'torchrun …'`` runs that text too, and ``srun bash <<EOT`` the one below."""
+        """Run the text of ``srun … bash -lc 'torchrun …'``, or the one below ``srun bash <<EOT``."""
         texts = [word.text for word in words]
         at = next((at for at, text in enumerate(texts) if text.rsplit("/", 1)[-1] in _SHELLS), len(texts))
         ends = at + 1
@@ -336,7 +336,7 @@ class Commands(Variables, ABC):
             self.restore(before)
 
     def _set(self, words: Sequence[Word]) -> Status:
-        """``set -- a b``: the positional parameters; ``set -a``: what is set from then on is exported."""
+        """Run ``set -- a b`` (positional parameters) or ``set -a`` (export all later variables)."""
         texts = [word.text for word in words[1:]]
         if texts[:1] == ["--"]:
             self._position(texts[1:])
@@ -345,7 +345,7 @@ class Commands(Variables, ABC):
         return True
 
     def _shift(self, words: Sequence[Word]) -> Status:
-        """``shift 2``."""
+        """Run ``shift 2``."""
         count = whole_number(words[1].text) if len(words) > 1 else 1
         self._position(list(self._script.variables.get("@", ()))[1 if count is None else max(count, 0) :])
         return True
@@ -359,7 +359,7 @@ class Commands(Variables, ABC):
         variables |= {str(place): (text,) for place, text in enumerate(texts, start=1)}
 
     def _call(self, words: Sequence[Word]) -> Status:
-        """A function, with positional parameters of its own."""
+        """Call a function with positional parameters of its own."""
         variables = self._script.variables
         outside = {name: value for name, value in variables.items() if name == "@" or name.isdecimal()}
         self._position([word.text for word in words[1:]])
@@ -378,7 +378,7 @@ class Commands(Variables, ABC):
         return status
 
     def _exit(self, words: Sequence[Word]) -> Status:
-        """``exit`` and ``return``: what follows is not reached."""
+        """Run ``exit`` or ``return``: the rest is not reached."""
         if self._live is None:
             self._left = True
             self._live = False
@@ -391,7 +391,7 @@ class Commands(Variables, ABC):
         return None
 
     def _unset(self, words: Sequence[Word]) -> Status:
-        """``unset NAME``; what ``read NAME`` sets is not known either."""
+        """Run ``unset NAME``, or make the variable of ``read NAME`` unknown."""
         for word in words[1:]:
             name, bracket, index = word.text.partition("[")
             if name in self._script.told:
@@ -407,7 +407,7 @@ class Commands(Variables, ABC):
         return words[0].text == "unset" or None
 
     def _counted_by(self, text: str) -> Status:
-        """An arithmetic expression as a condition; what it sets and cannot be counted is not known."""
+        """Return the truth of an arithmetic expression; variables that it cannot compute become unknown."""
         if self._dead or not text.strip():
             return None
         (number, unknown), line = self.number(text), self._script.line
@@ -418,15 +418,15 @@ class Commands(Variables, ABC):
         return None if number is None else number != 0
 
 
-_KEPT = (".json", ".yaml", ".yml", ".toml", ".sh", ".conf")  # files that may say what runs
-# ``open("ds.json", "w")`` and ``Path("ds.json").write_text(…)`` in the code that Python is given.
+_KEPT = (".json", ".yaml", ".yml", ".toml", ".sh", ".conf")  # files that may configure a run
+# ``open("ds.json", "w")`` and ``Path("ds.json").write_text(…)`` in Python code on the command.
 _WRITES = re.compile(
     r"""open\(\s*f?["']([^"'\n]+)["']\s*,\s*(?:mode\s*=\s*)?["'][wax]|Path\(["']([^"'\n]+)["']\)\s*\.\s*write_"""
 )
 
 
 def _output_of(words: Sequence[Word], given: str | None) -> str | None:
-    """Return what a command prints, of which parts may be marked as not known; None: not known."""
+    """Return the output of a command, with unknown parts marked; None if it is unknown."""
     texts = [word.text for word in words]
     if given is None or not texts:
         return None
@@ -436,12 +436,12 @@ def _output_of(words: Sequence[Word], given: str | None) -> str | None:
 
 
 def _named(token: Token) -> str:
-    """The name that an assignment begins with."""
+    """Return the name in an assignment."""
     return re.split(r"[\[+=]", token.raw, maxsplit=1)[0]
 
 
 def _put(values: dict[str, T], name: str, value: T | None) -> None:
-    """Set a name, or take it away where it has no value."""
+    """Set a name, or remove it without a value."""
     if value is None:
         values.pop(name, None)
     else:
@@ -452,9 +452,9 @@ _SUBSTITUTION = re.compile(r"s([/#|,@])(\w+)\1(.*)\1g?", re.DOTALL)
 
 
 def _run_sed(script: Script, words: Sequence[Word], written_to: str, include: Include) -> None:
-    """One ``sed``: of a file that it names, or of what the one before it in the pipeline made.
+    """Run one ``sed`` on a file, or on the output of the previous one in the pipeline.
 
-    Only names are replaced, no patterns; what other expressions make is not known.
+    Only names are replaced, not patterns; the output of other expressions is unknown.
     """
     texts = [word.text for word in words[1:] if word.text[:1] != "-"]
     found = [match for text in texts if (match := _SUBSTITUTION.fullmatch(text))]
@@ -477,5 +477,5 @@ def _run_sed(script: Script, words: Sequence[Word], written_to: str, include: In
 
 
 def is_python(word: Word) -> bool:
-    """Return whether a word names Python, by any path and version."""
+    """Return whether a word names Python, with any path and version."""
     return re.fullmatch(r"python[\d.]*", word.text.rsplit("/", 1)[-1]) is not None

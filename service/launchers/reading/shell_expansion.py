@@ -1,6 +1,6 @@
-"""What a shell makes of texts: braces, patterns, changes of a variable's value, what small programs print.
+"""Text functions of a shell: braces, patterns, changes of values, and the output of small programs.
 
-Every function takes texts and gives texts back; nothing is run and no variable is looked at.
+Every function takes texts and gives texts back; nothing is run and no variable is read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeAlias
 from meshwright.service.launchers.reading.shell_words import Part, unescaped, whole_number
 
 MAX_TURNS = 64  # of a loop, and words of a sequence
-MAX_BRACED = 256  # words that the braces of one make
+MAX_BRACED = 256  # words that the braces of one produce
 
 # --------------------------------------------------------------------------------------------------
 # Braces: ``--{a,b}`` and ``{1..8}``.
@@ -22,11 +22,11 @@ MAX_BRACED = 256  # words that the braces of one make
 
 _RANGE = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(-?\d{1,9}))?", re.ASCII)
 _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])")
-_Piece = str | Part  # one character without quotes, or what no brace is part of
+_Piece = str | Part  # one unquoted character, or text outside braces
 
 
 def braced(parts: Sequence[Part]) -> list[list[Part]]:
-    """The words that the braces of one make, each by its parts; the word itself where it has none."""
+    """Return the words that the braces of one produce, by their parts; without braces, the word itself."""
     if not any("{" in part.text and not (part.expands or part.quoted) for part in parts):
         return [list(parts)]
     pieces: list[_Piece] = []
@@ -42,7 +42,7 @@ def _joined(pieces: Sequence[_Piece]) -> list[Part]:
 
 
 def _alternatives(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
-    """The words of the first brace that holds a comma or a range, and so on behind it."""
+    """Return the words of the first brace with a comma or a range, and so on for the rest."""
     for start, piece in enumerate(pieces):
         end = _closed(pieces, start) if piece == "{" else None
         if end is None:
@@ -56,7 +56,7 @@ def _alternatives(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
 
 
 def _closed(pieces: Sequence[_Piece], start: int) -> int | None:
-    """Where the brace that opens there is closed."""
+    """Return the index at which the brace at ``start`` closes."""
     depth = 0
     for at in range(start, len(pieces)):
         depth += (pieces[at] == "{") - (pieces[at] == "}")
@@ -66,7 +66,7 @@ def _closed(pieces: Sequence[_Piece], start: int) -> int | None:
 
 
 def _options(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
-    """What stands between a brace's commas, or in its range; empty where it has neither."""
+    """Return the alternatives of a brace, by commas or its range; empty without either."""
     options: list[list[_Piece]] = [[]]
     depth = 0
     for piece in pieces:
@@ -107,15 +107,15 @@ _CASES: Mapping[str, Callable[[str], str]] = {
 
 
 def literal(text: str) -> str:
-    """A text as a pattern that is only itself."""
+    """Return a pattern that matches only the text."""
     return re.sub(r"([\\*?\[\]])", r"\\\1", text)
 
 
 def fits(text: str, pattern: str) -> bool:
-    """Return whether all of a text fits a pattern; none fits one that is wrong, such as ``[z-a]``.
+    """Return whether a text fully matches a pattern; nothing matches an invalid one, such as ``[z-a]``.
 
     Raises:
-        ValueError: a pattern that might take for ever.
+        ValueError: the pattern might take for ever.
     """
     try:
         return re.fullmatch(_expression(in_ranges(pattern)), text, re.DOTALL) is not None
@@ -131,17 +131,17 @@ _CLASS = re.compile(r"\[:(\w+):\]")
 
 
 def in_ranges(pattern: str) -> str:
-    """A pattern or regular expression with ranges for its classes, such as ``[:digit:]``."""
+    """Return a pattern or regular expression with ranges for classes such as ``[:digit:]``."""
     return _CLASS.sub(lambda found: _CLASSES.get(found[1], found[0]), pattern)
 
 
-_GROUPS = {"@": "", "?": "?"}  # how often what stands in brackets may be there (extglob)
+_GROUPS = {"@": "", "?": "?"}  # how often the bracketed part may occur (extglob)
 _MAX_GROUPS = 3  # each may be tried with each, at each place
-_MAX_CHANGED = 4_000  # characters of a text that a pattern is held against, place by place
+_MAX_CHANGED = 4_000  # characters of a text that a pattern is compared with
 
 
 def _expression(pattern: str) -> str:
-    """A shell's pattern as a regular expression that never goes back over more than its last star."""
+    """Return a shell's pattern as a regular expression that only backtracks over its last star."""
     chunks, at = [""], 0
     if sum(pattern.count(f"{mark}(") for mark in _GROUPS) > _MAX_GROUPS:
         raise ValueError(f"a pattern with more than {_MAX_GROUPS} brackets is not followed: {pattern[:40]}")
@@ -171,7 +171,7 @@ def _expression(pattern: str) -> str:
 
 
 def compared(left: str, sign: str, right: str, *, double: bool) -> bool | None:
-    """Whether two texts or numbers relate so; None: not known. ``double``: the right one is a pattern."""
+    """Return whether two texts or numbers compare so, or None; ``double``: the right one is a pattern."""
     same = fits(left, right) if double else left == right
     texts = {"=": same, "==": same, "!=": not same, "<": left < right, ">": left > right}
     if sign in texts:
@@ -185,7 +185,7 @@ def compared(left: str, sign: str, right: str, *, double: bool) -> bool | None:
 
 
 def closing(text: str) -> int:
-    """Where the bracket that opens a text is closed; its last character where none is."""
+    """Return the index of the closing bracket, or of the last character without one."""
     depth = 0
     for at, char in enumerate(text):
         depth += (char == "[") - (char == "]")
@@ -195,7 +195,7 @@ def closing(text: str) -> int:
 
 
 def changed(text: str, rest: str) -> str | None:
-    """One value with what follows the name in ``${…}``; None: a change that is not known here."""
+    """Return one value with the change after the name in ``${…}``; None for an unknown change."""
     if rest in _CASES:
         return _CASES[rest](text)
     if len(text) > _MAX_CHANGED:
@@ -210,7 +210,7 @@ def changed(text: str, rest: str) -> str | None:
 
 
 def _cut(text: str, pattern: str, mark: str) -> str:
-    """Without its shortest or longest beginning or end that fits."""
+    """Remove the shortest or longest matching beginning or end."""
     back = mark.startswith("%")
     places = range(len(text) + 1)
     for place in places if mark in ("%%", "#") else reversed(places):
@@ -223,7 +223,7 @@ _PARTED = re.compile(r"((?:\\.|[^\\/])*)(?:/(.*))?", re.DOTALL)
 
 
 def _replaced(text: str, rest: str) -> str | None:
-    """``/a/b`` once, ``//a/b`` all, ``/#a/b`` at its beginning, ``/%a/b`` at its end."""
+    """Replace by ``/a/b`` once, ``//a/b`` all, ``/#a/b`` at the beginning, ``/%a/b`` at the end."""
     every = rest.startswith("//")
     rest = rest[1 + every :]
     at = "" if every or rest[:1] not in ("#", "%") else rest[0]
@@ -236,11 +236,11 @@ def _replaced(text: str, rest: str) -> str | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# What small programs print, of their words and of what they are given.
+# The output of small programs, from their arguments and their input.
 
 
 def printed(words: Sequence[str], given: str) -> str | None:
-    """What one command prints; None: not known."""
+    """Return the output of one command; None if it is unknown."""
     print_it = _PRINTS.get(words[0])
     return None if print_it is None else print_it(list(words[1:]), given)
 
@@ -249,7 +249,7 @@ _FIELD = re.compile(r"%(?:(0?\d{0,3})([sdi])|%)")
 
 
 def formatted(form: str, rest: Sequence[str]) -> str | None:
-    """``printf '%03d-%s' 7 a``, once more for words that are left; None: a form that is not known here."""
+    """Return the output of ``printf '%03d-%s' 7 a``, repeated for extra words; None for an unknown form."""
     form = unescaped(form)
     count = sum(found[2] is not None for found in _FIELD.finditer(form))
     if "%" in _FIELD.sub("", form):
@@ -266,7 +266,7 @@ def formatted(form: str, rest: Sequence[str]) -> str | None:
 
 
 def _field(found: re.Match[str], values: list[str]) -> str:
-    """One field of a form, which takes the next value."""
+    """Return one field of a form, filled with the next value."""
     if found[2] is None:
         return "%"
     text = values.pop(0)
@@ -284,7 +284,7 @@ def _base_name(rest: list[str], _: str) -> str | None:
 
 
 def _translated(rest: list[str], given: str) -> str | None:
-    r"""``tr a-z A-Z``, ``tr , '\n'``, ``tr -d '[:space:]'``, ``tr -cd 0-9``, ``tr -s ' '``."""
+    r"""Translate: ``tr a-z A-Z``, ``tr , '\n'``, ``tr -d '[:space:]'``, ``tr -cd 0-9``, ``tr -s ' '``."""
     if sum(map(len, rest)) > _MAX_SET or not all(map(str.isascii, rest)):
         return None
     options = rest[0][1:] if rest and re.fullmatch(r"-[cCds]+", rest[0]) else ""
@@ -296,15 +296,15 @@ def _translated(rest: list[str], given: str) -> str | None:
         return "".join(letter for letter in given if letter in sets[0])
     if kind == "d":
         return "".join(letter for letter in given if letter not in sets[0])
-    if len(sets) == 2:  # noqa: PLR2004 - from and to, of which the last letter stands for all that lack one
+    if len(sets) == 2:  # noqa: PLR2004 - from and to, with its last letter for all that are missing
         to = sets[1].ljust(len(sets[0]), sets[1][-1])
         table = dict(reversed([*zip(map(ord, sets[0]), to, strict=False)]))
         given = given.translate(table)
     return re.sub(rf"([{re.escape(sets[-1])}])\1+", r"\1", given) if kind == "s" else given
 
 
-_MAX_SET = 256  # characters of the sets, of which each two may be the ends of a range
-_TRANSLATIONS = (("", 2), ("d", 1), ("cd", 1), ("s", 1), ("s", 2))  # options, and how many sets they take
+_MAX_SET = 256  # characters of the sets, any two of which may form a range
+_TRANSLATIONS = (("", 2), ("d", 1), ("cd", 1), ("s", 1), ("s", 2))  # options, and the number of their sets
 
 
 def _characters(text: str) -> str:
@@ -323,12 +323,12 @@ _SUBSTITUTION = re.compile(
 )
 Substitution: TypeAlias = re.Match[str]
 _MAX_EDITED = 1_000_000  # characters that one substitution may make
-_OPTIONAL = re.compile(r"[*?{|]")  # what lets an expression match nothing
-_OF_GROUPS = "(){}+?|"  # special in an extended expression, and behind a backslash in a basic one
+_OPTIONAL = re.compile(r"[*?{|]")  # parts with which an expression can match nothing
+_OF_GROUPS = "(){}+?|"  # special in an extended expression, and after a backslash in a basic one
 
 
 def _edited(rest: list[str], given: str) -> str | None:
-    """Return what ``sed`` prints of the lines that it is given; None for other commands than ``s``."""
+    """Return the output of ``sed`` for the given lines; None for commands other than ``s``."""
     words = [one for one in rest if one not in ("-E", "-r", "-e")]
     extended = len(words) < len(rest) - rest.count("-e")
     if any(one[:1] == "-" for one in words) or len(words) != max(rest.count("-e"), 1):
@@ -352,7 +352,7 @@ def _edited(rest: list[str], given: str) -> str | None:
 
 
 def _substituted(found: Substitution, given: str, *, extended: bool) -> str | None:
-    """Return lines after a substitution; None where it is not known here, or might take for ever."""
+    """Return lines after a substitution; None if it is unknown here, or might take for ever."""
     old, new = (text.replace(f"\\{found[1]}", found[1]) for text in (found[2], found[3]))
     expression = _regular(old, extended=extended)
     if (
@@ -367,7 +367,7 @@ def _substituted(found: Substitution, given: str, *, extended: bool) -> str | No
         if _TIMES.search(expression) and len(given) > _MAX_CHANGED:
             return None
         if several and new and pattern.search(""):
-            return None  # Python finds an empty match behind another one, where sed finds none
+            return None  # Python finds an empty match after another one, sed does not
         lines = given.split("\n")
         return "\n".join(
             pattern.sub(lambda one: _filled(new, one), line, count=0 if "g" in found[4] else 1)
@@ -378,7 +378,7 @@ def _substituted(found: Substitution, given: str, *, extended: bool) -> str | No
 
 
 def _filled(new: str, found: re.Match[str]) -> str:
-    r"""Return what ``sed`` puts in the place of a match, of which ``&`` and ``\1`` are parts."""
+    r"""Return the replacement of a match by ``sed``, with ``&`` and ``\1`` filled in."""
     return re.sub(
         r"\\(.)|&",
         lambda one: found[0] if one[1] is None else (found[int(one[1])] or "") if one[1].isdecimal()
@@ -388,7 +388,7 @@ def _filled(new: str, found: re.Match[str]) -> str:
 
 
 def _regular(pattern: str, *, extended: bool) -> str | None:
-    """Return the regular expression of a pattern of ``sed``; None where that is not known here."""
+    """Return the regular expression of a pattern of ``sed``; None if it is unknown here."""
     done, at = "", 0
     while at < len(pattern):
         char, following = pattern[at], pattern[at + 1 : at + 2]
@@ -425,7 +425,7 @@ def _regular(pattern: str, *, extended: bool) -> str | None:
 _OPENS, _CLOSES = ("\\(", "\\|"), ("\\)", "\\|")  # where ^ and $ are ends of a line in a basic expression
 
 
-_COSTLY = re.compile(r"\)[*+{?]|\\\d")  # which may take a regular expression for ever
+_COSTLY = re.compile(r"\)[*+{?]|\\\d")  # these can make a regular expression take for ever
 _TIMES, _MAX_TIMES, MAX_FITTED = re.compile(r"[*+{]"), 3, 200
 
 
@@ -441,7 +441,7 @@ def _word_count(rest: list[str], given: str) -> str | None:
 
 
 def _sequence(rest: list[str], _: str) -> str | None:
-    """``seq 3``, ``seq 0 3``, ``seq 0 2 8``."""
+    """Return the output of ``seq 3``, ``seq 0 3`` or ``seq 0 2 8``."""
     numbers = [whole_number(one) for one in rest]
     if None in numbers or not 1 <= len(numbers) <= 3:  # noqa: PLR2004 - first, step and last
         return None
@@ -453,7 +453,7 @@ def _sequence(rest: list[str], _: str) -> str | None:
 
 
 def _column(rest: list[str], given: str) -> str | None:
-    """``cut -d, -f2``."""
+    """Return the output of ``cut -d, -f2``."""
     text = " ".join(rest)
     found = re.fullmatch(r"-d ?(\S) -f ?(\d+)|-f ?(\d+) -d ?(\S)", text)
     if found is None:
@@ -467,7 +467,7 @@ def _column(rest: list[str], given: str) -> str | None:
 
 
 def _awk(rest: list[str], given: str) -> str | None:
-    """``awk '{print $2}'``, also with ``-F,``, and ``{print NF}``, how many there are."""
+    """Return the output of ``awk '{print $2}'``, also with ``-F,``, and of ``{print NF}``."""
     found = re.fullmatch(r"(?:-F ?(\S) )?\{ ?print (\$?)(\d+|NF) ?;? ?\}", " ".join(rest))
     if found is None or not (found[2] or found[3] == "NF"):
         return None
@@ -484,7 +484,7 @@ def _awk(rest: list[str], given: str) -> str | None:
 
 
 def _matching(rest: list[str], given: str) -> str | None:
-    """``grep -c .`` and ``grep -c word``."""
+    """Return the output of ``grep -c .`` and ``grep -c word``."""
     if len(rest) != 2 or rest[0] != "-c" or not re.fullmatch(r"\.|[\w,-]+", rest[1]):  # noqa: PLR2004
         return None
     return _digits(sum(re.search(rest[1], line) is not None for line in given.splitlines()))
@@ -501,7 +501,7 @@ def _echo(rest: list[str], _: str) -> str | None:
 
 
 def _calculated(rest: list[str], given: str) -> str | None:
-    """``echo 8/2 | bc``; with options or a scale it keeps fractions."""
+    """Return the output of ``echo 8/2 | bc``; with options or a scale it keeps fractions."""
     return None if rest else _digits(whole_number(given.strip().replace("^", "**")))
 
 

@@ -1,6 +1,6 @@
-"""The words and operators of a shell script, quotes resolved and expansions set apart; nothing is run.
+"""Words and operators of a shell script, with quotes resolved and expansions set apart; nothing is run.
 
-And a shell's whole-number arithmetic: ``$((8 * NODES))``, ``(( i++ ))``. Operators and their order are C's,
+And whole-number arithmetic: ``$((8 * NODES))``, ``(( i++ ))``. Operators and their order are C's,
 as bash(1) has them under ARITHMETIC EVALUATION.
 """
 
@@ -17,7 +17,7 @@ _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{1,2}|[0-7]{1,3}|.)", re.DOTALL)
 
 
 def unescaped(text: str) -> str:
-    r"""``$'a\tb'`` with the characters that its backslashes stand for."""
+    r"""Return ``$'a\tb'`` with the characters that its backslashes denote."""
 
     def one(found: re.Match[str]) -> str:
         said = found[1]
@@ -41,7 +41,7 @@ Kind = Literal["word", "operator", "heredoc"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a word: text, or an expansion such as ``${NAME:-8}``."""
+    """A part of a word: text, or an expansion such as ``${NAME:-8}``."""
 
     text: str
     expands: bool = False
@@ -50,7 +50,7 @@ class Part:
 
 @dataclass(slots=True)
 class Token:
-    """A word with its parts, an operator, or a text that stands below its command."""
+    """A word with its parts, an operator, or a here-document."""
 
     kind: Kind
     line: int
@@ -60,12 +60,12 @@ class Token:
     @property
     def raw(self) -> str:
         """The word before expansion."""
-        parts = self.parts  # one, of most
+        parts = self.parts  # usually one
         return parts[0].text if len(parts) == 1 else "".join([part.text for part in parts])
 
     @property
     def plain(self) -> str:
-        """The word where nothing of it is quoted or expanded, as keywords are; else empty."""
+        """The word if no part is quoted or expanded, as for keywords; else empty."""
         for part in self.parts:
             if part.quoted or part.expands:
                 return ""
@@ -77,7 +77,7 @@ class Token:
 
 
 def lex(text: str) -> list[Token]:
-    """The tokens of a script; comments are gone, continued lines are joined.
+    """Return the tokens of a script, without comments and with continued lines joined.
 
     Raises:
         ValueError: a quote or a bracket stays open; the message names its line.
@@ -86,7 +86,7 @@ def lex(text: str) -> list[Token]:
 
 
 class _Lexer:
-    """One pass over the characters."""
+    """A pass over the characters of a script."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -94,18 +94,18 @@ class _Lexer:
         self._line = 1
         self._tokens: list[Token] = []
         self._word: Token | None = None
-        self._blank = True  # what came last
-        self._below: list[tuple[Token, str, bool, bool]] = []  # texts that begin on the next line
+        self._blank = True  # whether the last character was a blank
+        self._below: list[tuple[Token, str, bool, bool]] = []  # here-documents that begin on the next line
 
     def tokens(self) -> list[Token]:
-        """All of them."""
+        """Return all tokens."""
         while self._at < len(self._text):
             self._step()
         self._close()
         return self._tokens
 
     def _step(self) -> None:
-        """Take what comes next."""
+        """Take the next character or construct."""
         if (found := _PLAIN.match(self._text, self._at)) is not None:
             self._add(Part(self._taken(len(found.group()))))
             return
@@ -136,7 +136,7 @@ class _Lexer:
             self._move(1)
 
     def _operate(self, text: str) -> None:
-        """End the word, and keep the operator; the number of a redirected stream is no word."""
+        """End the word, and keep the operator; the number of a redirected stream is not a word."""
         if text in REDIRECTIONS and self._word is not None and self._word.raw.isdecimal():
             self._word = None
         self._close()
@@ -148,7 +148,7 @@ class _Lexer:
             self._take_texts()
 
     def _heredoc(self) -> bool:
-        """``<<EOT``: what follows until the word stands below; whether it is one."""
+        """Take ``<<EOT``, the start of a here-document; return whether it is one."""
         found = None if self._text.startswith("<<<", self._at) else _HEREDOC.match(self._text, self._at)
         if found is None:
             return False
@@ -161,7 +161,7 @@ class _Lexer:
         return True
 
     def _take_texts(self) -> None:
-        """The texts below a line, each until its word."""
+        """Take the here-documents of a line, each up to its end word."""
         for token, word, tabs, expands in self._below:
             lines: list[str] = []
             while self._at < len(self._text):
@@ -178,25 +178,24 @@ class _Lexer:
         self._below = []
 
     def _move(self, count: int) -> None:
-        """Go on, counting lines."""
+        """Move on, counting lines."""
         self._line += self._text.count("\n", self._at, self._at + count)
         self._at += count
 
     def _add(self, part: Part) -> None:
-        """Add to the word, or begin one."""
+        """Add a part to the word, or begin one."""
         if self._word is None:
             self._word = Token("word", self._line, joined=not self._blank)
         self._word.parts.append(part)
         self._blank = False
 
     def _close(self) -> None:
-        """End the word."""
         if self._word is not None:
             self._tokens.append(self._word)
             self._word = None
 
     def _escape(self) -> None:
-        """A backslash outside quotes: joins lines, or takes the next character as it is."""
+        """Take a backslash outside quotes: join lines, or take the next character literally."""
         following = self._text[self._at + 1 : self._at + 2]
         if following == "\r" and self._text[self._at + 2 : self._at + 3] == "\n":
             self._move(3)
@@ -207,7 +206,7 @@ class _Lexer:
             self._move(2)
 
     def _dollar(self) -> None:
-        """``$NAME``, ``$'text'``, ``$(…)``, or a back-quoted command."""
+        """Take ``$NAME``, ``$'text'``, ``$(…)``, or a back-quoted command."""
         if (found := _WRITTEN.match(self._text, self._at)) is not None:
             self._add(Part(unescaped(found[1]), quoted=True))
             self._move(len(found.group()))
@@ -219,7 +218,7 @@ class _Lexer:
             self._add(Part(text, expands=text != "$"))
 
     def _quote(self, mark: str) -> None:
-        """Text in quotes; expansions only in double ones."""
+        """Take quoted text; only double quotes have expansions."""
         opened = self._line
         self._add(Part("", quoted=True))
         self._move(1)
@@ -232,7 +231,7 @@ class _Lexer:
                 text = self._expansion()
                 self._add(Part(text, expands=text != "$", quoted=True))
                 continue
-            following = self._text[self._at + 1 : self._at + 2]  # of a backslash
+            following = self._text[self._at + 1 : self._at + 2]  # after a backslash
             if following == "\n":
                 self._move(2)
                 continue
@@ -267,13 +266,13 @@ class _Lexer:
         return self._taken(length)
 
     def _taken(self, length: int) -> str:
-        """The next characters."""
+        """Take the next characters."""
         found = self._text[self._at : self._at + length]
         self._move(length)
         return found
 
     def _balanced(self, start: int) -> int:
-        """Where the bracket that opens at ``start`` is closed, one further."""
+        """Return the index after the bracket that closes the one at ``start``."""
         opens = self._text[start]
         closes, depth = _PAIRS[opens], 0
         for at in range(start, len(self._text)):
@@ -284,7 +283,7 @@ class _Lexer:
 
 
 def parts_of(text: str) -> list[Part]:
-    """The parts of one word; blanks in it stay."""
+    """Return the parts of one word; its blanks stay."""
     escaped = text.replace('"', '\\"')
     found = [part for token in lex(f'"{escaped}"') for part in token.parts]
     return [replace(part, text=part.text.replace('\\"', '"')) if part.expands else part for part in found]
@@ -304,7 +303,7 @@ _SYMBOL = re.compile(
     re.ASCII,
 )
 _POWER = 11
-# How tightly two operands are bound: bash(1), from the loosest to the tightest.
+# Binding strength of operators: bash(1), from the loosest to the tightest.
 _ORDER: Mapping[str, int] = {
     sign: level
     for level, signs in enumerate(
@@ -315,7 +314,7 @@ _ORDER: Mapping[str, int] = {
 
 
 def _divided(one: int, other: int) -> int:
-    """Towards zero, as C does."""
+    """Divide towards zero, as C does."""
     return abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
 
 
@@ -343,7 +342,7 @@ def _power(one: int, other: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """What variables hold, and where they are set; ValueError from either: not known."""
+    """Access to variables for arithmetic; ValueError from either function: unknown."""
 
     get: Callable[[str], str]
     put: Callable[[str, int], None]
@@ -361,7 +360,7 @@ _NONE = Names(get=_nobody, put=_nowhere)
 
 
 def whole_number(text: str, names: Names = _NONE) -> int | None:
-    """The value of an expression of whole numbers and variables; None: none, or one that is not known."""
+    """Return the value of an expression of whole numbers and variables; None if it is unknown."""
     try:
         return _Expression(text, names, 0).value()
     except (ValueError, ArithmeticError, RecursionError):
@@ -369,7 +368,7 @@ def whole_number(text: str, names: Names = _NONE) -> int | None:
 
 
 class _Expression:
-    """One expression, read from left to right; what is not reached sets nothing."""
+    """An expression, read from left to right; parts that are not reached set nothing."""
 
     def __init__(self, text: str, names: Names, depth: int) -> None:
         if len(text) > _LONGEST or depth > _MAX_DEPTH:
@@ -387,14 +386,14 @@ class _Expression:
             at = found.end()
 
     def value(self) -> int:
-        """Of all of it; ValueError where something is left."""
+        """Return the value of the whole expression; ValueError if something is left."""
         number = self._listed()
         if self._at < len(self._tokens):
             raise ValueError(self._tokens[self._at])
         return number
 
     def _is(self, *signs: str) -> str:
-        """The sign that comes next, which is taken; empty where another one does."""
+        """Take the next sign if it is one of these; empty otherwise."""
         kind, text = self._tokens[self._at] if self._at < len(self._tokens) else ("", "")
         if kind != "sign" or text not in signs:
             return ""
@@ -408,7 +407,7 @@ class _Expression:
         return number
 
     def _assigned(self) -> int:
-        """``NAME = …``, ``NAME += …``, or a condition."""
+        """Evaluate ``NAME = …``, ``NAME += …``, or a condition."""
         start = self._at
         kind, name = self._tokens[start] if start < len(self._tokens) else ("", "")
         if kind == "name":
@@ -432,14 +431,14 @@ class _Expression:
         return first if number else other
 
     def _under(self, read: Callable[[], int], *, reached: bool) -> int:
-        """A part that counts only where it is reached; elsewhere its variables need not be known."""
+        """Evaluate a part that counts only if reached; otherwise its variables may be unknown."""
         before, self._reached = self._reached, self._reached and reached
         number = read()
         self._reached = before
         return number
 
     def _bound(self, least: int) -> int:
-        """Operands that are bound at least so tightly."""
+        """Evaluate operands with at least this binding strength."""
         number = self._operand()
         while True:
             kind, sign = self._tokens[self._at] if self._at < len(self._tokens) else ("", "")
@@ -489,7 +488,7 @@ class _Expression:
         return number
 
     def _get(self, name: str) -> int:
-        """A variable, whose text is an expression, too."""
+        """Return a variable's value; its text is an expression, too."""
         if not self._reached:
             return 0
         text = self._names.get(name)
@@ -502,7 +501,7 @@ class _Expression:
 
 
 def _digits(text: str) -> int:
-    """``12``, ``0x1f``, ``017`` of eight digits, ``2#101``."""
+    """Parse ``12``, ``0x1f``, ``017`` (octal) or ``2#101``."""
     base, sign, digits = text.partition("#")
     if sign:
         number = int(digits, int(base))

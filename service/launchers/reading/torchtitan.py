@@ -1,4 +1,4 @@
-"""Reads configurations of torchtitan: TOML for 0.2, a Python module for 0.3, which is never run.
+"""Reader of torchtitan's configurations: TOML for 0.2, a Python module for 0.3, which is never run.
 
 Names and defaults: torchtitan 0.2.2, config/job_config.py; 0.3.0, config/configs.py and trainer.py.
 """
@@ -43,7 +43,7 @@ from meshwright.solver.configuration import SPLIT_BACKWARD, Configuration
 from meshwright.solver.problem import Workload
 
 # --------------------------------------------------------------------------------------------------
-# Flags of a torchtitan command, which count before its configuration: ``--training.seq_len 8192``.
+# Flags of a torchtitan command, which override its configuration: ``--training.seq_len 8192``.
 
 
 _RECOMPUTE = "activation-checkpoint:"
@@ -56,7 +56,7 @@ _SECTIONS = (
 
 
 def overrides(known: Known) -> dict[str, Found]:
-    """Values by dotted name, of the commands in the scripts beside the configuration; the last counts."""
+    """Return values by dotted name from commands of scripts next to the configuration; the last counts."""
     found: dict[str, Found] = {}
     for source in known.source.scripts():
         for words in script_of(source, known.told).commands:
@@ -70,7 +70,7 @@ def overrides(known: Known) -> dict[str, Found]:
 
 
 def _flags(texts: list[str], *, all_its_own: bool) -> Iterator[tuple[int, str, str]]:
-    """Yield place, name and value of each flag; of other programs' those with torchtitan's sections."""
+    """Yield place, name and value of each flag; for other programs, flags with torchtitan's sections."""
     for at, text in enumerate(texts):
         if text.startswith(_RECOMPUTE):  # 0.3: activation-checkpoint:full
             yield at, "activation_checkpoint.mode", text.removeprefix(_RECOMPUTE)
@@ -87,7 +87,7 @@ def _flags(texts: list[str], *, all_its_own: bool) -> Iterator[tuple[int, str, s
 
 
 def over(values: dict[str, Found], known: Known) -> tuple[dict[str, Found], list[str]]:
-    """The configuration's values with the command's over them, and what that changed."""
+    """Return the configuration's values with the command's over them, and notes on the changes."""
     given = overrides(known)
     notes = [
         f"line {found.line} of the command: {shown(name)} is {shown(str(found.value))}, not the file's"
@@ -109,7 +109,7 @@ _PROGRAM, _STARTER = "torchtitan.train", "run_train.sh"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """What a command calls its configuration; empty where it calls none."""
+    """The names of a command's configuration; empty without one."""
 
     module: str = ""
     config: str = ""
@@ -118,24 +118,24 @@ class Named:
 
     @property
     def is_torchtitans(self) -> bool:
-        """Return whether the names can be nobody else's."""
+        """Whether only torchtitan can have these names."""
         return bool(self.config) and (self.trains or self.config in recipe_names())
 
 
 @cache
 def _recipes() -> dict[str, dict[str, object]]:
-    """What torchtitan's own configurations set, by name."""
+    """Return the values that torchtitan's own configurations set, by name."""
     found: dict[str, dict[str, object]] = json.loads(_RECIPE_FILE.read_text("utf-8"))["recipes"]
     return found
 
 
 def recipe_names() -> tuple[str, ...]:
-    """The configurations of torchtitan that are known by name."""
+    """Return the configurations of torchtitan that are known by name."""
     return tuple(_recipes())
 
 
 def named_of(source: Source, told: Told) -> Named:
-    """The configuration that a script starts: by the command's words, or run_train.sh's variables.
+    """Return the configuration that a script starts, by the command's words or run_train.sh's variables.
 
     Raises:
         InvalidProblemError: the script cannot be read.
@@ -162,7 +162,7 @@ def named_of(source: Source, told: Told) -> Named:
 
 
 def _stated(source: Source, known: Known) -> dict[str, Found]:
-    """What the configuration says: a document, a module, or one that a script names."""
+    """Return the configuration's values: of a document, a module, or one that a script names."""
     if not source.is_script and source.suffix != ".py":
         return document_of(source)
     scripts = known.source.scripts()
@@ -176,10 +176,10 @@ def _stated(source: Source, known: Known) -> dict[str, Found]:
 
 
 def _named_values(source: Source, named: Named) -> dict[str, Found]:
-    """What a configuration sets that a script names: of the registry beside it, else torchtitan's own.
+    """Return the values of a configuration that a script names, of its registry or torchtitan's own.
 
     Raises:
-        InvalidProblemError: neither has it.
+        InvalidProblemError: neither has the configuration.
     """
     if (unknown := unknown_in(named.config)) is not None:
         raise InvalidProblemError([unknown_fault("--config", unknown, named.line)])
@@ -220,7 +220,7 @@ _TOKENS = "training.num_tokens_per_microbatch_per_dp_rank"
 
 
 def _in_older_names(values: dict[str, Found]) -> dict[str, Found]:
-    """Names before and after 0.3 as those of 0.3: a microbatch's tokens are sequences of the longest."""
+    """Return names of all versions as those of 0.3: a microbatch's tokens are sequences of the longest."""
     found = {_OLDER.get(name, name): one for name, one in values.items() if name != _TOKENS}
     eight = next((one for name in _OLDEST_FP8 if (one := found.pop(name, None)) and one.value), None)
     if eight is not None and "model.converters" not in found:
@@ -282,7 +282,7 @@ class TorchtitanReader:
         return sum(name in names for name in _OWN) > 1
 
     def read(self, source: Source, told: Told) -> LaunchFile:
-        """The run that the file configures.
+        """Return the run that the file configures.
 
         Raises:
             InvalidProblemError: a value cannot be read, or contradicts another, with line and name.
@@ -322,7 +322,7 @@ class TorchtitanReader:
 
 
 def _mesh(fields: Fields, known: Known) -> _Mesh:
-    """The degrees; -1 shards over what is left of the GPUs."""
+    """Return the degrees; -1 shards over the remaining GPUs."""
     at = "parallelism."
     replicate = fields.integer(f"{at}data_parallel_replicate_degree", 1)
     tp, cp, pp = (
@@ -346,7 +346,7 @@ def _mesh(fields: Fields, known: Known) -> _Mesh:
 def _configuration(
     fields: Fields, known: Known, model: ModelSpec, *, is_module: bool
 ) -> tuple[Configuration, int]:
-    """The configuration and the global batch."""
+    """Return the configuration and the global batch."""
     mesh = _mesh(fields, known)
     dp = mesh.replicate * mesh.shard
     micro, count = _batch(fields, known, mesh, dp)
@@ -406,7 +406,7 @@ def _expert_ranks(fields: Fields, model: ModelSpec, mesh: _Mesh, *, is_module: b
 
 
 def _check(fields: Fields, model: ModelSpec, mesh: _Mesh, pipeline: tuple[str, int, int]) -> None:
-    """What torchtitan refuses when model or trainer are built: heads, halves of slices, micro-batches."""
+    """Check what torchtitan refuses on building model or trainer: heads, half slices, micro-batches."""
     schedule, stages, count = pipeline
     heads, seq = model.num_kv_heads, fields.integer("training.seq_len", 1)
     slices = mesh.tp * mesh.cp * (2 if mesh.cp > 1 else 1)
@@ -425,7 +425,7 @@ def _check(fields: Fields, model: ModelSpec, mesh: _Mesh, pipeline: tuple[str, i
 
 
 def _batch(fields: Fields, known: Known, mesh: _Mesh, dp: int) -> tuple[int, int]:
-    """Micro-batch and how many: with a pipeline the local batch holds all, else gradients accumulate."""
+    """Return micro-batch and count: a pipeline's local batch holds all, otherwise gradients accumulate."""
     local_name, all_name = "training.local_batch_size", "training.global_batch_size"
     stated = fields.optional(local_name)
     fields.slip_for(local_name)
@@ -449,7 +449,7 @@ def _batch(fields: Fields, known: Known, mesh: _Mesh, dp: int) -> tuple[int, int
 
 
 def _schedule(fields: Fields, pp: int) -> str:
-    """The pipeline's schedule; 1F1B is the default."""
+    """Return the pipeline's schedule; 1F1B is the default."""
     name = "parallelism.pipeline_parallel_schedule"
     titan = fields.word(name, "1F1B")
     if pp == 1:
@@ -460,7 +460,7 @@ def _schedule(fields: Fields, pp: int) -> str:
 
 
 def _offload(fields: Fields, zero: int, mesh: _Mesh) -> str:
-    """FSDP2's CPUOffloadPolicy: weights, gradients and states."""
+    """Return the parts of FSDP2's CPUOffloadPolicy: weights, gradients and states."""
     name = "training.enable_cpu_offload"
     away = fields.flag(name, default=False)
     if away and (zero != 3 or mesh.pp > 1):  # noqa: PLR2004 - ZeRO-3
@@ -471,7 +471,7 @@ def _offload(fields: Fields, zero: int, mesh: _Mesh) -> str:
 
 
 def _zero(fields: Fields, mesh: _Mesh) -> int:
-    """Sharded weights, those that stay after the forward pass, or plain replicas."""
+    """Return the ZeRO stage: weights sharded, gathered after the forward pass, or replicated."""
     reshard = fields.word("parallelism.fsdp_reshard_after_forward", "default", allowed=_RESHARD)
     if mesh.shard * mesh.cp == 1 and reshard == "default" and mesh.tp * mesh.pp * mesh.cp == 1:
         return 0
@@ -481,7 +481,7 @@ def _zero(fields: Fields, mesh: _Mesh) -> int:
 
 
 def _workload(fields: Fields, known: Known, batch: int, schedule: str) -> Workload:
-    """Batch, sequence and precision; AdamW."""
+    """Return batch, sequence and precision, with AdamW."""
     dtype = fields.word("training.mixed_precision_param", "bfloat16")
     if dtype not in _DTYPES:
         fields.fault("training.mixed_precision_param", "is not priced", allowed="bfloat16")
@@ -499,7 +499,7 @@ def _workload(fields: Fields, known: Known, batch: int, schedule: str) -> Worklo
         options["overlap_tensor"] = True
     parts = fields.raw("compile.components")
     compiled = fields.flag("compile.enable", default=False) and (parts is None or "model" in str(parts))
-    if not compiled and schedule not in SPLIT_BACKWARD:  # whose stages are priced so already
+    if not compiled and schedule not in SPLIT_BACKWARD:  # the price of its stages already includes this
         fields.note("compile.enable is not on for the model: its operators run one by one")
         options |= {"elementwise_fused": False, "norm_fused": False}
     return Workload(
@@ -516,11 +516,11 @@ _RECIPES = {
 }  # fmt: skip
 
 
-_GROUPED = ("Float8GroupedExpertsConverter", "quantize.grouped_mm.float8")  # experts beside linear layers
+_GROUPED = ("Float8GroupedExpertsConverter", "quantize.grouped_mm.float8")  # experts, next to linear layers
 
 
 def _recipe(fields: Fields) -> str:
-    """The recipe of linear layers in 8 bits; empty in 16.
+    """Return the recipe of 8-bit linear layers; empty for 16 bits.
 
     torchtitan 0.2.2, config/job_config.py:738: without a name one scale for each tensor.
     """

@@ -1,4 +1,4 @@
-"""The model of a torchtitan configuration: a flavor of its own, one beside the file, or a told one.
+"""The model of a torchtitan configuration: a flavor of its own, one next to the file, or a supplied one.
 
 Flavors: torchtitan 0.2.2 and 0.3.0, models/llama3, models/llama4, models/qwen3 and models/deepseek_v3
 ``__init__.py``.
@@ -26,7 +26,7 @@ _FLAVORS = {
 
 
 def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, *, tied: bool = False) -> _Shape:
-    """A dense Qwen3 of torchtitan 0.2.2, models/qwen3/__init__.py."""
+    """Return a dense Qwen3 of torchtitan 0.2.2, models/qwen3/__init__.py."""
     return {
         "hidden_size": hidden, "num_layers": layers, "num_attention_heads": heads, "num_kv_heads": kv_heads,
         "ffn_hidden_size": ffn, "head_dim": 128, "vocab_size": 151_936, "rotary_base": 1_000_000,
@@ -36,7 +36,7 @@ def _qwen3(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int, *, tie
 
 
 def _llama2(hidden: int, layers: int, heads: int, ffn: int) -> _Shape:
-    """A Llama 2 of torchtitan before 0.2."""
+    """Return a Llama 2 of torchtitan before 0.2."""
     return {
         "hidden_size": hidden, "num_layers": layers, "num_attention_heads": heads, "ffn_hidden_size": ffn,
         "vocab_size": 32_000, "rotary_base": 10_000, "norm_epsilon": 1e-5, "max_position_embeddings": 4096,
@@ -44,7 +44,7 @@ def _llama2(hidden: int, layers: int, heads: int, ffn: int) -> _Shape:
 
 
 def _deepseek(sizes: tuple[int, int, int, int], moe: _Shape, *, q_rank: int, vocabulary: int) -> _Shape:
-    """A DeepSeek of torchtitan 0.2.2, models/deepseek_v3/__init__.py: hidden, layers, heads, width."""
+    """Return a DeepSeek of torchtitan 0.2.2, models/deepseek_v3: hidden, layers, heads, width."""
     hidden, layers, heads, ffn = sizes
     return {
         "hidden_size": hidden, "num_layers": layers, "num_attention_heads": heads, "ffn_hidden_size": ffn,
@@ -58,7 +58,7 @@ def _deepseek(sizes: tuple[int, int, int, int], moe: _Shape, *, q_rank: int, voc
 
 
 def _llama4(experts: int, *, every: int, positions: int, scaled: bool) -> _Shape:
-    """A Llama 4 of torchtitan 0.2.2, models/llama4/__init__.py, with experts in every ``every``-th layer.
+    """Return a Llama 4 of torchtitan 0.2.2, models/llama4, with experts in every ``every``-th layer.
 
     Widths by models/llama4/model/model.py: ``int(int(8 dim / 3) * 1.2)`` in multiples of 2048, halved for
     the routed and the shared expert. Every layer attends to the whole sequence.
@@ -73,7 +73,7 @@ def _llama4(experts: int, *, every: int, positions: int, scaled: bool) -> _Shape
 
 
 def _llama4_experts(experts: int, width: int, every: int) -> _Shape:
-    """Its experts and router, by the defaults of models/moe/moe.py, class MoEArgs."""
+    """Return Llama 4's experts and router, by the defaults of models/moe/moe.py, class MoEArgs."""
     return {
         "num_experts": experts, "top_k": 1, "ffn_hidden_size": width, "num_shared_experts": 1,
         "shared_ffn_hidden_size": width, "num_dense_layers": every - 1, "frequency": every,
@@ -92,7 +92,7 @@ _SHAPES: dict[tuple[str, str], _Shape] = {
     ("llama2", "7B"): _llama2(4096, 32, 32, 11_008),
     ("llama2", "13B"): _llama2(5120, 40, 40, 13_824),
     ("llama2", "70B"): _llama2(8192, 80, 64, 28_672) | {"num_kv_heads": 8},
-    # Its flavors with _irope mask attention by document, which nothing here counts.
+    # Its flavors with _irope mask attention by document, which is not counted here.
     ("llama4", "debugmodel"): {
         "hidden_size": 256, "num_layers": 6, "num_attention_heads": 16, "ffn_hidden_size": 768,
         "vocab_size": 2048, "rotary_base": 500_000, "norm_epsilon": 1e-5,
@@ -140,7 +140,7 @@ _SHAPES: dict[tuple[str, str], _Shape] = {
         q_rank=1536, vocabulary=129_280,
     ),
 }  # fmt: skip
-_NOT_IN_0_3 = ("llama4",)  # commits on the way to it have flavors of the same names and other layers
+_NOT_IN_0_3 = ("llama4",)  # commits before it have flavors of the same names with other layers
 _NEEDED = {
     "dim": "hidden_size", "n_layers": "num_layers", "n_heads": "num_attention_heads",
     "vocab_size": "vocab_size",
@@ -152,12 +152,12 @@ def model_of(fields: Fields, known: Known, *, is_module: bool) -> ModelSpec:
     """Return the model that the configuration trains.
 
     Args:
-        fields: of the configuration.
+        fields: values of the configuration.
         known: what is given next to it.
-        is_module: it is Python of 0.3, not TOML of 0.2.
+        is_module: whether it is Python of 0.3, not TOML of 0.2.
 
     Raises:
-        InvalidProblemError: neither the files nor anybody names one that is known.
+        InvalidProblemError: no known model is named.
     """
     flavor = fields.word("model.flavor") if fields.has("model.flavor") else ""
     fields.word("model.name")
@@ -187,10 +187,10 @@ def model_of(fields: Fields, known: Known, *, is_module: bool) -> ModelSpec:
 
 
 def _shape(fields: Fields) -> ModelSpec:
-    """A shape in torchtitan's own names.
+    """Return a shape in torchtitan's own names.
 
     Raises:
-        InvalidProblemError: a size is missing, or the shape is none that can be priced.
+        InvalidProblemError: a size is missing, or the shape is not priced.
     """
     for name in _NEEDED:
         fields.expect(SHAPE + name)
@@ -216,12 +216,12 @@ def _shape(fields: Fields) -> ModelSpec:
 
 
 def _scaling_of_shape(fields: Fields) -> dict[str, object]:
-    """Rotary scaling: Llama 3.1's, or YaRN's of latent attention."""
+    """Return the rotary scaling: Llama 3.1's, or YaRN's of latent attention."""
     factor, kind = fields.number(f"{SHAPE}scaling_factor", 1.0), fields.word(f"{SHAPE}scaling", "llama")
     scale = fields.number(f"{SHAPE}mscale", 1.0)
     original = fields.integer(f"{SHAPE}original_seq_len", 4096)
     if factor == 1:
-        return {}  # whatever the others are
+        return {}  # with any other values
     if kind != "yarn":
         known: dict[str, object] = {"kind": "llama3", "original_max_position_embeddings": 8192}
     else:
@@ -234,7 +234,7 @@ _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"
 
 
 def _latent_of_shape(fields: Fields) -> dict[str, object]:
-    """Latent attention, and the layers that predict further tokens."""
+    """Return latent attention, and the layers that predict further tokens."""
     if not fields.has(f"{SHAPE}kv_lora_rank"):
         return {}
     return {
@@ -244,7 +244,7 @@ def _latent_of_shape(fields: Fields) -> dict[str, object]:
 
 
 def _experts_of_shape(fields: Fields) -> dict[str, object]:
-    """Experts and their router: leading layers without experts, and others by their number."""
+    """Return experts and their router, by the number of leading layers without experts and of others."""
     dense = fields.raw(f"{SHAPE}dense_layers")
     dense = dense if isinstance(dense, list) else []
     leading = next((at for at, layer in enumerate(dense) if layer != at), len(dense))
@@ -268,7 +268,7 @@ def _experts_of_shape(fields: Fields) -> dict[str, object]:
 
 
 def _ffn(fields: Fields) -> int:
-    """Width of the MLP: torchtitan 0.2.2, models/llama3/model/model.py FeedForward.
+    """Return the width of the MLP: torchtitan 0.2.2, models/llama3/model/model.py FeedForward.
 
     ``multiple_of * ceil(int(multiplier * int(8 dim / 3)) / multiple_of)``.
     """

@@ -1,4 +1,4 @@
-"""Layers that each stage of torchtitan holds, in model order, and which of them are recomputed.
+"""Layers of each torchtitan stage in model order, and those that are recomputed.
 
 Sources: torchtitan 0.2.2 and 0.3.0, distributed/pipeline_parallel.py and activation_checkpoint.py.
 """
@@ -12,7 +12,7 @@ from meshwright.service.launchers.reading.fields import Fields, first_larger
 from meshwright.solver.configuration import holds_layers
 
 # --------------------------------------------------------------------------------------------------
-# Which layers each stage of torchtitan holds: its list of modules, or its own split.
+# Layers of each stage of torchtitan: its list of modules, or its own split.
 
 
 _LAYER = re.compile(r"layers\.(\d{1,5})")
@@ -26,7 +26,7 @@ _ALONE = (1, 1)  # the embedding, and the head with what follows it
 
 
 def split_of(fields: Fields, model: ModelSpec, pp: int, schedule: str) -> tuple[int, ...]:
-    """Layers of each stage in model order; faults are left in ``fields``."""
+    """Return the layers of each stage in model order; faults are left in ``fields``."""
     if pp == 1:
         return (model.num_layers,)
     parts = fields.raw(_NAME)
@@ -59,13 +59,13 @@ def split_of(fields: Fields, model: ModelSpec, pp: int, schedule: str) -> tuple[
 
 
 def _layer(name: object) -> int:
-    """The number of ``layers.7``; -1 for anything else."""
+    """Return the number of ``layers.7``; -1 for anything else."""
     match = _LAYER.fullmatch(name) if isinstance(name, str) else None
     return int(match[1]) if match else -1
 
 
 def _own(fields: Fields, model: ModelSpec, pp: int, schedule: str) -> tuple[int, ...]:
-    """Its own split: embedding and head count as some layers each, first stages take what is left over.
+    """Return torchtitan's split: embedding and head count as layers, the first stages take the remainder.
 
     Source: torchtitan 0.3.0, distributed/pipeline_parallel.py:194-264 ``_get_pipeline_metadata`` and
     :367-430 ``_generate_llm_fqn_per_model_part``, which raises where this leaves a fault.
@@ -99,7 +99,7 @@ def _own(fields: Fields, model: ModelSpec, pp: int, schedule: str) -> tuple[int,
 
 
 # --------------------------------------------------------------------------------------------------
-# Which of them are recomputed.
+# Recomputed layers.
 
 
 _OPTION = "activation_checkpoint.selective_ac_option"
@@ -109,10 +109,10 @@ _EVERY = 2  # its default where there is one, torchtitan 0.2.2, config/job_confi
 def recomputation_of(
     fields: Fields, split: tuple[int, ...], pp: int, schedule: str, *, is_module: bool
 ) -> tuple[str, tuple[int, ...]]:
-    """None, selective or full, and the layers of each chunk that are recomputed whole.
+    """Return none, selective or full, and the layers of each chunk that are fully recomputed.
 
     Memory budgets are not priced. torchtitan 0.2 is selective by operators, or by layers: it recomputes
-    each n-th of a rank, 0 standing for all; 0.3 by operators alone.
+    each n-th of a rank, 0 meaning all; 0.3 by operators alone.
     """
     modes = ("none", "selective", "full")
     mode = fields.word("activation_checkpoint.mode", "selective", allowed=modes)
@@ -132,9 +132,9 @@ def recomputation_of(
 
 
 def _each_of_a_rank(split: tuple[int, ...], pp: int, schedule: str, every: int) -> tuple[int, ...]:
-    """Layers of each chunk whose number on their rank ``every`` divides.
+    """Return the layers of each chunk with a number on their rank that ``every`` divides.
 
-    Source: torchtitan 0.2.2, distributed/activation_checkpoint.py ``_apply_layer_sac``, whose count goes on
+    Source: torchtitan 0.2.2, distributed/activation_checkpoint.py ``_apply_layer_sac``, which counts on
     from one chunk of a rank to its next.
     """
     built, found = [0] * pp, []

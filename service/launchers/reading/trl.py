@@ -1,4 +1,4 @@
-"""Reads TRL's YAML of supervised fine-tuning beside accelerate's: the fields of SFTConfig and ModelConfig.
+"""Reader of TRL's YAML of supervised fine-tuning next to accelerate's: SFTConfig and ModelConfig.
 
 Names and defaults: TRL 1.16.0, trainer/sft_config.py and base_config.py, scripts/utils.py.
 """
@@ -66,8 +66,8 @@ _FSDP2 = 2
 _PROGRAMS = ("trl", "trl.scripts.sft")
 _LENGTH, _MODEL = "max_length", "model_name_or_path"
 _SFT_NAMES = (_LENGTH, "packing", "packing_strategy", "dataset_name", _MODEL, MICRO_BATCH)
-_SFT_ALONE = (_LENGTH, "packing", "packing_strategy")  # which the Trainer itself has not
-# LLaMA-Factory's, and what the reader of transformers' Trainer knows: other engines, adapters, old names.
+_SFT_ALONE = (_LENGTH, "packing", "packing_strategy")  # fields that the Trainer itself lacks
+# Names of LLaMA-Factory and of the reader of transformers' Trainer: other engines, adapters, old names.
 _OTHERS_NAMES = (
     "cutoff_len", "finetuning_type", "tuner_type", "train_type", "template", "stage", "deepspeed", "fsdp",
     "max_seq_length", *PREFERENCES,
@@ -77,16 +77,16 @@ _DEFAULT_LENGTH, _DEFAULT_BATCH = 1024, 8  # SFTConfig's and TrainingArguments' 
 
 
 class TrlReader:
-    """Reads TRL's YAML of supervised fine-tuning, with accelerate's file where a script names it."""
+    """Reader of TRL's YAML of supervised fine-tuning, with accelerate's file if a script names it."""
 
     name = "trl"
 
     def recognises(self, source: Source) -> bool:
-        """Return whether it is TRL's own file, or accelerate's beside a script that starts TRL."""
+        """Return whether it is TRL's own file, or accelerate's next to a script that starts TRL."""
         return _is_sft(source) or (AccelerateReader().recognises(source) and _starts_trl(source))
 
     def read(self, source: Source, told: Told) -> LaunchFile:
-        """The run that both files configure.
+        """Return the run that both files configure.
 
         Raises:
             InvalidProblemError: a value cannot be read, contradicts another, or is missing.
@@ -139,7 +139,7 @@ class TrlReader:
             adapters["base_precision"] = "fp32"
         workload = replace(run.workload, framework_options=options, optimizer=optimizer, **adapters)
         run = replace(run, workload=workload)
-        if shares is None:  # no file says how they stand on nodes
+        if shares is None:  # no file sets their place on nodes
             run = replace(run, num_nodes=None, gpus_per_node=None)
             if run.configuration.num_gpus > 1:
                 fields.note(REPLICAS)
@@ -149,7 +149,7 @@ class TrlReader:
 def _sft_by_deepspeed(
     fields: Fields, known: Known, shares: Shares, given: Arguments, said: tuple[int, str, str]
 ) -> LaunchFile:
-    """The run of accelerate's DeepSpeed plugin; ``said``: the length, the precision and the optimizer."""
+    """Return the run of accelerate's DeepSpeed plugin; ``said``: length, precision and optimizer."""
     values: dict[str, int | str | bool] = {
         "micro_batch_size": number(given, MICRO_BATCH) or _DEFAULT_BATCH,
         "num_microbatches": number(given, ACCUMULATION) or 1,
@@ -164,7 +164,7 @@ def _sft_by_deepspeed(
 
 
 def _of_sft_command(sft: Source, told: Told) -> dict[str, Found]:
-    """Arguments of the command that trains by the file, which count before it (TRL's TrlParser)."""
+    """Return arguments of the command that trains with the file, which override it (TRL's TrlParser)."""
     start = start_of(sft, told)
     told = replace(told, model=told.model or header_of(sft.text).model)
     over = {} if start is None else values_of(start[1].words, told)
@@ -172,7 +172,7 @@ def _of_sft_command(sft: Source, told: Told) -> dict[str, Found]:
 
 
 def _precision(fields: Fields) -> str:
-    """What is computed in, of which TrainingArguments takes one (SFTConfig: bf16 unless fp16 is on)."""
+    """Return the compute type; TrainingArguments takes one (SFTConfig: bf16 unless fp16 is on)."""
     half = fields.flag("fp16", default=False)
     brain = fields.flag("bf16", default=not half)
     if half and brain:
@@ -183,7 +183,7 @@ def _precision(fields: Fields) -> str:
 
 
 def _dtype(fields: Fields, precision: str, *, frozen: bool) -> str:
-    """What weights are loaded in; ``frozen``: whether they stay as they are, beside adapters."""
+    """Return the type of loaded weights; ``frozen``: whether they stay unchanged under adapters."""
     name = next((name for name in ("dtype", "torch_dtype") if fields.has(name)), "dtype")
     said = fields.word(name, "float32", allowed=("auto", "bfloat16", "float16", "float32"))
     if said == "float16" and precision == "fp16" and not frozen:
@@ -193,18 +193,18 @@ def _dtype(fields: Fields, precision: str, *, frozen: bool) -> str:
 
 
 def _of_whole_weights(optimizer: str, dtype: str, run: LaunchFile) -> str:
-    """The optimizer, without an fp32 copy of weights that are loaded in 16 bits and stay so.
+    """Return the optimizer, without an fp32 copy of weights that are loaded in 16 bits and stay so.
 
-    FSDP2 casts what is trained up (accelerate, utils/fsdp_utils.py).
+    FSDP2 casts trained weights up (accelerate, utils/fsdp_utils.py).
     """
     in_16_bits = dtype not in ("float32", "auto")
     return WITHOUT_COPY.get(optimizer, optimizer) if in_16_bits and keeps_no_copy(run) else optimizer
 
 
 def _peft(fields: Fields) -> dict[str, Any]:
-    """Rank and targets of LoRA in ModelConfig's names, where ``use_peft`` says that it is trained."""
+    """Return rank and targets of LoRA in ModelConfig's names, if ``use_peft`` is on."""
     if not fields.flag("use_peft", default=False):
-        if fields.has("use_peft"):  # get_peft_config returns nothing then, whatever stands beside
+        if fields.has("use_peft"):  # get_peft_config returns nothing then, with any other values
             fields.take(*_PEFTS)
         return {}
     refuse_uncounted(fields)
@@ -213,7 +213,7 @@ def _peft(fields: Fields) -> dict[str, Any]:
 
 
 def _is_sft(source: Source) -> bool:
-    """Return whether a YAML has the names of SFTConfig, and none that other readers know better."""
+    """Return whether a YAML has names of SFTConfig, and none that other readers know better."""
     names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
     known = sum(name in names for name in _SFT_NAMES)
     others = any(name in names for name in _OTHERS_NAMES)
@@ -222,7 +222,7 @@ def _is_sft(source: Source) -> bool:
 
 
 def take_model(fields: Fields, known: Known, name: str) -> None:
-    """The model that the file names stands where nobody tells one."""
+    """Take the model that the file names if none is supplied."""
     refuse_stored(fields, name)
     if fields.has(name):
         named = Word(str(fields.raw(name)), fields.place(name)[1])
@@ -232,7 +232,7 @@ def take_model(fields: Fields, known: Known, name: str) -> None:
 
 
 def _starts_trl(source: Source) -> bool:
-    """Whether a script beside the file starts TRL's supervised fine-tuning, or a program with its YAML."""
+    """Return whether a script next to the file starts TRL's fine-tuning, or a program with its YAML."""
     own = [name for name in source.files if _is_sft(source.at(name))]
     return any(
         _starts(words) or any(holds_file(word, name) for word in words[1:] for name in own)
@@ -247,16 +247,16 @@ def _starts(words: Sequence[Word]) -> bool:
 
 
 def _shares(source: Source, files: Sequence[Source], sft: Source | None, told: Told) -> Shares | None:
-    """What the command that starts TRL tells accelerate, or accelerate's file beside its YAML.
+    """Return the sharding of the command that starts TRL, or of accelerate's file next to its YAML.
 
-    Other programs start such trainings, too: open-r1's src/open_r1/sft.py, which is given the YAML.
+    Other programs start such trainings with the YAML, too: open-r1's src/open_r1/sft.py.
     """
     starts = list[tuple[Source, Sequence[Word]]]()
     for script, words in commands_beside(source, told):
         command = program_of(words)
         if _starts(words):
             at = next((at for at, word in enumerate(words) if word.text in _PROGRAMS), 0)
-            own = words[at].text == _PROGRAMS[0]  # which takes accelerate's options
+            own = words[at].text == _PROGRAMS[0]  # TRL's program takes accelerate's options
             starts.append((script, words[: None if own else at]))
         elif command and sft and any(holds_file(one, sft.name) for one in command.words):
             starts.append((script, command.before))
@@ -264,7 +264,7 @@ def _shares(source: Source, files: Sequence[Source], sft: Source | None, told: T
 
 
 def _named_files(source: Source) -> Iterator[tuple[Source, Word]]:
-    """Yield what ``--config`` names in commands beside a file that start TRL, each with its script."""
+    """Yield the files of ``--config`` in commands next to a file that start TRL, each with its script."""
     for script, words in commands_beside(source):
         for option, following in pairwise((*words, Word("", 0)) if _starts(words) else ()):
             name, equals, value = option.text.partition("=")
@@ -273,20 +273,20 @@ def _named_files(source: Source) -> Iterator[tuple[Source, Word]]:
 
 
 def _require_own_file(source: Source) -> None:
-    """Refuse a command whose ``--config`` is not there."""
+    """Refuse a command with a missing ``--config`` file."""
     for script, value in _named_files(source):
         require_beside(source, script, value)
 
 
 def _named_file(source: Source) -> Source | None:
-    """Return the YAML that a command beside a file trains by; the file itself goes first."""
+    """Return the YAML that a command next to a file trains with; the file itself goes first."""
     names = {value.text.rpartition("/")[2] for _, value in _named_files(source)}
     found = names if len(names) == 1 or source.name not in names else {source.name}
     return source.at(*found) if len(found) == 1 else None
 
 
 def documents_beside(source: Source) -> Iterator[Source]:
-    """Documents that the scripts beside a file name; all that are beside it where there is no script."""
+    """Yield documents that the scripts next to a file name, or all of them without a script."""
     if not source.scripts():
         yield from map(source.at, sorted(source.files))
     for script in source.scripts():
@@ -296,7 +296,7 @@ def documents_beside(source: Source) -> Iterator[Source]:
 
 
 def _sft_arguments(fields: Fields, known: Known) -> tuple[Arguments, int]:
-    """Batch and checkpointing as accelerate's reader takes them, and the length; the command's count."""
+    """Return batch and checkpointing for accelerate's reader, and the length; the command's values win."""
     fields.slip_for(MICRO_BATCH)
     if fields.is_null(_LENGTH) and "seq_length" not in known.told.values:
         fields.fault(_LENGTH, "null: nothing says how long sequences are", allowed="--set seq_length=…")

@@ -1,7 +1,7 @@
-"""How many tokens the tokenizer of a launch file knows, by its kind, its name, or its own file.
+"""Number of tokens of a launch file's tokenizer, by its kind, its name, or its own file.
 
 Counts are what the launchers ask the tokenizer for (``len(tokenizer)`` of Hugging Face, ``vocab_size`` of
-Megatron-LM's own kinds), before they pad: tokenizers published beside the models, October 2026.
+Megatron-LM's own kinds), before they pad: tokenizers published with the models, October 2026.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Mapping
 from meshwright.service.launchers.reading.base import Include
 from meshwright.service.launchers.reading.shell_values import UNKNOWN
 
-# Megatron-LM's kinds that bring their own table, where no file beside says otherwise: tokens, and whose.
+# Megatron-LM's kinds with a table of their own, unless a file overrides it: tokens and source.
 _KINDS: Mapping[str, tuple[int, str]] = {
     "gpt2bpetokenizer": (50257, "GPT-2's"),
     "llama2tokenizer": (32000, "Llama 2's"),
     "tiktokentokenizer": (131072, "Megatron-LM's default of --vocab-size"),  # 2 ** 17
 }
 _GPT2, _LLAMA_2 = "gpt2bpetokenizer", "llama2tokenizer"
-# Names as they stand in hub ids and paths, the longer before the shorter.
+# Names as in hub ids and paths, longer before shorter.
 _NAMES: tuple[tuple[str, int], ...] = (
     # Distilled models have their base model's tokens (arXiv:2501.12948, section 2.4), not their teacher's.
     (r"deepseek[-_]?r1[-_.]distill[-_.]llama", 128256),
     (r"deepseek[-_]?r1[-_.]distill[-_.]qwen", 151665),
-    (r"distill(?:ed)?(?:[-_.]|$)", 0),  # of a base that the name need not state
+    (r"distill(?:ed)?(?:[-_.]|$)", 0),  # with a base model that the name need not state
     (r"gpt[-_]?neox|pythia|olmo[-_]?1b|mpt[-_]|dolly|redpajama", 50277),
     (r"gpt[-_]?2", 50257),
     (r"code[-_]?llama.*python", 32000),
@@ -80,7 +80,7 @@ _A_SIZE = re.compile(r"(?<![a-z0-9])\d+(?:\.\d+)?b(?![a-z0-9])", re.IGNORECASE) 
 
 
 def named_vocabulary(name: str) -> int | None:
-    """Tokens of a tokenizer by a hub id, or a path that ends in such a name; None: not known."""
+    """Return the tokens of a tokenizer by a hub id, or a path that ends in one; None if unknown."""
     for part in reversed(name.rstrip("/").split("/")[-3:]):
         size = next((size for pattern, size in _PATTERNS if pattern.search(part)), None)
         if size is not None:
@@ -89,15 +89,15 @@ def named_vocabulary(name: str) -> int | None:
 
 
 def _stated(name: str) -> int | None:
-    """Tokens that a path states: ``…/nordic_tokenizer_131072/vocab.json``; None: none, or a month."""
+    """Return the tokens stated in a path: ``…/nordic_tokenizer_131072/vocab.json``; None without them."""
     found = (_STATED.search(part) for part in reversed(name.split("/")))
     return next((int(one[1]) for one in found if one and not _MONTH.fullmatch(one[1])), None)
 
 
 def _is_own(name: str) -> bool:
-    """Return whether a path names a tokenizer that somebody trained: ``…/europa-tokenizer/vocab.json``.
+    """Return whether a path names a custom tokenizer: ``…/europa-tokenizer/vocab.json``.
 
-    So does one beside a model that is called by its size: ``baichuan-7b/tokenizer.model``.
+    A file next to a model that is named by its size counts, too: ``baichuan-7b/tokenizer.model``.
     """
     beside = name.endswith(_PIECES)
     parts = [
@@ -109,15 +109,15 @@ def _is_own(name: str) -> bool:
 
 
 def vocabulary_of(kind: str, names: tuple[str, ...], include: Include) -> tuple[int, str] | None:
-    """Tokens of the tokenizer that a command names, with whose they are; None: nothing says them.
+    """Return the tokens and the source of the tokenizer that a command names; None if unknown.
 
     Args:
-        kind: Megatron-LM's ``--tokenizer-type``; empty where the launcher has no kinds.
-        names: what the command calls it: hub ids, folders, files.
-        include: the text of a file beside the launch file, by its base name.
+        kind: Megatron-LM's ``--tokenizer-type``; empty if the launcher has no kinds.
+        names: its names in the command: hub ids, folders, files.
+        include: reads a file next to the launch file, by its base name.
     """
     known = [name for name in names if name and UNKNOWN not in name]
-    named = [part for name in names for part in name.split(UNKNOWN)[::2]]  # also what follows a variable
+    named = [part for name in names for part in name.split(UNKNOWN)[::2]]  # includes text after a variable
     for name in (*known, *(_FILES if known else ())):
         base = name.rstrip("/").rsplit("/", 1)[-1]
         text = include(base) if base.endswith((".json", _PIECES)) else None
@@ -134,7 +134,7 @@ def vocabulary_of(kind: str, names: tuple[str, ...], include: Include) -> tuple[
 
 
 def pieces(text: str) -> int | None:
-    """Tokens of SentencePiece's ``tokenizer.model``, read as Latin-1; None: it is none.
+    """Return the tokens of SentencePiece's ``tokenizer.model``, read as Latin-1; None for other files.
 
     sentencepiece_model.proto: a ``ModelProto`` repeats field 1, the pieces, each with its length.
     """
@@ -150,7 +150,7 @@ def pieces(text: str) -> int | None:
         elif kind == 0:
             _, at = _varint(data, at)
         else:
-            at += {1: 8, 5: 4}.get(kind, len(data) + 1)  # fixed sizes; others are in no protobuf
+            at += {1: 8, 5: 4}.get(kind, len(data) + 1)  # fixed sizes; protobuf has no others
     return count if at == len(data) and count else None
 
 
@@ -158,7 +158,7 @@ _LENGTH_DELIMITED = 2  # of protobuf's kinds
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of protobuf, seven bits a byte, and where it ends; beyond the data where it does not."""
+    """Read a protobuf number, seven bits per byte, and its end; past the data if it does not end."""
     number = 0
     for shift in range(0, 64, 7):
         if at >= len(data):
@@ -171,7 +171,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def counted(text: str) -> int | None:
-    """Tokens in a ``tokenizer.json`` of Hugging Face, or in a table of GPT-2's form; None: neither."""
+    """Count tokens in Hugging Face's ``tokenizer.json`` or in GPT-2's table; None for other files."""
     try:
         raw = json.loads(text)
     except (ValueError, RecursionError):
