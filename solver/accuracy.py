@@ -1,4 +1,4 @@
-"""Predicts measured runs and says how wrong the predictions are.
+"""Predicts measured runs and reports the errors of the predictions.
 
 ``cluster`` groups runs for calibration only. A prediction depends on the run's shape and, when its
 cluster is calibrated, on the measurements of the chosen runs; on nothing else of any row.
@@ -43,7 +43,7 @@ _FLOAT_LOSS_BYTES = 14.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """One run as it is scored; None where it was not measured."""
+    """Run with prediction and measurement as it is scored; None where it was not measured."""
 
     cluster: str
     source: str
@@ -74,7 +74,7 @@ class ErrorFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemoryFigures:
-    """How well running out of memory is foreseen."""
+    """Quality of the forecasts of running out of memory."""
 
     n: int
     num_out_of_memory: int
@@ -86,7 +86,7 @@ class OutOfMemoryFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankingFigures:
-    """How well configurations of one model on one machine are ordered, mean over groups."""
+    """Quality of the order of one model's configurations on one machine, mean over groups."""
 
     num_groups: int
     spearman: float
@@ -95,7 +95,7 @@ class RankingFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """All figures of one set of runs."""
+    """Figures of one set of runs."""
 
     n: int
     time: ErrorFigures | None
@@ -106,7 +106,7 @@ class Figures:
 
 
 def error_figures(predicted: Sequence[float], measured: Sequence[float]) -> ErrorFigures | None:
-    """Figures of relative errors; None without runs."""
+    """Return figures of relative errors; None without runs."""
     if not measured:
         return None
     signed = 100.0 * (np.asarray(predicted) / np.asarray(measured) - 1.0)
@@ -122,7 +122,7 @@ def error_figures(predicted: Sequence[float], measured: Sequence[float]) -> Erro
 
 
 def _ranks(values: FloatArray) -> FloatArray:
-    """Ranks with ties at their mean."""
+    """Return ranks with ties at their mean."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     mean: FloatArray = (last - (counts - 1) / 2.0)[inverse]
@@ -130,7 +130,7 @@ def _ranks(values: FloatArray) -> FloatArray:
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Rank correlation; None where one side does not vary."""
+    """Return the rank correlation; None if one side does not vary."""
     x, y = _ranks(np.asarray(a, dtype=np.float64)), _ranks(np.asarray(b, dtype=np.float64))
     if x.std() == 0.0 or y.std() == 0.0:
         return None
@@ -138,7 +138,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 
 def auc(scores: Sequence[float], labels: Sequence[bool]) -> float | None:
-    """Chance that a positive scores above a negative (ties count half); None without both kinds."""
+    """Return the chance that a positive scores above a negative (ties count half); None without both."""
     positives = sum(labels)
     negatives = len(labels) - positives
     if not positives or not negatives:
@@ -149,7 +149,7 @@ def auc(scores: Sequence[float], labels: Sequence[bool]) -> float | None:
 
 
 def _out_of_memory(runs: Sequence[Scored]) -> OutOfMemoryFigures | None:
-    """Figures over the runs that say whether they ran out of memory; None where none did."""
+    """Return figures over the runs that report whether they ran out of memory; None if none did."""
     known = [run for run in runs if run.out_of_memory is not None]
     failed = [run for run in known if run.out_of_memory]
     if not failed:
@@ -166,12 +166,12 @@ def _out_of_memory(runs: Sequence[Scored]) -> OutOfMemoryFigures | None:
 
 
 def _share_at_most(runs: Sequence[Scored], limit: float) -> float:
-    """Share of runs whose probability to run out of memory is at most the limit."""
+    """Return the share of runs that run out of memory with a probability of at most the limit."""
     return sum(run.out_of_memory_probability <= limit for run in runs) / len(runs)
 
 
 def _ranking(runs: Sequence[Scored]) -> RankingFigures | None:
-    """Mean figures over the rank groups with at least three timed runs."""
+    """Return mean figures over the rank groups with at least three timed runs."""
     groups: dict[str, list[Scored]] = defaultdict(list)
     for run in runs:
         if run.rank_group and run.measured_s:
@@ -194,7 +194,7 @@ def _ranking(runs: Sequence[Scored]) -> RankingFigures | None:
 
 
 def figures_of(runs: Sequence[Scored]) -> Figures:
-    """All figures of a set of runs."""
+    """Return all figures of a set of runs."""
     timed = [run for run in runs if run.measured_s]
     kinds = sorted({run.memory_kind for run in runs if run.measured_bytes})
     memory = {}
@@ -223,7 +223,7 @@ PER_RUN_COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPrediction:
-    """One row's prediction, or why there is none."""
+    """Prediction of one row, or the reason why there is none."""
 
     run: Run
     prediction: Prediction | None
@@ -233,7 +233,7 @@ class RunPrediction:
     assumed: tuple[str, ...] = ()  # what its memory is judged by beyond what its source states
 
     def scored(self) -> Scored | None:
-        """The run as it is scored; None for refused and for calibration runs."""
+        """Return the run as it is scored; None for refused and for calibration runs."""
         p, measured = self.prediction, self.run.measured
         if p is None or self.used_for_calibration or self.predicted_peak_memory_bytes is None:
             return None
@@ -256,14 +256,14 @@ class RunPrediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """How runs to calibrate on are chosen."""
+    """Choice of runs to calibrate on."""
 
     choose: Choice
     seed: int
     profile_of: ProfileOf
 
     def order(self, usable: Sequence[Run]) -> Iterator[int]:
-        """The runs in the order in which they would be measured; nothing measured is looked at."""
+        """Yield the runs in the order in which they would be measured; no measurement is used."""
         if self.choose == "random":
             return random_order(len(usable), self.seed)
         asked = [Observation.of_shape(run.shape) for run in usable if run.shape is not None]
@@ -282,7 +282,7 @@ class Report:
     warnings: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The figures, without the rows."""
+        """Return the figures, without the rows."""
         return {
             "overall": asdict(self.overall),
             "clusters": {name: asdict(figures) for name, figures in self.clusters.items()},
@@ -292,7 +292,7 @@ class Report:
         }
 
     def per_run(self) -> Iterator[dict[str, str]]:
-        """One row for each run, cells as text, in the order read."""
+        """Yield one row for each run, cells as text, in the order read."""
         for row in self.runs:
             cells = dict.fromkeys(PER_RUN_COLUMNS, "")
             cells["run_id"] = row.run.run_id
@@ -303,14 +303,13 @@ class Report:
             yield cells
 
     def write_per_run(self, handle: TextIO) -> None:
-        """The rows as CSV."""
+        """Write the rows as CSV."""
         writer = csv.DictWriter(handle, PER_RUN_COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.per_run())
 
 
 def _cells_of(prediction: Prediction, peak_bytes: float) -> dict[str, str]:
-    """The cells of a prediction."""
     p = prediction
     return {
         "predicted_step_time_s": f"{p.step_time_s:.6g}",
@@ -323,7 +322,7 @@ def _cells_of(prediction: Prediction, peak_bytes: float) -> dict[str, str]:
 
 
 def peak_as_measured(prediction: Prediction, one: Observation) -> int:
-    """The peak that a run's measurement counts, of the worst rank where its rank is not known, bytes."""
+    """Return the measured kind of peak, of the worst rank if its rank is not known, bytes."""
     stages, moments = prediction.stages, seen_moments(one)
     ends = {"first": stages[:1], "last": stages[-1:]}
     return max(
@@ -334,7 +333,7 @@ def peak_as_measured(prediction: Prediction, one: Observation) -> int:
 
 
 def _chosen(runs: Sequence[Run], wanted: int, draw: Draw) -> list[Run]:
-    """The runs of one cluster to calibrate on, by their configurations alone.
+    """Choose one cluster's runs to calibrate on, by their configurations alone.
 
     ``wanted`` counts runs that return a time; one that ran out of memory stays chosen as a label. Where
     too few return one, half of the runs is enough. Neither the order of the rows nor their names change
@@ -358,7 +357,7 @@ def _chosen(runs: Sequence[Run], wanted: int, draw: Draw) -> list[Run]:
 
 
 def _by_configuration(run: Run) -> tuple[str, str, str]:
-    """A place among the runs of a cluster that no name decides, but for runs of one configuration."""
+    """Return a run's sort key, which uses its name only among runs of one configuration."""
     if run.shape is None:
         return "", "", run.run_id
     problem = run.shape.problem
@@ -369,7 +368,7 @@ def _by_configuration(run: Run) -> tuple[str, str, str]:
 
 
 def predictions_of(observations: Sequence[Observation], profile_of: ProfileOf) -> list[Prediction]:
-    """The prediction of every run; those of one problem and framework are priced together."""
+    """Predict every run; those of one problem and framework are priced together."""
     groups: dict[str, list[int]] = defaultdict(list)
     for at, one in enumerate(observations):
         groups[repr((one.framework, one.software_known, one.release, one.problem))].append(at)
@@ -384,7 +383,7 @@ def predictions_of(observations: Sequence[Observation], profile_of: ProfileOf) -
 def _with_assumed_memory(
     observations: Sequence[Observation], profile_of: ProfileOf, predictions: Sequence[Prediction]
 ) -> list[tuple[Prediction, tuple[str, ...]]]:
-    """Memory of the configurations that it is judged by, with what these assume; times stay as stated."""
+    """Predict memory under the assumed configurations, with the assumptions; times stay as stated."""
     judged = [
         replace(one, configuration=memory_configuration(one, prediction))
         for one, prediction in zip(observations, predictions, strict=True)
@@ -410,10 +409,10 @@ def _with_assumed_memory(
 def _with_unknown_logits(
     judged: Sequence[Observation], profile_of: ProfileOf, predictions: Sequence[Prediction]
 ) -> list[Prediction]:
-    """Raise the risk of runs whose software is only the nearest known one: their logits may be whole.
+    """Raise the risk of runs with approximated software: their logits may be whole.
 
     A vocabulary-parallel loss is Megatron's; a float cross entropy on gathered logits, as transformers has
-    it, keeps the whole vocabulary of every token on each rank. Where nobody states which, either is as
+    it, keeps the whole vocabulary of every token on each rank. Where it is not stated which, either is as
     likely, and the risk is the mean of both. The predicted peak stays that of the nearest software.
     """
 
@@ -433,7 +432,7 @@ def _with_unknown_logits(
 
 
 def _assumed(stated: Configuration, judged: Configuration) -> tuple[str, ...]:
-    """What the memory of a run is judged by beyond what its source states, in words."""
+    """Return, in words, assumptions about a run's memory beyond its source."""
     words = "is not stated, and the run would hardly have fitted without: its memory is judged with"
     notes = []
     if judged.recompute_granularity != stated.recompute_granularity:
@@ -446,7 +445,7 @@ def _assumed(stated: Configuration, judged: Configuration) -> tuple[str, ...]:
 def _predicted(
     runs: Sequence[Run], calibration: Calibration | None, profile_of: ProfileOf, used: set[int]
 ) -> Iterator[RunPrediction]:
-    """Each run beside its prediction under its cluster's calibration, with the peak as it was measured.
+    """Yield each run with its prediction under its cluster's calibration, and the peak as measured.
 
     ``used`` holds the identities of the runs that the calibration is from.
     """
@@ -477,7 +476,7 @@ def _predicted(
 
 
 def _unless_too_fast(run: Run) -> Run:
-    """The run; refused where its step is shorter than its FLOPs take at peak: no error is told of it."""
+    """Return the run; refused if its step is shorter than its FLOPs take at peak."""
     seconds = run.measured.step_time_s
     if run.shape is None or seconds is None:
         return run
@@ -499,7 +498,7 @@ def validate(
     seed: int = 0,
     profile_of: ProfileOf = default_profile_of,
 ) -> Report:
-    """Predict every row that can be expressed, and score what was measured.
+    """Predict every row that can be expressed, and score the measured ones.
 
     Args:
         rows: measured runs.
@@ -536,7 +535,7 @@ def validate(
 
 
 def _report(predictions: tuple[RunPrediction, ...], findings: Sequence[str]) -> Report:
-    """Figures of the predictions."""
+    """Return the figures of the predictions."""
     scored = [s for s in (row.scored() for row in predictions) if s is not None]
     refused: dict[str, int] = defaultdict(int)
     for row in predictions:

@@ -18,7 +18,7 @@ from meshwright.solver.configuration import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# Why a plan is as it is: where its time goes, what stops it from going faster, how sure its rank is.
+# Why a plan is as it is: where its time goes, which limits keep it from going faster, how sure its rank is.
 #
 # Plain records; ``meshwright.solver.explain.reasons`` fills them, answers carry them.
 
@@ -38,7 +38,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """What alone stands between a plan and a faster neighbour."""
+    """Single obstacle between a plan and a faster neighbour."""
 
     name: str  # of the rule, or memory with its stage and largest term
     change: str  # what would be faster without it
@@ -47,7 +47,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """The reasons of one plan."""
+    """Reasons of one plan."""
 
     waterfall_s: Mapping[str, float]  # from the ideal step to the real one; sums to step_time_s
     losses: tuple[Loss, ...]  # the three largest
@@ -56,14 +56,14 @@ class Why:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Odds:
-    """What the error band of the cost model leaves open about a rank, among the plans of one answer."""
+    """Remaining doubt about a rank under the cost model's error band, among an answer's plans."""
 
     best_probability: float  # that this plan is the fastest of them
     regret_p90: float  # 90th percentile of step / fastest step - 1
 
 
 def why_from_json(raw: Mapping[str, Any] | None) -> Why | None:
-    """The reasons that ``Plan.to_json`` wrote; unknown keys raise TypeError."""
+    """Return the reasons that ``Plan.to_json`` wrote; unknown keys raise TypeError."""
     if raw is None:
         return None
     return Why(
@@ -78,7 +78,7 @@ Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePrediction:
-    """One pipeline rank of one plan."""
+    """Prediction of one pipeline rank of one plan."""
 
     stage: int
     layers: int
@@ -90,7 +90,7 @@ class StagePrediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What the cost model expects of one configuration."""
+    """Prediction of the cost model for one configuration."""
 
     step_time_s: float
     step_time_low_s: float  # 80 % interval
@@ -111,7 +111,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What a plan means for the whole run, interruptions counted."""
+    """Forecast of the whole run under a plan, interruptions counted."""
 
     num_gpus: int
     goodput: float  # time of the steps / time of the run
@@ -124,7 +124,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveClaim:
-    """What was proved about the objective that plans are ranked by."""
+    """Proved facts about the objective that plans are ranked by."""
 
     name: str
     unit: str
@@ -154,7 +154,7 @@ class Plan:
     ranked: bool = True  # False: faster than the first, but the request does not allow what it needs
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as the API shows it."""
+        """Return the plan as the API shows it."""
         return asdict(self)
 
 
@@ -165,7 +165,7 @@ def ranked_plans(plans: Iterable[Plan]) -> tuple[Plan, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """The client's own configuration beside the plans."""
+    """Client's own configuration, listed with the plans."""
 
     plan_id: str
     config: Configuration
@@ -196,7 +196,7 @@ class ParetoFront:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortfall:
-    """Why nothing fits: the nearest configuration and what it lacks."""
+    """Nearest configuration to an infeasible request, and what it lacks."""
 
     config: Configuration
     stage: int
@@ -221,7 +221,7 @@ class Remedy:
 def remedy_of(
     told: tuple[str, str], config: Configuration, prediction: Prediction, *, tokens: float
 ) -> Remedy:
-    """A change, its kind and its words, with its plan; ``tokens`` are those of a step."""
+    """Return a change, its kind and its words, with its plan; ``tokens`` are those of a step."""
     return Remedy(
         kind=told[0],
         change=told[1],
@@ -234,7 +234,7 @@ def remedy_of(
 
 
 def remedies_in_order(*groups: Sequence[Remedy], most: int) -> tuple[Remedy, ...]:
-    """The cheapest change of each kind, group after group, then others up to ``most`` in all."""
+    """Return the cheapest change of each kind, group after group, then others up to ``most`` in all."""
     every = [one for group in groups for one in sorted(group, key=lambda one: one.gpu_s_per_token)]
     firsts = dict[str, Remedy]()
     for one in every:
@@ -268,9 +268,9 @@ SAMPLE = {"sample": "there are too many configurations: a sample alone is search
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFloors:
-    """What no configuration of a mesh, or of a layout, scores less than, of those that may be ranked.
+    """Lower bounds of the scores of a mesh's or layout's configurations, of those that may be ranked.
 
-    Seconds of the objective; keyed by what tells meshes, or layouts, apart.
+    Seconds of the objective; keyed by what distinguishes meshes, or layouts.
     """
 
     known: bool = False  # else there are none, whatever else may be ranked
@@ -278,7 +278,7 @@ class RankFloors:
     layouts: Mapping[tuple[object, ...], float] = field(default_factory=dict)
 
     def of_ranks(self, plans: int, meshes: int) -> list[float]:
-        """No ranking of so many plans, of so many meshes, has a k-th score that is less, k from 1.
+        """Return a lower bound of the k-th score of so many plans, of so many meshes, k from 1.
 
         At most k - 1 floors are less than the k-th one, so at most as many layouts score less than that.
         Where meshes are fewer than plans, only so many plans are of other layouts; the ranks behind as
@@ -328,11 +328,11 @@ class Answer:
 
     @property
     def ranking(self) -> tuple[Plan, ...]:
-        """The plans that the request allows, best first."""
+        """Return the plans that the request allows, best first."""
         return ranked_plans(self.plans)
 
     def to_json(self) -> dict[str, Any]:
-        """The answer as the command line and the API show it; finite numbers only."""
+        """Return the answer as the command line and the API show it; finite numbers only."""
         shown = asdict(replace(self, floors=RankFloors()))
         del shown["floors"]
         return shown
@@ -346,7 +346,7 @@ def with_gaps(
     *,
     of_steps: bool,
 ) -> tuple[Plan, ...]:
-    """Ranked plans with the gap of each rank, and the bound on its step.
+    """Add to ranked plans the gap of each rank, and the bound on its step.
 
     Args:
         plans: best first.
@@ -367,14 +367,14 @@ def with_gaps(
 
 
 def prediction_from_json(raw: Mapping[str, Any]) -> Prediction:
-    """The Prediction of ``Plan.to_json()["prediction"]``."""
+    """Return the Prediction of ``Plan.to_json()["prediction"]``."""
     stages = tuple(StagePrediction(**stage) for stage in raw["stages"])
     values = {**raw, "stages": stages, "extrapolated": tuple(raw.get("extrapolated", ()))}
     return Prediction(**values)
 
 
 def plan_from_json(raw: Mapping[str, Any]) -> Plan:
-    """The Plan that ``Plan.to_json`` wrote; unknown keys raise TypeError."""
+    """Return the Plan that ``Plan.to_json`` wrote; unknown keys raise TypeError."""
     return Plan(
         plan_id=raw["plan_id"],
         rank=raw["rank"],
@@ -438,12 +438,12 @@ class OperatorPoint:
 
     @property
     def intensity(self) -> float:
-        """FLOP per byte."""
+        """Return FLOP per byte."""
         return self.flops / self.moved_bytes
 
     @property
     def rate_flops(self) -> float:
-        """FLOP/s that it reaches."""
+        """Return the FLOP/s that it reaches."""
         return self.flops / self.seconds
 
 
@@ -458,7 +458,7 @@ class Roofline:
     note: str = ""  # which ranks of a placed plan these are: their tensor-parallel size
 
     def roof_flops(self, point: OperatorPoint) -> float:
-        """What the GPU could reach at an operator's intensity."""
+        """Return the FLOP/s that the GPU could reach at an operator's intensity."""
         return min(point.peak_flops, point.intensity * self.bytes_per_s)
 
 
@@ -522,7 +522,7 @@ class RankTimeline:
 
     @property
     def busy_s(self) -> float:
-        """Time in passes."""
+        """Return the time in passes."""
         return float(self.seconds.sum())
 
 
@@ -535,16 +535,16 @@ class Timeline:
     after_s: float  # once per step whatever its size; the exchange between unlike replicas
     step_time_s: float
     num_microbatches: int
-    simulated: int  # micro-batches whose passes are here; fewer than there are in very long steps
+    simulated: int  # micro-batches with passes in this list; fewer than there are in very long steps
 
     @property
     def num_passes(self) -> int:
-        """Passes of all ranks."""
+        """Return the passes of all ranks."""
         return sum(len(rank.start_s) for rank in self.ranks)
 
     @property
     def end_s(self) -> float:
-        """When the last rank is done, from the first rank's start: where a drawing ends."""
+        """Return when the last rank is done, from the first rank's start: the end of a drawing."""
         ends = [rank.end_s + rank.gradients_s + rank.optimizer_s for rank in self.ranks]
         return max(ends) + self.after_s
 
@@ -558,7 +558,7 @@ class Window:
 
 
 def window(timeline: Timeline, most_passes: int) -> Window:
-    """The first and the last passes of a timeline, about half of ``most_passes`` each."""
+    """Return the first and the last passes of a timeline, about half of ``most_passes`` each."""
     if timeline.num_passes <= most_passes:
         return Window(timeline=timeline, gap_s=None)
     starts = np.sort(np.concatenate([rank.start_s for rank in timeline.ranks]))
@@ -571,7 +571,6 @@ def window(timeline: Timeline, most_passes: int) -> Window:
 
 
 def _kept(rank: RankTimeline, keep: BoolArray) -> RankTimeline:
-    """Some passes of a rank."""
     return replace(
         rank,
         kind=rank.kind[keep],

@@ -1,7 +1,7 @@
-"""The independent verdict on a plan, recomputed from the problem alone, without the search.
+"""Independent check of a plan, recomputed from the problem alone, without the search.
 
 Counts and divisions are written out again here in plain integers; times and memory come from the cost
-model, priced anew for the one configuration. A plan of an answer passes before anybody sees it.
+model, priced anew for the one configuration. Every plan of an answer has passed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from meshwright.solver.space.rules import host_rules, rules_of, violation_masks
 
 
 def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """What the launcher cannot express."""
+    """Yield what the launcher cannot express."""
     able = launcher_capabilities(problem.launcher)
     if config.pipeline_schedule not in able.schedules:
         yield f"{able.launcher} has no schedule {config.pipeline_schedule}"
@@ -61,7 +61,7 @@ def launcher_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _state_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Shards, experts, sequences and host memory that the launcher cannot express."""
+    """Yield shards, experts, sequences and host memory that the launcher cannot express."""
     able = launcher_capabilities(problem.launcher)
     ranks = config.data_parallel_size * config.context_parallel_size
     if config.zero_stage and config.zero_shard_size != ranks and not able.hybrid_sharding:
@@ -83,7 +83,7 @@ def _state_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _offload_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """What the launcher offloads, the request allows and the hosts hold."""
+    """Check offloading against the launcher, the request and the hosts."""
     able = launcher_capabilities(problem.launcher)
     whose = problem.workload.framework_options.get("offload_modules", "all")
     if config.offload not in able.offload:
@@ -101,7 +101,7 @@ def _offload_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _room_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """The least that hosts and drives must hold, in plain numbers: weights and AdamW's states alone.
+    """Check the least that hosts and drives must hold, in plain numbers: weights and AdamW's states.
 
     Every copy of the model has 12 bytes of states (fp32 weight, two moments; fewer where the framework
     keeps no such copy or moments in bf16) and 2 of weights for each parameter, wherever its ranks lie; all
@@ -128,7 +128,7 @@ def _room_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _order_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """The order of the ranks is the launcher's, and none that says the same as another."""
+    """Check that the order of ranks is the launcher's, and not another order in different words."""
     able, order = launcher_capabilities(problem.launcher), config.rank_order
     if order not in able.rank_orders:
         yield f"{able.launcher} does not number ranks by {order}"
@@ -147,7 +147,7 @@ def _order_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def request_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Pins, forbidden values, bounds and constraints of the request."""
+    """Check pins, forbidden values, bounds and constraints of the request."""
     options = problem.options
     for name, value in options.pin.items():
         if value != getattr(config, name):
@@ -164,7 +164,7 @@ def request_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _constraint_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Side constraints, evaluated for this one configuration."""
+    """Evaluate side constraints for this one configuration."""
     for text in problem.options.constraints:
         named = {name: getattr(config, name) for name in names_of((text,))}
         if not holds_for(constraint_of(text), named):
@@ -176,13 +176,13 @@ def _constraint_faults(problem: Problem, config: Configuration) -> Iterator[str]
 
 
 def _placed_configuration_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Everything that needs no prices."""
+    """Check everything that needs no prices."""
     faults = list(_placement_faults(problem, config))
     yield from faults or broken_on_groups(problem, config)
 
 
 def _placement_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Sizes, splits and shares of the batch that make no pipeline on the node groups."""
+    """Check sizes, splits and shares of the batch on the node groups."""
     classes = config.replicas or (config,)
     if problem.launcher != PLACING_LAUNCHER:
         yield f"{problem.launcher} cannot place stages on node groups"
@@ -199,7 +199,7 @@ def _placement_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _class_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """One pipeline: its stages stand somewhere and hold all layers."""
+    """Check one pipeline: its stages have groups and hold all layers."""
     stages, names = config.stage_groups, set(problem.cluster.group_names)
     if config.replicas or not len(stages) == config.pipeline_parallel_size == len(config.stage_layers):
         yield f"{len(stages)} stages are placed, not pipeline_parallel_size of them"
@@ -221,12 +221,12 @@ def _class_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _groups(problem: Problem) -> Mapping[str, NodeGroup]:
-    """The node groups by name."""
+    """Return the node groups by name."""
     return dict(zip(problem.cluster.group_names, problem.cluster.distinct_groups, strict=True))
 
 
 def _gpu_faults(problem: Problem, stages: list[StageGroup]) -> Iterator[str]:
-    """No group gives more GPUs than it has."""
+    """Check that no group gives more GPUs than it has."""
     groups, used = _groups(problem), Counter[str]()
     for stage in stages:
         used[stage.group] += stage.num_gpus
@@ -236,7 +236,7 @@ def _gpu_faults(problem: Problem, stages: list[StageGroup]) -> Iterator[str]:
 
 
 def broken_on_groups(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Rules of the model, the batch and the request that a stage breaks on its own group; GPUs it lacks."""
+    """Yield rules that a stage breaks on its own group, and GPUs that it lacks."""
     classes = config.replicas or (config,)
     yield from _gpu_faults(problem, [stage for one in classes for stage in one.stage_groups])
     for one in classes:
@@ -245,7 +245,7 @@ def broken_on_groups(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _rule_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """The same of one class without its GPUs."""
+    """Check the rules of one class, without its GPUs."""
     groups = _groups(problem)
     for stage in dict.fromkeys(config.stage_groups):
         group = groups[stage.group]
@@ -262,14 +262,14 @@ _LARGEST_STAGE = 3  # highest ZeRO stage there is
 
 
 def violations(problem: Problem, profile: Profile, plan: Plan | Configuration) -> Iterator[str]:
-    """Sentences on everything that is wrong with a plan or configuration; none: it is right."""
+    """Yield a sentence on everything that is wrong with a plan or configuration."""
     yield from violations_of_all(problem, profile, [plan])[0]
 
 
 def violations_of_all(
     problem: Problem, profile: Profile, plans: Sequence[Plan | Configuration]
 ) -> list[list[str]]:
-    """The sentences on each of several plans; those whose configuration is right are priced together."""
+    """Return the sentences on each plan; those with a right configuration are priced together."""
     configs = [plan.config if isinstance(plan, Plan) else plan for plan in plans]
     found = [
         list((_placed_configuration_faults if one.is_placed else _configuration_faults)(problem, one))
@@ -293,12 +293,12 @@ _COUNTS = [one.name for one in fields(Configuration) if one.name.endswith(("_siz
 
 
 def _missing(config: Configuration) -> Iterator[str]:
-    """Sizes of nothing: they divide whatever else is asked."""
+    """Check for sizes of 0, which divide whatever else is asked."""
     return (f"{name} must be at least 1" for name in _COUNTS if getattr(config, name) < 1)
 
 
 def _configuration_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Everything that needs no prices."""
+    """Check everything that needs no prices."""
     small = list(_missing(config))
     yield from small
     if small:
@@ -312,7 +312,7 @@ def _configuration_faults(problem: Problem, config: Configuration) -> Iterator[s
 
 
 def _mesh_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """GPUs, and what tensor, context and expert parallelism divide."""
+    """Check GPUs, and the sizes that tensor, context and expert parallelism divide."""
     model, tp = problem.model, config.tensor_parallel_size
     if config.num_gpus > usable_gpus(problem):
         yield f"{config.num_gpus} GPUs are needed, the cluster has {usable_gpus(problem)}"
@@ -337,7 +337,7 @@ def _mesh_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _sequence_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Context- and tensor-parallel ranks split a sequence, and exchange whole heads."""
+    """Check that context- and tensor-parallel ranks split a sequence, and exchange whole heads."""
     model, seq = problem.model, problem.workload.seq_length
     tp, cp = config.tensor_parallel_size, config.context_parallel_size
     heads, among = (*model.head_counts, *model.kv_head_counts), _exchanging(config)
@@ -350,7 +350,7 @@ def _sequence_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _exchanging(config: Configuration) -> int:
-    """Ranks of a context-parallel group that exchange heads for tokens."""
+    """Return the ranks of a context-parallel group that exchange heads for tokens."""
     exchange, both, _ring = config.context_parallel_mode.partition("+")
     if both:
         return int(exchange.rpartition("_")[2])
@@ -358,7 +358,7 @@ def _exchanging(config: Configuration) -> int:
 
 
 def _expert_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Experts are split evenly among the ranks of a stage."""
+    """Check that experts are split evenly among the ranks of a stage."""
     ep, etp, moe = config.expert_parallel_size, config.expert_tensor_parallel_size, problem.model.moe
     ranks = config.tensor_parallel_size * config.context_parallel_size * config.data_parallel_size
     experts, width = (moe.num_experts, moe.ffn_hidden_size) if moe else (1, 1)
@@ -369,7 +369,7 @@ def _expert_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _split_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Layers are conserved; chunks, schedule and recomputation fit one another."""
+    """Check that layers add up, and that chunks, schedule and recomputation fit one another."""
     pp, vpp, split = config.pipeline_parallel_size, config.virtual_pipeline_size, config.stage_layers
     if len(split) != pp * vpp:
         yield f"stage_layers has {len(split)} entries, not pp * vpp = {pp * vpp}"
@@ -385,7 +385,7 @@ def _split_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _schedule_faults(config: Configuration) -> Iterator[str]:
-    """Stages, chunks and micro-batches are such that the schedule can run."""
+    """Check that the schedule can run these stages, chunks and micro-batches."""
     name, pp, vpp = config.pipeline_schedule, config.pipeline_parallel_size, config.virtual_pipeline_size
     chunked = ("interleaved_1f1b", "looped_bfs", "interleaved_zb")
     if (name == "none") != (pp == 1):
@@ -405,7 +405,7 @@ def _schedule_faults(config: Configuration) -> Iterator[str]:
 
 
 def _recompute_faults(config: Configuration) -> Iterator[str]:
-    """Granularity and layer count belong together."""
+    """Check that granularity and layer count belong together."""
     layers, split, own = config.recompute_layers, config.stage_layers, config.stage_recompute_layers
     if config.recompute_granularity not in RECOMPUTE:
         yield "recompute_granularity is unknown"
@@ -421,7 +421,7 @@ def _recompute_faults(config: Configuration) -> Iterator[str]:
 
 
 def _step_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Micro-batches make up the batch; shards have somebody to share with."""
+    """Check that micro-batches make up the batch, and that shard sets have several ranks."""
     batches = {problem.workload.global_batch_size, *problem.options.batch_sizes}
     if config.global_batch_size not in batches:
         yield f"data_parallel_size * micro_batch_size * num_microbatches is not {max(batches)}"
@@ -442,7 +442,7 @@ def _step_faults(problem: Problem, config: Configuration) -> Iterator[str]:
 
 
 def _memory_faults(evaluation: Evaluation) -> Iterator[str]:
-    """Every rank stays within the budget that its GPU has for the allowed chance to run out of memory."""
+    """Check every rank against its GPU's budget for the allowed chance to run out of memory."""
     for number, stage in enumerate(evaluation.stages):
         used, budget = sum(stage.memory_bytes().values()), stage.on.budget_bytes
         if used > budget + ROUNDED_BYTES:
@@ -450,7 +450,7 @@ def _memory_faults(evaluation: Evaluation) -> Iterator[str]:
 
 
 def _plan_faults(digest: str, plan: Plan, expected: Prediction, seconds: float) -> Iterator[str]:
-    """Name, rank, certificate, objective and prediction of the plan itself; ``digest`` is the problem's."""
+    """Check name, rank, certificate, objective and prediction of the plan; ``digest`` is the problem's."""
     if plan.plan_id != plan_id_of(digest, plan.config):
         yield "plan_id does not name this configuration"
     if plan.rank < 1:
@@ -463,7 +463,7 @@ def _plan_faults(digest: str, plan: Plan, expected: Prediction, seconds: float) 
 
 
 def _differences(name: str, found: object, expected: object) -> Iterator[str]:
-    """Where two values, or the values in them, differ by more than rounding."""
+    """Yield where two values, or the values in them, differ by more than rounding."""
     if isinstance(found, Prediction | StagePrediction):
         for one in fields(found):
             yield from _differences(
@@ -483,7 +483,7 @@ def _differences(name: str, found: object, expected: object) -> Iterator[str]:
 
 
 def _both_lists(found: object, expected: object) -> bool:
-    """Whether both are sequences of the same length, and not words."""
+    """Return whether both are sequences of the same length, and not words."""
     return (
         isinstance(found, Sequence)
         and isinstance(expected, Sequence)
@@ -493,7 +493,7 @@ def _both_lists(found: object, expected: object) -> bool:
 
 
 def _prediction_faults(prediction: Prediction) -> Iterator[str]:
-    """Inner consistency: sums, order, signs."""
+    """Check inner consistency: sums, order, signs."""
     if not prediction.step_time_low_s <= prediction.step_time_s <= prediction.step_time_high_s:
         yield "the interval does not hold the step time"
     if prediction.step_time_s <= 0.0 or prediction.tokens_per_s_per_gpu <= 0.0:

@@ -1,4 +1,4 @@
-"""The clock of one search: its deadline, its reports, and who may stop it.
+"""Clock of one search: its deadline, its reports, and requests to stop it.
 
 Long array work does not pass the clock along: it calls ``look`` between two pieces of at most a quarter of
 a second. Work that runs inside ``with watch.cut()`` ends there when the time is over; elsewhere ``look``
@@ -25,13 +25,13 @@ class OutOfTime(Exception):  # noqa: N818 - not an error: the time is over
 
 @dataclass(slots=True)
 class _Stop:
-    """A caller's wish to stop, with the moment at which it was first heard."""
+    """Caller's wish to stop, with the moment at which it was first noticed."""
 
     asked: ShouldStop
     heard_s: float = math.inf  # of the monotonic clock
 
     def __call__(self) -> bool:
-        """Whether the caller asked; stays true once it did."""
+        """Return whether the caller asked; stays true once it did."""
         if self.heard_s == math.inf and self.asked():
             self.heard_s = time.monotonic()
         return self.heard_s < math.inf
@@ -59,27 +59,27 @@ class Watch:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the search began."""
+        """Return seconds since the search began."""
         return time.monotonic() - self._start_s
 
     @property
     def left_s(self) -> float:
-        """Seconds until the time limit."""
+        """Return seconds until the time limit."""
         left_s = max(self.time_limit_s - self.elapsed_s, 0.0)
         return left_s if self._outer is None else min(left_s, self._outer.left_s)
 
     @property
     def is_due(self) -> bool:
-        """Whether a report would be passed on now."""
+        """Return whether a report would be passed on now."""
         return self.on_progress is not None and self.elapsed_s - self._reported_s >= _REPORT_EVERY_S
 
     def is_news(self, score_s: float) -> bool:
-        """Whether a score is better than all that were asked about before: such a plan is told at once."""
+        """Return whether a score is the best so far: such a plan is reported at once."""
         better, self._best_s = score_s < self._best_s, min(score_s, self._best_s)
         return better
 
     def interrupted(self, reserve_s: float = 0.0) -> bool:
-        """Whether to stop now, ``reserve_s`` before the time limit; stays true once it was."""
+        """Return whether to stop now, ``reserve_s`` before the time limit; stays true once it was."""
         if not self.stopped:
             asked = self.should_stop is not None and self.should_stop()
             asked = asked or (self._outer is not None and self._outer.interrupted())
@@ -88,12 +88,12 @@ class Watch:
 
     @property
     def ended_by(self) -> str:
-        """What ended the search, in words."""
+        """Return what ended the search, in words."""
         cancelled = isinstance(self.should_stop, _Stop) and self.should_stop.heard_s < math.inf
         return "the search was cancelled" if cancelled else "the time limit came first"
 
     def at_least(self, seconds: float) -> Watch:
-        """The same clock, for what an answer cannot do without: so long it hears neither limit nor stop."""
+        """Return the same clock, ignoring limit and stop for so long, for necessary work."""
 
         def asked() -> bool:
             return self.elapsed_s > seconds and self.should_stop is not None and self.should_stop()
@@ -101,7 +101,7 @@ class Watch:
         return Watch(time_limit_s=max(self.left_s, seconds - self.elapsed_s), should_stop=asked)
 
     def closing(self, seconds: float = 0.5) -> Watch:
-        """The clock of what is said about plans that were found: so long beyond the limit, or a stop.
+        """Return a clock that ends so long after the limit, or a stop, for reports on found plans.
 
         All of an answer's end at one moment, however many are made: they do not add up.
         """
@@ -113,7 +113,7 @@ class Watch:
         return Watch(time_limit_s=max(self.time_limit_s + seconds - self.elapsed_s, 0.0), should_stop=over)
 
     def cut(self) -> _Cut:
-        """Work that ends where the time does: what comes after its last ``look`` is left out.
+        """Return a block of work that ends with the time: all after its last ``look`` is left out.
 
         Nothing may be yielded to a caller from inside this block.
         """
@@ -129,7 +129,7 @@ class Watch:
         bound_s: float | None = None,
         now: bool = False,
     ) -> None:
-        """Tell the caller how far the search is, a few times a second, or ``now``; what is known stays."""
+        """Report progress, a few times a second, or ``now``; known values stay."""
         elapsed = self.elapsed_s
         if self.on_progress is None or (not now and elapsed - self._reported_s < _REPORT_EVERY_S):
             return
@@ -150,7 +150,7 @@ class Watch:
         self.on_progress(self._last)
 
     def tick(self) -> None:
-        """Say again how far the search was, where long array work has nothing new to tell (``look``)."""
+        """Report the last progress again while long array work has no news (``look``)."""
         last, elapsed = self._last, self.elapsed_s
         if self.on_progress is not None and last and elapsed - self._reported_s >= _REPORT_EVERY_S:
             self._reported_s = elapsed
@@ -195,7 +195,7 @@ def look() -> None:
 
 
 def relative_gap(value: float | None, bound: float | None) -> float | None:
-    """(value - bound) / value, never negative; None where one of them is not known."""
+    """Return (value - bound) / value, never negative; None if one of them is not known."""
     if value is None or bound is None or value <= 0.0:
         return None
     return max((value - bound) / value, 0.0)

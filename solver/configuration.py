@@ -21,7 +21,7 @@ from meshwright.profiles.cluster import ClusterSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageGroup:
-    """Where one pipeline stage of a mixed cluster runs, with all its data-parallel replicas."""
+    """Place of one pipeline stage of a mixed cluster, with all its data-parallel replicas."""
 
     group: str  # node group, as ``ClusterSpec.group_names`` calls it
     num_gpus: int
@@ -47,7 +47,7 @@ OFFLOAD = (
     "optimizer+parameters@nvme", "optimizer@nvme", "optimizer@nvme+parameters",
     "optimizer@nvme+parameters@nvme",
 )  # fmt: skip
-MAX_SIZE = 2**31 - 1  # of an integer variable that somebody writes
+MAX_SIZE = 2**31 - 1  # of an integer variable as written by a user
 # How context-parallel ranks share attention: keys and values pass round a ring, heads are exchanged for
 # tokens, or so many neighbours exchange and rings of the others are left.
 HIERARCHICAL = {f"all_to_all_{size}+ring": size for size in (2, 4, 8, 16)}
@@ -81,15 +81,15 @@ class Variable:
 
     @property
     def is_integer(self) -> bool:
-        """Whether its values are integers."""
+        """Return whether its values are integers."""
         return type(self.off) is int
 
     def code(self, value: float | str) -> int:
-        """A value as the integer of a column."""
+        """Return a value as the integer of a column."""
         return self.words.index(str(value)) if self.words else int(value)
 
     def value(self, code: int) -> int | str | bool:
-        """The value that an integer of a column stands for."""
+        """Return the value that an integer of a column represents."""
         if self.words:
             return self.words[code]
         return code if self.is_integer else bool(code)
@@ -97,7 +97,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """How one training job is split over GPUs; 1 is off."""
+    """Split of one training job over GPUs; 1 is off."""
 
     tensor_parallel_size: Annotated[
         int,
@@ -231,12 +231,12 @@ class Configuration:
 
     @property
     def is_placed(self) -> bool:
-        """Whether its stages stand on node groups that it names."""
+        """Return whether its stages are on node groups that it names."""
         return bool(self.stage_groups or self.replicas)
 
     @property
     def num_gpus(self) -> int:
-        """GPUs used: tp * pp * cp * dp, of all stages and classes."""
+        """Return the GPUs used: tp * pp * cp * dp, of all stages and classes."""
         if self.is_placed:
             return sum(one.num_gpus for one in self.replicas or self.stage_groups)
         tp, pp = self.tensor_parallel_size, self.pipeline_parallel_size
@@ -244,18 +244,18 @@ class Configuration:
 
     @property
     def global_batch_size(self) -> int:
-        """Sequences per optimizer step."""
+        """Return the sequences per optimizer step."""
         if self.replicas:
             return sum(one.global_batch_size for one in self.replicas)
         return self.data_parallel_size * self.micro_batch_size * self.num_microbatches
 
     @property
     def expert_ranks(self) -> int:
-        """Ranks that hold the experts of a layer once: ep * etp."""
+        """Return the ranks that hold the experts of a layer once: ep * etp."""
         return self.expert_parallel_size * self.expert_tensor_parallel_size
 
     def layers_of_rank(self, stage: int) -> tuple[int, ...]:
-        """Layers of each chunk that rank ``stage`` holds; chunk c sits on rank c mod pp, or in a V."""
+        """Return layers of each chunk of rank ``stage``; chunk c is on rank c mod pp, or in a V."""
         pp = self.pipeline_parallel_size
         if self.pipeline_schedule in ("zb_v", "dualpipe_v") and self.virtual_pipeline_size > 1:
             return (self.stage_layers[stage], self.stage_layers[2 * pp - 1 - stage])
@@ -266,7 +266,7 @@ Alone = tuple[int, int]  # chunks without a layer that a split may begin and end
 
 
 def holds_layers(split: Sequence[int], alone: Alone) -> bool:
-    """Whether every chunk holds a layer but those that hold an end of the model alone.
+    """Return whether every chunk holds a layer but those that hold an end of the model alone.
 
     That is the embedding at the beginning, the head at the end, and the prediction layers before it.
     """
@@ -277,12 +277,12 @@ def holds_layers(split: Sequence[int], alone: Alone) -> bool:
 
 
 def predicts_alone(split: Sequence[int]) -> bool:
-    """Whether the last two chunks have no layers: of the prediction layers, and of the head."""
-    return len(split) > 2 and not (split[-1] or split[-2])  # noqa: PLR2004 - layers stand before them
+    """Return whether the last two chunks have no layers: of the prediction layers, and of the head."""
+    return len(split) > 2 and not (split[-1] or split[-2])  # noqa: PLR2004 - layers come before them
 
 
 def counted(split: Sequence[int], *, ends: bool, prediction: bool) -> tuple[int, ...]:
-    """A split that counts the ends of the model, each as one more layer, or the prediction layers."""
+    """Return a split that counts the ends of the model as a layer each, or the prediction layers."""
     found = list(split)
     if ends:
         found[0] += 1
@@ -293,7 +293,7 @@ def counted(split: Sequence[int], *, ends: bool, prediction: bool) -> tuple[int,
 
 
 def chunk_sizes(alone: Alone) -> str:
-    """What ``holds_layers`` asks of a split, in words."""
+    """Return, in words, the conditions of ``holds_layers``."""
     every = "one layer or more in every chunk"
     also = ", the last but one too where the last has none (prediction layers)" if alone[1] > 1 else ""
     return f"{every}; the first and the last of several may have none{also}" if any(alone) else every
@@ -319,7 +319,7 @@ MESH = tuple(name for name in SIZES if name not in _OF_A_MESH)
 
 
 def mesh_of(config: Configuration) -> tuple[object, ...]:
-    """What plans of one mesh have in common; where stages are placed, the groups that they stand on too."""
+    """Return what plans of one mesh share; if stages are placed, their groups too."""
     if config.replicas:
         return tuple(map(mesh_of, config.replicas))
     berths = {(one.group, one.tensor_parallel_size) for one in config.stage_groups}
@@ -327,7 +327,7 @@ def mesh_of(config: Configuration) -> tuple[object, ...]:
 
 
 def plan_id_of(problem_digest: str, config: Configuration) -> str:
-    """A stable name: the first 12 hex digits of SHA-256 over problem and configuration."""
+    """Return a stable name: 12 hex digits of SHA-256 over problem and configuration."""
     values = {name: v for name, v in asdict(config).items() if name not in _LATER or v != _DEFAULTS[name]}
     text = problem_digest + json.dumps(values, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -339,7 +339,7 @@ _DEFAULTS = asdict(Configuration())
 
 
 def configuration_from_json(raw: Mapping[str, Any]) -> Configuration:
-    """The Configuration of ``Plan.to_json()["config"]``."""
+    """Return the Configuration of ``Plan.to_json()["config"]``."""
     values = dict(raw)
     values |= {name: tuple(values.get(name, ())) for name in ("stage_layers", "stage_recompute_layers")}
     values["stage_groups"] = tuple(StageGroup(**dict(one)) for one in values.get("stage_groups", ()))
@@ -352,7 +352,7 @@ def configuration_from_json(raw: Mapping[str, Any]) -> Configuration:
 
 
 def settled(cluster: ClusterSpec, config: Configuration, batch: int) -> Configuration:
-    """One pipeline on ``batch`` sequences with everything that follows from where its stages stand."""
+    """Return one pipeline on ``batch`` sequences with all sizes that follow from its stages' groups."""
     ranks = config.data_parallel_size * config.context_parallel_size
     gpus_of = dict(zip(cluster.group_names, cluster.distinct_groups, strict=True))
     stages = tuple(
@@ -381,13 +381,13 @@ def settled(cluster: ClusterSpec, config: Configuration, batch: int) -> Configur
 
 
 def joined(classes: Sequence[Configuration]) -> Configuration:
-    """Classes of unlike replicas as one configuration."""
+    """Join classes of unlike replicas into one configuration."""
     replicas = sum(one.data_parallel_size for one in classes)
     return replace(classes[0], data_parallel_size=replicas, stage_groups=(), replicas=tuple(classes))
 
 
 def plain_order(config: Configuration) -> str:
-    """The first order that numbers every rank as the configuration's own does."""
+    """Return the first order that numbers every rank as the configuration's own does."""
     sizes = {
         "cp": config.context_parallel_size,
         "dp": config.data_parallel_size,
@@ -395,7 +395,7 @@ def plain_order(config: Configuration) -> str:
     }
 
     def real(order: str) -> list[str]:
-        """Its axes that have more than one rank."""
+        """Return the axes that have more than one rank."""
         return [axis for axis in order.split("-") if sizes.get(axis, 1) > 1]
 
     own = real(config.rank_order)
@@ -411,7 +411,7 @@ PER_STAGE = ALL_LAYERS + 1  # the same of a row with a count of its own for ever
 
 
 def is_one_of(column: IntArray, few: Iterable[int]) -> BoolArray:
-    """Rows whose value is among a few; of them ``numpy.isin`` takes 5 to 40 times as long."""
+    """Mark rows with a value among a few; ``numpy.isin`` takes 5 to 40 times as long for them."""
     found = np.zeros(column.shape, dtype=bool)
     for value in few:
         found |= column == value
@@ -419,7 +419,7 @@ def is_one_of(column: IntArray, few: Iterable[int]) -> BoolArray:
 
 
 def _nothing() -> IntArray:
-    """A column that nobody filled in."""
+    """Return a column that is not filled in."""
     return np.zeros(0, dtype=np.int64)
 
 
@@ -450,19 +450,19 @@ class Columns:
     rank_order: IntArray = field(default_factory=_nothing)
 
     def __post_init__(self) -> None:
-        """Turn off what nobody filled in."""
+        """Turn off columns that are not filled in."""
         rows = len(self.tensor_parallel_size)
         for name, code in _OFF:
             if len(getattr(self, name)) != rows:
                 object.__setattr__(self, name, np.full(rows, code, dtype=np.int64))
 
     def __len__(self) -> int:
-        """Number of configurations."""
+        """Return the number of configurations."""
         return len(self.tensor_parallel_size)
 
     @property
     def num_gpus(self) -> IntArray:
-        """GPUs used: tp * pp * cp * dp, shape (n,)."""
+        """Return the GPUs used: tp * pp * cp * dp, shape (n,)."""
         return (
             self.tensor_parallel_size * self.pipeline_parallel_size
             * self.context_parallel_size * self.data_parallel_size
@@ -470,22 +470,22 @@ class Columns:
 
     @property
     def exchanging(self) -> IntArray:
-        """Context-parallel ranks that exchange heads for tokens; 1: keys and values go round, (n,)."""
+        """Return context-parallel ranks that exchange heads for tokens; 1: keys and values move, (n,)."""
         among = _EXCHANGING[self.context_parallel_mode]
         return np.asarray(np.minimum(among, self.context_parallel_size))
 
     @property
     def expert_ranks(self) -> IntArray:
-        """Ranks that hold the experts of a layer once: ep * etp, shape (n,)."""
+        """Return the ranks that hold the experts of a layer once: ep * etp, shape (n,)."""
         return self.expert_parallel_size * self.expert_tensor_parallel_size
 
     @property
     def global_batch_size(self) -> IntArray:
-        """Sequences per optimizer step, shape (n,)."""
+        """Return the sequences per optimizer step, shape (n,)."""
         return self.data_parallel_size * self.micro_batch_size * self.num_microbatches
 
     def take(self, index: IntArray | BoolArray | slice) -> Columns:
-        """The configurations at ``index``, in that order."""
+        """Return the configurations at ``index``, in that order."""
         if isinstance(index, slice):
             return Columns(**{name: getattr(self, name)[index] for name in _COLUMNS})
         # ``take`` gathers rows several times faster than brackets
@@ -494,20 +494,20 @@ class Columns:
 
     @classmethod
     def nothing(cls) -> Columns:
-        """No configurations."""
+        """Return no configurations."""
         return cls(**{name: np.zeros(0, dtype=np.int64) for name in _COLUMNS})
 
     @classmethod
     def concatenate(cls, parts: Sequence[Columns]) -> Columns:
-        """All parts, one after the other."""
+        """Return all parts, one after the other."""
         return cls(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in _COLUMNS})
 
     @classmethod
     def of(cls, configurations: Sequence[Configuration]) -> Columns:
-        """Columns of whole configurations; their splits are not part of a row.
+        """Return columns of whole configurations; their splits are not part of a row.
 
-        A ``recompute_layers`` that covers every layer of every chunk becomes ``ALL_LAYERS``; a row says so
-        by the number of all layers (``configuration``).
+        A ``recompute_layers`` that covers every layer of every chunk becomes ``ALL_LAYERS``; a row states
+        that by the number of all layers (``configuration``).
         """
         rows: dict[str, list[int]] = {name: [] for name in VARIABLE_OF}
         for configuration in configurations:
@@ -520,7 +520,7 @@ class Columns:
     def configuration(
         self, row: int, stage_layers: Sequence[int], replayed: Sequence[int] = ()
     ) -> Configuration:
-        """Row ``row`` with a split; ``replayed`` are its recomputed layers where each stage has its own."""
+        """Return row ``row`` with a split; ``replayed`` are its recomputed layers by stage, if any."""
         decided: dict[str, Any] = {
             variable.name: variable.value(int(getattr(self, name)[row]))
             for name, variable in VARIABLE_OF.items()
@@ -535,7 +535,7 @@ class Columns:
 
 
 def _recomputed(configuration: Configuration) -> int:
-    """``recompute_layers`` of a row."""
+    """Return ``recompute_layers`` of a row."""
     if configuration.recompute_granularity != "full":
         return 0
     if configuration.stage_recompute_layers:
@@ -548,15 +548,15 @@ _SEED = 20
 
 
 def hash_factors(count: int) -> IntArray:
-    """Odd factors of a random linear hash; the same ones in every process."""
+    """Return odd factors of a random linear hash; the same ones in every process."""
     draw = Random(_SEED)  # noqa: S311 - no secret; NumPy's generators take 8 ms to import
     return np.array([draw.getrandbits(62) * 2 + 1 for _ in range(count)], dtype=np.int64)
 
 
 def distinct(values: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
-    """The first row of each distinct combination, and for every row which combination it has.
+    """Return the first row of each distinct combination, and every row's combination.
 
-    Combinations are told apart by a random linear hash, which is then checked value by value.
+    Combinations are distinguished by a random linear hash, which is then checked value by value.
     """
     hashed = np.zeros(len(values[0]), dtype=np.int64)
     with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""From one configuration to its prediction: step time with its causes, memory by stage, error band.
+"""Prediction of one configuration: step time with its causes, memory by stage, error band.
 
 ``step = straggler * max_r (finish_r + tail_r) + fixed``: finish_r from the event simulation of the
 schedule, the rest from the prices. Causes are those of the rank that ends last.
@@ -101,7 +101,7 @@ class _Finished:
 
 
 def _stage_predictions(evaluation: Evaluation) -> tuple[StagePrediction, ...]:
-    """Memory by term and time of every stage, with its own GPU's limit where those differ."""
+    """Return memory by term and time of every stage, with its own GPU's limit where those differ."""
     layers = [
         sum(pipeline.config.layers_of_rank(rank))
         for pipeline in evaluation.classes
@@ -124,7 +124,7 @@ def _stage_predictions(evaluation: Evaluation) -> tuple[StagePrediction, ...]:
 
 
 def _mean_peak_flops(evaluation: Evaluation) -> float:
-    """Dense bf16 peak of the GPUs in use, FLOP/s of one, on average."""
+    """Return the dense bf16 peak of the GPUs in use, FLOP/s of one, on average."""
     gpus = [count for one in evaluation.classes for count in one.stage_gpus]
     peaks = [stage.on.profile.group.gpu.peak_bf16_flops for stage in evaluation.stages]
     if len(set(peaks)) == 1:
@@ -133,7 +133,7 @@ def _mean_peak_flops(evaluation: Evaluation) -> float:
 
 
 def _recomputed_flops_per_token(problem: Problem, configuration: Configuration) -> float:
-    """FLOPs that recomputation adds per token: whole forward passes, or the attention cores."""
+    """Return FLOPs that recomputation adds per token: whole forward passes, or the attention cores."""
     model, documents, layout = problem.model, problem.workload.documents, LayerLayout.of(problem.model)
     if configuration.recompute_granularity == "selective":
         return model.num_layers * model.score_flops_per_token(documents)
@@ -148,7 +148,7 @@ def _recomputed_flops_per_token(problem: Problem, configuration: Configuration) 
 
 
 def _extrapolated(evaluation: Evaluation) -> tuple[str, ...]:
-    """What lies outside the measured range; of a node group in use where there are several."""
+    """Return inputs outside the measured range, by node group if there are several."""
     found = dict[str, None]()
     for stage in sorted(evaluation.stages, key=lambda one: one.row):
         if not stage.on.is_timed[stage.row]:

@@ -1,4 +1,4 @@
-"""What is to be decided: a model, a cluster, a workload, a launcher, and the limits of the search."""
+"""Question to the planner: a model, a cluster, a workload, a launcher, and the limits of the search."""
 
 from __future__ import annotations
 
@@ -75,20 +75,20 @@ class SearchOptions:
     num_nodes: tuple[int, ...] = ()  # numbers of nodes that a plan may use; empty: all of them
     num_gpus: tuple[int, ...] = ()  # the planner's: all of these; empty: as many as can be used
     reserve_nodes: int = 0  # kept spare
-    batch_sizes: tuple[int, ...] = ()  # global batches in question beside the workload's, the largest
+    batch_sizes: tuple[int, ...] = ()  # global batches in question next to the workload's, the largest
     batch_ramp: tuple[tuple[int, int], ...] = ()  # (batch, until so many tokens) before the workload's
     total_tokens: int | None = None  # of the whole run
     deadline_days: float | None = None  # for all of them, interruptions counted
     gpu_hour_price: float | None = None  # in the client's currency
     pareto: bool = False  # the front of step time and peak memory as well
-    baseline: Configuration | None = None  # the client's own, ranked beside the plans
+    baseline: Configuration | None = None  # the client's own, ranked with the plans
     reliability: Reliability = field(default_factory=Reliability)
     max_out_of_memory_probability: float = 0.01
     pin: Mapping[str, int | str] = field(default_factory=dict)
     forbid: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # inclusive
     stage_layers: tuple[int, ...] = ()  # the only split; empty: the search finds it
-    allow: tuple[str, ...] = ()  # of ALLOWED: searched beside what is asked for
+    allow: tuple[str, ...] = ()  # of ALLOWED: searched in addition to the request
     # The embedding may have a stage of its own, and the head: one of the ways that ``allow`` leaves open.
     standalone_stages: bool = False
     # Kinds of recomputation that one combination of switches is searched for; empty: all.
@@ -99,7 +99,7 @@ class SearchOptions:
 
     @property
     def named(self) -> frozenset[str]:
-        """Variables that a pin, a prohibition or a bound limits."""
+        """Return the variables that a pin, a prohibition or a bound limits."""
         return frozenset({*self.pin, *self.forbid, *self.bounds})
 
 
@@ -108,41 +108,41 @@ PRECISIONS = ("bf16", "fp16", "fp8", "fp32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What one optimizer step does."""
+    """Work of one optimizer step."""
 
     global_batch_size: int  # sequences per optimizer step
     seq_length: int  # tokens per sequence
     precision: str = "bf16"
     optimizer: str = "adamw"  # one of meshwright.profiles.optimizers
     optimizer_rank: int = 0  # of a low-rank optimizer's projection; 0: its paper's
-    lora_rank: int = 0  # of adapters beside a frozen model; 0: every weight is trained
+    lora_rank: int = 0  # of adapters of a frozen model; 0: every weight is trained
     lora_targets: tuple[str, ...] = ATTENTION_TARGETS  # what they adapt, where lora_rank > 0
     base_precision: BasePrecision = "bf16"  # of the frozen weights, where lora_rank > 0
-    trained_modules: tuple[str, ...] = ()  # what is trained whole beside adapters
+    trained_modules: tuple[str, ...] = ()  # modules trained in full next to adapters
     # Overrides of the framework's facts: attention_kernel, gradient_dtype, loss_fused, …
     framework_options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     lengths: SequenceLengths | None = None  # of documents; None: every sequence is one whole document
 
     @property
     def filled(self) -> Filled | None:
-        """How documents lie in the sequences; None where each is as long as its sequence."""
+        """Return how documents lie in the sequences; None if each is as long as its sequence."""
         return None if self.lengths is None else filled(self.lengths, self.seq_length)
 
     @property
     def tokens_per_sequence(self) -> float:
-        """Tokens of a sequence that are trained on: padding is left out."""
+        """Return the tokens of a sequence that are trained on: padding is left out."""
         found = self.filled
         return self.seq_length if found is None else found.real_share * self.seq_length
 
     @property
     def documents(self) -> int | Documents:
-        """Lengths that tokens attend within: one, or several with their shares of all tokens."""
+        """Return lengths that tokens attend within: one, or several with their shares of all tokens."""
         found = self.filled
         return self.seq_length if found is None else found.documents
 
 
 def changes_of(workload: Workload, asked: Workload) -> dict[str, str]:
-    """What a workload changes of the one that was asked for, by name; ``with_changes`` reads it."""
+    """Return a workload's changes to the requested one, by name; ``with_changes`` reads it."""
     names = [name for name in ("precision", "optimizer") if getattr(workload, name) != getattr(asked, name)]
     mine, theirs = workload.framework_options, asked.framework_options
     switched = {name: mine[name] for name in sorted(mine) if mine[name] != theirs.get(name)}
@@ -154,7 +154,7 @@ def changes_of(workload: Workload, asked: Workload) -> dict[str, str]:
 
 
 def with_changes(workload: Workload, changes: Mapping[str, str]) -> Workload:
-    """The workload with the changes that a plan made to it."""
+    """Return the workload with the changes that a plan made to it."""
     options = {
         name: float(value) if name in OPTION_NUMBERS else {"true": True, "false": False}.get(value, value)
         for name, value in changes.items()
@@ -177,38 +177,38 @@ class Problem:
     workload: Workload
     launcher: str = "megatron-lm"  # a launcher id, "any" or "none"
     options: SearchOptions = field(default_factory=SearchOptions)
-    profile: str | None = None  # measured costs that somebody gave, by name; None: those that ship
+    profile: str | None = None  # supplied measured costs, by name; None: the built-in ones
     stack: str | None = None  # the framework that launchers are priced as; None: each launcher's own
 
     @property
     def counts_ends(self) -> bool:
-        """Whether splits of the search count the embedding and the head, so that these may stand alone."""
+        """Return whether the search's splits count embedding and head, so that these may be alone."""
         return self.options.standalone_stages or 0 in self.options.stage_layers
 
     @property
     def counts_prediction(self) -> bool:
-        """Whether they count the prediction layers too, which may stand alone before a head alone."""
+        """Return whether they also count the prediction layers, which may be alone before a lone head."""
         return self.counts_ends and launcher_capabilities(self.launcher).alone(self.model)[1] > 1
 
     @property
     def most_chunks(self) -> int:
-        """Chunks that the layers, and the ends where they count, are split into at most."""
+        """Return the most chunks of the layers, and of the ends if they count."""
         return self.model.num_layers + (2 if self.counts_ends else 0) + self.counts_prediction
 
     @property
     def priced_as(self) -> str:
-        """The framework, or the launcher whose framework, sets the price."""
+        """Return the framework, or the launcher with its framework, that sets the price."""
         return self.stack or self.launcher
 
     @property
     def model_flops_per_token(self) -> float:
-        """Forward and backward FLOPs per token; of a frozen model's weights only a trained head's count."""
+        """Return forward and backward FLOPs per token; of frozen weights only a trained head's count."""
         work, model = self.workload, self.model
         flops = model.model_flops_per_token(work.documents, frozen=work.lora_rank > 0)
         return flops + (model.head_forward_flops_per_token() if HEAD in work.trained_modules else 0.0)
 
     def tokens_per_sequence(self, tensor: int, context: int, *, sequence_parallel: bool) -> float:
-        """Real tokens of a sequence on ranks of these sizes, for which packed documents are filled up."""
+        """Return the real tokens of a sequence on such ranks, for which packed documents are filled up."""
         work = self.workload
         if work.lengths is None or work.lengths.batching != "packing":
             return work.tokens_per_sequence
@@ -216,7 +216,7 @@ class Problem:
         return packed_share(work.lengths, work.seq_length, multiple) * work.seq_length
 
     def tokens_of(self, config: Configuration) -> float:
-        """Real tokens of a step of a configuration."""
+        """Return the real tokens of a step of a configuration."""
         each = self.tokens_per_sequence(
             config.tensor_parallel_size, config.context_parallel_size,
             sequence_parallel=config.sequence_parallel and config.tensor_parallel_size > 1,
@@ -225,7 +225,7 @@ class Problem:
 
     @property
     def model_figures(self) -> dict[str, str | int]:
-        """The model's name and exact counts, and how many of its weights, or beside them, are trained."""
+        """Return the model's name and exact counts, and its trained weights, adapters included."""
         figures, rank = self.model.figures(), self.workload.lora_rank
         trained = adapter_parameters(self.model, rank, self.workload.lora_targets)
         trained += sum(copied_parameters(self.model, name) for name in self.workload.trained_modules)
@@ -233,7 +233,7 @@ class Problem:
 
 
 def real_tokens(problem: Problem, columns: Columns) -> FloatArray:
-    """Real tokens of a sequence of every row, shape (n,)."""
+    """Return the real tokens of a sequence of every row, shape (n,)."""
     if problem.workload.lengths is None:
         return np.full(len(columns), float(problem.workload.seq_length))
     shapes = (columns.tensor_parallel_size, columns.context_parallel_size, columns.sequence_parallel)
@@ -247,12 +247,12 @@ def real_tokens(problem: Problem, columns: Columns) -> FloatArray:
 
 
 def batch_sizes(problem: Problem) -> tuple[int, ...]:
-    """Sequences per optimizer step, largest first; the largest is the workload's own."""
+    """Return sequences per optimizer step, largest first; the largest is the workload's own."""
     return tuple(sorted({problem.workload.global_batch_size, *problem.options.batch_sizes}, reverse=True))
 
 
 def with_batch(problem: Problem, batch: int) -> Problem:
-    """The problem with one global batch alone."""
+    """Return the problem with one global batch alone."""
     if batch == problem.workload.global_batch_size and not problem.options.batch_sizes:
         return problem
     return replace(
@@ -267,10 +267,10 @@ def with_batch(problem: Problem, batch: int) -> Problem:
 
 
 def problem_digest(problem: Problem) -> str:
-    """SHA-256, in hex, of model, cluster, workload and launcher; the limits of the search are left out.
+    """Return SHA-256, in hex, of model, cluster, workload and launcher, without the search's limits.
 
     Facts of the model that have their default are left out, and so are a frozen base in bf16 and nothing
-    trained beside adapters, so that a new fact changes no digest.
+    trained next to adapters, so that a new fact changes no digest.
 
     So a configuration has one plan id for a problem, however many plans were asked for.
     """
@@ -296,13 +296,13 @@ def problem_digest(problem: Problem) -> str:
 
 
 def usable_gpus(problem: Problem) -> int:
-    """GPUs of the cluster without its spare nodes."""
+    """Return the GPUs of the cluster without its spare nodes."""
     per_node = min(group.gpus_per_node for group in problem.cluster.groups)
     return problem.cluster.num_gpus - problem.options.reserve_nodes * per_node
 
 
 def gpu_counts(problem: Problem) -> tuple[int, ...]:
-    """Every number of GPUs that the request leaves open, largest first."""
+    """Return every number of GPUs that the request leaves open, largest first."""
     if problem.options.num_gpus:
         return tuple(sorted(problem.options.num_gpus, reverse=True))
     most = usable_gpus(problem)
@@ -324,7 +324,7 @@ def searched_switches(problem: Problem) -> tuple[str, ...]:
 
 
 def on_gpus(problem: Problem, numbers: tuple[int, ...]) -> Problem:
-    """The problem on these numbers of GPUs; on what it asks for itself where there are none."""
+    """Return the problem on these numbers of GPUs; on its own if there are none."""
     return replace(problem, options=replace(problem.options, num_gpus=numbers))
 
 
@@ -341,7 +341,7 @@ def on_switches(problem: Problem, other: Problem) -> Problem:
 
 
 def are_named(problem: Problem) -> bool:
-    """Whether only these numbers of GPUs count, even where no configuration uses all of them."""
+    """Return whether only these numbers of GPUs count, even if no configuration uses all of them."""
     return bool(problem.options.num_gpus or problem.options.num_nodes)
 
 

@@ -1,4 +1,4 @@
-"""Splits that nobody searches for: divisors of sizes; even splits of layers, a launcher's, the request's.
+"""Splits without a search: divisors of sizes; even splits of layers, a launcher's, the request's.
 
 ``Prescribed`` says which split a row of the search must have, where there is only one.
 """
@@ -21,21 +21,21 @@ Split = tuple[int, ...]
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors of a positive number, ascending."""
+    """Return all divisors of a positive number, ascending."""
     return list(_divisors(number))
 
 
 @lru_cache(maxsize=4096)
 def _divisors(number: int) -> tuple[int, ...]:
-    """The same, found once: a search asks for those of a few numbers thousands of times."""
+    """Return all divisors, cached: a search asks for those of a few numbers thousands of times."""
     small = [size for size in range(1, isqrt(number) + 1) if number % size == 0]
     return tuple(sorted({*small, *(number // size for size in small)}))
 
 
 def even_split(num_layers: int, num_chunks: int) -> Split:
-    """Layers of each chunk, as even as can be; chunks in the middle hold one more where it does not divide.
+    """Return an even split; middle chunks hold one more layer if the number does not divide.
 
-    The first and the last chunk hold the embedding and the output head beside their layers, so they are
+    The first and the last chunk also hold the embedding and the output head, so they are
     the last to take a layer more. With more chunks than layers some chunks are empty.
     """
     least, more = divmod(num_layers, num_chunks)
@@ -45,7 +45,7 @@ def even_split(num_layers: int, num_chunks: int) -> Split:
 
 @lru_cache(maxsize=4096)
 def nanotron_split(model: ModelSpec, num_stages: int, vocabulary_multiple: int = 1) -> tuple[Split, int]:
-    """Layers of each pipeline stage as nanotron assigns them, and the stage of its output head.
+    """Return layers of each pipeline stage as nanotron assigns them, and its output head's stage.
 
     Blocks go to stages in model order. A block is placed on the current stage; if the running cost then
     exceeds the stage's share of the whole, the next block begins the next stage (huggingface/nanotron,
@@ -80,7 +80,7 @@ def nanotron_split(model: ModelSpec, num_stages: int, vocabulary_multiple: int =
 
 
 def launcher_split(problem: Problem, config: Configuration) -> Split | None:
-    """The split of a launcher that divides the layers by itself; () where the launcher takes any.
+    """Return the split of a launcher that divides the layers by itself; () if it takes any.
 
     None where the launcher's own split of so many stages cannot be planned: a stage without a layer, the
     output head on another stage than the last, or several chunks a stage.
@@ -92,7 +92,7 @@ def launcher_split(problem: Problem, config: Configuration) -> Split | None:
 
 
 def _plannable(model: ModelSpec, pp: int, tp: int) -> Split | None:
-    """Nanotron's split if every stage has a layer and the last one the output head."""
+    """Return nanotron's split if every stage has a layer and the last one the output head."""
     if not (1 <= pp <= model.num_layers and tp >= 1):
         return None
     split, head = nanotron_split(model, pp, tp)
@@ -100,7 +100,7 @@ def _plannable(model: ModelSpec, pp: int, tp: int) -> Split | None:
 
 
 def usual_split(problem: Problem, config: Configuration) -> Split:
-    """The split of a configuration that names none: the launcher's own, else an even one.
+    """Return the split of a configuration that names none: the launcher's own, else an even one.
 
     At most one chunk for each layer; a configuration of more chunks is refused elsewhere.
     """
@@ -122,7 +122,7 @@ class Prescribed:
 
     @classmethod
     def of(cls, problem: Problem) -> Prescribed:
-        """What the request and the launcher prescribe together."""
+        """Return what the request and the launcher prescribe together."""
         own = launcher_capabilities(problem.launcher).balances_stages
         asked = problem.options.stage_layers
         if asked and problem.counts_ends:
@@ -130,21 +130,21 @@ class Prescribed:
         return cls(asked=asked, balanced=problem.model if own else None)
 
     def __bool__(self) -> bool:
-        """Whether anything is prescribed."""
+        """Return whether anything is prescribed."""
         return bool(self.asked) or self.balanced is not None
 
     def splits(self, columns: Columns) -> list[Split | None]:
-        """The split of every row; None where it has none, or not as many chunks as the row."""
+        """Return every row's split; None if it has none, or not as many chunks as the row."""
         found, which = self._by_sizes(columns)
         return [found[at] for at in which.tolist()]
 
     def lacking(self, columns: Columns) -> BoolArray:
-        """Rows without a split, shape (n,)."""
+        """Mark rows without a split, shape (n,)."""
         found, which = self._by_sizes(columns)
         return np.array([split is None for split in found], dtype=np.bool_)[which]
 
     def _by_sizes(self, columns: Columns) -> tuple[list[Split | None], IntArray]:
-        """The split of each combination of sizes that occurs, and every row's combination, (n,)."""
+        """Return the split of each combination of sizes that occurs, and every row's combination, (n,)."""
         sizes = [columns.pipeline_parallel_size, columns.virtual_pipeline_size]
         if self.balanced is not None:  # tensor parallelism pads the vocabulary that nanotron weighs
             sizes.append(columns.tensor_parallel_size)
@@ -157,7 +157,7 @@ class Prescribed:
         return [self._split(*one) for one in each], which
 
     def _split(self, pp: int, vpp: int, tp: int = 1) -> Split | None:
-        """The split of rows of these sizes."""
+        """Return the split of rows of these sizes."""
         split: Split | None = self.asked
         if self.balanced is not None:
             own = _plannable(self.balanced, pp, tp)

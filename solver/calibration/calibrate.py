@@ -2,7 +2,7 @@
 
 The posterior of one hierarchical model (``solver/calibration/fit.py``) moves the constants of the software
 stack and keeps what they leave over as a Gaussian process; its spread becomes the error band of each
-prediction. Memory alike. What looks wrong is reported, never swallowed.
+prediction. Memory alike. Whatever looks wrong is reported.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _MAX_SHOWN = 64  # characters of a run's name
 _UNITS = 1.1  # a peak given in GB and read as GiB still fits
 _LEAST_BYTES_A_WEIGHT = 0.5  # 4 bits, spread over all GPUs
 _LEAST_FILLED = 0.5  # of the limit; the open runs that ran out of memory were expected to take .72 and more
-# A run may be faster than every catalogued one of its stack, and than what the stack's model says of it, by
+# A run may be faster than every catalogued one of its stack, and than the stack's model predicts, by
 # so much: twice the mean error of a cluster's uncalibrated predictions, 10.2 % (docs/accuracy.md, overall).
 _BEYOND = 1.2
 _MOST_RUNS_NAMED = 4
@@ -94,7 +94,7 @@ class IncredibleCalibrationError(InvalidProblemError):
 
 
 def impossible(one: Observation, profile: Profile) -> str | None:
-    """Why a run cannot have happened as stated; None when it can.
+    """Return why a run cannot have happened as stated; None when it can.
 
     A step cannot be faster than the model's FLOPs at the GPUs' dense peak in the run's precision, and
     its peak memory can neither exceed the GPU's nor be less than its share of the weights.
@@ -125,24 +125,24 @@ def impossible(one: Observation, profile: Profile) -> str | None:
 
 
 def least_step_s(problem: Problem, configuration: Configuration) -> float:
-    """Seconds that the model's FLOPs take at the dense peak of the cluster's fastest GPU and precision."""
+    """Return the seconds of the model's FLOPs at the dense peak of the cluster's fastest GPU."""
     peak = max(max(group.gpu.peak_flops.values()) for group in problem.cluster.groups)
     return _model_flops(problem, configuration) / peak
 
 
 def _model_flops(problem: Problem, configuration: Configuration) -> float:
-    """The model's FLOPs of one step on one GPU."""
+    """Return the model's FLOPs of one step on one GPU."""
     return problem.model_flops_per_token * problem.tokens_of(configuration) / configuration.num_gpus
 
 
 def record_of(stack: str, workload: Workload) -> Record:
-    """The highest MFU that the catalogued runs of a stack reach in the workload's precision."""
+    """Return the highest MFU of a stack's catalogued runs in the workload's precision."""
     records, bits = _records(), _bits(workload)
     return records.get((stack, bits)) or records["", bits]
 
 
 def _bits(workload: Workload) -> int:
-    """Of the operands of the linear layers: 16, 8 or 4."""
+    """Return the bits of the operands of the linear layers: 16, 8 or 4."""
     if workload.framework_options.get("precision_recipe") == "nvfp4":
         return 4
     return 8 if workload.precision == "fp8" else 16
@@ -150,7 +150,7 @@ def _bits(workload: Workload) -> int:
 
 @cache
 def _records() -> Mapping[tuple[str, int], Record]:
-    """The records by stack, "" for all of them, and width of operands in bits."""
+    """Return the records by stack, "" for all of them, and width of operands in bits."""
     found: dict[tuple[str, int], Record] = {}
     for run in read_runs(CATALOG_RUNS):
         if run.shape is None or not run.measured.step_time_s:
@@ -166,10 +166,10 @@ def _records() -> Mapping[tuple[str, int], Record]:
 
 
 def _beyond(mfu: float, problem: Problem, configuration: Configuration, profile: Profile) -> str | None:
-    """What an MFU is beyond, in words; None where it is credible.
+    """Return, in words, what an MFU exceeds; None if it is credible.
 
-    Beyond is more than ``_BEYOND`` times the stack's record and than what the uncalibrated model of the
-    stack, ``profile``, says of the configuration: hardware that nobody has published runs of may do
+    It must exceed ``_BEYOND`` times the stack's record and the uncalibrated model of the
+    stack's prediction (``profile``) for the configuration: hardware without published runs may do
     better than every published run, but not than both.
     """
     record = record_of(profile.framework.stack, problem.workload)
@@ -188,7 +188,7 @@ def _beyond(mfu: float, problem: Problem, configuration: Configuration, profile:
 def require_credible(
     problem: Problem, profile: Profile, found: Sequence[tuple[Configuration, Prediction]]
 ) -> None:
-    """Refuse a calibration under which a plan would be faster than its software stack has ever been.
+    """Refuse a calibration that makes a plan faster than its software stack has ever been.
 
     Raises:
         IncredibleCalibrationError: at ``/profile``, with the runs that the calibration learnt from.
@@ -209,7 +209,7 @@ def require_credible(
 
 
 def called(one: Observation) -> str:
-    """A run's name, printable and short."""
+    """Return a run's name, printable and short."""
     return "".join(char if char.isprintable() else "?" for char in one.name[:_MAX_SHOWN])
 
 
@@ -220,9 +220,9 @@ def contradictions(
     *,
     words: tuple[str, str] = ("slower", "faster"),
 ) -> list[str]:
-    """Runs that the others do not explain, with the most alike run where there is one.
+    """Report runs that the others do not explain, with the most similar run if there is one.
 
-    ``words`` say more and less of what was measured.
+    ``words``: "more" and "less" for the measured quantity.
     """
     findings = []
     apart = np.sqrt(((features[:, None, :] - features[None, :, :]) ** 2).sum(axis=2))
@@ -243,7 +243,7 @@ def contradictions(
 def constants_at_bounds(
     constants: Constants, offsets: Mapping[str, float], widths: Mapping[str, float]
 ) -> list[str]:
-    """Constants that the runs drove to a physical bound, or far from every stack's."""
+    """Report constants that the runs drove to a physical bound, or far from every stack's."""
     findings = []
     for name, offset in offsets.items():
         own = getattr(constants, name)
@@ -260,12 +260,12 @@ def constants_at_bounds(
     return findings
 
 
-MOST_RUNS = 512  # learnt from at once: more cost minutes and tell next to nothing
+MOST_RUNS = 512  # learnt from at once: more cost minutes and add next to nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """One calibrated quantity: the offsets of its constants and what is left over."""
+    """One calibrated quantity: the offsets of its constants and its residual."""
 
     offsets: dict[str, float]
     log_sds: dict[str, float]
@@ -274,7 +274,7 @@ class _Part:
 
 
 def default_profile_of(one: Observation) -> Profile:
-    """The uncalibrated profile of an observation; of software that nobody measured, the global level's."""
+    """Return an observation's uncalibrated profile; of unmeasured software the global level's."""
     profile = default_profile(one.problem.cluster, one.framework)
     return profile if one.software_known else of_unknown_software(profile)
 
@@ -287,7 +287,7 @@ def calibrate(
     Args:
         observations: runs of one cluster; those with a step time teach time, those with a peak or
             that ran out of memory teach memory; their order changes nothing.
-        cluster: what to call it.
+        cluster: name of the calibration.
         profile_of: the uncalibrated profile of an observation.
 
     Raises:
@@ -320,10 +320,10 @@ def calibrate(
 
 
 def _stack_of(possible: Sequence[Observation], profile_of: ProfileOf) -> str:
-    """The software stack of all runs.
+    """Return the software stack of all runs.
 
     Raises:
-        InvalidProblemError: there are several; offsets of one stack's constants say nothing of another's.
+        InvalidProblemError: there are several; one stack's offsets do not hold for another's.
     """
     stacks = {profile_of(one).framework.stack: called(one) for one in reversed(possible)}
     if len(stacks) > 1:
@@ -336,7 +336,7 @@ def _stack_of(possible: Sequence[Observation], profile_of: ProfileOf) -> str:
 def _to_learn_from(
     observations: Sequence[Observation], profile_of: ProfileOf
 ) -> tuple[list[Observation], tuple[str, ...]]:
-    """The runs in the order of their names without those that cannot be, and why others are left out.
+    """Return the possible runs in the order of their names, and why others are left out.
 
     Raises:
         InvalidProblemError: none is left.
@@ -355,12 +355,12 @@ def _to_learn_from(
 
 
 def _features(observations: Sequence[Observation]) -> FloatArray:
-    """Features of all runs, (K, F)."""
+    """Return the features of all runs, (K, F)."""
     return np.stack([features_of(one.problem, one.configuration) for one in observations])
 
 
 def _time_part(timed: Sequence[Observation], profile_of: ProfileOf) -> _Part:
-    """Constants and residual of the step time.
+    """Fit constants and residual of the step time.
 
     Fitted on the closed form of the step; what the event simulation differs by at the stack's
     constants is kept as a fixed correction of each run.
@@ -395,9 +395,9 @@ def _time_part(timed: Sequence[Observation], profile_of: ProfileOf) -> _Part:
 
 
 def _in_milliseconds(log_times: FloatArray) -> list[str]:
-    """That steps look as if they were told in milliseconds, as launchers log them.
+    """Warn if step times look like milliseconds, which launchers log.
 
-    ``log_times``: of how many times what is expected uncalibrated each run took. Half of them are nearer to
+    ``log_times``: each run's time over its uncalibrated prediction. Half of them are nearer to
     a thousand times than to once.
     """
     times = float(np.median(log_times))
@@ -408,9 +408,9 @@ def _in_milliseconds(log_times: FloatArray) -> list[str]:
 
 
 def _memory_part(told: Sequence[Observation | None], profile_of: ProfileOf) -> _Part | None:
-    """Constants and residual of the peak memory; None when no run tells anything.
+    """Fit constants and residual of the peak memory; None if no run is informative.
 
-    A run that ran out of memory tells that its peak is above the limit, and nothing where that is
+    A run that ran out of memory shows that its peak is above the limit, and nothing if that is
     what was predicted anyway, or where so little was that something else must have filled the GPU.
     """
     known = [one for one in told if one is not None and one.peak_memory_bytes]
@@ -442,14 +442,14 @@ def _memory_part(told: Sequence[Observation | None], profile_of: ProfileOf) -> _
 
 
 def _expected(one: Observation, profile_of: ProfileOf) -> Prediction | None:
-    """What was expected of a run that says something of its memory."""
+    """Return the prediction of a run that is informative about its memory."""
     if one.peak_memory_bytes is None and not one.out_of_memory:
         return None
     return predict(one.problem, profile_of(one), one.configuration)
 
 
 def _filled_by_others(one: Observation, blind: Prediction | None) -> str | None:
-    """That a run which ran out of memory teaches nothing of it, since far less was expected; else None."""
+    """Return why a run that ran out of memory is uninformative: far less was expected; else None."""
     if blind is None or one.peak_memory_bytes is not None:
         return None
     expected = blind.peak_memory_bytes
@@ -463,12 +463,12 @@ def _filled_by_others(one: Observation, blind: Prediction | None) -> str | None:
 
 
 def memory_observation(one: Observation, profile_of: ProfileOf) -> Observation | None:
-    """The run as its memory is to be judged; None when it tells nothing."""
+    """Return the run as its memory is to be judged; None if it is uninformative."""
     return _judged(one, _expected(one, profile_of))
 
 
 def _judged(one: Observation, blind: Prediction | None) -> Observation | None:
-    """``memory_observation`` with what was expected of the run."""
+    """Return ``memory_observation`` for a known prediction of the run."""
     if blind is None:
         return None
     judged_as = memory_configuration(one, blind)

@@ -1,9 +1,9 @@
-"""Which runs to measure, from their configurations alone.
+"""Choice of the runs to measure, from their configurations alone.
 
 Every next run is the one that leaves the least uncertainty about all runs, summed variances of the
 Gaussian process that calibration assumes: integrated variance reduction (Cohn 1996, "Neural Network
 Exploration Using Optimal Experiment Design"; Gramacy and Lee 2009). Few runs come out central, many
-spread far, and of those that launches blur a twin beside; no measurement enters.
+spread far, and of those that launches blur a twin as well; no measurement enters.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from meshwright.solver.cost.residuals import features_of
 Choice = Literal["suggested", "random"]
 _STEP = -0.05  # of a finite difference
 _KERNELS = ((0.08, 1.4), (0.08, 4.0))  # amplitude, log, and length, features: near and far likeness
-_MOST_JUDGED = 1024  # runs whose uncertainty is summed, evenly drawn where there are more
+_MOST_JUDGED = 1024  # runs with summed uncertainty, evenly drawn where there are more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +42,12 @@ class Candidates:
     noises: FloatArray  # (n,), log
 
     def __len__(self) -> int:
-        """Number of runs."""
+        """Return the number of runs."""
         return len(self.features)
 
     @classmethod
     def of(cls, observations: Sequence[Observation], profile_of: ProfileOf) -> Candidates:
-        """The runs under their uncalibrated profiles."""
+        """Return the runs under their uncalibrated profiles."""
         names = tuple(TIME_WIDTHS)
         offsets = np.concatenate([np.zeros((1, len(names))), _STEP * np.eye(len(names))])
         batches = batches_of(observations, profile_of)
@@ -58,7 +58,7 @@ class Candidates:
         return cls(features=np.stack(points), effects=effects, noises=noises)
 
     def covariance(self, columns: IntArray) -> FloatArray:
-        """Of the log step times of all runs with some, (n, m)."""
+        """Return the covariance of the log step times of all runs with some, (n, m)."""
         apart = squared_distances(self.features, self.features[columns])
         together = self.effects @ self.effects[columns].T
         for amplitude, length in _KERNELS:
@@ -66,18 +66,18 @@ class Candidates:
         return np.asarray(together)
 
     def variances(self) -> FloatArray:
-        """Of each run, (n,)."""
+        """Return the variance of each run, (n,)."""
         own = (self.effects**2).sum(axis=1) + sum(amplitude**2 for amplitude, _ in _KERNELS)
         return np.asarray(own)
 
 
 def random_order(num_runs: int, seed: int) -> Iterator[int]:
-    """All runs, shuffled by the seed."""
+    """Yield all runs, shuffled by the seed."""
     return (int(i) for i in np.random.default_rng(seed).permutation(num_runs))
 
 
 def measuring_order(candidates: Candidates, measured: Sequence[int] = ()) -> Iterator[int]:
-    """The runs that are not measured yet in the order in which to measure them, one at a time.
+    """Yield the runs that are not measured yet in the order in which to measure them.
 
     Args:
         candidates: all runs; ties go to the first.
@@ -88,7 +88,7 @@ def measuring_order(candidates: Candidates, measured: Sequence[int] = ()) -> Ite
 
 
 def _greedy(candidates: Candidates, first: Sequence[int]) -> Iterator[int]:
-    """The runs of ``first``, then those that reduce the variance most: a pivoted Cholesky factor grows."""
+    """Yield ``first``, then the runs that reduce the variance most, by a pivoted Cholesky factor."""
     n = len(candidates)
     judged = np.unique(np.linspace(0, n - 1, min(n, _MOST_JUDGED)).astype(np.int64))
     left = candidates.covariance(judged)

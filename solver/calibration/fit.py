@@ -5,7 +5,7 @@ a cluster have in common (one factor of dense models, one of those with experts)
 constants that differ from their stack's, a residual process that alike configurations share, and what a
 run is off by alone. Factors and the last part follow Student's t: some cluster is off its stack
 throughout, and some run is off for a reason of its own. The posterior of these parts given the runs is
-the calibration, and its spread is the band. Few runs mostly tell the factor, many also the constants
+the calibration, and its spread is the band. Few runs mostly determine the factor, many also the constants
 and the residual.
 
 The cost model is linearised in its constants at every step (damped Gauss-Newton). Amplitude and noise
@@ -50,7 +50,7 @@ class Box:
 
     @classmethod
     def of(cls, constants: Constants, names: Sequence[str]) -> Box:
-        """The physical bounds as offsets from these values; a value outside may stay where it is."""
+        """Return the physical bounds as offsets from these values; a value outside may stay."""
         values = np.array([getattr(constants, name) for name in names])
         lower = np.array([max(LOWER_BOUNDS.get(name, 0.0), _TINY) for name in names])
         upper = np.array([UPPER_BOUNDS.get(name, np.inf) for name in names])
@@ -97,7 +97,7 @@ TIME_WIDTHS: Mapping[str, float] = {
 # Where the global level is expected before any run is heard: 1 where operators or links were measured
 # themselves, else counted bytes and usual figures. What leaves runs out of a fit starts from these, too.
 TIME_CENTRES: Mapping[str, float] = {
-    "gemm": 1.0, "attention": 0.9,  # of the best kernel's table: rotary copies and launches beside it
+    "gemm": 1.0, "attention": 0.9,  # of the best kernel's table: rotary copies and launches come on top
     "grouped_gemm": 0.8,
     "permute_bytes": 56.0,  # index and copy both ways: 28 at the share of fused operators below
     "score_gemm": 0.3, "score_bytes": 9.0,  # of peak; 2 + 2 + 2 + 2 and a mask
@@ -116,7 +116,7 @@ MEMORY_WIDTHS: Mapping[str, float] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """What runs of a cluster differ by from its stack before any is heard, log."""
+    """Prior spread of a cluster's runs about their stack, log."""
 
     amplitude: float  # of the residual process
     noise: float  # of one run that no launch holds up
@@ -128,7 +128,7 @@ class Process:
     trust: float = 0.5
 
 
-# The values that predicted left-out runs best on the open clusters, whose pair of GPU and framework (or
+# The values that predicted left-out runs best on the open clusters, with a pair of GPU and framework (or
 # whose whole software stack) no constant had seen; the choice is flat: half or twice any of them costs
 # 0.2 points of error.
 TIME_PROCESS = Process(amplitude=0.1, noise=0.03, length=1.4, freedom=0.8, noise_freedom=0.7)
@@ -137,7 +137,7 @@ MEMORY_PROCESS = Process(amplitude=0.05, noise=0.05, length=1.4, freedom=1.0, no
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """Measured runs of one cluster, and what is expected of them before they are heard."""
+    """Measured runs of one cluster, with their prior predictions."""
 
     measured: FloatArray  # log measurements, (K,)
     features: FloatArray  # (K, F)
@@ -147,13 +147,13 @@ class Runs:
 
     @property
     def kinds(self) -> FloatArray:
-        """Which factor each run has, one column each, (K, 2)."""
+        """Return which factor each run has, one column each, (K, 2)."""
         experts = has_experts(self.features)
         return np.stack([~experts, experts], axis=1).astype(np.float64)
 
 
 def kernel(features: FloatArray, process: Process) -> FloatArray:
-    """Covariance of the residual between runs, without noise."""
+    """Return the covariance of the residual between runs, without noise."""
     apart = squared_distances(features, features)
     return np.asarray(process.amplitude**2 * np.exp(-0.5 * apart / process.length**2))
 
@@ -172,9 +172,9 @@ _MOST_HEARD = 128  # runs, evenly drawn: two numbers need no more
 def chosen_multiples(
     prior: Process, runs: Runs, left: FloatArray, from_constants: FloatArray
 ) -> tuple[float, float]:
-    """Multiples of amplitude and noise by marginal likelihood, held near 1.
+    """Return multiples of amplitude and noise by marginal likelihood, held near 1.
 
-    The geometric mean over a grid, weighted by likelihood: few runs barely tell neighbours apart, and the
+    The geometric mean over a grid, weighted by likelihood: few runs barely distinguish neighbours, and the
     best cell alone would jump between them.
 
     Args:
@@ -205,7 +205,7 @@ def chosen_multiples(
 
 
 Evaluate = Callable[[FloatArray], FloatArray]  # offsets (v, c) -> log predictions (v, K)
-_STEP = -0.05  # of a finite difference; downwards, where no upper bound stands in the way
+_STEP = -0.05  # of a finite difference; downwards, where no upper bound interferes
 _ITERATIONS = 6
 _REWEIGHTINGS = 3  # at each of these
 _HALVINGS = 5
@@ -214,7 +214,7 @@ _SETTLED = 1e-3
 # that were predicted at first sight two were off by four times the usual spread.
 _TAILS = 4.0
 FACTOR_TAILS = 2.0
-# A constant may lie eight prior widths away where the runs say so: a cluster's framework is then unlike all
+# A constant may lie eight prior widths away if the runs demand it: a cluster's framework is then unlike all
 # that the widths were learnt from. One in some dozen clusters is, of some two dozen constants each: the
 # evidence must grow e^2.5-fold and more, and three constants at most are let go.
 _FAR_OFF = 8.0
@@ -226,7 +226,7 @@ _NEVER_FAR_OFF = ("hbm",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Heard:
-    """What the linearised model wants, and how far runs and factors are heard there."""
+    """Solution of the linearised model, with the weights of runs and factors in it."""
 
     wanted: FloatArray  # offsets, (c,)
     noises: FloatArray  # of each run, as variances, (K,)
@@ -236,7 +236,7 @@ class _Heard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """The fitted offsets and what is needed to judge them."""
+    """Fitted offsets with the matrices that judge them."""
 
     offsets: FloatArray  # (c,)
     predicted: FloatArray  # log, under the offsets, (K,)
@@ -252,25 +252,25 @@ class Fit:
 
     @property
     def at_prior(self) -> FloatArray:
-        """Measured less predicted at the stack's constants, as linearised at the fit, (K,)."""
+        """Return measured less predicted at the stack's constants, as linearised at the fit, (K,)."""
         return np.asarray(self.runs.measured - self.predicted + self.jacobian @ self.offsets)
 
     @property
     def from_constants(self) -> FloatArray:
-        """Covariance that the constants' priors give the runs, (K, K)."""
+        """Return the covariance that the constants' priors give the runs, (K, K)."""
         scaled = self.jacobian * self.widths
         return np.asarray(scaled @ scaled.T)
 
     @property
     def beside_constants(self) -> FloatArray:
-        """Covariance of all else: residual, factors and noise, (K, K)."""
+        """Return the covariance of all else: residual, factors and noise, (K, K)."""
         points = self.runs.features
         together = kernel(points, self.process) + shared_kernel(points, points, self.runs.shared)
         return np.asarray(together + np.diag(self.noises**2))
 
     @property
     def log_sds(self) -> FloatArray:
-        """Standard deviations of the offsets given the runs (Laplace's approximation), (c,).
+        """Return standard deviations of the offsets given the runs (Laplace's approximation), (c,).
 
         Round the whole prior: runs that teach nothing do not make a constant sure.
         """
@@ -289,19 +289,19 @@ class _Task:
     process: Process
 
     def linearised(self, offsets: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Predictions and their Jacobian."""
+        """Return predictions and their Jacobian."""
         moved = offsets + _STEP * np.eye(len(offsets))
         values = self.evaluate(np.concatenate([offsets[None, :], moved]))
         return values[0], ((values[1:] - values[0]) / _STEP).T
 
     def cost(self, predicted: FloatArray, offsets: FloatArray, precision: FloatArray) -> float:
-        """What the fit minimises."""
+        """Return the cost that the fit minimises."""
         error = self.runs.measured - predicted
         return float(error @ precision @ error + ((offsets / self.widths) ** 2).sum())
 
 
 def fit(evaluate: Evaluate, runs: Runs, *, widths: Mapping[str, float], box: Box, prior: Process) -> Fit:
-    """Fit the offsets, let go what is far off, then fit amplitude and noise, then the offsets under them.
+    """Fit the offsets, loosen one that is far off, then amplitude and noise, then the offsets again.
 
     Args:
         evaluate: log predictions of all runs under each set of offsets.
@@ -329,14 +329,14 @@ def fit(evaluate: Evaluate, runs: Runs, *, widths: Mapping[str, float], box: Box
 
 
 def _shown(prior: Process, found: Fit) -> tuple[Process, FloatArray]:
-    """The process and the noises that a fit under the prior shows."""
+    """Return the process and the noises that a fit under the prior shows."""
     amplitude, noise = chosen_multiples(prior, found.runs, found.at_prior, found.from_constants)
     shown = replace(prior, amplitude=amplitude * prior.amplitude, noise=noise * prior.noise)
     return shown, noise * found.runs.noises
 
 
 def _far_off(found: Fit, known: FloatArray, loose: BoolArray) -> BoolArray | None:
-    """The loose constant whose wide prior the runs speak for most, as a mask (c,); None where they do not.
+    """Return the loose constant that the runs support most, as a mask (c,); None if they do not.
 
     The log marginal likelihood of runs with covariance C grows by ``(s q^2 / (1 + s p) - ln(1 + s p)) / 2``
     when s is added to the prior variance of a constant of effects j, with ``p = j' C^-1 j`` and
@@ -353,7 +353,7 @@ def _far_off(found: Fit, known: FloatArray, loose: BoolArray) -> BoolArray | Non
 
 
 def _descend(task: _Task, start: FloatArray) -> Fit:
-    """Gauss-Newton under one process."""
+    """Run Gauss-Newton under one process."""
     offsets, (predicted, jacobian) = start, task.linearised(start)
     variances = task.runs.noises**2, np.square(task.runs.shared)
     for _ in range(_ITERATIONS):
@@ -385,7 +385,7 @@ def _descend(task: _Task, start: FloatArray) -> Fit:
 def _heard(
     task: _Task, at: tuple[FloatArray, FloatArray, FloatArray], variances: tuple[FloatArray, FloatArray]
 ) -> _Heard:
-    """The linearised model given the runs, from variances of their noise and of the factors on.
+    """Solve the linearised model given the runs, from variances of noise and of the factors on.
 
     Student's t as a mixture of normal distributions of unlike widths, by expectation maximisation (Lange,
     Little and Taylor 1989, "Robust Statistical Modeling Using the t Distribution"): what noise and factors
@@ -417,7 +417,7 @@ def _heard(
 
 
 def _shortened(task: _Task, offsets: FloatArray, heard: _Heard, predicted: FloatArray) -> FloatArray | None:
-    """The longest of a few halved steps that lowers the cost; None when none does."""
+    """Return the longest of a few halved steps that lowers the cost; None if none does."""
     before = task.cost(predicted, offsets, heard.precision)
     steps = 0.5 ** np.arange(_HALVINGS)[:, None]
     tried = offsets + steps * (heard.wanted - offsets)
@@ -438,17 +438,17 @@ _MOST = 4.0  # one run counts for no more than this many spreads
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """What the open clusters taught about the spread of calibrated predictions."""
+    """Spread of calibrated predictions, learnt from the open clusters."""
 
     trend_length: float  # features; how far what constants leave open is alike
-    launch_noise: float  # what noise grows by where all of a step hangs on launches, over it
+    launch_noise: float  # growth of noise where all of a step depends on launches, over it
     scale: float  # of the model's own spread, before any run of this cluster
     scale_runs: float  # runs for which that scale counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """What the fit leaves over."""
+    """Residual that the fit leaves over."""
 
     residual: Residual
     # Each run's log residual given all others, over what it would usually be: one wild run widens the noise
@@ -458,13 +458,13 @@ class Left:
 
 
 def shared_spreads() -> tuple[float, float]:
-    """Prior spread of a cluster's factor, log: of dense models and of those with experts."""
+    """Return a cluster factor's prior spread, log: of dense models and of those with experts."""
     shared = catalog_spreads()["shared"]
     return float(shared["dense"]), float(shared["experts"])
 
 
 def spread_of(quantity: str) -> Spread:
-    """The spread of ``time`` or ``memory``."""
+    """Return the spread of ``time`` or ``memory``."""
     raw = catalog_spreads()[quantity]
     return Spread(
         trend_length=float(raw["trend_length"]),
@@ -475,7 +475,7 @@ def spread_of(quantity: str) -> Spread:
 
 
 def left_over(found: Fit, spread: Spread) -> Left:
-    """The residual process after the runs, its spread scaled by leaving one run out at a time.
+    """Return the residual process after the runs, its spread scaled by leaving one run out at a time.
 
     What the constants leave open between configurations is kept as a second, long kernel with the mean
     variance that their priors give the runs.
@@ -516,5 +516,4 @@ def left_over(found: Fit, spread: Spread) -> Left:
 
 
 def _tuples(matrix: FloatArray) -> tuple[tuple[float, ...], ...]:
-    """A matrix as tuples of rows."""
     return tuple(tuple(float(value) for value in row) for row in matrix)

@@ -1,4 +1,4 @@
-"""Timed runs inside a calibration: what was run, and what a profile predicts of it today.
+"""Timed runs inside a calibration: their configurations, and their predictions today.
 
 A calibration carries its timed runs, so that a plan that was measured is found again, with its
 measurement, when the same question is asked with that calibration.
@@ -39,7 +39,7 @@ class Measured:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The run as ``plan --json`` lists it."""
+        """Return the run as ``plan --json`` lists it."""
         return {
             "run": self.name,
             "config": asdict(self.configuration),
@@ -50,7 +50,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One timed run with what was predicted of it before and after the calibration, in seconds."""
+    """One timed run with its predictions before and after the calibration, in seconds."""
 
     name: str
     measured_s: float
@@ -58,7 +58,7 @@ class Compared:
     now_s: float
 
     def to_json(self) -> dict[str, Any]:
-        """The run as ``calibrate --json`` lists it."""
+        """Return the run as ``calibrate --json`` lists it."""
         return {
             "run": self.name,
             "measured_step_time_s": self.measured_s,
@@ -111,7 +111,7 @@ def measured_of(problem: Problem, profile: Profile, calibrations: Sequence[Calib
 
 
 def _measured(problem: Problem, profile: Profile, record: Mapping[str, Any]) -> Measured | None:
-    """The run of a record; None where it answers another question or another version wrote it."""
+    """Return a record's run; None if it answers another question or another version wrote it."""
     try:
         if record["question"] != question_of(problem):
             return None

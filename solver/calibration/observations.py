@@ -1,4 +1,4 @@
-"""One measured run as calibration sees it: what was asked, and what came out."""
+"""One measured run for calibration: its configuration and its measurements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Observation:
     step_time_s: float | None
     peak_memory_bytes: float | None = None
     memory_kind: str = "unknown"  # of ``MEMORY_KINDS``: what the peak counts
-    memory_rank: str = "unknown"  # first, last, worst, unknown: whose peak it is
+    memory_rank: str = "unknown"  # first, last, worst, unknown: the rank with this peak
     out_of_memory: bool = False
     recompute_known: bool = True
     sharding_known: bool = True
@@ -42,7 +42,7 @@ class Observation:
 
     @classmethod
     def of(cls, run: Run) -> Observation | None:
-        """A row of a table of runs; None where the row was refused."""
+        """Return a row of a table of runs as an observation; None if the row was refused."""
         if run.shape is None:
             return None
         measured = run.measured
@@ -58,7 +58,7 @@ class Observation:
 
     @classmethod
     def of_shape(cls, shape: RunShape) -> Observation:
-        """What is asked of a run, with nothing measured."""
+        """Return an observation of a shape without measurements."""
         return cls(
             name="",
             problem=shape.problem,
@@ -73,9 +73,9 @@ class Observation:
 
 
 def memory_configuration(one: Observation, prediction: Prediction) -> Configuration:
-    """The configuration under which a run's memory is judged.
+    """Return the configuration under which a run's memory is judged.
 
-    Where a source is silent about recomputation, or about who keeps the optimizer's states, and the run
+    Where a source is silent about recomputation, or the sharding of the optimizer's states, and the run
     could not have fitted without, it is judged with full recomputation and with states that all replicas
     share (ZeRO-1): it would never have been tried otherwise.
     """
@@ -95,7 +95,7 @@ def memory_configuration(one: Observation, prediction: Prediction) -> Configurat
 # Prices observations under many sets of constants in few calls.
 #
 # Every formula of the cost model broadcasts over its constants, so a batch of n runs under v sets of
-# constants is one call on n * v rows whose constants are columns themselves. That makes a Jacobian of two
+# constants is one call on n * v rows with columns of constants. That makes a Jacobian of two
 # dozen constants as cheap as three plain calls.
 
 
@@ -116,10 +116,10 @@ ProfileOf = Callable[[Observation], Profile]
 
 
 def seen_moments(one: Observation) -> tuple[Mapping[str, float], ...]:
-    """Shares of the memory's terms that each moment sees whose largest is measured.
+    """Return shares of the memory's terms at each moment of which the largest is measured.
 
     A first step's passes have none of the optimizer's moments yet, but its fp32 copy, where there is one.
-    Moments come at its end, when activations are gone; beside such a copy are then fp32 copies of 2-byte
+    Moments come at its end, when activations are gone; with such a copy come fp32 copies of 2-byte
     gradients (Megatron-LM d98e8a64 ``distrib_optimizer.py:2792``) and, where weights are kept in 8 bits,
     2-byte copies of the fp32 ones (Transformer Engine d0067d0d ``tensor/utils.py:291``), in shards like
     the states.
@@ -145,17 +145,17 @@ def seen_moments(one: Observation) -> tuple[Mapping[str, float], ...]:
 class Batch:
     """Observations that share a problem but for its batch size."""
 
-    index: IntArray  # where they stand among all
+    index: IntArray  # their places among all
     problem: Problem
     profile: Profile
     columns: Columns
     splits: IntArray
     seen: tuple[tuple[Mapping[str, float], ...], ...]  # ``seen_moments`` of each run
-    ranks: tuple[str, ...]  # whose memory
+    ranks: tuple[str, ...]  # the measured rank
 
 
 def batches_of(observations: Sequence[Observation], profile_of: ProfileOf) -> list[Batch]:
-    """Group what can be priced together."""
+    """Group observations that can be priced together."""
     groups: dict[str, list[int]] = defaultdict(list)
     for index, one in enumerate(observations):
         problem = replace(one.problem, workload=replace(one.problem.workload, global_batch_size=1))
@@ -165,7 +165,6 @@ def batches_of(observations: Sequence[Observation], profile_of: ProfileOf) -> li
 
 
 def _batch(observations: Sequence[Observation], index: list[int], profile_of: ProfileOf) -> Batch:
-    """One group."""
     mine = [observations[i] for i in index]
     configurations = [one.configuration for one in mine]
     width = max(len(c.stage_layers) for c in configurations)
@@ -182,7 +181,7 @@ def _batch(observations: Sequence[Observation], index: list[int], profile_of: Pr
 
 
 def with_offsets(constants: Constants, names: Sequence[str], offsets: FloatArray, repeat: int) -> Constants:
-    """Constants as columns: row ``v * repeat + i`` holds set v of the offsets (v, c), bounded."""
+    """Return constants as columns: row ``v * repeat + i`` holds set v of the offsets (v, c), bounded."""
     columns: dict[str, Any] = {}
     for name, log_ratio in zip(names, offsets.T, strict=True):
         value = getattr(constants, name) * np.exp(log_ratio)
@@ -192,7 +191,7 @@ def with_offsets(constants: Constants, names: Sequence[str], offsets: FloatArray
 
 
 def _stages_of(batch: Batch, names: Sequence[str], offsets: FloatArray) -> tuple[FloatArray, Stages]:
-    """Closed-form step time (v * n,) and stages of a batch under every set of offsets."""
+    """Return a batch's closed-form step (v * n,) and stages under every set of offsets."""
     n = len(batch.columns)
     rows = np.tile(np.arange(n), len(offsets))
     columns = batch.columns.take(rows)
@@ -204,7 +203,7 @@ def _stages_of(batch: Batch, names: Sequence[str], offsets: FloatArray) -> tuple
 
 
 def log_step_s(batches: Sequence[Batch], names: Sequence[str], offsets: FloatArray) -> FloatArray:
-    """``ln`` of the closed-form step time of every observation, shape (v, n) for offsets (v, c)."""
+    """Return ``ln`` of the closed-form step of every observation, (v, n) for offsets (v, c)."""
     total = sum(len(batch.index) for batch in batches)
     out = np.empty((len(offsets), total))
     for batch in batches:
@@ -214,19 +213,19 @@ def log_step_s(batches: Sequence[Batch], names: Sequence[str], offsets: FloatArr
 
 
 def roughness_of(batches: Sequence[Batch]) -> FloatArray:
-    """Noise of every observation over that of one which no launch holds up, (n,)."""
+    """Return every observation's noise over that of one that launches do not delay, (n,)."""
     return roughness(launch_shares(batches), catalog_spreads()["time"]["launch_noise"])
 
 
 def launch_shares(batches: Sequence[Batch]) -> FloatArray:
-    """Which share of the step of every observation hangs on launches, (n,): as intervals count it."""
+    """Return the share of each observation's step that depends on launches, (n,), as in intervals."""
     name = SHARES["launch"]
     still, slower = log_step_s(batches, (name,), np.array([[0.0], [SLOWER[name]]]))
     return share_of("launch", still, slower)
 
 
 def _seen_bytes(batch: Batch, stages: Stages, sets: int) -> FloatArray:
-    """Peak of the measured rank as each run's measurement counts it, shape (v, n)."""
+    """Return the peak of the measured rank as each run's measurement counts it, shape (v, n)."""
     n = len(batch.index)
     seen: FloatArray = np.zeros(stages.rank_valid.shape)
     for moment in range(max(map(len, batch.seen))):
@@ -247,7 +246,7 @@ def _seen_bytes(batch: Batch, stages: Stages, sets: int) -> FloatArray:
 
 
 def log_peak_bytes(batches: Sequence[Batch], names: Sequence[str], offsets: FloatArray) -> FloatArray:
-    """``ln`` of the memory of every observation as it was measured, shape (v, n)."""
+    """Return ``ln`` of the memory of every observation as it was measured, shape (v, n)."""
     total = sum(len(batch.index) for batch in batches)
     out = np.empty((len(offsets), total))
     for batch in batches:

@@ -1,9 +1,9 @@
-"""A profile with what was timed on the machine: layers as they are, constants fitted on all of it.
+"""Profile from timings on the machine: timed layers, and constants fitted on all timings.
 
 Timed operators set the levels of the operator tables: the median of timed over priced seconds. Each
 pass of each timed layer is then an observation of the same model that learns from whole runs, without a
 factor in common. Timed layers are priced as they were timed (``meshwright.solver.cost.timed_layers``);
-the constants carry what was learnt to everything else.
+the constants carry the result to everything else.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from meshwright.solver.problem import Problem
 # Timings of one kind each, and how the cost model prices them under any constants.
 
 
-MAX_OF_A_KIND = 48  # more of one operator and pass tell the constants nothing new
+MAX_OF_A_KIND = 48  # more of one operator and pass add nothing to the constants
 _STREAMED_BYTES = 1e7  # smaller memory-bound operators time a kernel's launch, not the memory
 
 Predict = Callable[[Problem, Columns, Profile, int], FloatArray]  # the last: sets of constants
@@ -55,7 +55,7 @@ class TimedKind:
 
 
 def _rows(shards: Sequence[tuple[int, int]], *, expert_parallel_size: int = 1) -> Columns:
-    """One rank's rows: (tensor parallel size, micro-batch)."""
+    """Return one rank's rows: (tensor parallel size, micro-batch)."""
     return Columns.of(
         [
             Configuration(
@@ -71,7 +71,7 @@ def _rows(shards: Sequence[tuple[int, int]], *, expert_parallel_size: int = 1) -
 
 
 def layer_kinds(layers: MeasuredLayers, *, most: int | None = None) -> list[TimedKind]:
-    """Both passes of every timed part, and its optimizer step; ``most`` of each, evenly drawn."""
+    """Return both passes of every timed part, and its optimizer step; ``most`` of each, evenly drawn."""
     kinds = []
     for part in sorted({time.part for time in layers.times}):
         for name in ("forward_s", "backward_s", "optimizer_s"):
@@ -89,7 +89,7 @@ def layer_kinds(layers: MeasuredLayers, *, most: int | None = None) -> list[Time
 
 
 def _layer_price(part: Part, name: str) -> Predict:
-    """How one pass of a part is priced."""
+    """Return a function that prices one pass of a part."""
 
     def predict(problem: Problem, rows: Columns, profile: Profile, _sets: int) -> FloatArray:
         prices = price(problem, rows, profile)
@@ -107,14 +107,14 @@ def _layer_price(part: Part, name: str) -> Predict:
 
 
 def operator_kinds(measured: MeasuredProfile) -> list[TimedKind]:
-    """Matrix products, attention and memory-bound operators, by pass."""
+    """Return matrix products, attention and memory-bound operators, by pass."""
     return [*_gemm_kinds(measured), *_attention_kinds(measured), *_memory_kinds(measured)]
 
 
 def _kind(
     operator: str, name: str, timed: Sequence[tuple[_Sides, float]], predict: Predict
 ) -> list[TimedKind]:
-    """The timings as one kind; none where there is nothing."""
+    """Return the timings as one kind; an empty list without any."""
     if not timed:
         return []
     shards = [(s.get("tensor_parallel_size", 1), s.get("micro_batch_size", 1)) for s, _ in timed]
@@ -123,7 +123,7 @@ def _kind(
 
 
 def _timed(measured: MeasuredProfile, group: str) -> dict[str, list[tuple[_Sides, float]]]:
-    """Shapes and seconds by pass; ``backward`` is the sum of both gradients where those were timed."""
+    """Return shapes and seconds by pass; ``backward`` sums both gradients if those were timed."""
     by_task: dict[str, tuple[_Sides, dict[str, float]]] = {}
     for one in measured.measurements:
         if one.group == group and one.timing.median_s > 0:
@@ -143,7 +143,7 @@ def _pass(seconds: PassSeconds, name: str) -> FloatArray:
 
 
 def _gemm_kinds(measured: MeasuredProfile) -> list[TimedKind]:
-    """Products of (m, k) by (k, n), forward and both gradients together."""
+    """Return products of (m, k) by (k, n), forward and both gradients together."""
 
     def predict_of(name: str, timed: Sequence[tuple[_Sides, float]]) -> Predict:
         names = ("m", "n", "k", "experts")
@@ -166,7 +166,7 @@ def _gemm_kinds(measured: MeasuredProfile) -> list[TimedKind]:
 
 
 def _attention_kinds(measured: MeasuredProfile) -> list[TimedKind]:
-    """Core attention of a shard's heads."""
+    """Return core attention of a shard's heads."""
 
     def predict_of(name: str) -> Predict:
         def predict(problem: Problem, rows: Columns, profile: Profile, _sets: int) -> FloatArray:
@@ -179,7 +179,7 @@ def _attention_kinds(measured: MeasuredProfile) -> list[TimedKind]:
 
 
 def _memory_kinds(measured: MeasuredProfile) -> list[TimedKind]:
-    """Memory-bound operators: their least traffic over the bandwidth that is reached."""
+    """Return memory-bound operators: their least traffic over the bandwidth that is reached."""
     large = [
         one
         for one in measured.measurements
@@ -200,14 +200,14 @@ NAMES = (
 )  # fmt: skip
 OF_COLLECTIVES = ("collective_latency_s", "fast_link")
 LEVELS = {"gemm": "gemm", "attention": "attention", "memory_bound": "hbm"}  # constant of each operator
-# A layer of another code than the stack's is off by its own fusing; 10 % is no outlier.
+# A layer of another code than the stack's is off by its own fusing; 10 % is not an outlier.
 LAYER_PROCESS = Process(amplitude=0.05, noise=0.10, length=1.4, freedom=0.5, noise_freedom=0.5, trust=1.0)
 _INSTANT_BYTES_PER_S = 1e30
 CPU = "cpu"  # architecture of what the catalog has for runs without a GPU
 
 
 def with_measured(problem: Problem, profile: Profile, measured: MeasuredProfile) -> Profile:
-    """The profile of ``problem`` with the layers and operators of a measured profile.
+    """Return the profile of ``problem`` with the layers and operators of a measured profile.
 
     Raises:
         InvalidProblemError: it was measured on a CPU or another GPU, or holds nothing that is priced.
@@ -237,7 +237,7 @@ def with_measured(problem: Problem, profile: Profile, measured: MeasuredProfile)
 
 
 def _asked(problem: Problem, measured: MeasuredProfile) -> Problem:
-    """The problem as timed: its model, adapters and sequence length, in 16 bits where it may be."""
+    """Return the problem as timed: its model, adapters and sequence length, in 16 bits if possible."""
     subject, workload = measured.subject, problem.workload
     options = {
         name: value for name, value in workload.framework_options.items() if name != "precision_recipe"
@@ -258,7 +258,7 @@ def _asked(problem: Problem, measured: MeasuredProfile) -> Problem:
 
 
 def _with_network(profile: Profile, link: MeasuredLink | None) -> Profile:
-    """The profile whose collectives are corrected by those that were timed."""
+    """Correct a profile's collectives by the timed ones."""
     if link is None:
         return profile
     before = profile.group.measured
@@ -278,7 +278,7 @@ def _require_gpu(profile: Profile, measured: MeasuredProfile) -> None:
 
 
 def _at_levels(operators: Sequence[TimedKind], problem: Problem, profile: Profile) -> Constants:
-    """The constants with the levels that timed operators reach: medians of priced over timed seconds."""
+    """Set the levels of timed operators: medians of priced over timed seconds."""
     ratios: dict[str, list[float]] = defaultdict(list)
     for kind in operators:
         ratios[LEVELS[kind.operator]] += (
@@ -294,7 +294,7 @@ def _at_levels(operators: Sequence[TimedKind], problem: Problem, profile: Profil
 def _fitted(
     layers: MeasuredLayers, problem: Problem, profile: Profile, names: tuple[str, ...]
 ) -> Constants:
-    """The constants of the profile, the named ones fitted again on all timed layers."""
+    """Fit the named constants of the profile again on all timed layers."""
     widths = {name: TIME_WIDTHS[name] for name in names}
     kinds, base = layer_kinds(layers, most=MAX_OF_A_KIND), _alone(profile, inside=layers.with_collectives)
 
@@ -327,13 +327,13 @@ def _fitted(
 
 
 def _within(box: Box, widths: Sequence[float]) -> Box:
-    """The box, no wider than three prior widths: beyond, layers were timed in another precision or code."""
+    """Limit the box to three prior widths; beyond, layers were timed in another precision or code."""
     most = 3.0 * np.asarray(widths)
     return Box(lower=np.maximum(box.lower, -most), upper=np.minimum(box.upper, most))
 
 
 def _alone(profile: Profile, *, inside: bool) -> Profile:
-    """The profile without what no timing saw: residuals, and collectives unless they were inside."""
+    """Return the profile without untimed parts: residuals, and collectives unless they were inside."""
     alone = replace(profile, residual=None, memory_residual=None, layers=None)
     if inside:
         return alone
@@ -348,7 +348,7 @@ def _alone(profile: Profile, *, inside: bool) -> Profile:
 def _with_ratios(
     layers: MeasuredLayers | None, problem: Problem, profile: Profile
 ) -> MeasuredLayers | None:
-    """The layers with what they take over their price under the fitted constants."""
+    """Return the layers with their time over their price under the fitted constants."""
     if layers is None:
         return None
     base = _alone(profile, inside=layers.with_collectives)
@@ -372,7 +372,7 @@ def _with_ratios(
 
 
 def _features(index: int, rows: Columns) -> FloatArray:
-    """Where observations stand: kinds far apart, shards and micro-batches by their logarithms."""
+    """Return features of observations: kinds far apart, shards and micro-batches by logarithm."""
     places = (
         np.full(len(rows), 10.0 * index),
         np.log2(rows.tensor_parallel_size),

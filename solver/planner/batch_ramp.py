@@ -1,4 +1,4 @@
-"""The plans with the shortest batch ramp: one layout and split for every stage of it.
+"""Plans with the shortest batch ramp: one layout and split for every stage of it.
 
 A row's score is ``sum_i steps_i S_i``, S_i the simulated step of stage i, at its best over a few splits: of
 every stage the one that the search would choose for it alone, those that fit in all of them. Rows wait
@@ -70,7 +70,7 @@ class _Ramp:
     frontiers: Sequence[Frontier]
     bound_s: FloatArray  # (n,) of the whole ramp; +inf where a stage does not fit
     top_k: int
-    apart: tuple[str, ...]  # columns that tell plans apart
+    apart: tuple[str, ...]  # columns that distinguish plans
     found: dict[Layout, _Scored]
     meshes: tuple[_Scored, ...] = ()  # the best of each mesh, where those are fewer than K (``fill``)
     finished: bool = False
@@ -78,13 +78,13 @@ class _Ramp:
 
     @property
     def ranked(self) -> list[_Scored]:
-        """The best K layouts so far, or meshes; the best of too few meshes beside their best layouts."""
+        """Return the best K layouts, or meshes; if too few meshes, also their best other layouts."""
         best, known = sorted(self.found.values()), {one.row for one in self.meshes}
         others = [one for one in best if one.row not in known]
         return sorted([*self.meshes, *others[: self.top_k - len(self.meshes)]])
 
     def run(self, watch: Watch, first: Watch, known: Sequence[int] = ()) -> None:
-        """Open rows until nothing can rank higher; ``known`` are opened before, to have a good cutoff.
+        """Open rows until nothing can rank higher; ``known`` are opened before, for a good cutoff.
 
         Until there is a plan, ``first`` is the clock.
         """
@@ -106,12 +106,12 @@ class _Ramp:
         self.finished = True
 
     def fill(self, watch: Watch) -> None:
-        """Where fewer than K meshes have a plan: find their best other layouts."""
+        """Find other layouts of the best meshes if fewer than K meshes have a plan."""
         self.meshes, self.apart, self.found, self.finished = tuple(self.ranked), LAYOUT, {}, False
         self.run(watch, watch, [one.row for one in self.meshes])
 
     def floors(self) -> RankFloors:
-        """What no row of a mesh, or of a layout, takes less than, of those that may be ranked."""
+        """Return lower bounds of a mesh's, or a layout's, rows, of those that may be ranked."""
         last_s = max([self._cutoff_s, *(one.total_s for one in self.ranked)])
         index = np.flatnonzero((self.bound_s <= last_s) & (self.bound_s < np.inf))
         columns = self.frontiers[-1].rows.columns
@@ -125,16 +125,16 @@ class _Ramp:
 
     @property
     def _cutoff_s(self) -> float:
-        """The time of the K-th best so far; +inf while there are fewer."""
+        """Return the time of the K-th best so far; +inf while there are fewer."""
         best = sorted(self.found.values())[: self.top_k]
         return best[-1].total_s if len(best) == self.top_k else np.inf
 
     def _keys(self, rows: list[int]) -> list[Layout]:
-        """What tells the plans of rows apart."""
+        """Return the values that distinguish the rows' plans."""
         return layouts_of(self.frontiers[-1].rows.columns, rows, self.apart)
 
     def _open(self, row: int) -> None:
-        """Score one row, where every stage has a split, and keep the best of its layout."""
+        """Score one row, if every stage has a split, and keep the best of its layout."""
         solved = [frontier.solve([row]) for frontier in self.frontiers]
         if not all(solved):
             return
@@ -149,12 +149,12 @@ class _Ramp:
             self.found[key] = best
 
     def _fits(self, row: int, split: Split) -> bool:
-        """Whether every stage has the memory for a split."""
+        """Return whether every stage has the memory for a split."""
         rows = [frontier.rows.take([row]) for frontier in self.frontiers]
         return all(one.stages([split]).peak_memory_bytes.max() <= one.budget_bytes for one in rows)
 
     def _total_s(self, row: int, split: Split) -> float:
-        """Seconds of all steps of the ramp."""
+        """Return seconds of all steps of the ramp."""
         steps = (fastest(frontier.rows.take([row]), [split])[0] for frontier in self.frontiers)
         return float(sum(stage.steps * step for stage, step in zip(self.stages, steps, strict=True)))
 
@@ -167,7 +167,7 @@ def ramp_search(
     should_stop: ShouldStop | None = None,
     known: Sequence[Configuration] = (),
 ) -> Answer:
-    """The ``top_k`` layouts with the shortest ramp, legal and fitting in every stage.
+    """Return the ``top_k`` layouts with the shortest ramp, legal and fitting in every stage.
 
     ``known``: configurations to begin with, of a search that was broken off; they change no answer.
     One that is stopped early has its first plan where that takes no longer than ``_FIRST_S``.
@@ -200,7 +200,7 @@ def ramp_search(
 
 
 def _ramp_of(problem: Problem, profile: Profile, columns: Columns) -> _Ramp:
-    """Every stage of these rows, priced and bounded."""
+    """Price and bound every stage of these rows."""
     stages = ramp_stages(problem)
     frontiers = [
         Frontier.of(priced_space(stage.problem, profile, stage.columns(columns)), 1) for stage in stages
@@ -220,7 +220,7 @@ def _ramp_of(problem: Problem, profile: Profile, columns: Columns) -> _Ramp:
 
 
 def _plans(problem: Problem, profile: Profile, ramp: _Ramp, watch: Watch) -> tuple[Plan, ...]:
-    """The ranked rows as plans of the last stage, past the check of every stage.
+    """Return the ranked rows as plans of the last stage that pass the check of every stage.
 
     As many as ``watch`` has time for, and at least the first few.
     """
@@ -235,7 +235,7 @@ def _plans(problem: Problem, profile: Profile, ramp: _Ramp, watch: Watch) -> tup
 def _some_plans(
     problem: Problem, profile: Profile, ramp: _Ramp, some: Sequence[_Scored], before: int
 ) -> Iterator[Plan]:
-    """Some ranked rows as plans; ``before`` are ranked higher."""
+    """Yield some ranked rows as plans; ``before`` are ranked higher."""
     last = ramp.frontiers[-1].rows.take([one.row for one in some])
     splits = [one.split for one in some]
     configs = last.configurations(splits)
@@ -259,7 +259,7 @@ def _some_plans(
 
 
 def _with_ramp(problem: Problem, outlook: Outlook, total_s: float, num_gpus: int) -> Outlook:
-    """The outlook with the days, and the cost, of the whole ramp."""
+    """Return the outlook with the days, and the cost, of the whole ramp."""
     days = total_s * slowdown(problem, num_gpus) / DAY_S
     price = problem.options.gpu_hour_price
     cost = None if price is None else days * 24.0 * num_gpus * price
@@ -269,7 +269,7 @@ def _with_ramp(problem: Problem, outlook: Outlook, total_s: float, num_gpus: int
 def _answer(
     problem: Problem, profile: Profile, *, space: Space, ramp: _Ramp, plans: tuple[Plan, ...], watch: Watch
 ) -> Answer:
-    """The answer with what was proved."""
+    """Return the answer with its proof."""
     proved = ramp.finished
     outcomes: tuple[Status, Status] = ("optimal", "infeasible") if proved else ("feasible", "unknown")
     value = ramp.ranked[0].total_s if plans else None
@@ -307,7 +307,7 @@ def _answer(
 
 
 def _reasons(ramp: _Ramp) -> Infeasibility:
-    """Why there is no plan: each stage may have one, but no layout runs all of them."""
+    """Return why there is no plan: each stage may have one, but no layout runs all of them."""
     batches = ", ".join(str(stage.batch) for stage in ramp.stages)
     fit = [int(np.isfinite(frontier.bound_s[:]).sum()) for frontier in ramp.frontiers]
     words = f"no layout is legal and fits in every stage of the ramp (batches {batches})"

@@ -1,4 +1,4 @@
-"""The fewest nodes on which the request has a plan.
+"""Fewest nodes on which the request has a plan.
 
 Numbers of nodes are tried from the smallest: a number is left behind when no legal row of it, of all
 candidates, has a split that fits (``fitting``), or when its search proves that none fits and meets the
@@ -26,14 +26,14 @@ from meshwright.solver.space.factored import Crossing
 
 
 def node_counts(problem: Problem) -> tuple[int, ...]:
-    """Numbers of nodes in question, smallest first."""
+    """Return the numbers of nodes in question, smallest first."""
     most = problem.cluster.num_nodes - problem.options.reserve_nodes
     named = sorted(count for count in problem.options.num_nodes if count <= most)
     return tuple(named) or tuple(range(1, most + 1))
 
 
 def on_nodes(problem: Problem, count: int, time_limit_s: float) -> Problem:
-    """The problem on exactly ``count`` nodes."""
+    """Return the problem on exactly ``count`` nodes."""
     options = replace(problem.options, num_nodes=(count,), gpus="all", time_limit_s=time_limit_s)
     return replace(problem, options=options)
 
@@ -47,9 +47,9 @@ def fewest(
     known: Sequence[Configuration] = (),
     differing_on: Callable[[int], tuple[int, ...]] = lambda _: (),
 ) -> Answer:
-    """The answer on the fewest nodes; on the most of them where none has a plan.
+    """Return the answer on the fewest nodes; on the most of them if none has a plan.
 
-    ``known``: configurations to begin with, as ``search``; those of other numbers of nodes say nothing.
+    ``known``: configurations to begin with, as ``search``; those of other numbers of nodes are ignored.
     ``differing_on``: the numbers of GPUs to search on so many nodes; none: as many as can be used.
     A limit before the first plan leaves status ``unknown``. Errors as ``search``.
     """
@@ -80,7 +80,7 @@ def fewest(
 def _usable(
     problem: Problem, here: Problem, count: int, differing_on: Callable[[int], tuple[int, ...]]
 ) -> Problem:
-    """The problem on ``count`` nodes; as a cluster of its own where no legal row uses all of their GPUs."""
+    """Return the problem on ``count`` nodes, as its own cluster if no legal row uses all their GPUs."""
     if problem.options.num_nodes:
         return here
     alone, differing = _alone_on(here, count), differing_on(count)
@@ -90,7 +90,7 @@ def _usable(
 
 
 def _alone_on(problem: Problem, count: int) -> Problem:
-    """The problem on a cluster of ``count`` nodes, of which the request names none."""
+    """Return the problem on a cluster of ``count`` nodes, of which the request names none."""
     (group,) = problem.cluster.groups
     cluster = replace(problem.cluster, groups=(replace(group, num_nodes=count),))
     return replace(
@@ -99,7 +99,7 @@ def _alone_on(problem: Problem, count: int) -> Problem:
 
 
 def differing_gpus(problems: Sequence[Problem], *, nodes: int | None = None) -> tuple[int, ...]:
-    """The numbers of GPUs that some of the problems can use, of so many nodes; none where all use the same.
+    """Return the numbers of GPUs that some problems can use of so many nodes; () if all agree.
 
     Were each searched on as many as it can use, what one finds on fewer GPUs might be better under another.
     """
@@ -109,7 +109,7 @@ def differing_gpus(problems: Sequence[Problem], *, nodes: int | None = None) -> 
 
 
 def _refuted(problem: Problem, profile: Profile) -> int:
-    """The number of candidates, all of them, where none has a split that fits; 0 where one may."""
+    """Count the candidates if none has a split that fits; 0 if one may."""
     usual = enumerate_space(problem, legal_only=True)
     if _may_fit(problem, profile, usual.rows):
         return 0
@@ -120,7 +120,7 @@ def _refuted(problem: Problem, profile: Profile) -> int:
 
 
 def _may_fit(problem: Problem, profile: Profile, rows: Columns | Crossing) -> bool:
-    """Whether some legal row may have a split that fits; False is a proof."""
+    """Return whether some legal row may have a split that fits; False is a proof."""
     memory_only = replace(problem.options, objective="step_time", deadline_days=None)
     priced = priced_space(replace(problem, options=memory_only), profile, rows)
     if priced.kinds is None or priced.families is None:
@@ -133,7 +133,7 @@ def _may_fit(problem: Problem, profile: Profile, rows: Columns | Crossing) -> bo
 
 
 def _with_refuted(answer: Answer, refuted: int, watch: Watch) -> Answer:
-    """The answer counts the rows of smaller clusters, all of them refuted."""
+    """Count the rows of smaller clusters, all of them refuted, in the answer."""
     return replace(
         answer,
         space_size=answer.space_size + refuted,

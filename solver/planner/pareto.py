@@ -1,6 +1,6 @@
-"""The front of step time and peak memory, and of the number of GPUs where that is open.
+"""Front of step time and peak memory, and of the number of GPUs if that is open.
 
-Point by point from the fastest: the next point is the fastest layout whose every rank stays a step of
+Point by point from the fastest: the next point is the fastest layout with every rank a step of
 ``STEP`` below the peak of the one before, found and proved by the same best-first search under that
 smaller budget. So every point is exact: no layout that needs no more memory than its ``budget_bytes``
 has a faster best split. Between two points the front is known to within one step of memory.
@@ -33,7 +33,7 @@ _LIGHTER = f"a front has at most {_MOST_POINTS} points of one number of GPUs, an
 
 
 def front_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> ParetoFront:
-    """The front over all variants of a request; as far as the time allows.
+    """Return the front over all variants of a request, as far as the time allows.
 
     Raises:
         InvalidProblemError: a calibration makes a point faster than its software stack has ever been.
@@ -58,7 +58,7 @@ def front_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Paret
 
 
 def _claim(*, ended_by: str, left_out: Sequence[str], of_its_own: bool) -> str:
-    """What is proved of a front: ended early or not, all of it or why not."""
+    """Return what is proved of a front: ended early or not, all of it or why not."""
     missing = "points that are listed are proved under our model, slower ones may be missing"
     if ended_by:
         return f"{ended_by}: {missing}"
@@ -72,7 +72,7 @@ def _claim(*, ended_by: str, left_out: Sequence[str], of_its_own: bool) -> str:
 
 
 def undominated(points: Iterable[ParetoPoint]) -> Iterator[ParetoPoint]:
-    """Points that no other equals or beats in time, memory and GPUs at once, fastest first."""
+    """Yield points that no other equals or beats in time, memory and GPUs at once, fastest first."""
     kept: list[tuple[float, int, int]] = []
     for point in sorted(points, key=_figures):
         mine = _figures(point)
@@ -82,7 +82,7 @@ def undominated(points: Iterable[ParetoPoint]) -> Iterator[ParetoPoint]:
 
 
 def _figures(point: ParetoPoint) -> tuple[float, int, int]:
-    """What a front weighs against one another; steps of other batches by their sequences."""
+    """Return the figures that a front trades off; steps of other batches by their sequences."""
     plan = point.plan
     step_s = plan.prediction.step_time_s / plan.config.global_batch_size
     return step_s, plan.prediction.peak_memory_bytes, plan.config.num_gpus
@@ -91,7 +91,7 @@ def _figures(point: ParetoPoint) -> tuple[float, int, int]:
 def _add_points(
     points: list[ParetoPoint], variant: Variant, workload: Mapping[str, str], watch: Watch
 ) -> list[str]:
-    """Add the front of each number of GPUs; why some of its points are missing, if any are."""
+    """Add the front of each number of GPUs; return why some of its points are missing."""
     missing = list[str]()
     options = replace(
         variant.problem.options, objective="step_time", deadline_days=None, top_k=1, batch_sizes=()
@@ -107,7 +107,7 @@ def _add_points(
         rows = priced_space(problem, variant.profile, some)
         for _ in range(_MOST_POINTS):
             plan = _fastest(problem, variant.profile, rows)
-            look()  # without a plan for want of time there is no front
+            look()  # without a plan because of the time limit there is no front
             if plan is None:
                 break
             require_credible(problem, variant.profile, [(plan.config, plan.prediction)])
@@ -123,7 +123,7 @@ def _add_points(
 
 
 def _fastest(problem: Problem, profile: Profile, rows: Priced) -> Plan | None:
-    """The fastest plan within the rows' budget; None where there is none, or no time to prove it."""
+    """Return the fastest plan in the rows' budget; None if there is none, or no time to prove it."""
     frontier = Frontier.of(rows, 1)
     frontier.run(lambda _: False)
     if not frontier.finished or not frontier.ranked:

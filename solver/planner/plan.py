@@ -1,4 +1,4 @@
-"""One request, one answer: whatever it asks for beside the ranking of one space."""
+"""From one request to one answer: the ranking of a space and everything else it asks for."""
 
 from __future__ import annotations
 
@@ -86,15 +86,15 @@ from meshwright.solver.space.launcher_rules import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# A request whose stages are placed on unlike node groups: what it asks for beside the ranking.
+# A request whose stages are placed on unlike node groups: additions to the ranking.
 
 
 def ask_placed(
     problem: Problem, profile: Profile, watch: Watch, *, on_progress: OnProgress | None = None
 ) -> Answer:
-    """The answer with reasons, odds, the whole run, and the client's own plan; errors as ``search``.
+    """Return the answer with reasons, odds, run forecast, and the client's own plan.
 
-    A deadline leaves out the plans that are late.
+    A deadline leaves out the plans that are late. Errors as ``search``.
     """
     answer = search(problem, profile, on_progress=on_progress, should_stop=watch.should_stop)
     require_credible(problem, profile, [(plan.config, plan.prediction) for plan in answer.plans])
@@ -111,7 +111,7 @@ def ask_placed(
 
 
 def _with_outlook(problem: Problem, profile: Profile, answer: Answer) -> Answer:
-    """Every plan with the run that it makes."""
+    """Add to every plan the run that it makes."""
     predictions = [plan.prediction for plan in answer.plans]
     outlooks = outlooks_of(problem, profile, [plan.config for plan in answer.plans], predictions)
     plans = [replace(plan, outlook=one) for plan, one in zip(answer.plans, outlooks, strict=True)]
@@ -119,7 +119,7 @@ def _with_outlook(problem: Problem, profile: Profile, answer: Answer) -> Answer:
 
 
 def _in_time(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -> Answer:
-    """The plans that meet the deadline; where the fastest step that can be is late, none does."""
+    """Keep the plans that meet the deadline; none if even the fastest possible step is late."""
     allowed = problem.options.deadline_days
     if allowed is None or not answer.plans:
         return answer
@@ -142,7 +142,7 @@ def _in_time(problem: Problem, profile: Profile, answer: Answer, watch: Watch) -
 
 
 def _left(problem: Problem, profile: Profile, answer: Answer, kept: list[Plan]) -> Answer:
-    """The answer with the plans that are in time, and what that leaves open."""
+    """Return the answer with the plans that are in time, and its remaining proof."""
     plans = tuple(replace(plan, rank=rank) for rank, plan in enumerate(kept, 1))
     if len(plans) == len(answer.plans):
         return answer
@@ -161,12 +161,11 @@ def _left(problem: Problem, profile: Profile, answer: Answer, kept: list[Plan]) 
 
 
 def _days(plan: Plan) -> float:
-    """Of the whole run."""
     return 0.0 if plan.outlook is None or plan.outlook.days is None else plan.outlook.days
 
 
 def _least_days(problem: Problem, answer: Answer) -> float:
-    """No configuration's run is shorter: the bound on a step, interruptions of one GPU alone counted."""
+    """Bound every run's days from below: the bound on a step, interruptions of one GPU alone counted."""
     first, bound = answer.plans[0], answer.bound_step_time_s or 0.0
     own = first.prediction.step_time_s * slowdown(problem, first.config.num_gpus)
     return _days(first) * bound * slowdown(problem, 1) / own
@@ -180,9 +179,9 @@ def ask(
     should_stop: ShouldStop | None = None,
     known: Sequence[Configuration] = (),
 ) -> Answer:
-    """The answer to a request; errors as ``search``, and for an incredible calibration InvalidProblemError.
+    """Return the answer to a request.
 
-    ``known``: configurations that a search had found which was broken off; placed stages begin anew.
+    ``known``: configurations that an interrupted search had found; placed stages begin anew.
     """
     watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
     if places_stages(problem, profile):
@@ -203,13 +202,13 @@ def _of_variants(
     problem: Problem, profile: Profile, watch: Watch, on_progress: OnProgress | None,
     known: Sequence[Configuration],
 ) -> Answer:  # fmt: skip
-    """The answer over every way to settle what the request leaves open."""
+    """Answer over every way to settle what the request leaves open."""
     switched = list(_while_time(switched_of(problem, profile), watch))
     variants, skipped = searchable(searched_variants(switched))
     packaged = packaged_variants(_while_time(switched, watch))
     run = partial(_run_of(problem, variants, watch), known=known)
     answered = _answered(problem, variants, watch, run, on_progress, behind=_FOLLOWING * len(packaged))
-    if not any(one.answer.plans for one in answered):  # else nobody reads how the others would have one
+    if not any(one.answer.plans for one in answered):  # else the changes for the others are not shown
         judge = judge_of_changes()  # many changes of one launcher are those of another
         answered = [_with_changes(problem, one, watch, judge) for one in answered]
     left = variants[sum(len(one.variants) for one in answered) :]
@@ -245,7 +244,7 @@ def _answered(
     problem: Problem, variants: Sequence[Variant], watch: Watch, run: Callable[..., Answer],
     on_progress: OnProgress | None, *, behind: float,
 ) -> list[Answered]:  # fmt: skip
-    """Search the variants, those together that one search can rank; as far as the time allows.
+    """Search the variants, together if one search can rank them, as far as the time allows.
 
     ``behind``: searches that come afterwards, each as a share of one.
     """
@@ -279,7 +278,7 @@ def _with_packaged(
     packaged: Sequence[tuple[tuple[str, ...], list[Variant]]],
     watch: Watch,
 ) -> Answer:
-    """The answer with the plans that are worth a package, behind those that the request allows.
+    """Add the plans that are worth a package, behind those that the request allows.
 
     Of each set of packages that is the best plan, if it is better by WORTH_A_PACKAGE than every plan that
     needs fewer of them.
@@ -311,7 +310,7 @@ def _with_packaged(
 
 
 def _alone(problem: Problem, variant: Problem, first: Plan, watch: Watch) -> Problem:
-    """A variant, asked for its best plan; for the fewest nodes, on those of the first plan."""
+    """Return a variant, asked for its best plan; for the fewest nodes, on those of the first plan."""
     few = problem.options.gpus == "fewest"
     numbers = (first.config.num_gpus,) if few else variant.options.num_gpus
     options = replace(
@@ -321,7 +320,7 @@ def _alone(problem: Problem, variant: Problem, first: Plan, watch: Watch) -> Pro
 
 
 def _as_listed(problem: Problem, variant: Variant, plan: Plan, *, rank: int, watch: Watch) -> Plan:
-    """A plan that is listed behind the ranking, with its reasons."""
+    """Return a plan that is listed behind the ranking, with its reasons."""
     require_credible(variant.problem, variant.profile, [(plan.config, plan.prediction)])
     (plan,) = with_reasons(variant.problem, variant.profile, [plan], watch.closing())
     launchers = (variant.problem.launcher,) if problem.launcher == "any" else ()
@@ -334,9 +333,9 @@ def _as_listed(problem: Problem, variant: Variant, plan: Plan, *, rank: int, wat
 def _as_of_all(
     tell: OnProgress, problem: Problem, before: Sequence[Answered], watch: Watch, *, last: bool
 ) -> OnProgress:
-    """Reports of one variant as reports of all: time goes on, and the best plan of those before stays.
+    """Report one variant as part of all: time goes on, and the best plan of those before stays.
 
-    What one variant cannot go below bounds all of them only beside the bounds of the others, and only
+    A lower bound of one variant bounds all of them only with the bounds of the others, and only
     where the shortest step is the objective.
     """
     first = [one.answer.plans[0].prediction.step_time_s for one in before if one.answer.plans]
@@ -358,7 +357,7 @@ def _as_of_all(
 
 
 def _stages_left_closed(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> tuple[str, ...]:
-    """That stages without layers, which the request leaves closed, would make a listed layout faster."""
+    """Warn that closed stages without layers would make a listed layout faster."""
     options = problem.options
     alone = bool(plans) and plans[0].launchers in ((), (problem.launcher,))
     if STANDALONE_STAGES in options.allow or not alone:
@@ -373,7 +372,7 @@ _FOLLOWING = 0.1  # of a search's time: what one that rivals cut short is expect
 
 
 def _of_model(problem: Problem, answer: Answer) -> Answer:
-    """The answer with its model's counts, and what the model was not made for."""
+    """Add the model's counts, and warnings beyond its design, to the answer."""
     said = (
         *answer.warnings,
         *beyond_positions(problem),
@@ -384,7 +383,7 @@ def _of_model(problem: Problem, answer: Answer) -> Answer:
 
 
 def _of_stack(problem: Problem) -> tuple[str, ...]:
-    """That one launcher's plans are priced as software that it does not run today."""
+    """Warn that one launcher's plans are priced as software that it does not run today."""
     if problem.stack is None or problem.launcher in ("none", "any"):
         return ()
     asked, own = (framework_facts(framework_of(name)).stack for name in (problem.stack, problem.launcher))
@@ -395,14 +394,14 @@ def _of_stack(problem: Problem) -> tuple[str, ...]:
 
 
 def _of_tensor_ranks(problem: Problem, plans: Sequence[Plan]) -> tuple[str, ...]:
-    """What plans with tensor ranks hang on under the launcher, by their ranks in the list."""
+    """Note the conditions of plans with tensor ranks under the launcher, by their ranks in the list."""
     note = launcher_capabilities(problem.launcher).tensor_note
     which = [f"#{plan.rank}" for plan in plans if plan.config.tensor_parallel_size > 1]
     return (f"{', '.join(which)}: {note}",) if note and which else ()
 
 
 def _run_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Callable[..., Answer]:
-    """What searches one variant: all of them on the same numbers of GPUs."""
+    """Return a function that searches one variant: all of them on the same numbers of GPUs."""
     plain = replace(asked.options, recompute_kinds=())  # switches change no number of GPUs
     problems = [
         replace(
@@ -425,7 +424,7 @@ def _run_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Callab
 
 
 def _answer(variants: Sequence[Variant], run: Callable[..., Answer], whole: Watch) -> Answer:
-    """The answer of one search, where neither launcher nor workload is open but for switches."""
+    """Return one search's answer, if neither launcher nor workload is open but for switches."""
     first, variant_of = variants[0], found_by(variants)
     watch = Watch(time_limit_s=first.problem.options.time_limit_s, should_stop=whole.should_stop)
     answer = run(first.problem, first.profile, should_stop=whole.should_stop)
@@ -437,7 +436,7 @@ def _answer(variants: Sequence[Variant], run: Callable[..., Answer], whole: Watc
 
 
 def _explained(answer: Answer, answered: Sequence[Answered], watch: Watch) -> Answer:
-    """The answer with the reasons of its plans, each priced as the variant that found it prices it."""
+    """Explain the plans of an answer, each priced as in the variant that found it."""
     found_by = {plan.plan_id: one.found_by()(plan) for one in answered for plan in one.answer.plans}
     explained = dict[str, Plan]()
     for variant in dict.fromkeys(id(found_by[plan.plan_id]) for plan in answer.plans):
@@ -449,7 +448,7 @@ def _explained(answer: Answer, answered: Sequence[Answered], watch: Watch) -> An
 
 
 def judge_of_changes() -> Judge:
-    """The first plan of every changed problem, sought once however often it is asked for."""
+    """Return a judge of changed problems; each one's first plan is sought once."""
     known = dict[tuple[str, str], Fastest]()
 
     def judge(change: Change) -> Fastest:
@@ -464,7 +463,7 @@ def judge_of_changes() -> Judge:
 
 
 def _soon_enough(change: Change) -> Fastest:
-    """The first plan of a changed problem; none where the shortest step misses the deadline."""
+    """Return a changed problem's first plan; none if the shortest step misses the deadline."""
     problem, profile, options = change.problem, change.profile, change.problem.options
     if options.deadline_days is not None:
         if _ideal_days(problem) > options.deadline_days:
@@ -479,13 +478,13 @@ def _soon_enough(change: Change) -> Fastest:
 
 
 def _ideal_days(problem: Problem) -> float:
-    """Days of the run's own work at the highest peak of its GPUs: no plan takes fewer."""
+    """Return the days of the run's work at its GPUs' highest peak: no plan takes fewer."""
     peak = sum(group.num_gpus * max(group.gpu.peak_flops.values()) for group in problem.cluster.groups)
     return problem.model_flops_per_token * (problem.options.total_tokens or 0) / peak / DAY_S
 
 
 def _with_changes(asked: Problem, one: Answered, watch: Watch, judge: Judge) -> Answered:
-    """The answer of a variant of ``asked`` that has no plan, with the changes that give it one."""
+    """Add to a variant without a plan the changes of ``asked`` that give it one."""
     found, options = one.answer.infeasible, asked.options
     if one.variant.follows or found is None or options.batch_ramp:
         return one
@@ -496,7 +495,7 @@ def _with_changes(asked: Problem, one: Answered, watch: Watch, judge: Judge) -> 
 
 
 def _too_late(variants: Sequence[Variant], answer: Answer, watch: Watch) -> Answer:
-    """Where the deadline is what stands in the way: how long the fastest plan takes, what is in time."""
+    """Explain a missed deadline: how long the fastest plan takes, and changes that are in time."""
     first, run = variants[0], None
     with watch.cut():
         run = fastest_run(first.problem, first.profile, [one.problem for one in variants[1:]])

@@ -1,8 +1,8 @@
-"""What a request leaves open that prices depend on as a whole: launcher, precision, optimizer, switches.
+"""Choices that a request leaves open and that change prices: launcher, precision, optimizer, switches.
 
 Each combination is a problem of its own. Those that differ in switches alone are ranked and proved by one
 search (``searched_together``); others have searches of their own, whose best plans are ranked together. A
-layout that several launchers can run stands once, priced under the one that runs it fastest.
+layout that several launchers can run is listed once, priced under the one that runs it fastest.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Switched:
 
 
 def variants_of(problem: Problem, profile: Profile) -> list[Variant]:
-    """Return every combination that a launcher and the GPUs can run; what the request asks for comes first.
+    """Return every combination that a launcher and the GPUs can run; the request's own comes first.
 
     Settings that need a package are among them where the request allows or states them. ``profile`` prices
     every launcher of its framework; others are priced by the catalog's profile.
@@ -188,12 +188,12 @@ def searched_together(variants: Sequence[Variant]) -> list[list[Variant]]:
 
 
 def _differ_in_switches(one: Variant, other: Variant) -> bool:
-    """Whether variants differ in options of the framework and kinds of recomputation alone."""
+    """Return whether variants differ in options of the framework and kinds of recomputation alone."""
     return one.profile is other.profile and on_switches(one.problem, other.problem) == other.problem
 
 
 def _most_together(problem: Problem) -> int:
-    """How many spaces like a problem's are searched together."""
+    """Return how many spaces like a problem's are searched together."""
     options = problem.options
     if options.gpus != "all" or options.batch_ramp or not is_weighed_by_kind(problem):
         return 1
@@ -209,7 +209,7 @@ def switched_of(problem: Problem, profile: Profile) -> Iterator[Switched]:
 
 
 def _under(problem: Problem, found: Sequence[Combination]) -> list[Problem]:
-    """The problem, with and without stages of their own for its ends, under every combination."""
+    """Return the problem, with and without own stages for its ends, under every combination."""
     workload, layouts = problem.workload, [problem, *standing_alone(problem)]
     return [
         replace(
@@ -227,9 +227,9 @@ def _under(problem: Problem, found: Sequence[Combination]) -> list[Problem]:
 
 
 def searchable(variants: Sequence[Variant]) -> tuple[list[Variant], tuple[SkippedLauncher, ...]]:
-    """The variants whose launcher can train the model and workload, and the launchers that have none.
+    """Return the variants that a launcher can train, and the launchers that have none.
 
-    Where no launcher can, all variants are kept: the search then says why each is infeasible. An only
+    Where no launcher can, all variants are kept: the search then explains why each is infeasible. An only
     launcher need not be able to express the model: its files are refused, not its plans.
     """
     several = len({one.problem.launcher for one in variants}) > 1
@@ -248,7 +248,7 @@ def searchable(variants: Sequence[Variant]) -> tuple[list[Variant], tuple[Skippe
 
 
 def _workloads(problem: Problem, launcher: str) -> list[Workload]:
-    """The workloads that are allowed, the request's own first."""
+    """Return the allowed workloads, the request's own first."""
     workload, allow = problem.workload, problem.options.allow
     recipe = workload.framework_options.get("precision_recipe", "none")
     every_gpu = all("fp8" in group.gpu.peak_flops for group in problem.cluster.groups)
@@ -266,22 +266,22 @@ def _workloads(problem: Problem, launcher: str) -> list[Workload]:
 
 
 def profile_of_variant(problem: Problem, profile: Profile) -> Profile:
-    """The profile that prices one variant."""
+    """Return the profile that prices one variant."""
     if framework_of(problem.priced_as) == profile.framework.name:
         return profile
     return default_profile(problem.cluster, problem.priced_as)
 
 
 def workload_of(problem: Problem, asked: Problem) -> Mapping[str, str]:
-    """What a variant changed of the workload that was asked for."""
+    """Return a variant's changes to the requested workload."""
     return changes_of(problem.workload, asked.workload)
 
 
 def with_launchers(variants: Sequence[Variant], plans: Sequence[tuple[Variant, Plan]]) -> list[Plan]:
-    """Plans with the launchers that can run them: their own first, which prices them, then the others.
+    """Add to plans the launchers that can run them: their own first, which prices them.
 
     ``plans``: each with the variant that found it. One that another launcher did not rank, or runs
-    otherwise, may still be legal there and fit: the independent check says so, in every stage of a ramp.
+    otherwise, may still be legal there and fit: the independent check decides, in every stage of a ramp.
     """
     named = [[variant.problem.launcher] for variant, _ in plans]
     for other in variants:
@@ -301,7 +301,7 @@ def with_launchers(variants: Sequence[Variant], plans: Sequence[tuple[Variant, P
 
 
 def _able(variant: Variant, plans: Sequence[Plan]) -> list[bool]:
-    """Whether the configuration of each plan breaks no rule of a variant and fits."""
+    """Return whether each plan's configuration breaks no rule of a variant and fits."""
     problem, configs = variant.problem, [plan.config for plan in plans]
     faults = violations_of_all(replace(problem, options=replace(problem.options, batch_ramp=())),
                                variant.profile, configs)  # fmt: skip
@@ -313,11 +313,11 @@ def _able(variant: Variant, plans: Sequence[Plan]) -> list[bool]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The client's own configuration, priced and ranked beside the plans.
+# The client's own configuration, priced and ranked with the plans.
 
 
 def with_baseline(problem: Problem, profile: Profile, answer: Answer) -> Answer:
-    """The answer with the request's own configuration, where it gives one.
+    """Add the request's own configuration, if it gives one.
 
     Its rank counts the plans that are better by the request's objective; None: all of them are, so it
     ranks behind the last, or it has no rank: ``problems`` names the rules that it breaks and the memory
@@ -345,7 +345,7 @@ def with_baseline(problem: Problem, profile: Profile, answer: Answer) -> Answer:
 
 
 def score_s(problem: Problem, profile: Profile, config: Configuration, prediction: Prediction) -> float:
-    """What a configuration is ranked by, in seconds relative to the whole cluster."""
+    """Return a configuration's ranking score, in seconds relative to the whole cluster."""
     if config.is_placed:  # ranked by its step alone
         return prediction.step_time_s
     weighing = weighing_of(problem, profile, Columns.of([config]))
@@ -364,7 +364,7 @@ def with_needs(problem: Problem, plans: Sequence[Plan]) -> tuple[Plan, ...]:
 
 
 def _needs(problem: Problem, plan: Plan) -> tuple[str, ...]:
-    """The names of these packages."""
+    """Return the names of these packages."""
     config, launcher = plan.config, plan.launchers[0] if plan.launchers else problem.launcher
     workload = with_changes(problem.workload, plan.workload)
     own = framework_facts(framework_of(problem.stack or launcher))
@@ -386,7 +386,7 @@ def packaged_warning(problem: Problem, first: Plan, plan: Plan) -> str:
 
 
 def _taken(problem: Problem, plan: Plan) -> str:
-    """Joules where a request minimises them; all else that it may minimise grows with the step."""
+    """Return joules if a request minimises them, else step seconds, which all objectives grow with."""
     joules = None if plan.outlook is None else plan.outlook.energy_per_token_j
     if problem.options.objective == "energy_per_token" and joules is not None:
         return f"{joules:.3g} J/token"
@@ -399,7 +399,7 @@ def _taken(problem: Problem, plan: Plan) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """One variant with its answer; with those ``others`` that were searched with it."""
+    """Variant with its answer, and the ``others`` that were searched with it."""
 
     variant: Variant
     answer: Answer
@@ -407,16 +407,16 @@ class Answered:
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """All that were searched."""
+        """Return all variants that were searched."""
         return (self.variant, *self.others)
 
     def found_by(self) -> Callable[[Plan], Variant]:
-        """Return what finds the variant of a plan."""
+        """Return a function that finds the variant of a plan."""
         return found_by(self.variants)
 
 
 def found_by(variants: Sequence[Variant]) -> Callable[[Plan], Variant]:
-    """Return what finds the one of some variants that a plan is of: a configuration has one id for each."""
+    """Return a function that finds a plan's variant; a configuration has one id for each."""
     digests = {problem_digest(one.problem): one for one in variants[::-1]}
 
     def variant_of(plan: Plan) -> Variant:
@@ -433,11 +433,11 @@ def merged(
     unasked: int = 0,
     skipped: Sequence[SkippedLauncher] = (),
 ) -> Answer:
-    """The best plans of all variants, with what holds for all of them.
+    """Return the best plans of all variants, with the facts that hold for all of them.
 
     ``skipped`` launchers were not searched; those that were and have no plan are added to them.
     Proved optimal when every variant's ranking is proved, or proved to have no plan; ``unasked`` variants
-    were never searched. A bound holds for all variants or is none.
+    were never searched. A bound must hold for all variants.
     """
     alone = len(answered) == 1 and not unasked and asked.launcher != "any" and not answered[0].others
     if alone and not workload_of(answered[0].variant.problem, asked):
@@ -477,7 +477,7 @@ def merged(
 
 
 def _floors(answered: Sequence[Answered], unasked: int) -> RankFloors:
-    """The floors of all variants together; none where a variant with a plan has none.
+    """Return the floors of all variants together; none if a variant with a plan has none.
 
     A mesh or layout of one workload has one, whatever the launcher and its switches.
     """
@@ -496,7 +496,7 @@ def _floors(answered: Sequence[Answered], unasked: int) -> RankFloors:
 def _least_of(
     answered: Sequence[Answered], of: Callable[[RankFloors], Mapping[tuple[object, ...], float]]
 ) -> dict[tuple[object, ...], float]:
-    """The least floor of each key, of every workload by itself."""
+    """Return the least floor of each key, of every workload by itself."""
     least = dict[tuple[object, ...], float]()
     for one in answered:
         for key, floor in of(one.answer.floors).items():
@@ -506,7 +506,7 @@ def _least_of(
 
 
 def _work(variant: Variant) -> tuple[str, str]:
-    """What keeps a layout of one variant apart from that of another."""
+    """Return what distinguishes a layout of one variant from that of another."""
     workload = variant.problem.workload
     return workload.precision, workload.optimizer
 
@@ -517,7 +517,7 @@ def _with_gaps(
     floors: RankFloors,
     claim: ObjectiveClaim | None,
 ) -> list[tuple[Answered, Plan]]:
-    """The ranked plans with the gap of each rank among all variants."""
+    """Return the ranked plans with the gap of each rank among all variants."""
     scores = [score_of(one.variant, plan) for one, plan in ranked]
     gap = None if claim is None else claim.gap
     least = scores[0] * (1.0 - gap) if scores and gap is not None else None
@@ -533,12 +533,12 @@ _UNLIKE_STACKS = (
 
 
 def _unlike(asked: Problem) -> tuple[str, ...]:
-    """That the launchers of a request for any are compared by unlike fits."""
+    """Warn that the launchers of a request for any are compared by unlike fits."""
     return (_UNLIKE_STACKS,) if asked.priced_as == "any" else ()
 
 
 def _notes(first: Answer, answered: Sequence[Answered], unasked: int) -> dict[str, str]:
-    """The first answer's notes; of a sample alone only where more time changes no other answer either."""
+    """Return the first answer's notes; a sample's only if more time changes no other answer either."""
     answers, variants = [one.answer for one in answered], sum(len(one.variants) for one in answered)
     settled = all(one.status in ("optimal", "infeasible") or "sample" in one.notes for one in answers)
     sampled = settled and not unasked and any("sample" in one.notes for one in answers)
@@ -549,7 +549,7 @@ def _notes(first: Answer, answered: Sequence[Answered], unasked: int) -> dict[st
 def _skipped(
     answered: Sequence[Answered], skipped: Sequence[SkippedLauncher], unasked: int
 ) -> tuple[SkippedLauncher, ...]:
-    """Launchers that cannot train the model, and those of which every search proves that nothing fits."""
+    """Return launchers that cannot train the model, and those with proof that nothing fits."""
     found = {one.launcher: one for one in skipped}
     with_hope = {one.variant.problem.launcher for one in answered if one.answer.status != "infeasible"}
     if unasked and answered:  # further variants of the last launcher may have a plan
@@ -563,7 +563,7 @@ def _skipped(
 
 
 def _effort(one: Answered) -> tuple[float, float]:
-    """What orders searches without a plan: the cost of their cheapest change, then the memory they lack."""
+    """Return the sort key of searches without a plan: cheapest change, then missing memory."""
     found = one.answer.infeasible
     if found is None:
         return inf, inf
@@ -572,7 +572,7 @@ def _effort(one: Answered) -> tuple[float, float]:
 
 
 def _said(told: Answered, asked: Problem) -> Infeasibility | None:
-    """Why the search that comes nearest has no plan; it names its launcher where any would do."""
+    """Return why the nearest search has no plan, with its launcher's name if any would do."""
     found, launcher = told.answer.infeasible, told.variant.problem.launcher
     if found is None or asked.launcher == launcher:
         return found
@@ -586,12 +586,12 @@ def _said(told: Answered, asked: Problem) -> Infeasibility | None:
 
 
 def _sum(answers: Sequence[Answer], of: Callable[[Answer], int]) -> int:
-    """A count over all answers."""
+    """Return a count over all answers."""
     return sum(of(one) for one in answers)
 
 
 def _status(found: Sequence[Status]) -> Status:
-    """How the whole ended: proved only where every part is."""
+    """Return the status of the whole: proved only if every part is."""
     if all(status == "infeasible" for status in found):
         return "infeasible"
     proved = all(status in ("optimal", "infeasible") for status in found)
@@ -606,9 +606,9 @@ def best_score_s(asked: Problem, answered: Sequence[Answered]) -> float:
 
 
 def rivals_of(asked: Problem, answered: Sequence[Answered], variant: Variant) -> Rivals:
-    """What the plans found so far score that a variant's are ranked with.
+    """Return the scores of the plans found so far that a variant's are ranked with.
 
-    Nobody is one's rival while there are fewer than K, and of diverse plans those of fewer than K meshes.
+    There are no rivals while there are fewer than K, and of diverse plans those of fewer than K meshes.
     """
     ranked = _ranked(asked, answered)
     scores = [score_of(one.variant, plan) for one, plan in ranked]
@@ -626,7 +626,7 @@ def rivals_of(asked: Problem, answered: Sequence[Answered], variant: Variant) ->
 
 
 def _on_fewest(asked: Problem, answered: Sequence[Answered]) -> list[Answered]:
-    """The variants that count: where the fewest nodes are asked for, those that need no more than another.
+    """Keep the variants that need no more nodes than another, if the fewest are asked for.
 
     What is not decided counts too: it may need as few.
     """
@@ -639,9 +639,9 @@ def _on_fewest(asked: Problem, answered: Sequence[Answered]) -> list[Answered]:
 
 
 def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[tuple[Answered, Plan]]:
-    """The best K plans, each with the variant that found it; a layout of one workload stands once.
+    """Return the best K plans with their variants; a layout of one workload is listed once.
 
-    Diverse plans are of K meshes; of as many as there are, beside their best other layouts, where those are
+    Diverse plans are of K meshes; of as many as there are, with their best other layouts, where those are
     fewer.
     """
     scored: list[tuple[float, int, Plan]] = []
@@ -656,7 +656,7 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[tuple[Answered
     for _, order, plan in sorted(
         scored, key=lambda one: (one[0], len(one[2].workload), one[1], one[2].rank)
     ):
-        one = answered[order]  # a layout stands once, under its best switches
+        one = answered[order]  # a layout is listed once, under its best switches
         (layout,) = layouts_of(Columns.of([plan.config]), [0])
         kept.setdefault((_work(one.variant), layout), (one, plan))
     most, best, first = asked.options.top_k, list(kept.values()), dict[tuple[object, ...], int]()
@@ -669,7 +669,7 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[tuple[Answered
 
 
 def score_of(variant: Variant, plan: Plan) -> float:
-    """What plans of all variants are ranked by: the time of a whole batch ramp, else the objective."""
+    """Return the plans' ranking score: the time of a whole batch ramp, else the objective."""
     problem, config = variant.problem, plan.config
     if problem.options.batch_ramp and plan.outlook is not None and plan.outlook.days is not None:
         return plan.outlook.days * DAY_S / slowdown(problem, config.num_gpus)
@@ -679,7 +679,7 @@ def score_of(variant: Variant, plan: Plan) -> float:
 def _named(
     asked: Problem, answered: Sequence[Answered], ranked: Sequence[tuple[Answered, Plan]]
 ) -> tuple[Plan, ...]:
-    """The plans with the launchers that can run them."""
+    """Return the plans with the launchers that can run them."""
     if asked.launcher != "any":
         return tuple(plan for _, plan in ranked)
     found = [(one.found_by()(plan), plan) for one, plan in ranked]
@@ -689,9 +689,9 @@ def _named(
 def _step_bound_s(
     asked: Problem, answers: Sequence[Answer], plans: Sequence[Plan], unasked: int
 ) -> float | None:
-    """No step of any variant on the GPUs and sequences of the first plan is shorter; None: nobody knows.
+    """Bound the steps of all variants on the first plan's GPUs and sequences; None: unknown.
 
-    A variant bounds steps like those of its own first plan; of others its objective tells, where that is
+    A variant bounds steps like those of its own first plan; of others by its objective, where that is
     the step itself.
     """
     alike = [(plan.config.num_gpus, plan.config.global_batch_size) for plan in plans[:1]]
@@ -709,18 +709,18 @@ def _step_bound_s(
 
 
 def _open(answers: Sequence[Answer]) -> list[Answer]:
-    """Those that are not proved to have no plan."""
+    """Return the answers that are not proved to have no plan."""
     return [one for one in answers if one.status != "infeasible"]
 
 
 def _bounds(found: Sequence[float | None], unasked: int) -> list[float]:
-    """The bounds of all variants; none where one of them has none: its plans could be beyond the others."""
+    """Return the bounds of all variants; none if one has none: its plans could be beyond the others."""
     known = [bound for bound in found if bound is not None]
     return known if len(known) == len(found) and not unasked else []
 
 
 def _claim(answers: Sequence[Answer], first: Answer, unasked: int) -> ObjectiveClaim | None:
-    """The first plan's objective against the best bound of all variants."""
+    """Return the first plan's objective against the best bound of all variants."""
     claims = [one.objective for one in _open(answers)]
     own = first.objective
     if own is None or own.value is None:

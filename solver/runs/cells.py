@@ -1,4 +1,4 @@
-"""Cells of a table of measured runs: text to numbers, with row and column in every complaint."""
+"""Cells of a table of measured runs: text to numbers, with row and column in every error."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Cells:
     values: Mapping[str, str]
 
     def text(self, column: str) -> str | None:
-        """The cell, or None where it is empty or the column is absent."""
+        """Return the cell, or None if it is empty or the column is absent."""
         value = (self.values.get(column) or "").strip()
         return value or None
 
     def number(self, column: str) -> float | None:
-        """The cell as a finite number of at least 0, or None where it is empty.
+        """Return the cell as a finite number of at least 0, or None if it is empty.
 
         Raises:
-            InvalidProblemError: the cell is no such number.
+            InvalidProblemError: the cell is not such a number.
         """
         value = self.text(column)
         if value is None:
@@ -51,7 +51,7 @@ class Cells:
         return number
 
     def count(self, column: str) -> int | None:
-        """The cell as a whole number, or None where it is empty.
+        """Return the cell as a whole number, or None if it is empty.
 
         Raises:
             InvalidProblemError: the cell is not a whole number of at least 0.
@@ -64,7 +64,7 @@ class Cells:
         return int(number)
 
     def flag(self, column: str) -> bool | None:
-        """The cell as 0 | 1, or None where it is empty."""
+        """Return the cell as 0 | 1, or None if it is empty."""
         value = self.count(column)
         if value is None:
             return None
@@ -73,7 +73,7 @@ class Cells:
         return bool(value)
 
     def word(self, column: str, allowed: Sequence[str]) -> str | None:
-        """The cell as one of ``allowed``, or None where it is empty.
+        """Return the cell as one of ``allowed``, or None if it is empty.
 
         Raises:
             InvalidProblemError: the cell is another word.
@@ -84,13 +84,13 @@ class Cells:
         return value
 
     def fault(self, column: str, message: str, allowed: str) -> InvalidProblemError:
-        """An error that names this row and a column."""
+        """Return an error that names this row and a column."""
         pointer = f"/rows/{self.line - 2}/{column}"
         return InvalidProblemError.of(pointer, f"line {self.line}: {message}", allowed=allowed)
 
 
 def read_cells(path: Path) -> Iterator[Cells]:
-    """The rows of a CSV file of runs.
+    """Yield the rows of a CSV file of runs.
 
     Raises:
         InvalidProblemError: the file cannot be read, lacks a required column or repeats one, or a
@@ -114,7 +114,7 @@ def read_cells(path: Path) -> Iterator[Cells]:
 
 
 def _check_header(header: Sequence[str]) -> None:
-    """Complain about each required column that is missing, and about doubled ones."""
+    """Reject missing required columns, and doubled ones."""
     names = list(header)
     missing = [name for name in REQUIRED_COLUMNS if name not in names]
     doubled = sorted({name for name in names if names.count(name) > 1})

@@ -1,4 +1,4 @@
-"""The layout that a row of measured runs describes, as a configuration.
+"""Layout that a row of measured runs describes, as a configuration.
 
 What a source leaves open is filled in as its software would: see each function.
 """
@@ -25,7 +25,7 @@ from meshwright.solver.problem import Workload
 from meshwright.solver.runs.cells import Cells
 from meshwright.solver.splits import even_split, nanotron_split
 
-# What a run is read from, beside what was measured.
+# The input of a run, apart from its measurements.
 READ_COLUMNS = (
     "run_id", "cluster", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads",
     "num_kv_heads", "head_dim", "vocab_size", "tied_embeddings", "gated_mlp", "num_experts", "moe_top_k",
@@ -44,7 +44,7 @@ READ_COLUMNS = (
     "env_flags", "lora_rank", "lora_targets", "lora_dropout", "pipeline_batch", "logits_sharded",
     "logit_bytes", "fsdp_kind",
 )  # fmt: skip
-_USUAL_VOCABULARY = 51_200  # of a GPT model whose source does not print it: GPT-2's, padded
+_USUAL_VOCABULARY = 51_200  # of a GPT model with no size in its source: GPT-2's, padded
 _USUAL_LORA_RANK = 16
 _ROOM_FOR_SCORES_BYTES = 40e9  # half of the 80 GB of the GPUs that Megatron-Core's tests are written for
 _MLA_QK_DIM = 192  # the query/key size that only multi-head latent attention has (128 + 64)
@@ -88,7 +88,7 @@ _GROUPS = re.compile(r"[1-9]\d{0,3}/[1-9]\d{0,3}")
 _REPLAYED = re.compile(r"(\d{1,4})(?:/([1-9]\d{0,3}))?")  # layers of each chunk, or x of all y
 _CONTAINER_MONTH = re.compile(r"(?<!\d)2\d\.(0[1-9]|1[0-2])(?!\d)")
 _MEGATRON_CORE = ("megatron-core", "megatron-core-ci", "nemo")
-# Clusters whose scripts set CUDA_LAUNCH_BLOCKING=1 though their table has no such column
+# Clusters with scripts that set CUDA_LAUNCH_BLOCKING=1 though their table has no such column
 # (bigscience-workshop/bigscience, train/tr11-176B-ml/tr11-176B-ml.slurm).
 _BLOCKING_CLUSTERS = ("jeanzay-a100",)
 # Optimizers by the dtype of Adam's moments.
@@ -101,14 +101,14 @@ class RefusedRunError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
-    """The framework whose facts a row uses, and what was assumed."""
+    """Framework with the facts that a row uses, and the assumptions."""
 
     name: str
     warning: str | None
 
 
 def needed(cells: Cells, column: str) -> int:
-    """A whole number of at least 1 without which a run means nothing.
+    """Return a whole number of at least 1 without which a run means nothing.
 
     Raises:
         RefusedRunError: the cell is empty or 0.
@@ -120,7 +120,7 @@ def needed(cells: Cells, column: str) -> int:
 
 
 def framework_of_run(cells: Cells) -> Framework:
-    """The framework of a row; a family that is not listed falls back to the nearest."""
+    """Return a row's framework; a family that is not listed falls back to the nearest."""
     family = cells.text("framework_family") or ""
     flash = cells.flag("flash_attention")
     modern = bool(flash) or cells.text("precision") in _MODERN_PRECISIONS
@@ -141,7 +141,7 @@ def framework_of_run(cells: Cells) -> Framework:
 
 
 def _megatron_core_of(cells: Cells) -> str:
-    """Who set Megatron-Core's flags: NeMo's or Megatron-Bridge's recipes, its own tests, or anybody."""
+    """Return the source of Megatron-Core's flags: NeMo, Megatron-Bridge, its tests, or others."""
     words = (cells.text("framework") or "").lower()
     if any(word in words for word in ("nemo", "bridge", "nvidia")):
         return "nemo"
@@ -156,7 +156,7 @@ def release_of(cells: Cells) -> str:
 
 
 def model_of(cells: Cells) -> ModelSpec:
-    """The model's shape; of a model of the catalog, what tables have no columns for is as it stands there.
+    """Return the model's shape; missing columns of a catalog model come from the catalog.
 
     Raises:
         RefusedRunError: a size is missing.
@@ -194,14 +194,14 @@ def model_of(cells: Cells) -> ModelSpec:
 
 
 def vocabulary_warning(cells: Cells, model: ModelSpec) -> str | None:
-    """What is assumed where neither the row nor the catalog states the vocabulary of its model."""
+    """Return what is assumed if neither the row nor the catalog states the vocabulary."""
     if cells.count("vocab_size") or model.vocab_size != _USUAL_VOCABULARY:
         return None
     return f"vocab_size is not stated: {_USUAL_VOCABULARY} tokens (GPT-2's, padded) are assumed"
 
 
 def _moe_of(cells: Cells) -> MoeSpec | None:
-    """The experts, where the model has any."""
+    """Return the experts, if the model has any."""
     experts = cells.count("num_experts")
     if not experts:
         return None
@@ -218,9 +218,9 @@ def _moe_of(cells: Cells) -> MoeSpec | None:
 
 
 def _mla_of(head_dim: int | None, heads: int) -> MlaSpec | None:
-    """DeepSeek's latent attention (arXiv:2405.04434, section 2.1), told by its stated query/key size.
+    """Return DeepSeek's latent attention (arXiv:2405.04434, 2.1), known by its stated query/key size.
 
-    A size that is merely hidden / heads tells nothing: GPT models of 12288 / 64 have it, too.
+    A size that is merely hidden / heads is not evidence: GPT models of 12288 / 64 have it, too.
     """
     if head_dim != _MLA_QK_DIM:
         return None
@@ -234,7 +234,7 @@ def _mla_of(head_dim: int | None, heads: int) -> MlaSpec | None:
 
 
 def gpu_of_run(slug: str, memory_gb: float | None) -> GpuSpec:
-    """The catalog's GPU of that name, or the one with the nearest name under the name that the row states.
+    """Return the catalog's GPU of that name, or the nearest one under the row's name.
 
     Under a name of its own it has no measured operators, so that its interval is wide.
 
@@ -256,7 +256,7 @@ def gpu_of_run(slug: str, memory_gb: float | None) -> GpuSpec:
 
 
 def gpu_warning(cells: Cells, cluster: ClusterSpec) -> str | None:
-    """What is assumed of a GPU that the catalog lacks."""
+    """Return what is assumed of a GPU that the catalog lacks."""
     gpu, stated = cluster.groups[0].gpu, cells.text("gpu") or ""
     try:
         find_gpu(stated)
@@ -266,7 +266,7 @@ def gpu_warning(cells: Cells, cluster: ClusterSpec) -> str | None:
 
 
 def cluster_of(cells: Cells) -> ClusterSpec:
-    """The machine: the catalog's GPU with the row's nodes, island and network rate.
+    """Return the machine: the catalog's GPU with the row's nodes, island and network rate.
 
     Raises:
         RefusedRunError: the GPU is unknown or the cluster is mixed.
@@ -297,13 +297,13 @@ def cluster_of(cells: Cells) -> ClusterSpec:
 
 
 def _network_kind(text: str | None) -> str | None:
-    """The kind of network that a row names in its own words; None where it names none."""
+    """Return the kind of network that a row names in its own words; None if it names none."""
     words = (text or "").lower()
     return next((kind for word, kind in _NETWORK_WORDS.items() if word in words), None)
 
 
 def _runs_unfused(cells: Cells, framework: str) -> bool:
-    """Whether Megatron-Core's own tests kept a score matrix, whatever the flag says.
+    """Return whether Megatron-Core's tests kept a score matrix, regardless of the flag.
 
     They are deterministic and set ``--attention-backend unfused`` (fused attention only where the
     context is split); the few that do not are those whose scores, 5 bytes each, would leave no room.
@@ -318,7 +318,7 @@ def _runs_unfused(cells: Cells, framework: str) -> bool:
 
 
 def _software_options(cells: Cells, framework: str) -> dict[str, str | int | float | bool]:
-    """The facts of the software that the row states; words that no fact knows count as unknown."""
+    """Return the row's software facts; words that no fact knows count as unknown."""
     stated: dict[str, str | float | bool | None] = {
         name: word if (word := cells.text(name)) in known else None for name, known in OPTION_WORDS.items()
     }
@@ -336,14 +336,14 @@ def _software_options(cells: Cells, framework: str) -> dict[str, str | int | flo
 
 
 def _joined_option(text: str | None, parts: Sequence[str], alone: Sequence[str]) -> str | None:
-    """A word that stands alone or parts joined by +; None where a part is not known."""
+    """Return a word alone or parts joined by +; None if a part is not known."""
     if text is None or text in alone or all(part in parts for part in text.split("+")):
         return text
     return None
 
 
 def _launches_block(cells: Cells) -> bool:
-    """Whether every kernel waits for the one before."""
+    """Return whether every kernel waits for the one before."""
     flags = cells.text("env_flags")
     if flags is None:
         return cells.text("cluster") in _BLOCKING_CLUSTERS
@@ -353,7 +353,7 @@ def _launches_block(cells: Cells) -> bool:
 def _reconciled(
     cells: Cells, stated: Mapping[str, str | float | bool | None], framework: str
 ) -> dict[str, str | float | bool | None]:
-    """Stated facts in our terms, where a source's own words or switches mean something else.
+    """Return stated facts in our terms, where a source's own words or switches mean something else.
 
     ``torch`` of Megatron-Core is Transformer Engine's unfused attention round Megatron's fused softmax.
     Delayed weight gradients do nothing without overlapped experts, which exclude the overlap of shared
@@ -389,14 +389,14 @@ def _reconciled(
 
 
 def _usual_precision(slug: str) -> str:
-    """What training runs in when it is not printed: fp16 before bf16 existed, fp8 from Blackwell on."""
+    """Return the precision of runs that do not print it: fp16 before bf16, fp8 from Blackwell on."""
     if slug.startswith(("v100", "t4", "rtx-20")):
         return "fp16"
     return "fp8" if slug.startswith(("b200", "b300", "gb200", "gb300", "mi35")) else "bf16"
 
 
 def _optimizer_of(cells: Cells) -> str:
-    """The optimizer, where its states are known."""
+    """Return the optimizer, if its states are known."""
     name = cells.text("optimizer") or "adamw"
     if name == "adamw":
         name = _STATES.get(cells.text("optimizer_state_dtype") or "", name)
@@ -406,7 +406,7 @@ def _optimizer_of(cells: Cells) -> str:
 
 
 def _lora_rank_of(cells: Cells) -> int:
-    """The stated or usual rank of adapters; 0 where every weight is trained."""
+    """Return the stated or usual rank of adapters; 0 if every weight is trained."""
     adapted = cells.text("peft")
     if adapted not in (None, "none", "lora"):
         raise RefusedRunError(f"peft = {adapted[:40]} is not modelled")
@@ -414,7 +414,7 @@ def _lora_rank_of(cells: Cells) -> int:
 
 
 def _lora_targets_of(cells: Cells) -> tuple[str, ...]:
-    """The stated modules that adapters stand beside, joined by +; else the attention projections.
+    """Return the stated modules with adapters, joined by +; else the attention projections.
 
     Raises:
         InvalidProblemError: a module is not known.
@@ -430,7 +430,7 @@ def _lora_targets_of(cells: Cells) -> tuple[str, ...]:
 
 
 def workload_of(cells: Cells, framework: str) -> Workload:
-    """The batch, the precision, and what the row knows of the software.
+    """Return the batch, the precision, and the row's facts of the software.
 
     Where LoRA's rank and modules are not stated (columns ``lora_rank``, ``lora_targets``), 16 is assumed,
     on the attention projections, as in MLPerf Training's fine-tuning benchmark (mlcommons/training,
@@ -475,7 +475,7 @@ MAX_EMPTY_CHUNKS = 8  # chunks without a layer: the ends may hold only embedding
 
 
 def _expert_tensor_parallel_size(cells: Cells, model: ModelSpec, tp: int, ep: int) -> int:
-    """As stated; else 1, as recipes have it, or tp where weights and gradients of experts could not fit.
+    """Return it as stated; else 1, as in recipes, or tp if experts' states could not fit otherwise.
 
     Megatron-LM's own default is tp (arguments.py, expert_tensor_parallel_size).
     """
@@ -491,7 +491,7 @@ def _expert_tensor_parallel_size(cells: Cells, model: ModelSpec, tp: int, ep: in
 
 
 def _refuse_unknown_software(cells: Cells) -> None:
-    """Refuse what changes memory or time in ways this version does not model."""
+    """Refuse software that changes memory or time in ways this version does not model."""
     if (cells.text("offload") or "none") not in OFFLOAD:
         raise RefusedRunError(f"offload = {(cells.text('offload') or '')[:40]} is not modelled")
     if "|" in (ambiguous := cells.text("precision") or ""):
@@ -501,7 +501,7 @@ def _refuse_unknown_software(cells: Cells) -> None:
 def _stage_layers(
     cells: Cells, model: ModelSpec, framework: str, *, tp: int, pp: int, vpp: int
 ) -> tuple[int, ...]:
-    """Layers of each chunk: as printed, else as the framework splits them, else even."""
+    """Return layers of each chunk: as printed, else as the framework splits them, else even."""
     layers, printed = model.num_layers, cells.text("layers_per_stage")
     if printed is None:
         if framework == "nanotron":
@@ -519,7 +519,7 @@ def _stage_layers(
 
 
 def _chunks_of_stages(stages: Sequence[int], vpp: int) -> list[tuple[int, ...]]:
-    """Layers of each stage's chunks, where stages are printed and chunks are not.
+    """Return layers of each stage's chunks, if stages are printed and chunks are not.
 
     An end of the model that holds fewer layers than other stages lacks them in its very first or last
     chunk, which has the embedding or the head instead (Megatron-LM
@@ -536,7 +536,7 @@ def _chunks_of_stages(stages: Sequence[int], vpp: int) -> list[tuple[int, ...]]:
 
 
 def _weighed_split(model: ModelSpec, chunks: int) -> tuple[int, ...]:
-    """Least work of the fullest chunk, where the last holds the head and what predicts further tokens.
+    """Return the split with the least fullest chunk; the last one holds head and predictions.
 
     As NVIDIA's layouts have it: ``Et*4|(t*4|)*14tmL`` on 16 chunks, ``Et|(tt|)*30mL`` on 32
     (Megatron-Bridge ``src/megatron/bridge/perf_recipes/deepseek``).
@@ -554,7 +554,7 @@ def _weighed_split(model: ModelSpec, chunks: int) -> tuple[int, ...]:
 
 
 def _recompute_of(cells: Cells, stage_layers: tuple[int, ...]) -> tuple[str, int]:
-    """Granularity, and how many layers of a chunk recompute; all of the model: every one."""
+    """Return granularity and recomputed layers of a chunk; all of the model: every one."""
     stated = cells.text("recompute") or "none"
     if stated not in RECOMPUTE:
         raise RefusedRunError(f"recompute = {stated[:40]} is not modelled")
@@ -567,10 +567,10 @@ def _recompute_of(cells: Cells, stage_layers: tuple[int, ...]) -> tuple[str, int
 
 
 def _replayed_layers(cells: Cells, stage_layers: tuple[int, ...]) -> int:
-    """Layers that each chunk recomputes: as many as stated, or its share of so many of all; else every one.
+    """Return each chunk's recomputed layers: as stated, or its share of the total; else every one.
 
     Raises:
-        InvalidProblemError: the cell says neither.
+        InvalidProblemError: the cell states neither.
     """
     stated = cells.text("recompute_layers")
     if stated is None:
@@ -588,7 +588,7 @@ def _replayed_layers(cells: Cells, stage_layers: tuple[int, ...]) -> int:
 
 
 def _schedule_of(cells: Cells, pp: int, vpp: int) -> str:
-    """The schedule; where it is not printed, the usual one of the layout."""
+    """Return the schedule; if it is not printed, the usual one of the layout."""
     stated = cells.text("pipeline_schedule")
     if stated == "afab":
         return "gpipe"
@@ -600,7 +600,7 @@ def _schedule_of(cells: Cells, pp: int, vpp: int) -> str:
 
 
 def configuration_of(cells: Cells, model: ModelSpec, framework: str) -> Configuration:
-    """The layout.
+    """Return the layout.
 
     Raises:
         RefusedRunError: the sizes do not multiply to the run's GPUs or batch, or a part is unknown.

@@ -1,4 +1,4 @@
-"""Measured runs: one row of a table as a problem, a configuration, and what was measured."""
+"""Measured runs: one row of a table as a problem, a configuration, and measurements."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from meshwright.solver.runs.layouts import (
 )
 
 MEMORY_KINDS = ("unknown", "allocated", "reserved", "device", "first_step")  # what a peak counts
-MEMORY_RANKS = ("unknown", "first", "last", "worst")  # whose peak it is
+MEMORY_RANKS = ("unknown", "first", "last", "worst")  # the rank with this peak
 CATALOG_RUNS = CATALOG / "runs" / "measured_runs.csv"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What a run reported; None where it did not."""
+    """Values that a run reported; None where it did not."""
 
     step_time_s: float | None
     peak_memory_bytes: float | None
@@ -43,14 +43,14 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunShape:
-    """Everything that a prediction may look at."""
+    """All inputs of a prediction."""
 
     problem: Problem
     configuration: Configuration
     framework: str
     warnings: tuple[str, ...]  # what was assumed
-    recompute_known: bool  # False: the source does not say whether layers were recomputed
-    sharding_known: bool  # False: it does not say who keeps the optimizer's states
+    recompute_known: bool  # False: the source does not state whether layers were recomputed
+    sharding_known: bool  # False: it does not state the sharding of optimizer states
     software_known: bool = True  # False: the framework is the nearest known one
     release: str = ""  # of the software, as the source states it; "" where it does not
 
@@ -72,7 +72,7 @@ PlanReader = Callable[[str], RunShape]
 
 
 def _no_plans(_: str) -> RunShape:
-    """What reads a plan where nobody else does.
+    """Refuse plans, if no reader of plans is given.
 
     Raises:
         RefusedRunError: always.
@@ -81,11 +81,11 @@ def _no_plans(_: str) -> RunShape:
 
 
 def read_runs(path: Path, plan_shape: PlanReader = _no_plans) -> tuple[Run, ...]:
-    """All rows of a table of runs (columns: ``profiles/catalog/runs/columns.md``).
+    """Return all rows of a table of runs (columns: ``profiles/catalog/runs/columns.md``).
 
     Args:
         path: the table.
-        plan_shape: reads the cell ``plan`` of a row whose facts are a plan's; it may raise
+        plan_shape: reads the cell ``plan`` of a row with a plan's facts; it may raise
             InvalidProblemError or RefusedRunError.
 
     Raises:
@@ -103,7 +103,7 @@ def read_runs(path: Path, plan_shape: PlanReader = _no_plans) -> tuple[Run, ...]
 
 
 def _shape_of(cells: Cells, plan_shape: PlanReader) -> RunShape:
-    """The row's problem and configuration."""
+    """Return the row's problem and configuration."""
     plan = cells.text("plan")
     if plan is not None:
         return plan_shape(plan)
@@ -140,7 +140,7 @@ _NOTHING_MEASURED = Measurement(
 
 
 def _run_of(cells: Cells, plan_shape: PlanReader) -> Run:
-    """One row as a run; what cannot be read or expressed is refused with a reason."""
+    """Return one row as a run; rows that cannot be read or expressed are refused with a reason."""
     shape, measured, reason = None, _NOTHING_MEASURED, None
     try:
         measured = _measurement_of(cells)
@@ -161,17 +161,17 @@ def _run_of(cells: Cells, plan_shape: PlanReader) -> Run:
 
 
 def _whose_memory(stated: str | None, family: str) -> str:
-    """Whose peak a row holds; nanotron logs that of its first rank (src/nanotron/utils.py, log_memory)."""
+    """Return the rank of a row's peak; nanotron logs the first (src/nanotron/utils.py, log_memory)."""
     if stated in (None, "unknown") and family == "nanotron":
         return "first"
     return stated or "unknown"
 
 
 def _measurement_of(cells: Cells) -> Measurement:
-    """The measured cells, where the table has them.
+    """Return the measured cells, if the table has them.
 
     Raises:
-        InvalidProblemError: a cell is no such number or word, or a run returned a time and failed.
+        InvalidProblemError: a cell is not such a number or word, or a run returned a time and failed.
     """
     seconds, peak = cells.number("step_time_s"), cells.number("peak_memory_gib")
     family, failed = cells.text("framework_family") or "", cells.flag("oom")
