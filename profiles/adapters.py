@@ -186,7 +186,7 @@ def _experts(model: ModelSpec, kind: LayerKind) -> dict[str, LinearLayer]:
 
 
 def _of_peft(model: ModelSpec, kind: LayerKind) -> Iterator[tuple[str, LinearLayer]]:
-    """Return the modules of one layer that peft adapts, each with its target.
+    """Yield the modules of one layer that peft adapts, each with its target.
 
     Where it converts the names of experts they mean these alone, not a layer without experts, the shared
     ones, or a gate of attention of that name.
@@ -205,7 +205,7 @@ def names_every(targets: tuple[str, ...]) -> bool:
 
 
 def adapted_layers(model: ModelSpec, kind: LayerKind, targets: tuple[str, ...]) -> Iterator[LinearLayer]:
-    """Return the linear layers of one transformer layer that have adapters."""
+    """Yield the linear layers of one transformer layer that have adapters."""
     every = names_every(targets)
     yield from (layer for name, layer in _of_peft(model, kind) if every or name in targets)
     for name, layers in fused_layers(model, kind).items():

@@ -200,5 +200,4 @@ def _name(raw: str) -> str:
 
 
 def _rows(raw: list[list[float]]) -> tuple[tuple[float, ...], ...]:
-    """Return a matrix as tuples."""
     return tuple(tuple(_number(value) for value in row) for row in raw)

@@ -127,7 +127,7 @@ class NodeGroup:
 
     @property
     def num_gpus(self) -> int:
-        """Return the GPUs of the whole group."""
+        """Return the number of GPUs in the whole group."""
         return self.num_nodes * self.gpus_per_node
 
     def to_mapping(self) -> dict[str, Any]:
@@ -170,12 +170,12 @@ class ClusterSpec:
 
     @property
     def num_gpus(self) -> int:
-        """Return the GPUs of all groups."""
+        """Return the number of GPUs in all groups."""
         return sum(group.num_gpus for group in self.groups)
 
     @property
     def num_nodes(self) -> int:
-        """Return the nodes of all groups."""
+        """Return the number of nodes in all groups."""
         return sum(group.num_nodes for group in self.groups)
 
     @property

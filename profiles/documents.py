@@ -51,7 +51,7 @@ _LONGEST_ESCAPE = 12  # bytes: a pair of surrogates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much one input may hold; a value takes up to 200 bytes of memory once it is read."""
+    """Limits of one input; a value takes up to 200 bytes of memory once it is read."""
 
     max_bytes: int
     max_values: int

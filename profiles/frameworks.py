@@ -270,7 +270,6 @@ def framework_sources(name: str) -> Mapping[str, str]:
 
 
 def _file_of(name: str) -> dict[str, Any]:
-    """Return one framework's file."""
     if name not in framework_names():
         raise UnknownNameError.among("/framework", name, framework_names())
     raw = _read(name)

@@ -167,7 +167,7 @@ def _host(reader: FieldReader) -> dict[str, Any]:
 
 
 def _usual_island(gpu: GpuSpec, gpus_per_node: int) -> int:
-    """Return the rack where the GPU's fast link spans nodes that size, else the node."""
+    """Return the GPUs of a rack where the GPU's fast link spans nodes that size, else of the node."""
     spans = gpu.island_gpus > gpu.gpus_per_node and gpu.island_gpus % gpus_per_node == 0
     return gpu.island_gpus if spans else gpus_per_node
 

@@ -114,7 +114,7 @@ class SwitchTree:
 
     @property
     def num_nodes(self) -> int:
-        """Return nodes below all switches."""
+        """Return the number of nodes below all switches."""
         return sum(len(switch.nodes) for switch in self.switches)
 
     def path(self, node: str) -> tuple[str, ...]:

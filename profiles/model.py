@@ -243,7 +243,7 @@ class ModelSpec:
         )
 
     def layers_without_rotary(self) -> tuple[bool, ...]:
-        """Return whether each of the ``num_layers`` layers leaves queries and keys where they are."""
+        """Return whether each of the ``num_layers`` layers leaves queries and keys unrotated."""
         every, listed = self.no_rotary_every, frozenset(self.no_rotary_layers)
         return tuple(
             layer in listed or (every > 0 and (layer + 1) % every == 0) for layer in range(self.num_layers)
@@ -256,7 +256,7 @@ class ModelSpec:
 
     @property
     def own_kv_heads(self) -> int:
-        """Return key/value heads that a layer yields itself."""
+        """Return the number of key/value heads that a layer computes itself."""
         return 0 if self.borrows else self.num_kv_heads
 
     @property
@@ -266,7 +266,7 @@ class ModelSpec:
 
     @property
     def kv_width(self) -> int:
-        """Return columns that project one head's key and value."""
+        """Return the columns that project one head's key and value."""
         return 0 if self.borrows else self.head_dim + (0 if self.keys_are_values else self.v_head_dim)
 
     @property
@@ -295,7 +295,7 @@ class ModelSpec:
 
     @property
     def mlp_matrices(self) -> int:
-        """Return weight matrices of one MLP: up and down, and the gate where there is one."""
+        """Return the number of weight matrices of one MLP: up and down, and the gate where there is one."""
         return 3 if self.gated_mlp else 2
 
     def dense_mlp_parameters(self) -> int:
@@ -325,11 +325,11 @@ class ModelSpec:
 
     @property
     def norms_per_layer(self) -> int:
-        """Return the norms of one layer over the hidden size."""
+        """Return the number of norms of one layer over the hidden size."""
         return 1 if self.shared_norm else _NORMS[self.norm_position]
 
     def norms_of(self, kind: LayerKind) -> int:
-        """Return the norms of one layer of a kind over the hidden size, those of its experts included."""
+        """Return the norms of one layer of a kind over the hidden size, those of experts included."""
         further = int(self.layer_embedding_size > 0) + 2 * int(self.streams is not None)
         if kind == "moe" and self.moe is not None:
             further += int(self.moe.output_norm) + 3 * int(self.moe.norms_apart)
@@ -374,7 +374,7 @@ class ModelSpec:
         return self.num_attention_heads * self.v_head_dim + mlp if self.inner_norms else 0
 
     def sink_parameters(self) -> int:
-        """Return attention sinks of one layer."""
+        """Return the number of attention sinks of one layer."""
         return self.num_attention_heads * int(self.attention_sinks)
 
     def indexer_parameters(self) -> int:
@@ -471,7 +471,6 @@ class ModelSpec:
         return self.norm_weights() * int(self.final_norm)
 
     def _parameters(self, shape: LayerShape) -> int:
-        """Return all weights of one layer of a shape."""
         return self.shaped(shape).layer_parameters(shape.kind)
 
     def parameters_by_layer(self) -> tuple[int, ...]:

@@ -325,7 +325,7 @@ class StreamsSpec:
 
 
 def num_streams(streams: StreamsSpec | None) -> int:
-    """Return hidden states of a token that layers hand on."""
+    """Return the number of hidden states of a token that layers pass on."""
     return streams.count if streams else 1
 
 
@@ -361,7 +361,7 @@ class LocalAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryScaling:
-    """How rotary frequencies are stretched; the names are those of Hugging Face ``rope_scaling``."""
+    """The stretching of rotary frequencies; the names are those of Hugging Face ``rope_scaling``."""
 
     kind: RotaryScalingKind
     factor: float

@@ -137,7 +137,6 @@ def _value(reader: FieldReader, part: type, name: str) -> object:
 
 
 def _part(reader: FieldReader | None, part: type) -> Any:  # noqa: ANN401 - one of the dataclasses above
-    """Return a nested object."""
     if reader is None:
         return None
     values = _values(reader, part, {})
@@ -147,7 +146,6 @@ def _part(reader: FieldReader | None, part: type) -> Any:  # noqa: ANN401 - one 
 
 
 def _layers(reader: FieldReader, name: str) -> tuple[int, ...]:
-    """Return the numbers of layers, in order."""
     value = reader.value(name)
     if not isinstance(value, list) or not all(type(layer) is int and layer >= 0 for layer in value):
         reader.fault(name, "must be a list of layers, counted from 0")

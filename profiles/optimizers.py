@@ -33,7 +33,7 @@ class Optimizer:
     source: str
 
     def matrix_state_bytes(self, hidden_size: int, rank: int) -> float:
-        """Return state bytes of one weight of a layer's matrix.
+        """Return the state bytes of one weight of a layer's matrix.
 
         A projection of rank r keeps ``m r`` elements of the projector and ``2 n r`` of the moments of an
         m by n matrix, m <= n (GaLore, arXiv:2403.03507, table 1): at most ``3 r / m`` for one weight,
@@ -57,7 +57,7 @@ _EIGHT_BIT_SOURCE = (
 
 
 def eight_bit_state_bytes(elements: int) -> int:
-    """Return state bytes of one tensor under bitsandbytes' 8-bit Adam; all share its code tables."""
+    """Return the state bytes of one tensor under bitsandbytes' 8-bit Adam; all share its code tables."""
     return 8 * elements if elements < _LEAST else 2 * elements + 8 * -(-elements // _BLOCK)
 
 

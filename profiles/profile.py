@@ -57,7 +57,6 @@ class Level:
 
 @cache
 def _levels() -> dict[str, Any]:
-    """Return the file's content."""
     levels: dict[str, Any] = yaml.load(STACKS_FILE.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     return levels
 

@@ -401,7 +401,6 @@ def _histogram(raw: object, at: tuple[str, ...]) -> tuple[tuple[int, float], ...
 
 
 def _tokens(value: object, at: tuple[str, ...]) -> int:
-    """Return a number of tokens."""
     if type(value) is not int:
         raise InvalidProblemError.of(pointer(*at), "must be an integer", allowed="1 to seq_length")
     if value < 1:
@@ -412,7 +411,6 @@ def _tokens(value: object, at: tuple[str, ...]) -> int:
 
 
 def _share(value: object, at: tuple[str, ...]) -> float:
-    """Return a share of the documents."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         raise InvalidProblemError.of(pointer(*at), "must be a number", allowed="from 0 to 1")
     if not 0.0 <= value <= 1.0:

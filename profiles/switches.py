@@ -126,7 +126,6 @@ def switches() -> Mapping[str, Switch]:
 
 
 def _switch(name: str, entry: Mapping[str, Any]) -> Switch:
-    """Return one entry of the catalog."""
     needs = entry.get("needs", ())
     settings = tuple(_setting(name, at, one, needs) for at, one in entry["settings"].items())
     known = {one.name for one in settings}
@@ -189,7 +188,7 @@ def switch_faults(
     launcher: str, stated: Options, *, facts: FrameworkFacts, model: ModelSpec, precision: str,
     gpus: Sequence[GpuSpec], pinned: object,
 ) -> Iterator[FieldError]:  # fmt: skip
-    """Return stated options that a launcher refuses: on these GPUs, for this model, or together.
+    """Yield stated options that a launcher refuses: on these GPUs, for this model, or together.
 
     ``facts`` are the framework's with what is ``stated``; ``pinned``: its only recomputation, if any.
     """
@@ -257,7 +256,7 @@ def otherwise(
     *,
     recompute: str,
 ) -> Iterator[tuple[str, dict[str, Option]]]:
-    """Return the options in which a switch has another setting, in words, if that may need less memory.
+    """Yield the options in which a switch has another setting, in words, if that may need less memory.
 
     What is stated is given up, switch by switch. Where selective is the only kind of ``recompute`` that is
     allowed, other modules are replayed, unless that contradicts what is stated; all layers replayed need
@@ -459,7 +458,7 @@ def _without(joined: str, parts: Collection[str], otherwise: str) -> str:
 
 
 def _graph_clashes(facts: FrameworkFacts, model: ModelSpec) -> Iterator[Clash]:
-    """Return clashes of CUDA graphs with parts that the model lacks, or with sizes that vary by step."""
+    """Yield clashes of CUDA graphs with parts that the model lacks, or with sizes that vary by step."""
     graph = set() if facts.cuda_graph == "none" else {*facts.cuda_graph.split("+")}
     whole = facts.cuda_graph in ("layer", "full_iteration")
 

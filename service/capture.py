@@ -293,7 +293,7 @@ def _leave(status: int) -> None:
 
 
 def _threads_of_user() -> int:
-    """Return the threads of this user, which is what Linux holds against RLIMIT_NPROC."""
+    """Return the number of this user's threads, which Linux compares with RLIMIT_NPROC."""
     count = 0
     for name in os.listdir("/proc"):  # noqa: PTH208
         with suppress(OSError):
@@ -303,7 +303,6 @@ def _threads_of_user() -> int:
 
 
 def _children(parent: int) -> list[int]:
-    """Return the child processes of a process."""
     return [process for process, other in _parents().items() if other == parent]
 
 

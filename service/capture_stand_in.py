@@ -122,7 +122,6 @@ def _inner(name: str, rest: Sequence[str]) -> list[str] | None:
 
 
 def _write(name: str, rest: Sequence[str]) -> None:
-    """Write one file for the call."""
     folder = os.environ.get(FOLDER, "")
     begun = {*json.loads(os.environ.get(f"{FOLDER}_ENVIRONMENT", "[]"))}
     environment = {

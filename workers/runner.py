@@ -103,7 +103,7 @@ class Runner:
             return True
 
     def wait_idle(self) -> None:
-        """Return when no caller runs a job any more."""
+        """Wait until no caller runs a job any more."""
         with self._turn:
             return
 
@@ -142,7 +142,7 @@ class Runner:
         threading.Thread(target=body, name=f"search-{claim.job_id[:8]}", daemon=True).start()
 
     def _wait(self, claim: Claim, running: _Search, heartbeat: Heartbeat) -> None:
-        """Return when the search is done, or will not be in time."""
+        """Wait until the search is done, or will not be in time."""
         soft_at = time.monotonic() + claim.time_limit_s + SOFT_LIMIT_S
         give_up_at = soft_at - SOFT_LIMIT_S + HARD_LIMIT_S
         while not running.done.wait(TICK_S):

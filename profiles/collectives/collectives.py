@@ -32,7 +32,7 @@ class Fabric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """How the ranks of one pipeline stage lie: blocks side by side, those of other stages in between."""
+    """The layout of one pipeline stage's ranks: blocks with those of other stages in between."""
 
     size: FloatArray  # ranks of a block; all of the stage's where stages are outermost
     stages: FloatArray

@@ -203,7 +203,7 @@ def _layers(reader: FieldReader, family: Family, num_layers: int) -> dict[str, A
 
 
 def _prediction_layers(reader: FieldReader) -> int:
-    """Return multi-token-prediction layers, under either of their names."""
+    """Return the number of multi-token-prediction layers, under either of their names."""
     if reader.flag("use_mtp", default=True):
         for name in ("num_nextn_predict_layers", "num_mtp_modules"):
             if reader.has(name):

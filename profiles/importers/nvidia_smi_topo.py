@@ -65,12 +65,12 @@ def _rows(file: ForeignFile, start: int, devices: Sequence[str]) -> tuple[Matrix
 
 
 def _links(cell: str) -> int:
-    """Return the NVLinks of one cell; 0 for PCIe."""
+    """Return the number of NVLinks in one cell; 0 for PCIe."""
     return int(cell[2:]) if cell.startswith("NV") else 0
 
 
 def _nvlinks(counts: Sequence[int]) -> int:
-    """Return NVLinks that leave a GPU, from its cells to every other GPU.
+    """Return the number of NVLinks that leave a GPU, from its cells to every other GPU.
 
     Where links go straight to peers the counts add up; behind NVSwitch every cell names all of
     them. More than a GPU can have means a switch.

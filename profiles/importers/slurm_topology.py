@@ -100,7 +100,6 @@ def _lines(file: ForeignFile) -> Iterator[_Line]:
 
 
 def _parameters(file: ForeignFile, words: Sequence[str], where: str) -> dict[str, str]:
-    """Return the parameters of one line."""
     values: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")

@@ -257,7 +257,7 @@ ALONE = "collectives: skipped, they need several processes (start the command wi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """How measuring was started."""
+    """The options with which measuring was started."""
 
     device: Device
     ranks: Ranks
@@ -268,7 +268,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How far one start came."""
+    """The progress of one start."""
 
     profile: MeasuredProfile
     planned: int  # tasks of this start

@@ -88,17 +88,17 @@ class Shard:
 
     @property
     def tokens(self) -> int:
-        """Return the tokens of one micro-batch."""
+        """Return the number of tokens of one micro-batch."""
         return self.micro_batch_size * self.seq_length
 
     @property
     def heads(self) -> int:
-        """Return query heads of this rank."""
+        """Return the number of query heads of this rank."""
         return self.model.num_attention_heads // self.tensor_parallel_size
 
     @property
     def kv_heads(self) -> int:
-        """Return key/value heads of this rank; latent attention expands them to the query heads."""
+        """Return the key/value heads of this rank; latent attention expands them to the query heads."""
         if self.model.mla is not None:
             return self.heads
         return max(1, self.model.num_kv_heads // self.tensor_parallel_size)
@@ -110,12 +110,12 @@ class Shard:
 
     @property
     def local_experts(self) -> int:
-        """Return routed experts of this rank (0 for a dense model)."""
+        """Return the number of routed experts of this rank (0 for a dense model)."""
         return self.model.moe.num_experts // self.expert_parallel_size if self.model.moe else 0
 
     @property
     def expert_rows(self) -> int:
-        """Return tokens that each local expert gets, rounded up: ep ranks send here, loads are balanced."""
+        """Return the tokens of each local expert, rounded up: ep ranks send here, loads are balanced."""
         if self.model.moe is None:
             return 0
         routed = self.tokens * self.model.moe.top_k * self.expert_parallel_size

@@ -18,7 +18,7 @@ FEWEST = 3  # repeats, however slow: fewer have no median
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """When to stop repeating."""
+    """The criteria for ending repeats."""
 
     warmups: int
     min_repeats: int

@@ -160,7 +160,6 @@ def flash_attention_s(
 
 @cache
 def _tables() -> dict[str, Any]:
-    """Return the operator table of the catalog."""
     table: dict[str, Any] = yaml.load(
         (_CATALOG / "operators.yaml").read_text(encoding="utf-8"), Loader=yaml.CSafeLoader
     )

@@ -210,7 +210,7 @@ _CHUNK = 16_384  # rows worked on at a time, so that intermediate arrays stay in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """How well a table reproduces measured points that its fit never saw."""
+    """Errors of a table at measured points that its fit never saw."""
 
     count: int
     median: float  # of |predicted / measured - 1|

@@ -1,4 +1,4 @@
-"""Who owns a SQLite file: one server, or one restore, at a time."""
+"""Ownership of a SQLite file: one server, or one restore, at a time."""
 
 from __future__ import annotations
 

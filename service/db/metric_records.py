@@ -16,7 +16,7 @@ GAP_BOUNDS = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """How many values are at most each bound, how many there are, and their sum."""
+    """Numbers of values up to each bound, their total number, and their sum."""
 
     bounds: tuple[float, ...]
     at_most: tuple[int, ...]

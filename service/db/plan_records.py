@@ -222,7 +222,7 @@ def figures_of(plan: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str,
 
 
 def _num_gpus(config: Mapping[str, Any]) -> int:
-    """Return the GPUs of a configuration, of all its stages and classes."""
+    """Return the number of GPUs of a configuration, of all its stages and classes."""
     if config.get("replicas"):
         return sum(_num_gpus(one) for one in config["replicas"])
     if config.get("stage_groups"):

@@ -63,7 +63,7 @@ class JobRecord(JobSummary):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a question came from: kept with its job, for logs and traces."""
+    """The origin of a question: kept with its job, for logs and traces."""
 
     request_id: str | None = None
     traceparent: str | None = None  # W3C trace context

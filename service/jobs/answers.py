@@ -82,7 +82,6 @@ def stored_answer(document: Mapping[str, Any], *, pointer: str = "/plans") -> tu
 
 
 def _baseline(raw: Mapping[str, Any] | None) -> Baseline | None:
-    """Return the client's own configuration."""
     if raw is None:
         return None
     values = {**raw, "config": configuration_from_json(raw["config"]), "problems": tuple(raw["problems"])}
@@ -96,7 +95,6 @@ def _baseline(raw: Mapping[str, Any] | None) -> Baseline | None:
 
 
 def _front(raw: Mapping[str, Any] | None) -> ParetoFront | None:
-    """Return the front of step time and peak memory."""
     if raw is None:
         return None
     points = (
@@ -107,7 +105,6 @@ def _front(raw: Mapping[str, Any] | None) -> ParetoFront | None:
 
 
 def _infeasibility(raw: Mapping[str, Any] | None) -> Infeasibility | None:
-    """Return the reasons of an infeasible answer."""
     if raw is None:
         return None
     nearest = raw.get("nearest")

@@ -1,4 +1,4 @@
-"""Which queued job is next, and the one statement that claims it.
+"""The choice of the next queued job, and the one statement that claims it.
 
 Tenants take turns: first who has the fewest jobs running, then who waited longest since a job of theirs
 was claimed. So a tenant that floods the queue delays its own jobs, and another's next job waits for one

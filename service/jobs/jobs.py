@@ -357,7 +357,6 @@ def _answered(connection: Connection, tenant: str, cache_key: str) -> JobRecord 
 
 
 def _required_job(connection: Connection, tenant: str, job_id: str) -> JobRecord:
-    """Return the job, or NotFoundError."""
     job = records.find_job(connection, tenant, job_id)
     if job is None:
         raise NotFoundError("there is no such job")

@@ -174,7 +174,7 @@ def _skipped(answers: Sequence[Json]) -> list[Json]:
 
 
 def _status(rows: Sequence[Json]) -> str:
-    """Return proved only where every point is."""
+    """Return the status of the whole: proved only if every point is."""
     found = {row["status"] for row in rows}
     if found == {"infeasible"}:
         return "infeasible"
@@ -232,7 +232,6 @@ def _lacks(nearest: Json | None) -> float:
 
 
 def _state(rows: Sequence[Json], status: str, *, cancelled: bool) -> EndState:
-    """Return how the sweep ended."""
     if cancelled:
         return "cancelled"
     if status in {"optimal", "feasible"}:

@@ -16,7 +16,7 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pruned:
-    """How much one pruning removed."""
+    """The numbers of rows that one pruning removed."""
 
     jobs: int
     keys: int

@@ -35,7 +35,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a job ended, and everything that is stored about it in one transaction."""
+    """The end of a job, and everything that is stored about it in one transaction."""
 
     state: EndState
     answer: Mapping[str, Any] | None = None  # without its plans

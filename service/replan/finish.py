@@ -1,4 +1,4 @@
-"""Which way a job that lost nodes is finished first: other layouts, spare nodes, waiting for the repair.
+"""Ways to finish a job that lost nodes, soonest first: other layouts, spare nodes, waiting for repair.
 
     time to finish = waiting + restarts + resharding + lost work + remaining steps * slowdown by failures
 
@@ -83,7 +83,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replan:
-    """All ways, the soonest first."""
+    """All ways to finish a job, the soonest first."""
 
     ways: tuple[Way, ...]
     saved_step: int
@@ -152,7 +152,7 @@ class _Timing:
 
     @property
     def lost_steps(self) -> int:
-        """Return steps that are done again."""
+        """Return the number of steps that are done again."""
         return self.job.steps_done - self.saved_step
 
     @property
@@ -168,7 +168,7 @@ class _Timing:
         return CHECKPOINT_BYTES_PER_WEIGHT * self.job.problem.model.num_parameters()
 
     def notes(self) -> Iterator[str]:
-        """Return the assumptions made for missing values."""
+        """Yield the assumptions made for missing values."""
         job = self.job
         if not job.planned and job.saved_step is None:
             lost = f"half an interval of checkpoints is lost ({self.lost_steps} steps)"

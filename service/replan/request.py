@@ -280,7 +280,7 @@ def _steps_total(asked: ReplanRequest, problem: Problem) -> int | None:
 
 
 def _step_faults(asked: ReplanRequest, total: int | None) -> Iterator[FieldError]:
-    """Return faults unless saved, done and all steps are in this order."""
+    """Yield faults unless saved, done and all steps are in this order."""
     if total is None:
         message = "is required: the job does not say how many tokens it trains on"
         yield FieldError(pointer="/steps_total", message=message)

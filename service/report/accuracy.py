@@ -63,7 +63,7 @@ def _votes(report: Report) -> list[str]:
 
 
 def _head(report: Report) -> str:
-    """Return how many rows there are, and how many of them can be held against a measurement."""
+    """Return how many rows there are, and how many of them have a measurement."""
     predicted = sum(row.prediction is not None for row in report.runs)
     learnt = sum(row.used_for_calibration for row in report.runs)
     used = f", {learnt} used for calibration" if learnt else ""
@@ -72,17 +72,16 @@ def _head(report: Report) -> str:
 
 
 def _timed(figures: Figures) -> int:
-    """Return runs with a measured step time."""
+    """Return the number of runs with a measured step time."""
     return figures.time.n if figures.time else 0
 
 
 def _weighed(figures: Figures) -> int:
-    """Return runs with measured memory."""
+    """Return the number of runs with measured memory."""
     return sum(kind.n for kind in figures.memory.values())
 
 
 def _table(rows: Iterable[tuple[str, Figures]], title: str) -> Table:
-    """Return one line for each set of runs."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column(title)
     for name in _TITLES:

@@ -69,7 +69,6 @@ def _front_words(front: ParetoFront) -> list[str]:
 
 
 def _gpus(front: ParetoFront) -> set[int]:
-    """Return the numbers of GPUs on a front."""
     return {point.plan.config.num_gpus for point in front.points}
 
 
@@ -81,7 +80,6 @@ def _objective(claim: ObjectiveClaim) -> str:
 
 
 def _run(plan: Plan, outlook: Outlook) -> str:
-    """Return the run that the first plan makes."""
     every = tied(f"{outlook.checkpoint_interval_s / _MINUTE_S:.0f} min")
     parts = [f"goodput {tied(figures.percent(outlook.goodput))} with a checkpoint every {every}"]
     if outlook.days is not None:
@@ -94,7 +92,6 @@ def _run(plan: Plan, outlook: Outlook) -> str:
 
 
 def _baseline(baseline: Baseline, plans: int) -> str:
-    """Return the client's own configuration."""
     place = f"rank {baseline.rank}" if baseline.rank else f"behind all {plans} plans"
     gap = "" if baseline.gap_to_best is None else f", {_gap(baseline.gap_to_best)} #1"
     own = f"Your configuration ({tied(figures.configuration_words(baseline.config))})"

@@ -166,7 +166,6 @@ def document_of(answer: Answer, problem: Problem, extras: Extras, *, chosen: str
 
 
 def _standings(answer: Answer, problem: Problem, extras: Extras) -> Standings:
-    """Return the table of plans."""
     found = standings_of(answer, problem, extras.details.keys())
     if not extras.left_out:
         return found
@@ -174,7 +173,6 @@ def _standings(answer: Answer, problem: Problem, extras: Extras) -> Standings:
 
 
 def _view(plan: Plan, problem: Problem, details: Details, most_passes: int) -> PlanView:
-    """Return one plan with its pictures."""
     seen, step_s = plan.prediction, plan.prediction.step_time_s
     terms = plan.why.waterfall_s if plan.why else seen.time_breakdown_s
     losses, limits = reasons_of(plan)
@@ -234,7 +232,6 @@ def _peak(seen: Prediction) -> str:
 
 
 def _roof_view(roof: Roofline) -> RoofView:
-    """Return one roofline with its table."""
     title = f"{roof.gpu}, {roof.note}" if roof.note else ""
     return RoofView(title=title, chart=roofline_scatter(roof), operators=_operators(roof))
 

@@ -1,4 +1,4 @@
-"""How figures are written for people: few digits, always with their unit."""
+"""Formats of figures for readers: few digits, always with their unit."""
 
 from __future__ import annotations
 

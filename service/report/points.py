@@ -96,7 +96,6 @@ def _cells(row: Row) -> list[str]:
 
 
 def _config(row: Row) -> Configuration:
-    """Return the best plan's configuration."""
     return configuration_from_json(row["config"])
 
 

@@ -1,4 +1,4 @@
-"""Which GPU holds which rank, and which link each axis of the mesh crosses.
+"""The map of ranks to GPUs, and of the mesh's axes to the links that they cross.
 
 Ranks are numbered along the axes in the configuration's own order, fastest first; expert tensor and expert
 parallel ranks share out the tp * cp * dp ranks of a stage, in the order in which the stage has them.

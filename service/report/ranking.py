@@ -63,7 +63,6 @@ def changes_of(plan: Plan) -> list[str]:
 
 
 def _switches_of(plan: Plan) -> str:
-    """Return the switches that a plan sets."""
     return ", ".join(text for text in changes_of(plan) if text not in plan.workload.values())
 
 
@@ -191,7 +190,6 @@ def _gap(plan: Plan) -> str:
 
 
 def _risk(plan: Plan) -> str:
-    """Return the chance of running out of memory."""
     return figures.risk(plan.prediction.out_of_memory_probability)
 
 

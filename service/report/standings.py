@@ -104,7 +104,6 @@ def _key(title: str, text: str, plan: Plan) -> str:
 
 
 def _baseline(baseline: Baseline, plans: int) -> str:
-    """Return the client's own configuration."""
     words, step = figures.configuration_words(baseline.config), figures.step_time(baseline.prediction)
     if baseline.problems:
         return f"Yours ({words}) cannot run: {'; '.join(baseline.problems)}. If it could: {step}."

@@ -204,7 +204,6 @@ def skipped_words(answer: Answer) -> tuple[str, ...]:
 
 
 def _skipped(answer: Answer, width: int) -> list[Text]:
-    """Return the launchers without a plan as a list."""
     found = skipped_words(answer)
     lines = [wrapped(one, width, indent=4, hang=2) for one in found]
     return [wrapped("Launchers without a plan:", width, indent=2), *lines] if found else []
@@ -219,7 +218,6 @@ def _outside(prediction: Prediction, width: int) -> list[Text]:
 
 
 def _warnings(warnings: Iterable[str], width: int) -> list[Text]:
-    """Return one warning each."""
     said = (f"warning: {clean(warning)}" for warning in warnings)
     return [wrapped(line, width, indent=2, style="yellow") for line in said]
 
@@ -246,7 +244,6 @@ def is_calibrated(answer: Answer, problem: Problem) -> bool:
 
 
 def _next(answer: Answer, problem: Problem) -> str:
-    """Return the next commands for the answer."""
     if not answer.plans:
         return "Next: give the search more time (--time-limit-s)"
     if problem.launcher == "none":

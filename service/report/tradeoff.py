@@ -62,7 +62,6 @@ def _front(plans: Sequence[Plan]) -> str:
 
 
 def _step_s(plan: Plan) -> float:
-    """Return the seconds of a step."""
     return plan.prediction.step_time_s
 
 
@@ -72,7 +71,6 @@ def _peak(plan: Plan) -> float:
 
 
 def _extent(values: Sequence[float]) -> tuple[float, float]:
-    """Return the least and the largest."""
     return min(values), max(values)
 
 

@@ -86,7 +86,6 @@ def verdict_of(answer: Answer, problem: Problem) -> Verdict:
 
 
 def _ended(answer: Answer, problem: Problem) -> Verdict:
-    """Return how the search ended."""
     if answer.status == "infeasible":
         return _infeasible(answer, problem)
     if not answer.plans:
@@ -157,7 +156,6 @@ def _odds(plan: Plan, subject: str, rivals: str) -> list[str]:
 
 
 def _searched(answer: Answer) -> str:
-    """Return the searched space."""
     size, legal = figures.count(answer.space_size), figures.count(answer.legal)
     seen = size if answer.explored >= answer.space_size else f"{figures.count(answer.explored)} of {size}"
     return f"Searched {seen} configurations ({legal} legal) in {answer.elapsed_s:.1f} s."

@@ -41,7 +41,7 @@ class HeatTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfs:
-    """All of them."""
+    """All changed questions of a report."""
 
     rows: tuple[WhatIf, ...] = ()
     method: str  # how they were found, or why there are none

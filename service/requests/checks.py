@@ -162,7 +162,7 @@ def _integer(name: str, value: int | str, at: str) -> Iterator[FieldError]:
 
 
 def _word(name: str, value: int | str, at: str) -> Iterator[FieldError]:
-    """Read a value of a variable with words as values."""
+    """Check a value of a variable with words as values."""
     if isinstance(value, int):
         yield FieldError(pointer=at, message="must be a word", allowed=", ".join(WORDS[name]))
     elif value not in WORDS[name]:

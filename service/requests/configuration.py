@@ -156,7 +156,7 @@ def _stage_faults(one: object, problem: Problem, at: Where) -> Iterator[FieldErr
 
 
 def _fixed(given: Configuration, at: Where) -> Iterator[FieldError]:
-    """Return the variables that placed stages fix."""
+    """Yield the variables that placed stages fix."""
     for name, only in PLACED_ONLY.items():
         if getattr(given, name) != only:
             message = f"only {only} where stages are placed on node groups"
@@ -303,7 +303,7 @@ def configuration_of(raw: Mapping[str, object]) -> Configuration:
 
 
 def _out_of_range(given: Configuration) -> Iterator[FieldError]:
-    """Return faults of integers that are not legal values of their variable, and of unknown words."""
+    """Yield faults of integers that are not legal values of their variable, and of unknown words."""
     for name in INTEGER_VARIABLES:
         least, most, where = VARIABLES[name].least, VARIABLES[name].most, pointer("configuration", name)
         if getattr(given, name) < least:
@@ -369,7 +369,7 @@ def _stage_counts(configuration: Configuration) -> Iterator[FieldError]:
 
 
 def _misfits(configuration: Configuration, problem: Problem) -> Iterator[FieldError]:
-    """Return faults that prevent a price: another number of layers, chunks, GPUs or sequences."""
+    """Yield faults that prevent a price: another number of layers, chunks, GPUs or sequences."""
     batch, layers = problem.workload.global_batch_size, problem.model.num_layers
     gpus, sequences = usable_gpus(problem), configuration.global_batch_size
     chunks = configuration.pipeline_parallel_size * configuration.virtual_pipeline_size

@@ -294,7 +294,7 @@ def _told_workload(workload: object) -> dict[str, int | str | bool]:
 
 
 def _plain(values: Values, part: str) -> dict[str, int | str | bool]:
-    """Refuse values that are not numbers, words or switches."""
+    """Return the values; refuse those that are not numbers, words or switches."""
     found: dict[str, int | str | bool] = {}
     for name, value in values.items():
         if not isinstance(value, int | str | bool):
@@ -410,7 +410,6 @@ def in_the_text(fault: FieldError) -> FieldError:
 
 
 def _ignored(value: object) -> tuple[str, ...]:
-    """Return the flags to ignore."""
     if (
         isinstance(value, list)
         and len(value) <= MAX_VARIABLES
@@ -421,7 +420,6 @@ def _ignored(value: object) -> tuple[str, ...]:
 
 
 def _run(value: object) -> int | None:
-    """Return which of several runs."""
     if value is None or (type(value) is int and value > 0):
         return value
     raise InvalidProblemError.of(pointer(_AT, "run"), "must be a whole number", allowed="1 and more")
@@ -438,7 +436,6 @@ def _name(value: object, *where: str) -> str:
 
 
 def _texts(raw: Mapping[str, object], part: str, most: int) -> dict[str, str]:
-    """Return texts by name."""
     found = raw.get(part, {})
     if not isinstance(found, Mapping) or len(found) > most:
         raise InvalidProblemError.of(pointer(_AT, part), f"must be an object of at most {most} texts")
@@ -446,7 +443,6 @@ def _texts(raw: Mapping[str, object], part: str, most: int) -> dict[str, str]:
 
 
 def _text(value: object, *where: str) -> str:
-    """Return one text."""
     if not isinstance(value, str):
         raise InvalidProblemError.of(pointer(_AT, *where), "must be text")
     if len(value) > MAX_TEXT:

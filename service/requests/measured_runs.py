@@ -117,7 +117,7 @@ def plan_row(run: MeasuredRun, plan: Plan, problem: Problem, names: Mapping[str,
 
 
 def contradictions(run: MeasuredRun, plan: Plan, settled: Problem) -> Iterator[FieldError]:
-    """Return the facts of a log that contradict the plan it is said to be of."""
+    """Yield the facts of a log that contradict the plan it is said to be of."""
     log = _LOG_OF.get(settled.launcher)
     if run.framework != log:
         stands = f"plan {plan.plan_id} is for launcher {settled.launcher}"

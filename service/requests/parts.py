@@ -94,7 +94,7 @@ def _all_pointers(raw: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 
 
 def _pointers(named: Mapping[str, object], at: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Return the pointers of one object that has variables as keys."""
+    """Yield the pointers of one object that has variables as keys."""
     for short in named:
         if short in LONG_NAMES:
             yield pointer(*at, LONG_NAMES[short]), pointer(*at, short)
@@ -238,7 +238,7 @@ def _may_hold(node: Node, names: Sequence[str], values: Values) -> bool:
 
 
 def _emptied(options: SearchOptions, name: str, every: tuple[int | str, ...]) -> Iterator[str]:
-    """Return the sections with a limit that no value satisfies."""
+    """Yield the sections with a limit that no value satisfies."""
     if name in options.pin and options.pin[name] not in every:
         yield "pin"
     if set(every) <= set(options.forbid.get(name, ())):
@@ -294,7 +294,6 @@ def with_open_nodes(raw: Mapping[str, object]) -> dict[str, object]:
 
 
 def _groups(cluster: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the node groups of an inline cluster."""
     groups = cluster.get("groups")
     return [group for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
 
@@ -379,7 +378,7 @@ def places_stages(problem: Problem) -> bool:
 
 
 def _placed_faults(problem: Problem) -> Iterator[FieldError]:
-    """Return the faults of a request under the search that places stages on unlike node groups."""
+    """Yield the faults of a request under the search that places stages on unlike node groups."""
     if not places_stages(problem):
         return
     options = problem.options

@@ -186,7 +186,7 @@ def _divides(problem: Problem, name: str, wholes: Sequence[int], of: str) -> Ite
 
 
 def _at_most(problem: Problem, name: str, most: int, of: str) -> Iterator[FieldError]:
-    """Return a fault if a pinned size is more than ``most``."""
+    """Yield a fault if a pinned size is more than ``most``."""
     value = problem.options.pin.get(name)
     if isinstance(value, int) and value > most:
         at = pointer("search", "pin", name)

@@ -1,4 +1,4 @@
-"""Which plan of a short list is run next, and when the best one is known well enough.
+"""The choice of the plan to run next from a short list, and of when to stop.
 
 Every run teaches: after each the cluster is calibrated on all of them, the list is priced anew, and the
 chances of each plan to be the fastest follow from what the calibration leaves open. A plan that ran out

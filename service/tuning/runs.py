@@ -81,7 +81,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """How runs are started."""
+    """The options with which runs are started."""
 
     command: Sequence[
         str
@@ -361,7 +361,6 @@ def _stated_memory(found: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _tail(log: Path) -> str:
-    """Return the end of a log."""
     with log.open("rb") as handle:
         handle.seek(max(log.stat().st_size - _TAIL_BYTES, 0))
         return handle.read().decode(errors="replace")

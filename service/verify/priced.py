@@ -186,7 +186,6 @@ def _core_flops(ctx: Context, config: Configuration, keys: int) -> float:
 
 
 def _recomputed(target: Target, chunk: int) -> int:
-    """Return the layers of a chunk that are computed again."""
     config = target.config
     if config.stage_recompute_layers:
         return config.stage_recompute_layers[chunk]

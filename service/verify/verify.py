@@ -63,7 +63,7 @@ _FLOPS_TOLERANCE = 1e-2  # routers, norms and losses are counted by neither side
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Builder:
-    """How a launcher is asked."""
+    """The command that asks a launcher."""
 
     environment: Environment
     script: str
@@ -188,7 +188,7 @@ def distinct_ranks(target: Target) -> tuple[int, ...]:
 
 
 def traced_microbatches(target: Target) -> int:
-    """Return micro-batches after which no rank holds more than before: twice the pipeline's stages."""
+    """Return the micro-batches after which no rank holds more than before: twice the pipeline's stages."""
     config = target.config
     return min(config.num_microbatches, 2 * config.pipeline_parallel_size)
 
@@ -285,7 +285,6 @@ def _judged(
     ranks: Sequence[int],
     profile: Profile | None,
 ) -> Verification:
-    """Return the verdict over all ranks."""
     built = [one for one in answers if "rank" in one]
     priced_bytes = rank_bytes(target, profile)
     quantities = [each for one in built for each in _compared(target, one, priced_bytes)]

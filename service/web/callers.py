@@ -64,7 +64,6 @@ def form_of(limits: Limits) -> Callable[[Request], AsyncIterator[Values]]:
 
 
 def _fields_of(body: bytes) -> Values:
-    """Return the fields of a form."""
     try:
         text = body.decode("ascii")
         pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)

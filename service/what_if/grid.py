@@ -183,7 +183,6 @@ def _rows(problem: Problem, now: Found, singles: Sequence[Single]) -> tuple[What
 
 
 def _now(problem: Problem) -> str:
-    """Return the report's own question."""
     sizes = {group.gpu.memory_bytes for group in problem.cluster.groups}
     memory = " and ".join(figures.gib(size) for size in sorted(sizes))
     gpus = figures.count(problem.cluster.num_gpus)
@@ -191,7 +190,6 @@ def _now(problem: Problem) -> str:
 
 
 def _row(subject: str, change: str, found: Outcome, asked: Found, most: float) -> WhatIf:
-    """Return one line."""
     if not isinstance(found, Found):
         return WhatIf(subject=subject, change=change, found=SAID[found])
     return WhatIf(

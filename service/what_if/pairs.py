@@ -86,7 +86,6 @@ class Pairs:
         return row.outcome  # on one island there is no other network to take
 
     def _cell(self, outcome: Outcome, most: float) -> HeatCell:
-        """Return one place of a table."""
         if not isinstance(outcome, Found):
             return HeatCell(text="–", title=SAID[outcome] if outcome else "nothing carried over fits")
         return HeatCell(

@@ -85,7 +85,6 @@ def memory_bars(prediction: Prediction, log_memory_sigma: float | None) -> Bars:
 def _stage(
     stage: StagePrediction, terms: Sequence[str], unit: float, *, limit: int, band: float | None
 ) -> Bar:
-    """Return one stage."""
     segments, at = [], 0.0
     for name in terms:
         size = stage.memory_bytes.get(name, 0)
@@ -145,7 +144,6 @@ def waterfall_bars(terms_s: Mapping[str, float], step_s: float) -> Bars:
 
 
 def _term(name: str, value_s: float, step_s: float, place: tuple[float, float], kind: str) -> Bar:
-    """Return one term."""
     figure = _like(value_s, step_s)
     segment = Segment(
         term=kind, label=f"{words(name)} {figure}", at=round(place[0], 1), width=round(place[1], 1)

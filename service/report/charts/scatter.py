@@ -191,7 +191,6 @@ def pareto_scatter(answer: Answer, chosen: str) -> Scatter:
 
 
 def _mark(plan: Plan, chosen: str, *, listed: bool = True) -> _Mark:
-    """Return one plan."""
     seen, words = plan.prediction, formatting.configuration_words(plan.config)
     kind = "chosen" if plan.plan_id == chosen else "plan" if listed else "front"
     label = f"#{plan.rank}" if listed else ""
@@ -224,7 +223,6 @@ def _named(marks: Sequence[_Mark], front: Sequence[_Mark]) -> list[_Mark]:
 
 
 def _pareto_summary(front: Sequence[_Mark]) -> str:
-    """Return the summary of the front."""
     first, last = front[0], front[-1]
     if first is last:
         return "No plan listed needs less memory than the fastest."

@@ -131,7 +131,6 @@ def _note(timeline: Timeline, gap_s: tuple[float, float] | None) -> str:
 
 
 def _row(rank: RankTimeline, full: RankTimeline, timeline: Timeline, places: _Places) -> Row:
-    """Return one rank's strokes."""
     chunks = np.unique(full.chunk)
     shade = np.searchsorted(chunks, rank.chunk) * _SHADES // max(len(chunks), 1)
     starts, ends = places.at(rank.start_s), places.at(rank.start_s + rank.seconds)

@@ -170,7 +170,7 @@ _attention_made = DotProductAttention.__init__
 
 
 def _attention_of_any_width(self: Any, config: Any, *given: Any, **options: Any) -> None:
-    """Return the local attention, which has no weights, without latent attention's widths and rings."""
+    """Build the local attention, which has no weights, without latent attention's widths and rings."""
     widths = ("k_channels", "v_channels")
     size, config.context_parallel_size = config.context_parallel_size, 1
     try:
@@ -411,7 +411,7 @@ def optimizer_states(optimizer: Any, weights: list[Any]) -> list[torch.Tensor]:
 
 
 def step_of(args: Any, config: Any, chunks: list[Any], held: list[torch.Tensor], case: Case) -> Built:
-    """Yield the schedule of a step, with as many micro-batches as its peak needs."""
+    """Return the schedule of a step, with as many micro-batches as its peak needs."""
     count, length, batch = case["trace"], args.seq_length, args.micro_batch_size
 
     def batches() -> Iterator[dict[str, torch.Tensor]]:

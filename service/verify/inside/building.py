@@ -149,7 +149,7 @@ def _fsdp_parameters(model: Any) -> Iterator[Any]:
 
 
 def _fsdp_groups(model: Any) -> Iterator[Any]:
-    """Return the parameters that FSDP2 gathers at once."""
+    """Yield the parameters that FSDP2 gathers at once."""
     states = [one._get_fsdp_state() for one in model.modules() if isinstance(one, FSDPModule)]
     yield from (group for state in states for group in state._fsdp_param_groups)
 
@@ -161,7 +161,7 @@ def shards(model: Any) -> Iterator[torch.Tensor]:
 
 
 def gathered(model: Any) -> Iterator[torch.Tensor]:
-    """Return the bytes of FSDP2's parameters that are gathered, or being gathered."""
+    """Yield the bytes of FSDP2's parameters that are gathered, or being gathered."""
     for one in _fsdp_parameters(model):
         yield from one.all_gather_outputs
     for group in _fsdp_groups(model):
@@ -170,7 +170,7 @@ def gathered(model: Any) -> Iterator[torch.Tensor]:
 
 
 def gradients(model: Any) -> Iterator[torch.Tensor]:
-    """Return gradients: of FSDP2 parameters shards and those that add up whole, of replicas their own.
+    """Yield gradients: of FSDP2 parameters shards and those that add up whole, of replicas their own.
 
     The 2-byte results of weight-gradient passes, until the next backward pass adds them up, do not count in
     addition to the sum; before any sum they count in its type, to which a reduction casts them.
@@ -244,7 +244,7 @@ class Memory(MemTracker):
         return found
 
     def peak_bytes(self) -> int:
-        """Return the most that all tensors together took."""
+        """Return the most bytes that all tensors took together."""
         return max(
             (snapshot["Total"] for snapshot in self.get_tracker_snapshot("peak").values()), default=0
         )

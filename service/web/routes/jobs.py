@@ -94,7 +94,6 @@ def _answered(
 
 
 def _children(jobs: Jobs, tenant: str, job: JobRecord) -> list[views.ChildRow]:
-    """Return the points of a sweep."""
     if job.num_children is None:
         return []
     found = jobs.children(tenant, job.id, page_size=job.num_children, page_token=None)

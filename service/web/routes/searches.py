@@ -108,7 +108,6 @@ def _submitted(
 
 
 def _own_body(values: Values) -> dict[str, object]:
-    """Return the body of a prediction."""
     whole = request_of(questions.OWN, values)
     launch_file = whole.pop("launch_file", {})
     return {"problem": whole, "launch_file": launch_file}
@@ -137,7 +136,6 @@ def _question_page(
     status: int = 200,
     recent: Sequence[object] = (),
 ) -> Response:
-    """Return the page of the form."""
     return page(
         request,
         "question.html",
@@ -159,7 +157,6 @@ def _own_page(
     status: int = 200,
     priced: Mapping[str, object] | None = None,
 ) -> Response:
-    """Return the page of a launch file."""
     return page(
         request,
         "own.html",

@@ -42,7 +42,6 @@ _DOCUMENT = {
 
 
 def _fields(kind: str) -> tuple[Field, ...]:
-    """Return the form that keeps one."""
     document = Field(
         name="document",
         at=("document",),
@@ -206,7 +205,6 @@ def _text(document: Mapping[str, Any]) -> str:
 
 
 def _facts(found: DefinitionView) -> list[tuple[str, str]]:
-    """Return the plain figures of a document."""
     return [
         (name.replace("_", " "), str(value))
         for name, value in found.document.items()
