@@ -44,14 +44,14 @@ _MESH = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_siz
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """One change and what comes out of it."""
+    """One change with its effects."""
 
     words: str  # ``tp 4``, ``recompute off``
     configuration: Configuration
 
 
 def moves_of(problem: Problem, configuration: Configuration) -> list[Move]:
-    """Every single change that leaves at least one layer in every chunk, each result once."""
+    """Return every single change that leaves a layer in every chunk, each result once."""
     seen, found = {configuration}, []
     for words, changed in _changes(problem, configuration):
         settled = settle(problem, changed)
@@ -62,7 +62,7 @@ def moves_of(problem: Problem, configuration: Configuration) -> list[Move]:
 
 
 def settle(problem: Problem, changed: Configuration) -> Configuration | None:
-    """The configuration with everything that follows from its sizes.
+    """Return the configuration with everything that follows from its sizes.
 
     None where chunks lack layers, or experts ranks: there is no such mesh to price.
     """
@@ -98,7 +98,7 @@ def settle(problem: Problem, changed: Configuration) -> Configuration | None:
 
 
 def splits_with_ends_alone(problem: Problem, config: Configuration) -> Iterator[tuple[int, ...]]:
-    """Splits of as many chunks with an end of the model alone, the layers evenly on the others."""
+    """Yield splits into as many chunks with one end of the model alone, the layers evenly on others."""
     alone, layers = launcher_capabilities(problem.launcher).alone(problem.model), problem.model.num_layers
     for first, last in product(range(alone[0] + 1), range(alone[1] + 1)):
         between = len(config.stage_layers) - first - last
@@ -107,12 +107,12 @@ def splits_with_ends_alone(problem: Problem, config: Configuration) -> Iterator[
 
 
 def _replayed(layers: int, split: tuple[int, ...]) -> int:
-    """A number of recomputed layers that every chunk has, or all layers of the model."""
+    """Return a number of recomputed layers that every chunk has, or all layers of the model."""
     return sum(split) if layers >= min(split) else layers
 
 
 def _changes(problem: Problem, c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    """Raw changes with their words."""
+    """Yield raw changes with their words."""
     for name in _MESH:
         size = getattr(c, name)
         yield from _traded(c, name, size * 2)
@@ -128,7 +128,7 @@ def _changes(problem: Problem, c: Configuration) -> Iterator[tuple[str, Configur
 
 
 def _stepped(c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    """Other numbers of chunks, half and double the micro-batch."""
+    """Yield other numbers of chunks, half and double the micro-batch."""
     for vpp in sorted({1, c.virtual_pipeline_size * 2, *_near(c.virtual_pipeline_size)}):
         if c.pipeline_parallel_size > 1:
             yield _set(c, "virtual_pipeline_size", vpp)
@@ -138,7 +138,7 @@ def _stepped(c: Configuration) -> Iterator[tuple[str, Configuration]]:
 
 
 def _with_recomputation(problem: Problem, c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    """Changes that often need the memory that recomputing every layer frees."""
+    """Yield changes that often need the memory that recomputing every layer frees."""
     if c.recompute_granularity != "full":
         for words, changed in _larger(c):
             every = replace(
@@ -148,26 +148,26 @@ def _with_recomputation(problem: Problem, c: Configuration) -> Iterator[tuple[st
 
 
 def _larger(c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    """Less tensor parallelism, larger micro-batches."""
+    """Yield less tensor parallelism and larger micro-batches."""
     if c.tensor_parallel_size % 2 == 0:
         yield from _traded(c, "tensor_parallel_size", c.tensor_parallel_size // 2)
     yield _set(c, "micro_batch_size", c.micro_batch_size * 2)
 
 
 def _near(size: int) -> list[int]:
-    """One less and one more."""
+    """Return one less and one more."""
     return [value for value in (size - 1, size + 1) if value > 0]
 
 
 def _set(c: Configuration, name: str, value: int) -> tuple[str, Configuration]:
-    """One size changed alone."""
+    """Change one size alone."""
     words = f"{SHORT_NAMES[name]} {value}" if value != getattr(c, name) else ""
     changed: dict[str, int] = {name: value}
     return words, replace(c, **changed)  # type: ignore[arg-type]
 
 
 def _expert_changes(c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    """Half and double the expert parallelism."""
+    """Yield half and double the expert parallelism."""
     size = c.expert_parallel_size
     yield _set(c, "expert_parallel_size", size * 2)
     if size % 2 == 0:
@@ -175,7 +175,7 @@ def _expert_changes(c: Configuration) -> Iterator[tuple[str, Configuration]]:
 
 
 def _traded(c: Configuration, name: str, size: int) -> Iterator[tuple[str, Configuration]]:
-    """One axis of the mesh against data parallelism, and against the pipeline."""
+    """Trade one axis of the mesh for data parallelism, and for the pipeline."""
     old = getattr(c, name)
     for other in ("data_parallel_size", "pipeline_parallel_size"):
         product = getattr(c, other) * old
@@ -188,7 +188,7 @@ def _traded(c: Configuration, name: str, size: int) -> Iterator[tuple[str, Confi
 
 
 def _recomputed(c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    """None, the scores, or one layer of each chunk more or less."""
+    """Yield no recomputation, the scores, or one layer of each chunk more or less."""
     most = max(c.stage_layers)
     now = min(c.recompute_layers, most) if c.recompute_granularity == "full" else 0
     yield "recompute off", replace(c, recompute_granularity="none", recompute_layers=0)
@@ -216,7 +216,7 @@ class Alternative:
 
     @property
     def stands(self) -> bool:
-        """Whether it is legal and fits."""
+        """Return whether it is legal and fits."""
         return not self.broken and not self.short_bytes
 
 
@@ -264,7 +264,7 @@ def _alternative(judge: Judge, move: Move, now: _Fallen, start: _Fallen) -> Alte
 
 
 class Judge:
-    """Which rules configurations break; masks of rows that were priced together are found once."""
+    """Judge of the rules that configurations break; masks of rows priced together are cached."""
 
     def __init__(self, problem: Problem) -> None:
         self.batch = problem.workload.global_batch_size
@@ -273,7 +273,7 @@ class Judge:
         self._masks = cache(_masks)
 
     def broken(self, found: Evaluation) -> tuple[str, ...]:
-        """Names of the rules that a configuration breaks on any group; too few GPUs or sequences."""
+        """Return rules that a configuration breaks on any group, and missing GPUs or sequences."""
         names = dict[str, None]()
         for on, row in {(stage.on, stage.row): None for stage in found.stages}:
             rules, masks = self._masks(on)
@@ -286,7 +286,7 @@ class Judge:
         return (*names, *self._too_few_gpus(found))
 
     def _too_few_gpus(self, found: Evaluation) -> list[str]:
-        """Groups that would have to give more GPUs than they have."""
+        """Return groups that would have to give more GPUs than they have."""
         used = Counter[str]()
         for stage in (stage for one in found.classes for stage in one.config.stage_groups):
             used[stage.group] += stage.num_gpus
@@ -295,7 +295,7 @@ class Judge:
 
 
 def _masks(on: Priced) -> tuple[list[str], IntArray]:
-    """Names of the rules on a group, and the broken ones of each row."""
+    """Return the names of the rules on a group, and the broken ones of each row."""
     rules = rules_of(on.problem)
     return [rule.name for rule in rules], violation_masks(rules, on.columns)
 
@@ -310,7 +310,7 @@ _ZERO_STAGES = (0, 1, 2, 3)
 
 
 def placed_moves_of(problem: Problem, config: Configuration, changed: int) -> list[Move]:
-    """Every single change of class ``changed`` (0 where replicas are alike), each result once."""
+    """Return every single change of class ``changed`` (0 if replicas are alike), each result once."""
     own = config.replicas[changed] if config.replicas else config
     seen, found = {config}, list[Move]()
     for words, raw in _placed_changes(own):
@@ -324,7 +324,7 @@ def placed_moves_of(problem: Problem, config: Configuration, changed: int) -> li
 
 
 def _placed_changes(c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    """Raw changes with their words."""
+    """Yield raw changes with their words."""
     yield from _sizes(c)
     yield from _tensor_of_groups(c)
     yield from _stages(c)
@@ -336,7 +336,7 @@ def _placed_changes(c: Configuration) -> Iterator[tuple[str, Configuration]]:
 
 
 def _sizes(c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    """Micro-batches twice and half as large; data parallelism for tensor and context parallelism."""
+    """Double and halve micro-batches; trade data parallelism for tensor and context parallelism."""
     for size in (c.micro_batch_size * 2, c.micro_batch_size // 2):
         if size:
             yield f"mbs {size}", replace(c, micro_batch_size=size)
@@ -349,7 +349,7 @@ def _sizes(c: Configuration) -> Iterator[tuple[str, Configuration]]:
 
 
 def _placed_traded(c: Configuration, dp: int, more: int, less: int) -> Iterator[tuple[str, Configuration]]:
-    """So much data parallelism, taken from or given to another axis of every stage."""
+    """Move data parallelism from or to another axis of every stage."""
     if c.context_parallel_size * less % more == 0:
         cp = c.context_parallel_size * less // more
         yield f"cp {cp}, dp {dp}", replace(c, data_parallel_size=dp, context_parallel_size=cp)
@@ -364,7 +364,7 @@ def _placed_traded(c: Configuration, dp: int, more: int, less: int) -> Iterator[
 
 
 def _tensor_of_groups(c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    """Twice and half the tensor parallelism of one group's stages, on as many GPUs more or fewer."""
+    """Double and halve the tensor parallelism of one group's stages, on as many GPUs more or fewer."""
     for group in dict.fromkeys(one.group for one in c.stage_groups):
         sizes = {one.tensor_parallel_size for one in c.stage_groups if one.group == group}
         for factor in (2.0, 0.5):
@@ -377,12 +377,12 @@ def _tensor_of_groups(c: Configuration) -> Iterator[tuple[str, Configuration]]:
 
 
 def _scaled(one: StageGroup, factor: float) -> StageGroup:
-    """A stage with another tensor-parallel size."""
+    """Return a stage with another tensor-parallel size."""
     return replace(one, tensor_parallel_size=max(int(one.tensor_parallel_size * factor), 1))
 
 
 def _stages(c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    """One stage of a group more, from the largest of its run, or one less, joined with a neighbour."""
+    """Yield one stage of a group more, from its run's largest, or one less, joined with a neighbour."""
     for group in dict.fromkeys(one.group for one in c.stage_groups):
         own = [at for at, one in enumerate(c.stage_groups) if one.group == group]
         at = max(own, key=lambda stage: c.stage_layers[stage])
@@ -396,7 +396,7 @@ def _stages(c: Configuration) -> Iterator[tuple[str, Configuration]]:
 
 
 def _without(c: Configuration, at: int) -> Configuration:
-    """Without one stage; its neighbour behind, or the last one's before, has its layers."""
+    """Remove one stage; its neighbour behind, or the last one's before, gets its layers."""
     into = at + 1 if at + 1 < len(c.stage_groups) else at - 1
     sizes = list(c.stage_layers)
     sizes[into] += sizes[at]
@@ -406,7 +406,7 @@ def _without(c: Configuration, at: int) -> Configuration:
 
 
 def _layers(c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    """One layer from a stage to its neighbour, where groups meet."""
+    """Move one layer from a stage to its neighbour, where groups meet."""
     for at, (one, other) in enumerate(pairwise(c.stage_groups)):
         if one.group == other.group:
             continue

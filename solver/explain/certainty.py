@@ -1,8 +1,8 @@
-"""How sure a ranking is under the error band of the cost model, and which runs would settle it.
+"""Certainty of a ranking under the cost model's error band, and the runs that would settle it.
 
 Assumption: the logarithms of measured over predicted step times are jointly normal. Each plan's spread is
 that of its prediction. Errors of two plans move together as calibration assumes: through the constants
-of the cost model that both hang on, and through a Gaussian process over their features, so that alike
+of the cost model that both depend on, and through a Gaussian process over their features, so that alike
 configurations err alike. A calibrated cluster has the covariance that its measured runs leave over. The
 noise of a single run is left out: the question is which plan is faster, not which run.
 """
@@ -32,7 +32,7 @@ from meshwright.solver.predict import Z_80_PERCENT
 from meshwright.solver.problem import Problem, with_changes
 
 # --------------------------------------------------------------------------------------------------
-# How errors of placed plans go together: each node group errs on its own, a plan as it hangs on them.
+# How errors of placed plans go together: each node group errs on its own, a plan by its share of each.
 #
 # Calibration sees a node group as a cluster. Its constants err apart from those of the other groups, and
 # a Gaussian process over the features of what runs there adds what is left; a calibrated group has the
@@ -46,13 +46,13 @@ _MOST_IN_COMMON = 0.9  # of a plan's variance: timed layers leave less than the 
 
 
 def log_sigma(plan: Plan) -> float:
-    """Spread of a prediction, from its 80 % interval."""
+    """Return the spread of a prediction, from its 80 % interval."""
     prediction = plan.prediction
     return log(prediction.step_time_high_s / prediction.step_time_s) / Z_80_PERCENT
 
 
 def placed_log_covariance(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> FloatArray:
-    """Covariance of ln(true / predicted) of placed plans' steps, (n, n); spreads are the plans' own."""
+    """Return the covariance of ln(true / predicted) of placed plans, (n, n), at the plans' own spreads."""
     placed = evaluate(problem, profile, [plan.config for plan in plans])
     together = np.zeros((len(plans), len(plans)))
     for group in {stage.on.group for one in placed for stage in one.stages}:
@@ -63,15 +63,15 @@ def placed_log_covariance(problem: Problem, profile: Profile, plans: Sequence[Pl
 
 
 def _apart_from_the_cluster(problem: Problem, together: FloatArray, scales: FloatArray) -> FloatArray:
-    """Return a covariance scaled to the plans' own spreads, with what their cluster errs by in common.
+    """Scale a covariance to the plans' own spreads, with their cluster's error in common.
 
     All plans of a problem err by the same factor there: it takes its part of each plan's spread, and leaves
     their order alone. Plans on unlike node groups have no such factor: each group errs on its own.
 
     Args:
-        problem: what the plans are of.
+        problem: the problem of the plans.
         together: covariance of the plans' errors, in any unit, (n, n).
-        scales: what each plan's spread in that unit is to be multiplied by, (n,).
+        scales: factor of each plan's spread in that unit, (n,).
     """
     variances = np.diag(together) * scales**2
     common = min(between(problem) ** 2, _MOST_IN_COMMON * float(variances.min()))
@@ -80,7 +80,7 @@ def _apart_from_the_cluster(problem: Problem, together: FloatArray, scales: Floa
 
 
 def _of_group(placed: Sequence[Evaluation], group: int) -> FloatArray:
-    """What one group's errors do to every pair of plans, (n, n)."""
+    """Return the covariance that one group's errors give every pair of plans, (n, n)."""
     shares = _shares(placed, group)
     points = np.stack([_features(one, group) for one in placed])
     residual = next(
@@ -95,14 +95,14 @@ def _of_group(placed: Sequence[Evaluation], group: int) -> FloatArray:
 
 
 def _steps_s(placed: Sequence[Evaluation], of_classes: FloatArray) -> FloatArray:
-    """Steps of plans, (n,), from those of their classes, one plan after the other."""
+    """Return steps of plans, (n,), from those of their classes, one plan after the other."""
     counts = np.array([len(one.classes) for one in placed])
     slowest = np.maximum.reduceat(of_classes, np.cumsum(counts) - counts)
     return np.asarray(slowest + [one.exchange_s for one in placed])
 
 
 def _shares(placed: Sequence[Evaluation], group: int) -> FloatArray:
-    """Share of each step that depends on a group: its relative change with all times there, (n,)."""
+    """Return each step's share that depends on a group: its relative change with all times there, (n,)."""
     table = StageTable([pipeline for one in placed for pipeline in one.classes])
     there = table.of_rows(lambda on: np.full(len(on.columns), float(on.group == group)))
     longer, now = table.objective_s(1.0 + _SHARE_STEP * there), table.objective_s()
@@ -110,7 +110,7 @@ def _shares(placed: Sequence[Evaluation], group: int) -> FloatArray:
 
 
 def _features(placed: Evaluation, group: int) -> FloatArray:
-    """Features of what a plan runs on a group, (F,); zeros where it runs nothing there."""
+    """Return features of a plan's work on a group, (F,); zeros if it runs nothing there."""
     for stage in placed.stages:
         if stage.on.group == group:
             columns = stage.on.columns.take(np.array([stage.row]))
@@ -119,7 +119,7 @@ def _features(placed: Evaluation, group: int) -> FloatArray:
 
 
 def _effects(placed: Sequence[Evaluation], group: int) -> FloatArray:
-    """What one prior width of each constant of a group does to the log step of every plan, (n, c)."""
+    """Return the effect of each group constant's prior width on every plan's log step, (n, c)."""
     widths, moved = np.array(list(TIME_WIDTHS.values())), dict[int, Priced]()
     for stage in (stage for one in placed for stage in one.stages):
         if stage.on.group == group and id(stage.on) not in moved:
@@ -134,7 +134,7 @@ def _effects(placed: Sequence[Evaluation], group: int) -> FloatArray:
 
 
 def _moved(on: Priced) -> Priced:
-    """A group's prices with each constant moved alone, one set of rows after the other."""
+    """Return a group's prices with each constant moved alone, one set of rows after the other."""
     names, rows = tuple(TIME_WIDTHS), len(on.columns)
     offsets = _STEP * np.eye(len(names))
     again = np.tile(np.arange(rows), len(names))
@@ -148,7 +148,7 @@ def _moved(on: Priced) -> Priced:
 
 
 def _with(pipeline: Pipeline, moved: Mapping[int, Priced], constant: int) -> Pipeline:
-    """A pipeline with one constant of a group moved."""
+    """Return a pipeline with one constant of a group moved."""
 
     def stage_of(stage: Stage) -> Stage:
         on = moved.get(id(stage.on))
@@ -166,7 +166,7 @@ _REGRET = 90.0  # percentile
 
 
 def log_covariance(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> FloatArray:
-    """Covariance of ln(true / predicted) of the plans' step times, (n, n)."""
+    """Return the covariance of ln(true / predicted) of the plans' step times, (n, n)."""
     if all(plan.config.is_placed for plan in plans):
         return placed_log_covariance(problem, profile, plans)
     if profile.residual is not None:
@@ -180,7 +180,7 @@ def log_covariance(problem: Problem, profile: Profile, plans: Sequence[Plan]) ->
 
 
 def _asked(problem: Problem, profile: Profile, plan: Plan) -> Observation:
-    """The plan as a run that nobody measured."""
+    """Return the plan as an unmeasured run."""
     return Observation(
         name=plan.plan_id,
         problem=_of_plan(problem, plan),
@@ -191,12 +191,12 @@ def _asked(problem: Problem, profile: Profile, plan: Plan) -> Observation:
 
 
 def _of_plan(problem: Problem, plan: Plan) -> Problem:
-    """The problem with the plan's own precision, optimizer and switches."""
+    """Return the problem with the plan's own precision, optimizer and switches."""
     return replace(problem, workload=with_changes(problem.workload, plan.workload))
 
 
 def _draws(covariance: FloatArray, seed: int) -> FloatArray:
-    """Joint errors, (draws, n): the same for a seed."""
+    """Return joint errors, (draws, n), the same for a seed."""
     values, vectors = np.linalg.eigh(covariance)
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     normal = np.random.default_rng(seed).standard_normal((_DRAWS, len(covariance)))
@@ -204,14 +204,13 @@ def _draws(covariance: FloatArray, seed: int) -> FloatArray:
 
 
 def _log_steps(plans: Sequence[Plan]) -> FloatArray:
-    """Logarithms of the predicted step times, (n,)."""
     return np.log([plan.prediction.step_time_s for plan in plans])
 
 
 def odds_of(
     predicted_log_s: FloatArray, covariance: FloatArray, seed: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Probability to be the fastest, and the 90th percentile of the regret, of every plan: (n,) each."""
+    """Return every plan's chance to be fastest, and its regret's 90th percentile: (n,) each."""
     times = predicted_log_s + _draws(covariance, seed)
     fastest = np.bincount(times.argmin(axis=1), minlength=len(predicted_log_s))
     regrets = np.expm1(times - times.min(axis=1, keepdims=True))
@@ -219,7 +218,7 @@ def odds_of(
 
 
 def with_odds(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> tuple[Plan, ...]:
-    """The plans, each with its chances among them; seeded by the request."""
+    """Add to each plan its chances among them; seeded by the request."""
     if not plans:
         return ()
     covariance = log_covariance(problem, profile, plans)
@@ -233,7 +232,7 @@ def with_odds(problem: Problem, profile: Profile, plans: Sequence[Plan]) -> tupl
 def runs_to_measure(
     problem: Problem, profile: Profile, plans: Sequence[Plan], number: int
 ) -> list[tuple[Plan, float]]:
-    """The plans whose measurement would decide most, and how much faster the choice is expected to get.
+    """Return the plans most worth measuring, and the expected speed-up of the choice by each.
 
     Knowledge gradient for correlated beliefs (Frazier, Powell and Dayanik 2009, INFORMS Journal on
     Computing 21(4)): the expected fall of the least expected log step time, one run at a time. Where no
@@ -256,13 +255,13 @@ def runs_to_measure(
 
 
 def _effect(covariance: FloatArray, at: int) -> FloatArray:
-    """What one spread of a run's outcome does to the expected log time of every plan, (n,)."""
+    """Return the effect of a run's outcome, one spread off, on every plan's expected log time, (n,)."""
     column = covariance[:, at]
     return np.asarray(column / np.sqrt(column[at] + TIME_PROCESS.noise**2))
 
 
 def _worth(means: FloatArray, covariance: FloatArray, at: int) -> float:
-    """Expected fall of the least expected log step time by measuring one plan."""
+    """Return the expected fall of the least expected log step by measuring one plan."""
     shares = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     outcomes = np.array([NormalDist().inv_cdf(share) for share in shares])
     after = means[None, :] + np.outer(outcomes, _effect(covariance, at))
@@ -270,6 +269,6 @@ def _worth(means: FloatArray, covariance: FloatArray, at: int) -> float:
 
 
 def _settled(chances: FloatArray, covariance: FloatArray, at: int) -> float:
-    """Variance that measuring one plan takes from the lead of the likeliest one, by the others' chances."""
+    """Return the variance of the likeliest plan's lead that measuring one plan removes."""
     effect = _effect(covariance, at)
     return float(chances @ (effect - effect[chances.argmax()]) ** 2)

@@ -1,4 +1,4 @@
-"""Two configurations side by side: what each difference between them buys.
+"""Comparison of two configurations: the effect of each difference between them.
 
 One difference after the other is carried over from the first to the second, along a path on which every
 stop can be priced, as many stops as possible break no rule, as few as possible lack memory, and the step
@@ -42,14 +42,14 @@ _SHORT = {"num_gpus": "GPUs", "offload": "offload", **SHORT_NAMES}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One thing that two configurations have otherwise."""
+    """One thing in which two configurations differ."""
 
     name: str
     words: str  # ``tp 8 → 4``
 
 
 def differences_of(first: Configuration, second: Configuration) -> list[Difference]:
-    """In a fixed order; what follows from the others (dp, micro-batches, shards) is none of its own."""
+    """Return them in a fixed order, without those that follow (dp, micro-batches, shards)."""
     found = []
     for name, fields in _GROUPS.items():
         if any(getattr(first, one) != getattr(second, one) for one in fields):
@@ -64,7 +64,6 @@ def differences_of(first: Configuration, second: Configuration) -> list[Differen
 
 
 def _recompute(c: Configuration) -> str:
-    """Recomputation in words."""
     if c.recompute_granularity != "full":
         return {"none": "off", "selective": "of scores"}.get(c.recompute_granularity, "?")
     every = c.recompute_layers >= max(c.stage_layers)
@@ -73,7 +72,7 @@ def _recompute(c: Configuration) -> str:
 
 
 def _words(name: str, first: Configuration, second: Configuration) -> str:
-    """``tp 8 → 4``."""
+    """Return ``tp 8 → 4``."""
     if name == _RECOMPUTE:
         return f"recompute {_recompute(second)}"
     if name == "rank_order":
@@ -91,7 +90,7 @@ def _words(name: str, first: Configuration, second: Configuration) -> str:
 
 
 def _axes(first: Configuration, second: Configuration, one: Configuration) -> str:
-    """``tp, pp, dp``: in which order a configuration numbers ranks, without axes that neither has."""
+    """Return the order of a configuration's ranks, ``tp, pp, dp``, without axes that neither has."""
     sizes = {axis: f"{name}_parallel_size" for axis, name in (("tp", "tensor"), ("cp", "context"))}
     axes = [axis for axis in one.rank_order.split("-") if axis not in sizes
             or max(getattr(first, sizes[axis]), getattr(second, sizes[axis])) > 1]  # fmt: skip
@@ -101,7 +100,7 @@ def _axes(first: Configuration, second: Configuration, one: Configuration) -> st
 def carried(
     problem: Problem, first: Configuration, second: Configuration, done: AbstractSet[str]
 ) -> Configuration | None:
-    """The first configuration with the named differences of the second; None where it cannot be.
+    """Carry over the named differences of the second configuration; None if that is impossible.
 
     Data parallelism takes the GPUs that the other axes leave.
     """
@@ -129,7 +128,7 @@ def carried(
 
 
 def _every(first: Configuration, second: Configuration, done: AbstractSet[str]) -> bool:
-    """Whether the recomputation in force covers every layer of its own configuration."""
+    """Return whether the recomputation in force covers every layer of its own configuration."""
     owner = second if _RECOMPUTE in done else first
     return owner.recompute_layers >= max(owner.stage_layers)
 
@@ -137,7 +136,7 @@ def _every(first: Configuration, second: Configuration, done: AbstractSet[str]) 
 def _split(
     problem: Problem, first: Configuration, second: Configuration, chunks: int, done: AbstractSet[str]
 ) -> tuple[int, ...]:
-    """A split of one of the two where it has as many chunks, else an even one."""
+    """Return the split of one of the two if it has as many chunks, else an even one."""
     owners = (second, first) if "stage_layers" in done else (first, second)
     if len(first.stage_layers) != len(second.stage_layers):
         owners = (second, first)
@@ -148,7 +147,7 @@ def _split(
 
 
 def _sharded(first: Configuration, second: Configuration, found: Configuration) -> Configuration:
-    """Shard sets as large as those of a configuration with the same ranks, else all ranks."""
+    """Return shard sets as large as those of a configuration with the same ranks, else all ranks."""
     ranks = found.data_parallel_size * found.context_parallel_size
     for owner in (second, first):
         same = ranks == owner.data_parallel_size * owner.context_parallel_size
@@ -161,7 +160,7 @@ def _sharded(first: Configuration, second: Configuration, found: Configuration) 
 # In which order the differences of two configurations are carried over.
 
 
-MOST = 10  # differences whose orders are looked through; more are carried over in their own order
+MOST = 10  # differences with orders that are looked through; more are carried over in their own order
 ILLEGAL, TOO_BIG = 100, 1  # what a stop costs the path
 _DIGITS = 9  # of seconds; what is less is rounding
 
@@ -169,7 +168,7 @@ _DIGITS = 9  # of seconds; what is less is rounding
 def best_order(
     differences: Sequence[Difference], prices: Mapping[int, tuple[int, float]]
 ) -> list[Difference]:
-    """The order with the fewest stops that break a rule, then that lack memory, then the shortest way.
+    """Return the order with the fewest broken rules, then memory shortages, then the shortest way.
 
     Args:
         differences: of the two configurations.
@@ -196,7 +195,7 @@ def best_order(
 # --------------------------------------------------------------------------------------------------
 # From one placed configuration to another: what differs, and the stops between them.
 #
-# Micro-batch, ZeRO stage, recomputation, where the stages stand with how many replicas, and the split of
+# Micro-batch, ZeRO stage, recomputation, the groups of the stages with how many replicas, and the split of
 # the layers are carried over one by one. Between unlike replicas, or a mesh and placed stages, everything
 # is carried over at once: there is no configuration with some of each.
 
@@ -208,7 +207,7 @@ _RANKS = ("data_parallel_size", "context_parallel_size")
 
 
 def _whole(second: Configuration) -> str:
-    """Everything at once, in words."""
+    """Return all differences at once, in words."""
     if second.replicas:
         names = [one.stage_groups[0].group for one in second.replicas]
         return f"replicas of their own on {', '.join(names)}"
@@ -216,7 +215,7 @@ def _whole(second: Configuration) -> str:
 
 
 def placed_differences(first: Configuration, second: Configuration) -> list[Difference]:
-    """In a fixed order; what follows from the others is none of its own."""
+    """Return them in a fixed order; values that follow from the others are left out."""
     found = [
         Difference(name=name, words=f"{_SHORT[name]} {getattr(first, name)} → {getattr(second, name)}")
         for name in _SIZES
@@ -239,12 +238,12 @@ def placed_differences(first: Configuration, second: Configuration) -> list[Diff
 
 
 def _differ(first: Configuration, second: Configuration, name: str) -> bool:
-    """Whether two configurations have a size otherwise."""
+    """Return whether two configurations differ in a size."""
     return bool(getattr(first, name) != getattr(second, name))
 
 
 def _stands(config: Configuration) -> str:
-    """``2 × h100 tp 4, 1 × a100 tp 2``."""
+    """Return ``2 × h100 tp 4, 1 × a100 tp 2``."""
     stands = [(one.group, one.tensor_parallel_size) for one in config.stage_groups]
     runs = [(place, len(list(run))) for place, run in groupby(stands)]
     return ", ".join(f"{count} × {group} tp {size}" for (group, size), count in runs)
@@ -253,7 +252,7 @@ def _stands(config: Configuration) -> str:
 def _carried(
     problem: Problem, first: Configuration, second: Configuration, done: AbstractSet[str]
 ) -> Configuration:
-    """The first configuration with the named differences of the second."""
+    """Return the first configuration with the named differences of the second."""
     names = set(done)
     moves = "stage_groups" in names and len(first.stage_layers) != len(second.stage_layers)
     names |= {"stage_layers"} if moves else set()
@@ -293,7 +292,7 @@ class _Judged:
 
     @classmethod
     def of(cls, stop: _Stop, profile: Profile) -> _Judged:
-        """Predict a stop, and hold it against rules and memory."""
+        """Predict a stop, and compare it with rules and memory."""
         found = evaluate(stop.problem, profile, [stop.configuration], with_spread=True)
         prediction = predicted(stop.problem, found[0])
         return cls(
@@ -305,7 +304,7 @@ class _Judged:
 
 
 def compared(profile: Profile, first: Side, second: Side) -> Comparison:
-    """Both sides and the path between them.
+    """Return both sides and the path between them.
 
     Raises:
         InvalidProblemError: a framework option of a side is unknown or wrong.
@@ -335,7 +334,7 @@ def compared(profile: Profile, first: Side, second: Side) -> Comparison:
 
 
 def _option_changes(first: Problem, second: Problem, facts: FrameworkFacts) -> list[tuple[str, Problem]]:
-    """What the sides' workloads have otherwise, carried over one by one."""
+    """Carry over the differences of the sides' workloads one by one."""
     now, then = first.workload.framework_options, second.workload.framework_options
     problem, found = first, []
     for name in ("precision", "optimizer"):
@@ -359,7 +358,7 @@ def _option_changes(first: Problem, second: Problem, facts: FrameworkFacts) -> l
 
 
 def _path(problem: Problem, profile: Profile, first: Configuration, second: Configuration) -> list[_Stop]:
-    """The stops after the first configuration; the last one is the second."""
+    """Return the stops after the first configuration; the last one is the second."""
     if first == second:
         return []
     if first.is_placed != second.is_placed or first.replicas or second.replicas:
@@ -385,7 +384,7 @@ def _prices(
     ends: tuple[Configuration, Configuration],
     differences: Sequence[Difference],
 ) -> dict[int, tuple[int, float]]:
-    """Of each set of carried differences, as bits: what it costs a path, and its closed-form step."""
+    """Return path cost and closed-form step of each set of carried differences, keyed by bits."""
     names = [difference.name for difference in differences]
     carry = _carried if ends[0].is_placed else carried
     stops = {

@@ -1,9 +1,9 @@
-"""Why no configuration is legal and fits, and which smallest changes would help.
+"""Reasons why no configuration is legal and fits, and the smallest changes that would help.
 
 Each row's broken limits are a bit mask: the rules of the space, and memory as one limit more. Minimal
-masks are the minimal correction sets: limits which, dropped together, leave a row standing. Sets of
+masks are the minimal correction sets: limits which, dropped together, leave some row. Sets of
 limits that meet every correction set are the conflicts: they cannot hold together, and the minimal ones
-say exactly why. Every change that is offered was priced and fits.
+are the exact reasons. Every change that is offered was priced and fits.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _STATIC_TERMS = ("weights", "gradients", "optimizer")
 
 
 def minimal_masks(masks: IntArray) -> list[int]:
-    """Masks of which no other is a part, fewest bits first."""
+    """Return masks of which no other is a part, fewest bits first."""
     kept: list[int] = []
     for mask in sorted(np.unique(masks).tolist(), key=lambda mask: (mask.bit_count(), mask)):
         if not any(other & mask == other for other in kept):
@@ -64,7 +64,7 @@ def minimal_masks(masks: IntArray) -> list[int]:
 
 
 def minimal_hitting_sets(sets: Sequence[int], largest: int = _LARGEST_CONFLICT) -> list[int]:
-    """Smallest masks that share a bit with every one of ``sets``.
+    """Return the smallest masks that share a bit with every one of ``sets``.
 
     Sets of one bit leave no choice; of others up to ``largest`` bits are taken.
     """
@@ -82,11 +82,11 @@ def minimal_hitting_sets(sets: Sequence[int], largest: int = _LARGEST_CONFLICT) 
 
 
 def explain(problem: Problem, profile: Profile, space: Space, rows: Rows) -> Infeasibility:
-    """Reasons, conflicts, the nearest configuration and verified changes of an infeasible problem.
+    """Return reasons, conflicts, nearest configuration and verified changes for an infeasible problem.
 
     Args:
-        problem: what was asked.
-        profile: what prices it.
+        problem: the request.
+        profile: its prices.
         space: its enumerated configurations.
         rows: the legal ones, priced; those that need least memory are enough.
     """
@@ -110,23 +110,22 @@ def explain(problem: Problem, profile: Profile, space: Space, rows: Rows) -> Inf
 
 
 def _words(names: Sequence[str], mask: int) -> list[str]:
-    """Names of the limits in a mask."""
     return [name for bit, name in enumerate(names) if mask >> bit & 1]
 
 
 def _memory_name(problem: Problem, rows: Rows) -> str:
-    """Memory as a limit, in words."""
+    """Return memory as a limit, in words."""
     chance = problem.options.max_out_of_memory_probability
     return f"memory of {rows.budget_bytes / GIB:.1f} GiB a GPU (out-of-memory risk {chance * 100:g} %)"
 
 
 def correction_masks(problem: Problem, profile: Profile, space: Space) -> list[int]:
-    """Minimal sets of limits that, dropped together, leave a row; memory is the bit after all rules."""
+    """Return minimal sets of limits to drop for a row; memory is the bit after all rules."""
     return minimal_masks(_masks_with_memory(problem, profile, space))
 
 
 def _masks_with_memory(problem: Problem, profile: Profile, space: Space) -> IntArray:
-    """Masks of the rows that break limits of the request or memory only; of all rows if none is left."""
+    """Return masks of rows that break only request limits or memory; of all rows if none is left."""
     request = sum(1 << bit for bit, rule in enumerate(space.rules) if rule.of_request)
     askable = (space.masks & ~request) == 0
     if not askable.any():
@@ -141,7 +140,7 @@ def _masks_with_memory(problem: Problem, profile: Profile, space: Space) -> IntA
 
 
 def _fitting_without_limits(problem: Problem, profile: Profile, columns: Columns) -> BoolArray:
-    """Rows that may fit in memory; those that break a prescribed split are judged by any split."""
+    """Mark rows that may fit; those that break a prescribed split are judged by any split."""
     any_split = replace(problem, options=replace(problem.options, stage_layers=()))
     fits = fitting(priced_rows(any_split, profile, columns))
     if problem.options.stage_layers:
@@ -151,7 +150,7 @@ def _fitting_without_limits(problem: Problem, profile: Profile, columns: Columns
 
 
 def _shortfall(legal: Rows) -> Shortfall | None:
-    """The legal configuration that lacks least memory."""
+    """Return the legal configuration that lacks least memory."""
     rows = legal.take(lightest(legal.columns))
     found = nearest(rows) if len(rows) else None
     if found is None:
@@ -171,7 +170,7 @@ def _shortfall(legal: Rows) -> Shortfall | None:
 
 
 def _memory_reason(problem: Problem, rows: Rows, shortfall: Shortfall) -> str:
-    """How much memory is missing, and what of it no split of the step can avoid."""
+    """Return how much memory is missing, and the part that no split of the step can avoid."""
     limit, budget = memory_limit_bytes(problem), rows.budget_bytes
     short = shortfall.needed_bytes - shortfall.limit_bytes
     static = sum(shortfall.memory_bytes[term] for term in _STATIC_TERMS)
@@ -184,7 +183,7 @@ def _memory_reason(problem: Problem, rows: Rows, shortfall: Shortfall) -> str:
 
 
 def _request_reasons(space: Space, conflicts: Sequence[int]) -> Iterator[str]:
-    """For limits of the request that no configuration meets: which rules those break that would."""
+    """Yield, for unmet limits of the request, the rules that configurations meeting them break."""
     request = sum(1 << bit for bit, rule in enumerate(space.rules) if rule.of_request)
     names = [rule.name for rule in space.rules]
     for conflict in conflicts:
@@ -197,7 +196,7 @@ def _request_reasons(space: Space, conflicts: Sequence[int]) -> Iterator[str]:
 
 
 def _broken_rules(space: Space, asked: str, meeting: BoolArray) -> Iterator[str]:
-    """What stands against the rows that meet some limits of the request."""
+    """Yield the rules broken by rows that meet some limits of the request."""
     if not meeting.any():
         yield f"{asked}: no configuration on {space.num_gpus} GPUs has it"
         return
@@ -208,7 +207,7 @@ def _broken_rules(space: Space, asked: str, meeting: BoolArray) -> Iterator[str]
 
 
 def _risk_changes(problem: Problem, profile: Profile, shortfall: Shortfall | None) -> Iterator[str]:
-    """Accept a larger chance to run out of memory, where a moderate one is enough."""
+    """Propose a higher accepted risk of running out of memory, if a moderate one is enough."""
     if shortfall is None:
         return
     limit = float(memory_limit_bytes(problem))
@@ -218,7 +217,7 @@ def _risk_changes(problem: Problem, profile: Profile, shortfall: Shortfall | Non
 
 
 def _dropped_limits(space: Space, corrections: Sequence[int]) -> Iterator[str]:
-    """Limits of the request to drop, alone or together; what is left was priced and fits."""
+    """Propose limits of the request to drop, alone or together; the result was priced and fits."""
     request = sum(1 << bit for bit, rule in enumerate(space.rules) if rule.of_request)
     for mask in corrections:
         if mask and mask & ~request == 0:
@@ -233,7 +232,7 @@ First = Configuration | Literal["unknown"] | None
 
 
 def first_plan(problem: Problem, profile: Profile) -> First:
-    """A configuration that is legal and fits; None: there is none (proved); unknown: none among a sample.
+    """Return a configuration that is legal and fits; None: proved impossible; unknown: not in a sample.
 
     Of the usual candidates and, where none of them does, of all (``outer_of``), as the search itself.
 
@@ -246,7 +245,6 @@ def first_plan(problem: Problem, profile: Profile) -> First:
 
 
 def _first(outer: Outer) -> First:
-    """The first one that is met."""
     frontier = PlacedFrontier.of(outer, 1)
     frontier.run(lambda state: bool(state.ranked))
     if frontier.ranked:
@@ -274,7 +272,7 @@ _CLOSE_BYTES = 2.0**20  # the shortfall is known to a MiB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lack:
-    """The nearest configuration, and what it lacks in words."""
+    """Nearest configuration, with its shortage in words."""
 
     shortfall: Shortfall
     reason: str
@@ -283,7 +281,7 @@ class Lack:
 
 
 def nearest_lack(problem: Problem, profile: Profile, watch: Watch) -> Lack | None:
-    """The placement that lacks least, among the rows that have most room; None where no row is legal.
+    """Return the placement that lacks least, of the rows with most room; None if no row is legal.
 
     A row is as heavy as its lightest choice: the smallest micro-batch, every layer recomputed. Where the
     time is over before, it is the least of what was tried, if anything was.
@@ -299,7 +297,7 @@ def nearest_lack(problem: Problem, profile: Profile, watch: Watch) -> Lack | Non
 
 
 def _roomiest(outer: Outer) -> list[int]:
-    """Light rows by how many times their layers fit in the memory of the stages there is room for."""
+    """Return light rows by how often their layers fit in the memory of the possible stages."""
     light = lightest(outer.columns)
     capacity = np.stack([_capacity(outer, berth, light) for berth in range(len(outer.berths))])
     groups, p = outer.group_of, outer.columns.pipeline_parallel_size[light]
@@ -313,7 +311,7 @@ def _roomiest(outer: Outer) -> list[int]:
 
 
 def _capacity(outer: Outer, berth: int, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> FloatArray:
-    """Layers of one stage that a berth's memory holds, however large the parts are, (n,)."""
+    """Return the layers of one stage that a berth's memory holds, (n,), however large the parts are."""
     one = outer.rows[berth].take(rows)
     each = (one.state_bytes + one.least_kept_bytes)[:, :-2].min(axis=1)
     room = np.maximum(one.parts_room_bytes, 1.0)
@@ -321,7 +319,7 @@ def _capacity(outer: Outer, berth: int, rows: np.ndarray[tuple[int], np.dtype[np
 
 
 def _fields(outer: Outer, rows: list[int]) -> Iterator[Field]:
-    """Every choice of berths of the rows."""
+    """Yield every choice of berths of the rows."""
     groups = outer.group_of
     for row in rows:
         by_group = [
@@ -336,7 +334,7 @@ def _fields(outer: Outer, rows: list[int]) -> Iterator[Field]:
 
 
 def _fits_with(one: Field, more_bytes: float) -> Placed | None:
-    """A placement of a field where every GPU had so much more memory."""
+    """Return a field's placement if every GPU had so much more memory."""
     rows = tuple(replace(rows, budget_bytes=rows.budget_bytes + more_bytes) for rows in one.outer.rows)
     found = Program(replace(one, outer=replace(one.outer, rows=rows))).least_sum(_ANY)
     return None if found is None else Placed((), 0.0, 0.0, one.row, one.berths, found[1])
@@ -362,7 +360,7 @@ def _try_less(one: Field, tried: list[tuple[float, Placed]]) -> None:
 
 
 def _told(problem: Problem, profile: Profile, outer: Outer, found: Placed) -> Lack:
-    """The stage that lacks most, its group and its terms."""
+    """Describe the stage that lacks most, its group and its terms."""
     config = of_placement(outer, found).config
     stages = evaluate(problem, profile, [config])[0].stages
     budgets = [stage.on.budget_bytes for stage in stages]
@@ -391,10 +389,10 @@ def _told(problem: Problem, profile: Profile, outer: Outer, found: Placed) -> La
 # Limits are those of the request and the GPUs' memory. A set is a conflict when no plan keeps all of it,
 # with every other limit dropped; it is minimal when each of its parts has a plan. Both are what the
 # search itself proves of the changed problem, so that every member of a conflict is needed; what it
-# leaves open is said.
+# leaves open is reported.
 
 
-_MOST_LIMITS = 6  # limits whose sets are all tried; of more, one minimal set is found
+_MOST_LIMITS = 6  # limits with sets that are all tried; of more, one minimal set is found
 _ABUNDANT_BYTES = 2**50  # memory that nothing fills
 _CUT = "the time limit came before all conflicts of limits were found: there may be others"
 _SAMPLED = "whether some limits conflict is not known: not all of their configurations could be searched"
@@ -402,7 +400,7 @@ _SAMPLED = "whether some limits conflict is not known: not all of their configur
 
 @dataclass(slots=True, kw_only=True)
 class Limits:
-    """The limits of a problem, and whether sets of them leave a plan; each set is searched once."""
+    """Limits of a problem, with a cached search of each set that leaves a plan."""
 
     problem: Problem
     profile: Profile
@@ -411,11 +409,11 @@ class Limits:
 
     @property
     def names(self) -> list[str]:
-        """Limits of the request, then memory."""
+        """Return limits of the request, then memory."""
         return [*(rule.name for rule in request_rules(self.problem)), self.memory]
 
     def leave_a_plan(self, kept: frozenset[str]) -> bool | None:
-        """Whether a plan keeps these limits, and may break the others; None: that is not known."""
+        """Return whether a plan keeps these limits, and may break the others; None: unknown."""
         if kept not in self.known:
             dropped = [name for name in self.names if name not in kept and name != self.memory]
             problem = without_limits(self.problem, dropped)
@@ -426,12 +424,12 @@ class Limits:
         return self.known[kept]
 
     def is_minimal(self, conflict: Sequence[str]) -> bool:
-        """Whether each part of a conflict is known to have a plan."""
+        """Return whether each part of a conflict is known to have a plan."""
         return all(self.leave_a_plan(frozenset(conflict) - {name}) for name in conflict)
 
 
 def with_abundant_memory(problem: Problem) -> Problem:
-    """The problem on GPUs whose memory is no limit."""
+    """Return the problem on GPUs with abundant memory."""
     groups = tuple(
         replace(group, gpu=replace(group.gpu, memory_bytes=_ABUNDANT_BYTES))
         for group in problem.cluster.groups
@@ -440,7 +438,7 @@ def with_abundant_memory(problem: Problem) -> Problem:
 
 
 def limits_of(problem: Problem, profile: Profile) -> Limits:
-    """The limits with memory in words."""
+    """Return the limits with memory in words."""
     fleet, chance = NodeGroups.of(problem, profile), problem.options.max_out_of_memory_probability
     rooms = [f"{fleet.budget_bytes(at) / GIB:.1f} GiB on {name}" for at, name in enumerate(fleet.names)]
     memory = f"memory of {', '.join(rooms)} (out-of-memory risk {chance * 100:g} %)"
@@ -448,7 +446,7 @@ def limits_of(problem: Problem, profile: Profile) -> Limits:
 
 
 def conflicts_of(limits: Limits) -> Iterator[tuple[str, ...]]:
-    """Minimal sets of limits that no plan keeps together, the smallest first; (): the rules alone."""
+    """Yield minimal sets of limits that no plan keeps together, smallest first; (): the rules alone."""
     names, found = limits.names, list[tuple[str, ...]]()
     if limits.leave_a_plan(frozenset()) is False:
         yield ()
@@ -465,7 +463,7 @@ def conflicts_of(limits: Limits) -> Iterator[tuple[str, ...]]:
 
 
 def _without_plan(limits: Limits, names: Sequence[str]) -> tuple[str, ...]:
-    """One set: limits are dropped one by one while it is proved that no plan appears."""
+    """Return one set: limits are dropped while it is proved that no plan appears."""
     kept = list(names)
     for name in names:
         left = frozenset(kept) - {name}
@@ -475,7 +473,7 @@ def _without_plan(limits: Limits, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def explained(limits: Limits, lack: Lack | None, watch: Watch) -> Infeasibility:
-    """Conflicts, the nearest configuration and sentences on both, as far as the time goes; they say so."""
+    """Return conflicts, nearest configuration and sentences on both, as far as the time allows."""
     conflicts, of_request, complete = list[tuple[str, ...]](), list[str](), False
     with watch.cut():
         for one in islice(conflicts_of(limits), _MOST_CONFLICTS):
@@ -484,7 +482,7 @@ def explained(limits: Limits, lack: Lack | None, watch: Watch) -> Infeasibility:
                 of_request += _of_request(limits, one)
         complete = True
     sampled = None in limits.known.values()
-    # what is legal and lacks memory is told where conflicts with memory may be missing, too
+    # what is legal and lacks memory is reported where conflicts with memory may be missing, too
     open_ended = sampled or not complete or not conflicts
     about_memory = lack is not None and (open_ended or any(limits.memory in one for one in conflicts))
     reasons = [lack.reason] if lack is not None and about_memory else []
@@ -497,7 +495,7 @@ def explained(limits: Limits, lack: Lack | None, watch: Watch) -> Infeasibility:
 
 
 def _of_request(limits: Limits, conflict: Sequence[str]) -> Iterator[str]:
-    """Which rules the rows break that keep a conflict's limits."""
+    """Yield the rules broken by rows that keep a conflict's limits."""
     said = " and ".join(conflict) or "on this cluster"
     fleet = NodeGroups.of(limits.problem, limits.profile)
     (columns, _), fewest = columns_of(fleet, wide=True), list[Rule]()

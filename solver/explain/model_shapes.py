@@ -1,4 +1,4 @@
-"""Nearby shapes of the model that would run faster, or split better: advice before weights exist.
+"""Shapes near the model's that would run faster, or split better: advice before weights exist.
 
 Every shape differs from the asked one in one thing and keeps the parameters within a tolerance. It is
 priced twice: in the layout of the best plan, where that can be had, and by a search of its own. What
@@ -34,11 +34,11 @@ _WORTH = 0.002  # gain below which a shape is not worth a change
 def shape_advice(
     problem: Problem, profile: Profile, *, tolerance: float = 0.02, most: int = 8
 ) -> ShapeAdvice | Literal["unknown"] | None:
-    """Nearby shapes, best first; None where the asked shape has no plan, as far as that is known.
+    """Return nearby shapes, best first; None if the asked shape is known to have no plan.
 
     Args:
         problem: the asked model, cluster and workload.
-        profile: what prices it; layers that were timed are of the asked shape alone and are left out.
+        profile: its prices; layers that were timed are of the asked shape alone and are left out.
         tolerance: largest relative change of the number of parameters.
         most: shapes in the answer.
     """
@@ -66,7 +66,7 @@ def shape_advice(
 
 
 def _alike(one: ModelSpec, other: ModelSpec, tolerance: float) -> bool:
-    """Whether all parameters, and those that a token uses, stay within the tolerance."""
+    """Return whether all parameters, and those that a token uses, stay within the tolerance."""
     pairs = (
         (one.num_parameters(), other.num_parameters()),
         (one.num_active_parameters(), other.num_active_parameters()),
@@ -80,7 +80,7 @@ def _priced(
     best: tuple[Configuration, Prediction],
     nearby_shape: tuple[str, str, ModelSpec],
 ) -> Shape | Literal["unknown"] | None:
-    """One shape under a search of its own, and in the layout of the asked one, as far as that is known."""
+    """Price one shape under a search of its own, and in the asked one's layout if possible."""
     change, why, model = nearby_shape
     there = replace(problem, model=model)
     found = fastest(there, profile)
@@ -104,7 +104,7 @@ def _priced(
 
 
 def _in_place(problem: Problem, profile: Profile, layout: Configuration, price: float) -> float | None:
-    """The gain without another layout; None where the shape cannot run in it."""
+    """Return the gain without another layout; None if the shape cannot run in it."""
     same = sum(layout.stage_layers) == problem.model.num_layers
     config = layout if same else settle(problem, replace(layout, stage_layers=()))
     if config is None or list(violations(problem, profile, config)):
@@ -114,7 +114,7 @@ def _in_place(problem: Problem, profile: Profile, layout: Configuration, price: 
 
 
 def _tensor_sizes(model: ModelSpec, island: int) -> tuple[int, ...]:
-    """Tensor-parallel sizes within an island that the shape allows."""
+    """Return the tensor-parallel sizes within an island that the shape allows."""
     return tuple(
         tp
         for tp in range(1, island + 1)
@@ -126,7 +126,7 @@ def _tensor_sizes(model: ModelSpec, island: int) -> tuple[int, ...]:
 
 
 def nearby(model: ModelSpec, island: int) -> Iterator[tuple[str, str, ModelSpec]]:
-    """Shapes one change away: what changes, what for, and the model; those that cannot be are left out."""
+    """Yield shapes one change away: the change, its purpose, and the model."""
     seen = {model}
     for change, why, fields in (
         *_vocabularies(model, island),
@@ -148,7 +148,7 @@ Change = tuple[str, str, dict[str, object]]
 
 
 def _multiples(value: int, units: Sequence[int]) -> list[tuple[int, int]]:
-    """The multiples below and above a value for each unit, with the unit; the coarsest unit names it."""
+    """Return multiples below and above a value with their unit; the coarsest unit names each."""
     found: dict[int, int] = {}
     for unit in units:
         for near in (value // unit * unit, -(-value // unit) * unit):
@@ -158,7 +158,7 @@ def _multiples(value: int, units: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _vocabularies(model: ModelSpec, island: int) -> Iterator[Change]:
-    """Whole tiles for every rank."""
+    """Yield vocabularies of whole tiles for every rank."""
     for size, unit in _multiples(model.vocab_size, (_VOCABULARY_UNIT, _VOCABULARY_UNIT * island)):
         if size > model.vocab_size:  # tokens cannot be taken away
             why = f"a multiple of {unit}: no padding, whole tiles"
@@ -166,7 +166,7 @@ def _vocabularies(model: ModelSpec, island: int) -> Iterator[Change]:
 
 
 def _widths(model: ModelSpec, island: int) -> Iterator[Change]:
-    """Feed-forward widths of whole tiles, for every rank of an island too."""
+    """Yield feed-forward widths of whole tiles, for every rank of an island too."""
     units = (*_WIDTH_UNITS, *(unit * island for unit in _WIDTH_UNITS))
     for size, unit in _multiples(model.ffn_hidden_size, sorted(units)):
         why = f"a multiple of {unit}: whole tiles up to tp {island}"
@@ -174,7 +174,7 @@ def _widths(model: ModelSpec, island: int) -> Iterator[Change]:
 
 
 def _heads(model: ModelSpec) -> Iterator[Change]:
-    """Other head sizes at the same total width; as many queries for each key and value."""
+    """Yield other head sizes at the same total width, with as many queries for each key and value."""
     if model.mla is not None or model.local_attention is not None:
         return
     width, queries = (
@@ -196,7 +196,7 @@ def _heads(model: ModelSpec) -> Iterator[Change]:
 
 
 def _layers(model: ModelSpec) -> Iterator[Change]:
-    """Numbers of layers that more pipelines divide; the width pays for it where tolerance asks for that."""
+    """Yield layer counts that more pipelines divide; the width compensates if needed."""
     for layers, unit in _multiples(model.num_layers, _LAYER_UNITS):
         if abs(layers - model.num_layers) <= _MOST_LAYERS_AWAY:
             why = f"a multiple of {unit}: even stages and chunks"
@@ -208,7 +208,7 @@ def _layers(model: ModelSpec) -> Iterator[Change]:
 
 
 def _experts(model: ModelSpec, island: int) -> Iterator[Change]:
-    """Numbers and widths of experts that split evenly; the sum of their widths stays about the same."""
+    """Yield numbers and widths of experts that split evenly, at about the same total width."""
     moe = model.moe
     if moe is None:
         return

@@ -1,4 +1,4 @@
-"""Plans with their reasons: the waterfall of a step, its largest losses, the limits that bind."""
+"""Reasons of plans: the waterfall of a step, its largest losses, the limits that bind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LIGHT_STATES = "adamw-8bit"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """One change to try: of the problem, whose ``name`` tells it from others, or the configuration."""
+    """One change to try, of the problem (identified by ``name``) or of the configuration."""
 
     words: str
     problem: Problem
@@ -45,7 +45,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class _AdviceStart:
-    """What ways begin from."""
+    """Starting point of ways."""
 
     term: str
     problem: Problem
@@ -54,7 +54,7 @@ class _AdviceStart:
     moves: Sequence[Alternative]
 
     def moved(self, words: str, name: str, sign: int) -> list[Way]:
-        """The single legal change of a size in one direction that lowers the term most, in closed form."""
+        """Return the legal change of a size in one direction that lowers the term most, in closed form."""
         own, keep = self.configuration, () if name in _RECOMPUTATION else _RECOMPUTATION
         batch = self.problem.workload.global_batch_size
         able = [
@@ -71,7 +71,7 @@ class _AdviceStart:
         return [Way(words=words, problem=self.problem, configuration=best.move.configuration)]
 
     def option(self, words: str, name: str, value: str | bool = True) -> list[Way]:
-        """A fact of the software changed; none where it is so already, or another one stands against it."""
+        """Change a fact of the software; empty if it is so already, or another fact conflicts."""
         if getattr(self.facts, name) == value:
             return []
         options = {**self.problem.workload.framework_options, name: value}
@@ -82,12 +82,12 @@ class _AdviceStart:
         return [self._worked(f"{words} ({name})", f"{name}={value}", framework_options=options)]
 
     def worked(self, words: str, name: str, value: str) -> list[Way]:
-        """Another precision or optimizer; none where it is so already."""
+        """Change precision or optimizer; empty if it is so already."""
         same = getattr(self.problem.workload, name) == value
         return [] if same else [self._worked(words, f"{name}={value}", **{name: value})]
 
     def set(self, words: str, **values: object) -> list[Way]:
-        """Parts of the configuration changed; none where they are so already."""
+        """Change parts of the configuration; empty if they are so already."""
         changed = replace(self.configuration, **values)  # type: ignore[arg-type]
         same = changed == self.configuration
         return [] if same else [Way(words=words, problem=self.problem, configuration=changed)]
@@ -105,13 +105,13 @@ def ways_of(
     configuration: Configuration,
     moves: Sequence[Alternative],
 ) -> list[Way]:
-    """The changes that are worth trying against one term of the waterfall; not all of them help."""
+    """Return changes worth trying against one term of the waterfall; not all of them help."""
     found = _WAYS.get(term)
     return found(_AdviceStart(term, problem, facts, configuration, moves)) if found else []
 
 
 def _gemm(start: _AdviceStart) -> list[Way]:
-    """Larger products, another precision."""
+    """Try larger products or another precision."""
     able = all("fp8" in group.gpu.peak_flops for group in start.problem.cluster.groups)
     eighth = able and start.facts.precision_recipe == "none"
     return [
@@ -122,7 +122,7 @@ def _gemm(start: _AdviceStart) -> list[Way]:
 
 
 def _attention(start: _AdviceStart) -> list[Way]:
-    """A kernel without score matrix, wider heads."""
+    """Try a kernel without score matrix, or wider heads."""
     model = start.problem.model
     ways = [] if start.facts.flash else start.option("flash attention", "attention_kernel", "flash2")
     factor = _WIDE_HEAD // model.head_dim
@@ -139,7 +139,7 @@ def _attention(start: _AdviceStart) -> list[Way]:
 
 
 def _memory_bound(start: _AdviceStart) -> list[Way]:
-    """Fused operators, and sequence parallelism where norms see whole sequences."""
+    """Try fused operators, and sequence parallelism if norms see whole sequences."""
     split = start.configuration.tensor_parallel_size > 1
     return [
         *start.option("fused element-wise operators", "elementwise_fused"),
@@ -149,7 +149,7 @@ def _memory_bound(start: _AdviceStart) -> list[Way]:
 
 
 def _tensor(start: _AdviceStart) -> list[Way]:
-    """Less of it, or under the products where the launcher is planned with that."""
+    """Try less tensor parallelism, or hide it under products if the launcher can."""
     able = start.problem.launcher in ("none", *switches()["overlap_tensor"].takers)
     hidden = start.option("collectives under the products", "overlap_tensor") if able else []
     return [
@@ -159,7 +159,7 @@ def _tensor(start: _AdviceStart) -> list[Way]:
 
 
 def _bubble(start: _AdviceStart) -> list[Way]:
-    """More micro-batches for fewer, finer stages."""
+    """Try more micro-batches for fewer, finer stages."""
     return [
         *start.moved("a smaller micro-batch", "micro_batch_size", -1),
         *start.moved("a smaller dp", "data_parallel_size", -1),
@@ -169,7 +169,7 @@ def _bubble(start: _AdviceStart) -> list[Way]:
 
 
 def _recompute(start: _AdviceStart) -> list[Way]:
-    """Less of it, which takes memory."""
+    """Try less recomputation, which takes memory."""
     return [
         *start.moved("fewer recomputed layers", "recompute_layers", -1),
         *start.set("no recomputation", recompute_granularity="none", recompute_layers=0),
@@ -217,7 +217,7 @@ Outcome = tuple[float, dict[str, float]]  # the step and its waterfall
 _LOSSES = 3
 _MOST_LIMITS = 4
 _LOWERED = 0.1  # of a term: what a change must take off it
-_NOTICEABLE = 1e-3  # of the step: what a limit must cost to be said to bind
+_NOTICEABLE = 1e-3  # of the step: the least cost of a limit that counts as binding
 _TOGETHER = 16  # plans explained between two looks at the clock
 _TRIED = 2  # changes that are simulated for each loss or limit, the best by the closed form
 
@@ -225,9 +225,9 @@ _TRIED = 2  # changes that are simulated for each loss or limit, the best by the
 def reasons_of(
     problem: Problem, profile: Profile, configurations: Sequence[Configuration], steps_s: Sequence[float]
 ) -> list[Why]:
-    """The reasons of every configuration under its step time.
+    """Return the reasons of every configuration under its step time.
 
-    What might be changed is chosen by the closed form; what is said of a change is simulated.
+    What might be changed is chosen by the closed form; reported effects are simulated.
     """
     if not configurations:
         return []
@@ -258,16 +258,16 @@ class _Start:
     others: Sequence[Alternative]
 
     def terms(self) -> list[str]:
-        """The largest terms that are losses."""
+        """Return the largest terms that are losses."""
         lost = {name: value for name, value in self.fall_s.items() if name not in NO_LOSS and value > 0.0}
         return sorted(lost, key=lambda name: -lost[name])[:_LOSSES]
 
     def advice(self, term: str) -> list[Way]:
-        """Changes of any kind that might lower a term."""
+        """Return changes of any kind that might lower a term."""
         return ways_of(term, self.problem, self.facts, self.configuration, self.others)
 
     def lowering(self, term: str) -> list[Alternative]:
-        """The single changes that stand, lower the term noticeably, and cost the step least."""
+        """Return legal changes that lower the term noticeably, and cost the step least."""
         able = [
             one
             for one in self.others
@@ -277,7 +277,7 @@ class _Start:
         return sorted(able, key=lambda one: one.step_s)[:_TRIED]
 
     def stopped(self) -> dict[str, list[Alternative]]:
-        """The fastest changes that one limit alone stops, by the limit."""
+        """Return the fastest changes that one limit alone stops, by the limit."""
         found = dict[str, list[Alternative]]()
         for one in sorted(self.others, key=lambda one: one.step_s):
             name = _stopped_by(one)
@@ -286,24 +286,24 @@ class _Start:
         return {key: some[:_TRIED] for key, some in found.items()}
 
     def advised(self) -> Iterator[Way]:
-        """What may be advised once it is checked and simulated."""
+        """Yield ways that may be advised once checked and simulated."""
         for term in self.terms():
             yield from self.advice(term)
             yield from map(self.way, self.lowering(term))
 
     def hindered(self) -> Iterator[Way]:
-        """What a limit stops, to be simulated."""
+        """Yield the ways that a limit stops, to be simulated."""
         for some in self.stopped().values():
             yield from map(self.way, some)
 
     def way(self, one: Alternative) -> Way:
-        """A single change as a way."""
+        """Return a single change as a way."""
         return Way(words=one.move.words, problem=self.problem, configuration=one.move.configuration)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """What every way that was simulated comes to, for the whole global batch."""
+    """Results of all simulated ways, for the whole global batch."""
 
     outcomes: Mapping[tuple[str, Configuration], Outcome]
     right: frozenset[tuple[str, Configuration]]  # of those to be advised: past the independent check
@@ -330,26 +330,26 @@ class _Tried:
         return cls(found, frozenset(right))
 
     def is_right(self, way: Way) -> bool:
-        """Whether the independent check lets a way pass that may be advised."""
+        """Return whether the independent check passes a way that may be advised."""
         return (way.name, way.configuration) in self.right
 
     def step_s(self, way: Way) -> float:
-        """The step under a way."""
+        """Return the step under a way."""
         return self.outcomes[way.name, way.configuration][0]
 
     def fall_s(self, way: Way) -> dict[str, float]:
-        """The waterfall under a way."""
+        """Return the waterfall under a way."""
         return self.outcomes[way.name, way.configuration][1]
 
     def saved_s(self, way: Way, start: _Start, term: str) -> float:
-        """What a way takes off a term of a configuration."""
+        """Return the seconds that a way takes off a term of a configuration."""
         return start.fall_s[term] - self.fall_s(way)[term]
 
 
 def with_reasons(
     problem: Problem, profile: Profile, plans: Sequence[Plan], watch: Watch
 ) -> tuple[Plan, ...]:
-    """The plans with their reasons, the first of them as far as the time of ``watch`` goes."""
+    """Add reasons to plans, the first of them as far as the time of ``watch`` goes."""
     found = list[Plan]()
     with watch.cut():
         for start in range(0, len(plans), _TOGETHER):
@@ -362,7 +362,7 @@ def with_reasons(
 
 
 def unsaid(plans: Sequence[Plan], *, odds: bool) -> tuple[str, ...]:
-    """What the time cut of that which is said about plans; ``odds``: whether those were to be said."""
+    """Report what time cut from the explanations; ``odds``: whether odds were due."""
     explained, said = sum(plan.why is not None for plan in plans), list[str]()
     if explained < len(plans):
         number = f"{len(plans) - explained} of {len(plans)} plans"
@@ -373,7 +373,7 @@ def unsaid(plans: Sequence[Plan], *, odds: bool) -> tuple[str, ...]:
 
 
 def _losses(start: _Start, tried: _Tried) -> Iterator[Loss]:
-    """The largest terms, each with what lowers it and the single change that costs the step least."""
+    """Yield the largest terms, each with a remedy and the change that costs the step least."""
     for term in start.terms():
         seconds = start.fall_s[term]
         ways = filter(tried.is_right, start.advice(term))
@@ -395,7 +395,7 @@ def _losses(start: _Start, tried: _Tried) -> Iterator[Loss]:
 
 
 def _limits(start: _Start, tried: _Tried) -> tuple[Limit, ...]:
-    """Limits that alone stop a change which is faster when it is simulated; the costliest first."""
+    """Return limits that alone stop a change that is faster in simulation; the costliest first."""
     binding = []
     for some in start.stopped().values():
         one = min(some, key=lambda one: tried.step_s(start.way(one)))
@@ -406,7 +406,7 @@ def _limits(start: _Start, tried: _Tried) -> tuple[Limit, ...]:
 
 
 def _stopped_by(one: Alternative) -> str | None:
-    """The only thing that stands against a move, if it is one."""
+    """Return the only obstacle of a move, if there is just one."""
     if one.short_bytes and not one.broken:
         stage, short = one.heaviest_stage, one.short_bytes / GIB
         where = f"{one.largest_term} of stage {stage}{one.place}"
@@ -418,19 +418,19 @@ def _stopped_by(one: Alternative) -> str | None:
 # What stages without layers would be worth, where a request leaves them closed.
 
 
-WORTH_SAYING = 0.02  # of what is minimised: a smaller gain is not told
-_FIRST = 3  # plans whose layouts are tried
+WORTH_SAYING = 0.02  # of what is minimised: a smaller gain is not reported
+_FIRST = 3  # plans with layouts that are tried
 
 
 def first_layouts(plans: Sequence[Plan]) -> list[Configuration]:
-    """Those of the first plans that take as many GPUs and sequences a step as the very first."""
+    """Return the first plans' layouts with as many GPUs and sequences a step as the very first."""
     alike = (plans[0].config.num_gpus, plans[0].config.global_batch_size)
     some = (plan.config for plan in plans[:_FIRST])
     return [one for one in some if (one.num_gpus, one.global_batch_size) == alike]
 
 
 def stages_left_closed(opened: Problem, profile: Profile, plans: Sequence[Plan]) -> tuple[str, ...]:
-    """That the first plans' layouts are faster where an end of the model has a stage of its own.
+    """Report that the first plans are faster with an end of the model on a stage of its own.
 
     ``opened`` is the problem in which it may; tried are even splits of what is left, so that a search of
     them finds at least as good a plan. Empty: nothing noticeable is found.

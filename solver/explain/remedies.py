@@ -1,4 +1,4 @@
-"""Nothing fits: the nearest changes that do, each with its best plan, the cheapest of each kind first.
+"""Changes that make an infeasible request fit, each with its best plan, cheapest of each kind first.
 
 A change is offered only after its own space was searched and its best plan has passed the independent
 check; it costs the GPU seconds of a token. Changes of the request and of its methods come before less
@@ -51,7 +51,7 @@ from meshwright.solver.space.enumerate import enumerate_space, is_too_large, ref
 from meshwright.solver.space.request_rules import without_limits
 
 # --------------------------------------------------------------------------------------------------
-# Changes of a problem that has no plan: what is asked less, done otherwise, or run on more.
+# Changes of a problem that has no plan: lower demands, other methods, or more hardware.
 
 
 LARGEST_RISK = 0.25  # chance to run out of memory that is still worth offering
@@ -75,12 +75,12 @@ class Change:
 
 
 def missing(*, complete: bool, judged: bool) -> tuple[str, ...]:
-    """What is said where not all changes were tried, or not all of those could be judged."""
+    """Report that not all changes were tried, or not all of those could be judged."""
     return (*(() if judged else (_OPEN,)), *(() if complete else (CUT,)))
 
 
 def asked_less(problem: Problem, profile: Profile, shortfall: Shortfall | None) -> Iterator[Change]:
-    """The request's own limits given up: alone where that is enough, else the fewest together."""
+    """Drop the request's own limits: alone if that is enough, else the fewest together."""
     if shortfall is not None:
         limit = float(memory_limit_bytes(problem))
         risk = out_of_memory_probability(shortfall.needed_bytes, limit, profile.log_memory_sigma)
@@ -95,7 +95,7 @@ def asked_less(problem: Problem, profile: Profile, shortfall: Shortfall | None) 
 
 
 def _accepted(problem: Problem, profile: Profile, risk: float) -> Iterator[Change]:
-    """A larger chance to run out of memory, where a moderate one is enough."""
+    """Accept a higher risk of running out of memory, if a moderate one is enough."""
     if problem.options.max_out_of_memory_probability < risk <= LARGEST_RISK:
         accepted = ceil(risk * 1000 + _ROUNDING) / 1000  # never rounded down
         options = replace(problem.options, max_out_of_memory_probability=accepted)
@@ -104,7 +104,7 @@ def _accepted(problem: Problem, profile: Profile, risk: float) -> Iterator[Chang
 
 
 def done_otherwise(problem: Problem, profile: Profile) -> Iterator[Change]:
-    """The same training with less memory: other switches, smaller states, another launcher."""
+    """Train the same with less memory: other switches, smaller states, another launcher."""
     yield from _switched(problem, profile)
     yield from lighter(problem, profile)
     for name in launcher_names():
@@ -119,7 +119,7 @@ def done_otherwise(problem: Problem, profile: Profile) -> Iterator[Change]:
 
 
 def _switched(problem: Problem, profile: Profile) -> Iterator[Change]:
-    """Switches of the launcher in another position."""
+    """Try switches of the launcher in another position."""
     work, gpus = problem.workload, [group.gpu for group in problem.cluster.groups]
     only, facts = str(problem.options.pin.get("recompute_granularity")), profile.framework
     stated = work.framework_options
@@ -129,7 +129,7 @@ def _switched(problem: Problem, profile: Profile) -> Iterator[Change]:
 
 
 def lighter(problem: Problem, profile: Profile, *, offload: bool = True) -> Iterator[Change]:
-    """Smaller gradients, states, and states on the host: one after the other, then all together."""
+    """Try smaller gradients, states, and states on the host: one after the other, then together."""
     together, words = problem, list[str]()
     ways = (("precision", _gradients), ("optimizer", _states), ("offload", _offloaded))
     for kind, change in ways[: 3 if offload else 2]:
@@ -143,7 +143,7 @@ def lighter(problem: Problem, profile: Profile, *, offload: bool = True) -> Iter
 
 
 def _gradients(problem: Problem) -> tuple[str, Problem] | None:
-    """Gradients in two bytes."""
+    """Store gradients in two bytes."""
     work = problem.workload
     if work.framework_options.get("gradient_dtype", "fp32") != "fp32":
         return None
@@ -152,7 +152,7 @@ def _gradients(problem: Problem) -> tuple[str, Problem] | None:
 
 
 def _states(problem: Problem) -> tuple[str, Problem] | None:
-    """Optimizer states in one byte each."""
+    """Store optimizer states in one byte each."""
     work = problem.workload
     if work.optimizer not in ("adamw", "adamw-bf16"):
         return None
@@ -160,7 +160,7 @@ def _states(problem: Problem) -> tuple[str, Problem] | None:
 
 
 def _offloaded(problem: Problem) -> tuple[str, Problem] | None:
-    """Optimizer states or activations in host memory, where the launcher can."""
+    """Keep optimizer states or activations in host memory, if the launcher can."""
     able = launcher_capabilities(problem.launcher).offload
     if "offload" in problem.options.allow or len(able) == 1:
         return None
@@ -169,7 +169,7 @@ def _offloaded(problem: Problem) -> tuple[str, Problem] | None:
 
 
 def less_work(problem: Problem, profile: Profile) -> Iterator[Change]:
-    """A batch that the pinned sizes divide; shorter sequences."""
+    """Try a batch that the pinned sizes divide, and shorter sequences."""
     batch, pin = problem.workload.global_batch_size, problem.options.pin
     unit = int(pin.get("data_parallel_size", 1)) * int(pin.get("micro_batch_size", 1))
     unit *= int(pin.get("num_microbatches", 1))
@@ -186,7 +186,7 @@ def less_work(problem: Problem, profile: Profile) -> Iterator[Change]:
 
 
 def on_nodes(problem: Problem, profile: Profile, nodes: int) -> Change:
-    """The problem on so many nodes, all of which may be used; several groups grow alike."""
+    """Return the problem on so many nodes, all of which may be used; several groups grow alike."""
     now = problem.cluster.num_nodes
 
     def grown_group(group: NodeGroup) -> NodeGroup:
@@ -198,16 +198,16 @@ def on_nodes(problem: Problem, profile: Profile, nodes: int) -> Change:
 
 
 def more_hardware(problem: Problem, profile: Profile) -> Iterator[Change]:
-    """More nodes: the fewest that were found to fit, then more of them.
+    """Try more nodes: the fewest that were found to fit, then more of them.
 
-    Between the fewest whose memory holds the states and 16 times as many, where what fits is halved: round
+    Between the fewest with memory for the states and 16 times as many, where what fits is halved: round
     numbers, which split well. They need not fit from one number on, so that fewer may do as well.
     """
     now, spare = problem.cluster.num_nodes, problem.options.reserve_nodes
     counts = sorted({_round(count, spare) for count in range(now + 1, NODE_FACTORS[-1] * now + 1)})
 
     def fits(count: int) -> bool:
-        """Whether so many nodes have room, and their lightest configurations are not refuted."""
+        """Return whether so many nodes have room for their lightest configurations."""
         look()
         change = on_nodes(problem, profile, count)
         return have_room(change.problem, change.profile) and not _is_refuted(change.problem, change.profile)
@@ -219,7 +219,7 @@ def more_hardware(problem: Problem, profile: Profile) -> Iterator[Change]:
 
 
 def other_gpus(problem: Problem) -> Iterator[Change]:
-    """The same number of nodes with GPUs of more memory on a link of the same kind, the smallest first."""
+    """Try as many nodes with larger GPUs on a link of the same kind, smallest first."""
     for gpu in larger_gpus(problem.cluster.groups[0]):
         groups = tuple(with_gpu(group, gpu) for group in problem.cluster.groups)
         changed = _on(problem, replace(problem.cluster, groups=groups))
@@ -228,13 +228,13 @@ def other_gpus(problem: Problem) -> Iterator[Change]:
 
 
 def _on(problem: Problem, cluster: ClusterSpec) -> Problem:
-    """The problem on another cluster, all of whose nodes may be used."""
+    """Return the problem on another cluster with all of its nodes."""
     options: SearchOptions = replace(problem.options, num_nodes=(), num_gpus=())
     return replace(problem, cluster=cluster, options=options)
 
 
 def _profile(problem: Problem, profile: Profile) -> Profile:
-    """The profile of a changed launcher: the same where its framework is."""
+    """Return the profile of a changed launcher: the same if its framework is."""
     other = default_profile(problem.cluster, problem.priced_as)
     return profile if other.framework.name == profile.framework.name else other
 
@@ -252,7 +252,7 @@ def with_remedies(
     watch: Watch,
     judge: Judge | None = None,
 ) -> Infeasibility:
-    """The reasons with verified changes, those that were found before the time was over; they say so."""
+    """Add verified changes to the reasons, as many as were found before the time was over."""
     groups: list[list[Remedy]] = [[] for _ in range(4)]
     complete, judged = False, True
     with watch.cut():
@@ -274,13 +274,13 @@ def with_remedies(
 
 
 def _free(problem: Problem, profile: Profile, found: Infeasibility) -> Iterator[Change]:
-    """What needs neither other work nor other machines."""
+    """Yield changes that need neither other work nor other machines."""
     yield from asked_less(problem, profile, found.nearest)
     yield from done_otherwise(problem, profile)
 
 
 def _add_fitting(group: list[Remedy], changes: Iterator[Change], enough: int, judge: Judge) -> bool:
-    """Add changes that have a plan until there are ``enough``; whether all that were tried were judged."""
+    """Add changes with a plan until there are ``enough``; return whether all tried were judged."""
     judged = True
     for change in changes:
         if len(group) == enough:
@@ -299,12 +299,12 @@ def _add_fitting(group: list[Remedy], changes: Iterator[Change], enough: int, ju
 
 
 def _fastest_of(change: Change) -> Fastest:
-    """The first plan of a changed problem."""
+    """Return the first plan of a changed problem."""
     return fastest(change.problem, change.profile)
 
 
 def fastest(problem: Problem, profile: Profile) -> Fastest:
-    """The first of ``first_plans``; None: nothing fits (proved)."""
+    """Return the first of ``first_plans``; None: nothing fits (proved)."""
     found = first_plans(problem, profile, 1)
     return found if found == "unknown" else next(iter(found), None)
 
@@ -312,7 +312,7 @@ def fastest(problem: Problem, profile: Profile) -> Fastest:
 def first_plans(
     problem: Problem, profile: Profile, most: int, *, wide: bool = False
 ) -> list[tuple[Configuration, Prediction]] | Literal["unknown"]:
-    """The first plans of a problem by their closed form, proved and checked; no reasons are sought.
+    """Return a problem's first plans by closed form, proved and checked, without reasons.
 
     Of the usual candidates and, where none of them fits, of all (``wide``), as the search itself. Unknown:
     there are too many configurations to look at all of them.
@@ -342,7 +342,7 @@ def first_plans(
 
 
 def _is_refuted(problem: Problem, profile: Profile) -> bool:
-    """Whether none of all candidates fits: the lightest ones, of the smallest micro-batch, tell of all."""
+    """Return whether none of all candidates fits, judged by the lightest ones."""
     pinned = {"micro_batch_size", "recompute_granularity", "recompute_layers"} & problem.options.named
     if _ties(problem) or pinned or problem.options.stage_layers:
         return False
@@ -355,7 +355,7 @@ def _is_refuted(problem: Problem, profile: Profile) -> bool:
 
 
 def _ties(problem: Problem) -> bool:
-    """Whether the request ties variables to one another: then the lightest rows do not stand for all."""
+    """Return whether the request ties variables together, so the lightest rows do not decide."""
     return bool(problem.options.constraints) or "num_microbatches" in problem.options.named
 
 
@@ -373,25 +373,25 @@ _SEARCH_S = 10.0  # for each of them
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class More:
-    """Nodes that there may be more of."""
+    """Nodes of which there may be more."""
 
     nodes: int  # that there are
-    grow: Callable[[int], Change]  # the problem on so many, told in words
+    grow: Callable[[int], Change]  # the problem on so many, in words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A plan and the days of all its tokens."""
+    """Plan and the days of all its tokens."""
 
     plan: Plan
     days: float
 
 
 def fastest_run(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()) -> Run | None:
-    """The run of fewest days, whatever the deadline; None where nothing fits. ``ways`` as ``search``.
+    """Return the run of fewest days, whatever the deadline; None if nothing fits.
 
     With one batch on one number of GPUs that is the run of the shortest step. More GPUs are interrupted
-    more often, and a batch of a shorter step may take more of them, so that each is asked for its own.
+    more often, and a batch of a shorter step may take more of them, so that each has its own search.
     """
     options = replace(
         problem.options, deadline_days=None, objective="step_time", top_k=1, certify="none", gpus="all"
@@ -408,7 +408,7 @@ def fastest_run(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()
 
 
 def _first_run(problem: Problem, profile: Profile, ways: Sequence[Problem] = ()) -> Run | None:
-    """The run of the first plan."""
+    """Return the run of the first plan."""
     from meshwright.solver.search.search import search  # noqa: PLC0415 - the API prices remedies, it never searches
 
     plans = search(problem, profile, ways=ways).plans
@@ -419,12 +419,12 @@ def _first_run(problem: Problem, profile: Profile, ways: Sequence[Problem] = ())
 
 
 def too_late(problem: Problem, run: Run, more: Sequence[More], watch: Watch) -> Infeasibility:
-    """The reason, and what meets the deadline: a later one, more nodes.
+    """Return the reason, and changes that meet the deadline: a later one, more nodes.
 
     Args:
         problem: the request, with a deadline that ``run``, the fastest, misses.
-        run: on the cluster as it is.
-        more: what there may be more of.
+        run: on the current cluster.
+        more: nodes of which there may be more.
         watch: its time is that of the search for what meets the deadline.
     """
     asked, gpus = problem.options.deadline_days or 0.0, run.plan.config.num_gpus
@@ -445,7 +445,7 @@ def too_late(problem: Problem, run: Run, more: Sequence[More], watch: Watch) -> 
 
 
 def _enough_nodes(run: Run, asked: float, more: More, spare: int) -> int | None:
-    """The fewest nodes that were found to meet the deadline.
+    """Return the fewest nodes that were found to meet the deadline.
 
     A number is guessed from the last one as if speed grew with nodes, then what lies between the most that
     miss it and the fewest that meet it is halved; of large numbers round ones are tried, which split well.
@@ -468,13 +468,13 @@ def _enough_nodes(run: Run, asked: float, more: More, spare: int) -> int | None:
 
 
 def _round(nodes: int, spare: int) -> int:
-    """The next number that has four binary digits and zeros behind them once spare nodes are put aside."""
+    """Return the next number of four binary digits, then zeros, after spare nodes are put aside."""
     unit = 1 << max((nodes - spare).bit_length() - _DIGITS, 0)
     return -(-(nodes - spare) // unit) * unit + spare
 
 
 def _as_asked(change: Change) -> list[Remedy]:
-    """The first plan of the request itself on more nodes, where it has one."""
+    """Return the first plan of the request itself on more nodes, if it has one."""
     options = replace(change.problem.options, top_k=1, certify="none", gpus="all", time_limit_s=_SEARCH_S)
     problem = replace(change.problem, options=options)
     run = _first_run(problem, change.profile)
@@ -484,13 +484,13 @@ def _as_asked(change: Change) -> list[Remedy]:
 
 
 def _remedy(problem: Problem, told: tuple[str, str], plan: Plan) -> Remedy:
-    """A change with its plan."""
+    """Return a change with its plan."""
     tokens = problem.tokens_of(plan.config)
     return remedy_of(told, plan.config, plan.prediction, tokens=tokens)
 
 
 def _up(days: float) -> float:
-    """To tenths of a day, never down."""
+    """Round up to tenths of a day."""
     return -(-days * _TENTH // 1.0) / _TENTH
 
 
@@ -504,9 +504,9 @@ _ROUNDING = 1e-6  # in tenths of a per cent: a peak is rounded to bytes
 
 
 def placed_infeasibility(problem: Problem, profile: Profile, watch: Watch) -> Infeasibility:
-    """Reasons, minimal conflicts, the nearest configuration and verified changes.
+    """Return reasons, minimal conflicts, nearest configuration and verified changes.
 
-    Those that were found before the time was over; the reasons say what was cut.
+    Those that were found before the time was over; the reasons state what was cut.
     """
     lack = nearest_lack(problem, profile, watch)
     limits = limits_of(problem, profile)
@@ -527,7 +527,7 @@ def placed_infeasibility(problem: Problem, profile: Profile, watch: Watch) -> In
 
 
 def _free_placed(limits: Limits, lack: Lack | None) -> Iterator[Change]:
-    """What needs neither other work nor other machines."""
+    """Yield changes that need neither other work nor other machines."""
     problem, profile = limits.problem, limits.profile
     if lack is not None:
         fleet = NodeGroups.of(problem, profile)
@@ -539,7 +539,7 @@ def _free_placed(limits: Limits, lack: Lack | None) -> Iterator[Change]:
 
 
 def _asked_less(limits: Limits) -> Iterator[Change]:
-    """The request's own limits given up: the fewest together."""
+    """Drop the request's own limits: the fewest together."""
     names = [name for name in limits.names if name != limits.memory]
     every, dropped = frozenset(limits.names), list[set[str]]()
     for size in range(1, len(names) + 1):
@@ -553,21 +553,21 @@ def _asked_less(limits: Limits) -> Iterator[Change]:
 
 
 def _more_nodes(problem: Problem, profile: Profile, group: int) -> Iterator[Change]:
-    """More nodes of one group, fewest first."""
+    """Yield more nodes of one group, fewest first."""
     now = problem.cluster.distinct_groups[group].num_nodes
     for nodes in sorted({ceil(now * factor) for factor in NODE_FACTORS} - {now}):
         yield on_nodes_of(problem, profile, group, nodes)
 
 
 def on_nodes_of(problem: Problem, profile: Profile, group: int, nodes: int) -> Change:
-    """The problem with so many nodes of one of its distinct groups."""
+    """Return the problem with so many nodes of one of its distinct groups."""
     larger = replace(problem.cluster.distinct_groups[group], num_nodes=nodes)
     words = f"{nodes} nodes of {problem.cluster.group_names[group]}"
     return _with_group(problem, profile, group, larger, ("nodes", words))
 
 
 def _larger_gpus(problem: Problem, profile: Profile, group: int) -> Iterator[Change]:
-    """GPUs of more memory in one group, the smallest first."""
+    """Try larger GPUs in one group, the smallest first."""
     own, name = problem.cluster.distinct_groups[group], problem.cluster.group_names[group]
     for gpu in larger_gpus(own):
         words = f"{gpu.display_name} instead of {name}"
@@ -577,7 +577,7 @@ def _larger_gpus(problem: Problem, profile: Profile, group: int) -> Iterator[Cha
 def _with_group(
     problem: Problem, profile: Profile, at: int, group: NodeGroup, told: tuple[str, str]
 ) -> Change:
-    """The problem with one of its distinct groups changed; others keep the profile that prices them."""
+    """Change one of the problem's distinct groups; others keep their profile."""
     groups = (*problem.cluster.distinct_groups[:at], group, *problem.cluster.distinct_groups[at + 1 :])
     changed = replace(problem, cluster=replace(problem.cluster, groups=groups))
     fresh = default_profile(changed.cluster, changed.priced_as)
@@ -589,7 +589,7 @@ def _with_group(
 
 
 def _fastest_placed(change: Change) -> Fastest:
-    """The first plan of a changed problem whose stages are placed."""
+    """Return the first plan of a changed problem with placed stages."""
     from meshwright.solver.search.search import search  # noqa: PLC0415 - the API prices remedies, it never searches
 
     options = replace(

@@ -1,4 +1,4 @@
-"""The main operators of a plan's forward pass, with the work they do and the time they are priced at."""
+"""Main operators of a plan's forward pass, with their work and their priced time."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ _EXPERTS = "routed experts"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reader:
-    """One configuration's context; every array of it has one entry."""
+    """Context of one configuration; every array of it has one entry."""
 
     ctx: Context
     layers: int  # of the kind at hand
 
     def gemm(self, name: str, gemm: Gemm, precision: str) -> OperatorPoint:
-        """One plain product."""
+        """Return one plain product."""
         seconds = float(gemm_seconds(self.ctx, [gemm], precision).forward[0])
         return self.point(name, _flops(gemm), _bytes(gemm, precision), seconds, precision)
 
     def point(
         self, name: str, flops: float, moved_bytes: float, seconds: float, precision: str
     ) -> OperatorPoint:
-        """One operator."""
+        """Return one operator."""
         gpu = self.ctx.gpu
         peak = gpu.peak_flops.get(precision) or gpu.peak_bf16_flops
         return OperatorPoint(
@@ -61,7 +61,7 @@ class _Reader:
 def rooflines_of(problem: Problem, profile: Profile, config: Configuration) -> tuple[Roofline, ...]:
     """Return the main operators of one micro-batch's forward pass.
 
-    One roofline for each node group and tensor-parallel size (and class of replicas) that stages stand on,
+    One roofline for each node group and tensor-parallel size (and class of replicas) that stages are on,
     so that a mesh has one; none where layers were timed as a whole.
     """
     (evaluation,) = evaluate(problem, profile, [config])
@@ -76,7 +76,7 @@ def rooflines_of(problem: Problem, profile: Profile, config: Configuration) -> t
 
 
 def _held(pipeline: Pipeline) -> dict[tuple[Priced, int], FloatArray]:
-    """Parts that stages of the same prices hold together, (P,)."""
+    """Return the parts that stages of the same prices hold together, (P,)."""
     found = dict[tuple[Priced, int], FloatArray]()
     for stage in pipeline.stages:
         found[stage.on, stage.row] = found.get((stage.on, stage.row), 0.0) + stage.parts
@@ -105,12 +105,12 @@ def _roofline(on: Priced, row: int, parts: FloatArray, note: str) -> Roofline:
 
 
 def _new(point: OperatorPoint, points: list[OperatorPoint]) -> bool:
-    """Whether no other kind of layer runs the same operator."""
+    """Return whether no other kind of layer runs the same operator."""
     return all((point.name, point.flops) != (one.name, one.flops) for one in points)
 
 
 def _layer(ctx: Context, kind: LayerKind, layers: int) -> Iterator[OperatorPoint]:
-    """The operators of one layer of a kind."""
+    """Yield the operators of one layer of a kind."""
     read, precision = _Reader(ctx=ctx, layers=layers), ctx.linear_precision
     gemms = layer_gemms(ctx, kind)
     plain = [gemm for gemm in gemms if not gemm.grouped]
@@ -128,7 +128,7 @@ def _layer(ctx: Context, kind: LayerKind, layers: int) -> Iterator[OperatorPoint
 
 
 def _names(ctx: Context, kind: LayerKind, count: int) -> list[str]:
-    """What the plain products of a layer are, in the order of ``layer_gemms``."""
+    """Return names of a layer's plain products, in the order of ``layer_gemms``."""
     names = list(_ATTENTION)
     if ctx.model.mla is not None:
         lacking = {"query down"} if not ctx.model.mla.q_lora_rank else set()
@@ -142,23 +142,23 @@ def _names(ctx: Context, kind: LayerKind, count: int) -> list[str]:
 
 
 def _one(value: object) -> float:
-    """The only entry of an array, or a number."""
+    """Return the only entry of an array, or a number."""
     return float(np.asarray(value).reshape(-1)[0])
 
 
 def _flops(gemm: Gemm) -> float:
-    """``2 m n k``, of all equal products."""
+    """Return ``2 m n k``, of all equal products."""
     return 2.0 * _one(gemm.m) * _one(gemm.n) * _one(gemm.k) * _one(gemm.count)
 
 
 def _bytes(gemm: Gemm, precision: str) -> float:
-    """Both inputs read, the output written in 2 bytes."""
+    """Return both inputs read, and the output written in 2 bytes."""
     m, n, k = _one(gemm.m), _one(gemm.n), _one(gemm.k)
     return _one(gemm.count) * ((m + n) * k * _ELEMENT_BYTES.get(precision, 2.0) + 2.0 * m * n)
 
 
 def _attention_work(ctx: Context) -> tuple[float, float]:
-    """FLOPs of the causal scores and weighted values; queries, keys, values read, output written.
+    """Return FLOPs of causal scores and weighted values, and bytes of q, k, v and output.
 
     ``2 tokens heads (qk + v) attended / t`` (Dao 2023, arXiv:2307.08691); scores stay on the chip.
     """

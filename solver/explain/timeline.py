@@ -1,4 +1,4 @@
-"""The timeline of a plan's step, from the same prices and the same simulation as its prediction."""
+"""Timeline of a plan's step, from the same prices and the same simulation as its prediction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_PASSES = 2**16  # that are kept as columns; of longer steps the first micro
 def timelines_of(problem: Problem, profile: Profile, config: Configuration) -> list[Timeline]:
     """Return one timeline; one of each class where replicas are unlike; none where no order is known.
 
-    ``problem`` is as the plan settled it, ``profile`` what prices it. The longest ``step_time_s`` is the
+    ``problem`` is as the plan settled it, ``profile`` its prices. The longest ``step_time_s`` is the
     predicted one.
     """
     if not all(map(can_simulate, config.replicas or (config,))):
@@ -33,7 +33,7 @@ def timelines_of(problem: Problem, profile: Profile, config: Configuration) -> l
 
 
 def _timeline(priced: Pipeline, exchange_s: float, title: str) -> Timeline:
-    """The simulated passes, scaled, with what follows the last one of each rank."""
+    """Return the simulated passes, scaled, with the work after the last one of each rank."""
     c = priced.config
     schedule, pp, m = c.pipeline_schedule, c.pipeline_parallel_size, c.num_microbatches
     forward_s, backward_s, weight_s = priced.passes_s()
@@ -72,7 +72,7 @@ def _timeline(priced: Pipeline, exchange_s: float, title: str) -> Timeline:
 
 
 def _rank(priced: Pipeline, number: int, passes: Passes, ends_s: tuple[float, float]) -> RankTimeline:
-    """One rank's passes and tails."""
+    """Return one rank's passes and tails."""
     scale, stage = priced.straggler, priced.stages[number]
     optimizer_s = min(stage.tail_s, stage.of_tail_s("optimizer"))
     return RankTimeline(

@@ -1,4 +1,4 @@
-"""From the ideal step to the real one, term by term; the terms add up to the step.
+"""Waterfall from the ideal step to the real one; its terms add up to the step.
 
 Everything inside the pipeline is the mean over its stages, each of which has GPUs of its own; what the
 slowest stage does beyond the mean is ``imbalance``. ``ideal`` is the model's FLOPs spread over all GPUs in
@@ -40,7 +40,7 @@ class _Work:
 
     @classmethod
     def of(cls, on: Priced) -> _Work:
-        """The work of every row; where layers were timed, in the proportion of their formulas."""
+        """Return the work of every row; timed layers in the proportion of their formulas."""
         ctx, layout = on.context, LayerLayout.of(on.problem.model)
         each = [(share[:, None], _products_and_attention(one, layout)) for share, one in ctx.at_lengths]
         gemm = sum((share * own for share, (own, _) in each), np.zeros(1))
@@ -62,7 +62,7 @@ class _Work:
 
 
 def _products_and_attention(ctx: Context, layout: LayerLayout) -> tuple[FloatArray, FloatArray]:
-    """Seconds of both for a micro-batch of one length, (n, P) each."""
+    """Return seconds of both for a micro-batch of one length, (n, P) each."""
     layers = [_layer(ctx.of(one), one.kind) for one in layout.kinds]
     head_gemm, head_attention = _head(ctx)
     nothing = np.zeros_like(ctx.t)
@@ -73,12 +73,12 @@ def _products_and_attention(ctx: Context, layout: LayerLayout) -> tuple[FloatArr
 
 
 def _both(seconds: PassSeconds) -> FloatArray:
-    """Forward and backward."""
+    """Return forward plus backward."""
     return seconds.forward + seconds.backward
 
 
 def _layer(ctx: Context, kind: LayerKind) -> tuple[PassSeconds, PassSeconds]:
-    """Products and attention of one layer, as ``cost.price`` adds them up."""
+    """Return products and attention of one layer, as ``cost.price`` adds them up."""
     gemm = linear_seconds(ctx, kind)
     if ctx.frozen:
         gemm = gemm + gemm_seconds(ctx, adapter_gemms(ctx, kind), "bf16")
@@ -86,7 +86,7 @@ def _layer(ctx: Context, kind: LayerKind) -> tuple[PassSeconds, PassSeconds]:
 
 
 def _head(ctx: Context) -> tuple[FloatArray, FloatArray]:
-    """Products and attention of the head with its multi-token-prediction layers."""
+    """Return products and attention of the head with its multi-token-prediction layers."""
     model, depth = ctx.model, ctx.model.num_mtp_layers
     one = _both(gemm_seconds(ctx, head_gemms(ctx), "bf16", trained=ctx.trains(HEAD)))
     if not depth:
@@ -98,7 +98,7 @@ def _head(ctx: Context) -> tuple[FloatArray, FloatArray]:
 
 
 def _ideal_s(ctx: Context) -> tuple[FloatArray, FloatArray]:
-    """Seconds of one token on one GPU at its peak by part, (P,): products, and attention.
+    """Return one token's seconds at one GPU's peak by part, (P,): products, and attention.
 
     By layer kind, then embedding and head: the model's FLOPs at the peak of what each part runs in.
     Attention counts its causal half and recomputation nothing, as in MFU.
@@ -176,7 +176,7 @@ def waterfalls(
 
 
 def _inside(table: StageTable, work: Callable[[Priced], _Work]) -> dict[str, FloatArray]:
-    """What happens inside the pipelines: the mean over stages, and what the slowest has beyond it."""
+    """Return terms inside the pipelines: the mean over stages, and the slowest one's excess."""
     m = table.num_microbatches / table.num_stages  # of the mean
 
     def mean(of_stages: FloatArray) -> FloatArray:
@@ -216,12 +216,12 @@ def _inside(table: StageTable, work: Callable[[Priced], _Work]) -> dict[str, Flo
 
 
 def _of_each_row(on: Priced, by_part: FloatArray) -> FloatArray:
-    """Values by part that all rows have in common, (n, P)."""
+    """Return values by part that all rows share, (n, P)."""
     return np.broadcast_to(by_part, (len(on.columns), len(by_part)))
 
 
 def _rest_kept_s(on: Priced) -> FloatArray:
-    """Remainder of the passes if no activations were moved to the host and back, (n, P)."""
+    """Return the passes' remainder if no activations moved to the host and back, (n, P)."""
     c = on.columns
     if not is_offloaded(c.offload, "activations").any():
         return on.prices.breakdown_s["rest"]
@@ -230,7 +230,7 @@ def _rest_kept_s(on: Priced) -> FloatArray:
 
 
 def _ideal_of_all(evaluations: Sequence[Evaluation], work: Callable[[Priced], _Work]) -> FloatArray:
-    """Step at peak if every GPU in use had a share in proportion to its own speed, (n,)."""
+    """Return the peak-speed step if every GPU in use had a share by its own speed, (n,)."""
     table = StageTable([one for some in evaluations for one in some.classes])
     layout = LayerLayout.of(evaluations[0].stages[0].on.problem.model)
     whole = np.concatenate([layout.cumulative[-1], [1.0, 1.0]])  # parts of the model

@@ -1,4 +1,4 @@
-"""The order in which each rank runs its passes, by schedule.
+"""Order in which each rank runs its passes, by schedule.
 
 Sources: 1F1B and interleaved 1F1B follow Megatron-Core's
 ``forward_backward_pipelining_without_interleaving`` and ``…_with_interleaving`` (groups of pp
@@ -33,26 +33,26 @@ _TWICE = ("zb_h2", "zb_2p")  # run twice as far ahead
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
-    """Numbers of the passes of one step."""
+    """Slot numbers of the passes of one step."""
 
     num_chunks: int
     num_microbatches: int
 
     def forward(self, chunk: Number, micro: Number) -> Number:
-        """Forward pass."""
+        """Return the slot of a forward pass."""
         return (chunk + 1) * self.num_microbatches + micro
 
     def backward(self, chunk: Number, micro: Number) -> Number:
-        """Backward pass, or its input gradient where it is split."""
+        """Return the slot of a backward pass, or of its input gradient if it is split."""
         return (2 * self.num_chunks - chunk) * self.num_microbatches + micro
 
     def weight(self, chunk: Number, micro: Number) -> Number:
-        """Weight gradient of a split backward pass."""
+        """Return the slot of the weight gradient of a split backward pass."""
         return (2 * self.num_chunks + 2 + 2 * chunk) * self.num_microbatches + micro
 
 
 def slots_of(rank: int, *, pp: int, vpp: int, num_microbatches: int, schedule: str) -> list[int]:
-    """The passes of one rank in the order in which it runs them."""
+    """Return the passes of one rank in the order in which it runs them."""
     slots = Slots(num_chunks=pp * vpp, num_microbatches=num_microbatches)
     if schedule in V_SHAPED and vpp > 1:
         return _v_shaped(rank, pp, slots)
@@ -78,7 +78,7 @@ def slots_of(rank: int, *, pp: int, vpp: int, num_microbatches: int, schedule: s
 
 
 def _visits(rank: int, pp: int, vpp: int, num_microbatches: int) -> tuple[IntArray, IntArray]:
-    """Chunk and micro-batch of each forward pass: pp micro-batches through one chunk, then the next."""
+    """Return chunk and micro-batch of each forward pass: pp micro-batches a chunk, then the next."""
     k = np.arange(num_microbatches * vpp)
     if vpp == 1:
         return np.full_like(k, rank), k
@@ -87,7 +87,7 @@ def _visits(rank: int, pp: int, vpp: int, num_microbatches: int) -> tuple[IntArr
 
 
 def _warmup(rank: int, pp: int, vpp: int, schedule: str) -> int:
-    """Forward passes before a rank alternates; one more precedes its first backward pass."""
+    """Return the forward passes before a rank alternates; one more precedes its first backward pass."""
     behind = pp - rank - 1
     if schedule in _TWICE or (vpp > 1 and schedule not in SPLIT_BACKWARD):
         behind *= 2
@@ -97,7 +97,7 @@ def _warmup(rank: int, pp: int, vpp: int, schedule: str) -> int:
 def _with_weights(
     forward: list[int], backward: list[int], weight: list[int], *, warmup: int, lag: int
 ) -> list[int]:
-    """Forward, input gradient, and the weight gradient of ``lag`` backward passes ago, in turn."""
+    """Return forward, input gradient, and the weight gradient of ``lag`` backward passes ago, in turn."""
     order = forward[:warmup]
     for k, slot in enumerate(backward):
         order += forward[warmup + k : warmup + k + 1]
@@ -108,7 +108,7 @@ def _with_weights(
 
 
 def _breadth_first(rank: int, pp: int, vpp: int, slots: Slots) -> list[int]:
-    """All micro-batches through one chunk after the other, then back in reverse."""
+    """Run all micro-batches through one chunk after the other, then back in reverse."""
     chunks, micros = range(rank, pp * vpp, pp), range(slots.num_microbatches)
     forward = [slots.forward(chunk, micro) for chunk in chunks for micro in micros]
     return forward + [
@@ -117,9 +117,10 @@ def _breadth_first(rank: int, pp: int, vpp: int, slots: Slots) -> list[int]:
 
 
 def _v_shaped(rank: int, pp: int, slots: Slots) -> list[int]:
-    """A rank holds chunks ``rank`` and ``2 pp - 1 - rank``; the passes of phantom micro-batches fall away.
+    """Return a V's order; a rank holds chunks ``rank`` and ``2 pp - 1 - rank``.
 
-    The steady state needs 2 pp - 1 micro-batches; a step with fewer runs the same order without the rest.
+    Passes of phantom micro-batches are dropped. The steady state needs 2 pp - 1 micro-batches; a step
+    with fewer runs the same order without the rest.
     """
     m, ends = slots.num_microbatches, (rank, 2 * pp - 1 - rank)
     micros = max(2 * pp - 1, m)
@@ -151,7 +152,7 @@ def _v_shaped(rank: int, pp: int, slots: Slots) -> list[int]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Zero-bubble schedules whose order is made for the times at hand, within a memory limit.
+# Zero-bubble schedules with an order made for the times at hand, within a memory limit.
 #
 # ZB-1p and ZB-2p of Qi et al. 2023 (arXiv:2401.10241, section 3.1): a heuristic runs forward passes ahead
 # of the first backward pass, then one of each in turn, fills gaps with weight gradients, or runs one to
@@ -168,7 +169,7 @@ WAITING_SHARE = 32.0 / 34.0
 
 @dataclass(slots=True, kw_only=True)
 class _Rank:
-    """What one rank has run."""
+    """Passes that one rank has run."""
 
     forward_end_s: list[float] = field(default_factory=list)
     input_end_s: list[float] = field(default_factory=list)
@@ -179,7 +180,7 @@ class _Rank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the ranks may do."""
+    """Limits of the ranks."""
 
     num_microbatches: int
     most_held: int  # micro-batches that a rank has memory for
@@ -187,7 +188,7 @@ class Limits:
 
 
 def candidates(pp: int, num_microbatches: int, most_held: int) -> list[Limits]:
-    """The parameters to try."""
+    """Return the parameters to try."""
     ahead = [
         tuple(min(pp - rank, most_held) for rank in range(pp)),
         tuple(min(2 * (pp - rank) - 1, most_held) for rank in range(pp)),
@@ -205,14 +206,14 @@ def automatic_finish_s(
     limits: Limits,
     on_pass: Callable[[int, str, float], None] | None = None,
 ) -> tuple[list[float], float]:
-    """When each rank ends its last pass, and the most micro-batches that a rank held at once.
+    """Return when each rank ends its last pass, and the most micro-batches held by a rank at once.
 
     Args:
         forward_s: seconds of one micro-batch's forward pass by rank; the others likewise.
         input_s: input gradient.
         weight_s: weight gradient.
         limits: micro-batches, and how many of them may wait.
-        on_pass: is told of every pass: its rank, its kind (forward, input, weight), when it starts.
+        on_pass: called with every pass: its rank, its kind (forward, input, weight), when it starts.
     """
     last, peak = len(forward_s) - 1, 0.0
     ranks = [_Rank() for _ in forward_s]
@@ -243,7 +244,7 @@ def automatic_finish_s(
 
 
 def _next_pass(ranks: list[_Rank], rank: int, now: float, limits: Limits) -> str | None:
-    """What a free rank runs next: input, forward or weight; None where it has to wait."""
+    """Return a free rank's next pass: input, forward or weight; None if it has to wait."""
     me = ranks[rank]
     behind = me.forward_end_s if rank == len(ranks) - 1 else ranks[rank + 1].input_end_s
     micro = len(me.input_end_s)
@@ -296,7 +297,7 @@ def automatic_finish_of_many_s(
 
 
 def _finish_s(seconds: FloatArray, m: int, most_held: int, most_ahead: IntArray) -> FloatArray:
-    """The same; ``seconds`` are input gradients, forward passes and weight gradients, (k, p, 3)."""
+    """Return that for input gradients, forward passes and weight gradients as ``seconds``, (k, p, 3)."""
     k, p = most_ahead.shape
     every, rank, last = np.arange(k), np.arange(p)[None, :], p - 1
     # when passes end, by rank and micro-batch, forward ones a rank later; micro-batch m never

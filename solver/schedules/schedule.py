@@ -1,4 +1,4 @@
-"""Pipeline schedules: how many micro-batches each chunk keeps in flight, how large the bubble is.
+"""Pipeline schedules: micro-batches in flight of each chunk, and the size of the bubble.
 
 Sources: 1F1B, PipeDream-Flush (Narayanan et al. 2021, arXiv:2006.09503); interleaved 1F1B
 (Narayanan et al. 2021, arXiv:2104.04473, section 2.2) in the order of Megatron-Core's
@@ -35,7 +35,7 @@ _CHUNKS = {
 
 
 def _among(names: tuple[str, ...]) -> BoolArray:
-    """Which of SCHEDULES are among ``names``; indexed by ``columns.pipeline_schedule``."""
+    """Mark the SCHEDULES among ``names``; indexed by ``columns.pipeline_schedule``."""
     return np.array([name in names for name in SCHEDULES])
 
 
@@ -52,24 +52,24 @@ _FILL = np.array([_BUBBLE.get(name, 1.0) for name in SCHEDULES])
 
 
 def takes_chunks(schedule: str, pp: int, vpp: int) -> bool:
-    """Whether a schedule runs ``pp`` stages of ``vpp`` chunks."""
+    """Return whether a schedule runs ``pp`` stages of ``vpp`` chunks."""
     least, most = _CHUNKS.get(schedule, (1, 1))
     return schedule == "none" if pp == 1 else schedule != "none" and least <= vpp <= most
 
 
 def schedules_of(pp: int, vpp: int) -> tuple[str, ...]:
-    """Every schedule that runs so many stages and chunks, the plain one first."""
+    """Return every schedule that runs so many stages and chunks, the plain one first."""
     able = [name for name in SCHEDULES if takes_chunks(name, pp, vpp)]
     return tuple(sorted(able, key=lambda name: name not in ("1f1b", "interleaved_1f1b")))
 
 
 def plain_schedule(pp: int, vpp: int) -> str:
-    """The schedule that stages and chunks have where nobody names another."""
+    """Return the default schedule of so many stages and chunks."""
     return "none" if pp == 1 else "1f1b" if vpp == 1 else "interleaved_1f1b"
 
 
 def takes_all_chunks(columns: Columns) -> BoolArray:
-    """Rows whose schedule runs their stages and chunks, shape (n,)."""
+    """Mark rows with a schedule that runs their stages and chunks, shape (n,)."""
     schedule, v = columns.pipeline_schedule, columns.virtual_pipeline_size
     none = schedule == SCHEDULES.index("none")
     fits = ~none & (v >= _LEAST_CHUNKS[schedule]) & (v <= _MOST_CHUNKS[schedule])
@@ -77,12 +77,12 @@ def takes_all_chunks(columns: Columns) -> BoolArray:
 
 
 def runs_in_groups(columns: Columns) -> BoolArray:
-    """Rows whose micro-batches run in whole groups of one for each stage, shape (n,)."""
+    """Mark rows with micro-batches in whole groups of one for each stage, shape (n,)."""
     return np.asarray(_IN_GROUPS[columns.pipeline_schedule])
 
 
 def needs_two_a_stage(columns: Columns) -> BoolArray:
-    """Rows that need a micro-batch for each of their 2 p stages, shape (n,).
+    """Mark rows that need a micro-batch for each of their 2 p stages, shape (n,).
 
     PyTorch's ``ScheduleDualPipeV`` refuses fewer.
     """
@@ -90,27 +90,27 @@ def needs_two_a_stage(columns: Columns) -> BoolArray:
 
 
 def runs_all_forward_first(columns: Columns) -> BoolArray:
-    """Rows that begin no backward pass before all forward passes, shape (n,)."""
+    """Mark rows that begin no backward pass before all forward passes, shape (n,)."""
     return np.asarray(_ALL_HELD[columns.pipeline_schedule])
 
 
 def splits_backward(columns: Columns) -> BoolArray:
-    """Rows whose weight gradients are passes of their own, shape (n,)."""
+    """Mark rows with weight gradients as passes of their own, shape (n,)."""
     return np.asarray(_SPLIT[columns.pipeline_schedule])
 
 
 def in_a_v(columns: Columns) -> BoolArray:
-    """Rows whose chunks lie in a V over their ranks, shape (n,)."""
+    """Mark rows with chunks in a V over their ranks, shape (n,)."""
     return np.asarray(_V_SHAPED[columns.pipeline_schedule] & (columns.virtual_pipeline_size > 1))
 
 
 def has_v_shape(columns: Columns) -> bool:
-    """Whether any row's chunks lie in a V over its ranks."""
+    """Return whether any row's chunks lie in a V over its ranks."""
     return bool(in_a_v(columns).any())
 
 
 def rank_of_chunk(columns: Columns, num_chunks: int) -> IntArray:
-    """The rank that holds each of ``num_chunks`` chunks, (n, C): ``c mod p``, or a V down and up again."""
+    """Return each chunk's rank, (n, C): ``c mod p``, or a V down and up again."""
     p, chunk = _common(columns.pipeline_parallel_size), np.arange(num_chunks)[None, :]
     rank, shaped = chunk % p, in_a_v(columns)
     if shaped.any():
@@ -119,14 +119,14 @@ def rank_of_chunk(columns: Columns, num_chunks: int) -> IntArray:
 
 
 def _common(sizes: IntArray) -> IntArray:
-    """Sizes (n,) as (n, 1), or (1, 1) where all are equal: far fewer divisions."""
+    """Return sizes (n,) as (n, 1), or (1, 1) if all are equal: far fewer divisions."""
     if len(sizes) and (sizes == sizes[0]).all():
         return sizes[:1, None]
     return sizes[:, None]
 
 
 def in_flight(columns: Columns) -> IntArray:
-    """Micro-batches whose activations each chunk holds at its rank's peak, shape (n, C).
+    """Return micro-batches with activations in each chunk at its rank's peak, shape (n, C).
 
     C is the largest pp * vpp of the rows; entries of chunks that a row lacks are 0. A 1F1B rank r
     holds ``min(m, p - r)``. An interleaved rank has run ``W = 2 (p - 1 - r) + (v - 1) p + 1`` chunk passes
@@ -154,7 +154,7 @@ def in_flight(columns: Columns) -> IntArray:
 
 
 def _alternating(p: IntArray, v: IntArray, chunk: IntArray) -> IntArray:
-    """Forward passes of each chunk before its rank's first backward pass: 1F1B, one or several chunks."""
+    """Return each chunk's forward passes before its rank's first backward pass, for 1F1B."""
     rank = chunk % p
     passes = 2 * (p - 1 - rank) + (v - 1) * p + 1
     rounds, rest = passes // (p * v), passes % (p * v)
@@ -163,7 +163,7 @@ def _alternating(p: IntArray, v: IntArray, chunk: IntArray) -> IntArray:
 
 
 def _zero_bubble(schedule: IntArray, p: IntArray, v: IntArray, others: IntArray) -> IntArray:
-    """Micro-batches that zero-bubble schedules have room for."""
+    """Return the micro-batches that zero-bubble schedules have room for."""
     chunk = np.arange(others.shape[1])[None, :]
     shaped = np.where(v > 1, np.where(chunk < p, 2 * p - 1 - chunk, 2 * p - chunk), p)
     room = np.where(_ONE_P[schedule], p, others)
@@ -173,7 +173,7 @@ def _zero_bubble(schedule: IntArray, p: IntArray, v: IntArray, others: IntArray)
 
 
 def fill_share(columns: Columns) -> FloatArray:
-    """phi, shape (n,): the share of one whole pass that filling and draining the pipeline costs.
+    """Return phi, (n,): the share of a whole pass that filling and draining the pipeline costs.
 
     Step time is ``(m - phi) * max_r t_r + phi * sum_r t_r``: phi = 1 for 1F1B and GPipe, 1 / v for
     interleaved schedules (arXiv:2104.04473, section 2.2: bubble ``(p - 1) / (v m)``), less for the

@@ -27,7 +27,7 @@ Pass = tuple[bool, int, int]  # forward?, chunk in model order, micro-batch
 
 
 def rank_order(rank: int, *, pp: int, vpp: int, num_microbatches: int, schedule: str) -> list[Pass]:
-    """The passes of one rank in the order in which it runs them; the backward pass is not split."""
+    """Return one rank's passes in their order; the backward pass is not split."""
     slots = slots_of(rank, pp=pp, vpp=vpp, num_microbatches=num_microbatches, schedule=schedule)
     located = [divmod(slot, num_microbatches) for slot in slots]
     last = pp * vpp
@@ -45,7 +45,7 @@ def rank_finish_s(
     schedule: str,
     weight_s: Sequence[float] | None = None,
 ) -> list[float]:
-    """When each of the ``pp`` ranks ends its last pass, in seconds from the start of the step.
+    """Return when each of ``pp`` ranks ends its last pass, in seconds from the start of the step.
 
     The start is rank 0's first pass; the rank's own where a schedule leaves out the synchronisation of
     ranks between steps (``BYPASSES_SYNC``).
@@ -61,7 +61,7 @@ def rank_finish_s(
         pp: pipeline ranks.
         num_microbatches: per step; a multiple of pp when chunks are interleaved.
         schedule: one of ``SCHEDULES``.
-        weight_s: what of each chunk's backward pass is its weight gradient; a third of forward and
+        weight_s: weight gradient's part of each chunk's backward pass; a third of forward and
             backward where it is not given and the schedule splits the backward pass.
 
     Raises:
@@ -86,19 +86,19 @@ def rank_finish_s(
 
 
 def third_s(forward_s: tuple[float, ...], backward_s: tuple[float, ...]) -> tuple[float, ...]:
-    """Weight gradients of chunks whose three kinds of pass take equally long; at most the backward pass."""
+    """Return weight gradients that take a third of all passes; at most the backward pass."""
     return tuple(min((f + b) / 3.0, b) for f, b in zip(forward_s, backward_s, strict=True))
 
 
 def _rank_of(chunk: int, pp: int, num_chunks: int, schedule: str) -> int:
-    """The rank that holds a chunk."""
+    """Return the rank that holds a chunk."""
     if schedule in V_SHAPED and num_chunks == 2 * pp:
         return min(chunk, 2 * pp - 1 - chunk)
     return chunk % pp
 
 
 def _growth_s(forward_s: tuple[float, ...], backward_s: tuple[float, ...], pp: int, schedule: str) -> float:
-    """The least that one more micro-batch adds to a long step: the slowest rank's time for it."""
+    """Return the least time that one more micro-batch adds to a long step: the slowest rank's."""
     forward, backward = [0.0] * pp, [0.0] * pp
     for chunk, (f, b) in enumerate(zip(forward_s, backward_s, strict=True)):
         rank = _rank_of(chunk, pp, len(forward_s), schedule)
@@ -111,7 +111,7 @@ def _growth_s(forward_s: tuple[float, ...], backward_s: tuple[float, ...], pp: i
 
 @lru_cache(maxsize=4096)
 def _finish_s(seconds: tuple[tuple[float, ...], ...], m: int, *, pp: int, schedule: str) -> list[float]:
-    """The same; a plan is simulated when it is ranked, predicted and checked, so results are kept.
+    """Return the cached ends; a plan is simulated when it is ranked, predicted and checked.
 
     ``seconds`` are forward passes, whole backward passes, and weight gradients or nothing.
     """
@@ -130,13 +130,13 @@ def _finish_s(seconds: tuple[tuple[float, ...], ...], m: int, *, pp: int, schedu
 
 
 def input_gradients_s(seconds: tuple[tuple[float, ...], ...]) -> tuple[float, ...]:
-    """The backward passes without their weight gradients, where those are passes of their own."""
+    """Return the backward passes without weight gradients, if those are separate passes."""
     _, backward_s, weight_s = seconds
     return tuple(b - w for b, w in zip(backward_s, weight_s, strict=True)) if weight_s else backward_s
 
 
 def blocks_of(seconds: tuple[tuple[float, ...], ...], m: int) -> tuple[list[float], list[float]]:
-    """Seconds of each block of slots, and when each is done: 0: always, -1: not yet."""
+    """Return the seconds of each block, and when each is done: 0: always, -1: not yet."""
     forward_s, _, weight_s = seconds
     block_s = [0.0, *forward_s, *reversed(input_gradients_s(seconds))]
     end = [0.0] * m + [-1.0] * (m * (len(block_s) - 1))
@@ -148,12 +148,12 @@ def blocks_of(seconds: tuple[tuple[float, ...], ...], m: int) -> tuple[list[floa
 
 @lru_cache(maxsize=8)
 def orders_of(pp: int, vpp: int, m: int, schedule: str) -> list[list[int]]:
-    """The passes of all ranks; nobody changes them."""
+    """Return the passes of all ranks, cached; they must not be changed."""
     return [slots_of(rank, pp=pp, vpp=vpp, num_microbatches=m, schedule=schedule) for rank in range(pp)]
 
 
 def _from_own_start_s(finish_s: list[float], forward_s: tuple[float, ...]) -> list[float]:
-    """Each rank's time from the start of its first forward pass, not of the first rank's.
+    """Return each rank's time from its own first forward pass, not from the first rank's.
 
     The schedules leave out the synchronisation of ranks at the optimizer (arXiv:2401.10241, section 4), so
     each rank begins its next step when it has ended this one, and the longest such time is the step's.
@@ -206,7 +206,7 @@ Seconds = tuple[tuple[float, ...], ...]  # forward, whole backward, weight gradi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """The passes of one rank in their order; arrays have one entry each."""
+    """Passes of one rank in their order; arrays have one entry each."""
 
     kind: IntArray  # codes of ``meshwright.solver.answer.KINDS``
     chunk: IntArray
@@ -216,7 +216,7 @@ class Passes:
 
     @property
     def end_s(self) -> float:
-        """When the last one is done."""
+        """Return when the last one is done."""
         return float(self.start_s[-1] + self.seconds[-1])
 
 
@@ -229,7 +229,7 @@ def passes_of(
     num_microbatches: int,
     schedule: str,
 ) -> list[Passes]:
-    """Every pass of every rank, in the order whose finish ``rank_finish_s`` reports.
+    """Return every pass of every rank, in the order with the finish of ``rank_finish_s``.
 
     Arguments and errors as there; all micro-batches are simulated.
     """
@@ -248,12 +248,12 @@ def passes_of(
 
 
 def _own_time_s(rank: Passes) -> float:
-    """From a rank's first pass to its last: these schedules do not wait for one another between steps."""
+    """Return a rank's time from its first pass to its last, for steps without synchronisation."""
     return rank.end_s - float(rank.start_s[0])
 
 
 def _alone(forward_s: tuple[float, ...], backward_s: tuple[float, ...], m: int) -> Passes:
-    """One rank: forward through its chunks and back, micro-batch by micro-batch."""
+    """Run one rank: forward through its chunks and back, micro-batch by micro-batch."""
     chunks = np.arange(len(forward_s))
     seconds = np.tile(np.array([*forward_s, *reversed(backward_s)]), m)
     kind = np.tile(np.repeat([FORWARD, BACKWARD], len(chunks)), m)
@@ -267,7 +267,7 @@ def _alone(forward_s: tuple[float, ...], backward_s: tuple[float, ...], m: int) 
 
 
 def _in_fixed_order(seconds: Seconds, pp: int, m: int, schedule: str) -> list[Passes]:
-    """The order of ``orders``; a pass starts its own length before it is done."""
+    """Run the order of ``orders``; a pass starts its own length before it is done."""
     num_chunks, split = len(seconds[0]), bool(seconds[2])
     block_s, done_s = blocks_of(seconds, m)
     orders = orders_of(pp, num_chunks // pp, m, schedule)
@@ -279,7 +279,7 @@ def _in_fixed_order(seconds: Seconds, pp: int, m: int, schedule: str) -> list[Pa
 def _read(
     slots: IntArray, length_s: FloatArray, done_s: FloatArray, num_chunks: int, m: int, *, split: bool
 ) -> Passes:
-    """Slots back to passes: blocks 1 … C are forward, C + 1 … 2 C backward, then weight gradients."""
+    """Turn slots into passes: blocks 1 … C are forward, C + 1 … 2 C backward, then weight gradients."""
     block = slots // m
     forward, weight = block <= num_chunks, block > 2 * num_chunks
     kind = np.where(forward, FORWARD, np.where(weight, WEIGHT, INPUT if split else BACKWARD))
@@ -315,7 +315,7 @@ def _in_made_order(seconds: Seconds, limits: Limits) -> list[Passes]:
 
 
 def _columns(rank: int, rows: list[tuple[int, int, float, float]]) -> Passes:
-    """Rows as columns; one chunk a rank."""
+    """Return rows as columns; one chunk a rank."""
     kind, micro, start, seconds = zip(*rows, strict=True)
     return Passes(
         kind=np.array(kind),
@@ -340,7 +340,7 @@ MAX_KEPT = 64  # schedules kept; one of 2^17 passes takes 4 MB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waves:
-    """The passes of a schedule, wave by wave; pass numbers start at 1, pass 0 ends at time 0."""
+    """Passes of a schedule, wave by wave; pass numbers start at 1, pass 0 ends at time 0."""
 
     starts: tuple[int, ...]  # of each wave among the passes
     block: IntArray  # which duration a pass has: chunk c forward is c, backward C + c, weights 2 C + c
@@ -352,7 +352,7 @@ class Waves:
 
 @lru_cache(maxsize=MAX_KEPT)
 def waves_of(pp: int, vpp: int, num_microbatches: int, schedule: str) -> Waves:
-    """The waves of a schedule.
+    """Return the waves of a schedule.
 
     Raises:
         InvalidPlanError: the schedule cannot run to its end.
@@ -386,7 +386,7 @@ def waves_of(pp: int, vpp: int, num_microbatches: int, schedule: str) -> Waves:
 
 
 def _durations(block: IntArray, chunks: int) -> IntArray:
-    """Which duration the passes of a block have (``orders``): forward, backward, or weight gradients."""
+    """Return the kind of duration of a block's passes (``orders``): forward, backward, or weight."""
     weight = 2 * chunks + (block - 2 * chunks - 2) // 2
     return np.where(block <= chunks, block - 1, np.where(block <= 2 * chunks, 3 * chunks - block, weight))
 
@@ -400,9 +400,9 @@ def finish_of_many_s(
     schedule: str,
     weight_s: FloatArray | None = None,
 ) -> FloatArray:
-    """When each rank ends its last pass, (k, pp), for chunk times (k, C) of k splits.
+    """Return when each rank ends its last pass, (k, pp), for chunk times (k, C) of k splits.
 
-    ``weight_s`` is what of the backward pass its weight gradients take, where the schedule splits it.
+    ``weight_s`` is the weight gradients' part of the backward pass, where the schedule splits it.
     """
     waves = waves_of(pp, forward_s.shape[1] // pp, num_microbatches, schedule)
     parts = [forward_s, backward_s]

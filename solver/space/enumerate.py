@@ -1,4 +1,4 @@
-"""The outer space: every configuration without its split, as columns, with a mask of broken rules.
+"""Outer space: every configuration without its split, as columns, with a mask of broken rules.
 
 Variables and their candidates; what the request pins or bounds is always one, so that a broken rule shows:
   tensor_parallel_size     1, 2, 4, … and the other divisors of the heads, within an island
@@ -58,7 +58,7 @@ _FULL = RECOMPUTE.index("full")
 
 
 def with_request(problem: Problem, variable: str, candidates: list[int]) -> list[int]:
-    """The candidates, the pinned value, and what the request's bounds name beside them."""
+    """Return the candidates, the pinned value, and further values in the request's bounds."""
     pinned, bounds = problem.options.pin.get(variable), problem.options.bounds.get(variable)
     named = [] if pinned is None else [int(pinned)]
     if bounds is not None:
@@ -68,7 +68,7 @@ def with_request(problem: Problem, variable: str, candidates: list[int]) -> list
 
 
 def chunkings_of(problem: Problem, pp: int) -> IntArray:
-    """(vpp, recompute, recompute_layers, pipeline_schedule) rows of a pipeline of ``pp`` stages."""
+    """Return (vpp, recompute, recompute_layers, pipeline_schedule) rows of a ``pp``-stage pipeline."""
     layers, options = problem.most_chunks, problem.options
     limited = "recompute_layers" in limited_by(problem)
     # Energy's weights would depend on the split; the stages of a ramp would each have counts of their own.
@@ -86,14 +86,14 @@ def chunkings_of(problem: Problem, pp: int) -> IntArray:
                 continue  # the leading layer may be the embedding, which nothing replays
             if per_stage and vpp == 1 and pp > 1 and name not in SPLIT_BACKWARD:
                 rows.append((vpp, _FULL, PER_STAGE, word))
-            if name not in SPLIT_BACKWARD:  # where whole layers are not recomputed, one row says so
+            if name not in SPLIT_BACKWARD:  # where whole layers are not recomputed, one row covers it
                 rows += [(vpp, _FULL, count, word) for count in range(1, last + 1)]
     kinds = [RECOMPUTE.index(kind) for kind in options.recompute_kinds] or range(_FULL + 1)
     return np.array([row for row in rows if row[1] in kinds], dtype=np.int64)
 
 
 def _schedules(problem: Problem, pp: int, vpp: int) -> list[str]:
-    """The plain schedule, and what else the launcher has or the request pins, for so many chunks."""
+    """Return the plain schedule, and others of the launcher or the request, for so many chunks."""
     pinned = problem.options.pin.get("pipeline_schedule")
     able = {*launcher_capabilities(problem.launcher).schedules, pinned}
     plain, *others = schedules_of(pp, vpp) or (plain_schedule(pp, vpp),)
@@ -105,7 +105,7 @@ MAX_MICRO_BATCH_SIZE = 32
 _MAX_FALLBACKS = 64
 _MOST_COUNTS = 8  # GPU counts searched together where the whole cluster does not factor
 _MOST_REFUTED = 50_000  # rows of which all candidates, some ten times as many, are written down
-_TOGETHER = 64  # meshes whose rows are asked together, of several pipeline sizes where those have few
+_TOGETHER = 64  # meshes with rows that are checked together, of several pipeline sizes where those have few
 _NEARLY = 0.9  # of the largest of them
 LARGE_OUTER = 150_000  # rows without their chunks: more are sampled before they are enumerated
 MOST_OUTER = 1_000_000  # more, at some 300 bytes each, are never written down
@@ -130,32 +130,32 @@ class Space:
 
     @property
     def size(self) -> int:
-        """Configurations covered."""
+        """Return the number of configurations covered."""
         return len(self.rows) + self.refuted
 
     @property
     def columns(self) -> Columns:
-        """All rows, written down."""
+        """Return all rows, written down."""
         return self.rows if isinstance(self.rows, Columns) else self.rows.take(np.arange(len(self.rows)))
 
     @property
     def num_legal(self) -> int:
-        """How many rows break no rule."""
+        """Return how many rows break no rule."""
         return len(self.rows) if isinstance(self.rows, Crossing) else int(self.legal.sum())
 
     @property
     def legal(self) -> BoolArray:
-        """Rows that break no rule, shape (n,)."""
+        """Mark rows that break no rule, shape (n,)."""
         return np.asarray(self.masks == 0)
 
 
 def _powers_of_two(limit: int) -> list[int]:
-    """1, 2, 4, … up to ``limit``."""
+    """Return 1, 2, 4, … up to ``limit``."""
     return [1 << bit for bit in range(max(1, limit).bit_length())]
 
 
 def _inner_axes(problem: Problem, *, wide: bool) -> tuple[list[int], list[int]]:
-    """Candidates of tensor_parallel_size and context_parallel_size."""
+    """Return candidates of tensor_parallel_size and context_parallel_size."""
     island = common_island(problem)
     heads = [d for d in divisors(problem.model.num_attention_heads) if d <= island and island % d == 0]
     slices = _powers_of_two(problem.workload.seq_length // MIN_TOKENS_PER_CONTEXT_RANK)
@@ -168,7 +168,7 @@ def _inner_axes(problem: Problem, *, wide: bool) -> tuple[list[int], list[int]]:
 
 
 def _meshes(problem: Problem, num_gpus: int, *, wide: bool) -> IntArray:
-    """(tp, cp, pp, dp, ep) rows whose product is the number of GPUs."""
+    """Return (tp, cp, pp, dp, ep) rows with the number of GPUs as their product."""
     model = problem.model
     tensor, context = _inner_axes(problem, wide=wide)
     experts = divisors(model.moe.num_experts) if model.moe else [1]
@@ -187,7 +187,7 @@ def _meshes(problem: Problem, num_gpus: int, *, wide: bool) -> IntArray:
 
 
 def _steps(problem: Problem, pp: int, *, wide: bool) -> IntArray:
-    """(micro_batch_size, zero_stage) rows."""
+    """Return (micro_batch_size, zero_stage) rows."""
     able = launcher_capabilities(problem.launcher)
     batch = problem.workload.global_batch_size
     whole = [size for size in divisors(batch) if wide or size <= MAX_MICRO_BATCH_SIZE]
@@ -198,7 +198,7 @@ def _steps(problem: Problem, pp: int, *, wide: bool) -> IntArray:
 
 
 def _blocks(problem: Problem, num_gpus: int, *, wide: bool) -> Iterator[Block]:
-    """Rows with one chunk a rank, of one pipeline size or several small ones, and the chunkings of each."""
+    """Yield one-chunk rows, of one pipeline size or several small ones, and each row's chunkings."""
     meshes = _meshes(problem, num_gpus, wide=wide)
     sizes, counts = np.unique(meshes[:, 2], return_counts=True)
     ends = np.flatnonzero(np.diff(np.cumsum(counts) // _TOGETHER) + np.diff(sizes > 1)) + 1
@@ -209,20 +209,20 @@ def _blocks(problem: Problem, num_gpus: int, *, wide: bool) -> Iterator[Block]:
 
 
 def _outer_of(problem: Problem, meshes: IntArray, sizes: IntArray, *, wide: bool) -> Columns:
-    """Rows with one chunk of pipeline sizes that are all 1, or all more, before they are widened."""
+    """Return one-chunk rows of pipeline sizes all 1, or all more, before they are widened."""
     mesh, step = meshes[np.isin(meshes[:, 2], sizes)], _steps(problem, int(sizes[0]), wide=wide)
     i, j = np.nonzero(_are_tried(problem, mesh, step))
     return _one_chunk(problem, np.concatenate([mesh[i], step[j]], axis=1))
 
 
 def _are_tried(problem: Problem, mesh: IntArray, step: IntArray) -> BoolArray:
-    """Which micro-batches go with which meshes, (m, s): those within the batch, and the smallest one."""
+    """Mark micro-batches of each mesh, (m, s): those within the batch, and the smallest one."""
     sizes, batch = step[:, 0], problem.workload.global_batch_size
     return np.asarray((sizes == sizes.min())[None, :] | (mesh[:, 3:4] * sizes[None, :] <= batch))
 
 
 def _one_chunk(problem: Problem, rows: IntArray) -> Columns:
-    """Columns of (tp, cp, pp, dp, ep, micro_batch_size, zero) rows: one chunk a rank, none recomputed."""
+    """Return columns of such rows (…, micro_batch_size, zero): one chunk a rank, none recomputed."""
     tp, cp, pp, dp, ep, micro_batch, zero = rows.T.copy()
     ones = np.ones_like(tp)
     sequence = launcher_capabilities(problem.launcher).sequence_parallel
@@ -244,7 +244,7 @@ def _one_chunk(problem: Problem, rows: IntArray) -> Columns:
 
 
 def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: _Asked) -> Space:
-    """All rows on exactly ``num_gpus`` GPUs, with every batch that the request leaves open."""
+    """Return all rows on exactly ``num_gpus`` GPUs, with every batch that the request leaves open."""
     batches = [with_batch(problem, batch) for batch in batch_sizes(problem)]
     blocks = (block for one in batches for block in _blocks(one, num_gpus, wide=asked.wide))
     if asked.legal_only:
@@ -258,7 +258,7 @@ def _enumerate(problem: Problem, num_gpus: int, rules: tuple[Rule, ...], asked: 
 
 
 def _within_limits(problem: Problem, variable: str, values: list[int]) -> list[int]:
-    """The values of a variable that neither its pin nor its bounds exclude."""
+    """Return the values of a variable that neither its pin nor its bounds exclude."""
     options = problem.options
     low, high = options.bounds.get(variable, (0, max(values)))
     only = options.pin.get(variable)
@@ -266,7 +266,7 @@ def _within_limits(problem: Problem, variable: str, values: list[int]) -> list[i
 
 
 def _products(problem: Problem) -> IntArray:
-    """Numbers of GPUs that axes and batch can make up, ascending."""
+    """Return numbers of GPUs that axes and batch can make up, ascending."""
     tensor, context = _inner_axes(problem, wide=True)
     stages = list(range(1, problem.most_chunks + 1))
     data = sorted({size for batch in batch_sizes(problem) for size in divisors(batch)})
@@ -278,7 +278,7 @@ def _products(problem: Problem) -> IntArray:
 
 
 def _fewer_gpus(problem: Problem) -> list[int]:
-    """Smaller GPU counts that axes and batch can make up, whole nodes before others, largest first."""
+    """Return smaller GPU counts that axes and batch allow, whole nodes first, then largest first."""
     per_node = min(group.gpus_per_node for group in problem.cluster.groups)
     products = _products(problem)
     products = products[products < usable_gpus(problem)][::-1]
@@ -288,7 +288,7 @@ def _fewer_gpus(problem: Problem) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """How the space is enumerated."""
+    """Options of the enumeration."""
 
     legal_only: bool = False
     tick: Callable[[], object] = lambda: None
@@ -303,9 +303,9 @@ def enumerate_space(
     tick: Callable[[], object] = lambda: None,
     wide: bool = False,
 ) -> Space:
-    """All rows on all GPUs, or, where none of those is legal, on nearly as many as some legal row can use.
+    """Return all rows on all GPUs, or, if none is legal, on nearly as many as a legal row can use.
 
-    Where no number of GPUs has a legal row, the space of the whole cluster is returned: its masks say why.
+    Where no number of GPUs has a legal row, the space of the whole cluster is returned: its masks show why.
     ``legal_only`` counts the rows that break a rule and leaves them out, and calls ``tick`` meanwhile.
     ``wide`` adds candidates that are otherwise added where no row is legal without them.
 
@@ -333,7 +333,7 @@ def enumerate_space(
 
 
 def numbers_of_gpus(problem: Problem) -> tuple[int, ...]:
-    """The numbers of GPUs that ``enumerate_space`` goes through, largest first; none where no row is legal.
+    """Return the numbers of GPUs in ``enumerate_space``, largest first; none if no row is legal.
 
     Errors as ``enumerate_space``.
     """
@@ -355,7 +355,7 @@ def numbers_of_gpus(problem: Problem) -> tuple[int, ...]:
 
 
 def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
-    """About how many rows without their chunks are enumerated, legal or not, from a few of them.
+    """Estimate the rows without chunks that are enumerated, legal or not, from a few of them.
 
     Of every batch and number of GPUs that ``enumerate_space`` goes through; once they are more than
     anything is done with, the others are not counted.
@@ -374,12 +374,12 @@ def estimated_outer(problem: Problem, *, wide: bool = False) -> float:
 
 
 def _are_enough(legal: Sequence[int], num_gpus: int) -> bool:
-    """Whether fewer GPUs need not be tried, after those numbers of them that have a legal row."""
+    """Return whether fewer GPUs need not be tried, after those numbers of them with a legal row."""
     return len(legal) == _MOST_COUNTS or (bool(legal) and num_gpus < _NEARLY * legal[0])
 
 
 def _some_legal(problem: Problem, outer: Columns) -> bool:
-    """Whether some of these rows is legal with one of its chunkings."""
+    """Return whether some of these rows is legal with one of its chunkings."""
     rules = rules_of(problem)
     left = outer.take(outer_legal(rules, outer))
     for pp in np.unique(left.pipeline_parallel_size).tolist():
@@ -391,7 +391,7 @@ def _some_legal(problem: Problem, outer: Columns) -> bool:
 
 
 def _estimated_on(problem: Problem, num_gpus: int, *, wide: bool) -> tuple[float, Columns]:
-    """The same of one number of GPUs, and some of its rows: what widening adds is probed."""
+    """Estimate one number of GPUs, and return some of its rows: widening is probed."""
     meshes, total, probed = _meshes(problem, num_gpus, wide=wide), 0.0, list[Columns]()
     for batch in (with_batch(problem, one) for one in batch_sizes(problem)):
         for staged in (False, True):
@@ -405,18 +405,18 @@ def _estimated_on(problem: Problem, num_gpus: int, *, wide: bool) -> tuple[float
 
 
 def _estimated_rows(problem: Problem, *, wide: bool = False) -> float:
-    """About how many rows there are with their chunks; at most, as most chunkings are of few stages."""
+    """Estimate the rows with their chunks; at most, as most chunkings are of few stages."""
     outer, stages = estimated_outer(problem, wide=wide), min(2, problem.most_chunks)
     return outer if outer > _MOST_WRITTEN else outer * len(chunkings_of(problem, stages))
 
 
 def is_too_large(problem: Problem, *, wide: bool = False) -> bool:
-    """Whether more rows are expected than are ever written down: only a sample of them is searched."""
+    """Return whether too many rows to write down are expected: then only a sample is searched."""
     return estimated_outer(problem, wide=wide) > MOST_OUTER
 
 
 def sampled_space(problem: Problem, *, wide: bool = False, legal_only: bool = True) -> Space:
-    """Some rows of every part of the space, as columns; it proves nothing about the others.
+    """Return some rows of every part of the space; they prove nothing about the others.
 
     Of every pipeline size rows from end to end and those of the smallest micro-batch, with
     the fewest chunks and some others, and every kind of recomputation.
@@ -452,7 +452,7 @@ def sampled_space(problem: Problem, *, wide: bool = False, legal_only: bool = Tr
 
 
 def empty_space(problem: Problem) -> Space:
-    """A space of which nothing was enumerated yet."""
+    """Return a space before any enumeration."""
     return Space(
         rows=Columns.nothing(), masks=np.zeros(0, dtype=np.int64), rules=rules_of(problem),
         num_gpus=gpu_counts(problem)[0], warnings=(), whole=False,
@@ -460,17 +460,17 @@ def empty_space(problem: Problem) -> Space:
 
 
 def _among(count: int, most: int) -> IntArray:
-    """Up to ``most`` of the numbers below ``count``, from end to end."""
+    """Return up to ``most`` of the numbers below ``count``, evenly spaced."""
     return np.unique(np.linspace(0, max(count - 1, 0), min(count, most)).astype(np.int64))
 
 
 def _thinned(columns: Columns, most: int) -> Columns:
-    """Up to ``most`` rows, from end to end."""
+    """Return up to ``most`` rows, evenly spaced."""
     return columns.take(_among(len(columns), most))
 
 
 def _some_chunkings(every: IntArray) -> IntArray:
-    """The chunkings of one and of two chunks that recompute nothing or all, and others from end to end."""
+    """Return chunkings of one and two chunks that recompute nothing or all, and others evenly spaced."""
     chunks, _, layers, _ = every.T
     plain = (chunks <= 2) & ((layers == 0) | (layers >= ALL_LAYERS))  # noqa: PLR2004 - chunks
     both = [np.flatnonzero(which) for which in (plain, ~plain)]
@@ -479,9 +479,9 @@ def _some_chunkings(every: IntArray) -> IntArray:
 
 
 def refuted_space(problem: Problem) -> Space:
-    """The rows that say why nothing fits: of all candidates, unless those are too many to write down.
+    """Return rows that show why nothing fits: all candidates, or a sample if they are too many.
 
-    Of a large space it is a sample.
+    A large space is sampled.
     """
     if _estimated_rows(problem) > _MOST_WRITTEN:
         return sampled_space(problem, legal_only=False)
@@ -490,9 +490,9 @@ def refuted_space(problem: Problem) -> Space:
 
 
 def with_whole(problem: Problem, space: Space) -> Space:
-    """The space with the rows of the whole cluster, where the search went on with fewer GPUs.
+    """Add the rows of the whole cluster, if the search went on with fewer GPUs.
 
-    None of those is legal; they say what it is that not all GPUs can be used.
+    None of those is legal; they show why not all GPUs can be used.
     """
     counts = gpu_counts(problem)
     if len(counts) > 1 or space.num_gpus == counts[0]:
@@ -503,7 +503,7 @@ def with_whole(problem: Problem, space: Space) -> Space:
 
 
 def _of_counts(problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked) -> Space:
-    """The spaces of several GPU counts; of all candidates where none of the usual ones is legal."""
+    """Return the spaces of several GPU counts; of all candidates if no usual one is legal."""
     usual = _of_candidates(problem, counts, rules, asked)
     if asked.wide or usual.num_legal or asked.whole_too_large():
         return usual
@@ -516,7 +516,7 @@ def _of_counts(problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...
 def _of_candidates(
     problem: Problem, counts: tuple[int, ...], rules: tuple[Rule, ...], asked: _Asked
 ) -> Space:
-    """The spaces of several GPU counts, of the candidates that are asked for alone."""
+    """Return the spaces of several GPU counts, of the requested candidates alone."""
     found = [_enumerate(problem, counts[0], rules, asked)]
     if len(counts) == 1:
         return found[0]
@@ -527,7 +527,7 @@ def _of_candidates(
 
 
 def _fewer_are_used(problem: Problem, most: int) -> tuple[str, ...]:
-    """The warning that not all GPUs are used, where that is so."""
+    """Warn that not all GPUs are used, if that is so."""
     if most == usable_gpus(problem):
         return ()
     said = f"at most {most} of {usable_gpus(problem)} GPUs are used: no legal configuration uses all of "
@@ -535,7 +535,7 @@ def _fewer_are_used(problem: Problem, most: int) -> tuple[str, ...]:
 
 
 def _joined(spaces: list[Space], *warnings: str) -> Space:
-    """Spaces of several GPU counts as one, largest count first."""
+    """Return spaces of several GPU counts as one, largest count first."""
     crossed_ones = [space.rows for space in spaces if isinstance(space.rows, Crossing)]
     written = len(crossed_ones) < len(spaces)
     every = Columns.concatenate([space.columns for space in spaces]) if written else None
@@ -555,7 +555,7 @@ def _joined(spaces: list[Space], *warnings: str) -> Space:
 def same_rows(problem: Problem) -> Hashable:
     """Return what problems agree in that differ in switches alone and have the same legal rows.
 
-    Switches allow and forbid kinds of recomputation; what is kept on hosts takes as much as they say.
+    Switches allow and forbid kinds of recomputation; host memory takes as much as they set.
     """
     options, rules = problem.options, rules_of(problem)
     kinds = [RECOMPUTE.index(kind) for kind in options.recompute_kinds or RECOMPUTE]
@@ -599,7 +599,7 @@ def searched_space(
     one_by_one: bool = False,
     meanwhile: Callable[[Space], object] = lambda _: None,
 ) -> Space:
-    """The space that a search covers; ``Space.every`` says whether of all candidates.
+    """Return the space that a search covers; ``Space.every``: whether of all candidates.
 
     ``one_by_one``: its rows are written down, which costs more than refuting them by kind. ``meanwhile`` is
     called with the space of the usual candidates before all are enumerated.
@@ -615,7 +615,7 @@ def searched_space(
 
 
 def _most(problem: Problem, one_by_one: bool) -> int:
-    """Legal rows of the usual candidates up to which all are searched."""
+    """Return up to how many legal rows of the usual candidates all are searched."""
     named = NARROWED & limited_by(problem)
     most = _NAMED if named else _FEW
     most = most // _WRITTEN if one_by_one or not is_plain(problem) else most

@@ -35,7 +35,7 @@ _TOKEN = re.compile(
 
 
 class ExpressionError(PlannerError):
-    """A text that is no expression; ``at`` counts its characters from 1."""
+    """Invalid expression; ``at`` counts its characters from 1."""
 
     code = "invalid_expression"
 
@@ -67,7 +67,7 @@ class _Token:
 
 
 def _tokens(text: str) -> list[_Token]:
-    """The words of a text, and its end."""
+    """Return the words of a text, and its end."""
     found, at = [], 0
     end = len(text.rstrip())
     while at < end:
@@ -84,7 +84,7 @@ def _tokens(text: str) -> list[_Token]:
 
 
 def _unreadable(sign: str) -> str:
-    """What is wrong with a sign that begins no word of the language."""
+    """Describe a sign that begins no word of the language."""
     if sign in "'\"":
         return "a quoted word is not closed"
     advice = {"=": "; write == or =>", "&": "; write and", "|": "; write or", "!": "; write not or !=",
@@ -102,7 +102,7 @@ class _Parser:
         self._depth = 0
 
     def whole(self) -> Node:
-        """The expression, and nothing behind it."""
+        """Parse the expression, and nothing behind it."""
         node = self._implication()
         token = self._tokens[self._next]
         if token.kind != "end":
@@ -110,7 +110,7 @@ class _Parser:
         return node
 
     def _accept(self, *texts: str) -> _Token | None:
-        """The next word, taken, if it is one of ``texts``."""
+        """Take and return the next word if it is one of ``texts``."""
         token = self._tokens[self._next]
         if token.kind in ("sign", "name") and token.text in texts:
             self._next += 1
@@ -124,7 +124,7 @@ class _Parser:
             raise ExpressionError(self._tokens[self._next].at, f"nested deeper than {MAX_DEPTH} levels")
 
     def _implication(self) -> Node:
-        """``disjunction => implication``."""
+        """Parse ``disjunction => implication``."""
         self._deeper()
         left = self._binary(("or",), lambda: self._binary(("and",), self._negation))
         token = self._accept("=>")
@@ -134,14 +134,14 @@ class _Parser:
         return left
 
     def _binary(self, signs: tuple[str, ...], operand: Callable[[], Node]) -> Node:
-        """Operands with signs between them, taken from the left."""
+        """Parse operands with signs between them, taken from the left."""
         left = operand()
         while token := self._accept(*signs):
             left = Node(token.text, token.at, (left, operand()))
         return left
 
     def _negation(self) -> Node:
-        """``not``, any number of times."""
+        """Parse ``not``, any number of times."""
         token = self._accept("not")
         if not token:
             return self._comparison()
@@ -151,7 +151,7 @@ class _Parser:
         return Node("not", token.at, (inner,))
 
     def _comparison(self) -> Node:
-        """A chain of comparisons."""
+        """Parse a chain of comparisons."""
         operands, signs = [self._sum()], []
         while token := self._accept(*COMPARISONS):
             signs.append(token.text)
@@ -161,11 +161,11 @@ class _Parser:
         )
 
     def _sum(self) -> Node:
-        """Sums of products."""
+        """Parse sums of products."""
         return self._binary(("+", "-"), lambda: self._binary(("*", "//", "%"), self._unary))
 
     def _unary(self) -> Node:
-        """A sign in front."""
+        """Parse a sign in front."""
         token = self._accept("-")
         if not token:
             return self._atom()
@@ -175,7 +175,7 @@ class _Parser:
         return Node("-", token.at, (Node("number", token.at), inner))
 
     def _atom(self) -> Node:
-        """A leaf, or an expression in parentheses."""
+        """Parse a leaf, or an expression in parentheses."""
         if self._accept("("):
             inner = self._implication()
             if not self._accept(")"):
@@ -190,7 +190,7 @@ class _Parser:
 
 
 def _leaf(token: _Token) -> Node:
-    """A number, a word in quotes, a truth value or a name."""
+    """Parse a number, a word in quotes, a truth value or a name."""
     if token.kind == "number":
         if len(token.text) > len(str(MAX_NUMBER)) or int(token.text) > MAX_NUMBER:
             raise ExpressionError(token.at, f"the number is larger than {MAX_NUMBER}")
@@ -204,7 +204,7 @@ def _leaf(token: _Token) -> Node:
 
 @lru_cache(maxsize=1024)
 def parse(text: str) -> Node:
-    """The tree of an expression.
+    """Return the tree of an expression.
 
     Raises:
         ExpressionError: it is too long, too deep, or not of the grammar.
@@ -215,6 +215,6 @@ def parse(text: str) -> Node:
 
 
 def names_in(node: Node) -> set[str]:
-    """Every variable of an expression."""
+    """Return every variable of an expression."""
     inner = set().union(*(names_in(operand) for operand in node.operands))
     return inner | ({str(node.value)} if node.sign == "name" else set())

@@ -1,9 +1,9 @@
-"""Rows from their two factors: what a row is without its chunks, and how it is cut into chunks.
+"""Rows as two factors: a row without its chunks, and its division into chunks.
 
 Most rules look at the first factor alone. Asked there, before the two are crossed, they spare a million
 rows that would break them; which rules those are is seen from what they read. The other rules are asked
 once for all outer rows that are alike in what these rules read. Legal rows stay two factors: a row is
-written down when somebody asks for it.
+written down at its first use.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Crossing:
     first: IntArray  # (o + 1,) the number of each outer row's first row, and of all rows
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return int(self.first[-1])
 
     def among(self, kept: IntArray | BoolArray) -> Crossing:
-        """The rows of some outer rows, with the lists that those have."""
+        """Return the rows of some outer rows, with the lists that those have."""
         sizes, begin = np.diff(self.first)[kept], self.begin[kept]
         begins, one, which = np.unique(begin, return_index=True, return_inverse=True)
         ends = np.cumsum(sizes[one])
@@ -71,7 +71,7 @@ class Crossing:
         )
 
     def take(self, index: IntArray) -> Columns:
-        """The rows at ``index``, in that order."""
+        """Return the rows at ``index``, in that order."""
         row = np.searchsorted(self.first, index, side="right") - 1
         lines, place = dict[str, IntArray](), self.begin[row] + index - self.first[row]
         for name in _OUTER:
@@ -83,20 +83,20 @@ class Crossing:
         return Columns(**lines)
 
     def recomputed(self, index: IntArray) -> IntArray:
-        """``recompute_layers`` of the rows at ``index``."""
+        """Return ``recompute_layers`` of the rows at ``index``."""
         row = np.searchsorted(self.first, index, side="right") - 1
         return np.asarray(self.inner[self.begin[row] + index - self.first[row], _RECOMPUTE_LAYERS])
 
     @classmethod
     def nothing(cls) -> Crossing:
-        """No rows."""
+        """Return no rows."""
         none = np.zeros(0, dtype=np.int64)
         inner = none.reshape(0, len(OF_CHUNKS))
         return cls(outer=Columns.nothing(), inner=inner, begin=none, first=np.zeros(1, dtype=np.int64))
 
     @classmethod
     def concatenate(cls, parts: Sequence[Crossing]) -> Crossing:
-        """All rows, part after part."""
+        """Return all rows, part after part."""
         if len(parts) == 1:
             return parts[0]
         inner = np.cumsum([0, *(len(part.inner) for part in parts)])
@@ -113,7 +113,7 @@ class Crossing:
 
 
 def crossed(outer: Columns, inner: IntArray) -> Columns:
-    """Every row of one factor with every row of the other; a column is written once."""
+    """Return every row of one factor with every row of the other; a column is written once."""
     shape = (len(outer), len(inner))
     chunked = dict(zip(OF_CHUNKS, inner.T, strict=True))
     lines = {}
@@ -126,7 +126,7 @@ def crossed(outer: Columns, inner: IntArray) -> Columns:
 
 
 def parts_of(block: Block) -> Iterator[tuple[Columns, IntArray]]:
-    """The rows of each pipeline size of a block, and their chunkings."""
+    """Yield the rows of each pipeline size of a block, and their chunkings."""
     outer, every = block
     if len(every) == 1:
         yield outer, every[0][1]
@@ -140,7 +140,7 @@ def parts_of(block: Block) -> Iterator[tuple[Columns, IntArray]]:
 def legal_rows(
     rules: tuple[Rule, ...], blocks: Iterable[Block], tick: Callable[[], object] = lambda: None
 ) -> tuple[Crossing, int]:
-    """The rows of all cross products that break no rule, in their order, and how many others there are.
+    """Return rows of all cross products that break no rule, in order, and the number of others.
 
     ``tick`` is called meanwhile.
     """
@@ -159,7 +159,7 @@ def legal_rows(
 def _legal_of(
     left: Sequence[_Left], outer: Columns, inner: IntArray, tick: Callable[[], object]
 ) -> Crossing:
-    """The legal rows of one cross product; those outer rows that have the same ones share a list.
+    """Return a cross product's legal rows; outer rows that have the same ones share a list.
 
     ``outer`` breaks no rule on its own account; ``left`` are the rules that see chunks too.
     """
@@ -187,7 +187,7 @@ def _lists_of(
     inner: IntArray,
     tick: Callable[[], object],
 ) -> tuple[BoolArray, IntArray]:
-    """The sets of chunkings that some rules leave, (k, c), and the number of each outer row's, (o,).
+    """Return the sets of chunkings that some rules leave, (k, c), and each outer row's number, (o,).
 
     Outer rows that agree in all that the rules read are asked once; those that cannot break them, never.
     """
@@ -210,14 +210,14 @@ def _lists_of(
 
 
 def _alike(outer: Columns, names: frozenset[str]) -> tuple[IntArray, IntArray]:
-    """The first of the outer rows that agree in ``names``, and for every row which of those it is like."""
+    """Return the first of the outer rows that agree in ``names``, and the one that each row is like."""
     values = [getattr(outer, name) for name in sorted(names)]
     unlike = [value for value in values if (value != value[:1]).any()]
     return distinct(unlike or [np.zeros(len(outer), dtype=np.int64)])
 
 
 def outer_legal(rules: tuple[Rule, ...], outer: Columns) -> BoolArray:
-    """Rows that break no rule that looks at them alone, without their chunks, shape (n,)."""
+    """Mark rows that break no rule on themselves alone, without their chunks, shape (n,)."""
     return _outer_legal(rules, outer)[0]
 
 
@@ -225,7 +225,7 @@ _Left = tuple[list[Rule], frozenset[str]]
 
 
 def _outer_legal(rules: tuple[Rule, ...], outer: Columns) -> tuple[BoolArray, list[_Left]]:
-    """Rows that break no rule on themselves alone; the rules that see chunks too, with what they read.
+    """Mark rows that break no rule on themselves alone; return rules on chunks with their columns.
 
     Those that any row may break are asked together, each of the others by itself.
     """
@@ -239,7 +239,7 @@ def _outer_legal(rules: tuple[Rule, ...], outer: Columns) -> tuple[BoolArray, li
 
 
 def _unbroken(rules: Iterable[Rule], outer: Columns) -> BoolArray:
-    """Rows that break none of the rules, shape (n,).
+    """Mark rows that break none of the rules, shape (n,).
 
     Rules that read few columns are quick and go first; where they leave less than half of the rows, the
     next ones are asked about these alone.
@@ -262,7 +262,7 @@ def _unbroken(rules: Iterable[Rule], outer: Columns) -> BoolArray:
 # Rows of one kind: what a million rows have in common, so that most of them are never looked at.
 #
 # Rows of one outer row that recompute alike and have one chunk a rank, or several, share their prices;
-# they differ in the number of chunks and of recomputed layers. A *kind* stands for them: its
+# they differ in the number of chunks and of recomputed layers. A *kind* represents them: its
 # representative has the fewest chunks and the fewest recomputed layers of its rows, so that what grows
 # with either is least.
 
@@ -276,22 +276,22 @@ _APART = ("zero_shard_size", *OF_CHUNKS)  # what rows of one outer family differ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Families:
-    """Kinds that differ in the size of their shard sets alone, family by family, smallest size first."""
+    """Kinds that differ only in the size of their shard sets, family by family, smallest size first."""
 
     members: IntArray  # kinds
     begin: IntArray  # (f + 1,) where the members of each family begin, and their number
 
     def __len__(self) -> int:
-        """Number of families."""
+        """Return the number of families."""
         return len(self.begin) - 1
 
     @property
     def sizes(self) -> IntArray:
-        """Members of each family, (f,)."""
+        """Return the members of each family, (f,)."""
         return np.diff(self.begin)
 
     def members_of(self, index: IntArray) -> IntArray:
-        """The members of some families, family by family."""
+        """Return the members of some families, family by family."""
         sizes = self.sizes[index]
         ends = np.cumsum(sizes)
         return np.asarray(
@@ -299,13 +299,13 @@ class Families:
         )
 
     def take(self, index: IntArray) -> Families:
-        """Some families, in that order."""
+        """Return some families, in that order."""
         return Families(
             members=self.members_of(index), begin=np.concatenate([[0], np.cumsum(self.sizes[index])])
         )
 
     def without(self, dropped: IntArray) -> Families:
-        """The families without so many of their first members each, (f,); those with none left are gone."""
+        """Drop so many first members of each family, (f,), and families with none left."""
         sizes = self.sizes
         place = np.arange(len(self.members)) - np.repeat(self.begin[:-1], sizes)
         left = sizes - dropped
@@ -326,7 +326,7 @@ class Kinds:
 
     @cached_property
     def _code(self) -> IntArray:
-        """The kind of each inner row, 0 … K - 1, shape (c,)."""
+        """Return the kind of each inner row, 0 … K - 1, shape (c,)."""
         chunks, recompute, layers, schedule = self.crossing.inner.T
         several = chunks if self.by_chunks else np.minimum(chunks, 2)
         order = schedule if self.by_chunks else _PRICED_AS[schedule]
@@ -336,12 +336,12 @@ class Kinds:
 
     @cached_property
     def _lists(self) -> tuple[IntArray, IntArray]:
-        """Where each list of chunkings begins in ``inner``, and the list of each outer row."""
+        """Return where each list of chunkings begins in ``inner``, and the list of each outer row."""
         return np.unique(self.crossing.begin, return_inverse=True)
 
     @cached_property
     def _sorted(self) -> tuple[IntArray, IntArray, IntArray]:
-        """Inner rows by list and kind; where each pair of them begins, and its size, (lists * K,)."""
+        """Return inner rows by list and kind; where each pair begins, and its size, (lists * K,)."""
         begins, width = self._lists[0], int(self._code.max(initial=-1)) + 1
         look()
         key = (np.searchsorted(begins, np.arange(len(self._code)), side="right") - 1) * width + self._code
@@ -350,7 +350,7 @@ class Kinds:
 
     @cached_property
     def _pairs(self) -> tuple[IntArray, IntArray]:
-        """The outer row of every kind, and its pair of list and inner kind, (k,) each."""
+        """Return the outer row of every kind, and its pair of list and inner kind, (k,) each."""
         width, of_pair = int(self._code.max(initial=-1)) + 1, self._sorted[2] > 0
         look()
         pair = self._lists[1].ravel()[:, None] * width + np.arange(width)[None, :]
@@ -360,12 +360,12 @@ class Kinds:
         return outer, pair[outer, which]
 
     def __len__(self) -> int:
-        """Number of kinds."""
+        """Return the number of kinds."""
         return len(self._pairs[0])
 
     @cached_property
     def families(self) -> Families:
-        """All kinds by family."""
+        """Return all kinds by family."""
         outer, begin = self._outer_families
         look()
         number = np.bincount(self._pairs[0], minlength=len(outer))  # kinds of each outer row
@@ -385,7 +385,7 @@ class Kinds:
         return Families(members=members, begin=np.concatenate([[0], ends]))
 
     def least_of_family(self, values: FloatArray) -> FloatArray:
-        """The least of the values of the outer rows of each one's family, (o,)."""
+        """Return the least value of the outer rows of each one's family, (o,)."""
         outer, begin = self._outer_families
         least = np.empty_like(values)
         least[outer] = np.repeat(np.minimum.reduceat(values[outer], begin[:-1]), np.diff(begin))
@@ -393,9 +393,9 @@ class Kinds:
 
     @cached_property
     def _outer_families(self) -> tuple[IntArray, IntArray]:
-        """Outer rows in runs that differ in ``zero_shard_size`` alone, and where each run begins.
+        """Return outer rows in runs that differ in ``zero_shard_size`` alone, and each run's begin.
 
-        Rows with equal random linear hashes come together; what differs all the same is no run.
+        Rows with equal random linear hashes come together; rows that still differ form no run.
         """
         columns = self.crossing.outer
         values = [getattr(columns, f.name) for f in fields(columns) if f.name not in _APART]
@@ -417,20 +417,20 @@ class Kinds:
 
     @cached_property
     def sizes(self) -> IntArray:
-        """Rows of each kind, shape (k,)."""
+        """Return the rows of each kind, shape (k,)."""
         return np.asarray(self._sorted[2][self._pairs[1]])
 
     def part_of(self, outer: IntArray) -> IntArray:
-        """The part of the space that each of some outer rows is in."""
+        """Return the part of the space that each of some outer rows is in."""
         return np.asarray(np.searchsorted(self.parts, outer, side="right") - 1)
 
     def outer_of(self, kinds: IntArray) -> IntArray:
-        """The outer rows of some kinds."""
+        """Return the outer rows of some kinds."""
         return np.asarray(self._pairs[0][kinds])
 
     @cached_property
     def _number(self) -> IntArray:
-        """The kind of each outer row and inner kind, (o, K); -1 where there is none."""
+        """Return the kind of each outer row and inner kind, (o, K); -1 if there is none."""
         width = int(self._code.max(initial=-1)) + 1
         outer, pair = self._pairs
         number = np.full((len(self.crossing.outer), width), -1, dtype=np.int64)
@@ -438,7 +438,7 @@ class Kinds:
         return number
 
     def of(self, index: IntArray) -> IntArray:
-        """The kinds of rows."""
+        """Return the kinds of rows."""
         crossing = self.crossing
         outer = np.searchsorted(crossing.first, index, side="right") - 1
         return np.asarray(
@@ -446,7 +446,7 @@ class Kinds:
         )
 
     def rows(self, kinds: IntArray) -> IntArray:
-        """The numbers of all rows of some kinds, kind by kind."""
+        """Return the numbers of all rows of some kinds, kind by kind."""
         outer, pair = (values[kinds] for values in self._pairs)
         order, begins, _ = self._sorted
         sizes, crossing = self.sizes[kinds], self.crossing
@@ -455,7 +455,7 @@ class Kinds:
         return np.asarray(inner + np.repeat(crossing.first[outer] - crossing.begin[outer], sizes))
 
     def _least(self, values: Values) -> Values:
-        """The least of the inner rows' values in each pair."""
+        """Return the least of the inner rows' values in each pair."""
         order, begins, sizes = self._sorted
         there = np.flatnonzero(sizes)
         least = np.zeros_like(values, shape=len(sizes))
@@ -465,13 +465,13 @@ class Kinds:
 
     @cached_property
     def least_fill(self) -> FloatArray:
-        """The least share of a pass that filling costs a row of each kind, shape (k,)."""
+        """Return the least share of a pass that filling costs a row of each kind, shape (k,)."""
         inner = dict(zip(OF_CHUNKS, self.crossing.inner.T, strict=True))
         some = self.crossing.outer.take(np.zeros(len(self.crossing.inner), dtype=np.int64))
         return self._least(fill_share(replace(some, **inner)))[self._pairs[1]]
 
     def quickest(self, kinds: IntArray) -> Columns:
-        """A row for each kind with its fewest chunks and at most one recomputed layer a chunk.
+        """Return a row for each kind with its fewest chunks and at most one recomputed layer a chunk.
 
         It recomputes every layer where all rows of the kind do; it need not be one of them.
         """
@@ -487,7 +487,7 @@ class Kinds:
         return replace(self.crossing.outer.take(outer), **inner)
 
     def lightest(self, kinds: IntArray) -> Columns:
-        """The same that recompute every layer where the kind recomputes any."""
+        """Return such rows that recompute every layer if the kind recomputes any."""
         columns = self.quickest(kinds)
         again = np.where(columns.recompute == _FULL, ALL_LAYERS, columns.recompute_layers)
         return replace(columns, recompute_layers=again)
@@ -498,9 +498,9 @@ class Kinds:
 
 
 def rows_of(rows: Crossing | Columns, configurations: Sequence[Configuration]) -> list[int]:
-    """The numbers of the rows that configurations belong to; one that is no legal row has none.
+    """Return the numbers of the rows of configurations; one that is not a legal row has none.
 
-    Nothing of what is said about them is believed: a search that adopts such a row solves and scores it
+    Statements about them are not trusted: a search that adopts such a row solves and scores it
     itself, so that its ranking is the same, and only found with fewer rows opened.
     """
     plain = [one for one in configurations if one.stage_layers and not (one.stage_groups or one.replicas)]
@@ -519,7 +519,7 @@ def rows_of(rows: Crossing | Columns, configurations: Sequence[Configuration]) -
 
 
 def _alike_by_value(columns: Columns, wanted: Columns, at: int, names: Sequence[str]) -> BoolArray:
-    """Whether each row says the same as row ``at`` of ``wanted``, shape (n,)."""
+    """Return whether each row equals row ``at`` of ``wanted``, shape (n,)."""
     same = np.ones(len(columns), dtype=np.bool_)
     for name in names:
         same &= getattr(columns, name) == getattr(wanted, name)[at]

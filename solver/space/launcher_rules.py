@@ -1,4 +1,4 @@
-"""What a launcher cannot express, as rules of the space."""
+"""Limits of a launcher, as rules of the space."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ from meshwright.solver.splits import Prescribed, launcher_split
 
 
 def problem_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
-    """Yield what keeps the launcher's files from being written, whatever the configuration."""
+    """Yield faults that keep the launcher's files from being written, whatever the configuration."""
     yield from workload_faults(problem, able)
     yield from model_faults(problem.model, able)
 
 
 def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
-    """Yield what the launcher cannot train of any model that it can express."""
+    """Yield parts of a workload that the launcher cannot train with any model."""
     name, workload = able.launcher, problem.workload
     yield from _word_faults(workload, able)
     if workload.lora_rank and not able.adapters:
@@ -102,7 +102,7 @@ def workload_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
 
 
 def batching_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
-    """A way to make sequences of documents that the launcher does not have."""
+    """Reject a way to make sequences of documents that the launcher does not have."""
     lengths = problem.workload.lengths
     if lengths is not None and lengths.batching not in able.batchings:
         why = f": {able.batching_note}" if able.batching_note else ""
@@ -113,7 +113,7 @@ def batching_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError
 
 
 def option_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
-    """Options of the framework that the launcher does not start with, whatever the configuration."""
+    """Reject framework options that the launcher does not start with, whatever the configuration."""
     if facts := _facts(problem, able):
         yield from switch_faults(
             able.launcher, problem.workload.framework_options, facts=facts, model=problem.model,
@@ -123,7 +123,7 @@ def option_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
 
 
 def _facts(problem: Problem, able: Capabilities) -> FrameworkFacts | None:
-    """The launcher's facts with the stated options; None where some are no options."""
+    """Return the launcher's facts with the stated options; None if some are not options."""
     try:
         own = framework_facts(framework_of(problem.stack or able.launcher))
         return with_options(own, problem.workload.framework_options)
@@ -132,7 +132,7 @@ def _facts(problem: Problem, able: Capabilities) -> FrameworkFacts | None:
 
 
 def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]:
-    """Precisions, optimizers and recipes that the launcher lacks."""
+    """Reject precisions, optimizers and recipes that the launcher lacks."""
     name = able.launcher
     recipe = str(workload.framework_options.get("precision_recipe", "none"))
     no_8_bits = bool(able.precisions) and "fp8" not in able.precisions
@@ -140,7 +140,7 @@ def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]
     optimizers = (able.adapter_optimizers if workload.lora_rank else ()) or able.optimizers
     low = recipe if recipe in FORMATS and workload.precision == "fp8" else workload.precision
     if low != workload.precision and no_8_bits:
-        recipes = ()  # said of the precision
+        recipes = ()  # reported for the precision
     if with_recipe(workload, workload.precision, able) != workload:
         yield FieldError(
             pointer="/workload/framework_options/precision_recipe",
@@ -163,7 +163,7 @@ def _word_faults(workload: Workload, able: Capabilities) -> Iterator[FieldError]
 
 
 def with_recipe(workload: Workload, precision: str, able: Capabilities) -> Workload:
-    """The workload in a precision; in 8 bits with the launcher's recipe where none is stated."""
+    """Return the workload in a precision; in 8 bits with the launcher's recipe if none is stated."""
     changed, options = replace(workload, precision=precision), workload.framework_options
     if precision != "fp8" or not able.fp8_recipe or options.get("precision_recipe", "none") != "none":
         return changed
@@ -171,7 +171,7 @@ def with_recipe(workload: Workload, precision: str, able: Capabilities) -> Workl
 
 
 def beyond_positions(problem: Problem) -> tuple[str, ...]:
-    """A sequence longer than the positions that the model's config states."""
+    """Warn of a sequence longer than the positions that the model's config states."""
     seq, most = problem.workload.seq_length, problem.model.max_position_embeddings
     if most is None or seq <= most:
         return ()
@@ -179,7 +179,7 @@ def beyond_positions(problem: Problem) -> tuple[str, ...]:
 
 
 def unwritten(problem: Problem) -> tuple[str, ...]:
-    """Return that the request's launcher cannot express the model, so that no launch files are written."""
+    """Warn that the request's launcher cannot express the model, so no launch files are written."""
     if problem.launcher == "any":
         return ()
     others = ", ".join(launchers_stating(problem.model))
@@ -191,7 +191,7 @@ def unwritten(problem: Problem) -> tuple[str, ...]:
 
 
 def model_faults(model: ModelSpec, able: Capabilities) -> Iterator[FieldError]:
-    """Facts of the model that the launch file cannot state, with the launchers that state all of them."""
+    """Yield model facts that the launch file cannot state, with launchers that state all of them."""
     lacking = lacking_facts(able, model)
     if lacking:
         yield FieldError(
@@ -202,7 +202,7 @@ def model_faults(model: ModelSpec, able: Capabilities) -> Iterator[FieldError]:
 
 
 def _overlap_faults(problem: Problem, able: Capabilities) -> Iterator[FieldError]:
-    """Overlapped experts that are asked for: the launcher has them, and some configuration may use them.
+    """Check requested overlapped experts: the launcher has them, and some configuration may use them.
 
     The same limits judge each configuration
     (``meshwright.solver.cost.context.experts_overlap``); one that is
@@ -272,7 +272,7 @@ _FULL = RECOMPUTE.index("full")
 
 
 def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    """The launcher's own rules: each is one bit of a row's mask."""
+    """Yield the launcher's own rules: each is one bit of a row's mask."""
     name, faults = able.launcher, tuple(workload_faults(problem, able))
     if faults:
         yield Rule(
@@ -295,7 +295,7 @@ def own_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 
 
 def _needed(name: str, text: str, num_layers: int) -> Rule:
-    """One of the launcher's constraints."""
+    """Return one of the launcher's constraints as a rule."""
     constraint = constraint_of(text)
     return Rule(
         name=f"{name} needs {text}",
@@ -306,7 +306,7 @@ def _needed(name: str, text: str, num_layers: int) -> Rule:
 
 
 def _axis_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    """What heads and sequences are split over."""
+    """Yield rules on the sizes that heads and sequences are split over."""
     name = able.launcher
     kv_heads = gcd(*problem.model.kv_head_counts)
     if able.heads_whole_on_ranks:
@@ -340,7 +340,7 @@ def _axis_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 
 
 def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    """What single positions of switches ask of a configuration, where the launcher has the switch.
+    """Yield the conditions of single switch positions, if the launcher has the switch.
 
     Megatron-LM d98e8a64: ``transformer_config.py:2808`` (CUDA graphs of parts of a step exclude full
     recomputation), ``moe/token_dispatcher.py:1836`` (DeepEP). Others limit no row: a configuration that
@@ -366,7 +366,7 @@ def switch_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 
 
 def _clash_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    """Kinds of recomputation, and states on the host, that the options do not go with."""
+    """Yield recomputation kinds and host states that conflict with the options."""
     facts, options = _facts(problem, able), problem.workload.framework_options
     found = (
         [] if facts is None else clashes(able.launcher, facts, problem.model, problem.workload.precision)
@@ -392,14 +392,14 @@ def _clash_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 
 
 def _unhalved(problem: Problem, columns: Columns) -> BoolArray:
-    """Rows whose two slices of a sequence cannot be split over the tensor-parallel ranks."""
+    """Mark rows with two sequence slices that cannot be split over the tensor-parallel ranks."""
     cp = columns.context_parallel_size
     ranks = columns.tensor_parallel_size * cp * np.where(cp > 1, 2, 1)
     return np.asarray(problem.workload.seq_length % ranks != 0)
 
 
 def constraints_of(problem: Problem, able: Capabilities) -> tuple[str, ...]:
-    """What every plan satisfies, by the launcher's data, the model and what is trained."""
+    """Return what every plan satisfies, by the launcher's data, the model and the training."""
     workload, model = problem.workload, problem.model
     found = [*able.constraints, *able.standalone_constraints * problem.counts_ends]
     if workload.lora_rank:
@@ -419,9 +419,9 @@ def constraints_of(problem: Problem, able: Capabilities) -> tuple[str, ...]:
 
 
 def _constraints_of_model(model: ModelSpec, able: Capabilities) -> list[str]:
-    """What plans of a model with such facts satisfy; ``{num_experts}`` and the like stand for its sizes.
+    """Return what plans of such a model satisfy; ``{num_experts}`` and the like mean its sizes.
 
-    ``expert_width`` is what divides both sides of an expert's matrices.
+    ``expert_width`` divides both sides of an expert's matrices.
     """
     moe, own = model.moe, model_facts(model)
     sizes = (moe.num_experts, gcd(moe.ffn_hidden_size, model.hidden_size)) if moe else (1, 1)
@@ -434,7 +434,7 @@ def _constraints_of_model(model: ModelSpec, able: Capabilities) -> list[str]:
 
 
 def standing_alone(problem: Problem) -> list[Problem]:
-    """The problem with splits in which the embedding and the head may have stages of their own.
+    """Return the problem with splits that may give embedding and head stages of their own.
 
     A ramp keeps one split in every stage, a pinned one is the only one.
     """
@@ -447,7 +447,7 @@ def standing_alone(problem: Problem) -> list[Problem]:
 
 
 def is_a_row(config: Configuration) -> bool:
-    """Whether columns can hold the configuration: its words are known and it has a split."""
+    """Return whether columns can hold the configuration: its words are known and it has a split."""
     return bool(
         config.stage_layers
         and config.pipeline_schedule in SCHEDULES
@@ -459,7 +459,7 @@ def is_a_row(config: Configuration) -> bool:
 
 
 def own_faults(problem: Problem, able: Capabilities, configs: Sequence[Configuration]) -> list[list[str]]:
-    """The same for each of several configurations, as sentences, and a split that is not its own."""
+    """Return that for several configurations, as sentences, and a split that is not its own."""
     found: list[list[str]] = [[] for _ in configs]
     for faults, config in zip(found, configs, strict=True):
         own = launcher_split(problem, config)
@@ -476,7 +476,7 @@ def own_faults(problem: Problem, able: Capabilities, configs: Sequence[Configura
 
 
 def launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    """Every limit of a launcher."""
+    """Yield every limit of a launcher."""
     return chain(
         _step_rules(able),
         _mesh_rules(problem, able),
@@ -487,7 +487,7 @@ def launcher_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 
 
 def _step_rules(able: Capabilities) -> Iterator[Rule]:
-    """What the launcher cannot express."""
+    """Yield rules on steps that the launcher cannot express."""
     name = able.launcher
     schedules = [SCHEDULES.index(word) for word in able.schedules]
     recompute = [RECOMPUTE.index(word) for word in able.recompute]
@@ -523,7 +523,7 @@ def _step_rules(able: Capabilities) -> Iterator[Rule]:
 
 
 def offloads(problem: Problem, able: Capabilities) -> tuple[str, ...]:
-    """What the launcher can keep in host memory: activations, of some, where the request names modules."""
+    """Return what the launcher can keep in host memory: some activations, if modules are named."""
     options = problem.workload.framework_options
     if able.offloads_modules and options.get("offload_modules", "all") == "all":
         return tuple(word for word in able.offload if "activations" not in word)
@@ -531,7 +531,7 @@ def offloads(problem: Problem, able: Capabilities) -> tuple[str, ...]:
 
 
 def _state_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    """Shards, experts, sequences and host memory as the launcher has them."""
+    """Yield rules on shards, experts, sequences and host memory by the launcher."""
     name, words = able.launcher, offloads(problem, able)
     offload = [OFFLOAD.index(word) for word in words]
     sequence = able.experts_need_sequence_parallel and problem.model.moe is not None
@@ -563,7 +563,7 @@ def _state_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 
 
 def _mesh_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    """Axes and stages that the launcher cannot express."""
+    """Yield rules on axes and stages that the launcher cannot express."""
     layers, name = problem.model.num_layers, able.launcher
     modes = [CONTEXT_MODES.index(word) for word in able.context_parallel_modes]
     yield Rule(
@@ -587,7 +587,7 @@ def _mesh_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 
 
 def _order_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
-    """Orders of the mesh axes that the launcher lacks, and what goes with the others."""
+    """Yield orders of the mesh axes that the launcher lacks, and the conditions of the others."""
     name, orders = able.launcher, [RANK_ORDERS.index(word) for word in able.rank_orders]
     yield Rule(
         name=f"{name} numbers the ranks so",
@@ -611,7 +611,7 @@ def _order_rules(problem: Problem, able: Capabilities) -> Iterator[Rule]:
 
 
 def equally_replicated(problem: Problem, columns: Columns) -> BoolArray:
-    """Rows with as many data-parallel ranks for experts as for attention, shape (n,).
+    """Mark rows with as many data-parallel ranks for experts as for attention, shape (n,).
 
     Megatron-Core forms groups for experts in a dense model too, of the tensor-parallel size.
     """

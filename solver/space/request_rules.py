@@ -1,4 +1,4 @@
-"""The limits that a request adds: pins, forbidden values, bounds and side constraints."""
+"""Limits of a request: pins, forbidden values, bounds and side constraints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from meshwright.solver.splits import Prescribed
 
 
 def without_limits(problem: Problem, names: Sequence[str]) -> Problem:
-    """The problem without those of its own limits, named as its rules are."""
+    """Return the problem without those of its own limits, named as its rules are."""
     given = [rule.name for rule in request_rules(problem)]
     kept = [name not in names for name in given]
     options = problem.options
@@ -73,10 +73,10 @@ ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = {
 
 @lru_cache(maxsize=1024)
 def constraint_of(text: str) -> Node:
-    """The checked tree of a constraint.
+    """Return the checked tree of a constraint.
 
     Raises:
-        ExpressionError: it is no expression, names something unknown, or mixes numbers, words and logic.
+        ExpressionError: it is not an expression, names unknowns, or mixes numbers, words and logic.
     """
     node = _written_out(parse(text))
     if _sort(node) != "logical":
@@ -88,7 +88,7 @@ _LONG_NAMES = {short: name for name, short in SHORT_NAMES.items()}
 
 
 def _written_out(node: Node) -> Node:
-    """The tree with long names in place of ``tp``, ``pp``, … written out."""
+    """Write out long names in place of ``tp``, ``pp``, …."""
     if node.sign == "name":
         return replace(node, value=_LONG_NAMES.get(str(node.value), node.value))
     return replace(node, operands=tuple(map(_written_out, node.operands))) if node.operands else node
@@ -96,17 +96,17 @@ def _written_out(node: Node) -> Node:
 
 @lru_cache(maxsize=1024)
 def names_of(texts: tuple[str, ...]) -> frozenset[str]:
-    """Every variable that some constraint of a request names."""
+    """Return every variable that some constraint of a request names."""
     return frozenset(name for text in texts for name in names_in(constraint_of(text)))
 
 
 def limited_by(problem: Problem) -> frozenset[str]:
-    """Variables that a request limits: by pin, prohibition or bound, or in a constraint."""
+    """Return variables that a request limits: by pin, prohibition or bound, or in a constraint."""
     return problem.options.named | names_of(problem.options.constraints)
 
 
 def _sort(node: Node) -> Sort:
-    """What an expression yields; its operands are checked on the way."""
+    """Return the type of an expression; its operands are checked on the way."""
     if node.sign == "name":
         return _sort_of_name(node)
     if node.sign in ("number", "word", "logical"):
@@ -122,7 +122,7 @@ def _sort(node: Node) -> Sort:
 
 
 def _sort_of_name(node: Node) -> Sort:
-    """What a variable holds."""
+    """Return the type of a variable."""
     name = str(node.value)
     if name not in NAMES:
         near = difflib.get_close_matches(name.lower()[:64], NAMES, n=1, cutoff=0.5)
@@ -131,7 +131,7 @@ def _sort_of_name(node: Node) -> Sort:
 
 
 def _require(sort: Sort, operands: tuple[Node, ...]) -> None:
-    """All operands yield ``sort``."""
+    """Require that all operands yield ``sort``."""
     words = {"logical": "a comparison or a logical variable", "number": "a number", "word": "a word"}
     for operand in operands:
         if _sort(operand) != sort:
@@ -139,7 +139,7 @@ def _require(sort: Sort, operands: tuple[Node, ...]) -> None:
 
 
 def _check_comparison(node: Node) -> None:
-    """Like is compared with like; words and truth values are equal or not, and words are known."""
+    """Check comparisons: equal types; words and truth values only (un)equal, and words known."""
     sort = _sort(node.operands[0])
     if sort == "word" and node.operands[0].sign == "word":
         sort = _sort(node.operands[-1])
@@ -154,7 +154,7 @@ def _check_comparison(node: Node) -> None:
 
 
 def _check_word(variable: Node, word: Node) -> None:
-    """A quoted word is one of its variable's."""
+    """Require that a quoted word is one of its variable's."""
     if word.sign != "word":
         return
     if variable.sign != "name":
@@ -167,7 +167,7 @@ def _check_word(variable: Node, word: Node) -> None:
 
 
 def broken_by(node: Node, columns: Columns, num_layers: int) -> BoolArray:
-    """Which rows break a constraint, shape (n,)."""
+    """Mark rows that break a constraint, shape (n,)."""
     rows = _Rows(columns, num_layers)
     holds = rows.value(node) != 0
     return np.broadcast_to(~holds | rows.undefined, (len(columns),))
@@ -185,7 +185,7 @@ class _Rows:
         self.undefined: BoolArray = np.zeros(len(columns), dtype=np.bool_)
 
     def value(self, node: Node, word_of: str = "") -> IntArray:
-        """Values of an expression; a word is one of the variable ``word_of``."""
+        """Return values of an expression; a word is one of the variable ``word_of``."""
         if node.sign == "name":
             return column_of(self._columns, str(node.value), self._num_layers)
         if node.sign == "word":
@@ -203,7 +203,7 @@ class _Rows:
         return self._number(node.sign, *values)
 
     def _number(self, sign: str, left: IntArray, right: IntArray) -> IntArray:
-        """An operation, 0 where it is undefined."""
+        """Apply an operation, 0 where it is undefined."""
         if sign in ("//", "%"):
             zero = np.asarray(right == 0)
             self.undefined = self.undefined | zero
@@ -217,7 +217,7 @@ class _Rows:
 
 
 def column_of(columns: Columns, name: str, num_layers: int) -> IntArray:
-    """A variable as a request means it, shape (n,)."""
+    """Return a variable as a request means it, shape (n,)."""
     if name == "num_gpus":
         return columns.num_gpus
     if name == "global_batch_size":
@@ -239,13 +239,13 @@ _DERIVED_FROM = {
 
 
 def columns_named(names: Iterable[str]) -> tuple[str, ...]:
-    """The columns that decide variables, as ``column_of`` reads them."""
+    """Return the columns that decide variables, as ``column_of`` reads them."""
     columns = (_DERIVED_FROM.get(name) or (VARIABLES[name].column or name,) for name in names)
     return tuple(sorted({column for some in columns for column in some}))
 
 
 def holds_for(node: Node, values: Mapping[str, int | str | bool]) -> bool:
-    """Whether one configuration keeps a constraint; plain integers, the check's own evaluation."""
+    """Return whether one configuration keeps a constraint; evaluated on plain integers for the check."""
     try:
         return bool(_plain(node, values))
     except ArithmeticError:
@@ -253,9 +253,9 @@ def holds_for(node: Node, values: Mapping[str, int | str | bool]) -> bool:
 
 
 def _plain(node: Node, values: Mapping[str, int | str | bool]) -> int | str | bool:
-    """The value of an expression; ArithmeticError where it is undefined.
+    """Return the value of an expression; ArithmeticError where it is undefined.
 
-    Every operand is evaluated: what is undefined anywhere breaks a constraint.
+    Every operand is evaluated: an undefined part breaks a constraint.
     """
     if not node.operands:
         return values[str(node.value)] if node.sign == "name" else node.value
@@ -272,7 +272,7 @@ def _plain(node: Node, values: Mapping[str, int | str | bool]) -> int | str | bo
 
 
 def coded(variable: str, value: int | str) -> int:
-    """A word as columns store it; -1 for a word they do not know. Numbers stay."""
+    """Return a word as columns store it; -1 for an unknown word. Numbers stay."""
     words = WORDS.get(variable)
     if words is None:
         return int(value)
@@ -280,7 +280,7 @@ def coded(variable: str, value: int | str) -> int:
 
 
 def request_rules(problem: Problem) -> Iterator[Rule]:
-    """Pins, forbidden values, bounds and constraints of the request."""
+    """Yield pins, forbidden values, bounds and constraints of the request."""
     layers, options = problem.model.num_layers, problem.options
 
     def rule(name: str, variable: str, breaks: Callable[[IntArray], BoolArray]) -> Rule:
@@ -320,5 +320,5 @@ def request_rules(problem: Problem) -> Iterator[Rule]:
 
 
 def _outside(values: IntArray, low: int, high: int) -> BoolArray:
-    """Which values lie outside an inclusive range."""
+    """Mark values outside an inclusive range."""
     return (values < low) | (values > high)

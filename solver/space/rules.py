@@ -1,8 +1,8 @@
-"""The rules of a legal configuration: a name, a reason, and an array expression for each.
+"""Rules of a legal configuration: a name, a reason, and an array expression for each.
 
-A rule looks at columns without a split and says which rows break it. Rules of the model and the
+A rule looks at columns without a split and returns which rows break it. Rules of the model and the
 batch, of the launcher, and of the request (pins, forbidden values, bounds) are alike: each is one
-bit of a row's mask, so that an answer without plans can name the rules that stand in each other's way.
+bit of a row's mask, so that an answer without plans can name the rules that conflict.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ from meshwright.solver.space.rule import Rule
 # the memory it takes at most 8 GiB for each GPU, however much there is. (Assumed.)
 USABLE = 0.9
 _MOST_KEPT = 8 * GIB
-# What states on the host do not hang on: read by the other rule alone, so that this one is asked early.
+# Variables that host states do not depend on: read by the other rule alone, so that this one is early.
 _OF_STEPS = ("virtual_pipeline_size", "recompute", "recompute_layers", "pipeline_schedule", "rank_order")
 _OF_ORDER = ("rank_order",)  # activations lie where they lie
 
 
 def host_rules(problem: Problem) -> Iterator[Rule]:
-    """The limits: of states alone, of activations as well, and of drives."""
+    """Yield the limits: of states alone, of activations as well, and of drives."""
     share = usable_host_bytes(problem)
     reason = (
         f"{share / GIB:.0f} GiB of host memory for each GPU ({share / host_share_bytes(problem):.0%} of it)"
@@ -89,15 +89,15 @@ def host_rules(problem: Problem) -> Iterator[Rule]:
 
 
 def _drive_rule(problem: Problem) -> Rule:
-    """States on NVMe fit the drives of their nodes."""
+    """Require that states on NVMe fit the drives of their nodes."""
     share = USABLE * min(host_of(group).nvme_bytes for group in problem.cluster.groups)
 
     def swapped(c: Columns) -> BoolArray:
-        """Rows that keep anything on drives."""
+        """Mark rows that keep anything on drives."""
         return is_offloaded(c.offload, "optimizer@nvme", "parameters@nvme")
 
     def violated(c: Columns) -> BoolArray:
-        """Rows that keep more there than there is."""
+        """Mark rows that keep more there than fits."""
         broken = np.zeros(len(c), dtype=np.bool_)
         index = np.flatnonzero(swapped(c))
         if len(index):
@@ -114,18 +114,18 @@ def _drive_rule(problem: Problem) -> Rule:
 
 
 def usable_host_bytes(problem: Problem) -> float:
-    """Host memory of one GPU that may be filled."""
+    """Return the host memory of one GPU that may be filled."""
     share = host_share_bytes(problem)
     return share - min((1.0 - USABLE) * share, float(_MOST_KEPT))
 
 
 def host_share_bytes(problem: Problem) -> int:
-    """Host memory of one GPU, of the node group that has least."""
+    """Return the host memory of one GPU, of the node group that has least."""
     return min(host_of(group).memory_bytes for group in problem.cluster.groups)
 
 
 def host_warnings(problem: Problem) -> tuple[str, ...]:
-    """What is assumed about hosts whose memory nobody stated, where something may be offloaded."""
+    """Return what is assumed about hosts of unknown memory, if something may be offloaded."""
     if "offload" not in problem.options.allow:
         return ()
     return tuple(
@@ -144,22 +144,22 @@ def host_warnings(problem: Problem) -> tuple[str, ...]:
 
 
 def _swaps(problem: Problem) -> bool:
-    """Whether the launcher keeps anything on drives."""
+    """Return whether the launcher keeps anything on drives."""
     return any("@nvme" in word for word in launcher_capabilities(problem.launcher).offload)
 
 
 def _node_gib(group: NodeGroup, share_bytes: int) -> str:
-    """What GPUs' shares of a node make up."""
+    """Return the sum of GPUs' shares of a node."""
     return f"{share_bytes * group.gpus_per_node / GIB:.0f}"
 
 
 def _all_but(*names: str) -> tuple[str, ...]:
-    """Every column but some."""
+    """Return every column but some."""
     return tuple(name for name in VARIABLE_OF if name not in names)
 
 
 def _aside(c: Columns, names: tuple[str, ...]) -> Columns:
-    """The same rows with the plain value of some variables: one chunk a rank, else the first word."""
+    """Return the rows with the plain value of some variables: one chunk a rank, else the first word."""
     zero = np.zeros_like(c.offload)
     plain = {name: zero + (name == "virtual_pipeline_size") for name in names}
     return Columns(
@@ -170,7 +170,7 @@ def _aside(c: Columns, names: tuple[str, ...]) -> Columns:
 def _too_large(
     problem: Problem, c: Columns, asked: BoolArray, share: float, *, every: bool = False
 ) -> BoolArray:
-    """Rows among those ``asked`` about whose states, or all that they offload, exceed the host's share."""
+    """Mark rows of ``asked`` with states, or all offloaded data, beyond the host's share."""
     broken = np.zeros(len(c), dtype=np.bool_)
     index = np.flatnonzero(asked)
     if len(index):
@@ -183,7 +183,7 @@ def _too_large(
 
 
 def _outside(problem: Problem, c: Columns, aside: tuple[str, ...]) -> Outside:
-    """What rows keep outside the GPU."""
+    """Return the bytes that rows keep outside the GPU."""
     profile = default_profile(problem.cluster, problem.priced_as)
     return outside_bytes(context_of(problem, _aside(c, aside), profile))
 
@@ -201,22 +201,22 @@ class RampStage:
 
     @property
     def batch(self) -> int:
-        """Sequences per optimizer step."""
+        """Return the sequences per optimizer step."""
         return self.problem.workload.global_batch_size
 
     def columns(self, columns: Columns) -> Columns:
-        """Rows of the last stage as this one runs them: with fewer micro-batches."""
+        """Return rows of the last stage as this one runs them: with fewer micro-batches."""
         step = columns.data_parallel_size * columns.micro_batch_size
         return replace(columns, num_microbatches=self.batch // step)
 
     def configuration(self, config: Configuration) -> Configuration:
-        """A configuration of the last stage as this one runs it."""
+        """Return a configuration of the last stage as this one runs it."""
         step = config.data_parallel_size * config.micro_batch_size
         return replace(config, num_microbatches=self.batch // step)
 
 
 def ramp_stages(problem: Problem) -> tuple[RampStage, ...]:
-    """Every stage in order; the last one is the workload's batch until the end of the run."""
+    """Return every stage in order; the last one is the workload's batch until the end of the run."""
     options, seq = problem.options, problem.workload.seq_length
     plain = replace(problem, options=replace(options, batch_ramp=(), batch_sizes=()))
     ends = [*options.batch_ramp, (problem.workload.global_batch_size, options.total_tokens or 0)]
@@ -234,17 +234,17 @@ _CHUNK = 16384  # rows looked at together: their arrays stay in the cache
 
 
 def _layers_per_chunk(columns: Columns, num_layers: int) -> IntArray:
-    """Layers of the smallest chunk of an even split."""
+    """Return the layers of the smallest chunk of an even split."""
     return num_layers // (columns.pipeline_parallel_size * columns.virtual_pipeline_size)
 
 
 def common_island(problem: Problem) -> int:
-    """GPUs that share the fast link whichever node group a rank is in: what divides every island."""
+    """Return the GPUs that share the fast link in every node group: a divisor of every island."""
     return gcd(*(group.island_gpus for group in problem.cluster.groups))
 
 
 def _all_of(counts: tuple[int, ...]) -> str:
-    """What layers have each, in words."""
+    """Return the counts of each layer, in words."""
     return " or ".join(map(str, counts))
 
 
@@ -436,7 +436,7 @@ def _pipeline_rules(problem: Problem) -> Iterator[Rule]:
 
 
 def _order_rules() -> Iterator[Rule]:
-    """Orders of the mesh axes are told apart by where ranks lie."""
+    """Reject orders of the mesh axes that place every rank like an earlier one."""
     yield Rule(
         name="rank_order puts some rank elsewhere",
         reason=f"of orders that number all ranks alike the first is meant: {', '.join(RANK_ORDERS)}",
@@ -452,7 +452,7 @@ def _order_rules() -> Iterator[Rule]:
 
 
 def _repeated_order(c: Columns) -> BoolArray:
-    """Rows whose order of the axes numbers every rank as one that stands before it."""
+    """Mark rows with an order that numbers every rank as an earlier order does."""
     repeated = np.zeros(len(c), dtype=np.bool_)
     for order in range(int(c.rank_order.max(initial=0))):
         repeated |= (order < c.rank_order) & same_ranks(c, c.rank_order, order)
@@ -460,7 +460,7 @@ def _repeated_order(c: Columns) -> BoolArray:
 
 
 def _batch_rules(problem: Problem) -> Iterator[Rule]:
-    """Micro-batches make up the global batch; sharding needs somebody to share with."""
+    """Require that micro-batches make up the batch, and that shard sets have several ranks."""
     batches = batch_sizes(problem)
     words = " or ".join(str(batch) for batch in batches)
     yield Rule(
@@ -492,7 +492,7 @@ def _batch_rules(problem: Problem) -> Iterator[Rule]:
 
 
 def _uneven_shards(c: Columns) -> BoolArray:
-    """Rows whose shard sets are single ranks, or do not make up dp * cp ranks or those of an expert."""
+    """Mark rows with shard sets of one rank, or that do not make up dp * cp or an expert's ranks."""
     ranks = c.data_parallel_size * c.context_parallel_size
     replicas = np.maximum(ranks // np.maximum(c.zero_shard_size, 1), 1)
     experts = c.tensor_parallel_size * ranks // c.expert_ranks
@@ -502,11 +502,11 @@ def _uneven_shards(c: Columns) -> BoolArray:
 
 
 def rules_of(problem: Problem) -> tuple[Rule, ...]:
-    """Every rule of a problem, in a fixed order; rule b is bit b of a row's mask.
+    """Return every rule of a problem, in a fixed order; rule b is bit b of a row's mask.
 
     Raises:
         UnknownNameError: the launcher's limits are not known.
-        ExpressionError: a constraint of the request is none.
+        ExpressionError: a constraint of the request is not an expression.
     """
     able = launcher_capabilities(problem.launcher)
     groups = (
@@ -528,7 +528,7 @@ _OF_STEP = ("data_parallel_size", "micro_batch_size")  # what a batch's number o
 
 
 def _ramp_rules(problem: Problem) -> Iterator[Rule]:
-    """Every earlier stage of a batch ramp is legal with the same layout."""
+    """Require that every earlier stage of a batch ramp is legal with the same layout."""
     for stage in ramp_stages(problem)[:-1]:
         rules = rules_of(stage.problem)
         yield Rule(
@@ -541,7 +541,7 @@ def _ramp_rules(problem: Problem) -> Iterator[Rule]:
 
 
 def _breaks_any(stage: RampStage, rules: tuple[Rule, ...], columns: Columns) -> BoolArray:
-    """Rows that break a rule in one stage of a ramp."""
+    """Mark rows that break a rule in one stage of a ramp."""
     return np.asarray(violation_masks(rules, stage.columns(columns)) != 0)
 
 
@@ -549,7 +549,7 @@ _BITS = 62  # of a mask in 64: one is the sign's, one may be memory's (``solver/
 
 
 def violation_masks(rules: tuple[Rule, ...], columns: Columns) -> IntArray:
-    """Bit b of entry i: row i breaks rule b. Entries are Python's integers where there are many rules."""
+    """Return masks: bit b of entry i: row i breaks rule b; Python's integers if rules are many."""
     entry: Any = np.int64 if len(rules) <= _BITS else np.object_
     masks: IntArray = np.zeros(len(columns), dtype=entry)
     for start in range(0, len(columns), _CHUNK):

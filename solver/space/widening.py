@@ -1,4 +1,4 @@
-"""Variables that few requests turn: each widens the space by rows that differ from others in it alone.
+"""Rarely used variables, each of which widens the space by rows that differ in it alone.
 
   expert_tensor_parallel_size   1, and tensor_parallel_size where experts may be split like everything else
   zero_shard_size               dp * cp, and the ranks of one island: shards inside it, replicas across
@@ -45,7 +45,7 @@ _MOST_NAMED = 64  # values of a bound that become candidates
 
 
 def widened(problem: Problem, columns: Columns, *, wide: bool = False) -> Columns:
-    """The rows of ``columns``, then those that differ from them in one or several of these variables."""
+    """Return ``columns``, then rows that differ from them in one or several of these variables."""
     able = launcher_capabilities(problem.launcher)
     for variants in (
         partial(_expert_tensor, wide=wide),
@@ -70,7 +70,7 @@ Variants = Callable[[Problem, Capabilities, Columns], Iterator[Variant]]
 
 
 def named_values(problem: Problem, name: str) -> list[int]:
-    """Values that a pin or a bound of the request names."""
+    """Return values that a pin or a bound of the request names."""
     options = problem.options
     pinned, bounds = options.pin.get(name), options.bounds.get(name)
     named = [] if pinned is None or isinstance(pinned, str) else [int(pinned)]
@@ -81,14 +81,14 @@ def named_values(problem: Problem, name: str) -> list[int]:
 
 
 def _constant(columns: Columns, name: str, value: int, rows: BoolArray) -> Variant:
-    """One value for all of ``rows``."""
+    """Return one value for all of ``rows``."""
     return name, np.full(len(columns), value, dtype=np.int64), rows
 
 
 def _expert_tensor(
     problem: Problem, able: Capabilities, columns: Columns, *, wide: bool
 ) -> Iterator[Variant]:
-    """Experts split as everything else, and as the request says."""
+    """Split experts like everything else, and as the request requires."""
     name, tp = "expert_tensor_parallel_size", columns.tensor_parallel_size
     every = np.ones(len(columns), dtype=np.bool_)
     if problem.model.moe is not None and able.expert_tensor_parallel:
@@ -104,7 +104,7 @@ def _expert_tensor(
 def _shard_sizes(
     problem: Problem, able: Capabilities, columns: Columns, *, wide: bool
 ) -> Iterator[Variant]:
-    """Shard sets inside an island, and as the request says."""
+    """Use shard sets inside an island, and those that the request requires."""
     name, ranks = "zero_shard_size", columns.data_parallel_size * columns.context_parallel_size
     sharded = columns.zero_stage > 0
     island = min(group.island_gpus for group in problem.cluster.groups)
@@ -122,20 +122,20 @@ def _shard_sizes(
 
 
 def _divisors_of_any(numbers: IntArray) -> set[int]:
-    """Divisors beyond 1 of at least one of the numbers."""
+    """Return divisors beyond 1 of at least one of the numbers."""
     return {size for number in np.unique(numbers).tolist() for size in divisors(number)} - {1}
 
 
 def _sequence_parallel(
     problem: Problem, able: Capabilities, columns: Columns, *, wide: bool
 ) -> Iterator[Variant]:
-    """Tensor parallelism without it: heavier, and seldom faster; one sum may cost less than two halves."""
+    """Yield tensor parallelism without it: heavier, seldom faster; one sum may beat two halves."""
     if (wide and able.sequence_parallel) or "sequence_parallel" in limited_by(problem):
         yield _constant(columns, "sequence_parallel", 0, columns.tensor_parallel_size > 1)
 
 
 def _context_modes(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:
-    """Heads exchanged for tokens, where there are enough of them."""
+    """Exchange heads for tokens, where there are enough of them."""
     name, cp = "context_parallel_mode", columns.context_parallel_size
     named = name in limited_by(problem)
     if "all_to_all" in able.context_parallel_modes or named:
@@ -147,13 +147,13 @@ def _context_modes(problem: Problem, able: Capabilities, columns: Columns) -> It
 
 
 def _exchanges(problem: Problem, columns: Columns, ranks: IntArray | int) -> BoolArray:
-    """Rows whose heads so many context-parallel ranks can exchange for tokens."""
+    """Mark rows with enough heads for so many context-parallel ranks to exchange for tokens."""
     parts, model = columns.tensor_parallel_size * ranks, problem.model
     return np.asarray(gcd(*model.head_counts, *model.kv_head_counts) % parts == 0)
 
 
 def _offload(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:
-    """What may go to the host."""
+    """Yield what may go to the host."""
     if "offload" in problem.options.allow:
         every = np.ones(len(columns), dtype=np.bool_)
         for word in offloads(problem, able):
@@ -161,7 +161,7 @@ def _offload(problem: Problem, able: Capabilities, columns: Columns) -> Iterator
 
 
 def _rank_orders(problem: Problem, able: Capabilities, columns: Columns) -> Iterator[Variant]:
-    """Orders of the mesh axes that put some group on other links than every order before.
+    """Yield axis orders that put some group on other links than every order before.
 
     Where the request names the order, every one that puts some rank elsewhere.
     """
