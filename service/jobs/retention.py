@@ -56,7 +56,7 @@ class Retention:
 
 
 def _whole(age_s: float) -> ColumnElement[bool]:
-    """Return the condition for jobs that no sweep needs: points go once their sweep may, before it."""
+    """Return the condition for jobs that no sweep still needs; a sweep goes after its points."""
     sweep, child = jobs.alias("sweep"), jobs.alias("child")
     is_kept = or_(sweep.c.finished_at_s.is_(None), sweep.c.finished_at_s >= now_s() - age_s)
     kept = select(null()).where(sweep.c.id == jobs.c.parent_id, is_kept)
