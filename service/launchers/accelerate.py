@@ -70,7 +70,7 @@ def mesh(target: Target) -> dict[str, int]:
 
 
 def accelerate_file(head: str, target: Target) -> str:
-    """FSDP2 for ZeRO 2 and 3, plain data parallelism for 0; header as comments."""
+    """Return the file of FSDP2 for ZeRO 2 and 3, or plain data parallelism for 0; header as comments."""
     config = target.config
     values = _machines(target)
     if config.zero_stage == 0:
@@ -172,7 +172,7 @@ def recomputes_in_script(target: Target) -> bool:
 def optimizer(target: Target) -> str:
     """Return the priced optimizer, by transformers' name.
 
-    bitsandbytes' operators take no DTensor (Axolotl 0.19.0, utils/schemas/validation.py:1149): FSDP2's
+    bitsandbytes' operators refuse DTensor (Axolotl 0.19.0, utils/schemas/validation.py:1149): FSDP2's
     shards are updated by torchao's 8-bit Adam, with blocks of equal length.
     """
     if target.workload.optimizer in ("adamw", "adamw-pure-bf16"):
@@ -209,7 +209,7 @@ def accelerate_launch(target: Target) -> list[str]:
 
 
 def accelerate_command(target: Target) -> str:
-    """``accelerate launch``: the file, this node's place, and the batch, which no file of it holds."""
+    """Return ``accelerate launch`` with the file, this node's rank, and the batch, which no file has."""
     config = target.config
     checkpointing = recomputes_in_script(target)
     lines = [

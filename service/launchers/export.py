@@ -23,7 +23,7 @@ from meshwright.solver.configuration import RANK_ORDERS, VARIABLES
 
 
 def common_warnings(target: Target, written: Sequence[str] = ("launch_blocking",)) -> Iterator[str]:
-    """Mixed clusters, context rings over the network, and options that no file carries but ``written``."""
+    """Yield warnings on mixed clusters, rings over the network, and options in no file but ``written``."""
     config, near = target.config, target.near_gpus
     ranks = config.tensor_parallel_size * config.context_parallel_size
     if config.context_parallel_size > 1 and near % ranks and config.num_gpus > near:
@@ -41,7 +41,7 @@ def common_warnings(target: Target, written: Sequence[str] = ("launch_blocking",
 
 
 def compiled_facts(target: Target) -> tuple[str, ...]:
-    """The facts that torch's compiler settles, where they agree: files say whether blocks are compiled."""
+    """Return the facts that torch's compiler sets, if they agree: files state if blocks are compiled."""
     facts = target.facts
     return ("elementwise_fused", "norm_fused") if facts.elementwise_fused == facts.norm_fused else ()
 
@@ -280,7 +280,7 @@ fi
 """
 
 # --------------------------------------------------------------------------------------------------
-# A guard for what follows on the command line. Names are compared without leading dashes (or Hydra's + and
+# A guard of the rest of a command line. Names are compared without leading dashes (or Hydra's + and
 # ~), in lower case, - for _, and without what makes an opposite of them; a name that begins another is its
 # abbreviation, as Python's argparse takes it.
 
@@ -319,7 +319,7 @@ def plain_name(name: str) -> str:
 
 
 def guard(names: Iterable[str], *, assignments: bool = False) -> str:
-    """The lines of Bash that refuse arguments of these names; ``assignments``: ``name=value`` too."""
+    """Return the Bash lines that refuse arguments of these names; ``assignments``: ``name=value``, too."""
     words = " ".join(sorted({plain_name(name) for name in names}))
     lines = textwrap.wrap(
         words, 100, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
@@ -521,7 +521,7 @@ def with_readme(
     target: Target, files: Mapping[str, str], *, product: str, start: Start, warnings: Sequence[str]
 ) -> ExportBundle:
     """Return the files with a README."""
-    defaults = dict(_DEFAULT.findall(files[TORCHRUN_FILE]))  # of a run, which stands behind the dry start
+    defaults = dict(_DEFAULT.findall(files[TORCHRUN_FILE]))  # of a run, which follows the dry start
     own = ((name, value) for name, value in defaults.items() if name not in _OURS)
     start = replace(start, takes=(*start.takes, *own))
     text = readme(target, product=product, start=start, files=files, warnings=warnings)

@@ -56,7 +56,7 @@ _ARGUMENTS = frozenset((
 
 
 def lengths_differ_where_tokens_are_exchanged(target: Target) -> Iterator[FieldError]:
-    """``training_args.py`` refuses variable_seq_lengths next to gathered tokens."""
+    """Refuse variable_seq_lengths with gathered tokens, as ``training_args.py`` does."""
     if _lengths(target):
         yield from gathered_tokens_are_of_equal_sequences(target)
 

@@ -96,7 +96,7 @@ def uses_fp8(target: Target) -> bool:
 
 
 def gathers_fp8(target: Target) -> bool:
-    """Return whether weights are held in 8 bits alone: validate_args asks for the distributed optimizer."""
+    """Return whether weights are stored only in 8 bits; validate_args requires a distributed optimizer."""
     known = facts(target)
     in_fp8 = uses_fp8(target) and known.precision_recipe != FP4_RECIPE
     return bool(known.low_precision_weights and in_fp8 and target.config.zero_stage)

@@ -27,7 +27,7 @@ PRECISIONS = ("bf16", "fp16", "fp8")
 
 
 def heads_divide_over_ranks(target: Target) -> Iterator[FieldError]:
-    """Heads % tp = 0 (``TransformerConfig``)."""
+    """Require heads % tp = 0 (``TransformerConfig``)."""
     heads, tp = target.model.num_attention_heads, target.config.tensor_parallel_size
     if heads % tp:
         yield fault(
@@ -39,7 +39,7 @@ def heads_divide_over_ranks(target: Target) -> Iterator[FieldError]:
 
 
 def kv_groups_divide_over_ranks(target: Target) -> Iterator[FieldError]:
-    """Query groups are a multiple or a divisor of tp (``TransformerConfig``); MLA has none."""
+    """Require query groups that are a multiple or a divisor of tp (``TransformerConfig``); MLA has none."""
     groups, tp = target.model.num_kv_heads, target.config.tensor_parallel_size
     if target.model.mla is None and groups % tp and tp % groups:
         yield fault(
@@ -50,7 +50,7 @@ def kv_groups_divide_over_ranks(target: Target) -> Iterator[FieldError]:
 
 
 def ffn_divides_over_ranks(target: Target) -> Iterator[FieldError]:
-    """Each MLP's width % its tensor ranks = 0 (Megatron-Core ``ensure_divisibility``, on the cluster)."""
+    """Require MLP widths that their tensor ranks divide (``ensure_divisibility``, on the cluster)."""
     model, config = target.model, target.config
     widths = []
     if "dense" in model.layer_kinds():
@@ -70,7 +70,7 @@ def ffn_divides_over_ranks(target: Target) -> Iterator[FieldError]:
 
 
 def sequence_divides_over_context(target: Target) -> Iterator[FieldError]:
-    """Seq % (2 cp) = 0: each rank takes two slices, balanced under the causal mask (``validate_args``)."""
+    """Require seq % (2 cp) = 0: each rank takes two slices, balanced under the mask (``validate_args``)."""
     cp, seq = target.config.context_parallel_size, target.workload.seq_length
     if cp > 1 and seq % (2 * cp):
         halves = seq // 2 if seq % 2 == 0 else 1
@@ -82,7 +82,7 @@ def sequence_divides_over_context(target: Target) -> Iterator[FieldError]:
 
 
 def sequence_divides_over_tensor_ranks(target: Target) -> Iterator[FieldError]:
-    """Seq % (tp * cp) = 0 with sequence parallelism (no parser notices)."""
+    """Require seq % (tp * cp) = 0 with sequence parallelism (no parser notices)."""
     config, seq = target.config, target.workload.seq_length
     ranks = config.tensor_parallel_size * config.context_parallel_size
     if config.sequence_parallel and seq % ranks:
@@ -95,7 +95,7 @@ def sequence_divides_over_tensor_ranks(target: Target) -> Iterator[FieldError]:
 
 
 def positions_cover_the_sequence(target: Target) -> Iterator[FieldError]:
-    """A learned position table has a row for every token (``validate_args``)."""
+    """Require a row for every token in a learned position table (``validate_args``)."""
     model, seq = target.model, target.workload.seq_length
     most = model.max_position_embeddings or seq
     if model.learned_position_embeddings and seq > most:
@@ -108,7 +108,7 @@ def positions_cover_the_sequence(target: Target) -> Iterator[FieldError]:
 
 
 def experts_divide_over_ranks(target: Target) -> Iterator[FieldError]:
-    """Ep > 1 needs experts, and experts % ep = 0 (``validate_args``)."""
+    """Require experts if ep > 1, with experts % ep = 0 (``validate_args``)."""
     moe, ep = target.model.moe, target.config.expert_parallel_size
     if moe is None and ep > 1:
         yield fault("expert_parallel_size", f"{ep} for a model without experts", allowed="1", nearest=1)
@@ -122,7 +122,7 @@ def experts_divide_over_ranks(target: Target) -> Iterator[FieldError]:
 
 
 def expert_ranks_divide_the_stage(target: Target) -> Iterator[FieldError]:
-    """W % (etp * ep * pp) = 0 (Megatron-Core ``initialize_model_parallel``, on the cluster)."""
+    """Require W % (etp * ep * pp) = 0 (Megatron-Core ``initialize_model_parallel``, on the cluster)."""
     config = target.config
     stage = config.tensor_parallel_size * config.context_parallel_size * config.data_parallel_size
     experts = config.expert_ranks
@@ -137,7 +137,7 @@ def expert_ranks_divide_the_stage(target: Target) -> Iterator[FieldError]:
 
 
 def experts_with_tensor_ranks_need_sequence_parallel(target: Target) -> Iterator[FieldError]:
-    """MoE with tp > 1 trains only with sequence parallelism (Megatron-Core ``MoELayer.forward``)."""
+    """Require sequence parallelism for MoE with tp > 1 (Megatron-Core ``MoELayer.forward``)."""
     config = target.config
     if target.model.moe and config.tensor_parallel_size > 1 and not config.sequence_parallel:
         yield fault(
@@ -149,7 +149,7 @@ def experts_with_tensor_ranks_need_sequence_parallel(target: Target) -> Iterator
 
 
 def gathered_tokens_are_of_equal_sequences(target: Target) -> Iterator[FieldError]:
-    """No tokens are gathered of sequences whose lengths may differ (``TransformerConfig``)."""
+    """Refuse to gather tokens of sequences with different lengths (``TransformerConfig``)."""
     if target.model.moe and facts(target).moe_dispatcher == "allgather":
         yield FieldError(
             pointer="/workload/framework_options/moe_dispatcher",
@@ -160,7 +160,7 @@ def gathered_tokens_are_of_equal_sequences(target: Target) -> Iterator[FieldErro
 
 
 def precision_is_known(target: Target) -> Iterator[FieldError]:
-    """One of bf16, fp16, fp8 (fp16 with bf16 is refused); fp8 only where the GPU has it."""
+    """Require bf16, fp16 or fp8 (fp16 with bf16 is refused); fp8 only if the GPU has it."""
     precision = target.workload.precision
     if precision not in PRECISIONS:
         yield FieldError(
@@ -179,7 +179,7 @@ def precision_is_known(target: Target) -> Iterator[FieldError]:
 
 
 def every_weight_is_trained(target: Target) -> Iterator[FieldError]:
-    """Megatron-LM's own scripts have no adapters (Megatron-Bridge's ``peft`` has)."""
+    """Refuse adapters, which Megatron-LM's own scripts lack (Megatron-Bridge's ``peft`` has them)."""
     if target.workload.lora_rank:
         yield FieldError(
             pointer="/workload/lora_rank",
@@ -190,7 +190,7 @@ def every_weight_is_trained(target: Target) -> Iterator[FieldError]:
 
 
 def documents_pass_one_sequence_at_a_time(target: Target) -> Iterator[FieldError]:
-    """Boundaries of documents are those of one sequence (``pretrain_gpt.py get_batch``, from ``--sft``)."""
+    """Require one sequence at a time for document boundaries (``pretrain_gpt.py get_batch``, ``--sft``)."""
     size = target.config.micro_batch_size
     yield from batching_faults(target.problem, launcher_capabilities("megatron-lm"))
     if target.workload.lengths is not None and size > 1:
@@ -203,7 +203,7 @@ def documents_pass_one_sequence_at_a_time(target: Target) -> Iterator[FieldError
 
 
 def states_alone_are_offloaded(target: Target) -> Iterator[FieldError]:
-    """``--optimizer-cpu-offload`` needs the distributed optimizer (``validate_args``: precision-aware)."""
+    """Require the distributed optimizer for ``--optimizer-cpu-offload`` (``validate_args``)."""
     offload, able = target.config.offload, launcher_capabilities("megatron-lm")
     words = offloads(target.problem, able)
     if offload not in words:
@@ -220,7 +220,7 @@ def states_alone_are_offloaded(target: Target) -> Iterator[FieldError]:
 
 
 def optimizer_is_known(target: Target) -> Iterator[FieldError]:
-    """AdamW is Megatron-LM's adam (decoupled weight decay); what small moments ask for is data."""
+    """Require a known optimizer; AdamW is Megatron-LM's adam (decoupled weight decay)."""
     optimizer, able = target.workload.optimizer, launcher_capabilities("megatron-lm")
     if optimizer not in able.optimizers:
         yield FieldError(
@@ -234,7 +234,7 @@ def optimizer_is_known(target: Target) -> Iterator[FieldError]:
 
 
 def fp8_recipe_is_known(target: Target) -> Iterator[FieldError]:
-    """One of Transformer Engine's recipes that ``--fp8-recipe`` takes for all linear layers."""
+    """Require a recipe of Transformer Engine that ``--fp8-recipe`` accepts for all linear layers."""
     recipe = facts(target).precision_recipe
     if recipe not in FP8_RECIPES:
         yield FieldError(
@@ -246,7 +246,7 @@ def fp8_recipe_is_known(target: Target) -> Iterator[FieldError]:
 
 
 def prediction_layers_need_rotary(target: Target) -> Iterator[FieldError]:
-    """Multi-token prediction works with plain rotary positions only (``validate_args``)."""
+    """Require plain rotary positions for multi-token prediction (``validate_args``)."""
     model, positions = target.model, positions_of(target.model)
     if model.num_mtp_layers and positions != "rope":
         words = "learned positions" if positions == "learned_absolute" else "positions by YaRN"

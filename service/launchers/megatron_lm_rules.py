@@ -23,7 +23,7 @@ MAX_SHARDED_STAGE = 3
 
 
 def sizes_are_positive(target: Target) -> Iterator[FieldError]:
-    """Every size is at least 1; 1 is off (argparse takes any integer)."""
+    """Require every size to be at least 1; 1 is off (argparse accepts any integer)."""
     for name in SIZES:
         value = getattr(target.config, name)
         if value < 1:
@@ -31,7 +31,7 @@ def sizes_are_positive(target: Target) -> Iterator[FieldError]:
 
 
 def gpus_fit_the_cluster(target: Target) -> Iterator[FieldError]:
-    """As many GPUs exist as tp * pp * cp * dp (torchrun would wait for them for ever)."""
+    """Require tp * pp * cp * dp GPUs in the cluster (torchrun would wait for them for ever)."""
     used, there = target.config.num_gpus, target.problem.cluster.num_gpus
     if used > there:
         rest = used // target.config.data_parallel_size
@@ -44,7 +44,7 @@ def gpus_fit_the_cluster(target: Target) -> Iterator[FieldError]:
 
 
 def nodes_are_whole(target: Target) -> Iterator[FieldError]:
-    """Every node runs the same number of torchrun's processes (one ``--nproc-per-node``)."""
+    """Require equal numbers of torchrun's processes on all nodes (one ``--nproc-per-node``)."""
     sizes = {group.gpus_per_node for group in target.problem.cluster.groups}
     if len(sizes) > 1 and target.num_nodes > 1:
         yield fault(
@@ -62,7 +62,7 @@ def nodes_are_whole(target: Target) -> Iterator[FieldError]:
 
 
 def tensor_ranks_stay_near(target: Target) -> Iterator[FieldError]:
-    """Tensor-parallel groups do not cross the network (no parser notices; every GEMM would wait)."""
+    """Refuse tensor-parallel groups that cross the network (no parser notices; every GEMM would wait)."""
     tp, near = target.config.tensor_parallel_size, target.near_gpus
     if near % tp and target.config.num_gpus > near:
         yield fault(
@@ -74,7 +74,7 @@ def tensor_ranks_stay_near(target: Target) -> Iterator[FieldError]:
 
 
 def batch_is_conserved(target: Target) -> Iterator[FieldError]:
-    """Gbs = mbs * dp * M (Megatron-Core ``ConstantNumMicroBatchesCalculator``); no flag states M."""
+    """Require gbs = mbs * dp * M (``ConstantNumMicroBatchesCalculator``); no flag states M."""
     config, wanted = target.config, target.workload.global_batch_size
     each = config.micro_batch_size * config.data_parallel_size
     if each * config.num_microbatches != wanted:
@@ -87,7 +87,7 @@ def batch_is_conserved(target: Target) -> Iterator[FieldError]:
 
 
 def split_has_every_stage(target: Target) -> Iterator[FieldError]:
-    """One entry for each of pp * vpp chunks (a layout of k * pp stages silently means vpp = k)."""
+    """Require one entry for each of pp * vpp chunks (a layout of k * pp stages silently means vpp = k)."""
     config = target.config
     chunks = config.pipeline_parallel_size * config.virtual_pipeline_size
     if len(config.stage_layers) != chunks:
@@ -101,14 +101,14 @@ def split_has_every_stage(target: Target) -> Iterator[FieldError]:
 
 
 def split_has_every_layer(target: Target) -> Iterator[FieldError]:
-    """The chunks hold all layers, each once (Megatron-Core ``validate_layer_layout``)."""
+    """Require chunks that hold all layers, each once (Megatron-Core ``validate_layer_layout``)."""
     held, wanted = sum(target.config.stage_layers), target.model.num_layers
     if held != wanted:
         yield fault("stage_layers", f"{held} layers for a model of {wanted}", nearest=f"a sum of {wanted}")
 
 
 def no_stage_is_empty(target: Target) -> Iterator[FieldError]:
-    """Every chunk has a layer or an end of the model (an empty layout stage passes every parser)."""
+    """Require a layer or an end of the model in every chunk (parsers accept an empty layout stage)."""
     split = target.config.stage_layers
     ends = {0, len(split) - 1} if len(split) > 1 else set()
     if target.model.num_mtp_layers and predicts_alone(split):
@@ -119,7 +119,7 @@ def no_stage_is_empty(target: Target) -> Iterator[FieldError]:
 
 
 def schedule_is_known(target: Target) -> Iterator[FieldError]:
-    """Megatron-LM runs 1F1B, interleaved when there are virtual stages, and nothing else."""
+    """Require 1F1B, interleaved with virtual stages; Megatron-LM has no other schedule."""
     config = target.config
     if config.pipeline_parallel_size == 1:
         legal = "none"
@@ -136,7 +136,7 @@ def schedule_is_known(target: Target) -> Iterator[FieldError]:
 
 
 def interleaving_needs_a_pipeline(target: Target) -> Iterator[FieldError]:
-    """Virtual stages need pp > 1; pp > 2 without overlapped p2p (``validate_args``)."""
+    """Require pp > 1 for virtual stages, and pp > 2 without overlapped p2p (``validate_args``)."""
     config = target.config
     least = 2 if facts(target).overlap_transfer else 3
     if config.virtual_pipeline_size > 1 and config.pipeline_parallel_size < least:
@@ -149,7 +149,7 @@ def interleaving_needs_a_pipeline(target: Target) -> Iterator[FieldError]:
 
 
 def interleaving_needs_full_groups(target: Target) -> Iterator[FieldError]:
-    """M is a multiple of pp, the size of a group of micro-batches.
+    """Require M to be a multiple of pp, the size of a group of micro-batches.
 
     Source: Megatron-Core ``forward_backward_pipelining_with_interleaving``.
     """
@@ -166,7 +166,7 @@ def interleaving_needs_full_groups(target: Target) -> Iterator[FieldError]:
 
 
 def recompute_is_known(target: Target) -> Iterator[FieldError]:
-    """None, selective or full; only full has a number of layers, one for all (``TransformerConfig``)."""
+    """Require none, selective or full; only full has a number of layers (``TransformerConfig``)."""
     config = target.config
     if config.stage_recompute_layers:
         yield fault("stage_recompute_layers", "one number of layers is recomputed on every stage")
@@ -187,7 +187,7 @@ def recompute_is_known(target: Target) -> Iterator[FieldError]:
 
 
 def recompute_fits_a_chunk(target: Target) -> Iterator[FieldError]:
-    """1 layer up to the largest chunk, or all of the model's (a larger N passes every parser)."""
+    """Require 1 layer up to the largest chunk, or all of the model (parsers accept a larger N)."""
     config, most = target.config, max(target.config.stage_layers, default=0)
     counts = (*range(1, most + 1), sum(config.stage_layers))
     if config.recompute_granularity == "full" and config.recompute_layers not in counts:
@@ -200,7 +200,7 @@ def recompute_fits_a_chunk(target: Target) -> Iterator[FieldError]:
 
 
 def zero_stage_is_known(target: Target) -> Iterator[FieldError]:
-    """0 is DDP, 1 the distributed optimizer, 2 and 3 Megatron-FSDP."""
+    """Require ZeRO 0 (DDP), 1 (the distributed optimizer), or 2 and 3 (Megatron-FSDP)."""
     stage = target.config.zero_stage
     if not 0 <= stage <= MAX_SHARDED_STAGE:
         nearest = 0 if stage < 0 else MAX_SHARDED_STAGE
@@ -208,7 +208,7 @@ def zero_stage_is_known(target: Target) -> Iterator[FieldError]:
 
 
 def fsdp_has_no_pipeline(target: Target) -> Iterator[FieldError]:
-    """ZeRO 2 and 3 (Megatron-FSDP) are planned without a pipeline: it would gather per micro-batch."""
+    """Refuse a pipeline with ZeRO 2 and 3 (Megatron-FSDP): it would gather per micro-batch."""
     config = target.config
     if config.zero_stage >= FIRST_FSDP_STAGE and config.pipeline_parallel_size > 1:
         yield fault(
@@ -220,7 +220,7 @@ def fsdp_has_no_pipeline(target: Target) -> Iterator[FieldError]:
 
 
 def shards_divide_the_replicas(target: Target) -> Iterator[FieldError]:
-    """Shard sets have equal sizes: zero_shard_size divides dp * cp; 1 for stage 0."""
+    """Require shard sets of equal sizes: zero_shard_size divides dp * cp; 1 for stage 0."""
     config, ranks = target.config, target.shard_ranks
     if config.zero_stage == 0 and config.zero_shard_size != 1:
         yield fault("zero_shard_size", f"{config.zero_shard_size} with zero_stage 0", nearest=1)
@@ -234,7 +234,7 @@ def shards_divide_the_replicas(target: Target) -> Iterator[FieldError]:
 
 
 def stages_stand_on_like_nodes(target: Target) -> Iterator[FieldError]:
-    """One mesh for all nodes: neither a stage nor a replica has a node group or a size of its own."""
+    """Require one mesh for all nodes: stages and replicas have no node group or size of their own."""
     for name in ("stage_groups", "replicas"):
         if getattr(target.config, name):
             yield fault(
@@ -246,7 +246,7 @@ def stages_stand_on_like_nodes(target: Target) -> Iterator[FieldError]:
 
 
 def ranks_are_numbered(target: Target) -> Iterator[FieldError]:
-    """Two orders; in the second experts are replicated as attention is (``initialize_model_parallel``)."""
+    """Require one of two rank orders; the second replicates experts like attention."""
     order, orders = target.config.rank_order, launcher_capabilities("megatron-lm").rank_orders
     if order not in orders:
         yield fault("rank_order", f"{order[:40]} has no flag", allowed=", ".join(orders), nearest=orders[0])

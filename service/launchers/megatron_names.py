@@ -235,7 +235,7 @@ def recompute_values(target: Target, facts: FrameworkFacts) -> Values:
 
 
 # --------------------------------------------------------------------------------------------------
-# Switches that are priced beside the configuration: dispatchers, CUDA graphs, fused kernels, copies.
+# Switches that are priced next to the configuration: dispatchers, CUDA graphs, fused kernels, copies.
 #
 # Fields that TransformerConfig (and, of delay_wgrad_compute, ModelParallelConfig) has in Megatron-Core
 # 0.17.0 and 0.19.2 alike; lines of 0.19.2: CUDA graphs from 1032, dispatchers from 862, capacity 888,
@@ -351,7 +351,7 @@ def may_overlap_experts(config: Configuration, model: ModelSpec) -> bool:
 
 
 def overlapped(target: Target, facts: FrameworkFacts) -> bool:
-    """Whether the plan was priced with all-to-alls of experts under another micro-batch's computing."""
+    """Return whether the plan was priced with all-to-alls of experts under other micro-batches."""
     return facts.overlap_experts and may_overlap_experts(target.config, target.model)
 
 

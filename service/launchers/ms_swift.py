@@ -1,4 +1,4 @@
-"""ms-swift (``megatron pt`` and ``sft``): a plan becomes its arguments.
+"""Exporter of ms-swift (``megatron pt`` and ``sft``): a plan becomes its arguments.
 
 Names and defaults: ms-swift 4.6.0, swift/megatron/arguments/megatron_args.py.
 """
@@ -52,7 +52,7 @@ OWN_RULES = (
     gathered_tokens_are_of_equal_sequences,  # mcore_bridge/config/model_config.py: variable_seq_lengths
 )
 PROGRAM = '"${SWIFT_DIR}/cli/_megatron/${SWIFT_COMMAND}.py" "${PLAN_ARGS[@]}" "${run_args[@]}"'
-# What no price hangs on; its own timeout is 208 days.
+# Values that do not affect the price; its own timeout is 208 days.
 RUN = """\
 run_args=(--logging_steps "${LOG_INTERVAL:-1}" --save_steps "${SAVE_INTERVAL:-500}"
     --ddp_timeout "${TIMEOUT_S:-1800}" --clip_grad "${CLIP_GRAD:-1.0}")"""
@@ -70,17 +70,17 @@ RESUMES = "behind it, to go on from a checkpoint, which ms-swift does not look f
 
 
 def _loaded(target: Target) -> str:
-    """The argument that names a checkpoint's folder (trainers/base.py, _load_checkpoint)."""
+    """Return the argument that names a checkpoint's folder (trainers/base.py, _load_checkpoint)."""
     return "--mcore_adapter" if target.workload.lora_rank else "--mcore_model"
 
 
 class MsSwift:
-    """Exports to Megatron-SWIFT."""
+    """Exporter to Megatron-SWIFT."""
 
     name = "ms-swift"
 
     def export(self, target: Target) -> ExportBundle:
-        """The arguments and the two scripts that start them.
+        """Return the arguments and the two scripts that start them.
 
         Raises:
             RefusedExportError: ms-swift cannot run the plan; one FieldError per fault.
@@ -107,17 +107,17 @@ class MsSwift:
 
 
 def decided_names(parts: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
-    """Every argument of the plan, and what ms-swift's defaults or the model decide."""
+    """Return every argument of the plan, and the names that ms-swift's defaults or the model set."""
     planned = [word.split()[0] for _, words in parts for word in words]
     others = ("--megatron_extra_kwargs", "--padding_free", "--rope_scaling", "--tuner_type", "--lora_rank")
     return (*planned, *decided_flags(), *others)
 
 
 def argument_parts(target: Target) -> list[tuple[str, list[str]]]:
-    """Titles, each with its ``--name value`` arguments; what is not set is not written."""
+    """Return titles, each with its ``--name value`` arguments; unset ones are not written."""
     known = megatron_facts(target)
     recompute = recompute_values(target, known)
-    recompute["recompute_granularity"] = recompute["recompute_granularity"] or "none"  # not its default
+    recompute["recompute_granularity"] = recompute["recompute_granularity"] or "none"  # not the default
     parts: tuple[tuple[str, Values], ...] = (
         ("Parallel sizes; data parallel size and micro-batches follow from them", _parallel(target)),
         ("Pipeline split", split_values(target)),
@@ -157,9 +157,9 @@ def _parallel(target: Target) -> Values:
 
 
 def _switches(target: Target) -> Values:
-    """Switches under ms-swift's own names; those that it has none for go through megatron_extra_kwargs.
+    """Return switches under ms-swift's names; the others go through megatron_extra_kwargs.
 
-    swift/megatron/model/utils.py:271 puts them over everything else that Megatron-Core is told.
+    swift/megatron/model/utils.py:271 makes them override all other settings of Megatron-Core.
     """
     known = megatron_facts(target)
     found = exchange_values(target, known) | kernel_values(target, known) | dropout_values(known)
@@ -189,7 +189,7 @@ def _precision(target: Target) -> Values:
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
         "accumulate_allreduce_grads_in_fp32": known.gradient_dtype == "fp32",
-        # Else fp32 again (megatron_args.py:1213); Megatron-Core has it with this optimizer alone.
+        # Otherwise fp32 again (megatron_args.py:1213); Megatron-Core has it only with this optimizer.
         **({"main_grads_dtype": "bf16", "use_precision_aware_optimizer": True} if low else {}),
         "optimizer": "adam",
         **moment_values(target),
@@ -198,12 +198,12 @@ def _precision(target: Target) -> Values:
 
 
 def _states(target: Target) -> Values:
-    """Checkpoints whose optimizer states another tp or pp can load; without it, other replicas alone."""
+    """Save optimizer states that another tp or pp can load; by default only other replicas can."""
     return {"dist_ckpt_optim_fully_reshardable": True} if reshards_states(target.config) else {}
 
 
 def _adapters(target: Target) -> Values:
-    """LoRA of Megatron-Core's layers; alpha is twice the rank."""
+    """Return LoRA of Megatron-Core's layers; alpha is twice the rank."""
     workload = target.workload
     if not workload.lora_rank:
         return {}
@@ -217,13 +217,13 @@ def _adapters(target: Target) -> Values:
 
 
 def _losses(model: ModelSpec) -> Values:
-    """Prediction layers, and the loss that balances experts: off by default (megatron_args.py:687)."""
+    """Return prediction layers and the experts' balancing loss, off by default (megatron_args.py:687)."""
     values: Values = {"mtp_num_layers": model.num_mtp_layers} if model.num_mtp_layers else {}
     return values | (balance_values(model.moe) if model.moe else {})
 
 
 def _kernels(target: Target) -> Values:
-    """What ms-swift would leave to defaults of its own (megatron_args.py:491-499)."""
+    """Return switches with defaults of ms-swift's own (megatron_args.py:491-499)."""
     known = megatron_facts(target)
     return {
         "attention_backend": attention_backend(target),
@@ -238,6 +238,6 @@ def _kernels(target: Target) -> Values:
 
 
 def found_warnings(target: Target) -> Iterator[str]:
-    """What the checkpoint decides."""
+    """Yield the parts that the checkpoint sets."""
     yield from common_warnings(target, written=(*SWITCHES_OF_ALL, "attention_kernel", "flash_attention"))
     yield model_is_in_the_script(target)

@@ -1,4 +1,4 @@
-"""nanotron: a plan becomes its YAML and the scripts that start ``run_train.py``.
+"""Exporter of nanotron: a plan becomes its YAML and the scripts that start ``run_train.py``.
 
 Its own parser cannot be run here (the published 0.4 does not import); the file follows its sources.
 """
@@ -24,9 +24,9 @@ _DRY_STEPS = 10  # synthetic data, until the user sets data_stages
 
 
 def nanotron_file(head: str, target: Target) -> str:
-    """The whole file; data, tokenizer and learning rate are a dry start's, with synthetic tokens."""
+    """Return the whole file; data, tokenizer and learning rate are a dry start's, with synthetic tokens."""
     values = {
-        # A run that is started again goes on from the last one there, if there is one (serialize/main.py).
+        # A restarted run resumes from the last checkpoint there, if any (serialize/main.py).
         "checkpoints": {
             "checkpoint_interval": 1000,
             "checkpoints_path": "checkpoints",
@@ -101,7 +101,7 @@ def _optimizer(target: Target) -> dict[str, object]:
 
 
 def _model(target: Target) -> dict[str, object]:
-    """Its Qwen2, which without biases is a Llama, and the model that has context parallelism."""
+    """Return its Qwen2, which without biases is a Llama, and the model with context parallelism."""
     model: ModelSpec = target.model
     ring = target.config.context_parallel_size > 1
     return {
@@ -138,12 +138,12 @@ START = Start(
 
 
 class Nanotron:
-    """Exports to nanotron's ``run_train.py``."""
+    """Exporter to nanotron's ``run_train.py``."""
 
     name = "nanotron"
 
     def export(self, target: Target) -> ExportBundle:
-        """The YAML and the two scripts that start it.
+        """Return the YAML and the two scripts that start it.
 
         Raises:
             RefusedExportError: nanotron cannot run the plan; one FieldError per fault.
@@ -159,7 +159,7 @@ class Nanotron:
 
 
 def found_warnings(target: Target) -> Iterator[str]:
-    """What nanotron does differently from the plan, or what is left to the user."""
+    """Yield the differences of nanotron from the plan, and the parts that are left to the user."""
     model, tp = target.model, target.config.tensor_parallel_size
     yield from common_warnings(target)
     yield "nanotron's model builder has read such files, its own parser has not"

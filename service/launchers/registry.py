@@ -29,15 +29,15 @@ _LAUNCHERS: dict[str, Launcher] = {
 
 
 def launcher_names() -> tuple[str, ...]:
-    """The names that ``export`` knows, sorted."""
+    """Return the names that ``export`` accepts, sorted."""
     return tuple(sorted(_LAUNCHERS))
 
 
 def launcher_of(problem: Problem, wanted: str | None, *, pointer: str = "/launcher") -> str:
-    """The launcher that is wanted, or else the problem's.
+    """Return the requested launcher, or else the problem's.
 
     Raises:
-        InvalidProblemError: neither names one; ``pointer`` is what the error names.
+        InvalidProblemError: neither names one; ``pointer`` is the place in the error.
     """
     name = wanted or problem.launcher
     if name == "none":
@@ -47,17 +47,17 @@ def launcher_of(problem: Problem, wanted: str | None, *, pointer: str = "/launch
 
 
 def export(plan: Plan, problem: Problem, launcher: str, *, version: str | None = None) -> ExportBundle:
-    """The files that start ``plan`` under ``launcher``; ``any``: the first of the plan's own.
+    """Return the files that start ``plan`` under ``launcher``; for ``any``, the plan's own first one.
 
     Args:
-        plan: what is to be started.
-        problem: what it answers.
+        plan: plan to start.
+        problem: problem that it answers.
         launcher: its name.
-        version: the launcher's release, where files differ between them; None: the newest judged one.
+        version: the launcher's release, if files differ between releases; None: the newest judged one.
 
     Raises:
-        InvalidProblemError: no files are known for that release of the launcher.
-        UnknownNameError: there is no exporter of that name.
+        InvalidProblemError: there are no files for that release of the launcher.
+        UnknownNameError: no exporter has that name.
         RefusedExportError: the launcher cannot express the plan; one FieldError per fault.
     """
     if launcher == "any" and plan.launchers:
@@ -69,10 +69,10 @@ def export(plan: Plan, problem: Problem, launcher: str, *, version: str | None =
 
 
 def _release(launcher: str, version: str | None) -> str:
-    """The release whose names are written: ``0.3`` for 0.3.1; empty for what is judged.
+    """Return the release of the names to write: ``0.3`` for 0.3.1; empty for the judged one.
 
     Raises:
-        InvalidProblemError: the launcher's files are known for other releases.
+        InvalidProblemError: the launcher has files only for other releases.
     """
     if version is None:
         return ""

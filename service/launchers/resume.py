@@ -1,4 +1,4 @@
-"""Files with which a run goes on from a checkpoint under another layout than the one that wrote it.
+"""Files that resume a run from a checkpoint with another layout than the one that wrote it.
 
 Nothing is converted beforehand: Megatron-Core's distributed checkpoints and torch.distributed.checkpoint
 hold whole tensors in parts, and every rank reads the parts that its own layout needs.
@@ -41,7 +41,7 @@ cd "${here}"
 # shellcheck disable=SC2086 # START is a command with its arguments
 exec ${START:-bash @LAUNCH@} @ARGUMENTS@ "$@"
 """
-# A run that is killed while it saves leaves a folder without .metadata, which is written last.
+# A run that is killed during a save leaves a folder without .metadata, which is written last.
 _NEWEST = """$(ls "${CHECKPOINTS}" | sed -nE 's/^@NAMES@([0-9]+)$/\\1/p' | sort -rn | while read -r step; do
     if [[ -f "${CHECKPOINTS}/@FOLDER@/.metadata" ]]; then echo "${step}"; cat >/dev/null; fi
 done)"""
@@ -49,14 +49,14 @@ done)"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Start:
-    """How a launcher goes on from a checkpoint."""
+    """A launcher's way to resume from a checkpoint."""
 
     folder: str  # of a step, in Bash
-    names: str  # what stands before the number in the names of steps, a regular expression
+    names: str  # prefix of the number in the names of steps, a regular expression
     loads: tuple[str, ...]  # arguments that load the step
-    in_parts: tuple[str, ...] = ()  # with which replicas share reading where the format allows it
+    in_parts: tuple[str, ...] = ()  # arguments with which replicas share reading, if the format allows it
     file: str = ""  # of the plan's arguments
-    sharded: str = ""  # what saves and loads states as the distributed optimizer does
+    sharded: str = ""  # saves and loads states as the distributed optimizer does
 
 
 _STARTS: Mapping[str, _Start] = {
@@ -72,7 +72,7 @@ _STARTS: Mapping[str, _Start] = {
     # Megatron-Bridge 0.3.1, training/config.py (CheckpointConfig) and checkpointing.py.
     "megatron-bridge": _Start(
         folder='iter_$(printf %07d "${step:-0}")', names="iter_0*",
-        loads=(  # quoted for Hydra too
+        loads=(  # quoted for Hydra, too
             """checkpoint.load="'${CHECKPOINTS}'\"""", """checkpoint.save="'${CHECKPOINTS}'\"""",
             'checkpoint.ckpt_step="${step}"', "checkpoint.exit_on_missing_checkpoint=true",
         ),
@@ -81,7 +81,7 @@ _STARTS: Mapping[str, _Start] = {
         f"checkpoint.ckpt_format=torch_dist {RESHARDABLE}=true",
     ),
     # ms-swift 4.6.0, megatron/utils/megatron_lm_utils.py (load_mcore_checkpoint), trainers/base.py: a
-    # folder for each step, with Megatron-Core's in it; it goes on with its data unless it fine-tunes.
+    # folder for each step, with Megatron-Core's in it; it resumes its data unless it fine-tunes.
     "ms-swift": _Start(
         folder='checkpoint-${step:-0}/iter_$(printf %07d "${step:-0}")', names="checkpoint-",
         loads=("--mcore_model", '"${CHECKPOINTS}/checkpoint-${step}"', "--finetune", "false"),
@@ -170,15 +170,15 @@ def with_resume_files(
     saved_step: int | None,
     checkpoint_format: str,
 ) -> ExportBundle:
-    """Launch files with those that let the run go on from its checkpoint.
+    """Return launch files with those that resume the run from its checkpoint.
 
     Args:
         bundle: the new layout's launch files.
-        launcher: whose they are.
+        launcher: launcher of the files.
         before: the plan that wrote the checkpoint.
-        after: the plan that goes on.
-        saved_step: the checkpoint's; None: not known, the newest is meant.
-        checkpoint_format: as requests spell it.
+        after: the plan that resumes.
+        saved_step: step of the checkpoint; None: unknown, take the newest.
+        checkpoint_format: format, as spelled in requests.
     """
     files, warnings = dict(bundle.files), list(bundle.warnings)
     facts = {
@@ -202,7 +202,7 @@ def with_resume_files(
 
 
 def _as_it_was_saved(arguments: str, start: _Start, before: Configuration, after: Configuration) -> str:
-    """A single replica, which has nothing to shard, with the distributed optimizer where that has saved."""
+    """Give a single replica, which shards nothing, the distributed optimizer if the checkpoint has it."""
     if not before.zero_stage or after.zero_stage:
         return arguments
     body, end, rest = arguments.rpartition("\n)")
@@ -210,7 +210,7 @@ def _as_it_was_saved(arguments: str, start: _Start, before: Configuration, after
 
 
 def _script(start: _Start, after: Plan, saved_step: int | None, checkpoint_format: str) -> str:
-    """Checks that the checkpoint is whole, and starts the launch script with what loads it."""
+    """Return the script that checks the checkpoint and starts the launch script with its arguments."""
     arguments = (*start.loads, *(start.in_parts if checkpoint_format.startswith("torch_dist") else ()))
     newest = _NEWEST.replace("@NAMES@", start.names)
     values = {
@@ -225,6 +225,6 @@ def _script(start: _Start, after: Plan, saved_step: int | None, checkpoint_forma
 
 
 def _sizes(config: Configuration) -> dict[str, object]:
-    """The layout in words that a script can read."""
+    """Return the layout in words that a script can read."""
     placed = ("stage_groups", "replicas")
     return {name: value for name, value in asdict(config).items() if name not in placed}

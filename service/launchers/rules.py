@@ -1,4 +1,4 @@
-"""What a rule of a launcher is, and how it names the nearest legal value."""
+"""Rules of launchers, and the nearest legal values for their faults."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Rule = Callable[[Target], Iterator[FieldError]]  # yields one fault for each bro
 
 
 def fault(field: str, message: str, *, allowed: str | None = None, nearest: object = None) -> FieldError:
-    """A fault of one field of the plan's configuration (``/config/<field>``)."""
+    """Return a fault of one field of the plan's configuration (``/config/<field>``)."""
     return FieldError(
         pointer=f"/config/{field}",
         message=message,
@@ -45,18 +45,18 @@ def fault(field: str, message: str, *, allowed: str | None = None, nearest: obje
 
 
 def near_divisors(value: int, total: int) -> str:
-    """The divisors of ``total`` next to ``value``, below and above."""
+    """Return the divisors of ``total`` next to ``value``, below and above."""
     return _neighbours(value, divisors(total))
 
 
 def near_multiples(value: int, unit: int) -> str:
-    """The positive multiples of ``unit`` next to ``value``."""
+    """Return the positive multiples of ``unit`` next to ``value``."""
     below = value // unit * unit
     return _neighbours(value, [n for n in (below, below + unit) if n > 0])
 
 
 def refuse(rules: Iterable[Rule], target: Target) -> None:
-    """Hold ``target`` against every rule.
+    """Check ``target`` against every rule.
 
     Raises:
         RefusedExportError: rules are broken; every fault of every rule is in it.
@@ -73,17 +73,17 @@ def _neighbours(value: int, legal: list[int]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# A plan held against the data of its launcher: what the search never proposes is refused here too.
+# Checks of a plan against its launcher's data: plans that the search never proposes are refused here, too.
 #
-# The data stand in profiles/catalog/frameworks/capabilities.yaml, each entry with its source.
+# The data are in profiles/catalog/frameworks/capabilities.yaml, each entry with its source.
 
 
 def within_capabilities(launcher: str) -> Rule:
-    """The rule that a plan is one that ``launcher`` can express."""
+    """Return the rule that ``launcher`` can express the plan."""
     able = launcher_capabilities(launcher)
 
     def expressible(target: Target) -> Iterator[FieldError]:
-        """Every value is among those that the launcher has."""
+        """Yield a fault for every value that the launcher does not have."""
         yield from problem_faults(target.problem, able)
         yield from _broken_switches(able, target)
         yield from _word_faults(able, target)
@@ -99,11 +99,11 @@ def within_capabilities(launcher: str) -> Rule:
 
 
 def options_hold(launcher: str) -> Rule:
-    """The rule that the framework's options go with the model, the precision, the plan and each other."""
+    """Return the rule that options fit the model, the precision, the plan and each other."""
     able = launcher_capabilities(launcher)
 
     def held(target: Target) -> Iterator[FieldError]:
-        """What the launcher does not start with."""
+        """Yield the faults with which the launcher does not start."""
         yield from option_faults(target.problem, able)
         yield from _broken_switches(able, target)
 
@@ -111,7 +111,7 @@ def options_hold(launcher: str) -> Rule:
 
 
 def _broken_switches(able: Capabilities, target: Target) -> Iterator[FieldError]:
-    """Values of the plan that its options do not go with."""
+    """Yield faults for values of the plan that do not fit its options."""
     if not is_a_row(target.config):
         return
     row = Columns.of([target.config])
@@ -123,13 +123,13 @@ def _broken_switches(able: Capabilities, target: Target) -> Iterator[FieldError]
 
 
 def model_is_stated(launcher: str) -> Rule:
-    """The rule that the launch file can state every fact of the model."""
+    """Return the rule that the launch file can state every fact of the model."""
     able = launcher_capabilities(launcher)
     return lambda target: model_faults(target.model, able)
 
 
 def schedule_fits_the_stages(target: Target) -> Iterator[FieldError]:
-    """The schedule is one for so many stages and chunks (PyTorch: single-stage and multi-stage ones)."""
+    """Require a schedule for the number of stages and chunks (PyTorch has single- and multi-stage ones)."""
     config = target.config
     fitting = schedules_of(config.pipeline_parallel_size, config.virtual_pipeline_size)
     if config.pipeline_schedule not in fitting:
@@ -149,7 +149,7 @@ def schedule_fits_the_stages(target: Target) -> Iterator[FieldError]:
 
 
 def _word_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
-    """Schedule, recomputation, offloading and ZeRO stage."""
+    """Yield faults of schedule, recomputation, offloading and ZeRO stage."""
     config = target.config
     stages = [
         stage
@@ -180,7 +180,7 @@ def _word_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
 
 
 def _axis_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
-    """Parallel axes that the launcher lacks, and what it does not split."""
+    """Yield faults of parallel axes that the launcher lacks, and of splits that it cannot make."""
     config, model = target.config, target.model
     for name, variable in VARIABLES.items():
         value = getattr(config, name)
@@ -211,7 +211,7 @@ def _axis_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
 
 
 def grouped_alike(target: Target) -> Iterator[FieldError]:
-    """Megatron-Core numbers ranks in another order where experts have as many replicas as attention."""
+    """Refuse unequal replicas of experts and attention, where Megatron-Core orders ranks differently."""
     config, dense = target.config, target.model.moe is None
     if config.rank_order == RANK_ORDERS[0]:
         return
@@ -227,7 +227,7 @@ def grouped_alike(target: Target) -> Iterator[FieldError]:
 
 
 def _stage_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
-    """Splits that the launcher does not take."""
+    """Yield faults of splits that the launcher does not accept."""
     config, split = target.config, target.config.stage_layers
     own = launcher_split(target.problem, config)
     if len(set(split)) > 1 and not able.uneven_stages:
@@ -249,7 +249,7 @@ def _stage_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
 
 
 def _most_stages(target: Target) -> int:
-    """The largest smaller number of stages that the launcher's own split fills."""
+    """Return the largest smaller number of stages that the launcher's own split fills."""
     most = min(target.config.pipeline_parallel_size, target.model.num_layers + 1)
     fewer = (replace(target.config, pipeline_parallel_size=pp) for pp in range(1, most))
     filled = [one.pipeline_parallel_size for one in fewer if launcher_split(target.problem, one)]
@@ -257,7 +257,7 @@ def _most_stages(target: Target) -> int:
 
 
 def _first_name(node: Node) -> str:
-    """The variable that an expression names first."""
+    """Return the first variable in an expression."""
     inside = (_first_name(operand) for operand in node.operands)
     return str(node.value) if node.sign == "name" else next(filter(None, inside), "")
 
@@ -265,7 +265,7 @@ def _first_name(node: Node) -> str:
 def constraint_faults(
     able: Capabilities, target: Target, constraints: Iterable[str]
 ) -> Iterator[FieldError]:
-    """Combinations that the launcher does not run: those of its ``constraints`` that the plan breaks."""
+    """Yield the ``constraints`` of the launcher that the plan breaks."""
     if not is_a_row(target.config):
         return
     one = Columns.of([target.config])

@@ -16,7 +16,7 @@ from meshwright.solver.problem import Problem, Workload, with_changes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One plan of one problem: all that an exporter may look at."""
+    """One plan of one problem: all that an exporter may read."""
 
     plan: Plan
     problem: Problem
@@ -40,12 +40,12 @@ class Target:
         return self.problem.workload
 
     def chose(self, name: str) -> bool:
-        """Whether the search chose an option, the precision or the optimizer; else the request did."""
+        """Return whether the search chose an option, the precision or the optimizer, not the request."""
         return name in self.plan.workload
 
     @property
     def facts(self) -> FrameworkFacts:
-        """What the plan was priced with: the framework's facts, less what the request states otherwise."""
+        """The facts that priced the plan: the framework's, overridden by the request."""
         own = framework_facts(framework_of(self.problem.priced_as))
         return with_options(own, self.workload.framework_options)
 
@@ -76,7 +76,7 @@ class Target:
 
 
 def pads(target: Target) -> bool:
-    """Whether every document is a sequence of its own, as long as may be or as the longest beside it."""
+    """Return whether every document is a sequence of its own, padded to the limit or to the longest."""
     lengths = target.workload.lengths
     return lengths is not None and lengths.batching != "packing"
 
@@ -88,7 +88,7 @@ def pads_to_longest(target: Target) -> bool:
 
 
 def trained(target: Target) -> list[tuple[str, str]]:
-    """What one optimizer step trains, as a table: a request's names in code, and their values."""
+    """Return the trained parts of a step as a table: names of requests in code, and their values."""
     workload = target.workload
     found: dict[str, object] = {
         "global_batch_size": target.config.global_batch_size,
@@ -107,7 +107,7 @@ def trained(target: Target) -> list[tuple[str, str]]:
 
 
 def target_of(plan: Plan, problem: Problem) -> Target:
-    """The plan with the problem that it answers: its own batch, precision, optimizer and switches."""
+    """Return the plan with its problem, settled to its own batch, precision, optimizer and switches."""
     workload = with_changes(problem.workload, plan.workload)
     if problem.options.batch_sizes:
         workload = replace(workload, global_batch_size=plan.config.global_batch_size)
@@ -115,7 +115,7 @@ def target_of(plan: Plan, problem: Problem) -> Target:
 
 
 def settled_problem(plan: Plan, problem: Problem) -> Problem:
-    """The question as a plan settled it: batch, workload, and of ``any`` the launcher."""
+    """Return the problem as the plan settled it: batch, workload, and for ``any`` the launcher."""
     settled = target_of(plan, problem).problem
     if problem.launcher == "any" and plan.launchers:
         settled = replace(settled, launcher=plan.launchers[0])
@@ -123,26 +123,26 @@ def settled_problem(plan: Plan, problem: Problem) -> Problem:
 
 
 # --------------------------------------------------------------------------------------------------
-# What every launcher exporter takes and gives back.
+# Types that all launcher exporters take and return.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportBundle:
-    """Launch files of one plan, ready to be written side by side into one folder."""
+    """Launch files of one plan, ready to be written into one folder."""
 
     files: dict[str, str]  # file name to text; the same plan always gives the same bytes
-    warnings: list[str] = field(default_factory=list)  # what is only approximated, or left to the user
+    warnings: list[str] = field(default_factory=list)  # approximations, and parts that are left to the user
 
 
 class Launcher(Protocol):
-    """One training framework that plans can be exported to."""
+    """A training framework that plans can be exported to."""
 
     @property
     def name(self) -> str:
-        """The launcher's id, as problems and requests spell it."""
+        """The launcher's id, as spelled in problems and requests."""
 
     def export(self, target: Target) -> ExportBundle:
-        """The launch files of a plan.
+        """Return the launch files of a plan.
 
         Raises:
             RefusedExportError: the launcher cannot express the plan; one FieldError per fault.

@@ -1,6 +1,6 @@
-"""torchtitan: a plan becomes a Python module for 0.3, a TOML with its model for 0.2, and scripts.
+"""Exporter of torchtitan: a plan becomes a Python module for 0.3, or a TOML and a module for 0.2.
 
-What the module builds stands in ``torchtitan_model``; the TOML is written for what 0.2's llama3 can be.
+The module's model is in ``torchtitan_model``; the TOML is written for models that 0.2's llama3 can express.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from meshwright.service.launchers.torchtitan_model import (
 from meshwright.solver.configuration import SPLIT_BACKWARD
 
 # --------------------------------------------------------------------------------------------------
-# What torchtitan 0.2 and 0.3 call the values of a plan: the same names in TOML and in Python.
+# Names of a plan's values in torchtitan 0.2 and 0.3: the same in TOML and in Python.
 #
 # Names: torchtitan 0.2.2, config/job_config.py; 0.3.0, config/configs.py. The batch: without a pipeline
 # the local batch is one micro-batch and gradients accumulate; with one the local batch holds all of them.
@@ -40,7 +40,7 @@ RESHARD = {0: "default", 2: "never", 3: "always"}
 
 
 def training_values(target: Target) -> Values:
-    """Batch and sequence."""
+    """Return batch and sequence."""
     config = target.config
     pipelined = config.pipeline_parallel_size > 1
     return {
@@ -55,7 +55,7 @@ def training_values(target: Target) -> Values:
 
 
 def parallelism_values(target: Target, head_name: str) -> Values:
-    """The mesh, the schedule and the modules of each stage; ``head_name`` is the output layer's."""
+    """Return the mesh, the schedule and the modules of each stage; ``head_name`` is the output layer's."""
     config = target.config
     shards = config.zero_shard_size // config.context_parallel_size if config.zero_stage else 1
     values: Values = {
@@ -75,16 +75,16 @@ def parallelism_values(target: Target, head_name: str) -> Values:
 
 
 def overlaps_tensor(target: Target) -> bool:
-    """Whether tensor-parallel collectives run under products: switched on, and the model is compiled."""
+    """Return whether tensor-parallel collectives overlap products: switched on, with a compiled model."""
     switched_on = target.workload.framework_options.get("overlap_tensor", False)
     return bool(switched_on) and "model" in compiled_parts(target) and target.config.sequence_parallel
 
 
 def compiled_parts(target: Target) -> list[str]:
-    """What is compiled: nothing where operators were priced one by one, or the backward pass is split.
+    """Return the compiled parts: none if operators were priced singly, or the backward pass is split.
 
-    For compiled stages PyTorch's ``_check_torch_compile_compatibility`` raises; a compiled loss gives its
-    buffers away, and ``stage_backward_input`` retains its graph, which AOTAutograd refuses (torch 2.13,
+    For compiled stages PyTorch's ``_check_torch_compile_compatibility`` raises; a compiled loss donates its
+    buffers, and ``stage_backward_input`` retains its graph, which AOTAutograd refuses (torch 2.13,
     ``_functorch/config.py donated_buffer``).
     """
     apart = not target.facts.elementwise_fused or target.config.pipeline_schedule in SPLIT_BACKWARD
@@ -92,7 +92,7 @@ def compiled_parts(target: Target) -> list[str]:
 
 
 def stage_modules(stage_layers: tuple[int, ...], head_name: str) -> list[list[str]]:
-    """The modules of every stage in model order: a partition, since torchtitan checks none.
+    """Return the modules of every stage in model order: a partition, since torchtitan does not check it.
 
     Its own split counts embedding and head as a layer each, so the list is always written.
     """
@@ -106,7 +106,7 @@ def stage_modules(stage_layers: tuple[int, ...], head_name: str) -> list[list[st
 
 
 def flavor(target: Target) -> str:
-    """The name under which the model is registered."""
+    """Return the name under which the model is registered."""
     return f"meshwright-{target.plan.plan_id}"
 
 
@@ -163,7 +163,7 @@ def plan() -> Trainer.Config:
         compile=CompileConfig(@COMPILE@),
     )
 '''
-_IMPORTS = (  # whatever the model
+_IMPORTS = (  # for every model
     "from torch import nn",
     "from torchtitan.config import CompileConfig, ParallelismConfig, TrainingConfig",
     "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC",
@@ -175,7 +175,7 @@ _IMPORTS = (  # whatever the model
 
 
 def python_file(head: str, target: Target) -> str:
-    """The module's text."""
+    """Return the module's text."""
     model = model_text(target, flavor(target))
     # CUDA graphs are on by default, refused with pipelines, and not part of the prediction.
     training = training_values(target) | {"disable_cuda_graphs": True}
@@ -202,7 +202,7 @@ def python_file(head: str, target: Target) -> str:
 
 
 def _python(value: object) -> str:
-    """A value as Python writes it, strings in double quotes."""
+    """Return a value as Python writes it, strings in double quotes."""
     return json.dumps(value) if isinstance(value, list | str) else repr(value)
 
 
@@ -250,7 +250,7 @@ llama3_args["@FLAVOR@"] = TransformerModelArgs(
 
 
 def toml_file(head: str, target: Target) -> str:
-    """The configuration; ``launch.sh`` asks for data set and tokenizer."""
+    """Return the configuration; ``launch.sh`` asks for data set and tokenizer."""
     recompute, parts = target.config.recompute_granularity, compiled_parts(target)
     asynchronous = {"enable_async_tensor_parallel": True} if overlaps_tensor(target) else {}
     sections: dict[str, Values] = {
@@ -271,7 +271,7 @@ def toml_file(head: str, target: Target) -> str:
 
 
 def flavor_file(head: str, target: Target) -> str:
-    """The module that makes the flavor known."""
+    """Return the module that registers the flavor."""
     model = target.model
     plain = int(2 * 4 * model.hidden_size / 3)
     arguments = {
@@ -325,7 +325,7 @@ _ASKED = tuple(
 
 
 def start(target: Target, version: str, *, both: bool) -> Start:
-    """How a node starts; ``version``: its release, unless TORCHTITAN_VERSION says another of ``both``."""
+    """Return the start of a node; ``version`` is its release, unless TORCHTITAN_VERSION selects another."""
     return Start(
         program='"${program[@]}"',
         needs=NEEDS,
@@ -337,13 +337,13 @@ def start(target: Target, version: str, *, both: bool) -> Start:
 
 
 class Torchtitan:
-    """Exports to ``torchtitan.train``."""
+    """Exporter to ``torchtitan.train``."""
 
     name = "torchtitan"
     versions = ("0.3", "0.2")
 
     def export(self, target: Target) -> ExportBundle:
-        """The module, the TOML with its model, and the two scripts that start either.
+        """Return the module, the TOML with its model, and the two scripts that start either.
 
         Raises:
             RefusedExportError: torchtitan cannot run the plan; one FieldError per fault.
@@ -369,12 +369,12 @@ class Torchtitan:
 
 
 def _files_of_0_2(head: str, target: Target) -> dict[str, str]:
-    """The TOML, and the module of its model."""
+    """Return the TOML, and the module of its model."""
     return {TOML_FILE: toml_file(head, target), FLAVOR_FILE: flavor_file(head, target)}
 
 
 def found_warnings(target: Target) -> Iterator[str]:
-    """What torchtitan does differently from the plan, or what the plan leaves open."""
+    """Yield the differences of torchtitan from the plan, and the parts that the plan leaves open."""
     config = target.config
     asked = target.workload.framework_options
     written = {"launch_blocking", "precision_recipe"} - {"" if in_8_bits(target) else "precision_recipe"}
@@ -386,7 +386,7 @@ def found_warnings(target: Target) -> Iterator[str]:
         yield "set TORCHTITAN_VERSION=0.2 to start the TOML instead of the module for 0.3"
         if config.zero_stage == 0 and config.data_parallel_size > 1:
             # 0.2.2: train.py divides the loss by the tokens of all ranks, and so do FSDP's gradients alone
-            # (disable_fsdp_gradient_division); apply_ddp's replicate() averages once more. 0.3 mends it.
+            # (disable_fsdp_gradient_division); apply_ddp's replicate() averages once more. 0.3 fixes it.
             share = f"1/{config.data_parallel_size}"
             yield (
                 "under 0.2 replicas divide gradients twice: norms that are logged and clipped are "

@@ -1,7 +1,7 @@
 """A model as torchtitan 0.3 builds it: the part of the exported module that calls its builders.
 
 Three of its families: Llama 3, Qwen3 (norms of queries and keys, mixtures of experts) and DeepSeek-V3
-(latent attention, multi-token prediction). Every size stands as a constant at the module's head, by which
+(latent attention, multi-token prediction). Every size is a constant at the module's head, from which
 the module is read back. Calls: torchtitan 0.3.0, models/llama3, models/qwen3 and models/deepseek_v3
 ``__init__.py``, models/common/config_utils.py, models/common/moe.py, components/quantization/float8.py.
 """
@@ -16,10 +16,10 @@ from meshwright.service.launchers.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What one of torchtitan's models is called."""
+    """Names of one of torchtitan's models."""
 
     name: str
-    classes: str  # begin with it
+    classes: str  # prefix of their names
     parallelize: str
     adapter: str
 
@@ -30,7 +30,7 @@ DEEPSEEK = Family("deepseek_v3", "DeepSeekV3", "parallelize_deepseekv3", "DeepSe
 
 
 def family_of(model: ModelSpec) -> Family:
-    """The family whose layers the model has: Llama 3's have neither norms of queries nor experts."""
+    """Return the family with the model's layers; Llama 3's have neither norms of queries nor experts."""
     if model.mla is not None:
         return DEEPSEEK
     return LLAMA if model.query_key_norm == "none" and model.moe is None else QWEN
@@ -45,22 +45,22 @@ def in_8_bits(target: Target) -> bool:
 
 
 def rope_of(model: ModelSpec) -> str:
-    """Qwen3 pairs halves of a head, but that class has no scaling of Llama's."""
+    """Return the class of the model's rotary embedding; Qwen3's pairs halves, but lacks Llama's scaling."""
     return "ComplexRoPE" if family_of(model) is not QWEN or model.rotary_scaling else "CosSinRoPE"
 
 
 def rotary_factor(model: ModelSpec) -> float:
-    """The factor of the rotary scaling; 1 where there is none: it then changes no frequency."""
+    """Return the factor of the rotary scaling; 1, which changes no frequency, without it."""
     return float(model.rotary_scaling.factor) if model.rotary_scaling else 1.0
 
 
 def norm_epsilon(model: ModelSpec) -> float:
-    """Of all norms; where the model does not state it, Llama's."""
+    """Return the epsilon of all norms; Llama's if the model does not state it."""
     return 1e-5 if model.norm_epsilon is None else model.norm_epsilon
 
 
 def constants_of(target: Target) -> dict[str, object]:
-    """The module's constants: all that the model's functions read."""
+    """Return the module's constants: all that the model's functions read."""
     model, scaling = target.model, target.model.rotary_scaling
     shape: dict[str, object] = {
         "NUM_LAYERS": model.num_layers,
@@ -80,7 +80,7 @@ def constants_of(target: Target) -> dict[str, object]:
 
 
 def _latent_constants(model: ModelSpec) -> dict[str, object]:
-    """Ranks and widths of latent attention, its scaling, and the layers that predict further tokens."""
+    """Return ranks, widths and scaling of latent attention, and the layers that predict further tokens."""
     mla, scaling = model.mla, model.rotary_scaling
     if mla is None:
         return {}
@@ -97,7 +97,7 @@ def _latent_constants(model: ModelSpec) -> dict[str, object]:
 
 
 def _expert_constants(model: ModelSpec) -> dict[str, object]:
-    """Experts, their router, and the layers that have none."""
+    """Return experts, their router, and the layers that have none."""
     moe = model.moe
     if moe is None:
         return {}
@@ -113,7 +113,7 @@ def _expert_constants(model: ModelSpec) -> dict[str, object]:
         "ROUTER_GROUPS": moe.router_groups or None,
         "ROUTER_TOP_GROUPS": moe.router_top_groups or None,
         "ROUTER_SCALING": float(moe.router_scaling),
-        "ROUTER_BIAS": moe.selection_bias,  # torchtitan's mixtures all have one: for readers
+        "ROUTER_BIAS": moe.selection_bias,  # all mixtures of torchtitan have one: for readers
     }
 
 
@@ -299,7 +299,7 @@ _LINE = 110  # characters
 class ModelText:
     """The model's part of the module."""
 
-    imports: list[str]  # lines, or several for a name too many
+    imports: list[str]  # lines, or several if one is too long
     standard: str  # imports from Python's own library
     constants: str
     functions: str
@@ -307,7 +307,7 @@ class ModelText:
 
 
 def model_text(target: Target, flavor: str) -> ModelText:
-    """The text of one model, which is registered as ``flavor``."""
+    """Return the text of one model, which is registered as ``flavor``."""
     model, family = target.model, family_of(target.model)
     shape = constants_of(target)
     adapted = family is not QWEN or model.query_key_norm != "none"  # Qwen3's names for Qwen3's layers
@@ -342,7 +342,7 @@ def _filled(text: str, words: dict[str, str]) -> str:
 
 
 def _imports(target: Target, *, adapted: bool) -> list[str]:
-    """What is imported for the model."""
+    """Return the imports of the model."""
     model, family = target.model, family_of(target.model)
     latent, routed, further = model.mla is not None, model.moe is not None, model.num_mtp_layers > 0
     builders = ["get_attention_config", "make_ffn_config", *([] if latent else ["make_gqa_config"])]
@@ -370,7 +370,7 @@ def _imports(target: Target, *, adapted: bool) -> list[str]:
 
 
 def _import(module: str, names: list[str]) -> str:
-    """One import, on several lines where one would be too long."""
+    """Return one import, on several lines if one would be too long."""
     line = f"from torchtitan.{module} import {', '.join(names)}"
     if len(line) <= _LINE:
         return line
@@ -379,7 +379,7 @@ def _import(module: str, names: list[str]) -> str:
 
 
 def _converted(target: Target) -> str:
-    """The converters to 8 bits; nothing in 16."""
+    """Return the converters to 8 bits; nothing in 16."""
     if not in_8_bits(target):
         return ""
     return _CONVERTED.replace(
@@ -388,7 +388,7 @@ def _converted(target: Target) -> str:
 
 
 def _parts(target: Target) -> str:
-    """The functions that the model's own calls."""
+    """Return the functions that the model's own calls."""
     model = target.model
     latent, routed = model.mla is not None, model.moe is not None
     norm = _QUERY_KEY_NORM if model.query_key_norm == "per_head" else ""

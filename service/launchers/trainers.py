@@ -1,8 +1,8 @@
-"""Axolotl, TRL and LLaMA-Factory: trainers over accelerate's mesh, each with keys of its own for it.
+"""Exporters of Axolotl, TRL and LLaMA-Factory: trainers over accelerate's mesh, with keys of their own.
 
 Names: Axolotl 0.19.0, utils/schemas (config.py, training.py, fsdp.py) and utils/distributed.py
 (build_parallelism_config); TRL 1.16.0, trainer/sft_config.py and trainer/model_config.py, which reads
-transformers' TrainingArguments beside accelerate's own file.
+transformers' TrainingArguments next to accelerate's own file.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from meshwright.service.launchers.target import ExportBundle, Target, pads, pads
 Values = dict[str, object]
 WEIGHTS_SHARDED = 3  # ZeRO-3
 WRITTEN_FACTS = ("attention_kernel", "flash_attention", "launch_blocking")
-# What a long run wants and no price hangs on; it may be said otherwise.
+# Values for a long run that do not affect the price; the user may change them.
 OF_THE_RUN = {"logging_steps": 1, "save_steps": 500, "max_grad_norm": 1.0, "ddp_timeout": 1800}
 
-_RESUMES = {"auto_resume_from_checkpoints": True}  # Axolotl's: a run that is started again goes on
+_RESUMES = {"auto_resume_from_checkpoints": True}  # Axolotl's: a restarted run resumes
 
 
 def keeps_fp32(target: Target) -> bool:
-    """Return whether the optimizer updates fp32 weights, as it does but where none were priced."""
+    """Return whether the optimizer updates fp32 weights, the default unless none were priced."""
     return optimizer_named(target.workload.optimizer).fp32_copy
 
 
 # --------------------------------------------------------------------------------------------------
-# Axolotl: one YAML for the whole run, whose data and model the user adds from a file of their own.
+# Axolotl: one YAML for the whole run; the user adds data and model from a file of their own.
 
 
 AXOLOTL_FILE = "axolotl.yaml"
@@ -63,14 +63,14 @@ AXOLOTL = "Axolotl 0.19.0"
 AXOLOTL_NEEDS = (
     ("RUN_CONFIG", "a YAML of your own: base_model, datasets, learning_rate, num_epochs, output_dir, …"),
 )
-# What else would change the plan: other names of the same, other engines, frozen weights.
+# Other names that would change the plan: aliases, other engines, frozen weights.
 AXOLOTL_OTHERS = (
     "adapter", "batch_size", "bfloat16", "deepspeed", "expert_parallel_size", "flash_attention", "float16",
     "fp8", "fsdp", "load_in_4bit", "load_in_8bit", "lora_r", "lora_target_linear", "lora_target_modules",
     "lora_modules_to_save", "sdp_attention", "sequence_parallel_degree",
     "torch_compile",
 )  # fmt: skip
-# The two files become one; of a key in both the last would win without a word.
+# The two files become one; for a key in both the last would silently win.
 _JOINED = """\
 for key in \\
     @KEYS@; do
@@ -85,7 +85,7 @@ cat "${here}/axolotl.yaml" "${RUN_CONFIG}" >"${joined}"
 
 
 def axolotl_values(target: Target) -> Values:
-    """Every value that the plan decided."""
+    """Return every value that the plan sets."""
     config, sizes = target.config, mesh(target)
     return {
         "micro_batch_size": config.micro_batch_size,
@@ -95,7 +95,7 @@ def axolotl_values(target: Target) -> Values:
         "pad_to_sequence_len": not pads_to_longest(target),
         "bf16": True,
         "fp16": False,
-        # its rings take no other kernel than FlashAttention 2
+        # its rings only accept FlashAttention 2
         "attn_implementation": attention(target) if sizes["cp_size"] == 1 else "flash_attention_2",
         "gradient_checkpointing": False,  # FSDP's own wrapper recomputes
         "optimizer": optimizer(target),
@@ -131,7 +131,7 @@ def _cuts_logits(target: Target) -> bool:
 
 
 def _axolotl_adapter(target: Target) -> Values:
-    """Adapters of peft beside weights in bf16; alpha is twice the rank."""
+    """Return adapters of peft next to weights in bf16; alpha is twice the rank."""
     workload = target.workload
     if not workload.lora_rank:
         return {}
@@ -150,17 +150,17 @@ def _axolotl_adapter(target: Target) -> Values:
 
 
 def _trained_whole(target: Target, name: str) -> Values:
-    """What is trained whole beside adapters, under a trainer's ``name`` of peft's ``modules_to_save``."""
+    """Return the modules trained in full, under a trainer's ``name`` for peft's ``modules_to_save``."""
     return {name: list(target.workload.trained_modules)} if target.workload.trained_modules else {}
 
 
 class Axolotl:
-    """Exports to ``python -m axolotl.cli.train``."""
+    """Exporter to ``python -m axolotl.cli.train``."""
 
     name = "axolotl"
 
     def export(self, target: Target) -> ExportBundle:
-        """Axolotl's YAML without data and model, and the two scripts that start it.
+        """Return Axolotl's YAML without data and model, and the two scripts that start it.
 
         Raises:
             RefusedExportError: Axolotl cannot run the plan; one FieldError per fault.
@@ -187,7 +187,7 @@ class Axolotl:
 
 
 def _axolotl_packages(target: Target) -> tuple[Requirement, ...]:
-    """Return what Axolotl does not install itself; it does peft, bitsandbytes, torchao and kernels."""
+    """Return packages that Axolotl does not install; it has peft, bitsandbytes, torchao and kernels."""
     ring = (RING_ATTENTION,) if target.config.context_parallel_size > 1 else ()
     return (*tensor_packages(target), *ring, *((CUT_CROSS_ENTROPY,) if _cuts_logits(target) else ()))
 
@@ -229,7 +229,7 @@ _TRL_COMMAND = """\
 
 
 def trl_values(target: Target) -> Values:
-    """Fields of SFTConfig and ModelConfig that the plan decided."""
+    """Return fields of SFTConfig and ModelConfig that the plan sets."""
     config, precision = target.config, target.workload.precision
     return {
         "per_device_train_batch_size": config.micro_batch_size,
@@ -239,9 +239,9 @@ def trl_values(target: Target) -> Values:
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
         "gradient_checkpointing": recomputes_in_script(target),  # SFTConfig's own default is true
-        # torch's rings take no other kernel than SDPA's
+        # torch's rings only accept SDPA
         "attn_implementation": attention(target) if config.context_parallel_size == 1 else "sdpa",
-        # FSDP's shards, or autocast's weights; bf16 where no copy of them was priced
+        # FSDP's shards, or autocast's weights; bf16 if no copy of them was priced
         "dtype": "float32" if keeps_fp32(target) else "bfloat16",
         "optim": optimizer(target),
         **_adapter_values(target),
@@ -249,7 +249,7 @@ def trl_values(target: Target) -> Values:
 
 
 def _batching(target: Target) -> Values:
-    """How sequences are made; cut at their ends, none is a batch flattened into one."""
+    """Return how sequences are made; cut at their ends, no batch is flattened into one."""
     if pads_to_longest(target):
         return {"packing": False}
     if pads(target):
@@ -259,7 +259,7 @@ def _batching(target: Target) -> Values:
 
 
 def _adapter_values(target: Target) -> Values:
-    """Adapters of peft beside weights in bf16, 8 or 4 bits; alpha is twice the rank, as TRL's own is."""
+    """Return adapters of peft next to bf16, 8- or 4-bit weights; alpha is twice the rank, as in TRL."""
     workload = target.workload
     if not workload.lora_rank:
         return {}
@@ -268,7 +268,7 @@ def _adapter_values(target: Target) -> Values:
         "lora_r": workload.lora_rank,
         "lora_alpha": 2 * workload.lora_rank,
         "lora_dropout": 0.0,
-        # A list of one becomes a word, which peft takes for a pattern of whole paths (trainer/utils.py).
+        # A list of one becomes a word, which peft treats as a pattern of whole paths (trainer/utils.py).
         "lora_target_modules": "all-linear"
         if names_every(workload.lora_targets)
         else list(workload.lora_targets) * (2 if len(workload.lora_targets) == 1 else 1),
@@ -287,12 +287,12 @@ def _adapter_values(target: Target) -> Values:
 
 
 class Trl:
-    """Exports to ``accelerate launch -m trl.scripts.sft``."""
+    """Exporter to ``accelerate launch -m trl.scripts.sft``."""
 
     name = "trl"
 
     def export(self, target: Target) -> ExportBundle:
-        """The mesh in accelerate's file, TRL's own, and the two scripts that start it.
+        """Return the mesh in accelerate's file, TRL's own, and the two scripts that start it.
 
         Raises:
             RefusedExportError: TRL cannot run the plan; one FieldError per fault.
@@ -352,7 +352,7 @@ _FLASH_ATTN = {"flash_attention_2": "fa2", "sdpa": "sdpa", "eager": "disabled"}
 
 
 def llama_factory_values(target: Target) -> Values:
-    """LLaMA-Factory's arguments that the plan decided."""
+    """Return LLaMA-Factory's arguments that the plan sets."""
     config, workload = target.config, target.workload
     return {
         "stage": "sft",
@@ -362,13 +362,13 @@ def llama_factory_values(target: Target) -> Values:
         "gradient_accumulation_steps": config.num_microbatches,
         "cutoff_len": workload.seq_length,
         "packing": not pads(target),
-        # documents attend to themselves alone
+        # documents attend only to themselves
         "neat_packing": workload.lengths is not None and not pads(target),
         "bf16": workload.precision == "bf16",
         "fp16": workload.precision == "fp16",
         "flash_attn": _FLASH_ATTN[attention(target)],
         "disable_gradient_checkpointing": not recomputes_in_script(target),  # its own default recomputes
-        # weights that are trained are cast up to fp32, but for this (model/adapter.py, init_adapter)
+        # trained weights are cast up to fp32, except with this (model/adapter.py, init_adapter)
         "pure_bf16": not keeps_fp32(target),
         "optim": optimizer(target),
         **_llama_factory_adapter(target),
@@ -376,7 +376,7 @@ def llama_factory_values(target: Target) -> Values:
 
 
 def _llama_factory_adapter(target: Target) -> Values:
-    """Adapters of peft beside weights of 16, 8 or 4 bits; alpha is twice the rank, as is its default."""
+    """Return adapters of peft next to 16-, 8- or 4-bit weights; alpha is twice the rank, the default."""
     workload = target.workload
     if not workload.lora_rank:
         return {}
@@ -403,7 +403,7 @@ def _llama_factory_adapter(target: Target) -> Values:
 
 
 def kernel_has_a_name(target: Target) -> Iterator[FieldError]:
-    """Attention's kernel is one that ``flash_attn`` names (model/model_utils/attention.py)."""
+    """Require an attention kernel that ``flash_attn`` names (model/model_utils/attention.py)."""
     kernel = attention(target)
     if kernel not in _FLASH_ATTN:
         named = [name for name, theirs in ATTENTION.items() if theirs in _FLASH_ATTN]
@@ -422,12 +422,12 @@ def _llama_factory_packages(target: Target, values: Values) -> tuple[Requirement
 
 
 class LlamaFactoryAccelerate:
-    """Exports to ``accelerate launch`` of LLaMA-Factory's ``src/train.py``, without Megatron-Core."""
+    """Exporter to ``accelerate launch`` of LLaMA-Factory's ``src/train.py``, without Megatron-Core."""
 
     name = "llama-factory-accelerate"
 
     def export(self, target: Target) -> ExportBundle:
-        """The mesh in accelerate's file, LLaMA-Factory's own, and the two scripts that start it.
+        """Return the mesh in accelerate's file, LLaMA-Factory's own, and the two scripts that start it.
 
         Raises:
             RefusedExportError: LLaMA-Factory cannot run the plan; one FieldError per fault.

@@ -96,7 +96,7 @@ def _literal(node: ast.expr) -> object:
 
 
 def arguments_of(tree: ast.AST, callee: str, names: Mapping[str, Found]) -> dict[str, Found]:
-    """Keyword arguments of the first call of ``callee`` (its last name); ``NOTHING``: no literal."""
+    """Return keyword arguments of the first call of ``callee`` (its last name), or ``NOTHING``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and called_name(node) == callee:
             return {
