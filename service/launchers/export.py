@@ -41,7 +41,7 @@ def common_warnings(target: Target, written: Sequence[str] = ("launch_blocking",
 
 
 def compiled_facts(target: Target) -> tuple[str, ...]:
-    """Return the facts that torch's compiler sets, if they agree: files state if blocks are compiled."""
+    """Return the facts that torch's compiler sets if they agree; files only set whether blocks compile."""
     facts = target.facts
     return ("elementwise_fused", "norm_fused") if facts.elementwise_fused == facts.norm_fused else ()
 
@@ -620,7 +620,7 @@ def _rows(target: Target) -> Iterator[tuple[str, str]]:
 
 
 def _reasons(target: Target) -> list[str]:
-    """Return the parts of the step time and the limiting factor; without them, the rank's reason."""
+    """Return the parts of the step time and the limiting factor; without them, its rank."""
     why = target.plan.why
     if why is None:
         return [f"It is number {target.plan.rank} of its answer under the cost model."]

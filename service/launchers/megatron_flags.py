@@ -527,7 +527,7 @@ def _layers_without_positions(model: ModelSpec) -> str:
 
 
 def _rotary_scaling(model: ModelSpec) -> list[Flag]:
-    """Return the scaling flags; latent attention defaults to YaRN (``MLATransformerConfig``)."""
+    """Return the scaling flags; MLA defaults to YaRN (Megatron-Core ``MLATransformerConfig``)."""
     scaling = model.rotary_scaling
     if model.mla is not None:
         if scaling is None:

@@ -1,8 +1,8 @@
 """Exporter of Megatron-LM: a plan becomes an arguments file, a torchrun script and a Slurm script.
 
 Three rules: parts that Megatron-LM cannot run as planned are refused first (its own parser lets many of
-them through); every value that the plan sets is written; approximations become warnings,
-in the files and in the answer.
+them through); every value that the plan sets is written; approximations become warnings, in the files and
+in the answer.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def kv_groups_divide_over_ranks(target: Target) -> Iterator[FieldError]:
 
 
 def ffn_divides_over_ranks(target: Target) -> Iterator[FieldError]:
-    """Require MLP widths that their tensor ranks divide (``ensure_divisibility``, on the cluster)."""
+    """Require tensor ranks that divide each MLP (Megatron-Core ``ensure_divisibility``, on clusters)."""
     model, config = target.model, target.config
     widths = []
     if "dense" in model.layer_kinds():

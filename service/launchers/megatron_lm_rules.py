@@ -74,7 +74,7 @@ def tensor_ranks_stay_near(target: Target) -> Iterator[FieldError]:
 
 
 def batch_is_conserved(target: Target) -> Iterator[FieldError]:
-    """Require gbs = mbs * dp * M (``ConstantNumMicroBatchesCalculator``); no flag states M."""
+    """Require gbs = mbs * dp * M (Megatron-Core ``ConstantNumMicroBatchesCalculator``); M has no flag."""
     config, wanted = target.config, target.workload.global_batch_size
     each = config.micro_batch_size * config.data_parallel_size
     if each * config.num_microbatches != wanted:

@@ -211,7 +211,7 @@ def _axis_faults(able: Capabilities, target: Target) -> Iterator[FieldError]:
 
 
 def grouped_alike(target: Target) -> Iterator[FieldError]:
-    """Refuse unequal replicas of experts and attention, where Megatron-Core orders ranks differently."""
+    """Require equal replicas of experts and attention for Megatron-Core's second rank order."""
     config, dense = target.config, target.model.moe is None
     if config.rank_order == RANK_ORDERS[0]:
         return

@@ -227,7 +227,7 @@ def _arguments(values: Values) -> str:
 
 
 def is_stated_by_0_2(model: ModelSpec) -> bool:
-    """Whether 0.2's llama3 can be the model: heads fill the hidden size, and the output head is its own."""
+    """Return whether 0.2's llama3 can be the model: heads fill the hidden size, with an own output head."""
     fills = model.head_dim * model.num_attention_heads == model.hidden_size
     return fills and family_of(model) is LLAMA and not model.tied_embeddings
 

@@ -249,7 +249,7 @@ def trl_values(target: Target) -> Values:
 
 
 def _batching(target: Target) -> Values:
-    """Return how sequences are made; cut at their ends, no batch is flattened into one."""
+    """Return TRL's packing of documents into sequences; cut at their ends, no batch is flattened."""
     if pads_to_longest(target):
         return {"packing": False}
     if pads(target):

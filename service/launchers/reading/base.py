@@ -32,7 +32,7 @@ class Source:
     text: str
     files: Mapping[str, str] = field(default_factory=dict)  # given with it, by base name
     include: Include = lambda _: None  # reads a file of the same folder that the text names, by base name
-    variables: Mapping[str, str] = field(default_factory=dict)  # supplied shell variables, by launch file
+    variables: Mapping[str, str] = field(default_factory=dict)  # supplied shell variables
     environment: Mapping[str, str] = field(default_factory=dict)  # of the script that starts this one
 
     @property

@@ -164,7 +164,7 @@ def _header(text: str) -> dict[str, str]:
     """Return the options of ``#SBATCH`` lines before the first command, as sbatch reads them.
 
     A line holds one or more, quoted and commented as in a shell (Slurm, sbatch/opt.c, _opt_batch_script). A
-    script inside another begins its own header with ``#!``. ``--gres`` sets the GPUs per node.
+    script inside another begins its own header with ``#!``. GPUs of a job or task become ``--gres``.
 
     Raises:
         InvalidProblemError: GPUs of several kinds, or a heterogeneous job.

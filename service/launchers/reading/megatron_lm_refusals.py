@@ -198,7 +198,7 @@ def _offloaded_share(given: Given, _: ModelSpec) -> None:
 
 
 def _widths(given: Given, model: ModelSpec) -> None:
-    """Require tensor ranks that divide the MLP (``ensure_divisibility``, on the cluster only)."""
+    """Require tensor ranks that divide the MLP (Megatron-Core ``ensure_divisibility``, on the cluster)."""
     width = model.ffn_hidden_size
     _require_tensor_divides(given, width, f"the MLP's width {width}")
 

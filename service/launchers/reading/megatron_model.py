@@ -264,7 +264,7 @@ def _rotary_scaling(given: Given, mla: MlaSpec | None) -> RotaryScaling | None:
 
 
 def _yarn(given: Given) -> RotaryScaling:
-    """Return YaRN of plain attention, with the defaults of ``_apply_yarn_config_from_args``."""
+    """Return YaRN of plain attention, with Megatron-LM's defaults of ``_apply_yarn_config_from_args``."""
     mscale, of_all = _number(given, "mscale"), _number(given, "mscale-all-dim")
     usual = mscale in (None, 1.0) and not of_all  # YaRN's default
     return RotaryScaling(

@@ -557,7 +557,7 @@ def _check_interleaving(given: Given, pp: int, vpp: int, count: int) -> None:
 
 
 def _check_experts(given: Given, model: ModelSpec, tp: int, rest: int) -> None:
-    """Check that ranks of experts fill those of a stage (``initialize_model_parallel``)."""
+    """Check that expert ranks fill those of a stage (Megatron-Core ``initialize_model_parallel``)."""
     if model.moe is None:
         return
     ranks = given.integer("expert-model-parallel-size", 1) * _expert_tensor(given, model, tp)
