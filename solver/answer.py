@@ -18,7 +18,7 @@ from meshwright.solver.configuration import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# Why a plan is as it is: where its time goes, which limits keep it from going faster, how sure its rank is.
+# Explanation of a plan: where its time goes, which limits keep it from going faster, how sure its rank is.
 #
 # Plain records; ``meshwright.solver.explain.reasons`` fills them, answers carry them.
 

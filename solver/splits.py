@@ -1,6 +1,6 @@
 """Splits without a search: divisors of sizes; even splits of layers, a launcher's, the request's.
 
-``Prescribed`` says which split a row of the search must have, where there is only one.
+``Prescribed`` gives the split that a row of the search must have, if there is only one.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ and the residual.
 
 The cost model is linearised in its constants at every step (damped Gauss-Newton). Amplitude and noise
 of a cluster are averaged over a grid by marginal likelihood. A constant that the runs show to be far
-off (a kernel that nobody fused, a launch that blocks) is held less tightly: else its effect, which
+off (a kernel that is not fused, a launch that blocks) is held less tightly: else its effect, which
 orders all configurations, would be taken for local bumps round the runs. Memory has the same model.
 """
 
@@ -129,7 +129,7 @@ class Process:
 
 
 # The values that predicted left-out runs best on the open clusters, with a pair of GPU and framework (or
-# whose whole software stack) no constant had seen; the choice is flat: half or twice any of them costs
+# a whole software stack) that no constant had seen; the choice is flat: half or twice any of them costs
 # 0.2 points of error.
 TIME_PROCESS = Process(amplitude=0.1, noise=0.03, length=1.4, freedom=0.8, noise_freedom=0.7)
 MEMORY_PROCESS = Process(amplitude=0.05, noise=0.05, length=1.4, freedom=1.0, noise_freedom=1.0)
@@ -220,7 +220,7 @@ FACTOR_TAILS = 2.0
 _FAR_OFF = 8.0
 _EVIDENCE = 2.5  # log, least
 _MOST_FAR_OFF = 3
-# A framework whose memory-bound operators take far longer moves more bytes (``elementwise``).
+# A framework with far slower memory-bound operators moves more bytes (``elementwise``).
 _NEVER_FAR_OFF = ("hbm",)
 
 
@@ -247,7 +247,7 @@ class Fit:
     prior_widths: FloatArray  # (c,) before that
     factors: FloatArray  # dense, experts, log, (2,)
     weights: FloatArray  # of the residual's kernel, (K,)
-    noises: FloatArray  # of each run, as far as it is heard, (K,)
+    noises: FloatArray  # of each run, as far as the fit uses it, (K,)
     usual_noises: FloatArray  # of each run, before any was heard, (K,)
 
     @property

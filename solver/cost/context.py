@@ -209,7 +209,7 @@ class Context:
     placement: Placement
     seq_length: float
     optimizer: Optimizer
-    own_state_dtypes: bool  # of the optimizer, whose fp32 copy may then be what bf16 weights lack
+    own_state_dtypes: bool  # of the optimizer; its fp32 copy may then be what bf16 weights lack
     workload: Workload
     host: Host
     linear_precision: str  # bf16, fp16, fp8, fp4

@@ -65,7 +65,7 @@ def layer_floor_s(ctx: Context, kind: LayerKind) -> FloatArray:
     """Return the seconds that launching one layer's forward pass takes, whatever its tensor-parallel size.
 
     Where the CPU waits for every message between stages on other islands, it cannot run ahead of the GPU,
-    and neither can the ranks whose collectives wait for it in turn: ``floor_across`` times as long, and
+    and neither can the ranks with collectives that wait for it: ``floor_across`` times as long, and
     ``floor_tensor`` more of that for each further tensor-parallel rank. A framework with launches of its
     own (``layer_launch_s``) takes them for a dense layer; what experts add, it launches as its stack
     launches a dense layer.

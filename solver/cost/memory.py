@@ -276,7 +276,7 @@ def layer_activation_bytes(ctx: Context, kind: LayerKind) -> FloatArray:
     Outside tensor parallelism (split by sequence parallelism): two norm inputs and the inputs of the
     attention and MLP projections, 2 bytes each (8 h), two dropout masks (2 h), and the fp32 copies of
     norms that are not fused (4 h; transformers' ``GemmaRMSNorm`` scales in fp32, 6 h); a layer with more
-    norms keeps more inputs, one whose attention and MLP share a norm fewer, frozen layers none of their
+    norms keeps more inputs, one with a norm for attention and MLP fewer, frozen layers none of their
     own. A GPT layer sums to ``s b h (10 + 24 / t + 5 a s / (h t))``. In fp8 linear layers' inputs are kept
     in 1 byte (Transformer Engine keeps the quantised one only). Gathered inputs kept are not split: 4 h.
     """

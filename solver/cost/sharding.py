@@ -152,7 +152,7 @@ def _pass_together(ctx: Context) -> BoolArray:
 
 @once
 def turns(ctx: Context) -> dict[str, FloatArray]:
-    """Return rows and ranks whose chunks reduce gradients in turn, as fields of RowPrices, (n,) each.
+    """Return rows and ranks with chunks that reduce gradients in turn, as fields of RowPrices, (n,) each.
 
     Those of every rank (1: some rank has several chunks' at once), and the first ranks of which it is so.
     The last chunk is first. Where groups of micro-batches pass the chunks again, the last backward passes

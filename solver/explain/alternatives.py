@@ -64,7 +64,7 @@ def moves_of(problem: Problem, configuration: Configuration) -> list[Move]:
 def settle(problem: Problem, changed: Configuration) -> Configuration | None:
     """Return the configuration with everything that follows from its sizes.
 
-    None where chunks lack layers, or experts ranks: there is no such mesh to price.
+    None where chunks lack layers, or experts ranks: such a mesh cannot be priced.
     """
     c, layers = changed, problem.model.num_layers
     chunks = c.pipeline_parallel_size * c.virtual_pipeline_size

@@ -266,7 +266,7 @@ Option = str | int | float | bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of two configurations, with the problem under whose facts it runs."""
+    """One of two configurations, with the problem that supplies its facts."""
 
     problem: Problem
     configuration: Configuration

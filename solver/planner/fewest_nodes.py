@@ -2,8 +2,9 @@
 
 Numbers of nodes are tried from the smallest: a number is left behind when no legal row of it, of all
 candidates, has a split that fits (``fitting``), or when its search proves that none fits and meets the
-deadline. So the first one with a plan is the fewest, and its ranking is the answer. A number of nodes whose
-GPUs no legal configuration uses all of is searched as a cluster of that size: on as many as can be used.
+deadline. So the first one with a plan is the fewest, and its ranking is the answer. A number of nodes
+with more GPUs than any legal configuration uses is searched as a cluster of that size: on as many as can
+be used.
 """
 
 from __future__ import annotations

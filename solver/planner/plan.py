@@ -86,7 +86,7 @@ from meshwright.solver.space.launcher_rules import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# A request whose stages are placed on unlike node groups: additions to the ranking.
+# A request with stages on unlike node groups: additions to the ranking.
 
 
 def ask_placed(

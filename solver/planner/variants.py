@@ -1,7 +1,7 @@
 """Choices that a request leaves open and that change prices: launcher, precision, optimizer, switches.
 
 Each combination is a problem of its own. Those that differ in switches alone are ranked and proved by one
-search (``searched_together``); others have searches of their own, whose best plans are ranked together. A
+search (``searched_together``); others have their own searches, and the best plans are ranked together. A
 layout that several launchers can run is listed once, priced under the one that runs it fastest.
 """
 

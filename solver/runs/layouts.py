@@ -306,7 +306,7 @@ def _runs_unfused(cells: Cells, framework: str) -> bool:
     """Return whether Megatron-Core's tests kept a score matrix, regardless of the flag.
 
     They are deterministic and set ``--attention-backend unfused`` (fused attention only where the
-    context is split); the few that do not are those whose scores, 5 bytes each, would leave no room.
+    context is split); for the few others the scores, 5 bytes each, would leave no room.
     """
     if framework != "megatron-core-ci" or (cells.count("context_parallel_size") or 1) > 1:
         return False
@@ -359,7 +359,7 @@ def _reconciled(
     Delayed weight gradients do nothing without overlapped experts, which exclude the overlap of shared
     experts and the recomputation of whole ones; a fused kernel of one grouped product is what recipes with
     stated fusions run. Of NVIDIA's recipes of experts on NVL72 racks 26 of 30 capture graphs; those that
-    say nothing get the usual scope. Their recipes with latent attention that recompute selectively replay
+    omit it get the usual scope. Their recipes with latent attention that recompute selectively replay
     its up-projections, and dense MLPs where no token is dropped (Megatron-Bridge 0.1
     ``scripts/performance/configs/deepseek/deepseek_v3_llm_pretrain.py recompute_modules``).
     """

@@ -5,7 +5,7 @@ depend on the split, with a pass's seconds at its nodes. Longer passes never mak
 the simulation is monotone in the layers of every chunk, and so is every rank's tail. Hence a split of
 which only some ranks are known, simulated with as few layers in the other ranks' chunks as they can hold,
 bounds every split that has those ranks in common. Where ranks do not wait for one another between steps, a
-rank's end less its start is no such path, so that only rank 0's end counts, and the work of the others.
+rank's end less its start is not such a path, so that only rank 0's end counts, and the work of the others.
 Orders made for the times grow no longer with every pass; there known ranks are held against the bounds, and
 the splits that are left are simulated.
 
@@ -18,7 +18,7 @@ that are not refuted are kept side by side and simulated together. A rank's patt
 alone before they are crossed with those splits: most of them are too slow whatever the others are.
 
 Memory is left aside until all ranks are known, so that a proof also holds for every row of the same shape
-whose passes are no shorter (``proof.dominates``).
+with passes that are no shorter (``proof.dominates``).
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ _ROUNDING = 1e-9  # of a layer
 class Line(NamedTuple):
     """A bound: fixed + before * (layers before a rank) + first * (those in first chunks) + each * own <= Z.
 
-    Seconds, (n, p) or what broadcasts to that. ``home``: its way ends on rank 0, whose tail counts; else on
-    the rank itself, whose tail is in it. A rank that it does not limit has ``fixed`` -inf.
+    Seconds, (n, p) or what broadcasts to that. ``home``: its way ends on rank 0 with its tail; else on
+    the rank itself, with its tail in it. A rank that it does not limit has ``fixed`` -inf.
     """
 
     home: bool
@@ -386,7 +386,7 @@ def _all_first_lines(
     """Return (B') of ``theirs``, with and without the way back, from the constants of (A) and (C).
 
     The last chunks of the ranks behind hold at least the smallest number of layers each, and those between
-    the rank and the last one, whose last chunk may be smaller, their share of all layers that are left.
+    the rank and the last one, with a perhaps smaller last chunk, their share of all layers that are left.
     """
     prices, single = rows.prices, column(rows.v == 1)
     m, v, smallest = column(rows.m), column(rows.v), column(rows.smallest_chunk)

@@ -278,7 +278,7 @@ def _reachable(rows: Rows) -> BoolArray:
     return np.asarray(there | ~there.any(axis=2, keepdims=True))  # no layer is left: not a row of the space
 
 
-Reach = Callable[..., BoolArray]  # (step_s, closely) -> whether rows may have a split that is no slower
+Reach = Callable[..., BoolArray]  # (step_s, closely) -> whether rows may have a split that is not slower
 
 
 def _interleaved(rows: Rows, pp: int, vpp: int) -> Reach:

@@ -89,14 +89,14 @@ def ranked(columns: Columns | Crossing, row: int, score_s: float, split: Split) 
 
 
 # --------------------------------------------------------------------------------------------------
-# Which rows to solve first: those whose bounds stay low when they are looked at closely.
+# Which rows to solve first: those with bounds that stay low when they are looked at closely.
 #
 # A first bound leaves memory and whole layers aside, so the rows with the least ones are seldom the best.
 # The bounds of the first rows are raised step by step, as far as ``can_beat`` refutes them, and the
 # best row of each layout is taken. The better the K-th score is early on, the fewer rows are ever solved.
 
 
-_LOOKED_AT, _TRIED = 1024, 64  # rows together whose bounds are raised, or that are solved
+_LOOKED_AT, _TRIED = 1024, 64  # rows that are raised in bound, or solved, together
 _MOST_LOOKS = 8
 _LACKING = 2  # layers
 _LONGEST = 1e6  # times a bound: longer than any split takes

@@ -382,7 +382,7 @@ def _that_may_reach(frontier: Frontier, order: IntArray, objective_s: float, wat
 
 
 def _objective_bounds_s(frontier: Frontier, least_s: float, watch: Watch) -> Bounds:
-    """Bound every row's closed form from below; +inf if it is no less, or no split fits."""
+    """Bound every row's closed form from below; +inf if it is not less, or no split fits."""
     bounds = Bounds(len(frontier.rows))
     open_rows = frontier.rivals_below(least_s)
     for start in range(0, len(open_rows), CHUNK):

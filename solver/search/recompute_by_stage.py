@@ -9,7 +9,7 @@ without (``splits.best_boundaries``).
 Bounds take such a row as one that recomputes nothing and weighs what it weighs when everything is
 recomputed: no split is faster or lighter. ``can_be_busy`` adds what memory asks for: n layers on rank s
 need at least ``(n a - room) / d`` recomputed ones, a the bytes of a layer, d what recomputing one spares.
-With layers of several kinds ``Replays`` says how long the fewest layers that fit replay, for a stage that
+With layers of several kinds ``Replays`` gives how long the fewest layers that fit replay, for a stage that
 begins where the fill of ``fill_kinds`` is. One layer less in front frees at least what recomputing it
 spared, so that the others replay no longer: a stage that begins later still reaches as far, and the fill
 stays valid.

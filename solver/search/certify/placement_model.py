@@ -23,7 +23,7 @@ Table = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementVerdict:
-    """What CP-SAT found; ``objective_us`` and ``bound_us`` are whole microseconds."""
+    """Result of CP-SAT; ``objective_us`` and ``bound_us`` are whole microseconds."""
 
     status: str  # OPTIMAL, FEASIBLE, INFEASIBLE, UNKNOWN, MODEL_INVALID
     objective_us: int | None = None
@@ -151,7 +151,7 @@ def _slowest_stage_decides(
     """Bound ``objective`` by every stage's share of the chosen field, rounded up to a microsecond.
 
     All layers together take what they would on their quickest berth, and each what it is slower than
-    there: said so, the sum is large before any layer has its place, and most shares are soon too large.
+    there: in this form the sum is large before any layer has its place, and most shares are soon too large.
     """
     one = block.field
     quickest = [min(kind) for kind in zip(*one.layer, strict=True)]

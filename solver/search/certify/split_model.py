@@ -375,7 +375,7 @@ def complete_the_hint(model: cp_model.CpModel, limits: Limits) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What CP-SAT found; ``objective_us`` and ``bound_us`` are whole microseconds."""
+    """Result of CP-SAT; ``objective_us`` and ``bound_us`` are whole microseconds."""
 
     status: str  # OPTIMAL, FEASIBLE, INFEASIBLE, UNKNOWN, MODEL_INVALID
     objective_us: int | None = None
@@ -387,7 +387,7 @@ class Verdict:
 def judge(request: Request) -> Verdict:
     """Return the least objective over a request's rows, in one thread and reproducibly.
 
-    A request whose sums leave the exact range is refused: domains would be trimmed silently.
+    A request with sums beyond the exact range is refused: domains would be trimmed silently.
     """
     if not is_expressible(request):
         return Verdict(status="MODEL_INVALID")
