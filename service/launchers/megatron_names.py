@@ -323,7 +323,7 @@ def exchange_values(target: Target, facts: FrameworkFacts) -> Values:
         values["moe_router_force_load_balancing"] = True
     if facts.moe_capacity_factor:
         values["moe_expert_capacity_factor"] = facts.moe_capacity_factor
-        if facts.moe_dispatcher != "deepep":  # which TransformerConfig refuses to pad
+        if facts.moe_dispatcher != "deepep":  # TransformerConfig refuses to pad there
             values["moe_pad_expert_input_to_capacity"] = True
     if facts.shared_expert_overlap and moe.shared_ffn_hidden_size:
         values["moe_shared_expert_overlap"] = True

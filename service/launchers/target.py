@@ -36,7 +36,7 @@ class Target:
 
     @property
     def workload(self) -> Workload:
-        """What one optimizer step does."""
+        """The work of one optimizer step."""
         return self.problem.workload
 
     def chose(self, name: str) -> bool:

@@ -290,7 +290,6 @@ PLAIN_NAMES: dict[str, str] = {flag[2:].replace("-", "_"): flag for flag in FLAG
 
 
 def _is_number(text: str) -> bool:
-    """Return whether a text is a finite decimal number."""
     return len(text) <= _MAX_DIGITS and _NUMBER.fullmatch(text) is not None
 
 

@@ -216,7 +216,6 @@ def _precision(fields: Fields) -> str:
 
 
 def _optimizer(fields: Fields) -> str:
-    """Return the optimizer, by its factory."""
     name = fields.word("optimizer.optimizer_factory.name", "adamW")
     if name.lower() != "adamw":
         fields.fault("optimizer.optimizer_factory.name", "is not priced", allowed="adamW")

@@ -225,7 +225,6 @@ def _take_model(given: Given, document: Mapping[str, Found]) -> None:
 
 
 def _take_tokenizer(given: Given, document: Mapping[str, Found]) -> None:
-    """Take the tokenizer's kind and name."""
     kind, model = _text(document, "model.tokenizer.type", ""), _text(document, "model.tokenizer.model", "")
     if _text(document, "model.tokenizer.library", "") == "sentencepiece" and "llama" in model:
         kind = "Llama2Tokenizer"

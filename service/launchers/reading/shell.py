@@ -1,8 +1,9 @@
 """The part of a shell that launch files need: variables, arrays, conditions, loops, functions, here-texts.
 
 Nothing is run. Commands are followed from top to bottom as a shell started without arguments would follow
-them; programs are taken to succeed. What only a running shell knows (command substitution, files, variables
-of the environment) stays unknown and is named where it is needed; so are values that depend on it.
+them; programs are assumed to succeed. Values known only to a running shell (command substitution, files,
+variables of the environment) stay unknown and are named where they are needed; so are values that depend
+on a condition with such a value.
 """
 
 from __future__ import annotations
@@ -485,7 +486,6 @@ class _Shell(Commands):
         return found
 
     def _line(self) -> int:
-        """Return the line of the next token."""
         return self._tokens[min(self._at, len(self._tokens) - 1)].line
 
     def _output(self, text: str) -> str | None:

@@ -228,7 +228,6 @@ class Commands(Variables, ABC):
             self._scopes[-1].setdefault(name, self._script.words.get(name))
 
     def _assign(self, token: Token) -> None:
-        """Assign ``NAME=value``."""
         joined = self.joined(token)
         match = ASSIGNMENT.match(joined)
         if match is None:

@@ -153,7 +153,7 @@ def model_of(fields: Fields, known: Known, *, is_module: bool) -> ModelSpec:
 
     Args:
         fields: values of the configuration.
-        known: what is given next to it.
+        known: values given next to it.
         is_module: whether it is Python of 0.3, not TOML of 0.2.
 
     Raises:

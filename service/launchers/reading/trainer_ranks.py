@@ -364,7 +364,7 @@ def _nested(values: Mapping[str, object]) -> dict[str, object]:
 
 
 # --------------------------------------------------------------------------------------------------
-# How many processes start, and on which GPUs.
+# The started processes and their GPUs.
 
 
 _SEVERAL = ("deepspeed", "accelerate", "trl")  # start one process per visible GPU
