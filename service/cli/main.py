@@ -194,7 +194,7 @@ def options(
 
 
 def main() -> None:
-    """The console script; errors the user can mend become one line and exit code 2."""
+    """The console script; errors that the user can fix become one line and exit code 2."""
     spell_plainly()
     try:
         sys.exit(app(prog_name="meshwright", standalone_mode=False))

@@ -48,7 +48,7 @@ def _plainer(fault: UnicodeError) -> tuple[str, int]:
 
 
 # --------------------------------------------------------------------------------------------------
-# How a command ends: exit codes, and one clear message for what the user can mend.
+# How a command ends: exit codes, and one clear message for what the user can fix.
 
 
 FOUND = 0
