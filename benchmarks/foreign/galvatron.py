@@ -258,19 +258,6 @@ def _table(collective: str, num_ranks: int, samples: Mapping[int, float]) -> Col
     )
 
 
-def looks_like(file: ForeignFile) -> bool:
-    """Whether the text is one of Galvatron's files, by the names of its fields."""
-    marks = (
-        '"layernum[',
-        '"layertype_',
-        '"allreduce_size_',
-        '"all2all_size_',
-        '"pp_size_',
-        f'"{_OVERLAP}"',
-    )
-    return file.text.lstrip().startswith("{") and any(mark in file.text for mark in marks)
-
-
 def read_galvatron(path: Path | str) -> LayerProfile | MemoryProfile | GalvatronCollectives:
     """A computation or memory profile, bandwidths, times of collectives, or the overlap coefficient.
 

@@ -151,11 +151,7 @@ def _median(records: Sequence[LayerRecord], notes: dict[str, None]) -> dict[str,
 
 
 def _both_passes(record: LayerRecord, notes: dict[str, None]) -> tuple[float, float]:
-    """Forward and backward seconds; a sum is split, a missing backward pass taken as twice the forward."""
-    share = 1.0 / (1.0 + BACKWARD_OF_FORWARD)
-    if record.forward_backward_s is not None:
-        notes["forward and backward are timed together: taken as 1 to 2"] = None
-        return record.forward_backward_s * share, record.forward_backward_s * (1.0 - share)
+    """Return forward and backward seconds; a missing backward pass is taken as twice the forward."""
     forward = record.forward_s or 0.0
     if record.backward_s is None:
         notes["the backward pass is not timed: taken as twice the forward pass"] = None

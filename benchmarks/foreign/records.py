@@ -84,10 +84,7 @@ class LayerRecord:
     seq_length: int | None = None
     forward_s: float | None = None
     backward_s: float | None = None
-    forward_backward_s: float | None = None  # where the source gives the sum alone
     update_s: float | None = None  # optimizer step
-    weight_bytes: int | None = None
-    memory_bytes: int | None = None  # weights, gradients, states and activations together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

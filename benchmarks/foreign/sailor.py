@@ -119,16 +119,6 @@ def _layer(file: ForeignFile, at: tuple[int, int], layer: str, times: object) ->
     )
 
 
-def looks_like(file: ForeignFile) -> bool:
-    """Whether the text is a layer profile or a table of links, by the shape of its nesting."""
-    if not file.text.lstrip().startswith("{"):
-        return False
-    entries = file.json()
-    depth, below = _deep(entries)
-    times = isinstance(below, list) and len(below) == _TIMES and not _is_curve(below)
-    return (_is_curve(below) and depth in (2, 3, 6)) or (times and depth == _TIMES)
-
-
 def read_sailor(path: Path | str) -> LayerProfile | LinkTable:
     """A layer profile, or links inside nodes, between nodes, or between zones.
 

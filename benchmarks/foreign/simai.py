@@ -16,11 +16,6 @@ from meshwright.profiles.reading import shown
 _NODES = re.compile(r"(\d{1,6}) ?Node\b.*")
 
 
-def looks_like(file: ForeignFile) -> bool:
-    """Whether the first line names sizes and nodes."""
-    return re.match(r"Size,\d{1,6} ?Node", file.text.lstrip()) is not None
-
-
 def read_simai(path: Path | str) -> BandwidthShares:
     """Shares by payload and number of nodes.
 

@@ -36,11 +36,6 @@ def _sample(file: ForeignFile, cells: list[str], at: int, ranks: int, where: str
     return time, bus * GB
 
 
-def looks_like(file: ForeignFile) -> bool:
-    """Whether the text starts with the table's header."""
-    return file.text.lstrip().startswith(_HEADER)
-
-
 def read_vtrain(path: Path | str) -> CollectiveTables:
     """The all-reduce table of one node, out of place and in place.
 
