@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby
+from operator import attrgetter
 
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.model import ModelSpec
@@ -21,14 +22,9 @@ from meshwright.profiles.switches import EVERY_SWITCH, switches
 
 STOCK_TRANSFORMER_ENGINE = "2.10.0"
 _ENGINE = "transformer_engine"
-_AT_LEAST = (
+_RELEASE = (
     "from importlib.metadata import version; from packaging.version import Version; "
-    'assert Version(version("{package}")) >= Version("{minimum}")'
-)
-
-_BEFORE = (
-    "from importlib.metadata import version; from packaging.version import Version; "
-    'assert Version(version("{package}")) < Version("{limit}")'
+    'assert Version(version("{package}")) {holds} Version("{release}")'
 )
 
 
@@ -79,11 +75,8 @@ def requirements_of(
         *((_SHARDED,) if zero_stage > 1 else ()),
         *_engines(facts, model, delays=delays),
     ]
-    return tuple(map(_joined, groupby(sorted(found, key=_package_of), _package_of)))
-
-
-def _package_of(requirement: Requirement) -> str:
-    return requirement.package
+    by_package = attrgetter("package")
+    return tuple(map(_joined, groupby(sorted(found, key=by_package), by_package)))
 
 
 def _joined(group: tuple[str, Iterable[Requirement]]) -> Requirement:
@@ -100,19 +93,8 @@ def _joined(group: tuple[str, Iterable[Requirement]]) -> Requirement:
     )
 
 
-def missing_from_stock(
-    launcher: str,
-    facts: FrameworkFacts,
-    model: ModelSpec,
-    *,
-    overlaps: bool = True,
-    offloads: bool = False,
-    zero_stage: int = 0,
-) -> tuple[str, ...]:
-    """Return the names of what a plan needs and a stock installation lacks; arguments as above."""
-    found = requirements_of(
-        launcher, facts, model, overlaps=overlaps, offloads=offloads, zero_stage=zero_stage
-    )
+def missing_from_stock(found: Iterable[Requirement]) -> tuple[str, ...]:
+    """Return the names of the requirements that a stock installation lacks."""
     return tuple(one.name for one in found if not one.stock)
 
 
@@ -131,7 +113,7 @@ def unallowed(
     if EVERY_SWITCH in allow:
         return ()
     found = requirements_of(launcher, facts, model, offloads=offloads)
-    return tuple(one.name for one in found if not one.stock and not {*one.switches} <= {*allow})
+    return missing_from_stock(one for one in found if not {*one.switches} <= {*allow})
 
 
 def _release(requirement: Requirement) -> tuple[int, ...]:
@@ -152,7 +134,7 @@ def _engine(
         package=_ENGINE,
         minimum=minimum,
         why=why,
-        check=_AT_LEAST.format(package=_ENGINE, minimum=minimum),
+        check=_RELEASE.format(package=_ENGINE, holds=">=", release=minimum),
         source=source,
         stock=_numbers(minimum) <= _numbers(STOCK_TRANSFORMER_ENGINE),
         install=f'pip install "transformer_engine[pytorch]>={minimum}"',
@@ -329,7 +311,7 @@ SHARDED_QUANTIZED_ADAM = replace(
     name="torchao 0.4",
     package="torchao",
     minimum="0.4.0",
-    check=_AT_LEAST.format(package="torchao", minimum="0.4.0"),
+    check=_RELEASE.format(package="torchao", holds=">=", release="0.4.0"),
     source="transformers trainer_optimizer.py:452",
     install='pip install "torchao>=0.4"',
 )
@@ -380,7 +362,7 @@ OLDER_TRANSFORMERS = replace(
         source="accelerate accelerator.py _prepare_tp: transformers' ReplicateParallel, which 5.1 took out",
         install='pip install "transformers<5.1"', instead="--pin tp=1",
     ),
-    check=_BEFORE.format(package="transformers", limit="5.1"),
+    check=_RELEASE.format(package="transformers", holds="<", release="5.1"),
 )  # fmt: skip
 ASYNC_IO = replace(
     _package(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -100,18 +100,16 @@ def evaluate(
     if nodes is not None:
         pipelines += _on_groups(nodes, [one for some in classes[len(meshes) :] for one in some])
     objectives_s = iter(StageTable(pipelines).objective_s().tolist() if pipelines else ())
-    priced, known = iter(pipelines), dict[tuple[int, ...], float]()
-    found = dict[int, Evaluation]()
+    priced, found = iter(pipelines), dict[int, Evaluation]()
+    exchange_s = cache(nodes.exchange_s) if nodes is not None else None
     for config, some in zip((*meshes, *placed), classes, strict=True):
         own = tuple(next(priced) for _ in some)
         groups = tuple(one.stages[0].on.group for one in own)
-        if nodes is not None and groups not in known:
-            known[groups] = nodes.exchange_s(groups)
         found[id(config)] = Evaluation(
             config=config,
             classes=own,
             class_objectives_s=tuple(next(objectives_s) for _ in own),
-            exchange_s=known[groups] if len(groups) > 1 else 0.0,
+            exchange_s=exchange_s(groups) if exchange_s is not None and len(groups) > 1 else 0.0,
         )
     return [found[id(config)] for config in configs]
 

@@ -198,7 +198,7 @@ def _inside(table: StageTable, work: Callable[[Priced], _Work]) -> dict[str, Flo
         )
     ]
     transfer_s = table.of_rows(lambda on: on.prices.transfer_s) + table.hop_s
-    offload = mean(table.of_parts(lambda on: on.prices.breakdown_s["rest"]) - table.of_parts(_rest_kept_s))
+    rest_kept = mean(table.of_parts(_rest_kept_s))
     replay_s = table.of_parts(lambda on: on.prices.replay_s, replayed=True)
     same = ("tensor_parallel", "context_parallel", "expert_parallel", "data_parallel", UNEQUAL_LENGTHS)
     return {
@@ -207,8 +207,8 @@ def _inside(table: StageTable, work: Callable[[Priced], _Work]) -> dict[str, Flo
         "attention_efficiency": attention - at_peak[1],
         "own_ideal": at_peak[0] + at_peak[1],
         "memory_bound": causes["compute"] - gemm - attention,
-        "launch_floor": causes["rest"] - offload,
-        "offload": offload,
+        "launch_floor": rest_kept,
+        "offload": causes["rest"] - rest_kept,
         "recompute": causes["recompute"] + mean(replay_s),
         "pipeline_transfer": mean(table.of_ranks(lambda on: on.handed) * transfer_s),
         "imbalance": table.num_microbatches * table.most(table.time_s) - mean(table.time_s),

@@ -17,7 +17,7 @@ from meshwright.profiles.capabilities import launcher_capabilities, launchers_of
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.profile import Profile, default_profile, framework_of
-from meshwright.profiles.requirements import missing_from_stock, unallowed
+from meshwright.profiles.requirements import missing_from_stock, requirements_of, unallowed
 from meshwright.profiles.switches import (
     EVERY_SWITCH,
     RECOMPUTATION,
@@ -370,10 +370,11 @@ def _needs(problem: Problem, plan: Plan) -> tuple[str, ...]:
     own = framework_facts(framework_of(problem.stack or launcher))
     facts = with_options(own, workload.framework_options)
     overlaps = not config.is_placed and bool(experts_overlap(Columns.of([config]), problem.model)[0])
-    return missing_from_stock(
+    found = requirements_of(
         launcher, facts, problem.model, overlaps=overlaps, offloads="activations" in config.offload,
         zero_stage=config.zero_stage,
     )  # fmt: skip
+    return missing_from_stock(found)
 
 
 def packaged_warning(problem: Problem, first: Plan, plan: Plan) -> str:

@@ -53,14 +53,24 @@ def test_a_stock_installation_lacks_the_libraries_of_dispatchers_and_a_newer_tra
     options: dict[str, Option], names: tuple[str, ...]
 ) -> None:
     for launcher in ("megatron-lm", "megatron-bridge"):
-        assert missing_from_stock(launcher, with_options(FACTS, options), EXPERTS) == names
+        assert missing_from_stock(requirements_of(launcher, with_options(FACTS, options), EXPERTS)) == names
 
 
 def test_what_a_plan_does_not_do_needs_no_package() -> None:
     facts = with_options(FACTS, {**LATE, "cuda_graph": "attn"})
-    assert missing_from_stock("megatron-lm", facts, EXPERTS, overlaps=False) == ()  # no expert parallelism
-    assert missing_from_stock("megatron-lm", replace(facts, moe_dispatcher="hybridep"), DENSE) == ()
-    assert missing_from_stock("torchtitan", replace(facts, moe_dispatcher="hybridep"), EXPERTS) == ()
+    assert (
+        missing_from_stock(requirements_of("megatron-lm", facts, EXPERTS, overlaps=False)) == ()
+    )  # no expert parallelism
+    assert (
+        missing_from_stock(requirements_of("megatron-lm", replace(facts, moe_dispatcher="hybridep"), DENSE))
+        == ()
+    )
+    assert (
+        missing_from_stock(
+            requirements_of("torchtitan", replace(facts, moe_dispatcher="hybridep"), EXPERTS)
+        )
+        == ()
+    )
 
 
 def test_a_graph_of_the_router_holds_the_weight_gradients_of_shared_experts() -> None:
@@ -105,9 +115,9 @@ def test_offloading_from_inside_a_graph_needs_a_newer_transformer_engine(
     graph: str, sent: str, model: ModelSpec, newest: bool
 ) -> None:
     facts = replace(FACTS, cuda_graph=graph, offload_modules=sent)
-    names = missing_from_stock("megatron-lm", facts, model, offloads=True)
+    names = missing_from_stock(requirements_of("megatron-lm", facts, model, offloads=True))
     assert names == (("Transformer Engine 2.14",) if newest else ())
-    assert missing_from_stock("megatron-lm", facts, model) == (), "nothing is sent"
+    assert missing_from_stock(requirements_of("megatron-lm", facts, model)) == (), "nothing is sent"
     allowed = ("offload", "cuda_graph")
     assert unallowed(("offload",), "megatron-lm", facts, model, offloads=True) == names
     assert unallowed(allowed, "megatron-lm", facts, model, offloads=True) == ()
