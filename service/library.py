@@ -39,7 +39,6 @@ from meshwright.service.requests.configuration import broken_rules, completed
 from meshwright.service.requests.documents import read_problem_file
 from meshwright.service.requests.measured_runs import shape_of_plan
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
-from meshwright.service.requests.parts import places_stages
 from meshwright.service.requests.profiles import GivenProfile, named_file, profile_with, read_given
 from meshwright.solver.accuracy import Report
 from meshwright.solver.accuracy import validate as validate_runs
@@ -558,7 +557,7 @@ def side_of(plan: Plan, asked: Problem) -> Side:
 
 def pace_notes(problem: Problem, configuration: Configuration) -> tuple[str, ...]:
     """Return a note on how a configuration without places on unlike node groups is priced."""
-    if not places_stages(problem) or configuration.is_placed:
+    if not problem.places_stages or configuration.is_placed:
         return ()
     return ("one mesh over unlike nodes goes at the pace of the slowest; stage_groups place its stages",)
 

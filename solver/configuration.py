@@ -235,19 +235,33 @@ class Configuration:
         return bool(self.stage_groups or self.replicas)
 
     @property
+    def classes(self) -> tuple[Configuration, ...]:
+        """Return the classes of replicas: those of unlike ones, or itself."""
+        return self.replicas or (self,)
+
+    def with_class(self, at: int, changed: Configuration) -> Configuration:
+        """Return the configuration with one of its classes replaced."""
+        return joined([changed if number == at else one for number, one in enumerate(self.classes)])
+
+    @property
+    def stage_gpus(self) -> tuple[int, ...]:
+        """Return the GPUs of every stage of all its replicas, class by class."""
+        if self.is_placed:
+            return tuple(stage.num_gpus for one in self.classes for stage in one.stage_groups)
+        each = self.tensor_parallel_size * self.context_parallel_size * self.data_parallel_size
+        return (each,) * self.pipeline_parallel_size
+
+    @property
     def num_gpus(self) -> int:
         """Return the GPUs used: tp * pp * cp * dp, of all stages and classes."""
-        if self.is_placed:
-            return sum(one.num_gpus for one in self.replicas or self.stage_groups)
-        tp, pp = self.tensor_parallel_size, self.pipeline_parallel_size
-        return tp * pp * self.context_parallel_size * self.data_parallel_size
+        return sum(self.stage_gpus)
 
     @property
     def global_batch_size(self) -> int:
         """Return the sequences per optimizer step."""
-        if self.replicas:
-            return sum(one.global_batch_size for one in self.replicas)
-        return self.data_parallel_size * self.micro_batch_size * self.num_microbatches
+        return sum(
+            one.data_parallel_size * one.micro_batch_size * one.num_microbatches for one in self.classes
+        )
 
     @property
     def expert_ranks(self) -> int:
@@ -320,10 +334,11 @@ MESH = tuple(name for name in SIZES if name not in _OF_A_MESH)
 
 def mesh_of(config: Configuration) -> tuple[object, ...]:
     """Return what plans of one mesh share; if stages are placed, their groups too."""
-    if config.replicas:
-        return tuple(map(mesh_of, config.replicas))
-    berths = {(one.group, one.tensor_parallel_size) for one in config.stage_groups}
-    return (*(getattr(config, name) for name in MESH), *sorted(berths))
+    found = list[object]()
+    for one in config.classes:
+        found += [getattr(one, name) for name in MESH]
+        found += sorted({(stage.group, stage.tensor_parallel_size) for stage in one.stage_groups})
+    return tuple(found)
 
 
 def plan_id_of(problem_digest: str, config: Configuration) -> str:
@@ -381,7 +396,9 @@ def settled(cluster: ClusterSpec, config: Configuration, batch: int) -> Configur
 
 
 def joined(classes: Sequence[Configuration]) -> Configuration:
-    """Join classes of unlike replicas into one configuration."""
+    """Join classes of unlike replicas into one configuration; a single class is one already."""
+    if len(classes) == 1:
+        return classes[0]
     replicas = sum(one.data_parallel_size for one in classes)
     return replace(classes[0], data_parallel_size=replicas, stage_groups=(), replicas=tuple(classes))
 

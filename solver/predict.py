@@ -125,7 +125,7 @@ def _stage_predictions(evaluation: Evaluation) -> tuple[StagePrediction, ...]:
 
 def _mean_peak_flops(evaluation: Evaluation) -> float:
     """Return the dense bf16 peak of the GPUs in use, FLOP/s of one, on average."""
-    gpus = [count for one in evaluation.classes for count in one.stage_gpus]
+    gpus = [count for one in evaluation.classes for count in one.config.stage_gpus]
     peaks = [stage.on.profile.group.gpu.peak_bf16_flops for stage in evaluation.stages]
     if len(set(peaks)) == 1:
         return peaks[0]

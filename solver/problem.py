@@ -24,6 +24,7 @@ from meshwright.profiles.frameworks import OPTION_NUMBERS
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.optimizers import OPTIMIZERS
+from meshwright.profiles.profile import PLACING_LAUNCHER
 from meshwright.profiles.sequences import Documents, Filled, SequenceLengths, filled, packed_share
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, open_switches, switches
 from meshwright.solver.configuration import Columns, Configuration, FloatArray
@@ -194,6 +195,11 @@ class Problem:
     def most_chunks(self) -> int:
         """Return the most chunks of the layers, and of the ends if they count."""
         return self.model.num_layers + (2 if self.counts_ends else 0) + self.counts_prediction
+
+    @property
+    def places_stages(self) -> bool:
+        """Return whether stages are placed on unlike node groups."""
+        return self.launcher == PLACING_LAUNCHER and not self.cluster.is_homogeneous
 
     @property
     def priced_as(self) -> str:

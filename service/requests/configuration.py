@@ -12,7 +12,7 @@ from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.documents import MAX_ERRORS, pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.service.launchers.rules import near_divisors
-from meshwright.service.requests.parts import as_written, places_stages, written_out
+from meshwright.service.requests.parts import as_written, written_out
 from meshwright.solver.check import broken_on_groups
 from meshwright.solver.configuration import (
     INTEGER_VARIABLES,
@@ -59,7 +59,7 @@ def placed(raw: Mapping[str, object], problem: Problem, read: Reader) -> Configu
     Raises:
         InvalidProblemError: stages cannot be placed here, or these do not hold this model and batch.
     """
-    if not places_stages(problem):
+    if not problem.places_stages:
         at = pointer(*_AT, "replicas" if raw.get("replicas") else "stage_groups")
         message = "stages are placed on unlike node groups under launcher none only"
         raise InvalidProblemError.of(at, message)

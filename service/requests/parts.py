@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from meshwright.profiles.cluster import MAX_NODES, Reliability, power_of
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError
-from meshwright.profiles.profile import PLACING_LAUNCHER
 from meshwright.profiles.switches import NO_SWITCH
 from meshwright.solver.configuration import PLACED_ONLY, SHORT_NAMES, Configuration
 from meshwright.solver.problem import Problem, SearchOptions
@@ -372,14 +371,9 @@ def run_limits(problem: Problem) -> Iterator[FieldError]:
                 yield from fault.errors
 
 
-def places_stages(problem: Problem) -> bool:
-    """Return whether stages are placed on unlike node groups."""
-    return problem.launcher == PLACING_LAUNCHER and not problem.cluster.is_homogeneous
-
-
 def _placed_faults(problem: Problem) -> Iterator[FieldError]:
     """Yield the faults of a request under the search that places stages on unlike node groups."""
-    if not places_stages(problem):
+    if not problem.places_stages:
         return
     options = problem.options
     beside = {

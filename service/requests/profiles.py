@@ -16,7 +16,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.measured.profile import FORMAT as MEASURED
 from meshwright.profiles.measured.profile import MeasuredProfile
 from meshwright.profiles.measured.read import measured_profile_from_json
-from meshwright.profiles.profile import PLACING_LAUNCHER, Profile, default_profile
+from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.calibration.timed import with_measured
 from meshwright.solver.cost.residuals import NUM_FEATURES
 from meshwright.solver.problem import Problem
@@ -81,7 +81,7 @@ def profile_with(problem: Problem, given: Sequence[GivenProfile]) -> tuple[Profi
     profile = default_profile(problem.cluster, problem.priced_as)
     if not given:
         return profile, ()
-    if profile.by_group and problem.launcher == PLACING_LAUNCHER:
+    if problem.places_stages:
         return _by_group(problem, profile, given)
     slug = profile.group.gpu.slug
     others = {group.gpu.slug for group in problem.cluster.groups} - {slug}

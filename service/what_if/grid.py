@@ -16,7 +16,6 @@ from meshwright.profiles.errors import PlannerError
 from meshwright.profiles.profile import Profile
 from meshwright.service.report import formatting as figures
 from meshwright.service.report.what_if import WhatIf, WhatIfs
-from meshwright.service.requests.parts import places_stages
 from meshwright.service.what_if.carried import Candidate, Found, candidate_of, carried_over
 from meshwright.service.what_if.changes import SUBJECTS, Question, changes_of, settled
 from meshwright.service.what_if.pairs import PAIR_METHOD, SAID, Outcome, Pairs, Single
@@ -93,7 +92,7 @@ def what_ifs(
 def _said(method: Method, asked: Question, settled_to: Question) -> str:
     """Return how the lines were found, and which parts of the question they keep."""
     problem = asked.problem
-    placed, several = places_stages(problem), len(variants_of(problem, asked.profile)) > 1
+    placed, several = problem.places_stages, len(variants_of(problem, asked.profile)) > 1
     remarks = {
         _LISTED: method == "search" and several and not placed,
         _SETTLED: settled_to.problem != problem,
@@ -113,7 +112,7 @@ def _answered(
         try:
             if method == "predict":
                 outcome = carried_over(asked, changed, listed)
-            elif places_stages(changed.problem):
+            elif changed.problem.places_stages:
                 carried = carried_over(asked, changed, listed)
                 outcome = carried or outcome
                 outcome = _best([_placed(changed), carried])

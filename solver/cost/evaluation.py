@@ -17,7 +17,7 @@ import numpy as np
 from meshwright.profiles.cluster import power_of
 from meshwright.profiles.profile import Profile
 from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray
-from meshwright.solver.cost.pipelines import NodeGroups, Pipeline, Priced, Stage, alike
+from meshwright.solver.cost.pipelines import EVERYWHERE, NodeGroups, Pipeline, Priced, Stage, alike
 from meshwright.solver.cost.stages import end_of_step_s, step_of_end_s
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import fill_share
@@ -63,7 +63,7 @@ class Evaluation:
         """
         joules = 0.0
         for pipeline in self.classes:
-            for stage, gpus in zip(pipeline.stages, pipeline.stage_gpus, strict=True):
+            for stage, gpus in zip(pipeline.stages, pipeline.config.stage_gpus, strict=True):
                 gpu = stage.on.profile.group.gpu
                 if not gpu.power_watts:
                     return None
@@ -92,71 +92,60 @@ def evaluate(
     Raises:
         InvalidProblemError: a framework option of the workload is unknown or has a wrong value.
     """
-    meshes = [config for config in configs if not config.is_placed]
-    placed = [config for config in configs if config.is_placed]
-    classes = [*([one] for one in meshes), *(list(one.replicas or (one,)) for one in placed)]
-    nodes = NodeGroups.of(problem, profile) if placed else None
-    pipelines = _on_equal_nodes(problem, profile, meshes, with_spread=with_spread)
-    if nodes is not None:
-        pipelines += _on_groups(nodes, [one for some in classes[len(meshes) :] for one in some])
+    nodes = NodeGroups.of(problem, profile)
+    pipelines = _pipelines(
+        nodes, profile, [one for config in configs for one in config.classes], with_spread=with_spread
+    )
     objectives_s = iter(StageTable(pipelines).objective_s().tolist() if pipelines else ())
-    priced, found = iter(pipelines), dict[int, Evaluation]()
-    exchange_s = cache(nodes.exchange_s) if nodes is not None else None
-    for config, some in zip((*meshes, *placed), classes, strict=True):
-        own = tuple(next(priced) for _ in some)
-        groups = tuple(one.stages[0].on.group for one in own)
-        found[id(config)] = Evaluation(
-            config=config,
-            classes=own,
-            class_objectives_s=tuple(next(objectives_s) for _ in own),
-            exchange_s=exchange_s(groups) if exchange_s is not None and len(groups) > 1 else 0.0,
+    priced, exchange_s = iter(pipelines), cache(nodes.exchange_s)
+    found = list[Evaluation]()
+    for config in configs:
+        own = tuple(next(priced) for _ in config.classes)
+        found.append(
+            Evaluation(
+                config=config,
+                classes=own,
+                class_objectives_s=tuple(next(objectives_s) for _ in own),
+                exchange_s=exchange_s(tuple(one.stages[0].on.group for one in own)),
+            )
         )
-    return [found[id(config)] for config in configs]
+    return found
 
 
-def _on_equal_nodes(
-    problem: Problem, profile: Profile, configs: Sequence[Configuration], *, with_spread: bool
-) -> list[Pipeline]:
-    """Price meshes together."""
-    if not configs:
-        return []
-    on = Priced.of(problem, profile, configs, with_spread=with_spread)
+_Place = tuple[int, Configuration]  # a node group, or EVERYWHERE, and the mesh whose stage is priced there
+
+
+def _places(nodes: NodeGroups, config: Configuration) -> list[_Place]:
+    """Return what each stage is priced as: a stage of a mesh over all nodes, or of one on its group."""
+    if not config.stage_groups:
+        return [(EVERYWHERE, config)] * config.pipeline_parallel_size
     return [
-        Pipeline(
-            config=config,
-            stages=tuple(
-                Stage(on=on, row=row, stage=rank) for rank in range(config.pipeline_parallel_size)
-            ),
-        )
-        for row, config in enumerate(configs)
+        (nodes.names.index(one.group), alike(config, one.tensor_parallel_size))
+        for one in config.stage_groups
     ]
 
 
-def _on_groups(nodes: NodeGroups, configs: Sequence[Configuration]) -> list[Pipeline]:
-    """Price every stage of configurations with ``stage_groups``, each group's together."""
-    places = [
-        [(nodes.names.index(one.group), one.tensor_parallel_size) for one in config.stage_groups]
-        for config in configs
-    ]
-    wanted = dict[int, dict[tuple[int, int], None]]()  # by group: (configuration, tp), each once
-    for at, stands in enumerate(places):
-        for group, size in stands:
-            wanted.setdefault(group, {})[at, size] = None
-    rows = {group: {pair: row for row, pair in enumerate(pairs)} for group, pairs in wanted.items()}
-    on = {
-        group: Priced.of(
-            nodes.problems[group],
-            nodes.profiles[group],
-            [alike(configs[at], size) for at, size in pairs],
-            group,
-            nodes.names[group],
-        )
-        for group, pairs in wanted.items()
-    }
-    hops = _Hops(nodes)
-    found = list[Pipeline]()
-    for at, config in enumerate(configs):
-        here = [(on[group], rows[group][at, size]) for group, size in places[at]]
+def _pipelines(
+    nodes: NodeGroups, profile: Profile, configs: Sequence[Configuration], *, with_spread: bool
+) -> list[Pipeline]:
+    """Price every stage of configurations with equal replicas, each group's meshes together."""
+    places = [_places(nodes, config) for config in configs]
+    meshes = dict[int, dict[tuple[int, int], Configuration]]()  # by group, then pipeline and its tp
+    for at, some in enumerate(places):
+        for group, mesh in some:
+            meshes.setdefault(group, {})[at, mesh.tensor_parallel_size] = mesh
+    on = dict[int, Priced]()
+    for group, asked in meshes.items():
+        if group == EVERYWHERE:
+            alone = (nodes.problem, profile)
+        else:
+            alone = (nodes.problems[group], nodes.profiles[group])
+        name = "" if group == EVERYWHERE else nodes.names[group]
+        on[group] = Priced.of(*alone, list(asked.values()), group, name, with_spread=with_spread)
+    rows = {group: {pair: row for row, pair in enumerate(asked)} for group, asked in meshes.items()}
+    hops, found = _Hops(nodes), list[Pipeline]()
+    for at, (config, some) in enumerate(zip(configs, places, strict=True)):
+        here = [(on[group], rows[group][at, mesh.tensor_parallel_size]) for group, mesh in some]
         stages = tuple(
             Stage(on=own, row=row, stage=number, hop_s=hops.beyond_s(before, (own, row)))
             for number, (before, (own, row)) in enumerate(zip([here[0], *here[:-1]], here, strict=True))
@@ -195,7 +184,7 @@ class StageTable:
         self.hop_s = np.array([stage.hop_s for stage in stages])
         self.num_stages = counts
         self.num_microbatches = np.array([one.config.num_microbatches for one in pipelines])
-        self.stage_gpus = np.array([gpus for one in pipelines for gpus in one.stage_gpus])
+        self.stage_gpus = np.array([gpus for one in pipelines for gpus in one.config.stage_gpus])
         self._rows = np.array([stage.row for stage in stages])
         self._ranks = np.array([stage.stage for stage in stages])
         by_prices = dict[int, tuple[Priced, list[int]]]()

@@ -217,12 +217,15 @@ def _count(weights: Weights) -> float:
     return float(weights.dense[0] + weights.routed[0])
 
 
+EVERYWHERE = -1  # instead of a node group: a mesh over all nodes, which the slowest GPU paces
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Priced:
     """n configurations priced and added up, all stages of each on one node group."""
 
-    group: int  # among ``NodeGroups.groups``; 0 on equal nodes
-    name: str  # of that group; empty on equal nodes
+    group: int  # among ``NodeGroups.groups``, or EVERYWHERE
+    name: str  # of that group; empty everywhere
     problem: Problem
     profile: Profile
     columns: Columns
@@ -237,7 +240,7 @@ class Priced:
     @classmethod
     def of(
         cls, problem: Problem, profile: Profile, configurations: Sequence[Configuration],
-        group: int = 0, name: str = "", *, with_spread: bool = False,
+        group: int = EVERYWHERE, name: str = "", *, with_spread: bool = False,
     ) -> Priced:  # fmt: skip
         """Price and add up at least one configuration, with its error if ``with_spread``."""
         columns, laid = Columns.of(configurations), LaidOut.of(problem, configurations)
@@ -390,14 +393,6 @@ class Pipeline:
 
     config: Configuration
     stages: tuple[Stage, ...]
-
-    @property
-    def stage_gpus(self) -> tuple[int, ...]:
-        """Return the GPUs of every stage, of all replicas."""
-        c = self.config
-        if c.stage_groups:
-            return tuple(one.num_gpus for one in c.stage_groups)
-        return (c.num_gpus // c.pipeline_parallel_size,) * c.pipeline_parallel_size
 
     @property
     def straggler(self) -> float:

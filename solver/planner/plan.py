@@ -75,7 +75,7 @@ from meshwright.solver.problem import (
 from meshwright.solver.search.certify.judge import kept_child
 from meshwright.solver.search.frontier import Rivals
 from meshwright.solver.search.priced_space import have_room
-from meshwright.solver.search.search import places_stages, search
+from meshwright.solver.search.search import search
 from meshwright.solver.space.launcher_rules import (
     beyond_positions,
     overlap_warnings,
@@ -184,7 +184,7 @@ def ask(
     ``known``: configurations that an interrupted search had found; placed stages begin anew.
     """
     watch = Watch(time_limit_s=problem.options.time_limit_s, should_stop=should_stop)
-    if places_stages(problem, profile):
+    if problem.places_stages:
         return _of_model(problem, ask_placed(problem, profile, watch, on_progress=on_progress))
     with kept_child():
         return _of_variants(problem, profile, watch, on_progress, known)

@@ -47,7 +47,7 @@ from functools import partial
 
 import numpy as np
 
-from meshwright.profiles.profile import PLACING_LAUNCHER, Profile
+from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import SAMPLE, Answer, Infeasibility, RankFloors
 from meshwright.solver.clock import Watch, look, relative_gap
 from meshwright.solver.configuration import MESH, Columns, Configuration, IntArray
@@ -183,7 +183,7 @@ def search(
     """
     options = problem.options
     watch = Watch(time_limit_s=options.time_limit_s, on_progress=on_progress, should_stop=should_stop)
-    if places_stages(problem, profile):
+    if problem.places_stages:
         return search_placed(problem, profile, watch)
     with Judge(options, lazy=rivals.last_s < np.inf) as judge:
         others = [on_switches(problem, one) for one in ways]
@@ -258,11 +258,6 @@ def _reasons(problem: Problem, profile: Profile) -> Infeasibility:
         legal = enumerate_space(problem, legal_only=True).rows
     index = lightest_of(legal)[:_MOST_LIGHT]
     return explain(problem, profile, whole, priced_rows(problem, profile, legal.take(index)))
-
-
-def places_stages(problem: Problem, profile: Profile) -> bool:
-    """Return whether the stages of a mixed cluster are placed on its node groups."""
-    return bool(profile.by_group) and problem.launcher == PLACING_LAUNCHER
 
 
 def _found(
