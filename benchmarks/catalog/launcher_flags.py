@@ -198,10 +198,6 @@ PROGRAMS: Mapping[str, tuple[Release, ...]] = {  # the newest release first
             roots=("ConfigContainer",),
         ),
     ),
-    "nemo": (
-        Release(name="nemo-8cfedd7203", files=("**/megatron_gpt_config.yaml",)),
-        Release(name="nemo-framework-launcher-26e42fa9", files=("**/*.yaml",)),
-    ),
 }
 
 

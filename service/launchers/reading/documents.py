@@ -1,7 +1,7 @@
 """Files of a fixed form (JSON, YAML, TOML) as values by dotted name, each with its line.
 
 Sizes and depths are bounded, YAML aliases are refused, and nothing is run. For a repeated YAML key the
-last value counts, as PyYAML reads it for most launchers; OmegaConf (NeMo, LLaMA-Factory) refuses it.
+last value counts, as PyYAML reads it for most launchers; OmegaConf (LLaMA-Factory) refuses it.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from meshwright.service.launchers.reading.fields import Fields
 from meshwright.service.launchers.reading.shell_values import Script, Word
 
 _SIZES = "--config, or predict --model with --set tensor_parallel_size=… for each of its sizes"
+_NEMO_1_STEP = f"a Megatron-Bridge recipe of the same training, or {_SIZES}"
 _EXIT = "--var NAME=… for what it asks for, or meshwright capture -- bash …"
 _SCRIPT = "the command that it starts, saved as a script"
 _ALL: Callable[..., bool] = all
@@ -45,18 +46,22 @@ _DOCUMENTS: tuple[tuple[str, str, Callable[..., bool], tuple[str, ...]], ...] = 
     ("torchtune's", _SIZES, _ALL, ("model._component_",)),
     ("OLMo's", _SIZES, _ALL, ("model.d_model", "model.n_layers")),
     ("LitGPT's", _SIZES, _ALL, ("out_dir", "train.global_batch_size", "train.micro_batch_size")),
+    ("NeMo 1's", _NEMO_1_STEP, _ANY, (
+        "model.mcore_gpt", "model.megatron_amp_O2", "model.encoder_seq_length",
+    )),
     ("NeMo 2's", _SIZES, _ANY, ("_factory_", "task._target_", "trainer._target_", "model.config._target_")),
     ("a test of Megatron-LM's", "its MODEL_ARGS as a script", _ANY, ("MODEL_ARGS.",)),
 )  # fmt: skip
 _PYTHON = re.compile(
     r"^\s*(?:from|import)\s+(nemo_run|nemo\.collections|nemo\.lightning|megatron\.bridge)", re.MULTILINE
 )
-_NEMO = "a recipe of NeMo 2"
+_NEMO, _NEMO_1 = "a recipe of NeMo 2", "a run of NeMo 1"
 # Commands of trainers without a reader, by their first words.
 _STARTED = tuple(
     (re.compile(rf"(?:^|[\s/]){words}(?=\s|$)"), what)
     for words, what in (
-        (r"nemo llm \S+", _NEMO), (r"-m verl\.\S+", "a run of verl"), (r"litgpt \S+", "a run of LitGPT"),
+        (r"nemo llm \S+", _NEMO), (r"main\.py (?:\S+ )*training=\S+", _NEMO_1),
+        (r"-m verl\.\S+", "a run of verl"), (r"litgpt \S+", "a run of LitGPT"),
         (r"tune run", "a run of torchtune"), (r"-m openrlhf\.\S+", "a run of OpenRLHF"),
         (r"xtuner train", "a run of xtuner"),
         (r"composer (?:\S+ )*train(?:/train)?\.py", "a run of LLM Foundry"),
@@ -100,7 +105,8 @@ def _of_others(source: Source, script: Script) -> Iterator[FieldError]:
         what = next((what for pattern, what in _STARTED if pattern.search(text)), None)
         if what is not None:
             message = f"line {words[0].line} of {shown(source.name)} starts {what}, which is not read"
-            yield FieldError(pointer=WHOLE_FILE, message=message, allowed=_SIZES)
+            step = _NEMO_1_STEP if what == _NEMO_1 else _SIZES
+            yield FieldError(pointer=WHOLE_FILE, message=message, allowed=step)
             return
 
 

@@ -215,7 +215,7 @@ class Given:
 
 def _is_known(called: str, name: str) -> bool:
     """Return whether a launcher over Megatron-Core has an argument, as spelled or by its plain name."""
-    names = flag_names("megatron-lm", "megatron-bridge", "nemo", "ms-swift", "llama-factory")
+    names = flag_names("megatron-lm", "megatron-bridge", "ms-swift", "llama-factory")
     return called in names or name in names
 
 

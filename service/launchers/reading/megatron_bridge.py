@@ -349,7 +349,7 @@ _WRITTEN_OVER = ("mixed_precision", "comm_overlap")  # sections that are read af
 
 
 class MegatronBridgeReader:
-    """Reader of launch scripts and override files of Megatron-Bridge and NeMo."""
+    """Reader of launch scripts and override files of Megatron-Bridge."""
 
     name = "megatron-bridge"
 

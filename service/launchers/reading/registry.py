@@ -58,7 +58,6 @@ from meshwright.service.launchers.reading.megatron_bridge import MegatronBridgeR
 from meshwright.service.launchers.reading.megatron_lm import MegatronLmReader
 from meshwright.service.launchers.reading.ms_swift import MsSwiftReader
 from meshwright.service.launchers.reading.nanotron import NanotronReader
-from meshwright.service.launchers.reading.nemo import NemoReader
 from meshwright.service.launchers.reading.python_values import looks_like_module, module_values
 from meshwright.service.launchers.reading.shell_values import (
     Script,
@@ -76,14 +75,14 @@ _READERS: Mapping[str, Reader] = {
     reader.name: reader
     for reader in (
         TorchtitanReader(), NanotronReader(), DeepSpeedReader(), AxolotlReader(), TrlReader(),
-        LlamaFactoryTrainerReader(), AccelerateReader(), NemoReader(), LlamaFactoryReader(),
+        LlamaFactoryTrainerReader(), AccelerateReader(), LlamaFactoryReader(),
         MegatronBridgeReader(), TrainerReader(), MsSwiftReader(), MegatronLmReader(),
     )
 }  # fmt: skip
 _BLOCKING = re.compile(r"^\s*(?:export\s+)?CUDA_LAUNCH_BLOCKING=1\b", re.MULTILINE)
 _KINDS = (
     "a Megatron-LM, Megatron-Bridge or ms-swift command, DeepSpeed JSON, torchtitan TOML or Python, "
-    "accelerate, nanotron, NeMo, LLaMA-Factory, Axolotl or TRL YAML, arguments of transformers' Trainer"
+    "accelerate, nanotron, LLaMA-Factory, Axolotl or TRL YAML, arguments of transformers' Trainer"
 )
 
 

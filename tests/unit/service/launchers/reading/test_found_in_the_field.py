@@ -226,6 +226,7 @@ def test_a_month_in_a_path_is_no_vocabulary() -> None:
 @pytest.mark.parametrize(
     ("command", "what"),
     [
+        ("python3 launcher_scripts/main.py stages=[training] training=gpt3/5b", "a run of NeMo 1"),
         ("nemo llm pretrain --factory llama3_8b trainer.num_nodes=2 -y", "a recipe of NeMo 2"),
         (
             "torchrun --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer data.train_files=a",
@@ -237,15 +238,6 @@ def test_a_month_in_a_path_is_no_vocabulary() -> None:
 def test_commands_of_other_trainers_are_refused_by_name(command: str, what: str) -> None:
     with pytest.raises(InvalidProblemError, match=f"line 2 of a.sh starts {what}, which is not read"):
         read(f"#!/bin/bash\n{command}\n")
-
-
-def test_torchs_fsdp_under_nemo_is_refused() -> None:
-    text = (
-        "trainer:\n  num_nodes: 1\n  devices: 8\n  precision: bf16\nmodel:\n  encoder_seq_length: 1024\n"
-        "  micro_batch_size: 1\n  global_batch_size: 8\n  fsdp: true\n"
-    )
-    with pytest.raises(InvalidProblemError, match=r"model.fsdp: line 9: torch FSDP under NeMo"):
-        read(text, name="a.yaml")
 
 
 @pytest.mark.parametrize(
@@ -565,28 +557,3 @@ def test_flags_that_start_nothing_are_refused_where_degrees_are_set_that_none_ta
     found = read(same, Told(num_gpus=8))
     assert found.configuration.tensor_parallel_size == 4
     assert any("no command in it starts a program" in note for note in found.notes)
-
-
-def test_overrides_of_nemos_launcher_count_before_the_configuration_that_they_choose() -> None:
-    conf = (
-        "trainer:\n  num_nodes: 16\n  devices: 8\n  precision: bf16\nmodel:\n  micro_batch_size: 2\n"
-        "  global_batch_size: 256\n  tensor_model_parallel_size: 1\n  encoder_seq_length: 2048\n"
-        "  num_layers: 24\n  hidden_size: 4096\n  num_attention_heads: 32\n  mcore_gpt: true\n"
-        "  ffn_hidden_size: ${multiply:4, ${.hidden_size}}\n  max_position_embeddings: 2048\n"
-        "  override_vocab_size: ${oc.decode:${oc.env:VOCABULARY,51200}}\n"
-    )
-    start = (
-        "python3 /opt/launcher_scripts/main.py training=gpt3/5b stages=[training] "
-        "training.trainer.num_nodes=1 ++training.model.tensor_model_parallel_size=2 "
-        "training.model.global_batch_size=128\n"
-    )
-    conf += "  optim:\n    name: mcore_distributed_optim\n    grad_sync_dtype: bf16\n"
-    found = read_launch_files(
-        Source(name="5b.sh", text=start, files={"5b.sh": start, "5b.yaml": conf}), Told()
-    )
-    sizes = found.configuration
-    assert "gradient_dtype" not in found.workload.framework_options  # bf16, as usual there; it was fp32
-    assert (sizes.tensor_parallel_size, sizes.data_parallel_size, found.num_nodes) == (2, 4, 1)
-    assert (found.workload.global_batch_size, found.model.ffn_hidden_size) == (128, 16_384)
-    with pytest.raises(InvalidProblemError, match=r"line 1 of 5b.sh: conf/training/gpt3/5b.yaml is not"):
-        read(start, name="5b.sh")

@@ -198,31 +198,6 @@ def test_llama_factory_without_megatron_runs_the_trainer_with_its_own_defaults()
     assert found.configuration.recompute_granularity == "full"
 
 
-def test_nemos_interpolations_are_resolved_and_exported_variables_told() -> None:
-    text = (
-        "trainer:\n  num_nodes: 2\n  devices: 8\n  precision: bf16\nmodel:\n  mcore_gpt: true\n"
-        "  micro_batch_size: 1\n  global_batch_size: 64\n  tensor_model_parallel_size: ${oc.env:TP,2}\n"
-        "  encoder_seq_length: 2048\n  max_position_embeddings: ${.encoder_seq_length}\n  num_layers: 4\n"
-        "  hidden_size: 512\n  ffn_hidden_size: ${multiply:4, ${.hidden_size}}\n  num_attention_heads: 8\n"
-        "  tokenizer:\n    library: megatron\n    type: GPT2BPETokenizer\n"
-    )
-    found = read(text, "a.yaml")
-    assert (found.model.ffn_hidden_size, found.model.vocab_size) == (2048, 50257)
-    assert (found.configuration.tensor_parallel_size, found.configuration.data_parallel_size) == (2, 8)
-    assert read(text, "a.yaml", Told(variables={"TP": "4"})).configuration.tensor_parallel_size == 4
-    own = read(f"{text}  override_vocab_size: 151936\n  qkv_bias: true\n", "a.yaml").model
-    assert (own.vocab_size, own.qkv_bias) == (151936, True)
-    for name in (
-        "src_language: en",
-        "virtual_prompt_style: p-tuning",
-        "mamba_ssm_ngroups: 8",
-        "activations_checkpoint_recurrent: false",
-        "hyena:\n    order: 2",
-    ):
-        with pytest.raises(InvalidProblemError, match="only NeMo's GPT models are read"):
-            read(f"{text}  {name}\n", "a.yaml")
-
-
 def test_accelerates_type_no_starts_one_process() -> None:
     text = "compute_environment: X\ndistributed_type: 'NO'\nnum_processes: 8\nmixed_precision: bf16\n"
     values = {"seq_length": 128, "micro_batch_size": 1, "num_microbatches": 1}
@@ -324,6 +299,7 @@ def test_a_header_line_of_slurm_ends_with_its_line() -> None:
         ("70b.yaml", ("system:\n  tensor_model_parallel_size: 4\n  pipeline_model_parallel_size: 2\n"
          "model:\n  num_layers: 8\n  hidden_size: 64\n"), "FlagScale's"),
         ("ppo.yaml", "actor_rollout_ref:\n  model:\n    path: a\n", "verl's"),
+        ("5b.yaml", "trainer:\n  devices: 8\nmodel:\n  mcore_gpt: true\n", "NeMo 1's"),
         ("recipe.py", "import nemo_run as run\n", "a recipe of NeMo 2"),
         ("train.py", "print('hello')\n", "a Python program"),
         ("config.json", '{"model_type": "llama", "hidden_size": 64}', "a model's own configuration"),

@@ -27,15 +27,6 @@ TITAN = (
     '[job]\ndump_folder="o"\n[model]\nname="llama3"\nflavor="8B"\n[training]\nlocal_batch_size=1\n'
     'seq_len=8192\n[parallelism]\ntensor_parallel_degree=1\n[activation_checkpoint]\nmode="none"\n'
 )
-NEMO = (
-    "trainer:\n  num_nodes: 2\n  devices: 8\n  precision: bf16\nmodel:\n  mcore_gpt: true\n"
-    "  micro_batch_size: 2\n  global_batch_size: 64\n  tensor_model_parallel_size: 2\n"
-    "  encoder_seq_length: 2048\n  max_position_embeddings: 2048\n  num_layers: 4\n  hidden_size: 512\n"
-    "  ffn_hidden_size: 2048\n  num_attention_heads: 8\n  override_vocab_size: 51200\n"
-    "  sequence_parallel: true\n  activations_checkpoint_granularity: full\n"
-    "  activations_checkpoint_method: block\n  activations_checkpoint_num_layers: 2\n"
-    "  optim:\n    name: mcore_distributed_optim\n    lr: 1e-4\n    overlap_grad_sync: true\n"
-)
 NANOTRON = (
     "checkpoints:\n  checkpoint_interval: 1000\n  checkpoints_path: out\ngeneral:\n  project: p\n  run: r\n"
     "  seed: 42\nmodel:\n  ddp_bucket_cap_mb: 30\n  dtype: bfloat16\n  make_vocab_size_divisible_by: 64\n"
@@ -238,10 +229,6 @@ SCRIPTS: dict[str, tuple[str, dict[str, str]]] = {
             "tensor_model_parallel_size: 2\npipeline_model_parallel_size: 2\nsequence_parallel: true\n"
             "use_distributed_optimizer: true\nrecompute_granularity: full\nbias_activation_fusion: true\n"
         },
-    ),
-    "nemo": (
-        "python3 main.py training=a stages=[training] training.model.micro_batch_size=4\n",
-        {"a.yaml": NEMO},
     ),
     "nanotron": (
         "torchrun --nnodes 2 --nproc_per_node 8 run_train.py --config-file n.yaml\n",
