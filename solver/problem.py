@@ -77,7 +77,6 @@ class SearchOptions:
     num_gpus: tuple[int, ...] = ()  # the planner's: all of these; empty: as many as can be used
     reserve_nodes: int = 0  # kept spare
     batch_sizes: tuple[int, ...] = ()  # global batches in question next to the workload's, the largest
-    batch_ramp: tuple[tuple[int, int], ...] = ()  # (batch, until so many tokens) before the workload's
     total_tokens: int | None = None  # of the whole run
     deadline_days: float | None = None  # for all of them, interruptions counted
     gpu_hour_price: float | None = None  # in the client's currency
@@ -318,9 +317,7 @@ def gpu_counts(problem: Problem) -> tuple[int, ...]:
 
 
 def searched_switches(problem: Problem) -> tuple[str, ...]:
-    """Return the switches that are searched under a problem's launchers; with a batch ramp none is."""
-    if problem.options.batch_ramp:
-        return ()
+    """Return the switches that are searched under a problem's launchers."""
     gpus, stated = [group.gpu for group in problem.cluster.groups], problem.workload.framework_options
     found = (
         open_switches(problem.options.allow, launcher, model=problem.model, gpus=gpus, stated=stated)

@@ -30,8 +30,6 @@ def common_warnings(target: Target, written: Sequence[str] = ("launch_blocking",
         yield f"tp * cp = {ranks} ranks cross the network: {near} GPUs are near each other"
     if not target.problem.cluster.is_homogeneous:
         yield "node ranks must follow the order of the cluster's groups; Slurm sorts its hosts by name"
-    if target.problem.options.batch_ramp:
-        yield "the batch ramp is not written: the files start with the largest batch"
     options = set(target.workload.framework_options) - {*written}
     if options:
         names = ", ".join(sorted(options))[:200]

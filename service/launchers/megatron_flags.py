@@ -7,11 +7,10 @@ from (TransformerConfig, ModelParallelConfig) of Megatron-Core 0.17.0 and 0.19.2
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 
-from meshwright.profiles.errors import FieldError
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MlaSpec, MoeSpec, RotaryScaling
@@ -33,7 +32,6 @@ from meshwright.service.launchers.megatron_names import (
     offload_values,
     overlapped,
 )
-from meshwright.service.launchers.rules import fault
 from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Configuration
 
@@ -140,72 +138,6 @@ def overlaps_tensor(target: Target) -> bool:
 def overlaps_experts(target: Target) -> bool:
     """Return whether all-to-alls of experts overlap the compute of another micro-batch."""
     return overlapped(target, facts(target))
-
-
-# --------------------------------------------------------------------------------------------------
-# A batch that grows: Megatron-LM 0.19's step schedule, and its equivalent in older versions.
-#
-# Megatron-Core 0.19.2, num_microbatches_calculator.py: ``--step-batch-size-schedule "0:768 250B:1536"``
-# names the tokens from which a batch holds, and excludes ``--global-batch-size``. ``--rampup-batch-size``
-# is still parsed there, and silently ignored; before 0.19 it is the only way, and grows in equal
-# steps.
-
-
-Step = tuple[int, int]  # tokens from which a batch holds, the batch
-
-
-def batch_steps(target: Target) -> list[Step]:
-    """Return the batches in order, the workload's last; empty without a ramp."""
-    ramp = target.problem.options.batch_ramp
-    if not ramp:
-        return []
-    starts = [0, *(end for _batch, end in ramp)]
-    batches = [*(batch for batch, _end in ramp), target.workload.global_batch_size]
-    return list(zip(starts, batches, strict=True))
-
-
-def schedule_text(steps: Sequence[Step]) -> str:
-    """Return the value of ``--step-batch-size-schedule``."""
-    return " ".join(f"{start}:{batch}" for start, batch in steps)
-
-
-def linear_ramp(steps: Sequence[Step], seq_length: int) -> tuple[int, int, int] | None:
-    """Return start, increment and samples of ``--rampup-batch-size`` for an even growth; else None.
-
-    Megatron-Core 0.16, ``RampupBatchsizeNumMicroBatchesCalculator``: the batch grows by one increment after
-    each ``samples / ((final - start) / increment)`` samples.
-    """
-    batches, starts = [batch for _, batch in steps], [start for start, _ in steps]
-    grows = {after - before for before, after in pairwise(batches)}
-    lasts = {after - before for before, after in pairwise(starts)}
-    if len(grows) != 1 or len(lasts) != 1 or starts[-1] % seq_length:
-        return None
-    return batches[0], grows.pop(), starts[-1] // seq_length
-
-
-def ramp_is_whole(target: Target) -> Iterator[FieldError]:
-    """Check that every batch is whole micro-batches of every replica (asserted when it is reached)."""
-    config = target.config
-    each = config.micro_batch_size * config.data_parallel_size
-    for _start, batch in batch_steps(target):
-        if batch % each:
-            yield fault("micro_batch_size", f"mbs * dp = {each} does not divide the ramp's batch {batch}")
-
-
-def ramp_warnings(target: Target) -> Iterator[str]:
-    """Yield the flags for versions before 0.18 (0.18.0, training/config/training_config.py)."""
-    steps = batch_steps(target)
-    if not steps:
-        return
-    linear = linear_ramp(steps, target.workload.seq_length)
-    if linear is None:
-        yield "the batch ramp needs Megatron-LM 0.18: before, batches grow in equal steps only"
-    else:
-        words = " ".join(map(str, linear))
-        yield (
-            "the batch ramp is written for Megatron-LM 0.18; before, replace --step-batch-size-schedule by "
-            f"--global-batch-size {steps[-1][1]} --rampup-batch-size {words}"
-        )
 
 
 VOCABULARY_UNIT = 128  # the vocabulary is padded to a multiple of this times tp
@@ -317,11 +249,9 @@ def _expert_ranks(target: Target) -> list[Flag]:
 
 
 def _batch(target: Target) -> list[Flag]:
-    steps = batch_steps(target)
-    batch = flag("global-batch-size", target.workload.global_batch_size)
     return [
         flag("micro-batch-size", target.config.micro_batch_size),
-        flag("step-batch-size-schedule", schedule_text(steps)) if steps else batch,
+        flag("global-batch-size", target.workload.global_batch_size),
         flag("seq-length", target.workload.seq_length),
         *([flag("sft")] if target.workload.lengths else []),
     ]

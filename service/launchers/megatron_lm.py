@@ -11,7 +11,6 @@ import shlex
 from collections.abc import Iterable, Iterator
 
 from meshwright.service.launchers.export import (
-    PACKAGE_CHECK,
     SLURM_FILE,
     TORCHRUN_FILE,
     Start,
@@ -28,15 +27,12 @@ from meshwright.service.launchers.megatron_flags import (
     FIXED_FACTS,
     WRITTEN_FACTS,
     Section,
-    batch_steps,
     facts,
     gathers_fp8,
     is_fsdp,
     lacks_flash,
     packages_of,
     padded_vocabulary,
-    ramp_is_whole,
-    ramp_warnings,
     reshards_states,
     sections,
 )
@@ -59,7 +55,7 @@ from meshwright.solver.space.launcher_rules import overlap_notes
 # The arguments file is a Bash array, so that quoting is Bash's own and every flag can carry a comment.
 
 
-VERSIONS, VERSIONS_WITH_RAMPS = "0.16 to 0.19", "0.18 to 0.19"
+VERSIONS = "0.16 to 0.19"
 ARGUMENTS_FILE = "megatron_args.sh"
 PRODUCT = f"Megatron-LM {VERSIONS}"
 # Names of the data of a run: tokens of a pretraining, or conversations (--sft), with a data set that asks
@@ -93,16 +89,6 @@ _RESHARDS = """
         # Optimizer states that another tp or pp can load, not other replicas alone.
         --ckpt-format torch_dist --dist-ckpt-optim-fully-reshardable"""
 
-_RAMPS = f"""\
-# Before 0.18 Megatron-LM has no --step-batch-size-schedule.
-if [[ "${{{PACKAGE_CHECK}:-1}}" == 1 ]] &&
-    ! grep -qs step_batch_size_schedule "${{MEGATRON_LM_DIR}}/megatron/training/arguments.py"; then
-    echo "error: the plan's batch ramp needs Megatron-LM 0.18 or newer; ${{MEGATRON_LM_DIR}} has no" \\
-        "--step-batch-size-schedule. Check out a newer one, or plan without batch_ramp" >&2
-    exit 2
-fi
-
-"""
 _TORCHRUN = """\
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -140,7 +126,7 @@ fi
 # A rank that waits this long for the others has lost one; gradients are clipped as GPT-3's were.
 run_args+=(--distributed-timeout-minutes "${TIMEOUT_MINUTES:-30}" --clip-grad "${CLIP_GRAD:-1.0}")
 
-@CHECKOUT@@PACKAGES@@GUARD@
+@PACKAGES@@GUARD@
 
 @ENVIRONMENT@
 exec torchrun --nnodes "${NUM_NODES}" --nproc-per-node "${GPUS_PER_NODE}" \\
@@ -169,14 +155,13 @@ def _filled(text: str, target: Target) -> str:
     values = {
         "ARGUMENTS": ARGUMENTS_FILE,
         "ROWS": str(padded_vocabulary(target)),
-        "VERSIONS": _versions(target),
+        "VERSIONS": VERSIONS,
         "NODES": str(target.num_nodes),
         "GPUS": str(target.gpus_per_node),
         "MASTER": "localhost" if target.num_nodes == 1 else "",
         "ENVIRONMENT": environment_lines(
             (*environment(target, facts(target)), *common_environment(target))
         ),
-        "CHECKOUT": _RAMPS if batch_steps(target) else "",
         "PACKAGES": package_checks(packages_of(target)),
         **_data(target),
         "RESHARDS": _RESHARDS if reshards_states(target.config) else "",
@@ -187,11 +172,6 @@ def _filled(text: str, target: Target) -> str:
     return text
 
 
-def _versions(target: Target) -> str:
-    """Return the versions with the written flags; a batch ramp needs a newer one."""
-    return VERSIONS_WITH_RAMPS if batch_steps(target) else VERSIONS
-
-
 def _data(target: Target) -> dict[str, str]:
     return _TOKENS if target.workload.lengths is None else _CONVERSATIONS
 
@@ -200,7 +180,7 @@ def needs(target: Target) -> tuple[tuple[str, str], ...]:
     """Return the inputs that a run needs besides the plan, as named in the script."""
     data = _data(target)
     return (
-        ("MEGATRON_LM_DIR", f"a checkout of Megatron-LM {_versions(target)}"),
+        ("MEGATRON_LM_DIR", f"a checkout of Megatron-LM {VERSIONS}"),
         ("DATA_PATH", data["DATA"] + data["DRY"]),
         ("TOKENIZER_TYPE", data["TOKENIZER"]),
         ("TOKENIZER_MODEL", "the file, folder or name of the tokenizer"),
@@ -221,7 +201,7 @@ class MegatronLm:
             RefusedExportError: Megatron-LM cannot run the plan; one FieldError per fault.
         """
         refuse((sizes_are_positive,), target)  # the other rules divide by sizes
-        rules = (*PARALLEL_RULES, ramp_is_whole, *MODEL_RULES, model_is_stated(self.name))
+        rules = (*PARALLEL_RULES, *MODEL_RULES, model_is_stated(self.name))
         refuse(rules, target)
         warnings = list(found_warnings(target))
         packages = packages_of(target)
@@ -242,7 +222,6 @@ def found_warnings(target: Target) -> Iterator[str]:
     if target.workload.lengths is not None:
         line = "one conversation" if pads(target) else "conversations that are packed already, one sequence"
         yield f"--sft reads DATA_PATH as JSON lines, each of {line}, and has no MOCK_DATA"
-    yield from ramp_warnings(target)
     yield from _value_warnings(target)
     yield from _model_warnings(target)
     yield from _fact_warnings(target)

@@ -236,7 +236,7 @@ def _settled(problem: Problem, plan: Plan) -> Problem:
     problem = settled_problem(plan, problem)
     workload = replace(problem.workload, global_batch_size=plan.config.global_batch_size)
     options = replace(
-        problem.options, batch_sizes=(), batch_ramp=(), num_nodes=(), reserve_nodes=0, gpus="all",
+        problem.options, batch_sizes=(), num_nodes=(), reserve_nodes=0, gpus="all",
         deadline_days=None, objective="step_time", pareto=False, baseline=None, certify="none",
     )  # fmt: skip
     return replace(problem, workload=workload, options=options)

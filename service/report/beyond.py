@@ -13,7 +13,6 @@ OBJECTIVE_NAMES = {
     "tokens_per_s_per_gpu": "tokens per second and GPU",
     "gpu_hours_per_token": "GPU hours per token, interruptions counted",
     "energy_per_token": "energy per token",
-    "ramp_time": "time of all steps of the batch ramp",
 }
 _MINUTE_S = 60.0
 _BAR = 20  # characters of the heaviest point's bar

@@ -47,10 +47,7 @@ def lengths_words(workload: Workload) -> str:
 
 
 def _batches(problem: Problem) -> str:
-    """Return the global batch, or several: ``256 or 512``, ``128 → 256 → 512`` of a ramp."""
-    options, batch = problem.options, problem.workload.global_batch_size
-    ramp = [str(one) for one, _ in options.batch_ramp]
-    return " → ".join([*ramp, " or ".join(map(str, (*options.batch_sizes, batch)))])
+    return " or ".join(map(str, (*problem.options.batch_sizes, problem.workload.global_batch_size)))
 
 
 def clean(text: str) -> str:

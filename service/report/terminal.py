@@ -119,7 +119,7 @@ def _search_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
 def _of_which(answer: Answer, problem: Problem) -> str:
     """Which plans the bound on a step is for, where batches or GPUs are open: those of the first one's."""
     options, config = problem.options, answer.plans[0].config
-    words = f" of batch {config.global_batch_size}" if options.batch_sizes or options.batch_ramp else ""
+    words = f" of batch {config.global_batch_size}" if options.batch_sizes else ""
     return words + (f" on {config.num_gpus} GPUs" if options.num_nodes else "")
 
 

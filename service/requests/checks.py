@@ -17,7 +17,7 @@ from meshwright.profiles.optimizers import OPTIMIZERS, optimizer_named
 from meshwright.profiles.profile import framework_of
 from meshwright.profiles.sequences import beyond
 from meshwright.profiles.switches import switches
-from meshwright.service.requests.parts import ramp_limits, run_limits
+from meshwright.service.requests.parts import run_limits
 from meshwright.service.requests.sizes import batch_size, gpu_count, model_sizes
 from meshwright.solver.configuration import (
     INTEGER_VARIABLES,
@@ -81,7 +81,6 @@ def check_limits(problem: Problem) -> None:
         _switches,
         _ranks,
         run_limits,
-        ramp_limits,
         model_sizes,
         gpu_count,
         batch_size,

@@ -19,7 +19,6 @@ from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
-from meshwright.solver.space.rules import ramp_stages
 
 Request = Mapping[str, object]
 Values = Mapping[str, object]
@@ -459,11 +458,14 @@ def ramp_notes(own: Own, profile: Profile) -> list[str]:
     """Return the step time of every batch before the last; none where the batch does not grow."""
     if not own.batch_ramp:
         return []
-    options = replace(own.problem.options, batch_ramp=own.batch_ramp)
-    *stages, _last = ramp_stages(replace(own.problem, options=options))
-    notes = []
-    for stage, (batch, end) in zip(stages, own.batch_ramp, strict=True):
-        found = predict(stage.problem, profile, stage.configuration(own.configuration))
-        time = f"{stage.steps:,.0f} steps of {found.step_time_s:.3g} s"
+    config, workload = own.configuration, own.problem.workload
+    notes, start = [], 0
+    for batch, end in own.batch_ramp:
+        problem = replace(own.problem, workload=replace(workload, global_batch_size=batch))
+        micro_batches = batch // (config.data_parallel_size * config.micro_batch_size)
+        found = predict(problem, profile, replace(config, num_microbatches=micro_batches))
+        steps = (end - start) / (batch * workload.seq_length)
+        time = f"{steps:,.0f} steps of {found.step_time_s:.3g} s"
         notes.append(f"until {end:,} tokens the batch is {batch}: {time}")
+        start = end
     return notes

@@ -56,7 +56,7 @@ def parse_problem(raw: Mapping[str, object]) -> Problem:
 
 def _parsed(raw: Mapping[str, object]) -> Problem:
     """Return the Problem of a request with long names; errors as ``parse_problem``."""
-    request = _validated(with_open_nodes(raw))
+    request = _validated(with_open_nodes(_without_ramp(raw)))
     if request.launcher is not None:
         check_launcher(request.launcher)
     model, cluster = _model_and_cluster(request)
@@ -81,6 +81,21 @@ def _parsed(raw: Mapping[str, object]) -> Problem:
     except InvalidProblemError as fault:
         raise _named_by_precision(fault, request.workload) from None
     return _with_baseline(problem, request.search)
+
+
+def _without_ramp(raw: Mapping[str, object]) -> dict[str, object]:
+    """Drop the empty batch ramp that requests had before ramps became a matter of `meshwright predict`."""
+    workload = raw.get("workload")
+    if not isinstance(workload, dict) or "batch_ramp" not in workload:
+        return dict(raw)
+    if workload["batch_ramp"]:
+        raise InvalidProblemError.of(
+            "/workload/batch_ramp",
+            "a plan has one batch",
+            allowed="no batch_ramp: plan for the full batch; `meshwright predict` takes any other",
+        )
+    kept = {name: value for name, value in workload.items() if name != "batch_ramp"}
+    return {**raw, "workload": kept}
 
 
 def _named_by_precision(fault: InvalidProblemError, request: WorkloadRequest) -> InvalidProblemError:
@@ -120,7 +135,6 @@ def problem_to_mapping(problem: Problem) -> dict[str, object]:
             "optimizer": workload.optimizer,
             "optimizer_rank": workload.optimizer_rank,
             "total_tokens": options.total_tokens,
-            "batch_ramp": [{"batch": one, "until_tokens": end} for one, end in options.batch_ramp],
             "lora_rank": workload.lora_rank,
             "lora_targets": list(workload.lora_targets),
             **({"base_precision": workload.base_precision} if workload.base_precision != "bf16" else {}),
@@ -230,7 +244,6 @@ def _options(whole: ProblemRequest) -> SearchOptions:
         num_nodes=counts_of(request.num_nodes),
         reserve_nodes=request.reserve_nodes,
         batch_sizes=_smaller_batches(whole.workload),
-        batch_ramp=tuple((one.batch, one.until_tokens) for one in whole.workload.batch_ramp),
         total_tokens=whole.workload.total_tokens,
         deadline_days=request.deadline_days,
         gpu_hour_price=request.gpu_hour_price,

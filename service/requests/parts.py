@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import pairwise, product
+from itertools import product
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -116,38 +116,6 @@ class BatchRange(Part):
 
 
 Batches = Count | Annotated[list[Count], Field(min_length=1, max_length=MAX_SIZES)] | BatchRange
-
-
-class RampRequest(Part):
-    """One earlier stage of a batch ramp."""
-
-    batch: Count
-    until_tokens: int = Field(ge=1, le=10**18)
-
-
-def ramp_limits(problem: Problem) -> Iterator[FieldError]:
-    """Check that a ramp grows in batches and tokens up to the workload's, and is ranked by time alone."""
-    options, batch = problem.options, problem.workload.global_batch_size
-    if not options.batch_ramp:
-        return
-    at = pointer("workload", "batch_ramp")
-    stages = [*options.batch_ramp, (batch, options.total_tokens or 0)]
-    if options.total_tokens is None:
-        here = pointer("workload", "total_tokens")
-        yield FieldError(pointer=here, message="is required beside a ramp: where its last stage ends")
-    elif any(one[0] >= other[0] or one[1] >= other[1] for one, other in pairwise(stages)):
-        yield FieldError(pointer=at, message="batches and tokens must grow from stage to stage")
-    others = {
-        "objective": options.objective != "step_time", "gpus": options.gpus == "fewest",
-        "deadline_days": options.deadline_days is not None, "pareto": options.pareto,
-        "baseline": options.baseline is not None,
-        "allow": bool(set(options.allow) - {"offload", NO_SWITCH}),
-    }  # fmt: skip
-    for name in (name for name, given in others.items() if given):
-        yield FieldError(pointer=pointer("search", name), message="does not go with a batch ramp")
-    if options.batch_sizes:
-        here = pointer("workload", "global_batch_size")
-        yield FieldError(pointer=here, message="is one number beside a batch ramp")
 
 
 def batches_of(given: int | list[int] | BatchRange) -> tuple[int, ...]:
@@ -381,7 +349,6 @@ def _placed_faults(problem: Problem) -> Iterator[FieldError]:
         ("search", "pareto"): options.pareto,
         ("search", "allow"): bool(set(options.allow) - {NO_SWITCH}),
         ("workload", "global_batch_size"): bool(options.batch_sizes),
-        ("workload", "batch_ramp"): bool(options.batch_ramp),
     }
     for path in (path for path, given in beside.items() if given):
         what = "several batches" if path[-1] == "global_batch_size" else path[-1]

@@ -21,13 +21,11 @@ from meshwright.profiles.documents import MAX_ERRORS, pointer, shown
 from meshwright.profiles.errors import FieldError
 from meshwright.service.requests.parts import (
     MAX_BATCH,
-    MAX_SIZES,
     MAX_TOKENS,
     BaselineRequest,
     Batches,
     NodeCounts,
     Part,
-    RampRequest,
     ReliabilityRequest,
 )
 from meshwright.solver.problem import Certify, Objective
@@ -62,11 +60,6 @@ class WorkloadRequest(Part):
 
     global_batch_size: Batches = Field(
         description="sequences per optimizer step: one number, a list, or a range by doubling"
-    )
-    batch_ramp: list[RampRequest] = Field(
-        default_factory=list,
-        max_length=MAX_SIZES,
-        description="smaller batches for the first tokens, before global_batch_size",
     )
     total_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS, description="of the whole run")
     seq_length: int = Field(ge=1, le=MAX_SEQ_LENGTH, description="tokens per sequence")

@@ -39,10 +39,6 @@ _PLACED = (
     "Each line is a search of its own, made for this report and cut short after 2 s, or the listed plans "
     "carried over where those are faster; a longer search may find a faster one."
 )
-_RAMP = (
-    "Left out: the batch of this question grows in steps, and other hardware would ask for other steps. "
-    "meshwright plan --sweep num_nodes=… answers it for each cluster."
-)
 _SETTLED = " Where the question leaves the batch or the number of GPUs open, these lines take plan #1’s."
 _LISTED = " Of the launchers, precisions and optimizers left open those of the listed plans are searched."
 _MEASURED = " The network is left as it is: its collectives were measured on this cluster."
@@ -62,8 +58,6 @@ def what_ifs(
     """
     if method == "none" or not answer.plans:
         return None
-    if problem.options.batch_ramp:
-        return WhatIfs(method=_RAMP)
     watch, best = Watch(time_limit_s=max(budget_s, 0.0)), answer.plans[0]
     asked = settled(Question(problem=problem, profile=profile), best)
     others = answer.ranking or answer.plans  # a report of one plan may be about one that is not ranked

@@ -38,7 +38,6 @@ from meshwright.solver.explain.remedies import (
     too_late,
     with_remedies,
 )
-from meshwright.solver.planner.batch_ramp import ramp_search
 from meshwright.solver.planner.fewest_nodes import differing_gpus, fewest
 from meshwright.solver.planner.pareto import front_of
 from meshwright.solver.planner.variants import (
@@ -222,7 +221,7 @@ def _of_variants(
         answer = replace(answer, warnings=(*answer.warnings, cut))
     first = replace(variants[0].problem, workload=problem.workload, options=problem.options)
     priced = variants[0].profile
-    of_a_step = is_plain(problem) and not problem.options.batch_ramp
+    of_a_step = is_plain(problem)
     closed: tuple[str, ...] = ()
     with watch.closing().cut():
         if of_a_step:  # odds are of the shortest step
@@ -262,7 +261,7 @@ def _answered(
         own = partial(run, on_progress=told)
         if others:
             own = partial(own, ways=[other.problem for other in others])
-        if variant.follows and problem.options.gpus == "all" and not problem.options.batch_ramp:
+        if variant.follows and problem.options.gpus == "all":
             own = partial(own, rivals=rivals_of(problem, answered, variant), explained=False)
         answer = _answer([replace(variant, problem=one), *others], own, watch)
         answered.append(Answered(variant=variant, answer=answer, others=tuple(others)))
@@ -418,9 +417,7 @@ def _run_of(asked: Problem, variants: Sequence[Variant], watch: Watch) -> Callab
     numbers: tuple[int, ...] = ()
     with watch.cut():
         numbers = differing_gpus(problems) if len(problems) > 1 else ()
-    among = ramp_search if asked.options.batch_ramp else search
-
-    return lambda problem, *given, **how: among(on_gpus(problem, numbers), *given, **how)
+    return lambda problem, *given, **how: search(on_gpus(problem, numbers), *given, **how)
 
 
 def _answer(variants: Sequence[Variant], run: Callable[..., Answer], whole: Watch) -> Answer:
@@ -486,7 +483,7 @@ def _ideal_days(problem: Problem) -> float:
 def _with_changes(asked: Problem, one: Answered, watch: Watch, judge: Judge) -> Answered:
     """Add to a variant without a plan the changes of ``asked`` that give it one."""
     found, options = one.answer.infeasible, asked.options
-    if one.variant.follows or found is None or options.batch_ramp:
+    if one.variant.follows or found is None:
         return one
     if options.deadline_days is not None and found.remedies:  # what is late has a plan
         return one

@@ -42,11 +42,9 @@ from meshwright.solver.clock import relative_gap
 from meshwright.solver.configuration import Columns, Configuration, mesh_of, plan_id_of
 from meshwright.solver.cost.context import experts_overlap
 from meshwright.solver.cost.objective import (
-    DAY_S,
     is_plain,
     is_weighed_by_kind,
     outlook_of,
-    slowdown,
     weighing_of,
 )
 from meshwright.solver.predict import predict
@@ -67,7 +65,6 @@ from meshwright.solver.space.launcher_rules import (
     with_recipe,
     workload_faults,
 )
-from meshwright.solver.space.rules import ramp_stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +192,7 @@ def _differ_in_switches(one: Variant, other: Variant) -> bool:
 def _most_together(problem: Problem) -> int:
     """Return how many spaces like a problem's are searched together."""
     options = problem.options
-    if options.gpus != "all" or options.batch_ramp or not is_weighed_by_kind(problem):
+    if options.gpus != "all" or not is_weighed_by_kind(problem):
         return 1
     return int(MOST_OUTER / max(estimated_outer(problem), 1.0))
 
@@ -281,7 +278,7 @@ def with_launchers(variants: Sequence[Variant], plans: Sequence[tuple[Variant, P
     """Add to plans the launchers that can run them: their own first, which prices them.
 
     ``plans``: each with the variant that found it. One that another launcher did not rank, or runs
-    otherwise, may still be legal there and fit: the independent check decides, in every stage of a ramp.
+    otherwise, may still be legal there and fit: the independent check decides.
     """
     named = [[variant.problem.launcher] for variant, _ in plans]
     for other in variants:
@@ -291,25 +288,13 @@ def with_launchers(variants: Sequence[Variant], plans: Sequence[tuple[Variant, P
             if own.problem.workload == other.problem.workload
             and own.problem.launcher != other.problem.launcher
         ]
-        able = _able(other, [plans[at][1] for at in asked])
-        for at in (at for at, runs in zip(asked, able, strict=True) if runs):
+        faults = violations_of_all(other.problem, other.profile, [plans[at][1].config for at in asked])
+        for at in (at for at, found in zip(asked, faults, strict=True) if not found):
             named[at].append(other.problem.launcher)
     return [
         replace(plan, launchers=tuple(dict.fromkeys(names)))
         for (_, plan), names in zip(plans, named, strict=True)
     ]
-
-
-def _able(variant: Variant, plans: Sequence[Plan]) -> list[bool]:
-    """Return whether each plan's configuration breaks no rule of a variant and fits."""
-    problem, configs = variant.problem, [plan.config for plan in plans]
-    faults = violations_of_all(replace(problem, options=replace(problem.options, batch_ramp=())),
-                               variant.profile, configs)  # fmt: skip
-    for stage in ramp_stages(problem) if problem.options.batch_ramp else ():
-        here = [stage.configuration(config) for config in configs]
-        found = violations_of_all(stage.problem, variant.profile, here)
-        faults = [[*before, *now] for before, now in zip(faults, found, strict=True)]
-    return [not fault for fault in faults]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -522,8 +507,7 @@ def _with_gaps(
     scores = [score_of(one.variant, plan) for one, plan in ranked]
     gap = None if claim is None else claim.gap
     least = scores[0] * (1.0 - gap) if scores and gap is not None else None
-    of_steps = is_plain(asked) and not asked.options.batch_ramp
-    plans = with_gaps([plan for _, plan in ranked], scores, floors, least, of_steps=of_steps)
+    plans = with_gaps([plan for _, plan in ranked], scores, floors, least, of_steps=is_plain(asked))
     return [(one, plan) for (one, _), plan in zip(ranked, plans, strict=True)]
 
 
@@ -670,11 +654,8 @@ def _ranked(asked: Problem, answered: Sequence[Answered]) -> list[tuple[Answered
 
 
 def score_of(variant: Variant, plan: Plan) -> float:
-    """Return the plans' ranking score: the time of a whole batch ramp, else the objective."""
-    problem, config = variant.problem, plan.config
-    if problem.options.batch_ramp and plan.outlook is not None and plan.outlook.days is not None:
-        return plan.outlook.days * DAY_S / slowdown(problem, config.num_gpus)
-    return score_s(problem, variant.profile, config, plan.prediction)
+    """Return the plan's objective, by which plans are ranked."""
+    return score_s(variant.problem, variant.profile, plan.config, plan.prediction)
 
 
 def _named(

@@ -71,8 +71,8 @@ def chunkings_of(problem: Problem, pp: int) -> IntArray:
     """Return (vpp, recompute, recompute_layers, pipeline_schedule) rows of a ``pp``-stage pipeline."""
     layers, options = problem.most_chunks, problem.options
     limited = "recompute_layers" in limited_by(problem)
-    # Energy's weights would depend on the split; the stages of a ramp would each have counts of their own.
-    alike = limited or options.objective == "energy_per_token" or bool(options.batch_ramp)
+    # Energy's weights would depend on the split.
+    alike = limited or options.objective == "energy_per_token"
     per_stage = launcher_capabilities(problem.launcher).recompute_per_stage and not alike
     rows: list[tuple[int, int, int, int]] = []
     virtual = list(range(1, layers // pp + 1)) if pp > 1 else [1]

@@ -434,13 +434,10 @@ def _constraints_of_model(model: ModelSpec, able: Capabilities) -> list[str]:
 
 
 def standing_alone(problem: Problem) -> list[Problem]:
-    """Return the problem with splits that may give embedding and head stages of their own.
-
-    A ramp keeps one split in every stage, a pinned one is the only one.
-    """
+    """Return the problem with splits that may give embedding and head stages of their own."""
     options, able = problem.options, launcher_capabilities(problem.launcher)
     asked = STANDALONE_STAGES in options.allow and able.standalone_stages
-    if not asked or options.stage_layers or options.batch_ramp:
+    if not asked or options.stage_layers:
         return []
     several = (*options.constraints, "pipeline_parallel_size > 1")
     return [replace(problem, options=replace(options, standalone_stages=True, constraints=several))]

@@ -8,8 +8,7 @@ bit of a row's mask, so that an answer without plans can name the rules that con
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import fields, replace
 from math import gcd
 from typing import Any
 
@@ -29,7 +28,6 @@ from meshwright.solver.configuration import (
     VARIABLE_OF,
     BoolArray,
     Columns,
-    Configuration,
     IntArray,
     is_one_of,
 )
@@ -186,46 +184,6 @@ def _outside(problem: Problem, c: Columns, aside: tuple[str, ...]) -> Outside:
     """Return the bytes that rows keep outside the GPU."""
     profile = default_profile(problem.cluster, problem.priced_as)
     return outside_bytes(context_of(problem, _aside(c, aside), profile))
-
-
-# --------------------------------------------------------------------------------------------------
-# The stages of a batch ramp: smaller global batches for the first tokens, then the workload's own.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RampStage:
-    """One stage; ``problem`` has its batch and no ramp."""
-
-    problem: Problem
-    steps: float
-
-    @property
-    def batch(self) -> int:
-        """Return the sequences per optimizer step."""
-        return self.problem.workload.global_batch_size
-
-    def columns(self, columns: Columns) -> Columns:
-        """Return rows of the last stage as this one runs them: with fewer micro-batches."""
-        step = columns.data_parallel_size * columns.micro_batch_size
-        return replace(columns, num_microbatches=self.batch // step)
-
-    def configuration(self, config: Configuration) -> Configuration:
-        """Return a configuration of the last stage as this one runs it."""
-        step = config.data_parallel_size * config.micro_batch_size
-        return replace(config, num_microbatches=self.batch // step)
-
-
-def ramp_stages(problem: Problem) -> tuple[RampStage, ...]:
-    """Return every stage in order; the last one is the workload's batch until the end of the run."""
-    options, seq = problem.options, problem.workload.seq_length
-    plain = replace(problem, options=replace(options, batch_ramp=(), batch_sizes=()))
-    ends = [*options.batch_ramp, (problem.workload.global_batch_size, options.total_tokens or 0)]
-    stages, start = [], 0
-    for batch, end in ends:
-        one = replace(plain, workload=replace(plain.workload, global_batch_size=batch))
-        stages.append(RampStage(problem=one, steps=max(end - start, 0) / (batch * seq)))
-        start = end
-    return tuple(stages)
 
 
 BATCH_RULE = "data_parallel_size * micro_batch_size divides the global batch"
@@ -519,30 +477,8 @@ def rules_of(problem: Problem) -> tuple[Rule, ...]:
         _batch_rules(problem),
         launcher_rules(problem, able),
         request_rules(problem),
-        _ramp_rules(problem),
     )
     return tuple(rule for group in groups for rule in group)
-
-
-_OF_STEP = ("data_parallel_size", "micro_batch_size")  # what a batch's number of micro-batches follows from
-
-
-def _ramp_rules(problem: Problem) -> Iterator[Rule]:
-    """Require that every earlier stage of a batch ramp is legal with the same layout."""
-    for stage in ramp_stages(problem)[:-1]:
-        rules = rules_of(stage.problem)
-        yield Rule(
-            name=f"the ramp's batch of {stage.batch} is legal",
-            reason="one layout runs every stage of the ramp",
-            reads=tuple(sorted({*_OF_STEP, *(name for rule in rules for name in rule.reads)})),
-            violated=partial(_breaks_any, stage, rules),
-            of_request=True,
-        )
-
-
-def _breaks_any(stage: RampStage, rules: tuple[Rule, ...], columns: Columns) -> BoolArray:
-    """Mark rows that break a rule in one stage of a ramp."""
-    return np.asarray(violation_masks(rules, stage.columns(columns)) != 0)
 
 
 _BITS = 62  # of a mask in 64: one is the sign's, one may be memory's (``solver/explain/infeasible.py``)

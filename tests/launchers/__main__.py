@@ -110,19 +110,10 @@ def plans(name: str, count: int, seed: int = 0) -> Iterator[Target]:
     for pair in rng.sample(pairs, min(count // 4, len(pairs))):  # settings of two switches together
         yield from legal_targets(problem_under(rng.choice(problems), pair))
     if launcher == "megatron-lm":
-        yield growing()
         yield CASES["mixtral-8x7b-overlapped"]
     yield from tuned(launcher)
     if name == "torchtitan-0.3":
         yield from OTHER_CASES[launcher].values()
-
-
-def growing() -> Target:
-    """A plan whose batch doubles once; its last batch is what the parser must understand."""
-    found = CASES["llama-3.1-70b-offloaded"]
-    ramp = ((found.config.global_batch_size // 2, 10**9),)
-    options = replace(found.problem.options, batch_ramp=ramp)
-    return replace(found, problem=replace(found.problem, options=options))
 
 
 # Schedules with a backward pass in two halves, for which torch compiles neither stages nor their loss.

@@ -114,7 +114,6 @@ def _workload(random: Random) -> dict[str, Any]:
         **_maybe(random, 0.2, "precision", random.choice(("fp16", "fp8", "mxfp8"))),
         **_maybe(random, 0.2, "optimizer", random.choice(("adamw-bf16", "adamw-8bit", "muon"))),
         **_maybe(random, 0.15, "lora_rank", 16),
-        **_maybe(random, 0.08, "batch_ramp", [{"batch": batch // 2, "until_tokens": 10**8}]),
         "total_tokens": 10**10,
     }
 

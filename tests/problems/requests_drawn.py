@@ -209,17 +209,6 @@ def is_alone(problem: Problem) -> bool:
     return len(problem.cluster.groups) == 1
 
 
-def _ramped(random: Random, problem: Problem) -> Problem:
-    """Smaller batches before the workload's own: a ramp is ranked by its time alone."""
-    batch, seq = problem.workload.global_batch_size, problem.workload.seq_length
-    able = [size for size in range(1, batch) if batch % size == 0 or size % 4 == 0]
-    batches = sorted(random.sample(able, min(random.randint(1, 2), len(able))))
-    tokens = sorted(random.sample(range(1, 2000), len(batches) + 1))
-    ramp = tuple((size, count * seq * 10) for size, count in zip(batches, tokens, strict=False))
-    return _with(problem, batch_ramp=ramp, total_tokens=tokens[-1] * seq * 10, batch_sizes=(),
-                 objective="step_time")  # fmt: skip
-
-
 def _with_front(random: Random, problem: Problem) -> Problem:
     """The front of step time and peak memory, on one or several numbers of nodes."""
     if problem.cluster.num_nodes > 1 and is_alone(problem) and random.randint(0, 2) == 0:
@@ -265,7 +254,6 @@ OPEN_KINDS = {
     "any": _as_it_is,
     "fewest": _fewest,
     "deadline": _with_deadline,
-    "ramp": _ramped,
     "front": _with_front,
     "switches": _switched,
     "standalone": _standing_alone,
@@ -309,7 +297,7 @@ def _limited(random: Random, problem: Problem, anchor: Configuration | None = No
         values["virtual_pipeline_size"] = 1
     if random.randint(0, 7) == 0:
         problem = replace(problem, options=replace(problem.options, stage_layers=anchor.stage_layers))
-    names = [name for name in VARIABLES if name != "num_microbatches" or not problem.options.batch_ramp]
+    names = list(VARIABLES)
     counted: list[tuple[Problem, bool]] = []  # most names leave the problem as it is
 
     def has_few(problem: Problem) -> bool:

@@ -8,7 +8,7 @@ at a time; what
 it takes is ``meshwright.solver.predict.predict_all``. A prefilter drops what the request or the
 launcher names.
 
-What a request weighs is written down here too: steps of a batch ramp, tokens per second, GPU hours with
+What a request weighs is written down here too: tokens per second, GPU hours with
 interruptions (Young 1974, Daly 2006), and the days of a run.
 """
 
@@ -91,7 +91,7 @@ def of_each_switch(problem: Problem) -> list[Problem]:
     Positions that never pay are among them; those that the launcher refuses together are not.
     """
     asked = set(problem.options.allow)
-    every = not problem.options.batch_ramp and ("none" not in asked or "switches" in asked)
+    every = "none" not in asked or "switches" in asked
     choices = [
         [{}, *(each["set"] for each in one["settings"].values() if _takes(problem, one, each))]
         for name, one in _switches().items()
@@ -305,8 +305,8 @@ def by_stage(problem: Problem) -> bool:
     named = "recompute_layers" in options.named or any(
         "recompute_layers" in text for text in options.constraints
     )
-    energy, ramp = options.objective == "energy_per_token", bool(options.batch_ramp)
-    return launcher_capabilities(problem.launcher).recompute_per_stage and not (named or energy or ramp)
+    named |= options.objective == "energy_per_token"
+    return launcher_capabilities(problem.launcher).recompute_per_stage and not named
 
 
 def splits(problem: Problem, pp: int, chunks: int, *, in_a_v: bool) -> Iterator[tuple[int, ...]]:
@@ -334,7 +334,7 @@ def stand_alone(problem: Problem) -> bool:
     """Whether the embedding and the head may have stages of their own (docs/requests.md)."""
     able = ("megatron-lm", "megatron-bridge", "torchtitan")
     asked = "standalone_stages" in problem.options.allow and problem.launcher in able
-    return asked and not (problem.options.stage_layers or problem.options.batch_ramp)
+    return asked and not problem.options.stage_layers
 
 
 def most_chunks(problem: Problem) -> int:
@@ -361,31 +361,6 @@ def _alike(split: tuple[int, ...], pp: int, *, in_a_v: bool) -> bool:
         if most - min(inner) > 1 or any(split[chunk] > min(inner) + 1 for chunk in own):
             return False
     return True
-
-
-def phases_of(problem: Problem) -> list[tuple[Problem, float]]:
-    """The batches of a ramp, each as a request of its own with its number of steps; else the request."""
-    options, seq = problem.options, problem.workload.seq_length
-    if not options.batch_ramp:
-        return [(problem, 1.0)]
-    plain = replace(problem, options=replace(options, batch_ramp=()))
-    ends = [*options.batch_ramp, (problem.workload.global_batch_size, options.total_tokens or 0)]
-    starts = [0, *(tokens for _, tokens in ends)]
-    return [
-        (
-            replace(plain, workload=replace(plain.workload, global_batch_size=batch)),
-            (end - start) / (batch * seq),
-        )
-        for start, (batch, end) in zip(starts, ends, strict=False)
-    ]
-
-
-def in_phase(config: Configuration, phase: Problem) -> Configuration:
-    """A configuration as one batch of the ramp runs it: with fewer micro-batches."""
-    if phase.options.batch_sizes:  # no ramp: each configuration has a batch of its own
-        return config
-    step = config.data_parallel_size * config.micro_batch_size
-    return replace(config, num_microbatches=phase.workload.global_batch_size // step)
 
 
 def slowdown(problem: Problem, num_gpus: int) -> float:
@@ -427,15 +402,10 @@ class Tried:
 
     config: Configuration
     launcher: str  # with its switches, as ``way_of`` says
-    steps_s: tuple[float, ...]  # in every phase of the batch ramp; else one
-    closed_s: tuple[float, ...]  # the closed form of each, in seconds
+    step_s: float
+    closed_s: float  # its closed form
     score: float  # what plans are ranked by: the smaller the better
     peak_bytes: int
-
-    @property
-    def step_s(self) -> float:
-        """Of the workload's own batch."""
-        return self.steps_s[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,33 +417,23 @@ class Judged:
 
     @classmethod
     def of(cls, problem: Problem, profile: Profile, some: list[Configuration]) -> "Judged":
-        """Its verdict on each of ``some``, in every phase of a ramp."""
-        legal, too_large = some, set[Configuration]()
-        for phase, _ in phases_of(problem):
-            faults = violations_of_all(phase, profile, [in_phase(config, phase) for config in legal])
-            left = [(one, bool(wrong)) for one, wrong in zip(legal, faults, strict=True)
-                    if all(" bytes, the budget is " in fault for fault in wrong)]  # fmt: skip
-            legal = [one for one, _ in left]
-            too_large |= {one for one, wrong in left if wrong}
-        return cls(legal=len(legal), fitting=[one for one in legal if one not in too_large])
+        """Its verdict on each of ``some``."""
+        faults = violations_of_all(problem, profile, some)
+        legal = [(one, wrong) for one, wrong in zip(some, faults, strict=True)
+                 if all(" bytes, the budget is " in fault for fault in wrong)]  # fmt: skip
+        return cls(legal=len(legal), fitting=[one for one, wrong in legal if not wrong])
 
 
 def tried(problem: Problem, profile: Profile, some: list[Configuration]) -> list[Tried]:
     """Configurations that are legal and fit, predicted one by one, in time or late."""
     if not some:
         return []
-    phases = phases_of(problem)
-    runs = [_run(phase, profile, [in_phase(config, phase) for config in some]) for phase, _ in phases]
     found = list[Tried]()
-    for at, config in enumerate(some):
-        predictions = [run[0][at] for run in runs]
-        steps = tuple(one.step_time_s for one in predictions)
-        score = sum(number * step for (_, number), step in zip(phases, steps, strict=True))
-        if not problem.options.batch_ramp:
-            score = objective_value(problem, profile, config, steps[-1])
-        closed = tuple(run[1][at] for run in runs)
-        peak = max(one.peak_memory_bytes for one in predictions)
-        found.append(Tried(config, way_of(problem), steps, closed, score, peak))
+    for config, seen, closed_s in zip(some, *_run(problem, profile, some), strict=True):
+        score = objective_value(problem, profile, config, seen.step_time_s)
+        found.append(
+            Tried(config, way_of(problem), seen.step_time_s, closed_s, score, seen.peak_memory_bytes)
+        )
     return found
 
 

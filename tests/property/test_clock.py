@@ -57,14 +57,6 @@ NAMED = {
             "groups": [{"gpu": gpu, "num_nodes": 256} for gpu in ("h100-sxm-80gb", "a100-sxm-80gb")]
         },
     },
-    "many plans of a batch ramp": request(
-        "deepseek-v3",
-        256,
-        32768,
-        4096,
-        top_k=100,
-        workload={"batch_ramp": [{"batch": 1024, "until_tokens": 10**9}], "total_tokens": 10**13},
-    ),
     "eight kinds of nodes": {
         **request("llama-3.1-8b", 16, 4096, 64, time_limit_s=2.0, certify="none"),
         "cluster": {
@@ -102,8 +94,6 @@ def drawn(seed: int) -> dict[str, Any]:
         "total_tokens": one.choice([None, 10**11, 10**13]),
         "lora_rank": one.choice([0] * 8 + [16]),
     }
-    if one.random() < 0.15:
-        workload["batch_ramp"] = [{"batch": max(max(batches) // 4, 1), "until_tokens": 10**9}]
     search: dict[str, Any] = {
         "top_k": one.choice([1, 10, 10, 100]),
         "certify": one.choice(["none", "cp-sat", "cp-sat-all"]),

@@ -1,7 +1,7 @@
 """Answers to random requests against every configuration that the request means (``meaning``).
 
 Nothing here imports the product's enumeration. Fewer requests leave the launcher or the nodes open or have
-a deadline, a batch ramp or a front: each of these is several searches.
+a deadline or a front: each of these is several searches.
 """
 
 from collections import defaultdict
@@ -52,17 +52,10 @@ HOW_IT_RUNS: dict[str, Any] = {
 
 
 def most_of_row(row: list[Tried]) -> Tried:
-    """No score of a row is larger: J chooses among its splits, S is the score.
-
-    The slowest split of least closed form; of a batch ramp in the phase where that says most.
-    """
-    found = []
-    for phase in range(len(row[0].steps_s)):
-        least = min(one.closed_s[phase] for one in row) * (1 + 1e-7)
-        slowest = max(one.steps_s[phase] for one in row if one.closed_s[phase] <= least) * ROUNDING
-        known = [one for one in row if one.steps_s[phase] <= slowest]
-        found.append(max(known, key=lambda one: one.score))
-    return min(found, key=lambda one: one.score)
+    """No score of a row is larger than that of its slowest split of least J, which chooses among splits."""
+    least = min(one.closed_s for one in row) * (1 + 1e-7)
+    slowest = max(one.step_s for one in row if one.closed_s <= least) * ROUNDING
+    return max((one for one in row if one.step_s <= slowest), key=lambda one: one.score)
 
 
 def layout_of(config: Configuration) -> Configuration:
@@ -211,8 +204,6 @@ def assert_run(problem: Problem, plan: Plan, one: Tried) -> None:
     assert plan.outlook is not None
     slower = slowdown(problem, plan.config.num_gpus)
     days = run_days(problem, plan.config, one.step_s)
-    if problem.options.batch_ramp:
-        days = one.score * slower / 86400
     assert plan.outlook.days == pytest.approx(days, rel=1e-9)
     assert plan.outlook.goodput == pytest.approx(1 / slower, rel=1e-9)
 

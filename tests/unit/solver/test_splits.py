@@ -17,7 +17,6 @@ from meshwright.solver.planner.plan import ask
 from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import Problem
 from meshwright.solver.space.enumerate import enumerate_space
-from meshwright.solver.space.rules import ramp_stages
 from meshwright.solver.splits import (
     Prescribed,
     divisors,
@@ -234,19 +233,6 @@ def test_a_pinned_split_is_searched_where_it_is_nanotrons_own_and_infeasible_els
     assert other.status == "infeasible"
     assert other.infeasible is not None
     assert any("pin stage_layers" in reason for reason in other.infeasible.reasons)
-
-
-def test_every_stage_of_a_batch_ramp_has_nanotrons_split() -> None:
-    tokens = 8192 * 1000
-    problem = nanotron_problem(
-        pin={"pipeline_parallel_size": 2},
-        batch_ramp=((8, tokens),),
-        total_tokens=3 * tokens,
-    )
-    answer = answered(problem)
-    assert answer.plans
-    assert {plan.config.stage_layers for plan in answer.plans} == {(7, 5)}
-    assert len(ramp_stages(problem)) == 2
 
 
 def nanotron_runs(zero_stage: int, dp: int, cp: int) -> bool:

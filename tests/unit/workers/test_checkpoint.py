@@ -125,17 +125,8 @@ FEWEST = {
     "launcher": "megatron-lm",
     "search": {"top_k": 3, "certify": "none", "gpus": "fewest"},
 }
-RAMP = {
-    **TINY_PROBLEM,
-    "workload": {
-        "global_batch_size": 64,
-        "seq_length": 512,
-        "batch_ramp": [{"batch": 16, "until_tokens": 10**8}],
-        "total_tokens": 10**9,
-    },
-}
 PLAIN = {**TINY_PROBLEM, "search": {"top_k": 3, "certify": "none"}}
-ASKED = {"one space": PLAIN, "placed stages": MIXED, "fewest GPUs": FEWEST, "a ramp": RAMP}
+ASKED = {"one space": PLAIN, "placed stages": MIXED, "fewest GPUs": FEWEST}
 
 
 def never() -> bool:

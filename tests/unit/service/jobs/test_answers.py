@@ -62,5 +62,3 @@ def test_what_is_left_open_stands_in_the_header() -> None:
     words = header(problem, 300).plain.replace("\xa0", " ")
     assert "batch 16 or 32 × 8192 tokens" in words
     assert words.endswith("for any launcher")
-    ramp = replace(problem, options=replace(problem.options, batch_sizes=(), batch_ramp=((8, 10**6),)))
-    assert "batch 8 → 32 × 8192 tokens" in header(ramp, 300).plain.replace("\xa0", " ")

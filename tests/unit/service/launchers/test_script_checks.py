@@ -139,28 +139,6 @@ def test_a_script_without_a_package_of_its_plan_names_it_with_what_is_there_and_
         assert "Transformer Engine 2.12 or newer" in text
 
 
-def test_a_batch_ramp_asks_the_checkout_of_megatron_lm_for_the_flag_that_writes_it(
-    tmp_path: Path, programs: Path
-) -> None:
-    found = MEGATRON["llama-3.1-70b-interleaved"]
-    options = replace(found.problem.options, batch_ramp=((64, 8192 * 64_000),))
-    files = export(found.plan, replace(found.problem, options=options), "megatron-lm").files
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    training = tmp_path / "checkout" / "megatron" / "training"
-    training.mkdir(parents=True)
-    given = {"MEGATRON_LM_DIR": "checkout", "MASTER_ADDR": "host0", "MOCK_DATA": "1"}
-    (training / "arguments.py").write_text("rampup_batch_size\n")  # 0.17.1
-    code, out, error = run(tmp_path / "launch.sh", programs, given)
-    assert (code, out) == (2, "")
-    assert "batch ramp needs Megatron-LM 0.18 or newer; checkout has no --step-batch-size-schedule" in error
-    assert run(tmp_path / "launch.sh", programs, {**given, "CHECK_PACKAGES": "0"})[0] == 0
-    back = read_launch_files(Source(name="launch.sh", text=files["launch.sh"], files=files))
-    assert (back.configuration, back.batch_ramp) == (found.config, options.batch_ramp)
-    (training / "arguments.py").write_text("step_batch_size_schedule\n")  # 0.18.0
-    assert run(tmp_path / "launch.sh", programs, given)[:2] == (0, "started\n")
-
-
 def test_no_file_of_megatron_bridge_denies_the_offloaded_modules_that_it_sets() -> None:
     found = CASES["megatron-bridge"]["llama-3.1-70b-offloaded"]
     options: dict[str, str | int | float | bool] = {"offload_modules": "core_attn+attn_proj"}

@@ -171,9 +171,13 @@ def test_several_batches_are_not_searched_on_placed_stages() -> None:
     groups = [{"gpu": "h100-sxm-80gb", "num_nodes": 2}, {"gpu": "a100-sxm-80gb", "num_nodes": 2}]
     mixed = {**request({"groups": groups}, {"global_batch_size": [64, 128]}), "launcher": "none"}
     assert fault(mixed).pointer == "/workload/global_batch_size"
-    ramp = [{"batch": 64, "until_tokens": 10**9}]
-    mixed = {**request({"groups": groups}, {"batch_ramp": ramp}), "launcher": "none"}
-    assert "/workload/batch_ramp" in fault(mixed).pointer
+
+
+def test_a_batch_ramp_is_refused_and_an_empty_one_of_an_older_file_read() -> None:
+    assert parse_problem(request(workload={"batch_ramp": []})) == parse_problem(request())
+    found = fault(request(workload={"batch_ramp": [{"batch": 64, "until_tokens": 10**9}]}))
+    assert found.pointer == "/workload/batch_ramp"
+    assert "meshwright predict" in str(found.allowed)
 
 
 def test_an_empty_range_of_nodes_is_refused() -> None:

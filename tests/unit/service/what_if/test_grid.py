@@ -135,16 +135,6 @@ def test_any_launcher_is_as_fast_as_the_fastest_and_carried_plans_keep_theirs() 
     assert carried.rows == plain.rows
 
 
-def test_a_ramp_of_batches_is_left_out_and_says_why() -> None:
-    problem, answer = small_answer()
-    ramp = replace(problem, options=replace(problem.options, batch_ramp=((32, 10**9),)))
-    profile = default_profile(problem.cluster, problem.launcher)
-    found = what_ifs(ramp, profile, answer, method="predict")
-    assert found is not None
-    assert found.method.startswith("Left out: the batch of this question grows in steps")
-    assert not found.rows
-
-
 def test_stages_on_unlike_nodes_are_carried_over_with_all_their_groups() -> None:
     groups = (a_group(nodes=2), a_group(nodes=2, speed=0.5, slug="slow"))
     problem = replace(a_mixed_problem(groups, batch=32, certify="none", top_k=1), launcher="none")

@@ -349,18 +349,6 @@ def test_the_fewest_nodes_are_those_of_the_launcher_that_needs_fewest() -> None:
     assert [plan.config.num_gpus for plan in both.plans] == [64]
 
 
-def test_ramps_of_several_launchers_are_ranked_by_the_time_of_all_steps() -> None:
-    # the step at the last batch is shorter, the whole ramp is not: 9 days against 8
-    options = replace(ASKED.options, batch_ramp=((256, 10**9),), total_tokens=10**10)
-    asked = replace(ASKED, options=options)
-    some = [an_answer(stepping(30.0, days=9.0)), an_answer(stepping(31.0, days=8.0, micro_batch_size=2,
-                                                                     num_microbatches=64))]  # fmt: skip
-    runs = [replace(one, variant=replace(one.variant, problem=replace(asked, launcher="megatron-lm")))
-            for one in for_megatron_lm(*some)]  # fmt: skip
-    both = merged(asked, runs)
-    assert [plan.outlook.days for plan in both.plans if plan.outlook] == [8.0, 9.0]
-
-
 def test_a_step_is_bounded_by_what_is_known_of_steps_on_as_many_gpus() -> None:
     # 40 s bounds steps on 64 GPUs; on 128, those of the first plan, only its objective says something
     half = stepping(60.0, data_parallel_size=2, zero_shard_size=2, num_microbatches=256)
@@ -541,11 +529,6 @@ def test_a_package_that_the_request_states_is_there() -> None:
     answer = answered(stated)
     assert answer.plans[0].ranked
     assert answer.plans[0].needs == ("HybridEP",)
-
-
-def test_a_batch_ramp_leaves_switches_as_they_are() -> None:
-    ramp = with_default_switches(small(batch_ramp=((16, 10**9),), total_tokens=10**10))
-    assert options_of(variants_of(ramp, profile_of(ramp))) == {()}
 
 
 @pytest.mark.parametrize("model", ["gpt-oss-20b", "olmoe-1b-7b", "dbrx", "qwen3-30b-a3b"])

@@ -13,11 +13,10 @@ from meshwright.service.report.formatting import recompute
 from meshwright.service.requests.configuration import completed
 from meshwright.solver.answer import Answer
 from meshwright.solver.check import violations
-from meshwright.solver.configuration import PER_STAGE, configuration_from_json
+from meshwright.solver.configuration import configuration_from_json
 from meshwright.solver.explain.remedies import fastest
 from meshwright.solver.problem import Problem
 from meshwright.solver.search.search import search
-from meshwright.solver.space.enumerate import chunkings_of
 from tests.builders import a_cluster, a_gpu, a_model, a_problem
 
 FULL = {"recompute_granularity": "full", "pipeline_parallel_size": 4, "virtual_pipeline_size": 1,
@@ -121,12 +120,6 @@ def test_a_change_that_is_offered_shows_the_counts_it_was_priced_with() -> None:
     found = fastest(problem, default_profile(problem.cluster, "none"))
     assert found is not None
     assert found[0] == answered(problem).plans[0].config
-
-
-def test_the_stages_of_a_ramp_share_one_number() -> None:
-    ramp = tight(batch_ramp=((16, 10**9),), total_tokens=10**10)
-    assert PER_STAGE in chunkings_of(tight(), 4)
-    assert PER_STAGE not in chunkings_of(ramp, 4)
 
 
 def test_a_request_that_names_the_number_of_layers_gets_one_number() -> None:

@@ -60,7 +60,6 @@ CASES = {
         bounds={"recompute_layers": (0, 4)},
         constraints=("num_gpus >= 8", "global_batch_size == 64 and recompute_granularity == 'full'"),
     ),
-    "ramp": a_problem(batch=64, batch_ramp=((16, 1000), (32, 2000)), total_tokens=10**6),
     "split": a_problem(
         model=a_model(num_layers=8), batch=64, stage_layers=(1, 3, 3, 1), cluster=a_cluster(num_nodes=1)
     ),
