@@ -32,10 +32,7 @@ EXAMPLES = {
     "report": (
         "meshwright report 992b --open",
         "meshwright report --from run/answer.json --out run/report.html",
-    ),
-    "plot": (
-        "meshwright plot pareto 992b",
-        "meshwright plot timeline 992b --format perfetto --out step.json",
+        "meshwright report 992b --timeline step.json",
     ),
     "calibrate": (
         "meshwright calibrate runs.csv --out mine.json",

@@ -45,10 +45,6 @@ COMMANDS = {
     ),
     "export": ("export:export_command", "Write the launch files of a plan."),
     "report": ("report:report", "Write an answer as one HTML file to read, print or mail."),
-    "plot": (
-        "plot:plot",
-        "Draw one figure of an answer: Pareto plot, memory, waterfall, timeline or roofline.",
-    ),
     "calibrate": (
         "calibrate:calibrate_command",
         "Learn a cluster from a few of its runs; plan and predict take the result with --profile.",
@@ -119,11 +115,6 @@ class _Commands(Mapping[str, Any]):
 
 
 def _built(name: str, module: str, definition: str) -> Any:  # noqa: ANN401 - the same
-    """The command or the group of commands that a module defines, with its examples.
-
-    Raises:
-        MissingExtraError: it is a command of the service, whose packages are not installed.
-    """
     gc.disable()  # what is loaded stays: looking through it for garbage took a third of a server's start
     try:
         with service_packages_for(name) if name in SERVICE_COMMANDS else nullcontext():
@@ -173,7 +164,6 @@ app = typer.Typer(
 
 
 def _print_version(wanted: bool) -> None:
-    """``--version``."""
     if wanted:
         from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - 20 ms for this alone
 

@@ -103,7 +103,7 @@ def test_the_planner_works_without_the_packages_of_the_service(
         ["models"],
         ["clusters"],
         ["gpus"],
-        *([command, "--help"] for command in ("compare", "shapes", "plot", "profile", "import")),
+        *([command, "--help"] for command in ("compare", "shapes", "profile", "import")),
     )
     run = python(planner_alone, tmp_path, ONE_BY_ONE.format(commands=commands))
     assert run.returncode == 0, run.stderr

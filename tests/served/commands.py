@@ -29,7 +29,6 @@ from meshwright.profiles.profile import Profile
 from meshwright.service.capture import Captured
 from meshwright.service.cli.main import app
 from meshwright.service.cli.terminal import report, report_usage
-from meshwright.service.report.plots import Subject
 from meshwright.service.tuning.runs import Measured, Start
 from meshwright.service.verify.verify import Verification
 from meshwright.solver.answer import Plan, Why
@@ -99,7 +98,6 @@ class Outside:
         ):
             patch.setattr(target, partial(self._nothing, name))
         patch.setattr("meshwright.service.cli.profile.open_device", self._device)
-        patch.setattr("meshwright.service.cli.plot.draw", self._drawn)
         patch.setattr("meshwright.service.cli.tune.run_plan", self._run)
         patch.setattr("meshwright.service.cli.verify.verify", self._verified)
         patch.setattr("meshwright.service.capture.capture", self._captured)
@@ -123,10 +121,6 @@ class Outside:
     def _device(self, kind: str, *, dtype: str, index: int = 0) -> str:
         self.record("device", kind, dtype, index)
         return kind
-
-    def _drawn(self, figure: str, subject: Subject, path: Path, *, form: str) -> None:
-        self.record("drawing", figure, form)
-        path.write_text(f"{figure} of #{subject.plan.rank} as {form}: {subject.details}")
 
     def _run(self, plan_id: str, config: Configuration, _: Path, start: Start, **__: object) -> Measured:
         self.record("run", config, start)

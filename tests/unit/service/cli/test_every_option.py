@@ -41,7 +41,6 @@ STAND_INS = {
     "demo": "a service",
     "jobs": "a service",
     "launch": "a scheduler, a service and the job that is started",
-    "plot": "matplotlib, which takes a second to load",
     "profile": "PyTorch and what it measures",
     "replan": "a scheduler (--cluster-from)",
     "report": "a service (--url) and a browser (--open)",
@@ -254,15 +253,6 @@ COMMANDS = {
         "--out": "page.html",
         "--open": "",
         "--timeline": "step.json",
-    }),
-    "plot": Command("memory --from answer.json", {
-        "figure": Case("waterfall", instead="memory"),
-        "plan_id": Case("SECOND", base="memory FIRST", instead="FIRST"),
-        "--from": Case("answer.json", base="memory"),
-        "--rank": "2",
-        "--profile": "titan.json",
-        "--format": "png",
-        "--out": "memory.pdf",
     }),
     "calibrate": Command("runs.csv --json", {
         "runs": Case("fewer.csv", instead="runs.csv"),

@@ -1,15 +1,12 @@
-"""``meshwright report`` and ``meshwright plot`` on an answer in a file."""
+"""``meshwright report`` on an answer in a file."""
 
 import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.export import write_export
-from meshwright.service.cli.main import app
-from meshwright.service.cli.plot import run_plot
 from meshwright.service.cli.report import Wanted, run_report
 from meshwright.service.cli.saved_plans import plan_of_file
 from meshwright.service.library import answer_document
@@ -23,25 +20,6 @@ def answer_file(tmp_path: Path) -> Path:
     path = tmp_path / "answer.json"
     path.write_text(json.dumps(answer_document(answer, problem)))
     return path
-
-
-@pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
-def test_the_suffix_of_the_file_chooses_the_format(answer_file: Path, tmp_path: Path, suffix: str) -> None:
-    out = tmp_path / f"memory.{suffix}"
-    shown = CliRunner().invoke(app, ["plot", "memory", "--from", str(answer_file), "--out", str(out)])
-    assert shown.exit_code == 0, shown.output
-    begins = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
-    assert out.read_bytes().startswith(begins[suffix])
-
-
-def test_a_suffix_that_is_not_drawn_or_not_the_stated_format_is_refused(answer_file: Path) -> None:
-    plot = ["plot", "memory", "--from", str(answer_file), "--out"]
-    unknown = CliRunner().invoke(app, [*plot, "memory.jpg"])
-    assert str(unknown.exception) == (
-        "--out: memory.jpg: .jpg is not drawn. Allowed: a name that ends in .svg, .png, .pdf, .json"
-    )
-    other = CliRunner().invoke(app, [*plot, "memory.png", "--format", "svg"])
-    assert "memory.png would hold png, not svg" in str(other.exception)
 
 
 def test_the_plan_of_a_rank_stands_first(answer_file: Path, tmp_path: Path) -> None:
@@ -76,46 +54,20 @@ def test_a_plan_without_its_search_says_which_file_has_it(answer_file: Path, tmp
 
 
 def test_a_timeline_is_written_for_perfetto(answer_file: Path, tmp_path: Path) -> None:
-    files = [tmp_path / "a.json", tmp_path / "b.json"]
-    wanted = Wanted(name="", source=answer_file)
-    run_report(wanted, out=None, open_it=False, timeline=files[0])
-    run_plot("timeline", wanted, form="perfetto", out=files[1])
-    traces = [json.loads(file.read_text()) for file in files]
-    assert traces[0] == traces[1]
-    assert traces[0]["traceEvents"]
+    file = tmp_path / "step.json"
+    run_report(Wanted(name="", source=answer_file), out=None, open_it=False, timeline=file)
+    assert json.loads(file.read_text())["traceEvents"]
 
 
-@pytest.mark.parametrize("figure", ["pareto", "memory", "waterfall", "timeline", "roofline"])
-def test_every_figure_can_be_drawn_and_is_the_same_twice(
-    figure: str, answer_file: Path, tmp_path: Path
-) -> None:
-    files = [tmp_path / "a.svg", tmp_path / "b.svg"]
-    for file in files:
-        run_plot(figure, Wanted(name="", source=answer_file, rank=2), form="svg", out=file)
-    assert files[0].read_bytes() == files[1].read_bytes()
-    assert b"<svg" in files[0].read_bytes()
-    assert b"<text" in files[0].read_bytes()  # letters stay letters
-
-
-def test_a_figure_can_be_a_bitmap(answer_file: Path, tmp_path: Path) -> None:
-    out = tmp_path / "memory.png"
-    run_plot("memory", Wanted(name="", source=answer_file), form="png", out=out)
-    assert out.read_bytes().startswith(b"\x89PNG")
-
-
-def test_an_answer_without_plans_has_a_report_but_no_figures(tmp_path: Path) -> None:
+def test_an_answer_without_plans_has_a_report(tmp_path: Path) -> None:
     path = tmp_path / "answer.json"
     path.write_text(json.dumps(answer_document(an_infeasible_answer(), a_problem())))
     wanted, out = Wanted(name="", source=path), tmp_path / "report.html"
     run_report(wanted, out=out, open_it=False, timeline=None)
     assert "nothing fits" in out.read_text()
-    with pytest.raises(InvalidProblemError, match="holds no plan"):
-        run_plot("memory", wanted, form="svg", out=None)
 
 
 def test_a_file_that_cannot_be_written_is_said(answer_file: Path, tmp_path: Path) -> None:
     wanted = Wanted(name="", source=answer_file)
     with pytest.raises(InvalidProblemError, match="--out"):
         run_report(wanted, out=tmp_path / "no" / "such" / "folder.html", open_it=False, timeline=None)
-    with pytest.raises(InvalidProblemError, match="--out"):
-        run_plot("memory", wanted, form="svg", out=tmp_path / "no" / "such.svg")
