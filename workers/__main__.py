@@ -82,7 +82,6 @@ class Leaving(threading.Event):
 
 
 def _on_signals(act: Callable[..., None]) -> None:
-    """Let SIGTERM and Ctrl-C do this from now on."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, act)
 
@@ -136,7 +135,6 @@ def _work(settings: Settings, search: SearchCall | None, leaving: Leaving, *, ce
 
 
 def _verify(settings: Settings, leaving: Leaving, *, celery: bool) -> None:
-    """Put plans before their launchers, and do nothing else."""
     database = Database(settings.database_url)
     _require_schema(database, leaving)
     following = _following(settings, database, leaving)
@@ -160,11 +158,6 @@ def _verify(settings: Settings, leaving: Leaving, *, celery: bool) -> None:
 
 
 def _install() -> None:
-    """Make the environments of all launchers that build, where they are missing.
-
-    Raises:
-        SystemExit: one cannot be made.
-    """
     from meshwright.service.verify.environments import make  # noqa: PLC0415 - searching workers do without it
     from meshwright.service.verify.verify import BUILDERS  # noqa: PLC0415 - the same
 
@@ -229,7 +222,6 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _watch_parent(parent_pid: int, leaving: Leaving) -> None:
-    """Leave when the server has died."""
     while not leaving.wait(PARENT_LOOK_S):
         if os.getppid() != parent_pid:
             leaving.ask()

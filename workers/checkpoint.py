@@ -65,7 +65,6 @@ def resumed(outcome: Outcome, checkpoint: Mapping[str, Any] | None) -> Outcome:
 
 
 def _is_cut(outcome: Outcome) -> bool:
-    """Return whether a limit or a cancel ended the search before its proof."""
     code = (outcome.problem or {}).get("code")
     status = (outcome.answer or {}).get("status")
     return code in {"no_plan", "time_limit"} or outcome.state == "cancelled" or status == "feasible"

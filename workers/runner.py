@@ -108,7 +108,6 @@ class Runner:
             return
 
     def _run(self, claim: Claim) -> None:
-        """Search, then settle the job in the one way that fits how the search ended."""
         running = _Search(stop=threading.Event(), done=threading.Event())
         with Heartbeat(self._engine, claim) as heartbeat:
             self._start(claim, running, heartbeat)
@@ -122,8 +121,6 @@ class Runner:
             self._leaving.set()
 
     def _start(self, claim: Claim, running: _Search, heartbeat: Heartbeat) -> None:
-        """Start the search on a daemon thread."""
-
         def body() -> None:
             try:
                 problem = parse_problem(claim.request)
@@ -142,7 +139,6 @@ class Runner:
         threading.Thread(target=body, name=f"search-{claim.job_id[:8]}", daemon=True).start()
 
     def _wait(self, claim: Claim, running: _Search, heartbeat: Heartbeat) -> None:
-        """Wait until the search is done, or will not be in time."""
         soft_at = time.monotonic() + claim.time_limit_s + SOFT_LIMIT_S
         give_up_at = soft_at - SOFT_LIMIT_S + HARD_LIMIT_S
         while not running.done.wait(TICK_S):
@@ -156,7 +152,6 @@ class Runner:
                 return
 
     def _settlement(self, claim: Claim, running: _Search, heartbeat: Heartbeat) -> Callable[[], bool]:
-        """Return the one write that ends this claim."""
         engine = self._engine
         cancelled = heartbeat.verdict == "cancel"
         answer = running.answer
@@ -175,7 +170,6 @@ class Runner:
         return lambda: engine.complete(claim, last)
 
     def _store(self, claim: Claim, settle: Callable[[], bool], heartbeat: Heartbeat) -> None:
-        """Write until it is written or the claim is lost: a database that restarts costs no answer."""
         while True:
             try:
                 if not settle():

@@ -80,7 +80,6 @@ def _routes() -> tuple[BaseRoute, ...]:
 
 
 def _service(settings: Settings, is_stopping: Callable[[], bool]) -> Service:
-    """Everything behind the routes."""
     database = Database(settings.database_url)
     queue = queue_for(settings.redis_url)
     limits = Limits(

@@ -115,11 +115,6 @@ async def authorize(
 
 
 def _require_known(request: Request) -> None:
-    """Take each parameter once, and none that would be passed over unseen.
-
-    Raises:
-        InvalidProblemError: one is given twice, or this address knows none of its name.
-    """
     given = Counter(name for name, _ in request.query_params.multi_items())
     reader = FieldReader(given, "/query")
     for one in request.scope["route"].dependant.query_params:

@@ -99,7 +99,6 @@ class _Sent:
 
 
 def _request_id(given: str) -> str:
-    """The client's id when it is harmless, else a new one."""
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
@@ -113,7 +112,6 @@ def _is_own(host: str, names: AbstractSet[str]) -> bool:
 
 
 def _is_address(name: str) -> bool:
-    """Whether a name is an IP address in its usual form."""
     try:
         ip_address(name)
     except ValueError:

@@ -105,7 +105,6 @@ def _planner_error(request: Request, error: Exception) -> Response:
 
 
 def _service_error(request: Request, error: Exception) -> Response:
-    """What the records do not allow."""
     code = error.code if isinstance(error, ServiceError) else ""
     if code not in STATUS_OF:
         return _bug(request, error)
@@ -124,7 +123,6 @@ def _service_error(request: Request, error: Exception) -> Response:
 
 
 def _bad_parameters(request: Request, error: Exception) -> Response:
-    """FastAPI's verdict on path, query and header parameters."""
     found = error.errors() if isinstance(error, RequestValidationError) else []
     faults = [_bad_parameter(request, fault) for fault in found]
     return problem_response(

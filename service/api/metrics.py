@@ -70,7 +70,6 @@ class _JobFigures(Collector):
 
 
 def _histogram(name: str, text: str, found: Distribution) -> Metric:
-    """A distribution as Prometheus wants it."""
     buckets = [(str(bound), float(count)) for bound, count in zip(found.bounds, found.at_most, strict=True)]
     family = HistogramMetricFamily(f"meshwright_{name}", text)
     family.add_metric([], [*buckets, ("+Inf", float(found.count))], sum_value=found.total)

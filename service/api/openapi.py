@@ -36,7 +36,6 @@ def _partial_configuration() -> dict[str, Any]:
 
 
 def _axis(name: str) -> dict[str, Any]:
-    """The values of one axis of a sweep."""
     value: dict[str, Any] = {"type": ["integer", "string", "boolean"]}
     if name == "cluster":
         value = {"type": ["string", "object"]}
@@ -44,7 +43,6 @@ def _axis(name: str) -> dict[str, Any]:
 
 
 def _job_request() -> dict[str, Any]:
-    """A problem, and how its job is to be run."""
     problem = ProblemRequest.model_json_schema(ref_template=_REF)
     more: dict[str, Any] = {
         "sweep": {
@@ -73,7 +71,6 @@ def _job_request() -> dict[str, Any]:
 
 
 def _texts_of(description: str, most: int, longest: int) -> dict[str, Any]:
-    """An object of texts by name."""
     return {
         "type": "object",
         "description": description,

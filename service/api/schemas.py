@@ -408,7 +408,6 @@ def _progress(job: JobSummary) -> ProgressView | None:
 
 
 def _failure(problem: Mapping[str, Any] | None) -> ProblemView | None:
-    """Why a job failed."""
     if problem is None:
         return None
     title = problem["code"].replace("_", " ").capitalize()
@@ -416,7 +415,6 @@ def _failure(problem: Mapping[str, Any] | None) -> ProblemView | None:
 
 
 def _links(job: JobSummary) -> LinksView:
-    """Where to go from here."""
     here = f"/v1/jobs/{job.id}"
     return LinksView(
         self=here,

@@ -81,7 +81,6 @@ class Watch:
                 waiter.events.set_result(new)
 
     def _news(self, seen: dict[_Job, int]) -> dict[_Job, list[EventRecord]]:
-        """The events of the jobs that have any after those that were seen."""
         with self._database.read() as connection:
             newest = newest_event_ids(connection, [job_id for _, job_id in seen])
             return {

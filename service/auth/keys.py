@@ -85,7 +85,6 @@ class Keys:
         return settled(lambda: self._create(new, repeatable))
 
     def _create(self, new: NewKey, repeatable: Repeatable) -> tuple[KeyRecord, str | None]:
-        """Make a key in one transaction with what its request is known by."""
         key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(SECRET_BYTES)
         token = f"mw_{key_id}_{secret}"
         life_s = None if new.expires_in_days is None else new.expires_in_days * DAY_S

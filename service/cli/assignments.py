@@ -117,7 +117,6 @@ def typed_at(expression: str, at: int) -> int:
 
 
 def _pairs(option: str, texts: Iterable[str], form: str) -> Iterator[tuple[str, str]]:
-    """Names, in full and once each, and what stands behind the equals sign."""
     seen = set()
     for text in texts:
         name, equals, value = (part.strip() for part in text.partition("="))
@@ -134,7 +133,6 @@ def _pairs(option: str, texts: Iterable[str], form: str) -> Iterator[tuple[str, 
 
 
 def _value(text: str) -> Value:
-    """An integer or a truth value where the text is one."""
     digits = text.strip()
     if digits.lower() in _SWITCHES:
         return _SWITCHES[digits.lower()]

@@ -93,7 +93,6 @@ def run_calibrate(
 
 
 def _rows(path: Path, cluster: str | None) -> list[Run]:
-    """The rows of one cluster in a file; faults name the option."""
     try:
         return of_one_cluster(read_runs(path, shape_of_plan), cluster)
     except InvalidProblemError as fault:
@@ -118,7 +117,6 @@ def profile_for(problem: Problem, path: Path | Sequence[Path] | None) -> Profile
 
 
 def _next(observations: Sequence[Observation], count: int) -> list[str]:
-    """The names of the unmeasured rows worth measuring, the best first."""
     if count == 0:
         return []
     done = [index for index, one in enumerate(observations) if is_measured(one)]
@@ -132,7 +130,6 @@ def _next(observations: Sequence[Observation], count: int) -> list[str]:
 def _shown(
     calibration: Calibration | None, measured: Sequence[Observation], following: Sequence[str]
 ) -> list[RenderableType]:
-    """What was learnt, and what to measure."""
     parts: list[RenderableType] = []
     if calibration is not None:
         runs = f"{calibration.num_runs} timed run{'s' * (calibration.num_runs > 1)}"
@@ -146,7 +143,6 @@ def _shown(
 
 
 def _constants(calibration: Calibration) -> list[RenderableType]:
-    """The constants that moved."""
     moved = {n: exp(v) - 1.0 for n, v in calibration.log_offsets.items()}
     moved = {n: v for n, v in moved.items() if abs(v) > _WORTH_SAYING}
     if not moved:
@@ -161,7 +157,6 @@ def _constants(calibration: Calibration) -> list[RenderableType]:
 
 
 def _spread(calibration: Calibration, timed: Sequence[Observation]) -> list[RenderableType]:
-    """How sure a prediction near these runs is, whose launches blur it as they blurred theirs."""
     if calibration.residual is None:
         return []
     shares = launch_shares(batches_of(timed, default_profile_of))
@@ -198,7 +193,6 @@ def _scatter(calibration: Calibration | None) -> dict[str, float] | None:
 
 
 def _compared(calibration: Calibration | None, measured: Sequence[Observation]) -> list[Compared]:
-    """The timed runs that were learnt from, with their predictions before and after."""
     if calibration is None:
         return []
     learnt = [one for one in measured if called(one) in calibration.runs]
@@ -206,7 +200,6 @@ def _compared(calibration: Calibration | None, measured: Sequence[Observation]) 
 
 
 def _write(path: Path, text: str) -> None:
-    """Write the calibration."""
     try:
         write_text(path, text)
     except OSError as fault:

@@ -37,7 +37,6 @@ def gpus(json_output: AsJson = False) -> None:
 
 
 def _show(rows: list[dict[str, str | int | float]], *, json_output: bool) -> None:
-    """A table without lines, or JSON."""
     if json_output:
         typer.echo(json.dumps(rows, indent=1))
         return

@@ -106,17 +106,10 @@ class ServiceClient:
                 return
 
     def _call(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401 - httpx's own
-        """The JSON object of one reply."""
         body: dict[str, Any] = self._send(method, path, **arguments).json()
         return body
 
     def _send(self, method: str, path: str, **arguments: Any) -> httpx.Response:  # noqa: ANN401 - the same
-        """One reply; problems are raised.
-
-        Raises:
-            InvalidProblemError: the service refuses the request (4xx).
-            ServiceUnreachableError: nothing answers, or the service cannot (5xx).
-        """
         try:
             reply = self._http.request(method, path, **arguments)
         except (httpx.HTTPError, httpx.InvalidURL) as fault:
@@ -136,13 +129,11 @@ def _key_header() -> dict[str, str]:
 
 
 def _no_address(url: str) -> InvalidProblemError:
-    """The fault of what is no URL."""
     message = f'"{shown(url)}" is no address of a service'
     return InvalidProblemError.of("--url", message, allowed="http://HOST:PORT or https://HOST:PORT")
 
 
 def _faults(reply: httpx.Response) -> list[FieldError]:
-    """The faults of a problem document (RFC 9457)."""
     try:
         problem = reply.json()
     except ValueError:

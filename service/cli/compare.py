@@ -64,7 +64,6 @@ def run_compare(plan_a: str, plan_b: str, *, source: Path | None, as_json: bool)
 
 
 def _plan(name: str, source: Path | None) -> KeptPlan:
-    """A plan by id, or by rank in a file."""
     if source is None:
         return find_plan(name)
     if name.isdecimal() and len(name) <= _LONGEST_RANK:
@@ -73,7 +72,6 @@ def _plan(name: str, source: Path | None) -> KeptPlan:
 
 
 def _require_same_question(first: KeptPlan, second: KeptPlan) -> None:
-    """Plans of different models, clusters or batches have no differences of configuration alone."""
     one, other = first.problem, second.problem
     for name in ("model", "cluster", "launcher", "profile"):
         if getattr(one, name) != getattr(other, name):

@@ -92,11 +92,6 @@ def restore_records(database_url: str | None, source: Path) -> str:
 
 
 def _file(database_url: str | None) -> Path:
-    """The SQLite file of the records.
-
-    Raises:
-        InvalidProblemError: they are in another database.
-    """
     path = sqlite_path(settings_with({"database_url": database_url}).database_url)
     if path is None:
         message = "the records are in PostgreSQL; use pg_dump and pg_restore"

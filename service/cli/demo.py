@@ -84,7 +84,6 @@ def run_main_job(problem_file: Path, out: Path) -> int:
 
 
 def _write(service: ServiceClient, job: Mapping[str, Any], answer: Mapping[str, Any], folder: Path) -> Path:
-    """Answer, problem and launch files of the best plan."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {
         ANSWER_FILE: json.dumps({**answer, "problem": job["request"]}, indent=1) + "\n",
@@ -124,7 +123,6 @@ def running_service(out: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _url_of(child: subprocess.Popen[str], log: Path) -> str:
-    """The address that the service prints once it accepts requests."""
     line = _first_line(child.stdout, START_S) if child.stdout else ""
     if "http://" not in line:
         raise ServiceDidNotStartError(f"the service did not start; see {log}")
@@ -151,6 +149,5 @@ def _stop(child: subprocess.Popen[str]) -> None:
 
 
 def _say(line: str) -> None:
-    """One line for the reader."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()

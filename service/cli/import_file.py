@@ -148,7 +148,6 @@ def cluster_text(
 
 
 def _groups(document: Mapping[str, object], gpu: GpuSpec | None, group: int) -> list[dict[str, Json]]:
-    """The node groups of the file, or a new one of the GPU type."""
     raw = document.get("groups")
     groups = [dict(one) for one in raw if isinstance(one, dict)] if isinstance(raw, list) else []
     if group > len(groups):
@@ -163,7 +162,6 @@ def _groups(document: Mapping[str, object], gpu: GpuSpec | None, group: int) -> 
 
 
 def _said(found: object, gpu: GpuSpec, before: FieldReader, source: str) -> GroupFields:
-    """What a foreign file says of a node group that has some fields already."""
     if isinstance(found, NodeTopology):
         return fields_of_topology(found, gpu, source)
     if isinstance(found, SwitchTree):
@@ -174,7 +172,6 @@ def _said(found: object, gpu: GpuSpec, before: FieldReader, source: str) -> Grou
 
 
 def _words(value: Json) -> str:
-    """A field in a few words."""
     if not isinstance(value, dict):
         return str(value)
     rate = value.get("bytes_per_s")
@@ -247,7 +244,6 @@ def run_import(request: ImportRequest) -> int:
 
 
 def _imported(request: ImportRequest) -> Imported:
-    """The outcome by the kind of file."""
     name = _format(request)
     if request.plan is not None:
         return _run_of_plan(request, name)
@@ -271,7 +267,6 @@ def _imported(request: ImportRequest) -> Imported:
 
 
 def _format(request: ImportRequest) -> str:
-    """The file's format, as given or as its content tells."""
     known = (*format_names(), HUGGING_FACE)
     if request.format_name is not None:
         if request.format_name not in known:
@@ -288,7 +283,6 @@ def _format(request: ImportRequest) -> str:
 
 
 def _model(request: ImportRequest) -> Imported:
-    """A Hugging Face config as a model of ours."""
     model = model_from_mapping(model_part(str(request.file)))
     billions = model.num_parameters() / 1e9
     read = f"Hugging Face config, {model.num_layers} layers, {billions:.1f} billion parameters"
@@ -297,7 +291,6 @@ def _model(request: ImportRequest) -> Imported:
 
 
 def _model_of(request: ImportRequest) -> ModelSpec:
-    """The model that was measured."""
     if request.model is None:
         raise InvalidProblemError.of("--model", "is required: the file does not say what was measured")
     try:
@@ -310,19 +303,12 @@ def _model_of(request: ImportRequest) -> ModelSpec:
 
 
 def _gpu_of(request: ImportRequest) -> GpuSpec:
-    """The GPU type that was measured."""
     if request.gpu is None:
         raise InvalidProblemError.of("--gpu", "is required: the file does not say what it was measured on")
     return find_gpu(request.gpu, pointer="--gpu")
 
 
 def _run_of_plan(request: ImportRequest, name: str) -> Imported:
-    """A log of a plan's run as a row of a table of runs, with the plan's facts.
-
-    Raises:
-        InvalidProblemError: the file is no training log, an option says again what the plan says, or the
-            log contradicts the plan.
-    """
     _refuse_facts(request)
     run = None if name == HUGGING_FACE else import_profile(request.file, name)
     if not isinstance(run, MeasuredRun):
@@ -351,7 +337,6 @@ def _run_of_plan(request: ImportRequest, name: str) -> Imported:
 
 
 def _timed(run: MeasuredRun, row: Mapping[str, str]) -> Observation | None:
-    """The run of a plan as calibration sees it; None without a step time."""
     if not run.step_time_s:
         return None
     shape = Observation.of_shape(shape_of_plan(row[PLAN]))
@@ -359,7 +344,6 @@ def _timed(run: MeasuredRun, row: Mapping[str, str]) -> Observation | None:
 
 
 def _say_outcome(imported: Imported, table: Path | None) -> None:
-    """Write what was predicted, what was measured, and what a calibration on the table predicts now."""
     run = imported.run
     if run is None or run.step_time_s is None:
         return
@@ -379,11 +363,6 @@ def _say_outcome(imported: Imported, table: Path | None) -> None:
 
 
 def _refuse_facts(request: ImportRequest) -> None:
-    """Refuse options for what a plan says.
-
-    Raises:
-        InvalidProblemError: one is given.
-    """
     for option, value in (
         ("--model", request.model), ("--gpu", request.gpu), ("--num-nodes", request.num_nodes),
     ):  # fmt: skip
@@ -392,14 +371,12 @@ def _refuse_facts(request: ImportRequest) -> None:
 
 
 def _existing(request: ImportRequest) -> str:
-    """The table of runs that a row is added to; empty where there is none yet."""
     if request.into is None or not request.into.exists():
         return ""
     return ForeignFile.open(request.into).text
 
 
 def _run(request: ImportRequest, title: str, run: MeasuredRun) -> Imported:
-    """A training log as a row of a table of runs."""
     settings: Mapping[str, object] = settings_of("--set", request.assign)
     facts = RunFacts(
         run_id=request.file.stem[:100],

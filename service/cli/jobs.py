@@ -205,7 +205,6 @@ def print_plans(url: str, query: Mapping[str, str], *, as_json: bool) -> None:
 
 
 def _figures_of(plan: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Step time, measured step time and peak memory of a plan, for people."""
     step_s, peak, measured = plan["step_time_s"], plan["peak_memory_bytes"], plan["measured"] or {}
     step = f"{step_s:.3g} s" if step_s else "–"
     told = f"{measured['step_time_s']:.3g} s" if measured.get("step_time_s") else "–"
@@ -249,7 +248,6 @@ def followed(service: ServiceClient, job_id: str) -> dict[str, Any]:
 
 
 def _progress(raw: Mapping[str, Any]) -> Progress:
-    """A progress report of the service."""
     return Progress(
         stage=raw["stage"],
         explored=raw["explored"],
@@ -262,7 +260,6 @@ def _progress(raw: Mapping[str, Any]) -> Progress:
 
 
 def _print_job(service: ServiceClient, job: Mapping[str, Any], *, as_json: bool) -> int:
-    """A job, and its answer where it has one."""
     has_answer = job["state"] in TERMINAL_STATES and bool(job["links"].get("plans"))
     answer = service.answer(job["id"]) if has_answer else None
     if as_json:

@@ -135,12 +135,10 @@ def _keys(database_url: str | None) -> Iterator[Keys]:
 
 
 def _day(time_s: float) -> str:
-    """Seconds since 1970 as a day and a time in UTC."""
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def _state(key: KeyRecord) -> str:
-    """Usable until when, or why not any more."""
     if key.revoked_at_s is not None:
         return "revoked"
     if key.expires_at_s is None:

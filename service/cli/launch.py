@@ -94,11 +94,6 @@ def launch(
 
 
 def _usual_problem() -> Path:
-    """The problem file that lies here.
-
-    Raises:
-        InvalidProblemError: there is none.
-    """
     for name in USUAL:
         if Path(name).is_file():
             return Path(name)

@@ -156,7 +156,6 @@ def run_plan(
 
 
 def _search(problem: Problem, profile: Profile) -> tuple[Answer, bool]:
-    """The answer, and whether the user cut it short."""
     line = ProgressLine()
     with cancellable() as cancellation:
         answer = ask(problem, profile, on_progress=line.show, should_stop=cancellation.should_stop)
@@ -167,7 +166,6 @@ def _search(problem: Problem, profile: Profile) -> tuple[Answer, bool]:
 def _save(
     folder: Path, answer: Answer, problem: Problem, document: dict[str, Any], *, page: str, force: bool
 ) -> None:
-    """answer.json, problem.json, report.html and the launch files of the best plan."""
     sys.stdout.flush()
     files = {
         ANSWER_FILE: _text(document),
@@ -188,7 +186,6 @@ def _save(
 def _print(
     form: Form, answer: Answer, problem: Problem, document: dict[str, Any], measured: Sequence[Measured]
 ) -> None:
-    """The answer on stdout, and nothing else."""
     if form == "json":
         sys.stdout.write(_text(document))
     elif form == "csv":
@@ -211,7 +208,6 @@ def _say_reading(found: LaunchFile, form: Form) -> None:
 
 
 def _text(document: object) -> str:
-    """JSON for people and programs."""
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 

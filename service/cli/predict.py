@@ -139,7 +139,6 @@ def _print(
     assumed: Mapping[str, object] = MappingProxyType({}),
     more: Mapping[str, object] | None = None,
 ) -> None:
-    """The prediction on stdout, with what there is to know about it."""
     if as_json:
         document = {
             **found.to_json(),
@@ -158,11 +157,6 @@ def _print(
 
 
 def _require_one(request: Request) -> None:
-    """Refuse several numbers of nodes or batches, among which only a search chooses.
-
-    Raises:
-        InvalidProblemError: there are several.
-    """
     for part, name in (("cluster", "num_nodes"), ("workload", "global_batch_size")):
         given = request.get(part)
         value = given.get(name) if isinstance(given, dict) else None
@@ -172,12 +166,10 @@ def _require_one(request: Request) -> None:
 
 
 def _words(values: Mapping[str, object]) -> str:
-    """Values of a configuration by their short names."""
     return ", ".join(f"{SHORT_NAMES.get(name, name)} {_word(value)}" for name, value in values.items())
 
 
 def _word(value: object) -> str:
-    """One value of a configuration."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

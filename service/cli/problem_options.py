@@ -65,7 +65,6 @@ def complete_gpu(incomplete: str) -> list[str]:
 
 
 def _complete_stack(incomplete: str) -> list[str]:
-    """Software stacks that begin so."""
     return _beginning(framework_names(), incomplete)
 
 
@@ -75,7 +74,6 @@ def complete_launcher(incomplete: str) -> list[str]:
 
 
 def _beginning(names: tuple[str, ...], incomplete: str) -> list[str]:
-    """Those of ``names`` that begin with what was typed, once each."""
     return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
 
 
@@ -275,7 +273,6 @@ def _lengths_part(request: Request, given: str | None, batching: str | None) -> 
 
 
 def _lengths_of(given: str) -> dict[str, object]:
-    """What ``--lengths`` names."""
     if "=" in given:
         percentiles = dict[str, object]()
         for part in given.split(","):
@@ -299,7 +296,6 @@ def _lengths_of(given: str) -> dict[str, object]:
 
 
 def _own_configuration(path: Path | None) -> object:
-    """The configuration in a file, or in the plan that a file holds."""
     if path is None:
         return None
     own = read_problem_file(path)
@@ -370,7 +366,6 @@ def model_part(name_or_path: str) -> dict[str, object]:
 
 
 def _cluster_part(cluster: str | None, gpu: str | None) -> dict[str, object]:
-    """A catalog cluster, or one group of nodes of a GPU type."""
     if cluster is not None and gpu is not None:
         raise InvalidProblemError.of("--gpu", "give --cluster or --gpu, not both")
     if cluster is None:
@@ -398,14 +393,12 @@ def _override(request: Request, section: str, values: Mapping[str, object]) -> N
 
 
 def _extend(request: Request, name: str, values: Mapping[str, object]) -> None:
-    """Add pins, bounds or prohibitions to those of the file."""
     if values:
         search = _object(request, "search")
         request["search"] = {**search, name: {**_object(search, name), **values}}
 
 
 def _append_constraints(request: Request, texts: Sequence[str]) -> None:
-    """Add side constraints to those of the file; short names become the glossary's."""
     if texts:
         search = _object(request, "search")
         given = search.get("constraints", [])
@@ -415,11 +408,6 @@ def _append_constraints(request: Request, texts: Sequence[str]) -> None:
 
 
 def _constraint(text: str) -> str:
-    """A constraint with the glossary's names.
-
-    Raises:
-        InvalidProblemError: it is none; the fault counts the characters that were typed.
-    """
     written_out = long_names(text)
     try:
         constraint_of(written_out)
@@ -432,7 +420,6 @@ def _constraint(text: str) -> str:
 
 
 def _object(parent: Mapping[str, object], name: str) -> dict[str, object]:
-    """The object called ``name``, empty when absent."""
     value = parent.get(name, {})
     if not isinstance(value, dict):
         raise InvalidProblemError.of(f"/{name}", "must be an object")
@@ -510,17 +497,14 @@ def text_of(path: Path) -> str:
 
 
 def _line(data: bytes, place: int) -> int:
-    """The line of a place."""
     return data.count(b"\n", 0, place) + 1
 
 
 def _unreadable(path: Path, message: str, *, allowed: str | None = None) -> InvalidProblemError:
-    """Why a file cannot be read."""
     return InvalidProblemError.of("--from-args", f"{shown_path(path)}: {message}", allowed=allowed)
 
 
 def _folder(folder: Path) -> Source:
-    """The launch files of a folder, not those of its folders."""
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix in _KINDS and path.is_file())
     except OSError as fault:
@@ -569,16 +553,10 @@ def _fits(said: str, name: str) -> bool:
 
 
 def _ends(path: Path, end: Path) -> bool:
-    """Whether a path ends in another."""
     return path.parts[-len(end.parts) :] == end.parts
 
 
 def _beside(path: Path) -> str | None:
-    """The text of a file beside the given one; None where there is none.
-
-    Raises:
-        InvalidProblemError: it cannot be read, or is no text.
-    """
     try:
         there = path.is_file()
     except (OSError, ValueError):  # a name that no file system takes, or with NUL in it
@@ -665,11 +643,6 @@ def with_files(
 
 @contextmanager
 def _options_of_fewer_ranks() -> Iterator[None]:
-    """Name the options that give the cluster that launch files start on.
-
-    Raises:
-        InvalidProblemError: the cluster has more GPUs.
-    """
     try:
         yield
     except FewerRanksError as fault:
@@ -681,7 +654,6 @@ def _options_of_fewer_ranks() -> Iterator[None]:
 
 
 def _variables(texts: Sequence[str]) -> dict[str, str]:
-    """``NAME=VALUE`` of the shell."""
     pairs = [text.partition("=") for text in texts]
     for name, equals, _ in pairs:
         if not ((name.isidentifier() or name.isdecimal()) and equals):

@@ -135,7 +135,6 @@ def run_profile(request: ProfileRequest, out: Path) -> int:
 
 
 def _wanted(request: ProfileRequest) -> Wanted:
-    """What to measure, checked."""
     subject = Subject(
         model=model_from_mapping(model_part(request.model)),
         seq_length=_size("--seq-length", request.seq_length, MAX_SEQ_LENGTH),
@@ -154,7 +153,6 @@ def _wanted(request: ProfileRequest) -> Wanted:
 
 
 def _groups(only: str | None) -> tuple[MeasuredGroup, ...]:
-    """The groups named, in the order they are measured; all where none is named."""
     if only is None:
         return MEASURED_GROUPS
     words = [word.strip().replace("-", "_") for word in only.split(",")]
@@ -224,7 +222,6 @@ def _say_nothing(_line: str) -> None:
 
 
 def _show(outcome: Outcome, out: Path) -> None:
-    """The layers as a table, and how far the file is."""
     layers = _layer_table(outcome.profile)
     if layers.row_count:
         screen().print(layers)

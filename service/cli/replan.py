@@ -135,7 +135,6 @@ def _of_option(fault: FieldError) -> FieldError:
 
 
 def _check_saving(folder: Path | None, way: int, *, force: bool) -> None:
-    """Refuse a folder that cannot take files, before anything is searched, and options about no folder."""
     if folder is not None:
         check_folder(folder, force=force)
     elif force or way != 1:
@@ -143,12 +142,6 @@ def _check_saving(folder: Path | None, way: int, *, force: bool) -> None:
 
 
 def _save(kept: KeptPlan, found: Replan, job: Changed, rank: int, folder: Path, *, force: bool) -> None:
-    """Write the files of a way, and keep its plan, so that later commands find it.
-
-    Raises:
-        InvalidProblemError: there is no such way, it starts nothing anew, or the folder is taken.
-        RefusedExportError: the launcher cannot express its layout.
-    """
     layout = way_of(found, rank).layout
     plan = layout.plan
     check_folder(folder, force=force, plan_id=plan.plan_id)
@@ -194,11 +187,6 @@ def _nodes_now(scheduler: str, cluster: ClusterSpec) -> int:
 
 
 def _lost(words: list[str]) -> int | dict[str, int] | None:
-    """``3``, or ``GROUP=2`` once or more.
-
-    Raises:
-        InvalidProblemError: it is neither.
-    """
     if not words:
         return None
     named = [word.rpartition("=") for word in words]
@@ -215,11 +203,6 @@ def _lost(words: list[str]) -> int | dict[str, int] | None:
 
 
 def _slow(words: list[str]) -> dict[str, float]:
-    """``17=.7``, once or more.
-
-    Raises:
-        InvalidProblemError: it is not that.
-    """
     found = {}
     _once("--slow-node", [word.partition("=")[0] for word in words])
     for word in words:
@@ -235,11 +218,6 @@ def _slow(words: list[str]) -> dict[str, float]:
 
 
 def _once(option: str, names: list[str]) -> None:
-    """Refuse what is stated twice: which of the two holds is not known.
-
-    Raises:
-        InvalidProblemError: something is.
-    """
     for name in names:
         if names.count(name) > 1:
             raise InvalidProblemError.of(option, f"{name} is stated twice", allowed="each of them once")

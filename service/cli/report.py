@@ -115,11 +115,6 @@ def timeline_of(wanted: Wanted) -> dict[str, Any]:
 
 
 def _service_at(url: str) -> ServiceClient:
-    """A client of the service; it needs the packages of the extra ``service``.
-
-    Raises:
-        MissingExtraError: they are not installed.
-    """
     with service_packages_for("report --url"):
         from meshwright.service.cli.client import ServiceClient  # noqa: PLC0415 - the planner alone lacks httpx
     return ServiceClient(url)
@@ -150,7 +145,6 @@ def write_file(path: Path, text: str, option: str) -> None:
 
 
 def _page(wanted: Wanted) -> tuple[str, str]:
-    """The page and a short name for its file."""
     if wanted.url is not None:
         with _service_at(wanted.url) as service:
             return service.report(wanted.name), wanted.name[:8]

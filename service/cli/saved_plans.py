@@ -225,11 +225,6 @@ def plan_of_file_by_id(path: Path, plan_id: str) -> KeptPlan:
 
 
 def _answer_of(path: Path) -> Mapping[str, Any]:
-    """The document of an answer, its plans being objects.
-
-    Raises:
-        InvalidProblemError: the file is none.
-    """
     document = read_problem_file(path)
     plans, problem = document.get("plans"), document.get("problem")
     if not isinstance(plans, list) or not isinstance(problem, dict):
@@ -238,13 +233,11 @@ def _answer_of(path: Path) -> Mapping[str, Any]:
 
 
 def _whole(document: Mapping[str, Any], plan_id: str) -> KeptAnswer:
-    """A stored answer, read back."""
     answer, problem = stored_answer(document, pointer="--from")
     return KeptAnswer(answer=answer, problem=problem, plan_id=plan_id)
 
 
 def _kept(document: Mapping[str, Any], plan: Mapping[str, Any]) -> KeptPlan:
-    """A stored plan, read back."""
     try:
         search = {name: part for name, part in document.items() if name not in _OF_ALL}
         return KeptPlan(
@@ -272,11 +265,9 @@ def _plans_like(plan_id: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]
 
 
 def _ids() -> list[str]:
-    """Ids of all kept plans, oldest answer first."""
     return list(dict.fromkeys(str(plan["plan_id"]) for _, plan in _plans_like("")))
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    """The kept answers by age."""
     ages = [(path.stat().st_mtime, path) for path in folder.glob("*.json")]
     return [path for _, path in sorted(ages, reverse=True)]

@@ -133,7 +133,6 @@ def report(fault: PlannerError) -> int:
 
 
 def _option_of(error: FieldError) -> str:
-    """The options that give what a request lacks."""
     names = _OPTIONS.get(error.pointer) if error.message == "is required" else None
     return f" ({names}, or a problem file)" if names else ""
 

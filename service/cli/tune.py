@@ -149,7 +149,6 @@ class _Tuning:
             sys.stderr.write(f"       {last.outcome} {took}{why}\n")
 
     def _export(self, plan: Plan, folder: Path) -> None:
-        """Launch files of a plan in a folder of its own."""
         bundle = export(plan, self.problem, self.launcher)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -160,7 +159,6 @@ class _Tuning:
 
 
 def _save(now: Standing, why: str, plans: tuple[Plan, ...], folder: Path) -> None:
-    """The report, and what was learnt as a profile for ``plan --profile``."""
     write_text(folder / REPORT_FILE, report_of(now, _names(plans), why))
     if now.calibration is not None:
         text = json.dumps(now.calibration.to_json(), indent=1, allow_nan=False)
@@ -170,12 +168,10 @@ def _save(now: Standing, why: str, plans: tuple[Plan, ...], folder: Path) -> Non
 
 
 def _names(plans: tuple[Plan, ...]) -> dict[str, str]:
-    """The layout of each plan in words."""
     return {plan.plan_id: configuration_words(plan.config) for plan in plans}
 
 
 def _document(now: Standing, why: str) -> dict[str, object]:
-    """All of it as plain values."""
     best = now.best
     return {
         "why": why,

@@ -62,7 +62,6 @@ def run_validate(
 
 
 def _choice(word: str) -> Choice:
-    """How to choose the runs to calibrate on."""
     choices: tuple[Choice, ...] = get_args(Choice)
     for choice in choices:
         if choice == word:
@@ -71,7 +70,6 @@ def _choice(word: str) -> Choice:
 
 
 def _write_per_run(report: Report, path: Path) -> None:
-    """Every prediction as CSV."""
     text = io.StringIO()
     report.write_per_run(text)
     try:

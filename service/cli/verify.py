@@ -73,11 +73,6 @@ def verify_command(
 
 
 def _install(names: list[str], beside: str | None) -> int:
-    """Make environments, one after the other; ``beside`` names what was said of a plan.
-
-    Raises:
-        InvalidProblemError: there is no such launcher, or a plan was named.
-    """
     wanted = list(BUILDERS) if "all" in names else names
     for name in wanted:
         check_launcher(name, at="--install")
@@ -114,7 +109,6 @@ def verification_lines(found: Verification) -> list[str]:
 
 
 def _line(one: Quantity) -> str:
-    """One quantity of one rank."""
     said = {True: "exact", False: "differs", None: ""}[one.exact]
     if one.exact is None and one.error is not None:
         said = f"{100 * one.error:+.1f} %"

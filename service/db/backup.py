@@ -64,7 +64,6 @@ def _settle(path: Path) -> None:
 
 
 def _require_sound(copy: sqlite3.Connection) -> None:
-    """Refuse a copy that SQLite finds damaged, or that holds no jobs."""
     (verdict,) = copy.execute("PRAGMA integrity_check(1)").fetchone()
     known = copy.execute("SELECT count(*) FROM sqlite_master WHERE name = 'alembic_version'").fetchone()
     if verdict != "ok" or known != (1,):

@@ -145,7 +145,6 @@ def compact_json(value: object) -> str:
 
 
 def _engine(url: URL) -> Engine:
-    """Return the engine, its pool and, on SQLite, its pragmas."""
     pool = {"pool_size": 8, "max_overflow": 32, "pool_timeout": POOL_TIMEOUT_S}
     logs = {"hide_parameters": True}  # an error names its statement, and nothing that a tenant has stored
     if url.get_backend_name() != "sqlite":
@@ -188,7 +187,6 @@ def _tell_away(context: ExceptionContext) -> None:
 
 
 def _note_use(_connection: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
-    """Note that a connection goes back to the pool."""
     entry.info["used_at_s"] = time.monotonic()
 
 

@@ -57,7 +57,6 @@ def job_figures(connection: Connection) -> JobFigures:
 def _distribution(
     connection: Connection, value: ColumnElement[float], bounds: Sequence[float]
 ) -> Distribution:
-    """Return the distribution of a value over the finished jobs that have it."""
     at_most = [func.coalesce(func.sum(case((value <= bound, 1), else_=0)), 0) for bound in bounds]
     whole = (func.count(value), func.coalesce(func.sum(value), 0.0))
     searched = jobs.c.finished_at_s.is_not(None), jobs.c.num_children.is_(None)

@@ -222,7 +222,6 @@ def figures_of(plan: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str,
 
 
 def _num_gpus(config: Mapping[str, Any]) -> int:
-    """Return the number of GPUs of a configuration, of all its stages and classes."""
     if config.get("replicas"):
         return sum(_num_gpus(one) for one in config["replicas"])
     if config.get("stage_groups"):
@@ -269,7 +268,6 @@ def note_verified(connection: Connection, tenant: str, plan_ids: Sequence[str]) 
 
 
 def _measured(bodies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the columns of a plan that was measured."""
     steps = [body["step_time_s"] for body in bodies if body.get("step_time_s")]
     peaks = [body["peak_memory_bytes"] for body in bodies if body.get("peak_memory_bytes")]
     return {

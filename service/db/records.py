@@ -359,5 +359,4 @@ def _copy(connection: Connection, tenant: str, known: str, values: Mapping[str, 
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether a value is not an expression of SQL."""
     return not hasattr(value, "self_group")

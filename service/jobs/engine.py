@@ -169,7 +169,6 @@ def _is_held(claim: Claim) -> tuple[Any, ...]:
 
 
 def _held(claim: Claim) -> Update:
-    """Return an update of a job that this claim still holds."""
     return update(jobs).where(*_is_held(claim))
 
 

@@ -74,7 +74,6 @@ class Room:
         return True
 
     def _take(self, tenant: str) -> bool:
-        """Fill a place that the last count has left."""
         with self._lock:
             left = self._left.get(tenant)
             if left is None or left.jobs <= 0 or time.monotonic() > left.until_s:
@@ -297,7 +296,6 @@ class Jobs:
         return Page(items=shown, next_page_token=token)
 
     def _submit_once(self, tenant: str, submission: Submission) -> tuple[JobRecord, bool]:
-        """Return the job of a submission, and whether it was added now."""
         question = question_of(tenant, submission)
         repeatable = self._repeatable(submission.idempotency_key, submission.body)
 
@@ -324,7 +322,6 @@ class Jobs:
                 remember(connection, tenant, repeatable, subject=subject)
 
     def _repeatable(self, key: str | None, *parts: object) -> Repeatable:
-        """Return a request under its key."""
         return Repeatable(key=key, digest=digest_of(*parts), ttl_s=self._limits.idempotency_ttl_s)
 
     def _wake(self, job: JobRecord) -> None:

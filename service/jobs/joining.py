@@ -90,7 +90,6 @@ def _score(plan: Json, objective: str) -> float:
 
 
 def _row(number: int, point: SolvedPoint, entries: Sequence[_Entry]) -> dict[str, Any]:
-    """Return one line of the table: a point with its best plan and its certificate."""
     answer, row = point.answer or {}, dict[str, Any](point=number, values=dict(point.values))
     row |= {"job_id": point.job_id, "reused": point.reused, "state": point.state}
     row |= {name: answer.get(name) for name in ("status", "gap", "bound_step_time_s")}
@@ -109,7 +108,6 @@ def _row(number: int, point: SolvedPoint, entries: Sequence[_Entry]) -> dict[str
 
 
 def _is_efficient(row: Json, rows: Sequence[Json]) -> bool:
-    """Return whether no other point is faster on as few GPUs, or as fast on fewer."""
     if row["plan_id"] is None:
         return False
     mine = (-row["tokens_per_s"], row["num_gpus"])
@@ -193,7 +191,6 @@ def _gap(rows: Sequence[Json]) -> float | None:
 
 
 def _common(answers: Sequence[Json]) -> list[str]:
-    """Return methods that certified every point that has a plan."""
     if not answers:
         return []
     return [
@@ -227,7 +224,6 @@ def _infeasible(rows: Sequence[Json], answers: Sequence[Json | None]) -> dict[st
 
 
 def _lacks(nearest: Json | None) -> float:
-    """Return bytes that the nearest configuration is short of."""
     return inf if nearest is None else float(nearest["needed_bytes"] - nearest["limit_bytes"])
 
 
@@ -242,7 +238,6 @@ def _state(rows: Sequence[Json], status: str, *, cancelled: bool) -> EndState:
 
 
 def _problem(rows: Sequence[Json], state: EndState) -> dict[str, str] | None:
-    """Return why a sweep without any plan failed: as its first point did."""
     if state != "failed":
         return None
     lost = [row for row in rows if row["status"] != "infeasible"]

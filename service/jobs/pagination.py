@@ -65,7 +65,6 @@ def decode_name(token: str) -> str:
 
 
 def _is_storable(value: object) -> bool:
-    """Return whether a database can compare its columns with this value of a forged token."""
     if isinstance(value, str):
         return is_identifier(value)
     return isinstance(value, int | float) and abs(value) < MAX_POSITION

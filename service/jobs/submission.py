@@ -103,6 +103,5 @@ def add(
 
 
 def _canonical(tenant: str, problem: Problem) -> tuple[dict[str, object], str]:
-    """Return a problem as it is stored, and the key for reusing its answer."""
     request = problem_to_mapping(problem)
     return request, cache_key_of(tenant, request, versions_of(problem))

@@ -101,10 +101,8 @@ _CLAIMED = (
 
 
 def _waits() -> tuple[ColumnElement[bool], ...]:
-    """Return the condition for a sweep with running children that no process is joining."""
     return jobs.c.state == "running", is_sweep, jobs.c.lease_expires_at_s.is_(None)
 
 
 def _has_open(parent_id: ColumnElement[str]) -> ColumnElement[bool]:
-    """Return whether a child is queued or running."""
     return exists(select(null()).where(_CHILD.c.parent_id == parent_id, _CHILD.c.state.in_(OPEN_STATES)))

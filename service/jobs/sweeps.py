@@ -59,7 +59,6 @@ class Sweeps:
         return True
 
     def _outcome(self, claim: Claim) -> Outcome:
-        """Return the answer of the whole, from the children's."""
         search = claim.request["search"]
         with self._database.read() as connection:
             parent = records.find_job(connection, claim.tenant, claim.job_id)
@@ -98,7 +97,6 @@ class Sweeps:
 
 
 def _solved(child: JobRecord, plans: Sequence[Mapping[str, Any]]) -> SolvedPoint:
-    """Return a child that has ended, as the join sees it."""
     point = child.point or {}
     return SolvedPoint(
         values=point["values"],

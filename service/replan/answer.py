@@ -181,7 +181,6 @@ def _in_a_line(row: tuple[str, ...], width: int) -> str:
 
 
 def _row(way: Way, rank: int, best: Way | None) -> tuple[str, ...]:
-    """Return one line of the table."""
     config, prediction = way.layout.config, way.layout.prediction
     later_s = way.finish_s - (best.finish_s if best else 0.0)
     still_s = way.waiting_s + way.restart_s + way.resharding_s

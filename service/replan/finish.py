@@ -254,7 +254,6 @@ class _Timing:
         return _summed(kind, layout, parts, 0.0 if found is None else found.moved_bytes)
 
     def _slower(self, layout: Layout) -> float:
-        """Time of a run on the layout's GPUs over the time of its steps."""
         return slowdown(self.job.problem, layout.config.num_gpus)
 
     def _resharding(
@@ -335,7 +334,6 @@ def _at_pace(job: Changed, profile: Profile, pace: float) -> Layout:
 
 
 def _scaled(prediction: Prediction, scale: float) -> Prediction:
-    """Return the prediction with longer steps."""
     return replace(
         prediction,
         step_time_s=scale * prediction.step_time_s,
@@ -353,7 +351,6 @@ def _scaled(prediction: Prediction, scale: float) -> Prediction:
 
 
 def _new_layouts(job: Changed, profile: Profile) -> tuple[list[Layout], list[str]]:
-    """Return the fastest layouts that the checkpoint can be loaded under, and why there are none."""
     if job.plan.config.is_placed:
         return [], ["new layout: stages on unlike nodes are placed anew by meshwright plan alone"]
     nodes = job.left.num_nodes - len(job.slow)

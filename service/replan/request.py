@@ -243,7 +243,6 @@ def _settled(problem: Problem, plan: Plan) -> Problem:
 
 
 def _happened(asked: ReplanRequest) -> Iterator[FieldError]:
-    """Check that something happened, and at most one thing about the number of nodes."""
     if asked.lost_nodes is None and asked.num_nodes is None and not asked.slow_nodes:
         yield FieldError(
             pointer="/lost_nodes", message="nothing changed", allowed="lost_nodes, slow_nodes or num_nodes"
@@ -255,7 +254,6 @@ def _happened(asked: ReplanRequest) -> Iterator[FieldError]:
 
 
 def _slow_faults(asked: ReplanRequest, running: int) -> Iterator[FieldError]:
-    """Check that slow nodes are nodes of the job, some at the usual pace."""
     for name in asked.slow_nodes:
         if not name.isdecimal() or len(name) > _MOST_DIGITS or int(name) >= running:
             yield FieldError(
@@ -271,7 +269,6 @@ def _slow_faults(asked: ReplanRequest, running: int) -> Iterator[FieldError]:
 
 
 def _steps_total(asked: ReplanRequest, problem: Problem) -> int | None:
-    """Return the steps of the whole run, as stated or as its tokens make them."""
     tokens = problem.options.total_tokens
     if asked.steps_total is not None or tokens is None:
         return asked.steps_total
@@ -325,11 +322,6 @@ def _checkpoint_faults(given: CheckpointRequest, model: ModelSpec) -> Iterator[F
 
 
 def _lost(asked: ReplanRequest, cluster: ClusterSpec, running: int) -> tuple[int, ...]:
-    """Return the lost nodes of each group.
-
-    Raises:
-        InvalidProblemError: more than the job had, or without the group that lost them.
-    """
     groups, given = cluster.distinct_groups, asked.lost_nodes
     if given is None:
         return (0,) * len(groups)
@@ -380,12 +372,6 @@ def _left(asked: ReplanRequest, cluster: ClusterSpec, lost: tuple[int, ...]) -> 
 
 
 def _format(given: CheckpointRequest, problem: Problem, plan: Plan) -> Format:
-    """Return the checkpoint's format.
-
-    Raises:
-        UnknownNameError: there is none of that name.
-        InvalidProblemError: none is stated, and the launcher has no usual one.
-    """
     written = _WRITTEN.get(problem.launcher)
     if written == "torch_dist" and plan.config.zero_stage >= _FSDP:
         written = "fsdp_dtensor"

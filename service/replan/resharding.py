@@ -154,7 +154,6 @@ def _slices(split: IntArray, splits: int, shard: IntArray, shards: int, zero_sta
 
 
 def _parts(config: Configuration) -> BoolArray:
-    """Return which stage holds which part of the model."""
     stages, layers = config.pipeline_parallel_size, sum(config.stage_layers)
     found = np.zeros((stages, layers + 2), dtype=np.bool_)
     ends = np.cumsum(config.stage_layers)
@@ -189,7 +188,6 @@ def _bytes(model: ModelSpec, here: Held, there: Held, ranks: tuple[IntArray, Int
 
 
 def _parameters(model: ModelSpec) -> tuple[FloatArray, FloatArray]:
-    """Return the parameters of layers, embedding and head, dense and of routed experts apart."""
     kinds = model.layer_kinds()
     routed = 0 if model.moe is None else model.moe.num_experts * (
         model.expert_parameters() + model.expert_bias_parameters()
@@ -201,6 +199,5 @@ def _parameters(model: ModelSpec) -> tuple[FloatArray, FloatArray]:
 
 
 def _overlap(one: FloatArray, other: FloatArray) -> FloatArray:
-    """Return the lengths of what pairs of intervals share."""
     low, high = np.maximum(one[:, 0], other[:, 0]), np.minimum(one[:, 1], other[:, 1])
     return np.asarray(np.maximum(high - low, 0.0))

@@ -63,7 +63,6 @@ def _votes(report: Report) -> list[str]:
 
 
 def _head(report: Report) -> str:
-    """Return how many rows there are, and how many of them have a measurement."""
     predicted = sum(row.prediction is not None for row in report.runs)
     learnt = sum(row.used_for_calibration for row in report.runs)
     used = f", {learnt} used for calibration" if learnt else ""
@@ -72,12 +71,10 @@ def _head(report: Report) -> str:
 
 
 def _timed(figures: Figures) -> int:
-    """Return the number of runs with a measured step time."""
     return figures.time.n if figures.time else 0
 
 
 def _weighed(figures: Figures) -> int:
-    """Return the number of runs with measured memory."""
     return sum(kind.n for kind in figures.memory.values())
 
 
@@ -92,7 +89,6 @@ def _table(rows: Iterable[tuple[str, Figures]], title: str) -> Table:
 
 
 def _cells(figures: Figures) -> list[str]:
-    """Return the cells behind a name, in the order of the titles."""
     memory = [kind.mean_absolute * kind.n for kind in figures.memory.values()]
     measured = _weighed(figures)
     return [
@@ -105,7 +101,6 @@ def _cells(figures: Figures) -> list[str]:
 
 
 def _errors(errors: ErrorFigures | None) -> list[str]:
-    """Return mean, median, p90, largest error and bias."""
     if errors is None:
         return ["–"] * 5
     values = (errors.mean_absolute, errors.median_absolute, errors.p90_absolute, errors.max_absolute)

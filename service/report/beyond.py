@@ -72,7 +72,6 @@ def _gpus(front: ParetoFront) -> set[int]:
 
 
 def _objective(claim: ObjectiveClaim) -> str:
-    """Return what was proved about the objective."""
     gap = "" if claim.gap is None else f", at most {claim.gap * 100:.1f} % from the bound"
     value = "" if claim.value is None else f": {tied(f'{claim.value:.3g} {claim.unit}')}"
     return f"Ranked by {OBJECTIVE_NAMES[claim.name]}{value}{gap}."
@@ -101,5 +100,4 @@ def _baseline(baseline: Baseline, plans: int) -> str:
 
 
 def _gap(share: float) -> str:
-    """Return how far from the first plan."""
     return f"{share * 100:.1f} % behind" if share >= 0 else f"{-share * 100:.1f} % ahead of"

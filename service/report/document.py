@@ -198,7 +198,6 @@ def _view(plan: Plan, problem: Problem, details: Details, most_passes: int) -> P
 
 
 def _plan_facts(plan: Plan, problem: Problem) -> tuple[Fact, ...]:
-    """Return the facts that a reader looks for first."""
     seen, c = plan.prediction, plan.config
     peak = f"of {peak_words(seen, problem)} per GPU, causal attention counted"
     found = [

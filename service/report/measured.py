@@ -61,7 +61,6 @@ def measured_lines(measured: Sequence[Measured], plans: Sequence[Plan], width: i
 
 
 def _place(one: Measured, plans: Sequence[Plan]) -> str:
-    """Return a measured configuration's place: ``#2``, or how much slower than the first plan."""
     for plan in plans:
         if one.is_of(plan):
             return f"#{plan.rank}"

@@ -76,18 +76,15 @@ def environment() -> Environment:
 
 
 def _explained(text: str) -> Markup:
-    """Return short names of sizes, and MFU, with their meaning on hover."""
     said = str(escape(_SIZE.sub("\\1\N{NO-BREAK SPACE}", text)))
     return Markup(_SHORT.sub(lambda found: _hint(found.group()), said))  # noqa: S704 - escaped above
 
 
 def _hint(word: str) -> str:
-    """Return one word with its meaning."""
     return f'<abbr title="{escape(COLUMNS[word])}">{word}</abbr>'
 
 
 def _tied(text: str) -> str:
-    """Return figures that are not parted from their units at the end of a line."""
     return _SIZE.sub("\\1\N{NO-BREAK SPACE}", _UNIT.sub("\N{NO-BREAK SPACE}", text))
 
 
@@ -98,7 +95,6 @@ def _grouped(rows: Iterable[object], name: str) -> list[tuple[object, list[objec
 
 @cache
 def _trusted(name: str) -> Markup:
-    """Return our own style or script, written unescaped."""
     return Markup((HTML / name).read_text(encoding="utf-8"))  # noqa: S704 - our own file
 
 
@@ -108,6 +104,5 @@ def _hash_of(text: str) -> str:
 
 
 def _glossary() -> list[tuple[str, str]]:
-    """Return every word of a report with its meaning."""
     terms = {words(name): meaning for name, meaning in (TIME_TERMS | MEMORY_TERMS).items()}
     return [(name, meaning) for name, meaning in (COLUMNS | terms).items() if name != "#"]

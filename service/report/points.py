@@ -79,7 +79,6 @@ def _values(row: Row) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    """Return the figures of one point, or why it has none."""
     if row["plan_id"] is None:
         why = row["infeasible"] or (row["problem"] or {}).get("detail") or ""
         return ["–", "–", "–", "–", "–", "", row["status"] or row["state"], why]
@@ -100,7 +99,6 @@ def _config(row: Row) -> Configuration:
 
 
 def _verdict(answer: Mapping[str, Any]) -> str:
-    """Return how much of the whole is proved."""
     rows = answer["points"]
     found = sum(row["plan_id"] is not None for row in rows)
     words = f"{found} of {len(rows)} points have a plan · {answer['status']}"

@@ -151,12 +151,10 @@ class _Mesh:
         return [at // stride * stride * stages + at % stride for at in among_stage]
 
     def _expert_stride(self, axis: str) -> int:
-        """Return the ranks of a stage between neighbours of an expert axis."""
         return 1 if axis == "etp" else self.sizes["etp"]
 
 
 def _axis(axis: str, mesh: _Mesh, group: NodeGroup) -> AxisRow:
-    """Return one axis with the link that its groups cross."""
     gpus = mesh.group_of_first(axis)
     islands = len({gpu // group.island_gpus for gpu in gpus})
     steps = {after - before for before, after in pairwise(gpus)}
@@ -182,12 +180,10 @@ def _axis(axis: str, mesh: _Mesh, group: NodeGroup) -> AxisRow:
 
 
 def _link(link: LinkSpec) -> str:
-    """Return ``nvswitch, 450 GB/s``."""
     return f"{link.kind} {link.bytes_per_s / GB:.0f} GB/s"
 
 
 def _cell(mesh: _Mesh, gpu: int, per_node: int) -> Cell:
-    """Return one GPU with its coordinates."""
     said = " ".join(
         f"{axis} {mesh.rank(axis, gpu)}" for axis in ("tp", "cp", "dp", "pp", "ep") if mesh.sizes[axis] > 1
     )

@@ -42,7 +42,6 @@ class Column:
 
 
 def _size(name: str) -> Callable[[Plan], str]:
-    """Return the cell of one size of the configuration."""
     return lambda plan: str(getattr(plan.config, name))
 
 
@@ -78,7 +77,6 @@ def switch_notes(plans: Sequence[Plan]) -> list[str]:
 
 
 def _with(plans: Sequence[Plan]) -> Callable[[Plan], str]:
-    """Return the cell of what a plan changes of the workload."""
     letters = _letters(plans)
 
     def cell(plan: Plan) -> str:
@@ -89,7 +87,6 @@ def _with(plans: Sequence[Plan]) -> Callable[[Plan], str]:
 
 
 def _differing(plans: Sequence[Plan]) -> list[Column]:
-    """Return the settings that the request left open and in which plans differ."""
     shown: list[tuple[bool, Column]] = [
         (
             len({plan.config.num_gpus for plan in plans}) > 1,
@@ -157,7 +154,6 @@ def band_words(plans: Sequence[Plan]) -> str:
 
 
 def _step(plan: Plan, equal: frozenset[int]) -> str:
-    """Return the step time with its band, marked if it ties with the first plan's."""
     return figures.step_time(plan.prediction) + (_EQUAL if plan.rank in equal else "")
 
 
@@ -170,22 +166,18 @@ def _last(plans: Sequence[Plan], *, marked: bool) -> Column:
 
 
 def _best(plan: Plan) -> str:
-    """Return the mark of the best plan."""
     return "← best" if plan.rank == 1 else ""
 
 
 def _also(plan: Plan) -> str:
-    """Return the unusual choices of this plan, and the packages that it needs."""
     return " · ".join([*figures.inner_words(plan.config), *map(_needs, plan.needs)])
 
 
 def _needs(package: str) -> str:
-    """Return the note that a plan needs a package."""
     return f"needs {package}"
 
 
 def _gap(plan: Plan) -> str:
-    """Return how far the plan may be from the best that its rank could have."""
     return "–" if plan.gap is None else f"{plan.gap * 100:.1f} %"
 
 
@@ -219,13 +211,11 @@ def ranking(plans: Sequence[Plan], *, moe: bool, width: int, peak: str) -> Rende
 
 
 def _width(columns: Sequence[Column], plans: Sequence[Plan]) -> int:
-    """Return the columns of the terminal that the table takes."""
     cells = [[column.heading, *map(column.text, plans)] for column in columns]
     return sum(GUTTER + max(map(cell_len, texts)) for texts in cells)
 
 
 def _table(columns: Sequence[Column], plans: Sequence[Plan]) -> Table:
-    """Return a table without lines, with the best plan emphasised."""
     table = Table(box=None, padding=(0, 0, 0, GUTTER), pad_edge=True, header_style="dim", show_edge=False)
     for column in columns:
         table.add_column(column.heading, justify="left" if column.left else "right", no_wrap=True)
@@ -236,7 +226,6 @@ def _table(columns: Sequence[Column], plans: Sequence[Plan]) -> Table:
 
 
 def _line(plan: Plan, differing: Sequence[Column], equal: frozenset[int]) -> str:
-    """Return one plan in words, with differences beyond the sizes and the packages that it needs."""
     others = [f"{column.title} {column.cell(plan)}" for column in differing]
     words = pieces(" · ".join([figures.configuration_words(plan.config), *others]), "·")
     cells = (_step(plan, equal), figures.peak_memory(plan.prediction), *map(_needs, plan.needs))

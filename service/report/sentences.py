@@ -190,7 +190,6 @@ def limit_sentence(why: Why) -> str:
 
 
 def _longer_s(loss: Loss) -> float:
-    """Return by how much the change that lowers a loss makes the step longer."""
     return loss.step_change_s or 0.0
 
 
@@ -207,27 +206,22 @@ def listed(words: Sequence[str]) -> str:
 
 
 def _certainty(odds: Odds, *, is_calibrated: bool) -> str:
-    """Return how sure the rank is, and what would make it surer."""
     settled = is_calibrated or odds.best_probability > SURE
     more = "" if settled else "; your own measured runs narrow this (meshwright calibrate)"
     return f"Certainty: {odds_words(odds, '#1', 'these')}{more}."
 
 
 def _alone() -> str:
-    """Return the words for a ranking of one plan, which has no rival to be compared with."""
     return "Certainty: no other plan is listed to compare with; --top-k 3 lists its rivals."
 
 
 def _loss_words(term: str) -> str:
-    """Return a loss in words that need no glossary."""
     return _LOSSES.get(term, term.replace("_", " "))
 
 
 def _seconds(value_s: float, step_s: float) -> str:
-    """Return seconds in the unit and with the digits of the step."""
     return tied(signed(abs(value_s), step_s)[1:])
 
 
 def _share(part_s: float, step_s: float) -> str:
-    """Return a share of the step."""
     return tied(formatting.percent(part_s / step_s))

@@ -48,5 +48,4 @@ def render_shapes(advice: ShapeAdvice, problem: Problem, *, width: int) -> Rende
 
 
 def _share(gain: float) -> str:
-    """Return ``1.3 %``."""
     return f"{gain * 100:.1f} %".replace("-", "−")

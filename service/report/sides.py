@@ -136,17 +136,14 @@ def _side(
 
 
 def _label(name: str) -> str:
-    """Return a field of a configuration as people write it."""
     return _LABELS.get(name, words(name))
 
 
 def _hint(name: str) -> str:
-    """Return the explanation of a word from its column of the ranking."""
     return COLUMNS.get(figures.SHORT_NAMES.get(name, ""), "")
 
 
 def _quantities(sides: list[Side]) -> tuple[Quantity, ...]:
-    """Return every row that any side has a figure in."""
     there = {key for side in sides for key in side.values}
     result = "Result"
     rows = [

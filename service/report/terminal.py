@@ -96,7 +96,6 @@ def render_plan(plan: Plan, problem: Problem, *, width: int, profile: str) -> Re
 
 
 def _search_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
-    """Return what was searched, and what is certain about the first plan."""
     size, explored = figures.count(answer.space_size), figures.count(answer.explored)
     seen = size if answer.explored >= answer.space_size else f"{explored} of {size}"
     searched = f"searched {seen} configurations in {answer.elapsed_s:.1f} s: "
@@ -124,7 +123,6 @@ def _of_which(answer: Answer, problem: Problem) -> str:
 
 
 def _gpus(answer: Answer, problem: Problem) -> str:
-    """Return how many GPUs the first plan takes, where that is not all of them."""
     used = answer.plans[0].config.num_gpus if answer.plans else problem.cluster.num_gpus
     if used == problem.cluster.num_gpus:
         return ""
@@ -140,7 +138,6 @@ def _remainder(answer: Answer) -> str:
 
 
 def _claim(answer: Answer, problem: Problem) -> tuple[str, str]:
-    """Return how the search ended, with the style that goes with it."""
     if answer.status == "optimal":
         by = ", ".join(answer.certified_by) or "the search"
         return f"#1 proved optimal {proof_words(problem)}; by {by}", "green"
@@ -157,7 +154,6 @@ def peak_words(prediction: Prediction, problem: Problem) -> str:
 
 
 def _table(plans: Sequence[Plan], problem: Problem, width: int) -> RenderableType:
-    """Return the ranking with its footnotes, which always include the denominator of MFU."""
     peak = f"{peak_words(plans[0].prediction, problem)} per GPU"
     return ranking(plans, moe=problem.model.moe is not None, width=width, peak=peak)
 
@@ -187,7 +183,6 @@ def _causes(plan: Plan, width: int, *, whose: str = "", fall: bool = False) -> l
 
 
 def _provenance(answer: Answer, problem: Problem, width: int) -> list[Text]:
-    """Return the measured costs behind the figures, and every warning."""
     said = f"Profile: {profile_words(answer, problem)}."
     outside = _outside(answer.plans[0].prediction, width) if answer.plans else []
     return [
@@ -210,7 +205,6 @@ def _skipped(answer: Answer, width: int) -> list[Text]:
 
 
 def _outside(prediction: Prediction, width: int) -> list[Text]:
-    """Return the settings that the measurements do not cover."""
     if not prediction.extrapolated:
         return []
     said = f"Outside the measured range: {', '.join(prediction.extrapolated)}."
@@ -264,7 +258,6 @@ def short_id(plans: Sequence[Plan]) -> str:
 
 
 def _infeasible(answer: Answer, problem: Problem, width: int) -> list[RenderableType]:
-    """Return the answer when nothing fits: the nearest configuration, why, and what would change it."""
     model, cluster = clean(problem.model.title), clean(problem.cluster.title)
     total = problem.cluster.num_gpus
     used = answer.num_gpus_used or total
@@ -291,13 +284,11 @@ def _infeasible(answer: Answer, problem: Problem, width: int) -> list[Renderable
 
 
 def _conflict(limits: Sequence[str]) -> str:
-    """Return a minimal set of limits that no configuration obeys at once."""
     word = "cannot all be met" if len(limits) > 1 else "limiting factor"
     return f"{word}: {' + '.join(limits)}"
 
 
 def _shortfall(nearest: Shortfall) -> str:
-    """Return the nearest configuration, its stage, and how much of it is fixed by weights and states."""
     static = sum(nearest.memory_bytes.get(term, 0) for term in _STATIC_TERMS)
     need, limit = figures.gib(nearest.needed_bytes), figures.gib(nearest.limit_bytes)
     words = figures.configuration_words(nearest.config)

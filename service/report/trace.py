@@ -55,7 +55,6 @@ def _pipeline(number: int, timeline: Timeline, title: str) -> Iterator[dict[str,
 
 
 def _rank(rank: RankTimeline, pid: int) -> Iterator[dict[str, Any]]:
-    """Yield the passes of one rank and its tails."""
     rows = zip(
         rank.kind.tolist(),
         rank.chunk.tolist(),
@@ -77,7 +76,6 @@ def _rank(rank: RankTimeline, pid: int) -> Iterator[dict[str, Any]]:
 def _event(
     name: str, category: str, start_s: float, seconds: float, *, pid: int, tid: int
 ) -> dict[str, Any]:
-    """Return a complete event."""
     return {
         "name": name,
         "cat": category,
@@ -90,5 +88,4 @@ def _event(
 
 
 def _named(what: str, name: str, *, pid: int, tid: int = 0) -> dict[str, Any]:
-    """Return a metadata event."""
     return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}

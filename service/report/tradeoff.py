@@ -66,7 +66,6 @@ def _step_s(plan: Plan) -> float:
 
 
 def _peak(plan: Plan) -> float:
-    """Return the bytes of the heaviest stage."""
     return float(plan.prediction.peak_memory_bytes)
 
 
@@ -93,12 +92,10 @@ def _placed(plans: Sequence[Plan], times: tuple[float, float], peaks: tuple[floa
 
 
 def _is_free(taken: set[tuple[int, int]], row: int, column: int, text: str) -> bool:
-    """Return whether the mark fits here, with a blank around it."""
     return not any((row, column + offset) in taken for offset in range(-1, len(text) + 1))
 
 
 def _row(row: int, marks: Sequence[Mark], peaks: tuple[float, float]) -> Text:
-    """Return one line of the plot; the first and the last are labelled with their memory."""
     edge = {0: peaks[1], _ROWS - 1: peaks[0]}.get(row)
     label = "" if edge is None else f"{figures.gib(edge)} GiB"
     line = Text(f"{label:>{_LABEL}} │")

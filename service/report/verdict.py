@@ -96,7 +96,6 @@ def _ended(answer: Answer, problem: Problem) -> Verdict:
 
 
 def _found(answer: Answer, problem: Problem) -> Verdict:
-    """Return the first plan and how sure it is."""
     best = answer.plans[0]
     seen, proved = best.prediction, answer.status == "optimal"
     used, total = best.config.num_gpus, problem.cluster.num_gpus
@@ -162,7 +161,6 @@ def _searched(answer: Answer) -> str:
 
 
 def _infeasible(answer: Answer, problem: Problem) -> Verdict:
-    """Return the answer when nothing fits: the nearest configuration, why, and what would change it."""
     found = answer.infeasible
     sentence = f"No configuration of {title_of(problem)} is legal and fits (proved {proof_words(problem)})."
     if found is None:
@@ -181,12 +179,10 @@ def _infeasible(answer: Answer, problem: Problem) -> Verdict:
 
 
 def _together(limits: Sequence[str]) -> str:
-    """Return the effect of a set of limits."""
     return " cannot all be met" if len(limits) > 1 else " is the limiting factor"
 
 
 def _nearest(nearest: Shortfall) -> str:
-    """Return the nearest configuration and what it lacks."""
     need, limit = figures.gib(nearest.needed_bytes), figures.gib(nearest.limit_bytes)
     return (
         f"{figures.configuration_words(nearest.config)}: stage {nearest.stage} needs {need} of {limit} GiB"

@@ -112,7 +112,6 @@ def _given(options: SearchOptions) -> Iterator[tuple[str, str, int | str, str]]:
 
 
 def _number_of_limits(problem: Problem) -> Iterator[FieldError]:
-    """Check that a row's mask has a bit for each limit."""
     options = problem.options
     count = sum(map(len, (options.pin, options.forbid, options.bounds, options.constraints)))
     if count > MAX_LIMITS:
@@ -124,7 +123,6 @@ def _number_of_limits(problem: Problem) -> Iterator[FieldError]:
 
 
 def _names(problem: Problem) -> Iterator[FieldError]:
-    """Check that pins, prohibitions and bounds name known variables."""
     options = problem.options
     for section in ("pin", "forbid", "bounds"):
         for name in getattr(options, section):
@@ -133,7 +131,6 @@ def _names(problem: Problem) -> Iterator[FieldError]:
 
 
 def _values(problem: Problem) -> Iterator[FieldError]:
-    """Check that every value has the type and range of its variable."""
     for _, name, value, at in _given(problem.options):
         if name in WORDS:
             yield from _word(name, value, at)
@@ -144,13 +141,11 @@ def _values(problem: Problem) -> Iterator[FieldError]:
 
 
 def _logical(value: int | str, at: str) -> Iterator[FieldError]:
-    """Check a value of a variable that is true or false."""
     if not isinstance(value, bool):
         yield FieldError(pointer=at, message="must be true or false", allowed="true, false")
 
 
 def _integer(name: str, value: int | str, at: str) -> Iterator[FieldError]:
-    """Check a value of an integer variable."""
     low, high = VARIABLES[name].least, VARIABLES[name].most
     allowed = f"from {low} to {high}"
     if isinstance(value, str | bool):
@@ -161,7 +156,6 @@ def _integer(name: str, value: int | str, at: str) -> Iterator[FieldError]:
 
 
 def _word(name: str, value: int | str, at: str) -> Iterator[FieldError]:
-    """Check a value of a variable with words as values."""
     if isinstance(value, int):
         yield FieldError(pointer=at, message="must be a word", allowed=", ".join(WORDS[name]))
     elif value not in WORDS[name]:
@@ -169,7 +163,6 @@ def _word(name: str, value: int | str, at: str) -> Iterator[FieldError]:
 
 
 def _bounds(problem: Problem) -> Iterator[FieldError]:
-    """Check that bounds limit integers, and hold at least one value."""
     for name, (low, high) in problem.options.bounds.items():
         at = pointer("search", "bounds", name)
         if name not in INTEGER_VARIABLES:
@@ -182,7 +175,6 @@ def _bounds(problem: Problem) -> Iterator[FieldError]:
 
 
 def _contradictions(problem: Problem) -> Iterator[FieldError]:
-    """Check that a pinned value is neither forbidden nor out of bounds."""
     options = problem.options
     for name, value in options.pin.items():
         at = pointer("search", "pin", name)
@@ -218,7 +210,6 @@ def _ranks(problem: Problem) -> Iterator[FieldError]:
 
 
 def _precision(problem: Problem) -> Iterator[FieldError]:
-    """Check that every GPU of the cluster computes in the precision."""
     wanted = problem.workload.precision
     for gpu in dict.fromkeys(group.gpu.slug for group in problem.cluster.groups):
         peaks = next(group.gpu.peak_flops for group in problem.cluster.groups if group.gpu.slug == gpu)
@@ -233,7 +224,6 @@ def _precision(problem: Problem) -> Iterator[FieldError]:
 
 
 def _framework_options(problem: Problem) -> Iterator[FieldError]:
-    """Check that options fit the framework and this model, and a precision recipe every GPU."""
     stated = problem.workload.framework_options
     for name in EXPERT_OPTIONS if problem.model.moe is None else ():
         own = framework_facts(framework_of(problem.stack or problem.launcher))
@@ -253,7 +243,6 @@ def _framework_options(problem: Problem) -> Iterator[FieldError]:
 
 
 def _switches(problem: Problem) -> Iterator[FieldError]:
-    """Check that a switch to search is open, and that a launcher has it for the model and GPUs."""
     options, gpus = problem.options, [group.gpu for group in problem.cluster.groups]
     for name in sorted(set(options.allow) & {*switches()}):
         switch, at = switches()[name], pointer("search", "allow")
@@ -280,7 +269,6 @@ def _switches(problem: Problem) -> Iterator[FieldError]:
 
 
 def _trainable(problem: Problem) -> Iterator[FieldError]:
-    """Check that the launcher can train this model in this precision; ``any``: each in its own search."""
     if problem.launcher != "any":
         yield from workload_faults(problem, launcher_capabilities(problem.launcher))
     targets = problem.workload.lora_targets if problem.workload.lora_rank else ()
@@ -292,7 +280,6 @@ def _trainable(problem: Problem) -> Iterator[FieldError]:
 
 
 def _abilities(problem: Problem) -> Iterator[FieldError]:
-    """Check that the launcher can express what is pinned."""
     able, pins = launcher_capabilities(problem.launcher), problem.options.pin
     stages = [
         stage

@@ -120,7 +120,6 @@ def _one(
 
 
 def _stages(given: object, problem: Problem, at: Where) -> tuple[StageGroup, ...]:
-    """Return the place of each stage."""
     if not isinstance(given, list | tuple) or not 0 < len(given) <= MAX_STAGES:
         raise InvalidProblemError.of(pointer(*at), "must be a list of objects, one for each stage")
     found, faults = list[StageGroup](), list[FieldError]()
@@ -138,7 +137,6 @@ def _stages(given: object, problem: Problem, at: Where) -> tuple[StageGroup, ...
 
 
 def _stage_faults(one: object, problem: Problem, at: Where) -> Iterator[FieldError]:
-    """Check for an object with a known group and a size."""
     if not isinstance(one, Mapping):
         yield FieldError(pointer=pointer(*at), message="must be an object")
         return
@@ -156,7 +154,6 @@ def _stage_faults(one: object, problem: Problem, at: Where) -> Iterator[FieldErr
 
 
 def _fixed(given: Configuration, at: Where) -> Iterator[FieldError]:
-    """Yield the variables that placed stages fix."""
     for name, only in PLACED_ONLY.items():
         if getattr(given, name) != only:
             message = f"only {only} where stages are placed on node groups"
@@ -164,7 +161,6 @@ def _fixed(given: Configuration, at: Where) -> Iterator[FieldError]:
 
 
 def _most_replicas(config: Configuration, problem: Problem) -> int:
-    """Return the most replicas that the groups have GPUs for and that divide the batch."""
     needed = Counter[str]()
     for stage in config.stage_groups:
         needed[stage.group] += stage.tensor_parallel_size * config.context_parallel_size
@@ -175,7 +171,6 @@ def _most_replicas(config: Configuration, problem: Problem) -> int:
 
 
 def _contradictions(raw: Mapping[str, object], config: Configuration, at: Where) -> list[FieldError]:
-    """Return the given values that contradict the stages."""
     right, found = asdict(config), list[FieldError]()
     for name, value in raw.items():
         if name in ("stage_groups", "replicas") or name not in right:
@@ -214,7 +209,6 @@ def _moved(fault: InvalidProblemError, at: Where) -> InvalidProblemError:
 
 
 def _raise_placed(faults: Sequence[FieldError] | Iterator[FieldError]) -> None:
-    """Raise InvalidProblemError when there are faults."""
     found = list(faults)[:MAX_ERRORS]
     if found:
         raise InvalidProblemError(found)
@@ -273,7 +267,6 @@ def broken_rules(problem: Problem, configuration: Configuration) -> list[str]:
 
 
 def _read(raw: Mapping[str, object]) -> Configuration:
-    """Return the same with every size in its range."""
     given = configuration_of(raw)
     _raise_any(_out_of_range(given))
     return given
@@ -303,7 +296,6 @@ def configuration_of(raw: Mapping[str, object]) -> Configuration:
 
 
 def _out_of_range(given: Configuration) -> Iterator[FieldError]:
-    """Yield faults of integers that are not legal values of their variable, and of unknown words."""
     for name in INTEGER_VARIABLES:
         least, most, where = VARIABLES[name].least, VARIABLES[name].most, pointer("configuration", name)
         if getattr(given, name) < least:
@@ -318,7 +310,6 @@ def _out_of_range(given: Configuration) -> Iterator[FieldError]:
 
 
 def _derived(given: Configuration, problem: Problem) -> dict[str, object]:
-    """Return the values of the names that may be left out."""
     tp, pp, vpp = given.tensor_parallel_size, given.pipeline_parallel_size, given.virtual_pipeline_size
     cp = given.context_parallel_size
     dp = max(given.data_parallel_size, usable_gpus(problem) // (tp * pp * cp), 1)
@@ -423,7 +414,6 @@ def _unshared(configuration: Configuration, batch: int) -> FieldError:
 
 
 def _raise_any(faults: Iterable[FieldError]) -> None:
-    """Raise InvalidProblemError when there are faults."""
     found = list(faults)
     if found:
         raise InvalidProblemError(found)

@@ -69,11 +69,6 @@ def read_lengths_file(path: Path) -> Mapping[str, object]:
 
 
 def _content(path: Path, limits: Limits) -> bytes:
-    """Return the contents of a file.
-
-    Raises:
-        InvalidProblemError: it cannot be read; names it.
-    """
     try:
         with path.open("rb") as file:
             return file.read(limits.max_bytes + 1)  # a device has no size and no end
@@ -83,5 +78,4 @@ def _content(path: Path, limits: Limits) -> bytes:
 
 
 def _of_file(path: Path, error: FieldError) -> FieldError:
-    """Return a fault as text: of a whole file with its name, of a field with its pointer."""
     return error if error.pointer else replace(error, message=f"{shown_path(path)}: {error.message}")

@@ -109,7 +109,6 @@ def words_of(values: Mapping[str, object]) -> str:
 
 
 def _fault_of(name: str, values: object) -> FieldError | None:
-    """Return the fault of one axis by itself."""
     at = pointer("sweep", name)
     if not isinstance(values, list) or not values:
         return FieldError(pointer=at, message="must be a list of one value or more")

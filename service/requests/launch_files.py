@@ -96,12 +96,6 @@ class FewerRanksError(InvalidProblemError):
 def _fewer_ranks_named(
     request: Request, source: Source, told: Told, launcher: str | None = None
 ) -> Iterator[None]:
-    """Replace a fault of files that start fewer ranks than the cluster has GPUs by these two numbers.
-
-    Raises:
-        FewerRanksError: the files can be read on the GPUs that they start on.
-        InvalidProblemError: any other fault.
-    """
     try:
         yield
     except InvalidProblemError as fault:
@@ -116,7 +110,6 @@ def _fewer_ranks_named(
 def _fewer_ranks(
     request: Request, ranks: int, gpus: int, num_nodes: int, gpus_per_node: int | None
 ) -> FewerRanksError:
-    """Return the fault of so many ranks on so many GPUs, with the cluster that fits the files."""
     message = f"the file starts {ranks} process{'es' * (ranks > 1)}; the cluster has {gpus} GPUs"
     sizes = {"num_nodes": num_nodes, "gpus_per_node": gpus_per_node or ranks // num_nodes}
     cluster = request["cluster"]
@@ -222,11 +215,6 @@ def request_of_files(
 
 
 def _require_used(source: Source, told: Told, values: Values, found: LaunchFile) -> None:
-    """Refuse values that do not affect the model or the batch: sizes are what a search chooses.
-
-    Raises:
-        InvalidProblemError: the files give the same model and the same workload without one.
-    """
     sizes = asdict(found.configuration)
     known = {*_TOLD, *(found.places.keys() - sizes.keys())}
     for name in sorted(values.keys() - known):
@@ -260,7 +248,6 @@ def _name_of(source: Source) -> str:
 
 
 def _told(request: Request, variables: Mapping[str, str], values: Values) -> Told:
-    """Return the values of the request that override the files."""
     if "cluster" not in request:
         message = "no launch file names the GPUs: give the cluster (--cluster with --num-nodes, or --gpu)"
         raise InvalidProblemError.of("/cluster", message)
@@ -293,7 +280,6 @@ def _told_workload(workload: object) -> dict[str, int | str | bool]:
 
 
 def _plain(values: Values, part: str) -> dict[str, int | str | bool]:
-    """Return the values; refuse those that are not numbers, words or switches."""
     found: dict[str, int | str | bool] = {}
     for name, value in values.items():
         if not isinstance(value, int | str | bool):
@@ -425,7 +411,6 @@ def _run(value: object) -> int | None:
 
 
 def _name(value: object, *where: str) -> str:
-    """Return the base name of a file; no folder is part of it."""
     if not (isinstance(value, str) and value and len(value) <= MAX_NAME and value.isprintable()):
         message = f"must be the name of a file, of at most {MAX_NAME} characters"
         raise InvalidProblemError.of(pointer(_AT, *where), message)

@@ -192,7 +192,6 @@ def shape_of_plan(text: str) -> RunShape:
 
 
 def _model_cells(model: ModelSpec) -> dict[str, object]:
-    """Return the model's shape as the table writes it."""
     moe = model.moe
     cells: dict[str, object] = {
         "model": model.name,
@@ -232,7 +231,6 @@ def _measured_cells(run: MeasuredRun) -> dict[str, object]:
 
 
 def _data_parallel_size(row: Mapping[str, object]) -> int | None:
-    """Return GPUs over the other axes, where all are known."""
     gpus = row.get("num_gpus")
     others = [row.get(f"{axis}_parallel_size") or 1 for axis in _AXES]
     if not isinstance(gpus, int) or not all(isinstance(size, int) for size in others):
@@ -244,7 +242,6 @@ def _data_parallel_size(row: Mapping[str, object]) -> int | None:
 
 
 def _text(value: object) -> str:
-    """Return a cell; empty where nothing is known."""
     if value is None:
         return ""
     return f"{value:.6g}" if isinstance(value, float) else str(value)

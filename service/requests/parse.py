@@ -55,7 +55,6 @@ def parse_problem(raw: Mapping[str, object]) -> Problem:
 
 
 def _parsed(raw: Mapping[str, object]) -> Problem:
-    """Return the Problem of a request with long names; errors as ``parse_problem``."""
     request = _validated(with_open_nodes(_without_ramp(raw)))
     if request.launcher is not None:
         check_launcher(request.launcher)
@@ -114,7 +113,6 @@ def _named_by_precision(fault: InvalidProblemError, request: WorkloadRequest) ->
 
 
 def _with_baseline(problem: Problem, request: SearchRequest) -> Problem:
-    """Return the problem with the client's own configuration, completed."""
     if request.baseline is None:
         return problem
     baseline = completed(request.baseline, problem, at=("search", "baseline"))
@@ -170,7 +168,6 @@ def digest_of(problem: Problem) -> str:
 
 
 def _validated(raw: Mapping[str, object]) -> ProblemRequest:
-    """Return names, types and ranges."""
     try:
         return ProblemRequest.model_validate(raw)
     except ValidationError as fault:
@@ -178,7 +175,6 @@ def _validated(raw: Mapping[str, object]) -> ProblemRequest:
 
 
 def _model_and_cluster(request: ProblemRequest) -> tuple[ModelSpec, ClusterSpec]:
-    """Return both parts; the faults of both are reported together."""
     faults: list[FieldError] = []
     model: ModelSpec | None = None
     cluster: ClusterSpec | None = None
@@ -225,12 +221,10 @@ def _workload(request: WorkloadRequest, model: ModelSpec, able: Capabilities) ->
 
 
 def _smaller_batches(request: WorkloadRequest) -> tuple[int, ...]:
-    """Return the global batches other than the largest."""
     return batches_of(request.global_batch_size)[:-1]
 
 
 def _options(whole: ProblemRequest) -> SearchOptions:
-    """Return the limits of the search, values in a stable order."""
     request = whole.search
     return SearchOptions(
         top_k=request.top_k,
@@ -262,17 +256,11 @@ def _options(whole: ProblemRequest) -> SearchOptions:
 
 
 def _pins(options: SearchOptions) -> dict[str, object]:
-    """Return pinned values by name, the split among them."""
     split = {"stage_layers": list(options.stage_layers)} if options.stage_layers else {}
     return dict(sorted({**options.pin, **split}.items()))
 
 
 def _split(request: SearchRequest) -> tuple[int, ...]:
-    """Return the pinned split, if there is one.
-
-    Raises:
-        InvalidProblemError: a list is pinned to something else, or no list to ``stage_layers``.
-    """
     for name, value in request.pin.items():
         if isinstance(value, list) != (name == "stage_layers"):
             wanted = "a list of layers" if name == "stage_layers" else "one value"
@@ -282,5 +270,4 @@ def _split(request: SearchRequest) -> tuple[int, ...]:
 
 
 def _by_kind(value: int | str) -> tuple[str, int | str]:
-    """Sort key of mixed values: integers before words, each in its own order."""
     return (type(value).__name__, value)

@@ -84,7 +84,6 @@ def as_written(
 
 
 def _all_pointers(raw: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield the pointers of all written-out names of a request, each with its original pointer."""
     for section, part in _PARTS:
         whole = raw.get(section)
         named = whole.get(part) if isinstance(whole, Mapping) else None
@@ -93,7 +92,6 @@ def _all_pointers(raw: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 
 
 def _pointers(named: Mapping[str, object], at: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Yield the pointers of one object that has variables as keys."""
     for short in named:
         if short in LONG_NAMES:
             yield pointer(*at, LONG_NAMES[short]), pointer(*at, short)
@@ -167,7 +165,6 @@ def placed_limit_faults(problem: Problem) -> Iterator[FieldError]:
 
 
 def _searched(problem: Problem) -> Values:
-    """Return the few values of each variable that is hardly searched."""
     values: dict[str, tuple[int | str, ...]] = {name: (only,) for name, only in PLACED_ONLY.items()}
     values["pipeline_schedule"] = ("none", "1f1b")
     values["recompute_layers"] = (0, problem.model.num_layers)  # all of a stage's, or none
@@ -190,7 +187,6 @@ def _constraint_faults(problem: Problem, values: Values) -> Iterator[FieldError]
 
 
 def _parts(node: Node) -> Iterator[Node]:
-    """Yield the constraints that one with ``and`` is made of."""
     if node.sign != "and":
         yield node
         return
@@ -199,13 +195,11 @@ def _parts(node: Node) -> Iterator[Node]:
 
 
 def _may_hold(node: Node, names: Sequence[str], values: Values) -> bool:
-    """Return whether some of the values keep a constraint."""
     every = product(*(values[name] for name in names))
     return any(holds_for(node, dict(zip(names, one, strict=True))) for one in every)
 
 
 def _emptied(options: SearchOptions, name: str, every: tuple[int | str, ...]) -> Iterator[str]:
-    """Yield the sections with a limit that no value satisfies."""
     if name in options.pin and options.pin[name] not in every:
         yield "pin"
     if set(every) <= set(options.forbid.get(name, ())):
@@ -318,7 +312,6 @@ def run_to_mapping(options: SearchOptions) -> dict[str, object]:
 
 
 def _plain(config: Configuration) -> dict[str, object]:
-    """Return a configuration in JSON's values."""
     plain: dict[str, object] = json.loads(json.dumps(asdict(config)))
     return plain
 
@@ -340,7 +333,6 @@ def run_limits(problem: Problem) -> Iterator[FieldError]:
 
 
 def _placed_faults(problem: Problem) -> Iterator[FieldError]:
-    """Yield the faults of a request under the search that places stages on unlike node groups."""
     if not problem.places_stages:
         return
     options = problem.options
@@ -357,7 +349,6 @@ def _placed_faults(problem: Problem) -> Iterator[FieldError]:
 
 
 def _node_faults(problem: Problem) -> Iterator[FieldError]:
-    """Check that some node is left, and that there is one kind of them."""
     options, nodes = problem.options, problem.cluster.num_nodes
     if options.reserve_nodes >= nodes:
         at = pointer("search", "reserve_nodes")

@@ -115,11 +115,6 @@ def _of_stack(problem: Problem, profile: Profile, calibration: Calibration) -> P
 def _by_group(
     problem: Problem, profile: Profile, given: Sequence[GivenProfile]
 ) -> tuple[Profile, tuple[str, ...]]:
-    """Return each node group with its GPU's profile; a group without one is priced by the catalog's.
-
-    Raises:
-        InvalidProblemError: something given holds for no group.
-    """
     left, warnings, groups = list(given), list[str](), list[Profile]()
     for group in problem.cluster.distinct_groups:
         alone = replace(problem, cluster=ClusterSpec(name=group.gpu.slug, groups=(group,)))

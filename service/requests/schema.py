@@ -252,7 +252,6 @@ def field_errors(fault: ValidationError, root: type[BaseModel] | None = None) ->
 
 
 def _message(detail: ErrorDetails, where: Sequence[int | str]) -> str:
-    """Return the fault in the planner's words."""
     if where == _PINNED_SPLIT:
         return "must be a list of layers, each an integer"
     of_values = where[:2] in {("search", "pin"), ("search", "forbid")}
@@ -305,7 +304,6 @@ def _location(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
 
 
 def _owner(where: Sequence[int | str], root: type[BaseModel]) -> type[BaseModel]:
-    """Return the model class that holds the last name of ``where``."""
     owner = root
     for part in where[:-1]:
         info = owner.model_fields.get(str(part))
@@ -318,7 +316,6 @@ def _owner(where: Sequence[int | str], root: type[BaseModel]) -> type[BaseModel]
 
 
 def _unknown_field(where: Sequence[int | str], root: type[BaseModel]) -> FieldError:
-    """Return an unknown field, with the nearest names of its siblings."""
     known = sorted(_owner(where, root).model_fields)
     near = difflib.get_close_matches(str(where[-1])[:256], known, n=2, cutoff=0.6)
     nearest = " or ".join(near) or None
@@ -327,7 +324,6 @@ def _unknown_field(where: Sequence[int | str], root: type[BaseModel]) -> FieldEr
 
 
 def _not_among(where: Sequence[int | str], value: object, root: type[BaseModel]) -> FieldError:
-    """Return a word outside the set that its field, or each entry of its field, accepts."""
     named = where[:-1] if isinstance(where[-1], int) else where
     annotation = _owner(named, root).model_fields[str(named[-1])].annotation
     parts = get_args(annotation)  # of a list or of what may be left out, its member; of both, that one's
@@ -343,7 +339,6 @@ def _not_among(where: Sequence[int | str], value: object, root: type[BaseModel])
 
 
 def _range_of(where: Sequence[int | str], root: type[BaseModel]) -> str | None:
-    """Return the declared range of a numeric field, in words."""
     fields = _owner(where, root).model_fields
     info = next((fields[str(name)] for name in reversed(where[-2:]) if str(name) in fields), None)
     if info is None:

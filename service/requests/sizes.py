@@ -156,7 +156,6 @@ def _batch_steps(problem: Problem) -> Iterator[int]:
 
 
 def _left(problem: Problem, name: str, most: int) -> Iterator[int]:
-    """Return the first values that pins, bounds and prohibitions leave; at least the lowest one."""
     low, high = problem.options.bounds.get(name, (1, most))
     low = int(problem.options.pin.get(name, max(low, 1)))
     values = range(low, max(low, min(high, most, low + MAX_TRIED)) + 1)
@@ -164,19 +163,16 @@ def _left(problem: Problem, name: str, most: int) -> Iterator[int]:
 
 
 def _allowed(options: SearchOptions, name: str, value: int) -> bool:
-    """Return whether pins, bounds and prohibitions leave ``value``."""
     low, high = options.bounds.get(name, (value, value))
     pinned, forbidden = options.pin.get(name, value), options.forbid.get(name, ())
     return pinned == value and low <= value <= high and value not in forbidden
 
 
 def _pinned(options: SearchOptions, *names: str) -> dict[str, int]:
-    """Return those of ``names`` that are pinned, with their values."""
     return {name: int(options.pin[name]) for name in names if name in options.pin}
 
 
 def _divides(problem: Problem, name: str, wholes: Sequence[int], of: str) -> Iterator[FieldError]:
-    """Check that a pinned size divides all of ``wholes``."""
     value, whole = problem.options.pin.get(name), gcd(*wholes)
     if isinstance(value, int) and whole % value:
         nearest = _nearest(value, lambda size: whole % size == 0)
@@ -186,7 +182,6 @@ def _divides(problem: Problem, name: str, wholes: Sequence[int], of: str) -> Ite
 
 
 def _at_most(problem: Problem, name: str, most: int, of: str) -> Iterator[FieldError]:
-    """Yield a fault if a pinned size is more than ``most``."""
     value = problem.options.pin.get(name)
     if isinstance(value, int) and value > most:
         at = pointer("search", "pin", name)
@@ -197,7 +192,6 @@ def _at_most(problem: Problem, name: str, most: int, of: str) -> Iterator[FieldE
 
 
 def _nearest(value: int, legal: Callable[[int], bool]) -> str:
-    """Return the nearest legal values below and above ``value``, in words."""
     top = min(2 * value, value + MAX_NEAREST)
     below = next((size for size in range(min(value, MAX_NEAREST), 0, -1) if legal(size)), None)
     above = next((size for size in range(value + 1, top + 1) if legal(size)), None)

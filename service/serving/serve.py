@@ -125,7 +125,6 @@ class _Slot:
 
 
 def _command() -> list[str]:
-    """A worker that leaves when this process is gone."""
     return [sys.executable, "-m", "meshwright.workers", "--parent-pid", str(os.getpid())]
 
 
@@ -274,7 +273,6 @@ def _allow_open_files() -> None:
 
 
 def _prepare_schema(settings: Settings) -> None:
-    """Migrate, or refuse a schema that another version left."""
     database = Database(settings.database_url)
     try:
         database.await_server(within_s=settings.database_wait_s, tell=_log.warning)
@@ -306,6 +304,5 @@ def _require_loopback(settings: Settings, database: Database) -> None:
 
 
 def _url(listener: socket.socket) -> str:
-    """The address of a bound socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

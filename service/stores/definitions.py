@@ -127,7 +127,6 @@ class Definitions:
 
 
 def _require_free(kind: Kind, name: str) -> None:
-    """Refuse a name that is none, or that the catalog has."""
     if not _NAME.fullmatch(name):
         allowed = "a to z, 0 to 9 and . _ -, 64 at most"
         raise InvalidProblemError.of("/path/name", "is not usable", allowed=allowed)
@@ -136,11 +135,6 @@ def _require_free(kind: Kind, name: str) -> None:
 
 
 def _canonical(kind: Kind, name: str, raw: Mapping[str, object]) -> dict[str, Any]:
-    """Return a definition with every figure spelled out.
-
-    Raises:
-        InvalidProblemError: pointers start at the definition itself.
-    """
     try:
         if kind == "model":
             return dict(model_to_mapping(model_from_mapping({**raw, "name": name})))
@@ -153,11 +147,6 @@ def _canonical(kind: Kind, name: str, raw: Mapping[str, object]) -> dict[str, An
 
 
 def _resized(document: Mapping[str, Any], part: object) -> dict[str, Any]:
-    """Return a cluster with the number of nodes that a problem asks for.
-
-    Raises:
-        InvalidProblemError: at ``/cluster/num_nodes``.
-    """
     reader = FieldReader(part, "/cluster")
     num_nodes = reader.optional_integer("num_nodes", high=MAX_NODES)
     reader.finish()

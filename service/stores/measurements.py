@@ -88,7 +88,6 @@ class Measurements:
     def _lesson(
         self, tenant: str, plan_id: str, body: Mapping[str, object]
     ) -> tuple[Mapping[str, object], dict[str, Any]]:
-        """Return the calibration from all runs of the cluster and framework with this one, and its row."""
         job, plan = self._jobs.plan(tenant, plan_id)
         request = _settled(job.request, plan)
         one = _observation(plan_id, request, plan["config"], body)
@@ -107,7 +106,6 @@ class Measurements:
     def _known(
         self, tenant: str, plan_id: str, body: Mapping[str, object], key: str | None
     ) -> MeasurementRecord | None:
-        """Return the measurement that a repeated request has made before."""
         if key is None:
             return None
         with self._database.read() as connection:
@@ -137,7 +135,6 @@ class Measurements:
             return next(one for one in found if one.id == measurement_id)
 
     def _learnt(self, tenant: str, record: MeasurementRecord) -> Learnt:
-        """Return the answer to a measurement, from what is stored."""
         with self._database.read() as connection:
             document = records.document_of(connection, record.profile_id) or {}
             version = records.version_of(connection, record.profile_id)
@@ -201,11 +198,6 @@ def _settled(request: Mapping[str, object], plan: Mapping[str, Any]) -> Mapping[
 def _observation(
     plan_id: str, request: Mapping[str, object], config: Mapping[str, object], body: Mapping[str, object]
 ) -> Observation:
-    """Return a measurement as calibration sees it.
-
-    Raises:
-        InvalidProblemError: a field is wrong, with its JSON pointer, or nothing was measured.
-    """
     reader = FieldReader(body, "")
     timed = body.get("step_time_s") is not None
     seconds = reader.number("step_time_s", low=1e-6, high=MAX_SECONDS) if timed else None
@@ -236,7 +228,6 @@ def _observation(
 
 
 def _require_possible(one: Observation) -> None:
-    """Refuse what physics rules out, before anything is stored."""
     reason = impossible(one, default_profile_of(one))
     if reason is not None:
         memory = impossible(replace(one, step_time_s=None), default_profile_of(one)) is not None

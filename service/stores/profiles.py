@@ -222,7 +222,6 @@ class ProfileStore:
 
 
 def _left_out(problem: Problem, fault: InvalidProblemError) -> str:
-    """Return a note that the service's calibration is left out, why, and what to do about it."""
     profile_id, why = stored_id(problem.profile or ""), fault.errors[0].message
     if not isinstance(fault, IncredibleCalibrationError):  # has a sentence as its message
         why = f"it {why}"
@@ -272,7 +271,6 @@ def keep_profile(
 
 
 def _facts(given: GivenProfile) -> dict[str, object]:
-    """Return the facts that a list of profiles shows."""
     if isinstance(given, Calibration):
         title = f"{given.cluster}: {given.num_runs} run{'s' * (given.num_runs != 1)} under {given.stack}"
         return {"kind": "calibration", "gpu": given.gpu[:64], "title": title[:MAX_TITLE]}

@@ -137,7 +137,6 @@ class Verifications:
         return None
 
     def _next(self) -> Row[Any] | None:
-        """Return the row that waits longest, claimed."""
         table = verifications.c
         silent = (table.state == "running") & (table.claimed_at_s < now_s() - self.lease_s)
         query = select(table.tenant, table.plan_id).where(or_(table.state == "queued", silent))
@@ -189,7 +188,6 @@ def not_built(*reasons: str) -> dict[str, Any]:
 
 
 def _is(tenant: str, plan_id: str) -> tuple[ColumnElement[bool], ...]:
-    """Return the row of a plan."""
     return verifications.c.tenant == tenant, verifications.c.plan_id == plan_id
 
 

@@ -208,7 +208,6 @@ def believed(problem: Problem, plan: Plan, one: Measured) -> Measured:
 
 
 def _observation(problem: Problem, plan: Plan, one: Measured) -> Observation:
-    """Return a run as calibration sees it."""
     settled = settled_problem(plan, problem)
     return Observation(
         name=one.plan_id, problem=settled, configuration=plan.config,

@@ -124,7 +124,6 @@ def run_plan(
 
 
 def _words(start: Start, config: Configuration, folder: Path) -> list[str]:
-    """Return the command with what it names filled in."""
     if not start.command:
         return ["bash", _own_script(folder)]
     sizes = {name: getattr(config, name) for name in (*config.__slots__, "num_gpus")}
@@ -181,7 +180,6 @@ def _code_within(child: subprocess.Popen[bytes], folder: Path, limit_s: float) -
 
 
 def _end(child: subprocess.Popen[bytes], folder: Path) -> None:
-    """Ask every process of a run to end, and kill those that do not within the grace."""
     family = _family(child.pid) | _marked(folder)
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGTERM)
@@ -205,13 +203,11 @@ def end_leftovers(folder: Path) -> int:
 
 
 def _killed(family: dict[int, str]) -> None:
-    """Kill those that still run, and wait until they are gone."""
     _signalled(family, signal.SIGKILL)
     _wait(family, GRACE_S)
 
 
 def _signalled(family: dict[int, str], number: signal.Signals) -> None:
-    """Send a signal to those that still run."""
     for pid, began in family.items():
         if _is_alive((pid, began)):
             with suppress(ProcessLookupError):
@@ -257,7 +253,6 @@ def _marked(folder: Path) -> dict[int, str]:
 
 
 def _marks() -> Iterator[tuple[int, str]]:
-    """Yield this user's processes that are of a run, and the folder of each."""
     mark = f"{_MARK}=".encode()
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
@@ -299,11 +294,6 @@ def _read(log: Path, code: int | None, *, others_ran: bool) -> tuple[Outcome, di
 
 
 def _require_all_there(text: str, code: int | None) -> None:
-    """Raise an error if a failed run reports something that it lacks.
-
-    Raises:
-        InvalidProblemError: it lacks what every plan needs.
-    """
     lacking = _NOT_FOUND if code == _NOT_FOUND_CODE else _LACKS
     if lacking.search(text):
         message = f"no plan can run: {_last_lines(text, lacking).splitlines()[-1]}"
@@ -347,7 +337,6 @@ def _stated(text: str) -> dict[str, Any]:
 
 
 def _stated_memory(found: Mapping[str, object]) -> dict[str, Any]:
-    """Read the peak that a line states, what it counts, and its rank."""
     if not found.get("peak_memory_bytes"):  # torch counts 0 without a GPU
         return {}
     reader = FieldReader(found, f"/{LOG_FILE}")

@@ -38,13 +38,11 @@ def words_of_cluster(cluster: ClusterSpec) -> str:
 
 
 def _billions(number: int) -> str:
-    """Return three digits, or as many as there are before the point."""
     value = number / BILLION
     return f"{value:.0f} B" if value >= HUNDRED else f"{value:.3g} B"
 
 
 def _own(service: Service, tenant: str, kind: Kind) -> Names:
-    """Return the tenant's own names."""
     found = service.definitions.page(tenant, kind, after="", limit=MAX_PAGE_SIZE)
     return [(one.name, f"your own, version {one.version}") for one in found]
 

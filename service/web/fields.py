@@ -55,7 +55,6 @@ class Field:
         return self._read(text) if text else None
 
     def _read(self, text: str) -> object:
-        """Read a field that is not empty."""
         try:
             return _READERS[self.kind](text)
         except InvalidProblemError as fault:
@@ -140,7 +139,6 @@ def _number(text: str) -> object:
 
 
 def _numbers(text: str) -> object:
-    """Return one number, or a list of them."""
     found = [_number(part.strip()) for part in text.split(",")]
     return found if len(found) > 1 else found[0]
 
@@ -157,7 +155,6 @@ def _named(text: str) -> dict[str, object]:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the values on each line."""
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 

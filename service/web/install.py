@@ -58,7 +58,6 @@ def _as_page(handler: Handler) -> Handler:
 
 
 def _wants_page(request: Request) -> bool:
-    """Return whether a browser asks for something that is not the API's."""
     of_the_api = (f"{request.url.path}/").startswith(tuple(f"{name.rstrip('/')}/" for name in OF_THE_API))
     return not of_the_api and "text/html" in request.headers.get("accept", "")
 
@@ -87,7 +86,6 @@ def install(app: FastAPI) -> None:
 
 @cache
 def _routes() -> tuple[BaseRoute, ...]:
-    """Return every page's route, made ready once a process."""
     every = APIRouter(include_in_schema=False)
     for part in (assets, sign_in, searches, jobs, plans, stores, keys):
         every.include_router(part.router)

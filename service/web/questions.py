@@ -18,13 +18,11 @@ Choices = tuple[tuple[str, str], ...]
 
 
 def _words(name: str) -> Choices:
-    """Return the words that a field of the request takes."""
     annotation = WorkloadRequest.model_fields[name].annotation
     return tuple((str(word), str(word)) for word in get_args(annotation))
 
 
 def _open(words: tuple[str, ...]) -> Choices:
-    """Return words, or none of them."""
     return (("", "any"), *((word, word.replace("_", " ")) for word in words))
 
 

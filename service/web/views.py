@@ -140,12 +140,10 @@ def answer_page(
 
 
 def _has_front(answer: Answer, is_first: bool) -> bool:
-    """Return whether there is something to draw."""
     return is_first and bool(answer.plans) and (len(answer.plans) > 1 or answer.pareto is not None)
 
 
 def _standings(answer: Answer, problem: Problem, *, is_whole: bool) -> Standings | None:
-    """Return the table, every rank leading to its plan."""
     if not answer.plans:
         return None
     found = standings_of(answer, problem, {plan.plan_id for plan in answer.plans})

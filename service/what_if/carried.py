@@ -69,7 +69,6 @@ def carried_over(asked: Question, changed: Question, candidates: Iterable[Candid
 
 
 def _scaled_to(candidate: Candidate, asked: Problem, changed: Problem) -> Candidate | None:
-    """Return the candidate on other GPUs and with another batch."""
     config = _scaled(candidate.configuration, asked, changed)
     return None if config is None else replace(candidate, configuration=config)
 
@@ -94,7 +93,6 @@ def _settling(candidate: Candidate) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 
 def _scaled(config: Configuration, asked: Problem, changed: Problem) -> Configuration | None:
-    """Return the plan with as many replicas as the GPUs hold and micro-batches as the batch needs."""
     batch = Fraction(changed.workload.global_batch_size, asked.workload.global_batch_size)
     if config.is_placed:
         return _scaled_placed(config, Fraction(changed.cluster.num_gpus, asked.cluster.num_gpus), batch)
@@ -122,7 +120,6 @@ def _scaled_placed(config: Configuration, gpus: Fraction, batch: Fraction) -> Co
 
 
 def _grown(stage: StageGroup, gpus: Fraction) -> StageGroup:
-    """Return the stage with its replicas on more GPUs, or fewer."""
     return replace(stage, num_gpus=round(stage.num_gpus * gpus), num_nodes=float(stage.num_nodes * gpus))
 
 

@@ -68,7 +68,6 @@ def gpus(question: Question) -> Iterator[Change]:
 
 
 def _memory(question: Question) -> Iterator[Change]:
-    """Yield less and more memory on each GPU."""
     sizes = {group.gpu.memory_bytes for group in question.problem.cluster.groups}
     for factor in _MEMORY_FACTORS:
         of_all = f"{figures.gib(min(sizes) * factor)} GiB a GPU"
@@ -110,22 +109,18 @@ def is_whole(number: float) -> bool:
 
 
 def _more_nodes(factor: float, group: NodeGroup) -> NodeGroup:
-    """Return the group with so many times its nodes."""
     return replace(group, num_nodes=round(group.num_nodes * factor))
 
 
 def _larger(factor: float, group: NodeGroup) -> NodeGroup:
-    """Return the group with so many times the memory on each GPU."""
     return replace(group, gpu=replace(group.gpu, memory_bytes=round(group.gpu.memory_bytes * factor)))
 
 
 def _wired(factor: float, group: NodeGroup) -> NodeGroup:
-    """Return the group with so many times the network between its nodes."""
     return replace(group, inter_node=_faster(factor, group.inter_node))
 
 
 def _faster(factor: float, link: LinkSpec) -> LinkSpec:
-    """Return the link at so many times its rate."""
     return replace(link, bytes_per_s=link.bytes_per_s * factor)
 
 

@@ -84,7 +84,6 @@ def what_ifs(
 
 
 def _said(method: Method, asked: Question, settled_to: Question) -> str:
-    """Return how the lines were found, and which parts of the question they keep."""
     problem = asked.problem
     placed, several = problem.places_stages, len(variants_of(problem, asked.profile)) > 1
     remarks = {
@@ -149,7 +148,6 @@ def searched(changed: Question, listed: Sequence[Candidate] = ()) -> Outcome:
 
 
 def _placed(changed: Question) -> Outcome:
-    """Return the best plan that a short search places on node groups."""
     from meshwright.solver.search.search import search  # noqa: PLC0415 - loads ortools, which the API never does
 
     options = replace(
@@ -164,7 +162,6 @@ def _placed(changed: Question) -> Outcome:
 
 
 def _rows(problem: Problem, now: Found, singles: Sequence[Single]) -> tuple[WhatIf, ...]:
-    """Return the question as asked, then every change by its subject."""
     most = max([now.rate, *(one.outcome.rate for one in singles if isinstance(one.outcome, Found))])
     ordered = sorted(
         singles, key=lambda one: SUBJECTS.index(one.change.subject)
@@ -197,7 +194,6 @@ def _row(subject: str, change: str, found: Outcome, asked: Found, most: float) -
 
 
 def _words(candidate: Candidate, asked: Candidate) -> str:
-    """Return the configuration, and the launcher or workload that differ from the first plan's."""
     words = [figures.configuration_words(candidate.configuration)]
     words += [value for _, value in candidate.workload]
     words += [candidate.launcher] if candidate.launcher != asked.launcher else []

@@ -58,7 +58,6 @@ class Pairs:
         return sorted(own, key=lambda one: one.change.factor)
 
     def _table(self, subject: str, rows: Sequence[Single], columns: Sequence[Single]) -> HeatTable:
-        """Return one table, the question as asked among rows and columns."""
         lines, heads = _with_asked(rows), _with_asked(columns)
         outcomes = [[self._outcome(subject, row, column) for column in heads] for row in lines]
         most = max(one.rate for line in outcomes for one in line if isinstance(one, Found))
@@ -72,7 +71,6 @@ class Pairs:
         )
 
     def _outcome(self, subject: str, row: Single | None, column: Single | None) -> Outcome:
-        """Return the outcome of both changes; of one alone, or none, it is known."""
         if row is None or column is None:
             one = row or column
             return one.outcome if one else self.now
@@ -104,7 +102,6 @@ def _with_asked(singles: Sequence[Single]) -> list[Single | None]:
 
 
 def _title(single: Single | None) -> str:
-    """Return the heading of a row or a column."""
     if single is None:
         return "as asked"
     return single.change.words.removesuffix(" between nodes").removeprefix("network between nodes ")

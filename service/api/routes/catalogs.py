@@ -52,7 +52,6 @@ _NAMES: Mapping[Kind, Callable[[], tuple[str, ...]]] = {"model": model_names, "c
 
 
 def _entry(kind: Kind, name: str) -> dict[str, Any]:
-    """One entry of the catalog with all its figures."""
     found = find_model(name) if kind == "model" else find_cluster(name)
     return {**asdict(found), "name": name, "origin": "catalog"}
 
@@ -73,7 +72,6 @@ def page_of(service: Service, tenant: str, kind: Kind, size: int, token: str | N
 
 
 def _view(kind: Kind, record: DefinitionRecord) -> DefinitionView:
-    """One stored definition."""
     return DefinitionView(
         kind=kind,
         name=record.name,
@@ -103,8 +101,6 @@ def definition_of(
 
 
 def _add_reading(kind: Kind) -> None:
-    """List and fetch definitions of one kind."""
-
     def list_them(
         service: ServiceDep,
         tenant: TenantDep,
@@ -142,8 +138,6 @@ def _add_reading(kind: Kind) -> None:
 
 
 def _add_writing(kind: Kind, body: dict[str, Any]) -> None:
-    """Keep and delete definitions of one kind."""
-
     def put(
         name: str, body: DocumentDep, service: ServiceDep, tenant: TenantDep, response: Response
     ) -> DefinitionView:

@@ -272,7 +272,6 @@ def list_children(
 
 
 def _detail(job: JobRecord, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """One job with its strong ETag."""
     return tagged(job_detail(job).model_dump_json(exclude_none=True), status=status, headers=headers)
 
 

@@ -91,7 +91,6 @@ def own_of_body(service: Service, tenant: str, body: Mapping[str, object]) -> Ow
 
 
 def _as_given(request: Mapping[str, object], body: Mapping[str, object]) -> Own:
-    """The configuration as glossary names."""
     problem = parse_problem(request)
     return Own(problem=problem, configuration=completed(_part(body, "configuration"), problem))
 
@@ -131,13 +130,11 @@ def _from_launch_file(request: Mapping[str, object], body: Mapping[str, object])
 
 
 def _require_parts(body: Mapping[str, object]) -> None:
-    """Refuse a body that holds anything but ``_PARTS``."""
     for other in body.keys() - _PARTS:
         raise UnknownNameError.among(pointer(other), other, sorted(_PARTS))
 
 
 def _part(body: Mapping[str, object], name: str) -> Mapping[str, object]:
-    """The object under ``name`` of a body that holds nothing but ``_PARTS``."""
     _require_parts(body)
     part = body.get(name)
     if not isinstance(part, dict):

@@ -52,7 +52,6 @@ def read_metrics(service: ServiceDep) -> Response:
 
 
 def _migration(database: Database) -> Literal["current", "outdated", "unknown"]:
-    """Whether the schema is the one this code was written for."""
     try:
         return "current" if migrations.current(database) == migrations.head() else "outdated"
     except DATABASE_AWAY:

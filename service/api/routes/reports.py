@@ -80,7 +80,6 @@ def plan_timeline(plan_id: str, jobs: JobsDep, service: ServiceDep, tenant: Tena
 
 
 def _page(service: Service, tenant: str, answer: Answer, problem: Problem, *, what_if: bool) -> Response:
-    """The page, under the policy that stands in it."""
     profile, is_own = profile_for(service, problem, answer.versions)
     asked = Asked(
         what_if="predict" if what_if and is_own else "none",

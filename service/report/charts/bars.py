@@ -167,7 +167,6 @@ def _like(value_s: float, step_s: float) -> str:
 
 
 def _fall_summary(shown: Mapping[str, float], step_s: float) -> str:
-    """Return the first term and the largest after it."""
     first, *others = shown
     ideal = figures.seconds_like(shown[first], step_s)
     said = f"{sentence_case(words(first))} takes {ideal} of {figures.seconds(step_s)}"

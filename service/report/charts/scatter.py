@@ -71,7 +71,6 @@ def ticks(axis: Axis, most: int, *, digits: int | None = None) -> list[Tick]:
 
 
 def _steps(axis: Axis, most: int) -> list[float]:
-    """Return the multiples of 1, 2, 2.5 or 5 times a power of ten."""
     rough = (axis.high - axis.low) / max(most, 1)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in _ROUND if factor * power >= rough)
@@ -80,7 +79,6 @@ def _steps(axis: Axis, most: int) -> list[float]:
 
 
 def _powers(axis: Axis) -> list[float]:
-    """Return the powers of ten inside."""
     first, last = math.ceil(math.log10(axis.low)), math.floor(math.log10(axis.high))
     return [10.0**power for power in range(first, last + 1)]
 
@@ -198,7 +196,6 @@ def _mark(plan: Plan, chosen: str, *, listed: bool = True) -> _Mark:
 
 
 def _of(step_s: float, peak_bytes: float, label: str, title: str, kind: str) -> _Mark:
-    """Return a mark with its figures in its title."""
     said = f"{title}: {formatting.seconds(step_s)}, {formatting.gib(peak_bytes)} GiB"
     return _Mark(x=step_s, y=peak_bytes / GIB, label=label, title=said, kind=kind)
 
@@ -253,7 +250,6 @@ _Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 def _box(at: tuple[float, float], way: tuple[float, float, str], letters: int) -> _Box:
-    """Return the box of a label at a place."""
     width = letters * _LETTER + 3.0
     left = at[0] + way[0] - {"start": 0.0, "middle": 0.5, "end": 1.0}[way[2]] * width
     bottom = at[1] + way[1]
@@ -261,7 +257,6 @@ def _box(at: tuple[float, float], way: tuple[float, float, str], letters: int) -
 
 
 def _overlap(one: _Box, other: _Box) -> bool:
-    """Return whether two boxes have a place in common."""
     beside = one[2] <= other[0] or other[2] <= one[0]
     return not beside and one[1] < other[3] and other[1] < one[3]
 
@@ -303,7 +298,6 @@ def roofline_scatter(roof: Roofline) -> Scatter:
 
 
 def _roof_summary(roof: Roofline) -> str:
-    """Return whether memory or arithmetic limits most of the time."""
     bound = [point for point in roof.points if point.intensity * roof.bytes_per_s < point.peak_flops]
     total = sum(point.seconds * point.layers for point in roof.points)
     share = sum(point.seconds * point.layers for point in bound) / total

@@ -120,7 +120,6 @@ _NAMES = {
 
 
 def _note(timeline: Timeline, gap_s: tuple[float, float] | None) -> str:
-    """Return the caption."""
     passes = figures.count(timeline.num_passes)
     said = f"{passes} passes of {timeline.num_microbatches} micro-batches, simulated one by one."
     if timeline.simulated < timeline.num_microbatches:

@@ -97,12 +97,6 @@ def download(plan_id: str, launcher: str, name: str, jobs: JobsDep, tenant: Tena
 
 
 def _files(jobs: Jobs, tenant: str, plan_id: str, launcher: str) -> dict[str, str]:
-    """Return the launch files by name.
-
-    Raises:
-        NotFoundError: the plan does not exist.
-        RefusedExportError: the launcher cannot express it.
-    """
     job, body = jobs.plan(tenant, plan_id)
     return export(plan_from_json(body), problem_of(job), launcher).files
 
@@ -115,7 +109,6 @@ def _usual(problem: Problem) -> str:
 def _bundle(
     body: Mapping[str, Any], problem: Problem, launcher: str
 ) -> tuple[ExportBundle | None, tuple[FieldError, ...]]:
-    """Return the files, or the reason for none."""
     try:
         return export(plan_from_json(body), problem, launcher), ()
     except RefusedExportError as fault:

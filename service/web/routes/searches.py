@@ -121,7 +121,6 @@ def _beside(service: Service, tenant: str, body: Mapping[str, object]) -> dict[s
 
 
 def _moved(fault: InvalidProblemError) -> InvalidProblemError:
-    """Return the faults of a prediction's problem, as its form has them."""
     return InvalidProblemError(
         replace(one, pointer=one.pointer.removeprefix("/problem")) for one in fault.errors
     )

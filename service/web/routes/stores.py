@@ -54,8 +54,6 @@ def _fields(kind: str) -> tuple[Field, ...]:
 
 
 def _add_pages(kind: Kind) -> None:
-    """Add the pages of models, or of clusters."""
-
     def list_them(request: Request, service: ServiceDep, tenant: TenantDep) -> Response:
         return _list(request, service, tenant, kind, Form())
 
@@ -173,11 +171,6 @@ def _list(
 
 
 def _given(kind: Kind, values: Values) -> tuple[str, Mapping[str, object]]:
-    """Return name and document of a form.
-
-    Raises:
-        InvalidProblemError: one of them is missing, or the document is not JSON.
-    """
     document = _document(_fields(kind), values)
     name = "".join(values.get("name", [])).strip()
     return name, document
