@@ -27,9 +27,9 @@ def beyond_lines(answer: Answer, width: int) -> list[Text]:
     if answer.plans and answer.plans[0].outlook is not None:
         lines.append(_run(answer.plans[0], answer.plans[0].outlook))
     if answer.baseline is not None:
-        lines.append(_baseline(answer.baseline, len(answer.ranking)))
-    said = [wrapped(line, width, indent=2, hang=2) for line in lines]
-    return [*said, *(_front(answer.pareto, width) if answer.pareto else [])]
+        lines.append(baseline_words(answer.baseline, len(answer.ranking)))
+    texts = [wrapped(line, width, indent=2, hang=2) for line in lines]
+    return [*texts, *(_front(answer.pareto, width) if answer.pareto else [])]
 
 
 def _front(front: ParetoFront, width: int) -> list[Text]:
@@ -48,7 +48,7 @@ def _front(front: ParetoFront, width: int) -> list[Text]:
 
 def _front_words(front: ParetoFront) -> list[str]:
     """Return each point's configuration; with its layers if only its split distinguishes it."""
-    several = len(_gpus(front)) > 1
+    several = len({point.plan.config.num_gpus for point in front.points}) > 1
     words = [
         " · ".join(
             [
@@ -65,10 +65,6 @@ def _front_words(front: ParetoFront) -> list[str]:
         else said
         for said, point in zip(words, front.points, strict=True)
     ]
-
-
-def _gpus(front: ParetoFront) -> set[int]:
-    return {point.plan.config.num_gpus for point in front.points}
 
 
 def _objective(claim: ObjectiveClaim) -> str:
@@ -89,15 +85,15 @@ def _run(plan: Plan, outlook: Outlook) -> str:
     return f"Run of #{plan.rank} on {tied(f'{outlook.num_gpus} GPUs')}: {', '.join(parts)}."
 
 
-def _baseline(baseline: Baseline, plans: int) -> str:
+def baseline_words(baseline: Baseline, plans: int) -> str:
+    """Return the step and the place of the client's own configuration among ``plans`` ranked ones."""
     place = f"rank {baseline.rank}" if baseline.rank else f"behind all {plans} plans"
-    gap = "" if baseline.gap_to_best is None else f", {_gap(baseline.gap_to_best)} #1"
+    gap = ""
+    if baseline.gap_to_best is not None:
+        side = "behind" if baseline.gap_to_best >= 0 else "ahead of"
+        gap = f", {abs(baseline.gap_to_best) * 100:.1f} % {side} #1"
     own = f"Your configuration ({tied(figures.configuration_words(baseline.config))})"
     step = figures.step_time(baseline.prediction)
     if baseline.problems:
         return f"{own} cannot run: {'; '.join(baseline.problems)}. If it could: {step}{gap}."
     return f"{own}: {step}, {place}{gap}."
-
-
-def _gap(share: float) -> str:
-    return f"{share * 100:.1f} % behind" if share >= 0 else f"{-share * 100:.1f} % ahead of"

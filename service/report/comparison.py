@@ -9,8 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from meshwright.service.report import formatting as figures
-from meshwright.service.report.formatting import pieces, tied, words, wrapped
-from meshwright.service.report.sentences import signed
+from meshwright.service.report.formatting import pieces, signed, tied, words, wrapped
 from meshwright.solver.answer import Comparison, Prediction, Step
 from meshwright.solver.configuration import Configuration
 
@@ -102,10 +101,10 @@ def _step(step: Step, whole_s: float) -> str:
     terms = sorted(step.terms_s.items(), key=lambda item: -abs(item[1]))[:_SHOWN_TERMS]
     shown = [f"{words(name)} {signed(value, whole_s)}" for name, value in terms
              if abs(value) >= _NOTICEABLE * whole_s]  # fmt: skip
-    told = f"  ({', '.join(shown)})" if shown else ""
+    causes = f"  ({', '.join(shown)})" if shown else ""
     remarks = [] if step.fits else ["does not fit by itself"]
     remarks += [f"on the way it breaks the rule that {rule}" for rule in step.breaks]
-    return line + told + "".join(f"; {remark}" for remark in remarks)
+    return line + causes + "".join(f"; {remark}" for remark in remarks)
 
 
 def reading_lines(notes: Sequence[str], unread: Sequence[str], *, width: int) -> RenderableType:

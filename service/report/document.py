@@ -56,7 +56,6 @@ class Extras:
     what_if: WhatIfs | None = None
     problem_json: str = ""
     digest: str = ""  # of the problem
-    profile_title: str = ""
     left_out: bool = False  # plans behind those of the answer are not listed
     verdicts: Mapping[str, str] = field(default_factory=dict)  # of launchers, by plan_id
 
@@ -159,7 +158,7 @@ def document_of(answer: Answer, problem: Problem, extras: Extras, *, chosen: str
         chosen=first,
         comparison=comparison_of(answer, first),
         what_if=extras.what_if,
-        provenance=facts_of(answer, problem, digest=extras.digest, profile=extras.profile_title),
+        provenance=facts_of(answer, problem, digest=extras.digest),
         warnings=tuple(dict.fromkeys((*answer.warnings, *problem.cluster.warnings))),
         problem_json=extras.problem_json,
     )

@@ -108,11 +108,22 @@ def seconds(value_s: float) -> str:
     return f"{figure(value_s)} s" if value_s >= 1 else f"{figure(value_s * 1e3)} ms"
 
 
+def scale_of(whole_s: float) -> tuple[float, str, int]:
+    """Return factor, unit and decimals of seconds that are written like ``whole_s``."""
+    factor, unit = (1.0, "s") if whole_s >= 1 else (1e3, "ms")
+    return factor, unit, len(figure(whole_s * factor).partition(".")[2])
+
+
 def seconds_like(value_s: float, whole_s: float) -> str:
     """Return ``5.8 s`` of ``29.0 s``: in the unit and with the digits of the whole."""
-    factor, unit = (1.0, "s") if whole_s >= 1 else (1e3, "ms")
-    digits = len(figure(whole_s * factor).partition(".")[2])
+    factor, unit, digits = scale_of(whole_s)
     return f"{value_s * factor:.{digits}f} {unit}"
+
+
+def signed(value_s: float, whole_s: float) -> str:
+    """Return ``+0.31 s``, ``−12 ms``: in the unit and with the digits of the whole."""
+    factor, unit, digits = scale_of(whole_s)
+    return f"{value_s * factor:+.{digits}f} {unit}".replace("-", "−")
 
 
 def gib(value_bytes: float) -> str:
@@ -173,10 +184,9 @@ def configuration_words(configuration: Configuration) -> str:
 def inner_words(configuration: Configuration) -> list[str]:
     """Return the unusual choices of a plan: ``cp by all-to-all``, ``pp before dp``, ``shards of 8``."""
     split = configuration.context_parallel_size
-    shards = configuration.zero_shard_size
+    shards, order = configuration.zero_shard_size, _order_words(configuration)
     hybrid = configuration.zero_stage > 0 and shards < split * configuration.data_parallel_size
-    order = _order_words(configuration)
-    said = {
+    found = {
         configuration.pipeline_schedule: configuration.pipeline_schedule not in _USUAL_SCHEDULES,
         _context_words(configuration): configuration.context_parallel_mode != "ring" and split > 1,
         **{
@@ -188,7 +198,7 @@ def inner_words(configuration: Configuration) -> list[str]:
         order: bool(order),
         offload_words(configuration.offload): configuration.offload != "none",
     }
-    return [words for words, applies in said.items() if applies]
+    return [words for words, applies in found.items() if applies]
 
 
 def _context_words(configuration: Configuration) -> str:
@@ -220,10 +230,7 @@ def _order_words(configuration: Configuration) -> str:
 
 def split(stage_layers: Sequence[int]) -> str:
     """Return ``3 4×18 5``: runs of equal chunks are counted."""
-    runs: list[tuple[int, int]] = []
-    for layers in stage_layers:
-        length = runs.pop()[1] if runs and runs[-1][0] == layers else 0
-        runs.append((layers, length + 1))
+    runs = [(layers, len(list(run))) for layers, run in groupby(stage_layers)]
     return " ".join(f"{layers}×{length}" if length > 1 else f"{layers}" for layers, length in runs)
 
 
@@ -254,8 +261,7 @@ def nodes(stage: StageGroup) -> str:
 
 def times(breakdown_s: Mapping[str, float], step_time_s: float) -> str:
     """``compute 26.4 │ tensor parallel 3.9 │ rest 0.4 s``: causes that show at the step's precision."""
-    factor, unit = (1.0, "s") if step_time_s >= 1 else (1e3, "ms")
-    digits = len(figure(step_time_s * factor).partition(".")[2])
+    factor, unit, digits = scale_of(step_time_s)
     return _terms({name: value * factor for name, value in breakdown_s.items()}, digits, unit)
 
 

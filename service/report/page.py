@@ -76,12 +76,9 @@ def environment() -> Environment:
 
 
 def _explained(text: str) -> Markup:
-    said = str(escape(_SIZE.sub("\\1\N{NO-BREAK SPACE}", text)))
-    return Markup(_SHORT.sub(lambda found: _hint(found.group()), said))  # noqa: S704 - escaped above
-
-
-def _hint(word: str) -> str:
-    return f'<abbr title="{escape(COLUMNS[word])}">{word}</abbr>'
+    escaped = str(escape(_SIZE.sub("\\1\N{NO-BREAK SPACE}", text)))
+    hint = '<abbr title="{}">{}</abbr>'.format
+    return Markup(_SHORT.sub(lambda found: hint(escape(COLUMNS[found[0]]), found[0]), escaped))  # noqa: S704 - escaped above
 
 
 def _tied(text: str) -> str:

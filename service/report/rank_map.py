@@ -27,7 +27,6 @@ class AxisRow:
     size: int
     stride: int  # GPUs from one rank of a group to the next; 0 where that differs
     crosses: str  # in words: the link that its groups cross
-    is_fast: bool  # no group of it leaves its island
     group: str  # of GPU 0
 
 
@@ -174,7 +173,6 @@ def _axis(axis: str, mesh: _Mesh, group: NodeGroup) -> AxisRow:
         size=len(gpus),
         stride=steps.pop() if len(steps) == 1 and (axis in mesh.strides or mesh.is_pipeline_last) else 0,
         crosses=words,
-        is_fast=islands == 1,
         group=shown + (f" … {gpus[-1]}" if len(gpus) > _SHOWN_RANKS else ""),
     )
 

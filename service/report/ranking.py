@@ -116,7 +116,7 @@ def columns_of(plans: Sequence[Plan] = (), *, moe: bool, marked: bool = False) -
         if moe or name != "expert_parallel_size"
     ]
     equal, known = equal_to_first(plans), any(plan.gap is not None for plan in plans)
-    gaps = [Column(title="gap", cell=_gap, leaves=5)] if known else []
+    gap = Column(title="gap", cell=lambda p: "–" if p.gap is None else f"{p.gap * 100:.1f} %", leaves=5)
     return [
         Column(title="#", cell=lambda plan: str(plan.rank or "–")),  # 0: not ranked
         *_differing(plans),
@@ -128,8 +128,10 @@ def columns_of(plans: Sequence[Plan] = (), *, moe: bool, marked: bool = False) -
         Column(
             title="peak memory (stage)", cell=lambda plan: figures.peak_memory(plan.prediction), left=True
         ),
-        Column(title="OOM risk", cell=_risk, leaves=1),
-        *gaps,
+        Column(
+            title="OOM risk", cell=lambda p: figures.risk(p.prediction.out_of_memory_probability), leaves=1
+        ),
+        *([gap] if known else []),
         _last(plans, marked=marked),
     ]
 
@@ -170,19 +172,15 @@ def _best(plan: Plan) -> str:
 
 
 def _also(plan: Plan) -> str:
-    return " · ".join([*figures.inner_words(plan.config), *map(_needs, plan.needs)])
-
-
-def _needs(package: str) -> str:
-    return f"needs {package}"
-
-
-def _gap(plan: Plan) -> str:
-    return "–" if plan.gap is None else f"{plan.gap * 100:.1f} %"
+    return " · ".join([*figures.inner_words(plan.config), *_needs(plan)])
 
 
 def _risk(plan: Plan) -> str:
     return figures.risk(plan.prediction.out_of_memory_probability)
+
+
+def _needs(plan: Plan) -> list[str]:
+    return [f"needs {package}" for package in plan.needs]
 
 
 def ranking(plans: Sequence[Plan], *, moe: bool, width: int, peak: str) -> RenderableType:
@@ -228,6 +226,6 @@ def _table(columns: Sequence[Column], plans: Sequence[Plan]) -> Table:
 def _line(plan: Plan, differing: Sequence[Column], equal: frozenset[int]) -> str:
     others = [f"{column.title} {column.cell(plan)}" for column in differing]
     words = pieces(" · ".join([figures.configuration_words(plan.config), *others]), "·")
-    cells = (_step(plan, equal), figures.peak_memory(plan.prediction), *map(_needs, plan.needs))
+    cells = (_step(plan, equal), figures.peak_memory(plan.prediction), *_needs(plan))
     number = f"{plan.rank}. " if plan.rank else ""
     return f"{number}{words}: {', '.join(map(tied, cells))}"

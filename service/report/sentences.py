@@ -12,7 +12,7 @@ from rich.text import Text
 from meshwright.profiles.capabilities import launcher_capabilities
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, switches
 from meshwright.service.report import formatting
-from meshwright.service.report.formatting import pieces, tied, words, wrapped
+from meshwright.service.report.formatting import pieces, seconds_like, signed, tied, words, wrapped
 from meshwright.solver.answer import Answer, Limit, Loss, Odds, Plan, Remedy, Why, ranked_plans
 from meshwright.solver.configuration import VARIABLES, mesh_of
 from meshwright.solver.problem import Problem, searched_switches
@@ -31,10 +31,13 @@ def reason_lines(plan: Plan, width: int) -> list[Text]:
     if why is None:
         return []
     step_s = sum(why.waterfall_s.values())
-    told = [*(_loss(loss, step_s) for loss in why.losses), *(_limit(limit, step_s) for limit in why.limits)]
+    lines = [_loss(loss, step_s) for loss in why.losses]
+    for limit in why.limits:
+        gain = tied(signed(-limit.gain_s, step_s))
+        lines.append(f"binds: {limit.name}; without that limit {tied(limit.change)}: {gain}")
     if plan.odds is not None:
-        told.append(f"Certainty: {odds_words(plan.odds, f'#{plan.rank}', 'its ranking')}")
-    return [wrapped(line, width, indent=2) for line in told]
+        lines.append(f"Certainty: {odds_words(plan.odds, f'#{plan.rank}', 'its ranking')}")
+    return [wrapped(line, width, indent=2) for line in lines]
 
 
 _OF_EXPERTS = ("expert_parallel_size",)
@@ -87,32 +90,23 @@ def odds_words(odds: Odds, subject: str, rivals: str) -> str:
 
 def spent_s(why: Why) -> dict[str, float]:
     """Return the seconds of a step by cause, means over the ranks, with all computing as one."""
-    computing = [name for name in why.waterfall_s if name in _COMPUTING]
-    others = {name: value for name, value in why.waterfall_s.items() if name not in _COMPUTING}
-    return {"compute": sum(why.waterfall_s[name] for name in computing), **others}
-
-
-def signed(value_s: float, step_s: float) -> str:
-    """Return ``+0.31 s``, ``−12 ms``: in the unit of the step."""
-    factor, unit = (1.0, "s") if step_s >= 1 else (1e3, "ms")
-    digits = len(formatting.figure(step_s * factor).partition(".")[2])
-    return f"{value_s * factor:+.{digits}f} {unit}".replace("-", "−")
+    spent = {"compute": 0.0}
+    for name, value in why.waterfall_s.items():
+        cause = "compute" if name in _COMPUTING else name
+        spent[cause] = spent.get(cause, 0.0) + value
+    return spent
 
 
 def _loss(loss: Loss, step_s: float) -> str:
     """Return ``Costs: bubble 0.58 s (10 %). Lower by …. vpp 5 takes 0.11 s off it; the step: +0.46 s``."""
-    size = tied(f"{words(loss.term)} {signed(loss.seconds, step_s)[1:]} ({formatting.percent(loss.share)})")
+    size = tied(
+        f"{words(loss.term)} {seconds_like(abs(loss.seconds), step_s)} ({formatting.percent(loss.share)})"
+    )
     line = f"costs: {size}" + (f"; lower: {loss.lowered_by}" if loss.lowered_by else "")
     if loss.change is None or loss.saves_s is None or loss.step_change_s is None:
         return line
     effect = f"{signed(-loss.saves_s, step_s)} of it, {signed(loss.step_change_s, step_s)} of the step"
     return f"{line}. {tied(loss.change)}: {tied(effect)}"
-
-
-def _limit(limit: Limit, step_s: float) -> str:
-    """Return ``binds: memory: …; without it tp 4, dp 128 would take 0.15 s less``."""
-    gain = tied(signed(-limit.gain_s, step_s))
-    return f"binds: {limit.name}; without that limit {tied(limit.change)}: {gain}"
 
 
 def measure_line(worth: Sequence[tuple[Plan, float]], *, width: int) -> Text:
@@ -125,10 +119,8 @@ def measure_line(worth: Sequence[tuple[Plan, float]], *, width: int) -> Text:
 def remedy_line(remedy: Remedy) -> str:
     """Return ``16 nodes: 12.3 s on 128 GPUs, tp 8 · pp 4 · …, 61.2 GiB``."""
     words = pieces(formatting.configuration_words(remedy.config), "·")
-    step, peak = (
-        tied(formatting.seconds(remedy.step_time_s)),
-        tied(f"{formatting.gib(remedy.peak_memory_bytes)} GiB"),
-    )
+    step = tied(formatting.seconds(remedy.step_time_s))
+    peak = tied(f"{formatting.gib(remedy.peak_memory_bytes)} GiB")
     return f"{remedy.change}: {step} on {tied(f'{remedy.num_gpus} GPUs')}, {words}, {peak}"
 
 
@@ -156,17 +148,21 @@ _LOSSES: Mapping[str, str] = {
 def sentences(plans: Sequence[Plan], width: int, *, is_calibrated: bool) -> list[Text]:
     """Return three sentences about the first plan; fewer if it has no reasons or is the only one."""
     best = plans[0]
-    said = [] if best.why is None else [time_sentence(best.why), limit_sentence(best.why)]
-    if best.odds is not None:
-        alone = len(ranked_plans(plans)) == 1
-        said.append(_alone() if alone else _certainty(best.odds, is_calibrated=is_calibrated))
-    return [wrapped(line, width, indent=2) for line in said]
+    lines = [] if best.why is None else [time_sentence(best.why), limit_sentence(best.why)]
+    if best.odds is not None and len(ranked_plans(plans)) == 1:
+        lines.append("Certainty: no other plan is listed to compare with; --top-k 3 lists its rivals.")
+    elif best.odds is not None:
+        settled = is_calibrated or best.odds.best_probability > SURE
+        more = "" if settled else "; your own measured runs narrow this (meshwright calibrate)"
+        lines.append(f"Certainty: {odds_words(best.odds, '#1', 'these')}{more}.")
+    return [wrapped(line, width, indent=2) for line in lines]
 
 
 def time_sentence(why: Why) -> str:
     """Return how much of the step is the model's own work, and the largest of what is not."""
     step_s = sum(why.waterfall_s.values())
-    ideal = f"{_share(why.waterfall_s['ideal'], step_s)} of the step is the model's own work at the peak"
+    share = tied(formatting.percent(why.waterfall_s["ideal"] / step_s))
+    ideal = f"{share} of the step is the model's own work at the peak"
     lost = [f"{_loss_words(loss.term)} ({_seconds(loss.seconds, step_s)})" for loss in why.losses[:_NAMED]]
     if not lost:
         return f"Time: {ideal}."
@@ -178,19 +174,15 @@ def limit_sentence(why: Why) -> str:
     step_s = sum(why.waterfall_s.values())
     if why.limits:
         return f"Binds: {limit_words(why.limits[0], step_s)}"
-    told = [loss for loss in why.losses if loss.change is not None and loss.step_change_s]
-    loss = next((one for one in told if _longer_s(one) < 0), told[0] if told else None)
-    if loss is None:
+    changes = [
+        (one, one.change, one.step_change_s) for one in why.losses if one.change and one.step_change_s
+    ]
+    if not changes:
         return "Binds: no limit; no single change of a size lowers these losses."
-    words, cost = _loss_words(loss.term), _seconds(_longer_s(loss), step_s)
-    change = f"{tied(loss.change or '')}, which lowers {words} most"
-    return (
-        f"Binds: no limit; {change}, makes a step {cost} {'longer' if _longer_s(loss) > 0 else 'shorter'}."
-    )
-
-
-def _longer_s(loss: Loss) -> float:
-    return loss.step_change_s or 0.0
+    loss, change, longer_s = next((one for one in changes if one[2] < 0), changes[0])
+    words, cost = _loss_words(loss.term), _seconds(longer_s, step_s)
+    longer = f"{cost} {'longer' if longer_s > 0 else 'shorter'}"
+    return f"Binds: no limit; {tied(change)}, which lowers {words} most, makes a step {longer}."
 
 
 def limit_words(limit: Limit, step_s: float) -> str:
@@ -205,23 +197,9 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
 
 
-def _certainty(odds: Odds, *, is_calibrated: bool) -> str:
-    settled = is_calibrated or odds.best_probability > SURE
-    more = "" if settled else "; your own measured runs narrow this (meshwright calibrate)"
-    return f"Certainty: {odds_words(odds, '#1', 'these')}{more}."
-
-
-def _alone() -> str:
-    return "Certainty: no other plan is listed to compare with; --top-k 3 lists its rivals."
-
-
 def _loss_words(term: str) -> str:
     return _LOSSES.get(term, term.replace("_", " "))
 
 
 def _seconds(value_s: float, step_s: float) -> str:
-    return tied(signed(abs(value_s), step_s)[1:])
-
-
-def _share(part_s: float, step_s: float) -> str:
-    return tied(formatting.percent(part_s / step_s))
+    return tied(seconds_like(abs(value_s), step_s))

@@ -135,14 +135,6 @@ def _side(
     return Side(key=key, label=label, values=values)
 
 
-def _label(name: str) -> str:
-    return _LABELS.get(name, words(name))
-
-
-def _hint(name: str) -> str:
-    return COLUMNS.get(figures.SHORT_NAMES.get(name, ""), "")
-
-
 def _quantities(sides: list[Side]) -> tuple[Quantity, ...]:
     there = {key for side in sides for key in side.values}
     result = "Result"
@@ -163,7 +155,13 @@ def _quantities(sides: list[Side]) -> tuple[Quantity, ...]:
         for name, hint in MEMORY_TERMS.items()
     ]
     rows += [
-        Quantity(key=f"c.{name}", label=_label(name), hint=_hint(name), unit="", part=how)
+        Quantity(
+            key=f"c.{name}",
+            label=_LABELS.get(name, words(name)),
+            hint=COLUMNS.get(figures.SHORT_NAMES.get(name, ""), ""),
+            unit="",
+            part=how,
+        )
         for name in (*figures.SHORT_NAMES, "num_microbatches", *_WORDS, "stage_layers")
     ]
     return tuple(row for row in rows if row.key in there)

@@ -6,11 +6,11 @@ import re
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from meshwright.service.report import formatting as figures
+from meshwright.service.report.beyond import baseline_words
 from meshwright.service.report.formatting import COLUMNS
 from meshwright.service.report.ranking import band_words, columns_of, switch_notes
 from meshwright.service.report.terminal import peak_words
-from meshwright.solver.answer import Answer, Baseline, Plan
+from meshwright.solver.answer import Answer, Plan
 from meshwright.solver.problem import Problem
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
@@ -82,7 +82,7 @@ def standings_of(answer: Answer, problem: Problem, detailed: AbstractSet[str]) -
     return Standings(
         headings=tuple(headings),
         rows=tuple(rows),
-        baseline=_baseline(answer.baseline, len(answer.ranking)) if answer.baseline else "",
+        baseline=baseline_words(answer.baseline, len(answer.ranking)) if answer.baseline else "",
         note=". ".join(
             [
                 f"MFU of {peak} per GPU, causal attention counted; {band_words(answer.plans)}",
@@ -101,11 +101,3 @@ def _key(title: str, text: str, plan: Plan) -> str:
         return repr(plan.prediction.out_of_memory_probability)
     number = _NUMBER.match(text)
     return number.group() if number else "" if text == "–" else text
-
-
-def _baseline(baseline: Baseline, plans: int) -> str:
-    words, step = figures.configuration_words(baseline.config), figures.step_time(baseline.prediction)
-    if baseline.problems:
-        return f"Yours ({words}) cannot run: {'; '.join(baseline.problems)}. If it could: {step}."
-    place = f"rank {baseline.rank}" if baseline.rank else f"behind all {plans} plans"
-    return f"Yours ({words}): {step}, {place}."

@@ -51,10 +51,10 @@ def render_answer(
         best = answer.plans[0]
         parts += [Text(), _table(answer.plans, problem, width)]
         parts += [*measured_lines(measured, answer.plans, width), *tradeoff_lines(answer.plans, width)]
-        parts += [Text(), *_causes(best, width, whose=" (best)"), Text()]
+        parts += [Text(), *_causes(best, width, of=" (best)"), Text()]
         parts += sentences(answer.plans, width, is_calibrated=is_calibrated(answer, problem))
-        if said := unbuilt_words(best, problem):
-            parts.append(wrapped(said, width, indent=2))
+        if unbuilt := unbuilt_words(best, problem):
+            parts.append(wrapped(unbuilt, width, indent=2))
         parts += beyond_lines(answer, width)
     parts += [Text(), *_provenance(answer, problem, width)]
     return Group(*parts, wrapped(_next(answer, problem), width, indent=2))
@@ -116,7 +116,7 @@ def _search_lines(answer: Answer, problem: Problem, width: int) -> list[Text]:
 
 
 def _of_which(answer: Answer, problem: Problem) -> str:
-    """Which plans the bound on a step is for, where batches or GPUs are open: those of the first one's."""
+    """Name the batch and the GPUs that the bound on a step is for, where the request leaves them open."""
     options, config = problem.options, answer.plans[0].config
     words = f" of batch {config.global_batch_size}" if options.batch_sizes else ""
     return words + (f" on {config.num_gpus} GPUs" if options.num_nodes else "")
@@ -158,13 +158,13 @@ def _table(plans: Sequence[Plan], problem: Problem, width: int) -> RenderableTyp
     return ranking(plans, moe=problem.model.moe is not None, width=width, peak=peak)
 
 
-def _causes(plan: Plan, width: int, *, whose: str = "", fall: bool = False) -> list[Text]:
+def _causes(plan: Plan, width: int, *, of: str = "", fall: bool = False) -> list[Text]:
     """Return where time and memory go, and the split; ``fall``: every term from the ideal step on."""
     configuration, prediction = plan.config, plan.prediction
     spent = prediction.time_breakdown_s if plan.why is None else spent_s(plan.why)
     stage = prediction.stages[prediction.heaviest_stage]
     rows = {
-        f"time of a step{whose}": figures.times(spent, prediction.step_time_s),
+        f"time of a step{of}": figures.times(spent, prediction.step_time_s),
         f"memory of stage {stage.stage}": figures.memory(stage.memory_bytes),
         "layers of each chunk": figures.split(configuration.stage_layers),
     }
@@ -183,12 +183,11 @@ def _causes(plan: Plan, width: int, *, whose: str = "", fall: bool = False) -> l
 
 
 def _provenance(answer: Answer, problem: Problem, width: int) -> list[Text]:
-    said = f"Profile: {profile_words(answer, problem)}."
-    outside = _outside(answer.plans[0].prediction, width) if answer.plans else []
+    skipped = [wrapped(one, width, indent=4, hang=2) for one in skipped_words(answer)]
     return [
-        *_skipped(answer, width),
-        wrapped(said, width, indent=2),
-        *outside,
+        *([wrapped("Launchers without a plan:", width, indent=2), *skipped] if skipped else []),
+        wrapped(f"Profile: {profile_words(answer, problem)}.", width, indent=2),
+        *(_outside(answer.plans[0].prediction, width) if answer.plans else []),
         *_warnings(answer.warnings, width),
     ]
 
@@ -198,22 +197,15 @@ def skipped_words(answer: Answer) -> tuple[str, ...]:
     return tuple(f"{one.launcher}: {clean('; '.join(one.reasons))}" for one in answer.skipped_launchers)
 
 
-def _skipped(answer: Answer, width: int) -> list[Text]:
-    found = skipped_words(answer)
-    lines = [wrapped(one, width, indent=4, hang=2) for one in found]
-    return [wrapped("Launchers without a plan:", width, indent=2), *lines] if found else []
-
-
 def _outside(prediction: Prediction, width: int) -> list[Text]:
     if not prediction.extrapolated:
         return []
-    said = f"Outside the measured range: {', '.join(prediction.extrapolated)}."
-    return [wrapped(said, width, indent=2, style="yellow")]
+    line = f"Outside the measured range: {', '.join(prediction.extrapolated)}."
+    return [wrapped(line, width, indent=2, style="yellow")]
 
 
 def _warnings(warnings: Iterable[str], width: int) -> list[Text]:
-    said = (f"warning: {clean(warning)}" for warning in warnings)
-    return [wrapped(line, width, indent=2, style="yellow") for line in said]
+    return [wrapped(f"warning: {clean(one)}", width, indent=2, style="yellow") for one in warnings]
 
 
 def profile_words(answer: Answer, problem: Problem) -> str:
@@ -233,8 +225,8 @@ def profile_words(answer: Answer, problem: Problem) -> str:
 
 def is_calibrated(answer: Answer, problem: Problem) -> bool:
     """Return whether the profile was fitted on runs of the user's own cluster."""
-    said = profile_words(answer, problem)
-    return not any(mark in said for mark in (_GENERAL, _UNCALIBRATED))
+    words = profile_words(answer, problem)
+    return not any(mark in words for mark in (_GENERAL, _UNCALIBRATED))
 
 
 def _next(answer: Answer, problem: Problem) -> str:
@@ -267,7 +259,9 @@ def _infeasible(answer: Answer, problem: Problem, width: int) -> list[Renderable
     found = answer.infeasible or Infeasibility(reasons=())
     lines = [f"nearest: {_shortfall(found.nearest)}"] if found.nearest else []
     lines += [f"because: {reason}" for reason in found.reasons]
-    lines += [_conflict(limits) for limits in found.conflicts]
+    for limits in found.conflicts:
+        effect = "cannot all be met" if len(limits) > 1 else "limiting factor"
+        lines.append(f"{effect}: {' + '.join(limits)}")
     if found.remedies:
         lines.append("changes that fit, the cheapest of each kind first:")
     elif found.changes:
@@ -281,11 +275,6 @@ def _infeasible(answer: Answer, problem: Problem, width: int) -> list[Renderable
         wrapped(searched, width, indent=2),
         *_provenance(answer, problem, width),
     ]
-
-
-def _conflict(limits: Sequence[str]) -> str:
-    word = "cannot all be met" if len(limits) > 1 else "limiting factor"
-    return f"{word}: {' + '.join(limits)}"
 
 
 def _shortfall(nearest: Shortfall) -> str:

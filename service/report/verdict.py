@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from meshwright.service.report import formatting as figures
-from meshwright.service.report.formatting import seconds_like as _like
-from meshwright.service.report.formatting import sentence_case, words
+from meshwright.service.report.formatting import seconds_like, sentence_case, words
 from meshwright.service.report.question import clean, question_words
 from meshwright.service.report.sentences import (
     limit_words,
@@ -16,11 +14,10 @@ from meshwright.service.report.sentences import (
     proof_words,
     ranks_words,
     remedy_line,
-    signed,
 )
 from meshwright.service.report.terminal import profile_words, skipped_words
 from meshwright.service.verify.limits import unbuilt_words
-from meshwright.solver.answer import Answer, Plan, Shortfall
+from meshwright.solver.answer import Answer, Plan, Prediction, Shortfall
 from meshwright.solver.problem import Problem
 
 _MORE_TIME = "More time may find one (the time limit of the search)."
@@ -96,17 +93,12 @@ def _ended(answer: Answer, problem: Problem) -> Verdict:
 
 
 def _found(answer: Answer, problem: Problem) -> Verdict:
-    best = answer.plans[0]
-    seen, proved = best.prediction, answer.status == "optimal"
+    best, proved = answer.plans[0], answer.status == "optimal"
     used, total = best.config.num_gpus, problem.cluster.num_gpus
     gpus = f" on {used} of {total} GPUs" if used != total else ""
     if best.rank > 1:
         return _ranked(best)
-    sentence = (
-        f"Run {figures.configuration_words(best.config)}{gpus}: a step takes {figures.step_time(seen)}, "
-        f"{figures.percent(seen.mfu)} MFU, {figures.gib(seen.peak_memory_bytes)} of "
-        f"{figures.gib(seen.memory_limit_bytes)} GiB of a GPU's memory."
-    )
+    sentence = f"Run {figures.configuration_words(best.config)}{gpus}: {_takes(best.prediction)}"
     by = ", ".join(answer.certified_by) or "the search"
     if proved:
         words = (f"Proved optimal {proof_words(problem)}", f"by {by}", *ranks_words(answer, problem))
@@ -130,12 +122,6 @@ def _found(answer: Answer, problem: Problem) -> Verdict:
 
 def _ranked(plan: Plan) -> Verdict:
     """Return a plan that is not the first: what it takes, without the claims that are the first's."""
-    seen = plan.prediction
-    sentence = (
-        f"{figures.configuration_words(plan.config)}: a step takes {figures.step_time(seen)}, "
-        f"{figures.percent(seen.mfu)} MFU, {figures.gib(seen.peak_memory_bytes)} of "
-        f"{figures.gib(seen.memory_limit_bytes)} GiB of a GPU's memory."
-    )
     certainty = _odds(plan, "it", "its ranking")
     if not plan.ranked:
         lacking = " and ".join(plan.needs)
@@ -143,15 +129,24 @@ def _ranked(plan: Plan) -> Verdict:
     return Verdict(
         kind="open",
         badge=f"rank {plan.rank}" if plan.ranked else "not ranked",
-        sentence=sentence,
+        sentence=f"{figures.configuration_words(plan.config)}: {_takes(plan.prediction)}",
         certainty=tuple(certainty),
+    )
+
+
+def _takes(seen: Prediction) -> str:
+    return (
+        f"a step takes {figures.step_time(seen)}, {figures.percent(seen.mfu)} MFU, "
+        f"{figures.gib(seen.peak_memory_bytes)} of {figures.gib(seen.memory_limit_bytes)} GiB "
+        "of a GPU's memory."
     )
 
 
 def _odds(plan: Plan, subject: str, rivals: str) -> list[str]:
     """Return how likely the plan is the fastest listed, given the error band; nothing without rivals."""
-    alone = plan.odds is None or plan.odds.regret_p90 == 0.0
-    return [] if alone or plan.odds is None else [f"{odds_words(plan.odds, subject, rivals)}."]
+    if plan.odds is None or plan.odds.regret_p90 == 0.0:
+        return []
+    return [f"{odds_words(plan.odds, subject, rivals)}."]
 
 
 def _searched(answer: Answer) -> str:
@@ -165,7 +160,10 @@ def _infeasible(answer: Answer, problem: Problem) -> Verdict:
     sentence = f"No configuration of {title_of(problem)} is legal and fits (proved {proof_words(problem)})."
     if found is None:
         return Verdict(kind="infeasible", badge="nothing fits", sentence=sentence, certainty=())
-    conflicts = tuple(" + ".join(limits) + _together(limits) for limits in found.conflicts)
+    conflicts = tuple(
+        " + ".join(limits) + (" cannot all be met" if len(limits) > 1 else " is the limiting factor")
+        for limits in found.conflicts
+    )
     remedies = tuple(map(remedy_line, found.remedies)) or found.changes
     return Verdict(
         kind="infeasible",
@@ -176,10 +174,6 @@ def _infeasible(answer: Answer, problem: Problem) -> Verdict:
         reasons=(*found.reasons, *conflicts),
         remedies=tuple(line.replace("\N{NO-BREAK SPACE}", " ") for line in remedies),
     )
-
-
-def _together(limits: Sequence[str]) -> str:
-    return " cannot all be met" if len(limits) > 1 else " is the limiting factor"
 
 
 def _nearest(nearest: Shortfall) -> str:
@@ -197,22 +191,19 @@ def reasons_of(plan: Plan) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]
     step_s = plan.prediction.step_time_s
     losses = []
     for loss in why.losses:
-        share = figures.percent(loss.share)
-        head = (
-            f"{sentence_case(words(loss.term))} costs {_like(loss.seconds, step_s)} ({share} of the step)"
-        )
+        cost, share = seconds_like(loss.seconds, step_s), figures.percent(loss.share)
+        head = f"{sentence_case(words(loss.term))} costs {cost} ({share} of the step)"
         body = f"Lower with: {loss.lowered_by}." if loss.lowered_by else ""
         if loss.change is not None and loss.saves_s is not None and loss.step_change_s is not None:
-            saved, cost = _like(abs(loss.saves_s), step_s), signed(loss.step_change_s, step_s)
-            way = f"and the step is {cost[1:]} shorter"
-            if loss.step_change_s > 0:
-                way = f"but the step is {cost[1:]} longer"
+            saved, change = (seconds_like(abs(one), step_s) for one in (loss.saves_s, loss.step_change_s))
+            longer = loss.step_change_s > 0
+            way = f"but the step is {change} longer" if longer else f"and the step is {change} shorter"
             body = f"{body} With {loss.change} it costs {saved} less, {way}.".lstrip()
         losses.append((head, body))
     return tuple(losses), tuple(limit_words(limit, step_s) for limit in why.limits)
 
 
-def facts_of(answer: Answer, problem: Problem, *, digest: str, profile: str) -> tuple[Fact, ...]:
+def facts_of(answer: Answer, problem: Problem, *, digest: str) -> tuple[Fact, ...]:
     """Return the sources of the figures."""
     sources = dict.fromkeys("; ".join(group.gpu.sources) for group in problem.cluster.groups)
     found = [
@@ -220,7 +211,7 @@ def facts_of(answer: Answer, problem: Problem, *, digest: str, profile: str) -> 
     ]
     found += [
         Fact(label="Problem", value=digest, hint="SHA-256 of the canonical question"),
-        Fact(label="Profile", value=clean(profile or profile_words(answer, problem))),
+        Fact(label="Profile", value=clean(profile_words(answer, problem))),
         Fact(label="Seed", value=str(answer.seed)),
         Fact(label="Model's figures", value=clean(problem.model.source)),
         Fact(label="Cluster's figures", value=clean(problem.cluster.source)),

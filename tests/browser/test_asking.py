@@ -95,7 +95,7 @@ def test_a_launch_file_is_priced_and_searched_against(
     page.get_by_role("button", name="Search for something better").click()
     page.wait_for_url("**/jobs/*")
     await_answer(page)
-    expect(page.locator("#ranking")).to_contain_text("Yours (tp 2")
+    expect(page.locator("#ranking")).to_contain_text("Your configuration (tp 2")
 
 
 def test_everything_can_be_done_with_the_keyboard(page: Page, server: RunningServer) -> None:

@@ -161,9 +161,8 @@ def _term(name: str, value_s: float, step_s: float, place: tuple[float, float], 
 
 def _like(value_s: float, step_s: float) -> str:
     """Return seconds in the step's unit, with one more digit than it: ``5.06 s`` of ``29.0 s``."""
-    factor, unit = (1.0, "s") if step_s >= 1 else (1e3, "ms")
-    digits = len(figures.figure(step_s * factor).partition(".")[2]) + 1
-    return f"{value_s * factor:.{digits}f} {unit}".replace("-", "−")
+    factor, unit, digits = figures.scale_of(step_s)
+    return f"{value_s * factor:.{digits + 1}f} {unit}".replace("-", "−")
 
 
 def _fall_summary(shown: Mapping[str, float], step_s: float) -> str:

@@ -64,7 +64,11 @@ def log_axis(values: Iterable[float], start: float, end: float) -> Axis:
 
 def ticks(axis: Axis, most: int, *, digits: int | None = None) -> list[Tick]:
     """Return marks at round numbers, ``most`` of them at most (powers of ten on logarithmic axes)."""
-    values = _powers(axis) if axis.is_log else _steps(axis, most)
+    if axis.is_log:
+        first, last = math.ceil(math.log10(axis.low)), math.floor(math.log10(axis.high))
+        values = [10.0**power for power in range(first, last + 1)]
+    else:
+        values = _steps(axis, most)
     least = min((b - a for a, b in itertools.pairwise(values)), default=1.0)
     places = max(0, -math.floor(math.log10(least))) if digits is None else digits
     return [Tick(at=axis.at(value), label=f"{value:.{places}f}") for value in values]
@@ -76,11 +80,6 @@ def _steps(axis: Axis, most: int) -> list[float]:
     step = next(factor * power for factor in _ROUND if factor * power >= rough)
     first = math.ceil(axis.low / step)
     return [number * step for number in range(first, math.floor(axis.high / step) + 1)]
-
-
-def _powers(axis: Axis) -> list[float]:
-    first, last = math.ceil(math.log10(axis.low)), math.floor(math.log10(axis.high))
-    return [10.0**power for power in range(first, last + 1)]
 
 
 WIDTH, HEIGHT = 640, 320
@@ -159,7 +158,7 @@ def pareto_scatter(answer: Answer, chosen: str) -> Scatter:
             _of(seen.step_time_s, seen.peak_memory_bytes, "yours", "your configuration", "baseline")
         )
     best = answer.plans[0].prediction
-    factor, unit = (1.0, "s") if best.step_time_s >= 1 else (1e3, "ms")
+    factor, unit, _ = formatting.scale_of(best.step_time_s)
     limit = best.memory_limit_bytes / GIB
     x = linear_axis((mark.x * factor for mark in marks), _LEFT, _RIGHT)
     y = linear_axis([*(mark.y for mark in marks), limit], _BOTTOM, _TOP)

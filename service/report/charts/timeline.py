@@ -100,7 +100,7 @@ def timeline_chart(timeline: Timeline, most_passes: int) -> TimelineChart:
         for short, full in zip(seen.timeline.ranks, timeline.ranks, strict=True)
     ]
     kinds = {stroke.kind for row in rows for stroke in row.strokes}
-    names = [*KINDS, "gradients", "optimizer", "after"]
+    names = [*KINDS, *_NAMES]
     legend = tuple((name, _NAMES.get(name, words(name))) for name in names if name in kinds)
     return TimelineChart(
         title=timeline.title,
@@ -115,7 +115,6 @@ def timeline_chart(timeline: Timeline, most_passes: int) -> TimelineChart:
 _NAMES = {
     "gradients": "gradients reduced, as far as not hidden",
     "optimizer": "optimizer step",
-    "after": "once per step",
 }
 
 
