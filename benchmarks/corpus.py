@@ -27,7 +27,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_model
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.service.cli.calibrate import profile_for
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.requests.launch_files import own_of_files
 from meshwright.solver.predict import predict
@@ -112,7 +112,7 @@ def outcome(entry: Mapping[str, object], source: Source | None) -> Outcome:
 _GPU = "h100-sxm-80gb"  # no launch file names one
 
 
-def _predict(told: Told, source: Source, found: LaunchFile) -> None:
+def _predict(overrides: Overrides, source: Source, found: LaunchFile) -> None:
     """Price the run on as many GPUs as it has.
 
     Raises:
@@ -122,17 +122,17 @@ def _predict(told: Told, source: Source, found: LaunchFile) -> None:
     each = found.gpus_per_node or (8 if gpus % 8 == 0 else gpus)
     group = {"gpu": _GPU, "gpus_per_node": each, "num_nodes": gpus // each}
     request: dict[str, object] = {"cluster": {"name": "corpus", "groups": [group]}}
-    if told.model is not None:
-        request["model"] = model_to_mapping(told.model)
-    own = own_of_files(request, source, variables=told.variables, values=told.values)
+    if overrides.model is not None:
+        request["model"] = model_to_mapping(overrides.model)
+    own = own_of_files(request, source, variables=overrides.variables, values=overrides.values)
     predict(own.problem, profile_for(own.problem, None), own.configuration)
 
 
-def _told(entry: Mapping[str, object]) -> Told:
+def _told(entry: Mapping[str, object]) -> Overrides:
     """What a user would say beside the file."""
     given = entry.get("given")
     given = given if isinstance(given, dict) else {}
-    return Told(
+    return Overrides(
         model=find_model(given["model"]) if "model" in given else None,
         num_gpus=given.get("num_gpus"),
         values=given.get("set", {}),

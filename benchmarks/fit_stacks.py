@@ -42,7 +42,7 @@ from benchmarks.fit.leave_out import (
 )
 from benchmarks.fit.spreads import (
     CAUSES,
-    doubt_of_untold_experts,
+    doubt_of_unidentified_experts,
     errors_of,
     fitted_causes,
     launch_noise_of,
@@ -171,8 +171,8 @@ def _spreads_of_times(runs: Sequence[Run], levels: dict[str, Any]) -> None:
         levels["stacks"][stack]["log_time_sigma"] = _two_digits(sigma)
     spreads = _read_spreads()
     spreads["uncalibrated"] = dict(zip(CAUSES, map(_two_digits, added), strict=True))
-    experts = doubt_of_untold_experts(strange, added, unknown)
-    spreads["uncalibrated"]["untold_experts"] = _two_digits(experts)
+    experts = doubt_of_unidentified_experts(strange, added, unknown)
+    spreads["uncalibrated"]["unidentified_experts"] = _two_digits(experts)
     noise, growth = launch_noise_of(runs)
     print(f"twins: noise {noise:.1%}, times 1 to {growth:.2g} with launches (as squares)", flush=True)
     spreads["time"]["launch_noise"] = float(f"{growth:.1g}")  # of 2 and 2.3 twins say the same to .1 nat

@@ -64,7 +64,7 @@ def _levels() -> dict[str, Any]:
 def forget_levels() -> None:
     """Read the file again at the next use: after it was changed."""
     _levels.cache_clear()
-    untold_constants.cache_clear()
+    unidentified_constants.cache_clear()
 
 
 def stack_names() -> tuple[str, ...]:
@@ -100,7 +100,7 @@ def level_values(stack: str | None) -> dict[str, float]:
 
 
 @cache
-def untold_constants(stack: str) -> tuple[str, ...]:
+def unidentified_constants(stack: str) -> tuple[str, ...]:
     """Return the constants that a stack's own runs do not identify."""
     told = {name for name, constant in level_of(stack).constants.items() if constant.identified}
     return tuple(name for name in level_of(None).constants if name not in told)
@@ -307,7 +307,7 @@ class Profile:
     log_time_sigma: float = 0.15
     log_memory_sigma: float = 0.08
     warnings: tuple[str, ...] = field(default=())
-    untold: tuple[str, ...] = ()  # constants that no run of the stack identifies: the global level's
+    unidentified: tuple[str, ...] = ()  # constants that no run of the stack identifies: the global level's
     by_group: tuple[Profile, ...] = ()  # of each of a mixed cluster's distinct groups; empty: all alike
     uncalibrated: Profile | None = None  # what a calibration corrected; None: nothing did
     learnt_from: tuple[str, ...] = ()  # names of the runs that the calibration learnt from
@@ -468,7 +468,7 @@ def _profile_of(group: NodeGroup, launcher_or_framework: str) -> Profile:
         log_time_sigma=constants.log_time_sigma,
         log_memory_sigma=constants.log_memory_sigma,
         warnings=tuple(warnings),
-        untold=untold_constants(facts.stack),
+        unidentified=unidentified_constants(facts.stack),
     )
 
 
@@ -482,7 +482,7 @@ def of_unknown_software(profile: Profile) -> Profile:
         profile,
         title=f"{profile.title}, software unknown",
         constants=general,
-        untold=tuple(level_of(None).constants),
+        unidentified=tuple(level_of(None).constants),
         log_time_sigma=general.log_time_sigma,
         log_memory_sigma=general.log_memory_sigma,
     )

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.fit.evidence import MEMORY, Evidence, Linear, Quantity, fitted, linearised, solved
 from benchmarks.fit.uncertainty import level_constants
 from meshwright.profiles.frameworks import framework_facts
-from meshwright.profiles.profile import Constants, Profile, stack_constants, untold_constants
+from meshwright.profiles.profile import Constants, Profile, stack_constants, unidentified_constants
 from meshwright.solver.accuracy import RunPrediction, validate
 from meshwright.solver.calibration.calibrate import default_profile_of
 from meshwright.solver.calibration.observations import Observation, ProfileOf
@@ -54,20 +54,20 @@ class Blind:
     """What a stack's runs with other keys teach."""
 
     constants: Constants
-    untold: tuple[str, ...]  # constants of the quantity that no such run tells
+    unidentified: tuple[str, ...]  # constants of the quantity that no such run tells
     sigma: float | None  # of step times, where no run of the stack is left; None: the stack's own
 
     def known_to(self, profile: Profile, names: Sequence[str]) -> Profile:
         """Return the profile with these constants, and with an unknown stack's spread where it is one."""
         own = {name: getattr(self.constants, name) for name in names}
-        others = tuple(name for name in profile.untold if name not in names)
+        others = tuple(name for name in profile.unidentified if name not in names)
         sigma = profile.log_time_sigma if self.sigma is None else self.sigma
         own["log_time_sigma"] = sigma
         return replace(
             profile,
             constants=replace(profile.constants, **own),
             log_time_sigma=sigma,
-            untold=(*others, *self.untold),
+            unidentified=(*others, *self.unidentified),
         )
 
 
@@ -128,7 +128,7 @@ class _Levels:
         centre = replace(shipped, **{n: getattr(general, n) for n in names if n not in known})
         mine = kept[np.array([own == stack for own in self.evidence.stacks])]
         own, widths = self.own[stack].take(mine), self.evidence.quantity.widths
-        told = set(known) - set(untold_constants(stack))
+        told = set(known) - set(unidentified_constants(stack))
         if not steps or not mine.any():
             found = without_runs(self.own[stack], mine, centre)
         else:
@@ -138,7 +138,7 @@ class _Levels:
         unknown = self.evidence.quantity is not MEMORY and not mine.any()
         return Blind(
             constants=found,
-            untold=tuple(name for name in names if name not in told),
+            unidentified=tuple(name for name in names if name not in told),
             sigma=stack_constants(None).log_time_sigma if unknown else None,
         )
 
@@ -219,7 +219,7 @@ def profile_of_unknown_stack(evidence: Evidence) -> ProfileOf:
         own = {name: getattr(found, name) for name in names}
         sigma = general.log_time_sigma
         constants = replace(profile.constants, **own, log_time_sigma=sigma)
-        return replace(profile, constants=constants, log_time_sigma=sigma, untold=tuple(names))
+        return replace(profile, constants=constants, log_time_sigma=sigma, unidentified=tuple(names))
 
     return profile_of
 

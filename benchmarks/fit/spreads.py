@@ -32,7 +32,8 @@ from meshwright.solver.cost.uncertainty import OF_EXPERTS, SHARES, shares_of
 from meshwright.solver.predict import Z_80_PERCENT
 from meshwright.solver.runs.table import Run
 
-CAUSES = (*SHARES, "experts", "unmeasured_gpu", *(f"untold_{name}" for name in SHARES), "untold_experts")
+_UNIDENTIFIED = tuple(f"unidentified_{name}" for name in (*SHARES, "experts"))
+CAUSES = (*SHARES, "experts", "unmeasured_gpu", *_UNIDENTIFIED)
 _FREEDOM = 4.0  # of Student's t
 _FACTORS = (0.8, 0.95, 0.99, 1.01, 1.05, 1.25)
 _SWEEPS = 60
@@ -89,12 +90,13 @@ def _causes(row: RunPrediction, profile_of: ProfileOf) -> tuple[str, list[float]
         raise ValueError(f"{row.run.run_id} was refused")
     profile, splits = profile_of(one), np.array([one.configuration.stage_layers], dtype=np.int64)
     shares = shares_of(one.problem, Columns.of([one.configuration]), splits, profile)
-    experts, routed = float(one.problem.model.moe is not None), float(OF_EXPERTS not in profile.untold)
+    experts = float(one.problem.model.moe is not None)
+    routed = float(OF_EXPERTS not in profile.unidentified)
     flags = [experts * routed, float(not profile.gpu_operators.measured)]
-    untold = [float(constant in profile.untold) for constant in SHARES.values()]
+    unidentified = [float(constant in profile.unidentified) for constant in SHARES.values()]
     of_share = [float(share[0]) for share in shares.values()]
-    known = [share * (1.0 - none) for share, none in zip(of_share, untold, strict=True)]
-    unknown = [share * none for share, none in zip(of_share, untold, strict=True)]
+    known = [share * (1.0 - none) for share, none in zip(of_share, unidentified, strict=True)]
+    unknown = [share * none for share, none in zip(of_share, unidentified, strict=True)]
     return profile.framework.stack, [*known, *flags, *unknown, experts * (1.0 - routed)]
 
 
@@ -113,10 +115,10 @@ def together(errors: Errors, foreign: Errors) -> Errors:
 def fitted_causes(errors: Errors) -> tuple[float, FloatArray]:
     """The general spread and what each cause adds, at the largest posterior.
 
-    The spreads of ``SHARES``, told or untold, are held near the widths of their constants.
+    The spreads of ``SHARES``, identified or not, are held near the widths of their constants.
     """
-    held = {CAUSES.index(f"{told}{name}"): TIME_WIDTHS[constant]
-            for name, constant in SHARES.items() for told in ("", "untold_")}  # fmt: skip
+    held = {CAUSES.index(f"{before}{name}"): TIME_WIDTHS[constant]
+            for name, constant in SHARES.items() for before in ("", "unidentified_")}  # fmt: skip
     at, widths = 1 + np.array(list(held)), np.array(list(held.values()))
 
     def loss(values: FloatArray) -> float:
@@ -169,12 +171,12 @@ def sigma_of_unknown_stack(errors: Errors, added: FloatArray) -> float:
     return covering(fair, everything, lambda own: errors.sigma(own, added))
 
 
-def doubt_of_untold_experts(errors: Errors, added: FloatArray, own: float) -> float:
+def doubt_of_unidentified_experts(errors: Errors, added: FloatArray, own: float) -> float:
     """What experts add to the spread of a stack none of whose runs tells of them.
 
     ``errors`` are of stacks left out whole, ``own`` is the spread of such a stack without experts.
     """
-    cause = CAUSES.index("untold_experts")
+    cause = CAUSES.index("unidentified_experts")
 
     def sigma_at(experts: float) -> FloatArray:
         return errors.sigma(own, np.where(np.arange(len(CAUSES)) == cause, experts, added))

@@ -64,7 +64,7 @@ def import_file(
     file: Annotated[Path, typer.Argument(help="The foreign file.")],
     *,
     format_name: Annotated[
-        str | None, typer.Option("--format", help="Its format; told from its content where left out.")
+        str | None, typer.Option("--format", help="Its format; recognised by its content where left out.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; stdout where left out.")] = None,
     into: Annotated[Path | None, typer.Option(help="Cluster file or table of runs to add it to.")] = None,

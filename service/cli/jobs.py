@@ -207,10 +207,10 @@ def print_plans(url: str, query: Mapping[str, str], *, as_json: bool) -> None:
 def _figures_of(plan: Mapping[str, Any]) -> tuple[str, str, str]:
     step_s, peak, measured = plan["step_time_s"], plan["peak_memory_bytes"], plan["measured"] or {}
     step = f"{step_s:.3g} s" if step_s else "–"
-    told = f"{measured['step_time_s']:.3g} s" if measured.get("step_time_s") else "–"
+    measured_text = f"{measured['step_time_s']:.3g} s" if measured.get("step_time_s") else "–"
     if measured.get("out_of_memory"):
-        told = "out of memory"
-    return step, told, f"{peak / GIB:.1f} GiB" if peak else "–"
+        measured_text = "out of memory"
+    return step, measured_text, f"{peak / GIB:.1f} GiB" if peak else "–"
 
 
 def print_job(url: str, job_id: str, *, as_json: bool) -> int:

@@ -509,10 +509,10 @@ def bundled(
         own: from the header's text to the launcher's own files by name.
         shape: whether the header names the model's shape, which no file of the launcher does.
     """
-    told = list(warnings)
-    head = header(target, told, product, packages=start.packages, shape=shape)
+    remarks = list(warnings)
+    head = header(target, remarks, product, packages=start.packages, shape=shape)
     scripts = {TORCHRUN_FILE: launch_script(head, target, start), SLURM_FILE: slurm_script(head, target)}
-    return with_readme(target, {**own(head), **scripts}, product=product, start=start, warnings=told)
+    return with_readme(target, {**own(head), **scripts}, product=product, start=start, warnings=remarks)
 
 
 def with_readme(

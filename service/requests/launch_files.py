@@ -12,7 +12,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownN
 from meshwright.profiles.inline import cluster_from_mapping, model_from_mapping
 from meshwright.profiles.model_shapes import model_to_mapping
 from meshwright.profiles.profile import Profile, framework_of
-from meshwright.service.launchers.reading.base import WHOLE_FILE, LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import WHOLE_FILE, LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.registry import read_launch_files, reader_names, renamed
 from meshwright.service.requests.configuration import assumed_values, completed
 from meshwright.service.requests.parse import parse_problem
@@ -22,7 +22,8 @@ from meshwright.solver.problem import Problem
 
 Request = Mapping[str, object]
 Values = Mapping[str, object]
-_TOLD = ("seq_length", "global_batch_size", "precision", "optimizer")  # of a workload, over the files
+# Fields of the workload that a request may set over the files.
+_OVERRIDABLE = ("seq_length", "global_batch_size", "precision", "optimizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +66,12 @@ def own_of_files(
     named = request.get("launcher")
     if launcher is None and isinstance(named, str) and named in reader_names():
         launcher = named
-    told = replace(_told(request, variables or {}, values or {}), ignored=tuple(ignored), run=run)
-    with _fewer_ranks_named(request, source, told, launcher):
-        found = renamed(read_launch_files(source, told, launcher), _name_of(source))
-        raw, workload, notes = _overridden(found, told)
+    overrides = replace(
+        _overrides_of(request, variables or {}, values or {}), ignored=tuple(ignored), run=run
+    )
+    with _fewer_ranks_named(request, source, overrides, launcher):
+        found = renamed(read_launch_files(source, overrides, launcher), _name_of(source))
+        raw, workload, notes = _overridden(found, overrides)
         problem, why = _priced(_request_of(request, found, workload), found.launcher)
         configuration = completed(raw, problem)
     return Own(
@@ -94,17 +97,17 @@ class FewerRanksError(InvalidProblemError):
 
 @contextmanager
 def _fewer_ranks_named(
-    request: Request, source: Source, told: Told, launcher: str | None = None
+    request: Request, source: Source, overrides: Overrides, launcher: str | None = None
 ) -> Iterator[None]:
     try:
         yield
     except InvalidProblemError as fault:
-        alone = _read_alone(source, told, launcher)
+        alone = _read_alone(source, overrides, launcher)
         ranks = alone.configuration.num_gpus if alone is not None else 0
-        if alone is None or told.num_gpus is None or not 0 < ranks < told.num_gpus:
+        if alone is None or overrides.num_gpus is None or not 0 < ranks < overrides.num_gpus:
             raise
         num_nodes = alone.num_nodes or 1
-        raise _fewer_ranks(request, ranks, told.num_gpus, num_nodes, alone.gpus_per_node) from fault
+        raise _fewer_ranks(request, ranks, overrides.num_gpus, num_nodes, alone.gpus_per_node) from fault
 
 
 def _fewer_ranks(
@@ -126,10 +129,10 @@ def _fewer_ranks(
     return found
 
 
-def _read_alone(source: Source, told: Told, launcher: str | None) -> LaunchFile | None:
+def _read_alone(source: Source, overrides: Overrides, launcher: str | None) -> LaunchFile | None:
     """Return the run of launch files on the GPUs that they start on; None where they do not state them."""
     try:
-        return read_launch_files(source, replace(told, num_gpus=None), launcher)
+        return read_launch_files(source, replace(overrides, num_gpus=None), launcher)
     except InvalidProblemError:
         return None
 
@@ -162,25 +165,27 @@ _SPLIT = ("stage_layers", "pipeline_schedule")
 _OF_STAGES = ("pipeline_parallel_size", "virtual_pipeline_size")
 
 
-def _overridden(found: LaunchFile, told: Told) -> tuple[dict[str, object], Values, list[str]]:
+def _overridden(found: LaunchFile, overrides: Overrides) -> tuple[dict[str, object], Values, list[str]]:
     """Return the files' configuration with overrides, those of the workload, and the changed names.
 
     What follows from a changed size is left out, for ``completed`` to fill in.
     """
     read = asdict(found.configuration)
-    of_workload = {name: getattr(found.workload, name) for name in _TOLD}
+    of_workload = {name: getattr(found.workload, name) for name in _OVERRIDABLE}
     changed = {
         name: old
         for name, old in {**read, **of_workload}.items()
-        if name in told.values and told.values[name] != old
+        if name in overrides.values and overrides.values[name] != old
     }
     notes = [
-        f"{name} {old} of the files is told otherwise: {told.values[name]}"[:200]
+        f"{name} {old} of the files is replaced by {overrides.values[name]}"[:200]
         for name, old in changed.items()
     ]
     gpus = found.configuration.num_gpus
-    if told.num_gpus is not None and told.num_gpus != gpus:
-        notes.append(f"the files run on {gpus} GPUs; {told.num_gpus} are told: more or fewer replicas")
+    if overrides.num_gpus is not None and overrides.num_gpus != gpus:
+        notes.append(
+            f"the files run on {gpus} GPUs; {overrides.num_gpus} are given: more or fewer replicas"
+        )
         changed["num_gpus"] = gpus
     follow: tuple[str, ...] = _FOLLOW if changed else ()
     if any(name in changed for name in _OF_REPLICAS):
@@ -193,8 +198,8 @@ def _overridden(found: LaunchFile, told: Told) -> tuple[dict[str, object], Value
         if value != () and name not in follow
     }
     taken = {*of_workload, *(name for name in found.places if name not in read)}  # the model's, for one
-    raw |= {name: value for name, value in told.values.items() if name not in taken}
-    return raw, {name: told.values[name] for name in of_workload if name in changed}, notes
+    raw |= {name: value for name, value in overrides.values.items() if name not in taken}
+    return raw, {name: overrides.values[name] for name in of_workload if name in changed}, notes
 
 
 def request_of_files(
@@ -206,21 +211,21 @@ def request_of_files(
     Raises:
         InvalidProblemError: as ``own_of_files``; a value that decides nothing of a search.
     """
-    told = replace(_told(request, variables, values), ignored=tuple(ignored), run=run)
-    with _fewer_ranks_named(request, source, told):
-        found = read_launch_files(source, told)
-    _require_used(source, told, values, found)
-    workload = {name: told.values[name] for name in _TOLD if name in values}
+    overrides = replace(_overrides_of(request, variables, values), ignored=tuple(ignored), run=run)
+    with _fewer_ranks_named(request, source, overrides):
+        found = read_launch_files(source, overrides)
+    _require_used(source, overrides, values, found)
+    workload = {name: overrides.values[name] for name in _OVERRIDABLE if name in values}
     return _completed(request, renamed(found, _name_of(source)), workload), found
 
 
-def _require_used(source: Source, told: Told, values: Values, found: LaunchFile) -> None:
+def _require_used(source: Source, overrides: Overrides, values: Values, found: LaunchFile) -> None:
     sizes = asdict(found.configuration)
-    known = {*_TOLD, *(found.places.keys() - sizes.keys())}
+    known = {*_OVERRIDABLE, *(found.places.keys() - sizes.keys())}
     for name in sorted(values.keys() - known):
-        rest = {one: value for one, value in told.values.items() if one != name}
+        rest = {one: value for one, value in overrides.values.items() if one != name}
         try:
-            without = read_launch_files(source, replace(told, values=rest))
+            without = read_launch_files(source, replace(overrides, values=rest))
         except InvalidProblemError:
             continue  # the files leave it open
         if (without.model, without.workload) != (found.model, found.workload):
@@ -233,12 +238,12 @@ def _require_used(source: Source, told: Told, values: Values, found: LaunchFile)
         )
 
 
-def _completed(request: Request, found: LaunchFile, told: Values | None = None) -> dict[str, object]:
-    """Return a request completed from launch files; in the workload, ``told`` takes precedence."""
+def _completed(request: Request, found: LaunchFile, workload: Values | None = None) -> dict[str, object]:
+    """Return a request completed from launch files; values of ``workload`` take precedence."""
     given = request.get("workload")
     complete = dict(_request_of(request, found))
     if isinstance(complete["workload"], dict):
-        complete["workload"] |= {**(given if isinstance(given, Mapping) else {}), **(told or {})}
+        complete["workload"] |= {**(given if isinstance(given, Mapping) else {}), **(workload or {})}
     return complete
 
 
@@ -247,7 +252,7 @@ def _name_of(source: Source) -> str:
     return source.name.rpartition(".")[0][:64] or "launch file"
 
 
-def _told(request: Request, variables: Mapping[str, str], values: Values) -> Told:
+def _overrides_of(request: Request, variables: Mapping[str, str], values: Values) -> Overrides:
     if "cluster" not in request:
         message = "no launch file names the GPUs: give the cluster (--cluster with --num-nodes, or --gpu)"
         raise InvalidProblemError.of("/cluster", message)
@@ -257,24 +262,24 @@ def _told(request: Request, variables: Mapping[str, str], values: Values) -> Tol
         isinstance(one, dict) and "num_nodes" in one for one in groups
     )
     counted = isinstance(cluster, dict) and ("num_nodes" in cluster or several)
-    return Told(
+    return Overrides(
         model=model_from_mapping(request["model"]) if "model" in request else None,
         num_gpus=cluster_from_mapping(cluster).num_gpus if counted else None,
         variables=variables,
-        values={**_told_workload(request.get("workload")), **_plain(values, "configuration")},
+        values={**_workload_overrides(request.get("workload")), **_plain(values, "configuration")},
     )
 
 
-def _told_workload(workload: object) -> dict[str, int | str | bool]:
+def _workload_overrides(workload: object) -> dict[str, int | str | bool]:
     """Return sequence, batch, precision and optimizer, where files have no place for them."""
     if workload in (None, {}):
         return {}
     if not isinstance(workload, Mapping):
         raise InvalidProblemError.of("/workload", "must be an object")
     for name in workload:
-        if name not in _TOLD:
+        if name not in _OVERRIDABLE:
             raise InvalidProblemError.of(
-                pointer("workload", name), "is the launch file's to say", allowed=", ".join(_TOLD)
+                pointer("workload", name), "is the launch file's to say", allowed=", ".join(_OVERRIDABLE)
             )
     return _plain(workload, "workload")
 
@@ -290,10 +295,10 @@ def _plain(values: Values, part: str) -> dict[str, int | str | bool]:
     return found
 
 
-def _request_of(request: Request, found: LaunchFile, told: Values | None = None) -> Request:
-    """Return the request with the files' model, workload (``told`` over it) and number of nodes."""
+def _request_of(request: Request, found: LaunchFile, values: Values | None = None) -> Request:
+    """Return the request with the files' model, workload (with ``values`` over it) and number of nodes."""
     workload = {name: value for name, value in asdict(found.workload).items() if value != ()}
-    workload |= told or {}
+    workload |= values or {}
     lists = {"lora_targets": found.workload.lora_targets, "trained_modules": found.workload.trained_modules}
     workload |= {name: list(values) for name, values in lists.items() if values}
     complete = {**request, "model": model_to_mapping(found.model), "workload": workload}
@@ -377,10 +382,10 @@ def with_launch_file(body: Request) -> Request:
     if not isinstance(raw, Mapping):
         raise InvalidProblemError.of(pointer(_AT), "must be an object")
     rest, given = {name: value for name, value in body.items() if name != _AT}, given_launch_file(raw)
-    told = replace(_told(rest, given.variables, {}), ignored=given.ignored, run=given.run)
+    overrides = replace(_overrides_of(rest, given.variables, {}), ignored=given.ignored, run=given.run)
     try:
-        with _fewer_ranks_named(rest, given.source, told, given.launcher):
-            found = read_launch_files(given.source, told, given.launcher)
+        with _fewer_ranks_named(rest, given.source, overrides, given.launcher):
+            found = read_launch_files(given.source, overrides, given.launcher)
     except InvalidProblemError as fault:
         raise InvalidProblemError(in_the_text(one) for one in fault.errors) from None
     return _completed(rest, renamed(found, _name_of(given.source)))

@@ -47,9 +47,9 @@ class Doubts:
     """Standard deviations, log, that add to a stack's own spread (as squares)."""
 
     shares: Mapping[str, float]  # of the constant that each share depends on; times the share
-    untold_shares: Mapping[str, float]  # the same, of constants that no run of the stack shows
+    unidentified_shares: Mapping[str, float]  # the same, of constants that no run of the stack shows
     experts: float
-    untold_experts: float  # the same, of a stack without runs with experts
+    unidentified_experts: float  # the same, of a stack without runs with experts
     unmeasured_gpu: float
 
 
@@ -72,9 +72,9 @@ def doubts() -> Doubts:
     own = catalog_spreads()["uncalibrated"]
     return Doubts(
         shares={name: float(own[name]) for name in SHARES},
-        untold_shares={name: float(own[f"untold_{name}"]) for name in SHARES},
+        unidentified_shares={name: float(own[f"unidentified_{name}"]) for name in SHARES},
         experts=float(own["experts"]),
-        untold_experts=float(own["untold_experts"]),
+        unidentified_experts=float(own["unidentified_experts"]),
         unmeasured_gpu=float(own["unmeasured_gpu"]),
     )
 
@@ -105,8 +105,8 @@ def log_time_sigma(
     whole = profile.log_time_sigma**2 + _squared_doubts(problem, profile, known) + between(problem) ** 2
     variance = np.full(len(columns), whole)
     for name, share in shares.items():
-        untold = SHARES[name] in profile.untold
-        variance += ((known.untold_shares if untold else known.shares)[name] * share) ** 2
+        unidentified = SHARES[name] in profile.unidentified
+        variance += ((known.unidentified_shares if unidentified else known.shares)[name] * share) ** 2
     return np.asarray(np.sqrt(variance))
 
 
@@ -118,7 +118,7 @@ def between(problem: Problem) -> float:
 
 def _squared_doubts(problem: Problem, profile: Profile, known: Doubts) -> float:
     """Return what the model and the GPU add to the variance of every configuration."""
-    experts = known.untold_experts if OF_EXPERTS in profile.untold else known.experts
+    experts = known.unidentified_experts if OF_EXPERTS in profile.unidentified else known.experts
     unmeasured = 0.0 if profile.gpu_operators.measured else known.unmeasured_gpu
     return (experts**2 if problem.model.moe is not None else 0.0) + unmeasured**2
 

@@ -15,7 +15,7 @@ from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
 from meshwright.service.launchers.deepspeed import OFFLOADED
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.commands import script_of
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader, read_offload
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
@@ -54,7 +54,7 @@ def arguments(known: Known, names: Collection[str] = _ARGUMENTS) -> Arguments:
     """Return the arguments that affect the run, from the scripts next to the file; the last one counts."""
     found: Arguments = {}
     for source in known.source.scripts():
-        for words in script_of(source, known.told).commands:
+        for words in script_of(source, known.overrides).commands:
             found |= dict(_given(words, names))
     return found
 
@@ -124,7 +124,7 @@ def ranks_of(known: Known, mesh: Fields | None, started: int | None) -> int | No
     Raises:
         InvalidProblemError: none of these is given.
     """
-    world = known.told.num_gpus or known.world.num_gpus
+    world = known.overrides.num_gpus or known.world.num_gpus
     processes = mesh.optional("num_processes") if mesh is not None and world is None else None
     if mesh is not None:
         mesh.stop()
@@ -157,7 +157,7 @@ def _starts_here(known: Known) -> bool:
     return any(
         word.text == "accelerate"
         for source in known.source.scripts()
-        for words in script_of(source, known.told).commands
+        for words in script_of(source, known.overrides).commands
         for word in words
     )
 
@@ -190,7 +190,9 @@ _OF_THE_FILE = (
 )  # fmt: skip
 
 
-def plugin_run(fields: Fields, source: Source, told: Told, given: Arguments | None = None) -> LaunchFile:
+def plugin_run(
+    fields: Fields, source: Source, overrides: Overrides, given: Arguments | None = None
+) -> LaunchFile:
     """Return the run of a file with ``distributed_type`` DEEPSPEED.
 
     ``given``: the trainer's batch and checkpointing; None: those of the scripts next to the file.
@@ -198,13 +200,13 @@ def plugin_run(fields: Fields, source: Source, told: Told, given: Arguments | No
     Raises:
         InvalidProblemError: a value cannot be read, contradicts another, or is missing.
     """
-    known = known_of(source, told)
+    known = known_of(source, overrides)
     given = arguments(known) if given is None else given
     fields.raw(ENGINE)
     require_address(fields, known, given)
     fields.stop()
     if fields.has(PLUGIN_FILE):
-        return _of_its_file(fields, source, told)
+        return _of_its_file(fields, source, overrides)
     return _of_values(fields, known, given)
 
 
@@ -215,7 +217,7 @@ def contradictions(fields: Fields) -> None:
             fields.fault(key, f"contradicts {PLUGIN_FILE}: accelerate takes one of them")
 
 
-def _of_its_file(fields: Fields, source: Source, told: Told) -> LaunchFile:
+def _of_its_file(fields: Fields, source: Source, overrides: Overrides) -> LaunchFile:
     """Return the run of DeepSpeed's own file in the same folder."""
     contradictions(fields)
     name = fields.word(PLUGIN_FILE)
@@ -227,7 +229,7 @@ def _of_its_file(fields: Fields, source: Source, told: Told) -> LaunchFile:
     base = name.rsplit("/", 1)[-1]
     files = {**source.files, base: text or ""}
     other = Source(name=base, text=text or "", files=files, include=source.include)
-    found = DeepSpeedReader().read(other, replace(told, num_gpus=processes or told.num_gpus))
+    found = DeepSpeedReader().read(other, replace(overrides, num_gpus=processes or overrides.num_gpus))
     if processes and found.configuration.num_gpus != processes:
         fields.fault(
             "num_processes",
@@ -338,16 +340,16 @@ class AccelerateReader:
         names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
         return sum(any(key.split(".")[0] == name for key in names) for name in _OWN) > 1
 
-    def read(self, source: Source, told: Told) -> LaunchFile:
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
         """Return the run of ``accelerate launch`` with this file.
 
         Raises:
             InvalidProblemError: a value cannot be read, contradicts another, or is missing.
         """
-        fields = Fields(source.name, values_of_file(source), told)
+        fields = Fields(source.name, values_of_file(source), overrides)
         if fields.word("distributed_type", "NO", allowed=TYPES) == "DEEPSPEED":
-            return plugin_run(fields, source, told)
-        known = known_of(source, told)
+            return plugin_run(fields, source, overrides)
+        known = known_of(source, overrides)
         found = mesh_run(self.name, fields, known, arguments(known))
         given = arguments(known, ("optim",))
         name = said(given, "optim")

@@ -41,7 +41,7 @@ def adapters_of(
     pefts: bool,
     strange: bool = False,
     program: str = "",
-    told: object = None,
+    supplied: object = None,
 ) -> tuple[int, tuple[str, ...]]:
     """Return rank and targets of LoRA, if the run trains it.
 
@@ -51,7 +51,7 @@ def adapters_of(
         pefts: whether its adapters default to peft's own.
         strange: whether the script is unknown, with defaults of its own.
         program: the started program; its name may show that it trains adapters.
-        told: a rank that the user supplies; it overrides the arguments.
+        supplied: a rank that the user supplies; it overrides the arguments.
     """
     kind = next((fields.word(name) for name in _KINDS if fields.has(name)), usual)
     whole = any(fields.flag(name, default=False) for name in _WHOLE_SWITCHES)
@@ -74,8 +74,8 @@ def adapters_of(
     refuse_uncounted(fields)
     fastchats = _FASTCHATS.search(program) is not None
     rank = fields.integer("lora_rank", fields.integer("lora_r", 16 if pefts and not fastchats else 8))
-    rank = told if isinstance(told, int) and told > 0 else rank
-    said = told or fields.has("lora_rank") or fields.has("lora_r")
+    rank = supplied if isinstance(supplied, int) and supplied > 0 else rank
+    said = supplied or fields.has("lora_rank") or fields.has("lora_r")
     if strange and not fastchats and not said:
         why = "is not given, and what the script takes then is not known"
         fields.fault("lora_r", why, allowed="lora_r, in the script or beside it (--set lora_rank=…)")

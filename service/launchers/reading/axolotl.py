@@ -26,7 +26,7 @@ from meshwright.service.launchers.reading.adapters import (
     require_whole_weights,
     trained_whole,
 )
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.commands import commands_beside
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields, divided
@@ -77,15 +77,15 @@ class AxolotlReader:
         names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
         return sum(name in names for name in (*_OWN, "micro_batch_size")) > 1
 
-    def read(self, source: Source, told: Told) -> LaunchFile:
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
         """Return the run that the file configures.
 
         Raises:
             InvalidProblemError: a value cannot be read, contradicts another, or is missing.
         """
-        over = _of_command(source, told)
+        over = _of_command(source, overrides)
         values = {_without_fsdps_own(name): found for name, found in (document_of(source) | over).items()}
-        fields, known = Fields(source.name, values, told), known_of(source, told)
+        fields, known = Fields(source.name, values, overrides), known_of(source, overrides)
         fields.note_commands(over)
         for name, why in _REFUSED.items():
             if fields.raw(name):
@@ -132,16 +132,16 @@ class AxolotlReader:
         )
 
 
-def _of_command(source: Source, told: Told) -> dict[str, Found]:
+def _of_command(source: Source, overrides: Overrides) -> dict[str, Found]:
     """Return the options of the command that trains with the file; they override it (cli/config.py)."""
     found: dict[str, Found] = {}
-    for _, words in commands_beside(source, told):
+    for _, words in commands_beside(source, overrides):
         texts = [word.text for word in words]
         starts = ("axolotl.cli.train" in texts) or ("axolotl", "train") in pairwise(texts)
         if starts and any(text.rpartition("/")[2] == source.name for text in texts):
             at = next(at for at, text in enumerate(texts) if text in ("train", "axolotl.cli.train"))
             end = texts.index("--", at) if "--" in texts[at:] else None  # the launcher's own follow
-            found |= values_of(words[at:end], told)
+            found |= values_of(words[at:end], overrides)
     for name in [name for name, one in found.items() if one.value in (True, "true", "false")]:
         one = found.pop(name)  # --sample-packing, --no-sample-packing
         found[name.removeprefix("no_")] = Found(one.value != "false" and name[:3] != "no_", one.line)
@@ -169,9 +169,9 @@ def _by_deepspeed(fields: Fields, known: Known, precision: str, tuned: dict[str,
         "optimizer": optimizer,
         "recompute_granularity": "full" if recompute else "none",
     }
-    told = replace(known.told, model=known.model(), num_gpus=world, values=values)
+    overrides = replace(known.overrides, model=known.model(), num_gpus=world, values=values)
     name = str(fields.raw("deepspeed"))
-    found = run_of_deepspeeds_file(name, fields, known.source, told, key="deepspeed")
+    found = run_of_deepspeeds_file(name, fields, known.source, overrides, key="deepspeed")
     if "base_precision" in tuned:
         require_whole_weights(fields, found.configuration.zero_stage, tuned["lora_rank"])
     tuned = {**tuned, "optimizer": found.workload.optimizer}

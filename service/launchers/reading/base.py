@@ -62,7 +62,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Overrides:
     """Values that the user supplies in addition to the files."""
 
     model: ModelSpec | None = None
@@ -99,7 +99,7 @@ class Reader(Protocol):
     def recognises(self, source: Source) -> bool:
         """Return whether the form and names of a file are this launcher's; never raises."""
 
-    def read(self, source: Source, told: Told) -> LaunchFile:
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
         """Return the run that the file starts.
 
         Raises:
@@ -107,9 +107,9 @@ class Reader(Protocol):
         """
 
 
-def passed_by(told: Told, name: str) -> bool:
+def passed_by(overrides: Overrides, name: str) -> bool:
     """Return whether the user asked to ignore a name (``--ignore``), with or without its dashes."""
-    return name in told.ignored or name in [one.lstrip("-") for one in told.ignored]
+    return name in overrides.ignored or name in [one.lstrip("-") for one in overrides.ignored]
 
 
 def refused(message: str, *, allowed: str | None = None) -> InvalidProblemError:

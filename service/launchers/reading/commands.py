@@ -13,7 +13,7 @@ from itertools import chain, pairwise, zip_longest
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.flags import flags_of
-from meshwright.service.launchers.reading.base import MAX_BYTES, Include, Source, Told, refused
+from meshwright.service.launchers.reading.base import MAX_BYTES, Include, Overrides, Source, refused
 from meshwright.service.launchers.reading.fields import meant
 from meshwright.service.launchers.reading.shell import read_script
 from meshwright.service.launchers.reading.shell_commands import PARALLEL, is_python
@@ -108,7 +108,7 @@ class World:
         return self.processes
 
 
-def script_of(source: Source, told: Told) -> Script:
+def script_of(source: Source, overrides: Overrides) -> Script:
     """Return the script's commands and variables.
 
     Raises:
@@ -117,9 +117,9 @@ def script_of(source: Source, told: Told) -> Script:
     if len(source.text) > MAX_BYTES:
         raise refused(f"{source.name[:64]}: the file is too big", allowed=f"{MAX_BYTES} characters")
     beside, variables = (
-        tuple(sorted(some.items())) for some in (source.files, told.variables or source.variables)
+        tuple(sorted(some.items())) for some in (source.files, overrides.variables or source.variables)
     )
-    environment = {**_slurm_variables(source.text, told), **source.environment}
+    environment = {**_slurm_variables(source.text, overrides), **source.environment}
     found = _read(source.text, variables, beside, source.include, tuple(environment.items()))
     if isinstance(found, str):
         raise refused(found)
@@ -140,14 +140,14 @@ def _read(
         return "the script is nested too deeply"
 
 
-def _slurm_variables(text: str, told: Told) -> dict[str, str]:
+def _slurm_variables(text: str, overrides: Overrides) -> dict[str, str]:
     """Return the variables that sbatch sets from the header and the supplied nodes (sbatch(1))."""
     batch = _header(text)
     nodes, tasks = _first(("--nodes",), batch), _first(("--ntasks-per-node",), batch)
     gpus = _first(("--gpus-per-node", "--gres"), batch)
     each = gpus or tasks
-    if told.num_gpus and each and told.num_gpus % each == 0:
-        nodes = told.num_gpus // each if batch else None
+    if overrides.num_gpus and each and overrides.num_gpus % each == 0:
+        nodes = overrides.num_gpus // each if batch else None
     found = {
         "SLURM_JOB_NUM_NODES": nodes,
         "SLURM_NNODES": nodes,
@@ -239,11 +239,13 @@ def size_of_job(header: str) -> dict[str, int | None]:
     return {name: _first((name,), found) for name in _SIZES if name in found}
 
 
-def commands_beside(source: Source, told: Told | None = None) -> Iterator[tuple[Source, tuple[Word, ...]]]:
+def commands_beside(
+    source: Source, overrides: Overrides | None = None
+) -> Iterator[tuple[Source, tuple[Word, ...]]]:
     """Yield the commands of all scripts given with a file; scripts that cannot be read yield none."""
     for script in source.scripts():
         try:
-            commands = script_of(script, told or Told()).commands
+            commands = script_of(script, overrides or Overrides()).commands
         except InvalidProblemError:
             continue
         yield from ((script, words) for words in commands)
@@ -273,7 +275,7 @@ def best(commands: Sequence[Command], is_known: Callable[[str], bool]) -> tuple[
 def chosen(
     commands: Sequence[Command],
     is_known: Callable[[str], bool],
-    told: Told,
+    overrides: Overrides,
     name: str,
     *,
     all_train: bool = False,
@@ -287,14 +289,14 @@ def chosen(
     """
     command, count = best(commands, is_known)
     runs = _runs(commands, is_known, 0 if all_train else count) if command.program else []
-    if told.run is not None and not 1 <= told.run <= max(len(runs), 1):
-        message = f"{told.run}: {name[:64]} starts {len(runs)} runs that differ"
+    if overrides.run is not None and not 1 <= overrides.run <= max(len(runs), 1):
+        message = f"{overrides.run}: {name[:64]} starts {len(runs)} runs that differ"
         if len(runs) < 2:  # noqa: PLR2004
-            message = f"{told.run}: {name[:64]} starts one run"
+            message = f"{overrides.run}: {name[:64]} starts one run"
         raise InvalidProblemError.of("--run", message, allowed=f"1 to {max(len(runs), 1)}")
     if len(runs) < 2:  # noqa: PLR2004
         return command, count
-    if told.run is None:
+    if overrides.run is None:
         said = [_said(one, is_known) | _ranks(one) for one in runs]
         shared = set.intersection(*(set(one.items()) for one in said))
         own = [" ".join(f"{flag} {value}" for flag, value in sorted(one.items() - shared)) for one in said]
@@ -302,7 +304,7 @@ def chosen(
         listed = [f"{at + 1} (line {lines[at]}): {text[:80]}" for at, text in enumerate(own[:8])]
         message = f"{name[:64]} starts {len(runs)} runs that differ: {'; '.join(listed)}"
         raise refused(message, allowed=f"--run 1 to {len(runs)}")
-    found = runs[told.run - 1]
+    found = runs[overrides.run - 1]
     return found, sum(is_known(word.text) for word in found.words)
 
 
@@ -610,17 +612,17 @@ def _tasks(said: Mapping[str, str], parallel: bool) -> int | None:
     return _first(("-np", "--np", "-n", "--ntasks"), said) if parallel else None
 
 
-def started_gpus(world: World, told: Told, note: Callable[[str], None]) -> int | None:
+def started_gpus(world: World, overrides: Overrides, note: Callable[[str], None]) -> int | None:
     """Return the number of GPUs; a supplied number overrides the script's, with a note."""
-    if told.num_gpus and world.num_gpus and told.num_gpus != world.num_gpus:
-        note(other_gpus_told(world.num_gpus, told.num_gpus))
-    return told.num_gpus or world.num_gpus
+    if overrides.num_gpus and world.num_gpus and overrides.num_gpus != world.num_gpus:
+        note(other_gpus_note(world.num_gpus, overrides.num_gpus))
+    return overrides.num_gpus or world.num_gpus
 
 
-def other_gpus_told(started: int, told: int) -> str:
+def other_gpus_note(started: int, supplied: int) -> str:
     """Return the note on a supplied number of GPUs that differs from the script's processes."""
     own = "one process" if started == 1 else f"{started} processes"
-    return f"the script starts {own}; {told} GPUs are told and counted, with a process each"
+    return f"the script starts {own}; {supplied} GPUs are given and counted, with a process each"
 
 
 def program_of(words: Sequence[Word]) -> Command | None:

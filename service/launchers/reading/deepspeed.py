@@ -12,7 +12,7 @@ from meshwright.profiles.flags import flag_names
 from meshwright.profiles.frameworks import framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.deepspeed import CODE_FILE, OFFLOADED
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.documents import document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields, divided, first_larger
 from meshwright.service.launchers.reading.known import Known, known_of
@@ -71,13 +71,13 @@ class DeepSpeedReader:
         names = looks_like_document(source) if source.suffix == ".json" else {}
         return any(name in names for name in _OWN) and _TRAINERS not in names
 
-    def read(self, source: Source, told: Told) -> LaunchFile:
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
         """Return the run of a script that passes this file to ``deepspeed.initialize``.
 
         Raises:
             InvalidProblemError: a value cannot be read, contradicts another, or is missing.
         """
-        fields, known = Fields(source.name, document_of(source), told), known_of(source, told)
+        fields, known = Fields(source.name, document_of(source), overrides), known_of(source, overrides)
         for name, why in _PRICED_OTHERWISE.items():
             if fields.raw(name) not in (None, 1, -1, False):
                 fields.fault(name, f"cannot be read: {why}")
@@ -235,14 +235,14 @@ def _code(fields: Fields, known: Known) -> _Code:
     topology, experts = (_table(constants.get(name)) for name in ("TOPOLOGY", "EXPERTS"))
     tensor = fields.optional("tensor_parallel.autotp_size", low=0) or topology.get("num_mp")
     recompute = constants.get("RECOMPUTE_EVERY_LAYER")
-    told = known.word("recompute_granularity", "")
-    if not isinstance(recompute, bool) and not told:
+    supplied = known.word("recompute_granularity", "")
+    if not isinstance(recompute, bool) and not supplied:
         fields.note("activation recomputation lives in code: none is assumed (--set recompute=full)")
     return _Code(
         pipeline=known.number("pipeline_parallel_size", topology.get("num_pp"), 1),
         tensor=known.number("tensor_parallel_size", tensor, 1),
         experts=known.number("expert_parallel_size", experts.get("ep_size"), 1),
-        recompute=recompute if isinstance(recompute, bool) else told == "full",
+        recompute=recompute if isinstance(recompute, bool) else supplied == "full",
         seq_length=_integer(constants.get("SEQ_LENGTH")),
         world=_integer(constants.get("WORLD_SIZE")),
     )
@@ -315,7 +315,7 @@ def _batch(fields: Fields, known: Known, model_gpus: int, world: int | None) -> 
 def _sized(fields: Fields, name: str) -> int | None:
     """Return a part of the batch; ``auto`` leaves it to transformers' arguments."""
     if fields.raw(name) == "auto":
-        fields.note(f"{name} is auto: it follows from what is told beside the file")
+        fields.note(f"{name} is auto: it follows from the values given with the file")
         return None
     return fields.optional(name)
 

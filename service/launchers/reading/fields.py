@@ -11,7 +11,7 @@ from itertools import zip_longest
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.flags import FlagNames, flag_names
-from meshwright.service.launchers.reading.base import MAX_LISTED, Place, Told, passed_by
+from meshwright.service.launchers.reading.base import MAX_LISTED, Overrides, Place, passed_by
 from meshwright.service.launchers.reading.documents import Found, Values
 from meshwright.service.launchers.reading.shell_values import unknown_fault, unknown_in
 from meshwright.service.launchers.rules import near_divisors
@@ -263,13 +263,13 @@ _TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 class Fields:
     """The values of a launch file by dotted name, and the faults found in them."""
 
-    def __init__(self, file: str, values: Values, told: Told | None = None) -> None:
+    def __init__(self, file: str, values: Values, overrides: Overrides | None = None) -> None:
         self.file = file
         self.faults: list[FieldError] = []
         self.notes: list[str] = []
-        ignored = [name for name in values if passed_by(told, name)] if told is not None else []
+        ignored = [name for name in values if passed_by(overrides, name)] if overrides is not None else []
         for name in ignored:
-            self.note(f"line {values[name].line}: {shown(name)} is passed by, as told (--ignore)")
+            self.note(f"line {values[name].line}: {shown(name)} is ignored (--ignore)")
         self._values = {name: found for name, found in values.items() if name not in ignored}
         self._taken: set[str] = set()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
-from meshwright.service.launchers.reading.base import WHOLE_FILE, Source, Told, refused
+from meshwright.service.launchers.reading.base import WHOLE_FILE, Overrides, Source, refused
 from meshwright.service.launchers.reading.commands import (
     HANDLERS,
     Command,
@@ -78,7 +78,7 @@ def foreign(source: Source) -> Iterator[FieldError]:
     """Yield the fault of a file without a reader, with the next step; nothing if it is unknown."""
     if source.is_script:
         try:
-            script = script_of(source, Told())
+            script = script_of(source, Overrides())
             if script.stopped > 0:
                 yield _exits(source.name, script.stopped)
             for command in commands_of(script):

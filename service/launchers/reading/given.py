@@ -237,7 +237,7 @@ def given_flags(words: Sequence[Word], ignored: Sequence[str] = ()) -> Given:
         while end < len(words) and not words[end].text.startswith("--"):
             end += 1
         if name.startswith("--") and name in ignored:
-            given.note(f"line {words[at].line}: {_shown(name)} is passed by, as told (--ignore)")
+            given.note(f"line {words[at].line}: {_shown(name)} is ignored (--ignore)")
         elif name.startswith("--"):
             texts = ((attached,) if "=" in words[at].text else ()) + tuple(
                 w.text for w in words[at + 1 : end]

@@ -17,7 +17,7 @@ from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownN
 from meshwright.profiles.library import find_model, model_of_folder
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_from_shape
-from meshwright.service.launchers.reading.base import Source, Told
+from meshwright.service.launchers.reading.base import Overrides, Source
 from meshwright.service.launchers.reading.commands import World, script_of, world_of
 from meshwright.service.launchers.reading.shell_values import Word
 
@@ -135,7 +135,7 @@ class Known:
     """Values of a configuration and a workload that the launcher's own file may omit."""
 
     source: Source
-    told: Told
+    overrides: Overrides
     header: Header
     world: World
     notes: list[str] = field(default_factory=list)
@@ -144,9 +144,9 @@ class Known:
         """Return a number by its glossary name: the file's, else the supplied one, else the header's."""
         if found is not None:
             return found
-        told = self.told.values.get(name)
-        if type(told) is int:
-            return told
+        supplied = self.overrides.values.get(name)
+        if type(supplied) is int:
+            return supplied
         return self.header.value(name)
 
     def number(self, name: str, found: int | None, default: int) -> int:
@@ -171,12 +171,12 @@ class Known:
 
     def word(self, name: str, default: str) -> str:
         """Return a supplied word."""
-        told = self.told.values.get(name)
-        return told if isinstance(told, str) else default
+        supplied = self.overrides.values.get(name)
+        return supplied if isinstance(supplied, str) else default
 
     def num_gpus(self) -> int | None:
         """Return all GPUs: of the supplied cluster, else the started processes, else the header."""
-        return self.told.num_gpus or self.world.num_gpus or self.header.value("num_gpus")
+        return self.overrides.num_gpus or self.world.num_gpus or self.header.value("num_gpus")
 
     def model(self, named: Word | None = None) -> ModelSpec:
         """Return the supplied model, else the header's, else the one that the files name.
@@ -184,7 +184,7 @@ class Known:
         Raises:
             InvalidProblemError: none is named, or it is not in the catalog.
         """
-        found = self.told.model or self.header.model
+        found = self.overrides.model or self.header.model
         if found is None and named is not None and not named.unknown and named.text:
             found = self._named(named)
         if found is None:
@@ -232,7 +232,7 @@ def named_model(name: str) -> ModelSpec | None:
     return None
 
 
-def known_of(source: Source, told: Told) -> Known:
+def known_of(source: Source, overrides: Overrides) -> Known:
     """Return the values given with ``source``: its header, and the scripts that start it.
 
     Raises:
@@ -246,12 +246,12 @@ def known_of(source: Source, told: Told) -> Known:
             if text is not None and header_of(text).plan_id == header.plan_id:
                 files.setdefault(name, text)
     whole = replace(source, files=files)
-    return Known(source=whole, told=told, header=header, world=_world(whole, told, header))
+    return Known(source=whole, overrides=overrides, header=header, world=_world(whole, overrides, header))
 
 
-def _world(source: Source, told: Told, header: Header) -> World:
+def _world(source: Source, overrides: Overrides, header: Header) -> World:
     """Return nodes and GPUs by the scripts next to a file, else by its header."""
-    worlds = [world_of(script.text, script_of(script, told)) for script in source.scripts()]
+    worlds = [world_of(script.text, script_of(script, overrides)) for script in source.scripts()]
     said = next((world for world in worlds if world.num_gpus), None)
     lacking = next((world.lacking for world in worlds if world.lacking is not None), None)
     return said or World(header.num_nodes, header.gpus_per_node, lacking=lacking)

@@ -20,7 +20,7 @@ from meshwright.service.launchers.reading.accelerate import (
 )
 from meshwright.service.launchers.reading.accelerate_command import Shares, shares_beside
 from meshwright.service.launchers.reading.adapters import refuse_uncounted
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source, passed_by
 from meshwright.service.launchers.reading.commands import (
     Command,
     World,
@@ -92,29 +92,29 @@ class LlamaFactoryReader:
     def recognises(self, source: Source) -> bool:
         """Return whether a YAML has LLaMA-Factory's own names, or a command passes them to the adapter."""
         if source.is_script:
-            return _on_core(source, Told()) is not None
+            return _on_core(source, Overrides()) is not None
         if source.suffix not in (".yaml", ".yml"):
             return False
         names = looks_like_document(source)
         return sum(name in names for name in _OWN) > 1 and any(name in names for name in _ITS)
 
-    def read(self, source: Source, told: Told) -> LaunchFile:
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
         """Return the run that the file configures.
 
         Raises:
             InvalidProblemError: a value cannot be read, or contradicts another, with line and name.
         """
-        known = known_of(source, told)
-        if (command := _on_core(source, told)) is not None:
-            document = values_of(command.words, told)
-            known.world = _on_one_node(world_of(source.text, script_of(source, told), command))
+        known = known_of(source, overrides)
+        if (command := _on_core(source, overrides)) is not None:
+            document = values_of(command.words, overrides)
+            known.world = _on_one_node(world_of(source.text, script_of(source, overrides), command))
         else:
-            known.world = known.world if known.world.num_gpus else _world(source, known, told)
-            document = document_of(source, by_omegaconf=True) | _overrides(source, source, told)
-        fields = Fields(source.name, document, told)
+            known.world = known.world if known.world.num_gpus else _world(source, known, overrides)
+            document = document_of(source, by_omegaconf=True) | _overrides(source, source, overrides)
+        fields = Fields(source.name, document, overrides)
         if not any(name in document for name in _CORE):
-            return LlamaFactoryTrainerReader().read(source, told)
-        document = {name: found for name, found in document.items() if not passed_by(told, name)}
+            return LlamaFactoryTrainerReader().read(source, overrides)
+        document = {name: found for name, found in document.items() if not passed_by(overrides, name)}
         if isinstance(fields.raw(_MORE), str):
             fields.fault(_MORE, "a file of further values is not read", allowed="the values themselves")
         given = Given(notes=fields.notes[:])
@@ -149,11 +149,11 @@ class LlamaFactoryReader:
         )
 
 
-def _world(source: Source, known: Known, told: Told) -> World:
+def _world(source: Source, known: Known, overrides: Overrides) -> World:
     """Return the processes of the command that trains with a YAML, if nothing else sets them."""
-    for script, words, _ in _starts(source, told):
+    for script, words, _ in _starts(source, overrides):
         if (command := program_of(words)) is not None:
-            read = script_of(script, told)
+            read = script_of(script, overrides)
             started = zip(read.commands, read.environments, strict=True)
             environment = next((env for one, env in started if one == words), None)
             return _on_one_node(world_of("", read, replace(command, environment=environment)))
@@ -166,10 +166,10 @@ def _on_one_node(world: World) -> World:
     return replace(world, num_nodes=1) if alone else world
 
 
-def _on_core(source: Source, told: Told) -> Command | None:
+def _on_core(source: Source, overrides: Overrides) -> Command | None:
     """Return the command with ``--use_mca`` in a script: the adapter's own arguments."""
     try:
-        commands = commands_of(script_of(source, told)) if source.is_script else []
+        commands = commands_of(script_of(source, overrides)) if source.is_script else []
     except InvalidProblemError:
         return None  # its own reader reports it
     for command in commands:
@@ -198,26 +198,26 @@ class LlamaFactoryTrainerReader:
         named = [source.other(words[at].text) for _, words, at in _starts(source)]
         return any(text is None or not _is_cores(Source(name="a.yaml", text=text)) for text in named)
 
-    def read(self, source: Source, told: Told) -> LaunchFile:
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
         """Return the run that the files configure.
 
         Raises:
             InvalidProblemError: a value cannot be read, contradicts another, or is missing.
         """
         _require_own_file(source)
-        files = [source, *documents_beside(known_of(source, told).source)]
+        files = [source, *documents_beside(known_of(source, overrides).source)]
         own = _named_file(source) or next((one for one in files if _is_trainers(one)), source)
-        over = _overrides(source, own, told)
-        fields = Fields(own.name, document_of(own, by_omegaconf=True) | over, told)
+        over = _overrides(source, own, overrides)
+        fields = Fields(own.name, document_of(own, by_omegaconf=True) | over, overrides)
         fields.note_commands(over)
         for name in (MICRO_BATCH, ACCUMULATION, "cutoff_len", "finetuning_type"):
             fields.slip_for(name)
         if not _packs(fields):
             fields.note(PADDED.format("cutoff_len"))
-        known = known_of(own, told)
+        known = known_of(own, overrides)
         workers = fields.optional("ray_num_workers")  # each on one GPU; no other number is given
-        shares = _shares(source, known, told)
-        start = start_of(own, told)  # refuses commands that differ, too
+        shares = _shares(source, known, overrides)
+        start = start_of(own, overrides)  # refuses commands that differ, too
         started = None if start is None else _started(fields, *start, shares)
         run = trainer_run(fields, known, LLAMA_FACTORY, started=workers or started, shares=shares)
         if run.launcher != self.name:
@@ -238,15 +238,17 @@ def _require_own_file(source: Source) -> None:
         require_beside(source, script, words[at])
 
 
-def _shares(source: Source, known: Known, told: Told) -> Shares | None:
+def _shares(source: Source, known: Known, overrides: Overrides) -> Shares | None:
     """Return the sharding of the command that starts the trainer, or of accelerate's file next to it."""
-    starts = ((script, words[:at]) for script, words, at in _starts(source, told))
+    starts = ((script, words[:at]) for script, words, at in _starts(source, overrides))
     return shares_beside(starts, chain([source], documents_beside(known.source)))
 
 
-def _starts(source: Source, told: Told | None = None) -> Iterator[tuple[Source, Sequence[Word], int]]:
+def _starts(
+    source: Source, overrides: Overrides | None = None
+) -> Iterator[tuple[Source, Sequence[Word], int]]:
     """Yield commands of scripts next to a file that start LLaMA-Factory, with the place of its YAML."""
-    for script, words in commands_beside(source, told):
+    for script, words in commands_beside(source, overrides):
         for at, (program, argument) in enumerate(pairwise(words)):
             own = program.text.endswith(_PROGRAMS) or program.text in _MODULES
             if own and argument.text.endswith((".yaml", ".yml")):
@@ -267,15 +269,15 @@ def _started(fields: Fields, script: Script, command: Command, shares: Shares | 
     return started_by(script, command)
 
 
-def _overrides(source: Source, own: Source, told: Told) -> dict[str, Found]:
+def _overrides(source: Source, own: Source, overrides: Overrides) -> dict[str, Found]:
     """Return ``key=value`` after a command's YAML, which override it (hparams/parser.py, read_args)."""
     found: dict[str, Found] = {}
-    for _, words, at in _starts(source, told):
+    for _, words, at in _starts(source, overrides):
         if words[at].text.rpartition("/")[2] == own.name.rpartition("/")[2]:
             if (fault := unknown_arguments(words[at + 1 :])) is not None:
                 raise fault
             given = [Word(f"--{word.text}", word.line) for word in words[at + 1 :] if "=" in word.text]
-            found |= values_of(given, told)
+            found |= values_of(given, overrides)
     return {name: Found(None, one.line) if one.value == "null" else one for name, one in found.items()}
 
 

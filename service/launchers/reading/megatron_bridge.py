@@ -22,7 +22,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.megatron_bridge import FP8_RECIPES, LOW_GRADIENTS
 from meshwright.service.launchers.megatron_flags import FP4_RECIPE, FP8_FORMAT, FP8_FORMATS
 from meshwright.service.launchers.megatron_names import FLAGS
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by, refused
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source, passed_by, refused
 from meshwright.service.launchers.reading.commands import (
     Command,
     best,
@@ -75,10 +75,10 @@ _UNSET = ("null", "none", "", "~")
 _FALSE = ("false", "0", "no")
 Override = tuple[str, str, int]  # key, value as text, line
 
-Overrides = Mapping[str, tuple[str, int]]  # key to value as text and line; the last of equal ones
+ConfigValues = Mapping[str, tuple[str, int]]  # key to value as text and line; the last of equal ones
 
 
-def take_precision(given: Given, values: Overrides) -> None:
+def take_precision(given: Given, values: ConfigValues) -> None:
     """Take the precision as Megatron-LM's flags, and the type in which gradients are reduced."""
     text, line = values.get(_KEY, ("", 0))
     if _KEY in values and text.lower() in _UNSET:  # the model's own switches set it
@@ -223,14 +223,14 @@ def _names_recipe(command: Command) -> bool:
     return word is not None and (word.text in _recipes() or command.program.endswith("run_recipe.py"))
 
 
-def _recipe_of(command: Command, told: Told) -> tuple[Recipe | None, list[Override]]:
+def _recipe_of(command: Command, overrides: Overrides) -> tuple[Recipe | None, list[Override]]:
     """Return the recipe of a command, and its values as the first of the overrides.
 
     Raises:
         InvalidProblemError: the recipe is unknown, or its training is not priced.
     """
     word = recipe_named(command)
-    if word is None or (word.text not in _recipes() and told.model is not None):
+    if word is None or (word.text not in _recipes() and overrides.model is not None):
         return None, []
     found = _recipes().get(word.text)
     if word.unknown is not None:
@@ -300,7 +300,7 @@ def _list_others(given: Given, words: Sequence[Word]) -> None:
             given.leave(name[:64], name, Value((text,), word.line))
 
 
-def _refuse_adapters(given: Given, values: Overrides) -> None:
+def _refuse_adapters(given: Given, values: ConfigValues) -> None:
     """Record a fault for overrides that train adapters in place of the model's own weights."""
     for key, (text, line) in values.items():
         if key.partition(".")[0] == "peft" and text.lower() not in _UNSET:
@@ -357,7 +357,7 @@ class MegatronBridgeReader:
         """Return whether there are overrides of a recipe."""
         if source.is_script:
             try:
-                commands = commands_of(script_of(source, Told()))
+                commands = commands_of(script_of(source, Overrides()))
                 named = any(_names_recipe(command) for command in commands)
                 return named or best(commands, _is_override)[1] >= _LEAST_NAMES
             except InvalidProblemError:
@@ -367,49 +367,49 @@ class MegatronBridgeReader:
         found = sum(_is_override(f"{name}=") for name in looks_like_document(source))
         return found >= _LEAST_NAMES
 
-    def read(self, source: Source, told: Told) -> LaunchFile:
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
         """Return the run of a recipe with these overrides.
 
         Raises:
             InvalidProblemError: a value cannot be read, or contradicts another, with line and key.
         """
-        given, known = Given(), known_of(source, told)
+        given, known = Given(), known_of(source, overrides)
         world, recipe = known.world, None
         if source.is_script:
-            script = script_of(source, told)
+            script = script_of(source, overrides)
             commands = commands_of(script)
             named = [one for one in commands if _names_recipe(one)]
             command, count = chosen(
                 named or commands,
                 _is_said if named else _is_override,
-                told,
+                overrides,
                 source.name,
                 all_train=bool(named),
             )
             if count < _LEAST_NAMES and not named:
                 raise refused(f"{source.name[:64]}: no overrides of a Megatron-Bridge recipe are in it")
-            recipe, overrides = _recipe_of(command, told)
+            recipe, settings = _recipe_of(command, overrides)
             own = [*_of_its_file(source, command), *_overrides(command.words)]
             if any(key in _LENGTHS for key, _, _ in own):  # the recipe's model takes it, too
-                overrides = [one for one in overrides if one[0] != "model.seq_length"]
+                settings = [one for one in settings if one[0] != "model.seq_length"]
             for note in script.notes:
                 given.note(note)
             started = world_of(source.text, script, command)
             world = started if started.num_gpus else replace(world, lacking=started.lacking)
-            _require_said(overrides, own, recipe)
+            _require_said(settings, own, recipe)
             _list_others(given, command.words)
-            overrides += own
+            settings += own
         else:
-            overrides = [(key, text_of(one.value), one.line) for key, one in document_of(source).items()]
-        for key, _, line in [one for one in overrides if passed_by(told, one[0])]:
-            given.note(f"line {line}: {key[:64]} is passed by, as told (--ignore)")
-        _take_all(given, [one for one in overrides if not passed_by(told, one[0])])
+            settings = [(key, text_of(one.value), one.line) for key, one in document_of(source).items()]
+        for key, _, line in [one for one in settings if passed_by(overrides, one[0])]:
+            given.note(f"line {line}: {key[:64]} is ignored (--ignore)")
+        _take_all(given, [one for one in settings if not passed_by(overrides, one[0])])
         if recipe is not None:
             given.note(
                 f"{recipe.name} is a recipe of Megatron-Bridge: what the command does not say is its own"
             )
-        told = replace(told, model=_model(given, known, recipe), num_gpus=known.num_gpus())
-        return launch_file(self.name, given, told, world, name="launch file")
+        overrides = replace(overrides, model=_model(given, known, recipe), num_gpus=known.num_gpus())
+        return launch_file(self.name, given, overrides, world, name="launch file")
 
 
 def _is_override(text: str) -> bool:
@@ -425,9 +425,9 @@ def _is_said(text: str) -> bool:
     return text.partition("=")[0] in options or _is_override(text)
 
 
-def _take_all(given: Given, overrides: Iterable[Override]) -> None:
+def _take_all(given: Given, settings: Iterable[Override]) -> None:
     """Take overrides as flags of Megatron-LM; ignore keys without effect and list unknown ones."""
-    values, names = {key: (text, line) for key, text, line in overrides}, flag_names("megatron-bridge")
+    values, names = {key: (text, line) for key, text, line in settings}, flag_names("megatron-bridge")
     for key, (text, line) in values.items():
         unknown = unknown_in(text)
         if unknown is not None and not names.is_free(key):
@@ -491,8 +491,8 @@ def _model(given: Given, known: Known, recipe: Recipe | None) -> ModelSpec | Non
     """Return the supplied model, or the recipe's; None if the overrides state the shape."""
     names = ("num-layers", "hidden-size", "num-attention-heads", "vocab-size")
     if all(given.has(name) for name in names):
-        return known.told.model
-    if recipe is not None and recipe.hub_id in ("", _COMPUTED) and known.told.model is None:
+        return known.overrides.model
+    if recipe is not None and recipe.hub_id in ("", _COMPUTED) and known.overrides.model is None:
         raise InvalidProblemError.of(
             "/model", f"{recipe.name} makes its model itself", allowed="--model with that model"
         )

@@ -12,7 +12,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.profile import framework_of
 from meshwright.service.launchers.megatron_names import FLAGS, FROM_CHECKPOINT
-from meshwright.service.launchers.reading.base import Include, LaunchFile, Source, Told, refused
+from meshwright.service.launchers.reading.base import Include, LaunchFile, Overrides, Source, refused
 from meshwright.service.launchers.reading.commands import (
     World,
     best,
@@ -61,18 +61,18 @@ class MegatronLmReader:
         if not source.is_script:
             return False
         try:
-            return _count(source, Told()) >= _LEAST_FLAGS
+            return _count(source, Overrides()) >= _LEAST_FLAGS
         except InvalidProblemError:
             return False
 
-    def read(self, source: Source, told: Told) -> LaunchFile:
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
         """Return the run that a script starts.
 
         Raises:
             InvalidProblemError: a value cannot be read, or contradicts another, with line and flag.
         """
-        script = script_of(source, told)
-        command, count = chosen(commands_of(script), _is_flag, told, source.name)
+        script = script_of(source, overrides)
+        command, count = chosen(commands_of(script), _is_flag, overrides, source.name)
         if count < _LEAST_FLAGS:
             raise refused(
                 f"{source.name[:64]}: no command with flags of Megatron-LM is in it "
@@ -83,7 +83,7 @@ class MegatronLmReader:
         if program in _OTHER_PROGRAMS:
             line = command.before[0].line if command.before else 1
             raise refused(f"line {line}: {program} trains {_OTHER_PROGRAMS[program]}, which is not priced")
-        given = given_flags(command.words, ignored=told.ignored)
+        given = given_flags(command.words, ignored=overrides.ignored)
         if not program:
             _require_started(script, given, source.name)
             given.note(
@@ -92,14 +92,14 @@ class MegatronLmReader:
         for note in script.notes:
             given.note(note)
         world = world_of(source.text, script, command)
-        if world.processes == 1 and told.num_gpus in (None, 1):
+        if world.processes == 1 and overrides.num_gpus in (None, 1):
             given.note(f"{program} is started by python alone: one process is assumed, on one GPU")
         launcher = translate(
             given, lambda name: script.files.get(name) or source.other(name), script.filled
         )
         require_known(given, program)
         return launch_file(
-            launcher, given, told, world, name=source.name.partition(".")[0], include=source.other
+            launcher, given, overrides, world, name=source.name.partition(".")[0], include=source.other
         )
 
 
@@ -130,7 +130,7 @@ _DEGREE = re.compile(
 def launch_file(
     launcher: str,
     given: Given,
-    told: Told,
+    overrides: Overrides,
     world: World,
     *,
     name: str,
@@ -141,12 +141,12 @@ def launch_file(
     Raises:
         InvalidProblemError: sizes are missing or contradict one another.
     """
-    gpus = started_gpus(world, told, given.note)
+    gpus = started_gpus(world, overrides, given.note)
     if gpus is None and world.lacking is not None:
         given.faults.append(world.lacking)
-    _override(given, told)
+    _override(given, overrides)
     _take_default_batch(given, gpus)
-    named = told.model or _of_checkpoint(given)
+    named = overrides.model or _of_checkpoint(given)
     shape = named or model_of(given, name[:64] or "launch file", include)
     if named is not None:
         _agree(given, named)
@@ -207,10 +207,10 @@ def _sizes_of(model: ModelSpec) -> list[tuple[str, int]]:
     return [(flag, getattr(model, field)) for flag, field in _SIZES.items() if flag != "kv-channels"]
 
 
-def _override(given: Given, told: Told) -> None:
+def _override(given: Given, overrides: Overrides) -> None:
     """Override the script by supplied values, with a note."""
     for name, flag in TOLD_FLAGS.items():
-        value = told.values.get(name)
+        value = overrides.values.get(name)
         if value is None:
             continue
         old = given.values.get(flag)
@@ -223,8 +223,8 @@ def _override(given: Given, told: Told) -> None:
         if value is not False:
             given.values[flag] = Value(texts, 0)
         if old is not None and old.texts != texts:
-            given.note(f"line {old.line}: {flag} {' '.join(old.texts)[:40]} is told otherwise: {value}")
-    wrong = {flag for name, flag in TOLD_FLAGS.items() if name in told.values}
+            given.note(f"line {old.line}: {flag} {' '.join(old.texts)[:40]} is replaced by {value}")
+    wrong = {flag for name, flag in TOLD_FLAGS.items() if name in overrides.values}
     given.faults = [fault for fault in given.faults if fault.pointer not in wrong]
 
 
@@ -246,9 +246,9 @@ def _take_default_batch(given: Given, gpus: int | None) -> None:
     given.note(f"no --global-batch-size: one micro-batch a replica, {batch}, is Megatron-LM's default")
 
 
-def _count(source: Source, told: Told) -> int:
+def _count(source: Source, overrides: Overrides) -> int:
     """Return the number of Megatron-LM's flags in the best command of a script."""
-    return best(commands_of(script_of(source, told)), _is_flag)[1]
+    return best(commands_of(script_of(source, overrides)), _is_flag)[1]
 
 
 def _is_flag(text: str) -> bool:

@@ -16,7 +16,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.flags import flag_names
 from meshwright.service.launchers.megatron_names import WHOLE_STEP
 from meshwright.service.launchers.reading.adapters import UNCOUNTED, WHY_UNCOUNTED
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by, refused
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source, passed_by, refused
 from meshwright.service.launchers.reading.commands import (
     World,
     best,
@@ -79,18 +79,18 @@ class MsSwiftReader:
         if not source.is_script:
             return False
         try:
-            return best(commands_of(script_of(source, Told())), _is_name)[1] >= _LEAST_NAMES
+            return best(commands_of(script_of(source, Overrides())), _is_name)[1] >= _LEAST_NAMES
         except InvalidProblemError:
             return False
 
-    def read(self, source: Source, told: Told) -> LaunchFile:
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
         """Return the run that a script starts.
 
         Raises:
             InvalidProblemError: a value cannot be read, or contradicts another, with line and name.
         """
-        script = script_of(source, told)
-        command, count = chosen(commands_of(script), _is_name, told, source.name)
+        script = script_of(source, overrides)
+        command, count = chosen(commands_of(script), _is_name, overrides, source.name)
         if count < _LEAST_NAMES:
             raise refused(f"{source.name[:64]}: no command with arguments of ms-swift is in it")
         require_training(command, source.name)
@@ -110,10 +110,10 @@ class MsSwiftReader:
                 f"line {line} of {shown(source.name)}: {program} takes Megatron's names with underscores"
             )
             raise refused(f"{message} and is none of ms-swift's", allowed="megatron pt, megatron sft")
-        given, others = _given(command.words, told)
+        given, others = _given(command.words, overrides)
         for note in script.notes:
             given.note(note)
-        known = known_of(source, told)
+        known = known_of(source, overrides)
         started = world_of(source.text, script, command)
         said = started.num_gpus or started.gpus_per_node
         world = started if said else replace(known.world, lacking=started.lacking)
@@ -159,10 +159,10 @@ def completed(
             f"not the {model.num_mtp_layers} of {model.title}"
         )
         model = replace(model, num_mtp_layers=predicted)
-    told = replace(known.told, model=model, num_gpus=known.told.num_gpus or known.num_gpus())
+    overrides = replace(known.overrides, model=model, num_gpus=known.overrides.num_gpus or known.num_gpus())
     for note in known.notes:
         given.note(note)
-    found = launch_file(launcher, given, told, world, name="launch file")
+    found = launch_file(launcher, given, overrides, world, name="launch file")
     rank, targets = adapters
     return replace(found, workload=replace(found.workload, lora_rank=rank, lora_targets=targets))
 
@@ -200,7 +200,7 @@ def _is_name(text: str) -> bool:
     return name.startswith("--") and "_" in name and "-" not in name[2:] and flag_of(name[2:]) is not None
 
 
-def _given(words: Sequence[Word], told: Told) -> tuple[Given, dict[str, str]]:
+def _given(words: Sequence[Word], overrides: Overrides) -> tuple[Given, dict[str, str]]:
     """Return arguments as flags of Megatron-LM, and the others that may matter."""
     if (fault := unknown_arguments(words)) is not None:
         raise fault
@@ -214,13 +214,13 @@ def _given(words: Sequence[Word], told: Told) -> tuple[Given, dict[str, str]]:
             end += 1
         following = " ".join(word.text for word in words[at + 1 : end]).strip()
         text = attached if equals else following if end > at + 1 else "true"
-        if name.startswith("--") and passed_by(told, name[2:]):
-            given.note(f"line {words[at].line}: {name[:64]} is passed by, as told (--ignore)")
+        if name.startswith("--") and passed_by(overrides, name[2:]):
+            given.note(f"line {words[at].line}: {name[:64]} is ignored (--ignore)")
         elif name.startswith("--"):
             key = name[2:].replace("-", "_")
             unknown = unknown_in(text)
             is_read = key in _OTHERS_READ or UNCOUNTED.fullmatch(key) is not None
-            if unknown is not None and is_read and not (key in _NAMES_OF_MODELS and told.model):
+            if unknown is not None and is_read and not (key in _NAMES_OF_MODELS and overrides.model):
                 given.faults.append(unknown_fault(name, unknown, words[at].line))
             others[key] = text
             named.add(key)

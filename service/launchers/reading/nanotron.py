@@ -7,7 +7,7 @@ from dataclasses import replace
 from meshwright.profiles.documents import shown
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import model_from_shape
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, passed_by
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source, passed_by
 from meshwright.service.launchers.reading.commands import commands_beside, holds_file, program_of
 from meshwright.service.launchers.reading.documents import document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields, passing
@@ -50,14 +50,14 @@ class NanotronReader:
         names = looks_like_document(source) if source.suffix in (".yaml", ".yml") else {}
         return sum(name in names for name in _OWN) > 1
 
-    def read(self, source: Source, told: Told) -> LaunchFile:
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
         """Return the run that the file configures.
 
         Raises:
             InvalidProblemError: a value cannot be read, or contradicts another, with line and key.
         """
-        fields, known = Fields(source.name, document_of(source), told), known_of(source, told)
-        model = _padded(fields, _read_model(fields, told))
+        fields, known = Fields(source.name, document_of(source), overrides), known_of(source, overrides)
+        model = _padded(fields, _read_model(fields, overrides))
         configuration = _configuration(fields, model)
         fields.expect("tokens.sequence_length")
         workload = Workload(
@@ -66,8 +66,8 @@ class NanotronReader:
             precision=_precision(fields),
             optimizer=_optimizer(fields),
         )
-        _refuse_others(fields, told)
-        _refuse_options(fields, known.source, told)
+        _refuse_others(fields, overrides)
+        _refuse_options(fields, known.source, overrides)
         fields.take("optimizer.zero_stage")  # also with one rank, which shares no states
         fields.stop()
         return LaunchFile(
@@ -86,22 +86,22 @@ class NanotronReader:
         )
 
 
-def _refuse_others(fields: Fields, told: Told) -> None:
+def _refuse_others(fields: Fields, overrides: Overrides) -> None:
     """Refuse sections of forks, as nanotron's own parser does (``get_config_from_dict`` is strict)."""
     for section in fields.sections():
-        if section not in _SECTIONS and not passed_by(told, section):
+        if section not in _SECTIONS and not passed_by(overrides, section):
             message = "is no section of nanotron's, and what a fork makes of it is not known"
             fields.fault(section, message, allowed=passing(section))
 
 
-def _refuse_options(fields: Fields, source: Source, told: Told) -> None:
+def _refuse_options(fields: Fields, source: Source, overrides: Overrides) -> None:
     """Record a fault for each option of the command that ``run_train.py`` does not have."""
-    for _, words in commands_beside(source, told):
+    for _, words in commands_beside(source, overrides):
         command = program_of(words)
         named = command is not None and any(holds_file(word, source.name) for word in command.words)
         for word in command.words if command is not None and named else ():
             option = word.text.partition("=")[0].replace("_", "-")
-            known = option == "--" or _OPTION.startswith(option) or passed_by(told, option)
+            known = option == "--" or _OPTION.startswith(option) or passed_by(overrides, option)
             if option.startswith("--") and not known:
                 message = f"line {word.line} of the command: is not an option of nanotron's run_train.py"
                 fields.fault(shown(option), message, allowed=f"{_OPTION}, or {passing(shown(option))}")
@@ -222,10 +222,10 @@ def _optimizer(fields: Fields) -> str:
     return "adamw"
 
 
-def _read_model(fields: Fields, told: Told) -> ModelSpec:
+def _read_model(fields: Fields, overrides: Overrides) -> ModelSpec:
     """Return the supplied model if the file has the same kind, else the file's."""
     other_kind = fields.has("model.model_config.is_mamba_config")
-    return _model(fields) if told.model is None or other_kind else told.model
+    return _model(fields) if overrides.model is None or other_kind else overrides.model
 
 
 def _refuse_layers(fields: Fields) -> None:

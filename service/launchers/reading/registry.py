@@ -23,9 +23,9 @@ from meshwright.service.launchers.reading.base import (
     MAX_LISTED,
     WHOLE_FILE,
     LaunchFile,
+    Overrides,
     Reader,
     Source,
-    Told,
     refused,
 )
 from meshwright.service.launchers.reading.captured import is_capture, source_of_capture
@@ -35,7 +35,7 @@ from meshwright.service.launchers.reading.commands import (
     commands_of,
     files_named,
     options_of,
-    other_gpus_told,
+    other_gpus_note,
     other_use,
     program_of,
     require_job,
@@ -91,43 +91,45 @@ def reader_names() -> tuple[str, ...]:
     return tuple(sorted(_READERS))
 
 
-def read_launch_files(source: Source, told: Told | None = None, launcher: str | None = None) -> LaunchFile:
+def read_launch_files(
+    source: Source, overrides: Overrides | None = None, launcher: str | None = None
+) -> LaunchFile:
     """Return the run that a launch file starts.
 
     Args:
         source: the file, with the files given with it.
-        told: values that the user supplies.
+        overrides: values that the user supplies.
         launcher: launcher of the file; None: recognised by its names.
 
     Raises:
         UnknownNameError: the launcher is unknown.
         InvalidProblemError: a value cannot be read, contradicts another, or is missing.
     """
-    told = told or Told()
+    overrides = overrides or Overrides()
     if launcher is not None and launcher not in _READERS:
         raise UnknownNameError.among("/launcher", launcher, reader_names())
     if is_capture(source.text):
         source = source_of_capture(source)
     _require_bounded(source)
-    source = _with_written(replace(source, variables=told.variables), told)
+    source = _with_written(replace(source, variables=overrides.variables), overrides)
     _require_readable(source)
     found, reader = _recognised(source, launcher)
-    if not found.is_script and told.run not in (None, 1):
-        message = f"{told.run}: {shown(found.name)} is one run"
+    if not found.is_script and overrides.run not in (None, 1):
+        message = f"{overrides.run}: {shown(found.name)} is one run"
         raise InvalidProblemError.of("--run", message, allowed="1, or none")
-    for script in found.scripts() if told.num_gpus is None else ():
+    for script in found.scripts() if overrides.num_gpus is None else ():
         require_job(script.text, script.name)
     try:
-        launch = reader.read(found, told)
+        launch = reader.read(found, overrides)
     except InvalidProblemError as fault:
         raise InvalidProblemError(_located(found, one) for one in fault.errors) from None
     for script in found.scripts():
-        require_options(script_of(script, told), script.name)
-    launch = _on_told_gpus(launch, told)
+        require_options(script_of(script, overrides), script.name)
+    launch = _on_supplied_gpus(launch, overrides)
     _require_divided(launch)
-    _require_one_start(found, told)
-    _require_headers(source, told)
-    _require_one_training(source, found, launch, told)
+    _require_one_start(found, overrides)
+    _require_headers(source, overrides)
+    _require_one_training(source, found, launch, overrides)
     again = [f"{said}: the last one counts" for said in repeated_keys(found)]
     return _with_environment(replace(launch, notes=(*launch.notes, *again)[:MAX_LISTED]), found)
 
@@ -145,12 +147,12 @@ def source_of_folder(files: Mapping[str, str]) -> Source:
     return next((one for one in starts if one.name not in named), next(iter(starts), whole))
 
 
-def _with_written(source: Source, told: Told) -> Source:
+def _with_written(source: Source, overrides: Overrides) -> Source:
     """Return the source with the files that its scripts write, which replace older ones by their names."""
     written: dict[str, str] = {}
     for script in source.scripts():
         with suppress(InvalidProblemError):
-            texts = script_of(script, told).files
+            texts = script_of(script, overrides).files
             written |= {name: text for name, text in texts.items() if name.endswith(DOCUMENTS)}
     return replace(source, files={**source.files, **written}) if written else source
 
@@ -198,7 +200,7 @@ def _recognised(source: Source, launcher: str | None) -> tuple[Source, Reader]:
 
 def _of_its_own(source: Source) -> str:
     """Return the unknown program that a script starts; empty without one, or if it is not a script."""
-    commands = commands_of(script_of(source, Told())) if source.is_script else []
+    commands = commands_of(script_of(source, Overrides())) if source.is_script else []
     first = next((one for one in commands if one.program and one.before), None)
     if first is None:
         return ""
@@ -211,7 +213,7 @@ def _scripts(source: Source) -> Iterator[tuple[str, Script]]:
     for one in _reached(source):
         with suppress(InvalidProblemError):
             if one.is_script:
-                yield one.name, script_of(one, Told())
+                yield one.name, script_of(one, Overrides())
 
 
 def _kept(kept: list[Source], files: Iterable[Source]) -> Iterator[Source]:
@@ -244,7 +246,7 @@ def _handed(starter: Source, started: Source) -> dict[str, str]:
     if not (starter.is_script and started.is_script):
         return {}
     try:
-        script = script_of(starter, Told())
+        script = script_of(starter, Overrides())
     except InvalidProblemError:
         return {}
     starts = []
@@ -280,18 +282,18 @@ def _starts(
             yield words, at, {one: value for one, value in environment.items() if one in kept}
 
 
-def _require_one_training(source: Source, found: Source, launch: LaunchFile, told: Told) -> None:
+def _require_one_training(source: Source, found: Source, launch: LaunchFile, overrides: Overrides) -> None:
     """Refuse a script that starts several others with different trainings."""
     if not source.is_script or found.name == source.name:
         return
-    script = script_of(source, Told())
+    script = script_of(source, Overrides())
     for other in _reached(source):
         start = next(_starts(script, other.name), None)
         name = launcher_of(other) if start and other.is_script and other.name != found.name else None
         if start is None or name is None or next(_starts(script, found.name), None) is None:
             continue
         with suppress(InvalidProblemError):
-            second = _READERS[name].read(other, told)
+            second = _READERS[name].read(other, overrides)
             model = replace(second.model, name=launch.model.name)
             same = (launch.configuration, launch.workload, launch.model)
             if (second.configuration, second.workload, model) != same:
@@ -303,11 +305,11 @@ def _require_one_training(source: Source, found: Source, launch: LaunchFile, tol
     raise refused(f"{twice} otherwise than {first}", allowed=f"{first} alone, or {shown(other.name)}")
 
 
-def _require_headers(source: Source, told: Told) -> None:
+def _require_headers(source: Source, overrides: Overrides) -> None:
     """Refuse a script that sbatch runs on other nodes than its header sets."""
-    if not source.is_script or told.num_gpus is not None:
+    if not source.is_script or overrides.num_gpus is not None:
         return
-    script = script_of(source, Told())
+    script = script_of(source, Overrides())
     for other in _reached(source):
         for words, at, _ in _starts(script, other.name) if other.is_script else ():
             texts, own = [word.text for word in words[:at]], {"--nodes": 1, **size_of_job(other.text)}
@@ -336,7 +338,7 @@ def _named(source: Source) -> list[Word]:
     if not source.is_script:
         return []
     try:
-        return _others(source, files_named(script_of(source, Told())))
+        return _others(source, files_named(script_of(source, Overrides())))
     except InvalidProblemError:
         return []  # its own reader reports it
 
@@ -357,7 +359,7 @@ def _missing(files: Sequence[Source]) -> Iterator[FieldError]:
     for source in files:
         if source.suffix in DOCUMENTS:
             document_of(source)
-        script = script_of(source, Told()) if source.is_script else Script()
+        script = script_of(source, Overrides()) if source.is_script else Script()
         for word in _others(source, files_named(script, programs=False, data=False)):
             if source.other(word.text) is None:
                 where = f"line {word.line} of {shown(source.name)}"
@@ -409,12 +411,12 @@ def _require_bounded(source: Source) -> None:
             raise refused(f"{name[:64]}: the file is too big", allowed=f"{MAX_BYTES} characters")
 
 
-def _on_told_gpus(launch: LaunchFile, told: Told) -> LaunchFile:
+def _on_supplied_gpus(launch: LaunchFile, overrides: Overrides) -> LaunchFile:
     """Drop the files' own nodes if the supplied number of GPUs differs."""
     started = (launch.num_nodes or 0) * (launch.gpus_per_node or 0)
-    if not started or not told.num_gpus or told.num_gpus == started:
+    if not started or not overrides.num_gpus or overrides.num_gpus == started:
         return launch
-    note = other_gpus_told(started, told.num_gpus)
+    note = other_gpus_note(started, overrides.num_gpus)
     notes = launch.notes if note in launch.notes else (*launch.notes, note)
     return replace(launch, num_nodes=None, gpus_per_node=None, notes=notes)
 
@@ -461,19 +463,19 @@ def _located(source: Source, fault: FieldError) -> FieldError:
     return replace(fault, message=f"line {found.line}: {fault.message}")
 
 
-def _require_one_start(source: Source, told: Told) -> None:
+def _require_one_start(source: Source, overrides: Overrides) -> None:
     """Refuse a script and its starter if they start different numbers of processes."""
     scripts = source.scripts()
     for script in scripts:
         names = {word.text for word in _named(script)}
         for other in scripts:
             if other.name in names:
-                _require_same_world(script, other, told)
+                _require_same_world(script, other, overrides)
 
 
-def _require_same_world(script: Source, other: Source, told: Told) -> None:
+def _require_same_world(script: Source, other: Source, overrides: Overrides) -> None:
     """Refuse two related scripts with different nodes or processes."""
-    worlds = [world_of(one.text, script_of(one, told)) for one in (script, other)]
+    worlds = [world_of(one.text, script_of(one, overrides)) for one in (script, other)]
     said = [_said(world) for world in worlds if world.num_gpus]
     if len(set(said)) > 1:
         first, second = said

@@ -51,9 +51,11 @@ def read_script(
     Raises:
         ValueError: a quote or a bracket stays open, or the script expands without end.
     """
-    told = dict(variables or {})
-    first = {"BASH_VERSION": _BASH, **(environment or {}), **told}
-    script = Script(variables={name: (value,) for name, value in first.items()}, told=frozenset(told))
+    supplied = dict(variables or {})
+    first = {"BASH_VERSION": _BASH, **(environment or {}), **supplied}
+    script = Script(
+        variables={name: (value,) for name, value in first.items()}, supplied=frozenset(supplied)
+    )
     ends = next(place for place in range(1, len(first) + 2) if str(place) not in first)
     if ends > 1:
         script.variables["@"] = tuple(first[str(place)] for place in range(1, ends))
@@ -316,7 +318,7 @@ class _Shell(Commands):
     def _turns(self, name: str, values: Sequence[Word]) -> None:
         """Run the body once for each value; it is not reached without values."""
         body, live = self._at, self._live
-        if name in self._script.told:
+        if name in self._script.supplied:
             values = [Word(" ".join(self._script.variables[name]), self._line())]
         if not values:
             self._live = False

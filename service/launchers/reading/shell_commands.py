@@ -107,7 +107,7 @@ class Commands(Variables, ABC):
         if below is not None and not written_to[1]:
             self._look_inside(words, self.joined(below))
         for name, (old, texts) in before.items():
-            if name in script.told:
+            if name in script.supplied:
                 continue
             script.passed[name] = script.variables.get(name, ())
             _put(script.words, name, old)
@@ -204,7 +204,7 @@ class Commands(Variables, ABC):
                 self._export(name)
             if match is not None:
                 self._assign(token)
-            elif keyword in SCOPED and self._scopes and name not in self._script.told:
+            elif keyword in SCOPED and self._scopes and name not in self._script.supplied:
                 _put(self._script.words, name, None)
                 _put(self._script.variables, name, None)
             if "i" in flags:
@@ -369,7 +369,7 @@ class Commands(Variables, ABC):
             self._script.stopped = stopped
             status = self._returned
         for name, old in self._scopes.pop().items():
-            if name not in self._script.told:
+            if name not in self._script.supplied:
                 _put(self._script.words, name, old)
                 _put(variables, name, None if old is None else tuple(word.text for word in old))
         self._position(outside.get("@", ()))
@@ -393,7 +393,7 @@ class Commands(Variables, ABC):
         """Run ``unset NAME``, or make the variable of ``read NAME`` unknown."""
         for word in words[1:]:
             name, bracket, index = word.text.partition("[")
-            if name in self._script.told:
+            if name in self._script.supplied:
                 continue
             place = whole_number(index[:-1]) if bracket and name not in self._script.keyed else None
             if place is not None:

@@ -74,7 +74,7 @@ class Script:
     filled: dict[str, Filled] = field(default_factory=dict)  # written by ``sed … > name``, by base name
     piped: Filled = field(default_factory=lambda: Filled(None, {}))  # output of the last ``sed``
     notes: list[str] = field(default_factory=list)  # assumptions and supplied values that differ
-    told: frozenset[str] = frozenset()  # variables with supplied values
+    supplied: frozenset[str] = frozenset()  # variables with supplied values
     keyed: set[str] = field(default_factory=set)  # associative arrays, with words in variables NAME[key]
     passed: dict[str, tuple[str, ...]] = field(default_factory=dict)  # set for one command only
     exported: dict[str, int] = field(default_factory=dict)  # after how many commands
@@ -183,10 +183,11 @@ class Variables:
             raise ValueError(f"line {line}: {name[:40]} grows beyond {MAX_TEXT} characters")
         script.write(word.text for word in new)
         texts = tuple(word.text for word in new)
-        if name in script.told:
+        if name in script.supplied:
             if texts != script.variables[name]:
-                said, told = " ".join(texts)[:40].replace(UNKNOWN, "$"), " ".join(script.variables[name])
-                script.note(f"line {line}: {name} is {told[:40]} (--var), not {said}")
+                said = " ".join(texts)[:40].replace(UNKNOWN, "$")
+                supplied = " ".join(script.variables[name])
+                script.note(f"line {line}: {name} is {supplied[:40]} (--var), not {said}")
             return
         script.words[name] = new
         script.variables[name] = texts
@@ -582,14 +583,14 @@ def split_words(text: str) -> list[str]:
 def why_unknown(name: str) -> tuple[str, str]:
     """Return why a value is unknown and the remedy: a variable may be supplied, a computation may not."""
     variable, doubt, line = name.partition(DOUBT)
-    told, capture = f"--var {shown(variable)}=…", "run it with stand-ins: meshwright capture -- bash …"
+    option, capture = f"--var {shown(variable)}=…", "run it with stand-ins: meshwright capture -- bash …"
     if doubt:
         why = f"${shown(variable)} depends on a condition of line {line} that only a running shell knows"
-        return why, f"{told}, or {capture}"
+        return why, f"{option}, or {capture}"
     if name.startswith(("$(", "`")) and not name.startswith("$(("):
         return f"it is what {shown(name)} prints, which is not run", capture
     why = f"the value depends on ${shown(name)}, which the script does not set"
-    beside = f"a value in the script, or beside it ({told}), or {capture}"
+    beside = f"a value in the script, or beside it ({option}), or {capture}"
     return why, beside if re.fullmatch(r"\w+", name) else capture
 
 

@@ -17,7 +17,7 @@ from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.flags import flag_names
 from meshwright.profiles.model import ModelSpec
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.commands import script_of
 from meshwright.service.launchers.reading.documents import Found, document_of, looks_like_document
 from meshwright.service.launchers.reading.fields import Fields, divided
@@ -59,7 +59,7 @@ def overrides(known: Known) -> dict[str, Found]:
     """Return values by dotted name from commands of scripts next to the configuration; the last counts."""
     found: dict[str, Found] = {}
     for source in known.source.scripts():
-        for words in script_of(source, known.told).commands:
+        for words in script_of(source, known.overrides).commands:
             texts = [word.text for word in words]
             start = next((at for at, text in enumerate(texts, 1) if text.endswith((_PROGRAM, _STARTER))), 0)
             if start and (fault := unknown_arguments(words[start:])) is not None:
@@ -134,13 +134,13 @@ def recipe_names() -> tuple[str, ...]:
     return tuple(_recipes())
 
 
-def named_of(source: Source, told: Told) -> Named:
+def named_of(source: Source, overrides: Overrides) -> Named:
     """Return the configuration that a script starts, by the command's words or run_train.sh's variables.
 
     Raises:
         InvalidProblemError: the script cannot be read.
     """
-    script = script_of(source, told)
+    script = script_of(source, overrides)
     for words in script.commands:
         said: dict[str, Word] = {}
         for word, following in pairwise([*words, Word("", 0)]):
@@ -166,7 +166,7 @@ def _stated(source: Source, known: Known) -> dict[str, Found]:
     if not source.is_script and source.suffix != ".py":
         return document_of(source)
     scripts = known.source.scripts()
-    named = next((one for one in (named_of(s, known.told) for s in scripts) if one.config), Named())
+    named = next((one for one in (named_of(s, known.overrides) for s in scripts) if one.config), Named())
     if source.suffix == ".py":
         makes = "Trainer.Config:" in source.text
         values = module_values(source, named.config if makes else "")
@@ -274,31 +274,31 @@ class TorchtitanReader:
             return looks_like_module(source)
         if source.is_script:
             try:
-                named = named_of(source, Told())
+                named = named_of(source, Overrides())
             except InvalidProblemError:
                 return False
             return named.is_torchtitans and source.other(f"{named.module}.py") is None
         names = looks_like_document(source) if source.suffix == ".toml" else {}
         return sum(name in names for name in _OWN) > 1
 
-    def read(self, source: Source, told: Told) -> LaunchFile:
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
         """Return the run that the file configures.
 
         Raises:
             InvalidProblemError: a value cannot be read, or contradicts another, with line and name.
         """
         is_module = source.suffix == ".py" or source.is_script
-        known = known_of(source, told)
+        known = known_of(source, overrides)
         values, notes = over(_stated(source, known), known)
         values = _in_older_names(values)
-        fields = Fields(source.name, values, told)
+        fields = Fields(source.name, values, overrides)
         for note in notes:
             fields.note(note)
         model = model_of(fields, known, is_module=is_module)
         configuration, batch = _configuration(fields, known, model, is_module=is_module)
         workload = _workload(fields, known, batch, configuration.pipeline_schedule)
         positions = model.max_position_embeddings
-        if told.model is None and positions and workload.seq_length > positions:
+        if overrides.model is None and positions and workload.seq_length > positions:
             message = f"{workload.seq_length}, but the model has {positions} positions"
             if is_module:
                 fields.fault("training.seq_len", message)

@@ -161,8 +161,8 @@ def model_of(fields: Fields, known: Known, *, is_module: bool) -> ModelSpec:
     """
     flavor = fields.word("model.flavor") if fields.has("model.flavor") else ""
     fields.word("model.name")
-    if known.told.model is not None:
-        return known.told.model
+    if known.overrides.model is not None:
+        return known.overrides.model
     if fields.has(f"{SHAPE}dim"):
         return _shape(fields)
     if FLAVOR_FILE in known.source.files:

@@ -31,7 +31,7 @@ from meshwright.service.launchers.reading.adapters import (
     trained_whole,
     whole_base,
 )
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told, refused
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source, refused
 from meshwright.service.launchers.reading.commands import (
     Command,
     World,
@@ -40,7 +40,7 @@ from meshwright.service.launchers.reading.commands import (
     chosen_by,
     commands_of,
     environment_of,
-    other_gpus_told,
+    other_gpus_note,
     require_beside,
     require_training,
     script_of,
@@ -152,24 +152,24 @@ class TrainerReader:
         """Return whether there are names of TrainingArguments."""
         if source.is_script:
             try:
-                return _is_known(*best(_commands(script_of(source, Told())), _is_name))
+                return _is_known(*best(_commands(script_of(source, Overrides())), _is_name))
             except InvalidProblemError:
                 return False
         names = looks_like_document(source) if source.suffix in _DOCUMENTS else {}
         return _MICRO in names and any(name in names for name in (*_MODELS, "use_peft"))  # TRL's own
 
-    def read(self, source: Source, told: Told) -> LaunchFile:
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
         """Return the run that a command or a YAML file starts.
 
         Raises:
             InvalidProblemError: a value cannot be read, is not priced, or is missing.
         """
-        known = known_of(source, told)
+        known = known_of(source, overrides)
         if not source.is_script:
-            start = start_of(source, told)
-            over = {} if start is None else values_of(start[1].words, told)
+            start = start_of(source, overrides)
+            over = {} if start is None else values_of(start[1].words, overrides)
             over.pop("config", None)
-            fields = Fields(source.name, document_of(source) | over, told)
+            fields = Fields(source.name, document_of(source) | over, overrides)
             fields.note_commands(over)
             if start is None:
                 return trainer_run(fields, known, _tool(fields))
@@ -181,19 +181,19 @@ class TrainerReader:
             return trainer_run(
                 fields, known, _tool(fields), started=started, shares=shares, program=command.program
             )
-        script = script_of(source, told)
-        command, count = chosen(_commands(script), _is_name, told, source.name)
+        script = script_of(source, overrides)
+        command, count = chosen(_commands(script), _is_name, overrides, source.name)
         if not _is_known(command, count):
             raise refused(
                 f"{source.name[:64]}: no command with arguments of transformers' Trainer is in it"
             )
         require_training(command, source.name)
-        _require_one_run(script, command, told, source.name)
+        _require_one_run(script, command, overrides, source.name)
         known.world = world_of(source.text, script, command)
         beside = _arguments_beside(source, command)
-        values = on_its_engine(command, beside | values_of(command.words, told))
+        values = on_its_engine(command, beside | values_of(command.words, overrides))
         values |= of_environment(environment_of(script, command), values)
-        fields = Fields(source.name, values, told)
+        fields = Fields(source.name, values, overrides)
         fields.take("config")
         for note in script.notes:
             fields.note(note)
@@ -207,12 +207,14 @@ class TrainerReader:
         return trainer_run(fields, known, tool, started=started, shares=shares, program=program)
 
 
-def _require_one_run(script: Script, command: Command, told: Told, name: str) -> None:
+def _require_one_run(script: Script, command: Command, overrides: Overrides, name: str) -> None:
     """Refuse a script that also starts other trainings from argument files, unless one is selected."""
     starts = [one for one in _commands(script) if one.program and one.words and starts_processes(one)]
     files = [_configuration(one) or one.words[0] for one in starts]
     own = {"", *(word.text for word in command.words)}
-    if told.run is None and any(word.text.endswith(_DOCUMENTS) and word.text not in own for word in files):
+    if overrides.run is None and any(
+        word.text.endswith(_DOCUMENTS) and word.text not in own for word in files
+    ):
         lines = ", ".join(str(one.words[0].line) for one in starts[:8])
         message = f"{name[:64]} starts {len(starts)} trainings (lines {lines}), some by files of arguments"
         raise refused(message, allowed="a script with one of them, or that file")
@@ -223,7 +225,7 @@ def _of_start(command: Command) -> Sequence[Word]:
     return (*command.before, *command.words) if command.program == "trl sft" else command.before
 
 
-def start_of(source: Source, told: Told) -> tuple[Script, Command] | None:
+def start_of(source: Source, overrides: Overrides) -> tuple[Script, Command] | None:
     """Return the script and command that train with a file of arguments; None without such a command.
 
     The command's other arguments override the file (alignment-handbook, H4ArgumentParser).
@@ -231,7 +233,7 @@ def start_of(source: Source, told: Told) -> tuple[Script, Command] | None:
     Raises:
         InvalidProblemError: no command that takes the file trains, or several differ.
     """
-    scripts = [script_of(one, told) for one in source.scripts()]
+    scripts = [script_of(one, overrides) for one in source.scripts()]
     starts = [(script, command) for script in scripts for command in _commands(script)]
     found = chosen_by(source.name, [command for _, command in starts], _is_name)
     return next((start for start in starts if start[1] is found), None)
@@ -305,7 +307,7 @@ def trainer_run(
     mesh = None if shares is None else shares.fields
     world = ranks_of(known, mesh, started)
     micro = _micro(fields, known, tool)
-    count = _told(fields, known, "num_microbatches", fields.optional(_COUNT)) or _usual_count(
+    count = _supplied(fields, known, "num_microbatches", fields.optional(_COUNT)) or _usual_count(
         tool, micro, world or 1
     )
     length = _length(fields, known, tool)
@@ -316,16 +318,16 @@ def trainer_run(
         allowed = f"torchrun --nproc_per_node {world}, or one GPU"
         fields.fault("num_gpus", f"{why}: not priced", allowed=allowed)
     elif alone and world and world > 1:
-        fields.note(other_gpus_told(1, world))
+        fields.note(other_gpus_note(1, world))
     precision = _precision(fields, known, tool, mesh, lora=tuned["lora_rank"] > 0)
     recompute = _recomputes(fields, tool)
     fields.stop()
-    told = replace(
-        known.told,
+    overrides = replace(
+        known.overrides,
         model=model,
         num_gpus=world,
         values={
-            **known.told.values,
+            **known.overrides.values,
             "micro_batch_size": micro,
             "num_microbatches": count,
             "seq_length": length,
@@ -334,7 +336,7 @@ def trainer_run(
             "recompute_granularity": "full" if recompute else "none",
         },
     )
-    found = ranks_run(tool.launcher, fields, known, told, shares)
+    found = ranks_run(tool.launcher, fields, known, overrides, shares)
     if not program and shares is None and found.launcher != DeepSpeedReader.name and (world or 1) > 1:
         fields.note(REPLICAS)
     options = {
@@ -366,7 +368,7 @@ def _tuned(fields: Fields, known: Known, tool: Tool, model: ModelSpec, program: 
         pefts=tool in _PEFTS,
         strange=strange,
         program=program,
-        told=known.told.values.get("lora_rank"),
+        supplied=known.overrides.values.get("lora_rank"),
     )
     return {
         "optimizer": optimizer_of(fields, "optimizer" if fields.has("optimizer") else "optim"),
@@ -434,7 +436,7 @@ def _model(fields: Fields, known: Known) -> ModelSpec:
         fields.fault(named, why, allowed=f"a language model, or --ignore {named} and --model for it alone")
     if named in _PERHAPS_MODELS and named_model(text) is None:
         text = ""
-    if not text and known.told.model is None and known.header.model is None:
+    if not text and known.overrides.model is None and known.header.model is None:
         like = fields.valued(lambda text: named_model(text) is not None)
         if like is not None and not _NO_MODELS.search(like):
             why = f"{shown(str(fields.raw(like)))} may be the model, under a name that is not known here"
@@ -459,7 +461,7 @@ def _is_name(text: str) -> bool:
     return name.startswith("--") and _whole(name[2:].replace("-", "_")) in _OWN
 
 
-def values_of(words: Sequence[Word], told: Told) -> dict[str, Found]:
+def values_of(words: Sequence[Word], overrides: Overrides) -> dict[str, Found]:
     """Return arguments by name; the last of equal ones counts.
 
     Raises:
@@ -478,7 +480,7 @@ def values_of(words: Sequence[Word], told: Told) -> dict[str, Found]:
         key = _whole(name.replace("-", "_"))
         if alone and key.startswith("no_") and key[3:] in _SWITCHES:
             key, text = key[3:], False  # HfArgumentParser's form for defaults that are on
-        if unknown_in(text) is not None and key in (*_MODELS, *_PERHAPS_MODELS) and told.model:
+        if unknown_in(text) is not None and key in (*_MODELS, *_PERHAPS_MODELS) and overrides.model:
             continue
         found[key] = Found(text, word.line)
     return found
@@ -494,20 +496,20 @@ def _whole(name: str) -> str:
     return meant.pop() if len(name) >= _ABBREVIATED and name not in meant and len(meant) == 1 else name
 
 
-def _told(fields: Fields, known: Known, name: str, found: int | None) -> int | None:
+def _supplied(fields: Fields, known: Known, name: str, found: int | None) -> int | None:
     """Return a number; a supplied one overrides the file's, with a note."""
-    told = known.told.values.get(name)
-    if type(told) is not int:
+    supplied = known.overrides.values.get(name)
+    if type(supplied) is not int:
         return found
-    if found is not None and found != told:
-        fields.note(f"{name} {found} of the file is told otherwise: {told}")
-    return told
+    if found is not None and found != supplied:
+        fields.note(f"{name} {found} of the file is replaced by {supplied}")
+    return supplied
 
 
 def _micro(fields: Fields, known: Known, tool: Tool) -> int:
     """Return the sequences of a micro-batch, or the trainer's default."""
     own = fields.optional("batch_size" if tool is _MS_SWIFT and not fields.has(_MICRO) else _MICRO)
-    micro = _told(fields, known, "micro_batch_size", own)
+    micro = _supplied(fields, known, "micro_batch_size", own)
     whole = fields.raw("global_batch_size")
     if micro is None:
         micro = tool.micro
@@ -535,12 +537,12 @@ def _length(fields: Fields, known: Known, tool: Tool) -> int:
     if name is None and parts:
         own = sum(fields.integer(part, 1) for part in parts)
         fields.note(f"{' and '.join(parts)} are the two parts of a sequence: {own} tokens, their sum")
-        return _told(fields, known, "seq_length", own) or own
+        return _supplied(fields, known, "seq_length", own) or own
     others = [one for one in _LENGTHS if fields.has(one) and fields.raw(one) != fields.raw(name or "")]
-    if others and name and tool in _PEFTS and "seq_length" not in known.told.values:
+    if others and name and tool in _PEFTS and "seq_length" not in known.overrides.values:
         why = f"{shown(str(fields.raw(others[0])))}, but {name} is {shown(str(fields.raw(name)))}"
         fields.fault(others[0], f"{why}: which one is meant is not known", allowed="--set seq_length=…")
-    length = _told(fields, known, "seq_length", fields.optional(name) if name else None)
+    length = _supplied(fields, known, "seq_length", fields.optional(name) if name else None)
     usual = LLAMA_FACTORY.length if fields.has(_SWIFT_2) else tool.length  # ms-swift 2 has the same
     if length is None and usual is not None:
         fields.note(f"{_LENGTHS[tool is not LLAMA_FACTORY]} is not given: {usual} is {tool.name}'s default")
@@ -557,9 +559,9 @@ _SWIFTS_TYPES = {"AUTO": "", "bf16": "bfloat16", "fp16": "float16"}
 
 def _precision(fields: Fields, known: Known, tool: Tool, mesh: Fields | None, *, lora: bool) -> str:
     """Return the autocast type by the arguments, DeepSpeed's or accelerate's file, or the weights' type."""
-    told = known.told.values.get("precision")
-    if told in ("bf16", "fp16"):
-        return str(told)
+    supplied = known.overrides.values.get("precision")
+    if supplied in ("bf16", "fp16"):
+        return str(supplied)
     for name in ("bf16", "fp16"):
         if fields.has(name) and fields.flag(name, default=False):
             return name

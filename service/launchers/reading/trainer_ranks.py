@@ -34,7 +34,7 @@ from meshwright.service.launchers.reading.accelerate import (
     values_of_file,
 )
 from meshwright.service.launchers.reading.accelerate_command import Shares
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.commands import Command, environment_of, takes_every_gpu, world_of
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
 from meshwright.service.launchers.reading.documents import (
@@ -71,57 +71,65 @@ _OF_THE_ENGINE = "deepspeed_config"  # DeepSpeed's own argument; transformers do
 _OF_THE_START = ("main_process_ip", "dynamo_backend", "torch_compile")  # options of a command
 
 
-def ranks_run(launcher: str, fields: Fields, known: Known, told: Told, shares: Shares | None) -> LaunchFile:
+def ranks_run(
+    launcher: str, fields: Fields, known: Known, overrides: Overrides, shares: Shares | None
+) -> LaunchFile:
     """Apply the sharding engine (DeepSpeed, FSDP, accelerate) to the run.
 
     Args:
         launcher: launcher to assign replicas and meshes to.
         fields: the trainer's arguments.
         known: values given next to them.
-        told: the model, the ranks and the trainer's batch, length, precision and recomputation.
+        overrides: the model, the ranks and the trainer's batch, length, precision and recomputation.
         shares: accelerate's file and options.
 
     Raises:
         InvalidProblemError: a value cannot be read, contradicts another, or is missing.
     """
     if fields.has("deepspeed") or fields.has_section("deepspeed") or fields.has(_OF_THE_ENGINE):
-        return _by_deepspeed(fields, known, told)
+        return _by_deepspeed(fields, known, overrides)
     said = shares or Shares.of(known.source, {ENGINE: Found("MULTI_GPU", 0)})
     source, values, ranks = said.source, dict(said.values), said.values.get("num_processes")
     if said.kind() != "DEEPSPEED":
         values |= _own_fsdp(fields, known.source)
-    if "num_microbatches" in known.told.values:
+    if "num_microbatches" in known.overrides.values:
         values.pop(PLUGIN_COUNT, None)  # the user overrides the files
-    elsewhere = ranks is None or str(ranks.value) != str(told.num_gpus)  # the launcher sets their number
+    elsewhere = ranks is None or str(ranks.value) != str(
+        overrides.num_gpus
+    )  # the launcher sets their number
     if elsewhere:
-        values["num_processes"] = Found(told.num_gpus, ranks.line if ranks else 0)
+        values["num_processes"] = Found(overrides.num_gpus, ranks.line if ranks else 0)
     if elsewhere and ranks is not None:
         values.pop("num_machines", None)
         fields.note(f"num_processes {ranks.value} of {shown(source.name)} is not what starts")
     fields.stop()
-    mesh = Fields(source.name, values, told)
-    found = _by_accelerate(launcher, fields, Shares(source, values, mesh), told, known.told.values)
+    mesh = Fields(source.name, values, overrides)
+    found = _by_accelerate(
+        launcher, fields, Shares(source, values, mesh), overrides, known.overrides.values
+    )
     return replace(found, num_nodes=None, gpus_per_node=None) if elsewhere else found
 
 
 def _by_accelerate(
-    launcher: str, fields: Fields, shares: Shares, told: Told, over: Collection[str]
+    launcher: str, fields: Fields, shares: Shares, overrides: Overrides, over: Collection[str]
 ) -> LaunchFile:
     """Return the run of accelerate's values: its DeepSpeed plugin, a mesh, or plain replicas."""
-    known, mesh = known_of(shares.source, told), shares.fields
-    replays = "true" if fields.flag(CHECKPOINTING, default=False) else told.values["recompute_granularity"]
+    known, mesh = known_of(shares.source, overrides), shares.fields
+    replays = (
+        "true" if fields.flag(CHECKPOINTING, default=False) else overrides.values["recompute_granularity"]
+    )
     given = {
-        MICRO_BATCH: Word(str(told.values["micro_batch_size"]), 0),
-        ACCUMULATION: Word(str(told.values["num_microbatches"]), 0),
+        MICRO_BATCH: Word(str(overrides.values["micro_batch_size"]), 0),
+        ACCUMULATION: Word(str(overrides.values["num_microbatches"]), 0),
         CHECKPOINTING: Word(str(replays), 0),
         **arguments(known, _OF_THE_START),
     }
     if fields.flag("torch_compile", default=False):
         given["torch_compile"] = Word("true", 0)
     if shares.kind() == "DEEPSPEED":
-        return _by_plugin(shares, told, given, over)
+        return _by_plugin(shares, overrides, given, over)
     mesh.raw("mixed_precision")
-    length, precision = int(told.values["seq_length"]), str(told.values["precision"])
+    length, precision = int(overrides.values["seq_length"]), str(overrides.values["precision"])
     return mesh_run(launcher, mesh, known, given, seq_length=length, precision=precision)
 
 
@@ -168,7 +176,7 @@ def _own_configuration(fields: Fields, source: Source) -> dict[str, object]:
     return {key: one.value for key, one in values.items()}
 
 
-def _by_plugin(shares: Shares, told: Told, given: Arguments, over: Collection[str]) -> LaunchFile:
+def _by_plugin(shares: Shares, overrides: Overrides, given: Arguments, over: Collection[str]) -> LaunchFile:
     """Return the run of accelerate's DeepSpeed plugin; the trainer's arguments fill its ``auto``."""
     name = shares.fields.raw(PLUGIN_FILE)
     if isinstance(name, str):
@@ -177,12 +185,12 @@ def _by_plugin(shares: Shares, told: Told, given: Arguments, over: Collection[st
             own = Fields(shares.source.name, values_of_file(shares.source))
             contradictions(own)
             own.stop()
-        found = run_of_deepspeeds_file(name, shares.fields, shares.source, told, key=key, over=over)
+        found = run_of_deepspeeds_file(name, shares.fields, shares.source, overrides, key=key, over=over)
         machines, ranks = shares.fields.integer("num_machines", 1), found.configuration.num_gpus
         each = divided(ranks, machines, field="num_processes", what="num_machines")
         return replace(found, num_nodes=machines, gpus_per_node=each)
-    values = {**shares.values, "mixed_precision": Found(told.values["precision"], 0)}
-    return plugin_run(Fields(shares.source.name, values, told), shares.source, told, given)
+    values = {**shares.values, "mixed_precision": Found(overrides.values["precision"], 0)}
+    return plugin_run(Fields(shares.source.name, values, overrides), shares.source, overrides, given)
 
 
 def of_environment(variables: Mapping[str, tuple[str, ...]], values: Values) -> dict[str, Found]:
@@ -230,13 +238,13 @@ def on_its_engine(command: Command, values: dict[str, Found]) -> dict[str, Found
     return {**values, "deepspeed": Found(True, runner.line)}
 
 
-def _by_deepspeed(fields: Fields, known: Known, told: Told) -> LaunchFile:
+def _by_deepspeed(fields: Fields, known: Known, overrides: Overrides) -> LaunchFile:
     """Return the run of DeepSpeed's file, with ``auto`` filled from the arguments."""
     key = _OF_THE_ENGINE if fields.has(_OF_THE_ENGINE) else "deepspeed"
     if fields.has_section(key):  # the file's content in place of its name
         inside = {one: Found(value, 0) for one, value in fields.section(key).items()}
-        _require_same(inside, key, told, known.told.values)
-        return _of_deepspeeds(inside, key, told)
+        _require_same(inside, key, overrides, known.overrides.values)
+        return _of_deepspeeds(inside, key, overrides)
     name = fields.raw(key)
     if name is True and not fields.has("zero_stage"):
         allowed = "a file of DeepSpeed's, or --zero_stage of a script that makes its own"
@@ -248,12 +256,16 @@ def _by_deepspeed(fields: Fields, known: Known, told: Told) -> LaunchFile:
         values: dict[str, object] = {"zero_optimization.stage": stage, **dict.fromkeys(_FILLED, "auto")}
         away = _OFFLOADED.get(str(fields.raw("offload")).lower(), ("optimizer", "param"))
         values |= {f"zero_optimization.offload_{part}.device": "cpu" for part in away}
-        return _of_deepspeeds({one: Found(value, 0) for one, value in values.items()}, "deepspeed", told)
-    return run_of_deepspeeds_file(str(name), fields, known.source, told, key=key, over=known.told.values)
+        return _of_deepspeeds(
+            {one: Found(value, 0) for one, value in values.items()}, "deepspeed", overrides
+        )
+    return run_of_deepspeeds_file(
+        str(name), fields, known.source, overrides, key=key, over=known.overrides.values
+    )
 
 
 def run_of_deepspeeds_file(
-    name: str, fields: Fields, beside: Source, told: Told, *, key: str, over: Collection[str] = ()
+    name: str, fields: Fields, beside: Source, overrides: Overrides, *, key: str, over: Collection[str] = ()
 ) -> LaunchFile:
     """Return the run of the DeepSpeed file that ``key`` names, with ``auto`` filled from supplied values.
 
@@ -272,18 +284,18 @@ def run_of_deepspeeds_file(
         if (unknown := unknown_in(one.value)) is not None:
             raise InvalidProblemError([unknown_fault(f"{said} of {shown(base)}", unknown, one.line)])
     if key != _OF_THE_ENGINE:
-        _require_same(values, base, told, over)
+        _require_same(values, base, overrides, over)
     elif fields.has(MICRO_BATCH) and _DEEPSPEEDS_MICRO in values:  # the script sets the batches
-        _require_same({_DEEPSPEEDS_MICRO: values[_DEEPSPEEDS_MICRO]}, base, told, over)
+        _require_same({_DEEPSPEEDS_MICRO: values[_DEEPSPEEDS_MICRO]}, base, overrides, over)
     filled = {key: Found("auto", one.line) for key, one in values.items() if _NAMES.get(key) in over}
-    return _of_deepspeeds({**values, **filled}, base, told)
+    return _of_deepspeeds({**values, **filled}, base, overrides)
 
 
-def _of_deepspeeds(values: Mapping[str, Found], base: str, told: Told) -> LaunchFile:
+def _of_deepspeeds(values: Mapping[str, Found], base: str, overrides: Overrides) -> LaunchFile:
     """Return the run of DeepSpeed's values, with ``auto`` filled from supplied values."""
-    text = json.dumps(_nested(_resolved(values, told)))
+    text = json.dumps(_nested(_resolved(values, overrides)))
     name = base if base.endswith(".json") else f"{base}.json"
-    return DeepSpeedReader().read(Source(name=name, text=text), told)
+    return DeepSpeedReader().read(Source(name=name, text=text), overrides)
 
 
 def engines_precision(fields: Fields, beside: Source) -> str:
@@ -313,9 +325,9 @@ def _built_in(fields: Fields, key: str, base: str) -> dict[str, Found]:
     return {name: Found(value, 0) for name, value in {**found, **device, **weights}.items()}
 
 
-def _resolved(values: Mapping[str, Found], told: Told) -> dict[str, object]:
+def _resolved(values: Mapping[str, Found], overrides: Overrides) -> dict[str, object]:
     """Return DeepSpeed's values with ``auto`` replaced as by transformers' ``HfTrainerDeepSpeedConfig``."""
-    known, keys = _filled(told), flag_names(DeepSpeedReader.name)
+    known, keys = _filled(overrides), flag_names(DeepSpeedReader.name)
     found: dict[str, object] = {}
     for name, one in values.items():
         if one.value == "auto" and name in known:
@@ -323,23 +335,25 @@ def _resolved(values: Mapping[str, Found], told: Told) -> dict[str, object]:
         elif one.value != "auto" or not (name == _DEEPSPEEDS_BATCH or keys.is_free(name)):
             found[name] = one.value
     precision = str(
-        told.values["precision"]
+        overrides.values["precision"]
     )  # accelerate adds its section (DeepSpeedPlugin.set_mixed_precision)
     if not any(name.startswith(f"{precision}.") for name in values):
         found[f"{precision}.enabled"] = True  # accelerate adds it (DeepSpeedPlugin.set_mixed_precision)
     return found
 
 
-def _filled(told: Told) -> dict[str, int | str | bool]:
+def _filled(overrides: Overrides) -> dict[str, int | str | bool]:
     """Return the values for DeepSpeed's keys from the trainer's arguments."""
-    found = {key: told.values[name] for key, name in _NAMES.items()}
+    found = {key: overrides.values[name] for key, name in _NAMES.items()}
     return found | {key: found[key] == key.partition(".")[0] for key in _FILLED}
 
 
-def _require_same(values: Mapping[str, Found], base: str, told: Told, over: Collection[str]) -> None:
+def _require_same(
+    values: Mapping[str, Found], base: str, overrides: Overrides, over: Collection[str]
+) -> None:
     """Refuse a file with another batch or type than the trainer's arguments: transformers stops."""
     fields = Fields(base, values)
-    for key, said in _filled(told).items():
+    for key, said in _filled(overrides).items():
         value = fields.raw(key)
         if _NAMES[key] not in over and value not in (None, "auto") and str(value) != str(said):
             word = str(said).lower()

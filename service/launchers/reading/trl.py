@@ -32,7 +32,7 @@ from meshwright.service.launchers.reading.adapters import (
     require_whole_weights,
     trained_whole,
 )
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.commands import (
     commands_beside,
     files_named,
@@ -85,19 +85,19 @@ class TrlReader:
         """Return whether it is TRL's own file, or accelerate's next to a script that starts TRL."""
         return _is_sft(source) or (AccelerateReader().recognises(source) and _starts_trl(source))
 
-    def read(self, source: Source, told: Told) -> LaunchFile:
+    def read(self, source: Source, overrides: Overrides) -> LaunchFile:
         """Return the run that both files configure.
 
         Raises:
             InvalidProblemError: a value cannot be read, contradicts another, or is missing.
         """
         _require_own_file(source)
-        files = [source, *documents_beside(known_of(source, told).source)]
+        files = [source, *documents_beside(known_of(source, overrides).source)]
         sft = _named_file(source) or next((one for one in files if _is_sft(one)), None)
-        shares = _shares(source, files, sft, told)
-        known = known_of(source if shares is None else shares.source, told)
-        over = _of_sft_command(sft, told) if sft else {}
-        fields = Fields(sft.name, document_of(sft) | over, told) if sft else Fields(source.name, {})
+        shares = _shares(source, files, sft, overrides)
+        known = known_of(source if shares is None else shares.source, overrides)
+        over = _of_sft_command(sft, overrides) if sft else {}
+        fields = Fields(sft.name, document_of(sft) | over, overrides) if sft else Fields(source.name, {})
         fields.note_commands(over)
         precision = _precision(fields)
         if not (fields.flag("packing", default=False) or fields.has("pad_to_multiple_of")):
@@ -117,7 +117,7 @@ class TrlReader:
         fields.stop()
         unread = fields.unread("trl", "transformers")
         plain = {ENGINE: Found("MULTI_GPU", 0), "num_processes": Found(known.num_gpus(), 0)}
-        rest = Fields(source.name, plain, told) if shares is None else shares.fields
+        rest = Fields(source.name, plain, overrides) if shares is None else shares.fields
         if shares is not None and shares.kind() == "DEEPSPEED":
             run = _sft_by_deepspeed(fields, known, shares, given, (length, precision, optimizer))
         else:
@@ -159,15 +159,17 @@ def _sft_by_deepspeed(
         "recompute_granularity": "full" if recomputes(given, known) else "none",
     }
     world = ranks_of(known, shares.fields, None)
-    told = replace(known.told, model=known.model(), num_gpus=world, values={**known.told.values, **values})
-    return ranks_run(TrlReader.name, fields, known, told, shares)
+    overrides = replace(
+        known.overrides, model=known.model(), num_gpus=world, values={**known.overrides.values, **values}
+    )
+    return ranks_run(TrlReader.name, fields, known, overrides, shares)
 
 
-def _of_sft_command(sft: Source, told: Told) -> dict[str, Found]:
+def _of_sft_command(sft: Source, overrides: Overrides) -> dict[str, Found]:
     """Return arguments of the command that trains with the file, which override it (TRL's TrlParser)."""
-    start = start_of(sft, told)
-    told = replace(told, model=told.model or header_of(sft.text).model)
-    over = {} if start is None else values_of(start[1].words, told)
+    start = start_of(sft, overrides)
+    overrides = replace(overrides, model=overrides.model or header_of(sft.text).model)
+    over = {} if start is None else values_of(start[1].words, overrides)
     return {name: found for name, found in over.items() if name != "config"}
 
 
@@ -226,7 +228,7 @@ def take_model(fields: Fields, known: Known, name: str) -> None:
     refuse_stored(fields, name)
     if fields.has(name):
         named = Word(str(fields.raw(name)), fields.place(name)[1])
-        known.told = replace(known.told, model=known.model(named))
+        known.overrides = replace(known.overrides, model=known.model(named))
         for note in known.notes:
             fields.note(note)
 
@@ -246,13 +248,15 @@ def _starts(words: Sequence[Word]) -> bool:
     return command is not None and command.program in ("trl sft", "trl/scripts/sft.py")
 
 
-def _shares(source: Source, files: Sequence[Source], sft: Source | None, told: Told) -> Shares | None:
+def _shares(
+    source: Source, files: Sequence[Source], sft: Source | None, overrides: Overrides
+) -> Shares | None:
     """Return the sharding of the command that starts TRL, or of accelerate's file next to its YAML.
 
     Other programs start such trainings with the YAML, too: open-r1's src/open_r1/sft.py.
     """
     starts = list[tuple[Source, Sequence[Word]]]()
-    for script, words in commands_beside(source, told):
+    for script, words in commands_beside(source, overrides):
         command = program_of(words)
         if _starts(words):
             at = next((at for at, word in enumerate(words) if word.text in _PROGRAMS), 0)
@@ -290,7 +294,7 @@ def documents_beside(source: Source) -> Iterator[Source]:
     if not source.scripts():
         yield from map(source.at, sorted(source.files))
     for script in source.scripts():
-        for word in files_named(script_of(script, Told()), programs=False):
+        for word in files_named(script_of(script, Overrides()), programs=False):
             if (text := source.other(word.text)) is not None:
                 yield replace(source, name=word.text, text=text)
 
@@ -298,7 +302,7 @@ def documents_beside(source: Source) -> Iterator[Source]:
 def _sft_arguments(fields: Fields, known: Known) -> tuple[Arguments, int]:
     """Return batch and checkpointing for accelerate's reader, and the length; the command's values win."""
     fields.slip_for(MICRO_BATCH)
-    if fields.is_null(_LENGTH) and "seq_length" not in known.told.values:
+    if fields.is_null(_LENGTH) and "seq_length" not in known.overrides.values:
         fields.fault(_LENGTH, "null: nothing says how long sequences are", allowed="--set seq_length=…")
     defaults = {MICRO_BATCH: _DEFAULT_BATCH, ACCUMULATION: 1, _LENGTH: _DEFAULT_LENGTH}
     own = {
@@ -310,6 +314,6 @@ def _sft_arguments(fields: Fields, known: Known) -> tuple[Arguments, int]:
             fields.note(f"{name} is not given: {defaults[name]} is TRL's default")
     recompute = fields.flag(CHECKPOINTING, default=True)  # SFTConfig's own default
     own[CHECKPOINTING] = Word(str(recompute).lower(), fields.place(CHECKPOINTING)[1])
-    told = arguments(known, (*defaults, CHECKPOINTING, "main_process_ip"))
-    given = own | told
+    started = arguments(known, (*defaults, CHECKPOINTING, "main_process_ip"))
+    given = own | started
     return given, number(given, _LENGTH) or _DEFAULT_LENGTH

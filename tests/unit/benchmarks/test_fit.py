@@ -17,7 +17,7 @@ from benchmarks.fit.leave_out import LeftOut, blind_profile_of, cluster_of, sigm
 from benchmarks.fit.spreads import (
     CAUSES,
     Errors,
-    doubt_of_untold_experts,
+    doubt_of_unidentified_experts,
     fitted_causes,
     launch_noise_of,
     sigma_of_unknown_stack,
@@ -94,11 +94,11 @@ def test_without_its_runs_nothing_tells_what_a_stack_launches_in(runs: list[Run]
     one = Observation.of(small[0])
     assert one is not None
     evidence = Evidence.of_times([*small, *runs])
-    assert "floor_s" not in default_profile_of(one).untold
-    assert "floor_s" in blind_profile_of(evidence, cluster_of)(one).untold
+    assert "floor_s" not in default_profile_of(one).unidentified
+    assert "floor_s" in blind_profile_of(evidence, cluster_of)(one).unidentified
     known = blind_profile_of(evidence, cluster_of, known=("floor_s",))(one)
-    assert "floor_s" not in known.untold
-    assert "network" in known.untold
+    assert "floor_s" not in known.unidentified
+    assert "network" in known.unidentified
 
 
 def test_constants_move_no_further_than_their_bounds() -> None:
@@ -190,10 +190,10 @@ def test_a_large_stack_does_not_decide_alone_what_an_unknown_one_is_off_by() -> 
     assert sigma_of_unknown_stack(seen, np.zeros(len(CAUSES))) == pytest.approx(0.5 / 1.2816, rel=0.01)
 
 
-def test_untold_experts_add_what_the_intervals_of_their_runs_lack() -> None:
+def test_unidentified_experts_add_what_the_intervals_of_their_runs_lack() -> None:
     # half of the runs are of experts and are off by 0.5: (0.5 / 1.2816)² is the stack's own 0.3² and theirs
     causes = np.zeros((RUNS, len(CAUSES)))
-    causes[::2, CAUSES.index("untold_experts")] = 1.0
+    causes[::2, CAUSES.index("unidentified_experts")] = 1.0
     seen = Errors(
         log_error=np.where(causes.any(axis=1), 0.5, 0.1),
         causes=causes,
@@ -201,7 +201,7 @@ def test_untold_experts_add_what_the_intervals_of_their_runs_lack() -> None:
         weights=np.ones(RUNS),
         stacks=("unlike",) * RUNS,
     )
-    found = doubt_of_untold_experts(seen, np.zeros(len(CAUSES)), 0.3)
+    found = doubt_of_unidentified_experts(seen, np.zeros(len(CAUSES)), 0.3)
     assert found**2 == pytest.approx((0.5 / 1.2816) ** 2 - 0.3**2, rel=0.01)
 
 

@@ -12,7 +12,7 @@ import pytest
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.capture import MAX_SECONDS, Captured, capture
 from meshwright.service.cli.main import app
-from meshwright.service.launchers.reading.base import Source, Told
+from meshwright.service.launchers.reading.base import Overrides, Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.registry import export
 from tests.launchers.plans import CASES
@@ -95,7 +95,7 @@ def test_a_capture_is_read_as_a_launch_file(tmp_path: Path) -> None:
     )
     found = run(tmp_path, text)
     source = Source(name="run.json", text=json.dumps(found.document, indent=1))
-    assert read_launch_files(source, Told()).configuration.tensor_parallel_size == 2
+    assert read_launch_files(source, Overrides()).configuration.tensor_parallel_size == 2
 
 
 @pytest.mark.parametrize(

@@ -307,7 +307,7 @@ def test_a_search_of_a_launch_file_is_told_what_the_file_leaves_open(tmp_path: P
     found, read = with_files(cluster, file, **told)  # type: ignore[arg-type]
     problem = parse_problem(found)
     assert read is not None
-    assert any("--odd-flag is passed by" in note for note in read.notes)  # which plan prints
+    assert any("--odd-flag is ignored" in note for note in read.notes)  # which plan prints
     assert (problem.model.vocab_size, problem.workload.global_batch_size) == (51200, 64)
     fp8, _ = with_files(cluster, file, **{**told, "assign": ["vocab_size=51200", "precision=fp8"]})  # type: ignore[arg-type]
     assert parse_problem(fp8).workload.precision == "fp8"

@@ -11,7 +11,7 @@ from meshwright.profiles.errors import InvalidProblemError, RefusedExportError
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.profile import default_profile, framework_of
 from meshwright.profiles.switches import Setting, switches
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.registry import export
 from meshwright.service.launchers.target import Target
@@ -79,7 +79,7 @@ def asked(found: Target, launcher: str, options: Options) -> Target:
 def read_back(found: Target, launcher: str) -> LaunchFile:
     files = export(found.plan, found.problem, launcher).files
     source = Source(name="launch.sh", text=files["launch.sh"], files=files)
-    return read_launch_files(source, Told(model=found.model))
+    return read_launch_files(source, Overrides(model=found.model))
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -117,7 +117,7 @@ def test_graphs_that_no_loop_captures_are_read_as_none(launcher: str) -> None:
             name = "llama_factory.yaml"
             text = f"{files[name]}\ncuda_graph_impl: {impl}\ncuda_graph_scope: {scope}\n"
         source = Source(name="launch.sh", text=files["launch.sh"], files={**files, name: text})
-        return read_launch_files(source, Told(model=LLAMA.model))
+        return read_launch_files(source, Overrides(model=LLAMA.model))
 
     for impl, scope in (("transformer_engine", "attn"), ("local", "full_iteration")):
         found = written(impl, scope)

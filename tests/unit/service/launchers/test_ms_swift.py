@@ -7,7 +7,7 @@ import yaml
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_model
-from meshwright.service.launchers.reading.base import Source, Told
+from meshwright.service.launchers.reading.base import Overrides, Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.registry import export
 from tests.launchers.cases import DEEPSEEK_EXPERTS, DEEPSEEK_V3
@@ -38,7 +38,7 @@ def test_every_default_of_ms_swift_that_a_price_depends_on_is_written(name: str)
     files = export(case.plan, case.problem, "ms-swift").files
     text = "\n".join(files.values())
     source = Source(name="launch.sh", text=files["launch.sh"], files=files)
-    read = read_launch_files(source, Told(model=case.model))
+    read = read_launch_files(source, Overrides(model=case.model))
     assert (read.configuration, read.unread) == (case.config, ())
     written = dict(re.findall(r"^ +--(\w+) (\S+)$", text, re.MULTILINE))
     wanted = {*DEFAULTS}
@@ -67,7 +67,7 @@ def test_what_the_models_own_configuration_does_not_switch_on_is_written() -> No
 def test_megatron_bridges_performance_scripts_are_no_ms_swift() -> None:
     run = "torchrun --nproc_per_node 8 scripts/performance/run_script.py --model_recipe_name llama3_8b "
     run += "--tensor_model_parallel_size 4 --global_batch_size 512 --micro_batch_size 1 --seq_length 8192\n"
-    told = Told(model=find_model("llama-3-8b"), num_gpus=8)
+    overrides = Overrides(model=find_model("llama-3-8b"), num_gpus=8)
     for text in (run, f"worker='{run}'\n"):  # which one writes into a file and starts from there
         with pytest.raises(InvalidProblemError, match="starts Megatron-Bridge's"):
-            read_launch_files(Source(name="a.sh", text=text), told)
+            read_launch_files(Source(name="a.sh", text=text), overrides)

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from meshwright.profiles.model import ModelSpec
-from meshwright.profiles.profile import Constants, Residual, default_profile, level_of, untold_constants
+from meshwright.profiles.profile import (
+    Constants,
+    Residual,
+    default_profile,
+    level_of,
+    unidentified_constants,
+)
 from meshwright.solver.configuration import Columns, Configuration
 from meshwright.solver.cost.residuals import features_of
 from meshwright.solver.cost.uncertainty import (
@@ -50,42 +56,42 @@ def test_a_tiny_model_is_predicted_with_a_wider_band() -> None:
 
 
 def test_a_framework_whose_launches_nobody_measured_has_a_wider_band_where_launches_bind() -> None:
-    # of a step that hangs on launches alone: untold² instead of told²
+    # of a step that hangs on launches alone: unidentified² instead of told²
     problem, configuration = a_problem(model=TINY), a_configuration()
     columns, splits = Columns.of([configuration]), np.array([configuration.stage_layers])
     told = default_profile(problem.cluster, problem.launcher)
-    assert "floor_s" not in told.untold
-    untold = replace(told, untold=("floor_s",))
-    sigmas = [log_time_sigma(problem, columns, splits, known)[0] for known in (told, untold)]
+    assert "floor_s" not in told.unidentified
+    unidentified = replace(told, unidentified=("floor_s",))
+    sigmas = [log_time_sigma(problem, columns, splits, known)[0] for known in (told, unidentified)]
     share, known = shares(TINY)["launch"], doubts()
-    added = (known.untold_shares["launch"] ** 2 - known.shares["launch"] ** 2) * share**2
+    added = (known.unidentified_shares["launch"] ** 2 - known.shares["launch"] ** 2) * share**2
     assert sigmas[1] ** 2 - sigmas[0] ** 2 == pytest.approx(added)
-    assert known.untold_shares["launch"] > 2.0 * known.shares["launch"]
+    assert known.unidentified_shares["launch"] > 2.0 * known.shares["launch"]
 
 
 def test_experts_under_a_framework_whose_runs_had_none_have_a_wider_band() -> None:
-    # untold² instead of told², and nothing of a dense model
+    # unidentified² instead of told², and nothing of a dense model
     def squares(model: ModelSpec) -> list[float]:
         problem, configuration = a_problem(model=model), a_configuration()
         columns, splits = Columns.of([configuration]), np.array([configuration.stage_layers])
-        told = replace(default_profile(problem.cluster, problem.launcher), untold=())
-        both = (told, replace(told, untold=(OF_EXPERTS,)))
+        told = replace(default_profile(problem.cluster, problem.launcher), unidentified=())
+        both = (told, replace(told, unidentified=(OF_EXPERTS,)))
         return [float(log_time_sigma(problem, columns, splits, known)[0]) ** 2 for known in both]
 
-    told, untold = squares(a_moe_model())
+    told, unidentified = squares(a_moe_model())
     known = doubts()
-    assert untold - told == pytest.approx(known.untold_experts**2 - known.experts**2)
-    assert known.untold_experts > known.experts
+    assert unidentified - told == pytest.approx(known.unidentified_experts**2 - known.experts**2)
+    assert known.unidentified_experts > known.experts
     dense = squares(a_model())
     assert dense[0] == dense[1]
 
 
-def test_constants_of_a_stack_that_its_runs_do_not_identify_are_untold() -> None:
+def test_constants_of_a_stack_that_its_runs_do_not_identify_are_unidentified() -> None:
     # Composer's runs are bound by kernels; those of Megatron-Core's tests by launches
-    assert "floor_s" in untold_constants("fsdp")
-    assert "gemm" not in untold_constants("fsdp")
-    assert "floor_s" not in untold_constants("megatron-core")
-    assert set(untold_constants("a stack that nobody ran")) == set(level_of(None).constants)
+    assert "floor_s" in unidentified_constants("fsdp")
+    assert "gemm" not in unidentified_constants("fsdp")
+    assert "floor_s" not in unidentified_constants("megatron-core")
+    assert set(unidentified_constants("a stack that nobody ran")) == set(level_of(None).constants)
 
 
 def test_the_band_counts_the_layers_that_each_stage_recomputes() -> None:
@@ -110,9 +116,9 @@ def test_a_gpu_that_nobody_measured_widens_the_band_by_its_own_doubt() -> None:
         profile = default_profile(problem.cluster, "megatron-lm")
         plain, known = a_configuration(), doubts()
         shares = shares_of(problem, Columns.of([plain]), np.array([plain.stage_layers]), profile)
+        unidentified = {name: SHARES[name] in profile.unidentified for name in shares}
         hung = [
-            ((known.untold_shares if SHARES[name] in profile.untold else known.shares)[name] * share[0])
-            ** 2
+            ((known.unidentified_shares if unidentified[name] else known.shares)[name] * share[0]) ** 2
             for name, share in shares.items()
         ]
         return sigma(problem, plain) ** 2 - float(sum(hung))

@@ -6,7 +6,7 @@ import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_model
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 
 PLUGIN = """compute_environment: LOCAL_MACHINE
@@ -21,7 +21,7 @@ num_machines: 2
 num_processes: 16
 """
 SCRIPT = "accelerate launch --config_file a.yaml train.py --per_device_train_batch_size 2\n"
-TOLD = Told(model=find_model("llama-3.1-8b"), values={"seq_length": 4096})
+TOLD = Overrides(model=find_model("llama-3.1-8b"), values={"seq_length": 4096})
 
 
 def read(text: str = PLUGIN, script: str = SCRIPT) -> LaunchFile:

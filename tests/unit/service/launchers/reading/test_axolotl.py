@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 
 AXOLOTL = (
@@ -14,8 +14,8 @@ AXOLOTL = (
 )
 
 
-def read(text: str, told: Told, name: str) -> LaunchFile:
-    return read_launch_files(Source(name=name, text=text), told)
+def read(text: str, overrides: Overrides, name: str) -> LaunchFile:
+    return read_launch_files(Source(name=name, text=text), overrides)
 
 
 def test_axolotl_without_its_second_fsdp_is_replicas_or_accelerates_first() -> None:
@@ -24,21 +24,21 @@ def test_axolotl_without_its_second_fsdp_is_replicas_or_accelerates_first() -> N
         "sequence_len: 2048\nsample_packing: true\nmicro_batch_size: 2\ngradient_accumulation_steps: 2\n"
         "bf16: auto\noptimizer: adamw_8bit\ngradient_checkpointing: true\n"
     )
-    found = read(text, Told(num_gpus=4), "lora.yml")
+    found = read(text, Overrides(num_gpus=4), "lora.yml")
     assert (found.launcher, found.workload.lora_rank) == ("axolotl", 16)
     assert (found.configuration.zero_stage, found.configuration.zero_shard_size) == (0, 1)
     assert found.workload.global_batch_size == 16  # 4 replicas × 2 × 2
     whole, cut = text.replace("adapter: lora", "adapter:"), "fsdp: [full_shard, auto_wrap]\n"
     with pytest.raises(InvalidProblemError, match="Axolotl's weights are in two precisions"):
-        read(whole, Told(num_gpus=4), "full.yml")
+        read(whole, Overrides(num_gpus=4), "full.yml")
     with pytest.raises(InvalidProblemError, match="1 is not priced under Axolotl with adapters"):
-        read(f"{text}{cut}", Told(num_gpus=4), "sharded.yml")
+        read(f"{text}{cut}", Overrides(num_gpus=4), "sharded.yml")
     # flash attention takes embeddings and norms back to bf16; FSDP1 casts all weights up
     for more, *expected in (
         ("flash_attention: true\n", "trl", 0, "adamw-8bit-bf16"),
         (cut, "accelerate", 3, "adamw-8bit"),
     ):
-        found = read(whole + more, Told(num_gpus=4), "full.yml")
+        found = read(whole + more, Overrides(num_gpus=4), "full.yml")
         assert [found.launcher, found.configuration.zero_stage, found.workload.optimizer] == expected
         assert found.workload.global_batch_size == 16
     for option, why in (
@@ -46,8 +46,10 @@ def test_axolotl_without_its_second_fsdp_is_replicas_or_accelerates_first() -> N
         ("reshard_after_forward: false", "is FSDP2's alone"),
     ):
         with pytest.raises(InvalidProblemError, match=why):
-            read(f"{whole}{cut}fsdp_config:\n  {option}\n", Told(num_gpus=4), "full.yml")
-    found = read(f"{whole}{cut}fsdp_config:\n  fsdp_offload_params: true\n", Told(num_gpus=4), "full.yml")
+            read(f"{whole}{cut}fsdp_config:\n  {option}\n", Overrides(num_gpus=4), "full.yml")
+    found = read(
+        f"{whole}{cut}fsdp_config:\n  fsdp_offload_params: true\n", Overrides(num_gpus=4), "full.yml"
+    )
     assert (found.launcher, found.configuration.offload) == ("accelerate", "optimizer+parameters")
 
 
@@ -58,7 +60,7 @@ def test_options_of_axolotls_command_count_before_its_file() -> None:
 
     def started(run: str) -> LaunchFile:
         source = Source(name="a.sh", text=run, files={"a.sh": run, "a.yml": text})
-        return read_launch_files(source, Told(num_gpus=4))
+        return read_launch_files(source, Overrides(num_gpus=4))
 
     for start in ("axolotl train a.yml", "accelerate launch -m axolotl.cli.train a.yml"):
         found = started(f"axolotl preprocess a.yml\n{start} --micro-batch-size 8 --no-sample-packing\n")
@@ -69,12 +71,12 @@ def test_options_of_axolotls_command_count_before_its_file() -> None:
         with pytest.raises(InvalidProblemError, match=f"line 1 of a.sh: axolotl {other}"):
             started(f"axolotl {other} a.yml --micro-batch-size 8\n")
     with pytest.raises(InvalidProblemError, match=r"overrides_of_model_config\.num_hidden_layers"):
-        read(f"{text}overrides_of_model_config:\n  num_hidden_layers: 2\n", Told(num_gpus=4), "a.yml")
+        read(f"{text}overrides_of_model_config:\n  num_hidden_layers: 2\n", Overrides(num_gpus=4), "a.yml")
 
 
 def test_axolotl_on_deepspeed_is_read_with_its_file() -> None:
     text = f"{AXOLOTL}deepspeed: deepspeed_configs/zero3_bf16.json\n"
-    found = read(text, Told(num_gpus=8), "a.yml")
+    found = read(text, Overrides(num_gpus=8), "a.yml")
     assert (found.launcher, found.model.name, found.configuration.zero_stage) == (
         "deepspeed",
         "mistral-7b",
@@ -87,17 +89,17 @@ def test_axolotl_on_deepspeed_is_read_with_its_file() -> None:
         "a.yml": text,
         "zero3_bf16.json": '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 1}}',
     }
-    found = read_launch_files(Source(name="a.yml", text=text, files=files), Told(num_gpus=8))
+    found = read_launch_files(Source(name="a.yml", text=text, files=files), Overrides(num_gpus=8))
     assert (found.configuration.zero_stage, found.configuration.recompute_granularity) == (1, "full")
     with pytest.raises(InvalidProblemError, match="tensor_parallel_size: line 9: beside"):
-        read(f"{text}tensor_parallel_size: 2\n", Told(num_gpus=8), "a.yml")
+        read(f"{text}tensor_parallel_size: 2\n", Overrides(num_gpus=8), "a.yml")
     with pytest.raises(InvalidProblemError, match=r"deepspeed: line 8: mine.json is not beside the file"):
-        read(text.replace("zero3_bf16", "mine"), Told(num_gpus=8), "a.yml")
+        read(text.replace("zero3_bf16", "mine"), Overrides(num_gpus=8), "a.yml")
 
 
 def test_axolotls_weights_of_4_bits_are_replicas_of_accelerate() -> None:
     text = f"{AXOLOTL}adapter: qlora\nload_in_4bit: true\nlora_r: 32\nlora_target_linear: true\n"
-    found = read(text, Told(num_gpus=8), "a.yml")
+    found = read(text, Overrides(num_gpus=8), "a.yml")
     assert (found.launcher, found.configuration.zero_stage) == ("accelerate", 0)
     workload = found.workload
     assert (workload.base_precision, workload.lora_rank) == ("nf4-double", 32)
@@ -112,18 +114,18 @@ def test_axolotls_weights_of_4_bits_are_replicas_of_accelerate() -> None:
         ("load_in_4bit: false", "adapter: line 8: qlora needs load_in_4bit"),
     ):
         with pytest.raises(InvalidProblemError, match=cause):
-            read(f"{text}{line}\n", Told(num_gpus=8), "a.yml")
+            read(f"{text}{line}\n", Overrides(num_gpus=8), "a.yml")
     with pytest.raises(InvalidProblemError, match="adapter: line 8: qlora needs load_in_4bit"):
-        read(text.replace("load_in_4bit: true\n", ""), Told(num_gpus=8), "a.yml")
+        read(text.replace("load_in_4bit: true\n", ""), Overrides(num_gpus=8), "a.yml")
     with pytest.raises(InvalidProblemError, match="experts of fewer bits"):
-        read(text.replace("Mistral-7B-v0.1", "Mixtral-8x7B-v0.1"), Told(num_gpus=8), "a.yml")
+        read(text.replace("Mistral-7B-v0.1", "Mixtral-8x7B-v0.1"), Overrides(num_gpus=8), "a.yml")
 
 
 def test_the_last_of_a_repeated_key_counts_and_both_lines_are_named() -> None:
     # PyYAML, Axolotl's loader, takes the last; 8 ranks × micro-batch 2 × 5 instead of 3
     text = f"{AXOLOTL}flash_attention: true\ngradient_accumulation_steps: 5\n"
     first = text.splitlines().index("gradient_accumulation_steps: 3") + 1
-    found = read(text, Told(num_gpus=8), "a.yml")
+    found = read(text, Overrides(num_gpus=8), "a.yml")
     assert found.workload.global_batch_size == 8 * 2 * 5
     assert any(
         f"gradient_accumulation_steps is given again, after line {first}: the last one counts" in note
@@ -137,7 +139,7 @@ def test_axolotls_weights_of_8_bits_and_its_batch_are_read() -> None:
         "bf16: auto", "fp16: true"
     )
     text += "adapter: lora\nload_in_8bit: true\nlora_target_modules: [q_proj]\ndeepspeed: zero2.json\n"
-    found = read(text, Told(num_gpus=8), "a.yml")
+    found = read(text, Overrides(num_gpus=8), "a.yml")
     assert (found.workload.base_precision, found.workload.lora_targets) == ("int8", ("q_proj",))
     assert (found.configuration.zero_stage, found.workload.global_batch_size) == (2, 8 * 2 * 6)
     assert found.workload.precision == "fp16"
@@ -147,16 +149,16 @@ def test_axolotls_weights_of_8_bits_and_its_batch_are_read() -> None:
         ("activation_offloading: true", "activations on the host"),
     ):
         with pytest.raises(InvalidProblemError, match=cause):
-            read(f"{text}{line}\n", Told(num_gpus=8), "a.yml")
+            read(f"{text}{line}\n", Overrides(num_gpus=8), "a.yml")
     with pytest.raises(InvalidProblemError, match="fp16: line 5: weights in fp16 alone"):
-        read(text.replace("adapter: lora\nload_in_8bit: true\n", ""), Told(num_gpus=8), "a.yml")
+        read(text.replace("adapter: lora\nload_in_8bit: true\n", ""), Overrides(num_gpus=8), "a.yml")
 
 
 def test_axolotls_losses_keep_no_logits_where_a_plugin_fuses_them() -> None:
     text = f"{AXOLOTL}adapter: lora\nlora_target_linear: true\n"
 
     def options(more: str) -> dict[str, object]:
-        return dict(read(text + more, Told(num_gpus=8), "a.yml").workload.framework_options)
+        return dict(read(text + more, Overrides(num_gpus=8), "a.yml").workload.framework_options)
 
     # 2 × 4096 tokens in 32000 / 4096 → 8 parts of 1024, whose logits have 2 bytes each
     fused = "liger_rms_norm: true\nliger_fused_linear_cross_entropy: true\n"
@@ -180,6 +182,6 @@ def test_axolotls_losses_keep_no_logits_where_a_plugin_fuses_them() -> None:
 def test_what_trains_other_weights_or_holds_them_elsewhere_is_refused(more: str, why: str) -> None:
     cut = "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n"
     with pytest.raises(InvalidProblemError, match=why):
-        read(AXOLOTL + cut + more, Told(num_gpus=4), "axolotl.yml")
+        read(AXOLOTL + cut + more, Overrides(num_gpus=4), "axolotl.yml")
     with pytest.raises(InvalidProblemError, match=r"base_model: .* is stored quantised"):
-        read(AXOLOTL.replace("v0.1", "v0.1-AWQ") + cut, Told(num_gpus=4), "axolotl.yml")
+        read(AXOLOTL.replace("v0.1", "v0.1-AWQ") + cut, Overrides(num_gpus=4), "axolotl.yml")

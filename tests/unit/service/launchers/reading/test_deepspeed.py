@@ -5,7 +5,7 @@ import json
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.deepspeed import DeepSpeedReader
 from tests.launchers.cases import LLAMA_70B
 
@@ -18,8 +18,8 @@ def read(stage: int, **sections: object) -> LaunchFile:
         "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {"enabled": True},
         "zero_optimization": {"stage": stage, **sections},
     }  # fmt: skip
-    told = Told(model=LLAMA_70B, num_gpus=64, values={"seq_length": 4096})
-    return DeepSpeedReader().read(Source(name="ds_config.json", text=json.dumps(raw)), told)
+    overrides = Overrides(model=LLAMA_70B, num_gpus=64, values={"seq_length": 4096})
+    return DeepSpeedReader().read(Source(name="ds_config.json", text=json.dumps(raw)), overrides)
 
 
 def test_weights_on_the_host_below_stage_3_do_nothing() -> None:
@@ -39,10 +39,10 @@ def test_the_oldest_form_of_the_section_is_stage_1() -> None:
     raw = {
         "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {"enabled": True},
     }  # fmt: skip
-    told = Told(model=LLAMA_70B, num_gpus=64, values={"seq_length": 4096})
+    overrides = Overrides(model=LLAMA_70B, num_gpus=64, values={"seq_length": 4096})
     for switch, stage in ((True, 1), (False, 0)):
         text = json.dumps({**raw, "zero_optimization": switch})
-        found = DeepSpeedReader().read(Source(name="ds_config.json", text=text), told)
+        found = DeepSpeedReader().read(Source(name="ds_config.json", text=text), overrides)
         assert found.configuration.zero_stage == stage
 
 

@@ -12,7 +12,7 @@ from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.switches import clashes
 from meshwright.service.cli.problem_options import source_of
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.reading.shell import read_script
 from meshwright.service.launchers.reading.shell_values import unknown_value
@@ -24,8 +24,8 @@ SIZES = (
 )
 
 
-def read(text: str, told: Told | None = None, name: str = "a.sh") -> LaunchFile:
-    return read_launch_files(Source(name=name, text=text), told or Told())
+def read(text: str, overrides: Overrides | None = None, name: str = "a.sh") -> LaunchFile:
+    return read_launch_files(Source(name=name, text=text), overrides or Overrides())
 
 
 def echoed(text: str) -> list[str]:
@@ -64,7 +64,7 @@ def test_what_is_not_known_stays_one_word() -> None:
     )
     with pytest.raises(InvalidProblemError, match="how many GPUs run is not said"):
         read(script)
-    assert read(script, Told(num_gpus=8)).configuration.data_parallel_size == 4  # 8 / tp 2
+    assert read(script, Overrides(num_gpus=8)).configuration.data_parallel_size == 4  # 8 / tp 2
 
 
 BATCH = (
@@ -130,7 +130,7 @@ def test_data_that_a_script_names_are_no_launch_files_that_are_missing() -> None
 
 def test_slurms_variables_are_those_of_the_header_or_of_the_told_nodes() -> None:
     assert read(BATCH).workload.global_batch_size == 32  # 4 nodes × 8
-    assert read(BATCH, Told(num_gpus=16)).workload.global_batch_size == 16  # 2 nodes × 8
+    assert read(BATCH, Overrides(num_gpus=16)).workload.global_batch_size == 16  # 2 nodes × 8
 
 
 def test_a_vocabulary_is_what_its_path_states_and_nobodys_is_not_gpt2s() -> None:
@@ -162,7 +162,7 @@ def test_yaml_takes_no_for_false() -> None:
         "--per_device_train_batch_size 1 --max_seq_length 1024 --bf16 True\n"
     )
     source = Source(name="run.sh", text=command, files={"a.yaml": text, "run.sh": command})
-    assert read_launch_files(source, Told(num_gpus=1)).configuration.num_gpus == 1
+    assert read_launch_files(source, Overrides(num_gpus=1)).configuration.num_gpus == 1
 
 
 def test_a_checkpoints_model_is_the_one_that_its_path_names() -> None:
@@ -200,13 +200,13 @@ def test_a_file_is_found_by_the_path_that_the_script_names(tmp_path: Path) -> No
         "deepspeed --num_gpus 8 train.py --deepspeed configs/zero.json --per_device_train_batch_size 1 "
         "--model_name_or_path meta-llama/Llama-2-7b-hf --max_seq_length 1024 --bf16 True\n"
     )
-    assert read_launch_files(source_of([script]), Told()).configuration.zero_stage == 2
+    assert read_launch_files(source_of([script]), Overrides()).configuration.zero_stage == 2
 
 
 def test_told_arguments_of_a_script_are_counted() -> None:
     script = 'if [ "$#" -ne 2 ]; then exit 1; fi\necho $2 $@'
-    told = read_script(script, {"1": "a", "2": "b"}).commands[-1]
-    assert [word.text for word in told] == ["echo", "b", "a", "b"]
+    found = read_script(script, {"1": "a", "2": "b"}).commands[-1]
+    assert [word.text for word in found] == ["echo", "b", "a", "b"]
     assert read_script(script).stopped == 1
 
 
@@ -349,14 +349,16 @@ def test_a_configuration_that_only_a_generator_is_given_is_refused() -> None:
     ):
         source = Source(name="a.sh", text=run, files={"a.sh": run, "b.sh": nested, "a.toml": titan})
         if starts:
-            assert read_launch_files(source, Told()).workload.global_batch_size == 8
+            assert read_launch_files(source, Overrides()).workload.global_batch_size == 8
         else:
             with pytest.raises(InvalidProblemError, match=r"test_generate\.py generates text"):
-                read_launch_files(source, Told())
+                read_launch_files(source, Overrides())
     prepares = "$(which python) --version\npython -m venv env\n"
     looks = f"{prepares}for f in conf/a.toml train.py; do ls $f; done\nls conf/a.toml\n"
     with pytest.raises(InvalidProblemError, match=r"a\.sh names a\.toml and starts no program"):
-        read_launch_files(Source(name="a.sh", text=looks, files={"a.sh": looks, "a.toml": titan}), Told())
+        read_launch_files(
+            Source(name="a.sh", text=looks, files={"a.sh": looks, "a.toml": titan}), Overrides()
+        )
 
 
 def test_a_batch_in_a_name_that_is_not_known_is_no_default() -> None:
@@ -400,9 +402,9 @@ def test_what_stages_and_steps_are_called_elsewhere_is_read_or_refused() -> None
     json = Source(name="ds.json", text='{"train_batch_size": 64, "zero_optimization": {"stage": 1}}')
     text = start.replace("--zero-stage 1", "--deepspeed_config ds.json").replace("--gas 8 ", "")
     beside = Source(name="a.sh", text=text, files={json.name: json.text, "a.sh": text})
-    assert read_launch_files(beside, Told()).workload.global_batch_size == 64
+    assert read_launch_files(beside, Overrides()).workload.global_batch_size == 64
     grown = json.text.replace("{", '{"curriculum_learning": {"enabled": true, "min_difficulty": 8}, ', 1)
-    found = read_launch_files(replace(beside, files={json.name: grown, "a.sh": text}), Told())
+    found = read_launch_files(replace(beside, files={json.name: grown, "a.sh": text}), Overrides())
     assert any("priced at the full length" in note for note in found.notes)
     with pytest.raises(InvalidProblemError, match="how many GPUs run is not said"):
         read(start.replace("--num_gpus 8", "--hostfile hosts --num_gpus 8"))
@@ -416,7 +418,7 @@ def test_runs_of_the_same_words_on_other_numbers_of_gpus_are_two() -> None:
     text = f"torchrun --nproc_per_node 4 {words}\ntorchrun --nproc_per_node 8 {words}\n"
     with pytest.raises(InvalidProblemError, match=r"1 \(line 1\): --nproc-per-node 4; 2 \(line 2\)"):
         read(text)
-    assert read(text, Told(run=2)).configuration.num_gpus == 8
+    assert read(text, Overrides(run=2)).configuration.num_gpus == 8
 
 
 def test_names_of_another_launcher_s_program_are_not_taken_for_one_s_own() -> None:
@@ -436,7 +438,7 @@ def test_a_section_that_nanotron_refuses_is_not_passed_over() -> None:
     )
     with pytest.raises(InvalidProblemError, match="infini_attention: is no section of nanotron's"):
         read(text, name="a.yaml")
-    assert read(text, Told(ignored=("infini_attention",)), "a.yaml").model.num_layers == 2
+    assert read(text, Overrides(ignored=("infini_attention",)), "a.yaml").model.num_layers == 2
 
 
 def test_editions_of_a_tokenizer_are_told_apart() -> None:
@@ -458,8 +460,8 @@ def test_what_nobody_has_is_refused_and_what_no_price_hangs_on_is_listed() -> No
     assert listed == ("--hetero-mode", "--deterministic-mode", "--my-trace-interval")
     with pytest.raises(InvalidProblemError, match=r"--hetero-mode: line 1: is a fork's own, .*--ignore"):
         read(f"{start} --hetero-mode pp\n")
-    passed = read(f"{start} --hetero-mode pp\n", Told(ignored=("--hetero-mode",)))
-    assert any("--hetero-mode is passed by" in note for note in passed.notes)
+    passed = read(f"{start} --hetero-mode pp\n", Overrides(ignored=("--hetero-mode",)))
+    assert any("--hetero-mode is ignored" in note for note in passed.notes)
 
 
 def test_a_program_by_the_name_of_a_family_that_no_flag_describes_is_refused() -> None:
@@ -545,15 +547,15 @@ def test_a_bridge_configuration_may_leave_the_precision_to_the_model() -> None:
         "  seq_length: 128\n  bf16: true\n  cuda_graph_scope: []\n  position_embedding_type: rope\n"
         "train:\n  micro_batch_size: 1\n  global_batch_size: 8\nmixed_precision: null\n"
     )
-    found = read(text, Told(num_gpus=8), name="run_config.yaml")
+    found = read(text, Overrides(num_gpus=8), name="run_config.yaml")
     assert (found.launcher, found.workload.precision) == ("megatron-bridge", "bf16")
 
 
 def test_flags_that_start_nothing_are_refused_where_degrees_are_set_that_none_takes() -> None:
     text = f'TP_SIZE=4\nMODEL_ARGS="{SIZES} --vocab-size 512 --micro-batch-size 1"\n'
     with pytest.raises(InvalidProblemError, match=r"line 1 of a.sh: TP_SIZE is 4, and no command"):
-        read(text, Told(num_gpus=8))
+        read(text, Overrides(num_gpus=8))
     same = text.replace("--micro-batch-size 1", "--tensor-model-parallel-size 4")
-    found = read(same, Told(num_gpus=8))
+    found = read(same, Overrides(num_gpus=8))
     assert found.configuration.tensor_parallel_size == 4
     assert any("no command in it starts a program" in note for note in found.notes)

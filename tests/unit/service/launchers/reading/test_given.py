@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.documents import Found
 from meshwright.service.launchers.reading.fields import Fields, meant
 from meshwright.service.launchers.reading.given import PLAIN_NAMES, given_flags
@@ -34,11 +34,11 @@ def test_a_short_name_of_ranks_is_asked_about_not_passed_by(name: str) -> None:
         "--num-attention-heads 8 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1 --bf16"
     )
     assert (
-        read_launch_files(Source(name="a.sh", text=f"{command} {name} 1"), Told()).workload.seq_length
+        read_launch_files(Source(name="a.sh", text=f"{command} {name} 1"), Overrides()).workload.seq_length
         == 128
     )
     with pytest.raises(InvalidProblemError, match=f"{name}: line 1: unknown option that affects how ranks"):
-        read_launch_files(Source(name="a.sh", text=f"{command} {name} 2"), Told())
+        read_launch_files(Source(name="a.sh", text=f"{command} {name} 2"), Overrides())
 
 
 # Which names were meant.
@@ -98,7 +98,7 @@ def test_what_a_command_says_beside_its_file_of_arguments_counts_before_it() -> 
     for script, micro in ((start, 1), (f"{start} --per_device_train_batch_size=2", 2)):
         files = {"a.sh": f"{script}\n", "c.yaml": ARGUMENTS}
         config = read_launch_files(
-            Source(name="a.sh", text=f"{script}\n", files=files), Told()
+            Source(name="a.sh", text=f"{script}\n", files=files), Overrides()
         ).configuration
         assert (config.zero_stage, config.micro_batch_size, config.data_parallel_size) == (3, micro, 4)
 
@@ -108,7 +108,7 @@ def test_the_command_that_trains_by_a_file_counts_not_another_that_is_given_it()
 
     def found(script: str, name: str = "c.yaml") -> LaunchFile:
         files = {"a.sh": f"{script}\n", "c.yaml": ARGUMENTS}
-        return read_launch_files(Source(name=name, text=files[name], files=files), Told())
+        return read_launch_files(Source(name=name, text=files[name], files=files), Overrides())
 
     # each was taken for the training, its words before the file's, and its one process
     for other in (
@@ -135,7 +135,7 @@ def test_llama_factorys_own_command_says_how_many_processes_it_starts() -> None:
     def ranks(script: str) -> int:
         files = {"a.sh": f"{script}\n", "c.yaml": text}
         return read_launch_files(
-            Source(name="a.sh", text=files["a.sh"], files=files), Told()
+            Source(name="a.sh", text=files["a.sh"], files=files), Overrides()
         ).configuration.data_parallel_size
 
     train = "llamafactory-cli train c.yaml"

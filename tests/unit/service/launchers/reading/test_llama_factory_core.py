@@ -6,12 +6,12 @@ import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_model
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 
 
-def read(text: str, told: Told, name: str) -> LaunchFile:
-    return read_launch_files(Source(name=name, text=text), told)
+def read(text: str, overrides: Overrides, name: str) -> LaunchFile:
+    return read_launch_files(Source(name=name, text=text), overrides)
 
 
 CORE = (
@@ -23,7 +23,7 @@ CORE = (
 
 
 def core(text: str = "") -> LaunchFile:
-    return read(CORE + text, Told(num_gpus=8), "a.yaml")
+    return read(CORE + text, Overrides(num_gpus=8), "a.yaml")
 
 
 def test_llama_factorys_adapter_has_its_own_defaults() -> None:
@@ -48,7 +48,7 @@ def test_additional_configs_count_behind_the_adapters_own_arguments() -> None:
         core("additional_configs:\n  indexer_top: 3\n")
     passed = read(
         f"{CORE}additional_configs:\n  indexer_top: 3\n",
-        Told(num_gpus=8, ignored=("additional_configs.indexer_top",)), "a.yaml",
+        Overrides(num_gpus=8, ignored=("additional_configs.indexer_top",)), "a.yaml",
     )  # fmt: skip
     assert passed.model.num_layers == 48
     with pytest.raises(InvalidProblemError, match="a file of further values is not read"):
@@ -56,31 +56,31 @@ def test_additional_configs_count_behind_the_adapters_own_arguments() -> None:
 
 
 def test_prediction_layers_that_no_argument_asks_for_are_not_trained() -> None:
-    told = Told(num_gpus=8, model=find_model("deepseek-v3"))
-    assert told.model is not None
-    assert told.model.num_mtp_layers == 1
+    overrides = Overrides(num_gpus=8, model=find_model("deepseek-v3"))
+    assert overrides.model is not None
+    assert overrides.model.num_mtp_layers == 1
     swift = (
         "NPROC_PER_NODE=8 megatron sft --model deepseek-ai/DeepSeek-V3 --micro_batch_size 1 "
         "--torch_dtype bfloat16 --global_batch_size 8 --max_length 4096 --expert_model_parallel_size 8"
     )
     for text, name in ((swift, "a.sh"), (CORE, "a.yaml")):
-        found = read(f"{text}\n", told, name)
+        found = read(f"{text}\n", overrides, name)
         assert found.model.num_mtp_layers == 0
         assert any("0 prediction layers are trained" in note for note in found.notes)
-    assert read(f"{swift} --mtp_num_layers 1\n", told, "a.sh").model == told.model
-    assert read(f"{CORE}mtp_num_layers: 1\n", told, "a.yaml").model == told.model
+    assert read(f"{swift} --mtp_num_layers 1\n", overrides, "a.sh").model == overrides.model
+    assert read(f"{CORE}mtp_num_layers: 1\n", overrides, "a.yaml").model == overrides.model
 
 
 def test_a_file_that_pads_to_the_longest_names_the_batching_that_prices_it() -> None:
     dense = CORE.replace("expert_model_parallel_size: 4", "tensor_model_parallel_size: 1")
     trainers = dense.replace("tensor_model_parallel_size: 1\n", "")
     for text in (dense, trainers):
-        found = read(text, Told(num_gpus=8), "a.yaml")
+        found = read(text, Overrides(num_gpus=8), "a.yaml")
         assert any("(batching padding_to_longest)" in note for note in found.notes)
         for full in ("packing: true\n", "neat_packing: true\n"):
-            found = read(f"{text}{full}", Told(num_gpus=8), "a.yaml")
+            found = read(f"{text}{full}", Overrides(num_gpus=8), "a.yaml")
             assert not any("packing is off" in note for note in found.notes)
-        pretrained = read(text.replace("stage: sft", "stage: pt"), Told(num_gpus=8), "a.yaml")
+        pretrained = read(text.replace("stage: sft", "stage: pt"), Overrides(num_gpus=8), "a.yaml")
         assert not any("packing is off" in note for note in pretrained.notes)
     assert not any("packing is off" in note for note in core().notes)  # experts pad to cutoff_len
 
@@ -88,7 +88,7 @@ def test_a_file_that_pads_to_the_longest_names_the_batching_that_prices_it() -> 
 def test_llama_factory_trains_nothing_unless_it_is_told_to() -> None:
     text = CORE.replace("expert_model_parallel_size: 4\n", "")
     with pytest.raises(InvalidProblemError, match=r"do_train: .*trains nothing"):
-        read(text.replace("do_train", "do_predict"), Told(num_gpus=8), "a.yaml")
+        read(text.replace("do_train", "do_predict"), Overrides(num_gpus=8), "a.yaml")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_the_run_decides_is_not_read_among_the_model_s_own(name: str) -> No
     """mcore_adapter's update_with_args passes by what the model's configuration lacks."""
     kept = "".join(line for line in CORE.splitlines(keepends=True) if not line.startswith(name))
     with pytest.raises(InvalidProblemError, match=rf"\.{name}: .*not read there\. Nearest: {name}$"):
-        read(f"{kept}additional_configs:\n  {name}: 512\n", Told(num_gpus=8), "a.yaml")
+        read(f"{kept}additional_configs:\n  {name}: 512\n", Overrides(num_gpus=8), "a.yaml")
 
 
 def test_a_key_that_omegaconf_meets_twice_is_refused_with_both_lines() -> None:
@@ -109,4 +109,4 @@ def test_a_key_that_omegaconf_meets_twice_is_refused_with_both_lines() -> None:
     for text, lines in ((CORE, (7, 11)), (trainers, (7, 9))):
         said = f"line {lines[1]}: per_device_train_batch_size is given again, after line {lines[0]}, which"
         with pytest.raises(InvalidProblemError, match=said):
-            read(f"{text}per_device_train_batch_size: 2\n", Told(num_gpus=8), "a.yaml")
+            read(f"{text}per_device_train_batch_size: 2\n", Overrides(num_gpus=8), "a.yaml")

@@ -17,7 +17,7 @@ from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.megatron_flags import sections
 from meshwright.service.launchers.megatron_lm import MegatronLm
 from meshwright.service.launchers.megatron_names import FLAGS, REFUSED
-from meshwright.service.launchers.reading.base import Include, LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import Include, LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.target import Target
 from meshwright.solver.configuration import Configuration
@@ -170,9 +170,9 @@ def read_launch_file(
     include: Include = lambda _: None,
 ) -> LaunchFile:
     """A script of Megatron-LM."""
-    told = Told(num_gpus=num_gpus, model=model, variables=variables or {})
+    overrides = Overrides(num_gpus=num_gpus, model=model, variables=variables or {})
     source = Source(name="launch file", text=text, include=include)
-    return read_launch_files(source, told, "megatron-lm")
+    return read_launch_files(source, overrides, "megatron-lm")
 
 
 def exported(found: Target) -> LaunchFile:

@@ -12,7 +12,7 @@ from benchmarks.corpus import FIXTURES, LEAST_RIGHT, entries, outcome, source_of
 from meshwright.profiles.catalog import CATALOG
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_model
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.reading.vocabulary import counted, named_vocabulary, vocabulary_of
 from meshwright.service.requests.launch_files import own_of_files
@@ -23,9 +23,9 @@ FLAGS = (
 )
 
 
-def read(text: str, name: str = "a.sh", told: Told | None = None, **files: str) -> LaunchFile:
+def read(text: str, name: str = "a.sh", overrides: Overrides | None = None, **files: str) -> LaunchFile:
     beside = {key.replace("__", "."): value for key, value in files.items()}
-    return read_launch_files(Source(name=name, text=text, include=beside.get), told or Told())
+    return read_launch_files(Source(name=name, text=text, include=beside.get), overrides or Overrides())
 
 
 def megatron(flags: str, start: str = "torchrun --nnodes 1 --nproc_per_node 8") -> str:
@@ -88,19 +88,17 @@ def test_rows_that_the_command_states_are_those_of_the_table_whatever_the_tokeni
 
 def test_what_is_told_counts_before_the_script_and_is_noted() -> None:
     text = megatron("--bf16 --vocab-size 512 --global-batch-size 16 --tensor-model-parallel-size 2")
-    found = read(text, told=Told(num_gpus=16, values={"tensor_parallel_size": 4}))
+    found = read(text, overrides=Overrides(num_gpus=16, values={"tensor_parallel_size": 4}))
     assert (found.configuration.tensor_parallel_size, found.configuration.data_parallel_size) == (4, 4)
-    assert any("the script starts 8 processes; 16 GPUs are told" in note for note in found.notes)
-    assert any(
-        "line 1: --tensor-model-parallel-size 2 is told otherwise: 4" in note for note in found.notes
-    )
+    assert any("the script starts 8 processes; 16 GPUs are given" in note for note in found.notes)
+    assert any("line 1: --tensor-model-parallel-size 2 is replaced by 4" in note for note in found.notes)
 
 
 def test_a_flag_can_be_passed_by_and_a_missing_batch_is_one_micro_batch_a_replica() -> None:
     text = megatron("--bf16 --vocab-size 512 --num-experts nonsense --micro-batch-size 2")
     with pytest.raises(InvalidProblemError, match="no whole number"):
         read(text)
-    found = read(text, told=Told(ignored=("--num-experts",)))
+    found = read(text, overrides=Overrides(ignored=("--num-experts",)))
     assert found.workload.global_batch_size == 16  # 8 GPUs × 2
 
 
@@ -123,7 +121,7 @@ def test_what_a_launcher_runs_and_no_plan_has_is_priced_on_its_stack() -> None:
     titan = own_of_files(request, Source(name="a.toml", text=TITAN.replace('"two"', "2") + eight))
     assert titan.problem.workload.framework_options["precision_recipe"] == "fp8-current"
     assert (titan.problem.launcher, titan.problem.stack, titan.launcher) == ("none", "fsdp", "torchtitan")
-    assert not titan.unread  # the older name of 8 bits was told as read and as unread
+    assert not titan.unread  # the older name of 8 bits was given as read and as unread
     halves = TITAN.replace('"two"', "2").replace("seq_len", 'dtype = "bfloat16"\nseq_len')
     own = own_of_files(request, Source(name="a.toml", text=halves))
     assert own.problem.workload.optimizer == "adamw-pure-bf16"  # no fp32 copy, moments in bf16
@@ -188,7 +186,7 @@ def test_llama_factory_without_megatron_runs_the_trainer_with_its_own_defaults()
         "finetuning_type: lora\n"
         "per_device_train_batch_size: 1\ngradient_accumulation_steps: 8\n"
     )
-    found = read(text, "a.yaml", Told(num_gpus=4))
+    found = read(text, "a.yaml", Overrides(num_gpus=4))
     assert (found.launcher, found.workload.precision, found.workload.lora_rank) == (
         "llama-factory-accelerate",
         "bf16",
@@ -201,7 +199,7 @@ def test_llama_factory_without_megatron_runs_the_trainer_with_its_own_defaults()
 def test_accelerates_type_no_starts_one_process() -> None:
     text = "compute_environment: X\ndistributed_type: 'NO'\nnum_processes: 8\nmixed_precision: bf16\n"
     values = {"seq_length": 128, "micro_batch_size": 1, "num_microbatches": 1}
-    found = read(text, "a.yaml", Told(model=find_model("llama-3.1-8b"), values=values))
+    found = read(text, "a.yaml", Overrides(model=find_model("llama-3.1-8b"), values=values))
     assert found.configuration.num_gpus == 1
 
 
@@ -234,7 +232,7 @@ def test_the_corpus_is_counted_and_nothing_in_it_is_read_wrong() -> None:
 def test_what_takes_a_trainings_flags_and_trains_no_sequence_is_refused(command: str, reason: str) -> None:
     flags = FLAGS + "--bf16 --vocab-size 512 --micro-batch-size 1"
     with pytest.raises(InvalidProblemError, match=f"line 1 of a.sh: .*{reason}"):
-        read(command.format(flags=flags) + "\n", told=Told(num_gpus=8))
+        read(command.format(flags=flags) + "\n", overrides=Overrides(num_gpus=8))
 
 
 def test_of_a_training_and_its_evaluation_the_training_is_read() -> None:
@@ -388,7 +386,7 @@ def test_recipes_of_one_script_are_runs_to_choose_from() -> None:
         InvalidProblemError, match=r"starts 2 runs that differ: 1 .*llama3_8b.*; 2 .*llama3_70b"
     ):
         read(text)
-    assert read(text, told=Told(run=1)).model.name == "llama-3-8b"
+    assert read(text, overrides=Overrides(run=1)).model.name == "llama-3-8b"
     again = bridge("--recipe llama3_8b_pretrain_config logger.log_interval=1")
     assert read(bridge("--recipe llama3_8b_pretrain_config") + again).model.name == "llama-3-8b"
 
@@ -404,9 +402,9 @@ def test_several_runs_of_a_script_are_listed_and_one_is_chosen() -> None:
         ):
             read(text)
         for run in sizes:
-            assert read(text, told=Told(run=run)).configuration.tensor_parallel_size == run
+            assert read(text, overrides=Overrides(run=run)).configuration.tensor_parallel_size == run
     with pytest.raises(InvalidProblemError, match=r"--run: 3: a.sh starts 2 runs"):
-        read(two, told=Told(run=3))
+        read(two, overrides=Overrides(run=3))
     same = megatron(flags + " --lr 1e-4") + megatron(flags + " --lr 3e-4")
     assert read(same).workload.global_batch_size == 16  # no price hangs on the learning rate
 
@@ -424,23 +422,26 @@ data_parallel_shard_degree = -1
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "ignored", "told"),
+    ("name", "text", "ignored", "overrides"),
     [
-        ("a.toml", TITAN, "parallelism.tensor_parallel_degree", Told(num_gpus=8)),
+        ("a.toml", TITAN, "parallelism.tensor_parallel_degree", Overrides(num_gpus=8)),
         ("a.sh", ("megatron sft --model Qwen/Qwen3-8B --micro_batch_size 1 --global_batch_size 16 "
-         "--max_length 2048 --context_parallel_size two\n"), "--context_parallel_size", Told(num_gpus=8)),
+         "--max_length 2048 --context_parallel_size two\n"), "--context_parallel_size",
+         Overrides(num_gpus=8)),
         ("a.sh", bridge("--recipe llama3_8b_pretrain_config model.pipeline_model_parallel_size=two"),
-         "model.pipeline_model_parallel_size", Told()),
+         "model.pipeline_model_parallel_size", Overrides()),
         ("a.sh", ("torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen3-8B --bf16 True "
          "--max_length 2048 --per_device_train_batch_size 2 --gradient_accumulation_steps two\n"),
-         "--gradient_accumulation_steps", Told(num_gpus=8)),
+         "--gradient_accumulation_steps", Overrides(num_gpus=8)),
     ],
 )  # fmt: skip
-def test_every_reader_passes_by_what_it_is_told_to(name: str, text: str, ignored: str, told: Told) -> None:
+def test_every_reader_passes_by_what_it_is_told_to(
+    name: str, text: str, ignored: str, overrides: Overrides
+) -> None:
     with pytest.raises(InvalidProblemError, match="two"):
-        read(text, name, told)
-    found = read(text, name, replace(told, ignored=(ignored,)))
-    assert any("is passed by, as told (--ignore)" in note for note in found.notes)
+        read(text, name, overrides)
+    found = read(text, name, replace(overrides, ignored=(ignored,)))
+    assert any("is ignored (--ignore)" in note for note in found.notes)
 
 
 def test_what_is_told_overrides_every_files_sizes_and_says_so() -> None:
@@ -452,8 +453,8 @@ def test_what_is_told_overrides_every_files_sizes_and_says_so() -> None:
         4,
     )  # 16 GPUs
     said = " ".join(own.notes)
-    assert "tensor_parallel_size 2 of the files is told otherwise: 4" in said
-    assert "the files run on 8 GPUs; 16 are told" in said
+    assert "tensor_parallel_size 2 of the files is replaced by 4" in said
+    assert "the files run on 8 GPUs; 16 are given" in said
 
 
 SWIFT = (
@@ -476,15 +477,15 @@ SWIFT = (
 )
 def test_adapters_of_ms_swift_that_cannot_be_read_are_refused(rest: str, fault: str) -> None:
     with pytest.raises(InvalidProblemError, match=fault):  # they were priced as training of every weight
-        read(f"{SWIFT} {rest}\n", told=Told(num_gpus=8))
+        read(f"{SWIFT} {rest}\n", overrides=Overrides(num_gpus=8))
 
 
 def test_axolotls_base_model_is_the_model() -> None:
     text = "base_model: meta-llama/Llama-3.1-8B\nsequence_len: 4096\nmicro_batch_size: 1\nbf16: true\n"
     text += "optimizer: adamw_torch_fused\nsample_packing: true\nfsdp_version: 2\nfsdp_config:\n"
     text += "  reshard_after_forward: true\n  auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
-    assert read(text, "a.yaml", Told(num_gpus=8)).model.name == "llama-3.1-8b"
-    found = read(text.replace("meta-llama/", "/data/our/"), "a.yaml", Told(num_gpus=8))
+    assert read(text, "a.yaml", Overrides(num_gpus=8)).model.name == "llama-3.1-8b"
+    found = read(text.replace("meta-llama/", "/data/our/"), "a.yaml", Overrides(num_gpus=8))
     assert found.model.name == "llama-3.1-8b"
     assert (
         "the model is llama-3.1-8b: /data/our/Llama-3.1-8B of the files, by the last part of the path"
@@ -492,15 +493,17 @@ def test_axolotls_base_model_is_the_model() -> None:
     )
     fault = "line 1: our/Llama-3.1-8B-own is not in the catalog.*Did you mean llama-3.1-8b"
     with pytest.raises(InvalidProblemError, match=fault):
-        read(text.replace("meta-llama/Llama-3.1-8B", "our/Llama-3.1-8B-own"), "a.yaml", Told(num_gpus=8))
+        read(
+            text.replace("meta-llama/Llama-3.1-8B", "our/Llama-3.1-8B-own"), "a.yaml", Overrides(num_gpus=8)
+        )
     with pytest.raises(InvalidProblemError, match="optimizer: line 5: muon is not priced"):
-        read(text.replace("adamw_torch_fused", "muon"), "a.yaml", Told(num_gpus=8))
+        read(text.replace("adamw_torch_fused", "muon"), "a.yaml", Overrides(num_gpus=8))
 
 
 def test_a_folder_of_a_later_version_is_that_version() -> None:
     for name in ("mistralai/Mistral-7B-Instruct-v0.3", "/models/Mistral-7B-Instruct-v0.3"):
         found = read(f"{SWIFT} --tensor_model_parallel_size 2\n".replace("Qwen/Qwen3-8B", name),
-                     told=Told(num_gpus=8))  # fmt: skip
+                     overrides=Overrides(num_gpus=8))  # fmt: skip
         assert found.model.name == "mistral-7b-v0.3"
 
 
@@ -520,4 +523,4 @@ def test_a_script_that_exits_before_it_starts_anything_is_told_where() -> None:
     )
     with pytest.raises(InvalidProblemError, match=r"line 4 of a.sh: it exits there"):
         read(text)
-    assert read(text, told=Told(variables={"IMAGE": "a"})).model.name == "llama-3-8b"
+    assert read(text, overrides=Overrides(variables={"IMAGE": "a"})).model.name == "llama-3-8b"

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_model
-from meshwright.service.launchers.reading.base import Source, Told
+from meshwright.service.launchers.reading.base import Overrides, Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.registry import export
 from tests.launchers.edits import EDITS, Edit, found_by_us
 from tests.launchers.plans import CASES
 
-TOLD = Told(model=find_model("llama-3.1-8b"), num_gpus=64, values={"seq_length": 4096})
+TOLD = Overrides(model=find_model("llama-3.1-8b"), num_gpus=64, values={"seq_length": 4096})
 SAID = "ParallelismConfig torchtitan "  # makes a Python file look like torchtitan's
 TINY = (
     "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --vocab-size 128 --bf16 --seq-length 64 "

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.launchers.reading.base import Source, Told
+from meshwright.service.launchers.reading.base import Overrides, Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.reading.shell import read_script
 from meshwright.service.launchers.reading.shell_values import UNKNOWN
@@ -69,9 +69,9 @@ def test_a_value_in_doubt_is_refused_with_its_line_and_the_next_step() -> None:
         "--bf16 --tensor-model-parallel-size $TP\n"
     )
     with pytest.raises(InvalidProblemError, match=r"\$TP depends on a condition of line 2") as caught:
-        read_launch_files(Source(name="a.sh", text=text), Told())
+        read_launch_files(Source(name="a.sh", text=text), Overrides())
     assert "meshwright capture" in str(caught.value)
-    found = read_launch_files(Source(name="a.sh", text=text), Told(variables={"TP": "4"}))
+    found = read_launch_files(Source(name="a.sh", text=text), Overrides(variables={"TP": "4"}))
     assert found.configuration.tensor_parallel_size == 4
     assert any("TP is 4 (--var)" in note for note in found.notes)
 
@@ -215,7 +215,7 @@ def test_what_a_script_hands_to_the_one_that_it_starts_counts(start: str, sizes:
         f"--micro-batch-size $MBS --global-batch-size 64 --tensor-model-parallel-size $TP {SIZES}\n"
     )
     found = read_launch_files(
-        Source(name="a.sh", text=start + "\n", files={"a.sh": start, "train.sh": train}), Told()
+        Source(name="a.sh", text=start + "\n", files={"a.sh": start, "train.sh": train}), Overrides()
     )
     config = found.configuration
     assert (config.tensor_parallel_size, config.micro_batch_size) == sizes
@@ -228,7 +228,7 @@ def test_a_job_hands_its_nodes_to_the_script_that_it_runs() -> None:
     start = "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --gpus-per-node=8\nsrun bash train.sh\n"
     text = f"{TRAIN} --micro-batch-size 1\n"
     files = {"a.sh": start, "train.sh": text}
-    found = read_launch_files(Source(name="a.sh", text=start, files=files), Told())
+    found = read_launch_files(Source(name="a.sh", text=start, files=files), Overrides())
     assert found.configuration.num_gpus == 32  # 4 * 8; was refused
 
 
@@ -236,17 +236,19 @@ def test_a_job_of_another_size_than_its_header_says_is_refused() -> None:
     text = f"#!/bin/bash\n#SBATCH --nodes=2 --gpus-per-node=8\n{TRAIN} --micro-batch-size 1\n"
     same, other = "sbatch -N 2 train.sh\n", "sbatch -N 4 train.sh\n"
     files = {"train.sh": text}
-    found = read_launch_files(Source(name="a.sh", text=same, files={"a.sh": same, **files}), Told())
+    found = read_launch_files(Source(name="a.sh", text=same, files={"a.sh": same, **files}), Overrides())
     assert found.configuration.num_gpus == 16
     with pytest.raises(InvalidProblemError, match=r"line 1 of a\.sh gives sbatch --nodes"):
-        read_launch_files(Source(name="a.sh", text=other, files={"a.sh": other, **files}), Told())
+        read_launch_files(Source(name="a.sh", text=other, files={"a.sh": other, **files}), Overrides())
 
 
 def test_a_value_that_differs_between_starts_is_asked_for() -> None:
     train = f"torchrun --nproc_per_node 8 pretrain_gpt.py --micro-batch-size $1 --vocab-size 512 {SIZES}\n"
     start = "bash train.sh 1\nbash train.sh 2\n"
     with pytest.raises(InvalidProblemError, match=r"micro-batch-size: line 1.*\$1"):
-        read_launch_files(Source(name="a.sh", text=start, files={"a.sh": start, "train.sh": train}), Told())
+        read_launch_files(
+            Source(name="a.sh", text=start, files={"a.sh": start, "train.sh": train}), Overrides()
+        )
 
 
 def test_a_script_that_starts_two_others_which_train_otherwise_is_refused() -> None:
@@ -254,8 +256,8 @@ def test_a_script_that_starts_two_others_which_train_otherwise_is_refused() -> N
     start = "bash one.sh\nbash two.sh\n"
     files = {"a.sh": start, "one.sh": train, "two.sh": train.replace("-size 1", "-size 2")}
     with pytest.raises(InvalidProblemError, match=r"line 2 of a.sh starts two.sh, too, which trains"):
-        read_launch_files(Source(name="a.sh", text=start, files=files), Told())
-    same = read_launch_files(Source(name="a.sh", text=start, files={**files, "two.sh": train}), Told())
+        read_launch_files(Source(name="a.sh", text=start, files=files), Overrides())
+    same = read_launch_files(Source(name="a.sh", text=start, files={**files, "two.sh": train}), Overrides())
     assert same.configuration.micro_batch_size == 1
 
 
@@ -265,4 +267,4 @@ def test_what_nobody_reads_is_said_by_the_program_that_starts_or_the_file_that_i
         ("bash job.sh 3\n", r"^launch file: line 1 of a.sh: job.sh is not beside it[^;]*$"),
     ):
         with pytest.raises(InvalidProblemError, match=says):
-            read_launch_files(Source(name="a.sh", text=text), Told())
+            read_launch_files(Source(name="a.sh", text=text), Overrides())

@@ -3,7 +3,7 @@
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 from meshwright.service.launchers.registry import export
 from tests.launchers.plans import CASES
@@ -80,7 +80,7 @@ def test_8_bits_and_asynchronous_tensor_ranks_are_read_from_flags_and_tables() -
         read = read_launch_files(Source(name="plan.toml", text=text + lines))
         return read.workload.precision, read.workload.framework_options.get("precision_recipe")
 
-    assert recipe("") == ("fp8", "fp8-current")  # 0.2 scales tensors unless it is told otherwise
+    assert recipe("") == ("fp8", "fp8-current")  # 0.2 scales tensors unless it is asked otherwise
     assert recipe('\n[quantize.linear.float8]\nrecipe_name = "rowwise"\n') == ("fp8", "fp8-rowwise")
 
 
@@ -90,7 +90,7 @@ def recomputed(lines: str, mesh: str = "tensor_parallel_degree = 8") -> tuple[st
         f'[model]\nname = "llama3"\nflavor = "70B"\n[parallelism]\n{mesh}\n'
         f"[training]\nlocal_batch_size = 8\nseq_len = 8192\n[activation_checkpoint]\n{lines}"
     )
-    found = read_launch_files(Source(name="a.toml", text=text), Told(num_gpus=64)).configuration
+    found = read_launch_files(Source(name="a.toml", text=text), Overrides(num_gpus=64)).configuration
     return found.recompute_granularity, found.recompute_layers, found.stage_recompute_layers
 
 
@@ -125,7 +125,7 @@ def named(config: str, more: str = "", module: str = "llama3", **files: str) -> 
         f"torchrun --nproc_per_node 8 -m torchtitan.train --module {module} --config {config} {more}\n"
     )
     beside = {"config_registry.py": files["registry"]} if files else {}
-    return read_launch_files(Source(name="run.sh", text=command, files=beside), Told())
+    return read_launch_files(Source(name="run.sh", text=command, files=beside), Overrides())
 
 
 def test_a_configuration_of_torchtitan_is_known_by_name_and_the_command_counts_before_it() -> None:
@@ -141,7 +141,7 @@ def test_a_configuration_of_torchtitan_is_known_by_name_and_the_command_counts_b
 
 def test_run_train_takes_module_and_configuration_from_variables() -> None:
     text = "NGPU=4 MODULE=qwen3 CONFIG=qwen3_14b ./run_train.sh --training.seq_len 2048\n"
-    found = read_launch_files(Source(name="go.sh", text=text), Told())
+    found = read_launch_files(Source(name="go.sh", text=text), Overrides())
     assert (found.model.name, found.num_nodes, found.gpus_per_node) == ("qwen3-14b", 1, 4)
     assert found.workload.seq_length == 2048
 
@@ -153,11 +153,11 @@ def test_run_train_of_0_2_starts_the_toml_that_config_file_names() -> None:
     toml = '[model]\nname = "llama3"\nflavor = "70B"\n[training]\nseq_len = 8192\n'
     toml += "[parallelism]\ntensor_parallel_degree = 8\n"
     source = Source(name="go.sh", text=text, files={"go.sh": text, "llama3_70b.toml": toml})
-    found = read_launch_files(source, Told())
+    found = read_launch_files(source, Overrides())
     assert (found.model.name, found.configuration.tensor_parallel_size) == ("llama-3.1-70b", 8)
     assert found.configuration.micro_batch_size == 2
     with pytest.raises(InvalidProblemError, match=r"line 1 of go\.sh: llama3_70b\.toml is not beside it"):
-        read_launch_files(Source(name="go.sh", text=text), Told())
+        read_launch_files(Source(name="go.sh", text=text), Overrides())
 
 
 def test_converters_of_the_command_and_of_older_files_are_in_8_bits_too() -> None:
@@ -165,7 +165,7 @@ def test_converters_of_the_command_and_of_older_files_are_in_8_bits_too() -> Non
     assert found.workload.precision == "fp8"
     older = '[model]\nname = "llama3"\nflavor = "8B"\nconverters = ["float8"]\n'
     older += '[training]\nlocal_batch_size = 1\nseq_len = 8192\n[float8]\nrecipe_name = "rowwise"\n'
-    found = read_launch_files(Source(name="a.toml", text=older), Told(num_gpus=8))
+    found = read_launch_files(Source(name="a.toml", text=older), Overrides(num_gpus=8))
     assert found.workload.framework_options["precision_recipe"] == "fp8-rowwise"
     assert found.unread == ()
 
@@ -175,7 +175,7 @@ def test_flags_of_older_sections_count_too() -> None:
     command += "--experimental.pipeline_parallel_degree 2"
     toml = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nbatch_size = 2\nseq_len = 2048\n'
     files = {"run.sh": command, "a.toml": toml}
-    found = read_launch_files(Source(name="a.toml", text=toml, files=files), Told(num_gpus=8))
+    found = read_launch_files(Source(name="a.toml", text=toml, files=files), Overrides(num_gpus=8))
     assert found.configuration.pipeline_parallel_size == 2
 
 
@@ -216,7 +216,7 @@ def test_a_registry_beside_the_script_counts_before_torchtitans_own() -> None:
     assert (big.model.name, big.configuration.tensor_parallel_size) == ("llama-3.1-70b", 8)
     assert big.configuration.recompute_granularity == "full"
     with pytest.raises(InvalidProblemError, match="2 configurations are in it, none is named"):
-        read_launch_files(Source(name="config_registry.py", text=REGISTRY), Told(num_gpus=8))
+        read_launch_files(Source(name="config_registry.py", text=REGISTRY), Overrides(num_gpus=8))
     with pytest.raises(InvalidProblemError, match=r"--config: line 1: llama3_9b is no configuration"):
         named("llama3_9b")
 
@@ -224,14 +224,17 @@ def test_a_registry_beside_the_script_counts_before_torchtitans_own() -> None:
 def test_flavors_for_debugging_are_models_of_torchtitan() -> None:
     text = '[model]\nname = "deepseek_v3"\nflavor = "debugmodel"\n'
     text += "[training]\nseq_len = 2048\nlocal_batch_size = 8\n"
-    found = read_launch_files(Source(name="a.toml", text=text), Told(num_gpus=8))
-    apart = {"elementwise_fused": False, "norm_fused": False}  # torchtitan compiles where it is told to
+    found = read_launch_files(Source(name="a.toml", text=text), Overrides(num_gpus=8))
+    apart = {
+        "elementwise_fused": False,
+        "norm_fused": False,
+    }  # torchtitan compiles where it is asked to
     for compiled, options in (("", apart), ("compile = false\n", apart), ("compile = true\n", {})):
-        once = read_launch_files(Source(name="a.toml", text=f"{text}{compiled}"), Told(num_gpus=8))
+        once = read_launch_files(Source(name="a.toml", text=f"{text}{compiled}"), Overrides(num_gpus=8))
         assert once.workload.framework_options == options
     assert (found.model.num_layers, found.model.vocab_size) == (6, 2048)
     loss = f'{text}[compile]\nenable = true\ncomponents = ["loss"]\n'
-    once = read_launch_files(Source(name="a.toml", text=loss), Told(num_gpus=8))
+    once = read_launch_files(Source(name="a.toml", text=loss), Overrides(num_gpus=8))
     assert once.workload.framework_options == apart
     moe = found.model.moe
     assert moe is not None
@@ -244,7 +247,7 @@ def split_experts(ep: int, more: str = "", tp: int = 2) -> tuple[int, int, int]:
         f"[training]\nseq_len = 2048\nlocal_batch_size = 8\n[parallelism]\ntensor_parallel_degree = {tp}\n"
     )
     text += f"expert_parallel_degree = {ep}\n{more}"
-    config = read_launch_files(Source(name="a.toml", text=text), Told(num_gpus=8)).configuration
+    config = read_launch_files(Source(name="a.toml", text=text), Overrides(num_gpus=8)).configuration
     assert (config.tensor_parallel_size, config.data_parallel_size) == (tp, 8 // tp)
     return config.expert_parallel_size, config.expert_tensor_parallel_size, config.data_parallel_size
 
@@ -285,7 +288,7 @@ def llama4(flavor: str, batch: int, *, tp: int = 8, pp: int = 1) -> str:
 
 def test_torchtitans_llama_4_scout_is_read_on_the_64_gpus_that_its_file_is_for() -> None:
     text = llama4("17bx16e", 8)
-    found = read_launch_files(Source(name="llama4_17bx16e.toml", text=text), Told(num_gpus=64))
+    found = read_launch_files(Source(name="llama4_17bx16e.toml", text=text), Overrides(num_gpus=64))
     config = found.configuration
     ranks = (config.tensor_parallel_size, config.data_parallel_size, config.zero_stage)
     assert ranks == (8, 8, 3)
@@ -308,9 +311,9 @@ def test_torchtitans_llama_4_maverick_has_experts_in_every_second_layer() -> Non
         InvalidProblemError,
         match=r"local_batch_size: line 7: 1 micro-batch for 4 stages .* 4 micro-batches",
     ):
-        read_launch_files(source, Told(num_gpus=64))
+        read_launch_files(source, Overrides(num_gpus=64))
     source = Source(name="llama4_17bx128e.toml", text=llama4("17bx128e", 4, pp=4))
-    found = read_launch_files(source, Told(num_gpus=64))
+    found = read_launch_files(source, Overrides(num_gpus=64))
     moe, config = found.model.moe, found.configuration
     assert moe is not None
     assert (moe.num_experts, moe.num_dense_layers, moe.frequency) == (128, 1, 2)  # layers 1, 3, … 47
@@ -325,7 +328,7 @@ def test_a_flavor_of_llama_4_that_masks_attention_by_document_is_refused_by_its_
     with pytest.raises(
         InvalidProblemError, match=r"model\.flavor: line 3: .*17bx16e_irope.* Allowed: .*17bx16e"
     ):
-        read_launch_files(source, Told(num_gpus=64))
+        read_launch_files(source, Overrides(num_gpus=64))
 
 
 def test_a_python_configuration_of_llama_4_is_of_no_release_and_refused() -> None:

@@ -6,12 +6,12 @@ import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.library import find_model
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 
 
-def read(text: str, told: Told | None = None, name: str = "a.sh") -> LaunchFile:
-    return read_launch_files(Source(name=name, text=text, files={name: text}), told)
+def read(text: str, overrides: Overrides | None = None, name: str = "a.sh") -> LaunchFile:
+    return read_launch_files(Source(name=name, text=text, files={name: text}), overrides)
 
 
 SFT_YAML = "max_length: 8192\npacking: true\ngradient_checkpointing: true\nuse_liger_kernel: true\n"
@@ -37,7 +37,7 @@ def test_trls_command_counts_before_its_file() -> None:
         f"{SFT_YAML}model_name_or_path: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 1\ndtype: bfloat16\n"
     )
     found = read_launch_files(
-        Source(name="a.sh", text=run, files={"a.sh": run, "sft.yaml": text}), Told(num_gpus=2)
+        Source(name="a.sh", text=run, files={"a.sh": run, "sft.yaml": text}), Overrides(num_gpus=2)
     )
     assert (found.workload.global_batch_size, found.workload.optimizer) == (2 * 5, "adamw-pure-bf16")
 
@@ -60,15 +60,15 @@ def test_a_model_that_is_not_said_is_asked_for_in_the_files_own_words(named: str
     text = f"torchrun --nproc_per_node 4 sft.py {batch} --bf16 true --fsdp full_shard {named}\n"
     with pytest.raises(InvalidProblemError, match=why):
         read(text)
-    assert read(text, Told(model=find_model("qwen2.5-7b"))).model.name == "qwen2.5-7b"
+    assert read(text, Overrides(model=find_model("qwen2.5-7b"))).model.name == "qwen2.5-7b"
 
 
 def test_a_rank_beside_peft_that_is_off_trains_no_adapters() -> None:
     rank = f"{SFT_YAML}model_name_or_path: Qwen/Qwen2.5-7B\nlora_r: 64\nlora_target_modules: all-linear\n"
-    found = read(f"{rank}use_peft: false\n", Told(num_gpus=2), "sft.yaml")
+    found = read(f"{rank}use_peft: false\n", Overrides(num_gpus=2), "sft.yaml")
     assert (found.launcher, found.workload.lora_rank) == ("trl", 0)
     with pytest.raises(InvalidProblemError, match="lora_r"):
-        read(rank, Told(num_gpus=2), "sft.yaml")
+        read(rank, Overrides(num_gpus=2), "sft.yaml")
 
 
 def test_trl_without_a_file_has_its_own_defaults_and_accelerates_built_in_shares() -> None:
@@ -77,7 +77,7 @@ def test_trl_without_a_file_has_its_own_defaults_and_accelerates_built_in_shares
     assert (found.configuration.zero_stage, found.workload.base_precision) == (2, "int8")
     assert (found.workload.global_batch_size, found.configuration.recompute_granularity) == (4, "full")
     with pytest.raises(InvalidProblemError, match="trains on preferences"):
-        read(f"trl dpo {WORDS}\n", Told(num_gpus=4))
+        read(f"trl dpo {WORDS}\n", Overrides(num_gpus=4))
 
 
 def test_a_module_that_a_launcher_starts_is_the_program() -> None:
@@ -118,16 +118,16 @@ def test_deepspeeds_file_may_stand_inside_the_trainers() -> None:
         "deepspeed:\n  train_micro_batch_size_per_gpu: 1\n  zero_optimization:\n    stage: 3\n"
         "  bf16:\n    enabled: auto\n"
     )
-    found = read(text, Told(num_gpus=8), "a.yaml")
+    found = read(text, Overrides(num_gpus=8), "a.yaml")
     assert (found.launcher, found.configuration.zero_stage) == ("deepspeed", 3)
     with pytest.raises(InvalidProblemError, match="1 by the trainer's arguments"):
-        read(text.replace("per_gpu: 1", "per_gpu: 2"), Told(num_gpus=8), "a.yaml")
+        read(text.replace("per_gpu: 1", "per_gpu: 2"), Overrides(num_gpus=8), "a.yaml")
 
 
 def test_a_file_in_ms_swifts_names_has_its_defaults() -> None:
     text = "model: Qwen/Qwen2.5-7B\ntuner_type: lora\nmax_length: 2048\nper_device_train_batch_size: 1\n"
     text += "lora_rank: 8\ntarget_modules: all-linear\ntorch_dtype: bfloat16\n"
-    found = read(text, Told(num_gpus=2), "a.yaml")
+    found = read(text, Overrides(num_gpus=2), "a.yaml")
     # a batch of 16 is filled: 8 micro-batches of 2 ranks; layers recompute
     assert (found.workload.global_batch_size, found.workload.lora_rank) == (16, 8)
     assert found.configuration.recompute_granularity == "full"
@@ -183,15 +183,15 @@ def test_a_package_that_is_installed_is_no_program() -> None:
     mesh += "num_machines: 1\nnum_processes: 4\ndeepspeed_config:\n  zero_stage: 3\n"
     source = Source(name="a.sh", text=run, files={"a.sh": run, "z3.yaml": mesh})
     with pytest.raises(InvalidProblemError, match="micro_batch_size: the files do not say it"):
-        read_launch_files(source, Told(values={"seq_length": 2048}, model=find_model("qwen2.5-7b")))
+        read_launch_files(source, Overrides(values={"seq_length": 2048}, model=find_model("qwen2.5-7b")))
 
 
 def test_what_sees_beside_its_language_model_is_refused_by_its_models_name() -> None:
     words = WORDS.replace("Qwen2.5-7B", "Qwen2.5-VL-7B-Instruct")
-    told = Told(model=find_model("qwen2.5-7b"))
+    overrides = Overrides(model=find_model("qwen2.5-7b"))
     with pytest.raises(InvalidProblemError, match=r"model_name_or_path: .*sees or hears"):
-        read(f"torchrun --nproc_per_node 2 t.py {words}\n", told)
-    alone = Told(model=find_model("qwen2.5-7b"), ignored=("model_name_or_path",))
+        read(f"torchrun --nproc_per_node 2 t.py {words}\n", overrides)
+    alone = Overrides(model=find_model("qwen2.5-7b"), ignored=("model_name_or_path",))
     assert read(f"torchrun --nproc_per_node 2 t.py {words}\n", alone).workload.global_batch_size == 2
 
 
@@ -214,13 +214,13 @@ TRLS = (
 def test_what_trl_would_train_otherwise_than_its_file_reads_is_refused(text: str, why: str) -> None:
     # copies' names were taken for whole weights, null for TRL's default of 1024
     with pytest.raises(InvalidProblemError, match=why):
-        read(text, Told(num_gpus=2), "sft.yaml")
+        read(text, Overrides(num_gpus=2), "sft.yaml")
 
 
 def test_frozen_weights_that_trl_loads_in_fp32_are_told() -> None:
     lora = f"{TRLS}use_peft: true\nlora_target_modules: all-linear\n"
-    assert any("take 4 bytes each" in note for note in read(lora, Told(num_gpus=2), "sft.yaml").notes)
-    found = read(f"{lora}dtype: bfloat16\n", Told(num_gpus=2), "sft.yaml")
+    assert any("take 4 bytes each" in note for note in read(lora, Overrides(num_gpus=2), "sft.yaml").notes)
+    found = read(f"{lora}dtype: bfloat16\n", Overrides(num_gpus=2), "sft.yaml")
     assert not any("take 4 bytes each" in note for note in found.notes)
 
 
@@ -312,7 +312,7 @@ def test_what_is_trained_whole_beside_adapters_is_read() -> None:
     assert (found.trained_modules, found.base_precision) == (("embed_tokens", "lm_head"), "bf16")
     assert read(lora.replace("--dtype auto", "")).workload.base_precision == "fp32"
     tuned = "--stage sft --do_train --finetuning_type lora --cutoff_len 2048 --resize_vocab "
-    wider = read(f"llamafactory-cli train {ARGUMENTS}{tuned}", Told(num_gpus=8)).workload
+    wider = read(f"llamafactory-cli train {ARGUMENTS}{tuned}", Overrides(num_gpus=8)).workload
     assert wider.trained_modules == ("embed_tokens", "lm_head")  # model/adapter.py
     with pytest.raises(InvalidProblemError, match="modules_to_save: line 1: wpe trained whole"):
         read(f"{lora}--modules_to_save wpe")
@@ -331,7 +331,9 @@ def test_what_peft_trains_beside_a_rank_of_named_layers_is_refused_by_name() -> 
         ):  # fmt: skip
             files = {"sft.yaml": SFT_YAML, "a.sh": f"{command}--{name} {value}\n"}
             with pytest.raises(InvalidProblemError, match=f"{name}: .*changes which weights are trained"):
-                read_launch_files(Source(name="a.sh", text=files["a.sh"], files=files), Told(num_gpus=8))
+                read_launch_files(
+                    Source(name="a.sh", text=files["a.sh"], files=files), Overrides(num_gpus=8)
+                )
 
 
 def test_accelerate_adds_the_type_that_deepspeeds_file_does_not_say() -> None:
@@ -352,7 +354,7 @@ def test_open_instructs_weights_are_in_bf16() -> None:
         "model_name_or_path: meta-llama/Meta-Llama-3-8B\nper_device_train_batch_size: 1\n"
         "gradient_accumulation_steps: 4\nmax_seq_length: 4096\ndataset_mix_dir: out\n"
     )
-    found = read(text, Told(num_gpus=8), "a.yaml")
+    found = read(text, Overrides(num_gpus=8), "a.yaml")
     assert (found.workload.precision, found.workload.optimizer) == ("bf16", "adamw-pure-bf16")
     assert any("plain replicas" in note for note in found.notes)
 
@@ -365,7 +367,7 @@ def test_open_instructs_weights_are_in_bf16() -> None:
 def test_ranks_that_hang_on_what_nobody_says_are_asked_for(start: str) -> None:
     with pytest.raises(InvalidProblemError, match="num_gpus: the files do not say it"):
         read(f"{start} train.py {ARGUMENTS}")
-    assert read(f"{start} train.py {ARGUMENTS}", Told(num_gpus=16)).configuration.num_gpus == 16
+    assert read(f"{start} train.py {ARGUMENTS}", Overrides(num_gpus=16)).configuration.num_gpus == 16
 
 
 def test_one_process_beside_more_told_gpus_is_noted_whatever_shares_them() -> None:
@@ -376,9 +378,10 @@ def test_one_process_beside_more_told_gpus_is_noted_whatever_shares_them() -> No
         "python train.py --deepspeed z2.json",
     ):
         text = f"{start} {ARGUMENTS}"
-        found = read_launch_files(Source(name="a.sh", text=text, files=files), Told(num_gpus=8))
+        found = read_launch_files(Source(name="a.sh", text=text, files=files), Overrides(num_gpus=8))
         assert (
-            "the script starts one process; 8 GPUs are told and counted, with a process each" in found.notes
+            "the script starts one process; 8 GPUs are given and counted, with a process each"
+            in found.notes
         )
     with pytest.raises(InvalidProblemError, match="num_gpus: the files do not say it"):
         read(f"srun python train.py {ARGUMENTS}")  # was one GPU
@@ -392,7 +395,7 @@ def test_a_base_of_few_bits_says_that_the_script_trains_adapters() -> None:
     assert (found.workload.seq_length, found.workload.lora_rank) == (528, 64)
     assert found.workload.base_precision == "nf4-double"  # double_quant is on in qlora.py
     with pytest.raises(InvalidProblemError, match="lays weights of few bits over 8 GPUs"):
-        read(text, Told(num_gpus=8))
+        read(text, Overrides(num_gpus=8))
 
 
 def test_a_sequences_two_parts_are_added_under_each_of_their_names() -> None:
@@ -411,7 +414,7 @@ def test_a_script_that_writes_a_configuration_alone_starts_no_training() -> None
     )
     source = Source(name="a.sh", text=run, files={"a.sh": run, "axolotl.yaml": text})
     with pytest.raises(InvalidProblemError, match=r"configure\.py writes a configuration"):
-        read_launch_files(source, Told(num_gpus=8))  # was read as what it may start
+        read_launch_files(source, Overrides(num_gpus=8))  # was read as what it may start
 
 
 def test_accelerates_file_of_a_script_that_is_given_trls_is_asked_for() -> None:
@@ -420,9 +423,11 @@ def test_accelerates_file_of_a_script_that_is_given_trls_is_asked_for() -> None:
     text = f"{SFT_YAML}model_name_or_path: Qwen/Qwen2.5-7B\nper_device_train_batch_size: 2\nbf16: true\n"
     files = {"a.sh": run, "sft.yaml": text}
     with pytest.raises(InvalidProblemError, match=r"zero3\.yaml is not beside it"):
-        read_launch_files(Source(name="a.sh", text=run, files=files), Told())
+        read_launch_files(Source(name="a.sh", text=run, files=files), Overrides())
     mesh = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\nnum_processes: 4\n"
-    found = read_launch_files(Source(name="a.sh", text=run, files={**files, "zero3.yaml": mesh}), Told())
+    found = read_launch_files(
+        Source(name="a.sh", text=run, files={**files, "zero3.yaml": mesh}), Overrides()
+    )
     assert (found.configuration.zero_stage, found.configuration.num_gpus) == (3, 4)
 
 
@@ -430,15 +435,17 @@ def test_a_trls_file_without_a_model_takes_the_told_one() -> None:
     text = "use_peft: true\nlora_r: 16\nlora_target_modules: ALL\nmax_seq_length: 4096\nbf16: true\n"
     text += "per_device_train_batch_size: 2\ntorch_dtype: bfloat16\n"
     with pytest.raises(InvalidProblemError, match="the files name no model"):
-        read(text, Told(num_gpus=2), "sft.yaml")
-    found = read(text, Told(num_gpus=2, model=find_model("qwen2.5-7b")), "sft.yaml").workload
+        read(text, Overrides(num_gpus=2), "sft.yaml")
+    found = read(text, Overrides(num_gpus=2, model=find_model("qwen2.5-7b")), "sft.yaml").workload
     assert (found.seq_length, found.lora_rank, len(found.lora_targets)) == (4096, 16, 12)
 
 
 def test_a_file_that_names_its_model_otherwise_than_trl_is_another_programs() -> None:
     text = "model_name: Qwen/Qwen3-VL-8B-Instruct\nmax_length: 16384\nper_device_train_batch_size: 1\n"
-    with pytest.raises(InvalidProblemError, match="none of TRL's names"):  # read as the told model's run
-        read(text, Told(num_gpus=8, model=find_model("qwen3-8b")), "full.yaml")
+    with pytest.raises(
+        InvalidProblemError, match="none of TRL's names"
+    ):  # read as the supplied model's run
+        read(text, Overrides(num_gpus=8, model=find_model("qwen3-8b")), "full.yaml")
 
 
 def test_a_switch_of_qlora_says_4_bits_and_adapters() -> None:
@@ -464,7 +471,7 @@ def test_the_engines_own_file_says_the_type_of_products() -> None:
     text = f"deepspeed --num_gpus 8 finetune.py {arguments}--deepspeed_config ds.json"
 
     file = '{"bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}'
-    found = read_launch_files(Source(name="a.sh", text=text, files={"ds.json": file}), Told())
+    found = read_launch_files(Source(name="a.sh", text=text, files={"ds.json": file}), Overrides())
     assert found.workload.precision == "bf16"
 
 
@@ -482,7 +489,7 @@ def test_a_told_rank_stands_for_one_that_the_script_keeps_to_itself() -> None:
     text = f"torchrun --nproc_per_node 2 finetune.py {ARGUMENTS}--use_lora True"
     with pytest.raises(InvalidProblemError, match="--set lora_rank="):
         read(text)
-    assert read(text, Told(values={"lora_rank": 64})).workload.lora_rank == 64
+    assert read(text, Overrides(values={"lora_rank": 64})).workload.lora_rank == 64
 
 
 def test_fastchats_program_trains_rank_8_where_none_is_given() -> None:

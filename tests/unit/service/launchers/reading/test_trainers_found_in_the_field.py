@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.launchers.reading.base import LaunchFile, Source, Told
+from meshwright.service.launchers.reading.base import LaunchFile, Overrides, Source
 from meshwright.service.launchers.reading.registry import read_launch_files
 
 SIZES = (
@@ -14,8 +14,8 @@ SIZES = (
 )
 
 
-def read(text: str, told: Told | None = None, name: str = "a.sh") -> LaunchFile:
-    return read_launch_files(Source(name=name, text=text), told or Told())
+def read(text: str, overrides: Overrides | None = None, name: str = "a.sh") -> LaunchFile:
+    return read_launch_files(Source(name=name, text=text), overrides or Overrides())
 
 
 SFT = (
@@ -42,7 +42,7 @@ def test_accelerates_file_says_how_the_trainers_ranks_share(
     config: str, json: str, expected: tuple[str, int]
 ) -> None:
     files = {"a.yaml": SHARED + config, "z.json": json, "run.sh": SFT}
-    found = read_launch_files(Source(name="run.sh", text=SFT, files=files), Told())
+    found = read_launch_files(Source(name="run.sh", text=SFT, files=files), Overrides())
     assert (found.launcher, found.configuration.zero_stage) == expected
     # 8 processes × 2 × 4
     assert (found.workload.global_batch_size, found.workload.seq_length) == (64, 2048)
@@ -92,7 +92,7 @@ def test_options_of_the_command_count_before_accelerates_file() -> None:
         "a.yaml": SHARED + "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n",
         "run.sh": words,
     }
-    found = read_launch_files(Source(name="run.sh", text=words, files=files), Told())
+    found = read_launch_files(Source(name="run.sh", text=words, files=files), Overrides())
     assert (found.num_nodes, found.gpus_per_node) == (4, 8)
     assert (found.configuration.zero_shard_size, found.workload.global_batch_size) == (32, 32 * 2 * 4)
 
@@ -101,7 +101,7 @@ def test_the_trainers_own_fsdp_is_that_of_accelerate_and_what_is_told_counts_bef
     start = "accelerate launch --config_file conf/a.yaml -m trl.scripts.sft"
     own = "torchrun --nnodes 1 --nproc_per_node 8 t.py --fsdp 'shard_grad_op auto_wrap'"
     words = SFT.replace(start, own)
-    found = read(words, Told(values={"micro_batch_size": 1}))
+    found = read(words, Overrides(values={"micro_batch_size": 1}))
     assert (found.configuration.zero_stage, found.configuration.zero_shard_size) == (2, 8)
     assert (found.configuration.micro_batch_size, found.workload.global_batch_size) == (1, 8 * 1 * 4)
     assert not found.workload.framework_options["elementwise_fused"]  # nothing is compiled
@@ -127,9 +127,9 @@ def test_a_trainer_stops_where_deepspeeds_file_says_another_batch_or_type(json: 
     start = "accelerate launch --config_file conf/a.yaml -m trl.scripts.sft"
     words = SFT.replace(start, "deepspeed --num_gpus 8 t.py --deepspeed z.json")
 
-    def run(text: str, json: str, told: Told | None = None) -> LaunchFile:
+    def run(text: str, json: str, overrides: Overrides | None = None) -> LaunchFile:
         source = Source(name="run.sh", text=text, files={"z.json": json, "run.sh": text})
-        return read_launch_files(source, told or Told())
+        return read_launch_files(source, overrides or Overrides())
 
     assert run(words, DS).workload.global_batch_size == 64  # 8 ranks × 2 × 4
     with pytest.raises(InvalidProblemError, match=says):
@@ -137,8 +137,8 @@ def test_a_trainer_stops_where_deepspeeds_file_says_another_batch_or_type(json: 
     own = words.replace("--deepspeed z", "--deepspeed --deepspeed_config z")
     with pytest.raises(InvalidProblemError, match=r"8 in z\.json, but 2 by"):  # batches are the script's
         run(own, DS.replace('gpu": 2', 'gpu": 8'))
-    told = Told(values={"micro_batch_size": 1, "num_microbatches": 2})
-    found = run(words, DS, told).configuration  # what is told counts before the files
+    overrides = Overrides(values={"micro_batch_size": 1, "num_microbatches": 2})
+    found = run(words, DS, overrides).configuration  # what is overrides counts before the files
     assert (found.zero_stage, found.micro_batch_size, found.num_microbatches) == (2, 1, 2)
 
 
@@ -146,7 +146,7 @@ def shared(config: str, words: str = SFT, **files: str) -> LaunchFile:
     """The run of ``words`` with accelerate's file."""
     beside = {name.replace("__", "."): text for name, text in files.items()}
     files = {"a.yaml": SHARED + config, "run.sh": words, **beside}
-    return read_launch_files(Source(name="run.sh", text=words, files=files), Told())
+    return read_launch_files(Source(name="run.sh", text=words, files=files), Overrides())
 
 
 def test_accelerates_plugin_accumulates_as_the_trainer_and_says_nothing_beside_deepspeeds_file() -> None:
@@ -217,7 +217,7 @@ def test_the_trainers_fsdp_is_configured_by_a_section_or_by_json_on_the_command(
         read(second.replace("--bf16", "--fsdp_config '{\"version\": 2}' --bf16"))
     text = FULL.replace("stage: sft\ndo_train: true\nfinetuning_type: full\ncutoff_len", "max_seq_length")
     text += "fsdp: full_shard auto_wrap\nfsdp_config:\n  version: 2\n  activation_checkpointing: true\n"
-    found = read(text, Told(num_gpus=8), "own.yaml")
+    found = read(text, Overrides(num_gpus=8), "own.yaml")
     assert (found.configuration.zero_stage, found.configuration.recompute_granularity) == (3, "full")
     assert not found.unread
 
@@ -271,12 +271,12 @@ def test_llama_factory_reads_accelerates_file_as_every_trainer_does(
     )
     script = "accelerate launch --config_file conf/a.yaml src/train.py conf/own.yaml\n"
     files = {"a.yaml": SHARED + config, "own.yaml": FULL + more, "run.sh": script, "z.json": json}
-    found = read_launch_files(Source(name="run.sh", text=script, files=files), Told())
+    found = read_launch_files(Source(name="run.sh", text=script, files=files), Overrides())
     assert (found.launcher, found.configuration.zero_stage, found.workload.optimizer) == expected
     assert (found.workload.global_batch_size, found.num_nodes, found.gpus_per_node) == (64, 1, 8)
     del files["a.yaml"]
     with pytest.raises(InvalidProblemError, match=r"line 1 of run.sh: conf/a.yaml is not beside it"):
-        read_launch_files(Source(name="run.sh", text=script, files=files), Told())
+        read_launch_files(Source(name="run.sh", text=script, files=files), Overrides())
 
 
 @pytest.mark.parametrize(
@@ -298,31 +298,33 @@ DEEP = (
 
 
 def test_the_stage_that_a_script_fills_into_deepspeeds_template_is_read() -> None:
-    told = Told(num_gpus=8)
-    assert read(DEEP, told).configuration.zero_stage == 1  # the template is not there, its place is filled
+    overrides = Overrides(num_gpus=8)
+    assert (
+        read(DEEP, overrides).configuration.zero_stage == 1
+    )  # the template is not there, its place is filled
     away = '{"zero_optimization": {"stage": ZERO_STAGE, "offload_optimizer": {"device": "cpu"}}}'
     files = {"ds_TEMPLATE.json": away, "a.sh": DEEP}
-    found = read_launch_files(Source(name="a.sh", text=DEEP, files=files), told)
+    found = read_launch_files(Source(name="a.sh", text=DEEP, files=files), overrides)
     assert (found.configuration.zero_stage, found.configuration.offload) == (1, "optimizer")
     files["ds_TEMPLATE.json"] = '{"fp16": {"enabled": true}, "zero_optimization": {"stage": ZERO_STAGE}}'
     with pytest.raises(InvalidProblemError, match="but --bf16 on line 2 of the script"):
-        read_launch_files(Source(name="a.sh", text=DEEP, files=files), told)
+        read_launch_files(Source(name="a.sh", text=DEEP, files=files), overrides)
     with pytest.raises(InvalidProblemError, match=r"ds_config_7B.json is not beside the file, and no --z"):
-        read(DEEP.partition("\n")[2], told)
+        read(DEEP.partition("\n")[2], overrides)
 
 
 def test_the_trainers_precision_counts_before_accelerates_and_after_it_the_files() -> None:
     file = f"{SHARED}distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2\n"
     for words, said in ((SFT, "'no'"), (SFT.replace(" --bf16 True", ""), "bf16")):
         files = {"a.yaml": f"{file}mixed_precision: {said}\n", "run.sh": words}
-        found = read_launch_files(Source(name="run.sh", text=words, files=files), Told())
+        found = read_launch_files(Source(name="run.sh", text=words, files=files), Overrides())
         assert (found.launcher, found.workload.precision) == ("deepspeed", "bf16")
 
 
 def test_accelerates_file_may_be_json() -> None:
     words = SFT.replace("a.yaml", "a.json")
     files = {"a.json": '{"distributed_type": "MULTI_GPU", "num_processes": 8}', "run.sh": words}
-    found = read_launch_files(Source(name="run.sh", text=words, files=files), Told())
+    found = read_launch_files(Source(name="run.sh", text=words, files=files), Overrides())
     assert found.configuration.data_parallel_size == 8
 
 
@@ -339,7 +341,7 @@ def test_what_follows_llama_factorys_file_counts_before_it() -> None:
         "llamafactory-cli train conf/full.yaml per_device_train_batch_size=4 deepspeed=ds_z3_config.json\n"
     )
     source = Source(name="run.sh", text=run, files={"full.yaml": FACTORY, "run.sh": run})
-    found = read_launch_files(source, Told(num_gpus=8))
+    found = read_launch_files(source, Overrides(num_gpus=8))
     assert (found.launcher, found.configuration.zero_stage) == ("deepspeed", 3)
     assert found.workload.global_batch_size == 64  # 8 × 4 × 2
     assert "line 1 of the command: per_device_train_batch_size is 4, not the file's" in found.notes
@@ -350,7 +352,7 @@ def test_what_follows_llama_factorys_file_counts_before_it() -> None:
     [("", "adamw-pure-bf16"), ("deepspeed: ds_z0_config.json\n", "adamw")],  # whose copy is in fp32
 )
 def test_pure_bf16_keeps_no_copy_on_plain_replicas_alone(more: str, optimizer: str) -> None:
-    found = read(FACTORY + more, Told(num_gpus=8), "full.yaml")
+    found = read(FACTORY + more, Overrides(num_gpus=8), "full.yaml")
     assert (found.configuration.zero_stage, found.workload.optimizer) == (0, optimizer)
 
 
@@ -358,7 +360,7 @@ def test_fsdp2_casts_llama_factorys_pure_bf16_up() -> None:
     run = "accelerate launch --config_file a.yaml src/train.py full.yaml\n"
     mesh = f"{SHARED}distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n"
     files = {"a.yaml": mesh, "full.yaml": FACTORY, "run.sh": run}
-    found = read_launch_files(Source(name="run.sh", text=run, files=files), Told())
+    found = read_launch_files(Source(name="run.sh", text=run, files=files), Overrides())
     assert (found.configuration.zero_stage, found.workload.optimizer) == (3, "adamw")
 
 
@@ -385,7 +387,7 @@ def test_a_command_behind_the_two_dashes_of_one_that_submits_it_is_what_runs() -
     submitted = SFT.replace(start, f"python submit.py --num_nodes 4 --gpus 8 -- {inner}")
     with pytest.raises(InvalidProblemError, match="num_gpus"):
         read(submitted)  # 8 is of a node, and how many start is the submitter's business
-    found = read(submitted, Told(num_gpus=32))
+    found = read(submitted, Overrides(num_gpus=32))
     assert (found.configuration.zero_stage, found.workload.global_batch_size) == (2, 32 * 2 * 4)
     assert read(submitted.replace("--num_nodes 4 ", "")).configuration.num_gpus == 8
     with pytest.raises(InvalidProblemError, match=r"tune_dpo.py trains on preferences"):
@@ -417,8 +419,8 @@ def test_what_decides_a_run_is_not_passed_over() -> None:
     ):
         read(script + "--my-tensor-parallel-size 2")
     assert read(script + "--my-tensor-parallel-size 1").unread == ("--my-tensor-parallel-size",)
-    passed = read(script + "--moe-num-experts 64", Told(ignored=("--moe-num-experts",)))
-    assert any("--moe-num-experts is passed by" in note for note in passed.notes)
+    passed = read(script + "--moe-num-experts 64", Overrides(ignored=("--moe-num-experts",)))
+    assert any("--moe-num-experts is ignored" in note for note in passed.notes)
     trained = SFT.replace("accelerate launch --config_file conf/a.yaml -m trl.scripts.sft",
                           "torchrun --nproc_per_node 8 t.py")  # fmt: skip
     for argument in (
@@ -486,7 +488,7 @@ def test_arguments_of_a_trainer_stand_in_json_too() -> None:
         '{"model_name_or_path": "mistralai/Mistral-7B-v0.1", "per_device_train_batch_size": 2,'
         ' "gradient_accumulation_steps": 4, "max_seq_length": 1024, "bf16": true}'
     )
-    found = read(text, Told(num_gpus=8), "sft.json")
+    found = read(text, Overrides(num_gpus=8), "sft.json")
     assert (found.model.name, found.workload.global_batch_size) == ("mistral-7b", 8 * 2 * 4)
 
 
@@ -496,7 +498,7 @@ def test_older_names_of_torchtitan_are_read() -> None:
         "batch_size = 2\nseq_len = 2048\ndata_parallel_degree = -1\ntensor_parallel_degree = 2\n"
         '[experimental]\npipeline_parallel_degree = 1\n[activation_checkpoint]\nmode = "full"\n'
     )
-    found = read(text, Told(num_gpus=16), "a.toml")
+    found = read(text, Overrides(num_gpus=16), "a.toml")
     mesh = found.configuration
     assert (mesh.tensor_parallel_size, mesh.data_parallel_size, mesh.zero_stage) == (2, 8, 3)
     assert found.workload.global_batch_size == 2 * 8
@@ -538,9 +540,9 @@ def test_preferences_are_told_by_their_own_words(line: str) -> None:
     text = (
         "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 1\nmax_length: 2048\nbf16: true\n"
     )
-    assert read(text, Told(num_gpus=8), "a.yaml").launcher == "trl"
+    assert read(text, Overrides(num_gpus=8), "a.yaml").launcher == "trl"
     with pytest.raises(InvalidProblemError, match=r"line 5: .*preferences or rewards"):
-        read(f"{text}{line}\n", Told(num_gpus=8), "a.yaml")
+        read(f"{text}{line}\n", Overrides(num_gpus=8), "a.yaml")
 
 
 def test_words_of_adapters_without_a_switch_are_asked_about() -> None:
@@ -555,7 +557,7 @@ def test_a_process_for_every_gpu_is_as_many_as_are_told_or_seen() -> None:
     text = PLAIN.replace("--nproc_per_node 8", "--nproc-per-node gpu")
     with pytest.raises(InvalidProblemError, match="num_gpus"):  # one was taken
         read(text + "\n")
-    assert read(text + "\n", Told(num_gpus=4)).configuration.data_parallel_size == 4
+    assert read(text + "\n", Overrides(num_gpus=4)).configuration.data_parallel_size == 4
     seen = read(f"export CUDA_VISIBLE_DEVICES=0,1\n{text}\n")
     assert seen.configuration.data_parallel_size == 2
 
