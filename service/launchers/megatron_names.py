@@ -10,13 +10,12 @@ from typing import Literal
 
 from meshwright.profiles.flags import flag_names
 from meshwright.profiles.frameworks import FrameworkFacts
-from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_parts import MoeSpec
-from meshwright.profiles.requirements import Requirement, requirements_of
+from meshwright.profiles.requirements import Requirement
 from meshwright.service.launchers.export import Variable
 from meshwright.service.launchers.target import Target
-from meshwright.solver.configuration import HIERARCHICAL, Columns, Configuration, predicts_alone
-from meshwright.solver.cost.context import experts_overlap
+from meshwright.solver.configuration import HIERARCHICAL, Configuration, predicts_alone
+from meshwright.solver.cost.packages import may_overlap_experts, packages_of
 
 # --------------------------------------------------------------------------------------------------
 # Flags of Megatron-LM that affect a plan, with their kinds. The writer writes some; the reader reads all.
@@ -345,11 +344,6 @@ def balance_values(moe: MoeSpec) -> Values:
     return {"moe_router_load_balancing_type": by, "moe_aux_loss_coeff": moe.balance_coefficient}
 
 
-def may_overlap_experts(config: Configuration, model: ModelSpec) -> bool:
-    """Return whether Megatron-Core starts this configuration with overlapped all-to-alls of experts."""
-    return bool(experts_overlap(Columns.of([config]), model)[0])
-
-
 def overlapped(target: Target, facts: FrameworkFacts) -> bool:
     """Return whether the plan was priced with all-to-alls of experts under other micro-batches."""
     return facts.overlap_experts and may_overlap_experts(target.config, target.model)
@@ -357,14 +351,7 @@ def overlapped(target: Target, facts: FrameworkFacts) -> bool:
 
 def megatron_packages(target: Target, facts: FrameworkFacts) -> tuple[Requirement, ...]:
     """Return the packages that the plan needs over Megatron-Core; it was priced under ``facts``."""
-    return requirements_of(
-        target.problem.launcher,
-        facts,
-        target.model,
-        overlaps=overlapped(target, facts),
-        offloads="activations" in target.config.offload,
-        zero_stage=target.config.zero_stage,
-    )
+    return packages_of(target.problem.launcher, facts, target.model, target.config)
 
 
 def environment(target: Target, facts: FrameworkFacts) -> Iterator[Variable]:

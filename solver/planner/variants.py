@@ -17,7 +17,7 @@ from meshwright.profiles.capabilities import launcher_capabilities, launchers_of
 from meshwright.profiles.frameworks import FrameworkFacts, framework_facts, with_options
 from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.profile import Profile, default_profile, framework_of
-from meshwright.profiles.requirements import missing_from_stock, requirements_of, unallowed
+from meshwright.profiles.requirements import missing_from_stock, unallowed
 from meshwright.profiles.switches import (
     EVERY_SWITCH,
     RECOMPUTATION,
@@ -40,13 +40,13 @@ from meshwright.solver.answer import (
 from meshwright.solver.check import violations, violations_of_all
 from meshwright.solver.clock import relative_gap
 from meshwright.solver.configuration import Columns, Configuration, mesh_of, plan_id_of
-from meshwright.solver.cost.context import experts_overlap
 from meshwright.solver.cost.objective import (
     is_plain,
     is_weighed_by_kind,
     outlook_of,
     weighing_of,
 )
+from meshwright.solver.cost.packages import packages_of
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import (
     Problem,
@@ -350,16 +350,11 @@ def with_needs(problem: Problem, plans: Sequence[Plan]) -> tuple[Plan, ...]:
 
 def _needs(problem: Problem, plan: Plan) -> tuple[str, ...]:
     """Return the names of these packages."""
-    config, launcher = plan.config, plan.launchers[0] if plan.launchers else problem.launcher
+    launcher = plan.launchers[0] if plan.launchers else problem.launcher
     workload = with_changes(problem.workload, plan.workload)
     own = framework_facts(framework_of(problem.stack or launcher))
     facts = with_options(own, workload.framework_options)
-    overlaps = not config.is_placed and bool(experts_overlap(Columns.of([config]), problem.model)[0])
-    found = requirements_of(
-        launcher, facts, problem.model, overlaps=overlaps, offloads="activations" in config.offload,
-        zero_stage=config.zero_stage,
-    )  # fmt: skip
-    return missing_from_stock(found)
+    return missing_from_stock(packages_of(launcher, facts, problem.model, plan.config))
 
 
 def packaged_warning(problem: Problem, first: Plan, plan: Plan) -> str:

@@ -10,17 +10,13 @@ from itertools import pairwise
 from meshwright.profiles.frameworks import EXPERT_OPTIONS, OPTION_PARTS, FrameworkFacts, framework_facts
 from meshwright.profiles.model import ModelSpec
 from meshwright.service.launchers.megatron_flags import FP8_RECIPES, FRAMEWORK
-from meshwright.service.launchers.megatron_names import (
-    STAGES_BEFORE_DATA,
-    WHOLE_LAYER,
-    WHOLE_STEP,
-    may_overlap_experts,
-)
+from meshwright.service.launchers.megatron_names import STAGES_BEFORE_DATA, WHOLE_LAYER, WHOLE_STEP
 from meshwright.service.launchers.reading.given import Given
 from meshwright.service.launchers.reading.megatron_core import context_mode
 from meshwright.service.launchers.reading.megatron_forks import DEEPSPEED, OFFLOAD, partition
 from meshwright.service.launchers.rules import near_divisors, near_multiples
 from meshwright.solver.configuration import Configuration, holds_layers, plain_order
+from meshwright.solver.cost.packages import may_overlap_experts
 from meshwright.solver.problem import Workload
 
 # --------------------------------------------------------------------------------------------------
