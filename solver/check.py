@@ -7,31 +7,29 @@ model, priced anew for the one configuration. Every plan of an answer has passed
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 
 from meshwright.profiles.capabilities import launcher_capabilities
-from meshwright.profiles.cluster import ClusterSpec, NodeGroup, host_of
+from meshwright.profiles.cluster import host_of
 from meshwright.profiles.profile import PLACING_LAUNCHER, Profile, default_profile
 from meshwright.solver.answer import Plan, Prediction, StagePrediction
 from meshwright.solver.configuration import (
+    PLACED_ONLY,
     RANK_ORDERS,
     RECOMPUTE,
     Columns,
     Configuration,
-    StageGroup,
     holds_layers,
     plain_order,
     plan_id_of,
 )
 from meshwright.solver.cost.evaluation import ROUNDED_BYTES, Evaluation, evaluate
-from meshwright.solver.cost.pipelines import alike
 from meshwright.solver.predict import predicted
-from meshwright.solver.problem import Problem, problem_digest, usable_gpus
+from meshwright.solver.problem import Problem, lacking_gpus, meshes_of, problem_digest, usable_gpus
 from meshwright.solver.space.launcher_rules import is_a_row, own_faults
 from meshwright.solver.space.request_rules import constraint_of, holds_for, names_of
-from meshwright.solver.space.rules import host_rules, rules_of, violation_masks
+from meshwright.solver.space.rules import host_rules
 
 # --------------------------------------------------------------------------------------------------
 # The independent verdict on what a launcher cannot express.
@@ -172,88 +170,39 @@ def _constraint_faults(problem: Problem, config: Configuration) -> Iterator[str]
 
 
 # --------------------------------------------------------------------------------------------------
-# The independent verdict on a placed plan: counts of GPUs, layers and bytes by node group, no search.
-
-
-def _placed_configuration_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Check everything that needs no prices."""
-    faults = list(_placement_faults(problem, config))
-    yield from faults or broken_on_groups(problem, config)
+# The independent verdict on a configuration: counts of GPUs, layers, sequences and bytes, no search.
 
 
 def _placement_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Check sizes, splits and shares of the batch on the node groups."""
-    classes = config.replicas or (config,)
+    """Check stages on node groups: where they are, with which sizes, and that they hold all layers."""
     if problem.launcher != PLACING_LAUNCHER:
         yield f"{problem.launcher} cannot place stages on node groups"
         return
-    if not all(isinstance(one, Configuration) for one in classes):
-        yield "replicas must be configurations"
-        return
-    for one in classes:
+    for one in config.classes:
         yield from _class_faults(problem, one)
-    if config.global_batch_size != problem.workload.global_batch_size:
-        yield f"the replicas do not process {problem.workload.global_batch_size} sequences"
-    if config.replicas and config.data_parallel_size != sum(c.data_parallel_size for c in classes):
+    if config.data_parallel_size != sum(one.data_parallel_size for one in config.classes):
         yield "data_parallel_size is not the number of replicas"
 
 
 def _class_faults(problem: Problem, config: Configuration) -> Iterator[str]:
     """Check one pipeline: its stages have groups and hold all layers."""
-    stages, names = config.stage_groups, set(problem.cluster.group_names)
+    names = problem.cluster.group_names
+    groups = dict(zip(names, problem.cluster.distinct_groups, strict=True))
+    stages = config.stage_groups
     if config.replicas or not len(stages) == config.pipeline_parallel_size == len(config.stage_layers):
         yield f"{len(stages)} stages are placed, not pipeline_parallel_size of them"
-    elif not {stage.group for stage in stages} <= names:
-        yield f"stages stand on {', '.join(sorted(names))}"
-    elif sum(config.stage_layers) != problem.model.num_layers or min(config.stage_layers) < 1:
-        yield f"stage_layers does not hold the model's {problem.model.num_layers} layers"
-    elif problem.options.stage_layers and config.stage_layers != problem.options.stage_layers:
-        yield "stage_layers is pinned to another split"
-    elif config.virtual_pipeline_size > 1:
-        yield "chunks do not interleave on a mixed cluster"
-    else:
-        groups = _groups(problem)
-        for number, stage in enumerate(stages):
-            needed = stage.tensor_parallel_size * config.context_parallel_size * config.data_parallel_size
-            nodes = needed / groups[stage.group].gpus_per_node
-            if stage.num_gpus != needed or not math.isclose(stage.num_nodes, nodes):
-                yield f"stage {number} takes {needed} GPUs, not {stage.num_gpus}"
-
-
-def _groups(problem: Problem) -> Mapping[str, NodeGroup]:
-    """Return the node groups by name."""
-    return dict(zip(problem.cluster.group_names, problem.cluster.distinct_groups, strict=True))
-
-
-def _gpu_faults(problem: Problem, stages: list[StageGroup]) -> Iterator[str]:
-    """Check that no group gives more GPUs than it has."""
-    groups, used = _groups(problem), Counter[str]()
-    for stage in stages:
-        used[stage.group] += stage.num_gpus
-    for name, count in used.items():
-        if name in groups and count > groups[name].num_gpus:
-            yield f"{count} GPUs of {name} are needed, there are {groups[name].num_gpus}"
-
-
-def broken_on_groups(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Yield rules that a stage breaks on its own group, and GPUs that it lacks."""
-    classes = config.replicas or (config,)
-    yield from _gpu_faults(problem, [stage for one in classes for stage in one.stage_groups])
-    for one in classes:
-        share = replace(problem.workload, global_batch_size=one.global_batch_size)
-        yield from _rule_faults(replace(problem, workload=share), one)
-
-
-def _rule_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Check the rules of one class, without its GPUs."""
-    groups = _groups(problem)
-    for stage in dict.fromkeys(config.stage_groups):
-        group = groups[stage.group]
-        alone = ClusterSpec(name=group.gpu.slug, groups=(group,))
-        rules = rules_of(replace(problem, cluster=alone))
-        columns = Columns.of([alike(config, stage.tensor_parallel_size)])
-        mask = int(violation_masks(rules, columns)[0])
-        yield from (f"{stage.group}: {rule.name}" for bit, rule in enumerate(rules) if mask >> bit & 1)
+    elif not {stage.group for stage in stages} <= set(names):
+        yield f"stages are on {', '.join(sorted(names))}"
+    elif min(config.stage_layers) < 1:
+        yield "stage_layers has a stage without a layer"
+    for name, only in PLACED_ONLY.items():
+        if getattr(config, name) != only:
+            yield f"{name} is {only} on node groups"
+    for number, stage in enumerate(stages):
+        needed = stage.tensor_parallel_size * config.context_parallel_size * config.data_parallel_size
+        nodes = needed / groups[stage.group].gpus_per_node if stage.group in groups else stage.num_nodes
+        if stage.num_gpus != needed or not math.isclose(stage.num_nodes, nodes):
+            yield f"stage {number} takes {needed} GPUs, not {stage.num_gpus}"
 
 
 _RELATIVE = 1e-9  # sums of the same numbers in another order
@@ -271,14 +220,17 @@ def violations_of_all(
 ) -> list[list[str]]:
     """Return the sentences on each plan; those with a right configuration are priced together."""
     configs = [plan.config if isinstance(plan, Plan) else plan for plan in plans]
-    found = [
-        list((_placed_configuration_faults if one.is_placed else _configuration_faults)(problem, one))
-        for one in configs
-    ]
-    rows = [at for at, one in enumerate(configs) if not one.is_placed and not any(_missing(one))]
-    own = own_faults(problem, launcher_capabilities(problem.launcher), [configs[at] for at in rows])
-    for at, faults in zip(rows, own, strict=True):
-        found[at] += faults
+    found = [list(_unpriceable(problem, one)) for one in configs]
+    meshes = dict[int, tuple[Problem, list[tuple[int, Configuration]]]]()
+    for at, config in ((at, config) for at, config in enumerate(configs) if not found[at]):
+        found[at] += _whole_faults(problem, config)
+        for on, mesh in meshes_of(problem, config):
+            found[at] += _mesh_faults(on, mesh)
+            meshes.setdefault(id(on), (on, []))[1].append((at, mesh))
+    able = launcher_capabilities(problem.launcher)
+    for on, some in meshes.values():
+        for (at, _), faults in zip(some, own_faults(on, able, [mesh for _, mesh in some]), strict=True):
+            found[at] += faults
     right = [at for at, faults in enumerate(found) if not faults]
     evaluations = evaluate(problem, profile, [configs[at] for at in right], with_spread=True)
     digest = problem_digest(problem) if any(isinstance(plan, Plan) for plan in plans) else ""
@@ -292,30 +244,39 @@ def violations_of_all(
 _COUNTS = [one.name for one in fields(Configuration) if one.name.endswith(("_size", "num_microbatches"))]
 
 
-def _missing(config: Configuration) -> Iterator[str]:
-    """Check for sizes of 0, which divide whatever else is asked."""
-    return (f"{name} must be at least 1" for name in _COUNTS if getattr(config, name) < 1)
+def _unpriceable(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Check for sizes of 0, which divide whatever else is asked, and for stages without a place."""
+    for one in config.classes:
+        yield from (f"{name} must be at least 1" for name in _COUNTS if getattr(one, name) < 1)
+    if config.is_placed:
+        yield from _placement_faults(problem, config)
 
 
-def _configuration_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Check everything that needs no prices."""
-    small = list(_missing(config))
-    yield from small
-    if small:
-        return
-    yield from _mesh_faults(problem, config)
+def _whole_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Check GPUs and sequences of all replicas together."""
+    if config.num_gpus > usable_gpus(problem):
+        yield f"{config.num_gpus} GPUs are needed, the cluster has {usable_gpus(problem)}"
+    for name, (used, have) in lacking_gpus(problem, config).items():
+        yield f"{used} GPUs of {name} are needed, there are {have}"
+    batches = {problem.workload.global_batch_size, *problem.options.batch_sizes}
+    if config.global_batch_size not in batches:
+        yield f"data_parallel_size * micro_batch_size * num_microbatches is not {max(batches)}"
+
+
+def _mesh_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Check everything about one mesh that needs no prices."""
+    yield from _tensor_faults(problem, config)
+    yield from _sequence_faults(problem, config)
     yield from _expert_faults(problem, config)
     yield from _split_faults(problem, config)
-    yield from _step_faults(problem, config)
+    yield from _step_faults(config)
     yield from launcher_faults(problem, config)
     yield from request_faults(problem, config)
 
 
-def _mesh_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Check GPUs, and the sizes that tensor, context and expert parallelism divide."""
+def _tensor_faults(problem: Problem, config: Configuration) -> Iterator[str]:
+    """Check the sizes that tensor parallelism divides, and what stages cannot hand on."""
     model, tp = problem.model, config.tensor_parallel_size
-    if config.num_gpus > usable_gpus(problem):
-        yield f"{config.num_gpus} GPUs are needed, the cluster has {usable_gpus(problem)}"
     earlier = model.layer_embedding_size or model.borrowing_layers
     if config.pipeline_parallel_size > 1 and (earlier or (model.indexer and model.indexer.reusing_layers)):
         yield "stages cannot hand on embeddings of each layer, borrowed keys or a choice of keys"
@@ -333,7 +294,6 @@ def _mesh_faults(problem: Problem, config: Configuration) -> Iterator[str]:
         yield f"a {problem.workload.base_precision} model is split by tp = {tp} or ZeRO-{config.zero_stage}"
     if config.sequence_parallel and tp == 1:
         yield "sequence_parallel goes with tensor_parallel_size > 1"
-    yield from _sequence_faults(problem, config)
 
 
 def _sequence_faults(problem: Problem, config: Configuration) -> Iterator[str]:
@@ -420,11 +380,8 @@ def _recompute_faults(config: Configuration) -> Iterator[str]:
         yield "stage_recompute_layers must name a count for each chunk, of its layers at most"
 
 
-def _step_faults(problem: Problem, config: Configuration) -> Iterator[str]:
-    """Check that micro-batches make up the batch, and that shard sets have several ranks."""
-    batches = {problem.workload.global_batch_size, *problem.options.batch_sizes}
-    if config.global_batch_size not in batches:
-        yield f"data_parallel_size * micro_batch_size * num_microbatches is not {max(batches)}"
+def _step_faults(config: Configuration) -> Iterator[str]:
+    """Check that shard sets have several ranks."""
     ranks, tensor = config.data_parallel_size * config.context_parallel_size, config.tensor_parallel_size
     if not 0 <= config.zero_stage <= _LARGEST_STAGE:
         yield "zero_stage must be 0 to 3"

@@ -366,7 +366,7 @@ def configuration_from_json(raw: Mapping[str, Any]) -> Configuration:
 # Placed configurations made whole: what follows from sizes, groups and split.
 
 
-def settled(cluster: ClusterSpec, config: Configuration, batch: int) -> Configuration:
+def settled_on_groups(cluster: ClusterSpec, config: Configuration, batch: int) -> Configuration:
     """Return one pipeline on ``batch`` sequences with all sizes that follow from its stages' groups."""
     ranks = config.data_parallel_size * config.context_parallel_size
     gpus_of = dict(zip(cluster.group_names, cluster.distinct_groups, strict=True))
@@ -392,6 +392,16 @@ def settled(cluster: ClusterSpec, config: Configuration, batch: int) -> Configur
         pipeline_schedule="none" if len(stages) == 1 else "1f1b",
         recompute_layers=sum(config.stage_layers) if config.recompute_granularity == "full" else 0,
         stage_groups=stages,
+    )
+
+
+def alike(config: Configuration, tensor_parallel_size: int) -> Configuration:
+    """Return the pipeline as if all stages had one tensor-parallel size and equal nodes."""
+    return replace(
+        config,
+        tensor_parallel_size=tensor_parallel_size,
+        sequence_parallel=tensor_parallel_size > 1,
+        stage_groups=(),
     )
 
 

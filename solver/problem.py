@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
@@ -18,7 +19,7 @@ from meshwright.profiles.adapters import (
     copied_parameters,
 )
 from meshwright.profiles.capabilities import launcher_capabilities, launchers_of, packing_multiple
-from meshwright.profiles.cluster import ClusterSpec, Reliability
+from meshwright.profiles.cluster import ClusterSpec, NodeGroup, Reliability
 from meshwright.profiles.errors import InternalError
 from meshwright.profiles.frameworks import OPTION_NUMBERS
 from meshwright.profiles.model import ModelSpec
@@ -27,7 +28,7 @@ from meshwright.profiles.optimizers import OPTIMIZERS
 from meshwright.profiles.profile import PLACING_LAUNCHER
 from meshwright.profiles.sequences import Documents, Filled, SequenceLengths, filled, packed_share
 from meshwright.profiles.switches import EVERY_SWITCH, NO_SWITCH, open_switches, switches
-from meshwright.solver.configuration import Columns, Configuration, FloatArray
+from meshwright.solver.configuration import Columns, Configuration, FloatArray, alike
 
 # --------------------------------------------------------------------------------------------------
 # Errors of the solver; the tree is drawn in profiles/errors.py.
@@ -269,6 +270,41 @@ def with_batch(problem: Problem, batch: int) -> Problem:
 
 # --------------------------------------------------------------------------------------------------
 # A short name for what is to be decided.
+
+
+def on_group(problem: Problem, group: NodeGroup) -> Problem:
+    """Return the same model and workload on one node group alone."""
+    return replace(problem, cluster=ClusterSpec(name=group.gpu.slug, groups=(group,)))
+
+
+def meshes_of(problem: Problem, config: Configuration) -> list[tuple[Problem, Configuration]]:
+    """Return the meshes whose rules a configuration must keep, each with the problem that states them.
+
+    A mesh over all nodes is its own. Stages on node groups are, for each group and tensor-parallel size,
+    those of a mesh on that group alone which processes the share of its class of replicas.
+    """
+    if not config.is_placed:
+        return [(problem, config)]
+    groups = dict(zip(problem.cluster.group_names, problem.cluster.distinct_groups, strict=True))
+    found = list[tuple[Problem, Configuration]]()
+    for one in config.classes:
+        work = replace(problem.workload, global_batch_size=one.global_batch_size)
+        for stage in dict.fromkeys(one.stage_groups):
+            own = on_group(replace(problem, workload=work), groups[stage.group])
+            found.append((own, alike(one, stage.tensor_parallel_size)))
+    return found
+
+
+def lacking_gpus(problem: Problem, config: Configuration) -> dict[str, tuple[int, int]]:
+    """Return the GPUs that stages take and those that there are, by node group that has too few."""
+    have = {
+        name: group.num_gpus
+        for name, group in zip(problem.cluster.group_names, problem.cluster.distinct_groups, strict=True)
+    }
+    used = Counter[str]()
+    for stage in (stage for one in config.classes for stage in one.stage_groups):
+        used[stage.group] += stage.num_gpus
+    return {name: (count, have[name]) for name, count in used.items() if count > have[name]}
 
 
 def problem_digest(problem: Problem) -> str:

@@ -13,24 +13,22 @@ from meshwright.profiles.documents import MAX_ERRORS, pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.service.launchers.rules import near_divisors
 from meshwright.service.requests.parts import as_written, written_out
-from meshwright.solver.check import broken_on_groups
 from meshwright.solver.configuration import (
     INTEGER_VARIABLES,
     MAX_SIZE,
     PLACED_ONLY,
     VARIABLES,
     WORDS,
-    Columns,
     Configuration,
     StageGroup,
     chunk_sizes,
     configuration_from_json,
     holds_layers,
     joined,
-    settled,
+    settled_on_groups,
 )
-from meshwright.solver.problem import Problem, usable_gpus
-from meshwright.solver.space.rules import rules_of, violation_masks
+from meshwright.solver.problem import Problem, lacking_gpus, usable_gpus
+from meshwright.solver.space import rules
 from meshwright.solver.splits import even_split, launcher_split, usual_split
 
 # --------------------------------------------------------------------------------------------------
@@ -114,7 +112,7 @@ def _one(
         layers = problem.model.num_layers
         message = f"{len(split)} stages with {sum(split)} layers, not {len(stages)} with {layers}"
         raise InvalidProblemError.of(pointer(*at, "stage_layers"), message)
-    config = settled(problem.cluster, drawn, batch)
+    config = settled_on_groups(problem.cluster, drawn, batch)
     _raise_placed(_contradictions(raw, config, at))
     return config
 
@@ -184,16 +182,10 @@ def _contradictions(raw: Mapping[str, object], config: Configuration, at: Where)
 
 def _placed_misfits(config: Configuration, problem: Problem) -> Iterator[FieldError]:
     """Yield faults: more GPUs than there are, or another number of sequences."""
-    groups = dict(zip(problem.cluster.group_names, problem.cluster.distinct_groups, strict=True))
-    classes: Sequence[Configuration] = config.replicas or (config,)
-    used = Counter[str]()
-    for stage in (stage for one in classes for stage in one.stage_groups):
-        used[stage.group] += stage.num_gpus
     at = pointer(*_AT, "replicas" if config.replicas else "stage_groups")
-    for name, count in used.items():
-        if count > groups[name].num_gpus:
-            message = f"the stages on {name} take {count} GPUs, there are {groups[name].num_gpus}"
-            yield FieldError(pointer=at, message=message)
+    for name, (used, have) in lacking_gpus(problem, config).items():
+        message = f"the stages on {name} take {used} GPUs, there are {have}"
+        yield FieldError(pointer=at, message=message)
     batch = problem.workload.global_batch_size
     if config.global_batch_size != batch:
         message = f"a step works off {config.global_batch_size} sequences, but the global batch is {batch}"
@@ -255,11 +247,7 @@ def assumed_values(raw: Mapping[str, object], own: Configuration) -> dict[str, o
 
 def broken_rules(problem: Problem, configuration: Configuration) -> list[str]:
     """Return the search-space rules that a configuration breaks, by name; it has a price all the same."""
-    if configuration.is_placed:
-        return list(dict.fromkeys(broken_on_groups(problem, configuration)))
-    rules = rules_of(problem)
-    mask = int(violation_masks(rules, Columns.of([configuration]))[0])
-    broken = [rule.name for bit, rule in enumerate(rules) if mask >> bit & 1]
+    broken = rules.broken_rules(problem, configuration)
     own = launcher_split(problem, configuration)
     if own and own != configuration.stage_layers:
         broken.append(f"{problem.launcher} splits the layers itself, as {' '.join(map(str, own))}")

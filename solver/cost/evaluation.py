@@ -16,8 +16,8 @@ import numpy as np
 
 from meshwright.profiles.cluster import power_of
 from meshwright.profiles.profile import Profile
-from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray
-from meshwright.solver.cost.pipelines import EVERYWHERE, NodeGroups, Pipeline, Priced, Stage, alike
+from meshwright.solver.configuration import Columns, Configuration, FloatArray, IntArray, alike
+from meshwright.solver.cost.pipelines import EVERYWHERE, NodeGroups, Pipeline, Priced, Stage
 from meshwright.solver.cost.stages import end_of_step_s, step_of_end_s
 from meshwright.solver.problem import Problem
 from meshwright.solver.schedules.schedule import fill_share

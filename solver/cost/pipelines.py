@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from meshwright.profiles.cluster import ClusterSpec, NodeGroup
+from meshwright.profiles.cluster import NodeGroup
 from meshwright.profiles.collectives.collectives import Fabric, Group, all_reduce_s, point_to_point_s
 from meshwright.profiles.frameworks import with_options
 from meshwright.profiles.profile import Profile
@@ -48,7 +48,7 @@ from meshwright.solver.cost.stages import (
 )
 from meshwright.solver.cost.timed_layers import is_timed
 from meshwright.solver.cost.uncertainty import extrapolated, log_time_sigma, moved_prices
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, on_group
 from meshwright.solver.schedules.schedule import ANY_COUNT, fill_share
 from meshwright.solver.schedules.simulate import rank_finish_s
 
@@ -131,10 +131,7 @@ class NodeGroups:
         return cls(
             problem=problem,
             profiles=profile.by_group,
-            problems=tuple(
-                replace(problem, cluster=ClusterSpec(name=group.gpu.slug, groups=(group,)))
-                for group in groups
-            ),
+            problems=tuple(on_group(problem, group) for group in groups),
             names=problem.cluster.group_names,
         )
 
@@ -428,13 +425,3 @@ def can_simulate(configuration: Configuration) -> bool:
     c = configuration
     whole = c.virtual_pipeline_size == 1 or c.num_microbatches % c.pipeline_parallel_size == 0
     return whole or c.pipeline_schedule in ANY_COUNT
-
-
-def alike(config: Configuration, tensor_parallel_size: int) -> Configuration:
-    """Return the pipeline as if all stages had one tensor-parallel size and equal nodes."""
-    return replace(
-        config,
-        tensor_parallel_size=tensor_parallel_size,
-        sequence_parallel=tensor_parallel_size > 1,
-        stage_groups=(),
-    )

@@ -6,7 +6,6 @@ form of the plan it starts from.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,14 +18,13 @@ from meshwright.solver.configuration import (
     Configuration,
     IntArray,
     StageGroup,
-    joined,
     plain_order,
-    settled,
+    settled_on_groups,
 )
 from meshwright.solver.cost.evaluation import Evaluation, evaluate
 from meshwright.solver.cost.pipelines import Priced
 from meshwright.solver.explain.waterfall import waterfalls
-from meshwright.solver.problem import Problem
+from meshwright.solver.problem import Problem, lacking_gpus
 from meshwright.solver.schedules.schedule import plain_schedule, takes_chunks
 from meshwright.solver.space.rules import BATCH_RULE, rules_of, violation_masks
 from meshwright.solver.splits import even_split, launcher_split
@@ -50,38 +48,45 @@ class Move:
     configuration: Configuration
 
 
-def moves_of(problem: Problem, configuration: Configuration) -> list[Move]:
-    """Return every single change that leaves a layer in every chunk, each result once."""
-    seen, found = {configuration}, []
-    for words, changed in _changes(problem, configuration):
-        settled = settle(problem, changed)
-        if settled is not None and settled not in seen:
-            seen.add(settled)
-            found.append(Move(words=words, configuration=settled))
+def moves_of(problem: Problem, configuration: Configuration, changed: int = 0) -> list[Move]:
+    """Return every single change that leaves a layer in every chunk, each result once.
+
+    Of unlike replicas class ``changed`` is changed; its share of the batch stays.
+    """
+    own = configuration.classes[changed]
+    share = own.global_batch_size if configuration.replicas else None
+    seen, found = {configuration}, list[Move]()
+    for words, raw in _changes(problem, own):
+        settled = settle(problem, raw, share)
+        if settled is not None and (moved := configuration.with_class(changed, settled)) not in seen:
+            seen.add(moved)
+            found.append(Move(words=words, configuration=moved))
     return found
 
 
-def settle(problem: Problem, changed: Configuration) -> Configuration | None:
-    """Return the configuration with everything that follows from its sizes.
+def settle(problem: Problem, changed: Configuration, batch: int | None = None) -> Configuration | None:
+    """Return one pipeline with everything that follows from its sizes; None if it cannot be priced.
 
-    None where chunks lack layers, or experts ranks: such a mesh cannot be priced.
+    That is where chunks lack layers, or experts ranks. ``batch``: its share, if not the global one.
     """
     c, layers = changed, problem.model.num_layers
+    batch = problem.workload.global_batch_size if batch is None else batch
+    if c.stage_groups:
+        return settled_on_groups(problem.cluster, c, batch)
     chunks = c.pipeline_parallel_size * c.virtual_pipeline_size
     if chunks > layers or min(c.data_parallel_size, c.micro_batch_size, c.pipeline_parallel_size) < 1:
         return None
     ranks = c.data_parallel_size * c.context_parallel_size
     if ranks * c.tensor_parallel_size % c.expert_ranks:
         return None
-    zero = c.zero_stage if ranks > 1 else 0
     own = launcher_split(problem, c)
     if own is None:
         return None
+    zero = c.zero_stage if ranks > 1 else 0
     split = own or (c.stage_layers if len(c.stage_layers) == chunks else even_split(layers, chunks))
     full = c.recompute_granularity == "full"
     stages = (c.pipeline_parallel_size, c.virtual_pipeline_size)
     kept = takes_chunks(c.pipeline_schedule, *stages)
-    batch = problem.workload.global_batch_size
     settled = replace(
         c,
         sequence_parallel=c.sequence_parallel and c.tensor_parallel_size > 1,
@@ -113,45 +118,46 @@ def _replayed(layers: int, split: tuple[int, ...]) -> int:
 
 def _changes(problem: Problem, c: Configuration) -> Iterator[tuple[str, Configuration]]:
     """Yield raw changes with their words."""
+    yield from _changes_on_groups(c) if c.stage_groups else _changes_of_mesh(problem, c)
+    larger = _set(c, "micro_batch_size", c.micro_batch_size * 2)
+    yield larger
+    if c.micro_batch_size % 2 == 0:
+        yield _set(c, "micro_batch_size", c.micro_batch_size // 2)
+    for stage in launcher_capabilities(problem.launcher).zero_stages:
+        yield _set(c, "zero_stage", stage)
+    yield "recompute off", replace(c, recompute_granularity="none", recompute_layers=0)
+    yield "recompute of scores only", replace(c, recompute_granularity="selective", recompute_layers=0)
+    yield "recompute every layer", _recomputing(c, max(c.stage_layers))
+    yield from _recomputing_too(c, iter([larger]))
+
+
+def _changes_of_mesh(problem: Problem, c: Configuration) -> Iterator[tuple[str, Configuration]]:
+    """Yield those of the sizes of a mesh, and of how many layers of its chunks recompute."""
     for name in _MESH:
         size = getattr(c, name)
         yield from _traded(c, name, size * 2)
         if size % 2 == 0:
             yield from _traded(c, name, size // 2)
-    yield from _stepped(c)
-    if problem.model.moe is not None:
-        yield from _expert_changes(c)
-    for stage in launcher_capabilities(problem.launcher).zero_stages:
-        yield _set(c, "zero_stage", stage)
-    yield from _recomputed(c)
-    yield from _with_recomputation(problem, c)
-
-
-def _stepped(c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    """Yield other numbers of chunks, half and double the micro-batch."""
     for vpp in sorted({1, c.virtual_pipeline_size * 2, *_near(c.virtual_pipeline_size)}):
         if c.pipeline_parallel_size > 1:
             yield _set(c, "virtual_pipeline_size", vpp)
-    yield _set(c, "micro_batch_size", c.micro_batch_size * 2)
-    if c.micro_batch_size % 2 == 0:
-        yield _set(c, "micro_batch_size", c.micro_batch_size // 2)
-
-
-def _with_recomputation(problem: Problem, c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    """Yield changes that often need the memory that recomputing every layer frees."""
-    if c.recompute_granularity != "full":
-        for words, changed in _larger(c):
-            every = replace(
-                changed, recompute_granularity="full", recompute_layers=problem.model.num_layers
-            )
-            yield f"{words}, recompute every layer", every
-
-
-def _larger(c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    """Yield less tensor parallelism and larger micro-batches."""
+    if problem.model.moe is not None:
+        yield from _expert_changes(c)
+    most = max(c.stage_layers)
+    now = min(c.recompute_layers, most) if c.recompute_granularity == "full" else 0
+    for layers in (layers for layers in sorted(_near(now)) if layers < most):
+        yield f"recompute {layers} of each chunk", _recomputing(c, layers)
     if c.tensor_parallel_size % 2 == 0:
-        yield from _traded(c, "tensor_parallel_size", c.tensor_parallel_size // 2)
-    yield _set(c, "micro_batch_size", c.micro_batch_size * 2)
+        yield from _recomputing_too(c, _traded(c, _MESH[0], c.tensor_parallel_size // 2))
+
+
+def _recomputing_too(
+    c: Configuration, changes: Iterator[tuple[str, Configuration]]
+) -> Iterator[tuple[str, Configuration]]:
+    """Yield changes together with the memory that recomputing every layer frees, which they often need."""
+    if c.recompute_granularity != "full":
+        for words, changed in changes:
+            yield f"{words}, recompute every layer", _recomputing(changed, sum(c.stage_layers))
 
 
 def _near(size: int) -> list[int]:
@@ -187,16 +193,9 @@ def _traded(c: Configuration, name: str, size: int) -> Iterator[tuple[str, Confi
             yield words, replace(c, **changed)  # type: ignore[arg-type]
 
 
-def _recomputed(c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    """Yield no recomputation, the scores, or one layer of each chunk more or less."""
-    most = max(c.stage_layers)
-    now = min(c.recompute_layers, most) if c.recompute_granularity == "full" else 0
-    yield "recompute off", replace(c, recompute_granularity="none", recompute_layers=0)
-    yield "recompute of scores only", replace(c, recompute_granularity="selective", recompute_layers=0)
-    for layers in sorted({*_near(now), most}):
-        if layers <= most:
-            words = "recompute every layer" if layers == most else f"recompute {layers} of each chunk"
-            yield words, replace(c, recompute_granularity="full", recompute_layers=layers)
+def _recomputing(c: Configuration, layers: int) -> Configuration:
+    """Return the configuration with so many layers of each chunk recomputed as a whole."""
+    return replace(c, recompute_granularity="full", recompute_layers=layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,12 +224,7 @@ def alternatives_of(
 ) -> list[list[Alternative]]:
     """Return the judged moves of every configuration, in the order of the configurations."""
     starts = evaluate(problem, profile, configurations)
-    moves = [
-        placed_moves_of(problem, one.config, one.slowest)
-        if one.config.is_placed
-        else moves_of(problem, one.config)
-        for one in starts
-    ]
+    moves = [moves_of(problem, one.config, one.slowest) for one in starts]
     found = evaluate(problem, profile, [move.configuration for some in moves for move in some])
     judged = iter(zip(found, waterfalls(problem, found), strict=True))
     judge = Judge(problem)
@@ -269,7 +263,7 @@ class Judge:
     def __init__(self, problem: Problem) -> None:
         self.batch = problem.workload.global_batch_size
         self._batches = {self.batch, *problem.options.batch_sizes}
-        self._have = dict(zip(problem.cluster.group_names, problem.cluster.distinct_groups, strict=True))
+        self._problem = problem
         self._masks = cache(_masks)
 
     def broken(self, found: Evaluation) -> tuple[str, ...]:
@@ -279,19 +273,11 @@ class Judge:
             rules, masks = self._masks(on)
             mask = int(masks[row])
             names |= {name: None for bit, name in enumerate(rules) if mask >> bit & 1}
-        if found.config.is_placed:  # a class has its own share of the batch
-            names.pop(BATCH_RULE, None)
-            if found.config.global_batch_size not in self._batches:
-                names[BATCH_RULE] = None
-        return (*names, *self._too_few_gpus(found))
-
-    def _too_few_gpus(self, found: Evaluation) -> list[str]:
-        """Return groups that would have to give more GPUs than they have."""
-        used = Counter[str]()
-        for stage in (stage for one in found.classes for stage in one.config.stage_groups):
-            used[stage.group] += stage.num_gpus
-        have = {name: self._have[name].num_gpus for name in used}
-        return [f"GPUs of {name}: there are {have[name]}" for name in used if used[name] > have[name]]
+        names.pop(BATCH_RULE, None)  # a class has its own share of the batch
+        if found.config.global_batch_size not in self._batches:
+            names[BATCH_RULE] = None
+        lacking = lacking_gpus(self._problem, found.config)
+        return (*names, *(f"GPUs of {name}: there are {have}" for name, (_, have) in lacking.items()))
 
 
 def _masks(on: Priced) -> tuple[list[str], IntArray]:
@@ -301,54 +287,22 @@ def _masks(on: Priced) -> tuple[list[str], IntArray]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Single changes of a placed configuration, whatever they break: sizes, stages, layers, recomputation.
-#
-# Of unlike replicas the slowest class is changed; its share of the batch stays.
+# Single changes of stages on node groups: their tensor-parallel sizes, their number, their layers.
 
 
-_ZERO_STAGES = (0, 1, 2, 3)
-
-
-def placed_moves_of(problem: Problem, config: Configuration, changed: int) -> list[Move]:
-    """Return every single change of class ``changed`` (0 if replicas are alike), each result once."""
-    own = config.replicas[changed] if config.replicas else config
-    seen, found = {config}, list[Move]()
-    for words, raw in _placed_changes(own):
-        one = settled(problem.cluster, raw, own.global_batch_size)
-        if config.replicas:
-            one = joined((*config.replicas[:changed], one, *config.replicas[changed + 1 :]))
-        if one not in seen:
-            seen.add(one)
-            found.append(Move(words=words, configuration=one))
-    return found
-
-
-def _placed_changes(c: Configuration) -> Iterator[tuple[str, Configuration]]:
+def _changes_on_groups(c: Configuration) -> Iterator[tuple[str, Configuration]]:
     """Yield raw changes with their words."""
-    yield from _sizes(c)
+    for more, less in ((2, 1), (1, 2)):  # of data parallelism, and what is traded for it
+        if c.data_parallel_size * more % less == 0:
+            yield from _traded_on_groups(c, c.data_parallel_size * more // less, more, less)
     yield from _tensor_of_groups(c)
     yield from _stages(c)
     yield from _layers(c)
-    for stage in _ZERO_STAGES:
-        yield f"zero {stage}", replace(c, zero_stage=stage)
-    for kind, words in (("none", "off"), ("selective", "of scores"), ("full", "every layer")):
-        yield f"recompute {words}", replace(c, recompute_granularity=kind)
 
 
-def _sizes(c: Configuration) -> Iterator[tuple[str, Configuration]]:
-    """Double and halve micro-batches; trade data parallelism for tensor and context parallelism."""
-    for size in (c.micro_batch_size * 2, c.micro_batch_size // 2):
-        if size:
-            yield f"mbs {size}", replace(c, micro_batch_size=size)
-    larger = replace(c, micro_batch_size=c.micro_batch_size * 2, recompute_granularity="full")
-    yield f"mbs {larger.micro_batch_size}, recompute every layer", larger
-    for more, less in ((2, 1), (1, 2)):  # of data parallelism, and what is traded for it
-        if c.data_parallel_size * more % less == 0:
-            dp = c.data_parallel_size * more // less
-            yield from _placed_traded(c, dp, more, less)
-
-
-def _placed_traded(c: Configuration, dp: int, more: int, less: int) -> Iterator[tuple[str, Configuration]]:
+def _traded_on_groups(
+    c: Configuration, dp: int, more: int, less: int
+) -> Iterator[tuple[str, Configuration]]:
     """Move data parallelism from or to another axis of every stage."""
     if c.context_parallel_size * less % more == 0:
         cp = c.context_parallel_size * less // more

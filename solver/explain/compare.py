@@ -17,7 +17,7 @@ from itertools import groupby, pairwise
 from meshwright.profiles.frameworks import FrameworkFacts
 from meshwright.profiles.profile import Profile
 from meshwright.solver.answer import Comparison, Prediction, Step
-from meshwright.solver.configuration import SHORT_NAMES, VARIABLES, Configuration, settled
+from meshwright.solver.configuration import SHORT_NAMES, VARIABLES, Configuration
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.explain.alternatives import Judge, settle
 from meshwright.solver.explain.waterfall import waterfalls
@@ -37,6 +37,12 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     for name in ("num_gpus", *(name for name in _FREE if name not in _LAST), *_LAST)
 }
 _RECOMPUTE = "recompute_granularity"
+_RANKS = ("data_parallel_size", "context_parallel_size")
+# Of stages on node groups: how many replicas they have and where they are go together.
+_GROUPS_OF_STAGES: Mapping[str, tuple[str, ...]] = {
+    **{name: (name,) for name in ("expert_parallel_size", "micro_batch_size", "zero_stage", _RECOMPUTE)},
+    "stage_groups": ("stage_groups", *_RANKS),
+}
 _SHORT = {"num_gpus": "GPUs", "offload": "offload", **SHORT_NAMES}
 
 
@@ -51,7 +57,7 @@ class Difference:
 def differences_of(first: Configuration, second: Configuration) -> list[Difference]:
     """Return them in a fixed order, without those that follow (dp, micro-batches, shards)."""
     found = []
-    for name, fields in _GROUPS.items():
+    for name, fields in _groups(first).items():
         if any(getattr(first, one) != getattr(second, one) for one in fields):
             both = (_recompute(first), _recompute(second))
             if name == _RECOMPUTE and both[0] == both[1]:
@@ -61,6 +67,11 @@ def differences_of(first: Configuration, second: Configuration) -> list[Differen
     if same_chunks and first.stage_layers != second.stage_layers:
         found.append(Difference(name="stage_layers", words="layers of the chunks"))
     return found
+
+
+def _groups(config: Configuration) -> Mapping[str, tuple[str, ...]]:
+    """Return what differs together, for configurations of this kind."""
+    return _GROUPS_OF_STAGES if config.stage_groups else _GROUPS
 
 
 def _recompute(c: Configuration) -> str:
@@ -75,6 +86,11 @@ def _words(name: str, first: Configuration, second: Configuration) -> str:
     """Return ``tp 8 → 4``."""
     if name == _RECOMPUTE:
         return f"recompute {_recompute(second)}"
+    if name == "stage_groups":
+        moved = [f"stages {_places(second)}"] if _places(first) != _places(second) else []
+        ranks = (one for one in _RANKS if getattr(first, one) != getattr(second, one))
+        sizes = (f"{_SHORT[one]} {getattr(first, one)} → {getattr(second, one)}" for one in ranks)
+        return ", ".join([*moved, *sizes])
     if name == "rank_order":
         return (
             f"ranks numbered along {_axes(first, second, second)} instead of {_axes(first, second, first)}"
@@ -84,8 +100,8 @@ def _words(name: str, first: Configuration, second: Configuration) -> str:
         return f"cp by {second.context_parallel_mode.replace('_', ' ')}"
     if name == "tensor_parallel_size" and old == new:
         return f"sequence parallel {'on' if second.sequence_parallel else 'off'}"
-    sizes = [one for one in _GROUPS[name] if one in _SHORT]
-    changed = (one for one in sizes if getattr(first, one) != getattr(second, one))
+    fields = [one for one in _GROUPS[name] if one in _SHORT]
+    changed = (one for one in fields if getattr(first, one) != getattr(second, one))
     return ", ".join(f"{_SHORT[one]} {getattr(first, one)} → {getattr(second, one)}" for one in changed)
 
 
@@ -105,9 +121,13 @@ def carried(
     Data parallelism takes the GPUs that the other axes leave.
     """
     changed = dict[str, object]()
-    for name in done & _GROUPS.keys():
-        changed |= {one: getattr(second, one) for one in _GROUPS[name] if one != "num_gpus"}
+    groups = _groups(first)
+    for name in done & groups.keys():
+        changed |= {one: getattr(second, one) for one in groups[name] if one != "num_gpus"}
     mixed = replace(first, **changed)  # type: ignore[arg-type]
+    if mixed.stage_groups:
+        split = _split(problem, first, second, len(mixed.stage_groups), done)
+        return settle(problem, replace(mixed, stage_layers=split))
     gpus = (second if "num_gpus" in done else first).num_gpus
     model = mixed.tensor_parallel_size * mixed.pipeline_parallel_size * mixed.context_parallel_size
     chunks = mixed.pipeline_parallel_size * mixed.virtual_pipeline_size
@@ -192,20 +212,6 @@ def best_order(
     return [differences[at] for at in best(0)[2]]
 
 
-# --------------------------------------------------------------------------------------------------
-# From one placed configuration to another: what differs, and the stops between them.
-#
-# Micro-batch, ZeRO stage, recomputation, the groups of the stages with how many replicas, and the split of
-# the layers are carried over one by one. Between unlike replicas, or a mesh and placed stages, everything
-# is carried over at once: there is no configuration with some of each.
-
-
-_SIZES = (
-    "data_parallel_size", "context_parallel_size", "expert_parallel_size", "micro_batch_size", "zero_stage",
-)  # fmt: skip
-_RANKS = ("data_parallel_size", "context_parallel_size")
-
-
 def _whole(second: Configuration) -> str:
     """Return all differences at once, in words."""
     if second.replicas:
@@ -214,51 +220,18 @@ def _whole(second: Configuration) -> str:
     return "stages on node groups" if second.stage_groups else "one mesh over all nodes"
 
 
-def placed_differences(first: Configuration, second: Configuration) -> list[Difference]:
-    """Return them in a fixed order; values that follow from the others are left out."""
-    found = [
-        Difference(name=name, words=f"{_SHORT[name]} {getattr(first, name)} → {getattr(second, name)}")
-        for name in _SIZES
-        if getattr(first, name) != getattr(second, name)
-    ]
-    if first.recompute_granularity != second.recompute_granularity:
-        words = f"recompute {second.recompute_granularity}".replace("none", "off")
-        found.append(Difference(name="recompute_granularity", words=words))
-    if _stands(first) != _stands(second):  # GPUs are those of stages times replicas: they go together
-        found = [one for one in found if one.name not in _RANKS]
-        ranks = [
-            f"{_SHORT[name]} {getattr(second, name)}" for name in _RANKS if _differ(first, second, name)
-        ]
-        words = ", ".join([f"stages {_stands(second)}", *ranks])
-        found.append(Difference(name="stage_groups", words=words))
-    same = len(first.stage_layers) == len(second.stage_layers)
-    if same and first.stage_layers != second.stage_layers:
-        found.append(Difference(name="stage_layers", words="layers of the stages"))
-    return found
-
-
-def _differ(first: Configuration, second: Configuration, name: str) -> bool:
-    """Return whether two configurations differ in a size."""
-    return bool(getattr(first, name) != getattr(second, name))
-
-
-def _stands(config: Configuration) -> str:
+def _places(config: Configuration) -> str:
     """Return ``2 × h100 tp 4, 1 × a100 tp 2``."""
-    stands = [(one.group, one.tensor_parallel_size) for one in config.stage_groups]
-    runs = [(place, len(list(run))) for place, run in groupby(stands)]
+    places = [(one.group, one.tensor_parallel_size) for one in config.stage_groups]
+    runs = [(place, len(list(run))) for place, run in groupby(places)]
     return ", ".join(f"{count} × {group} tp {size}" for (group, size), count in runs)
 
 
-def _carried(
-    problem: Problem, first: Configuration, second: Configuration, done: AbstractSet[str]
-) -> Configuration:
-    """Return the first configuration with the named differences of the second."""
-    names = set(done)
-    moves = "stage_groups" in names and len(first.stage_layers) != len(second.stage_layers)
-    names |= {"stage_layers"} if moves else set()
-    names |= {*_RANKS} if "stage_groups" in names else set()
-    changed = replace(first, **{name: getattr(second, name) for name in names})
-    return settled(problem.cluster, changed, problem.workload.global_batch_size)
+# --------------------------------------------------------------------------------------------------
+# The path from one side to the other.
+#
+# Between unlike replicas, or a mesh and stages on node groups, everything is carried over at once: there is
+# no configuration with some of each.
 
 
 Option = str | int | float | bool
@@ -363,17 +336,16 @@ def _path(problem: Problem, profile: Profile, first: Configuration, second: Conf
         return []
     if first.is_placed != second.is_placed or first.replicas or second.replicas:
         return [_Stop(_whole(second), problem, second)]
-    differences = (placed_differences if first.is_placed else differences_of)(first, second)
+    differences = differences_of(first, second)
     if not differences:
         return [_Stop("everything else", problem, second)]
     order = differences
     if len(differences) <= MOST:
         order = best_order(differences, _prices(problem, profile, (first, second), differences))
-    carry = _carried if first.is_placed else carried
     stops, done = [], frozenset[str]()
     for difference in order:
         done |= {difference.name}
-        here = second if len(done) == len(differences) else carry(problem, first, second, done)
+        here = second if len(done) == len(differences) else carried(problem, first, second, done)
         stops.append(_Stop(difference.words, problem, here or second))
     return stops
 
@@ -386,9 +358,8 @@ def _prices(
 ) -> dict[int, tuple[int, float]]:
     """Return path cost and closed-form step of each set of carried differences, keyed by bits."""
     names = [difference.name for difference in differences]
-    carry = _carried if ends[0].is_placed else carried
     stops = {
-        done: carry(problem, *ends, frozenset(n for at, n in enumerate(names) if done >> at & 1))
+        done: carried(problem, *ends, frozenset(n for at, n in enumerate(names) if done >> at & 1))
         for done in range(1 << len(names))
     }
     there = {done: stop for done, stop in stops.items() if stop is not None}

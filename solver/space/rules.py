@@ -33,7 +33,7 @@ from meshwright.solver.configuration import (
 )
 from meshwright.solver.cost.context import WITHOUT_ACTIVATIONS, context_of, is_offloaded, same_ranks
 from meshwright.solver.cost.memory import Outside, outside_bytes
-from meshwright.solver.problem import Problem, batch_sizes
+from meshwright.solver.problem import Problem, batch_sizes, meshes_of
 from meshwright.solver.schedules.schedule import (
     needs_two_a_stage,
     runs_in_groups,
@@ -479,6 +479,16 @@ def rules_of(problem: Problem) -> tuple[Rule, ...]:
         request_rules(problem),
     )
     return tuple(rule for group in groups for rule in group)
+
+
+def broken_rules(problem: Problem, config: Configuration) -> list[str]:
+    """Return the names of the rules that a configuration breaks on any node group, each once."""
+    found = dict[str, None]()
+    for on, mesh in meshes_of(problem, config):
+        rules = rules_of(on)
+        mask = int(violation_masks(rules, Columns.of([mesh]))[0])
+        found |= {rule.name: None for bit, rule in enumerate(rules) if mask >> bit & 1}
+    return list(found)
 
 
 _BITS = 62  # of a mask in 64: one is the sign's, one may be memory's (``solver/explain/infeasible.py``)

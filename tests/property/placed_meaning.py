@@ -19,7 +19,7 @@ from meshwright.profiles.model_parts import MoeSpec
 from meshwright.profiles.profile import Profile
 from meshwright.profiles.units import GB
 from meshwright.solver.check import violations_of_all
-from meshwright.solver.configuration import Configuration, StageGroup, joined, settled
+from meshwright.solver.configuration import Configuration, StageGroup, joined, settled_on_groups
 from meshwright.solver.predict import predict
 from meshwright.solver.problem import Problem
 from tests.problems.mixed_clusters import SLOW, a_group, a_mixed_problem
@@ -166,7 +166,7 @@ def _splits(
     for cut in combinations(range(1, layers), len(stages) - 1):
         split = tuple(end - start for start, end in pairwise((0, *cut, layers)))
         one = Configuration(**sizes, stage_layers=split, stage_groups=groups)
-        yield settled(problem.cluster, one, batch)
+        yield settled_on_groups(problem.cluster, one, batch)
 
 
 def all_placed(problem: Problem, profile: Profile) -> list[Placed]:

@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import Plan
-from meshwright.solver.configuration import Configuration, StageGroup, joined, settled
+from meshwright.solver.configuration import Configuration, StageGroup, joined, settled_on_groups
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.cost.objective import outlook_of
 from meshwright.solver.predict import predict
@@ -47,7 +47,7 @@ def test_a_mesh_on_a_mixed_cluster_goes_at_the_pace_of_its_slowest_gpus() -> Non
     problem, profile, _ = found()
     mesh = Configuration(data_parallel_size=4, num_microbatches=2, stage_layers=(4,))
     on_fast = replace(mesh, data_parallel_size=2, num_microbatches=4)
-    stands = settled(
+    stands = settled_on_groups(
         problem.cluster,
         replace(
             on_fast,
@@ -61,9 +61,10 @@ def test_a_mesh_on_a_mixed_cluster_goes_at_the_pace_of_its_slowest_gpus() -> Non
 def test_what_the_search_found_is_whole_already() -> None:
     problem, _, plans = found()
     for plan in plans:
-        classes = [settled(problem.cluster, one, one.global_batch_size) for one in plan.config.replicas]
-        own = joined(classes) if classes else settled(problem.cluster, plan.config, 8)
-        assert own == plan.config
+        classes = [
+            settled_on_groups(problem.cluster, one, one.global_batch_size) for one in plan.config.classes
+        ]
+        assert joined(classes) == plan.config
 
 
 def test_energy_counts_every_groups_gpus_at_their_own_power() -> None:

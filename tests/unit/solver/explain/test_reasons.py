@@ -13,7 +13,7 @@ from meshwright.profiles.profile import Profile, default_profile
 from meshwright.solver.answer import Answer, Plan, plan_from_json
 from meshwright.solver.check import violations
 from meshwright.solver.clock import OutOfTime
-from meshwright.solver.configuration import Configuration, StageGroup, settled
+from meshwright.solver.configuration import Configuration, StageGroup, settled_on_groups
 from meshwright.solver.cost.evaluation import evaluate
 from meshwright.solver.explain import reasons as explained
 from meshwright.solver.explain.alternatives import alternatives_of
@@ -200,7 +200,7 @@ def test_on_one_group_alone_the_waterfall_is_that_of_a_mesh() -> None:
     problem, profile, _ = placed_answer()
     place = StageGroup(group="fast", num_gpus=0, num_nodes=0.0, tensor_parallel_size=1)
     raw = Configuration(stage_layers=(5, 3), stage_groups=(place, place))
-    config = settled(problem.cluster, raw, 24)
+    config = settled_on_groups(problem.cluster, raw, 24)
     mesh = replace(config, stage_groups=())
     (placed,) = evaluate(problem, profile, [config])
     alone = placed.stages[0].on
@@ -268,7 +268,7 @@ def alone(problem: Problem, profile: Profile, group: str, size: int) -> Plan:
     """One stage on one group, with tensor parallelism and otherwise replicas."""
     place = StageGroup(group=group, num_gpus=0, num_nodes=0.0, tensor_parallel_size=size)
     raw = Configuration(data_parallel_size=2 // size, stage_layers=(8,), stage_groups=(place,))
-    config = settled(problem.cluster, raw, 24)
+    config = settled_on_groups(problem.cluster, raw, 24)
     prediction = predict(problem, profile, config)
     return Plan(plan_id=f"{group}{size}", rank=1, config=config, prediction=prediction, objective_s=1.0)
 
