@@ -28,6 +28,7 @@ from meshwright.solver.configuration import (
     VARIABLE_OF,
     BoolArray,
     Columns,
+    Configuration,
     IntArray,
     is_one_of,
 )
