@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
+from meshwright.service.report.formatting import signed
 from meshwright.service.report.sentences import (
     limit_sentence,
     measure_line,
     reason_lines,
     sentences,
-    signed,
 )
 from meshwright.solver.answer import Limit, Loss, Odds, Why
 from tests.builders import a_plan
