@@ -56,7 +56,7 @@ class Edge:
                 sent.status = 500  # a bug: the layer outside of this one answers
                 raise
             finally:
-                self._tell(scope, sent.status, time.monotonic() - began_s)
+                self._count(scope, sent.status, time.monotonic() - began_s)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         """Serve one request, if it is meant for this server."""
@@ -70,8 +70,8 @@ class Edge:
             return
         await self._app(scope, receive, send)
 
-    def _tell(self, scope: Scope, status: int, seconds: float) -> None:
-        """Count and log one answer; the path's template, as ids in it are nobody's business here."""
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count and log one answer; the path's template, as ids in it are the tenant's business."""
         method = scope["method"] if scope["method"] in METHODS else "other"
         route = getattr(scope.get("route"), "path", "none")
         self._metrics.count(method=method, route=route, status=status, seconds=seconds)

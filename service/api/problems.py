@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any
 
@@ -24,13 +25,6 @@ class FaultView(BaseModel):
     message: str
     allowed: str | None = None
     nearest: str | None = None
-
-    @classmethod
-    def of(cls, error: FieldError) -> FaultView:
-        """The fault as the API shows it."""
-        return cls(
-            pointer=error.pointer, message=error.message, allowed=error.allowed, nearest=error.nearest
-        )
 
 
 class ProblemView(BaseModel):
@@ -76,7 +70,7 @@ def problem_response(
         detail=detail,
         instance=request.url.path[:256],
         request_id=request_id,
-        errors=[FaultView.of(error) for error in errors] or None,
+        errors=[FaultView(**asdict(error)) for error in errors] or None,
     )
     sent = {**NO_PAGE, **(headers or {}), **({"X-Request-ID": request_id} if request_id else {})}
     body = view.model_dump_json(exclude_none=True)
@@ -90,7 +84,7 @@ def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 # --------------------------------------------------------------------------------------------------
-# What a client hears that does not speak HTTP: a problem document, as for every other mistake.
+# The answer to a malformed request: a problem document, as for every other mistake.
 #
 # No route, and no middleware, ever sees such a request; uvicorn itself would answer with plain text.
 
@@ -99,7 +93,7 @@ _VIEW = ProblemView(
     type=type_of("bad_request"),
     title=HTTPStatus.BAD_REQUEST.phrase,
     status=HTTPStatus.BAD_REQUEST,
-    detail="this is no HTTP/1.1 request",
+    detail="malformed HTTP/1.1 request",
 )
 _BODY = _VIEW.model_dump_json(exclude_none=True).encode()
 _HEAD = h11.Response(

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from meshwright.service.api.problems import ProblemView, type_of
-from meshwright.service.db.key_records import AuditRecord, KeyRecord
 from meshwright.service.db.plan_records import MAX_NAME, PlanFigures, PlanFilter
-from meshwright.service.db.profile_records import ProfileRecord
 from meshwright.service.db.records import JobRecord, JobSummary
 from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.requests.parts import written_out
@@ -228,10 +226,7 @@ def plan_summary(one: PlanFigures) -> PlanSummary:
         peak_memory_bytes=one.measured_peak_memory_bytes,
         out_of_memory=bool(one.measured_out_of_memory),
     )
-    values = {name: getattr(one, name) for name in PlanSummary.model_fields.keys() & set(one.__slots__)}
-    return PlanSummary(
-        **values, found_at=moment(one.found_at_s), measured=measured if one.num_measurements else None
-    )
+    return view_of(PlanSummary, one, measured=measured if one.num_measurements else None)
 
 
 class QuantityView(BaseModel):
@@ -357,41 +352,31 @@ class ReadyView(BaseModel):
     queue: Literal["ok", "degraded", "polling"]
 
 
-def job_fields(job: JobSummary) -> dict[str, Any]:
-    """The fields of ``JobView`` for one record."""
-    return {
-        "id": job.id,
-        "state": job.state,
-        "created_at": moment(job.created_at_s),
-        "expires_at": moment(job.expires_at_s),
-        "priority": job.priority,
-        "started_at": moment(job.started_at_s),
-        "finished_at": moment(job.finished_at_s),
-        "attempts": job.attempts,
-        "cancel_requested": job.cancel_requested,
-        "progress": _progress(job),
-        "problem": _failure(job.problem),
-        "links": _links(job),
-    }
+View = TypeVar("View", bound=BaseModel)
+AnyJobView = TypeVar("AnyJobView", bound=JobView)
+
+
+def view_of(view: type[View], record: object, **more: object) -> View:
+    """A record as the API shows it: its values by their names, ``x_at_s`` as the moment ``x_at``."""
+    values: dict[str, Any] = {}
+    for name in view.model_fields.keys() - more.keys():
+        if name == "at" or name.endswith("_at"):
+            values[name] = moment(getattr(record, f"{name}_s"))
+        else:
+            values[name] = getattr(record, name)
+    return view(**values, **more)
+
+
+def job_view(view: type[AnyJobView], job: JobSummary, **more: object) -> AnyJobView:
+    """One job as the API shows it."""
+    progress, problem = _progress(job), _failure(job.problem)
+    return view_of(view, job, progress=progress, problem=problem, links=_links(job), **more)
 
 
 def job_detail(job: JobRecord) -> JobDetail:
     """One record with its question."""
     infeasible = job.answer.get("infeasible") if job.answer else None
-    return JobDetail(**job_fields(job), infeasible=infeasible, request=dict(job.request))
-
-
-def profile_fields(record: ProfileRecord) -> dict[str, Any]:
-    """The fields of ``ProfileView`` for one record."""
-    return {
-        "id": record.id,
-        "kind": record.kind,
-        "title": record.title,
-        "gpu": record.gpu,
-        "created_at": moment(record.created_at_s),
-        "scope": record.scope,
-        "version": record.version,
-    }
+    return job_view(JobDetail, job, infeasible=infeasible)
 
 
 def moment(time_s: float | None) -> datetime | None:
@@ -515,7 +500,7 @@ class KeyView(BaseModel):
 
 
 class NewKeyView(KeyView):
-    """One key with the token that stands for it; nobody can ever tell it again."""
+    """One key with its token, which is not stored and cannot be shown again."""
 
     token: str | None  # null in the answer to a repeated request: revoke the key and make another
 
@@ -544,30 +529,6 @@ class AuditPage(BaseModel):
     next_page_token: str | None = None
 
 
-def key_fields(record: KeyRecord) -> dict[str, Any]:
-    """The fields of ``KeyView`` for one record."""
-    return {
-        "id": record.id,
-        "scope": record.scope,
-        "title": record.title,
-        "created_at": moment(record.created_at_s),
-        "expires_at": moment(record.expires_at_s),
-        "revoked_at": moment(record.revoked_at_s),
-        "usable": record.usable,
-    }
-
-
-def audit_view(record: AuditRecord) -> AuditView:
-    """One row of the audit trail as the API shows it."""
-    return AuditView(
-        at=datetime.fromtimestamp(record.at_s, UTC),
-        actor=record.actor,
-        action=record.action,
-        subject=record.subject,
-        details=dict(record.details),
-    )
-
-
 # --------------------------------------------------------------------------------------------------
 # What the API shows of the points of a sweep while they are searched.
 
@@ -590,8 +551,9 @@ class ChildPage(BaseModel):
 def child_view(child: JobSummary) -> ChildView:
     """One record as a point."""
     point = child.point or {}
-    return ChildView(
-        **job_fields(child),
+    return job_view(
+        ChildView,
+        child,
         point=child.position or 0,
         values=point.get("values", {}),
         reused=point.get("reused_from") is not None,

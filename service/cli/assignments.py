@@ -12,7 +12,6 @@ from meshwright.service.requests.parts import LONG_NAMES as _LONG_NAMES
 
 _SWITCHES = {"true": True, "false": False}
 Value = int | str
-Setting = Value | bool | list[Value]
 _NAME = re.compile(r"'[^']*'|\"[^\"]*\"|[A-Za-z_]\w*")
 _ENDS = 2  # of a range
 _LONGEST_SLIP = 4  # characters: what is longer is compared with the long names, where it is checked
@@ -20,30 +19,15 @@ MAX_DIGITS = 18  # what fits 64 bits
 
 
 def values_of(option: str, texts: Iterable[str]) -> dict[str, Value | list[Value]]:
-    """``tp=8`` as ``{"tensor_parallel_size": 8}``, ``stage_layers=4,3`` as a list.
+    """``tp=8`` as ``{"tensor_parallel_size": 8}``, ``stage_layers=4,3`` as a list, ``…=true`` as True.
 
     Raises:
         InvalidProblemError: a text is not NAME=VALUE, or a name is given twice.
     """
     return {
-        name: [_value(part) for part in value.split(",")] if name == "stage_layers" else _value(value)
+        name: [*map(_value, value.split(","))] if name == "stage_layers" else _value(value)
         for name, value in _pairs(option, texts, "NAME=VALUE")
     }
-
-
-def settings_of(option: str, texts: Iterable[str]) -> dict[str, Setting]:
-    """Parts of a configuration: as ``values_of``, and also ``stage_layers=20,12``, ``…=true``.
-
-    Raises:
-        InvalidProblemError: as ``values_of``.
-    """
-    settings: dict[str, Setting] = {}
-    for name, value in _pairs(option, texts, "NAME=VALUE"):
-        if name == "stage_layers":
-            settings[name] = [_value(part) for part in value.split(",")]
-        else:
-            settings[name] = _SWITCHES.get(value.lower(), _value(value))
-    return settings
 
 
 def prohibitions_of(option: str, texts: Iterable[str]) -> dict[str, list[Value]]:

@@ -18,11 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwright.profiles.calibration import Calibration
-from meshwright.profiles.documents import shown, shown_path
+from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.profile import Profile
-from meshwright.service.cli.terminal import FOUND, say_warnings, screen
-from meshwright.service.files import write_text
+from meshwright.service.cli.terminal import FOUND, print_json, say_warnings, screen, write_file
 from meshwright.service.library import costs_of, is_measured, of_one_cluster
 from meshwright.service.report.measured import compared_table
 from meshwright.service.requests.measured_runs import shape_of_plan
@@ -75,7 +74,8 @@ def run_calibrate(
     if measured or not measure_next:
         calibration = calibrate(measured, cluster=runs[0].cluster)
     if calibration is not None and out is not None:
-        _write(out, json.dumps(calibration.to_json(), indent=1, allow_nan=False) + "\n")
+        write_file(out, json.dumps(calibration.to_json(), indent=1, allow_nan=False) + "\n", "--out")
+        sys.stderr.write(f"wrote {out}\n")
     if as_json:
         learnt = calibration.to_json() if calibration else None
         document = {
@@ -84,7 +84,7 @@ def run_calibrate(
             "scatter": _scatter(calibration),
             "measure_next": following,
         }
-        sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
+        print_json(document)
     else:
         screen().print(Group(*_shown(calibration, measured, following)))
     if calibration is not None:
@@ -197,12 +197,3 @@ def _compared(calibration: Calibration | None, measured: Sequence[Observation]) 
         return []
     learnt = [one for one in measured if called(one) in calibration.runs]
     return compared(learnt, calibration, default_profile_of)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_text(path, text)
-    except OSError as fault:
-        reason = fault.strerror or "cannot be written"
-        raise InvalidProblemError.of("--out", f"{shown_path(path)}: {reason}") from None
-    sys.stderr.write(f"wrote {path}\n")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +11,7 @@ import typer
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.calibrate import profile_for
 from meshwright.service.cli.saved_plans import KeptPlan, find_plan, plan_of_file, plan_of_file_by_id
-from meshwright.service.cli.terminal import FOUND, screen
+from meshwright.service.cli.terminal import FOUND, print_json, screen
 from meshwright.service.library import side_of
 from meshwright.service.report.comparison import render_comparison
 from meshwright.service.report.question import header
@@ -53,7 +51,7 @@ def run_compare(plan_a: str, plan_b: str, *, source: Path | None, as_json: bool)
     found = compared(profile, *sides)
     if as_json:
         document = {"plans": [first.plan.plan_id, second.plan.plan_id], **asdict(found)}
-        sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
+        print_json(document)
         return FOUND
     console = screen()
     console.print(header(second.problem, console.width))

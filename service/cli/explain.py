@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +20,7 @@ from meshwright.service.cli.problem_options import (
 )
 from meshwright.service.cli.progress import ProgressLine, cancellable
 from meshwright.service.cli.saved_plans import find_answer, keep, plan_of
-from meshwright.service.cli.terminal import FOUND, code_of, screen
+from meshwright.service.cli.terminal import FOUND, code_of, print_json, screen
 from meshwright.service.library import PlanResult, answer_document, compared_with_best, recommended
 from meshwright.service.report.question import header
 from meshwright.service.report.terminal import profile_words, render_answer, render_plan
@@ -93,7 +91,7 @@ def run_explain(
     found = compared_with_best(result, own.problem, own.configuration)
     if as_json:
         document = {**found.to_json(), "notes": list(own.notes), "unread": list(own.unread)}
-        sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
+        print_json(document)
         return FOUND
     console.print(header(problem, console.width))
     console.print(found.render(console.width, notes=own.notes, unread=own.unread))
@@ -109,7 +107,7 @@ def run_explain_plan(plan_id: str, *, as_json: bool) -> int:
     kept = find_answer(plan_id)
     plan = plan_of(kept)
     if as_json:
-        sys.stdout.write(json.dumps(plan.to_json(), indent=1, allow_nan=False) + "\n")
+        print_json(plan.to_json())
         return FOUND
     console = screen()
     words = profile_words(kept.answer, kept.problem)

@@ -31,8 +31,6 @@ def export_command(
     ] = False,
 ) -> None:
     """Write the launch files of a plan."""
-    if (plan_id is None) == (source is None):
-        raise typer.BadParameter("give a plan id, or --from with an answer's file")
     if force and save_dir is None:
         raise typer.BadParameter("--force is about the folder of --save-dir")
     chosen = chosen_plan(plan_id, source, rank)
@@ -44,14 +42,15 @@ def export_command(
 
 
 def chosen_plan(plan_id: str | None, source: Path | None, rank: int) -> KeptPlan:
-    """The plan of that id, or of that rank in a file.
+    """Return the plan of that id, or of that rank in a file.
 
     Raises:
+        BadParameter: neither is given, or both.
         InvalidProblemError: there is no such plan.
     """
-    if source is not None:
-        return plan_of_file(source, rank)
-    return find_plan(plan_id or "")
+    if (plan_id is None) == (source is None):
+        raise typer.BadParameter("give a plan id, or --from with an answer's file")
+    return plan_of_file(source, rank) if source is not None else find_plan(plan_id or "")
 
 
 def write_export(

@@ -36,11 +36,10 @@ from meshwright.profiles.measurements import (
 from meshwright.profiles.model import ModelSpec
 from meshwright.profiles.model_shapes import Json, model_to_mapping
 from meshwright.profiles.reading import FieldReader
-from meshwright.service.cli.assignments import settings_of
+from meshwright.service.cli.assignments import values_of
 from meshwright.service.cli.problem_options import model_part
 from meshwright.service.cli.saved_plans import plan_named
-from meshwright.service.cli.terminal import FOUND, say_warnings
-from meshwright.service.files import write_text
+from meshwright.service.cli.terminal import FOUND, say_warnings, write_file
 from meshwright.service.report.formatting import seconds
 from meshwright.service.report.measured import off_by
 from meshwright.service.requests.documents import read_problem_file
@@ -233,11 +232,7 @@ def run_import(request: ImportRequest) -> int:
         sys.stdout.write(imported.text)
         _say_outcome(imported, None)
         return FOUND
-    try:
-        write_text(target, imported.text)
-    except OSError as fault:
-        reason = fault.strerror or "cannot be written"
-        raise InvalidProblemError.of("--out", f"{shown_path(target)}: {reason}") from None
+    write_file(target, imported.text, "--out")
     _say_outcome(imported, target)
     sys.stderr.write(f"wrote {target}; use it with: {imported.usage.format(target)}\n")
     return FOUND
@@ -296,16 +291,7 @@ def _model_of(request: ImportRequest) -> ModelSpec:
     try:
         return model_from_mapping(model_part(request.model))
     except UnknownNameError as fault:
-        near = fault.errors[0]
-        raise InvalidProblemError.of(
-            "--model", near.message, allowed=near.allowed, nearest=near.nearest
-        ) from None
-
-
-def _gpu_of(request: ImportRequest) -> GpuSpec:
-    if request.gpu is None:
-        raise InvalidProblemError.of("--gpu", "is required: the file does not say what it was measured on")
-    return find_gpu(request.gpu, pointer="--gpu")
+        raise InvalidProblemError(replace(one, pointer="--model") for one in fault.errors) from None
 
 
 def _run_of_plan(request: ImportRequest, name: str) -> Imported:
@@ -314,7 +300,7 @@ def _run_of_plan(request: ImportRequest, name: str) -> Imported:
     if not isinstance(run, MeasuredRun):
         raise InvalidProblemError.of("--plan", "goes with a training log; the file is none")
     kept = plan_named(request.plan or "", request.rank)
-    settings = settings_of("--set", request.assign)
+    settings = values_of("--set", request.assign)
     wrong = sorted(settings.keys() - set(OF_A_PLAN))
     if wrong:
         raise InvalidProblemError.of("--set", f"{wrong[0]} is the plan's", allowed=", ".join(OF_A_PLAN))
@@ -377,13 +363,16 @@ def _existing(request: ImportRequest) -> str:
 
 
 def _run(request: ImportRequest, title: str, run: MeasuredRun) -> Imported:
-    settings: Mapping[str, object] = settings_of("--set", request.assign)
+    settings: Mapping[str, object] = values_of("--set", request.assign)
+    model = _model_of(request)
+    if request.gpu is None:
+        raise InvalidProblemError.of("--gpu", "is required: the file does not say what it was measured on")
     facts = RunFacts(
         run_id=request.file.stem[:100],
         cluster=request.cluster or "imported",
         source=title,
-        model=_model_of(request),
-        gpu=_gpu_of(request),
+        model=model,
+        gpu=find_gpu(request.gpu, pointer="--gpu"),
         settings=settings,
     )
     row = run_row(run, facts)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +19,7 @@ from meshwright.service.cli.client import TERMINAL_STATES, ServiceClient
 from meshwright.service.cli.problem_options import SWEEP_HELP, Request, with_request, with_sweep
 from meshwright.service.cli.progress import ProgressLine
 from meshwright.service.cli.saved_plans import keep
-from meshwright.service.cli.terminal import screen
+from meshwright.service.cli.terminal import print_json, screen
 from meshwright.service.jobs.answers import answer_from_json
 from meshwright.service.library import answer_document
 from meshwright.service.report.points import render_points
@@ -55,9 +55,11 @@ def submit(
     with_sweep(request, sweep or ())
     more = {"priority": priority, "deadline_s": deadline_s}
     request.update({name: value for name, value in more.items() if value is not None})
-    job_id = submit_job(url, request, key=key, fresh=fresh, quiet=wait_for_it, as_json=json_output)
-    if wait_for_it:
-        raise typer.Exit(wait_for_job(url, job_id, as_json=json_output))
+    with ServiceClient(url) as service:
+        job = service.submit(request, key=key, fresh=fresh)
+        if wait_for_it:
+            raise typer.Exit(_print_job(service, followed(service, job["id"]), as_json=json_output))
+    print_json(job) if json_output else sys.stdout.write(f"{job['id']}  {job['state']}\n")
 
 
 @app.command("list")
@@ -67,7 +69,18 @@ def list_jobs(
     json_output: AsJson = False,
 ) -> None:
     """List the newest jobs."""
-    print_jobs(url, limit, as_json=json_output)
+    with ServiceClient(url) as service:
+        page = service.jobs(limit)
+    if json_output:
+        print_json(page)
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("job", "state", "created", "finished"):
+        table.add_column(title, no_wrap=True)
+    for job in page["jobs"]:
+        cells = (job["id"], job["state"], job["created_at"], job.get("finished_at") or "–")
+        table.add_row(*(Text(str(cell)) for cell in cells))
+    screen().print(table)
 
 
 @app.command("plans")
@@ -89,35 +102,48 @@ def list_plans(
     json_output: AsJson = False,
 ) -> None:
     """List plans of all jobs by their figures: the fastest under 60 GiB, what was measured."""
-    query = {"sort": sort, "page_size": str(limit), **assigned(where or ())}
+    query = {"sort": sort, "page_size": str(limit), **_assigned(where or ())}
     if max_memory_gib is not None:
         terminal.require_above_0("--max-memory-gib", max_memory_gib)
         query["max_peak_memory_bytes"] = str(int(max_memory_gib * GIB))
     if measured is not None:
         query["measured"] = str(measured).lower()
-    print_plans(url, query, as_json=json_output)
+    with ServiceClient(url) as service:
+        page = service.plans(query)
+    if json_output:
+        print_json(page)
+    else:
+        screen().print(_plan_table(page["plans"]))
 
 
 @app.command()
 def show(job_id: JobId, url: Url = DEFAULT_URL, json_output: AsJson = False) -> None:
     """Show one job, and its answer once it has one."""
-    raise typer.Exit(print_job(url, job_id, as_json=json_output))
+    with ServiceClient(url) as service:
+        raise typer.Exit(_print_job(service, service.job(job_id), as_json=json_output))
 
 
 @app.command()
 def wait(job_id: JobId, url: Url = DEFAULT_URL, json_output: AsJson = False) -> None:
     """Follow a job to its end and print its answer."""
-    raise typer.Exit(wait_for_job(url, job_id, as_json=json_output))
+    with ServiceClient(url) as service:
+        raise typer.Exit(_print_job(service, followed(service, job_id), as_json=json_output))
 
 
 @app.command()
 def cancel(job_id: JobId, url: Url = DEFAULT_URL, json_output: AsJson = False) -> None:
     """Cancel a job; a finished one stays as it is."""
-    cancel_job(url, job_id, as_json=json_output)
+    with ServiceClient(url) as service:
+        job = service.cancel(job_id)
+    if json_output:
+        print_json(job)
+    else:
+        wanted = " (cancelling)" if job["cancel_requested"] and job["state"] == "running" else ""
+        sys.stdout.write(f"{job['id']}  {job['state']}{wanted}\n")
 
 
 # --------------------------------------------------------------------------------------------------
-# What ``meshwright jobs`` does: calls the service and prints what it says.
+# Replies of the service, printed.
 
 
 _EXIT_CODES = {
@@ -129,39 +155,7 @@ _EXIT_CODES = {
 }
 
 
-def submit_job(
-    url: str, request: Request, *, key: str | None, fresh: bool, quiet: bool, as_json: bool
-) -> str:
-    """Submit a problem; the id of its job, which is printed unless ``quiet``."""
-    with ServiceClient(url) as service:
-        job = service.submit(request, key=key, fresh=fresh)
-    if not quiet:
-        print_json(job) if as_json else sys.stdout.write(f"{job['id']}  {job['state']}\n")
-    return str(job["id"])
-
-
-def print_jobs(url: str, limit: int, *, as_json: bool) -> None:
-    """The newest jobs, one line each."""
-    with ServiceClient(url) as service:
-        page = service.jobs(limit)
-    if as_json:
-        print_json(page)
-        return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("job", "state", "created", "finished"):
-        table.add_column(title, no_wrap=True)
-    for job in page["jobs"]:
-        cells = (job["id"], job["state"], job["created_at"], job.get("finished_at") or "–")
-        table.add_row(*(Text(str(cell)) for cell in cells))
-    screen().print(table)
-
-
-def assigned(where: Sequence[str]) -> dict[str, str]:
-    """NAME=VALUE texts as a query.
-
-    Raises:
-        InvalidProblemError: one of them assigns nothing.
-    """
+def _assigned(where: Sequence[str]) -> dict[str, str]:
     for text in where:
         if not all(text.partition("=")):
             message = f'"{shown(text)}" assigns nothing'
@@ -171,70 +165,33 @@ def assigned(where: Sequence[str]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in where)
 
 
-def print_plans(url: str, query: Mapping[str, str], *, as_json: bool) -> None:
-    """Plans of all jobs, one line each."""
-    with ServiceClient(url) as service:
-        page = service.plans(query)
-    if as_json:
-        print_json(page)
-        return
+_COLUMNS = {
+    "plan": "plan_id", "model": "model", "cluster": "cluster", "GPUs": "num_gpus",
+    "tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "cp": "context_parallel_size",
+    "dp": "data_parallel_size",
+}  # fmt: skip
+
+
+def _plan_table(plans: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    is_verified = any(plan["verified"] for plan in page["plans"])
-    for title in (
-        "plan",
-        "model",
-        "cluster",
-        "GPUs",
-        "tp",
-        "pp",
-        "cp",
-        "dp",
-        "step",
-        "measured",
-        "peak memory",
-        *["verified"] * is_verified,
-    ):
+    verified = ["verified"] if any(plan["verified"] for plan in plans) else []
+    for title in (*_COLUMNS, "step", "measured", "peak memory", *verified):
         table.add_column(title, no_wrap=True)
-    for plan in page["plans"]:
-        sizes = (f"{name}_parallel_size" for name in ("tensor", "pipeline", "context", "data"))
-        names = ("plan_id", "model", "cluster", "num_gpus", *sizes)
-        own = [str(plan[name]) if plan[name] is not None else "–" for name in names]
-        verdict = [plan["verified"] or "–"] * is_verified
+    for plan in plans:
+        own = [str(plan[name]) if plan[name] is not None else "–" for name in _COLUMNS.values()]
+        verdict = [plan[name] or "–" for name in verified]
         table.add_row(*(Text(cell) for cell in (*own, *_figures_of(plan), *verdict)))
-    screen().print(table)
+    return table
 
 
 def _figures_of(plan: Mapping[str, Any]) -> tuple[str, str, str]:
-    step_s, peak, measured = plan["step_time_s"], plan["peak_memory_bytes"], plan["measured"] or {}
-    step = f"{step_s:.3g} s" if step_s else "–"
-    measured_text = f"{measured['step_time_s']:.3g} s" if measured.get("step_time_s") else "–"
-    if measured.get("out_of_memory"):
-        measured_text = "out of memory"
-    return step, measured_text, f"{peak / GIB:.1f} GiB" if peak else "–"
-
-
-def print_job(url: str, job_id: str, *, as_json: bool) -> int:
-    """One job as it stands; the exit code of how it ended, 0 while it has not."""
-    with ServiceClient(url) as service:
-        job = service.job(job_id)
-        return _print_job(service, job, as_json=as_json)
-
-
-def wait_for_job(url: str, job_id: str, *, as_json: bool) -> int:
-    """Follow a job to its end; the exit code of how it ended."""
-    with ServiceClient(url) as service:
-        return _print_job(service, followed(service, job_id), as_json=as_json)
-
-
-def cancel_job(url: str, job_id: str, *, as_json: bool) -> None:
-    """Ask for a job to be cancelled."""
-    with ServiceClient(url) as service:
-        job = service.cancel(job_id)
-    if as_json:
-        print_json(job)
-    else:
-        wanted = " (cancelling)" if job["cancel_requested"] and job["state"] == "running" else ""
-        sys.stdout.write(f"{job['id']}  {job['state']}{wanted}\n")
+    step_s, peak, run = plan["step_time_s"], plan["peak_memory_bytes"], plan["measured"] or {}
+    measured = f"{run['step_time_s']:.3g} s" if run.get("step_time_s") else "–"
+    return (
+        f"{step_s:.3g} s" if step_s else "–",
+        "out of memory" if run.get("out_of_memory") else measured,
+        f"{peak / GIB:.1f} GiB" if peak else "–",
+    )
 
 
 def followed(service: ServiceClient, job_id: str) -> dict[str, Any]:
@@ -242,21 +199,9 @@ def followed(service: ServiceClient, job_id: str) -> dict[str, Any]:
     line, job = ProgressLine(), {}
     for job in service.until_finished(job_id):
         if job.get("progress"):
-            line.show(_progress(job["progress"]))
+            line.show(Progress(**{one.name: job["progress"].get(one.name) for one in fields(Progress)}))
     line.clear()
     return job
-
-
-def _progress(raw: Mapping[str, Any]) -> Progress:
-    return Progress(
-        stage=raw["stage"],
-        explored=raw["explored"],
-        total=raw["total"],
-        incumbent_step_time_s=raw.get("incumbent_step_time_s"),
-        bound_step_time_s=raw.get("bound_step_time_s"),
-        gap=raw.get("gap"),
-        elapsed_s=raw["elapsed_s"],
-    )
 
 
 def _print_job(service: ServiceClient, job: Mapping[str, Any], *, as_json: bool) -> int:
@@ -284,8 +229,3 @@ def print_answer(answer: Mapping[str, Any], request: Mapping[str, object]) -> No
         terminal.say_warnings(keep(answer_document(read, problem), problem))
     console = screen()
     console.print(render_answer(read, problem, width=console.width))
-
-
-def print_json(document: object) -> None:
-    """JSON on stdout."""
-    sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -18,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.auth.keys import Keys, NewKey
 from meshwright.service.cli.database import DatabaseUnreachableError
-from meshwright.service.cli.terminal import screen
+from meshwright.service.cli.terminal import print_json, screen
 from meshwright.service.db import migrations
 from meshwright.service.db.database import Database, sqlite_path
 from meshwright.service.db.key_records import KeyRecord
@@ -29,6 +27,7 @@ app = typer.Typer(help="Keys of a service.", no_args_is_help=True)
 
 DatabaseUrl = Annotated[str | None, typer.Option(help="Default: the settings'.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")]
+SHOWN = 1000
 
 
 @app.command()
@@ -40,8 +39,14 @@ def create(
     database_url: DatabaseUrl = None,
 ) -> None:
     """Make a key and print it, once; from then on the service demands keys."""
-    given = {"tenant": tenant, "scope": scope, "title": title, "expires_in_days": expires_in_days}
-    typer.echo(create_key(database_url, given))
+    try:
+        new = NewKey(tenant=tenant, scope=scope, title=title, expires_in_days=expires_in_days)
+    except InvalidProblemError as fault:
+        raise InvalidProblemError(
+            replace(error, pointer=f"--{error.pointer[1:].replace('_', '-')}") for error in fault.errors
+        ) from None
+    with _keys(database_url) as keys:
+        typer.echo(keys.create(new)[1])
 
 
 @app.command("list")
@@ -51,48 +56,10 @@ def list_keys(
     database_url: DatabaseUrl = None,
 ) -> None:
     """List keys, newest first; their secrets are not kept."""
-    show(database_url, tenant, as_json=json_output)
-
-
-@app.command()
-def revoke(
-    key_id: Annotated[str, typer.Argument(help="Id of the key.")], database_url: DatabaseUrl = None
-) -> None:
-    """End a key for good."""
-    revoke_key(database_url, key_id)
-    typer.echo(f"{key_id}  revoked")
-
-
-# --------------------------------------------------------------------------------------------------
-# What ``meshwright keys`` does: reads and writes keys in the service's database.
-
-
-SHOWN = 1000
-
-
-def create_key(database_url: str | None, given: Mapping[str, Any]) -> str:
-    """The token of a new key.
-
-    Raises:
-        InvalidProblemError: an option is wrong.
-        DatabaseUnreachableError: the database cannot be reached, or its schema is another one.
-    """
-    try:
-        new = NewKey(**given)
-    except InvalidProblemError as fault:
-        options = (f"--{error.pointer[1:].replace('_', '-')}" for error in fault.errors)
-        named = zip(fault.errors, options, strict=True)
-        raise InvalidProblemError(replace(error, pointer=option) for error, option in named) from None
-    with _keys(database_url) as keys:
-        return keys.create(new)[1]
-
-
-def show(database_url: str | None, tenant: str | None, *, as_json: bool) -> None:
-    """The newest keys, one line each."""
     with _keys(database_url) as keys:
         found = keys.page(tenant, page_size=SHOWN).items
-    if as_json:
-        sys.stdout.write(json.dumps([asdict(key) for key in found], indent=1) + "\n")
+    if json_output:
+        print_json([asdict(key) for key in found])
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("key", "tenant", "scope", "created", "state", "title"):
@@ -103,17 +70,17 @@ def show(database_url: str | None, tenant: str | None, *, as_json: bool) -> None
     screen().print(table)
 
 
-def revoke_key(database_url: str | None, key_id: str) -> None:
-    """End a key for good.
-
-    Raises:
-        InvalidProblemError: there is no such key.
-    """
+@app.command()
+def revoke(
+    key_id: Annotated[str, typer.Argument(help="Id of the key.")], database_url: DatabaseUrl = None
+) -> None:
+    """End a key for good."""
     with _keys(database_url) as keys:
         try:
             keys.revoke(key_id)
         except NotFoundError:
             raise InvalidProblemError.of("KEY_ID", "there is no such key") from None
+    typer.echo(f"{key_id}  revoked")
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from meshwright.service.cli.terminal import (
     INFEASIBLE,
     NO_PLAN,
     code_of,
+    print_json,
     say_error,
     say_warnings,
     screen,
@@ -89,7 +90,7 @@ def plan(  # noqa: PLR0913 - the signature is the list of options
     request, found = with_files(
         request, from_capture, assign=assign or (), variables=variable or (), ignored=ignored or (), run=run
     )
-    form: Literal["json", "csv", "table"] = "json" if json_output else "csv" if csv_output else "table"
+    form: Form = "json" if json_output else "csv" if csv_output else "table"
     if found is not None:
         _say_reading(found, form)
     if force and save_dir is None:
@@ -187,18 +188,18 @@ def _print(
     form: Form, answer: Answer, problem: Problem, document: dict[str, Any], measured: Sequence[Measured]
 ) -> None:
     if form == "json":
-        sys.stdout.write(_text(document))
+        print_json(document)
     elif form == "csv":
         sys.stdout.write(to_csv(answer.plans))
     else:
         console = screen()
         console.print(render_answer(answer, problem, width=console.width, measured=measured))
-        if said := built_words(answer.plans, verdicts_of(answer.plans)):
-            console.print(wrapped(said, console.width, indent=2))
+        if built := built_words(answer.plans, verdicts_of(answer.plans)):
+            console.print(wrapped(built, console.width, indent=2))
 
 
 def _say_reading(found: LaunchFile, form: Form) -> None:
-    """What reading a launch file left to say: before the table, or on stderr beside JSON and CSV."""
+    """Print the notes on a launch file: before the table, or on stderr if stdout is JSON or CSV."""
     if form == "table":
         console = screen()
         console.print(reading_lines(found.notes, found.unread, width=console.width))
@@ -220,9 +221,7 @@ _STATES: dict[str, EndState] = {"optimal": "succeeded", "feasible": "succeeded",
 _CODES = {"succeeded": FOUND, "infeasible": INFEASIBLE}
 
 
-def run_sweep(
-    request: Request, *, form: Literal["table", "json", "csv"], calibration: Sequence[Path] | None = None
-) -> int:
+def run_sweep(request: Request, *, form: Form, calibration: Sequence[Path] | None = None) -> int:
     """Search every point and print the joined answer; the exit code.
 
     Raises:
@@ -237,7 +236,7 @@ def run_sweep(
         whole = join(points, objective=options.objective, top_k=options.top_k)
     answer = {**whole.answer, "plans": whole.plans}
     if form == "json":
-        sys.stdout.write(json.dumps(answer, indent=1, allow_nan=False) + "\n")
+        print_json(answer)
     elif form == "csv":
         sys.stdout.write(points_to_csv(answer))
     else:

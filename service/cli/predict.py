@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +21,7 @@ from meshwright.service.cli.problem_options import (
     with_request,
 )
 from meshwright.service.cli.saved_plans import plan_named
-from meshwright.service.cli.terminal import FOUND, screen
+from meshwright.service.cli.terminal import FOUND, print_json, screen
 from meshwright.service.launchers.target import settled_problem
 from meshwright.service.library import PredictResult, predict
 from meshwright.service.report.comparison import reading_lines
@@ -112,16 +110,9 @@ def run_predict_plan(word: str, *, as_json: bool, calibration: Sequence[Path] | 
     found = predict(kept.problem, kept.plan, profile=costs)
     plan_id = kept.plan.plan_id
     then_s, now_s = kept.plan.prediction.step_time_s, found.prediction.step_time_s
-    if as_json:
-        _print(
-            found,
-            found.notes,
-            (),
-            as_json=True,
-            more={"plan_id": plan_id, "step_time_s_when_found": then_s},
-        )
-    else:
-        _print(found, found.notes, (), as_json=False)
+    more = {"plan_id": plan_id, "step_time_s_when_found": then_s}
+    _print(found, found.notes, (), as_json=as_json, more=more)
+    if not as_json:
         before = (
             f"Plan {plan_id} was predicted {seconds(then_s)} when it was found, and {seconds(now_s)} now."
         )
@@ -137,22 +128,23 @@ def _print(
     *,
     as_json: bool,
     assumed: Mapping[str, object] = MappingProxyType({}),
-    more: Mapping[str, object] | None = None,
+    more: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
     if as_json:
         document = {
             **found.to_json(),
             "assumed": dict(assumed),
-            **(more or {}),
+            **more,
             "notes": list(notes),
             "unread": list(unread),
         }
-        sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
+        print_json(document)
     else:
         console = screen()
         console.print(found.render(console.width))
         if assumed:
-            console.print(wrapped(f"Assumed, not stated: {_words(assumed)}.", console.width, indent=2))
+            words = (f"{SHORT_NAMES.get(name, name)} {_word(value)}" for name, value in assumed.items())
+            console.print(wrapped(f"Assumed, not stated: {', '.join(words)}.", console.width, indent=2))
         console.print(reading_lines(notes, unread, width=console.width))
 
 
@@ -163,10 +155,6 @@ def _require_one(request: Request) -> None:
         if isinstance(value, list | dict):
             message = "predict prices one configuration: state one number"
             raise InvalidProblemError.of(pointer(part, name), message)
-
-
-def _words(values: Mapping[str, object]) -> str:
-    return ", ".join(f"{SHORT_NAMES.get(name, name)} {_word(value)}" for name, value in values.items())
 
 
 def _word(value: object) -> str:

@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +32,6 @@ from meshwright.service.cli.assignments import (
     long_names,
     near_short_name,
     prohibitions_of,
-    settings_of,
     typed_at,
     values_of,
 )
@@ -49,32 +48,16 @@ from meshwright.solver.space.request_rules import constraint_of
 # What a shell offers for the value of an option: names of the catalog.
 
 
-def complete_model(incomplete: str) -> list[str]:
-    """Models of the catalog that begin so."""
-    return _beginning(model_names(), incomplete)
+def _names_from(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    def beginning(incomplete: str) -> list[str]:
+        return [name for name in dict.fromkeys(names()) if name.startswith(incomplete)]
+
+    return beginning
 
 
-def complete_cluster(incomplete: str) -> list[str]:
-    """Clusters of the catalog that begin so."""
-    return _beginning(cluster_names(), incomplete)
-
-
-def complete_gpu(incomplete: str) -> list[str]:
-    """GPU types of the catalog that begin so."""
-    return _beginning(gpu_names(), incomplete)
-
-
-def _complete_stack(incomplete: str) -> list[str]:
-    return _beginning(framework_names(), incomplete)
-
-
-def complete_launcher(incomplete: str) -> list[str]:
-    """Launchers whose limits are known, and the words for all and for none."""
-    return _beginning((*launcher_names(), "any", "none"), incomplete)
-
-
-def _beginning(names: tuple[str, ...], incomplete: str) -> list[str]:
-    return [name for name in dict.fromkeys(names) if name.startswith(incomplete)]
+complete_model, complete_cluster, complete_gpu = map(_names_from, (model_names, cluster_names, gpu_names))
+complete_stack = _names_from(framework_names)
+complete_launcher = _names_from(lambda: (*launcher_names(), "any", "none"))
 
 
 Request = dict[str, object]
@@ -154,7 +137,7 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
     ] = None,
     stack: Annotated[
         str | None,
-        typer.Option(help=_STACKS, autocompletion=_complete_stack),
+        typer.Option(help=_STACKS, autocompletion=complete_stack),
     ] = None,
     top_k: Annotated[int | None, typer.Option(help="Number of plans to rank.")] = None,
     diverse: Annotated[
@@ -225,13 +208,15 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
         "seq_length": seq_length,
         "lengths": _lengths_part(request, lengths, batching),
         "precision": precision,
+        "optimizer": optimizer,
+        "lora_rank": lora_rank,
+        "lora_targets": lora_target,
+        "base_precision": base_precision,
+        "trained_modules": trained_module,
+        "total_tokens": total_tokens,
     }
-    workload |= {"optimizer": optimizer, "lora_rank": lora_rank}
-    workload |= {"lora_targets": lora_target, "base_precision": base_precision}
-    workload |= {"trained_modules": trained_module}
     if total_tokens is not None and math.isfinite(total_tokens):
-        total_tokens = round(total_tokens)
-    workload |= {"total_tokens": total_tokens}
+        workload["total_tokens"] = round(total_tokens)
     _override(request, "workload", workload)
     if lora_target and not _object(request, "workload").get("lora_rank"):
         message = "names what adapters are put on, and there are none"
@@ -254,7 +239,7 @@ def read_request(  # noqa: PLR0913 - the signature is the list of options
         "gpu_hour_price": gpu_hour_price,
         "allow": allow,
         "pareto": pareto,
-        "baseline": _own_configuration(baseline),
+        "baseline": None if baseline is None else _own_configuration(baseline),
     }
     _override(request, "search", limits)
     _extend(request, "pin", values_of("--pin", pin or ()))
@@ -295,9 +280,7 @@ def _lengths_of(given: str) -> dict[str, object]:
         ) from None
 
 
-def _own_configuration(path: Path | None) -> object:
-    if path is None:
-        return None
+def _own_configuration(path: Path) -> object:
     own = read_problem_file(path)
     return own.get("config", own)
 
@@ -534,7 +517,10 @@ def _named_by(script: Path, text: str, name: str) -> str | None:
     paths = dict.fromkeys(f"{folder}/{name}" for folder, _, last in said if _fits(last, name))
     parts = ([part for part in path.split("/") if part not in ("", ".", "..")] for path in paths)
     tails = dict.fromkeys(Path(*one) for one in parts if len(one) > 1)
-    others = [tail for tail in tails if not any(_ends(tail, one) for one in tails if one != tail)]
+    others = [
+        tail for tail in tails
+        if not any(tail.parts[-len(one.parts) :] == one.parts for one in tails if one != tail)
+    ]  # fmt: skip
     folders = [script.parent, *script.absolute().parent.parents][:_ABOVE]
     around = {
         next((one for folder in folders if (one := _beside(folder / tail)) is not None), None)
@@ -550,10 +536,6 @@ _PATHS = re.compile(rf"(?<![\w./-])(?:{_VARIABLE})?([\w./-]*/(?:[\w.-]|{_VARIABL
 def _fits(said: str, name: str) -> bool:
     """Whether a name with variables in it, ``$MODEL.sh``, may be one without."""
     return re.fullmatch(".*".join(map(re.escape, re.split(_VARIABLE, said))), name) is not None
-
-
-def _ends(path: Path, end: Path) -> bool:
-    return path.parts[-len(end.parts) :] == end.parts
 
 
 def _beside(path: Path) -> str | None:
@@ -586,7 +568,7 @@ def own_of(request: Request, asked: Asked) -> Own:
     Raises:
         InvalidProblemError: the problem, the configuration or the launch command is wrong.
     """
-    settings = settings_of("--set", asked.assign or ())
+    settings = values_of("--set", asked.assign or ())
     if not asked.from_args:
         beside = {"--var": asked.variables, "--ignore": asked.ignored, "--run": asked.run}
         for name in (name for name, given in beside.items() if given):
@@ -635,7 +617,7 @@ def with_files(
             request,
             source_of([file]),
             variables=_variables(variables),
-            values=settings_of("--set", assign),
+            values=values_of("--set", assign),
             ignored=ignored,
             run=run,
         )

@@ -74,7 +74,7 @@ def profile(  # noqa: PLR0913 - the signature is the list of options
 
 
 # --------------------------------------------------------------------------------------------------
-# Measures the machine at hand, tells how it goes on stderr and what came out on stdout.
+# Measures the machine at hand: progress on stderr, the outcome on stdout.
 
 
 MAX_SEQ_LENGTH = 2**24
@@ -141,7 +141,7 @@ def _wanted(request: ProfileRequest) -> Wanted:
         dtype=_choice("--dtype", request.dtype, tuple(DTYPES)),
         expert_parallel_size=_size("--ep", request.expert_parallel_size, MAX_SIZE),
         quick=request.quick,
-        lora_rank=_rank(request.lora_rank),
+        lora_rank=_size("--lora-rank", request.lora_rank, MAX_SIZE) if request.lora_rank else 0,
         lora_targets=_targets(request.lora_targets) if request.lora_rank else (),
     )
     return Wanted(
@@ -159,10 +159,6 @@ def _groups(only: str | None) -> tuple[MeasuredGroup, ...]:
     for word in words:
         _choice("--only", word, MEASURED_GROUPS)
     return tuple(group for group in MEASURED_GROUPS if group in words)
-
-
-def _rank(rank: int) -> int:
-    return _size("--lora-rank", rank, MAX_SIZE) if rank else 0
 
 
 def _targets(text: str) -> tuple[str, ...]:

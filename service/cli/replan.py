@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,7 +16,14 @@ from meshwright.service.cli.calibrate import profile_for
 from meshwright.service.cli.export import chosen_plan
 from meshwright.service.cli.problem_options import PROFILE_HELP
 from meshwright.service.cli.saved_plans import KeptPlan, keep
-from meshwright.service.cli.terminal import FOUND, NO_PLAN, MissingExtraError, say_warnings, screen
+from meshwright.service.cli.terminal import (
+    FOUND,
+    NO_PLAN,
+    MissingExtraError,
+    print_json,
+    say_warnings,
+    screen,
+)
 from meshwright.service.files import check_folder, save_export
 from meshwright.service.replan.answer import (
     ReplanAnswer,
@@ -83,8 +89,6 @@ def replan(  # noqa: PLR0913 - the signature is the list of options
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Rank the ways to finish a running job after its cluster has changed: soonest first."""
-    if (plan_id is None) == (source is None):
-        raise typer.BadParameter("give a plan id, or --from with an answer's file")
     if not 0.0 < repair_hours <= _MOST_HOURS:
         allowed = f"above 0, to {_MOST_HOURS:.0f}"
         raise InvalidProblemError.of("--repair-hours", f"{repair_hours:g} is no repair", allowed=allowed)
@@ -116,7 +120,7 @@ def replan(  # noqa: PLR0913 - the signature is the list of options
         _save(kept, found, job, way, save_dir, force=force)
     if json_output:
         document = asdict(ReplanAnswer.of(found, job, first_files(found, job)))
-        sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
+        print_json(document)
     else:
         sys.stdout.write("\n".join(replan_lines(found, job, width=screen().width)) + "\n")
     raise typer.Exit(FOUND if found.ways else NO_PLAN)

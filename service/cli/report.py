@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from meshwright.profiles.documents import shown_path
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.profiles.profile import Profile
 from meshwright.service.cli.calibrate import profile_for
 from meshwright.service.cli.problem_options import PROFILE_HELP
 from meshwright.service.cli.saved_plans import KeptAnswer, answer_of_file, find_answer, plan_of, verdicts_of
-from meshwright.service.cli.terminal import service_packages_for
-from meshwright.service.files import write_text
+from meshwright.service.cli.terminal import service_packages_for, write_file
 from meshwright.service.report.formatting import configuration_words
 from meshwright.service.report.page import render_page
 from meshwright.service.report.trace import trace_of
@@ -61,7 +58,7 @@ def report(
 
 
 # --------------------------------------------------------------------------------------------------
-# From a kept answer, a file or a service to its report, its timeline and its figures.
+# From a kept answer, a file or a service to its report or its timeline.
 
 
 WHAT_IF_BUDGET_S = 20.0
@@ -87,10 +84,12 @@ def run_report(wanted: Wanted, *, out: Path | None, open_it: bool, timeline: Pat
     """
     if timeline is not None:
         write_file(timeline, json.dumps(timeline_of(wanted), allow_nan=False) + "\n", "--timeline")
+        sys.stdout.write(f"wrote {timeline}\n")
         return
     page, name = _page(wanted)
     path = out or Path(f"report-{name}.html")
     write_file(path, page, "--out")
+    sys.stdout.write(f"wrote {path}\n")
     if open_it:
         webbrowser.open(path.resolve().as_uri())
 
@@ -104,9 +103,10 @@ def timeline_of(wanted: Wanted) -> dict[str, Any]:
     if wanted.url is not None:
         with _service_at(wanted.url) as service:
             return service.timeline(wanted.name)
-    kept = kept_answer(wanted)
+    kept = _kept_answer(wanted)
     plan = plan_of(kept)
-    settled, profile = settled_for(plan, kept.problem, profile_of(kept, wanted))
+    costs = profile_for(kept.problem, wanted.profile)
+    settled, profile = settled_for(plan, kept.problem, costs)
     found = checked_timelines(plan, settled, profile)
     if not found:
         message = "no timeline: its schedule has no known order, or other costs predicted it (--profile)"
@@ -120,40 +120,20 @@ def _service_at(url: str) -> ServiceClient:
     return ServiceClient(url)
 
 
-def kept_answer(wanted: Wanted) -> KeptAnswer:
-    """The answer in the file, or the kept one."""
+def _kept_answer(wanted: Wanted) -> KeptAnswer:
     return answer_of_file(wanted.source, wanted.rank) if wanted.source else find_answer(wanted.name)
-
-
-def profile_of(kept: KeptAnswer, wanted: Wanted) -> Profile:
-    """The costs that the answer is read with."""
-    return profile_for(kept.problem, wanted.profile)
-
-
-def write_file(path: Path, text: str, option: str) -> None:
-    """Write, and say so.
-
-    Raises:
-        InvalidProblemError: it cannot be written.
-    """
-    try:
-        write_text(path, text)
-    except OSError as fault:
-        reason = fault.strerror or "cannot be written"
-        raise InvalidProblemError.of(option, f"{shown_path(path)}: {reason}") from None
-    sys.stdout.write(f"wrote {path}\n")
 
 
 def _page(wanted: Wanted) -> tuple[str, str]:
     if wanted.url is not None:
         with _service_at(wanted.url) as service:
             return service.report(wanted.name), wanted.name[:8]
-    kept = kept_answer(wanted)
+    kept = _kept_answer(wanted)
     asked = Asked(
         chosen=kept.plan_id,
         what_if=wanted.what_if,
         what_if_budget_s=WHAT_IF_BUDGET_S,
         verdicts=verdicts_of(kept.answer.plans),
     )
-    document = report_of(kept.answer, kept.problem, profile_of(kept, wanted), asked)
+    document = report_of(kept.answer, kept.problem, profile_for(kept.problem, wanted.profile), asked)
     return render_page(document), kept.plan_id[:8] or "infeasible"

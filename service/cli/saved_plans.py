@@ -69,36 +69,36 @@ def state_folder() -> Path:
 def keep(document: Mapping[str, Any], problem: Problem) -> list[str]:
     """Keep one answer; a state folder that cannot be written spoils no search, but is a warning.
 
-    Another answer to the same question, with another profile, is kept beside it: its plans may be running.
+    Another answer to the same question, with another profile, is kept as well: its plans may be running.
     """
     try:
-        folder = state_folder()
-        folder.mkdir(parents=True, exist_ok=True)
         ids = "".join(str(plan["plan_id"]) for plan in document["plans"])
         name = f"{digest_of(problem)[:16]}-{sha256(ids.encode()).hexdigest()[:8]}.json"
-        write_text(folder / name, json.dumps(document, allow_nan=False))
-        for old in _newest_first(folder)[MAX_KEPT:]:
-            old.unlink(missing_ok=True)
+        _keep(state_folder() / name, document, MAX_KEPT)
     except OSError as fault:
         return [f"the answer is not kept ({fault.strerror}): export it with --save-dir, or keep --json"]
     return []
 
 
 def keep_verdict(plan_id: str, verdict: str) -> list[str]:
-    """Keep what a launcher made of a plan; as ``keep``, a folder that cannot be written is a warning."""
+    """Keep a launcher's verdict on a plan; as in ``keep``, a folder that cannot be written is a warning."""
     try:
-        path = _verdict_of(plan_id)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps({"plan_id": plan_id, "verdict": verdict}))
-        for old in _newest_first(path.parent)[_MAX_VERDICTS:]:
-            old.unlink(missing_ok=True)
+        _keep(_verdict_of(plan_id), {"plan_id": plan_id, "verdict": verdict}, _MAX_VERDICTS)
     except OSError as fault:
         return [f"the verdict is not kept ({fault.strerror})"]
     return []
 
 
+def _keep(path: Path, document: Mapping[str, Any], most: int) -> None:
+    """Write a file, and remove the oldest ones next to it beyond ``most``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(document, allow_nan=False))
+    for old in _newest_first(path.parent)[most:]:
+        old.unlink(missing_ok=True)
+
+
 def verdicts_of(plans: Sequence[Plan]) -> dict[str, str]:
-    """What launchers made of some plans on this machine, by plan_id; other plans are left out."""
+    """Return the verdicts of launchers on some plans, by plan_id; plans without one are left out."""
     found = {}
     for plan in plans:
         try:
@@ -110,7 +110,7 @@ def verdicts_of(plans: Sequence[Plan]) -> dict[str, str]:
 
 
 def _verdict_of(plan_id: str) -> Path:
-    """Where the verdict of a plan is kept: beside the answers; an id of somebody's file is no path."""
+    """Return the file of a plan's verdict, next to the answers; an id from a file may hold any sign."""
     return state_folder().parent / "verdicts" / f"{quote(plan_id, safe='', errors='replace')}.json"
 
 
@@ -228,7 +228,7 @@ def _answer_of(path: Path) -> Mapping[str, Any]:
     document = read_problem_file(path)
     plans, problem = document.get("plans"), document.get("problem")
     if not isinstance(plans, list) or not isinstance(problem, dict):
-        raise InvalidProblemError.of("--from", "the file is no answer of meshwright plan --json")
+        raise InvalidProblemError.of("--from", "not an answer file from `meshwright plan --json`")
     return {**document, "plans": [plan for plan in plans if isinstance(plan, dict)]}
 
 
@@ -248,7 +248,7 @@ def _kept(document: Mapping[str, Any], plan: Mapping[str, Any]) -> KeptPlan:
 
 
 def _plans_like(plan_id: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Kept plans whose id starts so, oldest answer first; files that cannot be read are passed over."""
+    """Kept plans whose id starts so, oldest answer first; files that cannot be read are skipped."""
     try:
         paths = _newest_first(state_folder())
     except OSError:

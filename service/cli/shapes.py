@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +11,14 @@ import typer
 
 from meshwright.service.cli.calibrate import profile_for
 from meshwright.service.cli.problem_options import OF_A_RANKING, PROFILE_HELP, Request, with_request
-from meshwright.service.cli.terminal import FOUND, INFEASIBLE, NO_PLAN, say_error, screen
+from meshwright.service.cli.terminal import (
+    FOUND,
+    INFEASIBLE,
+    NO_PLAN,
+    print_json,
+    say_error,
+    screen,
+)
 from meshwright.service.report.shapes import render_shapes
 from meshwright.service.requests.parse import parse_problem
 from meshwright.solver.explain.model_shapes import shape_advice
@@ -67,7 +72,7 @@ def run_shapes(
         say_error("the model has too many configurations here to look at all of them: pin some variables")
         return NO_PLAN
     if as_json:
-        sys.stdout.write(json.dumps(asdict(advice), indent=1, allow_nan=False) + "\n")
+        print_json(asdict(advice))
         return FOUND
     console = screen()
     console.print(render_shapes(advice, problem, width=console.width))

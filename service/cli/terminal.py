@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import codecs
 import io
+import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from typer.exceptions import TyperException
 
-from meshwright.profiles.errors import FieldError, InvalidProblemError, PlannerError, RefusedExportError
+from meshwright.profiles.documents import shown_path
+from meshwright.profiles.errors import InvalidProblemError, PlannerError, RefusedExportError
+from meshwright.service.files import write_text
 
 if TYPE_CHECKING:  # listing the commands loads no solver
     from meshwright.solver.answer import Answer
@@ -29,6 +33,24 @@ def screen() -> Console:
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
     width = None if known else PIPE_WIDTH
     return Console(file=sys.stdout, width=width, highlight=False, emoji=False, markup=False)
+
+
+def print_json(document: object) -> None:
+    """Print a document as JSON on stdout."""
+    sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+
+def write_file(path: Path, text: str, option: str) -> None:
+    """Write the file that ``option`` names.
+
+    Raises:
+        InvalidProblemError: it cannot be written.
+    """
+    try:
+        write_text(path, text)
+    except OSError as fault:
+        reason = fault.strerror or "cannot be written"
+        raise InvalidProblemError.of(option, f"{shown_path(path)}: {reason}") from None
 
 
 def spell_plainly() -> None:
@@ -52,7 +74,6 @@ def _plainer(fault: UnicodeError) -> tuple[str, int]:
 
 
 FOUND = 0
-BUG = 1
 BAD_INPUT = 2
 INFEASIBLE = 3
 NO_PLAN = 4
@@ -123,25 +144,18 @@ def say_warnings(warnings: Iterable[str]) -> None:
 
 
 def report(fault: PlannerError) -> int:
-    """Tell the user what is wrong, one line a fault, and give the exit code."""
+    """Print what is wrong, one line a fault; return the exit code."""
     if isinstance(fault, InvalidProblemError | RefusedExportError):
         for error in fault.errors:
-            say_error(error.sentence() + _option_of(error))
+            names = _OPTIONS.get(error.pointer) if error.message == "is required" else None
+            say_error(error.sentence() + (f" ({names}, or a problem file)" if names else ""))
     else:
         say_error(str(fault))
     return BAD_INPUT
 
 
-def _option_of(error: FieldError) -> str:
-    names = _OPTIONS.get(error.pointer) if error.message == "is required" else None
-    return f" ({names}, or a problem file)" if names else ""
-
-
 def report_usage(fault: TyperException) -> int:
-    """Tell what is wrong with the words of a command in one line, and give the exit code.
-
-    A group of commands without its command says its help instead, which has several lines.
-    """
+    """Print what is wrong with a command line, or the help of a group; return the exit code."""
     message = fault.format_message()
     if "\n" in message:
         sys.stderr.write(f"{message}\n")

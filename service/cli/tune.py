@@ -16,7 +16,13 @@ from meshwright.profiles.profile import Profile
 from meshwright.service.cli.calibrate import profile_for
 from meshwright.service.cli.problem_options import PROFILE_HELP
 from meshwright.service.cli.saved_plans import answer_of_file, find_answer
-from meshwright.service.cli.terminal import FOUND, NO_PLAN, require_above_0, say_warnings
+from meshwright.service.cli.terminal import (
+    FOUND,
+    NO_PLAN,
+    print_json,
+    require_above_0,
+    say_warnings,
+)
 from meshwright.service.files import write_text
 from meshwright.service.launchers.registry import export, launcher_of
 from meshwright.service.report.formatting import configuration_words
@@ -78,7 +84,7 @@ def tune(
     tuning = _Tuning(kept.problem, costs, plans, name, start, save_dir)
     now, why = tuning.tuned(confidence, budget_gpu_minutes)
     if json_output:
-        sys.stdout.write(json.dumps(_document(now, why), indent=1, allow_nan=False) + "\n")
+        print_json(_document(now, why))
     else:
         sys.stdout.write(report_of(now, _names(plans), why))
     raise typer.Exit(FOUND if any(one.outcome == "measured" for one in now.runs) else NO_PLAN)

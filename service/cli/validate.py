@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import io
-import json
-import sys
 from pathlib import Path
 from typing import Annotated, get_args
 
 import typer
 
-from meshwright.profiles.documents import shown
-from meshwright.profiles.errors import InvalidProblemError, UnknownNameError
-from meshwright.service.cli.terminal import FOUND, screen
-from meshwright.service.files import write_text
+from meshwright.profiles.errors import UnknownNameError
+from meshwright.service.cli.terminal import FOUND, print_json, screen, write_file
 from meshwright.service.report.accuracy import render_report
 from meshwright.service.requests.measured_runs import shape_of_plan
-from meshwright.solver.accuracy import Report, validate
+from meshwright.solver.accuracy import validate
 from meshwright.solver.calibration.choose import Choice
 from meshwright.solver.runs.table import read_runs
 
@@ -53,9 +49,11 @@ def run_validate(
         read_runs(runs, shape_of_plan), calibrate=calibrate, choose=_choice(choose), seed=seed
     )
     if per_run is not None:
-        _write_per_run(report, per_run)
+        text = io.StringIO()
+        report.write_per_run(text)
+        write_file(per_run, text.getvalue(), "--per-run")
     if as_json:
-        sys.stdout.write(json.dumps(report.to_json(), indent=1) + "\n")
+        print_json(report.to_json())
     else:
         screen().print(render_report(report))
     return FOUND
@@ -67,13 +65,3 @@ def _choice(word: str) -> Choice:
         if choice == word:
             return choice
     raise UnknownNameError.among("--choose", word, choices)
-
-
-def _write_per_run(report: Report, path: Path) -> None:
-    text = io.StringIO()
-    report.write_per_run(text)
-    try:
-        write_text(path, text.getvalue())
-    except OSError as fault:
-        reason = fault.strerror or "cannot be written"
-        raise InvalidProblemError.of("--per-run", f"{shown(str(path))}: {reason}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from meshwright.service.cli.terminal import (
     BAD_INPUT,
     FOUND,
     NO_PLAN,
+    print_json,
     require_above_0,
     say_error,
     say_warnings,
@@ -50,8 +50,6 @@ def verify_command(
     """Let the launcher's own code build every distinct rank of a plan on this CPU, and compare."""
     if install:
         raise typer.Exit(_install(install, plan_id or ("--from" if source else None)))
-    if (plan_id is None) == (source is None):
-        raise typer.BadParameter("give a plan id, or --from with an answer's file")
     require_above_0("--memory-gib", memory_gib)
     require_above_0("--time-limit", time_limit)
     if launcher is not None:
@@ -66,7 +64,7 @@ def verify_command(
     else:
         say_warnings([f"the plan is of {own}: what {found.launcher} says of it is not kept beside it"])
     if json_output:
-        sys.stdout.write(json.dumps(found.to_json(), indent=1, allow_nan=False) + "\n")
+        print_json(found.to_json())
     else:
         sys.stdout.write("\n".join(verification_lines(found)) + "\n")
     raise typer.Exit(_EXIT[found.verdict])

@@ -147,7 +147,8 @@ class _Timing:
         if self.job.saved_step is not None:
             return self.job.saved_step
         step_s = self.job.plan.prediction.step_time_s
-        steps = floor(0.5 * self._interval_s() / step_s)
+        reliability, gpus = self.job.problem.options.reliability, self.job.plan.config.num_gpus
+        steps = floor(0.5 * reliability.interval_s(self._checkpoint_bytes(), gpus) / step_s)
         return max(self.job.steps_done - steps, 0)
 
     @property
@@ -159,10 +160,6 @@ class _Timing:
     def remaining(self) -> int:
         """Return the number of steps that are not done yet."""
         return self.job.steps_total - self.job.steps_done
-
-    def _interval_s(self) -> float:
-        gpus = self.job.plan.config.num_gpus
-        return self.job.problem.options.reliability.interval_s(self._checkpoint_bytes(), gpus)
 
     def _checkpoint_bytes(self) -> float:
         return CHECKPOINT_BYTES_PER_WEIGHT * self.job.problem.model.num_parameters()
@@ -263,9 +260,11 @@ class _Timing:
 
         ``replaced``: other nodes take the places of those that are gone, or the same ones, emptied.
         """
+        reliability = self.job.problem.options.reliability
         if before.is_placed or after.is_placed:  # stages on unlike nodes: read from storage, each its share
-            return self._read_s(after.num_gpus, saves=saves), None
-        group, reliability = self.job.problem.cluster.groups[0], self.job.problem.options.reliability
+            once_s = reliability.checkpoint_s(self._checkpoint_bytes(), after.num_gpus)
+            return (2 if saves else 1) * once_s, None
+        group = self.job.problem.cluster.groups[0]
         positions = (
             positions_of(before.num_gpus, group.gpus_per_node),
             positions_of(after.num_gpus, group.gpus_per_node, _gone(self.job), replaced=replaced),
@@ -278,10 +277,6 @@ class _Timing:
         once = self.job.format.reads_once
         seconds = written + load_s(found, stored, reliability, gpus, parallel=once)
         return seconds + (exchange_s(found, stored, group, gpus) if once else 0.0), found
-
-    def _read_s(self, num_gpus: int, *, saves: bool) -> float:
-        times = 2 if saves else 1
-        return times * self.job.problem.options.reliability.checkpoint_s(self._checkpoint_bytes(), num_gpus)
 
 
 def _summed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
@@ -40,36 +40,24 @@ MAX_CLASSES = 64
 MAX_TENSOR = 2**20
 _AT = ("configuration",)
 _STAGE = ("group", "tensor_parallel_size", "num_gpus", "num_nodes")
-Reader = Callable[[Mapping[str, object]], Configuration]
 Where = tuple[str | int, ...]
 
 
-def names_places(raw: Mapping[str, object]) -> bool:
-    """Return whether a configuration places its stages."""
-    return bool(raw.get("stage_groups") or raw.get("replicas"))
-
-
-def placed(raw: Mapping[str, object], problem: Problem, read: Reader) -> Configuration:
-    """Return the placed Configuration of ``raw``; data parallelism, micro-batches, split are optional.
-
-    ``read`` makes a Configuration of everything but ``stage_groups`` and ``replicas``.
-
-    Raises:
-        InvalidProblemError: stages cannot be placed here, or these do not hold this model and batch.
-    """
+def _placed(raw: Mapping[str, object], problem: Problem) -> Configuration:
+    """Return the placed Configuration of ``raw``; data parallelism, micro-batches, split are optional."""
     if not problem.places_stages:
         at = pointer(*_AT, "replicas" if raw.get("replicas") else "stage_groups")
         message = "stages are placed on unlike node groups under launcher none only"
         raise InvalidProblemError.of(at, message)
     parts = _classes(raw)
     if parts is None:
-        config = _one(raw, problem, read, at=_AT, whole=True)
+        config = _one(raw, problem, at=_AT, whole=True)
     else:
         config = joined([
-            _one(part, problem, read, at=(*_AT, "replicas", number), whole=False)
+            _one(part, problem, at=(*_AT, "replicas", number), whole=False)
             for number, part in enumerate(parts)
         ])  # fmt: skip
-    _raise_placed([*_contradictions(raw, config, _AT), *_placed_misfits(config, problem)])
+    _raise_any([*_contradictions(raw, config, _AT), *_placed_misfits(config, problem)])
     return config
 
 
@@ -78,25 +66,23 @@ def _classes(raw: Mapping[str, object]) -> list[Mapping[str, object]] | None:
     given = raw.get("replicas")
     if not given:
         return None
+    at = pointer(*_AT, "replicas")
     if not isinstance(given, list | tuple) or not all(isinstance(one, Mapping) for one in given):
-        raise InvalidProblemError.of(pointer(*_AT, "replicas"), "must be a list of objects")
+        raise InvalidProblemError.of(at, "must be a list of objects")
     if len(given) > MAX_CLASSES:
-        at = pointer(*_AT, "replicas")
         raise InvalidProblemError.of(at, "holds too much", allowed=f"up to {MAX_CLASSES} entries")
     return list(given)
 
 
-def _one(
-    raw: Mapping[str, object], problem: Problem, read: Reader, *, at: Where, whole: bool
-) -> Configuration:
+def _one(raw: Mapping[str, object], problem: Problem, *, at: Where, whole: bool) -> Configuration:
     """Return one pipeline on its groups; one that is ``whole`` works off the global batch."""
     stages = _stages(raw.get("stage_groups"), problem, (*at, "stage_groups"))
     rest = {name: value for name, value in raw.items() if name not in ("stage_groups", "replicas")}
     try:
-        given = read(rest)
+        given = _read(rest)
     except InvalidProblemError as fault:
         raise _moved(fault, at) from None
-    _raise_placed(_fixed(given, at))
+    _raise_any(_fixed(given, at))
     split = given.stage_layers or even_split(problem.model.num_layers, len(stages))
     drawn = replace(given, stage_groups=stages, stage_layers=split)
     batch = problem.workload.global_batch_size
@@ -113,7 +99,7 @@ def _one(
         message = f"{len(split)} stages with {sum(split)} layers, not {len(stages)} with {layers}"
         raise InvalidProblemError.of(pointer(*at, "stage_layers"), message)
     config = settled_on_groups(problem.cluster, drawn, batch)
-    _raise_placed(_contradictions(raw, config, at))
+    _raise_any(_contradictions(raw, config, at))
     return config
 
 
@@ -130,7 +116,7 @@ def _stages(given: object, problem: Problem, at: Where) -> tuple[StageGroup, ...
             found.append(
                 StageGroup(group=one["group"], num_gpus=0, num_nodes=0.0, tensor_parallel_size=size)
             )
-    _raise_placed(faults)
+    _raise_any(faults)
     return tuple(found)
 
 
@@ -200,12 +186,6 @@ def _moved(fault: InvalidProblemError, at: Where) -> InvalidProblemError:
     )
 
 
-def _raise_placed(faults: Sequence[FieldError] | Iterator[FieldError]) -> None:
-    found = list(faults)[:MAX_ERRORS]
-    if found:
-        raise InvalidProblemError(found)
-
-
 _TEMPLATE: dict[str, Any] = asdict(Configuration())
 _KINDS = {bool: "true or false", int: "an integer", str: "text", tuple: "a list of integers"}
 
@@ -215,25 +195,21 @@ def completed(
 ) -> Configuration:
     """Return the Configuration of ``raw``: remaining GPUs are data parallel, the split is the usual one.
 
-    ``placed`` reads one that names node groups. ``at`` is its place in the request, for faults.
+    ``at`` is its place in the request, for faults.
 
     Raises:
         InvalidProblemError: unknown names, wrong types, or sizes that cannot hold this model and batch.
     """
     short, raw = raw, written_out(raw, at)
     try:
-        if names_places(raw):
-            configuration = placed(raw, problem, _read)
+        if raw.get("stage_groups") or raw.get("replicas"):
+            configuration = _placed(raw, problem)
         else:
             given = _read(raw)
             configuration = _as_written(configuration_of({**_derived(given, problem), **raw}))
             _raise_any(chain(_misfits(configuration, problem), _stage_counts(configuration)))
     except InvalidProblemError as fault:
-        here = pointer(*at)
-        moved = (
-            replace(one, pointer=here + one.pointer.removeprefix("/configuration")) for one in fault.errors
-        )
-        raise as_written(InvalidProblemError(moved), short, at) from None
+        raise as_written(_moved(fault, at), short, at) from None
     return configuration
 
 
@@ -402,7 +378,7 @@ def _unshared(configuration: Configuration, batch: int) -> FieldError:
 
 
 def _raise_any(faults: Iterable[FieldError]) -> None:
-    found = list(faults)
+    found = list(faults)[:MAX_ERRORS]
     if found:
         raise InvalidProblemError(found)
 

@@ -7,6 +7,8 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import prod
+from typing import Any
 
 from meshwright.profiles.cluster import GpuSpec
 from meshwright.profiles.errors import FieldError, InvalidProblemError
@@ -232,13 +234,10 @@ def _measured_cells(run: MeasuredRun) -> dict[str, object]:
 
 def _data_parallel_size(row: Mapping[str, object]) -> int | None:
     gpus = row.get("num_gpus")
-    others = [row.get(f"{axis}_parallel_size") or 1 for axis in _AXES]
+    others: list[Any] = [row.get(f"{axis}_parallel_size") or 1 for axis in _AXES]
     if not isinstance(gpus, int) or not all(isinstance(size, int) for size in others):
         return None
-    product = 1
-    for size in others:
-        product *= size if isinstance(size, int) else 1
-    return gpus // product or None
+    return gpus // prod(others) or None
 
 
 def _text(value: object) -> str:

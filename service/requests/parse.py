@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from meshwright.profiles.adapters import LORA_TARGETS, TRAINED_MODULES, usual_targets
 from meshwright.profiles.capabilities import Capabilities, first_launcher, launcher_capabilities
-from meshwright.profiles.cluster import ClusterSpec
+from meshwright.profiles.cluster import ClusterSpec, Reliability
 from meshwright.profiles.documents import pointer, require_plain, shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError, UnknownNameError
 from meshwright.profiles.frameworks import FORMATS, framework_facts, framework_names, with_options
@@ -31,7 +31,6 @@ from meshwright.service.requests.parts import (
     batches_of,
     batches_to_json,
     counts_of,
-    reliability_of,
     request_written_out,
     run_to_mapping,
     with_open_nodes,
@@ -55,7 +54,10 @@ def parse_problem(raw: Mapping[str, object]) -> Problem:
 
 
 def _parsed(raw: Mapping[str, object]) -> Problem:
-    request = _validated(with_open_nodes(_without_ramp(raw)))
+    try:
+        request = ProblemRequest.model_validate(with_open_nodes(_without_ramp(raw)))
+    except ValidationError as fault:
+        raise InvalidProblemError(field_errors(fault)) from None
     if request.launcher is not None:
         check_launcher(request.launcher)
     model, cluster = _model_and_cluster(request)
@@ -79,7 +81,10 @@ def _parsed(raw: Mapping[str, object]) -> Problem:
         check_limits(problem)
     except InvalidProblemError as fault:
         raise _named_by_precision(fault, request.workload) from None
-    return _with_baseline(problem, request.search)
+    if request.search.baseline is None:
+        return problem
+    baseline = completed(request.search.baseline, problem, at=("search", "baseline"))
+    return replace(problem, options=replace(problem.options, baseline=baseline))
 
 
 def _without_ramp(raw: Mapping[str, object]) -> dict[str, object]:
@@ -112,17 +117,11 @@ def _named_by_precision(fault: InvalidProblemError, request: WorkloadRequest) ->
     return type(fault)(errors)
 
 
-def _with_baseline(problem: Problem, request: SearchRequest) -> Problem:
-    if request.baseline is None:
-        return problem
-    baseline = completed(request.baseline, problem, at=("search", "baseline"))
-    return replace(problem, options=replace(problem.options, baseline=baseline))
-
-
 def problem_to_mapping(problem: Problem) -> dict[str, object]:
     """Return the canonical request of ``problem``: complete, in a fixed order, of plain JSON values."""
     workload, options = problem.workload, problem.options
     given = {} if problem.profile is None else {"profile": problem.profile}
+    split = {"stage_layers": list(options.stage_layers)} if options.stage_layers else {}
     return {
         "model": dict(model_to_mapping(problem.model)),
         "cluster": dict(cluster_to_mapping(problem.cluster)),
@@ -149,7 +148,7 @@ def problem_to_mapping(problem: Problem) -> dict[str, object]:
             "seed": options.seed,
             "objective": options.objective,
             "max_out_of_memory_probability": options.max_out_of_memory_probability,
-            "pin": _pins(options),
+            "pin": dict(sorted({**options.pin, **split}.items())),
             "allow": list(options.allow),
             "forbid": {name: list(values) for name, values in sorted(options.forbid.items())},
             "bounds": {name: list(limits) for name, limits in sorted(options.bounds.items())},
@@ -165,13 +164,6 @@ def digest_of(problem: Problem) -> str:
     canonical = problem_to_mapping(problem)
     text = json.dumps(canonical, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _validated(raw: Mapping[str, object]) -> ProblemRequest:
-    try:
-        return ProblemRequest.model_validate(raw)
-    except ValidationError as fault:
-        raise InvalidProblemError(field_errors(fault)) from None
 
 
 def _model_and_cluster(request: ProblemRequest) -> tuple[ModelSpec, ClusterSpec]:
@@ -220,10 +212,6 @@ def _workload(request: WorkloadRequest, model: ModelSpec, able: Capabilities) ->
     )
 
 
-def _smaller_batches(request: WorkloadRequest) -> tuple[int, ...]:
-    return batches_of(request.global_batch_size)[:-1]
-
-
 def _options(whole: ProblemRequest) -> SearchOptions:
     request = whole.search
     return SearchOptions(
@@ -237,27 +225,22 @@ def _options(whole: ProblemRequest) -> SearchOptions:
         pareto=request.pareto,
         num_nodes=counts_of(request.num_nodes),
         reserve_nodes=request.reserve_nodes,
-        batch_sizes=_smaller_batches(whole.workload),
+        batch_sizes=batches_of(whole.workload.global_batch_size)[:-1],
         total_tokens=whole.workload.total_tokens,
         deadline_days=request.deadline_days,
         gpu_hour_price=request.gpu_hour_price,
-        reliability=reliability_of(request.reliability),
+        reliability=Reliability(**request.reliability.model_dump()),
         max_out_of_memory_probability=request.max_out_of_memory_probability,
         pin={name: value for name, value in sorted(request.pin.items()) if not isinstance(value, list)},
         stage_layers=_split(request),
         allow=tuple(name for name in ALLOWED if name in request.allow),
         forbid={
-            name: tuple(sorted(set(values), key=_by_kind))
+            name: tuple(sorted(set(values), key=lambda value: (type(value).__name__, value)))
             for name, values in sorted(request.forbid.items())
         },
         bounds={name: (low, high) for name, (low, high) in sorted(request.bounds.items())},
         constraints=tuple(dict.fromkeys(text.strip() for text in request.constraints)),
     )
-
-
-def _pins(options: SearchOptions) -> dict[str, object]:
-    split = {"stage_layers": list(options.stage_layers)} if options.stage_layers else {}
-    return dict(sorted({**options.pin, **split}.items()))
 
 
 def _split(request: SearchRequest) -> tuple[int, ...]:
@@ -267,7 +250,3 @@ def _split(request: SearchRequest) -> tuple[int, ...]:
             raise InvalidProblemError.of(pointer("search", "pin", name), f"must be {wanted}")
     found = request.pin.get("stage_layers", ())
     return tuple(found) if isinstance(found, list) else ()
-
-
-def _by_kind(value: int | str) -> tuple[str, int | str]:
-    return (type(value).__name__, value)

@@ -14,7 +14,7 @@ from meshwright.profiles.cluster import MAX_NODES, Reliability, power_of
 from meshwright.profiles.documents import pointer
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.profiles.switches import NO_SWITCH
-from meshwright.solver.configuration import PLACED_ONLY, SHORT_NAMES, Configuration
+from meshwright.solver.configuration import PLACED_ONLY, SHORT_NAMES
 from meshwright.solver.problem import Problem, SearchOptions
 from meshwright.solver.space.expressions import Node, names_in
 from meshwright.solver.space.request_rules import constraint_of, holds_for
@@ -72,13 +72,9 @@ def as_written(
     ``at``: position of an object with variables as keys; else ``raw`` is a whole request.
     """
     moved = dict(_pointers(raw, at) if at else _all_pointers(raw))
-    if not moved:
-        return fault
     errors = []
     for one in fault.errors:
-        long = next(
-            (long for long in moved if one.pointer == long or one.pointer.startswith(f"{long}/")), ""
-        )
+        long = next((long for long in moved if f"{one.pointer}/".startswith(f"{long}/")), "")
         errors.append(replace(one, pointer=moved.get(long, "") + one.pointer.removeprefix(long)))
     return type(fault)(errors)
 
@@ -288,16 +284,11 @@ def counts_of(given: list[int] | NodeRange | None) -> tuple[int, ...]:
     return tuple(sorted(set(values)))
 
 
-def reliability_of(given: ReliabilityRequest) -> Reliability:
-    """Return the solver's own object."""
-    return Reliability(**given.model_dump())
-
-
 def run_to_mapping(options: SearchOptions) -> dict[str, object]:
     """Return these parts of the canonical request."""
-    own = {} if options.baseline is None else {"baseline": _plain(options.baseline)}
+    own = options.baseline
     return {
-        **own,
+        **({} if own is None else {"baseline": json.loads(json.dumps(asdict(own)))}),
         "diverse": options.diverse,
         "gpus": options.gpus,
         "pareto": options.pareto,
@@ -305,15 +296,8 @@ def run_to_mapping(options: SearchOptions) -> dict[str, object]:
         "reserve_nodes": options.reserve_nodes,
         "deadline_days": options.deadline_days,
         "gpu_hour_price": options.gpu_hour_price,
-        "reliability": {
-            name: getattr(options.reliability, name) for name in Reliability.__dataclass_fields__
-        },
+        "reliability": asdict(options.reliability),
     }
-
-
-def _plain(config: Configuration) -> dict[str, object]:
-    plain: dict[str, object] = json.loads(json.dumps(asdict(config)))
-    return plain
 
 
 def run_limits(problem: Problem) -> Iterator[FieldError]:

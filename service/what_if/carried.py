@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import groupby
 from math import gcd
+from operator import attrgetter
 
 from meshwright.profiles.errors import PlannerError
 from meshwright.service.what_if.changes import Question
 from meshwright.solver.answer import Plan, Prediction
 from meshwright.solver.check import violations
-from meshwright.solver.configuration import Configuration, StageGroup
+from meshwright.solver.configuration import Configuration
 from meshwright.solver.planner.variants import profile_of_variant
 from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import Problem, with_changes
@@ -59,8 +60,12 @@ def candidate_of(plan: Plan, problem: Problem) -> Candidate:
 
 def carried_over(asked: Question, changed: Question, candidates: Iterable[Candidate]) -> Found | None:
     """Return the fastest candidate that the changed question allows; None where it allows none."""
-    scaled = (_scaled_to(one, asked.problem, changed.problem) for one in candidates)
-    priced = _priced(changed, list(dict.fromkeys(one for one in scaled if one is not None)))
+    scaled = dict[Candidate, None]()  # in their order, each once
+    for one in candidates:
+        config = _scaled(one.configuration, asked.problem, changed.problem)
+        if config is not None:
+            scaled[replace(one, configuration=config)] = None
+    priced = _priced(changed, list(scaled))
     for found in sorted(priced, key=lambda one: -one.rate):
         own = found.candidate.asks(changed)
         if not list(violations(own.problem, own.profile, found.candidate.configuration)):
@@ -68,14 +73,10 @@ def carried_over(asked: Question, changed: Question, candidates: Iterable[Candid
     return None
 
 
-def _scaled_to(candidate: Candidate, asked: Problem, changed: Problem) -> Candidate | None:
-    config = _scaled(candidate.configuration, asked, changed)
-    return None if config is None else replace(candidate, configuration=config)
-
-
 def _priced(changed: Question, candidates: Sequence[Candidate]) -> Iterator[Found]:
     """Yield candidates that can be priced; those that settle a question alike in one go."""
-    for _, some in groupby(sorted(candidates, key=_settling), key=_settling):
+    settling = attrgetter("launcher", "workload")
+    for _, some in groupby(sorted(candidates, key=settling), key=settling):
         alike = list(some)
         own = alike[0].asks(changed)
         try:
@@ -85,11 +86,6 @@ def _priced(changed: Question, candidates: Sequence[Candidate]) -> Iterator[Foun
         yield from (
             Found(candidate=one, prediction=prediction) for one, prediction in zip(alike, seen, strict=True)
         )
-
-
-def _settling(candidate: Candidate) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Return the values, in addition to the configuration, that prices depend on."""
-    return candidate.launcher, candidate.workload
 
 
 def _scaled(config: Configuration, asked: Problem, changed: Problem) -> Configuration | None:
@@ -114,13 +110,12 @@ def _scaled_placed(config: Configuration, gpus: Fraction, batch: Fraction) -> Co
     number = config.data_parallel_size * gpus
     if number.denominator > 1:
         return None
-    stages = tuple(_grown(stage, gpus) for stage in config.stage_groups)
+    stages = tuple(
+        replace(one, num_gpus=round(one.num_gpus * gpus), num_nodes=float(one.num_nodes * gpus))
+        for one in config.stage_groups
+    )
     found = _with_replicas(config, int(number), config.global_batch_size * batch)
     return None if found is None else replace(found, stage_groups=stages)
-
-
-def _grown(stage: StageGroup, gpus: Fraction) -> StageGroup:
-    return replace(stage, num_gpus=round(stage.num_gpus * gpus), num_nodes=float(stage.num_nodes * gpus))
 
 
 def _with_replicas(config: Configuration, replicas: int, batch: Fraction) -> Configuration | None:

@@ -18,7 +18,7 @@ from meshwright.service.report import formatting as figures
 from meshwright.service.report.what_if import WhatIf, WhatIfs
 from meshwright.service.what_if.carried import Candidate, Found, candidate_of, carried_over
 from meshwright.service.what_if.changes import SUBJECTS, Question, changes_of, settled
-from meshwright.service.what_if.pairs import PAIR_METHOD, SAID, Outcome, Pairs, Single
+from meshwright.service.what_if.pairs import PAIR_METHOD, WORDS, Outcome, Pairs, Single
 from meshwright.solver.answer import Answer
 from meshwright.solver.clock import Watch, look
 from meshwright.solver.explain.remedies import fastest
@@ -77,13 +77,13 @@ def what_ifs(
     tables = pairs.tables()
     return WhatIfs(
         rows=_rows(asked.problem, now, singles),
-        method=_said(method, Question(problem=problem, profile=profile), asked),
+        method=_method_words(method, Question(problem=problem, profile=profile), asked),
         tables=tables,
         pair_method=PAIR_METHOD if tables else "",
     )
 
 
-def _said(method: Method, asked: Question, settled_to: Question) -> str:
+def _method_words(method: Method, asked: Question, settled_to: Question) -> str:
     problem = asked.problem
     placed, several = problem.places_stages, len(variants_of(problem, asked.profile)) > 1
     remarks = {
@@ -181,7 +181,7 @@ def _now(problem: Problem) -> str:
 
 def _row(subject: str, change: str, found: Outcome, asked: Found, most: float) -> WhatIf:
     if not isinstance(found, Found):
-        return WhatIf(subject=subject, change=change, found=SAID[found])
+        return WhatIf(subject=subject, change=change, found=WORDS[found])
     return WhatIf(
         subject=subject,
         change=change,

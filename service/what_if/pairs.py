@@ -21,7 +21,7 @@ PAIR_METHOD = (
 )
 _BESIDE: Mapping[str, Callable[[Question], Iterator[Change]]] = {"batch": batches, "network": network}
 _TITLES = {"batch": "GPUs and batch", "network": "GPUs and network between nodes"}
-SAID: Mapping[Literal["late", "unknown"] | None, str] = {
+WORDS: Mapping[Literal["late", "unknown"] | None, str] = {
     "late": "not computed: the time for it was over",
     "unknown": "not known: too many configurations to look at all of them",
     None: "nothing found that fits",
@@ -85,7 +85,7 @@ class Pairs:
 
     def _cell(self, outcome: Outcome, most: float) -> HeatCell:
         if not isinstance(outcome, Found):
-            return HeatCell(text="–", title=SAID[outcome] if outcome else "nothing carried over fits")
+            return HeatCell(text="–", title=WORDS[outcome] if outcome else "nothing carried over fits")
         return HeatCell(
             text=f"×{outcome.rate / self.now.rate:.2f}",
             step=figures.seconds(outcome.prediction.step_time_s),

@@ -35,7 +35,7 @@ from meshwright.service.api.schemas import (
     State,
     child_view,
     job_detail,
-    job_fields,
+    job_view,
 )
 from meshwright.service.api.tags import names, tagged, unchanged_since
 from meshwright.service.api.watch import EventStream, event_id_of
@@ -132,7 +132,7 @@ def list_jobs(
     """Jobs, newest first."""
     page = jobs.page(tenant, page_size=page_size, page_token=page_token, state=state)
     view = JobPage(
-        jobs=[JobView(**job_fields(job)) for job in page.items], next_page_token=page.next_page_token
+        jobs=[job_view(JobView, job) for job in page.items], next_page_token=page.next_page_token
     )
     return _json(view.model_dump_json(exclude_none=True))
 

@@ -19,7 +19,7 @@ from meshwright.service.api.deps import (
 )
 from meshwright.service.api.openapi import KEY_BODY
 from meshwright.service.api.problems import declared
-from meshwright.service.api.schemas import AuditPage, KeyPage, KeyView, NewKeyView, audit_view, key_fields
+from meshwright.service.api.schemas import AuditPage, AuditView, KeyPage, KeyView, NewKeyView, view_of
 from meshwright.service.auth.keys import MAX_LIFE_DAYS, SCOPES, Keys, NewKey
 from meshwright.service.errors import ForbiddenError
 
@@ -51,7 +51,7 @@ def create_key(
     repeatable = repeatable_of(service, idempotency_key, "keys", body)
     record, token = Keys(service.database, actor=caller.key_id).create_once(new, repeatable)
     response.headers["Cache-Control"] = "no-store"
-    return NewKeyView(**key_fields(record), token=token)
+    return view_of(NewKeyView, record, token=token)
 
 
 @router.get("/keys", summary="List keys")
@@ -61,7 +61,7 @@ def list_keys(
     """Keys of this tenant, newest first; their secrets are not kept."""
     page = Keys(service.database, actor="").page(tenant, page_size=page_size, page_token=page_token)
     return KeyPage(
-        keys=[KeyView(**key_fields(record)) for record in page.items], next_page_token=page.next_page_token
+        keys=[view_of(KeyView, record) for record in page.items], next_page_token=page.next_page_token
     )
 
 
@@ -78,4 +78,5 @@ def read_audit(
 ) -> AuditPage:
     """The audit trail of this tenant, newest first."""
     page = Keys(service.database, actor="").trail(tenant, page_size=page_size, page_token=page_token)
-    return AuditPage(acts=[audit_view(act) for act in page.items], next_page_token=page.next_page_token)
+    acts = [view_of(AuditView, act) for act in page.items]
+    return AuditPage(acts=acts, next_page_token=page.next_page_token)

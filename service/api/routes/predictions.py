@@ -87,10 +87,8 @@ def own_of_body(service: Service, tenant: str, body: Mapping[str, object]) -> Ow
     if "plan" in body:
         return _from_plan(service, tenant, body)
     request = service.definitions.filled_in(tenant, _part(body, "problem"))
-    return _from_launch_file(request, body) if "launch_file" in body else _as_given(request, body)
-
-
-def _as_given(request: Mapping[str, object], body: Mapping[str, object]) -> Own:
+    if "launch_file" in body:
+        return _from_launch_file(request, body)
     problem = parse_problem(request)
     return Own(problem=problem, configuration=completed(_part(body, "configuration"), problem))
 
@@ -112,7 +110,7 @@ def _from_plan(service: Service, tenant: str, body: Mapping[str, object]) -> Own
 
 
 def _from_launch_file(request: Mapping[str, object], body: Mapping[str, object]) -> Own:
-    """The configuration as a launch file; ``configuration`` beside it says what the file leaves open."""
+    """The configuration of a launch file; ``configuration`` sets the values that the file leaves open."""
     values = _part(body, "configuration") if "configuration" in body else {}
     given = given_launch_file(_part(body, "launch_file"))
     try:

@@ -21,7 +21,7 @@ from meshwright.service.api.deps import (
 )
 from meshwright.service.api.openapi import PROFILE_BODY
 from meshwright.service.api.problems import declared
-from meshwright.service.api.schemas import ProfileDetail, ProfilePage, ProfileView, profile_fields
+from meshwright.service.api.schemas import ProfileDetail, ProfilePage, ProfileView, view_of
 
 router = APIRouter(prefix="/v1/profiles", tags=["profiles"], responses=declared(401, 403, 422, 503))
 
@@ -40,7 +40,7 @@ def create_profile(
     """Keep a calibration or a measured profile; the same document again is the same profile."""
     record = service.profiles.add(tenant, body, repeatable_of(service, idempotency_key, "profiles", body))
     response.headers["Location"] = f"/v1/profiles/{record.id}"
-    return ProfileView(**profile_fields(record))
+    return view_of(ProfileView, record)
 
 
 @router.get("", dependencies=[READS], summary="List profiles")
@@ -49,7 +49,7 @@ def list_profiles(
 ) -> ProfilePage:
     """Profiles, newest first, without their documents."""
     page = stored.page(tenant, page_size=page_size, page_token=page_token)
-    items = [ProfileView(**profile_fields(record)) for record in page.items]
+    items = [view_of(ProfileView, record) for record in page.items]
     return ProfilePage(profiles=items, next_page_token=page.next_page_token)
 
 
@@ -57,7 +57,7 @@ def list_profiles(
 def read_profile(profile_id: str, stored: ProfilesDep, tenant: TenantDep) -> ProfileDetail:
     """One profile with its document, as `meshwright plan --profile` takes it."""
     record, document = stored.read(tenant, profile_id)
-    return ProfileDetail(**profile_fields(record), document=dict(document))
+    return view_of(ProfileDetail, record, document=dict(document))
 
 
 @router.delete(

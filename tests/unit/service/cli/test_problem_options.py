@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from meshwright.profiles.errors import InvalidProblemError
-from meshwright.service.cli.assignments import bounds_of, counts_of, prohibitions_of, settings_of, values_of
+from meshwright.service.cli.assignments import bounds_of, counts_of, prohibitions_of, values_of
 from meshwright.service.cli.main import app
 from meshwright.service.cli.problem_options import model_part, read_request, with_files
 from meshwright.service.requests.parse import parse_problem
@@ -91,7 +91,7 @@ def test_a_hole_in_a_list_of_values_is_refused() -> None:
 
 
 def test_a_configuration_can_set_splits_and_switches() -> None:
-    settings = settings_of("--set", ["stage_layers=20,12", "sequence_parallel=False", "tp=2"])
+    settings = values_of("--set", ["stage_layers=20,12", "sequence_parallel=False", "tp=2"])
     assert settings == {"stage_layers": [20, 12], "sequence_parallel": False, "tensor_parallel_size": 2}
 
 
