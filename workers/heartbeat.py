@@ -61,10 +61,9 @@ class Heartbeat:
         """Return the newest progress as stored: JSON has no infinity, and no report may cost the lease."""
         if self._latest is None:
             return None
-        told = asdict(self._latest)
         return {
             name: None if isinstance(one, float) and not isfinite(one) else one
-            for name, one in told.items()
+            for name, one in asdict(self._latest).items()
         }
 
     def _run(self) -> None:

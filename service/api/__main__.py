@@ -10,7 +10,7 @@ from meshwright.service.settings import Settings
 
 
 def main() -> None:
-    """Write the document to stdout, as it stands in docs/openapi.json."""
+    """Write the document to stdout, as in docs/openapi.json."""
     document = create_app(Settings(database_url="sqlite:///unused.db")).openapi()
     sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 

@@ -1,4 +1,4 @@
-"""What routes ask for: the service behind the app, the caller's tenant, a strictly read body."""
+"""Dependencies of routes: the service behind the app, the caller's tenant, a strictly read body."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def session_of(request: Request) -> str | None:
 
 
 async def admit(request: Request, token: str | None, scopes: Iterable[str]) -> None:
-    """Find out whose a token is, and remember it for the rest of the request.
+    """Find the caller of a token, and remember it for the rest of the request.
 
     Raises:
         UnauthorizedError: keys are demanded, and this is none that is usable.
@@ -163,7 +163,7 @@ async def caller_of(request: Request) -> Caller:
 
 
 async def tenant_of(request: Request) -> str:
-    """Whose records the caller may see."""
+    """The tenant with the records that the caller may see."""
     caller: Caller = request.state.caller
     return caller.tenant
 

@@ -61,7 +61,7 @@ class _JobFigures(Collector):
         gauges = {
             "queue_oldest_seconds": ("Age of the oldest queued job", found.oldest_queued_age_s),
             "attempts": ("Claims of all jobs on record", found.attempts),
-            "lost_leases": ("Claims whose worker died or froze", found.lost_leases),
+            "lost_leases": ("Claims with a worker that died or froze", found.lost_leases),
         }
         for name, (text, value) in gauges.items():
             yield GaugeMetricFamily(f"meshwright_{name}", text, value=value)

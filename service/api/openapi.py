@@ -25,12 +25,12 @@ _REF = "#/components/schemas/{model}"
 
 
 def json_body_of(schema: dict[str, Any]) -> dict[str, Any]:
-    """FastAPI's ``openapi_extra`` of a route whose body is JSON of this schema."""
+    """FastAPI's ``openapi_extra`` of a route with a body of JSON of this schema."""
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def _partial_configuration() -> dict[str, Any]:
-    """A configuration of which any part may be left out; what it is made of stands in the components."""
+    """A configuration of which any part may be left out, with the parts of the component."""
     whole = TypeAdapter(Configuration).json_schema(ref_template=_REF)
     return {"type": "object", "properties": whole["$defs"]["Configuration"]["properties"]}
 
@@ -92,7 +92,7 @@ _LAUNCH_FILE: dict[str, Any] = {
         "variables": _texts_of("values of shell variables", MAX_VARIABLES, MAX_TEXT),
         "ignore": {
             "type": "array",
-            "description": "flags and names of the file to pass by",
+            "description": "flags and names of the file to ignore",
             "maxItems": MAX_VARIABLES,
             "items": {"type": "string", "maxLength": MAX_NAME},
         },
@@ -106,7 +106,7 @@ JOB_BODY = json_body_of(
             {
                 "type": "object",
                 "required": ["cluster", "launch_file"],
-                "description": "as a JobRequest, whose model, workload and launcher the files tell",
+                "description": "as a JobRequest; the files give its model, workload and launcher",
                 "properties": {"launch_file": _LAUNCH_FILE},
             },
         ]

@@ -28,7 +28,7 @@ class FaultView(BaseModel):
 
 
 class ProblemView(BaseModel):
-    """What went wrong; ``type`` is stable, ``detail`` is for people."""
+    """A problem; ``type`` is stable, ``detail`` is for people."""
 
     type: str
     title: str

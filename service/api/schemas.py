@@ -1,4 +1,4 @@
-"""What the API answers with. Plans, predictions and reasons keep the solver's own shapes."""
+"""Answers of the API. Plans, predictions and reasons keep the solver's own shapes."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class PlanQuery(BaseModel):
 
 
 class MeasuredView(BaseModel):
-    """What the runs that were reported of a plan measured."""
+    """Measurements of the reported runs of a plan."""
 
     num_runs: int
     step_time_s: float | None = None  # the median
@@ -242,7 +242,7 @@ class QuantityView(BaseModel):
 
 
 class VerificationView(BaseModel):
-    """What the launcher's own code built of a plan, beside what was priced."""
+    """Figures of a plan as priced and as the launcher's own code built it."""
 
     plan_id: str
     state: Literal["queued", "running", "done"]
@@ -270,12 +270,12 @@ class ModelFigures(BaseModel):
     name: str
     num_parameters: int
     num_active_parameters: int  # that one token uses
-    num_mtp_parameters: int  # of multi-token prediction, beside num_parameters
-    num_trainable_parameters: int  # of adapters beside frozen weights, else num_parameters
+    num_mtp_parameters: int  # of multi-token prediction, in addition to num_parameters
+    num_trainable_parameters: int  # of adapters next to frozen weights, else num_parameters
 
 
 class PredictionView(BaseModel):
-    """What the cost model expects of a given configuration."""
+    """Step time and memory of a given configuration, as the cost model predicts them."""
 
     config: Configuration  # completed: what was left out is filled in
     prediction: Prediction
@@ -283,7 +283,7 @@ class PredictionView(BaseModel):
     why: Why  # where its time goes, and what stops it from going faster
     profile: str
     model: ModelFigures
-    launcher: str | None = None  # whose launch file it was
+    launcher: str | None = None  # of the launch file
     notes: list[str] = Field(default_factory=list)  # what really runs: defaults that cost something
     unread: list[str] = Field(default_factory=list)  # names of the launch file that are not understood
 
@@ -296,7 +296,7 @@ class ProfileView(BaseModel):
     title: str
     gpu: str | None
     created_at: datetime
-    scope: str | None = None  # cluster and framework whose measurements made it; null: a client sent it
+    scope: str | None = None  # cluster and framework of its measurements; null: a client sent it
     version: int | None = None  # 1, 2, … of its scope; the last one is `latest`
 
 
@@ -314,7 +314,7 @@ class ProfilePage(BaseModel):
 
 
 class MeasurementView(BaseModel):
-    """What was learnt from a measured run of a plan."""
+    """The calibration learnt from a measured run of a plan."""
 
     id: str
     plan_id: str
@@ -326,7 +326,7 @@ class MeasurementView(BaseModel):
 
 
 class CatalogView(BaseModel):
-    """Entries of one catalog, by name; ``origin`` tells the tenant's own, which have versions."""
+    """Entries of one catalog, by name; ``origin`` stored: the tenant's own, with versions."""
 
     items: list[dict[str, Any]]
     next_page_token: str | None = None
@@ -344,7 +344,7 @@ class DefinitionView(BaseModel):
 
 
 class ReadyView(BaseModel):
-    """What this server stands on."""
+    """The state of this server's database and queue."""
 
     ready: bool
     database: Literal["ok", "unavailable"]
@@ -478,7 +478,7 @@ class AnswerView(BaseModel):
     points: list[PointView] | None = None  # of a sweep
     space: Literal["usual", "every"] = "usual"  # candidates that rows, bound and proof are of
     skipped_launchers: list[SkippedLauncher] = Field(default_factory=list)  # of a request for any launcher
-    model: ModelFigures | None = None  # none of a sweep, whose points may differ
+    model: ModelFigures | None = None  # none of a sweep: its points may differ
     plans: list[RankedPlan]
     next_page_token: str | None
 

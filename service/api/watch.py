@@ -1,4 +1,4 @@
-"""Tells the open connections of this process what happened to their jobs: one look for all of them."""
+"""Sends the events of jobs to the open connections of this process, with one look for all of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Waiter:
 
 
 class Watch:
-    """Waiters of one event loop; nothing is asked of the database while nobody waits.
+    """Waiters of one event loop; the database is not asked while no client waits.
 
     However many connections follow a job, its events are read once, on one thread.
     """
@@ -61,7 +61,7 @@ class Watch:
                 del self._waiting[tenant, job_id]
 
     async def _look(self) -> None:
-        """Look at all watched jobs several times a second, for as long as somebody waits."""
+        """Look at all watched jobs several times a second, as long as a client waits."""
         while self._waiting:
             await asyncio.sleep(LOOK_S)
             seen = {job: min(one.after for one in waiters) for job, waiters in self._waiting.items()}
@@ -91,7 +91,7 @@ class Watch:
 
 
 # --------------------------------------------------------------------------------------------------
-# Server-Sent Events of one job (WHATWG HTML, "Server-sent events"), told from the database.
+# Server-Sent Events of one job (WHATWG HTML, "Server-sent events"), read from the database.
 #
 # The id of an event is its row's: a client that comes back with Last-Event-ID misses nothing.
 

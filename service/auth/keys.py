@@ -18,7 +18,7 @@ from meshwright.service.db.database import Database
 from meshwright.service.db.key_records import AuditRecord, KeyRecord
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.idempotency import ONCE, Repeatable, made_before, remember, settled
-from meshwright.service.jobs.pagination import Page, decode_token, encode_token
+from meshwright.service.jobs.pagination import Page, decode_token, page_of
 
 SCOPES = ("read", "submit", "admin")  # each includes those before it
 DEFAULT_TENANT = "default"  # without keys everybody on this machine is the same tenant
@@ -138,10 +138,7 @@ class Keys:
         before = decode_token(page_token, float, str) if page_token else None
         with self._database.read() as connection:
             found = records.newest_keys(connection, tenant, limit=page_size + 1, before=before)
-        shown = found[:page_size]
-        more = len(found) > page_size
-        token = encode_token(shown[-1].created_at_s, shown[-1].id) if more else None
-        return Page(items=tuple(shown), next_page_token=token)
+        return page_of(found, page_size, lambda one: (one.created_at_s, one.id))
 
     def trail(self, tenant: str, *, page_size: int, page_token: str | None = None) -> Page[AuditRecord]:
         """Return the actions of administrators, newest first.
@@ -152,9 +149,7 @@ class Keys:
         before = decode_token(page_token, int)[0] if page_token else None
         with self._database.read() as connection:
             found = records.newest_audit(connection, tenant, limit=page_size + 1, before=before)
-        shown = found[:page_size]
-        token = encode_token(shown[-1].id) if len(found) > page_size else None
-        return Page(items=tuple(shown), next_page_token=token)
+        return page_of(found, page_size, lambda one: (one.id,))
 
 
 def hash_of(token: str) -> str:

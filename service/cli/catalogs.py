@@ -55,7 +55,7 @@ def _show(rows: list[dict[str, str | int | float]], *, json_output: bool) -> Non
 
 
 # --------------------------------------------------------------------------------------------------
-# The catalog as rows of plain values; units stand in the names.
+# The catalog as rows of plain values; units are part of the names.
 
 
 Row = dict[str, str | int | float]

@@ -1,4 +1,4 @@
-"""``meshwright explain``: the user's own configuration beside the best plan."""
+"""``meshwright explain``: the user's own configuration next to the best plan."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def explain(
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
-    """Price your own configuration beside the best plan, and say what each difference buys."""
+    """Price your own configuration next to the best plan, with the seconds that each difference buys."""
     if plan is not None:
         if request or config or assign or from_args or variable or profile:
             raise typer.BadParameter(

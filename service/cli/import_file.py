@@ -63,7 +63,8 @@ def import_file(
     file: Annotated[Path, typer.Argument(help="The foreign file.")],
     *,
     format_name: Annotated[
-        str | None, typer.Option("--format", help="Its format; recognised by its content where left out.")
+        str | None,
+        typer.Option("--format", help="Format of the file [default: by its content]."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; stdout where left out.")] = None,
     into: Annotated[Path | None, typer.Option(help="Cluster file or table of runs to add it to.")] = None,
@@ -204,7 +205,7 @@ class ImportRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """What became of the file."""
+    """The outcome of an import."""
 
     text: str
     read: str  # what was read, in words

@@ -46,9 +46,12 @@ def submit(
     wait_for_it: Annotated[bool, typer.Option("--wait", help="Follow it and print its answer.")] = False,
     sweep: Annotated[list[str] | None, typer.Option(metavar="NAME=V,V", help=SWEEP_HELP)] = None,
     priority: Annotated[
-        int | None, typer.Option(min=0, max=9, help="0 goes before 9 among your own.")
+        int | None, typer.Option(min=0, max=9, help="Priority 0 (first) to 9 (last) among your jobs.")
     ] = None,
-    deadline_s: Annotated[float | None, typer.Option(help="Unclaimed so long: expired.")] = None,
+    deadline_s: Annotated[
+        float | None,
+        typer.Option(help="Expire the job if no worker has started it after this many seconds."),
+    ] = None,
     json_output: AsJson = False,
 ) -> None:
     """Submit a problem, or a sweep of them, as a job."""
@@ -132,7 +135,7 @@ def wait(job_id: JobId, url: Url = DEFAULT_URL, json_output: AsJson = False) -> 
 
 @app.command()
 def cancel(job_id: JobId, url: Url = DEFAULT_URL, json_output: AsJson = False) -> None:
-    """Cancel a job; a finished one stays as it is."""
+    """Cancel a job; a finished one does not change."""
     with ServiceClient(url) as service:
         job = service.cancel(job_id)
     if json_output:

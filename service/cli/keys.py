@@ -1,4 +1,4 @@
-"""``meshwright keys``: who may call a service, made and ended beside its database."""
+"""``meshwright keys``: make, list and revoke keys in the service's database."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHOWN = 1000
 
 @app.command()
 def create(
-    tenant: Annotated[str, typer.Option(help="Whose records it opens.")] = "default",
+    tenant: Annotated[str, typer.Option(help="Tenant with the records that the key opens.")] = "default",
     scope: Annotated[str, typer.Option(help="read, submit or admin; each includes the former.")] = "submit",
     title: Annotated[str, typer.Option(help="What it is for.")] = "",
     expires_in_days: Annotated[float | None, typer.Option(help="Default: never.")] = None,

@@ -44,9 +44,13 @@ def launch(
     save_dir: Annotated[Path, typer.Option(help="Folder of the launch files that all nodes see.")] = Path(
         "meshwright-run"
     ),
-    limit_s: Annotated[float, typer.Option(min=0.1, help="A start is held up no longer.")] = 120.0,
+    limit_s: Annotated[
+        float, typer.Option(min=0.1, help="Longest delay of the job's start, in seconds.")
+    ] = 120.0,
     launcher: Annotated[str | None, typer.Option(help="Another launcher than the problem's.")] = None,
-    report: Annotated[bool, typer.Option("--report/--no-report", help="Tell what the steps take.")] = True,
+    report: Annotated[
+        bool, typer.Option("--report/--no-report", help="Report measured step times to the service.")
+    ] = True,
     url: Annotated[
         str, typer.Option(envvar="MESHWRIGHT_URL", help="Where the service listens.")
     ] = DEFAULT_URL,

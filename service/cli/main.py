@@ -29,7 +29,7 @@ COMMANDS = {
     ),
     "explain": (
         "explain:explain_options",
-        "Price your own configuration beside the best plan, and say what each difference buys.",
+        "Price your own configuration next to the best plan, with the seconds that each difference buys.",
     ),
     "capture": (
         "capture:capture_command",
@@ -77,7 +77,7 @@ COMMANDS = {
     "clusters": ("catalogs:clusters", "List the clusters of the catalog."),
     "gpus": ("catalogs:gpus", "List the GPU types of the catalog."),
     "serve": ("serve:serve_command", "Run the service: API, records and workers on this machine."),
-    "worker": ("serve:worker", "Become one worker process (``python -m meshwright.workers``)."),
+    "worker": ("serve:worker", "Run one worker process (``python -m meshwright.workers``)."),
     "launch": (
         "launch:launch",
         "Ask a service for the plan of this job, start the job with it, report what it takes.",
@@ -177,7 +177,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     _version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Say the version.")
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version.")
     ] = False,
 ) -> None:
     """Which parallel configuration should this training run use, and how sure are we?"""

@@ -430,7 +430,7 @@ _KINDS = (
 _TABLES = ("tokenizer.json", "vocab.json")  # of tokenizers, which have megabytes
 _PIECES = ("tokenizer.model",)  # of SentencePiece: bytes, one a character
 _MAX_TABLE = 40_000_000
-_OURS = ("answer.json", "problem.json")  # what a saved plan holds beside its launch files
+_OURS = ("answer.json", "problem.json")  # files of a saved plan other than its launch files
 
 
 def source_of(paths: Sequence[Path]) -> Source:
@@ -504,7 +504,7 @@ _ABOVE = 3  # folders that a script may be started from: its own, and those arou
 
 
 def _named_by(script: Path, text: str, name: str) -> str | None:
-    """A file beside a script, or the one that it names by a path, seen from the folders around it.
+    """A file next to a script, or the one that it names by a path, seen from the folders around it.
 
     ``configs/zero3.json`` of ``scripts/train.sh`` stands in ``scripts/configs`` or in ``configs``. Paths
     that begin at the root, or at a variable, count from where their folders are found; a name may hold
@@ -558,7 +558,7 @@ class Asked:
     assign: Sequence[str] | None = None
     from_args: Sequence[Path] | None = None  # launch files, or one folder of them
     variables: Sequence[str] | None = None  # NAME=VALUE of the shell
-    ignored: Sequence[str] | None = None  # flags to pass by
+    ignored: Sequence[str] | None = None  # flags to ignore
     run: int | None = None  # of several that a script starts
 
 

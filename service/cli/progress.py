@@ -1,4 +1,4 @@
-"""What the terminal shows while a search runs, and Ctrl-C as a wish to stop, not an abort."""
+"""A search's progress in the terminal, and Ctrl-C as a request to stop."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Cancellation:
         self.wanted = False
 
     def should_stop(self) -> bool:
-        """What the search asks."""
+        """Return whether the user wants to stop; the search asks."""
         return self.wanted
 
 

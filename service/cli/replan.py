@@ -77,12 +77,12 @@ def replan(  # noqa: PLR0913 - the signature is the list of options
     checkpoint_place: Annotated[
         str, typer.Option(metavar="shared|local", help="Shared storage, or the nodes' own.")
     ] = "shared",
-    spare_nodes: Annotated[int, typer.Option(help="Nodes that stand ready beside the cluster.")] = 0,
+    spare_nodes: Annotated[int, typer.Option(help="Idle nodes in addition to the cluster.")] = 0,
     repair_hours: Annotated[float, typer.Option(help="Until lost nodes are back.")] = 24.0,
     top_k: Annotated[int, typer.Option(help="Ways wanted.")] = 5,
     profile: Annotated[list[Path] | None, typer.Option(help=PROFILE_HELP)] = None,
     save_dir: Annotated[Path | None, typer.Option(help="Folder for launch and resume files.")] = None,
-    way: Annotated[int, typer.Option(help="Whose files --save-dir gets.")] = 1,
+    way: Annotated[int, typer.Option(help="Rank of the way with the files that --save-dir gets.")] = 1,
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite a folder that holds other files.")
     ] = False,
@@ -185,7 +185,7 @@ def _nodes_now(scheduler: str, cluster: ClusterSpec) -> int:
     planned = {group.gpus_per_node for group in cluster.groups}
     if found.gpus_per_node is not None and found.gpus_per_node not in planned:
         each = " or ".join(map(str, sorted(planned)))
-        here = f"{scheduler} tells {found.gpus_per_node} GPUs of this node"
+        here = f"{scheduler} reports {found.gpus_per_node} GPUs of this node"
         say_warnings([f"{here}; the plan, and so every way, is for nodes of {each}"])
     return found.num_nodes
 

@@ -115,7 +115,7 @@ def _verdict_of(plan_id: str) -> Path:
 
 
 def find_answer(plan_id: str) -> KeptAnswer:
-    """The kept answer that holds the plan whose id starts with ``plan_id``; errors as ``find_plan``."""
+    """The kept answer with the plan of an id that starts with ``plan_id``; errors as ``find_plan``."""
     document, plan = _found(plan_id)
     return _whole(document, str(plan["plan_id"]))
 
@@ -144,7 +144,7 @@ def answer_of_file(path: Path, rank: int) -> KeptAnswer:
 
 
 def find_plan(plan_id: str) -> KeptPlan:
-    """The kept plan whose id starts with ``plan_id``.
+    """The kept plan of an id that starts with ``plan_id``.
 
     Raises:
         InvalidProblemError: no kept plan, or several, have such an id.
@@ -165,7 +165,7 @@ def plan_named(word: str, rank: int = 1) -> KeptPlan:
 
 
 def _found(plan_id: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The document and the plan whose id starts so; the newest document that has it."""
+    """Return the newest document with a plan of such an id, and the plan."""
     found = {plan["plan_id"]: (document, plan) for document, plan in _plans_like(plan_id) if plan_id}
     if not found:
         message = f'no saved plan starts with "{shown(plan_id)}"; pass --from answer.json, or plan again'
@@ -215,7 +215,7 @@ def _of_rank(plans: Sequence[Mapping[str, Any]], rank: int) -> Mapping[str, Any]
 
 
 def plan_of_file_by_id(path: Path, plan_id: str) -> KeptPlan:
-    """The plan of such a file whose id starts with ``plan_id``; errors as ``plan_of_file``."""
+    """The plan of such a file with an id that starts with ``plan_id``; errors as ``plan_of_file``."""
     document = _answer_of(path)
     found = [plan for plan in document["plans"] if str(plan.get("plan_id", "")).startswith(plan_id)]
     if len(found) != 1:
@@ -248,7 +248,7 @@ def _kept(document: Mapping[str, Any], plan: Mapping[str, Any]) -> KeptPlan:
 
 
 def _plans_like(plan_id: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Kept plans whose id starts so, oldest answer first; files that cannot be read are skipped."""
+    """Kept plans with such an id, oldest answer first; files that cannot be read are skipped."""
     try:
         paths = _newest_first(state_folder())
     except OSError:

@@ -50,7 +50,7 @@ def worker(
     redis_url: RedisUrl = None,
     celery: Annotated[bool, typer.Option("--celery", help="Take wake-ups from the queue.")] = False,
 ) -> None:
-    """Become one worker process (``python -m meshwright.workers``)."""
+    """Run one worker process (``python -m meshwright.workers``)."""
     command = [sys.executable, "-m", "meshwright.workers"]
     command += ["--database-url", database_url] if database_url else []
     command += ["--redis-url", redis_url] if redis_url else []

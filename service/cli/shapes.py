@@ -66,7 +66,7 @@ def run_shapes(
     profile = profile_for(problem, calibration)
     advice = shape_advice(problem, profile, tolerance=tolerance, most=most)
     if advice is None:
-        say_error("the model has no plan here as it is: meshwright plan says why")
+        say_error("the model has no plan on this cluster; meshwright plan gives the reasons")
         return INFEASIBLE
     if advice == "unknown":
         say_error("the model has too many configurations here to look at all of them: pin some variables")

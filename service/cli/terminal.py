@@ -23,7 +23,7 @@ from meshwright.service.files import write_text
 if TYPE_CHECKING:  # listing the commands loads no solver
     from meshwright.solver.answer import Answer
 
-PIPE_WIDTH = 160  # columns where nobody can say how wide the reader is
+PIPE_WIDTH = 160  # columns of a pipe, which has no width
 _PLAIN = str.maketrans("·×–−±…│─└←→≤≥█", "*x--~.|-+<><>#")  # one for one: columns stay where they are
 _UNSPELLABLE = "meshwright-plain"
 
@@ -89,7 +89,7 @@ _OPTIONS = {
 
 
 class MissingExtraError(PlannerError):
-    """What was asked for needs the service's packages, where only the planner is installed."""
+    """A command needs the service's packages, and only the planner is installed."""
 
     code = "missing_extra"
 
@@ -121,7 +121,7 @@ def require_above_0(option: str, value: float) -> None:
         InvalidProblemError: it is no finite number above 0.
     """
     if not (isfinite(value) and value > 0):
-        raise InvalidProblemError.of(option, f"{value:g} is no limit", allowed="a finite number above 0")
+        raise InvalidProblemError.of(option, f"{value:g} is not a limit", allowed="a finite number above 0")
 
 
 def code_of(answer: Answer, *, cancelled: bool) -> int:

@@ -102,7 +102,7 @@ class _Tuning:
     folder: Path
 
     def tuned(self, confidence: float, budget_gpu_minutes: float) -> tuple[Standing, str]:
-        """What is known when the best is decided or the budget is used up, and which of them it was.
+        """Run until the best is decided or the budget is used up; return what is known, and which it was.
 
         Report and profile are written before another tuning may work in the folder.
         """

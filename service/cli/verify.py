@@ -62,7 +62,7 @@ def verify_command(
     if found.launcher == own:
         say_warnings(keep_verdict(found.plan_id, found.verdict))
     else:
-        say_warnings([f"the plan is of {own}: what {found.launcher} says of it is not kept beside it"])
+        say_warnings([f"the plan is of {own}: the verdict of {found.launcher} is not kept with it"])
     if json_output:
         print_json(found.to_json())
     else:

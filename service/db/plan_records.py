@@ -49,14 +49,6 @@ _PREDICTED = (
     "peak_memory_bytes",
     "out_of_memory_probability",
 )
-SORTS = (
-    *_PREDICTED,
-    "num_gpus",
-    "cost",
-    "found_at_s",
-    "measured_step_time_s",
-    "measured_peak_memory_bytes",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +95,7 @@ def type_of_sort(column: str) -> type:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFilter:
-    """Which plans are asked for, by column; ``sort`` is one of ``SORTS``, with ``-`` the largest first."""
+    """Which plans are asked for, by column; ``sort`` is a column, with ``-`` the largest first."""
 
     equal: Mapping[str, str | int] = field(default_factory=dict)
     at_most: Mapping[str, float] = field(default_factory=dict)

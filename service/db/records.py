@@ -141,16 +141,6 @@ def insert_job(connection: Connection, new: NewJob) -> JobRecord:
     return JobRecord(**row)
 
 
-def summary_columns() -> tuple[ColumnElement[Any], ...]:
-    """Return the columns of a ``JobSummary``."""
-    return _SUMMARY
-
-
-def record_columns() -> tuple[ColumnElement[Any], ...]:
-    """Return the columns of a ``JobRecord``."""
-    return _RECORD
-
-
 def find_job(connection: Connection, tenant: str, job_id: str) -> JobRecord | None:
     """Return one job of this tenant."""
     if not is_identifier(job_id):
@@ -284,7 +274,7 @@ class NewChild:
 def insert_sweep(connection: Connection, new: NewJob, children: Sequence[NewChild], stem: str) -> JobRecord:
     """Add a sweep that runs, and its children; the name of a child is ``stem`` and its place, in hex."""
     own = {"state": "running", "num_children": len(children)}
-    whole = insert(jobs).values({**job_values(new), **own}).returning(*record_columns())
+    whole = insert(jobs).values({**job_values(new), **own}).returning(*_RECORD)
     row = connection.execute(whole).mappings().one()
     for position, child in enumerate(children):
         values = {**job_values(new), "id": f"{stem}{position:04x}", "request": child.request}
@@ -301,7 +291,7 @@ def children_of(
 ) -> list[JobSummary]:
     """Return up to ``limit`` children of a sweep, in order, after the position ``after``."""
     query = (
-        select(*summary_columns())
+        select(*_SUMMARY)
         .where(jobs.c.tenant == tenant, jobs.c.parent_id == parent_id, jobs.c.position > after)
         .order_by(jobs.c.position)
         .limit(limit)
@@ -311,7 +301,7 @@ def children_of(
 
 def child_at(connection: Connection, parent_id: str, position: int) -> JobRecord | None:
     """Return one child with its question and its answer."""
-    query = select(*record_columns()).where(jobs.c.parent_id == parent_id, jobs.c.position == position)
+    query = select(*_RECORD).where(jobs.c.parent_id == parent_id, jobs.c.position == position)
     row = connection.execute(query).mappings().one_or_none()
     return None if row is None else JobRecord(**row)
 

@@ -70,7 +70,7 @@ def stored_answer(document: Mapping[str, Any], *, pointer: str = "/plans") -> tu
     """
     plans, problem = document.get("plans"), document.get("problem")
     if not isinstance(plans, list | tuple) or not isinstance(problem, Mapping):
-        raise InvalidProblemError.of(pointer, "the file is no answer of meshwright plan --json")
+        raise InvalidProblemError.of(pointer, "not an answer file from `meshwright plan --json`")
     if "status" not in document:
         message = "the file holds a plan without its search; export it again, or give plan's answer.json"
         raise InvalidProblemError.of(pointer, message)

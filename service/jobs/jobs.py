@@ -24,7 +24,7 @@ from meshwright.service.errors import (
 )
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.idempotency import Repeatable, digest_of, made_before, remember, settled
-from meshwright.service.jobs.pagination import Page, decode_token, encode_token
+from meshwright.service.jobs.pagination import Page, decode_token, page_of
 from meshwright.service.jobs.queue import WakeUpQueue
 from meshwright.service.jobs.states import TERMINAL_STATES
 from meshwright.service.jobs.submission import Submission, add, question_of
@@ -168,10 +168,7 @@ class Jobs:
         before = decode_token(page_token, float, str) if page_token else None
         with self._database.read() as connection:
             found = records.newest_jobs(connection, tenant, limit=page_size + 1, before=before, state=state)
-        shown = found[:page_size]
-        more = len(found) > page_size
-        token = encode_token(shown[-1].created_at_s, shown[-1].id) if more else None
-        return Page(items=tuple(shown), next_page_token=token)
+        return page_of(found, page_size, lambda one: (one.created_at_s, one.id))
 
     def headings(self, tenant: str, job_ids: Sequence[str]) -> Mapping[str, records.Heading]:
         """Return the headings of some jobs, by id."""
@@ -210,8 +207,7 @@ class Jobs:
         with self._database.read() as connection:
             job = _required_job(connection, tenant, job_id)
             found = children_of(connection, tenant, job.id, after=after, limit=page_size + 1)
-        shown, more = found[:page_size], len(found) > page_size
-        return Page(items=tuple(shown), next_page_token=encode_token(shown[-1].position) if more else None)
+        return page_of(found, page_size, lambda one: (one.position,))
 
     def plans(
         self, tenant: str, job_id: str, *, page_size: int, page_token: str | None
@@ -229,9 +225,7 @@ class Jobs:
                 finished = job.state in TERMINAL_STATES
                 raise NotReadyError(f"the job is {job.state} and has no answer", finished=finished)
             found = records.plans_of(connection, tenant, job_id, after=after, limit=page_size + 1)
-        shown = tuple(found[:page_size])
-        token = encode_token(shown[-1]["rank"]) if len(found) > page_size else None
-        return job, Page(items=shown, next_page_token=token)
+        return job, page_of(found, page_size, lambda one: (one["rank"],))
 
     def plan(self, tenant: str, plan_id: str) -> tuple[JobRecord, Mapping[str, Any]]:
         """Return one plan and the job that found it (the newest one, when several did).
@@ -288,12 +282,11 @@ class Jobs:
             found = plan_records.plans_like(
                 connection, tenant, wanted, limit=page_size + 1, after=after, found_by_s=found_by_s
             )
-        shown, token = tuple(found[:page_size]), None
-        if len(found) > page_size:
-            last = shown[-1]
-            position = (getattr(last, wanted.column), last.job_id, last.rank)
-            token = encode_token(wanted.sort, *position, found_by_s)
-        return Page(items=shown, next_page_token=token)
+
+        def position(one: PlanFigures) -> tuple[object, ...]:
+            return wanted.sort, getattr(one, wanted.column), one.job_id, one.rank, found_by_s
+
+        return page_of(found, page_size, position)
 
     def _submit_once(self, tenant: str, submission: Submission) -> tuple[JobRecord, bool]:
         question = question_of(tenant, submission)

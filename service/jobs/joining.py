@@ -200,27 +200,27 @@ def _common(answers: Sequence[Json]) -> list[str]:
 
 def _warnings(rows: Sequence[Json], answers: Sequence[Json | None]) -> list[str]:
     """Return the warnings of all answers, with their points unless all share them, and failed points."""
-    told = [
+    known = [
         (words_of(row["values"]), answer["warnings"])
         for row, answer in zip(rows, answers, strict=True)
         if answer
     ]
-    said = dict.fromkeys(
-        warning if all(warning in other for _, other in told) else f"{point}: {warning}"
-        for point, warnings in told
+    found = dict.fromkeys(
+        warning if all(warning in other for _, other in known) else f"{point}: {warning}"
+        for point, warnings in known
         for warning in warnings
     )
     lost = [row for row in rows if row["status"] in {None, "unknown"}]
-    return [*said, *(f"{words_of(row['values'])}: {row['state']}" for row in lost[:MAX_REASONS])]
+    return [*found, *(f"{words_of(row['values'])}: {row['state']}" for row in lost[:MAX_REASONS])]
 
 
 def _infeasible(rows: Sequence[Json], answers: Sequence[Json | None]) -> dict[str, Any]:
     """Return why no point has a plan; the nearest configuration is that of the point that lacks least."""
     reasons = [f"{words_of(row['values'])}: {row['infeasible'] or 'nothing fits'}" for row in rows]
     found = [(answer or {}).get("infeasible") or {} for answer in answers]
-    told = min(found, key=lambda one: _lacks(one.get("nearest")))
+    nearest = min(found, key=lambda one: _lacks(one.get("nearest")))
     more = [f"and {len(reasons) - MAX_REASONS} points more"] if len(reasons) > MAX_REASONS else []
-    return {**told, "reasons": [*reasons[:MAX_REASONS], *more], "conflicts": []}
+    return {**nearest, "reasons": [*reasons[:MAX_REASONS], *more], "conflicts": []}
 
 
 def _lacks(nearest: Json | None) -> float:

@@ -6,6 +6,7 @@ import base64
 import binascii
 import json
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -24,6 +25,18 @@ class Page(Generic[Item]):
 
     items: tuple[Item, ...]
     next_page_token: str | None
+
+
+def page_of(
+    found: Sequence[Item], page_size: int, position: Callable[[Item], Sequence[object]]
+) -> Page[Item]:
+    """Return a page of rows, of which one more than fit on it were read if there are more.
+
+    ``position`` returns the place of a row in the list, after which the next page begins.
+    """
+    shown = tuple(found[:page_size])
+    token = encode_token(*position(shown[-1])) if len(found) > page_size else None
+    return Page(items=shown, next_page_token=token)
 
 
 def encode_token(*position: object) -> str:

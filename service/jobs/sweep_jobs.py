@@ -83,9 +83,9 @@ def note_progress(connection: Connection, parent_id: str) -> None:
         "gap": None,
         "elapsed_s": max(0.0, elapsed_s),
     }
-    told = update(jobs).where(jobs.c.id == parent_id, *_waits())
+    noted = update(jobs).where(jobs.c.id == parent_id, *_waits())
     began = func.coalesce(jobs.c.started_at_s, started_at_s)
-    connection.execute(told.values(progress=progress, started_at_s=began))
+    connection.execute(noted.values(progress=progress, started_at_s=began))
 
 
 _CLAIMED = (

@@ -71,10 +71,10 @@ class Sweeps:
         )
         keys = [key for _, key in children if key is not None]
         whole = len(keys) == len(children) and joined.state in {"succeeded", "infeasible"}
-        told = joined.plans or joined.state in {"infeasible", "failed"}
+        has_answer = joined.plans or joined.state in {"infeasible", "failed"}
         return Outcome(
             state=joined.state,
-            answer=joined.answer if told else None,
+            answer=joined.answer if has_answer else None,
             plans=joined.plans,
             problem=joined.problem,
             progress=_progress(parent, joined),
@@ -113,7 +113,7 @@ def _progress(parent: JobRecord | None, joined: Joined) -> Mapping[str, Any]:
     """Return the last report: every point is done."""
     rows = joined.answer["points"]
     steps = [row["step_time_s"] for row in rows if row["step_time_s"] is not None]
-    told = (parent.progress if parent else None) or {}
+    before = (parent.progress if parent else None) or {}
     return {
         "stage": "done",
         "explored": len(rows),
@@ -121,5 +121,5 @@ def _progress(parent: JobRecord | None, joined: Joined) -> Mapping[str, Any]:
         "incumbent_step_time_s": min(steps, default=None),
         "bound_step_time_s": joined.answer["bound_step_time_s"],
         "gap": joined.answer["gap"],
-        "elapsed_s": told.get("elapsed_s", 0.0),
+        "elapsed_s": before.get("elapsed_s", 0.0),
     }

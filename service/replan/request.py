@@ -34,7 +34,7 @@ Steps = Annotated[int, Field(ge=0, le=MAX_STEPS)]
 
 
 class CheckpointRequest(Part):
-    """What the job goes on from."""
+    """The checkpoint that the job goes on from."""
 
     format: str | None = Field(default=None, description="default: what the launcher's files write")
     place: Place = Field(
@@ -45,7 +45,7 @@ class CheckpointRequest(Part):
 
 
 class ReplanRequest(Part):
-    """What happened to a job's cluster, how far the job is, and what it can go on from."""
+    """The changes of a job's cluster, the progress of the job, and its checkpoint."""
 
     plan_id: str | None = Field(default=None, max_length=64, description="that runs; default: the first")
     lost_nodes: Annotated[int, Field(ge=1, le=MAX_NODES)] | dict[str, int] | None = Field(
@@ -63,7 +63,7 @@ class ReplanRequest(Part):
     )
     saved_step: Steps | None = Field(default=None, description="of the checkpoint; default: assumed")
     checkpoint: CheckpointRequest = Field(default_factory=CheckpointRequest)
-    spare_nodes: int = Field(default=0, ge=0, le=MAX_NODES, description="beside those of the cluster")
+    spare_nodes: int = Field(default=0, ge=0, le=MAX_NODES, description="in addition to the cluster's")
     repair_s: float = Field(default=_DAY_S, gt=0, le=MAX_REPAIR_S, description="until lost nodes are back")
     top_k: int = Field(default=5, ge=1, le=20, description="ways wanted")
 
@@ -357,7 +357,7 @@ def _left(asked: ReplanRequest, cluster: ClusterSpec, lost: tuple[int, ...]) -> 
         counts = [asked.num_nodes]
     if counts[0] + asked.spare_nodes > MAX_NODES:
         most = MAX_NODES - counts[0]
-        message = f"{asked.spare_nodes} are too many beside the {counts[0]} that are left"
+        message = f"{asked.spare_nodes} are too many in addition to the {counts[0]} that are left"
         raise InvalidProblemError.of("/spare_nodes", message, allowed=f"0 to {most}", nearest=str(most))
     counts[0] += asked.spare_nodes
     if not sum(counts):

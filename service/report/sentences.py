@@ -69,11 +69,11 @@ def ranks_words(answer: Answer, problem: Problem) -> list[str]:
     if answer.status != "optimal" or last <= 1:
         return []
     several = bool(plans[2:])
-    whose = f"#2 to #{last} are" if several else "#2 is"
+    others = f"#2 to #{last} are" if several else "#2 is"
     if not problem.options.diverse or meshes == 1:
-        return [f"{whose} the next best layout{'s' * several}"]
+        return [f"{others} the next best layout{'s' * several}"]
     more = "" if meshes == last else ", then the best other layouts"
-    return [f"{whose} the next best mesh{'es' * several}{more}"]
+    return [f"{others} the next best mesh{'es' * several}{more}"]
 
 
 def odds_words(odds: Odds, subject: str, rivals: str) -> str:

@@ -293,7 +293,7 @@ def _abilities(problem: Problem) -> Iterator[FieldError]:
     }
     for name, values in offers.items():
         if name in pins and pins[name] not in values:
-            beside = " beside a pipeline" if pins[name] in able.zero_stages else ""
-            message = f"{problem.launcher} cannot run {name} = {pins[name]} (pinned){beside}"
+            where = " with a pipeline" if pins[name] in able.zero_stages else ""
+            message = f"{problem.launcher} cannot run {name} = {pins[name]} (pinned){where}"
             allowed = ", ".join(map(str, values))
             yield FieldError(pointer=pointer("search", "pin", name), message=message, allowed=allowed)

@@ -120,7 +120,7 @@ def _fault_of(name: str, values: object) -> FieldError | None:
             return FieldError(pointer=pointer("sweep", name, index), message=message)
         text = json.dumps(value, sort_keys=True)
         if text in seen:
-            return FieldError(pointer=pointer("sweep", name, index), message="stands here twice")
+            return FieldError(pointer=pointer("sweep", name, index), message="is listed twice")
         seen.add(text)
     return None
 

@@ -221,7 +221,7 @@ class NodeRange(Part):
 
 
 class ReliabilityRequest(Part):
-    """What interrupts a long run; what is left out is a public source's figure."""
+    """Interruptions of a long run; a part left out is a public source's figure."""
 
     gpu_hours_per_interruption: float = Field(default=Reliability().gpu_hours_per_interruption, gt=0)
     restart_s: float = Field(default=Reliability().restart_s, ge=0)

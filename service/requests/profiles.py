@@ -119,10 +119,10 @@ def _by_group(
     for group in problem.cluster.distinct_groups:
         alone = replace(problem, cluster=ClusterSpec(name=group.gpu.slug, groups=(group,)))
         mine = [one for one in given if _gpu(one) == group.gpu.slug]
-        own, told = profile_with(alone, mine)
+        own, noted = profile_with(alone, mine)
         left = [one for one in left if one not in mine]
         groups.append(own)
-        warnings += told
+        warnings += noted
     if left:
         raise InvalidProblemError.of("/profile", f"no node group has {_gpu(left[0]) or 'its GPU'}")
     learnt = tuple(name for one in groups for name in one.learnt_from)

@@ -56,7 +56,7 @@ Split = Annotated[list[int], Field(min_length=1, max_length=MAX_VALUES)]
 
 
 class WorkloadRequest(Part):
-    """What one optimizer step does."""
+    """The work of one optimizer step."""
 
     global_batch_size: Batches = Field(
         description="sequences per optimizer step: one number, a list, or a range by doubling"
@@ -66,7 +66,7 @@ class WorkloadRequest(Part):
     precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"] = Field(
         default="bf16",
         description="fp32 multiplies in TF32 where the GPU has it (tf32_products of framework_options); "
-        "mxfp8 and nvfp4 stand for fp8 with the recipe of that name "
+        "mxfp8 and nvfp4 mean fp8 with the recipe of that name "
         "(precision_recipe of framework_options)",
     )
     optimizer: Literal[
@@ -86,13 +86,13 @@ class WorkloadRequest(Part):
         default=0,
         ge=0,
         le=MAX_RANK,
-        description="of adapters beside the frozen model; 0: all weights are trained",
+        description="of adapters next to the frozen model; 0: all weights are trained",
     )
     lora_targets: list[LoraTarget] | None = Field(
         default=None,
         min_length=1,
         max_length=len(LORA_TARGETS),
-        description="linear layers that adapters stand beside, where lora_rank > 0: Megatron-Core's fused "
+        description="linear layers with adapters, where lora_rank > 0: Megatron-Core's fused "
         "ones, routed experts among them, or transformers' single ones; null: attention's, as the launcher "
         "names them",
     )
@@ -105,7 +105,7 @@ class WorkloadRequest(Part):
     trained_modules: list[TrainedModule] = Field(
         default=[],
         max_length=len(TRAINED_MODULES),
-        description="what is trained whole beside adapters, where lora_rank > 0, by Llama's names: a copy "
+        description="modules trained in full next to adapters (lora_rank > 0), by Llama's names: a copy "
         "of each, as peft's modules_to_save makes it; norm is every norm",
     )
     framework_options: dict[str, Scalar] = Field(
@@ -146,7 +146,7 @@ class SearchRequest(Part):
     reliability: ReliabilityRequest = Field(default_factory=ReliabilityRequest)
     pareto: bool = Field(default=False, description="the front of step time and peak memory as well")
     baseline: BaselineRequest | None = Field(
-        default=None, description="your own configuration, priced and ranked beside the plans"
+        default=None, description="your own configuration, priced and ranked with the plans"
     )
     max_out_of_memory_probability: float = Field(default=0.01, gt=0, lt=1)
     pin: dict[str, Value | Split] = Field(
@@ -223,12 +223,12 @@ _KINDS = {
 
 # Of words that are read as values, such as those of a query: what is wrong with this one.
 _WORDS = {
-    "float_parsing": "is no number",
-    "finite_number": "is no finite number",
-    "int_parsing": "is no integer",
+    "float_parsing": "is not a number",
+    "finite_number": "is not a finite number",
+    "int_parsing": "is not an integer",
     "int_parsing_size": "is out of range",
     "bool_parsing": "is neither true nor false",
-    "string_pattern_mismatch": "is no such name",
+    "string_pattern_mismatch": "is not such a name",
     "string_too_long": "is too long",
     "string_too_short": "is empty",
 }

@@ -101,7 +101,7 @@ class _Slot:
             self._not_before = now + self._pause_s
             self._process = None
         if self._process is None and now >= self._not_before:
-            # A session of its own: Ctrl-C in the terminal reaches the server, which tells its workers.
+            # A session of its own: Ctrl-C in the terminal reaches the server, which stops its workers.
             self._process = subprocess.Popen(  # noqa: S603 - our own command
                 self._command, env=self._environment, start_new_session=True
             )
@@ -294,7 +294,7 @@ def _prepare_schema(settings: Settings) -> None:
 
 
 def _require_loopback(settings: Settings, database: Database) -> None:
-    """Without keys anybody who reaches the port may submit: stay on this machine unless told."""
+    """Stay on this machine, unless insecure: without keys, any caller of the port may submit."""
     if settings.host in LOOPBACK_HOSTS or settings.insecure or Access(database).demands_keys():
         return
     raise ServerStartError(

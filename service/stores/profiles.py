@@ -23,7 +23,7 @@ from meshwright.service.db.key_records import note
 from meshwright.service.db.profile_records import ProfileRecord
 from meshwright.service.errors import NotFoundError
 from meshwright.service.jobs.idempotency import ONCE, Repeatable, made_before, remember, settled
-from meshwright.service.jobs.pagination import Page, decode_token, encode_token
+from meshwright.service.jobs.pagination import Page, decode_token, page_of
 from meshwright.service.requests.profiles import (
     CATALOG,
     LATEST,
@@ -92,10 +92,7 @@ class ProfileStore:
         before = decode_token(page_token, float, str) if page_token else None
         with self._database.read() as connection:
             found = records.newest_profiles(connection, tenant, limit=page_size + 1, before=before)
-        shown = found[:page_size]
-        more = len(found) > page_size
-        token = encode_token(shown[-1].created_at_s, shown[-1].id) if more else None
-        return Page(items=tuple(shown), next_page_token=token)
+        return page_of(found, page_size, lambda one: (one.created_at_s, one.id))
 
     def delete(self, tenant: str, profile_id: str, *, actor: str) -> None:
         """Delete a profile; a waiting job that names it will fail and report that.

@@ -41,7 +41,7 @@ _PLACED = (
 )
 _SETTLED = " Where the question leaves the batch or the number of GPUs open, these lines take plan #1’s."
 _LISTED = " Of the launchers, precisions and optimizers left open those of the listed plans are searched."
-_MEASURED = " The network is left as it is: its collectives were measured on this cluster."
+_MEASURED = " The network is not changed: its collectives were measured on this cluster."
 
 
 def what_ifs(

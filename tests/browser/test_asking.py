@@ -24,7 +24,7 @@ def test_from_a_question_to_launch_files(page: Page, server: RunningServer) -> N
     page.get_by_role("link", name="Plan 2 in full").click()
     expect(page.get_by_role("heading", name="Plan 2", exact=True)).to_be_visible()
     expect(page.get_by_text("The pipeline, to scale")).to_be_visible()
-    page.get_by_role("link", name="Beside the best").click()
+    page.get_by_role("link", name="Compare with the best").click()
     expect(page.get_by_role("heading", name="Two plans, side by side")).to_be_visible()
     page.go_back()
 

@@ -129,4 +129,4 @@ def test_bash_completes_commands_options_and_names_of_the_catalog(tmp_path: Path
         text=True,
         cwd=ROOT,
     )
-    assert run.stdout.splitlines() == ["plan plot", "--global-batch-size", "dgx-h100 dgx-h200"]
+    assert run.stdout.splitlines() == ["plan", "--global-batch-size", "dgx-h100 dgx-h200"]

@@ -1,4 +1,4 @@
-"""What problems may name: models and clusters, of the catalog and of the caller's own; GPU types."""
+"""Names for problems: models and clusters, of the catalog and of the caller's own; GPU types."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def submission_of(
     idempotency_key: str | None,
     origin: Origin,
 ) -> Submission:
-    """What a body submits.
+    """The submission of a body.
 
     Raises:
         InvalidProblemError: with one FieldError per fault, as JSON pointers into ``body``.
@@ -111,7 +111,7 @@ def submit(
 ) -> Response:
     """Submit a problem, or a sweep of them; an identical one that is answered gives the earlier job.
 
-    A ``launch_file`` beside the cluster, or a capture as its text, says model, batch and launcher.
+    A ``launch_file`` next to the cluster, or a capture as its text, gives model, batch and launcher.
     """
     submission = submission_of(
         service, tenant, body, fresh=fresh, idempotency_key=idempotency_key, origin=origin_of(request)
@@ -207,7 +207,7 @@ async def follow(
     summary="Cancel a job",
 )
 def cancel(job_id: str, jobs: JobsDep, tenant: TenantDep, idempotency_key: KeyDep) -> Response:
-    """Cancel a job, as often as you like, and with a sweep its points; a finished one stays as it is."""
+    """Cancel a job, as often as you like, and with a sweep its points; a finished one does not change."""
     return _detail(jobs.cancel(tenant, job_id, key=idempotency_key))
 
 
@@ -216,7 +216,7 @@ def cancel(job_id: str, jobs: JobsDep, tenant: TenantDep, idempotency_key: KeyDe
     dependencies=[SUBMITS],
     responses=declared(404, 408, 409, 413, 415),
     openapi_extra=REPLAN_BODY,
-    summary="Re-plan a running job whose cluster changed",
+    summary="Re-plan a running job after its cluster changed",
 )
 def replan_job(job_id: str, body: BodyDep, service: ServiceDep, tenant: TenantDep) -> ReplanAnswer:
     """Ways to finish it by their time to finish, with launch and resume files of the first.

@@ -38,7 +38,7 @@ router = APIRouter(
 def create_key(
     body: BodyDep, service: ServiceDep, caller: CallerDep, response: Response, idempotency_key: KeyDep
 ) -> NewKeyView:
-    """Make a key of this tenant; its token is told now and never again, nor to the same request again."""
+    """Make a key of this tenant; its token is shown once, and not to the same request again."""
     if caller.key_id is None:
         raise ForbiddenError("the first key is made on the server: meshwright keys create")
     reader = FieldReader(body, "")

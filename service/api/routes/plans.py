@@ -42,7 +42,7 @@ router = APIRouter(prefix="/v1/plans", tags=["plans"], responses=declared(401, 4
 
 @router.get("", dependencies=[READS], summary="List plans of all jobs")
 def list_plans(query: Annotated[PlanQuery, Query()], jobs: JobsDep, tenant: TenantDep) -> PlanPage:
-    """Figures of plans, filtered and sorted; one that several jobs found is told once, of the newest."""
+    """Figures of plans, filtered and sorted; a plan of several jobs is listed once, from the newest."""
     if query.launcher is not None:
         check_launcher(query.launcher, at="/query/launcher")
     page = jobs.plans_like(tenant, query.wanted(), page_size=query.page_size, page_token=query.page_token)
@@ -102,7 +102,7 @@ def verify_plan(
     summary="What a plan's launcher built",
 )
 def read_verification(plan_id: str, service: ServiceDep, tenant: TenantDep) -> VerificationView:
-    """How far the verification of a plan has come, and what was priced beside what was built."""
+    """How far the verification of a plan has come, and what was priced next to what was built."""
     state, found = service.verifications.find(tenant, plan_id)
     return VerificationView(**{**(found or {}), "plan_id": plan_id, "state": state})
 

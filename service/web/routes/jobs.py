@@ -67,7 +67,7 @@ def show_job(
 
 @router.post("/{job_id}/cancel", dependencies=[SUBMITS])
 def cancel(request: Request, job_id: str, jobs: JobsDep, tenant: TenantDep) -> Response:
-    """Cancel a job; one that has ended stays as it is."""
+    """Cancel a job; one that has ended does not change."""
     return seen_at(request, f"/jobs/{jobs.cancel(tenant, job_id).id}")
 
 

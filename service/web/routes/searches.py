@@ -38,7 +38,7 @@ def first_page(request: Request, service: ServiceDep, jobs: JobsDep, tenant: Ten
 
 @router.post("/jobs", dependencies=[SUBMITS])
 def submit(request: Request, values: FormDep, service: ServiceDep, tenant: TenantDep) -> Response:
-    """Submit what was typed; what is wrong with it comes back beside its fields."""
+    """Submit what was typed; its faults come back next to their fields."""
     try:
         body = request_of(questions.QUESTION, values)
         job = _submitted(request, service, tenant, body, values)

@@ -263,7 +263,7 @@ def test_an_unknown_variable_names_the_nearest_ones() -> None:
         ({"pin": {"pipeline_schedule": "zb_v"}}, "megatron-lm cannot run pipeline_schedule = zb_v"),
         (
             {"pin": {"zero_stage": 3, "pipeline_parallel_size": 4}},
-            "cannot run zero_stage = 3 (pinned) beside a pipeline. Allowed: 0, 1",
+            "cannot run zero_stage = 3 (pinned) with a pipeline. Allowed: 0, 1",
         ),
         ({"forbid": {"zero_stage": [0, 7]}}, "7 is out of range"),
         ({"bounds": {"micro_batch_size": [4, 1]}}, "[4, 1] is empty. Nearest: [1, 4]"),

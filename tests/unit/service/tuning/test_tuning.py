@@ -370,7 +370,7 @@ def test_a_limit_that_is_none_starts_nothing(tmp_path: Path, words: tuple[str, s
     line = [*command.split(), *source, option, value]
     done = CliRunner().invoke(app, line, standalone_mode=False)
     assert isinstance(done.exception, InvalidProblemError)
-    assert (option in str(done.exception), f"{value} is no limit" in str(done.exception)) == (True, True)
+    assert (option in str(done.exception), f"{value} is not a limit" in str(done.exception)) == (True, True)
 
 
 def test_a_tuning_stops_at_its_budget_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
