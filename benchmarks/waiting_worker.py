@@ -16,7 +16,7 @@ from tests.builders import an_answer
 SEARCH_S = 1.0
 
 
-def wait(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+def wait(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop, **_known: object) -> Answer:
     """An answer, after a second."""
     del problem, on_progress, should_stop
     time.sleep(SEARCH_S)

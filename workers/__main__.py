@@ -16,12 +16,17 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from meshwright.service import telemetry
-from meshwright.service import telemetry as logs
 from meshwright.service.db import migrations
 from meshwright.service.db.database import DATABASE_AWAY, Database
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.jobs import Jobs
-from meshwright.service.jobs.queue import QUEUE_NAME, VERIFY_QUEUE_NAME, queue_for
+from meshwright.service.jobs.queue import (
+    QUEUE_NAME,
+    TASK_NAME,
+    VERIFY_QUEUE_NAME,
+    VERIFY_TASK_NAME,
+    queue_for,
+)
 from meshwright.service.jobs.retention import Retention
 from meshwright.service.jobs.sweeps import Sweeps
 from meshwright.service.settings import Settings, fault_of
@@ -51,7 +56,7 @@ def main(argv: list[str] | None = None, *, search: SearchCall | None = None) -> 
     except ValidationError as fault:
         raise SystemExit(f"error: {fault_of(fault)}") from None
     gc.freeze()  # what is loaded stays: no search looks through it for garbage
-    logs.configure_logging(settings.log_format)
+    telemetry.configure_logging(settings.log_format)
     telemetry.configure()
     _limit_memory(settings.worker_memory_bytes)
     if arguments.celery and not settings.redis_url:
@@ -111,20 +116,10 @@ def _work(settings: Settings, search: SearchCall | None, leaving: Leaving, *, ce
     _start(
         lambda: prune(engine, retention, worker=name, every_s=settings.sweep_s, leaving=leaving), leaving
     )
-    if celery and settings.redis_url:
-        from meshwright.workers.celery_app import run_celery  # noqa: PLC0415 - embedded workers do without Celery
-        from meshwright.workers.tasks import register  # noqa: PLC0415 - the same
-
+    if celery:
         slow = settings.slow_poll_s
         _start(lambda: poll(runner, every_s=slow, leaving=leaving, min_age_s=slow), leaving)
-        run_celery(
-            settings.redis_url,
-            lambda app: register(app, runner, leaving),
-            queue=QUEUE_NAME,
-            leaving=leaving,
-            leave=leaving.ask,
-        )
-        leaving.set()
+        _follow_hints(settings, TASK_NAME, QUEUE_NAME, runner.run_next, leaving)
     else:
         following = _following(settings, database, leaving)
         _start(lambda: repeat(following, every_s=VERIFY_LOOK_S, leaving=leaving), leaving)
@@ -138,23 +133,30 @@ def _verify(settings: Settings, leaving: Leaving, *, celery: bool) -> None:
     database = Database(settings.database_url)
     _require_schema(database, leaving)
     following = _following(settings, database, leaving)
-    if celery and settings.redis_url:
-        from meshwright.workers.celery_app import run_celery  # noqa: PLC0415 - embedded workers do without Celery
-        from meshwright.workers.tasks import register_verifying  # noqa: PLC0415 - the same
-
+    if celery:
         _start(lambda: repeat(following, every_s=settings.slow_poll_s, leaving=leaving), leaving)
-        run_celery(
-            settings.redis_url,
-            lambda app: register_verifying(app, following, leaving),
-            queue=VERIFY_QUEUE_NAME,
-            leaving=leaving,
-            leave=leaving.ask,
-        )
-        leaving.set()
+        _follow_hints(settings, VERIFY_TASK_NAME, VERIFY_QUEUE_NAME, following, leaving)
         following()  # takes nothing any more, after the one that gives its plan back
     else:
         repeat(following, every_s=settings.poll_s, leaving=leaving)
     database.close()
+
+
+def _follow_hints(
+    settings: Settings, task: str, queue: str, step: Callable[[], bool], leaving: Leaving
+) -> None:
+    """Call ``step`` at every hint of a queue, until this process is to end."""
+    from meshwright.workers.celery_app import run_celery  # noqa: PLC0415 - embedded workers do without Celery
+    from meshwright.workers.tasks import register  # noqa: PLC0415 - the same
+
+    run_celery(
+        settings.redis_url or "",
+        lambda app: register(app, task, step, leaving),
+        queue=queue,
+        leaving=leaving,
+        leave=leaving.ask,
+    )
+    leaving.set()
 
 
 def _install() -> None:

@@ -13,17 +13,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from meshwright.service import telemetry as logs
 from meshwright.service.db.database import DATABASE_AWAY
 from meshwright.service.jobs.answers import cache_key_of, versions_of
 from meshwright.service.jobs.engine import JobEngine
 from meshwright.service.jobs.states import Claim
 from meshwright.service.requests.parse import parse_problem
-from meshwright.service.telemetry import span
+from meshwright.service.telemetry import about, span
 from meshwright.solver.answer import Answer
 from meshwright.solver.configuration import Configuration
 from meshwright.solver.problem import OnProgress, Problem, ShouldStop
@@ -44,17 +43,15 @@ _log = logging.getLogger(__name__)
 class SearchCall(Protocol):
     """A callable that answers a problem, reports progress and stops on request."""
 
-    def __call__(self, problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
-        """Search; called on a thread of its own."""
-        ...
-
-
-@runtime_checkable
-class Resumable(Protocol):
-    """A search that can begin with what an earlier one had found."""
-
-    def knowing(self, known: Sequence[Configuration]) -> SearchCall:
-        """Return the same, beginning with these."""
+    def __call__(
+        self,
+        problem: Problem,
+        *,
+        on_progress: OnProgress,
+        should_stop: ShouldStop,
+        known: Sequence[Configuration],
+    ) -> Answer:
+        """Search, beginning with ``known`` configurations; called on a thread of its own."""
         ...
 
 
@@ -97,7 +94,7 @@ class Runner:
             if claim is None:
                 return False
             ids = {"job_id": claim.job_id, "tenant": claim.tenant}
-            with logs.about(**ids, request_id=claim.request_id), span("job", claim.traceparent, ids):
+            with about(**ids, request_id=claim.request_id), span("job", claim.traceparent, ids):
                 _log.info("job %s: claimed, attempt %d", claim.job_id, claim.attempts)
                 self._run(claim)
             return True
@@ -125,11 +122,11 @@ class Runner:
             try:
                 problem = parse_problem(claim.request)
                 running.cache_key = cache_key_of(claim.tenant, claim.request, versions_of(problem))
-                search = self._search
-                if isinstance(search, Resumable):
-                    search = search.knowing(known_in(claim.checkpoint))
-                running.answer = search(
-                    problem, on_progress=heartbeat.report, should_stop=running.stop.is_set
+                running.answer = self._search(
+                    problem,
+                    on_progress=heartbeat.report,
+                    should_stop=running.stop.is_set,
+                    known=known_in(claim.checkpoint),
                 )
             except BaseException as fault:  # noqa: BLE001 - whatever it is, the job must end
                 running.error = fault

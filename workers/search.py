@@ -20,26 +20,28 @@ _LEAST_S = 0.05  # of a search that begins with plans: enough to price them
 class StoredSearch:
     """Searches with the profiles that a database holds."""
 
-    def __init__(self, database: Database, known: Sequence[Configuration] = ()) -> None:
-        self._database = database
-        self._known = known
+    def __init__(self, database: Database) -> None:
         self._profiles = ProfileStore(database)
 
-    def knowing(self, known: Sequence[Configuration]) -> StoredSearch:
-        """Return the same, beginning with configurations that an earlier search had found."""
-        return StoredSearch(self._database, known)
-
-    def __call__(self, problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+    def __call__(
+        self,
+        problem: Problem,
+        *,
+        on_progress: OnProgress,
+        should_stop: ShouldStop,
+        known: Sequence[Configuration] = (),
+    ) -> Answer:
         """Search with the profile that the problem names, or with the one that ships.
 
+        ``known`` are configurations that an earlier search had found; this one begins with them.
         Where the service's own choice of a profile is left out, the time that is left finds the answer.
         """
         watch = Watch(time_limit_s=problem.options.time_limit_s)
 
-        def answer(profile: Profile, known: Sequence[Configuration]) -> Answer:
-            limit_s = max(watch.left_s, _LEAST_S) if known else problem.options.time_limit_s
+        def answer(profile: Profile, found: Sequence[Configuration]) -> Answer:
+            limit_s = max(watch.left_s, _LEAST_S) if found else problem.options.time_limit_s
             asked = replace(problem, options=replace(problem.options, time_limit_s=limit_s))
-            known = (*known, *self._known)
-            return ask(asked, profile, on_progress=on_progress, should_stop=should_stop, known=known)
+            first = (*found, *known)
+            return ask(asked, profile, on_progress=on_progress, should_stop=should_stop, known=first)
 
         return self._profiles.answered(problem, answer)

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from meshwright.service.db.clock import now_s
+from meshwright.service.db.rows import all_of, one_of
 from meshwright.service.db.tables import definitions
 
 Kind = Literal["model", "cluster"]
@@ -41,8 +42,7 @@ def find_definition(
     )
     if version is not None:
         query = query.where(definitions.c.version == version)
-    row = connection.execute(query.order_by(definitions.c.version.desc()).limit(1)).mappings().one_or_none()
-    return None if row is None else DefinitionRecord(**row)
+    return one_of(connection, DefinitionRecord, query.order_by(definitions.c.version.desc()).limit(1))
 
 
 def newest_definitions(
@@ -59,7 +59,7 @@ def newest_definitions(
     )
     same = (definitions.c.name == newest.c.name) & (definitions.c.version == newest.c.version)
     query = select(*_RECORD).join(newest, same).where(*_own(tenant, kind)).order_by(definitions.c.name)
-    return [DefinitionRecord(**row) for row in connection.execute(query).mappings()]
+    return all_of(connection, DefinitionRecord, query)
 
 
 def count_names(connection: Connection, tenant: str, kind: Kind) -> int:

@@ -8,9 +8,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Integer, bindparam, func, select
 
+from meshwright.service.db.rows import all_of, in_parts
 from meshwright.service.db.tables import job_events
-
-MAX_NAMES = 500  # in one statement; SQLite of some age allows 999 parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +41,7 @@ def events_after(
 ) -> list[EventRecord]:
     """Return up to ``limit`` events of a job, in order, after the event ``after``."""
     asked = {"asker": tenant, "asked": job_id, "after": after, "most": limit}
-    return [EventRecord(**row) for row in connection.execute(_AFTER, asked).mappings()]
+    return all_of(connection, EventRecord, _AFTER, asked)
 
 
 def newest_event_ids(connection: Connection, job_ids: Collection[str]) -> dict[str, int]:
@@ -51,10 +50,9 @@ def newest_event_ids(connection: Connection, job_ids: Collection[str]) -> dict[s
     Ids of one job only grow, as its row is locked while it changes; those of different jobs may be
     committed in another order.
     """
-    names, found = list(job_ids), dict[str, int]()
-    for start in range(0, len(names), MAX_NAMES):
-        some = job_events.c.job_id.in_(names[start : start + MAX_NAMES])
-        query = select(job_events.c.job_id, func.max(job_events.c.id)).where(some)
+    found = dict[str, int]()
+    for some in in_parts(job_ids):
+        query = select(job_events.c.job_id, func.max(job_events.c.id)).where(job_events.c.job_id.in_(some))
         for job_id, newest in connection.execute(query.group_by("job_id")):
             found[job_id] = newest
     return found

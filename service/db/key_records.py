@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, and_, case, delete, insert, literal, or_, select, tuple_, update
+from sqlalchemy import Connection, and_, case, delete, insert, literal, or_, select, update
 
 from meshwright.service.db.clock import now_s
+from meshwright.service.db.rows import all_of, newest_first
 from meshwright.service.db.tables import api_keys, audit, sessions
 
 
@@ -78,10 +79,7 @@ def newest_keys(
     query = select(*_KEY)
     if tenant is not None:
         query = query.where(api_keys.c.tenant == tenant)
-    if before is not None:
-        query = query.where(tuple_(api_keys.c.created_at_s, api_keys.c.id) < before)
-    query = query.order_by(api_keys.c.created_at_s.desc(), api_keys.c.id.desc()).limit(limit)
-    return [KeyRecord(**row) for row in connection.execute(query).mappings()]
+    return all_of(connection, KeyRecord, newest_first(query, api_keys, before=before, limit=limit))
 
 
 def insert_key(connection: Connection, *, expires_in_s: float | None, **values: object) -> None:
@@ -116,8 +114,7 @@ def newest_audit(
     query = select(*_AUDIT).where(audit.c.tenant == tenant)
     if before is not None:
         query = query.where(audit.c.id < before)
-    rows = connection.execute(query.order_by(audit.c.id.desc()).limit(limit)).mappings()
-    return [AuditRecord(**row) for row in rows]
+    return all_of(connection, AuditRecord, query.order_by(audit.c.id.desc()).limit(limit))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 
 from meshwright.service.db.clock import now_s
-from meshwright.service.db.records import MAX_NAMES
+from meshwright.service.db.rows import all_of, in_parts
 from meshwright.service.db.tables import jobs, measurements, plans, verifications
 
 MOVED = (jobs.c.id, jobs.c.tenant, jobs.c.state, jobs.c.checkpoint)  # what a transition returns to be kept
@@ -141,7 +141,7 @@ def plans_like(
         query = query.where(place < after if wanted.descends else place > after)
     columns = (key, plans.c.job_id, plans.c.rank)
     query = query.order_by(*(one.desc() if wanted.descends else one for one in columns)).limit(limit)
-    return [PlanFigures(**row) for row in connection.execute(query).mappings()]
+    return all_of(connection, PlanFigures, query)
 
 
 def _conditions(wanted: PlanFilter) -> Iterable[ColumnElement[bool]]:
@@ -234,8 +234,7 @@ def _name_in(request: Mapping[str, Any], part: str) -> str | None:
 
 def note_measured(connection: Connection, tenant: str, plan_ids: Sequence[str]) -> None:
     """Write to some plans the results of all their runs: median step time, highest peak, how many."""
-    for start in range(0, len(plan_ids), MAX_NAMES):
-        some = plan_ids[start : start + MAX_NAMES]
+    for some in in_parts(plan_ids):
         these = plans.c.tenant == tenant, plans.c.plan_id.in_(some)
         connection.execute(select(plans.c.rank).where(*these).with_for_update())  # one counts at a time
         query = select(measurements.c.plan_id, measurements.c.body)
@@ -250,8 +249,7 @@ def note_measured(connection: Connection, tenant: str, plan_ids: Sequence[str]) 
 
 def note_verified(connection: Connection, tenant: str, plan_ids: Sequence[str]) -> None:
     """Write to some plans the verdict of their launcher."""
-    for start in range(0, len(plan_ids), MAX_NAMES):
-        some = plan_ids[start : start + MAX_NAMES]
+    for some in in_parts(plan_ids):
         query = select(verifications.c.plan_id, verifications.c.state, verifications.c.body)
         query = query.where(verifications.c.tenant == tenant, verifications.c.plan_id.in_(some))
         for plan_id, state, body in connection.execute(query).all():

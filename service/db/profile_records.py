@@ -9,10 +9,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select, tuple_
+from sqlalchemy import Connection, delete, func, insert, select
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.records import is_identifier
+from meshwright.service.db.rows import all_of, newest_first, one_of
 from meshwright.service.db.tables import measurements, profiles
 
 
@@ -53,8 +54,7 @@ def find_profile(connection: Connection, tenant: str, profile_id: str) -> Profil
     if not is_identifier(profile_id):
         return None
     query = select(*_PROFILE).where(profiles.c.tenant == tenant, profiles.c.id == profile_id)
-    row = connection.execute(query).mappings().one_or_none()
-    return None if row is None else ProfileRecord(**row)
+    return one_of(connection, ProfileRecord, query)
 
 
 def document_of(connection: Connection, profile_id: str) -> Mapping[str, Any] | None:
@@ -76,10 +76,7 @@ def newest_profiles(
 ) -> list[ProfileRecord]:
     """Return up to ``limit`` profiles, newest first, after the position ``before`` (created_at_s, id)."""
     query = select(*_PROFILE).where(profiles.c.tenant == tenant)
-    if before is not None:
-        query = query.where(tuple_(profiles.c.created_at_s, profiles.c.id) < before)
-    query = query.order_by(profiles.c.created_at_s.desc(), profiles.c.id.desc()).limit(limit)
-    return [ProfileRecord(**row) for row in connection.execute(query).mappings()]
+    return all_of(connection, ProfileRecord, newest_first(query, profiles, before=before, limit=limit))
 
 
 def latest_calibration(
@@ -88,8 +85,7 @@ def latest_calibration(
     """Return the calibration that the newest measurement of some scopes led to."""
     query = select(*_PROFILE).where(profiles.c.tenant == tenant, profiles.c.scope.in_(scopes))
     newest = query.order_by(profiles.c.created_at_s.desc(), profiles.c.version.desc()).limit(1)
-    row = connection.execute(newest).mappings().one_or_none()
-    return None if row is None else ProfileRecord(**row)
+    return one_of(connection, ProfileRecord, newest)
 
 
 def next_version(connection: Connection, tenant: str, scope: str) -> int:
@@ -124,8 +120,7 @@ def find_measurement(connection: Connection, tenant: str, key: str) -> Measureme
     query = select(*_MEASUREMENT).where(
         measurements.c.tenant == tenant, measurements.c.idempotency_key == key
     )
-    row = connection.execute(query).mappings().one_or_none()
-    return None if row is None else MeasurementRecord(**row)
+    return one_of(connection, MeasurementRecord, query)
 
 
 def newest_measurements(
@@ -134,7 +129,7 @@ def newest_measurements(
     """Return up to ``limit`` measurements of one cluster and framework, newest first."""
     query = select(*_MEASUREMENT).where(measurements.c.tenant == tenant, measurements.c.scope == scope)
     query = query.order_by(measurements.c.created_at_s.desc(), measurements.c.id.desc()).limit(limit)
-    return [MeasurementRecord(**row) for row in connection.execute(query).mappings()]
+    return all_of(connection, MeasurementRecord, query)
 
 
 def insert_measurement(connection: Connection, tenant: str, measurement_id: str, **values: object) -> None:

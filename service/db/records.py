@@ -22,10 +22,10 @@ from sqlalchemy import (
     null,
     or_,
     select,
-    tuple_,
 )
 
 from meshwright.service.db.clock import now_s
+from meshwright.service.db.rows import all_of, in_parts, newest_first, one_of
 from meshwright.service.db.tables import job_events, jobs, plans
 
 
@@ -145,8 +145,7 @@ def find_job(connection: Connection, tenant: str, job_id: str) -> JobRecord | No
     """Return one job of this tenant."""
     if not is_identifier(job_id):
         return None
-    row = connection.execute(_FIND, {"asker": tenant, "asked": job_id}).mappings().one_or_none()
-    return None if row is None else JobRecord(**row)
+    return one_of(connection, JobRecord, _FIND, {"asker": tenant, "asked": job_id})
 
 
 def look_at(connection: Connection, tenant: str, job_id: str) -> tuple[JobRecord, int] | None:
@@ -173,10 +172,7 @@ def newest_jobs(
     query = select(*_SUMMARY).where(jobs.c.tenant == tenant, _SUBMITTED)
     if state is not None:
         query = query.where(jobs.c.state == state)
-    if before is not None:
-        query = query.where(tuple_(jobs.c.created_at_s, jobs.c.id) < before)
-    query = query.order_by(jobs.c.created_at_s.desc(), jobs.c.id.desc()).limit(limit)
-    return [JobSummary(**row) for row in connection.execute(query).mappings()]
+    return all_of(connection, JobSummary, newest_first(query, jobs, before=before, limit=limit))
 
 
 def answered_job(connection: Connection, tenant: str, cache_key: str) -> str | None:
@@ -258,7 +254,6 @@ def headings_of(connection: Connection, tenant: str, job_ids: Sequence[str]) -> 
 # Queries over sweeps and their children; they run in the caller's transaction.
 
 
-MAX_NAMES = 500  # in one statement; SQLite of some age allows 999 parameters
 _COPIED = ("tenant", "state", "progress", "answer", "problem", "cache_key")
 
 
@@ -296,14 +291,13 @@ def children_of(
         .order_by(jobs.c.position)
         .limit(limit)
     )
-    return [JobSummary(**row) for row in connection.execute(query).mappings()]
+    return all_of(connection, JobSummary, query)
 
 
 def child_at(connection: Connection, parent_id: str, position: int) -> JobRecord | None:
     """Return one child with its question and its answer."""
     query = select(*_RECORD).where(jobs.c.parent_id == parent_id, jobs.c.position == position)
-    row = connection.execute(query).mappings().one_or_none()
-    return None if row is None else JobRecord(**row)
+    return one_of(connection, JobRecord, query)
 
 
 def child_keys(connection: Connection, parent_id: str) -> list[tuple[Mapping[str, Any], str | None]]:
@@ -315,11 +309,10 @@ def child_keys(connection: Connection, parent_id: str) -> list[tuple[Mapping[str
 
 def answered_jobs(connection: Connection, tenant: str, cache_keys: Collection[str]) -> dict[str, str]:
     """Return the newest job that has answered each question, of those questions that were answered."""
-    names, found = list(cache_keys), dict[str, str]()
-    for start in range(0, len(names), MAX_NAMES):
-        some = jobs.c.cache_key.in_(names[start : start + MAX_NAMES])
-        ended = jobs.c.state.in_(["succeeded", "infeasible"])
-        query = select(jobs.c.cache_key, jobs.c.id).where(jobs.c.tenant == tenant, some, ended)
+    found, ended = dict[str, str](), jobs.c.state.in_(["succeeded", "infeasible"])
+    for some in in_parts(cache_keys):
+        same = jobs.c.cache_key.in_(some)
+        query = select(jobs.c.cache_key, jobs.c.id).where(jobs.c.tenant == tenant, same, ended)
         for key, job_id in connection.execute(query.order_by(jobs.c.finished_at_s)):
             found[key] = job_id
     return found
@@ -332,7 +325,10 @@ def _copy(connection: Connection, tenant: str, known: str, values: Mapping[str, 
     """
     moments = {"started_at_s": now_s(), "finished_at_s": now_s()}
     own = {name: value for name, value in {**values, **moments}.items() if name not in _COPIED}
-    new = [literal(value, jobs.c[name].type) if _is_plain(value) else value for name, value in own.items()]
+    new = [  # expressions of SQL stay
+        value if hasattr(value, "self_group") else literal(value, jobs.c[name].type)
+        for name, value in own.items()
+    ]
     source = select(*(jobs.c[name] for name in _COPIED), *new).where(
         jobs.c.id == known, jobs.c.tenant == tenant
     )
@@ -346,7 +342,3 @@ def _copy(connection: Connection, tenant: str, known: str, values: Mapping[str, 
     )
     connection.execute(insert(plans).from_select(["job_id", *names], copies))
     return True
-
-
-def _is_plain(value: object) -> bool:
-    return not hasattr(value, "self_group")

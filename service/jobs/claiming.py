@@ -21,6 +21,7 @@ from sqlalchemy import (
 )
 
 from meshwright.service.db.clock import now_s
+from meshwright.service.db.rows import one_of
 from meshwright.service.db.tables import jobs
 from meshwright.service.jobs.states import Claim
 
@@ -75,8 +76,7 @@ def claim_first(
         )
         .returning(*_CLAIMED)
     )
-    row = connection.execute(claim).mappings().one_or_none()
-    return None if row is None else Claim(**row)
+    return one_of(connection, Claim, claim)
 
 
 def _take_turn(connection: Connection, tenant: str) -> None:

@@ -132,17 +132,8 @@ class JobEngine:
     def cancel(self, tenant: str, job_id: str) -> bool:
         """Cancel a queued job now, ask a running one to stop, leave a finished one; False: no such job."""
         own = and_(jobs.c.id == job_id, jobs.c.tenant == tenant)
-        queued = jobs.c.state == "queued"
         # One statement: in two, a job that moves between them would miss both.
-        asked = (
-            update(jobs)
-            .where(own, jobs.c.state.in_(["queued", "running"]))
-            .values(
-                cancel_requested=True,
-                state=case((queued, "cancelled"), else_=jobs.c.state),
-                finished_at_s=case((queued, now_s())),
-            )
-        )
+        asked = update(jobs).where(own, jobs.c.state.in_(families.OPEN_STATES)).values(families.CANCELLED)
         with self._database.write() as connection:
             moved = connection.execute(asked.returning(*MOVED)).all()
             if moved:

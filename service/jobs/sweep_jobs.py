@@ -7,19 +7,26 @@ the fence and takes a lease like every other, so that the join is stored once, w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, case, exists, func, null, select, update
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.plan_records import MOVED
+from meshwright.service.db.rows import one_of
 from meshwright.service.db.tables import jobs
 from meshwright.service.jobs.states import TERMINAL_STATES, Claim
 
 OPEN_STATES = ("queued", "running")
 STAGE = "sweeping"
 is_sweep: ColumnElement[bool] = jobs.c.num_children.is_not(None)
+# The changes to an open job that is to be cancelled: now if it is queued, else when its worker stops.
+CANCELLED: Mapping[str, Any] = {
+    "cancel_requested": True,
+    "state": case((jobs.c.state == "queued", "cancelled"), else_=jobs.c.state),
+    "finished_at_s": case((jobs.c.state == "queued", now_s())),
+}
 _CHILD = jobs.alias("child")
 _PARENT = jobs.alias("parent")
 
@@ -45,22 +52,15 @@ def claim_ready(
         )
         .returning(*(jobs.c[name] for name in _CLAIMED), jobs.c.id.label("job_id"))
     )
-    row = connection.execute(claim).mappings().one_or_none()
-    return None if row is None else Claim(**row)
+    return one_of(connection, Claim, claim)
 
 
 def cancel_children(connection: Connection, tenant: str, parent_id: str) -> Sequence[Row[tuple[Any, ...]]]:
     """Cancel the queued children of a sweep now, and ask the running ones to stop; the rows of all."""
     opened = and_(jobs.c.parent_id == parent_id, jobs.c.tenant == tenant, jobs.c.state.in_(OPEN_STATES))
     in_order = select(jobs.c.id).where(opened).order_by(jobs.c.id).with_for_update()
-    queued = jobs.c.state == "queued"
     asked = update(jobs).where(jobs.c.id.in_(in_order.scalar_subquery()), opened)
-    values = asked.values(
-        cancel_requested=True,
-        state=case((queued, "cancelled"), else_=jobs.c.state),
-        finished_at_s=case((queued, now_s())),
-    )
-    return connection.execute(values.returning(*MOVED)).all()
+    return connection.execute(asked.values(CANCELLED).returning(*MOVED)).all()
 
 
 def note_progress(connection: Connection, parent_id: str) -> None:

@@ -27,27 +27,33 @@ HOUR_S = 3600.0
 UNLUCKY_BATCH = 13
 
 
-def poisoned(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+def poisoned(
+    problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop, **_known: object
+) -> Answer:
     del should_stop
     if problem.workload.global_batch_size == UNLUCKY_BATCH:
         os.kill(os.getpid(), signal.SIGSEGV)
     return search_until_stopped(problem, on_progress=on_progress, should_stop=lambda: True)
 
 
-def hungry(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+def hungry(
+    problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop, **_known: object
+) -> Answer:
     del should_stop
     blocks = [np.ones(2**27) for _ in range(64)]  # 64 GiB, a gigabyte at a time
     assert blocks
     return search_until_stopped(problem, on_progress=on_progress, should_stop=lambda: True)
 
 
-def slow(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+def slow(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop, **_known: object) -> Answer:
     answer = search_until_stopped(problem, on_progress=on_progress, should_stop=should_stop)
     Path(os.environ["STOPPED_FILE"]).touch()
     return answer
 
 
-def redis_dies(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+def redis_dies(
+    problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop, **_known: object
+) -> Answer:
     del should_stop
     if problem.workload.global_batch_size == UNLUCKY_BATCH:
         with Redis.from_url(os.environ["MESHWRIGHT_REDIS_URL"]) as redis:
@@ -55,7 +61,9 @@ def redis_dies(problem: Problem, *, on_progress: OnProgress, should_stop: Should
     return search_until_stopped(problem, on_progress=on_progress, should_stop=lambda: True)
 
 
-def demoted(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+def demoted(
+    problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop, **_known: object
+) -> Answer:
     del should_stop
     with Redis.from_url(os.environ["MESHWRIGHT_REDIS_URL"]) as redis:
         redis.execute_command("REPLICAOF", "127.0.0.1", "1")

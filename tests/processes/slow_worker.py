@@ -9,7 +9,9 @@ from meshwright.workers.__main__ import main
 from tests.builders import an_answer
 
 
-def search_until_stopped(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+def search_until_stopped(
+    problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop, **_known: object
+) -> Answer:
     del problem
     started = time.monotonic()
     while not should_stop():

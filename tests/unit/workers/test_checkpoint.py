@@ -161,5 +161,5 @@ def test_a_resumed_search_gives_the_answer_of_one_that_was_left_alone(
     kept = [known_in(checkpoint_of(answer)) for answer in broken]
     assert any(kept)  # some of them had found something to pass on
     for known in kept:
-        again = search.knowing(known)(problem, on_progress=lambda _: None, should_stop=never)
+        again = search(problem, on_progress=lambda _: None, should_stop=never, known=known)
         assert said(again) == said(whole)

@@ -30,7 +30,9 @@ REPORT = Progress(
 
 
 def answering(answer: Answer) -> SearchCall:
-    def search(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+    def search(
+        problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop, **_known: object
+    ) -> Answer:
         assert problem.workload == a_problem().workload
         on_progress(REPORT)
         assert not should_stop()
@@ -40,7 +42,9 @@ def answering(answer: Answer) -> SearchCall:
 
 
 def searching_until_stopped(started: threading.Event, answer: Answer) -> SearchCall:
-    def search(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+    def search(
+        problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop, **_known: object
+    ) -> Answer:
         del problem
         on_progress(REPORT)
         started.set()
@@ -52,7 +56,9 @@ def searching_until_stopped(started: threading.Event, answer: Answer) -> SearchC
 
 
 def breaking(error: BaseException) -> SearchCall:
-    def search(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+    def search(
+        problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop, **_known: object
+    ) -> Answer:
         del problem, on_progress, should_stop
         raise error
 
@@ -221,7 +227,9 @@ def test_progress_that_is_no_json_costs_a_report_and_not_the_lease(database: Dat
     engine = JobEngine(database, lease_s=0.8)
     add_job(database)
 
-    def search(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+    def search(
+        problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop, **_known: object
+    ) -> Answer:
         del problem
         on_progress(replace(REPORT, bound_step_time_s=float("inf")))
         ends = time.monotonic() + 1.2
@@ -241,7 +249,9 @@ def test_a_search_that_does_not_stop_is_given_up_and_its_worker_leaves(
     add_job(database)
     started, leaving, over = threading.Event(), threading.Event(), threading.Event()
 
-    def deaf(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+    def deaf(
+        problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop, **_known: object
+    ) -> Answer:
         del problem, on_progress, should_stop
         started.set()
         over.wait(10)
@@ -287,7 +297,9 @@ def test_a_database_that_comes_back_within_the_lease_gets_the_answer(
         file.rmdir()
         away.rename(file)
 
-    def search(problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop) -> Answer:
+    def search(
+        problem: Problem, *, on_progress: OnProgress, should_stop: ShouldStop, **_known: object
+    ) -> Answer:
         del problem, on_progress, should_stop
         with database.write() as connection:  # nothing is left in the log beside the file
             connection.exec_driver_sql("UPDATE jobs SET worker = worker")

@@ -1,0 +1,43 @@
+"""Rows as records, and the queries that every list of rows shares."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Executable, Select, Table, tuple_
+
+MAX_NAMES = 500  # in one statement; SQLite of some age allows 999 parameters
+Record = TypeVar("Record")
+
+
+def one_of(
+    connection: Connection, kind: type[Record], query: Executable, given: Mapping[str, Any] | None = None
+) -> Record | None:
+    """Return the row of a query as a record; None: there is none."""
+    row = connection.execute(query, given).mappings().one_or_none()
+    return None if row is None else kind(**row)
+
+
+def all_of(
+    connection: Connection, kind: type[Record], query: Executable, given: Mapping[str, Any] | None = None
+) -> list[Record]:
+    """Return the rows of a query as records."""
+    return [kind(**row) for row in connection.execute(query, given).mappings()]
+
+
+def newest_first(
+    query: Select[Any], table: Table, *, before: tuple[float, str] | None, limit: int
+) -> Select[Any]:
+    """Return up to ``limit`` rows, newest first, after the position ``before`` (created_at_s, id)."""
+    if before is not None:
+        query = query.where(tuple_(table.c.created_at_s, table.c.id) < before)
+    return query.order_by(table.c.created_at_s.desc(), table.c.id.desc()).limit(limit)
+
+
+def in_parts(names: Collection[str]) -> Iterator[list[str]]:
+    """Yield names in parts that fit into one statement."""
+    rest = iter(names)
+    while part := list(islice(rest, MAX_NAMES)):
+        yield part
