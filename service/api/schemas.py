@@ -357,7 +357,7 @@ AnyJobView = TypeVar("AnyJobView", bound=JobView)
 
 
 def view_of(view: type[View], record: object, **more: object) -> View:
-    """A record as the API shows it: its values by their names, ``x_at_s`` as the moment ``x_at``."""
+    """A record as the API shows it: its values by their names, seconds (…_at_s) as moments (…_at)."""
     values: dict[str, Any] = {}
     for name in view.model_fields.keys() - more.keys():
         if name == "at" or name.endswith("_at"):
