@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from meshwright.service.launchers.reading.shell_commands import ASSIGNMENT, SCOPED, Commands, Include
-from meshwright.service.launchers.reading.shell_expansion import MAX_TURNS, fits, literal, printed
+from meshwright.service.launchers.reading.shell_expansion import MAX_TURNS, fits, literal
 from meshwright.service.launchers.reading.shell_values import (
-    MAX_DEPTH,
     UNKNOWN,
     Script,
     Status,
@@ -489,26 +488,6 @@ class _Shell(Commands):
 
     def _line(self) -> int:
         return self._tokens[min(self._at, len(self._tokens) - 1)].line
-
-    def _output(self, text: str) -> str | None:
-        """Return the output of commands, also of functions and conditions; None if it is unknown."""
-        script, found = self._script, super()._output(text)
-        tokens = lex(text) if found is None else []
-        first = tokens[0].plain if tokens else ""
-        if self._depth > MAX_DEPTH or (first not in ("if", "case") and first not in self._functions):
-            return found
-        before, commands, stopped = dict(script.words), script.commands, script.stopped
-        script.commands, doubted, self._doubted = [], self._doubted, False
-        environments, script.environments = script.environments, []
-        self.run(tokens)
-        started, script.commands, script.stopped = script.commands, commands, stopped
-        script.environments = environments
-        unsure, self._doubted = self._doubted, doubted
-        self.restore(before)
-        texts = [None if any(word.unknown for word in words) else printed([word.text for word in words], "")
-                 for words in started]  # fmt: skip
-        known = [text for text in texts if text is not None]
-        return None if unsure or len(known) < len(texts) else "".join(known).strip()
 
     # ---------------------------------------------------------------- commands
 

@@ -63,7 +63,6 @@ class Commands(Variables, ABC):
         self._kept = 0  # variables of all commands
         self._integers: set[str] = set()  # variables that ``declare -i`` makes numbers
         self._exports = False  # variables are exported, by ``set -a``
-        self._doubted = False  # whether it is uncertain that a command is reached
         self._asked = False  # whether a condition depends on a program's success
         self._returned: Status = None
         self._scopes: list[dict[str, tuple[Word, ...] | None]] = []  # values that local variables hide
@@ -171,7 +170,6 @@ class Commands(Variables, ABC):
         if name == "sed":
             _run_sed(script, words, written_to, self._include)
         self._start(words)
-        self._doubted = self._doubted or self._live is None
         self._look_inside(words)
         self._asked = self._asked or name not in _SURE
         return None if name in ("grep", "command", "which", "type", "ping", "diff") else True
@@ -255,28 +253,9 @@ class Commands(Variables, ABC):
             self._jump = (words[0].text, min(max(loops or 1, 1), self._loops))
         return True
 
-    def _getopts(self, words: Sequence[Word]) -> Status:
-        """Run ``getopts "t:p:" NAME``: take the next option of the positional parameters."""
-        if len(words) < 3:  # noqa: PLR2004 - letters and a name
-            return False
-        variables, line = self._script.variables, words[0].line
-        texts = variables.get("@", ())
-        at = whole_number("".join(variables.get("OPTIND", ("1",)))) or 1
-        option = texts[at - 1] if at <= len(texts) else ""
-        if option[:1] != "-" or option in ("-", "--"):
-            return False
-        letter, value = option[1], option[2:]
-        place = words[1].text.find(letter)
-        takes = place >= 0 and words[1].text[place + 1 : place + 2] == ":"
-        if value and not takes:  # several letters in one
-            return None
-        if takes and not value:
-            at += 1
-            value = texts[at - 1] if at <= len(texts) else ""
-        self.store(f"{words[2].text}=", [Word(letter if place >= 0 else "?", line)], line)
-        self.store("OPTARG=", [Word(value, line)], line)
-        self.store("OPTIND=", [Word(str(at + 1), line)], line)
-        return True
+    def _getopts(self, _: Sequence[Word]) -> Status:
+        """Return that no option is left; with positional parameters it is unknown."""
+        return None if self._script.variables.get("@") else False
 
     def _source(self, words: Sequence[Word]) -> Status:
         """Run a file of the same folder, or one that the script wrote."""

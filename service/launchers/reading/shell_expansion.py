@@ -118,7 +118,7 @@ def fits(text: str, pattern: str) -> bool:
         ValueError: the pattern might take for ever.
     """
     try:
-        return re.fullmatch(_expression(in_ranges(pattern)), text, re.DOTALL) is not None
+        return re.fullmatch(_expression(_in_ranges(pattern)), text, re.DOTALL) is not None
     except re.error:
         return False
 
@@ -130,7 +130,7 @@ _CLASSES: Mapping[str, str] = {
 _CLASS = re.compile(r"\[:(\w+):\]")
 
 
-def in_ranges(pattern: str) -> str:
+def _in_ranges(pattern: str) -> str:
     """Return a pattern or regular expression with ranges for classes such as ``[:digit:]``."""
     return _CLASS.sub(lambda found: _CLASSES.get(found[1], found[0]), pattern)
 
@@ -230,7 +230,7 @@ def _replaced(text: str, rest: str) -> str | None:
     found = _PARTED.fullmatch(rest[len(at) :])
     if found is None or (not found[1] and not at):
         return None if found is None else text
-    pattern, new = _expression(in_ranges(found[1])), (found[2] or "").replace("\\/", "/")
+    pattern, new = _expression(_in_ranges(found[1])), (found[2] or "").replace("\\/", "/")
     pattern = {"#": rf"\A(?:{pattern})", "%": rf"(?:{pattern})\Z"}.get(at, pattern)
     return re.sub(pattern, lambda _: new, text, count=0 if every else 1, flags=re.DOTALL)
 
@@ -283,40 +283,6 @@ def _base_name(rest: list[str], _: str) -> str | None:
     return tail.removesuffix(rest[1]) if tail is not None and len(rest) > 1 else tail
 
 
-def _translated(rest: list[str], given: str) -> str | None:
-    r"""Translate: ``tr a-z A-Z``, ``tr , '\n'``, ``tr -d '[:space:]'``, ``tr -cd 0-9``, ``tr -s ' '``."""
-    if sum(map(len, rest)) > _MAX_SET or not all(map(str.isascii, rest)):
-        return None
-    options = rest[0][1:] if rest and re.fullmatch(r"-[cCds]+", rest[0]) else ""
-    sets = [_characters(one) for one in (rest[1:] if options else rest)]
-    kind = "".join(sorted(options.lower()))
-    if (kind, len(sets)) not in _TRANSLATIONS or not all(sets):
-        return None
-    if kind == "cd":
-        return "".join(letter for letter in given if letter in sets[0])
-    if kind == "d":
-        return "".join(letter for letter in given if letter not in sets[0])
-    if len(sets) == 2:  # noqa: PLR2004 - from and to, with its last letter for all that are missing
-        to = sets[1].ljust(len(sets[0]), sets[1][-1])
-        table = dict(reversed([*zip(map(ord, sets[0]), to, strict=False)]))
-        given = given.translate(table)
-    return re.sub(rf"([{re.escape(sets[-1])}])\1+", r"\1", given) if kind == "s" else given
-
-
-_MAX_SET = 256  # characters of the sets, any two of which may form a range
-_TRANSLATIONS = (("", 2), ("d", 1), ("cd", 1), ("s", 1), ("s", 2))  # options, and the number of their sets
-
-
-def _characters(text: str) -> str:
-    """Return the letters of a set of ``tr``: classes, ranges and backslashes written out."""
-    plain = unescaped(in_ranges(text))
-    return re.sub(
-        r"(?s)(.)-(.)",
-        lambda found: "".join(map(chr, range(ord(found[1]), ord(found[2]) + 1))),
-        plain,
-    )
-
-
 # sed, of substitutions alone: ``sed -E 's/a +b/c/g; s/^x//'``.
 _SUBSTITUTION = re.compile(
     r"\s*s([/#|,@:!%])((?:\\.|(?!\1)[^\\\n])*)\1((?:\\.|(?!\1)[^\\\n])*)\1([gI]*)\s*(?:[;\n]|$)", re.DOTALL
@@ -357,7 +323,7 @@ def _substituted(found: Substitution, given: str, *, extended: bool) -> str | No
     expression = _regular(old, extended=extended)
     if (
         expression is None
-        or is_costly(expression, given)
+        or _is_costly(expression, given)
         or (len(given) + 1) * (len(new) + 1) > _MAX_EDITED
     ):
         return None
@@ -398,7 +364,7 @@ def _regular(pattern: str, *, extended: bool) -> str | None:
                 end = pattern.find("]", end + 1)
             if end < 0:
                 return None
-            inside = in_ranges(pattern[at + 1 : end]).replace("\\", "\\\\").replace("[", "\\[")
+            inside = _in_ranges(pattern[at + 1 : end]).replace("\\", "\\\\").replace("[", "\\[")
             done, at = done + f"[{inside}]", end
         elif char == "\\":
             if following.isdecimal() or not following:
@@ -426,18 +392,13 @@ _OPENS, _CLOSES = ("\\(", "\\|"), ("\\)", "\\|")  # where ^ and $ are ends of a 
 
 
 _COSTLY = re.compile(r"\)[*+{?]|\\\d")  # these can make a regular expression take for ever
-_TIMES, _MAX_TIMES, MAX_FITTED = re.compile(r"[*+{]"), 3, 200
+_TIMES, _MAX_TIMES, _MAX_FITTED = re.compile(r"[*+{]"), 3, 200
 
 
-def is_costly(expression: str, text: str) -> bool:
+def _is_costly(expression: str, text: str) -> bool:
     """Return whether a regular expression might take for ever on a text."""
     times = len(_TIMES.findall(expression))
-    return bool(_COSTLY.search(expression)) or times > _MAX_TIMES or (times > 1 and len(text) > MAX_FITTED)
-
-
-def _word_count(rest: list[str], given: str) -> str | None:
-    counts = {"-l": given.count("\n"), "-w": len(given.split())}
-    return _digits(counts.get(rest[0])) if len(rest) == 1 else None
+    return bool(_COSTLY.search(expression)) or times > _MAX_TIMES or (times > 1 and len(text) > _MAX_FITTED)
 
 
 def _sequence(rest: list[str], _: str) -> str | None:
@@ -452,45 +413,7 @@ def _sequence(rest: list[str], _: str) -> str | None:
     return "\n".join(map(str, found)) if found and len(found) < MAX_TURNS else None
 
 
-def _column(rest: list[str], given: str) -> str | None:
-    """Return the output of ``cut -d, -f2``."""
-    text = " ".join(rest)
-    found = re.fullmatch(r"-d ?(\S) -f ?(\d+)|-f ?(\d+) -d ?(\S)", text)
-    if found is None:
-        return None
-    sign, place = found[1] or found[4], int(found[2] or found[3])
-    lines = [line.split(sign) for line in given.splitlines()]
-    return "".join(
-        (line[place - 1] if len(line) >= place else "" if len(line) > 1 else line[0]) + "\n"
-        for line in lines
-    )
-
-
-def _awk(rest: list[str], given: str) -> str | None:
-    """Return the output of ``awk '{print $2}'``, also with ``-F,``, and of ``{print NF}``."""
-    found = re.fullmatch(r"(?:-F ?(\S) )?\{ ?print (\$?)(\d+|NF) ?;? ?\}", " ".join(rest))
-    if found is None or not (found[2] or found[3] == "NF"):
-        return None
-    lines = [line.split(found[1]) if line else [] for line in given.splitlines()]
-    if not found[2]:
-        return "".join(f"{len(line)}\n" for line in lines)
-    if found[3] == "0":
-        return "".join(f"{line}\n" for line in given.splitlines())
-    places = [len(line) if found[3] == "NF" else int(found[3]) for line in lines]
-    return "".join(
-        (line[place - 1] if 0 < place <= len(line) else "") + "\n"
-        for line, place in zip(lines, places, strict=True)
-    )
-
-
-def _matching(rest: list[str], given: str) -> str | None:
-    """Return the output of ``grep -c .`` and ``grep -c word``."""
-    if len(rest) != 2 or rest[0] != "-c" or not re.fullmatch(r"\.|[\w,-]+", rest[1]):  # noqa: PLR2004
-        return None
-    return _digits(sum(re.search(rest[1], line) is not None for line in given.splitlines()))
-
-
-def _digits(number: int | None) -> str | None:
+def _line_of(number: int | None) -> str | None:
     return None if number is None else f"{number}\n"
 
 
@@ -502,24 +425,19 @@ def _echo(rest: list[str], _: str) -> str | None:
 
 def _calculated(rest: list[str], given: str) -> str | None:
     """Return the output of ``echo 8/2 | bc``; with options or a scale it keeps fractions."""
-    return None if rest else _digits(whole_number(given.strip().replace("^", "**")))
+    return None if rest else _line_of(whole_number(given.strip().replace("^", "**")))
 
 
 _QUOTES = {"'", '"', "\\"}
 _PRINTS: Mapping[str, Callable[[list[str], str], str | None]] = {
     "echo": _echo,
     "printf": lambda rest, _: formatted(rest[0], rest[1:]) if rest and rest[0][:1] != "-" else None,
-    "expr": lambda rest, _: _digits(whole_number(" ".join(rest))),
+    "expr": lambda rest, _: _line_of(whole_number(" ".join(rest))),
     "bc": _calculated,
     "basename": _base_name,
     "dirname": lambda rest, _: (dirname(rest[0].rstrip("/") or "/") or ".") if rest else None,
-    "tr": _translated,
     "sed": _edited,
     "xargs": lambda rest, given: None if rest or set(given) & _QUOTES else f"{' '.join(given.split())}\n",
-    "wc": _word_count,
     "seq": _sequence,
-    "cut": _column,
-    "awk": _awk,
-    "grep": _matching,
     "cat": lambda rest, given: None if rest else given,
 }  # fmt: skip

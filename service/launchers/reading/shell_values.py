@@ -9,13 +9,10 @@ from dataclasses import dataclass, field
 from meshwright.profiles.documents import shown
 from meshwright.profiles.errors import FieldError, InvalidProblemError
 from meshwright.service.launchers.reading.shell_expansion import (
-    MAX_FITTED,
     braced,
     changed,
     closing,
     compared,
-    in_ranges,
-    is_costly,
     literal,
     printed,
 )
@@ -139,24 +136,7 @@ class Variables:
             said = {"-z": empty, "-n": opposite(empty), "-v": words[1].text in self._script.variables}
             return said.get(words[0].text)
         known = [text for text in texts if text is not None]
-        return self._relates(*known, double=double) if len(known) == len(texts) == 3 else None  # noqa: PLR2004
-
-    def _relates(self, left: str, sign: str, right: str, *, double: bool) -> Status:
-        return self._fits(left, right) if sign == "=~" else compared(left, sign, right, double=double)
-
-    def _fits(self, text: str, expression: str) -> Status:
-        """Evaluate ``[[ $X =~ ^([0-9]+)b ]]`` and keep the matched groups."""
-        expression = in_ranges(expression)
-        if is_costly(expression, text) or len(text) > MAX_FITTED:
-            return None
-        try:
-            found = re.search(expression, text)
-        except re.error:
-            return None
-        groups = [] if found is None else [found[0], *(one or "" for one in found.groups())]
-        line = self._script.line
-        self.store("BASH_REMATCH=", [Word(one, line) for one in groups], line, is_text=False)
-        return found is not None
+        return compared(*known, double=double) if len(known) == len(texts) == 3 else None  # noqa: PLR2004
 
     def assumed(self, text: str, line: int = 0) -> str | None:
         """Return the text with undefined variables empty, as in a plain shell; None if it is unknown."""
@@ -307,10 +287,10 @@ class Variables:
         match = _PARAMETER.match(body)
         if match is not None:
             return self._parameter(match.group(), body[match.end() :], depth)
-        counted = self._counted(body[1:], depth) if body.startswith("#") else None
-        if body.startswith("!") and len(body) > 1:
-            return self._pointed(body[1:], depth)
-        return (counted or unknown_value(expression),)
+        if body.startswith("!") and body.endswith(_EACH):
+            return self._keys(body[1:-3])
+        arguments = self._script.variables.get("@", ())
+        return (str(len(arguments)) if body == "#" else unknown_value(expression),)
 
     def number(self, text: str, depth: int = 0) -> tuple[int | None, str | None]:
         """Return the value of an arithmetic expression, or None and the unknown name that it depends on."""
@@ -362,29 +342,12 @@ class Variables:
             words = ("", *words)  # the script's name is the first
         return self._with_changes("@", words, rest, depth, each=True) if rest else words
 
-    def _pointed(self, name: str, depth: int) -> tuple[str, ...]:
-        """Return the value of ``${!NAME}`` (indirection) or ``${!NAME[@]}`` (an array's keys)."""
+    def _keys(self, name: str) -> tuple[str, ...]:
+        """Return the keys of an array, ``${!NAME[@]}``."""
         variables = self._script.variables
-        if name.endswith(_EACH):
-            if name[:-3] in self._script.keyed:
-                return tuple(one[len(name) - 2 : -1] for one in variables if one.startswith(name[:-2]))
-            return tuple(str(place) for place in range(len(variables.get(name[:-3], ()))))
-        named = "".join(variables.get(name, (unknown_value(name),))[:1])
-        match = _PARAMETER.match(named)
-        if match is None:
-            return (named if UNKNOWN in named else unknown_value(name),)
-        return self._parameter(match.group(), named[match.end() :], depth)
-
-    def _counted(self, name: str, depth: int) -> str | None:
-        """Return ``$#``, ``${#NAME[@]}`` or ``${#NAME}``; None if an unknown value may be several words."""
-        if not name:
-            return str(len(self._script.variables.get("@", ())))
-        base, bracket, _ = name.partition("[")
-        many = name.endswith(_EACH)
-        known = self._parameter(base, name[len(base) :] if bracket else "", depth)
-        if UNKNOWN in "".join(known):
-            return None
-        return str(len(known) if many else len("".join(known[:1])))
+        if name in self._script.keyed:
+            return tuple(one[len(name) + 1 : -1] for one in variables if one.startswith(f"{name}["))
+        return tuple(str(place) for place in range(len(variables.get(name, ()))))
 
     def _element(self, name: str, index: str, depth: int) -> tuple[str, ...] | None:
         """Return an array's element by index or key; None without such an array."""

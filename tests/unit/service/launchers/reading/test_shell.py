@@ -27,7 +27,7 @@ def commands(text: str, **variables: str) -> list[str]:
         ("go() { local T=$1; shift; run $T $@; }\ngo 4 a b", "run 4 a b"),
         ("A=()\nA+=(--x 1)\nif [ -n '' ]; then A+=(--y); fi\nrun ${A[@]}", "run --x 1"),
         ('O="--a 1"\nO+=" --b 2"\nrun $O', "run --a 1 --b 2"),
-        ("N=$(echo 0,1,2,3 | tr ',' '\\n' | wc -l)\nrun $N $(expr 4 \\* 8) $((N * 2))", "run 4 32 8"),
+        ("N=4\nrun $N $(expr 4 \\* 8) $((N * 2))", "run 4 32 8"),
         ("F=a/b.t.gz\nrun ${F##*/} ${F%.gz} ${F/a/c} $(basename $F .gz)", "run b.t.gz a/b.t c/b.t.gz b.t"),
         ("if false; then run a; fi\nrun b", "run b"),
         ("exit 0\nrun a", ""),
@@ -76,12 +76,29 @@ def test_a_value_in_doubt_is_refused_with_its_line_and_the_next_step() -> None:
     assert any("TP is 4 (--var)" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "run $(echo 0,1 | tr , ' ')",
+        "run $(echo a b | awk '{print $2}')",
+        "N=V; V=3; run ${!N}",
+        "A=(1 2); run ${#A[@]}",
+        "f() { echo 8; }; run $(f)",
+        "X=0; [[ llama-13b =~ -([0-9]+)b ]] && X=1; run $X",
+        "set -- -t 2; T=1; while getopts t: o; do T=$OPTARG; done; run $T",
+    ],
+)
+def test_a_value_that_the_reader_does_not_compute_is_unknown(text: str) -> None:
+    assert UNKNOWN in commands(text)[-1]
+
+
 # One rule of bash(1) each; ``run`` prints its words. Nobody of bash's is shared with the reader.
 _RULES = (
-    "A=(1 2 3); A[0]=5; A[1]+=7; run ${A[1]} ${A[-1]} ${#A[@]} ${A[${#A[@]}-1]}; unset A[1]; run ${A[@]}",
+    "A=(1 2 3); A[0]=5; A[1]+=7; run ${A[1]} ${A[-1]}; unset A[1]; run ${A[@]}",
     'A=(1 2 3); run "${A[@]:1}" "${A[@]: -1}"; A=("${A[@]:1}"); run "${A[@]/#/--}" "x${A[@]}y"',
     "A=([1]=x [0]=y); run ${A[0]}; I=1; run ${A[I]} ${A[$I]} ${A[I-1]} $A",
-    "declare -A S=([7b]=32 [13b]=40); S[1b]=16; K=13b; run ${S[$K]} ${S[1b]} ${#S[@]} ${S[none]:-0}",
+    "declare -A S=([7b]=32 [13b]=40); S[1b]=16; K=13b; run ${S[$K]} ${S[1b]} ${S[none]:-0}",
+    "S=(p q); for i in ${!S[@]}; do run $i ${S[i]}; done; declare -A T=([a]=1); run ${!T[@]}",
     "run --{a,b} x{1,2}y {01..3} {4..2..2} {a..c} {c..b} {a} '{a,b}'; for x in {1..3}; do run $x; done",
     "for x in 1 2 3; do if [ $x = 2 ]; then continue; fi; run $x; done",
     "for x in 1 2; do for y in a b; do [ $y = b ] && break 2; run $x$y; done; done",
@@ -93,30 +110,24 @@ _RULES = (
     "run $((-7/2)) $((-7%3)) $((0x10)) $((010)) $((1<<4)) $((6&3|8)) $((!0)) $((5>3 && 2<1)) $((10#08))",
     "for ((i=1; i<=4; i*=2)); do run $i; done; declare -i N=3+4; run $N; N+=2*3; run $N; N=1+1; run $N",
     '[[ 10 < 9 ]] && run text; [[ ab == "a*" ]] || run quoted; X="a*"; [[ ab == $X ]] && run pattern',
-    "X=llama-13b; [[ $X =~ -([0-9]+)b$ ]] && run ${BASH_REMATCH[1]}; [[ ( a = b ) || ! -z $X ]] && run or",
+    "X=a; [[ ( a = b ) || ! -z $X ]] && run or",
     'A=(a "b c"); run "${A[*]}" "${A[@]}"; IFS=,; run "${A[*]}"',
     'IFS=,; X=1,2; run $X "$X"; for y in $X; do run $y; done',
     "A=1; A=2 run $A; run $A; B=3; B=4 run; run $B",
     'X=yes; run ${X:+--flag "$X"} ${Z:+--no} ${Z-} ${X:-${Z:-3}}',
     "X=a/b-c.d; run ${X//\\//-} ${X/%d/e} ${X/#a/z} ${X//[.-]/_} ${X%%-*} ${X^^} ${X: -3}",
     'X=a/b-c.d; run ${X:2:-2} ${X/b*/} "${X#"${X%%[!a]*}"}"; [[ $X == @(b*|a*) ]] && run either',
-    "N=V; V=3; run ${!N}; S=(p q); for i in ${!S[@]}; do run $i ${S[i]}; done",
-    "set -- -t 2 x; while getopts t:p: o; do case $o in t) T=$OPTARG;; esac; done; run $T ${@:2} $#",
-    "run $(printf '%03d-%s' 7 a) $(echo a-b | cut -d- -f2) $(echo 'a b' | awk '{print $2}') $(seq 0 2 4)",
-    "printf -v X '%d' 3; run $X $'a\\tb' \"$(echo 1,2 | tr ',' '\\n' | grep -c .)\"",
-    'f() { if [ $1 = 8 ]; then echo "--a $1"; fi; echo b; }; X=$(f 8); run $X $(f 9)',
-    'T=yes\nread -r -d "" X <<EOF\n{"a": 1$(if [ "$T" = yes ]; then echo \', "b"\'; fi)}\nEOF\nrun "$X"',
+    "T=1; while getopts t:p: o; do case $o in t) T=$OPTARG;; esac; done; run $T $#",
+    "run $(printf '%03d-%s' 7 a) $(seq 0 2 4)",
+    "printf -v X '%d' 3; run $X $'a\\tb'",
     "X=$(cat <<EOF\n--a 1\n--b $((1+1))\nEOF\n); run $X",
     "X=a1; case $X in [z-a]*) run no;; [[:alpha:]]*) run ${X%%[[:digit:]]} ${X//[^[:digit:]]/};; esac",
-    "X=llama-13b; [[ $X =~ ([[:digit:]]+)b ]] && run ${BASH_REMATCH[1]}",
     "f() { A=5; exit 1; }; A=1; f | cat; run $A; g() ( A=6; run $A ); g; run $A",
     'set -- a b; shift 0; run $1 "${@:-none}"; set --; run "${@:-none}"',
-    "run $(echo 2^3 | bc) $(echo -n a,b | tr , '\\n' | wc -l) $(echo a b | awk '{print $0}') $(dirname /a)",
-    "run $(printf '%s%d' 'a\\nb' 010) $(echo a -n) $(echo 0,1 | awk -F, '{print NF}') $(echo 7B | tr -d B)",
+    "run $(echo 2^3 | bc) $(dirname /a)",
+    "run $(printf '%s%d' 'a\\nb' 010) $(echo a -n)",
     'run "$@" --x "${@:2}" "${NONE[@]}"; run "" "x$@"; f() { run "$@" y; }; f "$@"; f ""',
     'N=8; run $[32/8] $[N*2] "x$[ (1+2) * N ]y"; X=$[N-1]; run $X',
-    "X='--a=1\n--b=2'; run $(echo -e \"$X\" | tr '\\n' ' ' | sed 's/--//g') $(echo aB1 | tr a-z A-Z)",
-    "run $(echo 'a  b' | tr -s ' ' _) $(echo a1b2 | tr -cd '[:digit:]') $(echo Ab | tr '[:upper:]' a-z)",
     "run $(echo ' a=1 ; b=2' | sed -E 's/ *; */,/g; s/^ +//') $(echo a.b/c | sed 's|\\.b/|-|;s/C/d/I')",
     "run $(echo x=12 | sed -E 's/([a-z])=([0-9]+)/\\2\\1&/') $(echo a+b | sed 's/a+/c/;s/b\\{1\\}/[&]/')",
     "run $(echo a | sed 's/^/--/') $(printf 'a\\nb\\n' | sed 's/$/,/') $(echo 'a^b$' | sed 's/a^b$/c/')",
