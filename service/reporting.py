@@ -115,8 +115,7 @@ def _launch_files(plan: Plan, problem: Problem) -> tuple[str, dict[str, str], tu
     if name == "any" and plan.launchers:
         name = plan.launchers[0]
     if name in ("any", "none"):
-        placed = "No launcher's files place stages on node groups." if plan.config.is_placed else ""
-        return "", {}, (placed or "The question names no launcher; name one to get launch files.",)
+        return "", {}, ("The question names no launcher; name one to get launch files.",)
     try:
         bundle = export(plan, problem, name)
     except RefusedExportError as fault:

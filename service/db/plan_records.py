@@ -5,7 +5,6 @@ They run in the caller's transaction; the tenant is in every WHERE.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from statistics import median
@@ -28,6 +27,7 @@ from sqlalchemy import (
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.rows import all_of, in_parts
 from meshwright.service.db.tables import jobs, measurements, plans, verifications
+from meshwright.solver.configuration import configuration_from_json
 
 MOVED = (jobs.c.id, jobs.c.tenant, jobs.c.state, jobs.c.checkpoint)  # what a transition returns to be kept
 MAX_NAME = 200  # characters of a model's or cluster's name; longer ones are cut
@@ -205,26 +205,12 @@ def figures_of(plan: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str,
     return {
         **{name: prediction.get(name) for name in _PREDICTED},
         **{name: config.get(name) for name in SIZES},
-        "num_gpus": _num_gpus(config) if config else None,
+        "num_gpus": configuration_from_json(config).num_gpus if config else None,
         "cost": (plan.get("outlook") or {}).get("cost"),
         "model": _name_in(request, "model"),
         "cluster": _name_in(request, "cluster"),
         "launcher": launcher,
     }
-
-
-def _num_gpus(config: Mapping[str, Any]) -> int:
-    if config.get("replicas"):
-        return sum(_num_gpus(one) for one in config["replicas"])
-    if config.get("stage_groups"):
-        return sum(int(one["num_gpus"]) for one in config["stage_groups"])
-    names = (
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "context_parallel_size",
-        "data_parallel_size",
-    )
-    return math.prod(int(config.get(name, 1)) for name in names)
 
 
 def _name_in(request: Mapping[str, Any], part: str) -> str | None:

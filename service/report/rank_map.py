@@ -78,7 +78,7 @@ _NAMES = {
 def rank_map(configuration: Configuration, cluster: ClusterSpec) -> RankMap:
     """Return the map of a configuration."""
     c = configuration
-    if c.stage_groups or c.replicas:
+    if c.is_placed:
         return _placed(c)
     group = cluster.distinct_groups[0]
     mesh = _Mesh(config=c)
@@ -193,7 +193,7 @@ def _cell(mesh: _Mesh, gpu: int, per_node: int) -> Cell:
 def _placed(c: Configuration) -> RankMap:
     """Return stages on node groups; each class of replicas one after the other."""
     rows = []
-    for number, one in enumerate(c.replicas or (c,)):
+    for number, one in enumerate(c.classes):
         for stage, place in enumerate(one.stage_groups):
             name = f"kind {number}, stage {stage}" if c.replicas else f"stage {stage}"
             rows.append(

@@ -19,6 +19,7 @@ from meshwright.profiles.units import GIB
 from meshwright.service.launchers.target import settled_problem
 from meshwright.service.requests.parse import parse_problem, problem_to_mapping
 from meshwright.solver.answer import Plan
+from meshwright.solver.calibration.observations import require_equal_nodes
 from meshwright.solver.configuration import Configuration, configuration_from_json
 from meshwright.solver.problem import Problem
 from meshwright.solver.runs.layouts import READ_COLUMNS, RefusedRunError
@@ -100,9 +101,7 @@ def plan_row(run: MeasuredRun, plan: Plan, problem: Problem, names: Mapping[str,
         InvalidProblemError: the log contradicts the plan; one error for each fact, with both values.
     """
     settled = settled_problem(plan, problem)
-    if plan.config.is_placed:
-        message = "its stages are placed on unlike GPUs; a calibration learns from clusters of equal nodes"
-        raise InvalidProblemError.of("--plan", message)
+    require_equal_nodes(plan.config, "--plan")
     faults = list(contradictions(run, plan, settled))
     if faults:
         raise InvalidProblemError(faults)

@@ -30,7 +30,7 @@ from meshwright.solver.calibration.calibrate import (
     impossible,
     require_credible,
 )
-from meshwright.solver.calibration.observations import Observation
+from meshwright.solver.calibration.observations import Observation, require_equal_nodes
 from meshwright.solver.configuration import Configuration, configuration_from_json
 from meshwright.solver.predict import predict, predict_all
 from meshwright.solver.problem import Problem
@@ -166,8 +166,7 @@ class Measurements:
             alike = next((configs for one, configs in asked if one == problem), None)
             if alike is None:
                 asked.append((problem, alike := []))
-            if not found.config.is_placed:
-                alike.append(found.config)
+            alike.append(found.config)
         for problem, configs in asked:
             profile = default_profile(problem.cluster, problem.priced_as)
             if profile.framework.stack != calibration.stack:
@@ -189,9 +188,7 @@ def _settled(request: Mapping[str, object], plan: Mapping[str, Any]) -> Mapping[
         InvalidProblemError: a plan of unlike GPUs, which no calibration learns from.
     """
     found = plan_from_json(plan)
-    if found.config.is_placed:
-        message = "its stages are placed on unlike GPUs; a calibration learns from clusters of equal nodes"
-        raise InvalidProblemError([FieldError(pointer="", message=message)])
+    require_equal_nodes(found.config, "")
     return problem_to_mapping(settled_problem(found, parse_problem(request)))
 
 

@@ -16,7 +16,7 @@ from meshwright.profiles.errors import PlannerError
 from meshwright.service.what_if.changes import Question
 from meshwright.solver.answer import Plan, Prediction
 from meshwright.solver.check import violations
-from meshwright.solver.configuration import Configuration
+from meshwright.solver.configuration import Configuration, joined
 from meshwright.solver.planner.variants import profile_of_variant
 from meshwright.solver.predict import predict_all
 from meshwright.solver.problem import Problem, with_changes
@@ -89,32 +89,24 @@ def _priced(changed: Question, candidates: Sequence[Candidate]) -> Iterator[Foun
 
 
 def _scaled(config: Configuration, asked: Problem, changed: Problem) -> Configuration | None:
+    """Return the plan with as many replicas as the GPUs hold and micro-batches as the batch needs."""
+    gpus = Fraction(changed.cluster.num_gpus, asked.cluster.num_gpus)
     batch = Fraction(changed.workload.global_batch_size, asked.workload.global_batch_size)
-    if config.is_placed:
-        return _scaled_placed(config, Fraction(changed.cluster.num_gpus, asked.cluster.num_gpus), batch)
-    replica = config.num_gpus // config.data_parallel_size
-    replicas, left = divmod(changed.cluster.num_gpus, replica)
-    if left or not replicas:
-        return None
-    return _with_replicas(config, replicas, config.global_batch_size * batch)
+    classes = [_scaled_class(one, gpus, batch) for one in config.classes]
+    whole = [one for one in classes if one is not None]
+    return joined(whole) if len(whole) == len(classes) else None
 
 
-def _scaled_placed(config: Configuration, gpus: Fraction, batch: Fraction) -> Configuration | None:
-    """Return the same of stages on node groups: all groups grow alike."""
-    if config.replicas:
-        classes = [_scaled_placed(one, gpus, batch) for one in config.replicas]
-        replicas = tuple(one for one in classes if one is not None)
-        total = sum(one.data_parallel_size for one in replicas)
-        whole = len(replicas) == len(classes)
-        return replace(config, replicas=replicas, data_parallel_size=total) if whole else None
-    number = config.data_parallel_size * gpus
-    if number.denominator > 1:
+def _scaled_class(config: Configuration, gpus: Fraction, batch: Fraction) -> Configuration | None:
+    """Return the same of one class of replicas: all node groups grow alike."""
+    replicas = config.data_parallel_size * gpus
+    if replicas.denominator > 1:
         return None
     stages = tuple(
         replace(one, num_gpus=round(one.num_gpus * gpus), num_nodes=float(one.num_nodes * gpus))
         for one in config.stage_groups
     )
-    found = _with_replicas(config, int(number), config.global_batch_size * batch)
+    found = _with_replicas(config, int(replicas), config.global_batch_size * batch)
     return None if found is None else replace(found, stage_groups=stages)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.profiles.calibration import LOWER_BOUNDS, UPPER_BOUNDS
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.frameworks import framework_facts, with_options
 from meshwright.profiles.optimizers import OPTIMIZERS, optimizer_named
 from meshwright.profiles.profile import Constants, Profile, roughness
@@ -20,6 +21,17 @@ from meshwright.solver.cost.stages import FRAGMENTS, LayerLayout, Stages, assemb
 from meshwright.solver.cost.uncertainty import SHARES, SLOWER, catalog_spreads, share_of
 from meshwright.solver.problem import Problem
 from meshwright.solver.runs.table import Run, RunShape
+
+
+def require_equal_nodes(config: Configuration, at: str) -> None:
+    """Refuse a run with stages on node groups.
+
+    Raises:
+        InvalidProblemError: it has; ``at`` is the place of the plan in what the user gave.
+    """
+    if config.is_placed:
+        message = "its stages are placed on unlike GPUs; a calibration learns from clusters of equal nodes"
+        raise InvalidProblemError.of(at, message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -131,7 +131,7 @@ def _attention(start: _AdviceStart) -> list[Way]:
         return ways
     heads, kv_heads = model.num_attention_heads // factor, model.num_kv_heads // factor
     wide = replace(model, head_dim=_WIDE_HEAD, num_attention_heads=heads, num_kv_heads=kv_heads)
-    if heads % start.configuration.tensor_parallel_size or start.configuration.is_placed:
+    if heads % start.configuration.tensor_parallel_size:
         return ways
     words = f"heads of {_WIDE_HEAD} instead of {model.head_dim}"
     problem = replace(start.problem, model=wide)
@@ -439,8 +439,7 @@ def stages_left_closed(opened: Problem, profile: Profile, plans: Sequence[Plan])
     tried = [
         replace(one, stage_layers=split)
         for one in first_layouts(plans)
-        if not (one.is_placed or one.stage_recompute_layers)
-        and one.recompute_layers in (0, sum(one.stage_layers))
+        if not one.stage_recompute_layers and one.recompute_layers in (0, sum(one.stage_layers))
         for split in splits_with_ends_alone(opened, one)
     ]
     if not tried:

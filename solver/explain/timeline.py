@@ -22,7 +22,7 @@ def timelines_of(problem: Problem, profile: Profile, config: Configuration) -> l
     ``problem`` is as the plan settled it, ``profile`` its prices. The longest ``step_time_s`` is the
     predicted one.
     """
-    if not all(map(can_simulate, config.replicas or (config,))):
+    if not all(map(can_simulate, config.classes)):
         return []
     (evaluation,) = evaluate(problem, profile, [config])
     unlike = len(evaluation.classes) > 1

@@ -331,7 +331,7 @@ def with_baseline(problem: Problem, profile: Profile, answer: Answer) -> Answer:
 
 def score_s(problem: Problem, profile: Profile, config: Configuration, prediction: Prediction) -> float:
     """Return a configuration's ranking score, in seconds relative to the whole cluster."""
-    if config.is_placed:  # ranked by its step alone
+    if is_plain(problem):
         return prediction.step_time_s
     weighing = weighing_of(problem, profile, Columns.of([config]))
     return float((weighing.scale * prediction.step_time_s + weighing.offset)[0])

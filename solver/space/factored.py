@@ -503,7 +503,7 @@ def rows_of(rows: Crossing | Columns, configurations: Sequence[Configuration]) -
     Statements about them are not trusted: a search that adopts such a row solves and scores it
     itself, so that its ranking is the same, and only found with fewer rows opened.
     """
-    plain = [one for one in configurations if one.stage_layers and not (one.stage_groups or one.replicas)]
+    plain = [one for one in configurations if one.stage_layers]
     if not plain or not len(rows):
         return []
     wanted, found = Columns.of(plain), list[int]()

@@ -235,7 +235,7 @@ def overlap_obstacles(problem: Problem, config: Configuration) -> tuple[str, ...
     if not problem.workload.framework_options.get("overlap_experts"):
         return ()
     found = dict[str, None]()
-    for one in config.replicas or (config,):
+    for one in config.classes:
         if is_a_row(one):
             limits = overlap_limits(Columns.of([one]), problem.model)
             found |= dict.fromkeys(rule for rule, broken in limits.items() if broken[0])
