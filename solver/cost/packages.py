@@ -11,7 +11,7 @@ from meshwright.solver.cost.context import experts_overlap
 
 def may_overlap_experts(config: Configuration, model: ModelSpec) -> bool:
     """Return whether Megatron-Core starts this configuration with overlapped all-to-alls of experts."""
-    return not config.is_placed and bool(experts_overlap(Columns.of([config]), model)[0])
+    return bool(experts_overlap(Columns.of([config]), model)[0])
 
 
 def packages_of(
