@@ -1,16 +1,17 @@
-"""``make house``: describe the shape of the product in figures.
+"""``make house``: describe the shape of the product in figures; nothing fails by them.
 
-``--list`` names the files behind the last two figures.
+``--list`` names the files that a parallel dimension opens, and the places that ask for node groups.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import statistics
+import json
+import re
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,21 +20,39 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ROOMS = ("profiles", "solver", "service", "workers")
 DIMENSION = "expert_tensor_parallel_size"  # the parallel size that was added last
+ASKS = re.compile(r"\.is_placed\b|\bplaces_stages\b(?! =)")  # for stages on node groups
 PLAN = (
     "plan --model llama-3.1-8b --cluster dgx-h100 --num-nodes 4"
     " --global-batch-size 256 --seq-length 8192 --json"
 )
-# Runs the command under a profile hook and prints every product file of which a function ran.
+# Runs the command under a profile hook and counts what happens in the product's own functions: calls, calls
+# from one file into another (hops), the deepest stack, and the files and functions that ran.
 TRACED = """
-import sys, threading
-from inspect import CO_OPTIMIZED as OPTIMIZED
+import json, sys, threading
+from inspect import CO_OPTIMIZED
 from pathlib import Path
-ran = set()
+from meshwright.service.cli.main import main
+rooms = tuple(str(Path(sys.modules["meshwright"].__file__).resolve().parents[2] / room) for room in ROOMS)
+known, functions, count = {}, set(), {"calls": 0, "hops": 0, "depth": 0}
+def own(frame):
+    name = frame.f_code.co_filename
+    if name not in known:
+        path = str(Path(name).resolve())
+        known[name] = path if path.startswith(rooms) else None
+    return known[name]
 def look(frame, event, _):
     code = frame.f_code
-    if event == "call" and code.co_flags & OPTIMIZED and code.co_name[0] != "<":  # no class bodies
-        ran.add(code.co_filename)
-from meshwright.service.cli.main import main
+    if event != "call" or not code.co_flags & CO_OPTIMIZED or code.co_name[0] == "<" or not own(frame):
+        return
+    count["calls"] += 1
+    functions.add((own(frame), code.co_qualname))
+    callers, outer = [], frame.f_back
+    while outer is not None:
+        if own(outer):
+            callers.append(own(outer))
+        outer = outer.f_back
+    count["hops"] += bool(callers) and callers[0] != own(frame)
+    count["depth"] = max(count["depth"], 1 + len(callers))
 sys.argv[0] = "meshwright"
 out = sys.stdout
 sys.stdout = open("/dev/null", "w")
@@ -44,9 +63,8 @@ try:
 except SystemExit:
     pass
 sys.setprofile(None)
-rooms = [str(Path(sys.modules["meshwright"].__file__).resolve().parents[2] / room) for room in ROOMS]
-files = {str(Path(name).resolve()) for name in ran}
-print(*sorted(file for file in files if file.startswith(tuple(rooms))), sep="\\n", file=out)
+files = len({name for name, _ in functions})
+print(json.dumps({**count, "files": files, "functions": len(functions)}), file=out)
 """
 
 
@@ -68,24 +86,14 @@ class Module:
         return len(self.text.splitlines())
 
     @cached_property
-    def tree(self) -> ast.Module:
-        """What Python reads in it."""
-        return ast.parse(self.text)
-
-    @cached_property
     def nodes(self) -> list[ast.AST]:
-        """All of that."""
-        return list(ast.walk(self.tree))
+        """Its syntax tree, every node."""
+        return list(ast.walk(ast.parse(self.text)))
 
-    @cached_property
-    def head(self) -> int:
-        """Lines of its docstring and of its imports at the top."""
-        return sum(
-            (node.end_lineno or node.lineno) - node.lineno + 1
-            for at, node in enumerate(self.tree.body)
-            if isinstance(node, ast.Import | ast.ImportFrom)
-            or (at == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-        )
+    @property
+    def statements(self) -> int:
+        """Its statements."""
+        return sum(isinstance(node, ast.stmt) for node in self.nodes)
 
     def imported(self, names: frozenset[str]) -> set[str]:
         """The modules among ``names`` that it imports, inside functions too."""
@@ -97,21 +105,29 @@ class Module:
         return found
 
     @cached_property
-    def functions(self) -> list[str]:
-        """Names of its functions and methods."""
-        return [node.name for node in self.nodes if isinstance(node, ast.FunctionDef)]
+    def functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+        """Its functions and methods."""
+        return [node for node in self.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+    @cached_property
+    def private(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+        """Its private functions."""
+        return [one for one in self.functions if one.name.startswith("_") and not one.name.endswith("__")]
 
     @cached_property
     def private_used_once(self) -> int:
-        """Private functions that the file names once beside their definition."""
+        """Private functions that the file names once, apart from their definition."""
         named = Counter(
             node.id if isinstance(node, ast.Name) else node.attr
             for node in self.nodes
             if isinstance(node, ast.Name | ast.Attribute)
         )
-        return sum(
-            name.startswith("_") and not name.endswith("__") and named[name] == 1 for name in self.functions
-        )
+        return sum(named[one.name] == 1 for one in self.private)
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of its classes."""
+        return [node.name for node in self.nodes if isinstance(node, ast.ClassDef)]
 
 
 @dataclass(frozen=True)
@@ -119,14 +135,12 @@ class Figure:
     """One measure of the product."""
 
     name: str
-    value: float
-    unit: str = ""
+    value: int
     where: str = ""  # what the value belongs to
 
     def line(self) -> str:
-        """Return the name, the value with its unit, and what it belongs to."""
-        value = f"{self.value:.1f} {self.unit}" if self.unit else f"{self.value:.0f}"
-        return f"{self.name:<52}{value:>9}  {self.where}".rstrip()
+        """Return the name, the value, and what it belongs to."""
+        return f"{self.name:<52}{self.value:>9,}  {self.where}".rstrip()
 
 
 def modules(room: str) -> list[Module]:
@@ -164,11 +178,6 @@ def longest_chain(graph: Mapping[str, Iterable[str]]) -> int:
     return max((visit(name) for name in graph), default=0)
 
 
-def in_folder(found: Sequence[Module]) -> Counter[str]:
-    """Files directly in each folder, by its path from the root."""
-    return Counter(str(module.path.parent.relative_to(ROOT)) for module in found)
-
-
 def files_of_a_dimension() -> list[str]:
     """Return product files that name the parallel size that was added last: code, templates and data.
 
@@ -184,48 +193,53 @@ def files_of_a_dimension() -> list[str]:
     ]
 
 
-def files_of_one_plan() -> list[str]:
-    """Product files of which a function runs in one plain ``plan``."""
+def walk_of_one_plan() -> dict[str, int]:
+    """Return ``calls``, ``hops``, ``depth``, ``files`` and ``functions`` of one plain ``plan``."""
     code = f"ROOMS = {ROOMS!r}\n{TRACED}"
     command = [sys.executable, "-c", code, *PLAN.split()]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return [str(Path(line).relative_to(ROOT)) for line in run.stdout.split()]
+    found: dict[str, int] = json.loads(run.stdout)
+    return found
+
+
+def asks_of(found: Sequence[Module]) -> list[str]:
+    """Return the lines that ask whether stages are on node groups, with their place."""
+    return [
+        f"{module.path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for module in found
+        for number, line in enumerate(module.text.splitlines(), 1)
+        if ASKS.search(line) and not line.lstrip().startswith("def ")
+    ]
 
 
 def figures(
-    rooms: Mapping[str, Sequence[Module]], plan: Sequence[str], dimension: Sequence[str]
+    rooms: Mapping[str, Sequence[Module]], walk: Mapping[str, int], dimension: Sequence[str]
 ) -> list[Figure]:
-    """Every figure, given the files of each room, of one plan and of a parallel dimension."""
+    """Every figure, given the files of each room, the walk of one plan, and a parallel dimension."""
     product = [module for found in rooms.values() for module in found]
-    lengths = [module.lines for module in product]
-    total, heads = sum(lengths), sum(module.head for module in product)
-    chains = {room: imports_of(rooms[room]) for room in ("solver", "service")}
-    fullest, count = in_folder(rooms["solver"]).most_common(1)[0]
-    functions = sum(len(module.functions) for module in product)
-    once = sum(module.private_used_once for module in product)
-    by_room = ", ".join(f"{room} {sum(file.startswith(room) for file in plan)}" for room in ROOMS)
+    asks, files_of_class = asks_of(product), defaultdict[str, set[str]](set)
+    for module in product:
+        for name in module.classes:
+            files_of_class[name].add(module.name)
+    documented = sum(ast.get_docstring(one) is not None for module in product for one in module.private)
+    by_room = ", ".join(f"{room} {sum(one.statements for one in rooms[room]):,}" for room in rooms)
     return [
-        Figure("solver: files", len(rooms["solver"])),
-        Figure("solver: most files in a folder", count, where=fullest),
-        Figure("solver: longest chain of imports", longest_chain(chains["solver"])),
-        Figure("solver: imports of its own modules", sum(map(len, chains["solver"].values()))),
-        Figure("service: files", len(rooms["service"])),
-        Figure("service: files directly in it", in_folder(rooms["service"])["service"]),
-        Figure("service: longest chain of imports", longest_chain(chains["service"])),
-        Figure("service: imports of its own modules", sum(map(len, chains["service"].values()))),
-        Figure("profiles: files", len(rooms["profiles"])),
-        Figure("profiles: files directly in it", in_folder(rooms["profiles"])["profiles"]),
-        Figure("product: files", len(product)),
-        Figure("product: lines", total),
-        Figure("product: median file", statistics.median(lengths), unit="lines"),
-        Figure("product: longest file", max(lengths)),
-        Figure("product: lines in docstrings and imports of files", 100 * heads / total, unit="%"),
-        Figure("product: private functions used once", 100 * once / functions, unit="%"),
-        Figure("product files that one plan runs", len(plan), where=by_room),
-        Figure(
-            "product files that a parallel dimension opens", len(dimension), where=f"naming {DIMENSION}"
-        ),
+        Figure("statements", sum(module.statements for module in product), by_room),
+        Figure("files", len(product), ", ".join(f"{room} {len(rooms[room])}" for room in rooms)),
+        Figure("lines", sum(module.lines for module in product)),
+        Figure("functions", sum(len(module.functions) for module in product)),
+        Figure("private functions that are used once", sum(one.private_used_once for one in product)),
+        Figure("private functions with a docstring", documented),
+        Figure("class names in more than one file", sum(len(of) > 1 for of in files_of_class.values())),
+        Figure("longest chain of imports", longest_chain(imports_of(product))),
+        *(Figure(f"{name} of one plan", value) for name, value in walk.items()),
+        Figure("places that ask for stages on node groups", len(asks), f"in {_files(asks)} files"),
+        Figure("files that a parallel dimension opens", len(dimension), f"naming {DIMENSION}"),
     ]
+
+
+def _files(places: Sequence[str]) -> int:
+    return len({place.partition(":")[0] for place in places})
 
 
 def main() -> int:
@@ -233,11 +247,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--list", action="store_true", help="name the files behind the last two figures")
     asked = parser.parse_args()
-    plan, dimension = files_of_one_plan(), files_of_a_dimension()
-    found = figures({room: modules(room) for room in ROOMS}, plan, dimension)
-    print("\n".join(figure.line() for figure in found))
+    rooms, dimension = {room: modules(room) for room in ROOMS}, files_of_a_dimension()
+    print("\n".join(figure.line() for figure in figures(rooms, walk_of_one_plan(), dimension)))
     if asked.list:
-        print("", "files that one plan runs:", *plan, sep="\n")
+        asks = asks_of([module for found in rooms.values() for module in found])
+        print("", "asking for stages on node groups:", *asks, sep="\n")
         print("", "files that a parallel dimension opens:", *dimension, sep="\n")
     return 0
 

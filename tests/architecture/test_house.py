@@ -46,20 +46,22 @@ def test_the_chain_of_imports_counts_modules_and_refuses_a_circle() -> None:
 
 
 def test_the_figures_count_the_files_of_every_room(rooms: dict[str, list[Module]]) -> None:
-    found = {figure.name: figure.value for figure in figures(rooms, plan=[], dimension=[])}
-    assert found["product: files"] == sum(len(files) for files in rooms.values())
+    found = {figure.name: figure.value for figure in figures(rooms, walk={"hops": 7}, dimension=[])}
+    assert found["files"] == sum(len(files) for files in rooms.values())
+    assert found["hops of one plan"] == 7
 
 
 def test_a_figure_prints_its_name_value_and_place() -> None:
     assert Figure("files", 85).line().split() == ["files", "85"]
-    assert Figure("share", 8.25, "%", where="solver").line().split() == ["share", "8.2", "%", "solver"]
+    assert Figure("hops", 74213, "of one plan").line().split() == ["hops", "74,213", "of", "one", "plan"]
 
 
 def test_a_private_function_that_is_named_once_counts_as_used_once(tmp_path: Path) -> None:
     file = tmp_path / "one.py"
     file.write_text("def _once(): pass\ndef _twice(): _once(); _never\ndef far(): _twice(); _twice()\n")
     module = Module("one", file)
-    assert module.functions == ["_once", "_twice", "far"]
+    assert [one.name for one in module.functions] == ["_once", "_twice", "far"]
+    assert module.statements == 3 + 1 + 2 + 2
     assert module.private_used_once == 1
 
 
