@@ -11,12 +11,13 @@ import typer
 from meshwright.profiles.errors import InvalidProblemError
 from meshwright.service.cli.calibrate import profile_for
 from meshwright.service.cli.saved_plans import KeptPlan, find_plan, plan_of_file, plan_of_file_by_id
-from meshwright.service.cli.terminal import FOUND, print_json, screen
+from meshwright.service.cli.terminal import print_json, screen
 from meshwright.service.library import side_of
 from meshwright.service.report.comparison import render_comparison
 from meshwright.service.report.question import header
 from meshwright.solver.explain.compare import compared
 
+_LONGEST_RANK = 3  # digits; what is longer is an id
 _PLAN_HELP = "Id that plan printed (a prefix will do); with --from also a rank."
 
 
@@ -28,37 +29,20 @@ def compare(
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Say what each difference between two plans buys, in seconds that add up."""
-    raise typer.Exit(run_compare(plan_a, plan_b, source=source, as_json=json_output))
-
-
-# --------------------------------------------------------------------------------------------------
-# Compares two plans that were found before.
-
-
-_LONGEST_RANK = 3  # digits; what is longer is an id
-
-
-def run_compare(plan_a: str, plan_b: str, *, source: Path | None, as_json: bool) -> int:
-    """Print what turns the first plan into the second; the exit code.
-
-    Raises:
-        InvalidProblemError: there is no such plan, or the two answer different questions.
-    """
     first, second = (_plan(name, source) for name in (plan_a, plan_b))
     _require_same_question(first, second)
     sides = [side_of(one.plan, one.problem) for one in (first, second)]
     profile = profile_for(sides[1].problem, None)
     found = compared(profile, *sides)
-    if as_json:
+    if json_output:
         document = {"plans": [first.plan.plan_id, second.plan.plan_id], **asdict(found)}
         print_json(document)
-        return FOUND
+        return
     console = screen()
     console.print(header(second.problem, console.width))
     names = tuple(f"#{one.plan.rank} {one.plan.plan_id[:4]}" for one in (first, second))
     configurations = (first.plan.config, second.plan.config)
     console.print(render_comparison(found, (names[0], names[1]), configurations, width=console.width))
-    return FOUND
 
 
 def _plan(name: str, source: Path | None) -> KeptPlan:

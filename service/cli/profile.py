@@ -135,6 +135,7 @@ def run_profile(request: ProfileRequest, out: Path) -> int:
 
 
 def _wanted(request: ProfileRequest) -> Wanted:
+    targets = tuple(dict.fromkeys(word.strip() for word in request.lora_targets.split(",")))
     subject = Subject(
         model=model_from_mapping(model_part(request.model)),
         seq_length=_size("--seq-length", request.seq_length, MAX_SEQ_LENGTH),
@@ -142,7 +143,7 @@ def _wanted(request: ProfileRequest) -> Wanted:
         expert_parallel_size=_size("--ep", request.expert_parallel_size, MAX_SIZE),
         quick=request.quick,
         lora_rank=_size("--lora-rank", request.lora_rank, MAX_SIZE) if request.lora_rank else 0,
-        lora_targets=_targets(request.lora_targets) if request.lora_rank else (),
+        lora_targets=targets if request.lora_rank else (),  # the shard refuses unknown ones
     )
     return Wanted(
         subject=subject,
@@ -159,11 +160,6 @@ def _groups(only: str | None) -> tuple[MeasuredGroup, ...]:
     for word in words:
         _choice("--only", word, MEASURED_GROUPS)
     return tuple(group for group in MEASURED_GROUPS if group in words)
-
-
-def _targets(text: str) -> tuple[str, ...]:
-    """``linear_qkv,linear_proj`` as names, each once; the shard refuses unknown ones."""
-    return tuple(dict.fromkeys(word.strip() for word in text.split(",")))
 
 
 def _choice(option: str, word: str, allowed: tuple[str, ...]) -> str:

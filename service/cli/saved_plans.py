@@ -169,7 +169,8 @@ def _found(plan_id: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     found = {plan["plan_id"]: (document, plan) for document, plan in _plans_like(plan_id) if plan_id}
     if not found:
         message = f'no saved plan starts with "{shown(plan_id)}"; pass --from answer.json, or plan again'
-        near = get_close_matches(plan_id[:_ID_LENGTH], _ids(), n=_MOST_NAMED, cutoff=0.0)
+        ids = list(dict.fromkeys(str(plan["plan_id"]) for _, plan in _plans_like("")))
+        near = get_close_matches(plan_id[:_ID_LENGTH], ids, n=_MOST_NAMED, cutoff=0.0)
         raise InvalidProblemError.of("plan_id", message, nearest=", ".join(near) or None)
     if len(found) > 1:
         some, more = list(found)[-_MOST_NAMED:], len(found) - _MOST_NAMED
@@ -262,10 +263,6 @@ def _plans_like(plan_id: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]
             continue
         for plan in plans:
             yield document, plan
-
-
-def _ids() -> list[str]:
-    return list(dict.fromkeys(str(plan["plan_id"]) for _, plan in _plans_like("")))
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from meshwright.service.cli.terminal import BAD_INPUT, FOUND, say_error
+from meshwright.service.cli.terminal import BAD_INPUT, say_error
 from meshwright.service.errors import ServerStartError
 from meshwright.service.serving.serve import serve
 from meshwright.service.settings import settings_with
@@ -42,7 +41,11 @@ def serve_command(
         "insecure": insecure,
         "allowed_hosts": allowed_hosts,
     }
-    raise typer.Exit(run_server(given))
+    try:
+        serve(settings_with(given), on_ready=_announce)
+    except ServerStartError as fault:
+        say_error(str(fault))
+        raise typer.Exit(BAD_INPUT) from None
 
 
 def worker(
@@ -56,24 +59,6 @@ def worker(
     command += ["--redis-url", redis_url] if redis_url else []
     command += ["--celery"] if celery else []
     os.execv(sys.executable, command)  # noqa: S606 - this process becomes the worker, no shell
-
-
-# --------------------------------------------------------------------------------------------------
-# Starts the service in this process.
-
-
-def run_server(given: Mapping[str, Any]) -> int:
-    """Serve until SIGTERM or Ctrl-C; options override the environment.
-
-    Raises:
-        InvalidProblemError: a setting is wrong.
-    """
-    try:
-        serve(settings_with(given), on_ready=_announce)
-    except ServerStartError as fault:
-        say_error(str(fault))
-        return BAD_INPUT
-    return FOUND
 
 
 def _announce(url: str) -> None:

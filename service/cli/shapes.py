@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,6 @@ import typer
 from meshwright.service.cli.calibrate import profile_for
 from meshwright.service.cli.problem_options import OF_A_RANKING, PROFILE_HELP, Request, with_request
 from meshwright.service.cli.terminal import (
-    FOUND,
     INFEASIBLE,
     NO_PLAN,
     print_json,
@@ -35,45 +33,21 @@ def shapes(
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Name nearby model shapes that train faster for each parameter, or split better."""
-    raise typer.Exit(
-        run_shapes(request, tolerance=tolerance, most=most, as_json=json_output, calibration=profile)
-    )
+    problem = parse_problem(request)
+    advice = shape_advice(problem, profile_for(problem, profile), tolerance=tolerance, most=most)
+    if advice is None:
+        say_error("the model has no plan on this cluster; meshwright plan gives the reasons")
+        raise typer.Exit(INFEASIBLE)
+    if advice == "unknown":
+        say_error("the model has too many configurations here to look at all of them: pin some variables")
+        raise typer.Exit(NO_PLAN)
+    if json_output:
+        print_json(asdict(advice))
+    else:
+        console = screen()
+        console.print(render_shapes(advice, problem, width=console.width))
 
 
 # Of each shape the fastest plan is found by the closed form, on all GPUs, however long that takes.
 _OF_A_PROOF = frozenset({"time_limit_s", "seed", "gpus", "gpu_hour_price", "certify"})
 shapes_options = with_request(shapes, left_out=OF_A_RANKING | _OF_A_PROOF)
-
-
-# --------------------------------------------------------------------------------------------------
-# Advice on the model's shape in this process.
-
-
-def run_shapes(
-    request: Request,
-    *,
-    tolerance: float,
-    most: int,
-    as_json: bool,
-    calibration: Sequence[Path] | None = None,
-) -> int:
-    """Print the shapes; the exit code.
-
-    Raises:
-        InvalidProblemError: the request is wrong.
-    """
-    problem = parse_problem(request)
-    profile = profile_for(problem, calibration)
-    advice = shape_advice(problem, profile, tolerance=tolerance, most=most)
-    if advice is None:
-        say_error("the model has no plan on this cluster; meshwright plan gives the reasons")
-        return INFEASIBLE
-    if advice == "unknown":
-        say_error("the model has too many configurations here to look at all of them: pin some variables")
-        return NO_PLAN
-    if as_json:
-        print_json(asdict(advice))
-        return FOUND
-    console = screen()
-    console.print(render_shapes(advice, problem, width=console.width))
-    return FOUND

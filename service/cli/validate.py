@@ -9,7 +9,7 @@ from typing import Annotated, get_args
 import typer
 
 from meshwright.profiles.errors import UnknownNameError
-from meshwright.service.cli.terminal import FOUND, print_json, screen, write_file
+from meshwright.service.cli.terminal import print_json, screen, write_file
 from meshwright.service.report.accuracy import render_report
 from meshwright.service.requests.measured_runs import shape_of_plan
 from meshwright.solver.accuracy import validate
@@ -27,24 +27,6 @@ def validate_command(
     json_output: Annotated[bool, typer.Option("--json", help="As JSON, alone on stdout.")] = False,
 ) -> None:
     """Predict measured runs and say how wrong the predictions are."""
-    code = run_validate(
-        runs, calibrate=calibrate, choose=choose, seed=seed, per_run=per_run, as_json=json_output
-    )
-    raise typer.Exit(code)
-
-
-# --------------------------------------------------------------------------------------------------
-# Predicts measured runs and prints how wrong the predictions are.
-
-
-def run_validate(
-    runs: Path, *, calibrate: int, choose: str, seed: int, per_run: Path | None, as_json: bool
-) -> int:
-    """Predict the runs of a file and print the figures; the exit code, 0 also with refused rows.
-
-    Raises:
-        InvalidProblemError: the file is no table of runs, or an option is wrong.
-    """
     report = validate(
         read_runs(runs, shape_of_plan), calibrate=calibrate, choose=_choice(choose), seed=seed
     )
@@ -52,11 +34,10 @@ def run_validate(
         text = io.StringIO()
         report.write_per_run(text)
         write_file(per_run, text.getvalue(), "--per-run")
-    if as_json:
+    if json_output:
         print_json(report.to_json())
     else:
         screen().print(render_report(report))
-    return FOUND
 
 
 def _choice(word: str) -> Choice:

@@ -198,6 +198,7 @@ def _view(plan: Plan, problem: Problem, details: Details, most_passes: int) -> P
 
 def _plan_facts(plan: Plan, problem: Problem) -> tuple[Fact, ...]:
     seen, c = plan.prediction, plan.config
+    schedule = "no pipeline" if c.pipeline_schedule == "none" else c.pipeline_schedule.replace("_", " ")
     peak = f"of {peak_words(seen, problem)} per GPU, causal attention counted"
     found = [
         Fact(
@@ -208,7 +209,7 @@ def _plan_facts(plan: Plan, problem: Problem) -> tuple[Fact, ...]:
         Fact(label="Peak memory", value=_peak(seen), hint="of the heaviest stage"),
         Fact(label="OOM risk", value=figures.risk(seen.out_of_memory_probability), hint="out of memory"),
         Fact(label="GPUs", value=figures.count(c.num_gpus), hint=""),
-        Fact(label="Schedule", value=_schedule(c.pipeline_schedule), hint="order of the passes"),
+        Fact(label="Schedule", value=schedule, hint="order of the passes"),
         Fact(label="Micro-batches", value=figures.count(c.num_microbatches), hint="per pipeline and step"),
     ]
     if c.stage_layers:
@@ -216,11 +217,6 @@ def _plan_facts(plan: Plan, problem: Problem) -> tuple[Fact, ...]:
             Fact(label="Layers", value=figures.split(c.stage_layers), hint="of each chunk, in model order")
         )
     return tuple(found)
-
-
-def _schedule(name: str) -> str:
-    """Return ``interleaved 1f1b``; one stage has none."""
-    return "no pipeline" if name == "none" else name.replace("_", " ")
 
 
 def _peak(seen: Prediction) -> str:

@@ -21,14 +21,15 @@ def question_words(problem: Problem) -> tuple[str, str, str, str, str]:
     model, workload = problem.model, problem.workload
     figures, recipe = problem.model_figures, workload.framework_options.get("precision_recipe")
     number = count(int(figures["num_trainable_parameters"]))
-    beside = " and ".join(("LoRA", *workload.trained_modules))
-    trained = (
-        f" frozen in {workload.base_precision}, {number} of {beside} trained" if workload.lora_rank else ""
-    )
+    batches = (*problem.options.batch_sizes, workload.global_batch_size)
+    trained = ""
+    if workload.lora_rank:
+        parts = " and ".join(("LoRA", *workload.trained_modules))
+        trained = f" frozen in {workload.base_precision}, {number} of {parts} trained"
     return (
         f"{clean(model.title)} ({count(int(figures['num_parameters']))} parameters{trained})",
         clean(problem.cluster.title),
-        f"batch {_batches(problem)} × {workload.seq_length} tokens{lengths_words(workload)}",
+        f"batch {' or '.join(map(str, batches))} × {workload.seq_length} tokens{lengths_words(workload)}",
         str(recipe) if recipe in FORMATS else workload.precision,
         _LAUNCHERS.get(problem.launcher, f"for {problem.launcher}"),
     )
@@ -44,10 +45,6 @@ def lengths_words(workload: Workload) -> str:
         return f" at most, padded to the longest document of a micro-batch: {mean:.0f} on average"
     verb = "packed" if lengths.batching == "packing" else "padded"
     return f", {verb} with documents of {mean:.0f} on average: {100 * found.real_share:.1f} % of them real"
-
-
-def _batches(problem: Problem) -> str:
-    return " or ".join(map(str, (*problem.options.batch_sizes, problem.workload.global_batch_size)))
 
 
 def clean(text: str) -> str:

@@ -175,10 +175,6 @@ def _also(plan: Plan) -> str:
     return " · ".join([*figures.inner_words(plan.config), *_needs(plan)])
 
 
-def _risk(plan: Plan) -> str:
-    return figures.risk(plan.prediction.out_of_memory_probability)
-
-
 def _needs(plan: Plan) -> list[str]:
     return [f"needs {package}" for package in plan.needs]
 

@@ -135,14 +135,10 @@ def _values(problem: Problem) -> Iterator[FieldError]:
         if name in WORDS:
             yield from _word(name, value, at)
         elif name in LOGICAL_VARIABLES:
-            yield from _logical(value, at)
+            if not isinstance(value, bool):
+                yield FieldError(pointer=at, message="must be true or false", allowed="true, false")
         else:
             yield from _integer(name, value, at)
-
-
-def _logical(value: int | str, at: str) -> Iterator[FieldError]:
-    if not isinstance(value, bool):
-        yield FieldError(pointer=at, message="must be true or false", allowed="true, false")
 
 
 def _integer(name: str, value: int | str, at: str) -> Iterator[FieldError]:

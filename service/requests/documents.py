@@ -17,7 +17,7 @@ from meshwright.profiles.documents import (
     shown,
     shown_path,
 )
-from meshwright.profiles.errors import FieldError, InvalidProblemError
+from meshwright.profiles.errors import InvalidProblemError
 from meshwright.profiles.sequences import mapping_of_counts
 
 _COLUMNS = 2  # of a table of lengths: tokens, documents
@@ -36,7 +36,10 @@ def read_problem_file(path: Path) -> Mapping[str, object]:
     try:
         return read_yaml(content) if is_yaml else read_json(content)
     except InvalidProblemError as fault:
-        raise InvalidProblemError(_of_file(path, error) for error in fault.errors) from None
+        raise InvalidProblemError(  # a field has its pointer, the whole file its name
+            one if one.pointer else replace(one, message=f"{shown_path(path)}: {one.message}")
+            for one in fault.errors
+        ) from None
 
 
 def read_lengths_file(path: Path) -> Mapping[str, object]:
@@ -75,7 +78,3 @@ def _content(path: Path, limits: Limits) -> bytes:
     except OSError as fault:
         reason = fault.strerror or "cannot be read"
         raise InvalidProblemError.of("", f"{shown_path(path)}: {reason}") from None
-
-
-def _of_file(path: Path, error: FieldError) -> FieldError:
-    return error if error.pointer else replace(error, message=f"{shown_path(path)}: {error.message}")

@@ -125,22 +125,19 @@ def answer_page(
     problem = problem_of(job)
     answer = answer_from_json({**(job.answer or {}), "plans": list(plans)})
     is_first = not answer.plans or answer.plans[0].rank == 1
+    has_front = is_first and (len(answer.plans) > 1 or bool(answer.plans and answer.pareto))
     return AnswerPage(
         title=title_of(problem),
         question=question_of(problem),
         verdict=verdict_of(answer, problem) if is_first else None,
         standings=_standings(answer, problem, is_whole=is_first and next_page_token is None),
         comparison=comparison_of(answer, answer.plans[0].plan_id) if answer.plans else None,
-        pareto=pareto_scatter(answer, answer.plans[0].plan_id) if _has_front(answer, is_first) else None,
+        pareto=pareto_scatter(answer, answer.plans[0].plan_id) if has_front else None,
         warnings=tuple(dict.fromkeys((*answer.warnings, *problem.cluster.warnings))),
         chosen=answer.plans[0].plan_id if is_first and answer.plans else "",
         ranks=(answer.plans[0].rank, answer.plans[-1].rank) if answer.plans else None,
         next_page_token=next_page_token,
     )
-
-
-def _has_front(answer: Answer, is_first: bool) -> bool:
-    return is_first and bool(answer.plans) and (len(answer.plans) > 1 or answer.pareto is not None)
 
 
 def _standings(answer: Answer, problem: Problem, *, is_whole: bool) -> Standings | None:

@@ -51,16 +51,16 @@ SAME: dict[int | str, dict[str, Any]] = {
 _NAMES: Mapping[Kind, Callable[[], tuple[str, ...]]] = {"model": model_names, "cluster": cluster_names}
 
 
-def _entry(kind: Kind, name: str) -> dict[str, Any]:
-    found = find_model(name) if kind == "model" else find_cluster(name)
-    return {**asdict(found), "name": name, "origin": "catalog"}
-
-
 def page_of(service: Service, tenant: str, kind: Kind, size: int, token: str | None) -> CatalogView:
     """The catalog's and the tenant's entries together, by name."""
     after = decode_name(token) if token else ""
     stored = service.definitions.page(tenant, kind, after=after, limit=size + 1)
-    found = {name: _entry(kind, name) for name in _NAMES[kind]() if name > after}
+    find = find_model if kind == "model" else find_cluster
+    found: dict[str, dict[str, Any]] = {
+        name: {**asdict(find(name)), "name": name, "origin": "catalog"}
+        for name in _NAMES[kind]()
+        if name > after
+    }
     for one in stored:
         found[one.name] = {**one.document, "origin": "stored", "version": one.version}
     names = sorted(found)

@@ -69,7 +69,8 @@ def show_files(
     """The launch files of a plan; why there are none, where the launcher cannot express it."""
     job, body = jobs.plan(tenant, plan_id)
     plan, problem = plan_from_json(body), problem_of(job)
-    chosen = launcher or _usual(problem)
+    usual = problem.launcher if problem.launcher in launcher_names() else launcher_names()[0]
+    chosen = launcher or usual
     bundle, refused = _bundle(body, problem, chosen)
     return page(
         request,
@@ -99,11 +100,6 @@ def download(plan_id: str, launcher: str, name: str, jobs: JobsDep, tenant: Tena
 def _files(jobs: Jobs, tenant: str, plan_id: str, launcher: str) -> dict[str, str]:
     job, body = jobs.plan(tenant, plan_id)
     return export(plan_from_json(body), problem_of(job), launcher).files
-
-
-def _usual(problem: Problem) -> str:
-    """Return the problem's own launcher, or the first that has files."""
-    return problem.launcher if problem.launcher in launcher_names() else launcher_names()[0]
 
 
 def _bundle(

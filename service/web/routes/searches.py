@@ -58,9 +58,10 @@ def own_page(request: Request, service: ServiceDep, tenant: TenantDep) -> Respon
 def price_own(request: Request, values: FormDep, service: ServiceDep, tenant: TenantDep) -> Response:
     """Price a launch file at once, or search for something better than it."""
     try:
-        body = _own_body(values)
+        whole = request_of(questions.OWN, values)
+        body = {"launch_file": whole.pop("launch_file", {}), "problem": whole}
         if "search" in values:
-            job = _submitted(request, service, tenant, _beside(service, tenant, body), values)
+            job = _submitted(request, service, tenant, _with_own(service, tenant, body), values)
             return seen_at(request, f"/jobs/{job.id}")
         priced = create_prediction(body, tenant, service)
     except InvalidProblemError as fault:
@@ -107,13 +108,7 @@ def _submitted(
     return service.jobs.submit(tenant, submission)
 
 
-def _own_body(values: Values) -> dict[str, object]:
-    whole = request_of(questions.OWN, values)
-    launch_file = whole.pop("launch_file", {})
-    return {"problem": whole, "launch_file": launch_file}
-
-
-def _beside(service: Service, tenant: str, body: Mapping[str, object]) -> dict[str, object]:
+def _with_own(service: Service, tenant: str, body: Mapping[str, object]) -> dict[str, object]:
     """Return the question of a launch file, with its own configuration to be ranked among the plans."""
     own = own_of_body(service, tenant, body)
     options = replace(own.problem.options, baseline=own.configuration)

@@ -59,7 +59,8 @@ def _add_pages(kind: Kind) -> None:
 
     def keep(request: Request, values: DocumentFormDep, service: ServiceDep, tenant: TenantDep) -> Response:
         try:
-            name, document = _given(kind, values)
+            document = _document(_fields(kind), values)
+            name = "".join(values.get("name", [])).strip()
             service.definitions.put(tenant, kind, name, document)
         except InvalidProblemError as fault:
             form = faulty(_fields(kind), values, _inside(fault))
@@ -168,12 +169,6 @@ def _list(
     return page(
         request, "definitions.html", status=status, kind=kind, rows=rows, form=form, fields=_fields(kind)
     )
-
-
-def _given(kind: Kind, values: Values) -> tuple[str, Mapping[str, object]]:
-    document = _document(_fields(kind), values)
-    name = "".join(values.get("name", [])).strip()
-    return name, document
 
 
 def _document(fields: Sequence[Field], values: Values) -> Mapping[str, object]:
