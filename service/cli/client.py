@@ -58,9 +58,9 @@ class ServiceClient:
         parameters = {"fresh": "true"} if fresh else {}
         return self._call("POST", "/v1/jobs", json=request, headers=headers, params=parameters)
 
-    def job(self, job_id: str, *, wait_s: float = 0.0) -> dict[str, Any]:
-        """A job; with ``wait_s`` the reply waits for a change."""
-        return self._call("GET", f"/v1/jobs/{job_id}", params={"wait": wait_s} if wait_s else {})
+    def job(self, job_id: str) -> dict[str, Any]:
+        """A job."""
+        return self._call("GET", f"/v1/jobs/{job_id}")
 
     def jobs(self, page_size: int) -> dict[str, Any]:
         """The newest jobs."""

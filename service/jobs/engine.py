@@ -145,13 +145,10 @@ class JobEngine:
         """Return whether ``worker`` is the one that sweeps now; it stays so for ``lease_s``."""
         return sweeping.leads(self._database, worker, lease_s)
 
-    def sweep(self, *, hint_after_s: float = 3.0) -> Sweep:
-        """End expired leases, expire unclaimed jobs, and list queued jobs to publish again.
-
-        ``hint_after_s``: how long a queued job waits before its wake-up is taken for lost.
-        """
+    def sweep(self) -> Sweep:
+        """End expired leases, expire unclaimed jobs, and list queued jobs to publish again."""
         with self._database.write() as connection:
-            return sweeping.sweep(connection, hint_after_s)
+            return sweeping.sweep(connection)
 
 
 def _is_held(claim: Claim) -> tuple[Any, ...]:

@@ -11,55 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from meshwright.service.db.clock import now_s
 from meshwright.service.db.tables import idempotency_keys
 from meshwright.service.errors import IdempotencyConflictError
-
-# --------------------------------------------------------------------------------------------------
-# Queries over idempotency keys; they run in the caller's transaction.
-
-
-def find_key(connection: Connection, tenant: str, key: str, *, ttl_s: float) -> tuple[str, str] | None:
-    """Return the digest and the id of an idempotency key, unless it is older than ``ttl_s``."""
-    made = func.coalesce(idempotency_keys.c.job_id, idempotency_keys.c.subject).label("made")
-    query = select(idempotency_keys.c.body_sha256, made).where(
-        idempotency_keys.c.tenant == tenant,
-        idempotency_keys.c.key == key,
-        idempotency_keys.c.created_at_s > now_s() - ttl_s,
-    )
-    row = connection.execute(query).one_or_none()
-    return None if row is None else (row.body_sha256, row.made)
-
-
-def bind_key(
-    connection: Connection,
-    tenant: str,
-    key: str,
-    *,
-    body_sha256: str,
-    job_id: str | None = None,
-    subject: str | None = None,
-    ttl_s: float,
-) -> None:
-    """Bind an idempotency key to a job or to anything else; IntegrityError when it is bound."""
-    old = (
-        idempotency_keys.c.tenant == tenant,
-        idempotency_keys.c.key == key,
-        idempotency_keys.c.created_at_s <= now_s() - ttl_s,
-    )
-    connection.execute(delete(idempotency_keys).where(*old))
-    values = {
-        "tenant": tenant,
-        "key": key,
-        "body_sha256": body_sha256,
-        "job_id": job_id,
-        "subject": subject,
-    }
-    connection.execute(insert(idempotency_keys).values(created_at_s=now_s(), **values))
-
 
 Made = TypeVar("Made")
 TTL_S = 86_400.0
@@ -91,12 +48,16 @@ def made_before(connection: Connection, tenant: str, request: Repeatable) -> str
     """
     if request.key is None:
         return None
-    found = find_key(connection, tenant, request.key, ttl_s=request.ttl_s)
+    keys = idempotency_keys.c
+    query = select(keys.body_sha256, func.coalesce(keys.job_id, keys.subject).label("made"))
+    young = keys.created_at_s > now_s() - request.ttl_s
+    found = connection.execute(query.where(*_is(tenant, request.key), young)).one_or_none()
     if found is None:
         return None
-    if found[0] != request.digest:
+    if found.body_sha256 != request.digest:
         raise IdempotencyConflictError("this idempotency key was used with another body")
-    return found[1]
+    made: str = found.made
+    return made
 
 
 def remember(
@@ -108,16 +69,17 @@ def remember(
     job_id: str | None = None,
 ) -> None:
     """Bind the key to the id of what was made, a job's or any other; IntegrityError: it is bound."""
-    if request.key is not None:
-        bind_key(
-            connection,
-            tenant,
-            request.key,
-            body_sha256=request.digest,
-            job_id=job_id,
-            subject=subject,
-            ttl_s=request.ttl_s,
-        )
+    if request.key is None:
+        return
+    old = idempotency_keys.c.created_at_s <= now_s() - request.ttl_s
+    connection.execute(delete(idempotency_keys).where(*_is(tenant, request.key), old))
+    values = {"body_sha256": request.digest, "job_id": job_id, "subject": subject}
+    bound = insert(idempotency_keys).values(tenant=tenant, key=request.key, created_at_s=now_s(), **values)
+    connection.execute(bound)
+
+
+def _is(tenant: str, key: str) -> tuple[ColumnElement[bool], ...]:
+    return idempotency_keys.c.tenant == tenant, idempotency_keys.c.key == key
 
 
 def settled(attempt: Callable[[], Made]) -> Made:

@@ -32,6 +32,7 @@ from meshwright.service.jobs.states import MAX_ATTEMPTS, Sweep
 from meshwright.service.jobs.sweep_jobs import is_sweep
 
 ROLE = "sweeper"
+HINT_AFTER_S = 3.0  # a queued job waits so long before its wake-up is taken for lost
 MAX_HINTS = 100  # waiting jobs, oldest first, that a sweep looks at to publish again
 
 
@@ -49,7 +50,7 @@ def leads(database: Database, name: str, lease_s: float) -> bool:
         return connection.execute(held.values(_lease(name, lease_s))).rowcount == 1
 
 
-def sweep(connection: Connection, hint_after_s: float) -> Sweep:
+def sweep(connection: Connection) -> Sweep:
     """Return one sweep."""
     ended = _end_leases(connection)
     return Sweep(
@@ -57,7 +58,7 @@ def sweep(connection: Connection, hint_after_s: float) -> Sweep:
         poisoned=ended["failed"],
         requeued=ended["queued"],
         expired=_expire(connection),
-        waiting=_unhinted(connection, hint_after_s),
+        waiting=_unhinted(connection),
     )
 
 
@@ -119,17 +120,17 @@ def _free(*wanted: ColumnElement[bool]) -> ScalarSelect[str]:
     return select(jobs.c.id).where(*wanted).with_for_update(skip_locked=True).scalar_subquery()
 
 
-def _unhinted(connection: Connection, hint_after_s: float) -> tuple[str, ...]:
+def _unhinted(connection: Connection) -> tuple[str, ...]:
     """Return the longest waiting jobs with a wake-up that seems lost, oldest first; each is marked.
 
     A hint wakes a worker, which claims the next job: hints for the oldest are enough. A job is published
-    again when it has waited twice as long as it had at its last hint (``hint_after_s`` at first), so
+    again when it has waited twice as long as it had at its last hint (``HINT_AFTER_S`` at first), so
     that a long queue of n jobs behind busy workers gets few hints and not n in every sweep.
     """
     oldest = select(jobs.c.id).where(jobs.c.state == "queued").order_by(jobs.c.created_at_s)
     hinted_at_s = func.coalesce(jobs.c.hinted_at_s, jobs.c.created_at_s)
     waited_s = hinted_at_s - jobs.c.created_at_s
-    pause_s = case((waited_s > hint_after_s, waited_s), else_=hint_after_s)
+    pause_s = case((waited_s > HINT_AFTER_S, waited_s), else_=HINT_AFTER_S)
     due = hinted_at_s < now_s() - pause_s
     first = oldest.limit(MAX_HINTS).with_for_update(skip_locked=True).scalar_subquery()
     marked = update(jobs).where(jobs.c.id.in_(first), due).values(hinted_at_s=now_s())

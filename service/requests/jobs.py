@@ -201,19 +201,10 @@ def read_job_request(
         deadline_s = reader.number("deadline_s", low=MIN_DEADLINE_S, high=MAX_DEADLINE_S)
     reader.finish()
     rest = {name: value for name, value in raw.items() if name not in FIELDS}
-    sweep = sweep_of(rest, raw["sweep"], parse) if raw.get("sweep") is not None else None
+    sweep = None
+    if raw.get("sweep") is not None:
+        axes = axes_of(raw["sweep"])
+        points = points_of(rest, axes)
+        sweep = Sweep(axes=axes, points=tuple(points), problems=tuple(problems_of(points, parse)))
     problem = sweep.problems[0] if sweep else parse(rest)
     return JobRequest(problem=problem, sweep=sweep, priority=priority, deadline_s=deadline_s)
-
-
-def sweep_of(
-    rest: Mapping[str, object], part: object, parse: Callable[[Mapping[str, object]], Problem]
-) -> Sweep:
-    """Return the sweep that ``part`` makes of the request ``rest``.
-
-    Raises:
-        InvalidProblemError: an axis or a point is wrong.
-    """
-    axes = axes_of(part)
-    points = points_of(rest, axes)
-    return Sweep(axes=axes, points=tuple(points), problems=tuple(problems_of(points, parse)))

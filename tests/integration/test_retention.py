@@ -7,7 +7,7 @@ from meshwright.service.db.database import Database
 from meshwright.service.db.records import find_job
 from meshwright.service.db.tables import job_events, jobs, plans
 from meshwright.service.jobs.engine import JobEngine
-from meshwright.service.jobs.idempotency import bind_key, find_key
+from meshwright.service.jobs.idempotency import Repeatable, made_before, remember
 from meshwright.service.jobs.retention import BATCH, Retention
 from tests.served.job_records import SUCCESS, TENANT, add_job, claimed
 
@@ -42,11 +42,11 @@ def test_a_finished_job_goes_with_its_results_and_a_waiting_one_stays(
     add_job(database, "waiting")
     with database.write() as connection:
         connection.execute(update(jobs).where(jobs.c.id == "waiting").values(created_at_s=0.0))
-        bind_key(connection, TENANT, "key", body_sha256="", job_id="old", ttl_s=TTL_S)
+        remember(connection, TENANT, Repeatable(key="key", ttl_s=TTL_S), job_id="old")
     assert retention(database).prune().jobs == 1
     with database.read() as connection:
         left = [job for job in ("old", "young", "waiting") if find_job(connection, TENANT, job)]
-        assert find_key(connection, TENANT, "key", ttl_s=TTL_S) is None
+        assert made_before(connection, TENANT, Repeatable(key="key", ttl_s=TTL_S)) is None
     assert left == ["young", "waiting"]
     assert rows_of(database, "old") == 0
     assert rows_of(database, "young") == 5  # two plans; queued, running, succeeded
@@ -67,11 +67,11 @@ def test_keys_are_forgotten_when_they_are_free_again(database: Database) -> None
     add_job(database, "keyed")
     with database.write() as connection:
         for key in ("old", "young"):
-            bind_key(connection, TENANT, key, body_sha256="", job_id="keyed", ttl_s=TTL_S)
+            remember(connection, TENANT, Repeatable(key=key, ttl_s=TTL_S), job_id="keyed")
         connection.exec_driver_sql("UPDATE idempotency_keys SET created_at_s = 0 WHERE key = 'old'")
     assert retention(database).prune().keys == 1
     with database.read() as connection:
-        assert find_key(connection, TENANT, "young", ttl_s=TTL_S) is not None
+        assert made_before(connection, TENANT, Repeatable(key="young", ttl_s=TTL_S)) is not None
 
 
 def test_of_the_reports_of_a_finished_job_each_second_of_over_60_is_kept(

@@ -46,12 +46,12 @@ class Axis:
         return round(self.start + share * (self.end - self.start), 1)
 
 
-def linear_axis(values: Iterable[float], start: float, end: float, *, from_zero: bool = False) -> Axis:
+def linear_axis(values: Iterable[float], start: float, end: float) -> Axis:
     """Return an axis around some figures, with a little room on both sides."""
     seen = list(values) or [0.0, 1.0]
     low, high = min(seen), max(seen)
     room = (high - low) * _MARGIN or abs(high) * _MARGIN or 1.0
-    return Axis(low=0.0 if from_zero else low - room, high=high + room, start=start, end=end)
+    return Axis(low=low - room, high=high + room, start=start, end=end)
 
 
 def log_axis(values: Iterable[float], start: float, end: float) -> Axis:

@@ -51,7 +51,7 @@ def let_pass(database: Database, seconds: float) -> None:
 def hints_after(engine: JobEngine, database: Database, seconds: float) -> tuple[str, ...]:
     """What a sweep publishes again that much later."""
     let_pass(database, seconds)
-    return engine.sweep(hint_after_s=3.0).waiting
+    return engine.sweep().waiting
 
 
 def test_a_tenant_that_floods_the_queue_delays_its_own_jobs_only(

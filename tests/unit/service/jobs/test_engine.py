@@ -235,11 +235,11 @@ def test_the_sweeper_publishes_a_waiting_job_again_once_per_period(
     database: Database, engine: JobEngine
 ) -> None:
     add_job(database)
-    assert engine.sweep(hint_after_s=3.0).waiting == ()  # too fresh to be lost
+    assert engine.sweep().waiting == ()  # too fresh to be lost
     with database.write() as connection:
         connection.execute(update(jobs).values(created_at_s=jobs.c.created_at_s - 10))
-    assert engine.sweep(hint_after_s=3.0).waiting == ("job",)
-    assert engine.sweep(hint_after_s=3.0).waiting == ()
+    assert engine.sweep().waiting == ("job",)
+    assert engine.sweep().waiting == ()
 
 
 def test_a_result_is_stored_wholly_or_not_at_all(database: Database, engine: JobEngine) -> None:
