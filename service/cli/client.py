@@ -32,7 +32,7 @@ class ServiceClient:
         """Connect to nothing yet.
 
         Raises:
-            InvalidProblemError: ``url`` is no address of a service.
+            InvalidProblemError: ``url`` is not the address of a service.
         """
         self._url = url
         try:
@@ -129,7 +129,7 @@ def _key_header() -> dict[str, str]:
 
 
 def _no_address(url: str) -> InvalidProblemError:
-    message = f'"{shown(url)}" is no address of a service'
+    message = f'"{shown(url)}" is not the address of a service'
     return InvalidProblemError.of("--url", message, allowed="http://HOST:PORT or https://HOST:PORT")
 
 

@@ -264,7 +264,7 @@ def _lengths_of(given: str) -> dict[str, object]:
             name, _, value = (word.strip() for word in part.partition("="))
             if not value.isdecimal() or len(value) > MAX_DIGITS:
                 raise InvalidProblemError.of(
-                    "--lengths", f"{shown(part)} is no percentile", allowed="p0 to p100, as in p50=900"
+                    "--lengths", f"{shown(part)} is not a percentile", allowed="p0 to p100, as in p50=900"
                 )
             if name in percentiles:
                 raise InvalidProblemError.of("--lengths", f"{shown(name)} is given more than once")
@@ -470,7 +470,7 @@ def text_of(path: Path) -> str:
         if path.name in _PIECES:
             return data.decode("latin-1")
         if (place := data.find(b"\0")) >= 0:
-            raise _unreadable(path, f"line {_line(data, place)}: NUL is no text", allowed="UTF-8 text")
+            raise _unreadable(path, f"line {_line(data, place)} contains a NUL byte", allowed="UTF-8 text")
         return data.decode("utf-8-sig")
     except OSError as fault:
         raise _unreadable(path, fault.strerror or "cannot be read") from None

@@ -173,7 +173,7 @@ def _sizes(option: str, text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if len(words) > MAX_SIZES or not all(_is_size(word) for word in words):
         allowed = f"whole numbers from 1 to {MAX_SIZE} with commas between them, at most {MAX_SIZES}"
-        raise InvalidProblemError.of(option, f'"{shown(text)}" is no list of sizes', allowed=allowed)
+        raise InvalidProblemError.of(option, f'"{shown(text)}" is not a list of sizes', allowed=allowed)
     return tuple(sorted({int(word) for word in words}))
 
 
@@ -202,7 +202,7 @@ def _refuse_folder(out: Path) -> None:
     if out.is_dir():
         raise InvalidProblemError.of("--out", f"{shown(str(out))} is a folder", nearest="a file in it")
     if not out.parent.is_dir():
-        raise InvalidProblemError.of("--out", f"{shown(str(out.parent))} is no folder")
+        raise InvalidProblemError.of("--out", f"{shown(str(out.parent))} is not a folder")
 
 
 def _say(line: str) -> None:

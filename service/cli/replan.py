@@ -91,7 +91,9 @@ def replan(  # noqa: PLR0913 - the signature is the list of options
     """Rank the ways to finish a running job after its cluster has changed: soonest first."""
     if not 0.0 < repair_hours <= _MOST_HOURS:
         allowed = f"above 0, to {_MOST_HOURS:.0f}"
-        raise InvalidProblemError.of("--repair-hours", f"{repair_hours:g} is no repair", allowed=allowed)
+        raise InvalidProblemError.of(
+            "--repair-hours", f"{repair_hours:g} hours are not a repair time", allowed=allowed
+        )
     _check_saving(save_dir, way, force=force)
     kept = chosen_plan(plan_id, source, rank)
     if cluster_from is not None:
@@ -197,7 +199,7 @@ def _lost(words: list[str]) -> int | dict[str, int] | None:
     if any(not count.isdecimal() or len(count) > MAX_DIGITS for _, _, count in named) or (
         len(words) > 1 and not all(n for n, _, _ in named)
     ):
-        message = f"{' '.join(words)[:80]!r} is no number of nodes"
+        message = f"{' '.join(words)[:80]!r} is not a number of nodes"
         allowed = "a number from 1, or GROUP=NUMBER of each group"
         raise InvalidProblemError.of("--lost-nodes", message, allowed=allowed)
     if not named[0][0]:
@@ -214,7 +216,7 @@ def _slow(words: list[str]) -> dict[str, float]:
         try:
             found[node] = float(pace)
         except ValueError:
-            message = f"{word[:80]!r} is no NODE=PACE, such as 17=.7"
+            message = f"{word[:80]!r} is not NODE=PACE, such as 17=.7"
             raise InvalidProblemError.of(
                 "--slow-node", message, allowed=f"a pace from {MIN_PACE:g}, below 1"
             ) from None

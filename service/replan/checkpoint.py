@@ -162,7 +162,7 @@ def _tensors(path: Path) -> dict[str, tuple[int, ...]]:
         found = {str(name): _size(one) for name, one in state.items()}
         return {name: size for name, size in found.items() if size is not None}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, pickle.UnpicklingError, EOFError):
-        message = f"{shown_path(path)} is no metadata of torch.distributed.checkpoint"
+        message = f"{shown_path(path)} is not a .metadata file of torch.distributed.checkpoint"
         raise InvalidProblemError.of("--checkpoint", message) from None
 
 

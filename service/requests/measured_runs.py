@@ -259,7 +259,7 @@ def table_with(existing: str, row: Mapping[str, str]) -> str:
         reader = csv.DictReader(io.StringIO(existing))
         columns = reader.fieldnames or ()
         if "run_id" not in columns:
-            raise InvalidProblemError.of("--into", "is no table of runs: the column run_id is missing")
+            raise InvalidProblemError.of("--into", "is not a table of runs: the column run_id is missing")
         columns = (*columns, *(name for name, cell in row.items() if cell and name not in columns))
         rows = [old for old in reader if old.get("run_id") != row["run_id"]]
     out = io.StringIO()

@@ -52,7 +52,7 @@ def read_given(document: Mapping[str, object]) -> GivenProfile:
     if named == MEASURED:
         return measured_profile_from_json(document)
     if named != CALIBRATION:
-        raise InvalidProblemError.of("/format", "is no profile", allowed=f"{CALIBRATION}, {MEASURED}")
+        raise InvalidProblemError.of("/format", "is not a profile", allowed=f"{CALIBRATION}, {MEASURED}")
     calibration = read_calibration(document)
     if not calibration.fits_features(NUM_FEATURES):
         raise InvalidProblemError.of("/residual", "was written by another version; calibrate again")

@@ -289,7 +289,7 @@ def field_error(detail: ErrorDetails, root: type[BaseModel]) -> FieldError:
     if kind in {"bool_type", "bool_parsing"} and where != _PINNED_SPLIT:
         allowed = "true or false"
     if isinstance(value, str) and where in (("model",), ("cluster",)):
-        allowed = f"its figures, as GET /v1/{where[0]}s/{shown(value)} gives them"
+        allowed = f'{{"name": "{shown(value)}"}}'
     return FieldError(pointer=at, message=_message(detail, where), allowed=allowed)
 
 

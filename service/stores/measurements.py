@@ -140,7 +140,7 @@ class Measurements:
             version = records.version_of(connection, record.profile_id)
         calibration = read_given(document)
         if not isinstance(calibration, Calibration):
-            raise InvalidProblemError.of("/profile", "is no calibration")
+            raise InvalidProblemError.of("/profile", "is not a calibration")
         problem = parse_problem(record.request)
         profile = calibration.applied(default_profile(problem.cluster, problem.priced_as))
         return Learnt(

@@ -159,7 +159,7 @@ def test_a_table_of_something_else_is_not_added_to(tmp_path: Path) -> None:
     request = ImportRequest(
         file=FILES / "logs" / "megatron_lm.log", model="llama-3.1-70b", gpu="h100", into=path
     )
-    with pytest.raises(InvalidProblemError, match="is no table of runs"):
+    with pytest.raises(InvalidProblemError, match="is not a table of runs"):
         run_import(request)
     assert path.read_text() == "a,b\n1,2\n"
 

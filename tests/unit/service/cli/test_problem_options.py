@@ -63,8 +63,8 @@ def test_a_name_given_twice_is_refused_not_overridden() -> None:
     ("lengths", "words"),
     [
         ("p50=900,p50=800,p100=8192", "p50 is given more than once"),
-        ("p50=²,p100=8192", "is no percentile"),
-        (f"p50={'9' * 5000},p100=8192", "is no percentile"),
+        ("p50=²,p100=8192", "is not a percentile"),
+        (f"p50={'9' * 5000},p100=8192", "is not a percentile"),
         ("900,8192", "^--lengths: 900,8192: No such file.*p50=900"),
         ("", "^--lengths: .: Is a directory"),
     ],

@@ -31,10 +31,10 @@ def request(**given: object) -> ProfileRequest:
     [
         ({"model": "lama-3.1-8b"}, 'model.name: unknown "lama-3.1-8b". Did you mean llama-3.1-8b'),
         ({"seq_length": 0}, "--seq-length: is out of range"),
-        ({"tensor_parallel_sizes": "1,x"}, '--tp: "1,x" is no list of sizes'),
-        ({"tensor_parallel_sizes": ""}, '--tp: "" is no list of sizes'),
+        ({"tensor_parallel_sizes": "1,x"}, '--tp: "1,x" is not a list of sizes'),
+        ({"tensor_parallel_sizes": ""}, '--tp: "" is not a list of sizes'),
         ({"tensor_parallel_sizes": "3"}, "--tp: 3 does not divide num_attention_heads = 32"),
-        ({"micro_batch_sizes": "0"}, '--micro-batch: "0" is no list of sizes'),
+        ({"micro_batch_sizes": "0"}, '--micro-batch: "0" is not a list of sizes'),
         ({"micro_batch_sizes": "9" * 5000}, "--micro-batch: "),
         ({"only": "gemm,atention"}, '--only: unknown "atention". Did you mean attention'),
         ({"only": ""}, '--only: unknown ""'),
@@ -55,5 +55,5 @@ def test_a_wrong_option_is_named(tmp_path: Path, given: dict[str, object], messa
 def test_a_folder_is_no_file_to_write(tmp_path: Path) -> None:
     with pytest.raises(InvalidProblemError, match=r"--out: .* is a folder"):
         run_profile(request(), tmp_path)
-    with pytest.raises(InvalidProblemError, match=r"--out: .* is no folder"):
+    with pytest.raises(InvalidProblemError, match=r"--out: .* is not a folder"):
         run_profile(request(), tmp_path / "gone" / "p.json")

@@ -574,7 +574,7 @@ def test_lengths_that_are_no_object_are_refused() -> None:
 def test_a_name_in_place_of_a_models_figures_says_where_they_are() -> None:
     found = fault(request(model="llama-3.1-8b"))
     assert (found.pointer, found.message) == ("/model", "must be an object")
-    assert found.allowed == "its figures, as GET /v1/models/llama-3.1-8b gives them"
+    assert found.allowed == '{"name": "llama-3.1-8b"}'
 
 
 def test_unlike_nodes_take_lengths() -> None:
